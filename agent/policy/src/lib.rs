@@ -1,0 +1,1 @@
+//! When offline work may run: pure decisions, no IO, no clock.

@@ -1,0 +1,1 @@
+//! The device model: channels, TSGs, timeslices, locks; time is an argument.

@@ -1,0 +1,1 @@
+//! Traces, the synthetic generator and the virtual-time engine.

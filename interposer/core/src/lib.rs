@@ -1,0 +1,1 @@
+//! Activity, prober, gate wait and RM object graph of the preloaded library, as steps.

@@ -1,0 +1,1 @@
+//! libtidegate.so, the preloaded library.

@@ -1,0 +1,17 @@
+//! Foreign ABIs shared by the agent, the interposer and the virtual GPU.
+//!
+//! * [`rm`]: the resource manager's ioctls of the NVIDIA kernel driver, their structs and sizes.
+//! * [`uvm`]: the few unified-memory ioctls that name channels and map memory.
+//! * [`class`]: class and engine numbers, and what they mean for gating.
+//! * [`cuda`]: the slice of the CUDA driver API whose types cross our hooks.
+//! * [`page`]: the page an agent shares with one preloaded process.
+//!
+//! Nothing here has behaviour beyond decoding, and nothing depends on anything: the three users
+//! must agree on these bytes, and a size that drifts must fail the build, not a run.
+#![no_std]
+
+pub mod class;
+pub mod cuda;
+pub mod page;
+pub mod rm;
+pub mod uvm;

@@ -1,0 +1,139 @@
+//! The page an agent shares with one preloaded process.
+//!
+//! The agent makes it (a sealed memfd of [`BYTES`]), sends it with the greeting, and reads what the
+//! process wrote as hostile input: it never follows a value out of the page, and drops the page of
+//! a client that rings beyond a rate. Every word has exactly one writing side, named below; words
+//! of different writers never share a cache line.
+//!
+//! Version rules: `major` changes when a word moves or changes meaning, and peers of different
+//! majors go on without a page (edges then travel on the gRPC stream); `minor` grows when a word
+//! is added in what was padding, and a peer that does not know it leaves it zero.
+//!
+//! Times are `CLOCK_MONOTONIC` nanoseconds. Futex words are shared (never `FUTEX_PRIVATE_FLAG`).
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// `TIDEPAGE`, little endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEPAGE");
+/// See the version rules above.
+pub const MAJOR: u32 = 1;
+/// See the version rules above.
+pub const MINOR: u32 = 0;
+/// Size of the page, also the size of its memfd.
+pub const BYTES: usize = 4096;
+/// Devices one process can use with a page: places in [`Page::devices`]. The index is the
+/// process' own CUDA ordinal; which GPU that is, the process says on its stream.
+pub const DEVICES: usize = 16;
+
+/// Bit 0 of an activity word: busy. The rest is the generation, which grows with every edge.
+pub const ACTIVITY_BUSY: u64 = 1;
+
+/// The page. `repr(C)`; offsets are pinned below.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Page {
+    /// Written by the agent before the page is sent, constant afterwards.
+    pub header: Header,
+    /// Written by the agent.
+    pub agent: AgentWords,
+    /// Written by the process.
+    pub process: ProcessWords,
+    /// Written by the process; index = CUDA ordinal in that process.
+    pub devices: [DeviceWords; DEVICES],
+    /// Written by the agent; index as in `devices`.
+    pub gates: [GateWords; DEVICES],
+}
+
+/// What the page is.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// [`MAJOR`].
+    pub major: AtomicU32,
+    /// [`MINOR`].
+    pub minor: AtomicU32,
+    /// [`BYTES`].
+    pub bytes: AtomicU32,
+    /// [`DEVICES`].
+    pub devices: AtomicU32,
+    /// The agent's number for this session.
+    pub session: AtomicU64,
+    /// Generation of the agent that made the page: grows by one with every agent of a node.
+    pub agent_generation: AtomicU64,
+}
+
+/// The agent's signs of life.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct AgentWords {
+    /// Time of the control thread's last tick. Older than 500 ms: the agent is gone.
+    pub heartbeat_ns: AtomicU64,
+    /// Time at which an agent that was asked to step aside wrote it; 0 otherwise.
+    pub handing_over_ns: AtomicU64,
+}
+
+/// Words of the whole process.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ProcessWords {
+    /// Futex. Raised by one with every edge of any device; the agent and the prober wait on it.
+    pub doorbell: AtomicU32,
+    /// Futex. Raised by the process when it acknowledges a gate word.
+    pub acked: AtomicU32,
+    /// Time of the prober's last round. A frozen process stops raising it.
+    pub prober_ns: AtomicU64,
+    /// The agent generation whose channels the process enabled by itself (soft landing); 0 = never.
+    pub released: AtomicU64,
+}
+
+/// Activity of one device as the process sees it.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct DeviceWords {
+    /// `generation << 1 | busy`. Changed by compare-and-swap only.
+    pub activity: AtomicU64,
+    /// When the last busy edge rang.
+    pub busy_since_ns: AtomicU64,
+    /// When the work before the last idle edge was proven done: the return of the sync call that
+    /// proved it, else the last probe that still saw it busy.
+    pub idle_since_ns: AtomicU64,
+    /// Launches of the busy period that ended with the last idle edge.
+    pub launches: AtomicU64,
+    /// The graph last launched in that period, 0 if none: the exec's address, a name and never followed.
+    pub graph: AtomicU64,
+    /// Launches since the process' first context, for status.
+    pub total: AtomicU64,
+    /// The last gate word this process saw and obeys.
+    pub gate_ack: AtomicU64,
+    /// Why the device counts as busy without launches (`BusyReason` of the protocol), 0 = no reason.
+    pub suspect: AtomicU64,
+}
+
+/// What the agent asks of one device of this process.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct GateWords {
+    /// `generation << 2 | state`: 0 open, 1 closed. The low half is the futex an offline launch waits on.
+    pub gate: AtomicU64,
+}
+
+/// State in the low bits of [`GateWords::gate`]: launches pass.
+pub const GATE_OPEN: u64 = 0;
+/// State in the low bits of [`GateWords::gate`]: offline launches wait.
+pub const GATE_CLOSED: u64 = 1;
+/// Mask of the state bits.
+pub const GATE_STATE: u64 = 3;
+
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<Page>() == BYTES);
+    assert!(offset_of!(Page, header) == 0);
+    assert!(offset_of!(Page, agent) == 64);
+    assert!(offset_of!(Page, process) == 128);
+    assert!(offset_of!(Page, devices) == 192);
+    assert!(size_of::<DeviceWords>() == 64);
+    assert!(offset_of!(Page, gates) == 192 + DEVICES * 64);
+    assert!(size_of::<GateWords>() == 64);
+};

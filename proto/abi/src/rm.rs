@@ -1,0 +1,459 @@
+//! The resource manager's ioctls on `/dev/nvidiactl` and `/dev/nvidiaN` (x86-64).
+//!
+//! Layouts were printed by `pahole` from the headers of 535.288.01, 550.163.01, 570.211.01,
+//! 580.95.05 and 595.45.04 and are pinned below by size and offset. What differs between branches
+//! is in [`Branch`]; a branch this file does not know has no layout here, and the channel levels
+//! refuse it.
+//!
+//! An RM ioctl returns `0` and reports in the struct's `status`; `ioctl` itself fails with EINVAL
+//! only for a wrong size in the request number or a wrong descriptor.
+#![allow(missing_docs)]
+
+/// Device major of `/dev/nvidiactl` and `/dev/nvidiaN`.
+pub const DEVICE_MAJOR: u32 = 195;
+/// Device minor of `/dev/nvidiactl`.
+pub const CTL_MINOR: u32 = 255;
+
+const IOC_READ_WRITE: u64 = 0xC000_0000;
+
+/// The request number of escape `nr` with a parameter struct of `size` bytes.
+#[must_use]
+pub const fn request(nr: u32, size: usize) -> u64 {
+    IOC_READ_WRITE | ((size as u64) << 16) | 0x4600 | nr as u64
+}
+
+/// The escape number of a request, if it is one of the driver's (`_IOC_TYPE` `'F'`).
+#[must_use]
+pub const fn escape_of(request: u64) -> Option<u32> {
+    if (request & 0xff00) == 0x4600 && request <= u32::MAX as u64 {
+        Some((request & 0xff) as u32)
+    } else {
+        None
+    }
+}
+
+/// The parameter size a request number carries.
+#[must_use]
+pub const fn size_of_request(request: u64) -> usize {
+    ((request >> 16) & 0x3fff) as usize
+}
+
+pub const NV_ESC_RM_ALLOC_MEMORY: u32 = 0x27;
+pub const NV_ESC_RM_FREE: u32 = 0x29;
+pub const NV_ESC_RM_CONTROL: u32 = 0x2a;
+pub const NV_ESC_RM_ALLOC: u32 = 0x2b;
+pub const NV_ESC_RM_DUP_OBJECT: u32 = 0x34;
+pub const NV_ESC_RM_SHARE: u32 = 0x35;
+pub const NV_ESC_RM_MAP_MEMORY: u32 = 0x4e;
+pub const NV_ESC_RM_UNMAP_MEMORY: u32 = 0x4f;
+pub const NV_ESC_CARD_INFO: u32 = 200;
+pub const NV_ESC_REGISTER_FD: u32 = 201;
+pub const NV_ESC_ALLOC_OS_EVENT: u32 = 206;
+pub const NV_ESC_FREE_OS_EVENT: u32 = 207;
+pub const NV_ESC_CHECK_VERSION_STR: u32 = 210;
+pub const NV_ESC_IOCTL_XFER_CMD: u32 = 211;
+pub const NV_ESC_ATTACH_GPUS_TO_FD: u32 = 212;
+pub const NV_ESC_SYS_PARAMS: u32 = 214;
+pub const NV_ESC_NUMA_INFO: u32 = 215;
+pub const NV_ESC_WAIT_OPEN_COMPLETE: u32 = 218;
+
+/// Result of an RM call. Names as in `nvstatuscodes.h` without `NV_ERR_`.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Status(pub u32);
+
+impl Status {
+    pub const OK: Self = Self(0x00);
+    pub const GPU_IS_LOST: Self = Self(0x0f);
+    pub const INSERT_DUPLICATE_NAME: Self = Self(0x19);
+    pub const INSUFFICIENT_PERMISSIONS: Self = Self(0x1b);
+    pub const INVALID_ADDRESS: Self = Self(0x1e);
+    pub const INVALID_ARGUMENT: Self = Self(0x1f);
+    pub const INVALID_CHANNEL: Self = Self(0x21);
+    pub const INVALID_CLASS: Self = Self(0x22);
+    pub const INVALID_CLIENT: Self = Self(0x23);
+    pub const INVALID_OBJECT_HANDLE: Self = Self(0x33);
+    pub const INVALID_OBJECT_PARENT: Self = Self(0x36);
+    pub const INVALID_STATE: Self = Self(0x40);
+    pub const NO_MEMORY: Self = Self(0x51);
+    pub const NOT_SUPPORTED: Self = Self(0x56);
+    pub const OBJECT_NOT_FOUND: Self = Self(0x57);
+    pub const RESET_REQUIRED: Self = Self(0x62);
+    pub const TIMEOUT: Self = Self(0x65);
+
+    #[must_use]
+    pub const fn is_ok(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The name without `NV_ERR_`, for messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OK => "OK",
+            Self::GPU_IS_LOST => "GPU_IS_LOST",
+            Self::INSERT_DUPLICATE_NAME => "INSERT_DUPLICATE_NAME",
+            Self::INSUFFICIENT_PERMISSIONS => "INSUFFICIENT_PERMISSIONS",
+            Self::INVALID_ADDRESS => "INVALID_ADDRESS",
+            Self::INVALID_ARGUMENT => "INVALID_ARGUMENT",
+            Self::INVALID_CHANNEL => "INVALID_CHANNEL",
+            Self::INVALID_CLASS => "INVALID_CLASS",
+            Self::INVALID_CLIENT => "INVALID_CLIENT",
+            Self::INVALID_OBJECT_HANDLE => "INVALID_OBJECT_HANDLE",
+            Self::INVALID_OBJECT_PARENT => "INVALID_OBJECT_PARENT",
+            Self::INVALID_STATE => "INVALID_STATE",
+            Self::NO_MEMORY => "NO_MEMORY",
+            Self::NOT_SUPPORTED => "NOT_SUPPORTED",
+            Self::OBJECT_NOT_FOUND => "OBJECT_NOT_FOUND",
+            Self::RESET_REQUIRED => "RESET_REQUIRED",
+            Self::TIMEOUT => "TIMEOUT",
+            _ => "UNKNOWN",
+        }
+    }
+}
+
+/// First client handle the kernel generates (`RS_CLIENT_HANDLE_BASE`).
+pub const CLIENT_HANDLE_BASE: u32 = 0xC1D0_0000;
+
+// Controls of NV0000 (the client itself).
+pub const NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION: u32 = 0x101;
+pub const NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS: u32 = 0x201;
+pub const NV0000_CTRL_CMD_GPU_GET_ID_INFO: u32 = 0x202;
+pub const NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2: u32 = 0x205;
+pub const NV0000_CTRL_CMD_GPU_GET_PROBED_IDS: u32 = 0x214;
+pub const NV0000_CTRL_CMD_GPU_ATTACH_IDS: u32 = 0x215;
+// Controls of NV2080 (a subdevice).
+pub const NV2080_CTRL_CMD_GPU_GET_GID_INFO: u32 = 0x2080_014a;
+pub const NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS: u32 = 0x2080_110b;
+pub const NV2080_CTRL_CMD_RC_SOFT_DISABLE_WATCHDOG: u32 = 0x2080_2210;
+// Controls of NVA06C (a TSG), NVA06F and NVC36F (a channel).
+pub const NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06c_0101;
+pub const NVA06C_CTRL_CMD_SET_TIMESLICE: u32 = 0xa06c_0103;
+pub const NVA06C_CTRL_CMD_PREEMPT: u32 = 0xa06c_0105;
+pub const NVA06F_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06f_0103;
+pub const NVA06F_CTRL_CMD_BIND: u32 = 0xa06f_0104;
+pub const NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: u32 = 0xc36f_0108;
+
+macro_rules! layout {
+    ($(#[$doc:meta])* $name:ident, $size:literal, { $($field:ident : $ty:ty = $at:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name { $(pub $field: $ty),* }
+        const _: () = {
+            assert!(core::mem::size_of::<$name>() == $size);
+            $(assert!(core::mem::offset_of!($name, $field) == $at);)*
+        };
+    };
+}
+
+layout!(
+    /// `NV_ESC_RM_FREE`.
+    Nvos00, 16, { h_root: u32 = 0, h_object_parent: u32 = 4, h_object_old: u32 = 8, status: u32 = 12 });
+layout!(
+    /// `NV_ESC_RM_ALLOC`, the size raw RM tools use.
+    Nvos21, 32, { h_root: u32 = 0, h_object_parent: u32 = 4, h_object_new: u32 = 8, h_class: u32 = 12,
+    p_alloc_parms: u64 = 16, params_size: u32 = 24, status: u32 = 28 });
+layout!(
+    /// `NV_ESC_RM_ALLOC`, the size libcuda uses.
+    Nvos64, 48, { h_root: u32 = 0, h_object_parent: u32 = 4, h_object_new: u32 = 8, h_class: u32 = 12,
+    p_alloc_parms: u64 = 16, p_rights_requested: u64 = 24, params_size: u32 = 32, flags: u32 = 36,
+    status: u32 = 40, pad: u32 = 44 });
+layout!(
+    /// `NV_ESC_RM_CONTROL`.
+    Nvos54, 32, { h_client: u32 = 0, h_object: u32 = 4, cmd: u32 = 8, flags: u32 = 12, params: u64 = 16,
+    params_size: u32 = 24, status: u32 = 28 });
+layout!(
+    /// `NV_ESC_RM_DUP_OBJECT`.
+    Nvos55, 28, { h_client: u32 = 0, h_parent: u32 = 4, h_object: u32 = 8, h_client_src: u32 = 12,
+    h_object_src: u32 = 16, flags: u32 = 20, status: u32 = 24 });
+layout!(
+    /// `NV_ESC_RM_SHARE`.
+    Nvos57, 24, { h_client: u32 = 0, h_object: u32 = 4, share_policy: [u32; 3] = 8, status: u32 = 20 });
+layout!(
+    /// `NV_ESC_RM_MAP_MEMORY`: announces the next `mmap` on `fd`.
+    Nvos33WithFd, 56, { h_client: u32 = 0, h_device: u32 = 4, h_memory: u32 = 8, pad: u32 = 12, offset: u64 = 16,
+    length: u64 = 24, p_linear_address: u64 = 32, status: u32 = 40, flags: u32 = 44, fd: i32 = 48, pad2: u32 = 52 });
+layout!(
+    /// `NV_ESC_RM_UNMAP_MEMORY`.
+    Nvos34, 32, { h_client: u32 = 0, h_device: u32 = 4, h_memory: u32 = 8, pad: u32 = 12,
+    p_linear_address: u64 = 16, status: u32 = 24, flags: u32 = 28 });
+layout!(
+    /// `NV_ESC_IOCTL_XFER_CMD`: an ioctl whose arguments travel by pointer.
+    Xfer, 16, { cmd: u32 = 0, size: u32 = 4, ptr: u64 = 8 });
+layout!(
+    /// One entry of `NV_ESC_CARD_INFO`.
+    CardInfo, 72, { valid: u32 = 0, domain: u32 = 4, bus: u8 = 8, slot: u8 = 9, function: u8 = 10, pad: u8 = 11,
+    vendor: u16 = 12, device: u16 = 14, gpu_id: u32 = 16, irq: u16 = 20, pad2: u16 = 22, reg_addr_lo: u32 = 24, reg_addr_hi: u32 = 28,
+    reg_size: u64 = 32, fb_addr: u64 = 40, fb_size: u64 = 48, minor: u32 = 56, dev_name: [u8; 10] = 60, pad3: u16 = 70 });
+layout!(
+    /// `NV_ESC_SYS_PARAMS`.
+    SysParams, 8, { memblock_size: u64 = 0 });
+layout!(
+    /// `NV_ESC_REGISTER_FD`, on `/dev/nvidiaN`.
+    RegisterFd, 4, { ctl_fd: i32 = 0 });
+layout!(
+    /// Parameters of `NV01_DEVICE_0`. `device_id` is the device *instance*, not the CUDA ordinal.
+    Nv0080Alloc, 56, { device_id: u32 = 0, h_client_share: u32 = 4, h_target_client: u32 = 8, h_target_device: u32 = 12,
+    flags: u32 = 16, pad: u32 = 20, va_space_size: u64 = 24, va_start_internal: u64 = 32, va_limit_internal: u64 = 40,
+    va_mode: u32 = 48, pad2: u32 = 52 });
+layout!(
+    /// Parameters of `NV20_SUBDEVICE_0`.
+    Nv2080Alloc, 4, { sub_device_id: u32 = 0 });
+layout!(
+    /// Parameters of `KEPLER_CHANNEL_GROUP_A`.
+    ChannelGroupAlloc, 20, { h_object_error: u32 = 0, h_object_ecc_error: u32 = 4, h_va_space: u32 = 8, engine_type: u32 = 12,
+    is_calling_context_vgpu_plugin: u32 = 16 });
+layout!(
+    /// Parameters of `FERMI_CONTEXT_SHARE_A`.
+    CtxShareAlloc, 12, { h_va_space: u32 = 0, flags: u32 = 4, subctx_id: u32 = 8 });
+layout!(
+    /// Parameters of a GPFIFO class, the part that is the same in every branch. From 570 the
+    /// struct has 8 bytes more ([`Branch::channel_alloc_size`]).
+    ChannelAlloc, 360, { h_object_error: u32 = 0, h_object_buffer: u32 = 4, gp_fifo_offset: u64 = 8, gp_fifo_entries: u32 = 16,
+    flags: u32 = 20, h_context_share: u32 = 24, h_va_space: u32 = 28, h_userd_memory: [u32; 8] = 32, userd_offset: [u64; 8] = 64,
+    engine_type: u32 = 128, cid: u32 = 132, sub_device_id: u32 = 136, h_object_ecc_error: u32 = 140, instance_mem: [u64; 3] = 144,
+    userd_mem: [u64; 3] = 168, ramfc_mem: [u64; 3] = 192, mthdbuf_mem: [u64; 3] = 216, h_phys_channel_group: u32 = 240,
+    internal_flags: u32 = 244, error_notifier_mem: [u64; 3] = 248, ecc_error_notifier_mem: [u64; 3] = 272, process_id: u32 = 296,
+    sub_process_id: u32 = 300, encrypt_iv: [u32; 3] = 304, decrypt_iv: [u32; 3] = 316, hmac_nonce: [u32; 8] = 328 });
+layout!(
+    /// `NVA06C_CTRL_CMD_SET_TIMESLICE`, microseconds.
+    Timeslice, 8, { timeslice_us: u64 = 0 });
+layout!(
+    /// `NVA06C_CTRL_CMD_PREEMPT`.
+    Preempt, 8, { wait: u8 = 0, manual_timeout: u8 = 1, pad: u16 = 2, timeout_us: u32 = 4 });
+layout!(
+    /// `NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN`.
+    WorkSubmitToken, 4, { token: u32 = 0 });
+layout!(
+    /// `NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2`, the fields this project reads.
+    IdInfoV2, 36, { gpu_id: u32 = 0, gpu_flags: u32 = 4, device_instance: u32 = 8, sub_device_instance: u32 = 12, sli_status: u32 = 16,
+    board_id: u32 = 20, gpu_instance: u32 = 24, numa_id: i32 = 28, reserved: u32 = 32 });
+
+/// `NV_ESC_CHECK_VERSION_STR`. `cmd`: 0 strict, `'1'` relaxed, `'2'` query; `reply` 1 = recognised.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RmApiVersion {
+    pub cmd: u32,
+    pub reply: u32,
+    pub version: [u8; 64],
+}
+const _: () = assert!(core::mem::size_of::<RmApiVersion>() == 72);
+
+/// `NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BuildVersion {
+    pub size_of_strings: u32,
+    pub pad: u32,
+    pub p_driver_version_buffer: u64,
+    pub p_version_buffer: u64,
+    pub p_title_buffer: u64,
+    pub changelist_number: u32,
+    pub official_changelist_number: u32,
+}
+const _: () = assert!(core::mem::size_of::<BuildVersion>() == 40);
+
+/// GPUs in one `NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS` or `..._PROBED_IDS` answer.
+pub const MAX_GPUS: usize = 32;
+/// Fills the unused places of such an answer.
+pub const INVALID_GPU_ID: u32 = 0xffff_ffff;
+
+/// `NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttachedIds {
+    pub gpu_ids: [u32; MAX_GPUS],
+}
+const _: () = assert!(core::mem::size_of::<AttachedIds>() == 128);
+
+/// `NV0000_CTRL_CMD_GPU_GET_PROBED_IDS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbedIds {
+    pub gpu_ids: [u32; MAX_GPUS],
+    pub excluded_gpu_ids: [u32; MAX_GPUS],
+}
+const _: () = assert!(core::mem::size_of::<ProbedIds>() == 256);
+
+/// `NV0000_CTRL_CMD_GPU_ATTACH_IDS`. A first id of `0xffff` attaches every probed GPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttachIds {
+    pub gpu_ids: [u32; MAX_GPUS],
+    pub failed_id: u32,
+}
+const _: () = assert!(core::mem::size_of::<AttachIds>() == 132);
+
+/// `NV2080_CTRL_CMD_GPU_GET_GID_INFO`; with flags 2 (binary SHA-1) the first 16 bytes of `data` are the UUID.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidInfo {
+    pub index: u32,
+    pub flags: u32,
+    pub length: u32,
+    pub data: [u8; 256],
+}
+const _: () = assert!(core::mem::size_of::<GidInfo>() == 268);
+/// `NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY`.
+pub const GID_FORMAT_BINARY: u32 = 2;
+
+/// (client, channel) pairs that one `FIFO_DISABLE_CHANNELS` carries at most.
+pub const MAX_PAIRS: usize = 64;
+
+/// `NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS`, on a subdevice of the caller.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DisableChannels {
+    pub disable: u8,
+    pub pad: [u8; 3],
+    pub num_channels: u32,
+    /// Never set: channels would stay resident until their timeslice ends.
+    pub only_disable_scheduling: u8,
+    /// Never set: it throws queued work away.
+    pub rewind_gp_put: u8,
+    pub pad2: [u8; 6],
+    /// NULL from user space, else `INSUFFICIENT_PERMISSIONS`.
+    pub p_runlist_preempt_event: u64,
+    pub h_client_list: [u32; MAX_PAIRS],
+    pub h_channel_list: [u32; MAX_PAIRS],
+}
+const _: () = {
+    assert!(core::mem::size_of::<DisableChannels>() == 536);
+    assert!(core::mem::offset_of!(DisableChannels, num_channels) == 4);
+    assert!(core::mem::offset_of!(DisableChannels, only_disable_scheduling) == 8);
+    assert!(core::mem::offset_of!(DisableChannels, rewind_gp_put) == 9);
+    assert!(core::mem::offset_of!(DisableChannels, p_runlist_preempt_event) == 16);
+    assert!(core::mem::offset_of!(DisableChannels, h_client_list) == 24);
+    assert!(core::mem::offset_of!(DisableChannels, h_channel_list) == 280);
+};
+
+impl Default for DisableChannels {
+    fn default() -> Self {
+        Self {
+            disable: 0,
+            pad: [0; 3],
+            num_channels: 0,
+            only_disable_scheduling: 0,
+            rewind_gp_put: 0,
+            pad2: [0; 6],
+            p_runlist_preempt_event: 0,
+            h_client_list: [0; MAX_PAIRS],
+            h_channel_list: [0; MAX_PAIRS],
+        }
+    }
+}
+
+/// A driver branch whose layouts are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Branch {
+    B535,
+    B550,
+    B570,
+    B580,
+    /// 590 and 595 share the RM layouts; 595 differs in two UVM structs ([`Branch::B595`]).
+    B590,
+    B595,
+}
+
+impl Branch {
+    /// Every known branch, oldest first.
+    pub const ALL: [Self; 6] = [
+        Self::B535,
+        Self::B550,
+        Self::B570,
+        Self::B580,
+        Self::B590,
+        Self::B595,
+    ];
+
+    /// The branch of a version string such as `580.95.05`, if it is known.
+    #[must_use]
+    pub fn of_version(version: &str) -> Option<Self> {
+        match version.split('.').next()? {
+            "535" => Some(Self::B535),
+            "550" => Some(Self::B550),
+            "570" => Some(Self::B570),
+            "580" => Some(Self::B580),
+            "590" => Some(Self::B590),
+            "595" => Some(Self::B595),
+            _ => None,
+        }
+    }
+
+    /// The branch number as the vendor writes it.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::B535 => 535,
+            Self::B550 => 550,
+            Self::B570 => 570,
+            Self::B580 => 580,
+            Self::B590 => 590,
+            Self::B595 => 595,
+        }
+    }
+
+    /// Bytes of the GPFIFO classes' parameters.
+    #[must_use]
+    pub const fn channel_alloc_size(self) -> usize {
+        match self {
+            Self::B535 | Self::B550 => 360,
+            _ => 368,
+        }
+    }
+
+    /// Bytes of `GPFIFO_SCHEDULE` (both the TSG's and the channel's); the first byte is `bEnable`.
+    #[must_use]
+    pub const fn schedule_size(self) -> usize {
+        match self {
+            Self::B535 | Self::B550 | Self::B570 => 2,
+            _ => 3,
+        }
+    }
+
+    /// Bytes of `FERMI_VASPACE_A`'s parameters.
+    #[must_use]
+    pub const fn vaspace_alloc_size(self) -> usize {
+        match self {
+            Self::B535 | Self::B550 | Self::B570 => 48,
+            _ => 56,
+        }
+    }
+
+    /// Bytes of the root client's parameters.
+    #[must_use]
+    pub const fn root_alloc_size(self) -> usize {
+        match self {
+            Self::B535 | Self::B550 => 108,
+            _ => 120,
+        }
+    }
+
+    /// Places in `UVM_MAP_EXTERNAL_ALLOCATION`.
+    #[must_use]
+    pub const fn uvm_map_gpus(self) -> usize {
+        match self {
+            Self::B535 => 32,
+            _ => 256,
+        }
+    }
+
+    /// Bytes of `UVM_UNREGISTER_CHANNEL` and whether it begins with the GPU's UUID.
+    #[must_use]
+    pub const fn uvm_unregister_channel_size(self) -> usize {
+        match self {
+            Self::B595 => 12,
+            _ => 28,
+        }
+    }
+
+    /// Bytes of `UVM_FREE`.
+    #[must_use]
+    pub const fn uvm_free_size(self) -> usize {
+        match self {
+            Self::B595 => 16,
+            _ => 24,
+        }
+    }
+}

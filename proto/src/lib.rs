@@ -1,0 +1,44 @@
+//! The contract between the processes of a node: `tidegate.v1` over gRPC, and the greeting.
+//!
+//! # Rules of compatibility
+//!
+//! An agent is upgraded under running clients, and a container keeps its library for months, so
+//! both sides meet peers of another age:
+//!
+//! * Fields, messages, enum values and RPCs are only added. Numbers are never reused; what is
+//!   retired is `reserved`.
+//! * Each side says its version first ([`v1::Hello`], [`v1::Welcome`]) and never acts on a guess of
+//!   what the other can do: what is new is asked for by a field the old peer leaves at zero, and
+//!   zero always means "as before the field existed".
+//! * An unknown `oneof` member or enum value is skipped and counted, not an error.
+//! * The page has a version of its own (`tidegate_abi::page`). Peers of different page majors go
+//!   on without a page; edges then travel as [`v1::Edge`] on the stream.
+//! * The greeting never changes its first 13 bytes. A peer that does not know it either reads an
+//!   HTTP/2 frame of an unknown type and ignores it, or speaks HTTP/2 at once and is taken for old.
+//! * An error that ends a stream carries a gRPC status whose message says what to do.
+//!
+//! The code in `generated/` is committed so that building needs no protoc; the test of this crate
+//! makes it again and compares (`TIDEGATE_REGENERATE=1 cargo test -p tidegate-proto` writes it).
+#![forbid(unsafe_code)]
+
+pub mod greeting;
+
+/// `tidegate.v1`.
+#[allow(missing_docs, clippy::all, clippy::disallowed_methods, unused_qualifications)]
+#[rustfmt::skip]
+#[path = "generated/tidegate.v1.rs"]
+pub mod v1;
+
+/// The encoded `FileDescriptorSet` of `tidegate.v1`, for reflection.
+pub const DESCRIPTOR: &[u8] = include_bytes!("generated/tidegate.v1.bin");
+
+/// Default directory of the agent's sockets; `TIDEGATE_RUN_DIR` overrides it on both sides.
+pub const RUN_DIR: &str = "/run/tidegate";
+/// Name of the environment variable that overrides [`RUN_DIR`].
+pub const RUN_DIR_ENV: &str = "TIDEGATE_RUN_DIR";
+/// Socket of [`v1::runtime_server`]; world-writable, greets.
+pub const HOOK_SOCKET: &str = "hook.sock";
+/// Socket of everything but the runtime service; root and group `tidegate`.
+pub const CONTROL_SOCKET: &str = "control.sock";
+/// Socket of the read-only service; world-writable.
+pub const STATUS_SOCKET: &str = "status.sock";

@@ -1,0 +1,1 @@
+//! Promises, one file each, on the virtual GPU.

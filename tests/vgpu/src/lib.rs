@@ -1,0 +1,4 @@
+//! The virtual GPU: device process, its wire, its history.
+#![allow(missing_debug_implementations)]
+
+pub mod ring;
