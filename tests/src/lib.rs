@@ -1,1 +1,416 @@
-//! Promises, one file each, on the virtual GPU.
+//! Harness: a virtual GPU, an agent and unmodified programs, all as real processes.
+//!
+//! [`Node`] starts a device process and, if asked, an agent in a directory of its own. [`App`]
+//! compiles and runs one of `apps/*.c` (or any command) with the library preloaded, as a user
+//! would. Everything a value started ends with it, also when a test fails.
+//!
+//! Nothing here knows time or luck: [`wait_for`] asks until something is so and fails with what it
+//! waited for.
+
+pub mod clock;
+
+pub use clock::{monotonic_ns, wait_for, wait_until};
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The directory with the built binaries and preload libraries.
+///
+/// Cargo does not build a cdylib or another package's binary for a test, so the harness asks for
+/// it; the build is a no-op when `cargo build --workspace` has just made it.
+pub static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+    let exe = std::env::current_exe().expect("a test runs from a file");
+    let dir = exe
+        .ancestors()
+        .find(|dir| dir.join("deps").is_dir() || dir.file_name() == Some(OsStr::new("debug")))
+        .expect("target/<profile>/...")
+        .to_path_buf();
+    if std::env::var_os("TIDEGATE_TESTS_BUILT").is_none() {
+        let status = Command::new(option_env!("CARGO").unwrap_or("cargo"))
+            .args(["build", "-q", "--locked", "--workspace", "--lib", "--bins"])
+            .args((dir.file_name() == Some(OsStr::new("release"))).then_some("--release"))
+            .env("CARGO_TARGET_DIR", dir.parent().expect("target/<profile>"))
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .expect("cargo is on the machine that runs the tests");
+        assert!(status.success(), "the workspace does not build");
+    }
+    let soname = dir.join("libcuda.so.1");
+    // Another test process may make the link at the same moment; either one serves.
+    let _ = std::os::unix::fs::symlink("libcuda.so", &soname);
+    assert!(soname.exists(), "{} is missing", soname.display());
+    dir
+});
+
+/// A file of the build, e.g. `libtidegate.so`.
+#[must_use]
+pub fn built(name: &str) -> PathBuf {
+    let path = BUILT.join(name);
+    assert!(path.exists(), "{} is not built", path.display());
+    path
+}
+
+/// Compiles `apps/<name>.c` with `flags` appended; returns the program.
+///
+/// # Panics
+/// When it does not compile.
+#[must_use]
+pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
+    static ONCE: AtomicU32 = AtomicU32::new(0);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("apps/{name}.c"));
+    let apps = BUILT.join("apps");
+    std::fs::create_dir_all(&apps).expect("the target directory is writable");
+    let label: String = flags
+        .concat()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+        .collect();
+    let program = apps.join(format!("{name}{label}"));
+    let unique = format!(
+        "{}.{}",
+        std::process::id(),
+        ONCE.fetch_add(1, Ordering::Relaxed)
+    );
+    let fresh = apps.join(format!("{name}{label}.{unique}"));
+    let output = Command::new("cc")
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-pthread", "-o"])
+        .arg(&fresh)
+        .arg(&source)
+        .arg("-L")
+        .arg(&*BUILT)
+        .args(flags)
+        .args(if flags.contains(&"-static") {
+            &[][..]
+        } else {
+            &["-ldl", "-lm"][..]
+        })
+        .output()
+        .expect("cc is installed");
+    assert!(
+        output.status.success(),
+        "{name}.c: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    std::fs::rename(&fresh, &program).expect("the target directory is writable");
+    program
+}
+
+/// A process that ends with this value.
+#[derive(Debug)]
+pub struct Running {
+    /// The process.
+    pub child: Child,
+    name: String,
+}
+
+impl Running {
+    /// Starts `command`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[track_caller]
+    pub fn start(name: &str, command: &mut Command) -> Self {
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        Self {
+            child,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends `signal`.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: plain system call; the child is ours and not yet waited for, so the id is its own.
+        unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+    }
+
+    /// Waits for its end and returns what it wrote to the pipes it was given.
+    ///
+    /// # Panics
+    /// When it does not end before the deadline.
+    #[track_caller]
+    pub fn finish(mut self) -> Output {
+        let (stdout, stderr) = (self.child.stdout.take(), self.child.stderr.take());
+        let drain = |pipe: Option<Box<dyn Read + Send>>| {
+            std::thread::spawn(move || {
+                let mut bytes = Vec::new();
+                if let Some(mut pipe) = pipe {
+                    let _ = pipe.read_to_end(&mut bytes);
+                }
+                bytes
+            })
+        };
+        let out = drain(stdout.map(|pipe| Box::new(pipe) as _));
+        let err = drain(stderr.map(|pipe| Box::new(pipe) as _));
+        let limit = clock::DEADLINE * 3;
+        let status = wait_until(limit, || {
+            self.child.try_wait().expect("a child can be waited for")
+        });
+        let Some(status) = status else {
+            let _ = self.child.kill();
+            let (out, err) = (
+                out.join().unwrap_or_default(),
+                err.join().unwrap_or_default(),
+            );
+            panic!(
+                "{} did not end in {limit:?}; it wrote\n{}\n{}",
+                self.name,
+                String::from_utf8_lossy(&out),
+                String::from_utf8_lossy(&err)
+            );
+        };
+        Output {
+            status,
+            stdout: out.join().unwrap_or_default(),
+            stderr: err.join().unwrap_or_default(),
+        }
+    }
+
+    /// As [`Self::finish`], and the process must have succeeded; returns its standard output.
+    ///
+    /// # Panics
+    /// When it failed.
+    #[track_caller]
+    pub fn succeed(self) -> String {
+        let name = self.name.clone();
+        let output = self.finish();
+        assert!(
+            output.status.success(),
+            "{name}: {:?} signal {:?}\n{}\n{}",
+            output.status.code(),
+            output.status.signal(),
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A directory that is gone with this value, unless `TIDEGATE_TESTS_KEEP` is set.
+#[derive(Debug)]
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    /// A fresh directory under the system's temporary directory.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Short: a Unix socket's path has 107 bytes.
+        let path = std::env::temp_dir().join(format!("tg-{}-{n}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("the temporary directory is writable");
+        Self(path)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Default for TempDir {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        if std::env::var_os("TIDEGATE_TESTS_KEEP").is_none() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// A virtual GPU and, once started, an agent.
+#[derive(Debug)]
+pub struct Node {
+    /// The agent, while there is one.
+    pub agent: Option<Running>,
+    /// The device process.
+    pub device: Running,
+    config: PathBuf,
+    dir: TempDir,
+}
+
+/// Configuration most tests run with: whoever runs the tests may name its own role.
+pub const TRUSTING: &str = "[identity]\ntrust_env_uids = [\"self\"]\n";
+
+impl Node {
+    /// Starts a device process with `args` (as of `vgpud --help`), without an agent.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[track_caller]
+    #[must_use]
+    pub fn device_only(args: &[&str]) -> Self {
+        let dir = TempDir::new();
+        let vgpu = dir.path().join("gpu");
+        std::fs::create_dir_all(&vgpu).expect("the temporary directory is writable");
+        std::fs::create_dir_all(dir.path().join("run"))
+            .expect("the temporary directory is writable");
+        let mut device = Running::start(
+            "vgpud",
+            Command::new(built("vgpud"))
+                .arg("--dir")
+                .arg(&vgpu)
+                .args(args)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped()),
+        );
+        let mut line = String::new();
+        let pipe = device.child.stdout.as_mut().expect("stdout is piped");
+        BufReader::new(pipe)
+            .read_line(&mut line)
+            .expect("a pipe can be read");
+        assert_eq!(line.trim(), "ready", "vgpud says it listens");
+        let config = dir.path().join("agent.toml");
+        Self {
+            agent: None,
+            device,
+            config,
+            dir,
+        }
+    }
+
+    /// A device process and an agent with `config` as its agent.toml.
+    #[track_caller]
+    #[must_use]
+    pub fn new(device: &[&str], config: &str) -> Self {
+        let mut node = Self::device_only(device);
+        node.start_agent(config);
+        node
+    }
+
+    /// Starts the agent (again) and waits until it serves.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[track_caller]
+    pub fn start_agent(&mut self, config: &str) {
+        std::fs::write(&self.config, config).expect("the temporary directory is writable");
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.agent_log())
+            .expect("the temporary directory is writable");
+        let mut command = Command::new(built("tidegate-agent"));
+        command
+            .arg("--config")
+            .arg(&self.config)
+            .arg("--device")
+            .arg(format!("virtual={}", self.vgpu_dir().display()))
+            .env("TIDEGATE_RUN_DIR", self.run_dir())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let mut agent = Running::start("tidegate-agent", &mut command);
+        let served = wait_until(clock::DEADLINE, || {
+            if let Ok(Some(status)) = agent.child.try_wait() {
+                return Some(Err(status));
+            }
+            self.tidegate(&["status", "--output", "json"])
+                .status
+                .success()
+                .then_some(Ok(()))
+        });
+        assert!(
+            matches!(served, Some(Ok(()))),
+            "the agent does not serve ({served:?}); its log:\n{}",
+            std::fs::read_to_string(self.agent_log()).unwrap_or_default()
+        );
+        self.agent = Some(agent);
+    }
+
+    /// Where the agent's log goes.
+    #[must_use]
+    pub fn agent_log(&self) -> PathBuf {
+        self.dir.path().join("agent.log")
+    }
+
+    /// The device process' directory (`TIDEGATE_VGPU_DIR`).
+    #[must_use]
+    pub fn vgpu_dir(&self) -> PathBuf {
+        self.dir.path().join("gpu")
+    }
+
+    /// The agent's sockets (`TIDEGATE_RUN_DIR`).
+    #[must_use]
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// A directory for files of the test.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Runs the command line tool.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn tidegate(&self, args: &[&str]) -> Output {
+        Command::new(built("tidegate"))
+            .args(args)
+            .env("TIDEGATE_RUN_DIR", self.run_dir())
+            .env("TIDEGATE_VGPU_DIR", self.vgpu_dir())
+            .stdin(Stdio::null())
+            .output()
+            .expect("tidegate starts")
+    }
+
+    /// `command` as it runs on this node: the virtual driver, its shim, and no library of ours.
+    #[must_use]
+    pub fn plain(&self, command: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(command);
+        command
+            .env("TIDEGATE_VGPU_DIR", self.vgpu_dir())
+            .env("TIDEGATE_RUN_DIR", self.run_dir())
+            .env("LD_LIBRARY_PATH", &*BUILT)
+            .env("LD_PRELOAD", built("libvgpu_rm.so"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// `command` as [`Self::plain`], with the library preloaded and `role` wished for.
+    #[must_use]
+    pub fn preloaded(&self, command: impl AsRef<OsStr>, role: &str) -> Command {
+        let mut command = self.plain(command);
+        let mut preload = built("libtidegate.so").into_os_string();
+        preload.push(":");
+        preload.push(built("libvgpu_rm.so"));
+        command.env("LD_PRELOAD", preload);
+        if !role.is_empty() {
+            command.env("TIDEGATE_ROLE", role);
+        }
+        command
+    }
+}
