@@ -1,1 +1,25 @@
 //! Traces, the synthetic generator and the virtual-time engine.
+//!
+//! One crate feeds three users: the demo, which replays a trace against real processes; the
+//! evaluation, which replays hours of it in virtual time; and an operator, who asks what their own
+//! trace would harvest. They share:
+//!
+//! * [`trace`]: requests, and the readers of the public formats;
+//! * [`generator`]: synthetic traces from published parameters, by seed;
+//! * [`engine`]: a continuous-batching server whose iterations take calibrated time;
+//! * [`gap`]: the decode gaps between those iterations;
+//! * [`clock`] and [`queue`]: virtual time and the events on it;
+//! * [`estimate`]: the trace on one GPU, alone.
+//!
+//! Nothing here reads a clock, starts a thread or draws from anything but a seed, so the same call
+//! gives the same answer on every machine. Only [`trace::read`] touches a file.
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod engine;
+pub mod estimate;
+pub mod gap;
+pub mod generator;
+pub mod queue;
+pub mod rng;
+pub mod trace;
