@@ -1,0 +1,797 @@
+//! One GPU: engines, TSGs that take turns on them, channels that progress side by side.
+//!
+//! Each engine runs at most one TSG at a time. A TSG with work gets a turn of its timeslice, then
+//! goes to the end of the engine's queue if another TSG has work; one without work gives its turn
+//! up at once. Loading another TSG than the last costs the switch time, in which nothing runs.
+//! While a TSG is on its engine all its channels progress, each through its own queue in order.
+//!
+//! A channel is *ready* when it is enabled, alive, and the head of its queue can run. A disable
+//! takes effect at one instant: until then the channel may run, from then on nothing of it does
+//! until it is enabled, and what it was running keeps its remaining work.
+//!
+//! Calls that change something take effect at the instant last advanced to, except those with an
+//! `at`, which is that instant or later. So: advance to `now`, change, advance to `now` again to
+//! see what started. At one instant work that ends is finished first, then controls apply, then
+//! work starts; so nothing starts on a channel at the instant it becomes disabled.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::latency::{Latency, Rng};
+use crate::slots::{Key, Slots};
+
+/// Names a TSG of one [`Gpu`]; never means another one after removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TsgId(Key);
+
+/// Names a channel of one [`Gpu`]; never means another one after removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChannelId(Key);
+
+/// The settings of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// Timeslice of a new TSG.
+    pub timeslice_ns: u64,
+    /// What loading another TSG onto an engine costs.
+    pub switch_ns: u64,
+    /// How long a disable takes.
+    pub disable: Latency,
+    /// Whether disables count (two disables need two enables). Hardware is taken to have a flag.
+    pub counting: bool,
+    /// Seed of the drawn latencies.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            timeslice_ns: 2_000_000,
+            switch_ns: 50_000,
+            disable: Latency::LogNormal {
+                p50: 300_000,
+                p99: 900_000,
+            },
+            counting: false,
+            seed: 0,
+        }
+    }
+}
+
+/// One entry of a channel's queue. `tag` is the caller's and comes back in events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Takes `ns` of running; `u64::MAX` never ends, `0` takes no time.
+    Run {
+        /// Nanoseconds of running.
+        ns: u64,
+        /// Comes back in events.
+        tag: u64,
+    },
+    /// Blocks the channel (it then has no work) until [`Gpu::signal`].
+    Wait {
+        /// Comes back in events.
+        tag: u64,
+    },
+}
+
+/// Something that happened, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The instant.
+    pub at: u64,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// An entry began. It may be paused and resumed before it finishes.
+    Started {
+        /// Its channel.
+        channel: ChannelId,
+        /// Its tag.
+        tag: u64,
+    },
+    /// An entry ended.
+    Finished {
+        /// Its channel.
+        channel: ChannelId,
+        /// Its tag.
+        tag: u64,
+    },
+    /// A TSG got on its engine.
+    TsgRun {
+        /// The TSG.
+        tsg: TsgId,
+        /// The engine's number.
+        engine: u32,
+    },
+    /// A TSG got off its engine.
+    TsgStop {
+        /// The TSG.
+        tsg: TsgId,
+        /// The engine's number.
+        engine: u32,
+    },
+    /// From here nothing of the channel runs.
+    Disabled {
+        /// The channel.
+        channel: ChannelId,
+        /// What the caller gave with the disable.
+        ticket: u64,
+    },
+    /// The channel may run again.
+    Enabled {
+        /// The channel.
+        channel: ChannelId,
+        /// What the caller gave with the enable.
+        ticket: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Item {
+    Run { remaining: u64 },
+    Wait { signalled: bool },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    tag: u64,
+    item: Item,
+    started: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Channel {
+    tsg: TsgId,
+    engine: usize,
+    /// Disables in force; 0 or 1 unless they count.
+    disabled: u32,
+    dead: bool,
+    queue: VecDeque<Queued>,
+    /// When the head ends, while it runs.
+    ends: Option<u64>,
+}
+
+impl Channel {
+    fn ready(&self) -> bool {
+        self.disabled == 0
+            && !self.dead
+            && self.queue.front().is_some_and(|head| match head.item {
+                Item::Run { .. } => true,
+                Item::Wait { signalled } => signalled,
+            })
+    }
+
+    /// Takes the head off the hardware, keeping what remains of it.
+    fn pause(&mut self, now: u64) {
+        if let Some(ends) = self.ends.take()
+            && let Some(Queued {
+                item: Item::Run { remaining },
+                ..
+            }) = self.queue.front_mut()
+        {
+            *remaining = if ends == u64::MAX {
+                u64::MAX
+            } else {
+                ends.saturating_sub(now)
+            };
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Tsg {
+    engine: usize,
+    timeslice: u64,
+    scheduled: bool,
+    channels: Vec<ChannelId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Idle,
+    Switching {
+        tsg: TsgId,
+        until: u64,
+    },
+    Running {
+        tsg: TsgId,
+        slice_end: u64,
+        contended: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Engine {
+    number: u32,
+    queue: VecDeque<TsgId>,
+    turn: Turn,
+    last: Option<TsgId>,
+    dirty: bool,
+    next: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Control {
+    Disable {
+        channels: Vec<ChannelId>,
+        ticket: u64,
+    },
+    Enable {
+        channels: Vec<ChannelId>,
+        ticket: u64,
+    },
+    Preempt {
+        tsg: TsgId,
+    },
+    Schedule {
+        tsg: TsgId,
+        on: bool,
+    },
+}
+
+/// The model of one GPU.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    config: Config,
+    rng: Rng,
+    now: u64,
+    engines: Vec<Engine>,
+    tsgs: Slots<Tsg>,
+    channels: Slots<Channel>,
+    controls: BTreeMap<(u64, u64), Control>,
+    control_seq: u64,
+}
+
+impl Gpu {
+    /// A GPU without channels, at instant 0.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            rng: Rng::new(config.seed),
+            now: 0,
+            engines: Vec::new(),
+            tsgs: Slots::new(),
+            channels: Slots::new(),
+            controls: BTreeMap::new(),
+            control_seq: 0,
+        }
+    }
+
+    /// The instant last advanced to.
+    #[must_use]
+    pub const fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// The settings; a change counts from the next use (the seed only at [`Gpu::new`]).
+    pub const fn config_mut(&mut self) -> &mut Config {
+        &mut self.config
+    }
+
+    /// Adds a TSG that runs on engine `engine` (the driver's engine type) once it is scheduled.
+    pub fn add_tsg(&mut self, engine: u32) -> TsgId {
+        let index = self
+            .engines
+            .iter()
+            .position(|e| e.number == engine)
+            .unwrap_or_else(|| {
+                self.engines.push(Engine {
+                    number: engine,
+                    queue: VecDeque::new(),
+                    turn: Turn::Idle,
+                    last: None,
+                    dirty: false,
+                    next: u64::MAX,
+                });
+                self.engines.len() - 1
+            });
+        let tsg = TsgId(self.tsgs.insert(Tsg {
+            engine: index,
+            timeslice: self.config.timeslice_ns.max(1),
+            scheduled: false,
+            channels: Vec::new(),
+        }));
+        self.engines[index].queue.push_back(tsg);
+        tsg
+    }
+
+    /// Adds a channel to `tsg`, enabled and empty. On a TSG that is gone the channel never runs.
+    pub fn add_channel(&mut self, tsg: TsgId) -> ChannelId {
+        let engine = self.tsgs.get(tsg.0).map_or(0, |t| t.engine);
+        let channel = ChannelId(self.channels.insert(Channel {
+            tsg,
+            engine,
+            disabled: 0,
+            dead: false,
+            queue: VecDeque::new(),
+            ends: None,
+        }));
+        if let Some(tsg) = self.tsgs.get_mut(tsg.0) {
+            tsg.channels.push(channel);
+        }
+        channel
+    }
+
+    /// Removes a channel and its queue.
+    pub fn remove_channel(&mut self, channel: ChannelId) {
+        if let Some(gone) = self.channels.remove(channel.0) {
+            if let Some(tsg) = self.tsgs.get_mut(gone.tsg.0) {
+                tsg.channels.retain(|c| *c != channel);
+            }
+            self.touch(gone.engine);
+        }
+    }
+
+    /// Removes a TSG with its channels.
+    pub fn remove_tsg(&mut self, tsg: TsgId) {
+        if let Some(gone) = self.tsgs.remove(tsg.0) {
+            for channel in gone.channels {
+                self.channels.remove(channel.0);
+            }
+            self.engines[gone.engine].queue.retain(|t| *t != tsg);
+            self.touch(gone.engine);
+        }
+    }
+
+    /// Lets a TSG take part in its engine's turns, or takes it out.
+    pub fn set_scheduled(&mut self, tsg: TsgId, on: bool) {
+        if let Some(t) = self.tsgs.get_mut(tsg.0) {
+            t.scheduled = on;
+            let engine = t.engine;
+            self.touch(engine);
+        }
+    }
+
+    /// [`Gpu::set_scheduled`] at a later instant.
+    pub fn set_scheduled_at(&mut self, at: u64, tsg: TsgId, on: bool) {
+        self.control(at, Control::Schedule { tsg, on });
+    }
+
+    /// Sets a TSG's timeslice, from its next turn.
+    pub fn set_timeslice(&mut self, tsg: TsgId, ns: u64) {
+        if let Some(t) = self.tsgs.get_mut(tsg.0) {
+            t.timeslice = ns.max(1);
+        }
+    }
+
+    /// Appends work to a channel's queue.
+    pub fn submit(&mut self, channel: ChannelId, work: Work) {
+        if let Some(c) = self.channels.get_mut(channel.0)
+            && !c.dead
+        {
+            let (tag, item) = match work {
+                Work::Run { ns, tag } => (tag, Item::Run { remaining: ns }),
+                Work::Wait { tag } => (tag, Item::Wait { signalled: false }),
+            };
+            c.queue.push_back(Queued {
+                tag,
+                item,
+                started: false,
+            });
+            if c.queue.len() == 1 {
+                let engine = c.engine;
+                self.touch(engine);
+            }
+        }
+    }
+
+    /// The tag of the wait that blocks a channel, if one is at the head of its queue.
+    #[must_use]
+    pub fn waiting(&self, channel: ChannelId) -> Option<u64> {
+        match self.channels.get(channel.0)?.queue.front()? {
+            Queued {
+                tag,
+                item: Item::Wait { signalled: false },
+                ..
+            } => Some(*tag),
+            _ => None,
+        }
+    }
+
+    /// Meets the wait at the head of a channel's queue. It finishes when the channel next runs.
+    pub fn signal(&mut self, channel: ChannelId) {
+        if let Some(c) = self.channels.get_mut(channel.0)
+            && let Some(Queued {
+                item: Item::Wait { signalled },
+                ..
+            }) = c.queue.front_mut()
+        {
+            *signalled = true;
+            let engine = c.engine;
+            self.touch(engine);
+        }
+    }
+
+    /// Kills a channel: its queue is dropped without events and it never runs again.
+    pub fn fail(&mut self, channel: ChannelId) {
+        if let Some(c) = self.channels.get_mut(channel.0) {
+            c.dead = true;
+            c.queue.clear();
+            c.ends = None;
+            let engine = c.engine;
+            self.touch(engine);
+        }
+    }
+
+    /// Drops what a channel has queued but not begun.
+    pub fn discard_queued(&mut self, channel: ChannelId) {
+        if let Some(c) = self.channels.get_mut(channel.0) {
+            c.queue.retain(|q| q.started);
+            let engine = c.engine;
+            self.touch(engine);
+        }
+    }
+
+    /// Draws how long the next disable takes.
+    pub fn draw_disable(&mut self) -> u64 {
+        self.config.disable.draw(&mut self.rng)
+    }
+
+    /// Begins to disable `channels`: draws the latency and returns the instant from which nothing
+    /// of them runs. `ticket` comes back in the events.
+    pub fn begin_disable(&mut self, channels: &[ChannelId], ticket: u64) -> u64 {
+        let at = self.now.saturating_add(self.draw_disable());
+        self.disable_at(at, channels, ticket);
+        at
+    }
+
+    /// Disables `channels` at `at`, for callers that drew the latency or queued for locks.
+    pub fn disable_at(&mut self, at: u64, channels: &[ChannelId], ticket: u64) {
+        self.control(
+            at,
+            Control::Disable {
+                channels: channels.to_vec(),
+                ticket,
+            },
+        );
+    }
+
+    /// Enables `channels` at `at`.
+    pub fn enable_at(&mut self, at: u64, channels: &[ChannelId], ticket: u64) {
+        self.control(
+            at,
+            Control::Enable {
+                channels: channels.to_vec(),
+                ticket,
+            },
+        );
+    }
+
+    /// Makes a TSG yield its turn once, at `at`.
+    pub fn preempt_at(&mut self, at: u64, tsg: TsgId) {
+        self.control(at, Control::Preempt { tsg });
+    }
+
+    /// Whether a channel is disabled.
+    #[must_use]
+    pub fn is_disabled(&self, channel: ChannelId) -> bool {
+        self.channels.get(channel.0).is_some_and(|c| c.disabled > 0)
+    }
+
+    /// Entries in a channel's queue, the one that runs included.
+    #[must_use]
+    pub fn queued(&self, channel: ChannelId) -> usize {
+        self.channels.get(channel.0).map_or(0, |c| c.queue.len())
+    }
+
+    /// Whether work of the channel is on the hardware at this instant.
+    #[must_use]
+    pub fn is_running(&self, channel: ChannelId) -> bool {
+        self.channels
+            .get(channel.0)
+            .is_some_and(|c| c.ends.is_some())
+    }
+
+    /// The next instant at which something happens by itself, or the present one when calls since
+    /// the last advance have something to start. `None` when nothing ever will.
+    #[must_use]
+    pub fn next_event(&self) -> Option<u64> {
+        if self.engines.iter().any(|e| e.dirty) {
+            return Some(self.now);
+        }
+        let control = self.controls.keys().next().map_or(u64::MAX, |(at, _)| *at);
+        let next = self
+            .engines
+            .iter()
+            .fold(control, |next, e| next.min(e.next));
+        (next != u64::MAX).then_some(next)
+    }
+
+    /// Lets time pass up to and including `now`, appending what happened in its order. A `now` in
+    /// the past is the present.
+    pub fn advance(&mut self, now: u64, events: &mut Vec<Event>) {
+        let now = now.max(self.now);
+        while let Some(next) = self.next_event()
+            && next <= now
+        {
+            self.now = next.max(self.now);
+            self.finish_due(events);
+            self.apply_controls(events);
+            for index in 0..self.engines.len() {
+                if self.engines[index].dirty || self.engines[index].next <= self.now {
+                    self.settle(index, events);
+                }
+            }
+        }
+        self.now = now;
+    }
+
+    fn touch(&mut self, engine: usize) {
+        if let Some(engine) = self.engines.get_mut(engine) {
+            engine.dirty = true;
+        }
+    }
+
+    fn control(&mut self, at: u64, control: Control) {
+        self.control_seq += 1;
+        self.controls
+            .insert((at.max(self.now), self.control_seq), control);
+    }
+
+    fn emit(&self, events: &mut Vec<Event>, kind: EventKind) {
+        events.push(Event { at: self.now, kind });
+    }
+
+    fn finish_due(&mut self, events: &mut Vec<Event>) {
+        for index in 0..self.engines.len() {
+            let Turn::Running { tsg, .. } = self.engines[index].turn else {
+                continue;
+            };
+            if self.engines[index].next > self.now {
+                continue;
+            }
+            let Some(tsg) = self.tsgs.get(tsg.0) else {
+                continue;
+            };
+            for channel in &tsg.channels {
+                let Some(c) = self.channels.get_mut(channel.0) else {
+                    continue;
+                };
+                if c.ends.is_some_and(|ends| ends <= self.now)
+                    && let Some(head) = c.queue.pop_front()
+                {
+                    c.ends = None;
+                    let kind = EventKind::Finished {
+                        channel: *channel,
+                        tag: head.tag,
+                    };
+                    events.push(Event { at: self.now, kind });
+                }
+            }
+        }
+    }
+
+    fn apply_controls(&mut self, events: &mut Vec<Event>) {
+        while let Some(entry) = self.controls.first_entry()
+            && entry.key().0 <= self.now
+        {
+            match entry.remove() {
+                Control::Disable { channels, ticket } => {
+                    for channel in channels {
+                        let (now, counting) = (self.now, self.config.counting);
+                        let Some(c) = self.channels.get_mut(channel.0) else {
+                            continue;
+                        };
+                        c.disabled = if counting {
+                            c.disabled.saturating_add(1)
+                        } else {
+                            1
+                        };
+                        c.pause(now);
+                        let engine = c.engine;
+                        self.touch(engine);
+                        self.emit(events, EventKind::Disabled { channel, ticket });
+                    }
+                }
+                Control::Enable { channels, ticket } => {
+                    for channel in channels {
+                        let counting = self.config.counting;
+                        let Some(c) = self.channels.get_mut(channel.0) else {
+                            continue;
+                        };
+                        c.disabled = if counting {
+                            c.disabled.saturating_sub(1)
+                        } else {
+                            0
+                        };
+                        let engine = c.engine;
+                        self.touch(engine);
+                        self.emit(events, EventKind::Enabled { channel, ticket });
+                    }
+                }
+                Control::Preempt { tsg } => {
+                    if let Some(engine) = self.tsgs.get(tsg.0).map(|t| t.engine)
+                        && let Turn::Running { tsg: running, .. } = self.engines[engine].turn
+                        && running == tsg
+                    {
+                        self.stop_turn(engine, tsg, events);
+                        self.touch(engine);
+                    }
+                }
+                Control::Schedule { tsg, on } => self.set_scheduled(tsg, on),
+            }
+        }
+    }
+
+    fn tsg_ready(&self, tsg: TsgId) -> bool {
+        self.tsgs.get(tsg.0).is_some_and(|t| {
+            t.scheduled
+                && t.channels
+                    .iter()
+                    .any(|c| self.channels.get(c.0).is_some_and(Channel::ready))
+        })
+    }
+
+    /// Ends the turn of `tsg`, keeping what remains of its channels' work.
+    fn stop_turn(&mut self, engine: usize, tsg: TsgId, events: &mut Vec<Event>) {
+        if let Some(t) = self.tsgs.get(tsg.0) {
+            for channel in &t.channels {
+                if let Some(c) = self.channels.get_mut(channel.0) {
+                    c.pause(self.now);
+                }
+            }
+        }
+        self.engines[engine].turn = Turn::Idle;
+        let number = self.engines[engine].number;
+        self.emit(
+            events,
+            EventKind::TsgStop {
+                tsg,
+                engine: number,
+            },
+        );
+    }
+
+    fn start_turn(&mut self, engine: usize, tsg: TsgId, events: &mut Vec<Event>) {
+        let slice = self.tsgs.get(tsg.0).map_or(1, |t| t.timeslice);
+        let e = &mut self.engines[engine];
+        e.turn = Turn::Running {
+            tsg,
+            slice_end: self.now.saturating_add(slice),
+            contended: false,
+        };
+        e.last = Some(tsg);
+        let number = e.number;
+        self.emit(
+            events,
+            EventKind::TsgRun {
+                tsg,
+                engine: number,
+            },
+        );
+    }
+
+    /// The TSG whose turn is next; it goes to the end of the queue.
+    fn pick(&mut self, engine: usize) -> Option<TsgId> {
+        let place = self.engines[engine]
+            .queue
+            .iter()
+            .position(|t| self.tsg_ready(*t))?;
+        let queue = &mut self.engines[engine].queue;
+        let tsg = queue.remove(place)?;
+        queue.push_back(tsg);
+        Some(tsg)
+    }
+
+    /// Starts what can start on the channels of the TSG whose turn it is, through all the work
+    /// that takes no time.
+    fn start_channels(&mut self, tsg: TsgId, events: &mut Vec<Event>) {
+        let Some(tsg) = self.tsgs.get(tsg.0) else {
+            return;
+        };
+        let at = self.now;
+        for channel in &tsg.channels {
+            let Some(c) = self.channels.get_mut(channel.0) else {
+                continue;
+            };
+            while c.ends.is_none() && c.ready() {
+                let Some(head) = c.queue.front_mut() else {
+                    break;
+                };
+                let tag = head.tag;
+                if !head.started {
+                    head.started = true;
+                    let kind = EventKind::Started {
+                        channel: *channel,
+                        tag,
+                    };
+                    events.push(Event { at, kind });
+                }
+                match head.item {
+                    Item::Run { remaining: 0 } | Item::Wait { .. } => {
+                        c.queue.pop_front();
+                        let kind = EventKind::Finished {
+                            channel: *channel,
+                            tag,
+                        };
+                        events.push(Event { at, kind });
+                    }
+                    Item::Run { remaining } => c.ends = Some(at.saturating_add(remaining)),
+                }
+            }
+        }
+    }
+
+    /// Brings one engine to rest at this instant and finds when it moves next.
+    fn settle(&mut self, engine: usize, events: &mut Vec<Event>) {
+        loop {
+            match self.engines[engine].turn {
+                Turn::Idle => {
+                    let Some(tsg) = self.pick(engine) else { break };
+                    let loaded = self.engines[engine].last.is_none_or(|last| last == tsg);
+                    if loaded || self.config.switch_ns == 0 {
+                        self.start_turn(engine, tsg, events);
+                    } else {
+                        let until = self.now.saturating_add(self.config.switch_ns);
+                        self.engines[engine].turn = Turn::Switching { tsg, until };
+                        break;
+                    }
+                }
+                Turn::Switching { until, .. } if self.now < until => break,
+                Turn::Switching { tsg, .. } if self.tsg_ready(tsg) => {
+                    self.start_turn(engine, tsg, events);
+                }
+                Turn::Switching { .. } => self.engines[engine].turn = Turn::Idle,
+                Turn::Running {
+                    tsg,
+                    slice_end,
+                    contended,
+                } => {
+                    if !self.tsg_ready(tsg) {
+                        self.stop_turn(engine, tsg, events);
+                        continue;
+                    }
+                    let contends = self.engines[engine]
+                        .queue
+                        .iter()
+                        .any(|other| *other != tsg && self.tsg_ready(*other));
+                    let mut slice_end = slice_end;
+                    if self.now >= slice_end {
+                        if contended && contends {
+                            self.stop_turn(engine, tsg, events);
+                            continue;
+                        }
+                        // Alone until now: its turns followed one another.
+                        let slice = self.tsgs.get(tsg.0).map_or(1, |t| t.timeslice);
+                        let over = self.now - slice_end;
+                        slice_end = self.now.saturating_add(slice - over % slice);
+                    }
+                    self.engines[engine].turn = Turn::Running {
+                        tsg,
+                        slice_end,
+                        contended: contends,
+                    };
+                    self.start_channels(tsg, events);
+                    if self.tsg_ready(tsg) {
+                        break;
+                    }
+                }
+            }
+        }
+        let next = match self.engines[engine].turn {
+            Turn::Idle => u64::MAX,
+            Turn::Switching { until, .. } => until,
+            Turn::Running {
+                tsg,
+                slice_end,
+                contended,
+            } => {
+                let first = if contended { slice_end } else { u64::MAX };
+                self.tsgs.get(tsg.0).map_or(first, |t| {
+                    t.channels
+                        .iter()
+                        .filter_map(|c| self.channels.get(c.0)?.ends)
+                        .fold(first, u64::min)
+                })
+            }
+        };
+        let engine = &mut self.engines[engine];
+        engine.next = next;
+        engine.dirty = false;
+    }
+}
