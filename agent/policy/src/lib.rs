@@ -1,1 +1,28 @@
 //! When offline work may run: pure decisions, no IO, no clock.
+//!
+//! The shell (the agent, a property test, the simulator) owns one `node::Node`, stamps `now`,
+//! feeds it [`event::Event`]s and carries out the [`effect::Effect`]s it pushes, in order. There is
+//! no error in here, only events: an order that failed comes back as one.
+//!
+//! ```text
+//!   doorbell, acks, sessions, operator, timer
+//!        | Event, now                                        gap     decode gaps -> cooldown
+//!        v                                                   gate    busy, idle, cooldown -> open
+//!   Node::step(&mut self, event, now, &mut Vec<Effect>)      online  processes -> busy, gaps
+//!        |                                                   job     gates -> orders to a gang
+//!        v Effect                                            charge  preemptions -> per request
+//!   issue threads, gate words, timer, log                    node    all of it, one step
+//! ```
+//!
+//! Words: an *edge* is online going idle -> busy (busy edge) or back. A *decode gap* is the idle
+//! time between two iterations of the same request; the *cooldown* is twice the longest one. A
+//! *job* is a gang: all its processes on all their GPUs are disabled and enabled together. A
+//! *preemption* is a disable, caused by a busy edge, while offline ran.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod effect;
+pub mod event;
+pub mod ids;
+pub mod time;
+pub mod view;

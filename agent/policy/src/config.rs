@@ -1,0 +1,124 @@
+//! What the operator chose, with unit and default. The shell checks ranges before it builds one.
+
+use core::time::Duration;
+
+/// Settings of a `Node`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How long online must stay idle before offline wakes.
+    pub cooldown: Cooldown,
+    /// What gates offline work: decides which jobs are ordered about and when launch gates move.
+    pub means: Means,
+    /// A busy online process whose prober makes no progress for this long no longer counts.
+    pub frozen_after: Duration,
+    /// Whether a process that is busy without launching keeps counting as busy.
+    pub suspects: Suspects,
+    /// A job gated this long without a turn is reported; below the shortest timeout of the engines.
+    pub max_gated: Duration,
+    /// What happens to such a job.
+    pub on_max_gated: OnMaxGated,
+    /// Disables of one job that may fail in a row before it is given up.
+    pub disable_retries: u32,
+    /// First wait before a failed enable is tried again; doubles up to [`Config::ENABLE_RETRY_MAX`].
+    pub enable_retry: Duration,
+    /// A new agent knows nothing of online: its gates stay shut at least this long after the start.
+    pub start_hold: Duration,
+}
+
+impl Config {
+    /// Longest wait between two tries to enable: a channel that stays disabled hangs a tenant.
+    pub const ENABLE_RETRY_MAX: Duration = Duration::from_secs(1);
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            cooldown: Cooldown::default(),
+            means: Means::Channels,
+            frozen_after: Duration::from_secs(5),
+            suspects: Suspects::Busy,
+            max_gated: Duration::from_secs(240),
+            on_max_gated: OnMaxGated::Hold,
+            disable_retries: 3,
+            enable_retry: Duration::from_millis(10),
+            start_hold: Duration::from_millis(500),
+        }
+    }
+}
+
+/// Where the cooldown comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cooldown {
+    /// Twice the longest decode gap seen.
+    Learnt(Learning),
+    /// Always this long; nothing is learnt.
+    Fixed(Duration),
+}
+
+impl Default for Cooldown {
+    fn default() -> Self {
+        Self::Learnt(Learning::default())
+    }
+}
+
+/// How the cooldown is learnt; the rule stands in `gap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Learning {
+    /// A decode gap counts at least this long ...
+    pub window: Duration,
+    /// ... and at least until this many more were seen.
+    pub window_gaps: u64,
+    /// Decode gaps needed before the estimate is believed; until then the cooldown is `max`.
+    pub warm_up: u64,
+    /// Equal iterations in a row that make a launch pattern a decode step.
+    pub repeats: u32,
+    /// Shortest cooldown.
+    pub min: Duration,
+    /// Longest cooldown.
+    pub max: Duration,
+}
+
+impl Default for Learning {
+    fn default() -> Self {
+        Self {
+            window: Duration::from_secs(60),
+            window_gaps: 1024,
+            warm_up: 32,
+            repeats: 8,
+            min: Duration::from_millis(2),
+            max: Duration::from_millis(200),
+        }
+    }
+}
+
+/// What gates offline work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Means {
+    /// L1 to L4. Orders go to GPUs on which a job holds channels; its launch gate stays open beside
+    /// them, save while channels are stalled or given up.
+    #[default]
+    Channels,
+    /// L5. Orders go to every GPU a job uses, and the shell carries them out on the launch gate
+    /// itself; [`crate::effect::Effect::CloseLaunchGate`] and its opposite are not used.
+    LaunchGate,
+}
+
+/// What becomes of an online process that is busy without launching.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Suspects {
+    /// It counts: a persistent kernel is work.
+    #[default]
+    Busy,
+    /// It does not count until it launches again.
+    Ignore,
+}
+
+/// What becomes of a job that was gated for too long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnMaxGated {
+    /// It stays gated.
+    #[default]
+    Hold,
+    /// It gets one turn of this length in an idle gap about as long as the longest seen meanwhile.
+    Breathe(Duration),
+}

@@ -1,0 +1,139 @@
+//! What the shell must do, as data and in the order it must be done.
+
+use crate::event::Order;
+use crate::ids::{GpuId, GpuSet, JobId, SessionId};
+use crate::time::Instant;
+use core::time::Duration;
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Disable every channel the job holds on that GPU. Orders to one GPU are carried out in order;
+    /// each is answered once, by `Disabled` or `DisableFailed`, unless a later order for the same
+    /// job and GPU has overtaken it: then the answer may be left out.
+    Disable(Order),
+    /// Enable every channel the job holds on that GPU, after one more look at the activity words of
+    /// the online processes of that GPU. Answered by `Enabled`, `EnableFailed` or `EnableSkipped`.
+    Enable {
+        /// The order.
+        order: Order,
+        /// Whether that last look counts.
+        look: Look,
+    },
+    /// Close the job's launch gate on every device: launches wait.
+    CloseLaunchGate {
+        /// The job.
+        job: JobId,
+    },
+    /// Open the job's launch gate on every device. A process that attaches finds it closed.
+    OpenLaunchGate {
+        /// The job.
+        job: JobId,
+    },
+    /// Read the activity words of every online process on these GPUs and send them as events.
+    ReadActivity {
+        /// Which.
+        gpus: GpuSet,
+    },
+    /// Send `Tick` at that time. Replaces the timer of every earlier `WakeAt`.
+    WakeAt(Instant),
+    /// Tell people: an event, a metric, a log line.
+    Emit(Report),
+}
+
+/// Whether an enable is given up when online turns out to be busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Yes: skip the order then and answer `EnableSkipped`.
+    First,
+    /// No: channels in an unknown state are enabled whatever online does, and decided about afterwards.
+    Unconditional,
+}
+
+/// Something worth knowing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// Offline was disabled because online came back; complete when the last job's last disable returned.
+    Preempted {
+        /// The GPU whose busy edge it was.
+        gpu: GpuId,
+        /// When that edge rang.
+        rang: Instant,
+        /// Entry of the last disable.
+        entered: Instant,
+        /// Return of the last disable: `returned - rang` is the preemption latency.
+        returned: Instant,
+        /// Jobs that were disabled for it.
+        jobs: u32,
+    },
+    /// A job got its GPUs back.
+    Woken {
+        /// The job.
+        job: JobId,
+    },
+    /// A disable failed. All of the job is enabled again, then decided about anew.
+    DisableFailed {
+        /// The order.
+        order: Order,
+        /// As the shell gave it.
+        status: u32,
+        /// How many have failed in a row.
+        failures: u32,
+    },
+    /// An enable failed. It is tried again for as long as the job lives.
+    EnableFailed {
+        /// The order.
+        order: Order,
+        /// As the shell gave it.
+        status: u32,
+    },
+    /// Disables failed too often: the job's channels are left enabled and only its launch gate is used.
+    Unmanaged {
+        /// The job.
+        job: JobId,
+    },
+    /// A job was gated for `max_gated` without a turn.
+    MaxGated {
+        /// The job.
+        job: JobId,
+        /// Since when.
+        since: Instant,
+    },
+    /// It gets a turn.
+    Breathed {
+        /// The job.
+        job: JobId,
+    },
+    /// An issue thread is stuck in the driver; launch gates of jobs it was to disable are closed meanwhile.
+    IssueStalled {
+        /// Its GPU.
+        gpu: GpuId,
+    },
+    /// A busy online process makes no progress and no longer counts.
+    Lapsed {
+        /// The process.
+        session: SessionId,
+    },
+    /// It makes progress and counts again.
+    Recovered {
+        /// The process.
+        session: SessionId,
+    },
+    /// The same request went on after a wake: the cooldown was too short for this gap.
+    CooldownViolated {
+        /// Where.
+        gpu: GpuId,
+        /// The gap.
+        gap: Duration,
+    },
+    /// The operator paused a job.
+    Paused {
+        /// The job.
+        job: JobId,
+    },
+    /// The operator resumed a job.
+    Resumed {
+        /// The job.
+        job: JobId,
+    },
+}

@@ -1,0 +1,187 @@
+//! What happened: everything that can move a `Node`.
+//!
+//! Any event may come in any state, late, twice or for a name nobody knows; then it changes
+//! nothing. Stamps are other processes' words: they are read as at most `now`.
+
+use crate::ids::{
+    Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
+};
+use crate::time::Instant;
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A process counts as online from here on (its role is online, or not known yet). Its devices
+    /// count from their first [`Event::Activity`], which the shell reads and sends right after.
+    OnlineAttached {
+        /// The process.
+        session: SessionId,
+    },
+    /// The process is gone, or turned out not to be online.
+    OnlineGone {
+        /// The process.
+        session: SessionId,
+    },
+    /// The activity words of one device, as read after a doorbell, on [`crate::effect::Effect::ReadActivity`],
+    /// right before an enable, or taken from an `Edge` message. A repeated reading changes nothing.
+    Activity {
+        /// The process.
+        session: SessionId,
+        /// The device.
+        gpu: GpuId,
+        /// What its words said.
+        reading: Reading,
+    },
+    /// The process' prober still makes rounds (or, without a page, its stream still speaks).
+    Progress {
+        /// The process.
+        session: SessionId,
+        /// Its last round.
+        at: Instant,
+    },
+    /// A device of an online process is busy without launches, or no longer so.
+    Suspected {
+        /// The process.
+        session: SessionId,
+        /// The device.
+        gpu: GpuId,
+        /// Whether it is.
+        suspect: bool,
+    },
+    /// Lifecycle hint: a request is in flight from here on.
+    RequestStarted {
+        /// The engine.
+        session: SessionId,
+        /// The request.
+        request: RequestId,
+    },
+    /// Lifecycle hint: its last token is out, or it was given up.
+    RequestEnded {
+        /// The engine.
+        session: SessionId,
+        /// The request.
+        request: RequestId,
+    },
+    /// An offline process joined its job, or uses more GPUs than before.
+    OfflineAttached {
+        /// The process.
+        session: SessionId,
+        /// The job that is gated as one.
+        job: JobId,
+        /// Every GPU the process is known to use.
+        gpus: GpuSet,
+        /// What an earlier agent may have left behind.
+        standing: Standing,
+    },
+    /// The process is gone, with all it held.
+    OfflineGone {
+        /// The process.
+        session: SessionId,
+    },
+    /// An offline process created or freed channels the agent can control. The shell has put new
+    /// ones into its lists *before* it says so, so that the disable that may follow reaches them.
+    ChannelsChanged {
+        /// The process.
+        session: SessionId,
+        /// Where.
+        gpu: GpuId,
+        /// How many it holds there from here on.
+        channels: Channels,
+        /// Some of them are new, so an order carried out before did not reach them.
+        grown: bool,
+    },
+    /// Answer to `Disable`: from `returned` on nothing of the job runs on that GPU.
+    Disabled {
+        /// The order.
+        order: Order,
+        /// Entry of the last disable ioctl (or the gate word's store).
+        entered: Instant,
+        /// Its return.
+        returned: Instant,
+    },
+    /// Answer to `Disable`: it failed in whole or in part, and the state of those channels is unknown.
+    DisableFailed {
+        /// The order.
+        order: Order,
+        /// RM status, or what the level calls an error.
+        status: u32,
+    },
+    /// Answer to `Enable`: done.
+    Enabled {
+        /// The order.
+        order: Order,
+    },
+    /// Answer to `Enable`: it failed; some channels may still be disabled.
+    EnableFailed {
+        /// The order.
+        order: Order,
+        /// RM status, or what the level calls an error.
+        status: u32,
+    },
+    /// Answer to `Enable`: not carried out, because the activity word read right before said busy.
+    /// The shell sends that reading too, in either order.
+    EnableSkipped {
+        /// The order.
+        order: Order,
+    },
+    /// An issue thread has sat in one call for longer than the shell allows. Its answer may still come.
+    IssueStalled {
+        /// Its GPU.
+        gpu: GpuId,
+    },
+    /// The operator closes the gate of one job, or of all present and future ones (`None`).
+    Pause {
+        /// Which.
+        job: Option<JobId>,
+    },
+    /// The operator takes that back. Also gives a job that was given up another chance.
+    Resume {
+        /// Which.
+        job: Option<JobId>,
+    },
+    /// What the agent believes about channels may be wrong (it was stopped, or a process released
+    /// its own): order the wanted state again, without enabling anything first.
+    Reissue {
+        /// Which job, or all.
+        job: Option<JobId>,
+    },
+    /// A timer. Early and superfluous ones are harmless.
+    Tick,
+}
+
+/// An order to one issue thread, named the same way in its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Whose issue thread.
+    pub gpu: GpuId,
+    /// Whose channels: all the job holds on that GPU.
+    pub job: JobId,
+    /// Which decision.
+    pub generation: Generation,
+}
+
+/// Activity of one device of one online process, word for word as its page has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// Edges so far: a reading that skips some says that periods came and went unseen.
+    pub generation: u64,
+    /// Whether it is busy.
+    pub busy: bool,
+    /// When the last busy edge rang.
+    pub busy_since: Instant,
+    /// When the work before the last idle edge was proven done.
+    pub idle_since: Instant,
+    /// Launches of the period that ended there.
+    pub launches: Launches,
+    /// The graph last launched in it.
+    pub graph: GraphId,
+}
+
+/// What may have been done to an offline process' channels before it attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing: no agent has gated it yet.
+    Enabled,
+    /// It was under an earlier agent: any of its channels may be disabled.
+    Unknown,
+}

@@ -1,0 +1,142 @@
+//! Names as numbers. The shell gives them out; the policy only compares them.
+
+use core::fmt;
+
+/// GPUs one node can have.
+pub const MAX_GPUS: usize = 64;
+
+/// A GPU of this node: its index in the agent's order, below [`MAX_GPUS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuId(pub u8);
+
+impl GpuId {
+    /// Place in a per-GPU array.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One attached process, online or offline. Never reused while an agent lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// One offline job: all processes that are gated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u32);
+
+/// A request an online engine told us about; unique within its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// Number of a decision about one job. Every order carries it and every answer repeats it, so that
+/// the answer to an order that has been overtaken is recognised and dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation(pub u64);
+
+/// Launches of one busy period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Launches(pub u64);
+
+/// The graph last launched in a busy period: a name, never followed. Zero: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GraphId(pub u64);
+
+/// Channels held on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Channels(pub u32);
+
+/// A set of GPUs of one node.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct GpuSet(u64);
+
+impl GpuSet {
+    /// No GPU.
+    pub const EMPTY: Self = Self(0);
+
+    /// The set of one.
+    #[must_use]
+    pub const fn of(gpu: GpuId) -> Self {
+        if (gpu.0 as usize) < MAX_GPUS {
+            Self(1 << gpu.0)
+        } else {
+            Self(0)
+        }
+    }
+
+    /// The first `count` GPUs.
+    #[must_use]
+    pub const fn first(count: u8) -> Self {
+        if count as usize >= MAX_GPUS {
+            Self(u64::MAX)
+        } else {
+            Self((1 << count) - 1)
+        }
+    }
+
+    /// This set and `gpu`.
+    #[must_use]
+    pub const fn with(self, gpu: GpuId) -> Self {
+        self.union(Self::of(gpu))
+    }
+
+    /// GPUs of either.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// GPUs of both.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// GPUs of this set that `other` lacks.
+    #[must_use]
+    pub const fn minus(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Whether `gpu` is one of them.
+    #[must_use]
+    pub const fn contains(self, gpu: GpuId) -> bool {
+        Self::of(gpu).0 & self.0 != 0
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// How many.
+    #[must_use]
+    pub const fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// Each, in ascending order.
+    pub fn iter(self) -> impl Iterator<Item = GpuId> {
+        let mut rest = self.0;
+        core::iter::from_fn(move || {
+            let gpu = u8::try_from(rest.trailing_zeros()).ok()?;
+            (rest != 0).then(|| {
+                rest &= rest - 1;
+                GpuId(gpu)
+            })
+        })
+    }
+}
+
+impl fmt::Debug for GpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter().map(|gpu| gpu.0)).finish()
+    }
+}
+
+impl FromIterator<GpuId> for GpuSet {
+    fn from_iter<I: IntoIterator<Item = GpuId>>(gpus: I) -> Self {
+        gpus.into_iter().fold(Self::EMPTY, Self::with)
+    }
+}

@@ -1,0 +1,132 @@
+//! What a node looks like to people: read by `status`, never by a decision.
+
+use crate::ids::{Channels, GpuId, GpuSet, JobId};
+use crate::time::Instant;
+use core::time::Duration;
+
+/// Where a gate stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateState {
+    /// Offline may run.
+    Open,
+    /// Online is busy.
+    Closed,
+    /// Online is idle, not for long enough yet.
+    Cooling,
+}
+
+/// One GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuView {
+    /// Which.
+    pub gpu: GpuId,
+    /// Its gate.
+    pub gate: GateState,
+    /// Since when.
+    pub since: Instant,
+    /// An online process counts as busy on it.
+    pub online_busy: bool,
+    /// Cooldown in force.
+    pub cooldown: Duration,
+    /// Longest decode gap in the window; zero before the first.
+    pub longest_gap: Duration,
+    /// Decode gaps seen since the start.
+    pub decode_gaps: u64,
+    /// Busy edges seen since the start.
+    pub edges: u64,
+    /// Busy edges that found offline running.
+    pub preemptions: u64,
+    /// Times offline got the GPU back.
+    pub wakes: u64,
+    /// Preemptions per unit.
+    pub per_unit: PerUnit,
+}
+
+/// What preemptions are counted against.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unit {
+    /// A busy period of the GPU: no process on it gives lifecycle hints.
+    #[default]
+    BusyPeriod,
+    /// A request, known from lifecycle hints.
+    Request,
+}
+
+impl Unit {
+    /// The name every table prints.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::BusyPeriod => "busy_period",
+            Self::Request => "request",
+        }
+    }
+}
+
+/// Preemptions per unit, over the units that ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerUnit {
+    /// Which unit.
+    pub unit: Unit,
+    /// Units that ended.
+    pub units: u64,
+    /// Preemptions charged to them.
+    pub preemptions: u64,
+    /// Most charged to one.
+    pub max: u64,
+}
+
+/// How a job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobState {
+    /// All of it is enabled.
+    Running,
+    /// A turn of `breathe_ms` beside online.
+    Breathing,
+    /// Orders to disable are under way.
+    Disabling,
+    /// All of it is disabled.
+    Gated,
+    /// Orders to enable are under way.
+    Enabling,
+    /// A disable failed: everything is being enabled, then decided about anew.
+    Unknown,
+    /// Given up: only its launch gate is used.
+    Unmanaged,
+}
+
+/// Why a job does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Nothing holds it.
+    None,
+    /// Online is busy, or was until just now, on these GPUs of it.
+    Gate(GpuSet),
+    /// The operator paused it.
+    Paused,
+}
+
+/// One job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobView {
+    /// Which.
+    pub job: JobId,
+    /// How it stands.
+    pub state: JobState,
+    /// Since when.
+    pub since: Instant,
+    /// What holds it.
+    pub reason: Reason,
+    /// The operator paused it.
+    pub paused: bool,
+    /// Every GPU its processes use.
+    pub gpus: GpuSet,
+    /// Its processes.
+    pub sessions: u32,
+    /// Its channels.
+    pub channels: Channels,
+    /// Busy edges that stopped it.
+    pub preemptions: u64,
+    /// Its launch gate is closed although channels do the gating: stalled, given up or not settled.
+    pub launch_gate_closed: bool,
+}
