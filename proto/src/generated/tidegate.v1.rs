@@ -127,6 +127,9 @@ pub struct ChannelUp {
     pub uuid: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint32, tag = "7")]
     pub class: u32,
+    /// A subdevice of `client` on that GPU, for level L2; 0: none was seen.
+    #[prost(uint32, tag = "8")]
+    pub subdevice: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChannelDown {
