@@ -1,9 +1,41 @@
 //! The node agent and its command line.
+//!
+//! Threads, and who knows whom:
+//!
+//! ```text
+//!  preloaded libraries          tidegate, gRPC clients
+//!     |  page   | hook.sock        | control.sock, status.sock
+//!     |         v                  v
+//!     |      sessions           service        (tokio, one thread)
+//!     |          \                /
+//!     |           v              v
+//!     +-------> control thread (inbox)  ------> events (log, WatchEvents)
+//!                 |  policy        ^
+//!                 v                |
+//!               issue threads, prover            (the driver's ioctls)
+//! ```
+//!
+//! The control thread owns all state. The gRPC side and the RM side never see each other.
 #![deny(unsafe_code)]
 
+pub mod channel;
+pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod device;
+pub mod events;
+pub mod identity;
+pub mod inbox;
+pub mod issue;
+pub mod journal;
+pub mod peers;
+pub mod prove;
+pub mod reaper;
+pub mod reconcile;
 #[allow(unsafe_code)]
 pub mod rm;
+pub mod rundir;
+pub mod service;
+pub mod sessions;
 #[allow(unsafe_code)]
 pub mod sys;

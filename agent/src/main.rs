@@ -1,1 +1,2 @@
+//! The node agent.
 fn main() {}

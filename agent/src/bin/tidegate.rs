@@ -1,1 +1,15 @@
-fn main() {}
+//! The command line of a node: what runs, what happened, pause, resume, release.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match tidegate_agent::cli::run(&tidegate_agent::cli::Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidegate: {error:#}");
+            ExitCode::from(tidegate_agent::cli::exit_code(&error))
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The command line `tidegate`: a thin client of the gRPC services.
+
+mod json;
+mod release;
+mod table;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand, ValueEnum};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tidegate_proto::{CONTROL_SOCKET, RUN_DIR, RUN_DIR_ENV, STATUS_SOCKET, v1};
+use tokio_stream::StreamExt;
+use tonic::transport::{Channel, Endpoint};
+
+/// Look at and steer the GPU colocation of this node.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// The agent's directory.
+    #[arg(long, global = true, env = RUN_DIR_ENV, default_value = RUN_DIR, value_name = "DIR")]
+    run_dir: PathBuf,
+    /// The socket to speak to, instead of one in the agent's directory.
+    #[arg(long, global = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 success; 1 the operation failed; 2 wrong usage; \
+3 the agent is absent or refuses.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// GPUs, jobs and processes, and the state of their gates.
+    Status {
+        /// How to print it.
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+    /// What happened, oldest first.
+    Events {
+        /// Go on as things happen.
+        #[arg(long, short)]
+        follow: bool,
+        /// From this number on.
+        #[arg(long, default_value_t = 0, value_name = "SEQ")]
+        since: u64,
+        /// How to print it.
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+    /// Close the gate of a job, or of every job, until `resume`.
+    Pause {
+        /// The job.
+        job: Option<String>,
+    },
+    /// Undo `pause`.
+    Resume {
+        /// The job.
+        job: Option<String>,
+    },
+    /// The hooks of attached processes: installed, resolved, calls.
+    Hooks {
+        /// One process.
+        pid: Option<i32>,
+        /// How to print it.
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+    /// Enable every channel a dead agent left disabled.
+    Release {
+        /// The device to speak to: "real" or "virtual=DIR"; what the last agent used unless given.
+        #[arg(long, value_name = "DEVICE")]
+        device: Option<String>,
+        /// The virtual device's shim; beside this program unless given.
+        #[arg(long, value_name = "PATH")]
+        vgpu_shim: Option<PathBuf>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    Table,
+    /// One object, or one a line.
+    Json,
+}
+
+/// The agent cannot be spoken to.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreachable {
+    /// Nobody listens.
+    #[error("no agent listens on {}; is tidegate-agent running?", .0.display())]
+    Absent(PathBuf),
+    /// The socket may not be opened.
+    #[error("{} may not be opened by this user; ask for group tidegate, or use status", .0.display())]
+    Forbidden(PathBuf),
+    /// Anything else, also on the way.
+    #[error("the agent on {} does not serve: {why}", .path.display())]
+    Failed {
+        /// Its socket or directory.
+        path: PathBuf,
+        /// What it did instead.
+        why: String,
+    },
+}
+
+/// 1, or 3 when it was the agent that could not be reached or refused.
+#[must_use]
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    let refused = error.downcast_ref::<Refusal>().is_some_and(|refusal| {
+        matches!(
+            refusal.code,
+            tonic::Code::PermissionDenied
+                | tonic::Code::Unavailable
+                | tonic::Code::Unimplemented
+                | tonic::Code::Unauthenticated
+        )
+    });
+    if refused || error.downcast_ref::<Unreachable>().is_some() {
+        3
+    } else {
+        1
+    }
+}
+
+/// Carries out what the command line asks.
+///
+/// # Errors
+/// With a text of one line; [`exit_code`] tells which kind it is.
+pub fn run(cli: &Cli) -> anyhow::Result<()> {
+    if let Command::Release { device, vgpu_shim } = &cli.command {
+        return release::run(&cli.run_dir, device.as_deref(), vgpu_shim.as_deref());
+    }
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot make a runtime")?
+        .block_on(ask(cli))
+        .map_err(|error| match error.downcast::<tonic::Status>() {
+            Ok(status) => Refusal::from(&status).into(),
+            Err(error) => error,
+        })
+}
+
+/// What the agent answered, without the protocol's details.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct Refusal {
+    code: tonic::Code,
+    message: String,
+}
+
+impl From<&tonic::Status> for Refusal {
+    fn from(status: &tonic::Status) -> Self {
+        Self {
+            code: status.code(),
+            message: if status.message().is_empty() {
+                format!("the agent answers: {}", status.code())
+            } else {
+                status.message().to_owned()
+            },
+        }
+    }
+}
+
+async fn ask(cli: &Cli) -> anyhow::Result<()> {
+    match &cli.command {
+        Command::Status { output } => status(cli, *output).await,
+        Command::Events {
+            follow,
+            since,
+            output,
+        } => events(cli, *follow, *since, *output).await,
+        Command::Pause { job } => {
+            let channel = cli.connect(CONTROL_SOCKET).await?;
+            let request = v1::PauseRequest {
+                job: job.clone().unwrap_or_default(),
+            };
+            let answer = v1::control_client::ControlClient::new(channel)
+                .pause(request)
+                .await?;
+            jobs("paused", &answer.into_inner().jobs)
+        }
+        Command::Resume { job } => {
+            let channel = cli.connect(CONTROL_SOCKET).await?;
+            let request = v1::ResumeRequest {
+                job: job.clone().unwrap_or_default(),
+            };
+            let answer = v1::control_client::ControlClient::new(channel)
+                .resume(request)
+                .await?;
+            jobs("resumed", &answer.into_inner().jobs)
+        }
+        Command::Hooks { pid, output } => hooks(cli, *pid, *output).await,
+        Command::Release { .. } => Ok(()),
+    }
+}
+
+impl Cli {
+    async fn connect(&self, name: &str) -> Result<Channel, Unreachable> {
+        let path = self
+            .socket
+            .clone()
+            .unwrap_or_else(|| self.run_dir.join(name));
+        match tokio::net::UnixStream::connect(&path).await {
+            Ok(stream) => over(stream, &path).await,
+            Err(error) => Err(match error.kind() {
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+                    Unreachable::Absent(path)
+                }
+                std::io::ErrorKind::PermissionDenied => Unreachable::Forbidden(path),
+                _ => Unreachable::Failed {
+                    path,
+                    why: error.to_string(),
+                },
+            }),
+        }
+    }
+}
+
+async fn over(stream: tokio::net::UnixStream, path: &Path) -> Result<Channel, Unreachable> {
+    let mut stream = Some(stream);
+    let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+        // One connection per command; a second would be a reconnect, which helps nobody here.
+        let stream = stream.take();
+        async move {
+            stream
+                .map(hyper_util::rt::TokioIo::new)
+                .ok_or_else(|| std::io::Error::other("the agent hung up"))
+        }
+    });
+    Endpoint::from_static("http://tidegate.invalid")
+        .connect_timeout(Duration::from_secs(2))
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| Unreachable::Failed {
+            path: path.to_owned(),
+            why: error.to_string(),
+        })
+}
+
+async fn report(cli: &Cli, hooks: bool) -> anyhow::Result<v1::GetStatusResponse> {
+    let channel = cli.connect(STATUS_SOCKET).await?;
+    let mut request = tonic::Request::new(v1::GetStatusRequest { hooks });
+    request.set_timeout(Duration::from_secs(5));
+    let answer = v1::node_client::NodeClient::new(channel)
+        .get_status(request)
+        .await?;
+    Ok(answer.into_inner())
+}
+
+async fn status(cli: &Cli, output: Output) -> anyhow::Result<()> {
+    let report = report(cli, false).await?;
+    match output {
+        Output::Table => print(&table::status(&report, terminal_width())),
+        Output::Json => print(&format!("{:#}\n", json::status(&report))),
+    }
+}
+
+async fn hooks(cli: &Cli, pid: Option<i32>, output: Output) -> anyhow::Result<()> {
+    let mut report = report(cli, true).await?;
+    if let Some(pid) = pid {
+        report.processes.retain(|process| process.pid == pid);
+        anyhow::ensure!(
+            !report.processes.is_empty(),
+            "no attached process has the id {pid}"
+        );
+    }
+    match output {
+        Output::Table => print(&table::hooks(&report.processes)),
+        Output::Json => print(&format!("{:#}\n", json::processes(&report.processes))),
+    }
+}
+
+async fn events(cli: &Cli, follow: bool, since: u64, output: Output) -> anyhow::Result<()> {
+    let channel = cli.connect(STATUS_SOCKET).await?;
+    let request = v1::WatchEventsRequest {
+        since_seq: since,
+        no_follow: !follow,
+    };
+    let mut events = v1::node_client::NodeClient::new(channel)
+        .watch_events(request)
+        .await?
+        .into_inner();
+    while let Some(message) = events.next().await {
+        let Some(event) = message?.event else {
+            continue;
+        };
+        match output {
+            Output::Table => print(&table::event(&event))?,
+            Output::Json => print(&format!("{}\n", json::event(&event)))?,
+        }
+    }
+    Ok(())
+}
+
+fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {
+    if jobs.is_empty() {
+        print("no job is attached\n")
+    } else {
+        print(&format!("{what}: {}\n", jobs.join(", ")))
+    }
+}
+
+/// Writes to standard output; a reader that has left is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn terminal_width() -> Option<u16> {
+    if std::io::stdout().is_terminal() {
+        std::env::var("COLUMNS").ok()?.parse().ok()
+    } else {
+        None
+    }
+}

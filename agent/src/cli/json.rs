@@ -1,0 +1,156 @@
+//! Status and events as JSON, with the field names of the contract in `snake_case`. Enum values are
+//! their names without the type's prefix, in lower case.
+
+use serde_json::{Value, json};
+use tidegate_proto::v1;
+
+fn short(name: &str, prefix: &str) -> String {
+    name.strip_prefix(prefix).unwrap_or(name).to_lowercase()
+}
+
+/// A gate's state.
+pub fn gate(gpu: &v1::GpuStatus) -> String {
+    short(gpu.gate().as_str_name(), "GATE_STATE_")
+}
+
+/// A job's state.
+pub fn job_state(job: &v1::JobStatus) -> String {
+    short(job.state().as_str_name(), "JOB_STATE_")
+}
+
+/// A process' role.
+pub fn role(process: &v1::ProcessStatus) -> String {
+    short(process.role().as_str_name(), "ROLE_")
+}
+
+/// Why a device is busy.
+pub fn suspect(device: &v1::DeviceStatus) -> String {
+    short(device.suspect().as_str_name(), "BUSY_REASON_")
+}
+
+/// A channel level.
+pub fn level(report: &v1::GetStatusResponse) -> String {
+    short(report.level().as_str_name(), "CHANNEL_LEVEL_")
+}
+
+/// The whole status.
+pub fn status(report: &v1::GetStatusResponse) -> Value {
+    json!({
+        "version": report.version,
+        "agent_generation": report.agent_generation,
+        "pid": report.pid,
+        "uptime_ns": report.uptime_ns,
+        "driver_version": report.driver_version,
+        "driver_note": report.driver_note,
+        "level": level(report),
+        "level_note": report.level_note,
+        "scheduling": report.scheduling,
+        "gpus": report.gpus.iter().map(gpu).collect::<Vec<_>>(),
+        "jobs": report.jobs.iter().map(job).collect::<Vec<_>>(),
+        "processes": processes(&report.processes),
+        "counters": report.counters.iter().map(|counter| json!({
+            "name": counter.name, "help": counter.help, "value": counter.value,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn gpu(status: &v1::GpuStatus) -> Value {
+    let per_unit = status.preemptions_per_unit.as_ref();
+    json!({
+        "index": status.index,
+        "uuid": status.uuid,
+        "gate": gate(status),
+        "online_busy": status.online_busy,
+        "state_ns": status.state_ns,
+        "cooldown_ns": status.cooldown_ns,
+        "longest_gap_ns": status.longest_gap_ns,
+        "decode_gaps": status.decode_gaps,
+        "preemptions": status.preemptions,
+        "wakes": status.wakes,
+        "preempt_latency": status.preempt_latency.as_ref().map(latency),
+        "gate_latency": status.gate_latency.as_ref().map(latency),
+        "channels": status.channels,
+        "channels_disabled": status.channels_disabled,
+        "preemptions_per_unit": per_unit.map(|per| json!({
+            "unit": per.unit, "units": per.units, "mean": per.mean, "max": per.max,
+        })),
+    })
+}
+
+fn latency(latency: &v1::Latency) -> Value {
+    json!({
+        "count": latency.count,
+        "p50_ns": latency.p50_ns,
+        "p99_ns": latency.p99_ns,
+        "max_ns": latency.max_ns,
+    })
+}
+
+fn job(status: &v1::JobStatus) -> Value {
+    json!({
+        "name": status.name,
+        "state": job_state(status),
+        "reason": status.reason,
+        "gpus": status.gpus,
+        "sessions": status.sessions,
+        "state_ns": status.state_ns,
+        "preemptions": status.preemptions,
+        "channels": status.channels,
+    })
+}
+
+/// A list of processes.
+pub fn processes(processes: &[v1::ProcessStatus]) -> Value {
+    processes.iter().map(process).collect()
+}
+
+fn process(status: &v1::ProcessStatus) -> Value {
+    json!({
+        "session": status.session,
+        "pid": status.pid,
+        "uid": status.uid,
+        "name": status.name,
+        "role": role(status),
+        "rule": status.rule,
+        "job": status.job,
+        "library_version": status.library_version,
+        "devices": status.devices.iter().map(|device| json!({
+            "slot": device.slot,
+            "gpu": device.gpu,
+            "busy": device.busy,
+            "launches": device.launches,
+            "suspect": suspect(device),
+        })).collect::<Vec<_>>(),
+        "channels": status.channels,
+        "proven": status.proven,
+        "lane": status.lane,
+        "counts": status.counts,
+        "note": status.note,
+        "hooks": status.hooks.iter().map(|hook| json!({
+            "symbol": hook.symbol,
+            "installed": hook.installed,
+            "resolved": hook.resolved,
+            "calls": hook.calls,
+        })).collect::<Vec<_>>(),
+        "unhooked": status.unhooked.iter().map(|abi| json!({
+            "name": abi.name,
+            "version": abi.version,
+            "flags": abi.flags,
+            "count": abi.count,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// One event.
+pub fn event(event: &v1::Event) -> Value {
+    json!({
+        "seq": event.seq,
+        "at_ns": event.at_ns,
+        "kind": event.kind,
+        "gpu": event.gpu,
+        "session": event.session,
+        "job": event.job,
+        "text": event.text,
+        "value_ns": event.value_ns,
+    })
+}

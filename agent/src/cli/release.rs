@@ -1,0 +1,46 @@
+//! `tidegate release`: enable what a dead agent left disabled, from outside.
+//!
+//! It reads the journal and needs nobody: not the agent, and not the processes, which may be frozen.
+//! systemd runs it after the service has ended. While an agent is handing over to a successor it does
+//! nothing, because the successor takes the channels as they are; beside a living agent it refuses.
+
+use crate::clock::now_ns;
+use crate::device::Device;
+use crate::journal::Journal;
+use crate::rundir::{self, RunDir, RunDirError};
+use anyhow::Context;
+use std::path::Path;
+
+pub(super) fn run(run_dir: &Path, device: Option<&str>, shim: Option<&Path>) -> anyhow::Result<()> {
+    let last = rundir::holder(run_dir);
+    let device = device
+        .map(str::to_owned)
+        .or_else(|| last.map(|holder| holder.device))
+        .unwrap_or_else(|| "real".to_owned());
+    let device: Device = device
+        .parse()
+        .map_err(|error| anyhow::anyhow!("device `{device}`: {error}"))?;
+    let Some(journal) = Journal::find(run_dir).context("cannot read the journal")? else {
+        return super::print("there is no journal: nothing was ever disabled here\n");
+    };
+    if journal.is_handing_over(now_ns()) {
+        return super::print("an agent is handing over to a successor: nothing to do\n");
+    }
+    // Held until the end, so that no agent starts in between.
+    let _held = match RunDir::take(run_dir, &device.to_string()) {
+        Ok(held) => held,
+        Err(error @ RunDirError::Held(..)) => {
+            return Err(super::Unreachable::Failed {
+                path: run_dir.to_owned(),
+                why: format!("nothing to release, {error}"),
+            }
+            .into());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    device.enter(shim)?;
+    let report = crate::reconcile::enable_marked(&journal)?;
+    super::print(&format!("{report}\n"))?;
+    anyhow::ensure!(report.failed == 0, "some channels could not be enabled");
+    Ok(())
+}

@@ -1,0 +1,369 @@
+//! Status, hooks and events for people.
+
+use super::json;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use std::fmt::Write;
+use tidegate_proto::v1;
+
+fn table(header: &[&str], width: Option<u16>) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(header);
+    if let Some(width) = width {
+        table
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(width);
+    }
+    table
+}
+
+fn right(table: &mut Table, columns: &[usize]) {
+    for &column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// Appends a table without the blanks that fill its lines.
+fn append(text: &mut String, table: &Table) {
+    for line in table.to_string().lines() {
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+}
+
+/// A time with two or three figures.
+pub fn time(ns: u64) -> String {
+    let scaled = |unit: u64, name: &str| {
+        let whole = ns / unit;
+        if whole >= 10 {
+            format!("{whole} {name}")
+        } else {
+            format!("{whole}.{} {name}", ns % unit * 10 / unit)
+        }
+    };
+    match ns {
+        0 => "0".to_owned(),
+        1..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => scaled(1_000, "us"),
+        1_000_000..1_000_000_000 => scaled(1_000_000, "ms"),
+        1_000_000_000..120_000_000_000 => scaled(1_000_000_000, "s"),
+        120_000_000_000..7_200_000_000_000 => scaled(60_000_000_000, "min"),
+        _ => scaled(3_600_000_000_000, "h"),
+    }
+}
+
+fn or_dash(text: &str) -> &str {
+    if text.is_empty() { "-" } else { text }
+}
+
+/// The whole status.
+pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "tidegate-agent {} (pid {}, generation {}), up {}, driver {}, channel level {}, {}",
+        report.version,
+        report.pid,
+        report.agent_generation,
+        time(report.uptime_ns),
+        or_dash(&report.driver_version),
+        json::level(report).to_uppercase().replace('_', " "),
+        report.scheduling,
+    );
+    for note in [&report.driver_note, &report.level_note] {
+        if !note.is_empty() {
+            let _ = writeln!(text, "note: {note}");
+        }
+    }
+    text.push('\n');
+    append(&mut text, &gpus(report, width));
+    if let Some(unit) = report
+        .gpus
+        .iter()
+        .find_map(|gpu| gpu.preemptions_per_unit.as_ref())
+    {
+        let _ = writeln!(
+            text,
+            "(PER UNIT: preemptions per {}, mean / max)",
+            unit.unit.replace('_', " ")
+        );
+    }
+    text.push('\n');
+    if report.jobs.is_empty() {
+        text.push_str("no offline job is attached\n");
+    } else {
+        append(&mut text, &jobs(report, width));
+    }
+    text.push('\n');
+    if report.processes.is_empty() {
+        text.push_str("no process is attached\n");
+    } else {
+        append(&mut text, &processes(report, width));
+    }
+    let counted: Vec<_> = report
+        .counters
+        .iter()
+        .filter(|counter| counter.value != 0)
+        .collect();
+    if !counted.is_empty() {
+        text.push('\n');
+        let mut table = table(&["COUNTER", "VALUE", "MEANING"], width);
+        for counter in counted {
+            table.add_row([
+                counter.name.clone(),
+                counter.value.to_string(),
+                counter.help.clone(),
+            ]);
+        }
+        right(&mut table, &[1]);
+        append(&mut text, &table);
+    }
+    text
+}
+
+fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
+    let header = [
+        "GPU",
+        "GATE",
+        "FOR",
+        "ONLINE",
+        "COOLDOWN",
+        "LONGEST GAP",
+        "PREEMPTIONS",
+        "PER UNIT",
+        "WAKES",
+        "PREEMPT p50/p99/max",
+        "CHANNELS OFF",
+    ];
+    let mut table = table(&header, width);
+    for gpu in &report.gpus {
+        let latency = gpu
+            .preempt_latency
+            .as_ref()
+            .filter(|latency| latency.count != 0)
+            .map_or_else(
+                || "-".to_owned(),
+                |latency| {
+                    format!(
+                        "{} / {} / {}",
+                        time(latency.p50_ns),
+                        time(latency.p99_ns),
+                        time(latency.max_ns)
+                    )
+                },
+            );
+        let per_unit = gpu
+            .preemptions_per_unit
+            .as_ref()
+            .filter(|per| per.units != 0)
+            .map_or_else(
+                || "-".to_owned(),
+                |per| format!("{:.2} / {}", per.mean, per.max),
+            );
+        table.add_row([
+            gpu.index.to_string(),
+            json::gate(gpu),
+            time(gpu.state_ns),
+            if gpu.online_busy { "busy" } else { "idle" }.to_owned(),
+            time(gpu.cooldown_ns),
+            time(gpu.longest_gap_ns),
+            gpu.preemptions.to_string(),
+            per_unit,
+            gpu.wakes.to_string(),
+            latency,
+            format!("{} of {}", gpu.channels_disabled, gpu.channels),
+        ]);
+    }
+    right(&mut table, &[2, 4, 5, 6, 7, 8, 10]);
+    table
+}
+
+fn jobs(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
+    let header = [
+        "JOB",
+        "STATE",
+        "FOR",
+        "GPUS",
+        "PROCESSES",
+        "CHANNELS",
+        "PREEMPTIONS",
+        "WHY",
+    ];
+    let mut table = table(&header, width);
+    for job in &report.jobs {
+        let gpus: Vec<_> = job.gpus.iter().map(u32::to_string).collect();
+        table.add_row([
+            job.name.clone(),
+            json::job_state(job),
+            time(job.state_ns),
+            or_dash(&gpus.join(",")).to_owned(),
+            job.sessions.len().to_string(),
+            job.channels.to_string(),
+            job.preemptions.to_string(),
+            job.reason.clone(),
+        ]);
+    }
+    right(&mut table, &[2, 4, 5, 6]);
+    table
+}
+
+fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
+    let header = [
+        "PID", "NAME", "UID", "ROLE", "JOB", "GPU", "LAUNCHES", "CHANNELS", "LANE", "COUNTS",
+        "RULE", "NOTE",
+    ];
+    let mut table = table(&header, width);
+    for process in &report.processes {
+        let devices: Vec<_> = process
+            .devices
+            .iter()
+            .map(|device| {
+                let state = if device.busy { "busy" } else { "idle" };
+                if device.suspect == 0 {
+                    format!("{} {state}", device.gpu)
+                } else {
+                    let reason = json::suspect(device).replace('_', " ");
+                    format!("{} {state} ({reason})", device.gpu)
+                }
+            })
+            .collect();
+        let launches: u64 = process.devices.iter().map(|device| device.launches).sum();
+        let channels = if process.channels == 0 || process.proven {
+            process.channels.to_string()
+        } else {
+            format!("{} (not proven)", process.channels)
+        };
+        table.add_row([
+            process.pid.to_string(),
+            process.name.clone(),
+            process.uid.to_string(),
+            json::role(process),
+            or_dash(&process.job).to_owned(),
+            or_dash(&devices.join(", ")).to_owned(),
+            launches.to_string(),
+            channels,
+            process.lane.clone(),
+            process.counts.clone(),
+            process.rule.clone(),
+            process.note.clone(),
+        ]);
+    }
+    right(&mut table, &[0, 2, 6, 7]);
+    table
+}
+
+/// The hooks of each process; rows that were never asked for are only counted.
+pub fn hooks(processes: &[v1::ProcessStatus]) -> String {
+    let mut text = String::new();
+    if processes.is_empty() {
+        text.push_str("no process is attached\n");
+    }
+    for process in processes {
+        let _ = writeln!(text, "{} (pid {})", process.name, process.pid);
+        if process.hooks.is_empty() {
+            text.push_str("  no report yet\n\n");
+            continue;
+        }
+        let mut table = table(&["SYMBOL", "INSTALLED", "RESOLVED", "CALLS"], None);
+        let yes = |yes| if yes { "yes" } else { "no" }.to_owned();
+        let mut silent = 0;
+        for hook in &process.hooks {
+            if hook.installed || hook.resolved || hook.calls != 0 {
+                table.add_row([
+                    hook.symbol.clone(),
+                    yes(hook.installed),
+                    yes(hook.resolved),
+                    hook.calls.to_string(),
+                ]);
+            } else {
+                silent += 1;
+            }
+        }
+        right(&mut table, &[3]);
+        append(&mut text, &table);
+        if silent != 0 {
+            let _ = writeln!(text, "and {silent} that the program never asked for");
+        }
+        for abi in &process.unhooked {
+            let _ = writeln!(
+                text,
+                "UNHOOKED: {} version {} flags {:#x}, asked for {} times",
+                abi.name, abi.version, abi.flags, abi.count
+            );
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// One event on one line.
+pub fn event(event: &v1::Event) -> String {
+    let mut line = format!(
+        "{:>6}  {:>5}.{:06}  {:<20}",
+        event.seq,
+        event.at_ns / 1_000_000_000,
+        event.at_ns / 1_000 % 1_000_000,
+        event.kind
+    );
+    if event.gpu >= 0 {
+        let _ = write!(line, "  gpu {}", event.gpu);
+    }
+    if !event.job.is_empty() {
+        let _ = write!(line, "  job {}", event.job);
+    }
+    if event.session != 0 {
+        let _ = write!(line, "  session {}", event.session);
+    }
+    if event.value_ns != 0 {
+        let _ = write!(line, "  {}", time(event.value_ns));
+    }
+    if !event.text.is_empty() {
+        let _ = write!(line, "  {}", event.text);
+    }
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_has_two_or_three_figures_and_a_unit() {
+        let read = [
+            (0, "0"),
+            (999, "999 ns"),
+            (1_500, "1.5 us"),
+            (42_000, "42 us"),
+            (4_250_000, "4.2 ms"),
+            (200_000_000, "200 ms"),
+            (3_000_000_000, "3.0 s"),
+            (119_000_000_000, "119 s"),
+            (600_000_000_000, "10 min"),
+            (7_200_000_000_000, "2.0 h"),
+        ];
+        for (ns, text) in read {
+            assert_eq!(time(ns), text);
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line() {
+        let event = v1::Event {
+            seq: 7,
+            at_ns: 12_345_678_901,
+            kind: "preempted".to_owned(),
+            gpu: 0,
+            job: "batch".to_owned(),
+            value_ns: 380_000,
+            ..v1::Event::default()
+        };
+        assert_eq!(
+            super::event(&event),
+            "     7     12.345678  preempted             gpu 0  job batch  380 us\n"
+        );
+    }
+}

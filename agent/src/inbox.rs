@@ -1,0 +1,281 @@
+//! Everything that is told to the control thread, and how it is woken.
+//!
+//! The gRPC side, the RM side and the command line meet only here: each knows the control thread and
+//! none of the others. A message is put into a queue and a word is raised, which the control thread
+//! waits on together with the doorbells of the pages.
+
+use crate::config::Role;
+use crate::identity::Credentials;
+use crate::issue::Issued;
+use crate::prove::Proof;
+use crate::sys::SharedPage;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tidegate_proto::v1;
+
+/// A message for the control thread.
+#[derive(Debug)]
+pub enum Input {
+    /// A process said hello on its stream.
+    Attached(Box<Newcomer>),
+    /// An attached process said something.
+    Said(u64, Said),
+    /// The connection of a session ended.
+    Disconnected(u64),
+    /// A process ended, with all its sessions.
+    Exited(Process),
+    /// The prover looked at a session's clients.
+    Proof(Proof),
+    /// An issue thread did, or failed to do, what it was asked.
+    Issued(Issued),
+    /// Somebody wants an answer.
+    Ask(Ask),
+    /// Enable everything, then end.
+    Stop,
+    /// A successor waits: leave the channels as they are and end.
+    HandOver,
+}
+
+/// A process, named for good: its id and the time it started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// In the agent's pid namespace.
+    pub pid: i32,
+    /// Ticks since boot.
+    pub started: u64,
+}
+
+/// A process that attached.
+#[derive(Debug)]
+pub struct Newcomer {
+    /// The agent's number for this connection.
+    pub session: u64,
+    /// Who it is.
+    pub peer: Credentials,
+    /// What it is, and why.
+    pub role: Role,
+    /// For people.
+    pub rule: String,
+    /// The job it says it belongs to; empty: not said.
+    pub job: String,
+    /// Version of its library.
+    pub version: String,
+    /// Driver version it saw.
+    pub driver: String,
+    /// Plain counts with membarrier, else atomic adds.
+    pub membarrier: bool,
+    /// Its page; None for a client that could not take it.
+    pub page: Option<SharedPage>,
+    /// The control file it sent; not looked at yet.
+    pub control_file: Option<OwnedFd>,
+    /// Where it listens.
+    pub outbox: Outbox,
+}
+
+/// The way back to one process. Full or closed: the process is not listening, and is cut off.
+pub type Outbox = tokio::sync::mpsc::Sender<Tell>;
+
+/// What a process reports.
+#[derive(Debug)]
+pub enum Said {
+    /// A place of its page is this GPU.
+    Device {
+        /// The place.
+        slot: u32,
+        /// The GPU.
+        uuid: [u8; 16],
+    },
+    /// Its RM objects.
+    Rm {
+        /// `changes` is everything there is, not what is new.
+        snapshot: bool,
+        /// In order.
+        changes: Vec<RmChange>,
+    },
+    /// A scheduling call waits for [`Tell::Go`].
+    Schedule {
+        /// Names the call.
+        ticket: u64,
+        /// Its RM client.
+        client: u32,
+        /// A TSG or channel of it.
+        object: u32,
+    },
+    /// An edge of a process without a page.
+    Edge {
+        /// Place of the device.
+        slot: u32,
+        /// Its activity afterwards.
+        edge: Activity,
+    },
+    /// The answer to [`Tell::Set`].
+    Channels {
+        /// Which.
+        seq: u64,
+        /// RM status.
+        status: u32,
+        /// errno.
+        errno: i32,
+        /// When the ioctl was entered.
+        entered_ns: u64,
+        /// When it returned.
+        returned_ns: u64,
+    },
+    /// A device is busy without launches for a reason, or (0) is no longer.
+    Suspect {
+        /// Place of the device.
+        slot: u32,
+        /// `BusyReason` of the protocol.
+        reason: u32,
+    },
+    /// Something worth an event.
+    Note {
+        /// Its kind.
+        kind: String,
+        /// Its text.
+        text: String,
+    },
+    /// Launches began or ceased to wait on the gate.
+    GateWait(bool),
+}
+
+/// Activity of one device, from a page or from a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// `generation << 1 | busy`.
+    pub word: u64,
+    /// Of the last busy edge.
+    pub busy_since_ns: u64,
+    /// When the work before the last idle edge was proven done.
+    pub idle_since_ns: u64,
+    /// Launches of the period that ended with it.
+    pub launches: u64,
+    /// The graph last launched in it.
+    pub graph: u64,
+}
+
+/// A change in a process' RM objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RmChange {
+    /// A channel came to be.
+    ChannelUp(Channel),
+    /// A channel went.
+    ChannelDown {
+        /// Its RM client.
+        client: u32,
+        /// The channel.
+        channel: u32,
+    },
+    /// A client came to be.
+    ClientUp(u32),
+    /// A client went, and all it held.
+    ClientDown(u32),
+}
+
+/// A channel as its process reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Channel {
+    /// Its RM client.
+    pub client: u32,
+    /// The channel.
+    pub channel: u32,
+    /// Its TSG, or itself.
+    pub tsg: u32,
+    /// What it feeds.
+    pub engine: tidegate_abi::class::Engine,
+    /// Device instance, if known.
+    pub device_instance: Option<u32>,
+    /// The GPU, if UVM named it.
+    pub uuid: Option<[u8; 16]>,
+    /// A subdevice of its client on that GPU, for calls through the owner's file; 0: none seen.
+    pub subdevice: u32,
+}
+
+/// What a process is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tell {
+    /// What it is; the first message.
+    Welcome(Welcome),
+    /// A held scheduling call may pass.
+    Go {
+        /// Which.
+        ticket: u64,
+    },
+    /// Disable or enable own channels.
+    Set {
+        /// Names the answer.
+        seq: u64,
+        /// Disable, else enable.
+        disable: bool,
+        /// At most 64 (client, channel).
+        pairs: Vec<(u32, u32)>,
+        /// The GPU.
+        device_instance: u32,
+    },
+}
+
+/// See [`Tell::Welcome`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The agent's number for the connection.
+    pub session: u64,
+    /// What the process is.
+    pub role: Role,
+    /// How its channels are controlled.
+    pub level: crate::config::Level,
+    /// Which agent speaks.
+    pub agent_generation: u64,
+}
+
+/// A question with a way to answer.
+#[derive(Debug)]
+pub enum Ask {
+    /// How the node stands.
+    Report(Answer<Box<v1::GetStatusResponse>>),
+    /// Close a job's gate (None: of every job) until resumed; answers which jobs.
+    Pause(Option<String>, Answer<Vec<String>>),
+    /// Undo a pause.
+    Resume(Option<String>, Answer<Vec<String>>),
+}
+
+/// Takes one answer.
+pub type Answer<T> = tokio::sync::oneshot::Sender<T>;
+
+/// Where messages for the control thread are put. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Mailbox {
+    input_tx: crossbeam_channel::Sender<Input>,
+    wake: Arc<AtomicU32>,
+}
+
+/// The control thread's end of a [`Mailbox`].
+#[derive(Debug)]
+pub struct Inbox {
+    /// The messages.
+    pub input_rx: crossbeam_channel::Receiver<Input>,
+    /// Raised after a message was put.
+    pub wake: Arc<AtomicU32>,
+}
+
+/// Makes both ends.
+#[must_use]
+pub fn inbox() -> (Mailbox, Inbox) {
+    let (input_tx, input_rx) = crossbeam_channel::unbounded();
+    let wake = Arc::new(AtomicU32::new(0));
+    let mailbox = Mailbox {
+        input_tx,
+        wake: Arc::clone(&wake),
+    };
+    (mailbox, Inbox { input_rx, wake })
+}
+
+impl Mailbox {
+    /// Puts a message and wakes the control thread. After its end messages vanish.
+    pub fn put(&self, input: Input) {
+        if self.input_tx.send(input).is_ok() {
+            self.wake.fetch_add(1, Ordering::Release);
+            crate::sys::futex_wake(&self.wake);
+        }
+    }
+}

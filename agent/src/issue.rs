@@ -1,0 +1,188 @@
+//! One thread per GPU that disables and enables channels.
+//!
+//! The ioctl waits for the GPU and may stall behind the driver's locks, so the control thread never
+//! makes it: it hands an [`Order`] to the GPU's thread and goes on. Each thread has its own RM client,
+//! because two calls on one client serialise even for different GPUs.
+//!
+//! What may run changes while an order waits its turn. Right before an enable the thread therefore
+//! reads two things again: the word that says what is wanted of this job on this GPU, and the activity
+//! words of the online processes. If either speaks against it the enable is withheld and reported;
+//! a disable is always carried out.
+
+use crate::channel::{Batch, ChannelControl};
+use crate::clock::now_ns;
+use crate::inbox::{Input, Mailbox};
+use crate::journal::Journal;
+use crate::sys::SharedPage;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidegate_abi::page::ACTIVITY_BUSY;
+use tidegate_abi::rm::Status;
+
+/// Which GPU of the node, counted from 0 in order of device instance.
+pub type GpuIndex = u32;
+
+/// What is wanted of one job's channels on one GPU: `command << 1 | disable`, written by the control
+/// thread with every order.
+#[derive(Debug, Default)]
+pub struct Wanted(AtomicU64);
+
+impl Wanted {
+    /// Says that `command` is the newest.
+    pub fn set(&self, command: u64, disable: bool) {
+        self.0
+            .store(command << 1 | u64::from(disable), Ordering::Release);
+    }
+
+    fn is(&self, command: u64, disable: bool) -> bool {
+        self.0.load(Ordering::Acquire) == command << 1 | u64::from(disable)
+    }
+}
+
+/// The activity words that forbid an enable while one of them is busy.
+#[derive(Debug, Default)]
+pub struct Guards(pub Vec<(Arc<SharedPage>, usize)>);
+
+impl Guards {
+    fn any_busy(&self) -> bool {
+        self.0.iter().any(|(page, slot)| {
+            page.devices[*slot].activity.load(Ordering::Acquire) & ACTIVITY_BUSY != 0
+        })
+    }
+}
+
+/// Disable or enable one job's channels on one GPU.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Names the order in the answer and in [`Wanted`].
+    pub command: u64,
+    /// The job, as the control thread numbers it.
+    pub job: u32,
+    /// Disable, else enable.
+    pub disable: bool,
+    /// Pre-built calls, GR first.
+    pub batches: Arc<Vec<Batch>>,
+    /// See [`Wanted`].
+    pub wanted: Arc<Wanted>,
+    /// See [`Guards`].
+    pub guards: Arc<Guards>,
+    /// Enable whatever stands against it: the agent is ending, or undoing a failed disable.
+    pub unconditional: bool,
+}
+
+/// What became of an order.
+#[derive(Clone, Copy, Debug)]
+pub struct Issued {
+    /// The GPU.
+    pub gpu: GpuIndex,
+    /// [`Order::job`]
+    pub job: u32,
+    /// [`Order::command`]
+    pub command: u64,
+    /// [`Order::disable`]
+    pub disable: bool,
+    /// What happened.
+    pub outcome: Outcome,
+    /// Entry of the last ioctl; 0 if none was made.
+    pub entered_ns: u64,
+    /// Its return.
+    pub returned_ns: u64,
+}
+
+/// See [`Issued`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The driver did it.
+    Done,
+    /// A newer command stands, or online is busy: the channels stay disabled.
+    Withheld,
+    /// The driver refused at least one batch; the state of the channels is unknown.
+    Failed(Status),
+}
+
+/// Where orders for one GPU are put.
+pub type Issuer = crossbeam_channel::Sender<Order>;
+
+/// Orders a GPU's queue holds. Policy has at most two in flight per job.
+const QUEUE: usize = 4096;
+
+/// Starts the thread of one GPU; it ends when the sender is dropped.
+///
+/// # Errors
+/// When no thread can be made.
+pub fn start(
+    gpu: GpuIndex,
+    control: Arc<dyn ChannelControl>,
+    journal: Arc<Journal>,
+    mailbox: Mailbox,
+    fifo_priority: Option<i32>,
+) -> std::io::Result<(Issuer, std::thread::JoinHandle<()>)> {
+    let (order_tx, order_rx) = crossbeam_channel::bounded::<Order>(QUEUE);
+    let thread = std::thread::Builder::new()
+        .name(format!("tg-issue-{gpu}"))
+        .spawn(move || {
+            if let Some(priority) = fifo_priority {
+                // The control thread has found out whether this is allowed.
+                let _ = crate::sys::schedule_fifo(priority);
+            }
+            for order in order_rx {
+                let issued = carry_out(gpu, &order, &*control, &journal);
+                drop(order);
+                mailbox.put(Input::Issued(issued));
+            }
+        })?;
+    Ok((order_tx, thread))
+}
+
+fn carry_out(
+    gpu: GpuIndex,
+    order: &Order,
+    control: &dyn ChannelControl,
+    journal: &Journal,
+) -> Issued {
+    let mut issued = Issued {
+        gpu,
+        job: order.job,
+        command: order.command,
+        disable: order.disable,
+        outcome: Outcome::Done,
+        entered_ns: 0,
+        returned_ns: 0,
+    };
+    for batch in order.batches.iter() {
+        if !order.disable
+            && !order.unconditional
+            && (!order.wanted.is(order.command, false) || order.guards.any_busy())
+        {
+            issued.outcome = Outcome::Withheld;
+            break;
+        }
+        if order.disable {
+            for &place in &batch.places {
+                journal.mark(place);
+            }
+        }
+        issued.entered_ns = now_ns();
+        let answer = control.set(batch, order.disable);
+        issued.returned_ns = now_ns();
+        match answer {
+            Ok(()) if !order.disable => {
+                for &place in &batch.places {
+                    journal.clear(place);
+                }
+            }
+            Ok(()) => {}
+            Err(error) => {
+                tracing::warn!(
+                    gpu,
+                    disable = order.disable,
+                    pairs = batch.pairs(),
+                    %error,
+                    "the driver refused a batch of channels"
+                );
+                issued.outcome = Outcome::Failed(error.status().unwrap_or(Status::INVALID_STATE));
+            }
+        }
+    }
+    issued
+}

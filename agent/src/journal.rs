@@ -1,0 +1,260 @@
+//! Which channels are disabled, written so that it survives the agent.
+//!
+//! The journal is a file of words on tmpfs, mapped: a record is marked before its channel is disabled
+//! and cleared after it was enabled, so that what is marked after a crash is a superset of what is
+//! disabled. Whoever comes next (a successor, `tidegate release`) enables everything marked; enabling a
+//! channel twice is harmless, and a record of a channel that is gone is refused by the driver and
+//! cleared. Nothing is ever synced: a machine that loses its memory loses its channels too.
+//!
+//! ```text
+//! word 0 magic+version | 1 agent generation | 2 handing over since | 3 records | 4.. records
+//! record: (client << 32 | channel) , (device instance << 32 | DISABLED or 0)
+//! ```
+
+use crate::sys::SharedWords;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Its name in the run directory.
+pub const NAME: &str = "journal";
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDEJRN1");
+const HEADER: usize = 4;
+/// Channels the journal has room for: 16 sessions with the most a session may have.
+pub const RECORDS: usize = 16_384;
+const WORDS: usize = HEADER + 2 * RECORDS;
+const DISABLED: u64 = 1;
+
+/// How long `handing over` keeps others from enabling.
+pub const HANDING_OVER_NS: u64 = 1_000_000_000;
+
+/// The mapped file. Any thread marks and clears; only the control thread takes and gives back places.
+#[derive(Debug)]
+pub struct Journal {
+    words: SharedWords,
+}
+
+/// A place in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(u32);
+
+/// A channel found marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marked {
+    /// Where it stands.
+    pub place: Place,
+    /// Its RM client.
+    pub client: u32,
+    /// The channel.
+    pub channel: u32,
+    /// The GPU.
+    pub device_instance: u32,
+}
+
+impl Journal {
+    /// Opens the journal of `run_dir`, making it if there is none.
+    ///
+    /// # Errors
+    /// When it cannot be made, or is not a journal of this version.
+    pub fn open(run_dir: &Path) -> io::Result<Self> {
+        Self::map(&run_dir.join(NAME), true)
+    }
+
+    /// Opens the journal of `run_dir` if there is one.
+    ///
+    /// # Errors
+    /// When it cannot be mapped, or is not a journal of this version.
+    pub fn find(run_dir: &Path) -> io::Result<Option<Self>> {
+        match Self::map(&run_dir.join(NAME), false) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    fn map(path: &Path, create: bool) -> io::Result<Self> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(create)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)?;
+        let bytes = (WORDS * 8) as u64;
+        if create && file.metadata()?.len() < bytes {
+            // Written, not only sized: a tmpfs that fills up later must not take the agent down.
+            use std::io::Write;
+            (&file).write_all(&vec![0; WORDS * 8])?;
+        }
+        let words = SharedWords::map(file.as_fd(), WORDS)?;
+        match words[0].load(Ordering::Acquire) {
+            MAGIC => {}
+            0 => {
+                words[3].store(RECORDS as u64, Ordering::Relaxed);
+                words[0].store(MAGIC, Ordering::Release);
+            }
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "not a journal")),
+        }
+        Ok(Self { words })
+    }
+
+    fn record(&self, place: Place) -> [&AtomicU64; 2] {
+        let at = HEADER + 2 * place.0 as usize;
+        [&self.words[at], &self.words[at + 1]]
+    }
+
+    /// Writes down which channel `place` is about. It must not be marked.
+    pub fn describe(&self, place: Place, client: u32, channel: u32, device_instance: u32) {
+        let [pair, state] = self.record(place);
+        pair.store(
+            u64::from(client) << 32 | u64::from(channel),
+            Ordering::Relaxed,
+        );
+        state.store(u64::from(device_instance) << 32, Ordering::Release);
+    }
+
+    /// The channel is about to be disabled.
+    pub fn mark(&self, place: Place) {
+        let [_, state] = self.record(place);
+        state.store(state.load(Ordering::Relaxed) | DISABLED, Ordering::Release);
+    }
+
+    /// The channel was enabled, or is gone.
+    pub fn clear(&self, place: Place) {
+        let [_, state] = self.record(place);
+        state.store(state.load(Ordering::Relaxed) & !DISABLED, Ordering::Release);
+    }
+
+    /// Everything marked.
+    #[must_use]
+    pub fn marked(&self) -> Vec<Marked> {
+        (0..u32::try_from(RECORDS).unwrap_or(0))
+            .map(Place)
+            .filter_map(|place| {
+                let [pair, state] = self.record(place);
+                let state = state.load(Ordering::Acquire);
+                let pair = pair.load(Ordering::Relaxed);
+                let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
+                (state & DISABLED != 0).then(|| Marked {
+                    place,
+                    client: low(pair >> 32),
+                    channel: low(pair),
+                    device_instance: low(state >> 32),
+                })
+            })
+            .collect()
+    }
+
+    /// Generation of the last agent.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.words[1].load(Ordering::Relaxed)
+    }
+
+    /// Takes the next generation.
+    #[must_use]
+    pub fn next_generation(&self) -> u64 {
+        self.words[1].fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Says since when an agent is handing over to a successor; 0: none is.
+    pub fn set_handing_over(&self, at_ns: u64) {
+        self.words[2].store(at_ns, Ordering::Release);
+    }
+
+    /// Whether a successor was promised the channels as they are and may still come.
+    #[must_use]
+    pub fn is_handing_over(&self, now_ns: u64) -> bool {
+        let since = self.words[2].load(Ordering::Acquire);
+        since != 0 && now_ns.saturating_sub(since) < HANDING_OVER_NS
+    }
+}
+
+/// Places nobody has.
+#[derive(Debug)]
+pub struct Places(Vec<Place>);
+
+impl Places {
+    /// All of them.
+    #[must_use]
+    pub fn new() -> Self {
+        let records = u32::try_from(RECORDS).unwrap_or(0);
+        Self((0..records).rev().map(Place).collect())
+    }
+
+    /// Takes one; None: the journal is full, and the channel cannot be managed.
+    pub fn take(&mut self) -> Option<Place> {
+        self.0.pop()
+    }
+
+    /// Gives one back.
+    pub fn give_back(&mut self, place: Place) {
+        self.0.push(place);
+    }
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(name: &str) -> std::path::PathBuf {
+        let dir = std::env::temp_dir().join(format!("tidegate-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).expect("writable");
+        dir
+    }
+
+    #[test]
+    fn what_was_marked_is_found_by_whoever_comes_next() {
+        let dir = directory("journal-next");
+        assert!(Journal::find(&dir).expect("readable").is_none());
+        let journal = Journal::open(&dir).expect("writable");
+        assert_eq!(journal.next_generation(), 1);
+        let mut places = Places::new();
+        let (a, b) = (places.take().expect("room"), places.take().expect("room"));
+        journal.describe(a, 0xc1d0_0001, 0x5c00_0010, 3);
+        journal.describe(b, 0xc1d0_0001, 0x5c00_0011, 3);
+        journal.mark(a);
+        journal.mark(b);
+        journal.clear(b);
+        drop(journal);
+        let journal = Journal::find(&dir).expect("readable").expect("there");
+        let marked = journal.marked();
+        assert_eq!(marked.len(), 1);
+        assert_eq!(
+            (
+                marked[0].client,
+                marked[0].channel,
+                marked[0].device_instance
+            ),
+            (0xc1d0_0001, 0x5c00_0010, 3)
+        );
+        assert_eq!(journal.next_generation(), 2);
+    }
+
+    #[test]
+    fn handing_over_lapses_after_a_second() {
+        let journal = Journal::open(&directory("journal-lapse")).expect("writable");
+        assert!(!journal.is_handing_over(5));
+        journal.set_handing_over(1_000);
+        assert!(journal.is_handing_over(1_000 + HANDING_OVER_NS - 1));
+        assert!(!journal.is_handing_over(1_000 + HANDING_OVER_NS));
+    }
+
+    #[test]
+    fn a_foreign_file_is_not_taken_for_a_journal() {
+        let dir = directory("journal-foreign");
+        std::fs::write(dir.join(NAME), vec![7; WORDS * 8]).expect("writable");
+        assert!(Journal::open(&dir).is_err());
+        std::fs::write(dir.join(NAME), b"short").expect("writable");
+        assert!(Journal::find(&dir).is_err());
+    }
+}

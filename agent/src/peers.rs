@@ -1,0 +1,371 @@
+//! Connections of the agent's sockets, from `accept` to the first HTTP/2 byte.
+//!
+//! Every connection is asked for its credentials before anything it sent is read. On `hook.sock` the
+//! agent then greets: sixteen bytes with the shared page (`tidegate_proto::greeting`), and reads the
+//! client's first sixteen, which are either its own greeting, perhaps with its control file, or the
+//! beginning of HTTP/2. A connection that stays silent is closed: it must never block the others, so
+//! each one is admitted by a task of its own.
+
+use crate::identity::{Credentials, credentials};
+use crate::sys::{self, SharedPage};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tidegate_abi::page;
+use tidegate_proto::greeting::{self, First, Greeting};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tonic::transport::server::Connected;
+
+/// How long a client may take for its first sixteen bytes.
+const GREETING_LIMIT: Duration = Duration::from_secs(5);
+
+/// Who is at the other end, known to every handler of the connection.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// What the kernel says.
+    pub credentials: Arc<Credentials>,
+    /// What came with the greeting; the one Attach stream of the connection takes it.
+    pub greeted: Option<Arc<Mutex<Option<Greeted>>>>,
+}
+
+/// What a connection of `hook.sock` starts with.
+#[derive(Debug)]
+pub struct Greeted {
+    /// The agent's number for the connection.
+    pub session: u64,
+    /// Names the process for good.
+    pub pidfd: OwnedFd,
+    /// None: the client is older than the greeting.
+    pub page: Option<SharedPage>,
+    /// Not looked at yet.
+    pub control_file: Option<OwnedFd>,
+}
+
+/// An admitted connection.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    peer: Peer,
+    _place: Option<Place>,
+}
+
+/// What new pages are stamped with.
+#[derive(Debug)]
+pub struct Pages {
+    /// Generation of this agent.
+    pub generation: u64,
+    next_session: AtomicU64,
+}
+
+impl Pages {
+    /// Sessions count from 1.
+    #[must_use]
+    pub const fn new(generation: u64) -> Self {
+        Self {
+            generation,
+            next_session: AtomicU64::new(1),
+        }
+    }
+
+    fn create(&self, session: u64) -> io::Result<(SharedPage, OwnedFd)> {
+        let (page, file) = SharedPage::create()?;
+        let header = &page.header;
+        header.major.store(page::MAJOR, Ordering::Relaxed);
+        header.minor.store(page::MINOR, Ordering::Relaxed);
+        let small = |n: usize| u32::try_from(n).unwrap_or(0);
+        header.bytes.store(small(page::BYTES), Ordering::Relaxed);
+        header
+            .devices
+            .store(small(page::DEVICES), Ordering::Relaxed);
+        header.session.store(session, Ordering::Relaxed);
+        header
+            .agent_generation
+            .store(self.generation, Ordering::Relaxed);
+        // Launches of an offline process wait until the control thread has its channels.
+        for gate in &page.gates {
+            gate.gate.store(page::GATE_CLOSED, Ordering::Relaxed);
+        }
+        page.agent
+            .heartbeat_ns
+            .store(crate::clock::now_ns(), Ordering::Relaxed);
+        header.magic.store(page::MAGIC, Ordering::Release);
+        Ok((page, file))
+    }
+}
+
+/// Counts the connections of each user, so that one user cannot take all descriptors.
+#[derive(Debug)]
+pub struct Crowd {
+    limit: usize,
+    own_uid: u32,
+    by_uid: Mutex<HashMap<u32, usize>>,
+}
+
+/// One counted connection.
+#[derive(Debug)]
+struct Place {
+    crowd: Arc<Crowd>,
+    uid: u32,
+}
+
+impl Crowd {
+    /// At most `limit` connections of a user, the agent's own apart.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            own_uid: nix::unistd::Uid::effective().as_raw(),
+            by_uid: Mutex::default(),
+        }
+    }
+
+    fn enter(self: &Arc<Self>, uid: u32) -> Option<Place> {
+        let mut by_uid = self.by_uid.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = by_uid.entry(uid).or_default();
+        if *here >= self.limit && uid != self.own_uid {
+            return None;
+        }
+        *here += 1;
+        Some(Place {
+            crowd: Arc::clone(self),
+            uid,
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut by_uid = self
+            .crowd
+            .by_uid
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(here) = by_uid.get_mut(&self.uid) {
+            *here -= 1;
+            if *here == 0 {
+                by_uid.remove(&self.uid);
+            }
+        }
+    }
+}
+
+/// Accepts connections of a socket that greets, for ever.
+pub async fn accept_greeted(
+    listener: UnixListener,
+    pages: Arc<Pages>,
+    crowd: Arc<Crowd>,
+    connection_tx: mpsc::Sender<io::Result<Connection>>,
+) {
+    loop {
+        let Some(stream) = accept(&listener).await else {
+            continue;
+        };
+        let (pages, crowd, connection_tx) = (
+            Arc::clone(&pages),
+            Arc::clone(&crowd),
+            connection_tx.clone(),
+        );
+        tokio::spawn(async move {
+            match greet(stream, &pages, &crowd).await {
+                Ok(connection) => {
+                    // The server is gone only when the agent ends.
+                    let _ = connection_tx.send(Ok(connection)).await;
+                }
+                Err(error) => tracing::debug!(%error, "connection not admitted"),
+            }
+        });
+    }
+}
+
+/// Accepts connections of a socket that speaks HTTP/2 from the first byte, for ever.
+pub async fn accept_plain(
+    listener: UnixListener,
+    connection_tx: mpsc::Sender<io::Result<Connection>>,
+) {
+    loop {
+        let Some(stream) = accept(&listener).await else {
+            continue;
+        };
+        match identify(&stream) {
+            Ok((credentials, _)) => {
+                let connection = Connection {
+                    stream,
+                    peer: Peer {
+                        credentials: Arc::new(credentials),
+                        greeted: None,
+                    },
+                    _place: None,
+                };
+                let _ = connection_tx.send(Ok(connection)).await;
+            }
+            Err(error) => tracing::debug!(%error, "connection not admitted"),
+        }
+    }
+}
+
+async fn accept(listener: &UnixListener) -> Option<UnixStream> {
+    match listener.accept().await {
+        Ok((stream, _)) => Some(stream),
+        Err(error) => {
+            // Out of descriptors: the connection stays in the queue, and so would a tight loop.
+            tracing::warn!(%error, "cannot accept a connection");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            None
+        }
+    }
+}
+
+/// The peer's credentials and a pidfd that names it.
+///
+/// Before Linux 6.5 there is no `SO_PEERPIDFD`; then the id is opened, and the start time read before
+/// and after must be the same.
+fn identify(stream: &UnixStream) -> io::Result<(Credentials, OwnedFd)> {
+    let peer = stream.peer_cred()?;
+    let pid = peer
+        .pid()
+        .filter(|&pid| pid > 0)
+        .ok_or_else(|| io::Error::other("the peer is in another pid namespace"))?;
+    match sys::peer_pidfd(stream.as_fd()) {
+        Ok(pidfd) => Ok((credentials(pid, peer.uid(), pidfd.as_fd())?, pidfd)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            let pidfd = sys::pidfd_open(pid)?;
+            let before = credentials(pid, peer.uid(), pidfd.as_fd())?;
+            let again = sys::pidfd_open(pid)?;
+            let after = credentials(pid, peer.uid(), again.as_fd())?;
+            if before.started == after.started {
+                Ok((after, again))
+            } else {
+                Err(io::Error::other("the peer's process id was reused"))
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Result<Connection> {
+    let (credentials, pidfd) = identify(&stream)?;
+    let place = crowd
+        .enter(credentials.uid)
+        .ok_or_else(|| io::Error::other("too many connections of this user"))?;
+    let session = pages.next_session.fetch_add(1, Ordering::Relaxed);
+    let (page, file) = pages.create(session)?;
+    let bytes = Greeting::new(1).encode();
+    stream
+        .async_io(Interest::WRITABLE, || {
+            sys::send_with_descriptors(stream.as_fd(), &bytes, &[file.as_fd()])
+        })
+        .await?;
+    drop(file);
+    let first = tokio::time::timeout(GREETING_LIMIT, first_bytes(&stream))
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the client said nothing"))??;
+    let (page, control_file) = match first {
+        First::Greeting(_) => {
+            let mut bytes = [0; greeting::LEN];
+            let (taken, descriptors, truncated) = stream
+                .async_io(Interest::READABLE, || {
+                    sys::receive_with_descriptors(stream.as_fd(), &mut bytes)
+                })
+                .await?;
+            if taken != greeting::LEN {
+                return Err(io::Error::other("half a greeting"));
+            }
+            if truncated {
+                return Err(io::Error::other("no descriptor left for a client's file"));
+            }
+            (Some(page), descriptors.into_iter().next())
+        }
+        // It never took the page: edges travel on the stream.
+        First::Preface => (None, None),
+        other => {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the client began with {other:?}"),
+            ));
+        }
+    };
+    let greeted = Greeted {
+        session,
+        pidfd,
+        page,
+        control_file,
+    };
+    Ok(Connection {
+        stream,
+        peer: Peer {
+            credentials: Arc::new(credentials),
+            greeted: Some(Arc::new(Mutex::new(Some(greeted)))),
+        },
+        _place: Some(place),
+    })
+}
+
+/// Looks at the first sixteen bytes without taking them.
+async fn first_bytes(stream: &UnixStream) -> io::Result<First> {
+    let mut seen = 0;
+    loop {
+        let mut bytes = [0; greeting::LEN];
+        let there = stream
+            .async_io(Interest::READABLE, || sys::peek(stream.as_fd(), &mut bytes))
+            .await?;
+        if there == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the client left before it spoke",
+            ));
+        }
+        match First::of(&bytes[..there]) {
+            First::More => {}
+            first => return Ok(first),
+        }
+        if there == seen {
+            // Bytes that were only peeked at keep the socket readable, so readiness cannot tell of
+            // more. Both ends of the greeting are written in one call: this is next to never taken.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        seen = there;
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

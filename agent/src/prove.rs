@@ -1,0 +1,127 @@
+//! Proof that RM clients belong to the process that reports them.
+//!
+//! Client handles are guessable numbers: without a proof any container could name the online engine's
+//! channels as its own and have the agent freeze them. The proof is the process' control file, on which
+//! RM accepts a call for a client only if the client was created there. The calls may block behind the
+//! driver's locks, so they are made by a thread of their own.
+
+use crate::inbox::{Input, Mailbox};
+use crate::rm::{ControlFile, RmError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// What the prover is asked.
+#[derive(Debug)]
+pub enum Claim {
+    /// Look at the file a session sent, before anything else is asked of it.
+    File {
+        /// The session.
+        session: u64,
+        /// What it sent.
+        file: OwnedFd,
+    },
+    /// Does `client` belong to the process behind this file?
+    Client {
+        /// The session.
+        session: u64,
+        /// Its control file.
+        file: Arc<ControlFile>,
+        /// Its process, whose other control files are tried when this one does not own the client.
+        pid: i32,
+        /// The client it reports.
+        client: u32,
+    },
+}
+
+/// What the prover found.
+#[derive(Debug)]
+pub enum Proof {
+    /// The file is the driver's control device (None: it is not).
+    File {
+        /// The session.
+        session: u64,
+        /// To be used for this session only.
+        file: Option<Arc<ControlFile>>,
+    },
+    /// Whether the client is the session's own.
+    Client {
+        /// The session.
+        session: u64,
+        /// The client.
+        client: u32,
+        /// The file it was created on; None: not proven.
+        file: Option<Arc<ControlFile>>,
+    },
+}
+
+/// Where claims are put.
+pub type Prover = crossbeam_channel::Sender<Claim>;
+
+/// Starts the thread; it ends when the sender is dropped.
+///
+/// # Errors
+/// When no thread can be made.
+pub fn start(mailbox: Mailbox) -> std::io::Result<Prover> {
+    let (claim_tx, claim_rx) = crossbeam_channel::unbounded();
+    std::thread::Builder::new()
+        .name("tg-prover".to_owned())
+        .spawn(move || {
+            for claim in claim_rx {
+                mailbox.put(Input::Proof(look(claim)));
+            }
+        })?;
+    Ok(claim_tx)
+}
+
+fn look(claim: Claim) -> Proof {
+    match claim {
+        Claim::File { session, file } => Proof::File {
+            session,
+            file: ControlFile::adopt(file).ok().map(Arc::new),
+        },
+        Claim::Client {
+            session,
+            file,
+            pid,
+            client,
+        } => {
+            let file = match file.owns(client) {
+                Ok(true) => Some(file),
+                Ok(false) => other_file(pid, client),
+                Err(error) => {
+                    report(client, &error);
+                    None
+                }
+            };
+            Proof::Client {
+                session,
+                client,
+                file,
+            }
+        }
+    }
+}
+
+/// Another control file of the process that owns `client`: a process may open the device twice.
+fn other_file(pid: i32, client: u32) -> Option<Arc<ControlFile>> {
+    let pidfd = crate::sys::pidfd_open(pid).ok()?;
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    files.flatten().find_map(|entry| {
+        let target = std::fs::read_link(entry.path()).ok()?;
+        if target.as_os_str() != "/dev/nvidiactl" {
+            return None;
+        }
+        let fd = entry.file_name().to_str()?.parse().ok()?;
+        let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
+        let file = ControlFile::adopt(file).ok()?;
+        matches!(file.owns(client), Ok(true)).then(|| Arc::new(file))
+    })
+}
+
+fn report(client: u32, error: &RmError) {
+    tracing::warn!(
+        client = format_args!("{client:#x}"),
+        %error,
+        "the driver does not say whose client this is"
+    );
+}

@@ -1,0 +1,81 @@
+//! Enables what the journal says may be disabled: at the agent's start, before it says ready, and from
+//! `tidegate release`.
+
+use crate::channel::{Batch, ChannelControl, DriverControl, Via};
+use crate::journal::{Journal, Marked};
+use crate::rm::{self, Driver, RmError, Subdevice};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What became of the marked channels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reconciled {
+    /// Enabled.
+    pub enabled: usize,
+    /// Refused by the driver, because they are gone.
+    pub gone: usize,
+    /// Still marked: the driver did not take the call, or the GPU is not there.
+    pub failed: usize,
+}
+
+impl fmt::Display for Reconciled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} channels enabled, {} were gone, {} could not be enabled",
+            self.enabled, self.gone, self.failed
+        )
+    }
+}
+
+/// Enables everything marked, with RM clients of its own.
+///
+/// # Errors
+/// When something is marked and the driver cannot be asked at all.
+pub fn enable_marked(journal: &Journal) -> Result<Reconciled, RmError> {
+    if journal.marked().is_empty() {
+        return Ok(Reconciled::default());
+    }
+    enable_marked_on(journal, &rm::enumerate()?)
+}
+
+/// As [`enable_marked`], on a driver that was asked already.
+///
+/// # Errors
+/// When a GPU does not open.
+pub fn enable_marked_on(journal: &Journal, driver: &Driver) -> Result<Reconciled, RmError> {
+    let mut by_gpu: BTreeMap<u32, Vec<Marked>> = BTreeMap::new();
+    for marked in journal.marked() {
+        by_gpu
+            .entry(marked.device_instance)
+            .or_default()
+            .push(marked);
+    }
+    let mut done = Reconciled::default();
+    for (instance, marked) in by_gpu {
+        let gpu = driver
+            .gpus
+            .iter()
+            .find(|gpu| gpu.device_instance == instance);
+        let Some(gpu) = gpu else {
+            done.failed += marked.len();
+            continue;
+        };
+        let control = DriverControl(Subdevice::open(gpu)?);
+        for marked in marked {
+            // One call each: a pair that is gone fails its whole batch.
+            let mut batch = Batch::new(Via::Agent);
+            batch.push(marked.client, marked.channel, marked.place);
+            match control.set(&batch, false) {
+                Ok(()) => done.enabled += 1,
+                Err(RmError::Refused { .. }) => done.gone += 1,
+                Err(_) => {
+                    done.failed += 1;
+                    continue;
+                }
+            }
+            journal.clear(marked.place);
+        }
+    }
+    Ok(done)
+}

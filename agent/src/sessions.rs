@@ -1,0 +1,417 @@
+//! The Runtime service: one stream per connection of a preloaded library.
+//!
+//! It turns messages into [`Input`]s and [`Tell`]s into messages, decides the role, and knows nothing
+//! of channels or gates. What comes in is hostile until shown otherwise: sizes and rates are bounded
+//! here, so that the control thread's queue is.
+
+use crate::clock::now_ns;
+use crate::config::{AgentLoss, Config, Identity, Level, OnAgentLoss, Role};
+use crate::identity::{decide, printable};
+use crate::inbox::{Activity, Channel, Input, Mailbox, Newcomer, RmChange, Said, Tell};
+use crate::peers::{Greeted, Peer};
+use crate::reaper::Reaper;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tidegate_abi::class::Engine;
+use tidegate_proto::v1;
+use tidegate_proto::v1::client_event::Event;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tonic::{Request, Response, Status, Streaming};
+
+/// How long a client may take for its Hello.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
+/// Messages on their way to one process.
+const OUTBOX: usize = 1_024;
+/// Largest message of a client: a snapshot of 1 024 channels is under 64 KiB.
+pub const MESSAGE_LIMIT: usize = 1 << 20;
+/// Messages a client may send in a burst, and per second afterwards. Above, its stream is read slower.
+const BURST: u64 = 4_096;
+const PER_SECOND: u64 = 4_096;
+
+/// Hook reports of the attached processes, for status.
+#[derive(Debug, Default)]
+pub struct HookReports(Mutex<HashMap<u64, v1::HookReport>>);
+
+impl HookReports {
+    fn put(&self, session: u64, report: v1::HookReport) {
+        self.lock().insert(session, report);
+    }
+
+    fn remove(&self, session: u64) {
+        self.lock().remove(&session);
+    }
+
+    /// The last report of a session.
+    #[must_use]
+    pub fn get(&self, session: u64) -> Option<v1::HookReport> {
+        self.lock().get(&session).cloned()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, v1::HookReport>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The Runtime service.
+#[derive(Debug)]
+pub struct Sessions {
+    identity: Identity,
+    limits: v1::Limits,
+    mailbox: Mailbox,
+    reaper: Arc<Reaper>,
+    hooks: Arc<HookReports>,
+}
+
+impl Sessions {
+    /// A service that decides by `config`.
+    #[must_use]
+    pub fn new(
+        config: &Config,
+        mailbox: Mailbox,
+        reaper: Arc<Reaper>,
+        hooks: Arc<HookReports>,
+    ) -> Self {
+        Self {
+            identity: config.identity.clone(),
+            limits: limits(config),
+            mailbox,
+            reaper,
+            hooks,
+        }
+    }
+
+    fn newcomer(
+        &self,
+        peer: &Peer,
+        greeted: Greeted,
+        hello: v1::Hello,
+        tell_tx: mpsc::Sender<Tell>,
+    ) -> Newcomer {
+        let wishes = match hello.wished_role() {
+            v1::Role::Online => Some(Role::Online),
+            v1::Role::Offline => Some(Role::Offline),
+            v1::Role::Ignore => Some(Role::Ignore),
+            v1::Role::Unspecified => None,
+        };
+        let decision = decide(&self.identity, &peer.credentials, wishes);
+        Newcomer {
+            session: greeted.session,
+            peer: (*peer.credentials).clone(),
+            role: decision.role,
+            rule: decision.rule,
+            job: printable(&hello.job),
+            version: printable(&hello.version),
+            driver: printable(&hello.driver_version),
+            membarrier: hello.membarrier,
+            // A page of another major means other words: the client does not use it either.
+            page: greeted
+                .page
+                .filter(|_| hello.page_version >> 16 == tidegate_abi::page::MAJOR),
+            control_file: greeted.control_file,
+            outbox: tell_tx,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::runtime_server::Runtime for Sessions {
+    type AttachStream = std::pin::Pin<
+        Box<dyn tokio_stream::Stream<Item = Result<v1::AgentCommand, Status>> + Send>,
+    >;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::ClientEvent>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let peer = request
+            .extensions()
+            .get::<Peer>()
+            .cloned()
+            .ok_or_else(|| Status::internal("the connection has no peer"))?;
+        let greeted = peer
+            .greeted
+            .as_ref()
+            .and_then(|greeted| {
+                let mut greeted = greeted.lock().unwrap_or_else(PoisonError::into_inner);
+                greeted.take()
+            })
+            .ok_or_else(|| {
+                Status::failed_precondition("a connection attaches once: connect again")
+            })?;
+        let mut events = request.into_inner();
+        let first = tokio::time::timeout(HELLO_LIMIT, events.next())
+            .await
+            .map_err(|_| Status::deadline_exceeded("say Hello first"))?;
+        let Some(Ok(v1::ClientEvent {
+            event: Some(Event::Hello(hello)),
+        })) = first
+        else {
+            return Err(Status::failed_precondition("say Hello first"));
+        };
+        let session = greeted.session;
+        let process = peer.credentials.process();
+        let pidfd = greeted
+            .pidfd
+            .try_clone()
+            .map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        let (tell_tx, tell_rx) = mpsc::channel(OUTBOX);
+        let newcomer = self.newcomer(&peer, greeted, hello, tell_tx);
+        self.mailbox.put(Input::Attached(Box::new(newcomer)));
+        if let Err(error) = self.reaper.watch(process, pidfd) {
+            self.mailbox.put(Input::Disconnected(session));
+            return Err(Status::resource_exhausted(error.to_string()));
+        }
+        tokio::spawn(listen(
+            session,
+            events,
+            self.mailbox.clone(),
+            Arc::clone(&self.hooks),
+        ));
+        let limits = self.limits;
+        let commands = tokio_stream::wrappers::ReceiverStream::new(tell_rx)
+            .map(move |tell| Ok(command(tell, limits)));
+        Ok(Response::new(Box::pin(commands)))
+    }
+}
+
+/// Reads a client's stream to its end.
+async fn listen(
+    session: u64,
+    mut events: Streaming<v1::ClientEvent>,
+    mailbox: Mailbox,
+    hooks: Arc<HookReports>,
+) {
+    let mut allowance = Allowance::new(now_ns());
+    loop {
+        let event = match events.next().await {
+            Some(Ok(message)) => message.event,
+            // The usual end of a process is a broken stream: nothing to worry about.
+            Some(Err(status)) => {
+                tracing::debug!(session, %status, "stream ended");
+                break;
+            }
+            None => break,
+        };
+        if let Some(pause) = allowance.take(now_ns()) {
+            tokio::time::sleep(pause).await;
+        }
+        match event {
+            Some(Event::Hooks(report)) => hooks.put(session, report),
+            Some(event) => {
+                if let Some(said) = said(event) {
+                    mailbox.put(Input::Said(session, said));
+                }
+            }
+            // Of a newer library.
+            None => {}
+        }
+    }
+    hooks.remove(session);
+    mailbox.put(Input::Disconnected(session));
+}
+
+/// A token bucket.
+#[derive(Debug)]
+struct Allowance {
+    left: u64,
+    filled_ns: u64,
+}
+
+impl Allowance {
+    const fn new(now: u64) -> Self {
+        Self {
+            left: BURST,
+            filled_ns: now,
+        }
+    }
+
+    /// Takes one; how long to wait when there is none.
+    fn take(&mut self, now: u64) -> Option<Duration> {
+        let each = 1_000_000_000 / PER_SECOND;
+        let fresh = now.saturating_sub(self.filled_ns) / each;
+        self.left = (self.left + fresh).min(BURST);
+        self.filled_ns += fresh * each;
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                None
+            }
+            None => {
+                self.filled_ns += each;
+                Some(Duration::from_nanos(each))
+            }
+        }
+    }
+}
+
+fn said(event: Event) -> Option<Said> {
+    Some(match event {
+        // A second Hello says nothing new.
+        Event::Hello(_) | Event::Hooks(_) => return None,
+        Event::DeviceSeen(seen) => Said::Device {
+            slot: seen.slot,
+            uuid: seen.uuid.try_into().ok()?,
+        },
+        Event::Rm(events) => Said::Rm {
+            snapshot: events.snapshot,
+            changes: events.events.into_iter().filter_map(change).collect(),
+        },
+        Event::ScheduleRequest(request) => Said::Schedule {
+            ticket: request.ticket,
+            client: request.client,
+            object: request.object,
+        },
+        Event::Edge(edge) => Said::Edge {
+            slot: edge.slot,
+            edge: Activity {
+                word: edge.activity,
+                busy_since_ns: if edge.busy { edge.at_ns } else { 0 },
+                idle_since_ns: if edge.busy { 0 } else { edge.at_ns },
+                launches: edge.launches,
+                graph: edge.graph,
+            },
+        },
+        Event::ChannelResult(result) => Said::Channels {
+            seq: result.seq,
+            status: result.status,
+            errno: result.errno,
+            entered_ns: result.entered_ns,
+            returned_ns: result.returned_ns,
+        },
+        Event::Suspect(suspect) => Said::Suspect {
+            slot: suspect.slot,
+            reason: u32::try_from(suspect.reason).unwrap_or(0),
+        },
+        Event::Note(note) => Said::Note {
+            kind: printable(&note.kind),
+            text: printable(&note.text),
+        },
+        Event::GateWait(wait) => Said::GateWait(wait.waiting),
+    })
+}
+
+fn change(event: v1::RmEvent) -> Option<RmChange> {
+    use v1::rm_event::Event;
+    Some(match event.event? {
+        Event::ChannelUp(up) => RmChange::ChannelUp(Channel {
+            client: up.client,
+            channel: up.channel,
+            tsg: up.tsg,
+            engine: match up.engine() {
+                v1::Engine::Graphics => Engine::Graphics,
+                v1::Engine::Copy => Engine::Copy,
+                v1::Engine::Video => Engine::Video,
+                v1::Engine::Unspecified => Engine::Unknown,
+            },
+            device_instance: u32::try_from(up.device_instance).ok(),
+            uuid: up.uuid.try_into().ok(),
+            subdevice: up.subdevice,
+        }),
+        Event::ChannelDown(down) => RmChange::ChannelDown {
+            client: down.client,
+            channel: down.channel,
+        },
+        Event::ClientUp(up) => RmChange::ClientUp(up.client),
+        Event::ClientDown(down) => RmChange::ClientDown(down.client),
+    })
+}
+
+fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
+    use v1::agent_command::Command;
+    let command = match tell {
+        Tell::Welcome(welcome) => Command::Welcome(v1::Welcome {
+            session: welcome.session,
+            role: role(welcome.role).into(),
+            level: level(welcome.level).into(),
+            agent_generation: welcome.agent_generation,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            limits: Some(limits),
+        }),
+        Tell::Go { ticket } => Command::ScheduleGo(v1::ScheduleGo { ticket }),
+        Tell::Set {
+            seq,
+            disable,
+            pairs,
+            device_instance,
+        } => Command::SetChannels(v1::SetChannels {
+            seq,
+            disable,
+            pairs: pairs
+                .into_iter()
+                .map(|(client, channel)| v1::ChannelPair { client, channel })
+                .collect(),
+            device_instance: i32::try_from(device_instance).unwrap_or(-1),
+        }),
+    };
+    v1::AgentCommand {
+        command: Some(command),
+    }
+}
+
+/// A role as the protocol says it.
+#[must_use]
+pub const fn role(role: Role) -> v1::Role {
+    match role {
+        Role::Online => v1::Role::Online,
+        Role::Offline => v1::Role::Offline,
+        Role::Ignore => v1::Role::Ignore,
+    }
+}
+
+/// A level as the protocol says it.
+#[must_use]
+pub const fn level(level: Level) -> v1::ChannelLevel {
+    match level {
+        Level::L1 => v1::ChannelLevel::L1Agent,
+        Level::L2 => v1::ChannelLevel::L2OwnerFile,
+        Level::L3 => v1::ChannelLevel::L3Interposer,
+        Level::L5 => v1::ChannelLevel::L5LaunchGate,
+    }
+}
+
+fn limits(config: &Config) -> v1::Limits {
+    let nanos = crate::clock::nanos;
+    let AgentLoss { action, max_hold } = config.agent_loss;
+    v1::Limits {
+        probe_interval_ns: 0,
+        busy_suspect_ns: nanos(config.gate.busy_suspect),
+        schedule_hold_ns: 0,
+        on_agent_loss: match action {
+            OnAgentLoss::Hold => v1::OnAgentLoss::Hold,
+            OnAgentLoss::Run => v1::OnAgentLoss::Run,
+        }
+        .into(),
+        max_hold_ns: nanos(max_hold),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_read_at_the_allowed_rate() {
+        let mut allowance = Allowance::new(0);
+        let mut now = 0;
+        let messages = BURST + 10 * PER_SECOND;
+        for _ in 0..messages {
+            if let Some(pause) = allowance.take(now) {
+                now += crate::clock::nanos(pause);
+            }
+        }
+        assert!(now >= 9_900_000_000, "{now}");
+        assert!(now <= 10_100_000_000, "{now}");
+    }
+
+    #[test]
+    fn what_does_not_parse_is_skipped() {
+        let seen = v1::DeviceSeen {
+            slot: 0,
+            uuid: vec![1; 15],
+        };
+        assert!(said(Event::DeviceSeen(seen)).is_none());
+        assert!(change(v1::RmEvent { event: None }).is_none());
+    }
+}
