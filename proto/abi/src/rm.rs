@@ -72,6 +72,7 @@ impl Status {
     pub const INVALID_CHANNEL: Self = Self(0x21);
     pub const INVALID_CLASS: Self = Self(0x22);
     pub const INVALID_CLIENT: Self = Self(0x23);
+    pub const INVALID_DEVICE: Self = Self(0x26);
     pub const INVALID_OBJECT_HANDLE: Self = Self(0x33);
     pub const INVALID_OBJECT_PARENT: Self = Self(0x36);
     pub const INVALID_STATE: Self = Self(0x40);
@@ -79,6 +80,7 @@ impl Status {
     pub const NOT_SUPPORTED: Self = Self(0x56);
     pub const OBJECT_NOT_FOUND: Self = Self(0x57);
     pub const RESET_REQUIRED: Self = Self(0x62);
+    pub const STATE_IN_USE: Self = Self(0x63);
     pub const TIMEOUT: Self = Self(0x65);
 
     #[must_use]
@@ -99,6 +101,8 @@ impl Status {
             Self::INVALID_CHANNEL => "INVALID_CHANNEL",
             Self::INVALID_CLASS => "INVALID_CLASS",
             Self::INVALID_CLIENT => "INVALID_CLIENT",
+            Self::INVALID_DEVICE => "INVALID_DEVICE",
+            Self::STATE_IN_USE => "STATE_IN_USE",
             Self::INVALID_OBJECT_HANDLE => "INVALID_OBJECT_HANDLE",
             Self::INVALID_OBJECT_PARENT => "INVALID_OBJECT_PARENT",
             Self::INVALID_STATE => "INVALID_STATE",
@@ -216,6 +220,23 @@ layout!(
     userd_mem: [u64; 3] = 168, ramfc_mem: [u64; 3] = 192, mthdbuf_mem: [u64; 3] = 216, h_phys_channel_group: u32 = 240,
     internal_flags: u32 = 244, error_notifier_mem: [u64; 3] = 248, ecc_error_notifier_mem: [u64; 3] = 272, process_id: u32 = 296,
     sub_process_id: u32 = 300, encrypt_iv: [u32; 3] = 304, decrypt_iv: [u32; 3] = 316, hmac_nonce: [u32; 8] = 328 });
+layout!(
+    /// Parameters of the memory classes. `size` is rounded up by the driver and written back.
+    MemoryAlloc, 128, { owner: u32 = 0, kind: u32 = 4, flags: u32 = 8, width: u32 = 12, height: u32 = 16, pitch: i32 = 20,
+    attr: u32 = 24, attr2: u32 = 28, format: u32 = 32, compr_covg: u32 = 36, zcull_covg: u32 = 40, pad: u32 = 44,
+    range_lo: u64 = 48, range_hi: u64 = 56, size: u64 = 64, alignment: u64 = 72, offset: u64 = 80, limit: u64 = 88,
+    address: u64 = 96, ctag_offset: u32 = 104, h_va_space: u32 = 108, internal_flags: u32 = 112, tag: u32 = 116,
+    numa_node: i32 = 120, pad2: u32 = 124 });
+layout!(
+    /// Parameters of `FERMI_VASPACE_A`, the part that is the same in every branch
+    /// ([`Branch::vaspace_alloc_size`]).
+    VaspaceAlloc, 48, { index: u32 = 0, flags: u32 = 4, va_size: u64 = 8, va_start_internal: u64 = 16,
+    va_limit_internal: u64 = 24, big_page_size: u32 = 32, pad: u32 = 36, va_base: u64 = 40 });
+/// `NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED`: UVM manages it, and its channels must be
+/// registered with UVM before they are scheduled.
+pub const VASPACE_EXTERNALLY_OWNED: u32 = 1 << 3;
+/// `NV_VASPACE_ALLOCATION_FLAGS_ENABLE_PAGE_FAULTING`.
+pub const VASPACE_PAGE_FAULTING: u32 = 1 << 6;
 layout!(
     /// `NVA06C_CTRL_CMD_SET_TIMESLICE`, microseconds.
     Timeslice, 8, { timeslice_us: u64 = 0 });
