@@ -1,0 +1,154 @@
+//! Work: what a stream is given, as data.
+//!
+//! An API call makes a [`Work`] and hands it to [`enqueue`]; there it becomes ring entries. The
+//! same value is what a graph node holds.
+
+use std::ffi::c_void;
+
+use tidegate_abi::cuda::CUresult;
+use tidegate_vgpu::ring::{ARGS, Entry, Op};
+
+use crate::channel::{Point, entry};
+use crate::copy::{Copy, Fill};
+use crate::handle::Pinned;
+use crate::module::Function;
+use crate::result::CudaResult;
+use crate::stream::Stream;
+
+/// A piece of work.
+#[derive(Clone)]
+pub enum Work {
+    /// Nothing: a node that only joins.
+    Empty,
+    /// A kernel.
+    Kernel(Kernel),
+    /// A copy.
+    Copy(Copy),
+    /// A fill.
+    Fill(Fill),
+    /// A function of the application.
+    Host(Host),
+    /// Writes and waits of memory values.
+    Values(Vec<Value>),
+}
+
+/// A kernel launch.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    /// What runs.
+    pub function: &'static Pinned<Function>,
+    /// Grid and block.
+    pub dims: [u32; 6],
+    /// Dynamic shared memory.
+    pub shared: u32,
+    /// The first words of the parameter buffer.
+    pub params: [u64; ARGS],
+    /// Words of it in use.
+    pub words: u32,
+}
+
+impl Kernel {
+    /// The ring entry, with launch number `launch` (0: the channel chooses).
+    pub fn entry(&self, launch: u64) -> Entry {
+        Entry {
+            op: Op::Kernel as u32,
+            args_used: self.words,
+            kernel: self.function.id,
+            launch,
+            args: self.params,
+            dims: self.dims,
+            spare: [0; 2],
+        }
+    }
+}
+
+/// A function of the application and its argument.
+#[derive(Clone, Copy)]
+pub struct Host {
+    /// The function.
+    pub function: unsafe extern "C" fn(*mut c_void),
+    /// Its argument.
+    pub data: *mut c_void,
+}
+
+// SAFETY: the application hands both over to be used on a driver thread.
+unsafe impl Send for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Host {}
+
+impl Host {
+    /// Calls the function.
+    pub fn call(self) {
+        // SAFETY: the application promised that this call is valid on a driver thread.
+        unsafe { (self.function)(self.data) };
+    }
+}
+
+/// A write to or a wait on a value in memory.
+#[derive(Clone, Copy)]
+pub enum Value {
+    /// Stores `value` in `bytes` bytes at `at`.
+    Write { at: u64, value: u64, bytes: u64 },
+    /// Waits for a value; `condition` as in [`Op::WaitValue`].
+    Wait {
+        at: u64,
+        value: u64,
+        bytes: u64,
+        condition: u64,
+    },
+}
+
+impl Value {
+    fn entry(&self) -> Entry {
+        match *self {
+            Self::Write { at, value, bytes } => entry(Op::Write, &[at, value, bytes]),
+            Self::Wait {
+                at,
+                value,
+                bytes,
+                condition,
+            } => entry(Op::WaitValue, &[at, value, bytes, condition]),
+        }
+    }
+}
+
+impl Work {
+    /// Gives the work to `stream` now; where it ends, unless it is nothing.
+    pub fn run(&self, stream: &Stream, launch: u64) -> CudaResult<Option<Point>> {
+        use crate::stream::Engine::Compute;
+        match self {
+            Self::Empty => Ok(None),
+            Self::Kernel(kernel) => stream.submit(Compute, &[kernel.entry(launch)]).map(Some),
+            Self::Copy(copy) => copy.run(stream, launch),
+            Self::Fill(fill) => stream.submit(Compute, &fill.entries(launch)).map(Some),
+            Self::Host(host) => {
+                let host = *host;
+                stream.submit_host(Box::new(move || host.call())).map(Some)
+            }
+            Self::Values(values) => {
+                let entries: Vec<Entry> = values.iter().map(Value::entry).collect();
+                stream.submit(Compute, &entries).map(Some)
+            }
+        }
+    }
+}
+
+/// Gives `work` to `stream`.
+pub fn enqueue(stream: &'static Pinned<Stream>, work: Work) -> CudaResult<Option<Point>> {
+    work.run(stream, 0)
+}
+
+/// As [`enqueue`] for a kernel, which is on the path that must be cheap.
+pub fn enqueue_kernel(stream: &'static Pinned<Stream>, kernel: &Kernel) -> CudaResult {
+    use crate::stream::Engine::Compute;
+    stream.submit(Compute, &[kernel.entry(0)]).map(|_| ())
+}
+
+/// A host function that the application may not have given.
+pub fn host(
+    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    data: *mut c_void,
+) -> CudaResult<Host> {
+    let function = function.ok_or(CUresult::INVALID_VALUE)?;
+    Ok(Host { function, data })
+}
