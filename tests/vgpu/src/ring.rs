@@ -29,7 +29,8 @@ pub struct Ring {
     /// Client: entries published since the beginning (not an index).
     pub put: AtomicU64,
     _pad0: [u64; 7],
-    /// Device: entries whose execution began.
+    /// Device: entries whose execution began. Its low half is a shared futex, woken when an
+    /// [`Op::HostFunc`] begins: its client may run the function then.
     pub get: AtomicU64,
     /// Device: entries finished. Its low half is a shared futex, woken at every change.
     pub done: AtomicU64,
@@ -81,7 +82,8 @@ pub enum Op {
     Release = 4,
     /// Waits until semaphore `args[0]` is at least `args[1]`.
     Acquire = 5,
-    /// Waits until the client has run its host function number `args[0]`: `host_done >= args[0]`.
+    /// Begins (`get` passes it), then waits until the client has run its host function number
+    /// `args[0]`: `host_done >= args[0]`.
     HostFunc = 6,
     /// Stores `args[1]` (`args[2]` = 4 or 8 bytes) at address `args[0]`.
     Write = 7,

@@ -1,0 +1,204 @@
+//! What can be set about the virtual GPU, at start (`--set NAME=VALUE`) and while it runs (`set`
+//! on the control socket). One row a knob; times are in microseconds unless the name says else.
+
+use tidegate_abi::rm::Status;
+use tidegate_device::{Config, Latency, Patch};
+
+/// A knob's name or value that does not exist.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KnobError {
+    #[error("there is no knob {0:?}")]
+    Unknown(String),
+    #[error("knob {name} does not take {value:?}")]
+    Value { name: String, value: String },
+}
+
+/// What the firmware does with pairs of another client than the caller's open file owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Foreign {
+    Allow,
+    Deny(Status),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Knobs {
+    /// `patch = none | A | B`: the driver patch in force.
+    pub(crate) patch: Patch,
+    /// `gsp_foreign = allow | deny_1b | deny_23`.
+    pub(crate) foreign: Foreign,
+    /// `unknown_pair = STATUS`: answer to a pair that does not exist (default 0x57).
+    pub(crate) unknown_pair: Status,
+    /// `disable_fixed_us`, or `disable_us` and `disable_p99_us`: how long a disable takes.
+    pub(crate) disable: Latency,
+    /// `enable_us`: how long an enable takes.
+    pub(crate) enable: Latency,
+    /// `enable_refcount = flag | count`: whether two disables need two enables.
+    pub(crate) counting: bool,
+    /// `timeslice_us`: of TSGs made from now on.
+    pub(crate) timeslice_ns: u64,
+    /// `switch_us`: cost of loading another TSG.
+    pub(crate) switch_ns: u64,
+    /// `kernel_us`: duration of a kernel that the device does not know.
+    pub(crate) kernel_ns: u64,
+    /// `writer_us`: how long an allocation or free holds the API lock for writing.
+    pub(crate) writer_ns: u64,
+    /// `stop_channel_wait_us`: what the driver waits for each channel that is disabled with work
+    /// queued when its process dies, the locks of all GPUs held.
+    pub(crate) stop_wait_ns: u64,
+    /// `fail_disable = N[:STATUS]`: the next N disables change nothing and answer STATUS (0x65).
+    pub(crate) fail_disable: (u32, Status),
+    /// `fail_enable = N[:STATUS]`: the same for enables.
+    pub(crate) fail_enable: (u32, Status),
+    /// `partial_disable = N[:STATUS]`: the next N disables reach every other channel only.
+    pub(crate) partial_disable: (u32, Status),
+    /// `fail_disable_p = P`: each disable fails with this probability, as by `fail_disable`.
+    pub(crate) fail_disable_p: f64,
+    /// `preempt_timeout = N`: the next N disables do not get their channels off the hardware: the
+    /// first channel of the list is killed (Xid 109) and the answer is 0x65.
+    pub(crate) preempt_timeout: u32,
+    /// `hang = N:US`: the next N disables or enables are answered that much later, locks held.
+    pub(crate) hang: (u32, u64),
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        let config = Config::default();
+        Self {
+            patch: Patch::None,
+            foreign: Foreign::Allow,
+            unknown_pair: Status::OBJECT_NOT_FOUND,
+            disable: config.disable,
+            enable: Latency::Fixed(100_000),
+            counting: false,
+            timeslice_ns: config.timeslice_ns,
+            switch_ns: config.switch_ns,
+            kernel_ns: 20_000,
+            writer_ns: 0,
+            stop_wait_ns: 0,
+            fail_disable: (0, Status::TIMEOUT),
+            fail_enable: (0, Status::TIMEOUT),
+            partial_disable: (0, Status::TIMEOUT),
+            fail_disable_p: 0.0,
+            preempt_timeout: 0,
+            hang: (0, 0),
+        }
+    }
+}
+
+fn micros(value: &str) -> Option<u64> {
+    let micros: f64 = value.parse().ok()?;
+    (micros.is_finite() && micros >= 0.0).then_some((micros * 1_000.0) as u64)
+}
+
+fn number(value: &str) -> Option<u32> {
+    match value.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16).ok(),
+        None => value.parse().ok(),
+    }
+}
+
+/// `N` or `N:REST`.
+fn counted<T>(value: &str, absent: T, rest: impl Fn(&str) -> Option<T>) -> Option<(u32, T)> {
+    match value.split_once(':') {
+        Some((count, after)) => Some((number(count)?, rest(after)?)),
+        None => Some((number(value)?, absent)),
+    }
+}
+
+fn status(value: &str) -> Option<Status> {
+    number(value).map(Status)
+}
+
+impl Knobs {
+    /// Sets one knob.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<(), KnobError> {
+        let set = self.try_set(name, value);
+        match set {
+            Some(true) => Ok(()),
+            Some(false) => Err(KnobError::Unknown(name.to_owned())),
+            None => Err(KnobError::Value {
+                name: name.to_owned(),
+                value: value.to_owned(),
+            }),
+        }
+    }
+
+    /// `None`: a value that the knob does not take; `Some(false)`: no such knob.
+    fn try_set(&mut self, name: &str, value: &str) -> Option<bool> {
+        match name {
+            "patch" => {
+                self.patch = match value {
+                    "none" => Patch::None,
+                    "A" => Patch::A,
+                    "B" => Patch::B,
+                    _ => return None,
+                }
+            }
+            "gsp_foreign" => {
+                self.foreign = match value {
+                    "allow" => Foreign::Allow,
+                    "deny_1b" => Foreign::Deny(Status::INSUFFICIENT_PERMISSIONS),
+                    "deny_23" => Foreign::Deny(Status::INVALID_CLIENT),
+                    _ => return None,
+                }
+            }
+            "unknown_pair" => self.unknown_pair = status(value)?,
+            "disable_fixed_us" => self.disable = Latency::Fixed(micros(value)?),
+            "disable_us" => {
+                let p50 = micros(value)?;
+                self.disable = Latency::LogNormal {
+                    p50,
+                    p99: p50.saturating_mul(3),
+                };
+            }
+            "disable_p99_us" => {
+                let p99 = micros(value)?;
+                let (Latency::LogNormal { p50, .. } | Latency::Fixed(p50)) = self.disable;
+                self.disable = Latency::LogNormal { p50, p99 };
+            }
+            "enable_us" => self.enable = Latency::Fixed(micros(value)?),
+            "enable_refcount" => {
+                self.counting = match value {
+                    "flag" => false,
+                    "count" => true,
+                    _ => return None,
+                }
+            }
+            "timeslice_us" => self.timeslice_ns = micros(value)?.max(1),
+            "switch_us" => self.switch_ns = micros(value)?,
+            "kernel_us" => self.kernel_ns = micros(value)?,
+            "writer_us" => self.writer_ns = micros(value)?,
+            "stop_channel_wait_us" => self.stop_wait_ns = micros(value)?,
+            "fail_disable" => self.fail_disable = counted(value, Status::TIMEOUT, status)?,
+            "fail_enable" => self.fail_enable = counted(value, Status::TIMEOUT, status)?,
+            "partial_disable" => self.partial_disable = counted(value, Status::TIMEOUT, status)?,
+            "fail_disable_p" => {
+                self.fail_disable_p = value.parse().ok().filter(|p| (0.0..=1.0).contains(p))?;
+            }
+            "preempt_timeout" => self.preempt_timeout = number(value)?,
+            "hang" => self.hang = counted(value, 0, micros)?,
+            _ => return Some(false),
+        }
+        Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_knob_takes_only_what_it_knows() {
+        let mut knobs = Knobs::default();
+        assert!(knobs.set("patch", "B").is_ok());
+        assert!(knobs.set("fail_disable", "3:0x62").is_ok());
+        assert_eq!(knobs.fail_disable, (3, Status::RESET_REQUIRED));
+        assert!(knobs.set("hang", "1:5000").is_ok());
+        assert_eq!(knobs.hang, (1, 5_000_000));
+        assert!(matches!(
+            knobs.set("patch", "C"),
+            Err(KnobError::Value { .. })
+        ));
+        assert!(matches!(knobs.set("pach", "A"), Err(KnobError::Unknown(_))));
+    }
+}
