@@ -15,7 +15,7 @@
 
 static const char *usage =
     "llm_online --log FILE --cost P0,P1,P2,D0,D1,D2 --gap MEDIAN_MS,SIGMA,TAIL_SHARE,TAIL_FROM_MS,TAIL_TO_MS\n"
-    "       [--seed N] [--repeat-ns N] [--device ORDINAL] < SCHEDULE";
+    "       [--seed N] [--warm-up DECODES] [--repeat-ns N] [--device ORDINAL] < SCHEDULE";
 
 enum { RUNNING = 256, PREFILL_TOKENS = 8192 };
 
@@ -36,13 +36,31 @@ static uint64_t mix(uint64_t x)
 
 static double uniform(uint64_t key) { return ((double)(mix(key) >> 12) + 0.5) / 4503599627370496.0; }
 
+/* A gap of the tail, or of the log-normal body. */
+static uint64_t gap_of(int tail, uint64_t key)
+{
+    double normal = sqrt(-2 * log(uniform(key + 1))) * cos(6.283185307179586 * uniform(key + 2));
+    if (tail) return (uint64_t)(1e6 * (gap_model[3] + (gap_model[4] - gap_model[3]) * uniform(key + 1)));
+    return (uint64_t)(1e6 * gap_model[0] * exp(gap_model[1] * normal));
+}
+
 static uint64_t gap_after(const struct request *oldest)
 {
     uint64_t key = mix(seed ^ mix(oldest->id ^ mix(oldest->read + (uint64_t)oldest->made)));
-    double ms, normal = sqrt(-2 * log(uniform(key + 1))) * cos(6.283185307179586 * uniform(key + 2));
-    if (uniform(key) < gap_model[2]) ms = gap_model[3] + (gap_model[4] - gap_model[3]) * uniform(key + 1);
-    else ms = gap_model[0] * exp(gap_model[1] * normal);
-    return (uint64_t)(ms * 1e6);
+    return gap_of(uniform(key) < gap_model[2], key);
+}
+
+/* Decodes of no request, as short as they come, with the gaps of the model and their exact share of its tail. Whoever
+ * learns gaps has then seen what this engine's first minute of service would have shown it. */
+static void warm_up(struct llm_gpu *gpu, uint64_t decodes)
+{
+    uint64_t tails = (uint64_t)ceil(gap_model[2] * (double)decodes);
+    for (uint64_t i = 0; i < decodes && !llm_stop; i++) {
+        llm_decode(gpu, DECODE_STEP);
+        MUST(cuStreamSynchronize(gpu->stream));
+        uint64_t gap = gap_of(tails && (i + 1) % (decodes / tails) == 0, mix(~seed ^ mix(i)));
+        llm_sleep_until(tg_now() + gap);
+    }
 }
 
 static void read_schedule(void)
@@ -150,7 +168,7 @@ int main(int argc, char **argv)
     const char *log_path = 0;
     struct llm_cost cost = {{0}, {0}};
     struct llm_gpu gpu;
-    uint64_t repeat = 0, iterations = 0;
+    uint64_t warm = 1024, repeat = 0, iterations = 0;
     int ordinal = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *value = argv[i + 1];
@@ -158,6 +176,7 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[i], "--cost")) llm_cost_of(value, &cost, usage);
         else if (!strcmp(argv[i], "--gap")) llm_numbers(value, gap_model, 5, usage);
         else if (!strcmp(argv[i], "--seed")) seed = strtoull(value, 0, 10);
+        else if (!strcmp(argv[i], "--warm-up")) warm = strtoull(value, 0, 10);
         else if (!strcmp(argv[i], "--repeat-ns")) repeat = strtoull(value, 0, 10);
         else if (!strcmp(argv[i], "--device")) ordinal = atoi(value);
         else llm_usage(usage);
@@ -172,6 +191,7 @@ int main(int argc, char **argv)
     for (int batch = 1; batch <= RUNNING; batch *= 2)
         llm_decode(&gpu, llm_decode_ns(&cost, batch, 1024.0 * batch));
     MUST(cuStreamSynchronize(gpu.stream));
+    warm_up(&gpu, warm);
     fprintf(log, "ready %llu\n", (unsigned long long)tg_now());
     fflush(log);
     read_schedule();
