@@ -8,6 +8,7 @@
 //! waited for.
 
 pub mod clock;
+pub mod figures;
 
 pub use clock::{monotonic_ns, wait_for, wait_until};
 

@@ -1,0 +1,356 @@
+//! What the demo says in the end: a table and a few sentences for people, JSON for programs.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidegate_tests::figures::Spread;
+
+use crate::runs::{Gated, Results, Run, ratio};
+
+/// What the figures are of.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// Which requests.
+    pub source: String,
+    /// How many.
+    pub requests: usize,
+    /// Of each run.
+    pub length: Duration,
+    /// Model that the programs stand for.
+    pub model: &'static str,
+    /// "virtual" or "real".
+    pub device: &'static str,
+    /// Of the trace and the gaps.
+    pub seed: u64,
+}
+
+/// A change up to this is called none: two runs of the same thing differ as much.
+const NOISE: f64 = 0.02;
+
+/// For people; fits 80 columns.
+#[must_use]
+pub fn text(header: &Header, results: &Results) -> String {
+    let mut out = format!(
+        "\nOnline: {} requests in {} s, {} ({} GPU)\n  {}\n\n",
+        header.requests,
+        header.length.as_secs(),
+        header.model,
+        header.device,
+        header.source,
+    );
+    out += "                     TTFT, ms                TPOT, ms            offline\n";
+    out += "                     mean    p50    p99      mean    p50    p99  tokens/s\n";
+    for (name, run) in [
+        ("online alone", &results.alone),
+        ("  + offline", &results.uncontrolled),
+        ("  + with Tidegate", &results.tidegate),
+    ] {
+        out += &row(name, run);
+    }
+    out += "\n  TTFT: arrival to first token. TPOT: time per further token.\n";
+    if let Some(gated) = &results.tidegate.gated {
+        out += &gating(gated, results);
+    }
+    out += "\n";
+    out += &wrapped(&verdict(results), 78);
+    out
+}
+
+fn row(name: &str, run: &Run) -> String {
+    let mut line = format!("{name:<18}");
+    for spread in [&run.ttft_ms, &run.tpot_ms] {
+        let _ = write!(
+            line,
+            " {:>6} {:>6} {:>6}  ",
+            three(spread.mean),
+            three(spread.p50),
+            three(spread.p99)
+        );
+    }
+    let offline = if run.offline_tokens_per_s > 0.0 {
+        thousands(run.offline_tokens_per_s)
+    } else {
+        "-".to_owned()
+    };
+    let _ = writeln!(line, " {offline:>8}");
+    line
+}
+
+fn gating(gated: &Gated, results: &Results) -> String {
+    let counts: Vec<f64> = gated
+        .preemptions
+        .per_request
+        .iter()
+        .map(|n| *n as f64)
+        .collect();
+    let per_request = Spread::of(counts);
+    format!(
+        "\nWith Tidegate the offline program was preempted {} times:\n\
+         \x20 per request          mean {:.2}, max {}\n\
+         \x20 preemption latency   p50 {}, p99 {}, max {}\n\
+         \x20 harvested            {:.0} % of {} tokens/s, what online's idle time allows\n\
+         \x20                      (idle beyond a cooldown of {} ms: {:.0} % of the run)\n",
+        gated.preemptions.total,
+        per_request.mean,
+        per_request.max,
+        micros(gated.latency_us.p50),
+        micros(gated.latency_us.p99),
+        micros(gated.latency_us.max),
+        100.0 * gated.harvest_ratio,
+        thousands(results.standalone_tokens_per_s * gated.harvestable_share),
+        three(gated.cooldown.as_secs_f64() * 1e3),
+        100.0 * gated.harvestable_share,
+    )
+}
+
+/// The result in words.
+#[must_use]
+pub fn verdict(results: &Results) -> String {
+    let change = |run: &Run| {
+        let ttft = ratio(run.ttft_ms.mean, results.alone.ttft_ms.mean) - 1.0;
+        let tpot = ratio(run.tpot_ms.mean, results.alone.tpot_ms.mean) - 1.0;
+        (ttft, tpot)
+    };
+    let (ttft, tpot) = change(&results.uncontrolled);
+    let mut said = format!(
+        "Sharing the GPU without control, users wait {} for the first token and {} for each \
+         further one. ",
+        than_alone(ttft),
+        than_alone(tpot),
+    );
+    let (ttft, tpot) = change(&results.tidegate);
+    let _ = write!(
+        said,
+        "With Tidegate they wait {} for the first token and {} for each further one, and the \
+         offline job still does {} tokens/s, {:.0} % of what it does with the GPU to itself.",
+        than_alone(ttft),
+        than_alone(tpot),
+        thousands(results.tidegate.offline_tokens_per_s),
+        100.0
+            * ratio(
+                results.tidegate.offline_tokens_per_s,
+                results.standalone_tokens_per_s
+            ),
+    );
+    said
+}
+
+fn than_alone(change: f64) -> String {
+    if change.abs() <= NOISE {
+        format!("as long as alone ({:+.1} %)", 100.0 * change)
+    } else if change >= 1.0 {
+        format!("{:.1} times as long as alone", 1.0 + change)
+    } else {
+        let word = if change > 0.0 { "longer" } else { "less" };
+        format!("{:.0} % {word} than alone", 100.0 * change.abs())
+    }
+}
+
+/// For programs.
+#[must_use]
+pub fn json(header: &Header, results: &Results) -> Value {
+    let spread = |s: &Spread| json!({ "mean": s.mean, "p50": s.p50, "p99": s.p99 });
+    let run = |run: &Run| {
+        json!({
+            "requests": run.served,
+            "ttft_ms": spread(&run.ttft_ms),
+            "tpot_ms": spread(&run.tpot_ms),
+            "offline_tokens_per_s": run.offline_tokens_per_s,
+        })
+    };
+    let mut tidegate = run(&results.tidegate);
+    if let Some(gated) = &results.tidegate.gated {
+        let counts = gated.preemptions.per_request.iter();
+        let per_request = Spread::of(counts.map(|count| *count as f64).collect());
+        tidegate["preemptions"] = json!(gated.preemptions.total);
+        tidegate["preemptions_per_request"] =
+            json!({ "mean": per_request.mean, "max": per_request.max as u64 });
+        let latency = &gated.latency_us;
+        tidegate["preempt_latency_us"] =
+            json!({ "p50": latency.p50, "p99": latency.p99, "max": latency.max });
+        tidegate["harvest_ratio"] = json!(gated.harvest_ratio);
+        tidegate["harvestable_share"] = json!(gated.harvestable_share);
+        tidegate["cooldown_ms"] = json!(gated.cooldown.as_secs_f64() * 1e3);
+    }
+    json!({
+        "trace": header.source,
+        "requests": header.requests,
+        "seconds": header.length.as_secs_f64(),
+        "seed": header.seed,
+        "model": header.model,
+        "device": header.device,
+        "offline_standalone_tokens_per_s": results.standalone_tokens_per_s,
+        "runs": {
+            "alone": run(&results.alone),
+            "uncontrolled": run(&results.uncontrolled),
+            "tidegate": tidegate,
+        },
+    })
+}
+
+/// A number with about three digits that matter.
+fn three(value: f64) -> String {
+    match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+fn micros(us: f64) -> String {
+    if us >= 1e3 {
+        format!("{} ms", three(us / 1e3))
+    } else {
+        format!("{us:.0} us")
+    }
+}
+
+/// A whole number in groups of three digits.
+#[must_use]
+pub fn thousands(value: f64) -> String {
+    let digits = format!("{:.0}", value.max(0.0));
+    let mut grouped = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+fn wrapped(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    let mut column = 0;
+    for word in text.split_whitespace() {
+        if column > 0 && column + 1 + word.len() > width {
+            out.push('\n');
+            column = 0;
+        } else if column > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += word.len();
+    }
+    out.push('\n');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_tests::figures::Preemptions;
+
+    fn results(scale: f64) -> Results {
+        let spread = |mean: f64| Spread {
+            mean,
+            p50: mean * 0.8,
+            p99: mean * 5.0,
+            max: mean * 9.0,
+        };
+        let run = |ttft: f64, tpot: f64, offline: f64| Run {
+            ttft_ms: spread(ttft * scale),
+            tpot_ms: spread(tpot * scale),
+            offline_tokens_per_s: offline * scale,
+            served: 52,
+            gated: None,
+        };
+        let mut results = Results {
+            alone: run(31.0, 5.8, 0.0),
+            uncontrolled: run(70.0, 11.1, 14_000.0),
+            tidegate: run(31.4, 5.81, 16_000.0),
+            standalone_tokens_per_s: 31_000.0,
+        };
+        results.tidegate.gated = Some(Gated {
+            preemptions: Preemptions {
+                total: 31,
+                per_request: vec![1, 0, 1, 1],
+            },
+            latency_us: spread(420.0),
+            harvestable_share: 0.6,
+            cooldown: Duration::from_micros(19_600),
+            harvest_ratio: 0.91,
+        });
+        results
+    }
+
+    fn header() -> Header {
+        Header {
+            source: "built-in generator \"caller\", seed 1".to_owned(),
+            requests: 52,
+            length: Duration::from_secs(30),
+            model: "llama-3.1-8b",
+            device: "virtual",
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn the_table_fits_80_columns() {
+        for scale in [0.01, 1.0, 100.0] {
+            let text = text(&header(), &results(scale));
+            for line in text.lines() {
+                assert!(line.chars().count() <= 80, "{line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_words_say_what_the_figures_say() {
+        let said = verdict(&results(1.0));
+        assert!(
+            said.contains("2.3 times as long as alone for the first token"),
+            "{said}"
+        );
+        assert!(
+            said.contains("91 % longer than alone for each further one"),
+            "{said}"
+        );
+        assert!(
+            said.contains("With Tidegate they wait as long as alone (+1.3 %)"),
+            "{said}"
+        );
+        assert!(
+            said.contains("16,000 tokens/s, 52 % of what it does"),
+            "{said}"
+        );
+        let mut worse = results(1.0);
+        worse.tidegate.ttft_ms.mean = 40.0;
+        assert!(verdict(&worse).contains("With Tidegate they wait 29 % longer than alone"));
+    }
+
+    #[test]
+    fn json_has_the_promised_keys() {
+        let json = json(&header(), &results(1.0));
+        for run in ["alone", "uncontrolled", "tidegate"] {
+            for key in ["ttft_ms", "tpot_ms"] {
+                for figure in ["mean", "p50", "p99"] {
+                    assert!(
+                        json["runs"][run][key][figure].is_f64(),
+                        "{run}.{key}.{figure}"
+                    );
+                }
+            }
+            assert!(json["runs"][run]["offline_tokens_per_s"].is_f64(), "{run}");
+        }
+        let tidegate = &json["runs"]["tidegate"];
+        assert_eq!(
+            tidegate["preemptions_per_request"],
+            json!({ "mean": 0.75, "max": 1 })
+        );
+        for figure in ["p50", "p99", "max"] {
+            assert!(tidegate["preempt_latency_us"][figure].is_f64());
+        }
+        assert!(tidegate["harvest_ratio"].is_f64());
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!(thousands(0.4), "0");
+        assert_eq!(thousands(999.0), "999");
+        assert_eq!(thousands(31_400.2), "31,400");
+        assert_eq!(thousands(1_234_567.0), "1,234,567");
+    }
+}
