@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-/// Settings of a `Node`.
+/// Settings of a [`crate::node::Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// How long online must stay idle before offline wakes.
@@ -61,7 +61,7 @@ impl Default for Cooldown {
     }
 }
 
-/// How the cooldown is learnt; the rule stands in `gap`.
+/// How the cooldown is learnt; the rule stands in [`crate::gap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learning {
     /// A decode gap counts at least this long ...

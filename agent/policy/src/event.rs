@@ -1,4 +1,4 @@
-//! What happened: everything that can move a `Node`.
+//! What happened: everything that can move a [`crate::node::Node`].
 //!
 //! Any event may come in any state, late, twice or for a name nobody knows; then it changes
 //! nothing. Stamps are other processes' words: they are read as at most `now`.
@@ -119,7 +119,7 @@ pub enum Event {
         status: u32,
     },
     /// Answer to `Enable`: not carried out, because the activity word read right before said busy.
-    /// The shell sends that reading too, in either order.
+    /// The shell sends that reading next.
     EnableSkipped {
         /// The order.
         order: Order,

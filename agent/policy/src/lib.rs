@@ -1,6 +1,6 @@
 //! When offline work may run: pure decisions, no IO, no clock.
 //!
-//! The shell (the agent, a property test, the simulator) owns one `node::Node`, stamps `now`,
+//! The shell (the agent, a property test, the simulator) owns one [`node::Node`], stamps `now`,
 //! feeds it [`event::Event`]s and carries out the [`effect::Effect`]s it pushes, in order. There is
 //! no error in here, only events: an order that failed comes back as one.
 //!
@@ -20,9 +20,15 @@
 //! *preemption* is a disable, caused by a busy edge, while offline ran.
 #![forbid(unsafe_code)]
 
+mod charge;
 pub mod config;
 pub mod effect;
 pub mod event;
+pub mod gap;
+pub mod gate;
 pub mod ids;
+mod job;
+pub mod node;
+mod online;
 pub mod time;
 pub mod view;

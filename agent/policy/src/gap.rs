@@ -1,0 +1,232 @@
+//! How long must online be idle before offline may wake? Twice its longest decode gap.
+//!
+//! A *decode gap* is the idle time between two iterations of the same request. Other idle times are
+//! *pauses*: learning those as gaps costs 5 to 16 % of the harvest on bursty traces. Which is which:
+//!
+//! - with lifecycle hints: a request was in flight from the gap's start to its end;
+//! - without: the launch pattern before and after is the same iteration (the same graph, or, where
+//!   no graph is launched, the same launch count within 10 %) and repeated [`Learning::repeats`]
+//!   times in a row at least once. A pattern that did is *known*, and its gaps count at once from
+//!   then on; the gaps of the run that made it known count in retrospect. A prefill between two
+//!   requests breaks the run, and so does the pause before it.
+//!
+//! ```text
+//!   D . D . D . D        P . D . D          P prefill, D decode step, . decode gap, _ pause
+//!                ________                   D_P: not the same iteration; P.D: not learnt either
+//! ```
+//!
+//! The estimate is the longest gap of the last 60 s and of the last 1 024 gaps, whichever reach
+//! further back. A gap that outlasted the cooldown, so that offline woke inside it, is a
+//! *violation*: the estimate becomes that gap at once and decays back over the window, because a
+//! pause that looks like a gap must not cost a whole window of harvest each time.
+//!
+//! Invariant: a reported longest gap is at least the longest in the window and at most 1 % above it.
+
+use crate::config::Learning;
+use crate::ids::{GraphId, Launches};
+use crate::time::{Instant, nanos};
+use core::time::Duration;
+use std::collections::VecDeque;
+
+/// What one busy period launched: two periods with the same pattern are the same iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pattern {
+    /// How many launches.
+    pub launches: Launches,
+    /// The graph last launched; zero for none.
+    pub graph: GraphId,
+}
+
+impl Pattern {
+    /// Whether both are the same iteration.
+    #[must_use]
+    pub fn same(self, other: Self) -> bool {
+        if self.graph.0 != 0 || other.graph.0 != 0 {
+            return self.graph == other.graph;
+        }
+        let (a, b) = (self.launches.0, other.launches.0);
+        a != 0 && b != 0 && a.abs_diff(b).saturating_mul(10) <= a.max(b)
+    }
+}
+
+/// An idle time that ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gap {
+    /// How long it was.
+    pub span: Duration,
+    /// When it ended.
+    pub end: Instant,
+    /// The gate opened inside it.
+    pub woke: bool,
+}
+
+/// Longest run of equal iterations that [`Learning::repeats`] can ask for.
+pub const MAX_REPEATS: usize = 16;
+/// Known patterns kept per process and GPU: an engine has one graph per batch size it meets often.
+const KNOWN: usize = 8;
+
+/// Tells decode gaps from pauses by the launch patterns of one process on one GPU.
+#[derive(Clone, Debug, Default)]
+pub struct Iterations {
+    last: Option<Pattern>,
+    run: [Gap; MAX_REPEATS],
+    run_len: usize,
+    known: [Pattern; KNOWN],
+    next_known: usize,
+}
+
+impl Iterations {
+    /// A busy period ended that launched `pattern`, after `gap` if that is known. Hands every gap
+    /// that is thereby known to be a decode gap to `decode`.
+    pub fn ended(
+        &mut self,
+        pattern: Pattern,
+        gap: Option<Gap>,
+        learning: &Learning,
+        mut decode: impl FnMut(Gap),
+    ) {
+        let again = self.last.is_some_and(|last| last.same(pattern));
+        self.last = Some(pattern);
+        let Some(gap) = gap.filter(|_| again) else {
+            self.run_len = 0;
+            return;
+        };
+        if self.known.iter().any(|known| known.same(pattern)) {
+            self.run_len = 0;
+            decode(gap);
+            return;
+        }
+        let repeats = usize::try_from(learning.repeats)
+            .unwrap_or(MAX_REPEATS)
+            .clamp(1, MAX_REPEATS);
+        if let Some(place) = self.run.get_mut(self.run_len) {
+            *place = gap;
+            self.run_len += 1;
+        }
+        if self.run_len >= repeats {
+            for gap in self.run.iter().take(self.run_len) {
+                decode(*gap);
+            }
+            self.run_len = 0;
+            if let Some(place) = self.known.get_mut(self.next_known) {
+                *place = pattern;
+            }
+            self.next_known = (self.next_known + 1) % KNOWN;
+        }
+    }
+}
+
+/// A gap that no longer one in the window exceeds.
+#[derive(Clone, Copy, Debug)]
+struct Peak {
+    span: Duration,
+    end: Instant,
+    number: u64,
+}
+
+/// The cooldown of one GPU, learnt from the decode gaps of every online process on it.
+#[derive(Clone, Debug)]
+pub struct Learner {
+    learning: Learning,
+    /// Spans fall strictly from front to back, each by more than 1 %: bounded, never reallocated.
+    peaks: VecDeque<Peak>,
+    gaps: u64,
+    violation: Option<(Duration, Instant)>,
+}
+
+/// Peaks that differ by 1 % or more between half of any sensible `min` and `max`.
+const PEAKS: usize = 1024;
+
+impl Learner {
+    /// Knows nothing.
+    #[must_use]
+    pub fn new(learning: Learning) -> Self {
+        Self {
+            learning,
+            peaks: VecDeque::with_capacity(PEAKS),
+            gaps: 0,
+            violation: None,
+        }
+    }
+
+    /// A decode gap was seen. Says whether it was a violation.
+    pub fn learn(&mut self, gap: Gap) -> bool {
+        self.gaps += 1;
+        let span = gap.span.clamp(self.learning.min / 2, self.learning.max);
+        let violated = gap.woke && gap.span > self.longest(gap.end);
+        if violated {
+            self.violation = Some((span, gap.end));
+        } else {
+            self.push(Peak {
+                span,
+                end: gap.end,
+                number: self.gaps,
+            });
+        }
+        self.expire(gap.end);
+        violated
+    }
+
+    fn push(&mut self, peak: Peak) {
+        while self.peaks.back().is_some_and(|back| back.span <= peak.span) {
+            self.peaks.pop_back();
+        }
+        let full = self.peaks.len() >= PEAKS;
+        match self.peaks.back_mut() {
+            Some(back) if full || back.span <= peak.span + peak.span / 100 => {
+                (back.end, back.number) = (peak.end, peak.number);
+            }
+            _ => self.peaks.push_back(peak),
+        }
+    }
+
+    fn expired(&self, peak: &Peak, now: Instant) -> bool {
+        now.since(peak.end) > self.learning.window
+            && peak.number.saturating_add(self.learning.window_gaps) <= self.gaps
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while self
+            .peaks
+            .front()
+            .is_some_and(|front| self.expired(front, now))
+        {
+            self.peaks.pop_front();
+        }
+    }
+
+    /// The estimate: zero before the first gap.
+    #[must_use]
+    pub fn longest(&self, now: Instant) -> Duration {
+        let in_window = self
+            .peaks
+            .iter()
+            .find(|peak| !self.expired(peak, now))
+            .map_or(Duration::ZERO, |peak| peak.span);
+        let Some((span, at)) = self.violation else {
+            return in_window;
+        };
+        let (age, window) = (nanos(now.since(at)), nanos(self.learning.window).max(1));
+        if age >= window || span <= in_window {
+            return in_window;
+        }
+        let left =
+            u128::from(nanos(span - in_window)) * u128::from(window - age) / u128::from(window);
+        in_window + Duration::from_nanos(u64::try_from(left).unwrap_or(0))
+    }
+
+    /// How long online must stay idle.
+    #[must_use]
+    pub fn cooldown(&self, now: Instant) -> Duration {
+        if self.gaps < self.learning.warm_up {
+            return self.learning.max;
+        }
+        (self.longest(now) * 2).clamp(self.learning.min, self.learning.max)
+    }
+
+    /// Decode gaps seen so far.
+    #[must_use]
+    pub const fn gaps(&self) -> u64 {
+        self.gaps
+    }
+}

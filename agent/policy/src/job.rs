@@ -1,0 +1,689 @@
+//! One offline job: a gang of processes on one or more GPUs that is disabled and enabled as one.
+//!
+//! Each GPU on which the job has something to gate is a *lane*, served by that GPU's issue thread.
+//!
+//! ```text
+//!              gate shuts             answer
+//!    Enabled --------------> Disabling ------> Disabled        a failed disable puts every lane
+//!       ^   answer             |  ^               |            of the job into Unknown
+//!       +---------- Enabling <-+--+---------------+
+//!                      |  ^          all gates open, no lane still Disabling
+//!                      v  | timer
+//!                     Failed        Unknown --> whatever is wanted, ordered anew
+//! ```
+//!
+//! Invariants: every order carries a new generation, and only the answer to a lane's latest order
+//! moves it. The job is ordered to run only if the gates of all its GPUs are open, or for one
+//! breath. After a failed disable all lanes are enabled before anything else is decided. No wait in
+//! here ends in "disabled": a failed enable is tried again for as long as the job lives.
+
+use crate::config::{Config, Means, OnMaxGated};
+use crate::effect::{Effect, Look, Report};
+use crate::event::{Order, Standing};
+use crate::ids::{Channels, Generation, GpuId, GpuSet, JobId, SessionId};
+use crate::time::Instant;
+use crate::view::{JobState, JobView, Reason};
+use core::time::Duration;
+
+/// How long an enable that was skipped because online turned out busy is not tried again, should
+/// the reading that says so never come.
+const SKIP_HOLD: Duration = Duration::from_millis(1);
+
+/// The node as one job sees it in one step.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct World {
+    /// Every GPU of the node.
+    pub all: GpuSet,
+    /// Gates that are open.
+    pub open: GpuSet,
+    /// Online is busy there.
+    pub busy: GpuSet,
+    /// Gates that a busy edge shut in this step, open or cooling before.
+    pub shut: GpuSet,
+    /// Issue threads that hang in a call.
+    pub stalled: GpuSet,
+    /// Gates that are open or have cooled for about as long as they ever do.
+    pub breathable: GpuSet,
+}
+
+/// What a job's turn means for the GPUs' books.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Online on this GPU stopped the job while it ran. `Some` with `turn_over`: a breath ended.
+    pub preempted: Option<GpuId>,
+    /// The preemption had no edge: a breath ended by time.
+    pub turn_over: bool,
+    /// Its last disable returned: the GPU that stopped it, entry and return.
+    pub stopped: Option<(GpuId, Instant, Instant)>,
+    /// The preemption it was stopped for will never be complete.
+    pub dropped: Option<GpuId>,
+    /// All of it runs again.
+    pub woken: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Member {
+    session: SessionId,
+    gpus: GpuSet,
+    standing: Standing,
+    channels: Vec<(GpuId, Channels)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LaneState {
+    Enabled,
+    Unknown,
+    Disabling,
+    Disabled,
+    Enabling,
+    Failed { retry_at: Instant },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    gpu: GpuId,
+    state: LaneState,
+    generation: Generation,
+    retry: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Managed,
+    /// A disable failed; everything is being enabled.
+    Recovering,
+    Unmanaged,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Want {
+    Run,
+    Gate(Why),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    Gates,
+    Operator,
+    Skipped,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Breath {
+    No,
+    Wanted,
+    Until(Instant),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LaunchGate {
+    /// A process attached since it was last set.
+    Unset,
+    Open,
+    Closed,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub id: JobId,
+    pub paused: bool,
+    gpus: GpuSet,
+    members: Vec<Member>,
+    lanes: Vec<Lane>,
+    mode: Mode,
+    want: Want,
+    generation: Generation,
+    failures: u32,
+    skip_until: Option<Instant>,
+    launch_gate: LaunchGate,
+    /// Since when it has had no turn, and whether that was reported.
+    gated_since: Option<Instant>,
+    reported: bool,
+    breath: Breath,
+    /// It was gated, so running again is a wake.
+    wakes: bool,
+    preempted_by: Option<GpuId>,
+    entered: Instant,
+    returned: Instant,
+    /// Activity is to be read anew once everything was ordered to be enabled.
+    reread: bool,
+    preemptions: u64,
+    state: JobState,
+    state_since: Instant,
+}
+
+impl Job {
+    pub fn new(id: JobId, paused: bool, now: Instant) -> Self {
+        Self {
+            id,
+            paused,
+            gpus: GpuSet::EMPTY,
+            members: Vec::new(),
+            lanes: Vec::new(),
+            mode: Mode::Managed,
+            want: Want::Run,
+            generation: Generation(0),
+            failures: 0,
+            skip_until: None,
+            launch_gate: LaunchGate::Unset,
+            gated_since: None,
+            reported: false,
+            breath: Breath::No,
+            wakes: false,
+            preempted_by: None,
+            entered: Instant::default(),
+            returned: Instant::default(),
+            reread: false,
+            preemptions: 0,
+            state: JobState::Running,
+            state_since: now,
+        }
+    }
+
+    // ---- who belongs to it
+
+    pub fn has(&self, session: SessionId) -> bool {
+        self.members.iter().any(|member| member.session == session)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub fn attach(&mut self, session: SessionId, gpus: GpuSet, standing: Standing, means: Means) {
+        match self
+            .members
+            .iter_mut()
+            .find(|member| member.session == session)
+        {
+            Some(member) if member.gpus == gpus => return,
+            Some(member) => member.gpus = gpus,
+            None => {
+                self.members.push(Member {
+                    session,
+                    gpus,
+                    standing,
+                    channels: Vec::new(),
+                });
+                self.launch_gate = LaunchGate::Unset;
+            }
+        }
+        if means == Means::LaunchGate {
+            // The process finds its gates closed, whatever the lane did before it came.
+            self.disturb(gpus);
+        }
+        self.fit_lanes(means);
+    }
+
+    pub fn gone(&mut self, session: SessionId, means: Means) {
+        self.members.retain(|member| member.session != session);
+        self.fit_lanes(means);
+    }
+
+    pub fn channels_changed(
+        &mut self,
+        session: SessionId,
+        gpu: GpuId,
+        channels: Channels,
+        grown: bool,
+        means: Means,
+    ) {
+        let Some(member) = self
+            .members
+            .iter_mut()
+            .find(|member| member.session == session)
+        else {
+            return;
+        };
+        match member.channels.iter_mut().find(|held| held.0 == gpu) {
+            Some(held) => held.1 = channels,
+            None => member.channels.push((gpu, channels)),
+        }
+        member.gpus = member.gpus.with(gpu);
+        let standing = member.standing;
+        if means == Means::Channels
+            && grown
+            && let Some(lane) = self.lanes.iter_mut().find(|lane| lane.gpu == gpu)
+        {
+            let missed = matches!(lane.state, LaneState::Disabling | LaneState::Disabled);
+            if missed || standing == Standing::Unknown {
+                lane.state = LaneState::Unknown;
+            }
+        }
+        let before = self.lanes.len();
+        self.fit_lanes(means);
+        if standing == Standing::Unknown {
+            for lane in self.lanes.iter_mut().skip(before) {
+                lane.state = LaneState::Unknown;
+            }
+        }
+    }
+
+    /// Orders on these GPUs no longer stand for all the job holds there.
+    fn disturb(&mut self, gpus: GpuSet) {
+        for lane in self.lanes.iter_mut().filter(|lane| gpus.contains(lane.gpu)) {
+            lane.state = LaneState::Unknown;
+        }
+    }
+
+    fn fit_lanes(&mut self, means: Means) {
+        self.gpus = self
+            .members
+            .iter()
+            .fold(GpuSet::EMPTY, |all, m| all.union(m.gpus));
+        let (wanted, fresh) = match means {
+            Means::LaunchGate => (self.gpus, LaneState::Unknown),
+            Means::Channels => {
+                let held = self
+                    .members
+                    .iter()
+                    .flat_map(|member| member.channels.iter());
+                (
+                    held.filter(|held| held.1.0 > 0)
+                        .map(|held| held.0)
+                        .collect(),
+                    LaneState::Enabled,
+                )
+            }
+        };
+        self.lanes.retain(|lane| wanted.contains(lane.gpu));
+        let have: GpuSet = self.lanes.iter().map(|lane| lane.gpu).collect();
+        self.lanes.extend(wanted.minus(have).iter().map(|gpu| Lane {
+            gpu,
+            state: fresh,
+            generation: Generation(0),
+            retry: Duration::ZERO,
+        }));
+    }
+
+    // ---- answers
+
+    fn answered(&mut self, order: Order, expected: LaneState) -> Option<&mut Lane> {
+        self.lanes.iter_mut().find(|lane| {
+            lane.gpu == order.gpu && lane.generation == order.generation && lane.state == expected
+        })
+    }
+
+    pub fn disabled(&mut self, order: Order, entered: Instant, returned: Instant) {
+        if let Some(lane) = self.answered(order, LaneState::Disabling) {
+            lane.state = LaneState::Disabled;
+            self.entered = self.entered.max(entered);
+            self.returned = self.returned.max(returned);
+        }
+    }
+
+    pub fn disable_failed(&mut self, order: Order, status: u32, out: &mut Vec<Effect>) {
+        if self.answered(order, LaneState::Disabling).is_none() {
+            return;
+        }
+        self.failures += 1;
+        self.mode = Mode::Recovering;
+        self.reread = true;
+        self.disturb(self.gpus);
+        let report = Report::DisableFailed {
+            order,
+            status,
+            failures: self.failures,
+        };
+        out.push(Effect::Emit(report));
+    }
+
+    pub fn enabled(&mut self, order: Order) {
+        if let Some(lane) = self.answered(order, LaneState::Enabling) {
+            lane.state = LaneState::Enabled;
+            lane.retry = Duration::ZERO;
+        }
+    }
+
+    pub fn enable_failed(
+        &mut self,
+        order: Order,
+        status: Option<u32>,
+        config: &Config,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(lane) = self.answered(order, LaneState::Enabling) else {
+            return;
+        };
+        if lane.retry.is_zero()
+            && let Some(status) = status
+        {
+            out.push(Effect::Emit(Report::EnableFailed { order, status }));
+        }
+        lane.retry = (lane.retry * 2).clamp(config.enable_retry, Config::ENABLE_RETRY_MAX);
+        lane.state = LaneState::Failed {
+            retry_at: now.after(lane.retry),
+        };
+    }
+
+    pub fn enable_skipped(
+        &mut self,
+        order: Order,
+        config: &Config,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.mode != Mode::Managed {
+            // That order was unconditional.
+            return self.enable_failed(order, None, config, now, out);
+        }
+        if let Some(lane) = self.answered(order, LaneState::Enabling) {
+            // It need not have been disabled before, so it is disabled now.
+            lane.state = LaneState::Unknown;
+            self.skip_until = Some(now.after(SKIP_HOLD));
+            out.push(Effect::ReadActivity {
+                gpus: GpuSet::of(order.gpu),
+            });
+        }
+    }
+
+    // ---- the operator
+
+    /// Says whether that was news.
+    pub fn pause(&mut self, paused: bool) -> bool {
+        if !paused && self.mode == Mode::Unmanaged {
+            self.mode = Mode::Managed;
+            self.failures = 0;
+        }
+        core::mem::replace(&mut self.paused, paused) != paused
+    }
+
+    /// What is believed about its channels may be wrong.
+    pub fn reissue(&mut self) {
+        self.disturb(self.gpus);
+        self.launch_gate = LaunchGate::Unset;
+    }
+
+    // ---- the decision
+
+    fn want(&self, world: &World, now: Instant) -> Want {
+        // A process that has not said yet which GPUs it uses may use any.
+        let gpus = if self.gpus.is_empty() {
+            world.all
+        } else {
+            self.gpus
+        };
+        if self.paused {
+            Want::Gate(Why::Operator)
+        } else if self.skip_until.is_some_and(|until| now < until) {
+            Want::Gate(Why::Skipped)
+        } else if gpus.minus(world.open).is_empty() || self.breathes(world, now) {
+            Want::Run
+        } else {
+            Want::Gate(Why::Gates)
+        }
+    }
+
+    fn breathes(&self, world: &World, now: Instant) -> bool {
+        matches!(self.breath, Breath::Until(end) if now < end)
+            && self.gpus.intersection(world.busy).is_empty()
+    }
+
+    /// Orders what is wanted and not yet so.
+    pub fn settle(
+        &mut self,
+        config: &Config,
+        world: &World,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) -> Outcome {
+        let mut outcome = Outcome::default();
+        if self.skip_until.is_some_and(|until| now >= until) {
+            self.skip_until = None;
+        }
+        self.breathe(config, world, now, out);
+        let want = self.want(world, now);
+        if want == Want::Run && self.gpus.minus(world.open).is_empty() {
+            self.breath = Breath::No;
+        }
+        if self.want == Want::Run && want != Want::Run {
+            self.stop(want, world, now, &mut outcome);
+        }
+        self.want = want;
+        if self.mode == Mode::Recovering {
+            if self.all(LaneState::Enabled) {
+                self.mode = if self.failures > config.disable_retries {
+                    out.push(Effect::Emit(Report::Unmanaged { job: self.id }));
+                    Mode::Unmanaged
+                } else {
+                    Mode::Managed
+                };
+            }
+            outcome.dropped = self.preempted_by.take();
+        }
+        self.order(now, out);
+        if core::mem::take(&mut self.reread) {
+            out.push(Effect::ReadActivity { gpus: self.gpus });
+        }
+        if self.lanes.is_empty() {
+            outcome.dropped = outcome.dropped.or_else(|| self.preempted_by.take());
+        } else if want != Want::Run && self.all(LaneState::Disabled) {
+            self.failures = 0;
+            if let Some(gpu) = self.preempted_by.take() {
+                outcome.stopped = Some((gpu, self.entered, self.returned));
+            }
+        }
+        if want == Want::Run && self.all(LaneState::Enabled) {
+            if !matches!(self.breath, Breath::Until(_)) {
+                self.gated_since = None;
+            }
+            if core::mem::take(&mut self.wakes) && !self.lanes.is_empty() {
+                outcome.woken = true;
+                out.push(Effect::Emit(Report::Woken { job: self.id }));
+            }
+        }
+        if config.means == Means::Channels {
+            self.set_launch_gate(world, out);
+        }
+        self.note_state(now);
+        outcome
+    }
+
+    fn breathe(&mut self, config: &Config, world: &World, now: Instant, out: &mut Vec<Effect>) {
+        if self.want != Want::Gate(Why::Gates) {
+            return;
+        }
+        let Some(since) = self.gated_since else {
+            return;
+        };
+        if !self.reported && now >= since.after(config.max_gated) {
+            self.reported = true;
+            out.push(Effect::Emit(Report::MaxGated {
+                job: self.id,
+                since,
+            }));
+            if matches!(config.on_max_gated, OnMaxGated::Breathe(_)) {
+                self.breath = Breath::Wanted;
+            }
+        }
+        if let (Breath::Wanted, OnMaxGated::Breathe(turn)) = (self.breath, config.on_max_gated)
+            && self.gpus.minus(world.breathable).is_empty()
+            && self.mode == Mode::Managed
+        {
+            self.breath = Breath::Until(now.after(turn));
+            out.push(Effect::Emit(Report::Breathed { job: self.id }));
+        }
+    }
+
+    fn stop(&mut self, want: Want, world: &World, now: Instant, outcome: &mut Outcome) {
+        let ran = self.mode == Mode::Managed
+            && self
+                .lanes
+                .iter()
+                .any(|lane| matches!(lane.state, LaneState::Enabled | LaneState::Enabling));
+        if want == Want::Gate(Why::Gates) && ran {
+            let cause = self.gpus.intersection(world.shut).iter().next();
+            outcome.turn_over = cause.is_none() && matches!(self.breath, Breath::Until(_));
+            outcome.preempted =
+                cause.or_else(|| self.gpus.iter().next().filter(|_| outcome.turn_over));
+            if outcome.preempted.is_some() {
+                self.preemptions += 1;
+            }
+            outcome.dropped = core::mem::replace(&mut self.preempted_by, cause);
+        }
+        (self.entered, self.returned) = (Instant::default(), Instant::default());
+        self.gated_since = Some(now);
+        self.reported = false;
+        self.wakes = true;
+        self.breath = Breath::No;
+    }
+
+    fn all(&self, state: LaneState) -> bool {
+        self.lanes.iter().all(|lane| lane.state == state)
+    }
+
+    fn order(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        let enable = self.want == Want::Run || self.mode != Mode::Managed;
+        let waits = self.mode == Mode::Managed
+            && self
+                .lanes
+                .iter()
+                .any(|lane| lane.state == LaneState::Disabling);
+        if enable && waits {
+            return;
+        }
+        let due = |state: LaneState| match state {
+            LaneState::Unknown => true,
+            LaneState::Enabled | LaneState::Enabling => !enable,
+            LaneState::Disabled | LaneState::Disabling => enable,
+            LaneState::Failed { retry_at } => !enable || now >= retry_at,
+        };
+        if !self.lanes.iter().any(|lane| due(lane.state)) {
+            return;
+        }
+        self.generation = Generation(self.generation.0 + 1);
+        let (job, generation) = (self.id, self.generation);
+        let look = if self.mode == Mode::Managed {
+            Look::First
+        } else {
+            Look::Unconditional
+        };
+        for lane in self.lanes.iter_mut().filter(|lane| due(lane.state)) {
+            let order = Order {
+                gpu: lane.gpu,
+                job,
+                generation,
+            };
+            lane.generation = generation;
+            if enable {
+                lane.state = LaneState::Enabling;
+                out.push(Effect::Enable { order, look });
+            } else {
+                lane.state = LaneState::Disabling;
+                out.push(Effect::Disable(order));
+            }
+        }
+    }
+
+    fn set_launch_gate(&mut self, world: &World, out: &mut Vec<Effect>) {
+        let held = self
+            .lanes
+            .iter()
+            .any(|lane| lane.state != LaneState::Disabled && world.stalled.contains(lane.gpu));
+        let bare = self
+            .members
+            .iter()
+            .any(|member| member.channels.iter().all(|c| c.1.0 == 0));
+        let closed = match (self.want, self.mode) {
+            (Want::Run, _) => false,
+            (Want::Gate(_), Mode::Unmanaged) => true,
+            // Nothing known to disable yet, or the disable hangs: launches are all there is to hold.
+            (Want::Gate(_), _) if held || bare => true,
+            (Want::Gate(_), _) => {
+                self.launch_gate != LaunchGate::Open && !self.all(LaneState::Disabled)
+            }
+        };
+        let (wanted, effect) = if closed {
+            (LaunchGate::Closed, Effect::CloseLaunchGate { job: self.id })
+        } else {
+            (LaunchGate::Open, Effect::OpenLaunchGate { job: self.id })
+        };
+        if self.launch_gate != wanted {
+            self.launch_gate = wanted;
+            out.push(effect);
+        }
+    }
+
+    /// When time alone changes something. `breathable_at` says when a GPU's gate has cooled enough.
+    pub fn deadline(
+        &self,
+        config: &Config,
+        breathable_at: impl Fn(GpuId) -> Option<Instant>,
+    ) -> Option<Instant> {
+        let retries = self.lanes.iter().filter_map(|lane| match lane.state {
+            LaneState::Failed { retry_at } => Some(retry_at),
+            _ => None,
+        });
+        let waits_for_gates = self.want == Want::Gate(Why::Gates);
+        let gated = self
+            .gated_since
+            .filter(|_| waits_for_gates && !self.reported)
+            .map(|since| since.after(config.max_gated));
+        let breath = match self.breath {
+            Breath::No => None,
+            Breath::Until(end) => Some(end),
+            Breath::Wanted if !waits_for_gates || self.mode != Mode::Managed => None,
+            Breath::Wanted => self
+                .gpus
+                .iter()
+                .map(breathable_at)
+                .try_fold(Instant::default(), |latest, at| at.map(|at| latest.max(at))),
+        };
+        retries
+            .chain(gated)
+            .chain(breath)
+            .chain(self.skip_until)
+            .min()
+    }
+
+    fn note_state(&mut self, now: Instant) {
+        let has = |state| self.lanes.iter().any(|lane: &Lane| lane.state == state);
+        let state = match (self.mode, self.want) {
+            (Mode::Unmanaged, _) => JobState::Unmanaged,
+            (Mode::Recovering, _) => JobState::Unknown,
+            (Mode::Managed, Want::Run) if !self.all(LaneState::Enabled) => JobState::Enabling,
+            (Mode::Managed, Want::Run) if matches!(self.breath, Breath::Until(_)) => {
+                JobState::Breathing
+            }
+            (Mode::Managed, Want::Run) => JobState::Running,
+            (Mode::Managed, Want::Gate(_)) if has(LaneState::Disabling) => JobState::Disabling,
+            (Mode::Managed, Want::Gate(_)) => JobState::Gated,
+        };
+        if core::mem::replace(&mut self.state, state) != state {
+            self.state_since = now;
+        }
+    }
+
+    /// The GPU whose preemption the job still owes an answer to.
+    pub fn preempted_by(&self) -> Option<GpuId> {
+        self.preempted_by
+    }
+
+    pub fn gpus(&self) -> GpuSet {
+        self.gpus
+    }
+
+    pub fn view(&self, world: &World) -> JobView {
+        let held = self
+            .members
+            .iter()
+            .flat_map(|member| member.channels.iter());
+        JobView {
+            job: self.id,
+            state: self.state,
+            since: self.state_since,
+            reason: match self.want {
+                Want::Run => Reason::None,
+                Want::Gate(Why::Operator) => Reason::Paused,
+                Want::Gate(_) => Reason::Gate(self.gpus.minus(world.open)),
+            },
+            paused: self.paused,
+            gpus: self.gpus,
+            sessions: u32::try_from(self.members.len()).unwrap_or(u32::MAX),
+            channels: Channels(held.fold(0u32, |sum, held| sum.saturating_add(held.1.0))),
+            preemptions: self.preemptions,
+            launch_gate_closed: self.launch_gate == LaunchGate::Closed,
+        }
+    }
+}

@@ -1,0 +1,654 @@
+//! One step for a whole node: activity in, orders out.
+//!
+//! Every event first changes what is known (a process is busy, an order was answered), then
+//! everything is settled from what is known and `now`: processes that froze, gates, jobs, the next
+//! timer. Nothing is decided from an event alone, so a repeated, late or stray one changes nothing,
+//! and a tick that comes early finds nothing to do.
+//!
+//! Cost: a step looks at every online process, GPU and job of the node, a few hundred words at
+//! worst, and allocates only when a process, a job or a GPU is new to it.
+
+use crate::charge::Charges;
+use crate::config::{Config, Cooldown, Learning};
+use crate::effect::{Effect, Report};
+use crate::event::{Event, Order, Reading};
+use crate::gap::Learner;
+use crate::gate::{Cooling, Gate, Online};
+use crate::ids::{GpuId, GpuSet, JobId, MAX_GPUS, SessionId};
+use crate::job::{Job, Outcome, World};
+use crate::online::Session;
+use crate::time::Instant;
+use crate::view::{GateState, GpuView, JobView};
+use core::time::Duration;
+
+/// One GPU: its gate and its books.
+#[derive(Clone, Debug)]
+struct Gpu {
+    gate: Gate,
+    since: Instant,
+    learner: Option<Learner>,
+    charges: Charges,
+    /// The end of online work that no reading tells: a process froze or went away.
+    floor: Instant,
+    /// The last busy edge of a GPU that was idle.
+    rang: Instant,
+    opened: Option<Instant>,
+    /// Longest idle time since the gate was last open.
+    longest_idle: Duration,
+    woken: bool,
+    stalled: bool,
+    preemption: Option<Preemption>,
+    edges: u64,
+    preemptions: u64,
+    wakes: u64,
+}
+
+/// A preemption some of whose disables are under way.
+#[derive(Clone, Copy, Debug)]
+struct Preemption {
+    rang: Instant,
+    entered: Instant,
+    returned: Instant,
+    waiting: u32,
+    jobs: u32,
+}
+
+impl Gpu {
+    fn breathable_at(&self) -> Option<Instant> {
+        match self.gate {
+            Gate::Open => Some(self.since),
+            Gate::Cooling { since } => Some(since.after(self.longest_idle / 2)),
+            Gate::Closed => None,
+        }
+    }
+
+    /// A job it stopped has been stopped (`at`: entry and return), or never will be (`None`).
+    fn job_stopped(&mut self, gpu: GpuId, at: Option<(Instant, Instant)>, out: &mut Vec<Effect>) {
+        let Some(mut preemption) = self.preemption else {
+            return;
+        };
+        preemption.waiting = preemption.waiting.saturating_sub(1);
+        if let Some((entered, returned)) = at {
+            preemption.jobs += 1;
+            preemption.entered = preemption.entered.max(entered);
+            preemption.returned = preemption.returned.max(returned);
+        }
+        self.preemption = Some(preemption).filter(|p| p.waiting > 0);
+        if preemption.waiting == 0 && preemption.jobs > 0 {
+            let Preemption {
+                rang,
+                entered,
+                returned,
+                jobs,
+                ..
+            } = preemption;
+            out.push(Effect::Emit(Report::Preempted {
+                gpu,
+                rang,
+                entered,
+                returned,
+                jobs,
+            }));
+        }
+    }
+}
+
+/// All that is known of one node, and what to do about it.
+#[derive(Clone, Debug)]
+pub struct Node {
+    config: Config,
+    started: Instant,
+    gpus: Vec<Gpu>,
+    /// Online processes, by id.
+    sessions: Vec<Session>,
+    /// Offline jobs, in the order they came.
+    jobs: Vec<Job>,
+    /// `Pause` of all jobs holds for those to come.
+    pause_new: bool,
+    world: World,
+    timer: Option<Instant>,
+}
+
+impl Node {
+    /// A node of which nothing is known but its number of GPUs, at most [`MAX_GPUS`]. Its gates
+    /// start cooling: online work may go on that has not been told yet.
+    #[must_use]
+    pub fn new(config: Config, gpus: u8, now: Instant) -> Self {
+        let learner = match config.cooldown {
+            Cooldown::Learnt(learning) => Some(Learner::new(learning)),
+            Cooldown::Fixed(_) => None,
+        };
+        let gpu = Gpu {
+            gate: Gate::Cooling { since: now },
+            since: now,
+            learner,
+            charges: Charges::default(),
+            floor: now,
+            rang: now,
+            opened: None,
+            longest_idle: Duration::ZERO,
+            woken: false,
+            stalled: false,
+            preemption: None,
+            edges: 0,
+            preemptions: 0,
+            wakes: 0,
+        };
+        let gpus = usize::from(gpus).min(MAX_GPUS);
+        let all = (0u8..).take(gpus).map(GpuId).collect();
+        Self {
+            config,
+            started: now,
+            gpus: vec![gpu; gpus],
+            sessions: Vec::new(),
+            jobs: Vec::new(),
+            pause_new: false,
+            world: World {
+                all,
+                ..World::default()
+            },
+            timer: None,
+        }
+    }
+
+    /// Takes one event and appends what must be done. `now` never goes back.
+    pub fn step(&mut self, event: Event, now: Instant, out: &mut Vec<Effect>) {
+        self.world.shut = GpuSet::EMPTY;
+        self.take(event, now, out);
+        self.settle(now, out);
+        let next = self.deadline(now);
+        // A tick used up the shell's timer, so even an unchanged one is set again.
+        if let Some(at) = next
+            && (next != self.timer || event == Event::Tick)
+        {
+            out.push(Effect::WakeAt(at));
+        }
+        self.timer = next;
+    }
+
+    // ---- what is known
+
+    fn take(&mut self, event: Event, now: Instant, out: &mut Vec<Effect>) {
+        match event {
+            Event::OnlineAttached { session } => {
+                if let Err(place) = self.find(session) {
+                    self.sessions.insert(place, Session::new(session, now));
+                }
+            }
+            Event::OnlineGone { session } => self.online_gone(session, now),
+            Event::Activity {
+                session,
+                gpu,
+                reading,
+            } => {
+                self.activity(session, gpu, reading, now, out);
+            }
+            Event::Progress { session, at } => {
+                if let Some(s) = self.session(session)
+                    && s.progressed(at.min(now))
+                {
+                    out.push(Effect::Emit(Report::Recovered { session }));
+                }
+            }
+            Event::Suspected {
+                session,
+                gpu,
+                suspect,
+            } => {
+                if let Ok(place) = self.find(session)
+                    && gpu.index() < self.gpus.len()
+                {
+                    self.sessions[place].suspected(gpu, suspect);
+                    self.gpus[gpu.index()].floor = now;
+                }
+            }
+            Event::RequestStarted { session, request } => {
+                if let Ok(place) = self.find(session)
+                    && self.sessions[place].request_started(request)
+                {
+                    for gpu in self.sessions[place].gpus() {
+                        self.gpus[gpu.index()]
+                            .charges
+                            .request_started(session, request);
+                    }
+                }
+            }
+            Event::RequestEnded { session, request } => {
+                if let Some(s) = self.session(session)
+                    && s.request_ended(request)
+                {
+                    for gpu in &mut self.gpus {
+                        gpu.charges.request_ended(session, request);
+                    }
+                }
+            }
+            Event::OfflineAttached {
+                session,
+                job,
+                gpus,
+                standing,
+            } => {
+                let gpus = gpus.intersection(self.world.all);
+                // A process belongs to one job at a time.
+                self.leave(session, Some(job), out);
+                let means = self.config.means;
+                let paused = self.pause_new;
+                if !self.jobs.iter().any(|known| known.id == job) {
+                    self.jobs.push(Job::new(job, paused, now));
+                }
+                if let Some(job) = self.jobs.iter_mut().find(|known| known.id == job) {
+                    job.attach(session, gpus, standing, means);
+                }
+            }
+            Event::OfflineGone { session } => self.leave(session, None, out),
+            Event::ChannelsChanged {
+                session,
+                gpu,
+                channels,
+                grown,
+            } => {
+                let means = self.config.means;
+                if gpu.index() < self.gpus.len() {
+                    for job in &mut self.jobs {
+                        job.channels_changed(session, gpu, channels, grown, means);
+                    }
+                }
+            }
+            Event::Disabled {
+                order,
+                entered,
+                returned,
+            } => {
+                if let Some(job) = self.answered(order) {
+                    job.disabled(order, entered.min(now), returned.min(now));
+                }
+            }
+            Event::DisableFailed { order, status } => {
+                if let Some(job) = self.answered(order) {
+                    job.disable_failed(order, status, out);
+                }
+            }
+            Event::Enabled { order } => {
+                if let Some(job) = self.answered(order) {
+                    job.enabled(order);
+                }
+            }
+            Event::EnableFailed { order, status } => {
+                let config = self.config;
+                if let Some(job) = self.answered(order) {
+                    job.enable_failed(order, Some(status), &config, now, out);
+                }
+            }
+            Event::EnableSkipped { order } => {
+                let config = self.config;
+                if let Some(job) = self.answered(order) {
+                    job.enable_skipped(order, &config, now, out);
+                }
+            }
+            Event::IssueStalled { gpu } => {
+                if let Some(known) = self.gpus.get_mut(gpu.index())
+                    && !core::mem::replace(&mut known.stalled, true)
+                {
+                    out.push(Effect::Emit(Report::IssueStalled { gpu }));
+                }
+            }
+            Event::Pause { job } => self.pause(job, true, out),
+            Event::Resume { job } => self.pause(job, false, out),
+            Event::Reissue { job } => {
+                for known in self
+                    .jobs
+                    .iter_mut()
+                    .filter(|known| job.is_none_or(|j| j == known.id))
+                {
+                    known.reissue();
+                }
+            }
+            Event::Tick => {}
+        }
+    }
+
+    fn find(&self, session: SessionId) -> Result<usize, usize> {
+        self.sessions.binary_search_by_key(&session, |s| s.id)
+    }
+
+    fn session(&mut self, session: SessionId) -> Option<&mut Session> {
+        let place = self.find(session).ok()?;
+        self.sessions.get_mut(place)
+    }
+
+    /// The job an answer is for. Any answer shows that its issue thread is alive.
+    fn answered(&mut self, order: Order) -> Option<&mut Job> {
+        if let Some(gpu) = self.gpus.get_mut(order.gpu.index()) {
+            gpu.stalled = false;
+        }
+        self.jobs.iter_mut().find(|job| job.id == order.job)
+    }
+
+    fn online_gone(&mut self, session: SessionId, now: Instant) {
+        let Ok(place) = self.find(session) else {
+            return;
+        };
+        let gone = self.sessions.remove(place);
+        for gpu in gone.gpus() {
+            if gone.busy_on(gpu, self.config.suspects) {
+                self.gpus[gpu.index()].floor = now;
+            }
+        }
+        for gpu in &mut self.gpus {
+            gpu.charges.session_gone(session);
+        }
+    }
+
+    fn activity(
+        &mut self,
+        session: SessionId,
+        at: GpuId,
+        reading: Reading,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
+        let Ok(place) = self.find(session) else {
+            return;
+        };
+        let Some(gpu) = self.gpus.get_mut(at.index()) else {
+            return;
+        };
+        let learning: Option<Learning> = match self.config.cooldown {
+            Cooldown::Learnt(learning) => Some(learning),
+            Cooldown::Fixed(_) => None,
+        };
+        let lapsed = self.sessions[place].lapsed();
+        let seen =
+            self.sessions[place].read(at, reading, gpu.opened, learning.as_ref(), now, |gap| {
+                if let Some(learner) = &mut gpu.learner
+                    && learner.learn(gap)
+                {
+                    let report = Report::CooldownViolated {
+                        gpu: at,
+                        gap: gap.span,
+                    };
+                    out.push(Effect::Emit(report));
+                }
+            });
+        if lapsed && !self.sessions[place].lapsed() {
+            out.push(Effect::Emit(Report::Recovered { session }));
+        }
+        if let Some(rang) = seen.edge
+            && gpu.gate != Gate::Closed
+        {
+            // Also for a whole busy period that is over by now: the gate shuts and cools anew.
+            shut(gpu, rang, now);
+            self.world.shut = self.world.shut.with(at);
+        }
+    }
+
+    /// A process leaves its job, unless that is `stays`.
+    fn leave(&mut self, session: SessionId, stays: Option<JobId>, out: &mut Vec<Effect>) {
+        let means = self.config.means;
+        let gpus = &mut self.gpus;
+        self.jobs.retain_mut(|job| {
+            if stays == Some(job.id) || !job.has(session) {
+                return true;
+            }
+            job.gone(session, means);
+            if job.is_empty()
+                && let Some(gpu) = job.preempted_by()
+            {
+                gpus[gpu.index()].job_stopped(gpu, None, out);
+            }
+            !job.is_empty()
+        });
+    }
+
+    fn pause(&mut self, which: Option<JobId>, paused: bool, out: &mut Vec<Effect>) {
+        if which.is_none() {
+            self.pause_new = paused;
+        }
+        for job in self
+            .jobs
+            .iter_mut()
+            .filter(|job| which.is_none_or(|id| id == job.id))
+        {
+            if job.pause(paused) {
+                let job = job.id;
+                let report = if paused {
+                    Report::Paused { job }
+                } else {
+                    Report::Resumed { job }
+                };
+                out.push(Effect::Emit(report));
+            }
+        }
+    }
+
+    // ---- what follows
+
+    fn settle(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        for session in &mut self.sessions {
+            if session.lapse(self.config.frozen_after, now) {
+                for gpu in session.gpus() {
+                    self.gpus[gpu.index()].floor = now;
+                }
+                out.push(Effect::Emit(Report::Lapsed {
+                    session: session.id,
+                }));
+            }
+        }
+        self.settle_gates(now);
+        for job in &mut self.jobs {
+            let outcome = job.settle(&self.config, &self.world, now, out);
+            book(&mut self.gpus, job, outcome, out);
+        }
+    }
+
+    fn settle_gates(&mut self, now: Instant) {
+        let World {
+            all,
+            shut: mut shut_now,
+            ..
+        } = self.world;
+        let mut world = World {
+            all,
+            ..World::default()
+        };
+        for id in all.iter() {
+            let busy = self
+                .sessions
+                .iter()
+                .any(|s| s.busy_on(id, self.config.suspects));
+            let idle_since = self.sessions.iter().filter_map(|s| s.idle_since(id)).max();
+            let cooling = self.cooling(id, now);
+            let gpu = &mut self.gpus[id.index()];
+            let before = gpu.gate;
+            let online = if busy {
+                Online::Busy
+            } else {
+                let since = idle_since.map_or(gpu.floor, |since| since.max(gpu.floor));
+                Online::Idle {
+                    since: since.max(gpu.rang).min(now),
+                }
+            };
+            if busy && before != Gate::Closed {
+                shut(gpu, now, now);
+                shut_now = shut_now.with(id);
+            }
+            gpu.gate = gpu.gate.step(online, cooling, now);
+            if gpu.gate != before && gpu.gate != Gate::Closed {
+                if before == Gate::Closed {
+                    gpu.charges.period_ended();
+                }
+                gpu.since = now;
+            }
+            if gpu.gate.is_open() && !before.is_open() {
+                gpu.opened = Some(now);
+                gpu.longest_idle = Duration::ZERO;
+                gpu.woken = false;
+            }
+            let breathable = gpu.breathable_at().is_some_and(|at| now >= at);
+            for (set, holds) in [
+                (&mut world.open, gpu.gate.is_open()),
+                (&mut world.busy, busy),
+                (&mut world.stalled, gpu.stalled),
+                (&mut world.breathable, breathable),
+            ] {
+                if holds {
+                    *set = set.with(id);
+                }
+            }
+        }
+        world.shut = shut_now;
+        self.world = world;
+    }
+
+    fn cooling(&self, gpu: GpuId, now: Instant) -> Cooling {
+        if now < self.started.after(self.config.start_hold) {
+            return Cooling::Held;
+        }
+        let mut hinted = None;
+        for session in self.sessions.iter().filter(|session| session.uses(gpu)) {
+            if session.in_flight() && !session.lapsed() {
+                return Cooling::Held;
+            }
+            hinted = Some(hinted.unwrap_or(true) && session.hinted());
+        }
+        Cooling::For(if hinted == Some(true) {
+            Duration::ZERO
+        } else {
+            self.cooldown(gpu, now)
+        })
+    }
+
+    fn cooldown(&self, gpu: GpuId, now: Instant) -> Duration {
+        match (self.config.cooldown, &self.gpus[gpu.index()].learner) {
+            (Cooldown::Fixed(cooldown), _) => cooldown,
+            (Cooldown::Learnt(_), Some(learner)) => learner.cooldown(now),
+            (Cooldown::Learnt(learning), None) => learning.max,
+        }
+    }
+
+    fn deadline(&self, now: Instant) -> Option<Instant> {
+        let gates = self
+            .world
+            .all
+            .iter()
+            .filter_map(|id| self.gpus[id.index()].gate.opens_at(self.cooling(id, now)));
+        let lapses = self
+            .sessions
+            .iter()
+            .filter_map(|s| s.lapses_at(self.config.frozen_after));
+        let jobs = self.jobs.iter().filter_map(|job| {
+            job.deadline(&self.config, |gpu| self.gpus[gpu.index()].breathable_at())
+        });
+        let start = self.started.after(self.config.start_hold);
+        gates
+            .chain(lapses)
+            .chain(jobs)
+            .chain([start])
+            .filter(|at| *at > now)
+            .min()
+    }
+
+    // ---- what people see
+
+    /// One GPU, `None` if the node has none of that number.
+    #[must_use]
+    pub fn gpu(&self, gpu: GpuId, now: Instant) -> Option<GpuView> {
+        let known = self.gpus.get(gpu.index())?;
+        Some(GpuView {
+            gpu,
+            gate: match known.gate {
+                Gate::Open => GateState::Open,
+                Gate::Closed => GateState::Closed,
+                Gate::Cooling { .. } => GateState::Cooling,
+            },
+            since: known.since,
+            online_busy: self.world.busy.contains(gpu),
+            cooldown: self.cooldown(gpu, now),
+            longest_gap: known
+                .learner
+                .as_ref()
+                .map_or(Duration::ZERO, |l| l.longest(now)),
+            decode_gaps: known.learner.as_ref().map_or(0, Learner::gaps),
+            edges: known.edges,
+            preemptions: known.preemptions,
+            wakes: known.wakes,
+            per_unit: known.charges.per_unit(),
+        })
+    }
+
+    /// Every GPU.
+    pub fn gpus(&self, now: Instant) -> impl Iterator<Item = GpuView> + '_ {
+        self.world
+            .all
+            .iter()
+            .filter_map(move |gpu| self.gpu(gpu, now))
+    }
+
+    /// One job.
+    #[must_use]
+    pub fn job(&self, job: JobId) -> Option<JobView> {
+        self.jobs
+            .iter()
+            .find(|known| known.id == job)
+            .map(|known| known.view(&self.world))
+    }
+
+    /// Every job, in the order they came.
+    pub fn jobs(&self) -> impl Iterator<Item = JobView> + '_ {
+        self.jobs.iter().map(|job| job.view(&self.world))
+    }
+
+    /// Whether that online process froze while busy and does not count for now.
+    #[must_use]
+    pub fn lapsed(&self, session: SessionId) -> bool {
+        self.find(session)
+            .is_ok_and(|place| self.sessions[place].lapsed())
+    }
+}
+
+/// A busy edge that rang at `rang` shuts the gate.
+fn shut(gpu: &mut Gpu, rang: Instant, now: Instant) {
+    if let Gate::Cooling { since } = gpu.gate {
+        gpu.longest_idle = gpu.longest_idle.max(rang.since(since));
+    }
+    gpu.gate = Gate::Closed;
+    gpu.since = now;
+    gpu.rang = rang;
+    gpu.edges += 1;
+}
+
+/// What a job's turn means for the GPUs' books.
+fn book(gpus: &mut [Gpu], job: &Job, outcome: Outcome, out: &mut Vec<Effect>) {
+    if let Some(id) = outcome.dropped {
+        gpus[id.index()].job_stopped(id, None, out);
+    }
+    if let Some(id) = outcome.preempted {
+        let gpu = &mut gpus[id.index()];
+        let under_way = gpu.preemption.filter(|p| p.rang == gpu.rang);
+        if under_way.is_none() {
+            gpu.preemptions += 1;
+            gpu.charges.preempted();
+        }
+        if !outcome.turn_over {
+            let preemption = gpu.preemption.get_or_insert(Preemption {
+                rang: gpu.rang,
+                entered: Instant::default(),
+                returned: Instant::default(),
+                waiting: 0,
+                jobs: 0,
+            });
+            preemption.waiting += 1;
+        }
+    }
+    if let Some((id, entered, returned)) = outcome.stopped {
+        gpus[id.index()].job_stopped(id, Some((entered, returned)), out);
+    }
+    if outcome.woken {
+        for id in job.gpus().iter() {
+            let gpu = &mut gpus[id.index()];
+            if !core::mem::replace(&mut gpu.woken, true) {
+                gpu.wakes += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Which online processes are busy where, since when, and what their gaps teach.
+//!
+//! A process says busy and idle in words that only it writes, so every stamp of it is read as at
+//! most `now` and never as older than the edge before it: a lying process can move its own gaps and
+//! the end of its own work, and nothing else. Activity is taken from readings of those words, not
+//! from edges, so a doorbell that was coalesced or lost costs time and no truth: the generation in
+//! the word tells how many edges came and went unseen.
+
+use crate::config::{Learning, Suspects};
+use crate::event::Reading;
+use crate::gap::{Gap, Iterations, Pattern};
+use crate::ids::{GpuId, RequestId, SessionId};
+use crate::time::Instant;
+use core::time::Duration;
+
+/// Requests followed per process; beyond that they only count as in flight.
+const REQUESTS: usize = 4096;
+
+/// One process.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    pub id: SessionId,
+    devices: Vec<Device>,
+    progress: Instant,
+    lapsed: bool,
+    hinted: bool,
+    requests: Vec<RequestId>,
+    /// Requests beyond [`REQUESTS`].
+    untracked: u64,
+    /// Times the last request in flight ended.
+    drained: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Device {
+    gpu: GpuId,
+    reading: Option<Reading>,
+    /// Start of the busy period, or end of it.
+    busy_since: Instant,
+    idle_since: Instant,
+    suspect: bool,
+    iterations: Iterations,
+    gap: Option<Gap>,
+    gap_in_request: bool,
+    /// `Session::drained` at the start of the gap, if a request was in flight then.
+    flight: Option<u64>,
+}
+
+/// What a reading said that the gate must know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Online began to work, or did so unseen, and rang then.
+    pub edge: Option<Instant>,
+}
+
+impl Device {
+    fn busy(&self) -> bool {
+        self.reading.is_some_and(|reading| reading.busy)
+    }
+
+    fn counts(&self, suspects: Suspects) -> bool {
+        self.busy() && !(self.suspect && suspects == Suspects::Ignore)
+    }
+
+    /// A gap ended at `busy_since`; `flight` is `Session::drained` if a request is in flight.
+    fn gap_ended(&mut self, busy_since: Instant, opened: Option<Instant>, flight: Option<u64>) {
+        self.gap_in_request = flight.is_some() && self.flight == flight;
+        self.gap = Some(Gap {
+            span: busy_since.since(self.idle_since),
+            end: busy_since,
+            woke: opened.is_some_and(|at| at >= self.idle_since),
+        });
+        self.busy_since = busy_since;
+    }
+}
+
+impl Session {
+    pub fn new(id: SessionId, now: Instant) -> Self {
+        Self {
+            id,
+            devices: Vec::new(),
+            progress: now,
+            lapsed: false,
+            hinted: false,
+            requests: Vec::new(),
+            untracked: 0,
+            drained: 0,
+        }
+    }
+
+    fn device(&mut self, gpu: GpuId) -> &mut Device {
+        let place = match self.devices.iter().position(|device| device.gpu == gpu) {
+            Some(place) => place,
+            None => {
+                self.devices.push(Device {
+                    gpu,
+                    reading: None,
+                    busy_since: Instant::default(),
+                    idle_since: Instant::default(),
+                    suspect: false,
+                    iterations: Iterations::default(),
+                    gap: None,
+                    gap_in_request: false,
+                    flight: None,
+                });
+                self.devices.len() - 1
+            }
+        };
+        &mut self.devices[place]
+    }
+
+    /// Takes a reading. `opened` is when the gate of that GPU last opened; `decode` gets every gap
+    /// that turns out to be a decode gap.
+    pub fn read(
+        &mut self,
+        gpu: GpuId,
+        reading: Reading,
+        opened: Option<Instant>,
+        learning: Option<&Learning>,
+        now: Instant,
+        mut decode: impl FnMut(Gap),
+    ) -> Seen {
+        let hinted = self.hinted;
+        let flight = self.in_flight().then_some(self.drained);
+        let device = self.device(gpu);
+        let before = device.reading;
+        if before.is_some_and(|b| b.generation == reading.generation && b.busy == reading.busy) {
+            return Seen::default();
+        }
+        device.reading = Some(reading);
+        let was_busy = before.is_some_and(|before| before.busy);
+        // Edges since the last reading beyond the one that explains the new state.
+        let steps = before.map(|before| reading.generation.wrapping_sub(before.generation));
+        let idle_since = reading.idle_since.min(now);
+        let mut seen = Seen::default();
+        let mut end_period = |device: &mut Device, gap_known: bool, idle_since: Instant| {
+            let gap = device.gap.take().filter(|_| gap_known);
+            let pattern = Pattern {
+                launches: reading.launches,
+                graph: reading.graph,
+            };
+            let during_request = device.gap_in_request;
+            device.flight = flight;
+            if let Some(learning) = learning {
+                if hinted {
+                    if let Some(gap) = gap.filter(|_| during_request) {
+                        decode(gap);
+                    }
+                } else {
+                    device.iterations.ended(pattern, gap, learning, &mut decode);
+                }
+            }
+            device.idle_since = idle_since;
+        };
+        match (was_busy, reading.busy) {
+            (true, false) => {
+                let idle_since = idle_since.max(device.busy_since);
+                end_period(device, steps == Some(1), idle_since);
+                if steps != Some(1) {
+                    seen.edge = Some(idle_since);
+                }
+            }
+            (true, true) => {
+                let busy_since = reading.busy_since.min(now);
+                let idle_since =
+                    idle_since.clamp(device.busy_since, busy_since.max(device.busy_since));
+                end_period(device, steps == Some(2), idle_since);
+                device.gap_ended(busy_since.max(idle_since), opened, flight);
+                seen.edge = Some(device.busy_since);
+            }
+            (false, true) => {
+                let known = steps == Some(1);
+                if before.is_some() && !known {
+                    // Whole periods went by: the last one ended at `idle_since`.
+                    device.gap = None;
+                    end_period(device, false, idle_since.max(device.idle_since));
+                }
+                let stamp = reading.busy_since.min(now);
+                let busy_since = if stamp < device.idle_since {
+                    now
+                } else {
+                    stamp
+                };
+                if before.is_some() {
+                    device.gap_ended(busy_since, opened, flight);
+                } else {
+                    device.busy_since = busy_since;
+                }
+                seen.edge = Some(busy_since);
+            }
+            (false, false) if before.is_some() => {
+                let idle_since = idle_since.max(device.idle_since);
+                let busy_since = reading
+                    .busy_since
+                    .min(now)
+                    .clamp(device.idle_since, idle_since);
+                device.gap_ended(busy_since, opened, flight);
+                end_period(device, steps == Some(2), idle_since);
+                seen.edge = Some(busy_since);
+            }
+            (false, false) => device.idle_since = idle_since,
+        }
+        self.progressed(now);
+        seen
+    }
+
+    /// The prober made a round. Says whether a lapsed process counts again.
+    pub fn progressed(&mut self, at: Instant) -> bool {
+        if at <= self.progress {
+            return false;
+        }
+        self.progress = at;
+        core::mem::take(&mut self.lapsed)
+    }
+
+    /// Checks for lack of progress. Says whether the process lapsed just now.
+    pub fn lapse(&mut self, frozen_after: Duration, now: Instant) -> bool {
+        let due = self.lapses_at(frozen_after).is_some_and(|at| now >= at);
+        self.lapsed |= due;
+        due
+    }
+
+    /// Whether it froze while busy.
+    pub fn lapsed(&self) -> bool {
+        self.lapsed
+    }
+
+    /// When it lapses without progress.
+    pub fn lapses_at(&self, frozen_after: Duration) -> Option<Instant> {
+        let busy = self.devices.iter().any(Device::busy);
+        (busy && !self.lapsed).then(|| self.progress.after(frozen_after))
+    }
+
+    pub fn suspected(&mut self, gpu: GpuId, suspect: bool) {
+        self.device(gpu).suspect = suspect;
+    }
+
+    /// Whether it keeps offline off that GPU.
+    pub fn busy_on(&self, gpu: GpuId, suspects: Suspects) -> bool {
+        !self.lapsed
+            && self
+                .devices
+                .iter()
+                .any(|d| d.gpu == gpu && d.counts(suspects))
+    }
+
+    /// When its last work on that GPU ended, if it ever worked there.
+    pub fn idle_since(&self, gpu: GpuId) -> Option<Instant> {
+        self.devices
+            .iter()
+            .find(|d| d.gpu == gpu && !d.busy())
+            .map(|d| d.idle_since)
+    }
+
+    /// Whether it uses that GPU.
+    pub fn uses(&self, gpu: GpuId) -> bool {
+        self.devices.iter().any(|device| device.gpu == gpu)
+    }
+
+    /// GPUs it uses.
+    pub fn gpus(&self) -> impl Iterator<Item = GpuId> + '_ {
+        self.devices.iter().map(|device| device.gpu)
+    }
+
+    /// Whether it gives lifecycle hints.
+    pub fn hinted(&self) -> bool {
+        self.hinted
+    }
+
+    /// Whether a request it told us about is in flight.
+    pub fn in_flight(&self) -> bool {
+        !self.requests.is_empty() || self.untracked > 0
+    }
+
+    /// Says whether that was news.
+    pub fn request_started(&mut self, request: RequestId) -> bool {
+        self.hinted = true;
+        if self.requests.contains(&request) {
+            return false;
+        }
+        if self.requests.len() >= REQUESTS {
+            self.untracked += 1;
+            return false;
+        }
+        self.requests.push(request);
+        true
+    }
+
+    /// Says whether it was in flight.
+    pub fn request_ended(&mut self, request: RequestId) -> bool {
+        let known = self.requests.iter().position(|r| *r == request);
+        match known {
+            Some(place) => {
+                self.requests.swap_remove(place);
+            }
+            None if self.untracked > 0 => self.untracked -= 1,
+            None => return false,
+        }
+        if !self.in_flight() {
+            self.drained += 1;
+        }
+        known.is_some()
+    }
+}
