@@ -25,6 +25,7 @@ use tidegate_abi::uvm::{
 };
 use tidegate_vgpu::ring::{ENTRIES, RING_BYTES};
 
+use crate::capturing;
 use crate::channel::{Channel, Mapped, Point};
 use crate::driver;
 use crate::gpu::{Gpu, Space};
@@ -158,11 +159,6 @@ impl Context {
         self.channels()
             .map(Channel::end)
             .try_for_each(|point| point.wait())
-    }
-
-    /// Whether everything given to this context is finished.
-    pub fn is_idle(&'static self) -> bool {
-        self.channels().all(|channel| channel.end().is_done())
     }
 
     fn destroy(&'static self) {
@@ -512,12 +508,14 @@ pub fn api_version(context: CUcontext, out: *mut u32) -> CudaResult {
 
 /// `cuCtxSynchronize`.
 pub fn synchronize() -> CudaResult {
-    current()?.synchronize()
+    synchronize_v2(std::ptr::null_mut())
 }
 
 /// `cuCtxSynchronize_v2`.
 pub fn synchronize_v2(context: CUcontext) -> CudaResult {
-    named_or_current(context)?.synchronize()
+    let context = named_or_current(context)?;
+    capturing::ask_context(context.id)?;
+    context.synchronize()
 }
 
 /// `cuCtxGetStreamPriorityRange`.

@@ -8,6 +8,7 @@
 use tidegate_abi::cuda::{CUdeviceptr, CUresult, CUstream};
 use tidegate_vgpu::ring::{Entry, Op};
 
+use crate::capturing;
 use crate::channel::{Point, entry};
 use crate::memory::{self, Place};
 use crate::result::CudaResult;
@@ -109,6 +110,9 @@ impl Copy {
         if self.is_empty() {
             return Ok(());
         }
+        if capturing::diverted(stream, || Work::Copy(self))? {
+            return Ok(());
+        }
         let from_pageable = memory::find(self.from).is_none();
         let to_pageable = memory::find(self.to).is_none();
         if from_pageable && self.rows == 1 && self.planes == 1 && self.width <= STAGED {
@@ -135,7 +139,8 @@ impl Copy {
     /// Gives a copy to the default stream and waits.
     fn run_sync(self, default: DefaultStream) -> CudaResult {
         let stream = default_stream(default)?;
-        match work::enqueue(stream, Work::Copy(self))? {
+        capturing::ask_stream(stream)?;
+        match self.run(stream, 0)? {
             Some(point) => point.wait(),
             None => Ok(()),
         }

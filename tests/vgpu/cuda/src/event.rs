@@ -10,17 +10,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidegate_abi::cuda::{CUevent, CUresult, CUstream};
 use tidegate_vgpu::ring::Op;
 
+use crate::capturing;
 use crate::channel::{Point, entry};
 use crate::context::{self, Context};
 use crate::driver;
 use crate::handle::{Kind, Pinned};
 use crate::result::{CudaResult, store};
 use crate::stream::{DefaultStream, Engine, Stream};
+use crate::work::{self, Work};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 /// `CU_EVENT_INTERPROCESS`.
 const INTERPROCESS: u32 = 4;
+/// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node instead of a
+/// dependency.
+const EXTERNAL: u32 = 1;
 /// All creation flags.
 const FLAGS: u32 = 7;
 
@@ -56,15 +61,16 @@ impl Event {
     }
 
     /// Records in `stream`.
-    pub fn record(&self, stream: &Stream) -> CudaResult {
+    pub fn record(&self, stream: &Stream) -> CudaResult<Point> {
         let mut state = self.state();
         if !std::ptr::eq(state.context, stream.context) {
             return Err(CUresult::INVALID_HANDLE);
         }
         state.value += 1;
         let release = entry(Op::Release, &[u64::from(state.semaphore), state.value]);
-        state.point = Some(stream.submit(Engine::Compute, &[release])?);
-        Ok(())
+        let point = stream.submit(Engine::Compute, &[release])?;
+        state.point = Some(point);
+        Ok(point)
     }
 
     fn query(&self) -> CudaResult {
@@ -140,6 +146,7 @@ pub fn destroy(handle: CUevent) -> CudaResult {
     if !event.retire() {
         return Err(CUresult::INVALID_HANDLE);
     }
+    capturing::forget_event(event);
     let (semaphore, value) = {
         let state = event.state();
         (state.semaphore, state.value)
@@ -169,7 +176,14 @@ pub fn record_with_flags(
     }
     // SAFETY: a stream handle of the application, by the API's contract.
     let stream = unsafe { crate::stream::resolve(stream, default)? };
-    named(handle)?.record(stream)
+    let event = named(handle)?;
+    if flags & EXTERNAL != 0 && capturing::is_capturing(stream) {
+        return work::enqueue(stream, Work::EventRecord(event)).map(|_| ());
+    }
+    if capturing::record_event(stream, event)? {
+        return Ok(());
+    }
+    event.record(stream).map(|_| ())
 }
 
 /// `cuStreamWaitEvent`.
@@ -184,20 +198,28 @@ pub fn stream_wait(
     }
     // SAFETY: a stream handle of the application, by the API's contract.
     let stream = unsafe { crate::stream::resolve(stream, default)? };
-    match named(handle)?.point() {
-        Some(point) => stream.submit_wait(point),
-        None => Ok(()),
+    let event = named(handle)?;
+    if flags & EXTERNAL != 0 && capturing::is_capturing(stream) {
+        return work::enqueue(stream, Work::EventWait(event)).map(|_| ());
     }
+    let point = event.point();
+    if capturing::wait_event(stream, event, point.is_some())? {
+        return Ok(());
+    }
+    point.map_or(Ok(()), |point| stream.submit_wait(point))
 }
 
 /// `cuEventQuery`.
 pub fn query(handle: CUevent) -> CudaResult {
-    named(handle)?.query()
+    let event = named(handle)?;
+    capturing::ask_event(event)?;
+    event.query()
 }
 
 /// `cuEventSynchronize`.
 pub fn synchronize(handle: CUevent) -> CudaResult {
     let event = named(handle)?;
+    capturing::ask_event(event)?;
     event.state().context.check()?;
     match event.point() {
         Some(point) => point.wait(),
@@ -207,7 +229,10 @@ pub fn synchronize(handle: CUevent) -> CudaResult {
 
 /// `cuEventElapsedTime`, both signatures.
 pub fn elapsed(out: *mut f32, start: CUevent, end: CUevent) -> CudaResult {
-    let (start, end) = (named(start)?.time()?, named(end)?.time()?);
+    let (start, end) = (named(start)?, named(end)?);
+    capturing::ask_event(start)?;
+    capturing::ask_event(end)?;
+    let (start, end) = (start.time()?, end.time()?);
     let ns = end.cast_signed() - start.cast_signed();
     // SAFETY: `out` is the caller's place for the time.
     unsafe { store(out, (ns as f64 / 1e6) as f32) }

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use tidegate_abi::cuda::{CUfunction, CUhostFn, CUlaunchConfig, CUresult, CUstream};
 
+use crate::capturing;
 use crate::handle::Pinned;
 use crate::module::{self, Function};
 use crate::result::CudaResult;
@@ -168,6 +169,9 @@ pub fn stream_callback(
     // SAFETY: a stream handle of the application, by the API's contract.
     let stream = unsafe { stream::resolve(handle, default)? };
     let function = function.ok_or(CUresult::INVALID_VALUE)?;
+    if capturing::is_capturing(stream) {
+        capturing::ask_stream(stream)?;
+    }
     let boxed = Box::new(Callback {
         function,
         stream: handle,

@@ -16,12 +16,15 @@
 //! * [`channel`] rings: entries, points, waiting;
 //! * [`context`], [`stream`], [`event`]: the order of work;
 //! * [`memory`], [`module`], [`work`]: what work is about;
+//! * [`capture`], [`graph`]: work that is recorded instead of run;
 //! * [`exports`]: one row per entry point, from which build.rs makes the rest of the list.
 //!
 //! Invariant: a call inside this library never goes through an exported symbol, so a preloaded
 //! library sees an application's calls and no others.
 #![allow(missing_debug_implementations)]
 
+mod capture;
+mod capturing;
 mod channel;
 mod context;
 mod copy;
@@ -31,6 +34,7 @@ mod event;
 mod exports;
 mod futex;
 mod gpu;
+mod graph;
 mod handle;
 mod image;
 mod launch;

@@ -15,6 +15,7 @@ use tidegate_abi::uvm::{
     UvmFree, UvmGpuMappingAttributes, UvmMapExternalAllocation,
 };
 
+use crate::capturing;
 use crate::context;
 use crate::gpu::Gpu;
 use crate::result::{CudaResult, store, store_optional};
@@ -349,6 +350,7 @@ pub fn held(ordinal: i32) -> u64 {
 
 /// `cuMemAlloc_v2`.
 pub fn alloc(out: *mut CUdeviceptr, bytes: usize) -> CudaResult {
+    capturing::unsafe_call()?;
     // SAFETY: `out` is the caller's place for an address.
     unsafe { store(out, allocate(bytes as u64, Place::Device)?) }
 }
@@ -375,6 +377,7 @@ pub fn alloc_pitch(
 
 /// `cuMemAllocManaged`: plain device memory, which the host can reach as well.
 pub fn alloc_managed(out: *mut CUdeviceptr, bytes: usize, _flags: u32) -> CudaResult {
+    capturing::unsafe_call()?;
     // SAFETY: `out` is the caller's place for an address.
     unsafe { store(out, allocate(bytes as u64, Place::Managed)?) }
 }
@@ -385,6 +388,8 @@ pub fn free(address: CUdeviceptr) -> CudaResult {
     if address == 0 {
         return Ok(());
     }
+    capturing::use_legacy(context.id)?;
+    capturing::unsafe_call()?;
     if find(address).is_none_or(|a| a.base != address) {
         return Err(CUresult::INVALID_VALUE);
     }
@@ -425,6 +430,7 @@ pub fn host_alloc(out: *mut *mut u8, bytes: usize, flags: u32) -> CudaResult {
     if flags & !7 != 0 {
         return Err(CUresult::INVALID_VALUE);
     }
+    capturing::unsafe_call()?;
     let base = allocate_host(bytes, flags)?;
     // SAFETY: `out` is the caller's place for a pointer.
     unsafe { store(out, std::ptr::with_exposed_provenance_mut(base as usize)) }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_abi::cuda::{CUfunction, CUkernel, CUlibrary, CUmodule, CUresult};
 use tidegate_vgpu::ring::{ARGS, kernel_id};
 
+use crate::capturing;
 use crate::context;
 use crate::driver;
 use crate::handle::{Kind, Pinned, Table};
@@ -250,7 +251,9 @@ pub fn load(out: *mut CUmodule, name: *const c_char) -> CudaResult {
 
 /// `cuModuleUnload`.
 pub fn unload(module: CUmodule) -> CudaResult {
-    context::current()?.synchronize()?;
+    let context = context::current()?;
+    capturing::unsafe_call()?;
+    context.synchronize()?;
     MODULES.remove(module)?.unload();
     Ok(())
 }

@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidegate_abi::cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUresult, CUstream};
 use tidegate_vgpu::ring::{Entry, Op};
 
+use crate::capturing;
 use crate::channel::{Channel, HostFunction, Point, entry};
 use crate::context::{self, Context};
 use crate::driver;
@@ -343,19 +344,23 @@ pub fn destroy(handle: CUstream) -> CudaResult {
         return Err(CUresult::INVALID_HANDLE);
     }
     let stream = named(handle, DefaultStream::Legacy)?;
-    stream.retire();
+    capturing::destroy_stream(stream);
     stream.context.forget(stream);
     Ok(())
 }
 
 /// `cuStreamSynchronize`.
 pub fn synchronize(default: DefaultStream, handle: CUstream) -> CudaResult {
-    named(handle, default)?.synchronize()
+    let stream = named(handle, default)?;
+    capturing::ask_stream(stream)?;
+    stream.synchronize()
 }
 
 /// `cuStreamQuery`.
 pub fn query(default: DefaultStream, handle: CUstream) -> CudaResult {
-    named(handle, default)?.query()
+    let stream = named(handle, default)?;
+    capturing::ask_stream(stream)?;
+    stream.query()
 }
 
 /// `cuStreamGetPriority`.

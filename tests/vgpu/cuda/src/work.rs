@@ -1,15 +1,19 @@
 //! Work: what a stream is given, as data.
 //!
-//! An API call makes a [`Work`] and hands it to [`enqueue`]; there it becomes ring entries. The
-//! same value is what a graph node holds.
+//! An API call makes a [`Work`] and hands it to [`enqueue`]; there it becomes ring entries, or, in a
+//! stream that captures, a node that holds the same value.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use tidegate_abi::cuda::CUresult;
 use tidegate_vgpu::ring::{ARGS, Entry, Op};
 
+use crate::capturing;
 use crate::channel::{Point, entry};
 use crate::copy::{Copy, Fill};
+use crate::event::Event;
+use crate::graph::OwnedMemory;
 use crate::handle::Pinned;
 use crate::module::Function;
 use crate::result::CudaResult;
@@ -30,6 +34,16 @@ pub enum Work {
     Host(Host),
     /// Writes and waits of memory values.
     Values(Vec<Value>),
+    /// A graph inside a graph.
+    Child(Arc<[Work]>),
+    /// A record of an event.
+    EventRecord(&'static Pinned<Event>),
+    /// A wait for an event.
+    EventWait(&'static Pinned<Event>),
+    /// Memory that a captured stream-ordered allocation made, held by its graph and instances.
+    Allocation(Arc<OwnedMemory>),
+    /// The end of such memory's use.
+    Release(u64),
 }
 
 /// A kernel launch.
@@ -117,7 +131,7 @@ impl Work {
     pub fn run(&self, stream: &Stream, launch: u64) -> CudaResult<Option<Point>> {
         use crate::stream::Engine::Compute;
         match self {
-            Self::Empty => Ok(None),
+            Self::Empty | Self::Allocation(_) | Self::Release(_) => Ok(None),
             Self::Kernel(kernel) => stream.submit(Compute, &[kernel.entry(launch)]).map(Some),
             Self::Copy(copy) => copy.run(stream, launch),
             Self::Fill(fill) => stream.submit(Compute, &fill.entries(launch)).map(Some),
@@ -129,18 +143,37 @@ impl Work {
                 let entries: Vec<Entry> = values.iter().map(Value::entry).collect();
                 stream.submit(Compute, &entries).map(Some)
             }
+            Self::Child(works) => {
+                let mut point = None;
+                for work in works.iter() {
+                    point = work.run(stream, launch)?.or(point);
+                }
+                Ok(point)
+            }
+            Self::EventRecord(event) => event.record(stream).map(Some),
+            Self::EventWait(event) => match event.point() {
+                Some(point) => stream.submit_wait(point).map(|()| None),
+                None => Ok(None),
+            },
         }
     }
 }
 
 /// Gives `work` to `stream`.
 pub fn enqueue(stream: &'static Pinned<Stream>, work: Work) -> CudaResult<Option<Point>> {
-    work.run(stream, 0)
+    let mut work = Some(work);
+    if capturing::diverted(stream, || work.take().unwrap_or(Work::Empty))? {
+        return Ok(None);
+    }
+    work.map_or(Ok(None), |work| work.run(stream, 0))
 }
 
 /// As [`enqueue`] for a kernel, which is on the path that must be cheap.
 pub fn enqueue_kernel(stream: &'static Pinned<Stream>, kernel: &Kernel) -> CudaResult {
     use crate::stream::Engine::Compute;
+    if capturing::diverted(stream, || Work::Kernel(*kernel))? {
+        return Ok(());
+    }
     stream.submit(Compute, &[kernel.entry(0)]).map(|_| ())
 }
 

@@ -6,10 +6,12 @@
 #![allow(non_snake_case)]
 
 mod core;
+mod graph;
 mod memory;
 mod work;
 
 pub use self::core::*;
+pub use self::graph::*;
 pub use memory::*;
 pub use work::*;
 

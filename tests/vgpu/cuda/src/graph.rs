@@ -1,0 +1,739 @@
+//! Graphs: nodes of work with dependencies, made by hand or by capture, and their instances.
+//!
+//! An instance is the nodes in an order that respects every dependency; a launch gives them to one
+//! stream in that order under one launch number. An instance launched again waits for its launch
+//! before.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidegate_abi::cuda::{CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream};
+use tidegate_vgpu::ring::Entry;
+
+use crate::capturing;
+use crate::channel::Point;
+use crate::handle::{Pinned, Table};
+use crate::memory;
+use crate::result::{CudaResult, store, store_optional};
+use crate::stream::{self, DefaultStream, Engine, Stream};
+use crate::work::Work;
+
+pub mod nodes;
+
+/// A graph under construction.
+pub struct Graph {
+    state: Mutex<State>,
+}
+
+#[derive(Default, Clone)]
+struct State {
+    /// By node number; numbers are never used again.
+    nodes: BTreeMap<usize, Node>,
+    next: usize,
+}
+
+#[derive(Clone)]
+struct Node {
+    work: Work,
+    after: Vec<usize>,
+    /// Its handle, as a number.
+    handle: usize,
+}
+
+/// What a node handle names.
+pub struct NodeName {
+    /// Its graph.
+    pub graph: Arc<Graph>,
+    /// Its number there.
+    pub number: usize,
+}
+
+static GRAPHS: Table<Graph> = Table::new();
+static NODES: Table<NodeName> = Table::new();
+static INSTANCES: Table<Instance> = Table::new();
+
+/// The graph an application names.
+pub fn named(graph: CUgraph) -> CudaResult<Arc<Graph>> {
+    GRAPHS.get(graph).map_err(|_| CUresult::INVALID_VALUE)
+}
+
+/// The node an application names.
+pub fn node_named(node: CUgraphNode) -> CudaResult<Arc<NodeName>> {
+    NODES.get(node).map_err(|_| CUresult::INVALID_VALUE)
+}
+
+fn handle_of(number: usize) -> CUgraphNode {
+    std::ptr::with_exposed_provenance_mut(number)
+}
+
+impl Graph {
+    /// An empty graph that the application can name.
+    pub fn new() -> Arc<Self> {
+        let graph = Arc::new(Self {
+            state: Mutex::default(),
+        });
+        GRAPHS.add(Arc::clone(&graph));
+        graph
+    }
+
+    /// The handle of a graph.
+    pub fn handle(self: &Arc<Self>) -> CUgraph {
+        Arc::as_ptr(self).cast_mut().cast()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a node; its number.
+    pub fn add(self: &Arc<Self>, work: Work, after: Vec<usize>) -> usize {
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        let handle = NODES.add(Arc::new(NodeName {
+            graph: Arc::clone(self),
+            number,
+        }));
+        let node = Node {
+            work,
+            after,
+            handle: handle.expose_provenance(),
+        };
+        state.nodes.insert(number, node);
+        number
+    }
+
+    /// The handle of a node.
+    pub fn node_handle(&self, number: usize) -> CUgraphNode {
+        self.state()
+            .nodes
+            .get(&number)
+            .map_or(std::ptr::null_mut(), |node| handle_of(node.handle))
+    }
+
+    /// Reads the work of a node.
+    pub fn with_work<R>(
+        &self,
+        number: usize,
+        f: impl FnOnce(&mut Work) -> CudaResult<R>,
+    ) -> CudaResult<R> {
+        let mut state = self.state();
+        f(&mut state
+            .nodes
+            .get_mut(&number)
+            .ok_or(CUresult::INVALID_VALUE)?
+            .work)
+    }
+
+    /// Destroys the graph for the application. Instances do not need it.
+    pub fn destroy(self: &Arc<Self>) -> CudaResult {
+        GRAPHS
+            .remove(self.handle())
+            .map_err(|_| CUresult::INVALID_VALUE)?;
+        let state = std::mem::take(&mut *self.state());
+        for node in state.nodes.values() {
+            // A handle is in the table as long as its node is in the graph.
+            let _ = NODES.remove(handle_of(node.handle));
+        }
+        Ok(())
+    }
+
+    /// The nodes in an order that respects dependencies: number and work.
+    pub fn ordered(&self) -> CudaResult<Vec<(usize, Work)>> {
+        let state = self.state();
+        let order = order(
+            state
+                .nodes
+                .iter()
+                .map(|(number, node)| (*number, &node.after[..])),
+        );
+        let order = order.ok_or(CUresult::INVALID_VALUE)?;
+        Ok(order
+            .into_iter()
+            .map(|number| (number, state.nodes[&number].work.clone()))
+            .collect())
+    }
+}
+
+/// Numbers in an order in which each comes after those it depends on; `None` for a circle.
+fn order<'a>(nodes: impl Iterator<Item = (usize, &'a [usize])>) -> Option<Vec<usize>> {
+    let mut waiting: Vec<(usize, &[usize])> = nodes.collect();
+    let mut done = std::collections::BTreeSet::new();
+    let mut order = Vec::with_capacity(waiting.len());
+    while !waiting.is_empty() {
+        let before = waiting.len();
+        waiting.retain(|(number, after)| {
+            let ready = after.iter().all(|number| done.contains(number));
+            if ready {
+                done.insert(*number);
+                order.push(*number);
+            }
+            !ready
+        });
+        if waiting.len() == before {
+            return None;
+        }
+    }
+    Some(order)
+}
+
+/// An executable graph.
+pub struct Instance {
+    parts: Mutex<Vec<(usize, Work)>>,
+    last: Mutex<Option<Point>>,
+    flags: u64,
+}
+
+impl Instance {
+    fn parts(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the work of a node by its number in the graph the instance was made from.
+    pub fn set_work(&self, number: usize, work: Work) -> CudaResult {
+        let mut parts = self.parts();
+        let part = parts.iter_mut().find(|(n, _)| *n == number);
+        let (_, old) = part.ok_or(CUresult::INVALID_VALUE)?;
+        if std::mem::discriminant(old) != std::mem::discriminant(&work) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        *old = work;
+        Ok(())
+    }
+
+    /// Gives all parts to `stream`.
+    fn launch(&self, stream: &'static Pinned<Stream>) -> CudaResult {
+        static LAUNCHES: AtomicU64 = AtomicU64::new(1);
+        // The top bit tells graph launches from the channels' own numbers.
+        let number = 1 << 63 | LAUNCHES.fetch_add(1, Ordering::Relaxed);
+        let parts = self.parts();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(point) = *last {
+            stream.submit_wait(point)?;
+        }
+        let mut point = None;
+        run(
+            parts.iter().map(|(_, work)| work),
+            stream,
+            number,
+            &mut point,
+        )?;
+        if point.is_some() {
+            *last = point;
+        }
+        Ok(())
+    }
+}
+
+/// Gives `parts` to `stream`, entries for the compute engine in one piece.
+fn run<'a>(
+    parts: impl Iterator<Item = &'a Work>,
+    stream: &'static Pinned<Stream>,
+    launch: u64,
+    point: &mut Option<Point>,
+) -> CudaResult {
+    let mut together: Vec<Entry> = Vec::new();
+    let flush = |together: &mut Vec<Entry>, point: &mut Option<Point>| {
+        if !together.is_empty() {
+            *point = Some(stream.submit(Engine::Compute, together)?);
+            together.clear();
+        }
+        Ok(())
+    };
+    for work in parts {
+        match work {
+            Work::Kernel(kernel) => together.push(kernel.entry(launch)),
+            Work::Child(works) => {
+                flush(&mut together, point)?;
+                run(works.iter(), stream, launch, point)?;
+            }
+            other => {
+                flush(&mut together, point)?;
+                *point = other.run(stream, launch)?.or(*point);
+            }
+        }
+    }
+    flush(&mut together, point)
+}
+
+/// `cuGraphCreate`.
+pub fn create(out: *mut CUgraph, flags: u32) -> CudaResult {
+    crate::driver::get()?;
+    if out.is_null() || flags != 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    // SAFETY: `out` is the caller's place for a graph, not null.
+    unsafe { store(out, Graph::new().handle()) }
+}
+
+/// `cuGraphDestroy`.
+pub fn destroy(graph: CUgraph) -> CudaResult {
+    named(graph)?.destroy()
+}
+
+/// `cuGraphClone`.
+pub fn clone(out: *mut CUgraph, graph: CUgraph) -> CudaResult {
+    let original = named(graph)?;
+    let copy = Graph::new();
+    let state = original.state().clone();
+    let mut numbers = BTreeMap::new();
+    for (number, work) in original.ordered()? {
+        let after = state.nodes[&number]
+            .after
+            .iter()
+            .filter_map(|n| numbers.get(n).copied());
+        let new = copy.add(work, after.collect());
+        numbers.insert(number, new);
+    }
+    // SAFETY: `out` is the caller's place for a graph.
+    unsafe { store(out, copy.handle()) }
+}
+
+fn instantiate_graph(graph: CUgraph, flags: u64) -> CudaResult<CUgraphExec> {
+    let parts = named(graph)?.ordered()?;
+    Ok(INSTANCES.add(Arc::new(Instance {
+        parts: Mutex::new(parts),
+        last: Mutex::new(None),
+        flags,
+    })))
+}
+
+/// The instance an application names.
+pub fn instance(exec: CUgraphExec) -> CudaResult<Arc<Instance>> {
+    INSTANCES.get(exec).map_err(|_| CUresult::INVALID_VALUE)
+}
+
+/// `cuGraphInstantiateWithFlags`.
+pub fn instantiate(out: *mut CUgraphExec, graph: CUgraph, flags: u64) -> CudaResult {
+    if out.is_null() {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    // SAFETY: `out` is the caller's place for an instance, not null.
+    unsafe { store(out, instantiate_graph(graph, flags)?) }
+}
+
+/// `cuGraphInstantiate` of CUDA 10 and 11, with its log.
+pub fn instantiate_v1(
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    error: *mut CUgraphNode,
+    log: *mut u8,
+    log_bytes: usize,
+) -> CudaResult {
+    // SAFETY: both are null or the caller's places, the log with `log_bytes` bytes.
+    unsafe {
+        store_optional(error, std::ptr::null_mut());
+        if log_bytes > 0 {
+            store_optional(log, 0);
+        }
+    }
+    instantiate(out, graph, 0)
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct InstantiateParams {
+    flags: u64,
+    upload_stream: CUstream,
+    error_node: CUgraphNode,
+    result: i32,
+}
+
+/// `cuGraphInstantiateWithParams`.
+pub fn instantiate_with_params(
+    _default: DefaultStream,
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    params: *mut InstantiateParams,
+) -> CudaResult {
+    if params.is_null() {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    // SAFETY: the application's struct, not null.
+    let flags = unsafe { (*params).flags };
+    let made = instantiate(out, graph, flags);
+    // SAFETY: as above; 0 is success, 1 an error.
+    unsafe {
+        (*params).error_node = std::ptr::null_mut();
+        (*params).result = i32::from(made.is_err());
+    }
+    made
+}
+
+/// `cuGraphExecDestroy`: a running launch goes on.
+pub fn exec_destroy(exec: CUgraphExec) -> CudaResult {
+    INSTANCES
+        .remove(exec)
+        .map(|_| ())
+        .map_err(|_| CUresult::INVALID_VALUE)
+}
+
+/// `cuGraphExecGetFlags`.
+pub fn exec_flags(exec: CUgraphExec, out: *mut u64) -> CudaResult {
+    // SAFETY: `out` is the caller's place for the flags.
+    unsafe { store(out, instance(exec)?.flags) }
+}
+
+/// `cuGraphLaunch`. In a capturing stream the graph becomes a child node.
+pub fn launch(default: DefaultStream, exec: CUgraphExec, stream: CUstream) -> CudaResult {
+    // SAFETY: a stream handle of the application, by the API's contract.
+    let stream = unsafe { stream::resolve(stream, default)? };
+    let instance = instance(exec)?;
+    let child = || {
+        Work::Child(
+            instance
+                .parts()
+                .iter()
+                .map(|(_, work)| work.clone())
+                .collect(),
+        )
+    };
+    if capturing::diverted(stream, child)? {
+        return Ok(());
+    }
+    instance.launch(stream)
+}
+
+/// `cuGraphUpload`: nothing has to be moved.
+pub fn upload(default: DefaultStream, exec: CUgraphExec, stream: CUstream) -> CudaResult {
+    // SAFETY: a stream handle of the application, by the API's contract.
+    unsafe { stream::resolve(stream, default)? };
+    instance(exec).map(|_| ())
+}
+
+/// Whether `graph` has the same nodes in the same order as `instance`, and if so, its work.
+fn update(exec: CUgraphExec, graph: CUgraph) -> CudaResult<bool> {
+    let instance = instance(exec)?;
+    let fresh = named(graph)?.ordered()?;
+    let mut parts = instance.parts();
+    let same = parts.len() == fresh.len()
+        && parts
+            .iter()
+            .zip(&fresh)
+            .all(|((_, old), (_, new))| std::mem::discriminant(old) == std::mem::discriminant(new));
+    if same {
+        for ((_, old), (_, new)) in parts.iter_mut().zip(fresh) {
+            *old = new;
+        }
+    }
+    Ok(same)
+}
+
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`.
+const TOPOLOGY_CHANGED: i32 = 2;
+
+/// `cuGraphExecUpdate`.
+pub fn exec_update(
+    exec: CUgraphExec,
+    graph: CUgraph,
+    error: *mut CUgraphNode,
+    result: *mut i32,
+) -> CudaResult {
+    let same = update(exec, graph)?;
+    // SAFETY: both are null or the caller's places.
+    unsafe {
+        store_optional(error, std::ptr::null_mut());
+        store_optional(result, if same { 0 } else { TOPOLOGY_CHANGED });
+    }
+    if same {
+        Ok(())
+    } else {
+        Err(crate::result::code::GRAPH_EXEC_UPDATE_FAILURE)
+    }
+}
+
+/// `CUgraphExecUpdateResultInfo`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct UpdateInfo {
+    result: i32,
+    error_node: CUgraphNode,
+    error_from_node: CUgraphNode,
+}
+
+/// `cuGraphExecUpdate_v2`.
+pub fn exec_update_v2(exec: CUgraphExec, graph: CUgraph, info: *mut UpdateInfo) -> CudaResult {
+    let same = update(exec, graph)?;
+    let answer = UpdateInfo {
+        result: if same { 0 } else { TOPOLOGY_CHANGED },
+        error_node: std::ptr::null_mut(),
+        error_from_node: std::ptr::null_mut(),
+    };
+    // SAFETY: `info` is null or the caller's struct.
+    unsafe { store_optional(info, answer) };
+    if same {
+        Ok(())
+    } else {
+        Err(crate::result::code::GRAPH_EXEC_UPDATE_FAILURE)
+    }
+}
+
+/// Writes handles into an application's array as the `cuGraphGet*` calls do: without an array only
+/// the count is answered, in a larger one the rest becomes null.
+fn put_handles(handles: &[CUgraphNode], out: *mut CUgraphNode, count: *mut usize) -> CudaResult {
+    if count.is_null() {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    if !out.is_null() {
+        // SAFETY: the count is the caller's, not null.
+        let room = unsafe { *count };
+        for i in 0..room {
+            let handle = handles.get(i).copied().unwrap_or(std::ptr::null_mut());
+            // SAFETY: the caller's array has `room` places.
+            unsafe { *out.add(i) = handle };
+        }
+        if room < handles.len() {
+            return Ok(());
+        }
+    }
+    // SAFETY: the count is the caller's, not null.
+    unsafe { store(count, handles.len()) }
+}
+
+fn handles(graph: &Graph, which: impl Fn(&usize, &Node) -> bool) -> Vec<CUgraphNode> {
+    let state = graph.state();
+    let chosen = state
+        .nodes
+        .iter()
+        .filter(|(number, node)| which(number, node));
+    chosen.map(|(_, node)| handle_of(node.handle)).collect()
+}
+
+/// `cuGraphGetNodes`.
+pub fn get_nodes(graph: CUgraph, out: *mut CUgraphNode, count: *mut usize) -> CudaResult {
+    put_handles(&handles(&*named(graph)?, |_, _| true), out, count)
+}
+
+/// `cuGraphGetRootNodes`.
+pub fn get_roots(graph: CUgraph, out: *mut CUgraphNode, count: *mut usize) -> CudaResult {
+    put_handles(
+        &handles(&*named(graph)?, |_, node| node.after.is_empty()),
+        out,
+        count,
+    )
+}
+
+/// `cuGraphGetEdges`.
+pub fn get_edges(
+    graph: CUgraph,
+    from: *mut CUgraphNode,
+    to: *mut CUgraphNode,
+    count: *mut usize,
+) -> CudaResult {
+    let graph = named(graph)?;
+    let (mut froms, mut tos) = (Vec::new(), Vec::new());
+    {
+        let state = graph.state();
+        for node in state.nodes.values() {
+            for before in node
+                .after
+                .iter()
+                .filter_map(|number| state.nodes.get(number))
+            {
+                froms.push(handle_of(before.handle));
+                tos.push(handle_of(node.handle));
+            }
+        }
+    }
+    if count.is_null() {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    // SAFETY: the count is the caller's, not null.
+    let mut room = unsafe { *count };
+    put_handles(&froms, from, &raw mut room)?;
+    put_handles(&tos, to, count)
+}
+
+/// `cuGraphGetEdges_v2`: edge data is all zero.
+pub fn get_edges_v2(
+    graph: CUgraph,
+    from: *mut CUgraphNode,
+    to: *mut CUgraphNode,
+    _data: *mut c_void,
+    count: *mut usize,
+) -> CudaResult {
+    get_edges(graph, from, to, count)
+}
+
+/// `cuGraphNodeGetDependencies`.
+pub fn dependencies(node: CUgraphNode, out: *mut CUgraphNode, count: *mut usize) -> CudaResult {
+    let name = node_named(node)?;
+    let after = name
+        .graph
+        .state()
+        .nodes
+        .get(&name.number)
+        .map(|node| node.after.clone());
+    let after = after.unwrap_or_default();
+    put_handles(
+        &handles(&name.graph, |number, _| after.contains(number)),
+        out,
+        count,
+    )
+}
+
+/// `cuGraphNodeGetDependencies_v2`.
+pub fn dependencies_v2(
+    node: CUgraphNode,
+    out: *mut CUgraphNode,
+    _data: *mut c_void,
+    count: *mut usize,
+) -> CudaResult {
+    dependencies(node, out, count)
+}
+
+/// `cuGraphNodeGetDependentNodes`.
+pub fn dependents(node: CUgraphNode, out: *mut CUgraphNode, count: *mut usize) -> CudaResult {
+    let name = node_named(node)?;
+    put_handles(
+        &handles(&name.graph, |_, node| node.after.contains(&name.number)),
+        out,
+        count,
+    )
+}
+
+/// `cuGraphNodeGetDependentNodes_v2`.
+pub fn dependents_v2(
+    node: CUgraphNode,
+    out: *mut CUgraphNode,
+    _data: *mut c_void,
+    count: *mut usize,
+) -> CudaResult {
+    dependents(node, out, count)
+}
+
+/// The numbers of an application's array of nodes of `graph`.
+pub fn numbers(
+    graph: &Arc<Graph>,
+    nodes: *const CUgraphNode,
+    count: usize,
+) -> CudaResult<Vec<usize>> {
+    if nodes.is_null() && count > 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let number = |i| {
+        // SAFETY: the caller's array has `count` nodes and is not null.
+        let name = node_named(unsafe { *nodes.add(i) })?;
+        if Arc::ptr_eq(&name.graph, graph) {
+            Ok(name.number)
+        } else {
+            Err(CUresult::INVALID_VALUE)
+        }
+    };
+    (0..count).map(number).collect()
+}
+
+fn edit_edges(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    count: usize,
+    edit: impl Fn(&mut Vec<usize>, usize) -> CudaResult,
+) -> CudaResult {
+    let graph = named(graph)?;
+    let (from, to) = (numbers(&graph, from, count)?, numbers(&graph, to, count)?);
+    let mut state = graph.state();
+    for (from, to) in from.into_iter().zip(to) {
+        let node = state.nodes.get_mut(&to).ok_or(CUresult::INVALID_VALUE)?;
+        edit(&mut node.after, from)?;
+    }
+    Ok(())
+}
+
+/// `cuGraphAddDependencies`.
+pub fn add_dependencies(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    count: usize,
+) -> CudaResult {
+    edit_edges(graph, from, to, count, |after, from| {
+        if after.contains(&from) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        after.push(from);
+        Ok(())
+    })
+}
+
+/// `cuGraphAddDependencies_v2`.
+pub fn add_dependencies_v2(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    _data: *const c_void,
+    count: usize,
+) -> CudaResult {
+    add_dependencies(graph, from, to, count)
+}
+
+/// `cuGraphRemoveDependencies`.
+pub fn remove_dependencies(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    count: usize,
+) -> CudaResult {
+    edit_edges(graph, from, to, count, |after, from| {
+        let before = after.len();
+        after.retain(|number| *number != from);
+        if after.len() == before {
+            Err(CUresult::INVALID_VALUE)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+/// `cuGraphRemoveDependencies_v2`.
+pub fn remove_dependencies_v2(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    _data: *const c_void,
+    count: usize,
+) -> CudaResult {
+    remove_dependencies(graph, from, to, count)
+}
+
+/// `cuGraphDestroyNode`.
+pub fn destroy_node(node: CUgraphNode) -> CudaResult {
+    let name = NODES.remove(node).map_err(|_| CUresult::INVALID_VALUE)?;
+    let mut state = name.graph.state();
+    state.nodes.remove(&name.number);
+    for node in state.nodes.values_mut() {
+        node.after.retain(|number| *number != name.number);
+    }
+    Ok(())
+}
+
+/// Gives memory of `cuMemAllocAsync` in a capture back with the last holder of the node.
+#[derive(Debug)]
+pub struct OwnedMemory(pub u64);
+
+impl Drop for OwnedMemory {
+    fn drop(&mut self) {
+        // The context may be gone, and the memory with it.
+        let _ = memory::free_device(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_ordered_after_what_they_depend_on() {
+        let nodes: [(usize, &[usize]); 4] = [(0, &[3]), (1, &[0, 2]), (2, &[]), (3, &[2])];
+        assert_eq!(order(nodes.into_iter()), Some(vec![2, 3, 0, 1]));
+    }
+
+    #[test]
+    fn a_circle_has_no_order() {
+        let nodes: [(usize, &[usize]); 2] = [(0, &[1]), (1, &[0])];
+        assert_eq!(order(nodes.into_iter()), None);
+    }
+}
