@@ -235,12 +235,12 @@ impl Group {
         let rm = &gpu.rm;
         let semaphores = driver::semaphores()?;
         let mut p = ChannelAlloc {
+            h_object_buffer: semaphores.object,
             gp_fifo_entries: ENTRIES as u32,
             h_context_share: share,
             h_va_space: if share == 0 { space.vaspace } else { 0 },
             ..ChannelAlloc::default()
         };
-        p.h_userd_memory[0] = semaphores.object;
         let mut parameters = [0_u8; 384];
         parameters[..size_of::<ChannelAlloc>()].copy_from_slice(bytes_of(&mut p));
         let channel = rm.alloc(
