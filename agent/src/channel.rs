@@ -32,6 +32,8 @@ pub enum Via {
 /// At most [`MAX_PAIRS`] pairs of one process, ready to go.
 #[derive(Clone, Debug)]
 pub struct Batch {
+    /// Whose channels.
+    pub session: u64,
     /// Through whom.
     pub via: Via,
     /// The call; whether it disables is filled in when it is made.
@@ -45,6 +47,7 @@ impl Batch {
     #[must_use]
     pub fn new(via: Via) -> Self {
         Self {
+            session: 0,
             via,
             call: DisableChannels::default(),
             places: Vec::with_capacity(MAX_PAIRS),

@@ -23,6 +23,8 @@ pub struct Config {
     pub gate: Gate,
     /// `channel.level`: one level, or the best that works.
     pub level: LevelChoice,
+    /// `channel.unproven`: whose an RM client is when its process shows no control file.
+    pub unproven: Unproven,
     /// `[agent_loss]`
     pub agent_loss: AgentLoss,
     /// `[limits]`
@@ -140,6 +142,16 @@ pub enum LevelChoice {
     Forced(Level),
 }
 
+/// `channel.unproven`. A process in a sandbox that cannot pass files (gVisor) proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unproven {
+    /// "refuse": its channels are not managed, its launches wait instead.
+    Refuse,
+    /// "first_claim": it belongs to the first live process that reported it. Any process may then have
+    /// channels disabled that it does not own: only where all processes trust each other.
+    FirstClaim,
+}
+
 /// `[agent_loss]`: what offline processes do when the agent is gone and does not come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentLoss {
@@ -200,6 +212,7 @@ impl Default for Config {
                 suspects: Suspects::Busy,
             },
             level: LevelChoice::Auto,
+            unproven: Unproven::Refuse,
             agent_loss: AgentLoss {
                 action: OnAgentLoss::Hold,
                 max_hold: Duration::ZERO,
@@ -217,7 +230,7 @@ impl Default for Config {
 }
 
 /// Every path there is; arrays of tables without their index.
-const PATHS: [&str; 18] = [
+const PATHS: [&str; 19] = [
     "node.run_dir",
     "identity.trust_env_uids",
     "identity.rules.uid",
@@ -230,6 +243,7 @@ const PATHS: [&str; 18] = [
     "gate.busy_suspect",
     "gate.suspects",
     "channel.level",
+    "channel.unproven",
     "agent_loss.action",
     "agent_loss.max_hold",
     "limits.connections_per_uid",
@@ -367,6 +381,12 @@ impl Config {
                     ("L2", LevelChoice::Forced(Level::L2)),
                     ("L3", LevelChoice::Forced(Level::L3)),
                     ("L5", LevelChoice::Forced(Level::L5)),
+                ])?;
+            }
+            "channel.unproven" => {
+                self.unproven = row.one_of(&[
+                    ("refuse", Unproven::Refuse),
+                    ("first_claim", Unproven::FirstClaim),
                 ])?;
             }
             "agent_loss.action" => {

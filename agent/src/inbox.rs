@@ -65,6 +65,8 @@ pub struct Newcomer {
     pub driver: String,
     /// Plain counts with membarrier, else atomic adds.
     pub membarrier: bool,
+    /// Generation of the agent it obeyed before; 0: none.
+    pub last_agent_generation: u64,
     /// Its page; None for a client that could not take it.
     pub page: Option<SharedPage>,
     /// The control file it sent; not looked at yet.

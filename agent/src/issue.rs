@@ -44,7 +44,9 @@ impl Wanted {
 pub struct Guards(pub Vec<(Arc<SharedPage>, usize)>);
 
 impl Guards {
-    fn any_busy(&self) -> bool {
+    /// Whether one is busy at this moment.
+    #[must_use]
+    pub fn any_busy(&self) -> bool {
         self.0.iter().any(|(page, slot)| {
             page.devices[*slot].activity.load(Ordering::Acquire) & ACTIVITY_BUSY != 0
         })
@@ -116,9 +118,9 @@ pub fn start(
     journal: Arc<Journal>,
     mailbox: Mailbox,
     fifo_priority: Option<i32>,
-) -> std::io::Result<(Issuer, std::thread::JoinHandle<()>)> {
+) -> std::io::Result<Issuer> {
     let (order_tx, order_rx) = crossbeam_channel::bounded::<Order>(QUEUE);
-    let thread = std::thread::Builder::new()
+    std::thread::Builder::new()
         .name(format!("tg-issue-{gpu}"))
         .spawn(move || {
             if let Some(priority) = fifo_priority {
@@ -131,7 +133,7 @@ pub fn start(
                 mailbox.put(Input::Issued(issued));
             }
         })?;
-    Ok((order_tx, thread))
+    Ok(order_tx)
 }
 
 fn carry_out(

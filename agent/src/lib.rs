@@ -18,16 +18,21 @@
 //! The control thread owns all state. The gRPC side and the RM side never see each other.
 #![deny(unsafe_code)]
 
+pub mod app;
 pub mod channel;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod control;
 pub mod device;
 pub mod events;
 pub mod identity;
 pub mod inbox;
 pub mod issue;
 pub mod journal;
+pub mod latency;
+pub mod level;
+pub mod notify;
 pub mod peers;
 pub mod prove;
 pub mod reaper;

@@ -1,2 +1,67 @@
 //! The node agent.
-fn main() {}
+#![forbid(unsafe_code)]
+
+use anyhow::Context;
+use clap::Parser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidegate_agent::app::{self, AppError, Options};
+use tidegate_agent::config::{Config, FILE};
+use tidegate_agent::device::Device;
+
+/// Gates offline GPU work while online work needs the GPU.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate-agent", version, after_help = EXIT_CODES)]
+struct Arguments {
+    /// The configuration; may be absent unless named here.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// "real", or "virtual=DIR" with the directory of a virtual GPU.
+    #[arg(long, default_value = "real", value_name = "DEVICE")]
+    device: Device,
+    /// The virtual GPU's shim; beside this program unless given.
+    #[arg(long, value_name = "PATH")]
+    vgpu_shim: Option<PathBuf>,
+    /// The agent's directory, instead of the configured one.
+    #[arg(long, env = tidegate_proto::RUN_DIR_ENV, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Ask a running agent to hand over, and take its place.
+    #[arg(long)]
+    replace: bool,
+}
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 told to end; 1 failed; 2 wrong usage or configuration; 3 another agent runs.";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidegate-agent: {error:#}");
+            let code = match error.downcast_ref::<AppError>() {
+                Some(error) => error.exit_code(),
+                None => 2,
+            };
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let optional = arguments.config.is_none();
+    let file = arguments.config.unwrap_or_else(|| FILE.into());
+    let mut config =
+        Config::load(&file, optional, std::env::vars()).context("the configuration is refused")?;
+    if let Some(run_dir) = arguments.run_dir {
+        config.run_dir = run_dir;
+    }
+    app::init_logs(&config);
+    let options = Options {
+        config,
+        device: arguments.device,
+        vgpu_shim: arguments.vgpu_shim,
+        replace: arguments.replace,
+    };
+    Ok(app::run(&options)?)
+}

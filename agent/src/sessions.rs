@@ -105,6 +105,7 @@ impl Sessions {
             version: printable(&hello.version),
             driver: printable(&hello.driver_version),
             membarrier: hello.membarrier,
+            last_agent_generation: hello.last_agent_generation,
             // A page of another major means other words: the client does not use it either.
             page: greeted
                 .page

@@ -158,6 +158,12 @@ pub fn futex_wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX) };
 }
 
+/// Wakes every waiter on the low half of a word of 64 bits.
+pub fn futex_wake_low(word: &AtomicU64) {
+    // SAFETY: as `futex_wake`; on a little-endian machine the low half lies at the word's address.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX) };
+}
+
 /// Sleeps while `word` is `expected`, at most for `limit`. Wakes spuriously.
 pub fn futex_wait(word: &AtomicU32, expected: u32, limit: Option<Duration>) {
     let limit = limit.map(timespec);

@@ -1,0 +1,434 @@
+//! Builds the agent from its parts, in the order they depend on each other, and runs it to its end.
+//! The only file that knows every concrete type.
+
+use crate::channel::DriverControl;
+use crate::config::{Config, Cooldown, Level, LogFormat, LongGate, Suspects, Unproven};
+use crate::control::{About, Control, Parts};
+use crate::device::{Device, DeviceError};
+use crate::events::EventLog;
+use crate::inbox::{self, Input, Mailbox};
+use crate::issue::{self, Issuer};
+use crate::journal::Journal;
+use crate::level::{self, Refused};
+use crate::notify::Notifier;
+use crate::peers::{self, Connection, Crowd, Pages};
+use crate::reaper::Reaper;
+use crate::reconcile::{self, Reconciled};
+use crate::rm::{self, Driver, Gpu, RmError, Subdevice};
+use crate::rundir::{self, RunDir, RunDirError};
+use crate::service::{Authorisation, Service, Socket};
+use crate::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
+use crate::{clock, prove, sys};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tidegate_policy::config as policy;
+use tidegate_proto::{CONTROL_SOCKET, DESCRIPTOR, HOOK_SOCKET, STATUS_SOCKET, v1};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+
+/// SCHED_FIFO priorities: the control thread above those that carry out what it says.
+const CONTROL_PRIORITY: i32 = 20;
+const ISSUE_PRIORITY: i32 = 10;
+/// How long a predecessor may take to step aside.
+const REPLACE_LIMIT: Duration = Duration::from_secs(2);
+/// Connections between `accept` and their server.
+const BACKLOG: usize = 64;
+/// Calls of one connection at a time.
+const CALLS: usize = 16;
+/// Group that may use control.sock.
+const GROUP: &str = "tidegate";
+
+/// How the agent was started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Settings.
+    pub config: Config,
+    /// Which GPUs.
+    pub device: Device,
+    /// The virtual device's shim.
+    pub vgpu_shim: Option<PathBuf>,
+    /// Ask a running agent to step aside.
+    pub replace: bool,
+}
+
+/// Why the agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The run directory.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The driver.
+    #[error("cannot use the driver")]
+    Driver(#[from] RmError),
+    /// The channel level.
+    #[error(transparent)]
+    Level(#[from] Refused),
+    /// Threads, sockets.
+    #[error("cannot {what}")]
+    Start {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The control thread is gone.
+    #[error("the control thread ended by itself")]
+    ControlLost,
+    /// A server is gone.
+    #[error("a socket is no longer served")]
+    Server(#[from] tonic::transport::Error),
+}
+
+impl AppError {
+    /// 3 when another agent runs, else 1.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::RunDir(RunDirError::Held(..)) => 3,
+            _ => 1,
+        }
+    }
+}
+
+fn starting(what: &'static str) -> impl Fn(io::Error) -> AppError {
+    move |source| AppError::Start { what, source }
+}
+
+/// Sends logs to standard error.
+pub fn init_logs(config: &Config) {
+    let filter = tracing_subscriber::EnvFilter::try_new(&config.log.level)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_target(false);
+    match config.log.format {
+        LogFormat::Text => logs.with_ansi(false).init(),
+        LogFormat::Json => logs.json().init(),
+    }
+}
+
+/// Runs the agent until it is told to end.
+///
+/// # Errors
+/// When it cannot start, or loses a part it cannot live without.
+pub fn run(options: &Options) -> Result<(), AppError> {
+    options.device.enter(options.vgpu_shim.as_deref())?;
+    let config = &options.config;
+    let mut run_dir = take_run_dir(options)?;
+    let journal = Arc::new(run_dir.journal()?);
+    let driver = rm::enumerate()?;
+    reconcile(&journal, &driver)?;
+    let generation = journal.next_generation();
+    run_dir.sign(generation)?;
+    let choice = level::choose(config.level, &driver, |_| Ok(()))?;
+    let fifo = tries_fifo();
+    let (mailbox, inbox) = inbox::inbox();
+    let (teller, events) = EventLog::start().map_err(starting("start the event thread"))?;
+    let gpus = issuers(&driver, choice.level, &journal, &mailbox, fifo)?;
+    let notifier = Arc::new(Notifier::from_environment());
+    let parts = Parts {
+        policy: policy_config(config, choice.level),
+        level: choice.level,
+        rings_per_second: config.limits.rings_per_second,
+        believe_unproven: config.unproven == Unproven::FirstClaim,
+        gpus,
+        generation,
+        journal,
+        prover: prove::start(mailbox.clone()).map_err(starting("start the prover"))?,
+        teller,
+        inbox,
+        notifier: Arc::clone(&notifier),
+        about: About {
+            driver_version: driver.version.clone(),
+            driver_note: level::driver_note(&driver),
+            level_note: choice.note,
+            scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
+        },
+    };
+    let server = Serving {
+        run_dir: &run_dir,
+        config,
+        generation,
+        mailbox,
+        events,
+        notifier,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(starting("make the runtime"))?;
+    tracing::info!(
+        generation,
+        driver = driver.version,
+        gpus = driver.gpus.len(),
+        level = %choice.level,
+        fifo,
+        "tidegate-agent {} starts",
+        env!("CARGO_PKG_VERSION")
+    );
+    runtime.block_on(server.run(parts, fifo))
+}
+
+fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
+    let path = &options.config.run_dir;
+    let device = options.device.to_string();
+    let held = match RunDir::take(path, &device) {
+        Err(held @ RunDirError::Held(..)) if options.replace => held,
+        other => return Ok(other?),
+    };
+    let Some(holder) = rundir::holder(path) else {
+        return Err(held.into());
+    };
+    // The one who holds the lock is asked; whoever has that id by then and is not an agent of ours
+    // does not hold it, so the wait below decides.
+    let pid = nix::unistd::Pid::from_raw(holder.pid);
+    if nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGUSR1).is_err() {
+        return Err(held.into());
+    }
+    let limit = clock::now_ns() + clock::nanos(REPLACE_LIMIT);
+    loop {
+        match RunDir::take(path, &device) {
+            Err(held @ RunDirError::Held(..)) if clock::now_ns() >= limit => {
+                return Err(held.into());
+            }
+            Err(RunDirError::Held(..)) => std::thread::sleep(Duration::from_millis(2)),
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// Enables what an earlier agent left disabled.
+fn reconcile(journal: &Journal, driver: &Driver) -> Result<(), AppError> {
+    let done = reconcile::enable_marked_on(journal, driver)?;
+    if done != Reconciled::default() {
+        tracing::warn!("an earlier agent left channels disabled: {done}");
+    }
+    journal.set_handing_over(0);
+    Ok(())
+}
+
+/// Whether this process may use SCHED_FIFO, tried on a thread that ends.
+fn tries_fifo() -> bool {
+    std::thread::spawn(|| sys::schedule_fifo(CONTROL_PRIORITY).is_ok())
+        .join()
+        .unwrap_or(false)
+}
+
+/// The GPUs, each with its issue thread where the level needs one.
+fn issuers(
+    driver: &Driver,
+    level: Level,
+    journal: &Arc<Journal>,
+    mailbox: &Mailbox,
+    fifo: bool,
+) -> Result<Vec<(Gpu, Option<Issuer>)>, AppError> {
+    let mut gpus = Vec::new();
+    for (index, gpu) in driver.gpus.iter().enumerate() {
+        let issuer = if matches!(level, Level::L1 | Level::L2) {
+            let issuer = issue::start(
+                u32::try_from(index).unwrap_or(u32::MAX),
+                Arc::new(DriverControl(Subdevice::open(gpu)?)),
+                Arc::clone(journal),
+                mailbox.clone(),
+                fifo.then_some(ISSUE_PRIORITY),
+            );
+            Some(issuer.map_err(starting("start an issue thread"))?)
+        } else {
+            None
+        };
+        gpus.push((gpu.clone(), issuer));
+    }
+    Ok(gpus)
+}
+
+/// The policy's settings from the operator's.
+fn policy_config(config: &Config, level: Level) -> policy::Config {
+    policy::Config {
+        cooldown: match config.gate.cooldown {
+            Cooldown::Learn => policy::Cooldown::default(),
+            Cooldown::Fixed(time) => policy::Cooldown::Fixed(time),
+        },
+        means: if level == Level::L5 {
+            policy::Means::LaunchGate
+        } else {
+            policy::Means::Channels
+        },
+        suspects: match config.gate.suspects {
+            Suspects::Busy => policy::Suspects::Busy,
+            Suspects::Ignore => policy::Suspects::Ignore,
+        },
+        max_gated: config.gate.max_gated,
+        on_max_gated: match config.gate.long_gate {
+            LongGate::Hold => policy::OnMaxGated::Hold,
+            LongGate::Breathe => policy::OnMaxGated::Breathe(config.gate.breathe),
+        },
+        ..policy::Config::default()
+    }
+}
+
+/// The gRPC side.
+struct Serving<'a> {
+    run_dir: &'a RunDir,
+    config: &'a Config,
+    generation: u64,
+    mailbox: Mailbox,
+    events: Arc<EventLog>,
+    notifier: Arc<Notifier>,
+}
+
+impl Serving<'_> {
+    async fn run(self, parts: Parts, fifo: bool) -> Result<(), AppError> {
+        let reaper =
+            Reaper::start(self.mailbox.clone()).map_err(starting("start the reaper thread"))?;
+        let hooks = Arc::new(HookReports::default());
+        let service = Service::new(
+            self.mailbox.clone(),
+            Arc::clone(&self.events),
+            Arc::clone(&hooks),
+        );
+        let sessions = Sessions::new(self.config, self.mailbox.clone(), reaper, hooks);
+        // Last before serving: whoever connects finds everything in place.
+        let mut control_done = start_control(parts, fifo)?;
+        let hook = self.serve_hook(sessions)?;
+        let control = self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?;
+        let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
+        self.notifier.ready("serving");
+        let mut terminate =
+            signal(SignalKind::terminate()).map_err(starting("listen for signals"))?;
+        let mut interrupt =
+            signal(SignalKind::interrupt()).map_err(starting("listen for signals"))?;
+        let mut replace =
+            signal(SignalKind::user_defined1()).map_err(starting("listen for signals"))?;
+        tokio::pin!(hook, control, status);
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {
+                    self.notifier.stopping();
+                    self.mailbox.put(Input::Stop);
+                }
+                _ = interrupt.recv() => {
+                    self.notifier.stopping();
+                    self.mailbox.put(Input::Stop);
+                }
+                _ = replace.recv() => {
+                    tracing::info!("a successor asks for the node: handing over");
+                    self.mailbox.put(Input::HandOver);
+                }
+                done = &mut control_done => {
+                    return done.map_err(|_| AppError::ControlLost);
+                }
+                ended = &mut hook => ended?,
+                ended = &mut control => ended?,
+                ended = &mut status => ended?,
+            }
+        }
+    }
+
+    fn serve_hook(
+        &self,
+        sessions: Sessions,
+    ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
+        let (listener, connection_tx, connections) = self.listen(HOOK_SOCKET, 0o666, None)?;
+        tokio::spawn(peers::accept_greeted(
+            listener,
+            Arc::new(Pages::new(self.generation)),
+            Arc::new(Crowd::new(self.config.limits.connections_per_uid)),
+            connection_tx,
+        ));
+        let runtime = v1::runtime_server::RuntimeServer::new(sessions)
+            .max_decoding_message_size(MESSAGE_LIMIT);
+        Ok(builder()
+            .layer(Authorisation(Socket::Hook))
+            .add_service(runtime)
+            .serve_with_incoming(connections))
+    }
+
+    fn serve(
+        &self,
+        socket: Socket,
+        name: &str,
+        mode: u32,
+        service: &Service,
+    ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
+        let group = (socket == Socket::Control).then_some(GROUP);
+        let (listener, connection_tx, connections) = self.listen(name, mode, group)?;
+        tokio::spawn(peers::accept_plain(listener, connection_tx));
+        let node = v1::node_server::NodeServer::new(service.clone())
+            .max_decoding_message_size(MESSAGE_LIMIT);
+        let control = v1::control_server::ControlServer::new(service.clone())
+            .max_decoding_message_size(MESSAGE_LIMIT);
+        let (health, health_server) = tonic_health::server::health_reporter();
+        tokio::spawn(async move {
+            health
+                .set_serving::<v1::node_server::NodeServer<Service>>()
+                .await;
+            if socket == Socket::Control {
+                health
+                    .set_serving::<v1::control_server::ControlServer<Service>>()
+                    .await;
+            }
+        });
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(DESCRIPTOR)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        let broken = |error: tonic_reflection::server::Error| AppError::Start {
+            what: "describe the services",
+            source: io::Error::other(error),
+        };
+        Ok(builder()
+            .http2_keepalive_interval(Some(Duration::from_secs(10)))
+            .layer(Authorisation(socket))
+            .add_service(node)
+            .add_service(control)
+            .add_service(health_server)
+            .add_service(reflection().build_v1().map_err(broken)?)
+            .add_service(reflection().build_v1alpha().map_err(broken)?)
+            .serve_with_incoming(connections))
+    }
+
+    fn listen(&self, name: &str, mode: u32, group: Option<&str>) -> Result<Listening, AppError> {
+        let listener = self.run_dir.bind(name, mode, group)?;
+        let listener = tokio::net::UnixListener::from_std(listener).map_err(starting("listen"))?;
+        let (connection_tx, connection_rx) = mpsc::channel(BACKLOG);
+        Ok((listener, connection_tx, ReceiverStream::new(connection_rx)))
+    }
+}
+
+type Listening = (
+    tokio::net::UnixListener,
+    mpsc::Sender<io::Result<Connection>>,
+    ReceiverStream<io::Result<Connection>>,
+);
+
+fn builder() -> Server {
+    Server::builder()
+        .concurrency_limit_per_connection(CALLS)
+        .max_concurrent_streams(u32::try_from(CALLS).unwrap_or(16))
+        .http2_max_header_list_size(16 * 1024)
+}
+
+/// Starts the control thread; what is returned completes when it has ended, and fails if it panicked.
+fn start_control(parts: Parts, fifo: bool) -> Result<oneshot::Receiver<()>, AppError> {
+    let (done_tx, done_rx) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("tg-control".to_owned())
+        .spawn(move || {
+            if fifo {
+                let _ = sys::schedule_fifo(CONTROL_PRIORITY);
+            }
+            Control::new(parts).run();
+            let _ = done_tx.send(());
+        })
+        .map_err(starting("start the control thread"))?;
+    Ok(done_rx)
+}

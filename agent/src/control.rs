@@ -1,0 +1,642 @@
+//! The control thread: owns the state of the whole node and decides, by `tidegate_policy`, what runs.
+//!
+//! It sleeps on the doorbells of all online processes, one word that other threads raise, and the next
+//! timer, all in one `futex_waitv`. Awake it reads what changed, stamps `now`, steps the policy, and
+//! hands its effects on. It makes no call that may wait: the driver's ioctls are the issue threads',
+//! proofs the prover's, logs the event thread's. In the steady state (edges, timers, answers) it
+//! allocates nothing.
+//!
+//! Signs of life: every page's heartbeat is written at least every [`HEARTBEAT_NS`], and a turn that
+//! comes late by [`LATE_NS`] means that this thread was stopped: processes may have landed softly
+//! meanwhile, so the wanted state of every channel is ordered again.
+
+mod claims;
+mod gang;
+mod members;
+mod orders;
+mod report;
+mod session;
+mod waiting;
+
+use crate::clock::now_ns;
+use crate::config::{Level, Role};
+use crate::events::{Happening, Teller};
+use crate::inbox::{Ask, Inbox, Input};
+use crate::issue::{Guards, Issuer};
+use crate::journal::{Journal, Place, Places};
+use crate::latency::Latencies;
+use crate::notify::Notifier;
+use crate::prove::Prover;
+use crate::rm::Gpu;
+use claims::Claims;
+use gang::Gang;
+use session::Session;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tidegate_policy::effect::{Effect, Look, Report};
+use tidegate_policy::event::Event;
+use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
+use tidegate_policy::node::Node;
+use tidegate_policy::time::Instant;
+use waiting::Waiting;
+
+/// Longest time between two heartbeats in a page.
+pub const HEARTBEAT_NS: u64 = 50_000_000;
+/// A turn this late: processes may have given up on this agent.
+pub const LATE_NS: u64 = 250_000_000;
+/// An issue thread without an answer for this long is stalled.
+pub const STALL_NS: u64 = 50_000_000;
+/// How long the end waits for the last enables.
+const END_NS: u64 = 2_000_000_000;
+/// Messages taken in one turn before the doorbells are looked at again.
+const TURN: usize = 64;
+
+/// What the control thread is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// The policy's settings.
+    pub policy: tidegate_policy::config::Config,
+    /// How channels are controlled.
+    pub level: Level,
+    /// Rings of one page per second that are believed.
+    pub rings_per_second: u32,
+    /// Clients of processes without a control file belong to the first that reports them.
+    pub believe_unproven: bool,
+    /// The GPUs, in order, with their issue threads (none at L3 and L5).
+    pub gpus: Vec<(Gpu, Option<Issuer>)>,
+    /// This agent's generation.
+    pub generation: u64,
+    /// Disabled channels.
+    pub journal: Arc<Journal>,
+    /// Where claims go.
+    pub prover: Prover,
+    /// Where happenings go.
+    pub teller: Teller,
+    /// Where messages come from.
+    pub inbox: Inbox,
+    /// The service manager, which wants to hear that the thread makes turns.
+    pub notifier: Arc<Notifier>,
+    /// What status says of the node.
+    pub about: report::About,
+}
+
+pub use report::About;
+
+/// The control thread's state.
+#[derive(Debug)]
+pub struct Control {
+    node: Node,
+    level: Level,
+    rings_per_second: u32,
+    believe_unproven: bool,
+    generation: u64,
+    gpus: Vec<GpuState>,
+    jobs: Vec<Job>,
+    sessions: BTreeMap<u64, Session>,
+    claims: Claims,
+    journal: Arc<Journal>,
+    places: Places,
+    prover: Prover,
+    teller: Teller,
+    notifier: Arc<Notifier>,
+    notified: u64,
+    inbox: Inbox,
+    waiting: Waiting,
+    about: report::About,
+    counters: report::Counters,
+    events: VecDeque<Event>,
+    effects: Vec<Effect>,
+    now: u64,
+    started: u64,
+    beat: u64,
+    timer: Option<u64>,
+    next_seq: u64,
+    end: End,
+}
+
+/// How the thread ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It does not.
+    No,
+    /// When everything is enabled, or then.
+    By(u64),
+    /// Now.
+    Now,
+}
+
+#[derive(Debug)]
+struct GpuState {
+    gpu: Gpu,
+    issuer: Option<Issuer>,
+    guards: Arc<Guards>,
+    /// Orders the issue thread has not answered.
+    pending: u32,
+    /// Since when it owes the next answer.
+    pending_since: u64,
+    stalled: bool,
+    preempt: Latencies,
+    gate: Latencies,
+}
+
+#[derive(Debug)]
+struct Job {
+    uid: u32,
+    name: Arc<str>,
+    /// By GPU.
+    gangs: Vec<Gang>,
+}
+
+/// A GPU's index as policy names it.
+fn gpu_id(index: usize) -> GpuId {
+    GpuId(u8::try_from(index).unwrap_or(u8::MAX))
+}
+
+impl Control {
+    /// A node with nobody attached.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        let now = now_ns();
+        let gpus: Vec<_> = parts
+            .gpus
+            .into_iter()
+            .map(|(gpu, issuer)| GpuState {
+                gpu,
+                issuer,
+                guards: Arc::default(),
+                pending: 0,
+                pending_since: 0,
+                stalled: false,
+                preempt: Latencies::new(),
+                gate: Latencies::new(),
+            })
+            .collect();
+        let count = u8::try_from(gpus.len()).unwrap_or(u8::MAX);
+        Self {
+            node: Node::new(parts.policy, count, Instant::from_nanos(now)),
+            level: parts.level,
+            rings_per_second: parts.rings_per_second,
+            believe_unproven: parts.believe_unproven,
+            generation: parts.generation,
+            gpus,
+            jobs: Vec::new(),
+            sessions: BTreeMap::new(),
+            claims: Claims::default(),
+            journal: parts.journal,
+            places: Places::new(),
+            prover: parts.prover,
+            teller: parts.teller,
+            notifier: parts.notifier,
+            notified: 0,
+            waiting: Waiting::new(Arc::clone(&parts.inbox.wake)),
+            inbox: parts.inbox,
+            about: parts.about,
+            counters: report::Counters::default(),
+            events: VecDeque::with_capacity(1_024),
+            effects: Vec::with_capacity(1_024),
+            now,
+            started: now,
+            beat: 0,
+            timer: None,
+            next_seq: 1,
+            end: End::No,
+        }
+    }
+
+    /// Runs until it is told to end.
+    pub fn run(mut self) {
+        self.feed(Event::Tick);
+        loop {
+            self.turn();
+            match self.end {
+                End::Now => break,
+                End::By(limit) if self.nothing_outstanding() || self.now >= limit => break,
+                _ => {}
+            }
+            let raised = self.inbox.wake.load(Ordering::Acquire);
+            if self.inbox.input_rx.is_empty() {
+                self.waiting.wait(raised, self.deadline());
+            }
+        }
+    }
+
+    fn deadline(&self) -> u64 {
+        let stall = self
+            .gpus
+            .iter()
+            .filter(|gpu| gpu.pending != 0 && !gpu.stalled)
+            .map(|gpu| gpu.pending_since + STALL_NS)
+            .min();
+        [self.timer, stall, self.remote_deadline()]
+            .into_iter()
+            .flatten()
+            .fold(self.beat + HEARTBEAT_NS, u64::min)
+    }
+
+    /// Reads everything that changed since the last turn.
+    fn turn(&mut self) {
+        self.stamp();
+        self.read_bells();
+        for _ in 0..TURN {
+            let Ok(input) = self.inbox.input_rx.try_recv() else {
+                break;
+            };
+            self.take(input);
+            self.stamp();
+            self.read_bells();
+        }
+        if self.timer.is_some_and(|at| at <= self.now) {
+            self.timer = None;
+            self.feed(Event::Tick);
+        }
+        self.look_for_stalls();
+        self.give_up_on_remotes();
+    }
+
+    /// Stamps `now`, and gives the signs of life when they are due.
+    fn stamp(&mut self) {
+        self.now = now_ns();
+        if self.now < self.beat + HEARTBEAT_NS {
+            return;
+        }
+        let late = self.beat != 0 && self.now - self.beat > LATE_NS;
+        self.beat = self.now;
+        let every = self.notifier.alive_every_ns();
+        if every != 0 && self.now - self.notified >= every {
+            self.notified = self.now;
+            self.notifier.alive();
+        }
+        for session in self.sessions.values() {
+            if let Some(page) = &session.page {
+                page.agent.heartbeat_ns.store(self.now, Ordering::Release);
+            }
+        }
+        if late {
+            self.counters.late_turns += 1;
+            self.tell(Happening {
+                kind: "agent_was_stopped",
+                text: "the control thread came late; ordering every channel anew".to_owned(),
+                ..Happening::default()
+            });
+            self.feed(Event::Reissue { job: None });
+        }
+        self.look_at_pages();
+    }
+
+    /// What pages say without ringing: progress, suspects, soft landings.
+    fn look_at_pages(&mut self) {
+        let mut landed = Vec::new();
+        for session in self.sessions.values_mut() {
+            let Some(page) = &session.page else { continue };
+            let progress = page.process.prober_ns.load(Ordering::Relaxed);
+            if session.role == Role::Online && progress != session.progress_ns {
+                session.progress_ns = progress;
+                self.events.push_back(Event::Progress {
+                    session: SessionId(session.id),
+                    at: Instant::from_nanos(progress.min(self.now)),
+                });
+            }
+            for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
+                let Some(gpu) = slot.gpu else { continue };
+                let suspect = words.suspect.load(Ordering::Relaxed);
+                let suspect = u32::try_from(suspect).unwrap_or(u32::MAX);
+                if suspect != slot.suspect {
+                    slot.suspect = suspect;
+                    if session.role == Role::Online {
+                        self.events.push_back(Event::Suspected {
+                            session: SessionId(session.id),
+                            gpu,
+                            suspect: suspect != 0,
+                        });
+                    }
+                }
+            }
+            let released = page.process.released.load(Ordering::Acquire);
+            if released != session.released {
+                session.released = released;
+                if released == self.generation {
+                    landed.push((session.id, session.job));
+                }
+            }
+        }
+        for (session, job) in landed {
+            self.tell(Happening {
+                kind: "landed",
+                session,
+                job: self.job_name(job),
+                text: "the process enabled its own channels".to_owned(),
+                ..Happening::default()
+            });
+            if job.is_some() {
+                self.feed(Event::Reissue { job });
+            }
+        }
+        self.drain();
+    }
+
+    /// Reads the activity of every process whose doorbell changed.
+    fn read_bells(&mut self) {
+        let mut at = 0;
+        while let Some((session, changed)) = self.waiting.look(at) {
+            at += 1;
+            if !changed {
+                continue;
+            }
+            let per_second = self.rings_per_second;
+            let Some(state) = self.sessions.get_mut(&session) else {
+                continue;
+            };
+            if state.rings.exceeds(self.now, per_second) {
+                self.drop_page(session);
+                continue;
+            }
+            self.counters.rings += 1;
+            let Some(page) = state.page.clone() else {
+                continue;
+            };
+            for (slot, words) in state.slots.iter_mut().zip(&page.devices) {
+                let Some(gpu) = slot.gpu else { continue };
+                let activity = session::read(words);
+                if activity.word != slot.seen.word {
+                    slot.seen = activity;
+                    self.events.push_back(Event::Activity {
+                        session: SessionId(session),
+                        gpu,
+                        reading: session::reading(activity),
+                    });
+                }
+            }
+            self.drain();
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Attached(newcomer) => self.attach(*newcomer),
+            Input::Said(session, said) => self.hear(session, said),
+            Input::Disconnected(session) => self.disconnect(session),
+            Input::Exited(process) => self.bury(process),
+            Input::Proof(proof) => self.judge(proof),
+            Input::Issued(issued) => self.answered(issued),
+            Input::Ask(ask) => self.answer(ask),
+            Input::Stop => self.begin_end(),
+            Input::HandOver => self.hand_over(),
+        }
+    }
+
+    fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::Report(answer) => {
+                let _ = answer.send(Box::new(self.report()));
+            }
+            Ask::Pause(job, answer) => {
+                let jobs = self.steer(job.as_deref(), |job| Event::Pause { job });
+                let _ = answer.send(jobs);
+            }
+            Ask::Resume(job, answer) => {
+                let jobs = self.steer(job.as_deref(), |job| Event::Resume { job });
+                let _ = answer.send(jobs);
+            }
+        }
+    }
+
+    /// Feeds an event for one job by name, or for all; returns which.
+    fn steer(&mut self, name: Option<&str>, event: fn(Option<JobId>) -> Event) -> Vec<String> {
+        let live = self.live_jobs();
+        let Some(name) = name else {
+            self.feed(event(None));
+            return live
+                .into_iter()
+                .filter_map(|job| self.job_name(Some(job)))
+                .map(|name| name.to_string())
+                .collect();
+        };
+        let mut steered = Vec::new();
+        for job in live {
+            if self.job_name(Some(job)).is_some_and(|own| *own == *name) {
+                self.feed(event(Some(job)));
+                steered.push(name.to_owned());
+            }
+        }
+        steered
+    }
+
+    /// Steps the policy with one event, and with all that follow from it.
+    fn feed(&mut self, event: Event) {
+        self.events.push_back(event);
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(event) = self.events.pop_front() {
+            if self.end != End::No {
+                continue;
+            }
+            let mut effects = std::mem::take(&mut self.effects);
+            effects.clear();
+            self.node
+                .step(event, Instant::from_nanos(self.now), &mut effects);
+            for &effect in &effects {
+                self.carry_out(effect);
+            }
+            self.effects = effects;
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Disable(order) => self.order(order, true, Look::Unconditional),
+            Effect::Enable { order, look } => self.order(order, false, look),
+            Effect::CloseLaunchGate { job } => self.set_launch_gate(job, None, true),
+            Effect::OpenLaunchGate { job } => self.set_launch_gate(job, None, false),
+            Effect::ReadActivity { gpus } => self.read_activity(gpus),
+            Effect::WakeAt(at) => self.timer = Some(at.as_nanos()),
+            Effect::Emit(report) => self.emit(report),
+        }
+    }
+
+    /// Reads the activity of every online process on `gpus`.
+    fn read_activity(&mut self, gpus: GpuSet) {
+        for session in self.sessions.values_mut().filter(|s| s.is_online()) {
+            for (at, slot) in session.slots.iter_mut().enumerate() {
+                let Some(gpu) = slot.gpu.filter(|&gpu| gpus.contains(gpu)) else {
+                    continue;
+                };
+                if let Some(page) = &session.page {
+                    slot.seen = session::read(&page.devices[at]);
+                }
+                self.events.push_back(Event::Activity {
+                    session: SessionId(session.id),
+                    gpu,
+                    reading: session::reading(slot.seen),
+                });
+            }
+        }
+    }
+
+    fn emit(&mut self, report: Report) {
+        let mut happening = Happening::default();
+        let gpu = |gpu: GpuId| Some(u32::from(gpu.0));
+        match report {
+            Report::Preempted {
+                gpu: on,
+                rang,
+                entered,
+                returned,
+                jobs: _,
+            } => {
+                let latency = returned.as_nanos().saturating_sub(rang.as_nanos());
+                if let Some(state) = self.gpus.get_mut(on.index()) {
+                    state.preempt.record(latency);
+                    state
+                        .gate
+                        .record(entered.as_nanos().saturating_sub(rang.as_nanos()));
+                }
+                happening.kind = "preempted";
+                happening.gpu = gpu(on);
+                happening.value_ns = latency;
+            }
+            Report::Woken { job } => {
+                happening.kind = "woken";
+                happening.job = self.job_name(Some(job));
+            }
+            Report::DisableFailed {
+                order,
+                status,
+                failures,
+            } => {
+                self.counters.disables_failed += 1;
+                happening.kind = "disable_failed";
+                happening.gpu = gpu(order.gpu);
+                happening.job = self.job_name(Some(order.job));
+                happening.text = format!("status {status:#x}, {failures} in a row");
+            }
+            Report::EnableFailed { order, status } => {
+                self.counters.enables_failed += 1;
+                happening.kind = "enable_failed";
+                happening.gpu = gpu(order.gpu);
+                happening.job = self.job_name(Some(order.job));
+                happening.text = format!("status {status:#x}");
+            }
+            Report::Unmanaged { job } => {
+                happening.kind = "unmanaged";
+                happening.job = self.job_name(Some(job));
+                happening.text = "its channels cannot be controlled; launches wait instead".into();
+            }
+            Report::MaxGated { job, since } => {
+                happening.kind = "max_gated";
+                happening.job = self.job_name(Some(job));
+                happening.value_ns = self.now.saturating_sub(since.as_nanos());
+            }
+            Report::Breathed { job } => {
+                happening.kind = "breathed";
+                happening.job = self.job_name(Some(job));
+            }
+            Report::IssueStalled { gpu: on } => {
+                happening.kind = "issue_stalled";
+                happening.gpu = gpu(on);
+                happening.text = "the driver does not return from a call".into();
+            }
+            Report::Lapsed { session } => {
+                self.set_lapsed(session, true);
+                happening.kind = "lapsed";
+                happening.session = session.0;
+                happening.text = "busy without progress; its activity no longer counts".into();
+            }
+            Report::Recovered { session } => {
+                self.set_lapsed(session, false);
+                happening.kind = "recovered";
+                happening.session = session.0;
+            }
+            Report::CooldownViolated { gpu: on, gap } => {
+                happening.kind = "cooldown_violated";
+                happening.gpu = gpu(on);
+                happening.value_ns = crate::clock::nanos(gap);
+            }
+            Report::Paused { job } => {
+                happening.kind = "paused";
+                happening.job = self.job_name(Some(job));
+            }
+            Report::Resumed { job } => {
+                happening.kind = "resumed";
+                happening.job = self.job_name(Some(job));
+            }
+        }
+        self.tell(happening);
+    }
+
+    fn set_lapsed(&mut self, session: SessionId, lapsed: bool) {
+        if let Some(state) = self.sessions.get_mut(&session.0) {
+            state.lapsed = lapsed;
+            self.rebuild_guards();
+        }
+    }
+
+    fn tell(&self, happening: Happening) {
+        self.teller.tell(Happening {
+            at_ns: self.now,
+            ..happening
+        });
+    }
+
+    fn job_name(&self, job: Option<JobId>) -> Option<Arc<str>> {
+        let job = self.jobs.get(usize::try_from(job?.0).ok()?)?;
+        Some(Arc::clone(&job.name))
+    }
+
+    fn job(&mut self, job: JobId) -> Option<&mut Job> {
+        self.jobs.get_mut(usize::try_from(job.0).ok()?)
+    }
+
+    fn gang(&mut self, job: JobId, gpu: GpuId) -> Option<&mut Gang> {
+        self.job(job)?.gangs.get_mut(gpu.index())
+    }
+
+    /// Jobs with a process.
+    fn live_jobs(&self) -> Vec<JobId> {
+        let mut live: Vec<_> = self.sessions.values().filter_map(|s| s.job).collect();
+        live.sort_unstable();
+        live.dedup();
+        live
+    }
+
+    fn look_for_stalls(&mut self) {
+        for index in 0..self.gpus.len() {
+            let gpu = &mut self.gpus[index];
+            if gpu.pending != 0 && !gpu.stalled && self.now >= gpu.pending_since + STALL_NS {
+                gpu.stalled = true;
+                self.counters.stalls += 1;
+                self.feed(Event::IssueStalled { gpu: gpu_id(index) });
+            }
+        }
+    }
+
+    fn give_back(&mut self, places: Vec<Place>) {
+        for place in places {
+            self.journal.clear(place);
+            self.places.give_back(place);
+        }
+    }
+
+    /// Enables everything, then ends.
+    fn begin_end(&mut self) {
+        if self.end == End::No {
+            self.enable_everything();
+            self.end = End::By(self.now + END_NS);
+        }
+    }
+
+    /// Leaves everything as it is for a successor, says so, and ends.
+    fn hand_over(&mut self) {
+        self.journal.set_handing_over(self.now);
+        for session in self.sessions.values() {
+            if let Some(page) = &session.page {
+                page.agent
+                    .handing_over_ns
+                    .store(self.now, Ordering::Release);
+            }
+        }
+        self.end = End::Now;
+    }
+}

@@ -1,0 +1,145 @@
+//! The channels of one offline job on one GPU: the calls prepared for them, and what stands.
+
+use super::session::{Client, Held, Session};
+use crate::channel::{Batch, Via};
+use crate::config::Level;
+use crate::issue::Wanted;
+use crate::journal::Place;
+use std::collections::HashSet;
+use std::sync::Arc;
+use tidegate_abi::class::Engine;
+use tidegate_policy::event::Order;
+use tidegate_policy::ids::{Generation, GpuId};
+
+/// One job on one GPU.
+#[derive(Debug, Default)]
+pub struct Gang {
+    /// Prepared calls.
+    pub batches: Arc<Vec<Batch>>,
+    /// What is wanted, for the issue thread.
+    pub wanted: Arc<Wanted>,
+    /// The newest order's number.
+    pub newest: Generation,
+    /// Orders without an answer.
+    pub outstanding: u32,
+    /// What the newest order asked for.
+    pub disable: bool,
+    /// What the last answer said.
+    pub applied: Applied,
+    /// The channels changed after the newest order was given.
+    pub stale: bool,
+    /// Places of channels that are gone, until no order can touch them any more.
+    pub retired: Vec<Place>,
+    /// At level L3: the newest order and the answers it still waits for.
+    pub remote: Option<Remote>,
+}
+
+/// What is known of the channels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Applied {
+    /// They run.
+    #[default]
+    Enabled,
+    /// They do not.
+    Disabled,
+    /// An order failed.
+    Unknown,
+}
+
+/// An order that processes carry out themselves.
+#[derive(Debug)]
+pub struct Remote {
+    /// The order.
+    pub order: Order,
+    /// Disable, else enable.
+    pub disable: bool,
+    /// Calls without an answer: sequence number and places.
+    pub waiting: Vec<(u64, Vec<Place>)>,
+    /// First failure.
+    pub failed: Option<u32>,
+    /// Entry of the last call.
+    pub entered_ns: u64,
+    /// Return of the last call.
+    pub returned_ns: u64,
+    /// When it counts as failed.
+    pub deadline_ns: u64,
+}
+
+impl Gang {
+    /// Whether what policy wants is what stands, for every channel there is.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.outstanding == 0
+            && (!self.disable || (!self.stale && self.applied == Applied::Disabled))
+    }
+
+    /// Channels managed here.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        self.batches.iter().map(Batch::pairs).sum()
+    }
+}
+
+/// Prepares the calls for the channels of `sessions` on `gpu`: per process, so that one that fails
+/// does not block the others, and TSGs that compute before those that copy.
+#[must_use]
+pub fn batches<'a>(
+    sessions: impl Iterator<Item = &'a Session>,
+    gpu: GpuId,
+    level: Level,
+) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    for session in sessions {
+        let mut held: Vec<&Held> = session
+            .channels
+            .iter()
+            .filter(|held| held.gpu == Some(gpu) && held.place.is_some())
+            .collect();
+        // A TSG is gated whole, and counts as computing if any channel of it does or may.
+        let computing: HashSet<(u32, u32)> = held
+            .iter()
+            .filter(|held| matches!(held.channel.engine, Engine::Graphics | Engine::Unknown))
+            .map(|held| (held.channel.client, held.channel.tsg))
+            .collect();
+        held.sort_by_key(|held| {
+            let tsg = (held.channel.client, held.channel.tsg);
+            (!computing.contains(&tsg), tsg, held.channel.channel)
+        });
+        let own = batches.len();
+        for held in held {
+            let Some(place) = held.place else { continue };
+            let channel = held.channel;
+            let via = via(session, level, channel.client, channel.subdevice);
+            let fits = |batch: &Batch| match (&batch.via, &via) {
+                (Via::Agent, Via::Agent) => true,
+                (Via::Owner { client: a, .. }, Via::Owner { client: b, .. }) => a == b,
+                _ => false,
+            };
+            let full = batches[own..]
+                .last_mut()
+                .filter(|batch| fits(batch))
+                .is_none_or(|batch: &mut Batch| {
+                    !batch.push(channel.client, channel.channel, place)
+                });
+            if full {
+                let mut batch = Batch::new(via);
+                batch.session = session.id;
+                batch.push(channel.client, channel.channel, place);
+                batches.push(batch);
+            }
+        }
+    }
+    batches
+}
+
+/// Through whom a pair is controlled at `level`.
+fn via(session: &Session, level: Level, client: u32, subdevice: u32) -> Via {
+    match session.clients.get(&client) {
+        Some(Client::Own(Some(file))) if level == Level::L2 => Via::Owner {
+            file: Arc::clone(file),
+            client,
+            subdevice,
+        },
+        _ => Via::Agent,
+    }
+}

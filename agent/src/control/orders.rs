@@ -1,0 +1,472 @@
+//! Orders to disable and enable, at every level, and their answers.
+//!
+//! L1 and L2: prepared calls go to the GPU's issue thread. L3: each process is told, and answers. L5:
+//! the gate words are the order, and the answer is immediate.
+
+use super::gang::{Applied, Remote, batches};
+use super::session::Session;
+use super::{Control, Gang, Job, gpu_id};
+use crate::config::Level;
+use crate::inbox::Tell;
+use crate::issue::{Issued, Order as Prepared, Outcome};
+use crate::journal::Place;
+use crate::sys;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tidegate_abi::page::{GATE_CLOSED, GATE_OPEN, GATE_STATE, GateWords};
+use tidegate_abi::rm::Status;
+use tidegate_policy::effect::Look;
+use tidegate_policy::event::{Event, Order};
+use tidegate_policy::ids::{Generation, GpuId, JobId};
+use tidegate_policy::time::Instant;
+
+/// How long a process may take to disable its own channels before that counts as failed.
+const REMOTE_NS: u64 = 100_000_000;
+
+impl Control {
+    /// The job a process names, else its cgroup, else itself. Jobs of different users never mix.
+    pub(super) fn job_of(&mut self, session: &Session, named: &str) -> JobId {
+        let name = if !named.is_empty() {
+            named.to_owned()
+        } else if session.peer.cgroup.len() > 1 {
+            session.peer.cgroup.clone()
+        } else {
+            format!("pid {}", session.peer.pid)
+        };
+        let uid = session.peer.uid;
+        let known = self
+            .jobs
+            .iter()
+            .position(|job| job.uid == uid && *job.name == *name);
+        let index = known.unwrap_or_else(|| {
+            self.jobs.push(Job {
+                uid,
+                name: Arc::from(name),
+                gangs: self.gpus.iter().map(|_| Gang::default()).collect(),
+            });
+            self.jobs.len() - 1
+        });
+        JobId(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
+    /// Prepares the calls for a job's channels on `gpu` anew.
+    pub(super) fn prepare(&mut self, job: JobId, gpu: GpuId, grown: bool) {
+        let level = self.level;
+        let prepared = batches(
+            self.sessions.values().filter(|s| s.job == Some(job)),
+            gpu,
+            level,
+        );
+        if let Some(gang) = self.gang(job, gpu) {
+            gang.batches = Arc::new(prepared);
+            gang.stale |= grown;
+        }
+    }
+
+    /// Gives places back once no order can touch them any more.
+    pub(super) fn retire(&mut self, job: Option<JobId>, places: Vec<(Option<GpuId>, Place)>) {
+        let mut free = Vec::new();
+        for (gpu, place) in places {
+            let gang = job.zip(gpu).and_then(|(job, gpu)| self.gang(job, gpu));
+            match gang.filter(|gang| gang.outstanding != 0) {
+                Some(gang) => gang.retired.push(place),
+                None => free.push(place),
+            }
+        }
+        self.give_back(free);
+    }
+
+    pub(super) fn order(&mut self, order: Order, disable: bool, look: Look) {
+        if self.level == Level::L5 {
+            self.order_launch_gate(order, disable, look);
+            return;
+        }
+        if !disable && look == Look::First && self.is_online_busy(order.gpu) {
+            self.read_activity(tidegate_policy::ids::GpuSet::of(order.gpu));
+            self.events.push_back(Event::EnableSkipped { order });
+            return;
+        }
+        if self.level == Level::L3 {
+            self.order_remote(order, disable);
+            return;
+        }
+        let Some(guards) = self
+            .gpus
+            .get(order.gpu.index())
+            .map(|gpu| Arc::clone(&gpu.guards))
+        else {
+            return;
+        };
+        let Some(gang) = self.gang(order.job, order.gpu) else {
+            return;
+        };
+        gang.disable = disable;
+        gang.newest = order.generation;
+        gang.stale = false;
+        gang.wanted.set(order.generation.0, disable);
+        let prepared = Prepared {
+            command: order.generation.0,
+            job: order.job.0,
+            disable,
+            batches: Arc::clone(&gang.batches),
+            wanted: Arc::clone(&gang.wanted),
+            guards,
+            unconditional: look == Look::Unconditional,
+        };
+        let now = self.now;
+        let sent = self.gpus.get_mut(order.gpu.index()).is_some_and(|gpu| {
+            let sent = gpu
+                .issuer
+                .as_ref()
+                .is_some_and(|issuer| issuer.try_send(prepared).is_ok());
+            if sent {
+                if gpu.pending == 0 {
+                    gpu.pending_since = now;
+                }
+                gpu.pending += 1;
+            }
+            sent
+        });
+        if sent {
+            if let Some(gang) = self.gang(order.job, order.gpu) {
+                gang.outstanding += 1;
+            }
+        } else {
+            self.fail(order, disable, Status::INVALID_STATE.0);
+        }
+    }
+
+    /// Whether an online process that counts is busy on `gpu` at this moment.
+    fn is_online_busy(&self, gpu: GpuId) -> bool {
+        self.gpus
+            .get(gpu.index())
+            .is_some_and(|state| state.guards.any_busy())
+    }
+
+    pub(super) fn answered(&mut self, issued: Issued) {
+        let order = Order {
+            gpu: gpu_id(issued.gpu as usize),
+            job: JobId(issued.job),
+            generation: Generation(issued.command),
+        };
+        if let Some(gpu) = self.gpus.get_mut(order.gpu.index()) {
+            gpu.pending = gpu.pending.saturating_sub(1);
+            gpu.pending_since = self.now;
+            gpu.stalled = false;
+        }
+        self.applied(order, issued.disable, issued.outcome);
+        match issued.outcome {
+            Outcome::Done if issued.disable => {
+                let entered = if issued.entered_ns == 0 {
+                    self.now
+                } else {
+                    issued.entered_ns
+                };
+                self.feed(Event::Disabled {
+                    order,
+                    entered: Instant::from_nanos(entered),
+                    returned: Instant::from_nanos(issued.returned_ns.max(entered)),
+                });
+            }
+            Outcome::Done => self.feed(Event::Enabled { order }),
+            Outcome::Withheld => {
+                self.counters.enables_withheld += 1;
+                self.read_activity(tidegate_policy::ids::GpuSet::of(order.gpu));
+                self.feed(Event::EnableSkipped { order });
+            }
+            Outcome::Failed(status) => self.fail(order, issued.disable, status.0),
+        }
+        self.release_job_tickets(order.job);
+    }
+
+    /// Notes what an answer says of the channels.
+    fn applied(&mut self, order: Order, disable: bool, outcome: Outcome) {
+        let Some(gang) = self.gang(order.job, order.gpu) else {
+            return;
+        };
+        gang.outstanding = gang.outstanding.saturating_sub(1);
+        match outcome {
+            Outcome::Done if disable => gang.applied = Applied::Disabled,
+            Outcome::Done => gang.applied = Applied::Enabled,
+            Outcome::Withheld => {}
+            Outcome::Failed(_) => gang.applied = Applied::Unknown,
+        }
+        if gang.outstanding == 0 {
+            let retired = std::mem::take(&mut gang.retired);
+            self.give_back(retired);
+        }
+    }
+
+    fn fail(&mut self, order: Order, disable: bool, status: u32) {
+        self.feed(if disable {
+            Event::DisableFailed { order, status }
+        } else {
+            Event::EnableFailed { order, status }
+        });
+    }
+
+    pub(super) fn release_job_tickets(&mut self, job: JobId) {
+        let waiting: Vec<u64> = self
+            .sessions
+            .values()
+            .filter(|session| session.job == Some(job) && !session.tickets.is_empty())
+            .map(|session| session.id)
+            .collect();
+        for id in waiting {
+            self.release_tickets(id);
+        }
+    }
+
+    // ------------------------------------------------------------ L5, and launch gates beside channels
+
+    fn order_launch_gate(&mut self, order: Order, disable: bool, look: Look) {
+        if !disable && look == Look::First && self.is_online_busy(order.gpu) {
+            self.read_activity(tidegate_policy::ids::GpuSet::of(order.gpu));
+            self.events.push_back(Event::EnableSkipped { order });
+            return;
+        }
+        let entered = Instant::from_nanos(self.now);
+        self.set_launch_gate(order.job, Some(order.gpu), disable);
+        if let Some(gang) = self.gang(order.job, order.gpu) {
+            gang.disable = disable;
+            gang.applied = if disable {
+                Applied::Disabled
+            } else {
+                Applied::Enabled
+            };
+        }
+        self.events.push_back(if disable {
+            Event::Disabled {
+                order,
+                entered,
+                returned: Instant::from_nanos(crate::clock::now_ns()),
+            }
+        } else {
+            Event::Enabled { order }
+        });
+    }
+
+    /// Closes or opens the gate words of a job: those of one GPU, or all.
+    pub(super) fn set_launch_gate(&mut self, job: JobId, gpu: Option<GpuId>, closed: bool) {
+        for session in self.sessions.values().filter(|s| s.job == Some(job)) {
+            let Some(page) = &session.page else { continue };
+            for (slot, words) in session.slots.iter().zip(&page.gates) {
+                if gpu.is_none() || slot.gpu == gpu {
+                    set_gate(words, closed);
+                }
+            }
+        }
+    }
+
+    // ------------------------------------------------------------ L3
+
+    fn order_remote(&mut self, order: Order, disable: bool) {
+        let Some(gang) = self.gang(order.job, order.gpu) else {
+            return;
+        };
+        let overtaken = gang.remote.take();
+        gang.disable = disable;
+        gang.newest = order.generation;
+        gang.stale = false;
+        gang.outstanding = 1;
+        let prepared = Arc::clone(&gang.batches);
+        // Answers to the overtaken order no longer count; what it left undone is unknown until this
+        // one is done, which names every channel again.
+        drop(overtaken);
+        let Some(instance) = self
+            .gpus
+            .get(order.gpu.index())
+            .map(|state| state.gpu.device_instance)
+        else {
+            return;
+        };
+        let mut waiting = Vec::new();
+        let mut failed = None;
+        for batch in prepared.iter() {
+            if disable {
+                for &place in &batch.places {
+                    self.journal.mark(place);
+                }
+            }
+            let seq = self.next_seq;
+            self.next_seq += 1;
+            let tell = Tell::Set {
+                seq,
+                disable,
+                pairs: (0..batch.pairs())
+                    .map(|at| (batch.call.h_client_list[at], batch.call.h_channel_list[at]))
+                    .collect(),
+                device_instance: instance,
+            };
+            let told = self
+                .sessions
+                .get_mut(&batch.session)
+                .is_some_and(|session| session.tell(tell));
+            if told {
+                waiting.push((seq, batch.places.clone()));
+            } else {
+                failed = Some(Status::TIMEOUT.0);
+            }
+        }
+        let remote = Remote {
+            order,
+            disable,
+            waiting,
+            failed,
+            entered_ns: self.now,
+            returned_ns: self.now,
+            deadline_ns: self.now + REMOTE_NS,
+        };
+        if let Some(gang) = self.gang(order.job, order.gpu) {
+            gang.remote = Some(remote);
+        }
+        self.finish_remote(order.job, order.gpu);
+    }
+
+    pub(super) fn remote_answered(
+        &mut self,
+        id: u64,
+        seq: u64,
+        status: u32,
+        entered_ns: u64,
+        returned_ns: u64,
+    ) {
+        let Some(job) = self.sessions.get(&id).and_then(|session| session.job) else {
+            return;
+        };
+        let now = self.now;
+        let mut found = None;
+        let Some(state) = self.job(job) else { return };
+        for (index, gang) in state.gangs.iter_mut().enumerate() {
+            let Some(remote) = &mut gang.remote else {
+                continue;
+            };
+            let Some(at) = remote.waiting.iter().position(|(own, _)| *own == seq) else {
+                continue;
+            };
+            let (_, places) = remote.waiting.swap_remove(at);
+            // Stamps of another process: no later than now, no earlier than the order.
+            remote.entered_ns = entered_ns.clamp(remote.entered_ns, now);
+            remote.returned_ns = returned_ns.clamp(remote.entered_ns, now);
+            if status != 0 {
+                remote.failed = Some(status);
+            }
+            let cleared = if status == 0 && !remote.disable {
+                places
+            } else {
+                Vec::new()
+            };
+            found = Some((gpu_id(index), cleared));
+        }
+        if let Some((gpu, cleared)) = found {
+            for place in cleared {
+                self.journal.clear(place);
+            }
+            self.finish_remote(job, gpu);
+        }
+    }
+
+    fn finish_remote(&mut self, job: JobId, gpu: GpuId) {
+        let Some(gang) = self.gang(job, gpu) else {
+            return;
+        };
+        let Some(remote) = gang.remote.take_if(|remote| remote.waiting.is_empty()) else {
+            return;
+        };
+        let Remote {
+            order,
+            disable,
+            failed,
+            entered_ns,
+            returned_ns,
+            ..
+        } = remote;
+        let outcome = failed.map_or(Outcome::Done, |status| Outcome::Failed(Status(status)));
+        self.applied(order, disable, outcome);
+        match (failed, disable) {
+            (Some(status), _) => self.fail(order, disable, status),
+            (None, true) => self.feed(Event::Disabled {
+                order,
+                entered: Instant::from_nanos(entered_ns),
+                returned: Instant::from_nanos(returned_ns),
+            }),
+            (None, false) => self.feed(Event::Enabled { order }),
+        }
+        self.release_job_tickets(job);
+    }
+
+    /// When the next order of level L3 counts as failed.
+    pub(super) fn remote_deadline(&self) -> Option<u64> {
+        if self.level != Level::L3 {
+            return None;
+        }
+        let gangs = self.jobs.iter().flat_map(|job| &job.gangs);
+        gangs
+            .filter_map(|gang| gang.remote.as_ref())
+            .map(|remote| remote.deadline_ns)
+            .min()
+    }
+
+    pub(super) fn give_up_on_remotes(&mut self) {
+        if self.level != Level::L3 {
+            return;
+        }
+        let now = self.now;
+        let mut late = Vec::new();
+        for (job, state) in self.jobs.iter_mut().enumerate() {
+            for (gpu, gang) in state.gangs.iter_mut().enumerate() {
+                if let Some(remote) = gang.remote.as_mut().filter(|r| now >= r.deadline_ns) {
+                    remote.waiting.clear();
+                    remote.failed = Some(Status::TIMEOUT.0);
+                    late.push((JobId(u32::try_from(job).unwrap_or(u32::MAX)), gpu_id(gpu)));
+                }
+            }
+        }
+        for (job, gpu) in late {
+            self.counters.remotes_late += 1;
+            self.finish_remote(job, gpu);
+        }
+    }
+
+    // ------------------------------------------------------------ the end
+
+    pub(super) fn enable_everything(&mut self) {
+        let jobs = u32::try_from(self.jobs.len()).unwrap_or(0);
+        for job in (0..jobs).map(JobId) {
+            self.set_launch_gate(job, None, false);
+            for gpu in (0..self.gpus.len()).map(gpu_id) {
+                let Some(gang) = self.gang(job, gpu) else {
+                    continue;
+                };
+                let touched = gang.applied != Applied::Enabled || gang.outstanding != 0;
+                let order = Order {
+                    gpu,
+                    job,
+                    generation: Generation(gang.newest.0 + 1),
+                };
+                if touched && self.level != Level::L5 {
+                    self.order(order, false, Look::Unconditional);
+                }
+            }
+        }
+    }
+
+    pub(super) fn nothing_outstanding(&self) -> bool {
+        let mut gangs = self.jobs.iter().flat_map(|job| &job.gangs);
+        gangs.all(|gang| gang.outstanding == 0)
+    }
+}
+
+fn set_gate(words: &GateWords, closed: bool) {
+    let before = words.gate.load(Ordering::Relaxed);
+    let state = if closed { GATE_CLOSED } else { GATE_OPEN };
+    if before & GATE_STATE == state {
+        return;
+    }
+    // One writer: this thread.
+    let next = ((before >> 2) + 1) << 2 | state;
+    words.gate.store(next, Ordering::Release);
+    if !closed {
+        sys::futex_wake_low(&words.gate);
+    }
+}

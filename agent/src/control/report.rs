@@ -1,0 +1,292 @@
+//! How the node stands, for people.
+
+use super::Control;
+use super::gang::Applied;
+use super::session::Session;
+use crate::rm::uuid_text;
+use crate::sessions::{level, role};
+use std::sync::atomic::Ordering;
+use tidegate_abi::page::ACTIVITY_BUSY;
+use tidegate_policy::ids::GpuId;
+use tidegate_policy::time::Instant;
+use tidegate_policy::view::{GateState, JobState, JobView, Reason};
+use tidegate_proto::v1;
+
+/// What does not change while an agent lives.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// Version of the loaded driver.
+    pub driver_version: String,
+    /// What is odd about it.
+    pub driver_note: String,
+    /// Why not a better level.
+    pub level_note: String,
+    /// Scheduling class in force.
+    pub scheduling: String,
+}
+
+/// Things counted since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    pub rings: u64,
+    pub late_turns: u64,
+    pub stalls: u64,
+    pub disables_failed: u64,
+    pub enables_failed: u64,
+    pub enables_withheld: u64,
+    pub foreign_claims: u64,
+    pub channels_refused: u64,
+    pub pages_dropped: u64,
+    pub remotes_late: u64,
+    pub notes: u64,
+}
+
+impl Counters {
+    fn rows(&self) -> Vec<v1::Counter> {
+        let row = |name: &str, value, help: &str| v1::Counter {
+            name: name.to_owned(),
+            help: help.to_owned(),
+            value,
+        };
+        vec![
+            row("rings", self.rings, "Doorbells heard"),
+            row(
+                "late_turns",
+                self.late_turns,
+                "Times the control thread came late by 250 ms or more",
+            ),
+            row(
+                "issue_stalls",
+                self.stalls,
+                "Calls the driver did not return from for 50 ms",
+            ),
+            row(
+                "disables_failed",
+                self.disables_failed,
+                "Orders to disable that the driver refused",
+            ),
+            row(
+                "enables_failed",
+                self.enables_failed,
+                "Orders to enable that the driver refused",
+            ),
+            row(
+                "enables_withheld",
+                self.enables_withheld,
+                "Enables given up because online was busy again",
+            ),
+            row(
+                "foreign_claims",
+                self.foreign_claims,
+                "RM clients reported by a process that could not prove them",
+            ),
+            row(
+                "channels_refused",
+                self.channels_refused,
+                "Channels beyond what a session or the journal may hold",
+            ),
+            row(
+                "pages_dropped",
+                self.pages_dropped,
+                "Processes that rang beyond the allowed rate",
+            ),
+            row(
+                "remotes_late",
+                self.remotes_late,
+                "Orders of level L3 that a process did not answer",
+            ),
+            row("notes", self.notes, "Remarks of attached processes"),
+        ]
+    }
+}
+
+impl Control {
+    pub(super) fn report(&self) -> v1::GetStatusResponse {
+        v1::GetStatusResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            agent_generation: self.generation,
+            pid: i32::try_from(std::process::id()).unwrap_or(0),
+            uptime_ns: self.now - self.started,
+            driver_version: self.about.driver_version.clone(),
+            driver_note: self.about.driver_note.clone(),
+            level: level(self.level).into(),
+            level_note: self.about.level_note.clone(),
+            scheduling: self.about.scheduling.clone(),
+            gpus: (0..self.gpus.len()).map(|at| self.gpu(at)).collect(),
+            jobs: self.node.jobs().map(|view| self.job_status(view)).collect(),
+            processes: self.sessions.values().map(|s| self.process(s)).collect(),
+            counters: self.counters.rows(),
+        }
+    }
+
+    fn gpu(&self, at: usize) -> v1::GpuStatus {
+        let id = super::gpu_id(at);
+        let state = &self.gpus[at];
+        let gangs = self.jobs.iter().filter_map(|job| job.gangs.get(at));
+        let (mut channels, mut disabled) = (0, 0);
+        for gang in gangs {
+            channels += gang.channels();
+            if gang.applied == Applied::Disabled {
+                disabled += gang.channels();
+            }
+        }
+        let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let mut status = v1::GpuStatus {
+            index: small(at),
+            uuid: uuid_text(&state.gpu.uuid),
+            preempt_latency: Some(state.preempt.summary()),
+            gate_latency: Some(state.gate.summary()),
+            channels: small(channels),
+            channels_disabled: small(disabled),
+            ..v1::GpuStatus::default()
+        };
+        if let Some(view) = self.node.gpu(id, Instant::from_nanos(self.now)) {
+            status.set_gate(match view.gate {
+                GateState::Open => v1::GateState::Open,
+                GateState::Closed => v1::GateState::Closed,
+                GateState::Cooling => v1::GateState::Cooling,
+            });
+            status.online_busy = view.online_busy;
+            status.state_ns = self.now.saturating_sub(view.since.as_nanos());
+            status.cooldown_ns = crate::clock::nanos(view.cooldown);
+            status.longest_gap_ns = crate::clock::nanos(view.longest_gap);
+            status.decode_gaps = view.decode_gaps;
+            status.preemptions = view.preemptions;
+            status.wakes = view.wakes;
+            let per = view.per_unit;
+            #[expect(clippy::cast_precision_loss, reason = "counts, for people")]
+            let mean = if per.units == 0 {
+                0.0
+            } else {
+                per.preemptions as f64 / per.units as f64
+            };
+            status.preemptions_per_unit = Some(v1::PreemptionsPerUnit {
+                unit: per.unit.name().to_owned(),
+                units: per.units,
+                mean,
+                max: per.max,
+            });
+        }
+        status
+    }
+
+    fn job_status(&self, view: JobView) -> v1::JobStatus {
+        let sessions = self
+            .sessions
+            .values()
+            .filter(|session| session.job == Some(view.job))
+            .map(|session| session.id)
+            .collect();
+        let mut status = v1::JobStatus {
+            name: self
+                .job_name(Some(view.job))
+                .map(|name| name.to_string())
+                .unwrap_or_default(),
+            reason: reason(&view),
+            gpus: view.gpus.iter().map(|gpu| u32::from(gpu.0)).collect(),
+            sessions,
+            state_ns: self.now.saturating_sub(view.since.as_nanos()),
+            preemptions: view.preemptions,
+            channels: view.channels.0,
+            ..v1::JobStatus::default()
+        };
+        status.set_state(match view.state {
+            _ if view.paused => v1::JobState::Paused,
+            JobState::Running | JobState::Breathing | JobState::Enabling => v1::JobState::Running,
+            JobState::Disabling | JobState::Gated => v1::JobState::Gated,
+            JobState::Unknown => v1::JobState::Unknown,
+            JobState::Unmanaged => v1::JobState::Unmanaged,
+        });
+        status
+    }
+
+    fn process(&self, session: &Session) -> v1::ProcessStatus {
+        let mut note = session.note.clone();
+        if session.outbox.is_none() {
+            if !note.is_empty() {
+                note.push_str("; ");
+            }
+            note.push_str("connection lost");
+        }
+        if session.lapsed {
+            if !note.is_empty() {
+                note.push_str("; ");
+            }
+            note.push_str("makes no progress, its activity does not count");
+        }
+        let mut status = v1::ProcessStatus {
+            session: session.id,
+            pid: session.peer.pid,
+            uid: session.peer.uid,
+            name: session.peer.name.clone(),
+            rule: session.rule.clone(),
+            job: self
+                .job_name(session.job)
+                .map(|name| name.to_string())
+                .unwrap_or_default(),
+            library_version: session.version.clone(),
+            devices: session
+                .slots
+                .iter()
+                .enumerate()
+                .filter_map(|(at, slot)| Some(device(session, at, slot.gpu?)))
+                .collect(),
+            channels: u32::try_from(session.channels.len()).unwrap_or(u32::MAX),
+            proven: session.is_proven(),
+            lane: if session.page.is_some() {
+                "page"
+            } else {
+                "stream"
+            }
+            .to_owned(),
+            counts: if session.membarrier {
+                "membarrier"
+            } else {
+                "atomic adds"
+            }
+            .to_owned(),
+            note,
+            ..v1::ProcessStatus::default()
+        };
+        status.set_role(role(session.role));
+        status
+    }
+}
+
+fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
+    let slot = &session.slots[at];
+    let words = session.page.as_ref().map(|page| &page.devices[at]);
+    let activity = words.map_or(slot.seen.word, |words| {
+        words.activity.load(Ordering::Relaxed)
+    });
+    let mut status = v1::DeviceStatus {
+        slot: u32::try_from(at).unwrap_or(u32::MAX),
+        gpu: u32::from(gpu.0),
+        busy: activity & ACTIVITY_BUSY != 0,
+        launches: words.map_or(slot.seen.launches, |words| {
+            words.total.load(Ordering::Relaxed)
+        }),
+        suspect: 0,
+    };
+    status.set_suspect(
+        i32::try_from(slot.suspect)
+            .ok()
+            .and_then(|reason| v1::BusyReason::try_from(reason).ok())
+            .unwrap_or_default(),
+    );
+    status
+}
+
+fn reason(view: &JobView) -> String {
+    match (view.state, view.reason) {
+        (_, Reason::Paused) => "paused by the operator".to_owned(),
+        (JobState::Unmanaged, _) => "its channels cannot be controlled; launches wait".to_owned(),
+        (JobState::Unknown, _) => "a disable failed; enabling everything first".to_owned(),
+        (_, Reason::Gate(gpus)) => {
+            let list: Vec<_> = gpus.iter().map(|gpu| gpu.0.to_string()).collect();
+            format!("online is or was just busy on GPU {}", list.join(", "))
+        }
+        (JobState::Breathing, Reason::None) => "one turn after a long gate".to_owned(),
+        (_, Reason::None) => "online is idle".to_owned(),
+    }
+}

@@ -1,0 +1,261 @@
+//! What the control thread keeps of one attached process.
+
+use crate::config::Role;
+use crate::identity::Credentials;
+use crate::inbox::{Activity, Channel, Newcomer, Outbox, Process, Tell};
+use crate::journal::Place;
+use crate::rm::ControlFile;
+use crate::sys::SharedPage;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tidegate_abi::page::{DEVICES, DeviceWords};
+use tidegate_policy::event::Reading;
+use tidegate_policy::ids::{GpuId, GraphId, JobId, Launches};
+use tidegate_policy::time::Instant;
+
+/// Channels one session may have managed.
+pub const CHANNELS: usize = 1_024;
+/// Scheduling calls of one session that may wait.
+pub const TICKETS: usize = 1_024;
+
+/// One attached process, by its connection.
+#[derive(Debug)]
+pub struct Session {
+    /// The agent's number.
+    pub id: u64,
+    /// Which process.
+    pub process: Process,
+    /// What the kernel says of it.
+    pub peer: Credentials,
+    /// What it is.
+    pub role: Role,
+    /// Why.
+    pub rule: String,
+    /// Offline only.
+    pub job: Option<JobId>,
+    /// Version of its library.
+    pub version: String,
+    /// Plain counts, else atomic adds.
+    pub membarrier: bool,
+    /// None: edges travel on the stream.
+    pub page: Option<Arc<SharedPage>>,
+    /// None: the connection is lost, the process lives on.
+    pub outbox: Option<Outbox>,
+    /// Its devices, by the place in its page.
+    pub slots: [Slot; DEVICES],
+    /// How often it rings.
+    pub rings: Rate,
+    /// Its control file.
+    pub file: File,
+    /// Its RM clients.
+    pub clients: HashMap<u32, Client>,
+    /// Its channels.
+    pub channels: Vec<Held>,
+    /// Scheduling calls that wait.
+    pub tickets: Vec<Ticket>,
+    /// The prober's last round as passed on.
+    pub progress_ns: u64,
+    /// Soft landing as last seen.
+    pub released: u64,
+    /// It was under an agent before.
+    pub was_gated: bool,
+    /// Policy says it makes no progress.
+    pub lapsed: bool,
+    /// Why it is not managed, or what is odd.
+    pub note: String,
+}
+
+/// One device of a process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slot {
+    /// Which GPU, once the process said so.
+    pub gpu: Option<GpuId>,
+    /// Activity as last passed on.
+    pub seen: Activity,
+    /// Why it is busy without launching (`BusyReason`), as last passed on.
+    pub suspect: u32,
+}
+
+/// The control file a process sent.
+#[derive(Debug)]
+pub enum File {
+    /// It sent none.
+    None,
+    /// The prover looks at it.
+    Looking,
+    /// It is the driver's.
+    Control(Arc<ControlFile>),
+}
+
+/// Whether a client is the session's own.
+#[derive(Debug)]
+pub enum Client {
+    /// Waits for the file, or for the prover.
+    Asked,
+    /// Yes; None: by its word.
+    Own(Option<Arc<ControlFile>>),
+    /// No, or it cannot be told.
+    Foreign,
+}
+
+/// One channel of a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// As reported.
+    pub channel: Channel,
+    /// Where it is.
+    pub gpu: Option<GpuId>,
+    /// Its place in the journal while it is managed.
+    pub place: Option<Place>,
+}
+
+/// A scheduling call that waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket {
+    /// Names it.
+    pub ticket: u64,
+    /// Its client.
+    pub client: u32,
+    /// TSG or channel.
+    pub object: u32,
+}
+
+/// Rings in the current window of 100 ms.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rate {
+    window: u64,
+    rings: u32,
+}
+
+impl Rate {
+    /// Counts one; whether there were more than `per_second` allows.
+    pub const fn exceeds(&mut self, now_ns: u64, per_second: u32) -> bool {
+        let window = now_ns / 100_000_000;
+        if window != self.window {
+            self.window = window;
+            self.rings = 0;
+        }
+        self.rings += 1;
+        self.rings > per_second / 10
+    }
+}
+
+impl Session {
+    /// The session of a newcomer, and the file it sent.
+    #[must_use]
+    pub fn new(newcomer: Newcomer) -> (Self, Option<OwnedFd>) {
+        let file = newcomer.control_file;
+        let session = Self {
+            id: newcomer.session,
+            process: newcomer.peer.process(),
+            role: newcomer.role,
+            rule: newcomer.rule,
+            job: None,
+            version: newcomer.version,
+            membarrier: newcomer.membarrier,
+            page: newcomer.page.map(Arc::new),
+            outbox: Some(newcomer.outbox),
+            slots: [Slot::default(); DEVICES],
+            rings: Rate::default(),
+            file: if file.is_some() {
+                File::Looking
+            } else {
+                File::None
+            },
+            clients: HashMap::new(),
+            channels: Vec::new(),
+            tickets: Vec::new(),
+            progress_ns: 0,
+            released: 0,
+            was_gated: newcomer.last_agent_generation != 0,
+            lapsed: false,
+            note: String::new(),
+            peer: newcomer.peer,
+        };
+        (session, file)
+    }
+
+    /// Whether its activity closes gates.
+    #[must_use]
+    pub fn is_online(&self) -> bool {
+        self.role == Role::Online
+    }
+
+    /// Tells the process something; false when it does not listen, and is cut off.
+    pub fn tell(&mut self, tell: Tell) -> bool {
+        let sent = self
+            .outbox
+            .as_ref()
+            .is_some_and(|outbox| outbox.try_send(tell).is_ok());
+        if !sent {
+            self.outbox = None;
+        }
+        sent
+    }
+
+    /// GPUs it uses, by its devices and its channels.
+    pub fn gpus(&self) -> impl Iterator<Item = GpuId> {
+        let devices = self.slots.iter().filter_map(|slot| slot.gpu);
+        devices.chain(self.channels.iter().filter_map(|held| held.gpu))
+    }
+
+    /// Managed channels on `gpu`.
+    #[must_use]
+    pub fn managed_on(&self, gpu: GpuId) -> usize {
+        let on = |held: &&Held| held.gpu == Some(gpu) && held.place.is_some();
+        self.channels.iter().filter(on).count()
+    }
+
+    /// Whether every client it has was proven.
+    #[must_use]
+    pub fn is_proven(&self) -> bool {
+        !self.clients.is_empty()
+            && self
+                .clients
+                .values()
+                .all(|client| matches!(client, Client::Own(Some(_))))
+    }
+}
+
+/// The words of one device, as they stand. The writer may be between two of them: the generation in
+/// the first tells one edge from another, and the rest is only ever used as measures.
+#[must_use]
+pub fn read(words: &DeviceWords) -> Activity {
+    Activity {
+        word: words.activity.load(Ordering::Acquire),
+        busy_since_ns: words.busy_since_ns.load(Ordering::Relaxed),
+        idle_since_ns: words.idle_since_ns.load(Ordering::Relaxed),
+        launches: words.launches.load(Ordering::Relaxed),
+        graph: words.graph.load(Ordering::Relaxed),
+    }
+}
+
+/// As policy takes it.
+#[must_use]
+pub const fn reading(activity: Activity) -> Reading {
+    Reading {
+        generation: activity.word >> 1,
+        busy: activity.word & tidegate_abi::page::ACTIVITY_BUSY != 0,
+        busy_since: Instant::from_nanos(activity.busy_since_ns),
+        idle_since: Instant::from_nanos(activity.idle_since_ns),
+        launches: Launches(activity.launches),
+        graph: GraphId(activity.graph),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probing_library_never_rings_too_often_and_a_tight_loop_soon_does() {
+        let mut rate = Rate::default();
+        for edge in 0..10_000_u64 {
+            assert!(!rate.exceeds(edge * 100_000, 50_000));
+        }
+        let mut rate = Rate::default();
+        assert!((0..10_000).any(|_| rate.exceeds(5, 50_000)));
+    }
+}

@@ -1,0 +1,147 @@
+//! Which rung of the ladder this agent uses.
+//!
+//! Channels are only touched with layouts that are known (the driver's branch) and after the self-test
+//! has shown on channels of the agent's own that a disable stops and an enable resumes. A forced level
+//! that cannot be had is an error, not another level: the operator asked for it by name.
+
+use crate::config::{Level, LevelChoice};
+use crate::rm::Driver;
+
+/// Versions whose headers the layouts were printed from. Others of the same branch run with a note.
+const TESTED: [&str; 5] = [
+    "535.288.01",
+    "550.163.01",
+    "570.211.01",
+    "580.95.05",
+    "595.45.04",
+];
+
+/// The level in force and why not a better one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The level.
+    pub level: Level,
+    /// Empty when nothing is to be said.
+    pub note: String,
+}
+
+/// A level was forced and cannot be had.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("channel level {level} cannot be used: {why}")]
+pub struct Refused {
+    /// The level.
+    pub level: Level,
+    /// Why.
+    pub why: String,
+}
+
+/// What is odd about the driver; empty: nothing.
+#[must_use]
+pub fn driver_note(driver: &Driver) -> String {
+    match driver.branch {
+        None => format!(
+            "driver {} is of no known branch: its channels are not touched",
+            driver.version
+        ),
+        Some(branch) if !TESTED.contains(&driver.version.as_str()) => format!(
+            "driver {} is of the known branch {}, but not a version that was tested",
+            driver.version,
+            branch.number()
+        ),
+        Some(_) => String::new(),
+    }
+}
+
+/// Picks the level. `works` tests one and says what is wrong with it.
+///
+/// # Errors
+/// When a forced level cannot be had.
+pub fn choose(
+    choice: LevelChoice,
+    driver: &Driver,
+    mut works: impl FnMut(Level) -> Result<(), String>,
+) -> Result<Choice, Refused> {
+    let mut check = |level: Level| {
+        if level == Level::L5 {
+            Ok(())
+        } else if driver.branch.is_none() {
+            Err(format!("driver {} is of no known branch", driver.version))
+        } else {
+            works(level)
+        }
+    };
+    match choice {
+        LevelChoice::Forced(level) => match check(level) {
+            Ok(()) => Ok(Choice {
+                level,
+                note: "forced by configuration".to_owned(),
+            }),
+            Err(why) => Err(Refused { level, why }),
+        },
+        LevelChoice::Auto => {
+            let mut failures = Vec::new();
+            for level in [Level::L1, Level::L2, Level::L3] {
+                match check(level) {
+                    Ok(()) => {
+                        return Ok(Choice {
+                            level,
+                            note: failures.join("; "),
+                        });
+                    }
+                    Err(why) => failures.push(format!("{level}: {why}")),
+                }
+            }
+            Ok(Choice {
+                level: Level::L5,
+                note: failures.join("; "),
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_abi::rm::Branch;
+
+    fn driver(version: &str) -> Driver {
+        Driver {
+            version: version.to_owned(),
+            branch: Branch::of_version(version),
+            gpus: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_first_level_that_works_is_taken_and_the_others_are_accounted_for() {
+        let choice = choose(LevelChoice::Auto, &driver("580.95.05"), |level| {
+            if level == Level::L1 {
+                Err("foreign pairs are refused".to_owned())
+            } else {
+                Ok(())
+            }
+        });
+        let choice = choice.expect("L2 works");
+        assert_eq!(choice.level, Level::L2);
+        assert_eq!(choice.note, "L1: foreign pairs are refused");
+    }
+
+    #[test]
+    fn an_unknown_branch_never_has_its_channels_touched() {
+        let unknown = driver("610.01");
+        let choice = choose(LevelChoice::Auto, &unknown, |_| panic!("nothing is tested"));
+        assert_eq!(choice.expect("L5 needs no driver").level, Level::L5);
+        let forced = LevelChoice::Forced(Level::L1);
+        assert!(choose(forced, &unknown, |_| Ok(())).is_err());
+        assert!(driver_note(&unknown).contains("no known branch"));
+    }
+
+    #[test]
+    fn a_known_branch_with_an_untested_version_runs_with_a_note() {
+        assert_eq!(driver_note(&driver("580.95.05")), "");
+        let other = driver("580.142");
+        assert!(driver_note(&other).contains("not a version that was tested"));
+        let choice = choose(LevelChoice::Auto, &other, |_| Ok(())).expect("known branch");
+        assert_eq!(choice.level, Level::L1);
+    }
+}
