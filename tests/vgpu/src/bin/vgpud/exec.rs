@@ -445,6 +445,9 @@ fn fill(pid: u32, entry: &Entry) -> Result<(), Trouble> {
         return Err(Trouble::Fault);
     }
     let row = elements.saturating_mul(width);
+    if row == 0 {
+        return Ok(());
+    }
     let pattern = value.to_le_bytes();
     let buffer: Vec<u8> = pattern[..width as usize]
         .iter()

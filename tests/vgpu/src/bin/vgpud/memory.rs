@@ -36,7 +36,7 @@ impl Vram {
     fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
         let (start, length, at) = self.free.iter().find_map(|(start, length)| {
             let at = start.next_multiple_of(align);
-            (at + bytes <= start + length).then_some((*start, *length, at))
+            (at.checked_add(bytes)? <= start + length).then_some((*start, *length, at))
         })?;
         self.free.remove(&start);
         if at > start {

@@ -1,0 +1,497 @@
+//! What the resource manager answers, call by call.
+
+mod rig;
+
+use rig::{Device, File, Job, Side, result};
+use tidegate_abi::class;
+use tidegate_abi::rm::{self, Branch, Status};
+use tidegate_abi::uvm;
+use tidegate_vgpu::calls;
+use tidegate_vgpu::history::Kind;
+use tidegate_vgpu::wire::Node;
+
+#[test]
+fn root_clients_start_at_the_drivers_base_whatever_root_class_is_asked_for() {
+    let device = Device::start(&[]);
+    let ctl = device.open(Node::Ctl);
+    for (number, class) in [0x41, 0x0, 0x1].into_iter().enumerate() {
+        let client = ctl.alloc(0, 0, 0, class, &mut ()).unwrap();
+        assert_eq!(client, rm::CLIENT_HANDLE_BASE + number as u32);
+    }
+}
+
+#[test]
+fn both_layouts_of_the_allocation_are_understood_and_sizes_may_be_left_to_the_class() {
+    let device = Device::start(&[]);
+    let ctl = device.open(Node::Ctl);
+    let client = ctl.root();
+    let gpu = device.open(Node::Gpu(0));
+    let mut params = rm::Nv0080Alloc::default();
+    let mut p = rm::Nvos21 {
+        h_root: client,
+        h_object_parent: client,
+        h_object_new: 0x5c00_0001,
+        h_class: class::NV01_DEVICE_0,
+        p_alloc_parms: &raw mut params as u64,
+        ..Default::default()
+    };
+    ctl.escape(rm::NV_ESC_RM_ALLOC, &mut p).unwrap();
+    assert_eq!((p.status, p.h_object_new), (0, 0x5c00_0001));
+    drop(gpu);
+}
+
+#[test]
+fn a_client_of_another_file_is_refused_and_a_dup_of_its_own_is_not() {
+    let device = Device::start(&[]);
+    let (mine, other) = (device.open(Node::Ctl), device.open(Node::Ctl));
+    let client = mine.root();
+    assert_eq!(
+        mine.build_version(client),
+        (Status::OK, "580.95.05".to_owned())
+    );
+    assert_eq!(mine.dup().build_version(client).0, Status::OK);
+    assert_eq!(other.build_version(client).0, Status::INVALID_CLIENT);
+    assert_eq!(other.free(client, client), Status::INVALID_CLIENT);
+    let refused = other.alloc(client, client, 0, class::NV01_DEVICE_0, &mut [0_u8; 56]);
+    assert_eq!(refused, Err(Status::INVALID_CLIENT));
+    assert_eq!(mine.build_version(client).0, Status::OK);
+}
+
+#[test]
+fn a_null_control_proves_nothing() {
+    let device = Device::start(&[]);
+    let (mine, other) = (device.open(Node::Ctl), device.open(Node::Ctl));
+    let client = mine.root();
+    for cmd in [0, 0x2080_0000, 0x0000_8000] {
+        assert_eq!(other.control_raw(client, client, cmd, &mut []), Status::OK);
+        assert_eq!(other.control_raw(0xdead_beef, 1, cmd, &mut []), Status::OK);
+    }
+    assert_eq!(other.build_version(client).0, Status::INVALID_CLIENT);
+}
+
+#[test]
+fn a_passed_descriptor_carries_the_identity_of_its_open_file() {
+    let device = Device::start(&[]);
+    let ctl = device.open(Node::Ctl);
+    let client = ctl.root();
+    let (to, from) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let passed = File {
+        fd: pass(&to, &from, &ctl),
+        node: Node::Ctl,
+    };
+    assert_eq!(passed.build_version(client).0, Status::OK);
+    drop(ctl);
+    assert_eq!(
+        passed.build_version(client).0,
+        Status::OK,
+        "the passed name keeps the file open"
+    );
+    drop(passed);
+    device.wait_history("the client goes with the last name", |records| {
+        records
+            .iter()
+            .find(|r| r.kind == Kind::ClientDown && r.client == client)
+            .map(|_| ())
+    });
+}
+
+fn pass(
+    to: &std::os::unix::net::UnixDatagram,
+    from: &std::os::unix::net::UnixDatagram,
+    file: &File,
+) -> std::os::fd::OwnedFd {
+    use std::os::fd::{AsRawFd, FromRawFd};
+    #[repr(C, align(8))]
+    struct Space([u8; 64]);
+    let mut space = Space([0; 64]);
+    let mut byte = [1_u8];
+    let mut part = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    // SAFETY: an all-zero msghdr is valid; the control space has room for one descriptor.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = (&raw mut space).cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        let control = libc::CMSG_FIRSTHDR(&raw const message);
+        (*control).cmsg_level = libc::SOL_SOCKET;
+        (*control).cmsg_type = libc::SCM_RIGHTS;
+        (*control).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(control)
+            .cast::<i32>()
+            .write_unaligned(file.raw());
+        assert_eq!(libc::sendmsg(to.as_raw_fd(), &raw const message, 0), 1);
+        message.msg_controllen = 64;
+        assert_eq!(libc::recvmsg(from.as_raw_fd(), &raw mut message, 0), 1);
+        let control = libc::CMSG_FIRSTHDR(&raw const message);
+        std::os::fd::OwnedFd::from_raw_fd(libc::CMSG_DATA(control).cast::<i32>().read_unaligned())
+    }
+}
+
+#[test]
+fn a_fork_child_speaks_on_the_inherited_file_at_the_same_time_as_its_parent() {
+    let device = Device::start(&[]);
+    let ctl = device.open(Node::Ctl);
+    let client = ctl.root();
+    // SAFETY: the child makes async-signal-safe calls only, which the shim's code is made of.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut status = 0;
+        for _ in 0..200 {
+            let mut p = rm::Nvos54 {
+                h_client: client,
+                h_object: client,
+                cmd: rm::NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS,
+                ..Default::default()
+            };
+            let mut ids = rm::AttachedIds {
+                gpu_ids: [0; rm::MAX_GPUS],
+            };
+            (p.params, p.params_size) = (&raw mut ids as u64, 128);
+            let request = rm::request(rm::NV_ESC_RM_CONTROL, 32);
+            // SAFETY: the struct of the request.
+            let rc = unsafe { calls::ioctl(ctl.raw(), Node::Ctl, request, &raw mut p as u64, 0) };
+            status |= i32::from(rc.is_err() || p.status != 0);
+        }
+        // SAFETY: ends the child without running anything of the test harness.
+        unsafe { libc::_exit(status) };
+    }
+    for _ in 0..200 {
+        assert_eq!(ctl.build_version(client).0, Status::OK);
+    }
+    let mut status = 0;
+    // SAFETY: our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn every_call_that_needs_the_control_file_fails_on_a_gpu_file() {
+    let device = Device::start(&[]);
+    let gpu = device.open(Node::Gpu(0));
+    for (escape, size) in [
+        (rm::NV_ESC_RM_ALLOC, 48),
+        (rm::NV_ESC_RM_FREE, 16),
+        (rm::NV_ESC_RM_CONTROL, 32),
+        (rm::NV_ESC_RM_DUP_OBJECT, 28),
+        (rm::NV_ESC_CARD_INFO, 72),
+    ] {
+        let mut params = [0_u8; 128];
+        assert_eq!(
+            gpu.ioctl(rm::request(escape, size), &mut params),
+            Err(libc::EINVAL)
+        );
+    }
+    let ctl = device.open(Node::Ctl);
+    let mut register = rm::RegisterFd { ctl_fd: ctl.raw() };
+    assert_eq!(
+        ctl.escape(rm::NV_ESC_REGISTER_FD, &mut register),
+        Err(libc::EINVAL)
+    );
+}
+
+#[test]
+fn a_wrong_size_in_the_request_number_fails_the_call_itself() {
+    let device = Device::start(&[]);
+    let ctl = device.open(Node::Ctl);
+    for (escape, size) in [
+        (rm::NV_ESC_RM_ALLOC, 40),
+        (rm::NV_ESC_RM_FREE, 12),
+        (rm::NV_ESC_RM_CONTROL, 40),
+    ] {
+        let mut params = [0_u8; 64];
+        assert_eq!(
+            ctl.ioctl(rm::request(escape, size), &mut params),
+            Err(libc::EINVAL)
+        );
+    }
+    assert_eq!(
+        ctl.ioctl(rm::request(0x7f, 8), &mut [0_u8; 8]),
+        Err(libc::EINVAL)
+    );
+}
+
+#[test]
+fn a_gpu_file_is_registered_once_and_only_with_a_control_file() {
+    let device = Device::start(&[]);
+    let (ctl, gpu) = (device.open(Node::Ctl), device.open(Node::Gpu(0)));
+    let register = |fd| gpu.escape(rm::NV_ESC_REGISTER_FD, &mut rm::RegisterFd { ctl_fd: fd });
+    assert_eq!(register(-1), Err(libc::EINVAL));
+    assert_eq!(register(gpu.raw()), Err(libc::EINVAL));
+    assert_eq!(register(ctl.raw()), Ok(()));
+    assert_eq!(register(ctl.raw()), Err(libc::EINVAL));
+}
+
+#[test]
+fn handles_parents_and_classes_are_checked_in_the_drivers_words() {
+    let device = Device::start(&[]);
+    let side = Side::new(&device, 0);
+    let (ctl, client) = (&side.ctl, side.client);
+    let mut sub = rm::Nv2080Alloc::default();
+    let duplicate = ctl.alloc(
+        client,
+        side.device,
+        side.subdevice,
+        class::NV20_SUBDEVICE_0,
+        &mut sub,
+    );
+    assert_eq!(duplicate, Err(Status::INSERT_DUPLICATE_NAME));
+    let orphan = ctl.alloc(client, 0x1234, 0, class::NV20_SUBDEVICE_0, &mut sub);
+    assert_eq!(orphan, Err(Status::INVALID_OBJECT_PARENT));
+    let misplaced = ctl.alloc(client, client, 0, class::NV20_SUBDEVICE_0, &mut sub);
+    assert_eq!(misplaced, Err(Status::INVALID_OBJECT_PARENT));
+    let unknown = ctl.alloc(client, side.device, 0, 0x1234_5678, &mut ());
+    assert_eq!(unknown, Err(Status::INVALID_CLASS));
+    let other_arch = ctl.alloc(client, side.device, 0, 0xc56f, &mut [0_u8; 368]);
+    assert_eq!(other_arch, Err(Status::INVALID_CLASS));
+    let short = ctl.alloc(
+        client,
+        side.device,
+        0,
+        class::KEPLER_CHANNEL_GROUP_A,
+        &mut [0_u8; 16],
+    );
+    assert_eq!(short, Err(Status::INVALID_ARGUMENT));
+    assert_eq!(ctl.free(client, 0x1234), Status::INVALID_OBJECT_HANDLE);
+}
+
+#[test]
+fn controls_are_checked_for_object_then_name_then_size() {
+    let device = Device::start(&[]);
+    let side = Side::new(&device, 0);
+    let (ctl, client) = (&side.ctl, side.client);
+    let version = rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION;
+    assert_eq!(
+        ctl.control_raw(client, 0x77, version, &mut []),
+        Status::INVALID_OBJECT_HANDLE
+    );
+    assert_eq!(
+        ctl.control_raw(client, client, 0x0099_0101, &mut []),
+        Status::NOT_SUPPORTED
+    );
+    assert_eq!(
+        ctl.control_raw(client, side.subdevice, version, &mut []),
+        Status::NOT_SUPPORTED
+    );
+    assert_eq!(
+        ctl.control_raw(client, client, version, &mut [0; 8]),
+        Status::INVALID_ARGUMENT
+    );
+}
+
+#[test]
+fn a_gpu_nobody_attached_has_no_device_and_the_instance_is_not_the_minor() {
+    let device = Device::start(&["--gpus", "2"]);
+    let ctl = device.open(Node::Ctl);
+    let client = ctl.root();
+    let mut p = rm::Nv0080Alloc {
+        device_id: 0,
+        ..Default::default()
+    };
+    let alone = ctl.alloc(client, client, 0, class::NV01_DEVICE_0, &mut p);
+    assert_eq!(alone, Err(Status::INVALID_DEVICE));
+    let mut attach = rm::AttachIds {
+        gpu_ids: [rm::INVALID_GPU_ID; 32],
+        failed_id: 0,
+    };
+    attach.gpu_ids[0] = 0xffff;
+    let cmd = rm::NV0000_CTRL_CMD_GPU_ATTACH_IDS;
+    assert_eq!(ctl.control(client, client, cmd, &mut attach), Status::OK);
+    assert!(
+        ctl.alloc(client, client, 0, class::NV01_DEVICE_0, &mut p)
+            .is_ok()
+    );
+    let (first, second) = (Side::new(&device, 0), Side::new(&device, 1));
+    assert_ne!(first.uuid, second.uuid);
+    let mut info = rm::IdInfoV2 {
+        gpu_id: 0x100,
+        ..Default::default()
+    };
+    let cmd = rm::NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2;
+    assert_eq!(ctl.control(client, client, cmd, &mut info), Status::OK);
+    assert_eq!(info.device_instance, 1);
+}
+
+#[test]
+fn scheduling_waits_for_uvm_to_know_every_channel() {
+    let device = Device::start(&[]);
+    let mut job = Job::unscheduled(&device, 0, 2, Branch::B580);
+    assert_eq!(job.schedule(3), Status::INVALID_STATE);
+    job.register(job.channels[0].handle).unwrap();
+    assert_eq!(job.schedule(3), Status::INVALID_STATE);
+    job.register(job.channels[1].handle).unwrap();
+    assert_eq!(
+        job.register(job.channels[1].handle),
+        Err(Status::INVALID_STATE)
+    );
+    assert_eq!(job.schedule(2), Status::INVALID_ARGUMENT);
+    assert_eq!(job.schedule(3), Status::OK);
+}
+
+#[test]
+fn uvm_registers_no_channel_of_a_client_on_another_file() {
+    let device = Device::start(&[]);
+    let job = Job::unscheduled(&device, 0, 1, Branch::B580);
+    let stranger = device.open(Node::Ctl);
+    let mut p = uvm::UvmRegisterChannel {
+        uuid: job.side.uuid,
+        rm_ctrl_fd: stranger.raw(),
+        h_client: job.side.client,
+        h_channel: job.channels[0].handle,
+        ..Default::default()
+    };
+    job.uvm.ioctl(uvm::UVM_REGISTER_CHANNEL, &mut p).unwrap();
+    assert_eq!(result(p.rm_status), Err(Status::INVALID_CLIENT));
+}
+
+#[test]
+fn every_branch_has_its_own_layouts() {
+    for (version, branch) in [
+        ("535.288.01", Branch::B535),
+        ("550.163.01", Branch::B550),
+        ("570.211.01", Branch::B570),
+        ("580.95.05", Branch::B580),
+        ("590.48.01", Branch::B590),
+        ("595.45.04", Branch::B595),
+    ] {
+        let device = Device::start(&["--driver", version]);
+        let job = Job::of_branch(&device, 0, 2, branch);
+        assert_eq!(job.side.ctl.build_version(job.side.client).1, version);
+        let wrong = if branch.schedule_size() == 3 { 2 } else { 3 };
+        assert_eq!(job.schedule(wrong), Status::INVALID_ARGUMENT);
+        let end = job.channels[1].spin(1_000, 5);
+        job.channels[1].wait(end);
+    }
+}
+
+#[test]
+fn freeing_an_object_frees_its_subtree_and_what_depends_on_it() {
+    let device = Device::start(&[]);
+    let job = Job::new(&device, 0, 3);
+    let (ctl, client) = (&job.side.ctl, job.side.client);
+    let pair = job.pairs()[0];
+    assert_eq!(ctl.free(client, job.tsg), Status::OK);
+    assert!(device.control().channels().unwrap().is_empty());
+    let gone = ctl.disable(client, job.side.subdevice, true, &[pair]);
+    assert_eq!(gone, Status::OBJECT_NOT_FOUND);
+    assert_eq!(ctl.free(client, client), Status::OK);
+    assert_eq!(ctl.build_version(client).0, Status::INVALID_CLIENT);
+}
+
+#[test]
+fn the_xfer_form_of_an_ioctl_is_the_ioctl_it_carries() {
+    let device = Device::start(&[]);
+    let ctl = device.open(Node::Ctl);
+    let client = ctl.root();
+    let mut ids = rm::AttachedIds {
+        gpu_ids: [0; rm::MAX_GPUS],
+    };
+    let mut inner = rm::Nvos54 {
+        h_client: client,
+        h_object: client,
+        cmd: rm::NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS,
+        params: &raw mut ids as u64,
+        params_size: 128,
+        status: 0xffff,
+        ..Default::default()
+    };
+    let mut outer = rm::Xfer {
+        cmd: rm::NV_ESC_RM_CONTROL,
+        size: 32,
+        ptr: &raw mut inner as u64,
+    };
+    ctl.escape(rm::NV_ESC_IOCTL_XFER_CMD, &mut outer).unwrap();
+    assert_eq!(inner.status, 0);
+    assert_eq!(ids.gpu_ids[0], rm::INVALID_GPU_ID);
+}
+
+#[test]
+fn the_version_check_recognises_its_own_version_and_answers_a_query() {
+    let device = Device::start(&["--driver", "570.211.01"]);
+    let ctl = device.open(Node::Ctl);
+    let ask = |cmd: u32, text: &[u8]| {
+        let mut p = rm::RmApiVersion {
+            cmd,
+            reply: 0,
+            version: [0; 64],
+        };
+        p.version[..text.len()].copy_from_slice(text);
+        let rc = ctl.escape(rm::NV_ESC_CHECK_VERSION_STR, &mut p);
+        (
+            rc,
+            p.reply,
+            String::from_utf8_lossy(p.version.split(|b| *b == 0).next().unwrap()).into_owned(),
+        )
+    };
+    assert_eq!(ask(0, b"570.211.01"), (Ok(()), 1, "570.211.01".into()));
+    assert_eq!(ask(u32::from(b'2'), b""), (Ok(()), 1, "570.211.01".into()));
+    assert_eq!(ask(0, b"580.95.05").0, Err(libc::EINVAL));
+}
+
+#[test]
+fn memory_is_duplicated_inside_one_process_and_lives_as_long_as_a_name() {
+    let device = Device::start(&["--memory-mib", "4"]);
+    let side = Side::new(&device, 0);
+    let (ctl, client) = (&side.ctl, side.client);
+    let alloc = || {
+        let mut p = rm::MemoryAlloc {
+            size: 4 << 20,
+            ..Default::default()
+        };
+        ctl.alloc(
+            client,
+            side.device,
+            0,
+            class::NV01_MEMORY_LOCAL_USER,
+            &mut p,
+        )
+    };
+    let memory = alloc().unwrap();
+    assert_eq!(alloc(), Err(Status::NO_MEMORY));
+    let mut p = rm::Nvos55 {
+        h_client: client,
+        h_parent: side.device,
+        h_client_src: client,
+        h_object_src: memory,
+        ..Default::default()
+    };
+    ctl.escape(rm::NV_ESC_RM_DUP_OBJECT, &mut p).unwrap();
+    assert_eq!(p.status, 0);
+    assert_eq!(ctl.free(client, memory), Status::OK);
+    assert_eq!(alloc(), Err(Status::NO_MEMORY));
+    assert_eq!(ctl.free(client, p.h_object), Status::OK);
+    assert!(alloc().is_ok());
+}
+
+#[test]
+fn one_open_gpu_file_carries_one_announced_mapping() {
+    let device = Device::start(&[]);
+    let side = Side::new(&device, 0);
+    let mut p = rm::MemoryAlloc {
+        size: 4096,
+        ..Default::default()
+    };
+    let class = class::NV01_MEMORY_SYSTEM;
+    let memory = side
+        .ctl
+        .alloc(side.client, side.device, 0, class, &mut p)
+        .unwrap();
+    let file = device.open(Node::Gpu(0));
+    let announce = |length| {
+        let mut p = rm::Nvos33WithFd {
+            h_client: side.client,
+            h_memory: memory,
+            length,
+            fd: file.raw(),
+            ..Default::default()
+        };
+        side.ctl.escape(rm::NV_ESC_RM_MAP_MEMORY, &mut p).unwrap();
+        Status(p.status)
+    };
+    assert_eq!(announce(8192), Status::INVALID_ARGUMENT);
+    assert_eq!(announce(4096), Status::OK);
+    assert_eq!(announce(4096), Status::STATE_IN_USE);
+}
