@@ -1,1 +1,22 @@
-//! Activity, prober, gate wait and RM object graph of the preloaded library, as steps.
+//! What the preloaded library decides, as steps: no exports, threads, system calls or clock.
+//!
+//! * [`activity`]: how a launch says that its device is busy, at the price of a few plain
+//!   instructions, and how the prober takes that back.
+//! * [`capture`]: how the prober and a begin-capture call keep out of each other's way.
+//! * [`gate`]: whether a launch of an offline process may pass.
+//! * [`rm`]: which channels a process owns, from the resource manager's ioctls it makes.
+//! * [`landing`]: what an offline process does when its agent is gone.
+//! * [`suspect`]: why a device counts as busy although nothing is launched.
+//!
+//! The same code runs in the library, under loom, in the exhaustive store-buffer explorer of this
+//! crate's tests, and in virtual time; that is why it is generic over its words ([`word`]) and why
+//! time is an argument.
+#![forbid(unsafe_code)]
+
+pub mod activity;
+pub mod capture;
+pub mod gate;
+pub mod landing;
+pub mod rm;
+pub mod suspect;
+pub mod word;

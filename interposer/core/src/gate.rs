@@ -1,0 +1,131 @@
+//! Whether a launch passes, and whether a new channel may be scheduled.
+//!
+//! Online launches never wait. Offline launches wait on the gate word, never while their stream
+//! captures: a captured launch runs nothing, and what a capture holds up may be what the agent
+//! waits for.
+
+use tidegate_abi::page::{GATE_OPEN, GATE_STATE};
+
+/// What the process is, as far as it knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Not told yet: counts activity, never waits.
+    #[default]
+    Unknown,
+    /// Latency-critical: counts activity, never waits.
+    Online,
+    /// Harvesting: waits on the gate.
+    Offline,
+    /// Neither counted nor gated.
+    Ignore,
+}
+
+impl Role {
+    /// Whether its launches are reported as activity.
+    #[must_use]
+    pub const fn counts(self) -> bool {
+        matches!(self, Self::Unknown | Self::Online)
+    }
+
+    /// As one word.
+    #[must_use]
+    pub const fn to_word(self) -> u32 {
+        match self {
+            Self::Unknown => 0,
+            Self::Online => 1,
+            Self::Offline => 2,
+            Self::Ignore => 3,
+        }
+    }
+
+    /// The role of [`Self::to_word`]; what is not one is [`Self::Unknown`].
+    #[must_use]
+    pub const fn from_word(word: u32) -> Self {
+        match word {
+            1 => Self::Online,
+            2 => Self::Offline,
+            3 => Self::Ignore,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// Whether a stream captures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capture {
+    /// It records a graph.
+    Active,
+    /// It runs what it is given.
+    None,
+}
+
+/// What a launch does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Calls the driver.
+    Pass,
+    /// Waits on the gate word, then asks again.
+    Wait,
+}
+
+/// Longest wait of one turn, nanoseconds: also how long a launch sleeps past a page that was
+/// swapped under it.
+pub const TURN_NS: u64 = 50_000_000;
+
+/// Decides one turn of a launch.
+#[must_use]
+pub fn turn(role: Role, gate: u64, capture: Capture) -> Turn {
+    match (role, capture) {
+        (Role::Offline, Capture::None) if gate & GATE_STATE != GATE_OPEN => Turn::Wait,
+        _ => Turn::Pass,
+    }
+}
+
+/// Who would answer a request to schedule a new channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agent {
+    /// The stream stands.
+    Attached,
+    /// There is no stream; the closed gate itself keeps launches from the new channel.
+    Absent,
+}
+
+/// Longest hold of a schedule call, nanoseconds, unless the agent says another.
+pub const SCHEDULE_HOLD_NS: u64 = 2_000_000_000;
+
+/// Whether a `GPFIFO_SCHEDULE` waits until the agent has the pair in its lists. A channel that
+/// comes up while its job is gated would run, because it is in no list yet.
+#[must_use]
+pub fn holds_schedule(role: Role, agent: Agent, any_gate_closed: bool, enable: bool) -> bool {
+    enable && any_gate_closed && role == Role::Offline && agent == Agent::Attached
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_abi::page::GATE_CLOSED;
+
+    #[test]
+    fn only_an_offline_launch_outside_a_capture_waits_and_only_on_a_closed_gate() {
+        for role in [Role::Unknown, Role::Online, Role::Offline, Role::Ignore] {
+            for gate in [GATE_OPEN, GATE_CLOSED, 4 | GATE_CLOSED, 8] {
+                for capture in [Capture::Active, Capture::None] {
+                    let waits = role == Role::Offline && gate & 3 == 1 && capture == Capture::None;
+                    assert_eq!(turn(role, gate, capture) == Turn::Wait, waits);
+                }
+            }
+            assert_eq!(Role::from_word(role.to_word()), role);
+        }
+    }
+
+    #[test]
+    fn only_an_offline_process_with_a_closed_gate_and_an_agent_holds_a_schedule_call() {
+        assert!(holds_schedule(Role::Offline, Agent::Attached, true, true));
+        assert!(!holds_schedule(Role::Offline, Agent::Attached, true, false));
+        assert!(!holds_schedule(Role::Offline, Agent::Attached, false, true));
+        assert!(!holds_schedule(Role::Offline, Agent::Absent, true, true));
+        for role in [Role::Unknown, Role::Online, Role::Ignore] {
+            assert!(!holds_schedule(role, Agent::Attached, true, true));
+        }
+    }
+}

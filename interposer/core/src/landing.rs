@@ -1,0 +1,148 @@
+//! What an offline process does when its agent is gone: the soft landing.
+//!
+//! ```text
+//!            gone                    deadline               hold is over
+//! Obeying ----------> Waiting ---------------> Landed ------------------> Running
+//!    ^   close gate      |    enable channels,   |      open gate            |
+//!    |                   |    say released       |                           |
+//!    +---- an agent is back (gate word obeyed again) ------------------------+
+//! ```
+//!
+//! Gone: the stream is closed, or the heartbeat is older than [`STALE_NS`]. The deadline is
+//! [`PATIENCE_NS`] after the last heartbeat, or [`HANDOVER_NS`] after an agent wrote that it hands
+//! over. A heartbeat that goes on moves the deadline along: then an agent lives and holds the
+//! channels, and only the stream is lost.
+//!
+//! Invariant: no channel of this process stays disabled longer than the deadline without a live
+//! agent, and no launch passes between the loss and the end of the hold.
+
+/// A heartbeat older than this is an agent that is gone.
+pub const STALE_NS: u64 = 500_000_000;
+/// How long after the last heartbeat a successor is waited for.
+pub const PATIENCE_NS: u64 = 900_000_000;
+/// How long after `handing over` was written a successor is waited for.
+pub const HANDOVER_NS: u64 = 1_000_000_000;
+
+/// What a process sees of its agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// `AgentWords::heartbeat_ns`.
+    pub heartbeat_ns: u64,
+    /// `AgentWords::handing_over_ns`.
+    pub handing_over_ns: u64,
+    /// Generation of the agent whose page this is.
+    pub generation: u64,
+    /// Whether the stream stands.
+    pub stream: bool,
+}
+
+/// What to do once the channels are enabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLoss {
+    /// Launches wait this long; 0: for ever.
+    Hold {
+        /// Nanoseconds.
+        max_ns: u64,
+    },
+    /// Launches pass.
+    Run,
+}
+
+impl Default for OnLoss {
+    fn default() -> Self {
+        Self::Hold { max_ns: 0 }
+    }
+}
+
+/// Where the process stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Landing {
+    /// An agent lives and its gate words are obeyed.
+    #[default]
+    Obeying,
+    /// The gate is closed, the channels are as the agent left them.
+    Waiting {
+        /// Generation of the agent that is gone.
+        generation: u64,
+    },
+    /// The channels are enabled, the gate is closed.
+    Landed {
+        /// Generation of the agent that is gone.
+        generation: u64,
+        /// When.
+        since_ns: u64,
+    },
+    /// The gate is open although there is no agent.
+    Running {
+        /// Generation of the agent that is gone.
+        generation: u64,
+    },
+}
+
+/// What the caller does, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Closes the launch gate of every device.
+    CloseGate,
+    /// Enables every channel of this process through its own control file.
+    EnableChannels,
+    /// Writes the generation into its page as released.
+    WriteReleased(u64),
+    /// Opens the launch gate and says so.
+    OpenGate,
+    /// Obeys the agent's gate words again.
+    ObeyAgent,
+}
+
+impl Landing {
+    /// One look at the agent; the effects come in the order they must run.
+    #[must_use]
+    pub fn step(self, look: Look, on_loss: OnLoss, now_ns: u64) -> (Self, Vec<Effect>) {
+        let last = look.heartbeat_ns;
+        let alive = look.stream && now_ns.saturating_sub(last) <= STALE_NS;
+        match self {
+            Self::Obeying if alive => (self, vec![]),
+            Self::Obeying => {
+                let generation = look.generation;
+                let (next, mut rest) = Self::Waiting { generation }.step(look, on_loss, now_ns);
+                rest.insert(0, Effect::CloseGate);
+                (next, rest)
+            }
+            _ if alive => (Self::Obeying, vec![Effect::ObeyAgent]),
+            Self::Waiting { generation } => {
+                let deadline = if look.handing_over_ns == 0 {
+                    last.saturating_add(PATIENCE_NS)
+                } else {
+                    look.handing_over_ns.saturating_add(HANDOVER_NS)
+                };
+                if now_ns < deadline {
+                    return (self, vec![]);
+                }
+                let landed = Self::Landed {
+                    generation,
+                    since_ns: now_ns,
+                };
+                let (next, rest) = landed.step(look, on_loss, now_ns);
+                let mut effects = vec![Effect::EnableChannels, Effect::WriteReleased(generation)];
+                effects.extend(rest);
+                (next, effects)
+            }
+            Self::Landed {
+                generation,
+                since_ns,
+            } => {
+                let over = match on_loss {
+                    OnLoss::Run => true,
+                    OnLoss::Hold { max_ns: 0 } => false,
+                    OnLoss::Hold { max_ns } => now_ns.saturating_sub(since_ns) >= max_ns,
+                };
+                if over {
+                    (Self::Running { generation }, vec![Effect::OpenGate])
+                } else {
+                    (self, vec![])
+                }
+            }
+            Self::Running { .. } => (self, vec![]),
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The object graph of one process.
+//!
+//! Every object hangs below a parent and may depend on others (a channel on its VA space and
+//! context share, a TSG on its VA space). Freeing an object frees what hangs below it and what
+//! depends on it; freeing a client frees everything. Handles repeat between clients and are used
+//! again after a free, so everything is keyed by (client, handle), and an allocation over a handle
+//! that still stands means that a free went unseen: the old object goes first.
+//!
+//! A free is taken out before the ioctl is forwarded ([`Graph::lift`]) and put back if it fails
+//! ([`Graph::put_back`]): in between the agent must not name the channel, because a stale pair in
+//! its list would fail the call for the others.
+
+use super::{Call, Channel, Params, Record};
+use std::collections::{BTreeMap, BTreeSet};
+use tidegate_abi::class::{self, Engine};
+
+type Key = (u32, u32);
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    class: u32,
+    parent: u32,
+    deps: [u32; 2],
+    params: Params,
+    engine: Option<Engine>,
+    uuid: Option<[u8; 16]>,
+}
+
+/// Every object of a process, by (client, handle); clients are their own handle.
+#[derive(Debug, Default)]
+pub struct Graph {
+    nodes: BTreeMap<Key, Node>,
+}
+
+/// What a free took out.
+#[derive(Debug)]
+pub struct Lifted(Vec<(Key, Node)>);
+
+const fn is_root(class: u32) -> bool {
+    matches!(
+        class,
+        class::NV01_ROOT | class::NV01_ROOT_NON_PRIV | class::NV01_ROOT_CLIENT
+    )
+}
+
+impl Graph {
+    /// Takes a successful ioctl in; what it changed is appended to `records`.
+    pub fn apply(&mut self, call: Call, records: &mut Vec<Record>) {
+        match call {
+            Call::Alloc {
+                client,
+                parent,
+                handle,
+                class,
+                params,
+            } => self.alloc(client, parent, handle, class, params, records),
+            Call::Dup {
+                client,
+                parent,
+                handle,
+                client_src,
+                handle_src,
+            } => {
+                if let Some(source) = self.nodes.get(&(client_src, handle_src)).copied() {
+                    // What the source depends on lives in the source's client.
+                    let params = match source.params {
+                        Params::Channel { engine_type, .. } => Params::Channel {
+                            engine_type,
+                            va_space: 0,
+                            context_share: 0,
+                        },
+                        other => other,
+                    };
+                    self.alloc(client, parent, handle, source.class, params, records);
+                }
+            }
+            Call::Bind {
+                client,
+                channel,
+                engine_type,
+            } => {
+                let engine = class::engine_of_type(engine_type);
+                self.learn(client, channel, records, |node| {
+                    if node.engine.is_none() && engine != Engine::Unknown {
+                        node.engine = Some(engine);
+                    }
+                });
+            }
+            Call::UvmRegister {
+                client,
+                channel,
+                uuid,
+            } => self.learn(client, channel, records, |node| node.uuid = Some(uuid)),
+        }
+    }
+
+    /// Takes an object out with everything that goes with it.
+    pub fn lift(&mut self, client: u32, handle: u32, records: &mut Vec<Record>) -> Lifted {
+        let mut gone = BTreeSet::new();
+        let whole_client = client == handle;
+        if whole_client {
+            gone.extend(self.of_client(client).map(|(key, _)| *key));
+        } else if self.nodes.contains_key(&(client, handle)) {
+            let mut open = vec![handle];
+            while let Some(next) = open.pop() {
+                if gone.insert((client, next)) {
+                    open.extend(
+                        self.of_client(client)
+                            .filter(|(key, node)| {
+                                // A client is its own parent, not its own child.
+                                key.1 != next && (node.parent == next || node.deps.contains(&next))
+                            })
+                            .map(|(key, _)| key.1),
+                    );
+                }
+            }
+        }
+        let mut lifted = Vec::with_capacity(gone.len());
+        for key in gone {
+            if let Some(node) = self.nodes.remove(&key) {
+                if class::is_gpfifo(node.class) {
+                    let (client, channel) = key;
+                    records.push(Record::ChannelDown { client, channel });
+                }
+                lifted.push((key, node));
+            }
+        }
+        if whole_client && !lifted.is_empty() {
+            records.push(Record::ClientDown(client));
+        }
+        Lifted(lifted)
+    }
+
+    /// Puts back what a free took out that then failed.
+    pub fn put_back(&mut self, lifted: Lifted, records: &mut Vec<Record>) {
+        let keys: Vec<Key> = lifted.0.iter().map(|(key, _)| *key).collect();
+        for (key, node) in lifted.0 {
+            // A handle that another thread was given meanwhile is the newer truth.
+            self.nodes.entry(key).or_insert(node);
+        }
+        for (client, handle) in keys {
+            if client == handle {
+                records.push(Record::ClientUp(client));
+            }
+            if let Some(channel) = self.channel(client, handle) {
+                records.push(Record::ChannelUp(channel));
+            }
+        }
+    }
+
+    /// Everything that stands, clients first, as the first message of a session tells it.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Record> {
+        let clients = self
+            .nodes
+            .keys()
+            .filter(|(client, handle)| client == handle);
+        let channels = self
+            .nodes
+            .keys()
+            .filter_map(|&(client, handle)| self.channel(client, handle));
+        clients
+            .map(|(client, _)| Record::ClientUp(*client))
+            .chain(channels.map(Record::ChannelUp))
+            .collect()
+    }
+
+    /// Every channel that stands.
+    pub fn channels(&self) -> impl Iterator<Item = Channel> {
+        self.nodes
+            .keys()
+            .filter_map(|&(client, handle)| self.channel(client, handle))
+    }
+
+    /// A subdevice of `client` below the device of this instance: what a control on a GPU is
+    /// addressed to.
+    #[must_use]
+    pub fn subdevice(&self, client: u32, device_instance: u32) -> Option<u32> {
+        self.of_client(client)
+            .filter(|(_, node)| node.class == class::NV20_SUBDEVICE_0)
+            .map(|(key, _)| key.1)
+            .find(|&handle| self.device_instance(client, handle) == Some(device_instance))
+    }
+
+    /// Objects that stand, clients among them.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether nothing stands.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    fn alloc(
+        &mut self,
+        client: u32,
+        parent: u32,
+        handle: u32,
+        class: u32,
+        params: Params,
+        records: &mut Vec<Record>,
+    ) {
+        if is_root(class) {
+            self.lift(handle, handle, records);
+            self.insert(handle, handle, handle, class, Params::None);
+            records.push(Record::ClientUp(handle));
+            return;
+        }
+        if !self.nodes.contains_key(&(client, client)) {
+            // The client came by an open file of another process or before this library did.
+            self.insert(
+                client,
+                client,
+                client,
+                class::NV01_ROOT_CLIENT,
+                Params::None,
+            );
+            records.push(Record::ClientUp(client));
+        }
+        if handle == client {
+            return;
+        }
+        self.lift(client, handle, records);
+        self.insert(client, parent, handle, class, params);
+        if let Some(channel) = self.channel(client, handle) {
+            records.push(Record::ChannelUp(channel));
+        }
+        if let Some(engine) = class::engine_of_class(class) {
+            self.learn(client, parent, records, |node| node.engine = Some(engine));
+        }
+    }
+
+    fn insert(&mut self, client: u32, parent: u32, handle: u32, class: u32, params: Params) {
+        let deps = match params {
+            Params::Channel {
+                va_space,
+                context_share,
+                ..
+            } => [va_space, context_share],
+            Params::Tsg { va_space, .. } | Params::ContextShare { va_space } => [va_space, 0],
+            Params::None | Params::Device { .. } => [0, 0],
+        };
+        let node = Node {
+            class,
+            parent,
+            // Handle 0 names nothing.
+            deps: deps.map(|dep| if dep == handle { 0 } else { dep }),
+            params,
+            engine: None,
+            uuid: None,
+        };
+        self.nodes.insert((client, handle), node);
+    }
+
+    /// Changes what is known of a channel and says so if it made a difference.
+    fn learn(
+        &mut self,
+        client: u32,
+        channel: u32,
+        records: &mut Vec<Record>,
+        change: impl FnOnce(&mut Node),
+    ) {
+        let before = self.channel(client, channel);
+        if let Some(node) = self.nodes.get_mut(&(client, channel)) {
+            change(node);
+        }
+        let after = self.channel(client, channel);
+        if before != after {
+            records.extend(after.map(Record::ChannelUp));
+        }
+    }
+
+    fn channel(&self, client: u32, handle: u32) -> Option<Channel> {
+        let node = self.nodes.get(&(client, handle))?;
+        if !class::is_gpfifo(node.class) {
+            return None;
+        }
+        let tsg = self
+            .nodes
+            .get(&(client, node.parent))
+            .filter(|parent| parent.class == class::KEPLER_CHANNEL_GROUP_A);
+        let own = match node.params {
+            Params::Channel { engine_type, .. } => class::engine_of_type(engine_type),
+            _ => Engine::Unknown,
+        };
+        let of_tsg = match tsg.map(|tsg| tsg.params) {
+            Some(Params::Tsg { engine_type, .. }) => class::engine_of_type(engine_type),
+            _ => Engine::Unknown,
+        };
+        let engine = node.engine.unwrap_or(match (own, of_tsg) {
+            (Engine::Unknown, tsg) => tsg,
+            (own, _) => own,
+        });
+        let device_instance = self.device_instance(client, handle);
+        Some(Channel {
+            client,
+            channel: handle,
+            tsg: tsg.map_or(handle, |_| node.parent),
+            engine,
+            device_instance,
+            subdevice: device_instance.and_then(|instance| self.subdevice(client, instance)),
+            uuid: node.uuid,
+            class: node.class,
+        })
+    }
+
+    fn device_instance(&self, client: u32, handle: u32) -> Option<u32> {
+        let mut at = handle;
+        // A chain of parents is no longer than the client has objects; a hostile or half-seen one
+        // may be a circle.
+        for _ in 0..16 {
+            let node = self.nodes.get(&(client, at))?;
+            if let Params::Device { instance } = node.params {
+                return Some(instance);
+            }
+            if node.parent == at {
+                return None;
+            }
+            at = node.parent;
+        }
+        None
+    }
+
+    fn of_client(&self, client: u32) -> impl Iterator<Item = (&Key, &Node)> {
+        self.nodes.range((client, 0)..=(client, u32::MAX))
+    }
+}
