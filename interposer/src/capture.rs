@@ -1,0 +1,57 @@
+//! Stream captures: counted before they begin, so that the prober never breaks one.
+
+use crate::driver;
+use crate::launch::captures;
+use crate::process::guarded;
+use crate::slots::ANNOUNCE;
+use crate::sys;
+use tidegate_abi::cuda::CUresult;
+use tidegate_core::gate::Capture;
+
+/// A call that begins a capture.
+pub fn begin(_stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    if crate::process::disabled() {
+        return call();
+    }
+    ANNOUNCE.capture_begins();
+    // The prober's query under way is a few hundred nanoseconds.
+    while ANNOUNCE.probing() {
+        std::thread::yield_now();
+    }
+    let result = call();
+    if !result.is_ok() {
+        ANNOUNCE.capture_ended();
+    }
+    result
+}
+
+/// A call that ends a capture, if it is not refused.
+pub fn end(stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    let active = |stream| {
+        ANNOUNCE.capturing()
+            && guarded(|| {
+                sys::keeping_errno(|| {
+                    driver::driver()
+                        .is_some_and(|driver| captures(driver, stream) == Capture::Active)
+                })
+            })
+            .unwrap_or(false)
+    };
+    let before = active(stream);
+    let result = call();
+    // An invalidated capture ends with an error, one ended from the wrong thread goes on.
+    if before && !active(stream) {
+        ANNOUNCE.capture_ended();
+    }
+    result
+}
+
+/// In a forked child nobody captures.
+pub fn start_over() {
+    while ANNOUNCE.capturing() {
+        ANNOUNCE.capture_ended();
+    }
+    while ANNOUNCE.probing() {
+        ANNOUNCE.probe_ended();
+    }
+}

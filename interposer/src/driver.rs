@@ -1,0 +1,105 @@
+//! The real driver: its handle, its functions by name, and the few the library itself calls.
+//!
+//! Found through a handle on `libcuda.so.1` that the process has open already, never through
+//! `RTLD_NEXT`: a driver opened with `RTLD_LOCAL`, the default of `dlopen`, is invisible to that.
+//! The library never loads a driver by itself.
+
+use crate::resolve;
+use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUresult, CUstream, CUuuid};
+
+static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The handle of the driver, if the process has one loaded.
+pub fn handle() -> *mut c_void {
+    let known = HANDLE.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let mode = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    for name in [c"libcuda.so.1", c"libcuda.so"] {
+        let found = resolve::real_dlopen(name, mode);
+        if !found.is_null() {
+            HANDLE.store(found, Ordering::Release);
+            return found;
+        }
+    }
+    core::ptr::null_mut()
+}
+
+/// The driver's own function of this name, or null.
+pub fn symbol(name: &CStr) -> *mut c_void {
+    let handle = handle();
+    if handle.is_null() {
+        // A driver under another file name: linked, or opened with RTLD_GLOBAL.
+        return resolve::real_dlsym(libc::RTLD_NEXT, name);
+    }
+    resolve::real_dlsym(handle, name)
+}
+
+macro_rules! driver {
+    ($($(#[$doc:meta])* $field:ident = $($name:literal)|+ : fn($($arg:ty),*);)*) => {
+        /// Driver functions the library calls.
+        #[derive(Clone, Copy, Debug)]
+        pub struct Driver { $($(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> CUresult),* }
+
+        fn load() -> Option<Driver> {
+            Some(Driver { $($field: {
+                let found = [$($name),+].into_iter().map(symbol).find(|found| !found.is_null())?;
+                // SAFETY: the driver's function of this name has this signature in every version
+                // that has the name.
+                unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(found) }
+            }),* })
+        }
+    };
+}
+
+driver! {
+    /// `cuCtxGetCurrent`.
+    ctx_get_current = c"cuCtxGetCurrent": fn(*mut CUcontext);
+    /// `cuCtxGetDevice`, of the current context.
+    ctx_get_device = c"cuCtxGetDevice": fn(*mut CUdevice);
+    /// `cuCtxPushCurrent`.
+    ctx_push = c"cuCtxPushCurrent_v2": fn(CUcontext);
+    /// `cuCtxPopCurrent`.
+    ctx_pop = c"cuCtxPopCurrent_v2": fn(*mut CUcontext);
+    /// `cuCtxGetApiVersion`: fails for a context that is gone.
+    ctx_get_api_version = c"cuCtxGetApiVersion": fn(CUcontext, *mut c_uint);
+    /// `cuDevicePrimaryCtxGetState`.
+    primary_state = c"cuDevicePrimaryCtxGetState": fn(CUdevice, *mut c_uint, *mut c_int);
+    /// `cuDeviceGetUuid`.
+    device_uuid = c"cuDeviceGetUuid_v2" | c"cuDeviceGetUuid": fn(*mut CUuuid, CUdevice);
+    /// `cuStreamQuery`.
+    stream_query = c"cuStreamQuery": fn(CUstream);
+    /// `cuStreamIsCapturing`.
+    stream_is_capturing = c"cuStreamIsCapturing": fn(CUstream, *mut c_int);
+    /// `cuThreadExchangeStreamCaptureMode`.
+    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
+    /// `cuEventCreate`.
+    event_create = c"cuEventCreate": fn(*mut CUevent, c_uint);
+    /// `cuEventRecord`.
+    event_record = c"cuEventRecord": fn(CUevent, CUstream);
+    /// `cuEventQuery`.
+    event_query = c"cuEventQuery": fn(CUevent);
+    /// `cuEventDestroy`.
+    event_destroy = c"cuEventDestroy_v2": fn(CUevent);
+}
+
+/// The driver's functions; `None` without a driver, or with one too old to have them all.
+pub fn driver() -> Option<&'static Driver> {
+    let known = DRIVER.load(Ordering::Acquire);
+    if !known.is_null() {
+        // SAFETY: leaked below and never changed.
+        return Some(unsafe { &*known });
+    }
+    let fresh = Box::into_raw(Box::new(load()?));
+    let stored = crate::sys::publish(&DRIVER, fresh);
+    if stored != fresh {
+        // SAFETY: made above and shown to nobody.
+        drop(unsafe { Box::from_raw(fresh) });
+    }
+    // SAFETY: leaked and never changed.
+    Some(unsafe { &*stored })
+}

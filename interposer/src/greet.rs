@@ -1,0 +1,231 @@
+//! The sixteen bytes before HTTP/2: the page comes, the control file goes.
+
+use crate::process::Process;
+use crate::sys;
+use core::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+use tidegate_abi::page::{BYTES, MAGIC, MAJOR, Page};
+use tidegate_abi::rm;
+use tidegate_proto::greeting::{First, Greeting, LEN};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+/// How long a greeting may take. Silence is never taken for an older agent.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What an agent brought.
+#[derive(Debug)]
+pub enum Greeted {
+    /// A page.
+    Page(&'static Page),
+    /// An agent that greets with no page we can use, or one older than the greeting.
+    Bare,
+}
+
+/// Takes the greeting and answers it.
+pub async fn greet(stream: &UnixStream, process: &Process) -> io::Result<Greeted> {
+    let first = tokio::time::timeout(PATIENCE, first(stream))
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no greeting"))??;
+    let greeting = match first {
+        First::Settings => return Ok(Greeted::Bare),
+        First::Greeting(greeting) => greeting,
+        other => {
+            let text = format!("{other:?} instead of a greeting");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+    };
+    let files = stream.async_io(Interest::READABLE, || take(stream)).await?;
+    if files.len() != usize::from(greeting.descriptors) {
+        // The agent's greeting is used up; only a new connection brings another.
+        let text = "descriptors of the greeting were lost";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    let page = files.into_iter().next().map(map).transpose()?.flatten();
+    let control = control_file(process);
+    let answer = Greeting::new(u8::from(control.is_some())).encode();
+    stream
+        .async_io(Interest::WRITABLE, || {
+            send(stream, &answer, control.as_ref())
+        })
+        .await?;
+    Ok(page.map_or(Greeted::Bare, Greeted::Page))
+}
+
+async fn first(stream: &UnixStream) -> io::Result<First> {
+    loop {
+        let mut bytes = [0_u8; LEN];
+        let peek = || {
+            // SAFETY: the buffer is live and as long as said.
+            let read = unsafe {
+                libc::recv(
+                    stream.as_raw_fd(),
+                    bytes.as_mut_ptr().cast(),
+                    LEN,
+                    libc::MSG_PEEK | libc::MSG_DONTWAIT,
+                )
+            };
+            usize::try_from(read).map_err(|_| io::Error::last_os_error())
+        };
+        let read = stream.async_io(Interest::READABLE, peek).await?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        match First::of(&bytes[..read]) {
+            // The rest is under way; readiness does not tell of it again.
+            First::More => tokio::time::sleep(Duration::from_millis(1)).await,
+            known => return Ok(known),
+        }
+    }
+}
+
+/// Takes sixteen bytes and the descriptors that came with them.
+fn take(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+    let mut bytes = [0_u8; LEN];
+    let mut space = [0_u64; 8];
+    let mut part = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: LEN,
+    };
+    // SAFETY: zeroed is a valid empty header; the parts are live for the call.
+    let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = space.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&space);
+    // SAFETY: as above.
+    let read = unsafe {
+        libc::recvmsg(
+            stream.as_raw_fd(),
+            &raw mut header,
+            libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT,
+        )
+    };
+    if read < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut files = Vec::new();
+    // SAFETY: the kernel filled the header's control data in; the macros stay within its length.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(&raw const header);
+        while !at.is_null() {
+            if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
+                let count = ((*at).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<c_int>();
+                let data = libc::CMSG_DATA(at).cast::<c_int>();
+                for place in 0..count {
+                    files.push(OwnedFd::from_raw_fd(data.add(place).read_unaligned()));
+                }
+            }
+            at = libc::CMSG_NXTHDR(&raw const header, at);
+        }
+    }
+    if read.cast_unsigned() != LEN || header.msg_flags & libc::MSG_CTRUNC != 0 {
+        files.clear();
+        let text = "the greeting came in parts";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok(files)
+}
+
+fn send(stream: &UnixStream, bytes: &[u8; LEN], file: Option<&OwnedFd>) -> io::Result<()> {
+    let mut space = [0_u64; 4];
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: LEN,
+    };
+    // SAFETY: zeroed is a valid empty header.
+    let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    if let Some(file) = file {
+        // SAFETY: the space holds one control message with one descriptor.
+        unsafe {
+            header.msg_control = space.as_mut_ptr().cast();
+            header.msg_controllen = libc::CMSG_SPACE(size_of::<c_int>() as u32) as usize;
+            let at = libc::CMSG_FIRSTHDR(&raw const header);
+            (*at).cmsg_level = libc::SOL_SOCKET;
+            (*at).cmsg_type = libc::SCM_RIGHTS;
+            (*at).cmsg_len = libc::CMSG_LEN(size_of::<c_int>() as u32) as usize;
+            libc::CMSG_DATA(at)
+                .cast::<c_int>()
+                .write_unaligned(file.as_raw_fd());
+        }
+    }
+    // SAFETY: everything the header names is live for the call.
+    let sent = unsafe {
+        libc::sendmsg(
+            stream.as_raw_fd(),
+            &raw const header,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
+    };
+    match usize::try_from(sent) {
+        Ok(LEN) => Ok(()),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Maps the page; `None`: a page of another major version.
+fn map(file: OwnedFd) -> io::Result<Option<&'static Page>> {
+    let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: `fcntl` and `fstat` on a descriptor of ours.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    // SAFETY: zeroed is a valid stat.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is live.
+    let known = unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } == 0;
+    if seals < 0 || seals & needed != needed || !known || stat.st_size != BYTES as i64 {
+        return Err(invalid("a page that could change its size"));
+    }
+    // SAFETY: a fresh shared mapping of a sealed file of this size.
+    let at = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            BYTES,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: page-aligned, of this size, never unmapped once it is used; every field is an atomic.
+    let page = unsafe { &*at.cast::<Page>() };
+    let relaxed = core::sync::atomic::Ordering::Acquire;
+    if page.header.magic.load(relaxed) == MAGIC && page.header.major.load(relaxed) == MAJOR {
+        return Ok(Some(page));
+    }
+    // SAFETY: mapped above and shown to nobody.
+    unsafe { libc::munmap(at, BYTES) };
+    Ok(None)
+}
+
+/// The application's control file, taken from its descriptor table into the reporter's.
+pub fn control_file(process: &Process) -> Option<OwnedFd> {
+    let (fd, _) = sys::lock(&process.rm).control?;
+    // SAFETY: system calls without pointers; what they return is a new descriptor of this thread.
+    let file = unsafe {
+        let own = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
+        let own = c_int::try_from(own).ok().filter(|own| *own >= 0)?;
+        let own = OwnedFd::from_raw_fd(own);
+        let taken = libc::syscall(libc::SYS_pidfd_getfd, own.as_raw_fd(), fd, 0);
+        let taken = c_int::try_from(taken).ok().filter(|taken| *taken >= 0)?;
+        OwnedFd::from_raw_fd(taken)
+    };
+    // SAFETY: zeroed is a valid stat.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is live.
+    let known = unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } == 0;
+    let control = known
+        && stat.st_mode & libc::S_IFMT == libc::S_IFCHR
+        && libc::major(stat.st_rdev) == rm::DEVICE_MAJOR
+        && libc::minor(stat.st_rdev) == rm::CTL_MINOR;
+    // The application may have closed its file and opened another under the number.
+    control.then_some(file)
+}

@@ -1,0 +1,337 @@
+//! The machinery behind the table: a row, and the detour of each class.
+//!
+//! A row says what a driver function means here, and from it come the exported detour, the slot for
+//! the real function, the answer to a look-up by name, and the line in `tidegate hooks`. The slot
+//! begins as a stub that finds the real function at the first call, so that the hot path calls
+//! through it without a test.
+//!
+//! The detour of a launch has two bodies. The hot one ([`crate::slots::enter`]) is all there is
+//! while the device is busy; every doubt is a tail call, with the same arguments, to the slow one
+//! ([`crate::launch`]).
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+/// What a hooked call means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Gives the device work.
+    Launch,
+    /// Proves that work is done.
+    Sync,
+    /// Changes contexts or streams.
+    Life,
+    /// Begins or ends a capture.
+    Capture,
+    /// Answers for the driver's functions.
+    Resolve,
+}
+
+/// One hooked function in one ABI.
+#[derive(Debug)]
+pub struct Row {
+    /// The driver's exported symbol.
+    pub symbol: &'static [u8],
+    /// The same, with its terminating zero.
+    pub symbol_nul: &'static [u8],
+    /// First CUDA version with this signature.
+    pub since: i32,
+    /// What it means.
+    pub class: Class,
+    /// The driver's function, or the stub that finds it.
+    pub real: AtomicPtr<c_void>,
+    /// Calls, except those of the hot path.
+    pub calls: AtomicU64,
+    stub: AtomicPtr<c_void>,
+    detour: AtomicPtr<c_void>,
+    handed_out: AtomicBool,
+}
+
+impl Row {
+    /// A row whose real function is not known yet.
+    pub const fn new(
+        symbol_nul: &'static [u8],
+        since: i32,
+        class: Class,
+        detour: *mut c_void,
+        stub: *mut c_void,
+    ) -> Self {
+        Self {
+            symbol: symbol_nul.split_at(symbol_nul.len() - 1).0,
+            symbol_nul,
+            since,
+            class,
+            real: AtomicPtr::new(stub),
+            calls: AtomicU64::new(0),
+            stub: AtomicPtr::new(stub),
+            detour: AtomicPtr::new(detour),
+            handed_out: AtomicBool::new(false),
+        }
+    }
+
+    /// Our function.
+    pub fn detour(&self) -> *mut c_void {
+        self.detour.load(Ordering::Relaxed)
+    }
+
+    /// Our function, noting that the application has it.
+    pub fn hand_out(&self) -> *mut c_void {
+        self.handed_out.store(true, Ordering::Relaxed);
+        self.detour()
+    }
+
+    /// Whether the application was given our function, by name or by being linked to it.
+    pub fn installed(&self, calls: u64) -> bool {
+        self.handed_out.load(Ordering::Relaxed) || calls > 0
+    }
+
+    /// Whether the driver's function is known.
+    pub fn resolved(&self) -> bool {
+        self.real.load(Ordering::Relaxed) != self.stub.load(Ordering::Relaxed)
+    }
+
+    /// The driver's function by its exported name, found once; null if the driver lacks it.
+    pub fn resolve(&self) -> *mut c_void {
+        if !self.resolved() {
+            let found = crate::resolve::real_of(self);
+            if found.is_null() || found == self.detour() {
+                return core::ptr::null_mut();
+            }
+            self.offer(found);
+        }
+        self.real.load(Ordering::Acquire)
+    }
+
+    /// Takes a function that the driver handed out as this row's, unless one is known.
+    pub fn offer(&self, found: *mut c_void) {
+        let stub = self.stub.load(Ordering::Relaxed);
+        let _ = self
+            .real
+            .compare_exchange(stub, found, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// The name under which `cuGetProcAddress` knows it.
+    pub fn base(&self) -> &'static [u8] {
+        base(self.symbol)
+    }
+
+    /// Whether a stream of 0 means the per-thread stream.
+    pub fn thread(&self) -> bool {
+        thread(self.symbol)
+    }
+}
+
+const fn ends_with(name: &[u8], end: &[u8]) -> bool {
+    let mut i = 0;
+    while i < end.len() {
+        if name.len() < end.len() || name[name.len() - end.len() + i] != end[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+/// Whether a symbol takes the per-thread stream for a stream of 0.
+pub const fn thread(symbol: &[u8]) -> bool {
+    ends_with(symbol, b"_ptsz") || ends_with(symbol, b"_ptds")
+}
+
+/// A symbol without its ABI and stream suffixes.
+pub const fn base(symbol: &[u8]) -> &[u8] {
+    let mut name = symbol;
+    if thread(name) {
+        name = name.split_at(name.len() - 5).0;
+    }
+    if name.len() > 3 && name[name.len() - 3] == b'_' && name[name.len() - 2] == b'v' {
+        name = name.split_at(name.len() - 3).0;
+    }
+    name
+}
+
+/// The table: class, first CUDA version, signature; one row each.
+#[macro_export]
+macro_rules! hooks {
+    ($( $class:ident $([$($how:tt)*])? $since:literal fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ); )*) => {
+        /// A row's place in [`ROWS`].
+        #[derive(Clone, Copy, Debug)]
+        #[repr(usize)]
+        #[allow(non_camel_case_types, missing_docs)]
+        pub enum Id { $($name),* }
+
+        /// Every row.
+        pub static ROWS: [$crate::hook::Row; [$(Id::$name),*].len()] = [ $(
+            $crate::hook::Row::new(
+                concat!(stringify!($name), "\0").as_bytes(),
+                $since,
+                $crate::class_of!($class),
+                $name as *const () as *mut core::ffi::c_void,
+                stub::$name as *const () as *mut core::ffi::c_void,
+            )
+        ),* ];
+
+        mod stub {
+            use super::*;
+            $(
+                #[allow(non_snake_case, clippy::too_many_arguments)]
+                pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
+                    let real = ROWS[Id::$name as usize].resolve();
+                    if real.is_null() {
+                        return CUresult::NOT_FOUND;
+                    }
+                    // SAFETY: the driver's function of this name has this signature.
+                    let real = unsafe { core::mem::transmute::<*mut core::ffi::c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(real) };
+                    // SAFETY: the application's own arguments, unchanged.
+                    unsafe { real($($arg),*) }
+                }
+            )*
+        }
+
+        $(
+            /// The driver's function of this name.
+            ///
+            /// # Safety
+            /// As of the driver's function.
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, clippy::too_many_arguments, unused_unsafe)]
+            pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
+                type Real = unsafe extern "C" fn($($ty),*) -> CUresult;
+                const ID: usize = Id::$name as usize;
+                #[allow(dead_code)]
+                const THREAD: bool = $crate::hook::thread(stringify!($name).as_bytes());
+                #[inline(always)]
+                fn real() -> Real {
+                    let real = ROWS[ID].real.load(core::sync::atomic::Ordering::Relaxed);
+                    // SAFETY: the driver's function of this name, or the stub, which has its signature.
+                    unsafe { core::mem::transmute::<*mut core::ffi::c_void, Real>(real) }
+                }
+                $crate::detour!($class [$($($how)*)?] ($($arg: $ty),*))
+            }
+        )*
+    };
+}
+
+/// The class that a row's keyword stands for.
+#[macro_export]
+macro_rules! class_of {
+    (Launch) => {
+        $crate::hook::Class::Launch
+    };
+    (LaunchGraph) => {
+        $crate::hook::Class::Launch
+    };
+    (LaunchMany) => {
+        $crate::hook::Class::Launch
+    };
+    (SyncCopy) => {
+        $crate::hook::Class::Launch
+    };
+    (Sync) => {
+        $crate::hook::Class::Sync
+    };
+    (Current) => {
+        $crate::hook::Class::Life
+    };
+    (Around) => {
+        $crate::hook::Class::Life
+    };
+    (Capture) => {
+        $crate::hook::Class::Capture
+    };
+    (Resolve) => {
+        $crate::hook::Class::Resolve
+    };
+}
+
+/// The body of a detour, by class.
+#[macro_export]
+macro_rules! detour {
+    // Work for one stream; `host`: it may make the stream wait for something outside the GPU.
+    (Launch [$stream:expr] ($($arg:ident: $ty:ty),*)) => {
+        $crate::detour!(@hot $stream, |_slot| {}, 0, false; ($($arg: $ty),*))
+    };
+    (Launch [$stream:expr, host] ($($arg:ident: $ty:ty),*)) => {{
+        let touch = $crate::launch::Touch { stream: $crate::slots::named::<THREAD>($stream as usize), graph: 0, waits_on_host: true };
+        // SAFETY: the application's own arguments, unchanged.
+        $crate::launch::slow(ID, touch, || unsafe { real()($($arg),*) })
+    }};
+    (LaunchGraph [$stream:expr, $exec:expr] ($($arg:ident: $ty:ty),*)) => {
+        $crate::detour!(@hot $stream, |slot: &$crate::slots::Slot| {
+            slot.graph.store($exec as usize as u64, core::sync::atomic::Ordering::Relaxed);
+        }, $exec as usize as u64, false; ($($arg: $ty),*))
+    };
+    (@hot $stream:expr, $note:expr, $graph:expr, $host:expr; ($($arg:ident: $ty:ty),*)) => {{
+        #[cold]
+        #[inline(never)]
+        #[allow(clippy::too_many_arguments)]
+        unsafe extern "C" fn slow($($arg: $ty),*) -> CUresult {
+            let touch = $crate::launch::Touch {
+                stream: $crate::slots::named::<THREAD>($stream as usize),
+                graph: $graph,
+                waits_on_host: $host,
+            };
+            // SAFETY: the application's own arguments, unchanged.
+            $crate::launch::slow(ID, touch, || unsafe { real()($($arg),*) })
+        }
+        match $crate::slots::enter($crate::slots::named::<THREAD>($stream as usize), ID) {
+            Some(slot) => {
+                #[allow(clippy::redundant_closure_call)]
+                ($note)(slot);
+                // SAFETY: the application's own arguments, unchanged.
+                let result = unsafe { real()($($arg),*) };
+                slot.counts.raise_returned();
+                result
+            }
+            // SAFETY: as above.
+            None => unsafe { slow($($arg),*) },
+        }
+    }};
+    // A launch whose streams are found by a function of its own.
+    (LaunchMany [$path:path] ($($arg:ident: $ty:ty),*)) => {
+        // SAFETY: the application's own arguments, unchanged.
+        unsafe { $path(ID, $($arg),*, || unsafe { real()($($arg),*) }) }
+    };
+    // A copy that has happened when it returns.
+    (SyncCopy [$bytes:expr] ($($arg:ident: $ty:ty),*)) => {
+        // SAFETY: the application's own arguments, unchanged.
+        $crate::launch::sync_copy(ID, $crate::slots::named::<THREAD>(0), $bytes, || unsafe { real()($($arg),*) })
+    };
+    (Sync [$proof:expr] ($($arg:ident: $ty:ty),*)) => {{
+        // SAFETY: the application's own arguments, unchanged.
+        $crate::sync::around(ID, $proof, || unsafe { real()($($arg),*) })
+    }};
+    // The thread's current context may be another afterwards.
+    (Current [] ($($arg:ident: $ty:ty),*)) => {{
+        $crate::hook::count(ID);
+        // SAFETY: the application's own arguments, unchanged.
+        $crate::contexts::changed(unsafe { real()($($arg),*) })
+    }};
+    // A function that is given the rest of the call, or its result.
+    (Around [$path:path, ($($given:expr),*), call] ($($arg:ident: $ty:ty),*)) => {{
+        $crate::hook::count(ID);
+        // SAFETY: the application's own arguments, unchanged.
+        $path($($given,)* || unsafe { real()($($arg),*) })
+    }};
+    (Around [$path:path, ($($given:expr),*), result] ($($arg:ident: $ty:ty),*)) => {{
+        $crate::hook::count(ID);
+        // SAFETY: the application's own arguments, unchanged.
+        $path($($given,)* unsafe { real()($($arg),*) })
+    }};
+    (Capture [$path:path, $stream:expr] ($($arg:ident: $ty:ty),*)) => {{
+        $crate::hook::count(ID);
+        // SAFETY: the application's own arguments, unchanged.
+        $path($crate::slots::named::<THREAD>($stream as usize), || unsafe { real()($($arg),*) })
+    }};
+    (Resolve [$path:path] ($($arg:ident: $ty:ty),*)) => {{
+        $crate::hook::count(ID);
+        // SAFETY: the application's own arguments, unchanged.
+        unsafe { $path(real(), $($arg),*) }
+    }};
+}
+
+/// Counts a call of a row that is not on the hot path.
+pub fn count(row: usize) {
+    if let Some(row) = crate::table::ROWS.get(row) {
+        row.calls.fetch_add(1, Ordering::Relaxed);
+    }
+}

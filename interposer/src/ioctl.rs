@@ -1,0 +1,485 @@
+//! The process' ioctls on the driver's files: which channels it owns, and when a new one may run.
+//!
+//! The driver's library calls `ioctl` of libc. Every call goes on unchanged to the next `ioctl`;
+//! one on `/dev/nvidia*` is read after it succeeded, because handles are outputs, and a free is
+//! taken out of the graph before it is forwarded, because from then on the pair may be dead. Which
+//! file a descriptor is, `fstat` says at each call: no table to keep right across dup, fork and
+//! descriptors received from elsewhere.
+
+use crate::process::{self, Process, process};
+use crate::{clock, gate, resolve, sys};
+use core::ffi::{c_int, c_ulong, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use tidegate_abi::rm::{self, Nvos00, Nvos21, Nvos54, Nvos55, Nvos64, Xfer};
+use tidegate_abi::{class, uvm};
+use tidegate_core::gate::{Agent, holds_schedule};
+use tidegate_core::rm::{Call, Graph, Lifted, Params, Record};
+use tidegate_core::suspect::Reason;
+
+/// RM objects, and what the agent has not been told.
+#[derive(Debug, Default)]
+pub struct Rm {
+    /// What stands.
+    pub graph: Graph,
+    /// To the agent, in order.
+    pub outbox: Vec<Up>,
+    /// A descriptor of the control file and a client made on it.
+    pub control: Option<(c_int, u32)>,
+    /// Tickets the agent let go.
+    pub granted: Vec<u64>,
+    tickets: u64,
+}
+
+/// Something for the agent.
+#[derive(Clone, Debug)]
+pub enum Up {
+    /// The object graph changed.
+    Record(Record),
+    /// A schedule call waits.
+    Schedule {
+        /// Its number.
+        ticket: u64,
+        /// RM client.
+        client: u32,
+        /// TSG or channel.
+        object: u32,
+    },
+    /// A device is busy for an odd reason, or no longer.
+    Suspect {
+        /// Ordinal.
+        device: usize,
+        /// The reason.
+        reason: Option<Reason>,
+        /// Busy since.
+        since_ns: u64,
+    },
+    /// Something for the node's events.
+    Note {
+        /// Stable name.
+        kind: &'static str,
+        /// For people.
+        text: String,
+    },
+}
+
+type Ioctl = unsafe extern "C" fn(c_int, c_ulong, *mut c_void) -> c_int;
+
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+/// Futex: raised with every ticket the agent lets go.
+pub static GRANTS: AtomicU32 = AtomicU32::new(0);
+
+/// The next `ioctl`.
+///
+/// # Safety
+/// As of `ioctl(2)`.
+pub unsafe fn next(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let mut real = REAL.load(Relaxed);
+    if real.is_null() {
+        real = resolve::real_dlsym(libc::RTLD_NEXT, c"ioctl");
+        if real.is_null() {
+            sys::set_errno(libc::ENOSYS);
+            return -1;
+        }
+        REAL.store(real, Relaxed);
+    }
+    // SAFETY: libc's ioctl takes its one variadic argument in the same register; the caller's own.
+    unsafe { core::mem::transmute::<*mut c_void, Ioctl>(real)(fd, request, argument) }
+}
+
+/// `ioctl`.
+///
+/// # Safety
+/// As of `ioctl(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let watched = rm::escape_of(request).is_some() || request == uvm::UVM_REGISTER_CHANNEL;
+    if !watched || argument.is_null() || process::disabled() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { next(fd, request, argument) };
+    }
+    // SAFETY: the request's type is the driver's; its argument is the structure its number names,
+    // which is looked at only on the driver's files.
+    unsafe { observed(fd, request, argument) }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum File {
+    Control,
+    Gpu,
+    Uvm,
+    Other,
+}
+
+fn file_of(fd: c_int) -> File {
+    let Some(rdev) = device_of(|stat| {
+        // SAFETY: `stat` is live; `fstat` is libc's public one, which a preloaded device answers.
+        unsafe { libc::fstat(fd, stat) }
+    }) else {
+        return File::Other;
+    };
+    if libc::major(rdev) == rm::DEVICE_MAJOR {
+        return if libc::minor(rdev) == rm::CTL_MINOR {
+            File::Control
+        } else {
+            File::Gpu
+        };
+    }
+    // The major of nvidia-uvm is dynamic; its device node names it.
+    static UVM: AtomicU64 = AtomicU64::new(0);
+    let mut uvm = UVM.load(Relaxed);
+    if uvm == 0 {
+        uvm = device_of(|stat| {
+            // SAFETY: a constant C string and a live out-parameter.
+            unsafe { libc::stat(c"/dev/nvidia-uvm".as_ptr(), stat) }
+        })
+        .unwrap_or(0);
+        UVM.store(uvm, Relaxed);
+    }
+    if uvm != 0 && libc::major(rdev) == libc::major(uvm) {
+        File::Uvm
+    } else {
+        File::Other
+    }
+}
+
+fn device_of(ask: impl FnOnce(*mut libc::stat) -> c_int) -> Option<libc::dev_t> {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
+    let done = ask(stat.as_mut_ptr()) == 0;
+    // SAFETY: zeroed is a valid stat, and the call filled it in.
+    let stat = unsafe { stat.assume_init() };
+    (done && stat.st_mode & libc::S_IFMT == libc::S_IFCHR).then_some(stat.st_rdev)
+}
+
+/// One ioctl of the driver, unwrapped.
+#[derive(Clone, Copy)]
+struct Request {
+    escape: u32,
+    size: usize,
+    argument: *mut c_void,
+}
+
+impl Request {
+    /// # Safety
+    /// `argument` points to what the request number says.
+    unsafe fn of(request: c_ulong, argument: *mut c_void) -> Option<Self> {
+        let escape = rm::escape_of(request)?;
+        let size = rm::size_of_request(request);
+        if escape != rm::NV_ESC_IOCTL_XFER_CMD || size != size_of::<Xfer>() {
+            return Some(Self {
+                escape,
+                size,
+                argument,
+            });
+        }
+        // SAFETY: the size in the number is that of the wrapper.
+        let inner = unsafe { argument.cast::<Xfer>().read_unaligned() };
+        let argument = inner.ptr as *mut c_void;
+        (!argument.is_null()).then_some(Self {
+            escape: inner.cmd,
+            size: inner.size as usize,
+            argument,
+        })
+    }
+
+    /// Reads the structure if the request has its size.
+    ///
+    /// # Safety
+    /// `argument` points to `size` bytes.
+    unsafe fn read<T: Copy>(&self, escape: u32) -> Option<T> {
+        (self.escape == escape && self.size == size_of::<T>())
+            // SAFETY: the caller's promise, and the size is that of T, which is plain integers.
+            .then(|| unsafe { self.argument.cast::<T>().read_unaligned() })
+    }
+}
+
+/// What is done around one ioctl.
+enum Before {
+    Nothing,
+    Freed(Lifted),
+}
+
+/// # Safety
+/// As of `ioctl(2)` on a driver file with a non-null argument.
+unsafe fn observed(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let before = process::guarded(|| {
+        sys::keeping_errno(|| {
+            let file = file_of(fd);
+            let process = match file {
+                File::Other => None,
+                _ => process(),
+            }?;
+            // SAFETY: on a driver file the argument is what the number says.
+            let before = unsafe { before(process, file, request, argument) };
+            Some((process, file, before))
+        })
+    })
+    .flatten();
+    // SAFETY: the caller's own arguments.
+    let result = unsafe { next(fd, request, argument) };
+    if let Some((process, file, before)) = before {
+        process::guarded(|| {
+            // SAFETY: as above; the driver has filled the structure in.
+            sys::keeping_errno(|| unsafe {
+                after(process, fd, file, request, argument, before, result);
+            });
+        });
+    }
+    result
+}
+
+/// # Safety
+/// `argument` is what `request` says.
+unsafe fn before(
+    process: &'static Process,
+    file: File,
+    request: c_ulong,
+    argument: *mut c_void,
+) -> Before {
+    if file == File::Uvm {
+        return Before::Nothing;
+    }
+    // SAFETY: the caller's promise.
+    let Some(call) = (unsafe { Request::of(request, argument) }) else {
+        return Before::Nothing;
+    };
+    // SAFETY: the argument of a driver's request has the size in its number.
+    if let Some(free) = unsafe { call.read::<Nvos00>(rm::NV_ESC_RM_FREE) } {
+        let client = if free.h_root == 0 {
+            free.h_object_old
+        } else {
+            free.h_root
+        };
+        let mut records = Vec::new();
+        let mut rm = sys::lock(&process.rm);
+        let lifted = rm.graph.lift(client, free.h_object_old, &mut records);
+        rm.say(process, records);
+        return Before::Freed(lifted);
+    }
+    // SAFETY: as above.
+    if let Some(control) = unsafe { call.read::<Nvos54>(rm::NV_ESC_RM_CONTROL) }
+        && matches!(
+            control.cmd,
+            rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE | rm::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE
+        )
+        && control.params != 0
+        && control.params_size >= 1
+    {
+        // SAFETY: the driver reads the same bytes, the first of which is bEnable.
+        let enable = unsafe { (control.params as *const u8).read() } != 0;
+        hold(process, control.h_client, control.h_object, enable);
+    }
+    Before::Nothing
+}
+
+/// Holds a schedule call until the agent has the pair in its lists.
+fn hold(process: &'static Process, client: u32, object: u32, enable: bool) {
+    let agent = if process.attached.load(Acquire) {
+        Agent::Attached
+    } else {
+        Agent::Absent
+    };
+    if !holds_schedule(process.role(), agent, gate::any_closed(process), enable) {
+        return;
+    }
+    let ticket = {
+        let mut rm = sys::lock(&process.rm);
+        rm.tickets += 1;
+        let ticket = rm.tickets;
+        rm.outbox.push(Up::Schedule {
+            ticket,
+            client,
+            object,
+        });
+        ticket
+    };
+    process.bell.ring();
+    let limit = process.limits.schedule_hold.load(Relaxed);
+    let end = clock::now_ns().saturating_add(limit);
+    loop {
+        let seen = GRANTS.load(Acquire);
+        {
+            let mut rm = sys::lock(&process.rm);
+            if let Some(at) = rm.granted.iter().position(|granted| *granted == ticket) {
+                rm.granted.swap_remove(at);
+                return;
+            }
+        }
+        let now = clock::now_ns();
+        if now >= end || !process.attached.load(Acquire) {
+            break;
+        }
+        sys::futex_wait(&GRANTS, seen, (end - now).min(50_000_000));
+    }
+    sys::lock(&process.rm).outbox.push(Up::Note {
+        kind: "channel_leak",
+        text: format!("client {client:#x}: schedule of {object:#x} let through ungated"),
+    });
+    process.bell.ring();
+}
+
+/// # Safety
+/// `argument` is what `request` says, and the driver has seen it.
+unsafe fn after(
+    process: &'static Process,
+    fd: c_int,
+    file: File,
+    request: c_ulong,
+    argument: *mut c_void,
+    before: Before,
+    result: c_int,
+) {
+    let mut records = Vec::new();
+    if file == File::Uvm {
+        if request == uvm::UVM_REGISTER_CHANNEL && result == 0 {
+            // SAFETY: the argument of this request on this file.
+            let register = unsafe { argument.cast::<uvm::UvmRegisterChannel>().read_unaligned() };
+            if register.rm_status == 0 {
+                let mut rm = sys::lock(&process.rm);
+                let call = Call::UvmRegister {
+                    client: register.h_client,
+                    channel: register.h_channel,
+                    uuid: register.uuid,
+                };
+                rm.graph.apply(call, &mut records);
+                rm.say(process, records);
+            }
+        }
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let Some(call) = (unsafe { Request::of(request, argument) }) else {
+        return;
+    };
+    let mut rm = sys::lock(&process.rm);
+    if let Before::Freed(lifted) = before {
+        // SAFETY: the argument of a driver's request has the size in its number.
+        let free = unsafe { call.read::<Nvos00>(rm::NV_ESC_RM_FREE) };
+        let failed = result != 0 || free.is_none_or(|free| free.status != 0);
+        if failed {
+            rm.graph.put_back(lifted, &mut records);
+            rm.say(process, records);
+        }
+        return;
+    }
+    if result != 0 {
+        return;
+    }
+    // SAFETY: as above.
+    if let Some(decoded) = unsafe { decode(&call) } {
+        if let Call::Alloc { handle, class, .. } = decoded
+            && matches!(
+                class,
+                class::NV01_ROOT | class::NV01_ROOT_NON_PRIV | class::NV01_ROOT_CLIENT
+            )
+            && file == File::Control
+            && rm.control.is_none()
+        {
+            rm.control = Some((fd, handle));
+        }
+        rm.graph.apply(decoded, &mut records);
+        rm.say(process, records);
+    }
+}
+
+impl Rm {
+    /// Puts what changed into the outbox.
+    fn say(&mut self, process: &Process, records: Vec<Record>) {
+        if records.is_empty() {
+            return;
+        }
+        // Without an agent nobody empties the box, and the next one gets a snapshot.
+        if process.attached.load(Acquire) {
+            self.outbox.extend(records.into_iter().map(Up::Record));
+            process.bell.ring();
+        }
+    }
+}
+
+/// # Safety
+/// The request's argument has the size in its number, and the call succeeded.
+unsafe fn decode(call: &Request) -> Option<Call> {
+    // SAFETY: the caller's promise, for every read below.
+    unsafe {
+        if let Some(alloc) = call.read::<Nvos64>(rm::NV_ESC_RM_ALLOC) {
+            return (alloc.status == 0).then(|| {
+                allocated(
+                    [alloc.h_root, alloc.h_object_parent, alloc.h_object_new],
+                    alloc.h_class,
+                    alloc.p_alloc_parms,
+                )
+            });
+        }
+        if let Some(alloc) = call.read::<Nvos21>(rm::NV_ESC_RM_ALLOC) {
+            return (alloc.status == 0).then(|| {
+                allocated(
+                    [alloc.h_root, alloc.h_object_parent, alloc.h_object_new],
+                    alloc.h_class,
+                    alloc.p_alloc_parms,
+                )
+            });
+        }
+        if let Some(dup) = call.read::<Nvos55>(rm::NV_ESC_RM_DUP_OBJECT) {
+            return (dup.status == 0).then_some(Call::Dup {
+                client: dup.h_client,
+                parent: dup.h_parent,
+                handle: dup.h_object,
+                client_src: dup.h_client_src,
+                handle_src: dup.h_object_src,
+            });
+        }
+        let control = call.read::<Nvos54>(rm::NV_ESC_RM_CONTROL)?;
+        let bind = control.status == 0
+            && control.cmd == rm::NVA06F_CTRL_CMD_BIND
+            && control.params != 0
+            && control.params_size as usize >= size_of::<u32>();
+        bind.then(|| Call::Bind {
+            client: control.h_client,
+            channel: control.h_object,
+            engine_type: (control.params as *const u32).read_unaligned(),
+        })
+    }
+}
+
+/// # Safety
+/// `params` is null or what the driver has read as the parameters of `class`.
+unsafe fn allocated([root, parent, handle]: [u32; 3], class: u32, params: u64) -> Call {
+    // SAFETY: the caller's promise; every read is of the size that the class has in every branch.
+    let params = unsafe {
+        match class {
+            _ if params == 0 => Params::None,
+            class::NV01_DEVICE_0 => Params::Device {
+                instance: (params as *const rm::Nv0080Alloc)
+                    .read_unaligned()
+                    .device_id,
+            },
+            class::KEPLER_CHANNEL_GROUP_A => {
+                let tsg = (params as *const rm::ChannelGroupAlloc).read_unaligned();
+                Params::Tsg {
+                    engine_type: tsg.engine_type,
+                    va_space: tsg.h_va_space,
+                }
+            }
+            class::FERMI_CONTEXT_SHARE_A => Params::ContextShare {
+                va_space: (params as *const rm::CtxShareAlloc)
+                    .read_unaligned()
+                    .h_va_space,
+            },
+            _ if class::is_gpfifo(class) => {
+                let channel = (params as *const rm::ChannelAlloc).read_unaligned();
+                Params::Channel {
+                    engine_type: channel.engine_type,
+                    va_space: channel.h_va_space,
+                    context_share: channel.h_context_share,
+                }
+            }
+            _ => Params::None,
+        }
+    };
+    Call::Alloc {
+        client: root,
+        parent,
+        handle,
+        class,
+        params,
+    }
+}

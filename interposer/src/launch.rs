@@ -1,0 +1,297 @@
+//! The slow path of a launch: whatever the hot path could not be sure of.
+//!
+//! The first launch of a thread, another stream or device than last time, an idle device, a closed
+//! gate, a capture somewhere in the process, counts that must be atomic. It finds the device and the
+//! thread's slot, waits on the gate if the process is offline, notes the stream before the count
+//! (the prober that sees the count must see the stream), rings the busy edge, and leaves the slot
+//! where the hot path finds it.
+
+use crate::contexts;
+use crate::driver::{self, Driver};
+use crate::process::{self, Process, process};
+use crate::slots::{self, ANNOUNCE, STREAMS, Slot, Slots};
+use crate::sys::{self, Membarrier};
+use crate::{clock, gate};
+use core::ffi::{c_int, c_uint};
+use core::mem::offset_of;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
+use tidegate_abi::cuda::{CUlaunchConfig, CUresult, CUstream, CudaLaunchParams};
+use tidegate_abi::page::{DEVICES, DeviceWords, Page};
+use tidegate_core::activity::busy_edge;
+use tidegate_core::gate::{Capture, Role, Turn};
+use tidegate_core::word::Fences as _;
+
+/// What a launch touches.
+#[derive(Clone, Copy, Debug)]
+pub struct Touch {
+    /// The stream as [`slots::named`].
+    pub stream: u64,
+    /// The graph launched, or 0.
+    pub graph: u64,
+    /// The stream may then wait for the host.
+    pub waits_on_host: bool,
+}
+
+/// Copies below this are over before anything could be gated for them.
+const LARGE_COPY: usize = 64 << 10;
+
+/// The stream of a `cuLaunchKernelEx`.
+#[inline(always)]
+pub fn stream_of(config: *const CUlaunchConfig) -> CUstream {
+    // SAFETY: null, or the structure that the driver is about to read itself.
+    match unsafe { config.as_ref() } {
+        Some(config) => config.stream,
+        None => core::ptr::null_mut(),
+    }
+}
+
+/// A launch that is under way.
+struct Entered {
+    slot: &'static Slot,
+    shared: bool,
+}
+
+impl Entered {
+    fn leave(&self) {
+        if self.shared {
+            self.slot.counts.add_returned();
+        } else {
+            self.slot.counts.raise_returned();
+        }
+    }
+}
+
+/// A launch on the slow path.
+pub fn slow(row: usize, touch: Touch, call: impl FnOnce() -> CUresult) -> CUresult {
+    let entered = process::guarded(|| sys::keeping_errno(|| enter(row, touch))).flatten();
+    let result = call();
+    if let Some(entered) = entered {
+        entered.leave();
+    }
+    result
+}
+
+/// A copy that has happened when it returns.
+pub fn sync_copy(
+    row: usize,
+    stream: u64,
+    bytes: usize,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let result = if bytes >= LARGE_COPY {
+        let touch = Touch {
+            stream,
+            graph: 0,
+            waits_on_host: false,
+        };
+        slow(row, touch, call)
+    } else {
+        crate::hook::count(row);
+        call()
+    };
+    crate::sync::returned(crate::sync::Proof::Event, result);
+    result
+}
+
+/// `cuLaunchCooperativeKernelMultiDevice`: one stream on each of several devices.
+///
+/// # Safety
+/// `list` is the driver's argument of that name.
+pub unsafe fn multi_device(
+    row: usize,
+    list: *mut CudaLaunchParams,
+    count: c_uint,
+    _flags: c_uint,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let entered: Vec<Entered> = process::guarded(|| {
+        sys::keeping_errno(|| {
+            if list.is_null() {
+                return Vec::new();
+            }
+            // SAFETY: the driver is about to read the same array.
+            let list = unsafe { core::slice::from_raw_parts(list, count as usize) };
+            list.iter()
+                .filter_map(|params| {
+                    let touch = Touch {
+                        stream: slots::named::<false>(params.stream as usize),
+                        graph: 0,
+                        waits_on_host: false,
+                    };
+                    enter(row, touch)
+                })
+                .collect()
+        })
+    })
+    .unwrap_or_default();
+    let result = call();
+    for entered in entered {
+        entered.leave();
+    }
+    result
+}
+
+/// Whether a stream captures, as the driver says.
+pub fn captures(driver: &Driver, stream: u64) -> Capture {
+    let mut status: c_int = 0;
+    // SAFETY: the stream is the caller's own; the call is legal in every capture mode.
+    let known =
+        unsafe { (driver.stream_is_capturing)(stream as usize as CUstream, &raw mut status) };
+    // An error says that a capture is invalid or that the legacy stream would break one: either
+    // way nothing launched there runs.
+    if known.is_ok() && status == 0 {
+        Capture::None
+    } else {
+        Capture::Active
+    }
+}
+
+fn enter(row: usize, touch: Touch) -> Option<Entered> {
+    let process = process()?;
+    if process.role() == Role::Ignore {
+        crate::hook::count(row);
+        return None;
+    }
+    let driver = driver::driver()?;
+    if ANNOUNCE.capturing() && captures(driver, touch.stream) == Capture::Active {
+        crate::hook::count(row);
+        return None;
+    }
+    let device = device_of(process, driver, touch.stream)?;
+    let (slot, shared) = slot_for(process, device)?;
+    if let (Some(calls), false) = (slot.calls.get(row), shared) {
+        calls.store(calls.load(Relaxed).wrapping_add(1), Relaxed);
+    } else {
+        crate::hook::count(row);
+    }
+    note(slot, touch);
+    let page = begin(process, slot, shared, device);
+    let words = &page.devices[device];
+    if let Some(_edge) = busy_edge(&words.activity)
+        && process.role().counts()
+    {
+        words.busy_since_ns.store(clock::now_ns(), Release);
+        process::ring(page);
+    }
+    if !shared {
+        // A per-thread stream is counted launch by launch, so it stays on this path.
+        let known = if touch.stream == 2 { 0 } else { touch.stream };
+        slot.last_stream.store(known, Relaxed);
+        slots::set_current(slot);
+    }
+    Some(Entered { slot, shared })
+}
+
+/// Raises `entered` once the gate lets the launch through; the page it saw.
+fn begin(process: &'static Process, slot: &Slot, shared: bool, device: usize) -> &'static Page {
+    loop {
+        if shared {
+            slot.counts.add_entered();
+        } else {
+            slot.counts.raise_entered();
+            Membarrier::light();
+        }
+        fence(SeqCst);
+        let page = process.page();
+        if gate::turn(process, page, device) == Turn::Pass {
+            return page;
+        }
+        if shared {
+            slot.counts.add_returned();
+        } else {
+            slot.counts.raise_returned();
+        }
+        gate::wait(process, page, device);
+    }
+}
+
+fn device_of(process: &'static Process, driver: &Driver, stream: u64) -> Option<usize> {
+    if stream > 2
+        && let Ok(contexts) = process.contexts.try_lock()
+        && let Some(known) = contexts.stream(usize::try_from(stream).ok()?)
+    {
+        return Some(known.device);
+    }
+    let (_, device) = contexts::current(driver)?;
+    if process.devices.load(Acquire) & (1 << device) == 0 {
+        // A context made by a way no hook sees.
+        contexts::look(process);
+    }
+    Some(device)
+}
+
+/// Notes what a launch touches, before it is counted.
+fn note(slot: &Slot, touch: Touch) {
+    if touch.graph != 0 {
+        slot.graph.store(touch.graph, Relaxed);
+    }
+    if touch.waits_on_host {
+        slot.waits_on_host.store(1, Relaxed);
+    }
+    if touch.stream == 2 {
+        slot.thread_stream.entered.fetch_add(1, AcqRel);
+        return;
+    }
+    for place in &slot.streams {
+        let known = place.load(Relaxed);
+        if known == touch.stream {
+            return;
+        }
+        if known == 0
+            && place
+                .compare_exchange(0, touch.stream, AcqRel, Relaxed)
+                .is_ok_and(|_| true)
+        {
+            return;
+        }
+        if place.load(Relaxed) == touch.stream {
+            return;
+        }
+    }
+    slot.all_streams.store(1, Release);
+}
+
+fn slot_for(process: &Process, device: usize) -> Option<(&'static Slot, bool)> {
+    let all = process::slots()?;
+    // SAFETY: null or into the array, which is never unmapped.
+    let current = unsafe { slots::current().as_ref() };
+    let tid = sys::gettid().cast_unsigned();
+    let is_mine = |slot: &&Slot| {
+        slot.owner.load(Relaxed) == tid && slot.device.load(Relaxed) as usize == device
+    };
+    if let Some(slot) = current.filter(is_mine) {
+        return Some((slot, !process.membarrier));
+    }
+    slots::set_current(core::ptr::null());
+    let high = all.high.load(Acquire) as usize;
+    let found = all.own.iter().take(high).find(is_mine);
+    if let Some(slot) = found.or_else(|| claim(all, tid, device)) {
+        if process.membarrier {
+            slots::set_current(slot);
+            return Some((slot, false));
+        }
+        return Some((slot, true));
+    }
+    let slot = all.shared.get(device)?;
+    slot.device.store(u32::try_from(device).ok()?, Relaxed);
+    slot.all_streams.store(1, Release);
+    Some((slot, true))
+}
+
+fn claim(all: &'static Slots, tid: u32, device: usize) -> Option<&'static Slot> {
+    let (index, slot) = all
+        .own
+        .iter()
+        .enumerate()
+        .find(|(_, slot)| slot.owner.compare_exchange(0, tid, AcqRel, Relaxed).is_ok())?;
+    let words_at = offset_of!(Page, devices) + device.min(DEVICES - 1) * size_of::<DeviceWords>();
+    slot.device
+        .store(u32::try_from(device).unwrap_or(0), Relaxed);
+    slot.words_at.store(words_at as u64, Relaxed);
+    slot.last_stream.store(0, Relaxed);
+    debug_assert!(STREAMS == slot.streams.len());
+    all.high
+        .fetch_max(u32::try_from(index + 1).unwrap_or(u32::MAX), AcqRel);
+    Some(slot)
+}

@@ -1,0 +1,37 @@
+//! What the library says, on the application's standard error: nothing, unless `TIDEGATE_LOG` is
+//! set, and one line when an offline program waits for an agent that is not there.
+//!
+//! One `write` a line, to descriptor 2 of whoever speaks. The reporter keeps it in its own table only
+//! when `TIDEGATE_LOG` is set.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+static ENABLED: AtomicU32 = AtomicU32::new(2);
+
+/// Whether `TIDEGATE_LOG` is set.
+pub fn enabled() -> bool {
+    match ENABLED.load(Relaxed) {
+        2 => {
+            let on = crate::env::log();
+            ENABLED.store(u32::from(on), Relaxed);
+            on
+        }
+        on => on == 1,
+    }
+}
+
+/// Writes one line, whatever the environment says.
+pub fn line(text: &str) {
+    crate::sys::keeping_errno(|| {
+        let line = format!("tidegate: {text}\n");
+        // SAFETY: the bytes are live for the call. A closed descriptor 2 is an error we ignore.
+        unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+    });
+}
+
+/// Writes one line if `TIDEGATE_LOG` is set.
+pub fn debug(text: impl FnOnce() -> String) {
+    if enabled() {
+        line(&text());
+    }
+}

@@ -1,0 +1,382 @@
+//! The prober: finds out when a device has become idle. In an offline process the same thread
+//! acknowledges the gate words instead.
+//!
+//! It sleeps while every device is idle (on the doorbell, which a busy edge rings) and looks every
+//! `probe_interval` while one is busy. What makes an idle edge valid is in
+//! [`tidegate_core::activity`]; here are the questions to the streams, the figures that go with the
+//! edge, and the slots of threads that are gone.
+
+use crate::contexts::Contexts;
+use crate::driver::{self, Driver};
+use crate::ioctl::Up;
+use crate::process::{self, Process, slots};
+use crate::slots::{ANNOUNCE, Slot};
+use crate::sys::{self, Membarrier};
+use crate::{clock, gate};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::collections::BTreeSet;
+use tidegate_abi::cuda::{CU_STREAM_LEGACY, CUcontext, CUevent, CUresult, CUstream};
+use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, DeviceWords, Page};
+use tidegate_core::activity::{Begin, Counts, Published, Quiet, Sums, begin};
+use tidegate_core::gate::Role;
+use tidegate_core::suspect::{self, Facts, Reason};
+use tidegate_core::word::Fences as _;
+
+/// Longest sleep with nothing to do, after which slots of dead threads are looked for.
+const REST_NS: u64 = 1_000_000_000;
+
+/// What the prober remembers of one device.
+#[derive(Clone, Copy, Debug, Default)]
+struct Watch {
+    entered: u64,
+    entered_at_idle: u64,
+    last_launch_ns: u64,
+    last_busy_ns: u64,
+    suspect: Option<Reason>,
+}
+
+/// Runs for ever.
+pub fn run(process: &'static Process) {
+    let mut watches = [Watch::default(); DEVICES];
+    let mut relaxed = false;
+    loop {
+        let page = process.page();
+        let bell = page.process.doorbell.load(Acquire);
+        let role = process.role();
+        let mut busy = false;
+        if role.counts()
+            && let Some(driver) = driver::driver()
+        {
+            if !relaxed {
+                relaxed = relax(driver);
+            }
+            for device in process.seen_devices() {
+                busy |= round(process, driver, page, device, &mut watches[device]);
+            }
+        }
+        page.process.prober_ns.store(clock::now_ns(), Release);
+        match role {
+            _ if busy => sys::sleep_ns(process.limits.probe_interval.load(Relaxed)),
+            Role::Offline => acknowledge(process, page),
+            _ => {
+                retire(process);
+                sys::futex_wait(&page.process.doorbell, bell, REST_NS);
+            }
+        }
+    }
+}
+
+/// Lets this thread ask streams although another thread captures in global mode.
+fn relax(driver: &Driver) -> bool {
+    const RELAXED: i32 = 2;
+    let mut mode = RELAXED;
+    // SAFETY: `mode` is live; the call concerns this thread only.
+    unsafe { (driver.exchange_capture_mode)(&raw mut mode) }.is_ok()
+}
+
+fn pairs<'a>(
+    process: &'static Process,
+    device: usize,
+) -> impl Iterator<Item = &'static Counts<AtomicU64>> + use<'a> {
+    slots_of(device)
+        .map(|slot| &slot.counts)
+        .chain(core::iter::once(&process.retired[device]))
+}
+
+fn slots_of(device: usize) -> impl Iterator<Item = &'static Slot> {
+    slots().into_iter().flat_map(move |all| {
+        let high = all.high.load(Acquire) as usize;
+        all.own
+            .iter()
+            .take(high)
+            .filter(move |slot| {
+                slot.owner.load(Acquire) != 0 && slot.device.load(Acquire) as usize == device
+            })
+            .chain(all.shared.get(device))
+    })
+}
+
+/// One look at one device; whether it is busy afterwards.
+fn round(
+    process: &'static Process,
+    driver: &Driver,
+    page: &'static Page,
+    device: usize,
+    watch: &mut Watch,
+) -> bool {
+    let words = &page.devices[device];
+    if words.activity.load(Acquire) & ACTIVITY_BUSY == 0 {
+        return false;
+    }
+    let fences = Membarrier;
+    let all = || pairs(process, device);
+    let begun = begin(&fences, &words.activity, all);
+    let now = clock::now_ns();
+    let sums = match &begun {
+        Begin::Idle => return false,
+        Begin::Inside(sums) | Begin::Quiet(Quiet { sums, .. }) => *sums,
+    };
+    if sums.entered != watch.entered || watch.last_launch_ns == 0 {
+        watch.entered = sums.entered;
+        watch.last_launch_ns = now;
+    }
+    words.total.store(sums.entered, Relaxed);
+    if let Begin::Quiet(quiet) = begun
+        && ask(process, driver, device) == Answer::Done
+    {
+        finish(words, device, watch, sums);
+        if let Published::Idle { .. } = quiet.publish(&fences, &words.activity, all) {
+            watch.entered_at_idle = sums.entered;
+            name(process, words, device, watch, None);
+            process::ring(page);
+            return false;
+        }
+    }
+    watch.last_busy_ns = now;
+    let facts = Facts {
+        busy_since_ns: words.busy_since_ns.load(Relaxed),
+        last_launch_ns: watch.last_launch_ns,
+        waits_on_host: slots_of(device).any(|slot| slot.waits_on_host.load(Relaxed) != 0),
+    };
+    let limit = process.limits.busy_suspect.load(Relaxed);
+    name(
+        process,
+        words,
+        device,
+        watch,
+        suspect::name(facts, limit, now),
+    );
+    true
+}
+
+/// Writes what goes with an idle edge, before it is rung.
+fn finish(words: &DeviceWords, device: usize, watch: &Watch, sums: Sums) {
+    let synced = slots_of(device)
+        .filter(|slot| slot.sync_entered.load(Acquire) == slot.counts.entered.load(Acquire))
+        .map(|slot| slot.sync_ns.load(Relaxed))
+        .max()
+        .unwrap_or(0);
+    words
+        .idle_since_ns
+        .store(synced.max(watch.last_busy_ns), Relaxed);
+    words
+        .launches
+        .store(sums.entered.wrapping_sub(watch.entered_at_idle), Relaxed);
+    let graph = slots_of(device)
+        .map(|slot| {
+            (
+                slot.counts.entered.load(Relaxed),
+                slot.graph.swap(0, Relaxed),
+            )
+        })
+        .filter(|(_, graph)| *graph != 0)
+        .max();
+    words
+        .graph
+        .store(graph.map_or(0, |(_, graph)| graph), Release);
+    for slot in slots_of(device) {
+        slot.waits_on_host.store(0, Relaxed);
+    }
+}
+
+fn name(
+    process: &Process,
+    words: &DeviceWords,
+    device: usize,
+    watch: &mut Watch,
+    reason: Option<Reason>,
+) {
+    if watch.suspect == reason {
+        return;
+    }
+    watch.suspect = reason;
+    words
+        .suspect
+        .store(reason.map_or(0, |reason| reason as u64), Release);
+    let since_ns = words.busy_since_ns.load(Relaxed);
+    sys::lock(&process.rm).outbox.push(Up::Suspect {
+        device,
+        reason,
+        since_ns,
+    });
+    process.bell.ring();
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Done,
+    Busy,
+}
+
+/// Asks every stream the device's launches touched.
+fn ask(process: &'static Process, driver: &Driver, device: usize) -> Answer {
+    let mut touched = BTreeSet::new();
+    let mut every = false;
+    for slot in slots_of(device) {
+        every |= slot.all_streams.load(Acquire) != 0;
+        let own = &slot.thread_stream;
+        if own.entered.load(Acquire) != own.returned.load(Acquire) && slot.owner.load(Acquire) != 0
+        {
+            return Answer::Busy;
+        }
+        touched.extend(
+            slot.streams
+                .iter()
+                .map(|place| place.load(Acquire))
+                .filter(|stream| *stream != 0),
+        );
+    }
+    if !ANNOUNCE.probe_begins() {
+        return Answer::Busy;
+    }
+    let answer = {
+        let mut contexts = sys::lock(&process.contexts);
+        ask_all(driver, &mut contexts, device, &touched, every)
+    };
+    ANNOUNCE.probe_ended();
+    answer
+}
+
+fn ask_all(
+    driver: &Driver,
+    contexts: &mut Contexts,
+    device: usize,
+    touched: &BTreeSet<u64>,
+    every: bool,
+) -> Answer {
+    let legacy = CU_STREAM_LEGACY as u64;
+    if every || touched.contains(&legacy) {
+        let all: Vec<usize> = contexts.contexts_of(device).collect();
+        for context in all {
+            let asked = within(driver, context, || {
+                // SAFETY: a constant handle in a context that the registry's lock keeps alive.
+                unsafe { (driver.stream_query)(CU_STREAM_LEGACY as CUstream) }
+            });
+            if asked == Answer::Busy {
+                return Answer::Busy;
+            }
+        }
+    }
+    for (handle, stream) in contexts.streams_of(device) {
+        if !every && !touched.contains(&(handle as u64)) {
+            continue;
+        }
+        let asked = within(driver, stream.context, || {
+            // SAFETY: the registry's lock keeps the stream alive.
+            unsafe { (driver.stream_query)(handle as CUstream) }
+        });
+        if asked == Answer::Busy {
+            return Answer::Busy;
+        }
+    }
+    for orphan in contexts.orphans_of(device) {
+        let asked = within(driver, orphan.context, || {
+            // SAFETY: an event of ours, destroyed only below.
+            unsafe { (driver.event_query)(orphan.event as CUevent) }
+        });
+        if asked == Answer::Busy {
+            return Answer::Busy;
+        }
+        contexts.adopt(orphan.event);
+        within(driver, orphan.context, || {
+            // SAFETY: as above; forgotten in the same breath.
+            unsafe { (driver.event_destroy)(orphan.event as CUevent) }
+        });
+    }
+    Answer::Done
+}
+
+/// Asks with `context` current. An error other than "not ready" is a context or stream that is
+/// gone or lost: nothing of it runs. A capture is not an answer.
+fn within(driver: &Driver, context: usize, question: impl FnOnce() -> CUresult) -> Answer {
+    // SAFETY: the driver checks context handles, and the registry's lock keeps this one alive.
+    if !unsafe { (driver.ctx_push)(context as CUcontext) }.is_ok() {
+        return Answer::Done;
+    }
+    let result = question();
+    let mut popped = core::ptr::null_mut();
+    // SAFETY: pops what was pushed above.
+    unsafe { (driver.ctx_pop)(&raw mut popped) };
+    let capture = CUresult::STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::STREAM_CAPTURE_WRONG_THREAD.0;
+    if result == CUresult::NOT_READY || capture.contains(&result.0) {
+        Answer::Busy
+    } else {
+        Answer::Done
+    }
+}
+
+/// Frees the slots of threads that are gone, on devices that are idle, keeping their sums.
+fn retire(process: &'static Process) {
+    let Some(all) = slots() else { return };
+    let page = process.page();
+    for slot in all.own.iter().take(all.high.load(Acquire) as usize) {
+        let owner = slot.owner.load(Acquire);
+        if owner == 0 || sys::thread_exists(owner.cast_signed()) {
+            continue;
+        }
+        let device = slot.device.load(Relaxed) as usize;
+        let Some(words) = page.devices.get(device) else {
+            continue;
+        };
+        if words.activity.load(Acquire) & ACTIVITY_BUSY != 0 {
+            continue;
+        }
+        // A thread that ended inside the driver never came back from it.
+        let entered = slot.counts.entered.swap(0, AcqRel);
+        slot.counts.returned.store(0, Release);
+        process.retired[device].entered.fetch_add(entered, AcqRel);
+        process.retired[device].returned.fetch_add(entered, AcqRel);
+        for (row, calls) in crate::table::ROWS.iter().zip(&slot.calls) {
+            row.calls.fetch_add(calls.swap(0, Relaxed), Relaxed);
+        }
+        for place in &slot.streams {
+            place.store(0, Relaxed);
+        }
+        let own = &slot.thread_stream;
+        for word in [
+            &own.entered,
+            &own.returned,
+            &slot.sync_ns,
+            &slot.sync_entered,
+            &slot.graph,
+            &slot.last_stream,
+        ] {
+            word.store(0, Relaxed);
+        }
+        slot.all_streams.store(0, Relaxed);
+        slot.owner.store(0, Release);
+    }
+}
+
+/// Says to the agent that a gate word is obeyed: every launch that begins from here on sees it, and
+/// none that did not is inside the driver.
+fn acknowledge(process: &'static Process, page: &'static Page) {
+    let mut inside = false;
+    let mut waits = vec![(&page.process.doorbell, page.process.doorbell.load(Acquire))];
+    for device in process.seen_devices() {
+        let word = &page.gates[device].gate;
+        let seen = word.load(Acquire);
+        let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
+        waits.push((sys::low_half(word), low));
+        Membarrier.heavy();
+        let sums = Sums::of(|| pairs(process, device));
+        let words = &page.devices[device];
+        words.total.store(sums.entered, Relaxed);
+        if words.gate_ack.load(Relaxed) == seen {
+            continue;
+        }
+        if gate::any_closed(process) && sums.entered != sums.returned {
+            inside = true;
+            continue;
+        }
+        words.gate_ack.store(seen, Release);
+        page.process.acked.fetch_add(1, AcqRel);
+        sys::futex_wake(&page.process.acked);
+    }
+    if inside {
+        sys::sleep_ns(1_000_000);
+    } else {
+        sys::futex_wait_any(&waits, REST_NS);
+    }
+}

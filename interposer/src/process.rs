@@ -1,0 +1,268 @@
+//! What the library knows of the process it is in, and how a forked child starts over.
+//!
+//! The slots lie in memory that fork wipes, so a child sees at its first call that nothing is
+//! built, whether or not it ran atfork handlers. It then builds everything anew and *leaks* what it
+//! inherited: dropping its parent's runtime would act on descriptions they share, and any of the
+//! old locks may be held by a thread that does not exist here.
+//!
+//! Nothing of this costs a process that makes no CUDA context more than two mappings, and a process
+//! that opens no driver file nothing at all.
+
+use crate::contexts::Contexts;
+use crate::ioctl::Rm;
+use crate::slots::{PAGE, Slots};
+use crate::{env, sys};
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+use std::sync::Mutex;
+use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, GATE_CLOSED, Page};
+use tidegate_core::activity::Counts;
+use tidegate_core::gate::Role;
+
+/// One process' state.
+#[derive(Debug)]
+pub struct Process {
+    role: AtomicU32,
+    /// What the environment wished for.
+    pub wished: Role,
+    /// Threads were started.
+    pub started: AtomicBool,
+    /// Counts are plain words; otherwise atomic adds.
+    pub membarrier: bool,
+    /// The page between agents; its gates say what holds without one.
+    pub private: &'static Page,
+    /// Whether an agent's stream stands.
+    pub attached: AtomicBool,
+    /// Whether an agent was ever attached.
+    pub ever_attached: AtomicBool,
+    /// Devices in use, one bit each.
+    pub devices: AtomicU32,
+    /// Sums of slots whose threads are gone.
+    pub retired: [Counts<AtomicU64>; DEVICES],
+    /// Contexts and streams.
+    pub contexts: Mutex<Contexts>,
+    /// RM objects, and what the agent has not been told yet.
+    pub rm: Mutex<Rm>,
+    /// Wakes the reporter.
+    pub bell: sys::Bell,
+    /// Figures the agent sent.
+    pub limits: Limits,
+    /// Offline launches that wait on the gate at this moment.
+    pub waiting: AtomicU32,
+    /// Panics caught at the library's edges.
+    pub panics: AtomicU64,
+}
+
+/// What the agent wants of the library, in nanoseconds.
+#[derive(Debug)]
+pub struct Limits {
+    /// Prober period while busy.
+    pub probe_interval: AtomicU64,
+    /// Busy without a launch for this long is a suspect.
+    pub busy_suspect: AtomicU64,
+    /// Longest hold of a schedule call.
+    pub schedule_hold: AtomicU64,
+}
+
+impl Process {
+    /// The role as known now.
+    #[inline]
+    pub fn role(&self) -> Role {
+        Role::from_word(self.role.load(Acquire))
+    }
+
+    /// Takes the role the agent gave.
+    pub fn set_role(&self, role: Role) {
+        self.role.store(role.to_word(), Release);
+    }
+
+    /// The page launches look at.
+    pub fn page(&self) -> &'static Page {
+        // SAFETY: set before the process value was published, and pages are never unmapped.
+        unsafe { &*PAGE.load(Acquire) }
+    }
+
+    /// The devices in use.
+    pub fn seen_devices(&self) -> impl Iterator<Item = usize> + use<> {
+        let seen = self.devices.load(Acquire);
+        (0..DEVICES).filter(move |device| seen & (1 << device) != 0)
+    }
+
+    /// Notes a device; `true` the first time.
+    pub fn see_device(&self, device: usize) -> bool {
+        let bit = 1 << device;
+        self.devices.fetch_or(bit, AcqRel) & bit == 0
+    }
+
+    /// Makes launches look at `page`.
+    ///
+    /// Its devices start busy where activity counts: the agent then hears of no idle edge that the
+    /// prober has not proven on this very page. The old page is rung too, for who sleeps on it.
+    pub fn swap_page(&self, page: &'static Page) {
+        let now = crate::clock::now_ns();
+        if self.role().counts() {
+            for device in self.seen_devices() {
+                let words = &page.devices[device];
+                words.busy_since_ns.store(now, Relaxed);
+                words.activity.fetch_or(ACTIVITY_BUSY, AcqRel);
+            }
+        }
+        let old = PAGE.swap(core::ptr::from_ref(page).cast_mut(), AcqRel);
+        ring(page);
+        // SAFETY: as in `page`.
+        let old = unsafe { &*old };
+        sys::futex_wake(&old.process.doorbell);
+        for gate in &old.gates {
+            sys::futex_wake(sys::low_half(&gate.gate));
+        }
+    }
+
+    /// Sets the gates of the page between agents.
+    pub fn set_private_gates(&self, closed: bool) {
+        for gate in &self.private.gates {
+            let next = (gate.gate.load(Relaxed) & !3).wrapping_add(4)
+                | if closed { GATE_CLOSED } else { 0 };
+            gate.gate.store(next, Release);
+            sys::futex_wake(sys::low_half(&gate.gate));
+        }
+    }
+}
+
+/// Raises the doorbell of a page and wakes who sleeps on it.
+pub fn ring(page: &Page) {
+    page.process.doorbell.fetch_add(1, AcqRel);
+    sys::futex_wake(&page.process.doorbell);
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+static SLOTS: AtomicPtr<Slots> = AtomicPtr::new(core::ptr::null_mut());
+static DISABLED: AtomicU32 = AtomicU32::new(0);
+
+const READY: u32 = 2;
+
+/// Whether `TIDEGATE_DISABLE` keeps the library out.
+pub fn disabled() -> bool {
+    match DISABLED.load(Relaxed) {
+        0 => {
+            let disabled = env::disabled();
+            DISABLED.store(1 + u32::from(disabled), Relaxed);
+            disabled
+        }
+        known => known == 2,
+    }
+}
+
+/// Every slot, once the process is known.
+pub fn slots() -> Option<&'static Slots> {
+    // SAFETY: null or a mapping that is never unmapped and valid when zeroed.
+    unsafe { SLOTS.load(Acquire).as_ref() }
+}
+
+/// The process, if anything was built in it (not in its parent).
+pub fn known() -> Option<&'static Process> {
+    (slots()?.state.load(Acquire) == READY)
+        // SAFETY: stored before READY was, and leaked.
+        .then(|| unsafe { PROCESS.load(Acquire).as_ref() })
+        .flatten()
+}
+
+/// The process, built if need be; `None` when the library is switched off or memory is refused.
+pub fn process() -> Option<&'static Process> {
+    match known() {
+        Some(process) => Some(process),
+        None if disabled() => None,
+        None => build(),
+    }
+}
+
+#[cold]
+fn build() -> Option<&'static Process> {
+    let slots = match slots() {
+        Some(slots) => slots,
+        None => {
+            let fresh = sys::map_wiped_on_fork(size_of::<Slots>())?.cast::<Slots>();
+            let stored = sys::publish(&SLOTS, fresh);
+            if stored != fresh {
+                // SAFETY: mapped above with this size and shown to nobody.
+                unsafe { libc::munmap(fresh.cast(), size_of::<Slots>()) };
+            }
+            // SAFETY: as in `slots`.
+            unsafe { &*stored }
+        }
+    };
+    loop {
+        match slots.state.compare_exchange(0, 1, AcqRel, Acquire) {
+            Ok(_) => break,
+            Err(READY) => return known(),
+            Err(_) => std::thread::yield_now(),
+        }
+    }
+    let process = private_page().map(|private| {
+        let wished = env::role();
+        let process = Process {
+            role: AtomicU32::new(match wished {
+                Role::Offline => Role::Offline.to_word(),
+                _ => Role::Unknown.to_word(),
+            }),
+            wished,
+            started: AtomicBool::new(false),
+            membarrier: sys::Membarrier::register(),
+            private,
+            attached: AtomicBool::new(false),
+            ever_attached: AtomicBool::new(false),
+            devices: AtomicU32::new(0),
+            retired: Default::default(),
+            contexts: Mutex::default(),
+            rm: Mutex::default(),
+            bell: sys::Bell::default(),
+            limits: Limits {
+                probe_interval: AtomicU64::new(500_000),
+                busy_suspect: AtomicU64::new(5_000_000_000),
+                schedule_hold: AtomicU64::new(tidegate_core::gate::SCHEDULE_HOLD_NS),
+            },
+            waiting: AtomicU32::new(0),
+            panics: AtomicU64::new(0),
+        };
+        process.set_private_gates(wished == Role::Offline);
+        PAGE.store(core::ptr::from_ref(private).cast_mut(), Release);
+        crate::capture::start_over();
+        &*Box::leak(Box::new(process))
+    });
+    match process {
+        Some(process) => {
+            PROCESS.store(core::ptr::from_ref(process).cast_mut(), Release);
+            slots.state.store(READY, Release);
+        }
+        None => slots.state.store(0, Release),
+    }
+    process
+}
+
+fn private_page() -> Option<&'static Page> {
+    // SAFETY: a fresh anonymous mapping; no existing memory is named.
+    let at = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            size_of::<Page>(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    // SAFETY: page-aligned, zeroed, of this size and never unmapped; every field is an atomic.
+    (at != libc::MAP_FAILED).then(|| unsafe { &*at.cast::<Page>() })
+}
+
+/// Runs `f`; a panic in it is counted and answered with `None`.
+pub fn guarded<T>(f: impl FnOnce() -> T) -> Option<T> {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+    if result.is_err()
+        && let Some(process) = known()
+    {
+        process.panics.fetch_add(1, Relaxed);
+    }
+    result.ok()
+}

@@ -1,0 +1,632 @@
+//! The reporter: the one thread that speaks with the agent.
+//!
+//! Its first act is to leave the application's descriptor table for an empty one of its own. The
+//! application then sees, inherits and closes none of our descriptors, and we cannot write into a
+//! file of the application's that took a number of ours. From then on no other thread may touch a
+//! descriptor of this one, which is why it is woken by a signal it reads from a `signalfd`
+//! ([`crate::sys::Bell`]) and the agent by a futex in the page.
+//!
+//! A lost stream is tried again after 10 ms, doubling to 500 ms. What an offline process does in
+//! between is [`tidegate_core::landing`]; this thread looks and acts, on a tick while there is
+//! something to look at.
+
+use crate::channels::{self, Outcome};
+use crate::greet::{Greeted, control_file, greet};
+use crate::ioctl::{GRANTS, Up};
+use crate::process::Process;
+use crate::resolve::{DEEPBIND_LOADS, unhooked};
+use crate::sys::{self, Bell};
+use crate::table::ROWS;
+use crate::{clock, driver, env, log};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::time::Duration;
+use tidegate_abi::class::Engine;
+use tidegate_abi::cuda::CUuuid;
+use tidegate_abi::page::{MAJOR, MINOR, Page};
+use tidegate_core::gate::Role;
+use tidegate_core::landing::{Effect, Landing, Look, OnLoss};
+use tidegate_core::rm::{Channel, Record};
+use tidegate_proto::v1::{self, agent_command::Command, client_event::Event};
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::{Endpoint, Uri};
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error("connect to the agent")]
+    Connect(#[source] io::Error),
+    #[error("greet the agent")]
+    Greet(#[source] io::Error),
+    #[error("open a channel")]
+    Transport(#[source] tonic::transport::Error),
+    #[error("attach")]
+    Attach(#[source] Box<tonic::Status>),
+    #[error("the agent did not answer in time")]
+    Slow,
+    #[error("the agent ended the stream")]
+    Ended,
+}
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(10);
+const LAST_BACKOFF: Duration = Duration::from_millis(500);
+const KEEP_ALIVE: Duration = Duration::from_millis(500);
+/// How often an offline process looks at its agent's heartbeat.
+const TICK: Duration = Duration::from_millis(25);
+const HOOKS_EVERY_NS: u64 = 1_000_000_000;
+
+/// Runs for ever.
+pub fn run(process: &'static Process) {
+    own_descriptor_table();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build();
+    let (Ok(runtime), Ok(signals)) = (runtime, signal_descriptor()) else {
+        log::debug(|| "the reporter cannot start".to_owned());
+        return;
+    };
+    process.bell.listen();
+    let mut reporter = Reporter {
+        process,
+        landing: Landing::default(),
+        on_loss: OnLoss::default(),
+        page: None,
+        generation: 0,
+        hooks_at_ns: 0,
+        hooks_calls: 0,
+        waiting: false,
+        devices: 0,
+    };
+    runtime.block_on(async {
+        // SAFETY: an owned descriptor, which stays open as long as the value that is registered.
+        let Ok(signals) = (unsafe { AsyncFd::register(signals) }) else {
+            return;
+        };
+        reporter.run(&signals).await;
+    });
+}
+
+fn own_descriptor_table() {
+    const CLOSE_RANGE_UNSHARE: u32 = 2;
+    // SAFETY: no pointers. The thread's table becomes its own; no descriptor of it is in use yet.
+    let unshared = unsafe {
+        let first = if log::enabled() { 3 } else { 0 };
+        libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0
+    };
+    if !unshared {
+        return;
+    }
+    // SAFETY: a constant C string and descriptors of this table; 0 to 2 stay open for ever, so that
+    // nothing written to standard error by a panic can reach a socket.
+    unsafe {
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+        for standard in 0..=if log::enabled() { 1 } else { 2 } {
+            if null != standard {
+                libc::dup2(null, standard);
+            }
+        }
+        if null > 2 {
+            libc::close(null);
+        }
+    }
+}
+
+fn signal_descriptor() -> io::Result<OwnedFd> {
+    // SAFETY: the set is live and initialised for the call; the new descriptor is ours.
+    unsafe {
+        let mut set: libc::sigset_t = core::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, Bell::SIGNAL);
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Empties a signal descriptor.
+fn drain(signals: &OwnedFd) {
+    let mut space = [0_u8; size_of::<libc::signalfd_siginfo>()];
+    // SAFETY: the buffer is live and as long as said; the descriptor does not block.
+    while unsafe { libc::read(signals.as_raw_fd(), space.as_mut_ptr().cast(), space.len()) } > 0 {}
+}
+
+struct Reporter {
+    process: &'static Process,
+    landing: Landing,
+    on_loss: OnLoss,
+    page: Option<&'static Page>,
+    generation: u64,
+    hooks_at_ns: u64,
+    hooks_calls: u64,
+    waiting: bool,
+    devices: u32,
+}
+
+type Up1 = mpsc::UnboundedSender<v1::ClientEvent>;
+
+fn send(up: &Up1, event: Event) {
+    // A closed stream is seen by who reads it.
+    let _ = up.send(v1::ClientEvent { event: Some(event) });
+}
+
+impl Reporter {
+    async fn run(&mut self, signals: &AsyncFd<OwnedFd>) {
+        let mut backoff = FIRST_BACKOFF;
+        loop {
+            let attached = match self.session(signals).await {
+                Ok(()) => true,
+                Err(lost) => {
+                    log::debug(|| format!("{}", Chain(&lost)));
+                    false
+                }
+            };
+            if self.detach() || attached {
+                backoff = FIRST_BACKOFF;
+            }
+            let wait = tokio::time::sleep(backoff);
+            tokio::pin!(wait);
+            loop {
+                tokio::select! {
+                    () = &mut wait => break,
+                    () = tokio::time::sleep(TICK), if self.looks() => self.look(),
+                }
+            }
+            backoff = (backoff * 2).min(LAST_BACKOFF);
+        }
+    }
+
+    /// Whether there is an agent's page to look at and reason to.
+    fn looks(&self) -> bool {
+        self.process.role() == Role::Offline && self.process.ever_attached.load(Relaxed)
+    }
+
+    /// After a session; whether there was one.
+    fn detach(&mut self) -> bool {
+        let was = self.process.attached.swap(false, AcqRel);
+        // Schedule calls that wait for an answer go on.
+        GRANTS.fetch_add(1, AcqRel);
+        sys::futex_wake(&GRANTS);
+        sys::lock(&self.process.rm).outbox.clear();
+        if was {
+            log::debug(|| "the agent is gone".to_owned());
+            if self.process.role() == Role::Offline {
+                self.look();
+            } else {
+                self.process.set_private_gates(false);
+                self.process.swap_page(self.process.private);
+            }
+        }
+        was
+    }
+
+    /// One look at the agent of an offline process.
+    fn look(&mut self) {
+        let heartbeat = |page: &Page| page.agent.heartbeat_ns.load(Acquire);
+        let look = Look {
+            heartbeat_ns: self.page.map_or(0, heartbeat),
+            handing_over_ns: self
+                .page
+                .map_or(0, |page| page.agent.handing_over_ns.load(Acquire)),
+            generation: self.generation,
+            stream: self.process.attached.load(Acquire),
+        };
+        let (next, effects) = self.landing.step(look, self.on_loss, clock::now_ns());
+        self.landing = next;
+        for effect in effects {
+            log::debug(|| format!("{effect:?}"));
+            match effect {
+                Effect::CloseGate => {
+                    self.process.set_private_gates(true);
+                    self.process.swap_page(self.process.private);
+                }
+                Effect::EnableChannels => {
+                    if !channels::enable_all(self.process) {
+                        log::debug(|| "some channels could not be enabled".to_owned());
+                    }
+                }
+                Effect::WriteReleased(generation) => {
+                    if let Some(page) = self.page {
+                        page.process.released.store(generation, Release);
+                    }
+                }
+                Effect::OpenGate => {
+                    self.process.set_private_gates(false);
+                    log::debug(|| {
+                        "no agent came back; this offline process runs ungated".to_owned()
+                    });
+                }
+                Effect::ObeyAgent => {
+                    if let Some(page) = self.page {
+                        self.process.swap_page(page);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn session(&mut self, signals: &AsyncFd<OwnedFd>) -> Result<(), Lost> {
+        let path = format!("{}/{}", env::run_dir(), tidegate_proto::HOOK_SOCKET);
+        let stream = UnixStream::connect(path).await.map_err(Lost::Connect)?;
+        let greeted = greet(&stream, self.process).await.map_err(Lost::Greet)?;
+        let channel = channel(stream).await.map_err(Lost::Transport)?;
+        let (up, events) = mpsc::unbounded_channel();
+        send(&up, Event::Hello(self.hello(&greeted)));
+        let mut client = v1::runtime_client::RuntimeClient::new(channel);
+        let attach = client.attach(UnboundedReceiverStream::new(events));
+        let mut down = tokio::time::timeout(Duration::from_secs(2), attach)
+            .await
+            .map_err(|_| Lost::Slow)?
+            .map_err(|status| Lost::Attach(Box::new(status)))?
+            .into_inner();
+        let page = match greeted {
+            Greeted::Page(page) => Some(page),
+            Greeted::Bare => None,
+        };
+        self.snapshot(&up);
+        loop {
+            tokio::select! {
+                command = down.next() => match command {
+                    Some(Ok(command)) => self.command(&up, command, page),
+                    Some(Err(status)) => return Err(Lost::Attach(Box::new(status))),
+                    None => return Err(Lost::Ended),
+                },
+                ready = signals.readable() => {
+                    if let Ok(mut ready) = ready {
+                        drain(signals.get_ref());
+                        ready.clear_ready();
+                    }
+                    self.deliver(&up);
+                }
+                () = tokio::time::sleep(TICK), if self.looks() => self.look(),
+                () = tokio::time::sleep(Duration::from_secs(1)) => self.hooks(&up, false),
+            }
+        }
+    }
+
+    fn hello(&self, greeted: &Greeted) -> v1::Hello {
+        let page_version = match greeted {
+            Greeted::Page(_) => MAJOR << 16 | MINOR,
+            Greeted::Bare => 0,
+        };
+        v1::Hello {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            page_version,
+            wished_role: match self.process.wished {
+                Role::Online => v1::Role::Online,
+                Role::Offline => v1::Role::Offline,
+                _ => v1::Role::Unspecified,
+            }
+            .into(),
+            job: env::job(),
+            name: std::fs::read_to_string("/proc/self/comm")
+                .map(|name| name.trim().to_owned())
+                .unwrap_or_default(),
+            pid: std::process::id().cast_signed(),
+            membarrier: self.process.membarrier,
+            driver_version: String::new(),
+            last_agent_generation: self.generation,
+        }
+    }
+
+    /// What stands, and from here on every change.
+    fn snapshot(&mut self, up: &Up1) {
+        let events = {
+            let mut rm = sys::lock(&self.process.rm);
+            rm.outbox.clear();
+            rm.granted.clear();
+            self.process.attached.store(true, Release);
+            rm.graph.snapshot()
+        };
+        send(
+            up,
+            Event::Rm(v1::RmEvents {
+                snapshot: true,
+                events: events.into_iter().map(record).collect(),
+            }),
+        );
+        self.devices = 0;
+        self.hooks_calls = 0;
+        self.deliver(up);
+    }
+
+    /// Sends what other threads left here.
+    fn deliver(&mut self, up: &Up1) {
+        for device in self.process.seen_devices() {
+            let bit = 1 << device;
+            if self.devices & bit == 0
+                && let Some(uuid) = uuid(device)
+            {
+                self.devices |= bit;
+                let slot = u32::try_from(device).unwrap_or(0);
+                let uuid = uuid.to_vec();
+                send(up, Event::DeviceSeen(v1::DeviceSeen { slot, uuid }));
+            }
+        }
+        let outbox = std::mem::take(&mut sys::lock(&self.process.rm).outbox);
+        let mut records = Vec::new();
+        let flush = |records: &mut Vec<v1::RmEvent>| {
+            if !records.is_empty() {
+                let events = std::mem::take(records);
+                let snapshot = false;
+                send(up, Event::Rm(v1::RmEvents { snapshot, events }));
+            }
+        };
+        for item in outbox {
+            if let Up::Record(change) = item {
+                records.push(record(change));
+                continue;
+            }
+            flush(&mut records);
+            send(up, event(item));
+        }
+        flush(&mut records);
+        let waiting = self.process.waiting.load(Acquire) != 0;
+        if waiting != self.waiting {
+            self.waiting = waiting;
+            send(up, Event::GateWait(v1::GateWait { waiting }));
+        }
+    }
+
+    fn command(&mut self, up: &Up1, command: v1::AgentCommand, page: Option<&'static Page>) {
+        match command.command {
+            Some(Command::Welcome(welcome)) => self.welcome(&welcome, page),
+            Some(Command::ScheduleGo(go)) => {
+                sys::lock(&self.process.rm).granted.push(go.ticket);
+                GRANTS.fetch_add(1, AcqRel);
+                sys::futex_wake(&GRANTS);
+            }
+            Some(Command::SetChannels(wanted)) => {
+                let pairs: Vec<(u32, u32)> = wanted
+                    .pairs
+                    .iter()
+                    .map(|pair| (pair.client, pair.channel))
+                    .collect();
+                let instance = wanted.device_instance.max(0).cast_unsigned();
+                let outcome = match control_file(self.process) {
+                    Some(file) => {
+                        channels::set(self.process, &file, wanted.disable, &pairs, instance)
+                    }
+                    None => Outcome {
+                        errno: libc::EBADF,
+                        ..Outcome::default()
+                    },
+                };
+                send(
+                    up,
+                    Event::ChannelResult(v1::ChannelResult {
+                        seq: wanted.seq,
+                        status: outcome.status,
+                        errno: outcome.errno,
+                        entered_ns: outcome.entered_ns,
+                        returned_ns: outcome.returned_ns,
+                    }),
+                );
+            }
+            Some(Command::ReportHooks(_)) => self.hooks(up, true),
+            None => {}
+        }
+    }
+
+    fn welcome(&mut self, welcome: &v1::Welcome, page: Option<&'static Page>) {
+        let process = self.process;
+        log::debug(|| format!("{welcome:?}"));
+        let role = match welcome.role() {
+            v1::Role::Online => Role::Online,
+            v1::Role::Offline => Role::Offline,
+            v1::Role::Ignore => Role::Ignore,
+            v1::Role::Unspecified => Role::Unknown,
+        };
+        if let Some(limits) = &welcome.limits {
+            let given = |value: u64, default: u64| if value == 0 { default } else { value };
+            process.limits.probe_interval.store(
+                given(limits.probe_interval_ns, 500_000).clamp(200_000, 1_000_000),
+                Relaxed,
+            );
+            process
+                .limits
+                .busy_suspect
+                .store(given(limits.busy_suspect_ns, 5_000_000_000), Relaxed);
+            process.limits.schedule_hold.store(
+                given(
+                    limits.schedule_hold_ns,
+                    tidegate_core::gate::SCHEDULE_HOLD_NS,
+                ),
+                Relaxed,
+            );
+            self.on_loss = match limits.on_agent_loss() {
+                v1::OnAgentLoss::Run => OnLoss::Run,
+                _ => OnLoss::Hold {
+                    max_ns: limits.max_hold_ns,
+                },
+            };
+        }
+        self.generation = welcome.agent_generation;
+        process.set_role(role);
+        process.ever_attached.store(true, Release);
+        self.landing = Landing::Obeying;
+        let shown = page.unwrap_or(process.private);
+        if page.is_none() {
+            // Without a page no gate word can reach this process; the channels do all the gating.
+            process.set_private_gates(false);
+        }
+        if !self.page.is_some_and(|known| core::ptr::eq(known, shown)) {
+            self.page = Some(shown);
+            process.swap_page(shown);
+        } else {
+            crate::process::ring(shown);
+        }
+    }
+
+    /// The state of every hook, if it changed.
+    fn hooks(&mut self, up: &Up1, always: bool) {
+        let rows = rows();
+        let calls = rows.iter().map(|row| row.calls).sum();
+        let now = clock::now_ns();
+        let due = now.saturating_sub(self.hooks_at_ns) >= HOOKS_EVERY_NS;
+        let news = due && calls != self.hooks_calls;
+        if !always && !news {
+            return;
+        }
+        self.hooks_at_ns = now;
+        self.hooks_calls = calls;
+        send(
+            up,
+            Event::Hooks(v1::HookReport {
+                rows,
+                unhooked: unhooked()
+                    .into_iter()
+                    .map(|entry| v1::UnhookedAbi {
+                        name: entry.name,
+                        version: entry.version,
+                        flags: entry.flags,
+                        count: entry.count,
+                    })
+                    .collect(),
+                deepbind_loads: DEEPBIND_LOADS.load(Relaxed),
+                panics: self.process.panics.load(Relaxed),
+            }),
+        );
+    }
+}
+
+/// One stream, one channel: a second call of the connector, tonic's own reconnect, fails.
+async fn channel(stream: UnixStream) -> Result<tonic::transport::Channel, tonic::transport::Error> {
+    let stream = Mutex::new(Some(stream));
+    Endpoint::from_static("http://tidegate.invalid")
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true)
+        .connect_with_connector(tower::service_fn(move |_: Uri| {
+            let stream = sys::lock(&stream).take();
+            async move {
+                stream
+                    .map(hyper_util::rt::TokioIo::new)
+                    .ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
+            }
+        }))
+        .await
+}
+
+fn uuid(device: usize) -> Option<[u8; 16]> {
+    let mut uuid = CUuuid::default();
+    let driver = driver::driver()?;
+    // SAFETY: `uuid` is live; the call needs no context.
+    unsafe { (driver.device_uuid)(&raw mut uuid, i32::try_from(device).ok()?) }
+        .is_ok()
+        .then_some(uuid.bytes)
+}
+
+/// Every row, with the calls of all slots added.
+fn rows() -> Vec<v1::HookRow> {
+    let mut hot = vec![0_u64; ROWS.len()];
+    if let Some(all) = crate::process::slots() {
+        let high = all.high.load(Acquire) as usize;
+        for slot in all.own.iter().take(high) {
+            for (sum, calls) in hot.iter_mut().zip(&slot.calls) {
+                *sum += calls.load(Relaxed);
+            }
+        }
+    }
+    ROWS.iter()
+        .zip(hot)
+        .map(|(row, hot)| {
+            let calls = hot + row.calls.load(Relaxed);
+            v1::HookRow {
+                symbol: String::from_utf8_lossy(row.symbol).into_owned(),
+                installed: row.installed(calls),
+                resolved: row.resolved(),
+                calls,
+            }
+        })
+        .collect()
+}
+
+fn event(item: Up) -> Event {
+    match item {
+        Up::Record(change) => Event::Rm(v1::RmEvents {
+            snapshot: false,
+            events: vec![record(change)],
+        }),
+        Up::Schedule {
+            ticket,
+            client,
+            object,
+        } => Event::ScheduleRequest(v1::ScheduleRequest {
+            ticket,
+            client,
+            object,
+        }),
+        Up::Suspect {
+            device,
+            reason,
+            since_ns,
+        } => Event::Suspect(v1::Suspect {
+            slot: u32::try_from(device).unwrap_or(0),
+            reason: reason.map_or(0, |reason| reason as i32),
+            since_ns,
+        }),
+        Up::Note { kind, text } => Event::Note(v1::Note {
+            kind: kind.to_owned(),
+            text,
+        }),
+    }
+}
+
+fn record(record: Record) -> v1::RmEvent {
+    use v1::rm_event::Event as Rm;
+    let event = match record {
+        Record::ClientUp(client) => Rm::ClientUp(v1::ClientUp { client }),
+        Record::ClientDown(client) => Rm::ClientDown(v1::ClientDown { client }),
+        Record::ChannelUp(channel) => Rm::ChannelUp(channel_up(channel)),
+        Record::ChannelDown { client, channel } => {
+            Rm::ChannelDown(v1::ChannelDown { client, channel })
+        }
+    };
+    v1::RmEvent { event: Some(event) }
+}
+
+fn channel_up(channel: Channel) -> v1::ChannelUp {
+    v1::ChannelUp {
+        client: channel.client,
+        channel: channel.channel,
+        tsg: channel.tsg,
+        engine: match channel.engine {
+            Engine::Graphics => v1::Engine::Graphics,
+            Engine::Copy => v1::Engine::Copy,
+            Engine::Video => v1::Engine::Video,
+            Engine::Unknown => v1::Engine::Unspecified,
+        }
+        .into(),
+        device_instance: channel
+            .device_instance
+            .and_then(|instance| i32::try_from(instance).ok())
+            .unwrap_or(-1),
+        uuid: channel.uuid.map(|uuid| uuid.to_vec()).unwrap_or_default(),
+        class: channel.class,
+        subdevice: channel.subdevice.unwrap_or(0),
+    }
+}
+
+/// An error with everything below it.
+struct Chain<'a>(&'a dyn std::error::Error);
+
+impl core::fmt::Display for Chain<'_> {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(out, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(error) = source {
+            write!(out, ": {error}")?;
+            source = error.source();
+        }
+        Ok(())
+    }
+}

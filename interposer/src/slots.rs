@@ -1,0 +1,163 @@
+//! A thread's own counts, and the few instructions a launch costs while its device is busy.
+//!
+//! A slot belongs to one thread and one device. The thread finds its current slot in one
+//! initial-exec thread-local word, which a stable compiler gives a cdylib only by assembly
+//! (`thread_local!` would call `__tls_get_addr` on every launch). All slots are in one array that a
+//! forked child finds zeroed: there `last_stream` matches nothing, the slow path is taken, and the
+//! child starts over before it can touch its parent's page.
+//!
+//! A launch is on the hot path when the thread's slot is for this stream: then the device is known
+//! and the stream is in the slot's list of touched streams already. Streams are named as the driver
+//! names them, with 0 replaced by what it stands for (1 legacy, 2 per thread).
+
+use crate::sys::Membarrier;
+use crate::table::HOT_ROWS;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use tidegate_abi::page::{DEVICES, DeviceWords, GateWords, Page};
+use tidegate_core::activity::{Counts, enter_if_busy};
+use tidegate_core::capture::Announce;
+
+/// Threads that get a slot of their own, times devices they use.
+pub const SLOTS: usize = 1024;
+/// Streams a slot can tell apart.
+pub const STREAMS: usize = 8;
+
+/// The page launches look at.
+pub static PAGE: AtomicPtr<Page> = AtomicPtr::new(core::ptr::null_mut());
+/// Captures and the prober.
+pub static ANNOUNCE: Announce<AtomicU64> = Announce::new(AtomicU64::new(0), AtomicU64::new(0));
+
+/// One thread on one device.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct Slot {
+    /// Launches.
+    pub counts: Counts<AtomicU64>,
+    /// The stream the hot path knows; 0: none.
+    pub last_stream: AtomicU64,
+    /// Byte offset of the device's [`DeviceWords`] in the page.
+    pub words_at: AtomicU64,
+    /// The graph last launched.
+    pub graph: AtomicU64,
+    /// Thread id; 0: free.
+    pub owner: AtomicU32,
+    /// Device ordinal.
+    pub device: AtomicU32,
+    /// More streams than the list holds.
+    pub all_streams: AtomicU32,
+    /// A touched stream may wait for the host.
+    pub waits_on_host: AtomicU32,
+    /// Launches into the thread's own default stream, and how many of them its owner has seen done.
+    pub thread_stream: Counts<AtomicU64>,
+    /// When the last synchronising call returned, and `entered` at that time.
+    pub sync_ns: AtomicU64,
+    /// See `sync_ns`.
+    pub sync_entered: AtomicU64,
+    /// Touched streams.
+    pub streams: [AtomicU64; STREAMS],
+    /// Calls per row of the table.
+    pub calls: [AtomicU64; HOT_ROWS],
+}
+
+/// Every slot. The last [`DEVICES`] are shared by threads that found no other.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Slots {
+    /// 0: not built, 1: being built, 2: ready.
+    pub state: AtomicU32,
+    /// Slots below this may be in use.
+    pub high: AtomicU32,
+    /// Slots of one thread each.
+    pub own: [Slot; SLOTS],
+    /// One per device, for everybody else.
+    pub shared: [Slot; DEVICES],
+}
+
+core::arch::global_asm!(
+    ".pushsection .tbss,\"awT\",@nobits",
+    ".balign 8",
+    ".globl tidegate_slot_of_thread",
+    ".hidden tidegate_slot_of_thread",
+    ".type tidegate_slot_of_thread, @object",
+    ".size tidegate_slot_of_thread, 8",
+    "tidegate_slot_of_thread:",
+    ".zero 8",
+    ".popsection",
+);
+
+/// The calling thread's current slot, or null.
+#[inline(always)]
+pub fn current() -> *const Slot {
+    let slot: *const Slot;
+    // SAFETY: reads the calling thread's own word, whose offset the loader put into the GOT.
+    unsafe {
+        core::arch::asm!(
+            "mov {at}, qword ptr [rip + tidegate_slot_of_thread@GOTTPOFF]",
+            "mov {at}, qword ptr fs:[{at}]",
+            at = out(reg) slot,
+            options(nostack, preserves_flags, readonly, pure),
+        );
+    }
+    slot
+}
+
+/// Makes `slot` the calling thread's current one; null: the next launch takes the slow path.
+pub fn set_current(slot: *const Slot) {
+    // SAFETY: writes the calling thread's own word.
+    unsafe {
+        core::arch::asm!(
+            "mov {at}, qword ptr [rip + tidegate_slot_of_thread@GOTTPOFF]",
+            "mov qword ptr fs:[{at}], {slot}",
+            at = out(reg) _,
+            slot = in(reg) slot,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Names the stream 0 by what it stands for.
+#[inline(always)]
+pub const fn named<const THREAD: bool>(stream: usize) -> u64 {
+    if stream != 0 {
+        stream as u64
+    } else if THREAD {
+        2
+    } else {
+        1
+    }
+}
+
+const GATE_FROM_DEVICE: usize = DEVICES * size_of::<DeviceWords>();
+const _: () = assert!(size_of::<GateWords>() == size_of::<DeviceWords>());
+const _: () = assert!(
+    core::mem::offset_of!(Page, gates) == core::mem::offset_of!(Page, devices) + GATE_FROM_DEVICE
+);
+
+/// Begins a launch on the hot path; `None`: nothing was begun, take the slow one.
+#[inline(always)]
+pub fn enter(stream: u64, row: usize) -> Option<&'static Slot> {
+    // SAFETY: a thread's slot pointer is null or into the array, which is never unmapped.
+    let slot = unsafe { current().as_ref() }?;
+    if slot.last_stream.load(Ordering::Relaxed) != stream || ANNOUNCE.capturing() {
+        return None;
+    }
+    let page = PAGE.load(Ordering::Acquire);
+    let at = usize::try_from(slot.words_at.load(Ordering::Relaxed)).unwrap_or(0);
+    // SAFETY: `last_stream` is set only after the page pointer and `words_at` were, the latter to the
+    // offset of one of the page's `DEVICES` device words; pages are never unmapped.
+    let (activity, gate) = unsafe {
+        let words = page.byte_add(at).cast::<DeviceWords>();
+        let gates = page.byte_add(at + GATE_FROM_DEVICE).cast::<GateWords>();
+        (&(*words).activity, &(*gates).gate)
+    };
+    if !enter_if_busy::<_, Membarrier>(&slot.counts, activity, gate) {
+        return None;
+    }
+    if let Some(calls) = slot.calls.get(row) {
+        calls.store(
+            calls.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+    }
+    Some(slot)
+}

@@ -1,0 +1,99 @@
+//! Calls that prove work done: when the last one returned, and what it says of the thread's own stream.
+//!
+//! The time is what the idle edge carries, so that the cooldown is counted from the moment the work
+//! was known to be done and not from the probe that found out. The thread's own default stream can
+//! be asked by nobody but its thread, which does so here.
+
+use crate::driver::driver;
+use crate::process::{guarded, known, slots};
+use crate::slots::{self, ANNOUNCE};
+use crate::{clock, hook, sys};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use tidegate_abi::cuda::{CU_STREAM_PER_THREAD, CUresult, CUstream};
+
+/// What a synchronising call proves when it succeeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// Everything in the context.
+    Context,
+    /// One stream.
+    Stream(u64),
+    /// Some work of some stream.
+    Event,
+}
+
+/// A synchronising call.
+pub fn around(row: usize, proof: Proof, call: impl FnOnce() -> CUresult) -> CUresult {
+    hook::count(row);
+    if proof == Proof::Context && known().is_some() {
+        return context(call);
+    }
+    let result = call();
+    returned(proof, result);
+    result
+}
+
+/// A context's synchronisation proves what every thread had launched before it.
+fn context(call: impl FnOnce() -> CUresult) -> CUresult {
+    let before = guarded(|| {
+        let all = slots()?;
+        let high = all.high.load(Acquire) as usize;
+        let launched: Vec<(usize, u64)> = all
+            .own
+            .iter()
+            .take(high)
+            .enumerate()
+            .map(|(at, slot)| (at, slot.thread_stream.entered.load(Acquire)))
+            .filter(|(_, launched)| *launched != 0)
+            .collect();
+        Some(launched)
+    })
+    .flatten();
+    let result = call();
+    if result.is_ok()
+        && let (Some(all), Some(before)) = (slots(), before)
+    {
+        for (at, launched) in before {
+            if let Some(slot) = all.own.get(at) {
+                slot.thread_stream.returned.fetch_max(launched, Release);
+            }
+        }
+    }
+    returned(Proof::Context, result);
+    result
+}
+
+/// After a synchronising call returned.
+pub fn returned(proof: Proof, result: CUresult) {
+    // SAFETY: null or into the array, which is never unmapped.
+    let slot = unsafe { slots::current().as_ref() };
+    let (true, Some(slot)) = (result.is_ok(), slot) else {
+        return;
+    };
+    if slot.owner.load(Relaxed) == 0 {
+        return;
+    }
+    slot.sync_ns.store(clock::now_ns(), Relaxed);
+    slot.sync_entered
+        .store(slot.counts.entered.load(Relaxed), Release);
+    let launched = slot.thread_stream.entered.load(Acquire);
+    if launched == slot.thread_stream.returned.load(Acquire) {
+        return;
+    }
+    let done = match proof {
+        Proof::Stream(2) => true,
+        _ if ANNOUNCE.capturing() => false,
+        _ => guarded(|| {
+            sys::keeping_errno(|| {
+                // SAFETY: a constant handle, asked by the thread whose stream it is.
+                driver().is_some_and(|driver| unsafe {
+                    (driver.stream_query)(CU_STREAM_PER_THREAD as CUstream).is_ok()
+                })
+            })
+        })
+        .unwrap_or(false),
+    };
+    if done {
+        slot.thread_stream.returned.fetch_max(launched, Release);
+    }
+}

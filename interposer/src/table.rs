@@ -1,0 +1,200 @@
+//! Every driver function the library hooks, one row each: what it means, the first CUDA version with
+//! this signature, the signature. A name's older ABIs from before CUDA 3.2 have 32-bit addresses
+//! and are not hooked; a program that resolves one is counted.
+
+use crate::launch::stream_of;
+use crate::sync::Proof;
+use crate::{capture, contexts, launch, resolve, slots};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use tidegate_abi::cuda::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
+    CUgreenCtx, CUhostFn, CUlaunchConfig, CUresult, CUstream, CudaLaunchParams,
+};
+
+/// A stream of 0.
+const NULL: usize = 0;
+
+/// Rows from the first on whose calls a thread counts in its own slot.
+pub const HOT_ROWS: usize = 84;
+
+crate::hooks! {
+    // Launches.
+    Launch[s] 4000 fn cuLaunchKernel(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void);
+    Launch[s] 7000 fn cuLaunchKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void);
+    Launch[stream_of(config)] 11060 fn cuLaunchKernelEx(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void);
+    Launch[stream_of(config)] 11060 fn cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void);
+    LaunchGraph[s, exec] 10000 fn cuGraphLaunch(exec: CUgraphExec, s: CUstream);
+    LaunchGraph[s, exec] 10000 fn cuGraphLaunch_ptsz(exec: CUgraphExec, s: CUstream);
+    Launch[s] 9000 fn cuLaunchCooperativeKernel(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void);
+    Launch[s] 9000 fn cuLaunchCooperativeKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void);
+    LaunchMany[launch::multi_device] 9000 fn cuLaunchCooperativeKernelMultiDevice(list: *mut CudaLaunchParams, count: c_uint, flags: c_uint);
+    Launch[s, host] 10000 fn cuLaunchHostFunc(s: CUstream, f: CUhostFn, data: *mut c_void);
+    Launch[s, host] 10000 fn cuLaunchHostFunc_ptsz(s: CUstream, f: CUhostFn, data: *mut c_void);
+    Launch[NULL] 2000 fn cuLaunch(f: CUfunction);
+    Launch[NULL] 2000 fn cuLaunchGrid(f: CUfunction, width: c_int, height: c_int);
+    Launch[s] 2000 fn cuLaunchGridAsync(f: CUfunction, width: c_int, height: c_int, s: CUstream);
+
+    // Copies and fills that return before they are done.
+    Launch[s] 4000 fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemcpyAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 4000 fn cuMemcpyPeerAsync(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemcpyPeerAsync_ptsz(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemcpyHtoDAsync_v2_ptsz(to: CUdeviceptr, from: *const c_void, bytes: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemcpyDtoHAsync_v2_ptsz(to: *mut c_void, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemcpyDtoDAsync_v2_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemcpyHtoAAsync_v2(to: *mut c_void, at: usize, from: *const c_void, bytes: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemcpyHtoAAsync_v2_ptsz(to: *mut c_void, at: usize, from: *const c_void, bytes: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemcpyAtoHAsync_v2(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemcpyAtoHAsync_v2_ptsz(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemcpy2DAsync_v2(copy: *const c_void, s: CUstream);
+    Launch[s] 7000 fn cuMemcpy2DAsync_v2_ptsz(copy: *const c_void, s: CUstream);
+    Launch[s] 3020 fn cuMemcpy3DAsync_v2(copy: *const c_void, s: CUstream);
+    Launch[s] 7000 fn cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, s: CUstream);
+    Launch[s] 4000 fn cuMemcpy3DPeerAsync(copy: *const c_void, s: CUstream);
+    Launch[s] 7000 fn cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, s: CUstream);
+    Launch[s] 12080 fn cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, failed: *mut usize, s: CUstream);
+    Launch[s] 12080 fn cuMemcpyBatchAsync_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, failed: *mut usize, s: CUstream);
+    Launch[s] 13000 fn cuMemcpyBatchAsync_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, s: CUstream);
+    Launch[s] 13000 fn cuMemcpyBatchAsync_v2_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, s: CUstream);
+    Launch[s] 12080 fn cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, s: CUstream);
+    Launch[s] 12080 fn cuMemcpy3DBatchAsync_ptsz(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, s: CUstream);
+    Launch[s] 13000 fn cuMemcpy3DBatchAsync_v2(count: usize, list: *mut c_void, flags: u64, s: CUstream);
+    Launch[s] 13000 fn cuMemcpy3DBatchAsync_v2_ptsz(count: usize, list: *mut c_void, flags: u64, s: CUstream);
+    Launch[s] 3020 fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemsetD8Async_ptsz(to: CUdeviceptr, value: u8, count: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemsetD2D8Async_ptsz(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemsetD16Async_ptsz(to: CUdeviceptr, value: u16, count: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemsetD2D16Async(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemsetD2D16Async_ptsz(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemsetD32Async_ptsz(to: CUdeviceptr, value: u32, count: usize, s: CUstream);
+    Launch[s] 3020 fn cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, s: CUstream);
+    Launch[s] 7000 fn cuMemsetD2D32Async_ptsz(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, s: CUstream);
+    Launch[s] 8000 fn cuMemPrefetchAsync(at: CUdeviceptr, bytes: usize, device: CUdevice, s: CUstream);
+    Launch[s] 8000 fn cuMemPrefetchAsync_ptsz(at: CUdeviceptr, bytes: usize, device: CUdevice, s: CUstream);
+    Launch[s] 12020 fn cuMemPrefetchAsync_v2(at: CUdeviceptr, bytes: usize, location: u64, flags: c_uint, s: CUstream);
+    Launch[s] 12020 fn cuMemPrefetchAsync_v2_ptsz(at: CUdeviceptr, bytes: usize, location: u64, flags: c_uint, s: CUstream);
+    Launch[s] 13000 fn cuMemPrefetchBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
+    Launch[s] 13000 fn cuMemPrefetchBatchAsync_ptsz(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
+    Launch[s] 13000 fn cuMemDiscardBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, flags: u64, s: CUstream);
+    Launch[s] 13000 fn cuMemDiscardBatchAsync_ptsz(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, flags: u64, s: CUstream);
+    Launch[s] 13000 fn cuMemDiscardAndPrefetchBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
+    Launch[s] 13000 fn cuMemDiscardAndPrefetchBatchAsync_ptsz(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
+
+    // What makes a stream wait, or others go on.
+    Launch[s, host] 8000 fn cuStreamBatchMemOp(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
+    Launch[s, host] 8000 fn cuStreamBatchMemOp_ptsz(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
+    Launch[s, host] 11070 fn cuStreamBatchMemOp_v2(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
+    Launch[s, host] 11070 fn cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
+    Launch[s] 8000 fn cuStreamWriteValue32(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s] 8000 fn cuStreamWriteValue32_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s, host] 8000 fn cuStreamWaitValue32(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s, host] 8000 fn cuStreamWaitValue32_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s] 11070 fn cuStreamWriteValue32_v2(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s] 11070 fn cuStreamWriteValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s, host] 11070 fn cuStreamWaitValue32_v2(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s, host] 11070 fn cuStreamWaitValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s] 9000 fn cuStreamWriteValue64(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s] 9000 fn cuStreamWriteValue64_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s, host] 9000 fn cuStreamWaitValue64(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s, host] 9000 fn cuStreamWaitValue64_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s] 11070 fn cuStreamWriteValue64_v2(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s] 11070 fn cuStreamWriteValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s, host] 11070 fn cuStreamWaitValue64_v2(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s, host] 11070 fn cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+
+    // Fills return early too; copies have happened when they return.
+    Launch[NULL] 3020 fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
+    Launch[NULL] 7000 fn cuMemsetD8_v2_ptds(to: CUdeviceptr, value: u8, count: usize);
+    Launch[NULL] 3020 fn cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize);
+    Launch[NULL] 7000 fn cuMemsetD2D8_v2_ptds(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize);
+    Launch[NULL] 3020 fn cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize);
+    Launch[NULL] 7000 fn cuMemsetD16_v2_ptds(to: CUdeviceptr, value: u16, count: usize);
+    Launch[NULL] 3020 fn cuMemsetD2D16_v2(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize);
+    Launch[NULL] 7000 fn cuMemsetD2D16_v2_ptds(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize);
+    Launch[NULL] 3020 fn cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize);
+    Launch[NULL] 7000 fn cuMemsetD32_v2_ptds(to: CUdeviceptr, value: u32, count: usize);
+    Launch[NULL] 3020 fn cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize);
+    Launch[NULL] 7000 fn cuMemsetD2D32_v2_ptds(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize);
+    SyncCopy[bytes] 4000 fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    SyncCopy[bytes] 4000 fn cuMemcpyPeer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyPeer_ptds(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
+    SyncCopy[bytes] 3020 fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyHtoD_v2_ptds(to: CUdeviceptr, from: *const c_void, bytes: usize);
+    SyncCopy[bytes] 3020 fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyDtoH_v2_ptds(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+    SyncCopy[bytes] 3020 fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyDtoD_v2_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    SyncCopy[bytes] 3020 fn cuMemcpyDtoA_v2(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyDtoA_v2_ptds(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
+    SyncCopy[bytes] 3020 fn cuMemcpyAtoD_v2(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyAtoD_v2_ptds(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
+    SyncCopy[bytes] 3020 fn cuMemcpyHtoA_v2(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyHtoA_v2_ptds(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
+    SyncCopy[bytes] 3020 fn cuMemcpyAtoH_v2(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyAtoH_v2_ptds(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
+    SyncCopy[bytes] 3020 fn cuMemcpyAtoA_v2(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
+    SyncCopy[bytes] 7000 fn cuMemcpyAtoA_v2_ptds(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
+    SyncCopy[usize::MAX] 3020 fn cuMemcpy2D_v2(copy: *const c_void);
+    SyncCopy[usize::MAX] 7000 fn cuMemcpy2D_v2_ptds(copy: *const c_void);
+    SyncCopy[usize::MAX] 3020 fn cuMemcpy2DUnaligned_v2(copy: *const c_void);
+    SyncCopy[usize::MAX] 7000 fn cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void);
+    SyncCopy[usize::MAX] 3020 fn cuMemcpy3D_v2(copy: *const c_void);
+    SyncCopy[usize::MAX] 7000 fn cuMemcpy3D_v2_ptds(copy: *const c_void);
+    SyncCopy[usize::MAX] 4000 fn cuMemcpy3DPeer(copy: *const c_void);
+    SyncCopy[usize::MAX] 7000 fn cuMemcpy3DPeer_ptds(copy: *const c_void);
+
+    // What proves work done.
+    Sync[Proof::Context] 2000 fn cuCtxSynchronize();
+    Sync[Proof::Context] 13000 fn cuCtxSynchronize_v2(context: CUcontext);
+    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 2000 fn cuStreamSynchronize(s: CUstream);
+    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 7000 fn cuStreamSynchronize_ptsz(s: CUstream);
+    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 2000 fn cuStreamQuery(s: CUstream);
+    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 7000 fn cuStreamQuery_ptsz(s: CUstream);
+    Sync[Proof::Event] 2000 fn cuEventSynchronize(event: CUevent);
+    Sync[Proof::Event] 2000 fn cuEventQuery(event: CUevent);
+
+    // Contexts and streams.
+    Current 2000 fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice);
+    Current 3020 fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice);
+    Current 11040 fn cuCtxCreate_v3(context: *mut CUcontext, affinity: *mut c_void, count: c_int, flags: c_uint, device: CUdevice);
+    Current 12050 fn cuCtxCreate_v4(context: *mut CUcontext, params: *mut c_void, flags: c_uint, device: CUdevice);
+    Current 4000 fn cuCtxSetCurrent(context: CUcontext);
+    Current 2000 fn cuCtxPushCurrent(context: CUcontext);
+    Current 4000 fn cuCtxPushCurrent_v2(context: CUcontext);
+    Current 2000 fn cuCtxPopCurrent(context: *mut CUcontext);
+    Current 4000 fn cuCtxPopCurrent_v2(context: *mut CUcontext);
+    Around[contexts::destroy, (context), call] 2000 fn cuCtxDestroy(context: CUcontext);
+    Around[contexts::destroy, (context), call] 4000 fn cuCtxDestroy_v2(context: CUcontext);
+    Around[contexts::destroy, (context), call] 2000 fn cuCtxDetach(context: CUcontext);
+    Around[contexts::retained, (context, device), result] 7000 fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    Around[contexts::release, (device), call] 7000 fn cuDevicePrimaryCtxRelease(device: CUdevice);
+    Around[contexts::release, (device), call] 11000 fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    Around[contexts::release, (device), call] 7000 fn cuDevicePrimaryCtxReset(device: CUdevice);
+    Around[contexts::release, (device), call] 11000 fn cuDevicePrimaryCtxReset_v2(device: CUdevice);
+    Around[contexts::stream_made, (stream), result] 2000 fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    Around[contexts::stream_made, (stream), result] 5050 fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
+    Around[contexts::stream_made, (stream), result] 12050 fn cuGreenCtxStreamCreate(stream: *mut CUstream, context: CUgreenCtx, flags: c_uint, priority: c_int);
+    Around[contexts::stream_destroyed, (s), call] 2000 fn cuStreamDestroy(s: CUstream);
+    Around[contexts::stream_destroyed, (s), call] 4000 fn cuStreamDestroy_v2(s: CUstream);
+
+    // Captures.
+    Capture[capture::begin, s] 10000 fn cuStreamBeginCapture(s: CUstream);
+    Capture[capture::begin, s] 10000 fn cuStreamBeginCapture_ptsz(s: CUstream);
+    Capture[capture::begin, s] 10010 fn cuStreamBeginCapture_v2(s: CUstream, mode: c_int);
+    Capture[capture::begin, s] 10010 fn cuStreamBeginCapture_v2_ptsz(s: CUstream, mode: c_int);
+    Capture[capture::begin, s] 12030 fn cuStreamBeginCaptureToGraph(s: CUstream, graph: CUgraph, nodes: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int);
+    Capture[capture::begin, s] 12030 fn cuStreamBeginCaptureToGraph_ptsz(s: CUstream, graph: CUgraph, nodes: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int);
+    Capture[capture::end, s] 10000 fn cuStreamEndCapture(s: CUstream, graph: *mut CUgraph);
+    Capture[capture::end, s] 10000 fn cuStreamEndCapture_ptsz(s: CUstream, graph: *mut CUgraph);
+
+    // Answers for functions.
+    Resolve[resolve::proc_address] 11030 fn cuGetProcAddress(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64);
+    Resolve[resolve::proc_address_v2] 12000 fn cuGetProcAddress_v2(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
+}
