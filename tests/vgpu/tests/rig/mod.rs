@@ -102,10 +102,8 @@ impl File {
         use std::os::unix::ffi::OsStrExt;
         let fd = calls::open(dir.as_os_str().as_bytes(), node, true)?;
         // SAFETY: a fresh descriptor.
-        Ok(Self {
-            fd: unsafe { OwnedFd::from_raw_fd(fd) },
-            node,
-        })
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd, node })
     }
 
     /// A further name of the same open file.
