@@ -9,6 +9,7 @@
 
 pub mod clock;
 pub mod figures;
+pub mod peer;
 
 pub use clock::{monotonic_ns, wait_for, wait_until};
 

@@ -1,0 +1,65 @@
+//! A process that attaches to an agent as its script says, right or wrong.
+//!
+//! It takes the place of the preloaded library where a test needs a peer that misbehaves, or one whose
+//! every step it can order. It runs under the virtual GPU's shim, so its RM objects are real to the
+//! device. One command a line on standard input, one answer a line on standard output; whatever the
+//! agent sends meanwhile is printed as a line that begins with `<`.
+//!
+//! ```text
+//! connect [nofile|wrongfile]      greet, with the control file, none, or another file
+//! hello ROLE [JOB]                attach; ROLE: online, offline, ignore, none
+//! device SLOT GPU                 place SLOT of the page is GPU number GPU
+//! make GPU COUNT                  make a client, a TSG and COUNT channels; prints `made CLIENT CHANNEL...`
+//! report GPU CLIENT CHANNEL...    say that these channels are its own
+//! gone CLIENT                     say that the client is gone
+//! schedule TICKET CLIENT OBJECT   ask to schedule
+//! busy SLOT | idle SLOT           an edge: words, then doorbell
+//! word SLOT VALUE                 store an activity word without ringing
+//! gate SLOT                       prints `gate open` or `gate closed`
+//! refuse                          answer every further order of level L3 with a failure
+//! scribble MS                     random bytes over the own words of the page while ringing
+//! ring MS                         ring as fast as possible
+//! flood COUNT                     that many notes
+//! huge                            one message of 2 MiB
+//! raw HEX                         bytes on a connection of their own, after the greeting
+//! hang MS                         do nothing at all
+//! drop                            close the connection
+//! ```
+
+mod client;
+mod rm;
+
+use client::Peer;
+use std::io::{BufRead, Write};
+
+fn main() {
+    let stdin = std::io::stdin();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime can be made");
+    let _inside = runtime.enter();
+    let mut peer = Peer::default();
+    for line in stdin.lock().lines() {
+        let line = line.expect("standard input can be read");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let Some((&command, arguments)) = words.split_first() else {
+            continue;
+        };
+        let answer = runtime.block_on(peer.obey(command, arguments));
+        let text = match answer {
+            Ok(text) if text.is_empty() => "ok".to_owned(),
+            Ok(text) => text,
+            Err(error) => format!("error {error}").replace('\n', " "),
+        };
+        say(&text);
+    }
+}
+
+/// Prints one line at once, whole.
+pub fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}");
+    let _ = out.flush();
+}

@@ -1,0 +1,196 @@
+//! The few RM calls a peer makes: a client, a TSG, channels, and channel control on its own file.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use tidegate_abi::class;
+use tidegate_abi::rm;
+
+/// Everything a peer holds on one GPU.
+#[derive(Debug)]
+pub struct Objects {
+    pub client: u32,
+    pub subdevice: u32,
+    pub tsg: u32,
+    pub channels: Vec<u32>,
+    _device: File,
+}
+
+pub type Result<T> = std::result::Result<T, String>;
+
+fn open(path: &str) -> Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|error| format!("{path}: {error}"))
+}
+
+pub fn open_control() -> Result<OwnedFd> {
+    open("/dev/nvidiactl").map(Into::into)
+}
+
+fn ioctl<T>(file: &OwnedFd, escape: u32, parameters: &mut T) -> Result<()> {
+    let request = rm::request(escape, size_of::<T>());
+    // SAFETY: the request carries the size of `T`, which the callers choose to fit the escape.
+    let rc = unsafe { libc::ioctl(file.as_raw_fd(), request, std::ptr::from_mut(parameters)) };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error().to_string())
+    }
+}
+
+fn status(status: u32) -> Result<()> {
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(format!("RM status {status:#x}"))
+    }
+}
+
+fn alloc(
+    file: &OwnedFd,
+    (root, parent, new): (u32, u32, u32),
+    class: u32,
+    p: &mut [u8],
+) -> Result<u32> {
+    let mut call = rm::Nvos64 {
+        h_root: root,
+        h_object_parent: parent,
+        h_object_new: new,
+        h_class: class,
+        p_alloc_parms: if p.is_empty() {
+            0
+        } else {
+            p.as_mut_ptr() as u64
+        },
+        params_size: u32::try_from(p.len()).expect("small"),
+        ..rm::Nvos64::default()
+    };
+    ioctl(file, rm::NV_ESC_RM_ALLOC, &mut call)?;
+    status(call.status)?;
+    Ok(call.h_object_new)
+}
+
+fn control<T>(file: &OwnedFd, client: u32, object: u32, cmd: u32, p: &mut T) -> Result<u32> {
+    let mut call = rm::Nvos54 {
+        h_client: client,
+        h_object: object,
+        cmd,
+        params: std::ptr::from_mut(p) as u64,
+        params_size: u32::try_from(size_of::<T>()).expect("small"),
+        ..rm::Nvos54::default()
+    };
+    ioctl(file, rm::NV_ESC_RM_CONTROL, &mut call)?;
+    Ok(call.status)
+}
+
+fn bytes<T>(value: &mut T) -> &mut [u8] {
+    // SAFETY: parameter structs are plain integers without padding that matters to anybody.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(value).cast(), size_of::<T>()) }
+}
+
+/// Makes a client with a TSG and `count` channels on GPU number `gpu`.
+pub fn make(file: &OwnedFd, gpu: u32, count: u32) -> Result<Objects> {
+    let branch = rm::Branch::B580;
+    let mut root = vec![0_u8; branch.root_alloc_size()];
+    let client = alloc(file, (0, 0, 0), class::NV01_ROOT_CLIENT, &mut root)?;
+    let mut cards = [rm::CardInfo::default(); rm::MAX_GPUS];
+    ioctl(file, rm::NV_ESC_CARD_INFO, &mut cards)?;
+    let card = cards
+        .iter()
+        .find(|card| card.valid & 0xff != 0 && card.minor == gpu)
+        .ok_or("no such GPU")?;
+    let mut attach = rm::AttachIds {
+        gpu_ids: [rm::INVALID_GPU_ID; rm::MAX_GPUS],
+        failed_id: 0,
+    };
+    attach.gpu_ids[0] = card.gpu_id;
+    let cmd = rm::NV0000_CTRL_CMD_GPU_ATTACH_IDS;
+    status(control(file, client, client, cmd, &mut attach)?)?;
+    let mut info = rm::IdInfoV2 {
+        gpu_id: card.gpu_id,
+        ..rm::IdInfoV2::default()
+    };
+    let cmd = rm::NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2;
+    status(control(file, client, client, cmd, &mut info)?)?;
+    let device_file = open(&format!("/dev/nvidia{gpu}"))?;
+    let mut p = rm::Nv0080Alloc {
+        device_id: info.device_instance,
+        ..rm::Nv0080Alloc::default()
+    };
+    let device = alloc(
+        file,
+        (client, client, 0x5c00_0001),
+        class::NV01_DEVICE_0,
+        bytes(&mut p),
+    )?;
+    let mut p = rm::Nv2080Alloc::default();
+    let subdevice = alloc(
+        file,
+        (client, device, 0x5c00_0002),
+        class::NV20_SUBDEVICE_0,
+        bytes(&mut p),
+    )?;
+    let mut p = rm::ChannelGroupAlloc {
+        engine_type: class::ENGINE_TYPE_GR0,
+        ..rm::ChannelGroupAlloc::default()
+    };
+    let group = class::KEPLER_CHANNEL_GROUP_A;
+    let tsg = alloc(file, (client, device, 0x5c00_0003), group, bytes(&mut p))?;
+    let mut channels = Vec::new();
+    for at in 0..count {
+        let mut p = vec![0_u8; branch.channel_alloc_size()];
+        let new = 0x5c00_0010 + at;
+        let class = class::HOPPER_CHANNEL_GPFIFO_A;
+        channels.push(alloc(file, (client, tsg, new), class, &mut p)?);
+    }
+    Ok(Objects {
+        client,
+        subdevice,
+        tsg,
+        channels,
+        _device: device_file,
+    })
+}
+
+/// UUID of GPU number `gpu`.
+pub fn uuid(file: &OwnedFd, objects: &Objects) -> Result<[u8; 16]> {
+    let mut p = rm::GidInfo {
+        index: 0,
+        flags: rm::GID_FORMAT_BINARY,
+        length: 0,
+        data: [0; 256],
+    };
+    let cmd = rm::NV2080_CTRL_CMD_GPU_GET_GID_INFO;
+    status(control(
+        file,
+        objects.client,
+        objects.subdevice,
+        cmd,
+        &mut p,
+    )?)?;
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&p.data[..16]);
+    Ok(uuid)
+}
+
+/// Disables or enables pairs through the peer's own client; RM's status.
+pub fn set_channels(
+    file: &OwnedFd,
+    objects: &Objects,
+    disable: bool,
+    pairs: &[(u32, u32)],
+) -> Result<u32> {
+    let mut p = rm::DisableChannels {
+        disable: u8::from(disable),
+        num_channels: u32::try_from(pairs.len()).expect("at most 64"),
+        ..rm::DisableChannels::default()
+    };
+    for (at, &(client, channel)) in pairs.iter().enumerate() {
+        p.h_client_list[at] = client;
+        p.h_channel_list[at] = channel;
+    }
+    let cmd = rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS;
+    control(file, objects.client, objects.subdevice, cmd, &mut p)
+}

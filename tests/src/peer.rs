@@ -1,0 +1,123 @@
+//! A scripted peer of the agent (`src/bin/scripted-peer`), driven line by line.
+
+use crate::{Node, Running, built, clock, wait_until};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdin, Stdio};
+use std::sync::{Arc, Mutex};
+
+/// A process that attaches as its test says.
+#[derive(Debug)]
+pub struct Peer {
+    /// The process.
+    pub running: Running,
+    stdin: Option<ChildStdin>,
+    lines: Arc<Mutex<Vec<String>>>,
+    read: usize,
+}
+
+impl Peer {
+    /// Starts one on `node`, with nothing said yet.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[track_caller]
+    #[must_use]
+    pub fn start(node: &Node) -> Self {
+        let mut command = node.plain(built("scripted-peer"));
+        command.stdin(Stdio::piped()).stderr(Stdio::inherit());
+        let mut running = Running::start("scripted-peer", &mut command);
+        let stdin = running.child.stdin.take();
+        let stdout = running.child.stdout.take().expect("stdout is piped");
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let said = Arc::clone(&lines);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                said.lock().expect("not poisoned").push(line);
+            }
+        });
+        Self {
+            running,
+            stdin,
+            lines,
+            read: 0,
+        }
+    }
+
+    /// Starts one that attaches as `role` with GPU 0 in place 0.
+    ///
+    /// # Panics
+    /// When it cannot.
+    #[track_caller]
+    #[must_use]
+    pub fn attached(node: &Node, role: &str, job: &str) -> Self {
+        let mut peer = Self::start(node);
+        peer.ask("connect");
+        peer.ask(&format!("hello {role} {job}"));
+        peer.ask("device 0 0");
+        peer
+    }
+
+    /// Has it obey one command; its answer.
+    ///
+    /// # Panics
+    /// When it does not answer, or answers with an error.
+    #[track_caller]
+    pub fn ask(&mut self, command: &str) -> String {
+        let answer = self.try_ask(command);
+        assert!(!answer.starts_with("error"), "{command}: {answer}");
+        answer
+    }
+
+    /// As [`Self::ask`], and an error is an answer too.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[track_caller]
+    pub fn try_ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        let mut at = self.read;
+        let answer = wait_until(clock::DEADLINE, || {
+            let lines = self.lines.lock().expect("not poisoned");
+            let line = lines.get(at)?;
+            at += 1;
+            (!line.starts_with('<')).then(|| line.clone())
+        });
+        self.read = at;
+        answer.unwrap_or_else(|| panic!("no answer to {command}"))
+    }
+
+    /// Has it begin to obey one command, without waiting for the answer.
+    ///
+    /// # Panics
+    /// When it is gone.
+    #[track_caller]
+    pub fn tell(&mut self, command: &str) {
+        let stdin = self.stdin.as_mut().expect("stdin is piped");
+        writeln!(stdin, "{command}").expect("the peer lives");
+    }
+
+    /// Whether the agent has said `line` so far.
+    ///
+    /// # Panics
+    /// Never.
+    #[must_use]
+    pub fn heard(&self, line: &str) -> bool {
+        let lines = self.lines.lock().expect("not poisoned");
+        lines.iter().any(|said| said == &format!("< {line}"))
+    }
+
+    /// Makes `count` channels on GPU `gpu` and reports them; (client, channels).
+    ///
+    /// # Panics
+    /// When it cannot.
+    #[track_caller]
+    pub fn channels(&mut self, gpu: u32, count: u32) -> (u32, Vec<u32>) {
+        let made = self.ask(&format!("make {gpu} {count}"));
+        let words: Vec<&str> = made.split(' ').skip(1).collect();
+        self.ask(&format!("report {gpu} {}", words.join(" ")));
+        let number =
+            |word: &&str| u32::from_str_radix(word.trim_start_matches("0x"), 16).expect("a handle");
+        let handles: Vec<u32> = words.iter().map(number).collect();
+        (handles[0], handles[1..].to_vec())
+    }
+}

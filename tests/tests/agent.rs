@@ -1,0 +1,371 @@
+//! What the agent does for, and against, peers that behave in every way.
+
+use serde_json::Value;
+use tidegate_tests::peer::Peer;
+use tidegate_tests::{Node, clock, wait_for, wait_until};
+use tidegate_vgpu::control::Control;
+
+const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
+
+fn at_level(level: &str) -> String {
+    format!("{FIXED}[channel]\nlevel = \"{level}\"\n")
+}
+
+fn status(node: &Node) -> Value {
+    let output = node.tidegate(&["status", "--output", "json"]);
+    serde_json::from_slice(&output.stdout).expect("status is JSON")
+}
+
+fn counter(node: &Node, name: &str) -> u64 {
+    let status = status(node);
+    let counters = status["counters"].as_array().expect("a list");
+    let row = counters.iter().find(|row| row["name"] == name);
+    row.expect("the counter exists")["value"]
+        .as_u64()
+        .expect("a number")
+}
+
+/// Disabled flags of the channels of `client`.
+fn disabled(node: &Node, client: u32) -> Vec<bool> {
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    let channels = device.channels().expect("the device answers");
+    channels
+        .iter()
+        .filter(|channel| channel.client == client)
+        .map(|channel| channel.disabled)
+        .collect()
+}
+
+#[track_caller]
+fn wait_so(what: &str, mut is_so: impl FnMut() -> bool) {
+    wait_for(what, || is_so().then_some(()));
+}
+
+#[track_caller]
+fn wait_all(node: &Node, client: u32, want: bool) {
+    let all = || {
+        let flags = disabled(node, client);
+        (!flags.is_empty() && flags.iter().all(|&flag| flag == want)).then_some(())
+    };
+    let state = if want { "disabled" } else { "enabled" };
+    if wait_until(clock::DEADLINE, all).is_none() {
+        let log = std::fs::read_to_string(node.agent_log()).unwrap_or_default();
+        panic!(
+            "channels of {client:#x} are not {state}: {:?}\n{log}",
+            disabled(node, client)
+        );
+    }
+}
+
+/// An idle online process on GPU 0.
+fn idle_online(node: &Node) -> Peer {
+    let mut online = Peer::attached(node, "online", "");
+    online.ask("idle 0");
+    online
+}
+
+#[track_caller]
+fn gates_at(level: &str) {
+    let node = Node::new(&[], &at_level(level));
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, channels) = offline.channels(0, 70);
+    assert_eq!(channels.len(), 70, "more than one call carries");
+    wait_all(&node, client, false);
+    for _ in 0..3 {
+        online.ask("busy 0");
+        wait_all(&node, client, true);
+        online.ask("idle 0");
+        wait_all(&node, client, false);
+    }
+    let status = status(&node);
+    assert_eq!(status["gpus"][0]["channels"], 70);
+    assert!(status["gpus"][0]["preemptions"].as_u64() >= Some(3));
+    assert_eq!(status["jobs"][0]["name"], "batch");
+}
+
+#[test]
+fn a_busy_edge_disables_and_a_cooldown_enables_through_the_agents_own_client() {
+    gates_at("L1");
+}
+
+#[test]
+fn a_busy_edge_disables_and_a_cooldown_enables_through_the_owners_file() {
+    gates_at("L2");
+}
+
+#[test]
+fn a_busy_edge_disables_and_a_cooldown_enables_by_the_process_itself() {
+    gates_at("L3");
+}
+
+#[test]
+fn at_level_5_launches_wait_and_no_channel_is_touched() {
+    let node = Node::new(&[], &at_level("L5"));
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 2);
+    wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+    online.ask("busy 0");
+    wait_so("a closed gate", || offline.ask("gate 0") == "gate closed");
+    assert_eq!(disabled(&node, client), [false, false]);
+    online.ask("idle 0");
+    wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+}
+
+#[test]
+fn a_process_without_rights_to_it_is_never_online() {
+    let node = Node::new(&[], "[gate]\ncooldown = \"5ms\"\n");
+    let mut forger = Peer::start(&node);
+    forger.ask("connect");
+    let welcome = forger.ask("hello online");
+    assert!(welcome.contains("ROLE_IGNORE"), "{welcome}");
+}
+
+#[test]
+fn channels_of_another_process_are_not_touched_whenever_they_are_claimed() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    // Before their owner reports them.
+    let made = online.ask("make 0 2");
+    let words: Vec<&str> = made.split(' ').skip(1).collect();
+    let client = u32::from_str_radix(&words[0][2..], 16).expect("a handle");
+    let mut early = Peer::attached(&node, "offline", "thief");
+    early.ask(&format!("report 0 {}", words.join(" ")));
+    wait_so("the claim's refusal", || {
+        counter(&node, "foreign_claims") >= 1
+    });
+    online.ask(&format!("report 0 {}", words.join(" ")));
+    // After it.
+    let mut late = Peer::attached(&node, "offline", "thief");
+    late.ask(&format!("report 0 {}", words.join(" ")));
+    wait_so("the claim's refusal", || {
+        counter(&node, "foreign_claims") >= 2
+    });
+    // And without any file to ask.
+    let mut fileless = Peer::start(&node);
+    fileless.ask("connect nofile");
+    fileless.ask("hello offline thief");
+    fileless.ask(&format!("report 0 {}", words.join(" ")));
+    let mut honest = Peer::attached(&node, "offline", "honest");
+    let (own, _) = honest.channels(0, 1);
+    online.ask("busy 0");
+    wait_all(&node, own, true);
+    assert_eq!(disabled(&node, client), [false, false]);
+}
+
+#[test]
+fn a_file_that_is_not_the_drivers_proves_nothing() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut liar = Peer::start(&node);
+    liar.ask("connect wrongfile");
+    liar.ask("hello offline liar");
+    let (client, _) = liar.channels(0, 1);
+    let mut honest = Peer::attached(&node, "offline", "honest");
+    let (own, _) = honest.channels(0, 1);
+    online.ask("busy 0");
+    wait_all(&node, own, true);
+    assert_eq!(disabled(&node, client), [false]);
+}
+
+#[test]
+fn a_scheduling_call_of_a_gated_job_waits_until_its_channels_are_disabled() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let made = offline.ask("make 0 2");
+    let words: Vec<&str> = made.split(' ').skip(1).collect();
+    offline.ask(&format!("schedule 1 {} {}", words[0], words[1]));
+    let client = u32::from_str_radix(&words[0][2..], 16).expect("a handle");
+    assert!(
+        !offline.heard("go 1"),
+        "nothing is known of the channel yet"
+    );
+    offline.ask(&format!("report 0 {}", words.join(" ")));
+    wait_so("the call's turn", || offline.heard("go 1"));
+    assert_eq!(disabled(&node, client), [true, true]);
+}
+
+#[test]
+fn random_bytes_in_a_page_neither_stop_the_agent_nor_other_processes() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 1);
+    let mut hostile = Peer::attached(&node, "online", "");
+    hostile.ask("scribble 300");
+    let mut hostile_offline = Peer::attached(&node, "offline", "noise");
+    hostile_offline.ask("scribble 300");
+    drop(hostile);
+    drop(hostile_offline);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    online.ask("idle 0");
+    wait_all(&node, client, false);
+}
+
+#[test]
+fn a_process_that_rings_without_end_loses_its_page() {
+    let node = Node::new(&[], &format!("{FIXED}[limits]\nrings_per_second = 2000\n"));
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 1);
+    let mut hostile = Peer::attached(&node, "online", "");
+    hostile.ask("ring 500");
+    wait_so("the page's end", || counter(&node, "pages_dropped") == 1);
+    // It counted as busy, and no longer does.
+    wait_all(&node, client, false);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+}
+
+#[test]
+fn floods_and_huge_messages_cost_only_their_sender() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 1);
+    let mut flood = Peer::attached(&node, "offline", "flood");
+    flood.ask("flood 20000");
+    let mut huge = Peer::attached(&node, "offline", "huge");
+    huge.ask("huge");
+    wait_so("the end of its stream", || huge.heard("end"));
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+}
+
+#[test]
+fn a_connection_that_begins_with_anything_else_is_closed() {
+    let node = Node::new(&[], FIXED);
+    let mut peer = Peer::start(&node);
+    for bytes in [
+        "474554202f20485454502f312e310d0a0d0a",
+        "0000000000000000000000000000000000000000",
+        "ffffffffffffffffffffffffffffffff",
+        // A greeting that is not ours.
+        "000007f70000000000414243440000000000",
+    ] {
+        assert_eq!(peer.ask(&format!("raw {bytes}")), "closed", "{bytes}");
+    }
+}
+
+#[test]
+fn what_a_dead_process_held_is_given_back() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 3);
+    wait_all(&node, client, true);
+    drop(offline);
+    wait_so("an empty node", || {
+        let status = status(&node);
+        status["gpus"][0]["channels"] == 0 && status["jobs"].as_array().is_some_and(Vec::is_empty)
+    });
+}
+
+#[test]
+fn an_online_process_that_dies_busy_does_not_keep_the_gate_closed() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 1);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    drop(online);
+    wait_all(&node, client, false);
+}
+
+#[test]
+fn a_lost_connection_keeps_the_job_gated() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, channels) = offline.channels(0, 2);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    offline.ask("drop");
+    wait_so("the loss to show", || {
+        status(&node)["processes"]
+            .to_string()
+            .contains("connection lost")
+    });
+    online.ask("idle 0");
+    wait_all(&node, client, false);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    // It attaches again and is the same process.
+    offline.ask("connect");
+    offline.ask("hello offline batch");
+    offline.ask("device 0 0");
+    let list: Vec<_> = channels.iter().map(|c| format!("{c:#x}")).collect();
+    offline.ask(&format!("report 0 {client:#x} {}", list.join(" ")));
+    online.ask("idle 0");
+    wait_all(&node, client, false);
+    let status = status(&node);
+    assert_eq!(status["processes"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn pause_and_resume_steer_one_job() {
+    let node = Node::new(&[], FIXED);
+    let mut a = Peer::attached(&node, "offline", "a");
+    let mut b = Peer::attached(&node, "offline", "b");
+    let ((client_a, _), (client_b, _)) = (a.channels(0, 1), b.channels(0, 1));
+    wait_all(&node, client_a, false);
+    assert!(node.tidegate(&["pause", "a"]).status.success());
+    wait_all(&node, client_a, true);
+    assert_eq!(disabled(&node, client_b), [false]);
+    assert!(node.tidegate(&["resume", "a"]).status.success());
+    wait_all(&node, client_a, false);
+    assert_eq!(node.tidegate(&["pause", "c"]).status.code(), Some(1));
+}
+
+#[test]
+fn a_clean_stop_enables_everything() {
+    let mut node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 70);
+    wait_all(&node, client, true);
+    let agent = node.agent.take().expect("it runs");
+    agent.signal(libc::SIGTERM);
+    agent.succeed();
+    assert!(disabled(&node, client).iter().all(|&flag| !flag));
+}
+
+#[test]
+fn a_successor_of_a_killed_agent_enables_what_it_left() {
+    let mut node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 3);
+    wait_all(&node, client, true);
+    drop(node.agent.take());
+    assert!(disabled(&node, client).iter().all(|&flag| flag));
+    node.start_agent(FIXED);
+    assert!(disabled(&node, client).iter().all(|&flag| !flag));
+    assert_eq!(status(&node)["agent_generation"], 2);
+}
+
+#[test]
+fn release_enables_what_a_killed_agent_left_and_leaves_a_living_one_alone() {
+    let mut node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 3);
+    wait_all(&node, client, true);
+    assert_eq!(node.tidegate(&["release"]).status.code(), Some(3));
+    assert!(disabled(&node, client).iter().all(|&flag| flag));
+    drop(node.agent.take());
+    let released = node.tidegate(&["release"]);
+    let text = String::from_utf8_lossy(&released.stdout).into_owned();
+    assert!(released.status.success(), "{text} {released:?}");
+    assert!(text.contains("3 channels enabled"), "{text}");
+    assert!(disabled(&node, client).iter().all(|&flag| !flag));
+}
