@@ -8,11 +8,11 @@ use core::time::Duration;
 /// One thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Disable every channel the job holds on that GPU. Orders to one GPU are carried out in order;
+    /// Disable every channel the job holds on that GPU now. Orders to one GPU are carried out in order;
     /// each is answered once, by `Disabled` or `DisableFailed`, unless a later order for the same
     /// job and GPU has overtaken it: then the answer may be left out.
     Disable(Order),
-    /// Enable every channel the job holds on that GPU, after one more look at the activity words of
+    /// Enable every channel the job holds on that GPU now, after one more look at the activity words of
     /// the online processes of that GPU. Answered by `Enabled`, `EnableFailed` or `EnableSkipped`.
     Enable {
         /// The order.

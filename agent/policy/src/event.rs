@@ -68,7 +68,7 @@ pub enum Event {
         session: SessionId,
         /// The job that is gated as one.
         job: JobId,
-        /// Every GPU the process is known to use.
+        /// GPUs the process is known to use; those named before stay.
         gpus: GpuSet,
         /// What an earlier agent may have left behind.
         standing: Standing,

@@ -21,7 +21,8 @@ impl GpuId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// One offline job: all processes that are gated together.
+/// One offline job: all processes that are gated together. Never reused while an agent lives: a job
+/// whose last process left is over, and one of the same name that comes later has another number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u32);
 
@@ -29,7 +30,7 @@ pub struct JobId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Number of a decision about one job. Every order carries it and every answer repeats it, so that
+/// Number of a decision; grows over the life of a node. Every order carries it and every answer repeats it, so that
 /// the answer to an order that has been overtaken is recognised and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);

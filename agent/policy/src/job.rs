@@ -132,7 +132,6 @@ pub(crate) struct Job {
     lanes: Vec<Lane>,
     mode: Mode,
     want: Want,
-    generation: Generation,
     failures: u32,
     skip_until: Option<Instant>,
     launch_gate: LaunchGate,
@@ -162,7 +161,6 @@ impl Job {
             lanes: Vec::new(),
             mode: Mode::Managed,
             want: Want::Run,
-            generation: Generation(0),
             failures: 0,
             skip_until: None,
             launch_gate: LaunchGate::Unset,
@@ -196,8 +194,8 @@ impl Job {
             .iter_mut()
             .find(|member| member.session == session)
         {
-            Some(member) if member.gpus == gpus => return,
-            Some(member) => member.gpus = gpus,
+            Some(member) if gpus.minus(member.gpus).is_empty() => return,
+            Some(member) => member.gpus = member.gpus.union(gpus),
             None => {
                 self.members.push(Member {
                     session,
@@ -425,6 +423,7 @@ impl Job {
         &mut self,
         config: &Config,
         world: &World,
+        generation: &mut Generation,
         now: Instant,
         out: &mut Vec<Effect>,
     ) -> Outcome {
@@ -452,7 +451,7 @@ impl Job {
             }
             outcome.dropped = self.preempted_by.take();
         }
-        self.order(now, out);
+        self.order(generation, now, out);
         if core::mem::take(&mut self.reread) {
             out.push(Effect::ReadActivity { gpus: self.gpus });
         }
@@ -533,7 +532,7 @@ impl Job {
         self.lanes.iter().all(|lane| lane.state == state)
     }
 
-    fn order(&mut self, now: Instant, out: &mut Vec<Effect>) {
+    fn order(&mut self, generation: &mut Generation, now: Instant, out: &mut Vec<Effect>) {
         let enable = self.want == Want::Run || self.mode != Mode::Managed;
         let waits = self.mode == Mode::Managed
             && self
@@ -552,8 +551,8 @@ impl Job {
         if !self.lanes.iter().any(|lane| due(lane.state)) {
             return;
         }
-        self.generation = Generation(self.generation.0 + 1);
-        let (job, generation) = (self.id, self.generation);
+        *generation = Generation(generation.0 + 1);
+        let (job, generation) = (self.id, *generation);
         let look = if self.mode == Mode::Managed {
             Look::First
         } else {
@@ -587,7 +586,7 @@ impl Job {
             .any(|member| member.channels.iter().all(|c| c.1.0 == 0));
         let closed = match (self.want, self.mode) {
             (Want::Run, _) => false,
-            (Want::Gate(_), Mode::Unmanaged) => true,
+            (Want::Gate(_), Mode::Unmanaged | Mode::Recovering) => true,
             // Nothing known to disable yet, or the disable hangs: launches are all there is to hold.
             (Want::Gate(_), _) if held || bare => true,
             (Want::Gate(_), _) => {

@@ -14,7 +14,7 @@ use crate::effect::{Effect, Report};
 use crate::event::{Event, Order, Reading};
 use crate::gap::Learner;
 use crate::gate::{Cooling, Gate, Online};
-use crate::ids::{GpuId, GpuSet, JobId, MAX_GPUS, SessionId};
+use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, SessionId};
 use crate::job::{Job, Outcome, World};
 use crate::online::Session;
 use crate::time::Instant;
@@ -106,6 +106,8 @@ pub struct Node {
     /// `Pause` of all jobs holds for those to come.
     pause_new: bool,
     world: World,
+    /// Of the last order to any job.
+    generation: Generation,
     timer: Option<Instant>,
 }
 
@@ -147,15 +149,16 @@ impl Node {
                 all,
                 ..World::default()
             },
+            generation: Generation(0),
             timer: None,
         }
     }
 
     /// Takes one event and appends what must be done. `now` never goes back.
     pub fn step(&mut self, event: Event, now: Instant, out: &mut Vec<Effect>) {
-        self.world.shut = GpuSet::EMPTY;
         self.take(event, now, out);
         self.settle(now, out);
+        self.world.shut = GpuSet::EMPTY;
         let next = self.deadline(now);
         // A tick used up the shell's timer, so even an unchanged one is set again.
         if let Some(at) = next
@@ -358,6 +361,11 @@ impl Node {
             Cooldown::Fixed(_) => None,
         };
         let lapsed = self.sessions[place].lapsed();
+        if !self.sessions[place].uses(at) {
+            for request in self.sessions[place].requests() {
+                gpu.charges.request_started(session, request);
+            }
+        }
         let seen =
             self.sessions[place].read(at, reading, gpu.opened, learning.as_ref(), now, |gap| {
                 if let Some(learner) = &mut gpu.learner
@@ -436,7 +444,7 @@ impl Node {
         }
         self.settle_gates(now);
         for job in &mut self.jobs {
-            let outcome = job.settle(&self.config, &self.world, now, out);
+            let outcome = job.settle(&self.config, &self.world, &mut self.generation, now, out);
             book(&mut self.gpus, job, outcome, out);
         }
     }

@@ -272,6 +272,11 @@ impl Session {
         !self.requests.is_empty() || self.untracked > 0
     }
 
+    /// Requests in flight that are followed one by one.
+    pub fn requests(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.requests.iter().copied()
+    }
+
     /// Says whether that was news.
     pub fn request_started(&mut self, request: RequestId) -> bool {
         self.hinted = true;

@@ -1,0 +1,350 @@
+//! What the cooldown is learnt from, and what it is worth to a request.
+
+use crate::bench::Bench;
+use proptest::prelude::*;
+use std::time::Duration;
+use tidegate_policy::config::{Config, Learning};
+use tidegate_policy::effect::{Effect, Report};
+use tidegate_policy::event::Event;
+use tidegate_policy::gap::{Gap, Learner};
+use tidegate_policy::ids::{GpuId, GpuSet, JobId, RequestId, SessionId};
+use tidegate_policy::time::Instant;
+use tidegate_policy::view::{GateState, Unit};
+
+const ENGINE: SessionId = SessionId(1);
+const JOB: JobId = JobId(0);
+const GPU: GpuId = GpuId(0);
+const MS: u64 = 1_000_000;
+const DECODE_GRAPH: u64 = 7;
+
+/// splitmix64, so that a failing case is a number.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + (self.unit() * (high - low) as f64) as u64
+    }
+
+    /// A Poisson process' waiting time.
+    fn exponential(&mut self, mean: u64) -> u64 {
+        (-(1.0 - self.unit()).ln() * mean as f64) as u64
+    }
+}
+
+/// An engine that serves one request at a time, beside a job that is always ready.
+struct Served {
+    bench: Bench,
+    dice: Dice,
+    /// Longest decode gap that can come; the shortest is half of it.
+    gap: u64,
+    /// End and length of every decode gap between equal iterations.
+    gaps: Vec<(u64, u64)>,
+    eager: bool,
+}
+
+impl Served {
+    fn new(seed: u64, gap: u64, eager: bool) -> Self {
+        let mut bench = Bench::new(Config::default(), 1);
+        bench.attach_online(ENGINE);
+        bench.attach_offline(SessionId(10), JOB, GpuSet::of(GPU));
+        bench.pass(600 * MS);
+        bench.answer_all();
+        Self {
+            bench,
+            dice: Dice(seed),
+            gap,
+            gaps: Vec::new(),
+            eager,
+        }
+    }
+
+    fn wait(&mut self, ns: u64) {
+        // Orders are carried out within microseconds of every timer on the way.
+        self.bench.pass(ns.saturating_sub(MS / 10));
+        self.bench.answer_all();
+        self.bench.pass(ns.min(MS / 10));
+        self.bench.answer_all();
+    }
+
+    fn iteration(&mut self, prefill: bool) {
+        self.bench.busy(ENGINE, GPU);
+        self.bench.answer_all();
+        self.wait(if prefill { 20 * MS } else { 5 * MS });
+        let (launches, graph) = match (prefill, self.eager) {
+            (true, _) => (self.dice.between(400, 500), 0),
+            (false, true) => (self.dice.between(300, 310), 0),
+            (false, false) => (4, DECODE_GRAPH),
+        };
+        self.bench.idle(ENGINE, GPU, launches, graph);
+    }
+
+    /// Disables during one request.
+    fn request(&mut self, tokens: u64) -> usize {
+        let before = self.bench.effects.len();
+        self.iteration(true);
+        for token in 0..tokens {
+            let gap = self.dice.between(self.gap / 2, self.gap);
+            self.wait(gap);
+            if token > 0 {
+                self.gaps.push((self.bench.now, gap));
+            }
+            self.iteration(false);
+        }
+        let effects = &self.bench.effects[before..];
+        effects
+            .iter()
+            .filter(|(_, effect)| matches!(effect, Effect::Disable(_)))
+            .count()
+    }
+
+    /// Twice the longest decode gap of the window, from the schedule alone.
+    fn truth(&self) -> Duration {
+        let learning = Learning::default();
+        let recent = self.gaps.len().saturating_sub(1024);
+        let horizon = self.bench.now.saturating_sub(60_000 * MS);
+        let in_window = self
+            .gaps
+            .iter()
+            .enumerate()
+            .filter(|(n, g)| *n >= recent || g.0 >= horizon);
+        let longest = in_window.map(|(_, g)| g.1).max().unwrap_or(0);
+        Duration::from_nanos(2 * longest).clamp(learning.min, learning.max)
+    }
+
+    fn cooldown(&self) -> Duration {
+        self.bench
+            .node
+            .gpu(GPU, self.bench.at())
+            .expect("the only GPU")
+            .cooldown
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn with_poisson_arrivals_and_stationary_gaps_the_cooldown_is_twice_the_longest_gap(
+        seed: u64, gap in MS..90 * MS, pause in 5 * MS..2_000 * MS, eager: bool,
+    ) {
+        let mut served = Served::new(seed, gap, eager);
+        for request in 0..40 {
+            let tokens = served.dice.between(2, 60);
+            served.request(tokens);
+            let pause = served.dice.exponential(pause);
+            served.wait(pause);
+            let counted = served.bench.node.gpu(GPU, served.bench.at()).unwrap().decode_gaps;
+            if counted < 32 {
+                prop_assert_eq!(served.cooldown(), Duration::from_millis(200));
+                prop_assert!(request < 30, "nothing was learnt");
+            } else {
+                let (learnt, truth) = (served.cooldown().as_secs_f64(), served.truth().as_secs_f64());
+                prop_assert!((truth * 0.9..=truth * 1.1).contains(&learnt), "{learnt} for {truth}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_is_preempted_at_most_once_while_gaps_are_stationary(
+        seed: u64, gap in MS..90 * MS, pause in 5 * MS..2_000 * MS, eager: bool,
+    ) {
+        let mut served = Served::new(seed, gap, eager);
+        let mut preempted = 0;
+        for _ in 0..40 {
+            let tokens = served.dice.between(2, 60);
+            let disables = served.request(tokens);
+            prop_assert!(disables <= 1, "{disables} in one request");
+            preempted += disables;
+            let pause = served.dice.exponential(pause) + 100 * MS;
+            served.wait(pause);
+        }
+        prop_assert!(preempted > 0, "the test is about nothing");
+    }
+
+    #[test]
+    fn the_estimate_is_the_longest_gap_of_the_window_and_at_most_one_percent_more(
+        gaps in prop::collection::vec((1u64..200, 1u64..2_000), 33..3_000),
+    ) {
+        let mut learner = Learner::new(Learning::default());
+        let (mut now, mut seen) = (0, Vec::new());
+        for (gap, pause) in gaps {
+            let gap = gap * MS / 2;
+            now += gap + pause * MS / 20;
+            seen.push((now, gap));
+            let span = Duration::from_nanos(gap);
+            learner.learn(Gap { span, end: Instant::from_nanos(now), woke: false });
+        }
+        now += 30_000 * MS;
+        let recent = seen.len().saturating_sub(1024);
+        let horizon = now.saturating_sub(60_000 * MS);
+        let window = seen.iter().enumerate().filter(|(n, g)| *n >= recent || g.0 >= horizon);
+        let longest = Duration::from_nanos(window.map(|(_, g)| g.1).max().unwrap().max(MS));
+        let learnt = learner.longest(Instant::from_nanos(now));
+        prop_assert!(longest <= learnt && learnt <= longest + longest / 100, "{learnt:?} {longest:?}");
+    }
+}
+
+#[test]
+fn pauses_between_bursts_are_not_learnt() {
+    let mut served = Served::new(1, 4 * MS, false);
+    for _ in 0..20 {
+        for _ in 0..5 {
+            served.request(20);
+            served.wait(60 * MS);
+        }
+        served.wait(900 * MS);
+    }
+    assert!(
+        served.cooldown() <= Duration::from_millis(9),
+        "{:?}",
+        served.cooldown()
+    );
+}
+
+#[test]
+fn before_32_decode_gaps_the_cooldown_is_the_longest_there_is() {
+    let mut served = Served::new(1, 4 * MS, false);
+    served.request(32);
+    assert_eq!(served.cooldown(), Duration::from_millis(200));
+    served.request(10);
+    assert!(served.cooldown() < Duration::from_millis(9));
+}
+
+#[test]
+fn a_run_shorter_than_eight_repeats_makes_no_pattern_known() {
+    let mut served = Served::new(1, 4 * MS, false);
+    for _ in 0..100 {
+        served.request(8);
+    }
+    assert_eq!(
+        served
+            .bench
+            .node
+            .gpu(GPU, served.bench.at())
+            .unwrap()
+            .decode_gaps,
+        0
+    );
+    served.request(9);
+    served.request(2);
+    assert_eq!(
+        served
+            .bench
+            .node
+            .gpu(GPU, served.bench.at())
+            .unwrap()
+            .decode_gaps,
+        9
+    );
+}
+
+#[test]
+fn a_gap_that_outlasts_the_cooldown_is_obeyed_at_once_and_forgotten_over_the_window() {
+    let mut served = Served::new(1, 4 * MS, false);
+    served.request(50);
+    // The same request stalls: offline wakes, then the same iteration goes on.
+    served.wait(40 * MS);
+    served.iteration(false);
+    let violated = Report::CooldownViolated {
+        gpu: GPU,
+        gap: Duration::from_millis(40),
+    };
+    assert!(
+        served.bench.reports.contains(&violated),
+        "{:?}",
+        served.bench.reports
+    );
+    assert!(
+        served.cooldown() > Duration::from_micros(79_900),
+        "{:?}",
+        served.cooldown()
+    );
+    served.wait(30_000 * MS);
+    let half = served.cooldown();
+    assert!(
+        (Duration::from_millis(40)..Duration::from_millis(48)).contains(&half),
+        "{half:?}"
+    );
+    served.wait(30_000 * MS);
+    assert!(served.cooldown() < Duration::from_millis(9));
+}
+
+#[test]
+fn a_return_after_a_wake_that_is_another_request_is_no_violation() {
+    let mut served = Served::new(1, 4 * MS, false);
+    for _ in 0..5 {
+        served.request(50);
+        served.wait(40 * MS);
+    }
+    assert!(
+        served
+            .bench
+            .reports
+            .iter()
+            .all(|r| !matches!(r, Report::CooldownViolated { .. }))
+    );
+    assert!(served.cooldown() < Duration::from_millis(9));
+}
+
+#[test]
+fn with_lifecycle_hints_the_gate_opens_when_the_last_request_ends_and_not_before() {
+    let mut served = Served::new(1, 4 * MS, false);
+    let hint = |started, n| {
+        let (session, request) = (ENGINE, RequestId(n));
+        if started {
+            Event::RequestStarted { session, request }
+        } else {
+            Event::RequestEnded { session, request }
+        }
+    };
+    let gate = |served: &Served| served.bench.node.gpu(GPU, served.bench.at()).unwrap().gate;
+    served.bench.send(hint(true, 1));
+    served.request(4);
+    served.wait(10_000 * MS);
+    assert_eq!(gate(&served), GateState::Cooling, "a request is in flight");
+    served.bench.send(hint(true, 2));
+    served.bench.send(hint(false, 1));
+    served.wait(10_000 * MS);
+    assert_eq!(gate(&served), GateState::Cooling, "another one is");
+    served.bench.send(hint(false, 2));
+    assert_eq!(gate(&served), GateState::Open, "none is");
+    let unit = served
+        .bench
+        .node
+        .gpu(GPU, served.bench.at())
+        .unwrap()
+        .per_unit;
+    assert_eq!(
+        (unit.unit, unit.units, unit.preemptions),
+        (Unit::Request, 2, 1)
+    );
+}
+
+#[test]
+fn with_lifecycle_hints_every_gap_within_a_request_is_a_decode_gap_and_no_other_is() {
+    let mut served = Served::new(1, 4 * MS, false);
+    for n in 0..20 {
+        let (session, request) = (ENGINE, RequestId(n));
+        served
+            .bench
+            .send(Event::RequestStarted { session, request });
+        served.request(3);
+        served.bench.send(Event::RequestEnded { session, request });
+        served.wait(70 * MS);
+    }
+    let view = served.bench.node.gpu(GPU, served.bench.at()).unwrap();
+    assert_eq!(view.decode_gaps, 60);
+    assert!(view.longest_gap <= Duration::from_millis(5), "{view:?}");
+}

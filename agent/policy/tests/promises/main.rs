@@ -1,0 +1,5 @@
+//! The promises of the policy, each a property over any list of events, or a story.
+
+mod bench;
+mod learning;
+mod orders;
