@@ -187,7 +187,8 @@ impl World {
         }
     }
 
-    fn run_until(&mut self, now: u64) {
+    /// Lets the device go on to `now`, with what it had taken from the rings.
+    pub(crate) fn run_until(&mut self, now: u64) {
         let mut events = Vec::new();
         while let Some(next) = self
             .gpus

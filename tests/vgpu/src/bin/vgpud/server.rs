@@ -306,7 +306,7 @@ impl Server {
 
         let mut world = self.shared.world();
         let now = now_ns();
-        world.pump(now);
+        world.run_until(now);
         let named = named
             .and_then(|fd| sys::inode(fd.as_raw_fd()))
             .map(|inode| (inode, world.by_inode.get(&inode).copied()));
@@ -356,7 +356,7 @@ impl Server {
         let now = now_ns();
         if self.pending.peek().is_some_and(|first| first.due <= now) {
             let mut world = self.shared.world();
-            world.pump(now);
+            world.run_until(now);
             while let Some(first) = self.pending.peek()
                 && first.due <= now
                 && let Some(pending) = self.pending.pop()
@@ -413,7 +413,8 @@ impl World {
         }
     }
 
-    /// A command of the control socket: `set NAME VALUE` or `state`.
+    /// A command of the control socket: `set NAME VALUE`, `state`, or `hold_api MICROSECONDS`, by
+    /// which a writer of some other process takes the API lock now.
     fn command(&mut self, now: u64, text: &str) -> String {
         let mut words = text.split_whitespace();
         match (words.next(), words.next(), words.next()) {
@@ -421,6 +422,14 @@ impl World {
                 Ok(()) => {
                     self.apply_knobs();
                     self.history.push(Record::new(now, Kind::KnobSet));
+                    "ok".to_owned()
+                }
+                Err(error) => format!("error: {error}"),
+            },
+            (Some("hold_api"), Some(micros), None) => match micros.parse::<u64>() {
+                Ok(micros) => {
+                    let needs = tidegate_device::Needs::writer(0);
+                    self.locks.reserve(now, needs, micros.saturating_mul(1_000));
                     "ok".to_owned()
                 }
                 Err(error) => format!("error: {error}"),
