@@ -3,9 +3,23 @@
  *   graph COUNT NS    one graph of COUNT kernels, captured once per (COUNT, NS) and launched
  *   sync              waits for everything launched
  *   burst COUNT NS    launch and sync
+ *   request COUNT NS GAP   a prefill of one kernel of 4 NS, then COUNT decode iterations: a graph of one kernel of NS,
+ *                     waited for, and a gap of GAP nanoseconds between two; answers "ok END START LONGEST LAUNCHES": when the
+ *                     last iteration was done, when the first launch was made, the longest gap, graph launches
  *   forever           a kernel that never ends
  * Device ordinal: first argument, 0 by default. */
 #include "tg.h"
+
+/* Waits until `at`: sleeps most of the way, since a gap must leave the processor to others, and spins the rest. */
+static void until(uint64_t at)
+{
+    uint64_t now = tg_now();
+    if (at > now + 150000) {
+        struct timespec rest = {(time_t)((at - now - 100000) / 1000000000u), (long)((at - now - 100000) % 1000000000u)};
+        nanosleep(&rest, 0);
+    }
+    while (tg_now() < at) {}
+}
 
 int main(int argc, char **argv)
 {
@@ -15,17 +29,21 @@ int main(int argc, char **argv)
     CUstream stream;
     CUgraphExec exec = 0;
     unsigned long long graph_count = 0, graph_ns = 0, tag = 1;
+    uint64_t first = 0, longest = 0;
     MUST(cuStreamCreate(&stream, 1));
     printf("ok %llu\n", (unsigned long long)tg_now());
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
         char what[16];
-        unsigned long long count = 1, ns = 0;
-        if (sscanf(line, "%15s %llu %llu", what, &count, &ns) < 1) continue;
+        unsigned long long count = 1, ns = 0, gap = 0;
+        if (sscanf(line, "%15s %llu %llu %llu", what, &count, &ns, &gap) < 1) continue;
+        int request = !strcmp(what, "request");
+        unsigned long long iterations = count;
+        if (request) count = 1;
         int burst = !strcmp(what, "burst");
         if (!strcmp(what, "launch") || burst) {
             for (unsigned long long i = 0; i < count; i++) tg_spin(spin, stream, ns, tag++);
-        } else if (!strcmp(what, "graph")) {
+        } else if (!strcmp(what, "graph") || request) {
             if (!exec || graph_count != count || graph_ns != ns) {
                 CUgraph graph;
                 MUST(cuStreamBeginCapture_v2(stream, 1));
@@ -35,7 +53,29 @@ int main(int argc, char **argv)
                 graph_count = count;
                 graph_ns = ns;
             }
-            MUST(cuGraphLaunch(exec, stream));
+            if (!request) {
+                MUST(cuGraphLaunch(exec, stream));
+            } else {
+                uint64_t done;
+                first = tg_now();
+                longest = 0;
+                tg_spin(spin, stream, 4 * ns, tag++);
+                MUST(cuStreamSynchronize(stream));
+                done = tg_now();
+                for (unsigned long long i = 0; i < iterations; i++) {
+                    uint64_t launched;
+                    until(done + gap);
+                    launched = tg_now();
+                    if (launched - done > longest) longest = launched - done;
+                    MUST(cuGraphLaunch(exec, stream));
+                    MUST(cuStreamSynchronize(stream));
+                    done = tg_now();
+                }
+                printf("ok %llu %llu %llu %llu\n", (unsigned long long)done, (unsigned long long)first,
+                       (unsigned long long)longest, iterations);
+                fflush(stdout);
+                continue;
+            }
         } else if (!strcmp(what, "forever")) {
             MUST(cuLaunchKernel(forever, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
         } else if (strcmp(what, "sync")) {

@@ -1,7 +1,7 @@
 //! Harness: a virtual GPU, an agent and unmodified programs, all as real processes.
 //!
-//! [`Node`] starts a device process and, if asked, an agent in a directory of its own. [`App`]
-//! compiles and runs one of `apps/*.c` (or any command) with the library preloaded, as a user
+//! [`Node`] starts a device process and, if asked, an agent in a directory of its own. [`Online`] and [`Offline`]
+//! run the programs of `apps/` with the library preloaded, as a user
 //! would. Everything a value started ends with it, also when a test fails.
 //!
 //! Nothing here knows time or luck: [`wait_for`] asks until something is so and fails with what it
@@ -9,9 +9,13 @@
 
 pub mod clock;
 pub mod figures;
+pub mod judge;
+pub mod online;
 pub mod peer;
+pub mod schedules;
 
 pub use clock::{monotonic_ns, wait_for, wait_until};
+pub use online::{Offline, Online, Request};
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};

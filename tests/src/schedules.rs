@@ -1,0 +1,247 @@
+//! Random schedules of real processes on the virtual GPU.
+//!
+//! One device process and one agent serve all schedules, unless a schedule kills the agent. Each
+//! schedule starts an online program of its own (the decode gaps are learnt anew with it), keeps
+//! one or two offline programs, and mixes requests, pauses and faults drawn from its seed. What
+//! happened is judged by [`crate::judge`] from the device's history.
+
+use crate::judge::{Schedule, Verdict, judge};
+use crate::{Node, Offline, Online, monotonic_ns, wait_until};
+use std::time::Duration;
+use tidegate_vgpu::history::{self, Kind, Record};
+
+/// SplitMix64: small, seeded, the same everywhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in `from..to`.
+    pub fn between(&mut self, from: u64, to: u64) -> u64 {
+        from + self.next_u64() % (to - from).max(1)
+    }
+
+    /// True in `percent` of 100 draws.
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.next_u64() % 100 < percent
+    }
+}
+
+/// Sum of many schedules.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Schedules judged.
+    pub schedules: u64,
+    /// Each with the seed that reproduces it.
+    pub violations: Vec<String>,
+    /// See [`Verdict`].
+    pub edges: u64,
+    /// See [`Verdict`].
+    pub wakes: u64,
+    /// See [`Verdict`].
+    pub preemptions: u64,
+    /// See [`Verdict`].
+    pub worst_stuck_ns: u64,
+    /// Share of the time in which offline was on the engine.
+    pub offline_busy_share: f64,
+}
+
+const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n";
+
+/// A node that lives through many schedules.
+#[derive(Debug)]
+pub struct Nemesis {
+    node: Node,
+    offline: Vec<Offline>,
+    /// Records of the history already judged.
+    judged: usize,
+}
+
+impl Nemesis {
+    /// Starts the device, the agent and the first offline program.
+    #[must_use]
+    pub fn new() -> Self {
+        let node = Node::new(&["--gpus", "1"], AGENT);
+        let mut nemesis = Self {
+            node,
+            offline: Vec::new(),
+            judged: 0,
+        };
+        nemesis.refill(1);
+        nemesis
+    }
+
+    /// Makes sure that `count` offline programs run.
+    fn refill(&mut self, count: usize) {
+        while self.offline.len() < count {
+            self.offline
+                .push(Offline::start(&self.node, 2_000_000, &[0]));
+        }
+    }
+
+    fn history(&self) -> Vec<Record> {
+        history::read(&self.node.vgpu_dir()).unwrap_or_default()
+    }
+
+    /// Waits until offline work runs, so that the next request has something to preempt.
+    fn offline_runs(&self, after_ns: u64) -> bool {
+        let pids: Vec<u32> = self.offline.iter().map(|o| o.process.pid()).collect();
+        wait_until(Duration::from_secs(5), || {
+            self.history()
+                .iter()
+                .rev()
+                .take_while(|r| r.at_ns > after_ns)
+                .any(|r| r.kind == Kind::KernelStart && pids.contains(&r.pid))
+                .then_some(())
+        })
+        .is_some()
+    }
+
+    /// Runs and judges the schedule of `seed`.
+    pub fn run(&mut self, seed: u64) -> (Verdict, u64) {
+        let mut rng = Rng(seed);
+        let mut schedule = Schedule::default();
+        let wanted = 1 + usize::from(rng.percent(30));
+        self.refill(wanted);
+        let start = monotonic_ns();
+        schedule.start_ns = start;
+        let mut online = Online::start(&self.node, 0);
+        let gap = rng.between(200_000, 2_500_000);
+        let iteration = rng.between(200_000, 1_000_000);
+        let requests = rng.between(4, 7);
+        let fault_at = rng.percent(40).then(|| rng.between(1, requests));
+        for number in 0..requests {
+            // The first request carries the gaps a cooldown is learnt from.
+            let iterations = if number == 0 { 40 } else { rng.between(2, 20) };
+            let request = online.request(
+                u32::try_from(iterations).unwrap_or(u32::MAX),
+                iteration,
+                gap,
+            );
+            schedule.requests.push(request);
+            schedule
+                .gaps_per_request
+                .push(usize::try_from(iterations).unwrap_or(usize::MAX));
+            if Some(number) == fault_at {
+                self.fault(&mut rng, &mut schedule);
+            }
+            if rng.percent(80) {
+                self.offline_runs(request.end_ns);
+            }
+        }
+        drop(online);
+        let end = monotonic_ns();
+        schedule
+            .offline
+            .extend(self.offline.iter().map(|o| o.process.pid()));
+        let records = self.history();
+        let fresh = records.get(self.judged..).unwrap_or_default();
+        // Channels that stood before this schedule are known from the records before it.
+        let verdict = judge_with_past(
+            &schedule,
+            &records[..self.judged.min(records.len())],
+            fresh,
+            end,
+        );
+        self.judged = records.len();
+        (verdict, end - start)
+    }
+
+    fn fault(&mut self, rng: &mut Rng, schedule: &mut Schedule) {
+        let from = monotonic_ns();
+        match rng.between(0, 4) {
+            0 => {
+                // An offline program dies, and its operator starts another.
+                if let Some(offline) = self.offline.pop() {
+                    schedule.offline.insert(offline.process.pid());
+                    drop(offline);
+                }
+                self.refill(1);
+            }
+            1 => {
+                // The agent is killed and started again.
+                self.node.agent = None;
+                let gone = rng.between(0, 300);
+                wait_until(Duration::from_millis(gone), || None::<()>);
+                schedule.agentless.push(from..monotonic_ns());
+                self.node.start_agent(AGENT);
+                schedule.excused.push(from..monotonic_ns() + 1_500_000_000);
+            }
+            2 => {
+                // The agent stops for a while: its clients take it for dead.
+                if let Some(agent) = &self.node.agent {
+                    agent.signal(libc::SIGSTOP);
+                    let gone = rng.between(50, 700);
+                    wait_until(Duration::from_millis(gone), || None::<()>);
+                    agent.signal(libc::SIGCONT);
+                }
+                schedule.excused.push(from..monotonic_ns() + 1_500_000_000);
+            }
+            _ => {
+                // A second online program comes, works once and is killed.
+                let mut other = Online::start(&self.node, 0);
+                other.say("burst 2 500000");
+                drop(other);
+                schedule.excused.push(from..monotonic_ns() + 1_000_000_000);
+            }
+        }
+    }
+}
+
+impl Default for Nemesis {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn judge_with_past(schedule: &Schedule, past: &[Record], fresh: &[Record], end: u64) -> Verdict {
+    // The state of each channel at the start is its last record of each kind before it.
+    let carried = past.iter().filter(|r| {
+        schedule.offline.contains(&r.pid)
+            && matches!(
+                r.kind,
+                Kind::ChannelUp | Kind::ChannelDown | Kind::DisableEnd | Kind::EnableEnd
+            )
+    });
+    let all: Vec<Record> = carried.chain(fresh).copied().collect();
+    judge(schedule, &all, end)
+}
+
+/// Runs schedules `seed..seed + count`.
+#[must_use]
+pub fn run(seed: u64, count: u64, mut progress: impl FnMut(u64, &Totals)) -> Totals {
+    let mut nemesis = Nemesis::new();
+    let mut totals = Totals::default();
+    let (mut ran, mut span) = (0, 0);
+    for number in 0..count {
+        let this = seed.wrapping_add(number);
+        let (verdict, took) = nemesis.run(this);
+        totals.schedules += 1;
+        totals.edges += verdict.edges;
+        totals.wakes += verdict.wakes;
+        totals.preemptions += verdict.preemptions;
+        totals.worst_stuck_ns = totals.worst_stuck_ns.max(verdict.worst_stuck_ns);
+        totals.violations.extend(
+            verdict
+                .violations
+                .iter()
+                .map(|v| format!("seed {this}: {v}")),
+        );
+        ran += verdict.offline_ran_ns;
+        span += took;
+        #[expect(clippy::cast_precision_loss, reason = "a share for people")]
+        {
+            totals.offline_busy_share = ran as f64 / (span as f64).max(1.0);
+        }
+        progress(this, &totals);
+    }
+    totals
+}
