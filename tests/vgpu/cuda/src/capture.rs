@@ -319,11 +319,10 @@ impl<G> Captures<G> {
             let here = |c: &Capture<G>| c.id == captured.capture;
             self.invalidate(here, CUresult::STREAM_CAPTURE_IMPLICIT)?;
         }
-        if let Some(own) = self.of_stream(stream.id).map(|capture| capture.id) {
-            if own != captured.capture {
-                let both = |c: &Capture<G>| c.id == own || c.id == captured.capture;
-                self.invalidate(both, CUresult::STREAM_CAPTURE_MERGE)?;
-            }
+        let own = self.of_stream(stream.id).map(|capture| capture.id);
+        if own.is_some_and(|own| own != captured.capture) {
+            let both = |c: &Capture<G>| Some(c.id) == own || c.id == captured.capture;
+            self.invalidate(both, CUresult::STREAM_CAPTURE_MERGE)?;
         }
         let members = &mut self.captures[theirs].streams;
         let member = members.entry(stream.id).or_insert(Member {

@@ -30,6 +30,8 @@ use crate::channel::{Channel, Mapped, Point};
 use crate::driver;
 use crate::gpu::{Gpu, Space};
 use crate::handle::{Kind, Pinned};
+use crate::memory;
+use crate::pool;
 use crate::result::{CudaResult, store};
 use crate::rm::{self, RmResult, bytes_of};
 use crate::stream::{LegacyMark, Stream};
@@ -168,6 +170,7 @@ impl Context {
         for group in &self.groups {
             group.free(self.gpu);
         }
+        memory::drop_context(self.id);
     }
 }
 
@@ -515,7 +518,9 @@ pub fn synchronize() -> CudaResult {
 pub fn synchronize_v2(context: CUcontext) -> CudaResult {
     let context = named_or_current(context)?;
     capturing::ask_context(context.id)?;
-    context.synchronize()
+    context.synchronize()?;
+    pool::reap();
+    Ok(())
 }
 
 /// `cuCtxGetStreamPriorityRange`.

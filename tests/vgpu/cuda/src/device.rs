@@ -144,7 +144,7 @@ pub fn properties(out: *mut Properties, ordinal: CUdevice) -> CudaResult {
 pub fn attribute(out: *mut i32, attribute: i32, ordinal: CUdevice) -> CudaResult {
     let (domain, bus, slot) = context::device(ordinal)?.card.pci;
     let value = match attribute {
-        1 | 2 | 3 => 1024,
+        1..=3 => 1024,
         4 => 64,
         5 => i32::MAX,
         6 | 7 => 65_535,

@@ -15,7 +15,6 @@ use tidegate_vgpu::ring::Entry;
 use crate::capturing;
 use crate::channel::Point;
 use crate::handle::{Pinned, Table};
-use crate::memory;
 use crate::result::{CudaResult, store, store_optional};
 use crate::stream::{self, DefaultStream, Engine, Stream};
 use crate::work::Work;
@@ -708,17 +707,6 @@ pub fn destroy_node(node: CUgraphNode) -> CudaResult {
         node.after.retain(|number| *number != name.number);
     }
     Ok(())
-}
-
-/// Gives memory of `cuMemAllocAsync` in a capture back with the last holder of the node.
-#[derive(Debug)]
-pub struct OwnedMemory(pub u64);
-
-impl Drop for OwnedMemory {
-    fn drop(&mut self) {
-        // The context may be gone, and the memory with it.
-        let _ = memory::free_device(self.0);
-    }
 }
 
 #[cfg(test)]

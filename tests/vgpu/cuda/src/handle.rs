@@ -119,13 +119,4 @@ impl<T> Table<T> {
         self.with(|rows| rows.remove(&handle.addr()))
             .ok_or(CUresult::INVALID_HANDLE)
     }
-
-    /// Takes out every object that `drop_it` names.
-    pub fn remove_where(&self, drop_it: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
-        self.with(|rows| {
-            rows.extract_if(|_, object| drop_it(object))
-                .map(|(_, o)| o)
-                .collect()
-        })
-    }
 }

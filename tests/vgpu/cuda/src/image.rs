@@ -51,6 +51,28 @@ pub struct Image {
 }
 
 impl Image {
+    /// PTX text with the same names and the same layout of parameters, and empty kernels.
+    pub fn to_ptx(&self) -> String {
+        let mut text = String::from(".version 8.0\n.target sm_90\n.address_size 64\n");
+        for Variable { name, bytes } in &self.variables {
+            text += &format!(".visible .global .align 8 .b8 {name}[{bytes}];\n");
+        }
+        for KernelImage { name, params } in &self.kernels {
+            // The largest alignment that the offset allows brings each parameter to its place.
+            let param = |(i, p): (usize, &Param)| {
+                let align = if p.offset == 0 {
+                    16
+                } else {
+                    1 << p.offset.trailing_zeros()
+                };
+                format!(".param .align {align} .b8 p{i}[{}]", p.size)
+            };
+            let list: Vec<String> = params.iter().enumerate().map(param).collect();
+            text += &format!(".visible .entry {name}({}) {{ ret; }}\n", list.join(", "));
+        }
+        text
+    }
+
     /// Adds what `other` holds and this does not, as linking does.
     pub fn link(&mut self, other: Self) {
         for kernel in other.kernels {
@@ -84,13 +106,12 @@ pub unsafe fn bytes_at<'a>(at: *const u8) -> CudaResult<&'a [u8]> {
     if at.is_null() {
         return Err(CUresult::INVALID_VALUE);
     }
-    // SAFETY: every image has a terminator or a header of at least 16 bytes; text shorter than
-    // the magic is seen byte by byte.
     let starts = |magic: [u8; 4]| {
-        magic
-            .iter()
-            .enumerate()
-            .all(|(i, byte)| unsafe { *at.add(i) } == *byte)
+        magic.iter().enumerate().all(|(i, byte)| {
+            // SAFETY: every image has a terminator or a header of at least 16 bytes, and the
+            // comparison ends at the first byte that differs, a terminator among them.
+            unsafe { *at.add(i) == *byte }
+        })
     };
     if starts(WRAPPER) {
         // SAFETY: the pointer stands at offset 8 of a wrapper.
@@ -204,10 +225,24 @@ mod tests {
         assert_eq!(unsafe { bytes_at(bytes.as_ptr()) }.expect("bytes"), bytes);
         let text = c"not much";
         // SAFETY: terminated text.
-        assert_eq!(
-            unsafe { bytes_at(text.as_ptr().cast()) }.expect("bytes"),
-            b"not much"
-        );
+        let found = unsafe { bytes_at(text.as_ptr().cast()) };
+        assert_eq!(found.expect("bytes"), b"not much");
+    }
+
+    #[test]
+    fn an_image_survives_being_written_as_text() {
+        let list = [(0, 1), (4, 4), (8, 8), (16, 20), (36, 2)];
+        let image = Image {
+            kernels: Vec::from([KernelImage {
+                name: "k".to_owned(),
+                params: list.map(|(offset, size)| Param { offset, size }).to_vec(),
+            }]),
+            variables: Vec::from([Variable {
+                name: "v".to_owned(),
+                bytes: 12,
+            }]),
+        };
+        assert_eq!(parse(image.to_ptx().as_bytes()), Ok(image));
     }
 
     #[test]

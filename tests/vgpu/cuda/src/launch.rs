@@ -14,7 +14,8 @@ use crate::work::{self, Host, Kernel, Work};
 /// Most threads in a block.
 const MAX_THREADS: u64 = 1024;
 
-fn check_dims(dims: &[u32; 6]) -> CudaResult {
+/// Refuses a grid or block that the GPU cannot run.
+pub fn check_dims(dims: &[u32; 6]) -> CudaResult {
     let threads = dims[3..].iter().map(|n| u64::from(*n)).product::<u64>();
     let grid_ok = dims[0] <= i32::MAX as u32 && dims[1] <= 65_535 && dims[2] <= 65_535;
     if dims.contains(&0) || !grid_ok || threads > MAX_THREADS || dims[5] > 64 {

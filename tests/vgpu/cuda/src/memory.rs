@@ -133,6 +133,66 @@ pub fn find(address: u64) -> Option<Allocation> {
     (address < allocation.base + allocation.bytes.max(1)).then_some(*allocation)
 }
 
+/// Device memory that is freed with this value, unless somebody freed it before.
+#[derive(Debug)]
+pub struct Owned {
+    /// Its address.
+    pub address: u64,
+    id: Option<u64>,
+}
+
+impl Owned {
+    /// Takes over what [`allocate`] made.
+    pub fn new(address: u64) -> Self {
+        let id = find(address).map(|allocation| allocation.id);
+        Self { address, id }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // The address may be somebody else's by now; the number is not.
+        if find(self.address).map(|allocation| allocation.id) == self.id {
+            let _ = free_device(self.address);
+        }
+    }
+}
+
+/// Notes that device memory is mapped at an address.
+pub fn announce(base: u64, bytes: u64, place: Place) {
+    memory().add(base, bytes, place, 0, 0);
+}
+
+/// Notes host memory that the application registered.
+pub fn announce_host(base: u64, bytes: u64, flags: u32) -> CudaResult {
+    let context = context::current()?.id;
+    memory().add(base, bytes, Place::Registered, flags, context);
+    Ok(())
+}
+
+/// Takes back what [`announce`] or [`announce_host`] noted.
+pub fn forget(base: u64) {
+    memory().allocations.remove(&base);
+}
+
+/// Frees the device memory that was allocated in a context which is gone.
+pub fn drop_context(context: u64) {
+    let device = |a: &&Allocation| matches!(a.place, Place::Device(_) | Place::Managed(_));
+    let mine: Vec<u64> = {
+        let memory = memory();
+        let of = memory
+            .allocations
+            .values()
+            .filter(|a| a.context == context)
+            .filter(device);
+        of.map(|a| a.base).collect()
+    };
+    for base in mine {
+        // The driver frees what this cannot with the file.
+        let _ = free_device(base);
+    }
+}
+
 /// Reserves `bytes` of addresses aligned to `alignment`, without access.
 pub fn reserve(bytes: u64, alignment: u64, wanted: u64) -> CudaResult<u64> {
     let slack = bytes + alignment;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_abi::cuda::{CUfunction, CUkernel, CUlibrary, CUmodule, CUresult};
 use tidegate_vgpu::ring::{ARGS, kernel_id};
@@ -17,7 +17,8 @@ use crate::context;
 use crate::driver;
 use crate::handle::{Kind, Pinned, Table};
 use crate::image::{self, Image, Param};
-use crate::memory::{self, Place};
+use crate::legacy::Prepared;
+use crate::memory::{self, Owned, Place};
 use crate::result::code::FILE_NOT_FOUND;
 use crate::result::{CudaResult, store, store_optional};
 
@@ -33,6 +34,7 @@ pub struct Function {
     pub module: usize,
     /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`, which applications set.
     pub dynamic_shared: AtomicI32,
+    prepared: Mutex<Prepared>,
 }
 
 impl Kind for Function {
@@ -40,6 +42,11 @@ impl Kind for Function {
 }
 
 impl Function {
+    /// What the launch interface of CUDA 2 set.
+    pub fn prepared(&self) -> MutexGuard<'_, Prepared> {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Bytes of the parameter buffer.
     pub fn param_bytes(&self) -> usize {
         self.params
@@ -125,7 +132,7 @@ unsafe fn extra_buffer(extra: *mut *mut c_void) -> CudaResult<(*const u8, usize)
 pub struct Module {
     image: Image,
     functions: Mutex<BTreeMap<String, &'static Pinned<Function>>>,
-    variables: Mutex<BTreeMap<String, u64>>,
+    variables: Mutex<BTreeMap<String, Owned>>,
 }
 
 static MODULES: Table<Module> = Table::new();
@@ -153,6 +160,7 @@ impl Module {
                 params: kernel.params.clone(),
                 module: handle,
                 dynamic_shared: AtomicI32::new(0),
+                prepared: Mutex::default(),
             })
         }))
     }
@@ -168,11 +176,11 @@ impl Module {
             .variables
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let address = match variables.get(name) {
-            Some(address) => *address,
-            None => memory::allocate(bytes.max(1) as u64, Place::Device)?,
-        };
-        variables.insert(name.to_owned(), address);
+        if let Some(owned) = variables.get(name) {
+            return Ok((owned.address, bytes));
+        }
+        let address = memory::allocate(bytes.max(1) as u64, Place::Device)?;
+        variables.insert(name.to_owned(), Owned::new(address));
         Ok((address, bytes))
     }
 
@@ -185,15 +193,10 @@ impl Module {
         {
             function.retire();
         }
-        for address in self
-            .variables
+        self.variables
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .values()
-        {
-            // A variable of a context that is gone went with it.
-            let _ = memory::free_device(*address);
-        }
+            .clear();
     }
 }
 

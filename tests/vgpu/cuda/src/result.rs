@@ -16,11 +16,9 @@ pub mod code {
 
     pub const NO_BINARY_FOR_GPU: CUresult = CUresult(209);
     pub const UNSUPPORTED_LIMIT: CUresult = CUresult(215);
-    pub const PEER_ACCESS_UNSUPPORTED: CUresult = CUresult(217);
     pub const FILE_NOT_FOUND: CUresult = CUresult(301);
     pub const HOST_MEMORY_ALREADY_REGISTERED: CUresult = CUresult(712);
     pub const HOST_MEMORY_NOT_REGISTERED: CUresult = CUresult(713);
-    pub const COOPERATIVE_LAUNCH_TOO_LARGE: CUresult = CUresult(720);
     pub const GRAPH_EXEC_UPDATE_FAILURE: CUresult = CUresult(910);
 }
 

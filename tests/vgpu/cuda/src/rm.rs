@@ -117,8 +117,6 @@ pub struct Rm {
 /// One GPU as the driver lists it.
 #[derive(Clone, Copy, Debug)]
 pub struct Card {
-    /// RM's number of the GPU.
-    pub gpu_id: u32,
     /// N of `/dev/nvidiaN`.
     pub minor: u32,
     /// Instance that `NV01_DEVICE_0` takes.
@@ -372,7 +370,6 @@ fn attach(ctl: RawFd, client: u32, cards: &[CardInfo]) -> RmResult<Vec<Card>> {
             .find(|card| card.valid & 0xff != 0 && card.gpu_id == gpu_id);
         if let Some(card) = card {
             found.push(Card {
-                gpu_id,
                 minor: card.minor,
                 instance: info.device_instance,
                 pci: (card.domain, card.bus, card.slot),

@@ -387,6 +387,18 @@ pub fn get_context(default: DefaultStream, handle: CUstream, out: *mut *mut c_vo
     unsafe { store(out, named(handle, default)?.context.handle()) }
 }
 
+/// `cuStreamGetCtx_v2`: no stream is of a green context.
+pub fn get_context_v2(
+    default: DefaultStream,
+    handle: CUstream,
+    out: *mut *mut c_void,
+    green: *mut *mut c_void,
+) -> CudaResult {
+    // SAFETY: `green` is null or the caller's place for a context.
+    unsafe { crate::result::store_optional(green, std::ptr::null_mut()) };
+    get_context(default, handle, out)
+}
+
 /// `cuStreamGetDevice`.
 pub fn device(default: DefaultStream, handle: CUstream, out: *mut i32) -> CudaResult {
     // SAFETY: `out` is the caller's place for a device.

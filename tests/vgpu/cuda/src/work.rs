@@ -13,8 +13,8 @@ use crate::capturing;
 use crate::channel::{Point, entry};
 use crate::copy::{Copy, Fill};
 use crate::event::Event;
-use crate::graph::OwnedMemory;
 use crate::handle::Pinned;
+use crate::memory::Owned;
 use crate::module::Function;
 use crate::result::CudaResult;
 use crate::stream::Stream;
@@ -41,9 +41,9 @@ pub enum Work {
     /// A wait for an event.
     EventWait(&'static Pinned<Event>),
     /// Memory that a captured stream-ordered allocation made, held by its graph and instances.
-    Allocation(Arc<OwnedMemory>),
+    Allocation(#[expect(dead_code, reason = "held, not looked at")] Arc<Owned>),
     /// The end of such memory's use.
-    Release(u64),
+    Release,
 }
 
 /// A kernel launch.
@@ -131,7 +131,7 @@ impl Work {
     pub fn run(&self, stream: &Stream, launch: u64) -> CudaResult<Option<Point>> {
         use crate::stream::Engine::Compute;
         match self {
-            Self::Empty | Self::Allocation(_) | Self::Release(_) => Ok(None),
+            Self::Empty | Self::Allocation(_) | Self::Release => Ok(None),
             Self::Kernel(kernel) => stream.submit(Compute, &[kernel.entry(launch)]).map(Some),
             Self::Copy(copy) => copy.run(stream, launch),
             Self::Fill(fill) => stream.submit(Compute, &fill.entries(launch)).map(Some),

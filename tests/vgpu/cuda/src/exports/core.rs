@@ -7,7 +7,9 @@ use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUresult, CUstream, CUuui
 use super::{export, exports};
 use crate::result::code_of;
 use crate::stream::DefaultStream;
-use crate::{context, device, driver, event, launch, proc_address, result, stream};
+use crate::{
+    context, device, driver, event, launch, proc_address, result, settings, stream, values,
+};
 
 exports! {
     cuInit(flags: c_uint) => driver::init;
@@ -60,6 +62,19 @@ exports! {
     cuCtxGetApiVersion(context: CUcontext, version: *mut c_uint) => context::api_version;
     cuCtxSynchronize() => context::synchronize;
     cuCtxSynchronize_v2(context: CUcontext) => context::synchronize_v2;
+    cuCtxSetLimit(limit: c_int, value: usize) => settings::set_limit;
+    cuCtxGetLimit(value: *mut usize, limit: c_int) => settings::get_limit;
+    cuCtxGetCacheConfig(config: *mut c_int) => settings::get_cache;
+    cuCtxSetCacheConfig(config: c_int) => settings::set_cache;
+    cuCtxGetSharedMemConfig(config: *mut c_int) => settings::get_shared;
+    cuCtxSetSharedMemConfig(config: c_int) => settings::set_cache;
+    cuCtxResetPersistingL2Cache() => settings::no_effect;
+    cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) => settings::enable_peer;
+    cuCtxDisablePeerAccess(peer: CUcontext) => settings::disable_peer;
+    cuDeviceGetP2PAttribute(value: *mut c_int, attribute: c_int, device: CUdevice, peer: CUdevice) => settings::peer_attribute;
+    cuProfilerInitialize(config: *const c_char, output: *const c_char, mode: c_int) => settings::profiler_initialize;
+    cuProfilerStart() => settings::no_effect;
+    cuProfilerStop() => settings::no_effect;
     cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) => context::priority_range;
 
     cuStreamCreate(stream: *mut CUstream, flags: c_uint) => stream::create;
@@ -74,6 +89,20 @@ exports! {
     cuStreamGetFlags / cuStreamGetFlags_ptsz(stream: CUstream, flags: *mut c_uint) => stream::flags;
     cuStreamGetId / cuStreamGetId_ptsz(stream: CUstream, id: *mut u64) => stream::id;
     cuStreamGetCtx / cuStreamGetCtx_ptsz(stream: CUstream, context: *mut CUcontext) => stream::get_context;
+    cuStreamGetCtx_v2 / cuStreamGetCtx_v2_ptsz(stream: CUstream, context: *mut CUcontext, green: *mut *mut c_void) => stream::get_context_v2;
+    cuStreamGetAttribute / cuStreamGetAttribute_ptsz(stream: CUstream, attribute: c_int, value: *mut [u64; 8]) => values::get_attribute;
+    cuStreamSetAttribute / cuStreamSetAttribute_ptsz(stream: CUstream, attribute: c_int, value: *const c_void) => values::set_attribute;
+    cuStreamCopyAttributes / cuStreamCopyAttributes_ptsz(to: CUstream, from: CUstream) => values::copy_attributes;
+    cuStreamWriteValue32 / cuStreamWriteValue32_ptsz(stream: CUstream, at: u64, value: u32, flags: c_uint) => values::write32;
+    cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz(stream: CUstream, at: u64, value: u32, flags: c_uint) => values::write32;
+    cuStreamWriteValue64 / cuStreamWriteValue64_ptsz(stream: CUstream, at: u64, value: u64, flags: c_uint) => values::write64;
+    cuStreamWriteValue64_v2 / cuStreamWriteValue64_v2_ptsz(stream: CUstream, at: u64, value: u64, flags: c_uint) => values::write64;
+    cuStreamWaitValue32 / cuStreamWaitValue32_ptsz(stream: CUstream, at: u64, value: u32, flags: c_uint) => values::wait32;
+    cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz(stream: CUstream, at: u64, value: u32, flags: c_uint) => values::wait32;
+    cuStreamWaitValue64 / cuStreamWaitValue64_ptsz(stream: CUstream, at: u64, value: u64, flags: c_uint) => values::wait64;
+    cuStreamWaitValue64_v2 / cuStreamWaitValue64_v2_ptsz(stream: CUstream, at: u64, value: u64, flags: c_uint) => values::wait64;
+    cuStreamBatchMemOp / cuStreamBatchMemOp_ptsz(stream: CUstream, count: c_uint, list: *const values::Operation, flags: c_uint) => values::batch;
+    cuStreamBatchMemOp_v2 / cuStreamBatchMemOp_v2_ptsz(stream: CUstream, count: c_uint, list: *const values::Operation, flags: c_uint) => values::batch;
     cuStreamGetDevice / cuStreamGetDevice_ptsz(stream: CUstream, device: *mut CUdevice) => stream::device;
 
     cuEventCreate(event: *mut CUevent, flags: c_uint) => event::create;

@@ -1,14 +1,14 @@
 //! Rows: memory, copies, fills.
 
-use std::ffi::c_uint;
+use std::ffi::{c_int, c_uint, c_void};
 
-use tidegate_abi::cuda::{CUcontext, CUdeviceptr, CUresult, CUstream};
+use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 
 use super::{export, exports};
 use crate::copy::{self, Memcpy2d, Memcpy3d};
-use crate::memory;
 use crate::result::code_of;
 use crate::stream::DefaultStream;
+use crate::{host, memory, pool, settings, vmm};
 
 exports! {
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => memory::info;
@@ -20,6 +20,45 @@ exports! {
     cuMemAllocHost_v2(at: *mut *mut u8, bytes: usize) => memory::alloc_host;
     cuMemHostAlloc(at: *mut *mut u8, bytes: usize, flags: c_uint) => memory::host_alloc;
     cuMemFreeHost(at: *mut u8) => memory::free_host;
+    cuMemHostRegister(at: *mut u8, bytes: usize, flags: c_uint) => host::register;
+    cuMemHostRegister_v2(at: *mut u8, bytes: usize, flags: c_uint) => host::register;
+    cuMemHostUnregister(at: *mut u8) => host::unregister;
+    cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, at: *mut u8, flags: c_uint) => host::device_pointer;
+    cuMemHostGetFlags(flags: *mut c_uint, at: *mut u8) => host::flags;
+    cuPointerGetAttribute(data: *mut c_void, attribute: c_int, at: CUdeviceptr) => host::attribute;
+    cuPointerGetAttributes(count: c_uint, attributes: *const c_int, data: *mut *mut c_void, at: CUdeviceptr) => host::attributes;
+    cuPointerSetAttribute(value: *const c_void, attribute: c_int, at: CUdeviceptr) => host::set_attribute;
+    cuMemAdvise(at: CUdeviceptr, bytes: usize, advice: c_int, device: c_int) => settings::advise;
+    cuMemAdvise_v2(at: CUdeviceptr, bytes: usize, advice: c_int, location: u64) => settings::advise_v2;
+    cuMemPrefetchAsync / cuMemPrefetchAsync_ptsz(at: CUdeviceptr, bytes: usize, device: c_int, stream: CUstream) => settings::prefetch;
+    cuMemPrefetchAsync_v2 / cuMemPrefetchAsync_v2_ptsz(at: CUdeviceptr, bytes: usize, location: u64, flags: c_uint, stream: CUstream) => settings::prefetch_v2;
+    cuStreamAttachMemAsync / cuStreamAttachMemAsync_ptsz(stream: CUstream, at: CUdeviceptr, bytes: usize, flags: c_uint) => settings::attach;
+
+    cuMemAllocAsync / cuMemAllocAsync_ptsz(at: *mut CUdeviceptr, bytes: usize, stream: CUstream) => pool::alloc_async;
+    cuMemAllocFromPoolAsync / cuMemAllocFromPoolAsync_ptsz(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => pool::alloc_from_async;
+    cuMemFreeAsync / cuMemFreeAsync_ptsz(at: CUdeviceptr, stream: CUstream) => pool::free_async;
+    cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice) => pool::default_of;
+    cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice) => pool::current_of;
+    cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) => pool::set_current;
+    cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const pool::Properties) => pool::create;
+    cuMemPoolDestroy(pool: CUmemoryPool) => pool::destroy;
+    cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) => pool::trim;
+    cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: c_int, value: *const c_void) => pool::set_attribute;
+    cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: c_int, value: *mut c_void) => pool::get_attribute;
+    cuMemPoolSetAccess(pool: CUmemoryPool, access: *const c_void, count: usize) => pool::set_access;
+    cuMemPoolGetAccess(flags: *mut c_int, pool: CUmemoryPool, location: *const c_void) => pool::get_access;
+
+    cuMemAddressReserve(at: *mut CUdeviceptr, bytes: usize, alignment: usize, wanted: CUdeviceptr, flags: u64) => vmm::reserve;
+    cuMemAddressFree(at: CUdeviceptr, bytes: usize) => vmm::free;
+    cuMemCreate(handle: *mut u64, bytes: usize, properties: *const vmm::Properties, flags: u64) => vmm::create;
+    cuMemRelease(handle: u64) => vmm::release;
+    cuMemRetainAllocationHandle(handle: *mut u64, at: *mut u8) => vmm::retain;
+    cuMemMap(at: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) => vmm::map;
+    cuMemUnmap(at: CUdeviceptr, bytes: usize) => vmm::unmap;
+    cuMemSetAccess(at: CUdeviceptr, bytes: usize, access: *const vmm::Access, count: usize) => vmm::set_access;
+    cuMemGetAccess(flags: *mut u64, location: *const vmm::Location, at: CUdeviceptr) => vmm::get_access;
+    cuMemGetAllocationGranularity(bytes: *mut usize, properties: *const vmm::Properties, option: c_int) => vmm::granularity;
+    cuMemGetAllocationPropertiesFromHandle(properties: *mut vmm::Properties, handle: u64) => vmm::properties;
 
     cuMemcpy / cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) => copy::any;
     cuMemcpyAsync / cuMemcpyAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) => copy::any_async;

@@ -399,7 +399,7 @@ pub fn get_type(node: CUgraphNode, out: *mut i32) -> CudaResult {
             Work::EventWait(_) => 6,
             Work::EventRecord(_) => 7,
             Work::Allocation(_) => 10,
-            Work::Release(_) => 11,
+            Work::Release => 11,
             Work::Values(_) => 12,
         })
     })?;
