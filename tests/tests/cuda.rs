@@ -31,6 +31,11 @@ fn stream_capture_keeps_the_manuals_rules() {
 }
 
 #[test]
+fn mapped_memory_is_real_and_unmapped_memory_faults() {
+    run(&Node::device_only(&[]), "vmm");
+}
+
+#[test]
 fn every_name_of_the_driver_is_exported() {
     let list = include_str!("../vgpu/cuda/symbols.txt");
     let path = CString::new(built("libcuda.so").as_os_str().as_bytes()).expect("no NUL in a path");
