@@ -8,7 +8,7 @@ use crate::device::{Device, DeviceError};
 use crate::events::EventLog;
 use crate::inbox::{self, Input, Mailbox};
 use crate::issue::{self, Issuer};
-use crate::journal::Journal;
+use crate::journal::{Journal, Marked};
 use crate::level::{self, Refused};
 use crate::notify::Notifier;
 use crate::peers::{self, Connection, Crowd, Pages};
@@ -18,7 +18,7 @@ use crate::rm::{self, Driver, Gpu, RmError, Subdevice};
 use crate::rundir::{self, RunDir, RunDirError};
 use crate::service::{Authorisation, Service, Socket};
 use crate::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
-use crate::{clock, prove, sys};
+use crate::{clock, prove, selftest, sys};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -125,10 +125,10 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let mut run_dir = take_run_dir(options)?;
     let journal = Arc::new(run_dir.journal()?);
     let driver = rm::enumerate()?;
-    reconcile(&journal, &driver)?;
+    let adopted = take_over(&journal, &driver)?;
     let generation = journal.next_generation();
     run_dir.sign(generation)?;
-    let choice = level::choose(config.level, &driver, |_| Ok(()))?;
+    let choice = level::choose(config.level, &driver, |level| selftest::run(&driver, level))?;
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
     let (teller, events) = EventLog::start().map_err(starting("start the event thread"))?;
@@ -142,9 +142,11 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         gpus,
         generation,
         journal,
+        adopted,
         prover: prove::start(mailbox.clone()).map_err(starting("start the prover"))?,
         teller,
         inbox,
+        mailbox: mailbox.clone(),
         notifier: Arc::clone(&notifier),
         about: About {
             driver_version: driver.version.clone(),
@@ -205,14 +207,16 @@ fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
     }
 }
 
-/// Enables what an earlier agent left disabled.
-fn reconcile(journal: &Journal, driver: &Driver) -> Result<(), AppError> {
+/// Enables what a dead agent left disabled; returns what a living one handed over instead.
+fn take_over(journal: &Journal, driver: &Driver) -> Result<Vec<Marked>, AppError> {
+    if journal.is_handing_over(clock::now_ns()) {
+        return Ok(journal.marked());
+    }
     let done = reconcile::enable_marked_on(journal, driver)?;
     if done != Reconciled::default() {
         tracing::warn!("an earlier agent left channels disabled: {done}");
     }
-    journal.set_handing_over(0);
-    Ok(())
+    Ok(Vec::new())
 }
 
 /// Whether this process may use SCHED_FIFO, tried on a thread that ends.

@@ -21,9 +21,9 @@ mod waiting;
 use crate::clock::now_ns;
 use crate::config::{Level, Role};
 use crate::events::{Happening, Teller};
-use crate::inbox::{Ask, Inbox, Input};
+use crate::inbox::{Ask, Inbox, Input, Mailbox};
 use crate::issue::{Guards, Issuer};
-use crate::journal::{Journal, Place, Places};
+use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
 use crate::latency::Latencies;
 use crate::notify::Notifier;
 use crate::prove::Prover;
@@ -47,6 +47,9 @@ pub const HEARTBEAT_NS: u64 = 50_000_000;
 pub const LATE_NS: u64 = 250_000_000;
 /// An issue thread without an answer for this long is stalled.
 pub const STALL_NS: u64 = 50_000_000;
+/// How long processes that were handed over may take to attach again: within the second that their
+/// own soft landing waits.
+const ADOPTION_NS: u64 = HANDING_OVER_NS * 8 / 10;
 /// How long the end waits for the last enables.
 const END_NS: u64 = 2_000_000_000;
 /// Messages taken in one turn before the doorbells are looked at again.
@@ -69,12 +72,16 @@ pub struct Parts {
     pub generation: u64,
     /// Disabled channels.
     pub journal: Arc<Journal>,
+    /// Those that a predecessor handed over.
+    pub adopted: Vec<Marked>,
     /// Where claims go.
     pub prover: Prover,
     /// Where happenings go.
     pub teller: Teller,
     /// Where messages come from.
     pub inbox: Inbox,
+    /// For threads the control thread starts.
+    pub mailbox: Mailbox,
     /// The service manager, which wants to hear that the thread makes turns.
     pub notifier: Arc<Notifier>,
     /// What status says of the node.
@@ -97,6 +104,8 @@ pub struct Control {
     claims: Claims,
     journal: Arc<Journal>,
     places: Places,
+    adopted: Vec<Marked>,
+    mailbox: Mailbox,
     prover: Prover,
     teller: Teller,
     notifier: Arc<Notifier>,
@@ -184,7 +193,9 @@ impl Control {
             sessions: BTreeMap::new(),
             claims: Claims::default(),
             journal: parts.journal,
-            places: Places::new(),
+            places: Places::without(&parts.adopted),
+            adopted: parts.adopted,
+            mailbox: parts.mailbox,
             prover: parts.prover,
             teller: parts.teller,
             notifier: parts.notifier,
@@ -228,7 +239,8 @@ impl Control {
             .filter(|gpu| gpu.pending != 0 && !gpu.stalled)
             .map(|gpu| gpu.pending_since + STALL_NS)
             .min();
-        [self.timer, stall, self.remote_deadline()]
+        let adopted = (!self.adopted.is_empty()).then_some(self.started + ADOPTION_NS);
+        [self.timer, stall, adopted, self.remote_deadline()]
             .into_iter()
             .flatten()
             .fold(self.beat + HEARTBEAT_NS, u64::min)
@@ -252,6 +264,28 @@ impl Control {
         }
         self.look_for_stalls();
         self.give_up_on_remotes();
+        if !self.adopted.is_empty() && self.now >= self.started + ADOPTION_NS {
+            self.release_unclaimed();
+        }
+    }
+
+    /// Ends the hand-over: what a process claimed is policy's, the rest is enabled.
+    fn release_unclaimed(&mut self) {
+        let adopted = std::mem::take(&mut self.adopted);
+        let is_claimed = |marked: &Marked| {
+            self.sessions.values().any(|session| {
+                session.channels.iter().any(|held| {
+                    let own = (held.channel.client, held.channel.channel);
+                    held.place.is_some() && own == (marked.client, marked.channel)
+                })
+            })
+        };
+        let (claimed, unclaimed): (Vec<_>, Vec<_>) = adopted.into_iter().partition(is_claimed);
+        self.give_back(claimed.into_iter().map(|marked| marked.place).collect());
+        if !unclaimed.is_empty() {
+            let (journal, mailbox) = (Arc::clone(&self.journal), self.mailbox.clone());
+            crate::reconcile::start_late(journal, unclaimed, mailbox);
+        }
     }
 
     /// Stamps `now`, and gives the signs of life when they are due.
@@ -379,6 +413,7 @@ impl Control {
             Input::Exited(process) => self.bury(process),
             Input::Proof(proof) => self.judge(proof),
             Input::Issued(issued) => self.answered(issued),
+            Input::Unclaimed(places) => self.give_back(places),
             Input::Ask(ask) => self.answer(ask),
             Input::Stop => self.begin_end(),
             Input::HandOver => self.hand_over(),

@@ -95,12 +95,13 @@ impl EventLog {
 
     fn keep(&self, seq: u64, happening: Happening) {
         tracing::info!(
-            kind = happening.kind,
             gpu = happening.gpu,
             session = (happening.session != 0).then_some(happening.session),
             job = happening.job.as_deref(),
             value_us = (happening.value_ns != 0).then_some(happening.value_ns / 1_000),
-            "{}",
+            "{}{}{}",
+            happening.kind,
+            if happening.text.is_empty() { "" } else { ": " },
             happening.text
         );
         let event = v1::Event {

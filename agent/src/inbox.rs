@@ -7,6 +7,7 @@
 use crate::config::Role;
 use crate::identity::Credentials;
 use crate::issue::Issued;
+use crate::journal::Place;
 use crate::prove::Proof;
 use crate::sys::SharedPage;
 use std::os::fd::OwnedFd;
@@ -29,6 +30,8 @@ pub enum Input {
     Proof(Proof),
     /// An issue thread did, or failed to do, what it was asked.
     Issued(Issued),
+    /// Channels that were handed over and not claimed have been enabled.
+    Unclaimed(Vec<Place>),
     /// Somebody wants an answer.
     Ask(Ask),
     /// Enable everything, then end.

@@ -177,11 +177,12 @@ impl Journal {
 pub struct Places(Vec<Place>);
 
 impl Places {
-    /// All of them.
+    /// All but those `taken` by channels that an earlier agent left.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn without(taken: &[Marked]) -> Self {
         let records = u32::try_from(RECORDS).unwrap_or(0);
-        Self((0..records).rev().map(Place).collect())
+        let free = |place: &Place| !taken.iter().any(|marked| marked.place == *place);
+        Self((0..records).rev().map(Place).filter(free).collect())
     }
 
     /// Takes one; None: the journal is full, and the channel cannot be managed.
@@ -192,12 +193,6 @@ impl Places {
     /// Gives one back.
     pub fn give_back(&mut self, place: Place) {
         self.0.push(place);
-    }
-}
-
-impl Default for Places {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -218,7 +213,7 @@ mod tests {
         assert!(Journal::find(&dir).expect("readable").is_none());
         let journal = Journal::open(&dir).expect("writable");
         assert_eq!(journal.next_generation(), 1);
-        let mut places = Places::new();
+        let mut places = Places::without(&[]);
         let (a, b) = (places.take().expect("room"), places.take().expect("room"));
         journal.describe(a, 0xc1d0_0001, 0x5c00_0010, 3);
         journal.describe(b, 0xc1d0_0001, 0x5c00_0011, 3);
@@ -238,6 +233,9 @@ mod tests {
             (0xc1d0_0001, 0x5c00_0010, 3)
         );
         assert_eq!(journal.next_generation(), 2);
+        let mut left = Places::without(&marked);
+        assert!((1..RECORDS).all(|_| left.take().is_some_and(|place| place != marked[0].place)));
+        assert_eq!(left.take(), None);
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub mod reconcile;
 #[allow(unsafe_code)]
 pub mod rm;
 pub mod rundir;
+pub mod selftest;
 pub mod service;
 pub mod sessions;
 #[allow(unsafe_code)]

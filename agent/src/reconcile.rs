@@ -1,11 +1,17 @@
 //! Enables what the journal says may be disabled: at the agent's start, before it says ready, and from
 //! `tidegate release`.
+//!
+//! A successor that was handed the node leaves the channels as they are: their processes attach again
+//! within milliseconds, and policy decides. What nobody has claimed by the end of the hand-over is
+//! enabled then ([`start_late`]).
 
 use crate::channel::{Batch, ChannelControl, DriverControl, Via};
+use crate::inbox::{Input, Mailbox};
 use crate::journal::{Journal, Marked};
 use crate::rm::{self, Driver, RmError, Subdevice};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// What became of the marked channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,8 +50,20 @@ pub fn enable_marked(journal: &Journal) -> Result<Reconciled, RmError> {
 /// # Errors
 /// When a GPU does not open.
 pub fn enable_marked_on(journal: &Journal, driver: &Driver) -> Result<Reconciled, RmError> {
+    enable(journal, driver, journal.marked())
+}
+
+/// Enables these channels.
+///
+/// # Errors
+/// When a GPU does not open.
+pub fn enable(
+    journal: &Journal,
+    driver: &Driver,
+    marked: Vec<Marked>,
+) -> Result<Reconciled, RmError> {
     let mut by_gpu: BTreeMap<u32, Vec<Marked>> = BTreeMap::new();
-    for marked in journal.marked() {
+    for marked in marked {
         by_gpu
             .entry(marked.device_instance)
             .or_default()
@@ -78,4 +96,22 @@ pub fn enable_marked_on(journal: &Journal, driver: &Driver) -> Result<Reconciled
         }
     }
     Ok(done)
+}
+
+/// Enables channels that were handed over and that no process claimed, on a thread of its own because
+/// the driver may make it wait. Tells the control thread which places are free again.
+pub fn start_late(journal: Arc<Journal>, marked: Vec<Marked>, mailbox: Mailbox) {
+    let places = marked.iter().map(|marked| marked.place).collect();
+    let run = move || {
+        let done = rm::enumerate().and_then(|driver| enable(&journal, &driver, marked));
+        match done {
+            Ok(done) => tracing::info!("channels nobody claimed: {done}"),
+            Err(error) => tracing::error!(%error, "channels nobody claimed stay disabled"),
+        }
+        mailbox.put(Input::Unclaimed(places));
+    };
+    let thread = std::thread::Builder::new().name("tg-unclaimed".to_owned());
+    if let Err(error) = thread.spawn(run) {
+        tracing::error!(%error, "channels nobody claimed stay disabled");
+    }
 }

@@ -11,7 +11,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
-use tidegate_abi::class::{NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0};
+use tidegate_abi::class::{
+    ENGINE_TYPE_GR0, HOPPER_CHANNEL_GPFIFO_A, KEPLER_CHANNEL_GROUP_A, NV01_DEVICE_0,
+    NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
+};
 use tidegate_abi::rm::{self, Branch, Status};
 
 /// What can go wrong between the agent and the driver.
@@ -73,7 +76,7 @@ unsafe trait Parameters {}
 
 macro_rules! parameters {
     ($($ty:ty),* $(,)?) => { $(
-        // SAFETY: `repr(C)` struct of integers in `tidegate_abi::rm`.
+        // SAFETY: `repr(C)` struct of integers, of `tidegate_abi::rm` or made of one.
         unsafe impl Parameters for $ty {}
     )* };
 }
@@ -94,6 +97,9 @@ parameters!(
     rm::IdInfoV2,
     rm::GidInfo,
     rm::DisableChannels,
+    rm::ChannelGroupAlloc,
+    rm::ChannelAlloc,
+    LongChannelAlloc,
     (),
 );
 
@@ -420,6 +426,8 @@ pub struct Subdevice {
 /// The agent's own object handles; they only have to differ within one client.
 const DEVICE_HANDLE: u32 = 0x7d00_0000;
 const SUBDEVICE_HANDLE: u32 = 0x7d10_0000;
+const GROUP_HANDLE: u32 = 0x7d20_0000;
+const CHANNEL_HANDLE: u32 = 0x7d30_0000;
 
 impl Subdevice {
     /// Opens the GPU with a file and a client of its own.
@@ -481,6 +489,65 @@ impl Subdevice {
     pub fn set_channels(&self, buffer: &mut rm::DisableChannels) -> Result<()> {
         self.file.set_channels(self.client, self.subdevice, buffer)
     }
+}
+
+/// A client with one channel and no work, to try channel control on. Gone with this value.
+#[derive(Debug)]
+pub struct ThrowAway {
+    subdevice: Subdevice,
+    /// Its channel.
+    pub channel: u32,
+}
+
+impl ThrowAway {
+    /// Makes a client, a TSG and a channel on a file of their own.
+    ///
+    /// # Errors
+    /// When the driver refuses any step.
+    pub fn new(gpu: &Gpu, branch: Branch) -> Result<Self> {
+        let subdevice = Subdevice::open(gpu)?;
+        let (file, client) = (&subdevice.file, subdevice.client);
+        let mut group = rm::ChannelGroupAlloc {
+            engine_type: ENGINE_TYPE_GR0,
+            ..rm::ChannelGroupAlloc::default()
+        };
+        let device = DEVICE_HANDLE + gpu.device_instance;
+        let group = file.alloc(
+            (client, device, GROUP_HANDLE),
+            (KEPLER_CHANNEL_GROUP_A, "a channel group"),
+            Some(&mut group),
+        )?;
+        let parent = (client, group, CHANNEL_HANDLE);
+        let class = (HOPPER_CHANNEL_GPFIFO_A, "a channel");
+        let channel = if branch.channel_alloc_size() == size_of::<rm::ChannelAlloc>() {
+            file.alloc(parent, class, Some(&mut rm::ChannelAlloc::default()))?
+        } else {
+            file.alloc(parent, class, Some(&mut LongChannelAlloc::default()))?
+        };
+        Ok(Self { subdevice, channel })
+    }
+
+    /// Its RM client.
+    #[must_use]
+    pub const fn client(&self) -> u32 {
+        self.subdevice.client
+    }
+
+    /// Disables or enables its channel through its own client and file.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn set_own(&self, call: &mut rm::DisableChannels) -> Result<()> {
+        self.subdevice.set_channels(call)
+    }
+}
+
+/// A channel's parameters from branch 570 on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct LongChannelAlloc {
+    common: rm::ChannelAlloc,
+    tail: u64,
 }
 
 #[cfg(test)]

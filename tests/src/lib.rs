@@ -318,24 +318,41 @@ impl Node {
     /// When it does not come up.
     #[track_caller]
     pub fn start_agent(&mut self, config: &str) {
-        std::fs::write(&self.config, config).expect("the temporary directory is writable");
-        let log = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.agent_log())
-            .expect("the temporary directory is writable");
-        let mut command = Command::new(built("tidegate-agent"));
-        command
-            .arg("--config")
-            .arg(&self.config)
-            .arg("--device")
-            .arg(format!("virtual={}", self.vgpu_dir().display()))
-            .env("TIDEGATE_RUN_DIR", self.run_dir())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
+        let mut command = self.agent_command_with(config);
         let mut agent = Running::start("tidegate-agent", &mut command);
-        let served = wait_until(clock::DEADLINE, || {
+        let served = self.until_served(&mut agent);
+        assert!(
+            matches!(served, Some(Ok(()))),
+            "the agent does not serve ({served:?}); its log:\n{}",
+            std::fs::read_to_string(self.agent_log()).unwrap_or_default()
+        );
+        self.agent = Some(agent);
+    }
+
+    /// Starts a second agent that asks the first to hand over, and waits until it serves; the first.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[track_caller]
+    pub fn replace_agent(&mut self, config: &str) -> Running {
+        let mut command = self.agent_command_with(config);
+        command.arg("--replace");
+        let mut first = self.agent.take().expect("there is an agent to replace");
+        let mut agent = Running::start("tidegate-agent", &mut command);
+        let ended = wait_until(clock::DEADLINE, || first.child.try_wait().ok().flatten());
+        assert!(ended.is_some(), "the first agent does not step aside");
+        let served = self.until_served(&mut agent);
+        assert!(
+            matches!(served, Some(Ok(()))),
+            "the successor does not serve ({served:?}); its log:\n{}",
+            std::fs::read_to_string(self.agent_log()).unwrap_or_default()
+        );
+        self.agent = Some(agent);
+        first
+    }
+
+    fn until_served(&self, agent: &mut Running) -> Option<Result<(), std::process::ExitStatus>> {
+        wait_until(clock::DEADLINE, || {
             if let Ok(Some(status)) = agent.child.try_wait() {
                 return Some(Err(status));
             }
@@ -343,13 +360,33 @@ impl Node {
                 .status
                 .success()
                 .then_some(Ok(()))
-        });
-        assert!(
-            matches!(served, Some(Ok(()))),
-            "the agent does not serve ({served:?}); its log:\n{}",
-            std::fs::read_to_string(self.agent_log()).unwrap_or_default()
-        );
-        self.agent = Some(agent);
+        })
+    }
+
+    fn agent_command_with(&self, config: &str) -> Command {
+        std::fs::write(&self.config, config).expect("the temporary directory is writable");
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.agent_log())
+            .expect("the temporary directory is writable");
+        let mut command = self.agent_command();
+        command.arg("--config").arg(&self.config).stderr(log);
+        command
+    }
+
+    /// An agent of this node that is not started yet, without a configuration file.
+    #[must_use]
+    pub fn agent_command(&self) -> Command {
+        let mut command = Command::new(built("tidegate-agent"));
+        command
+            .arg("--device")
+            .arg(format!("virtual={}", self.vgpu_dir().display()))
+            .env("TIDEGATE_RUN_DIR", self.run_dir())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
     }
 
     /// Where the agent's log goes.

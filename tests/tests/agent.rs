@@ -369,3 +369,144 @@ fn release_enables_what_a_killed_agent_left_and_leaves_a_living_one_alone() {
     assert!(text.contains("3 channels enabled"), "{text}");
     assert!(disabled(&node, client).iter().all(|&flag| !flag));
 }
+
+#[test]
+fn a_successor_that_was_handed_the_node_leaves_the_channels_as_they_are() {
+    let mut node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, channels) = offline.channels(0, 3);
+    let mut gone = Peer::attached(&node, "offline", "forgetful");
+    let (unclaimed, _) = gone.channels(0, 2);
+    wait_all(&node, client, true);
+    wait_all(&node, unclaimed, true);
+    let first = node.replace_agent(FIXED);
+    first.succeed();
+    assert_eq!(status(&node)["agent_generation"], 2);
+    // Both come back, the second without its channels.
+    for peer in [&mut online, &mut offline] {
+        peer.ask("connect");
+    }
+    online.ask("hello online");
+    online.ask("device 0 0");
+    online.ask("busy 0");
+    offline.ask("hello offline batch");
+    offline.ask("device 0 0");
+    let list: Vec<_> = channels.iter().map(|c| format!("{c:#x}")).collect();
+    offline.ask(&format!("report 0 {client:#x} {}", list.join(" ")));
+    wait_all(&node, unclaimed, false);
+    assert!(disabled(&node, client).iter().all(|&flag| flag));
+    online.ask("idle 0");
+    wait_all(&node, client, false);
+}
+
+#[test]
+fn a_second_agent_is_told_who_runs_and_ends_with_3() {
+    let node = Node::new(&[], FIXED);
+    let second = node.agent_command().output().expect("it starts");
+    assert_eq!(second.status.code(), Some(3), "{second:?}");
+    let text = String::from_utf8_lossy(&second.stderr).into_owned();
+    let pid = node.agent.as_ref().expect("it runs").pid().to_string();
+    assert!(text.contains(&pid), "{text}");
+}
+
+#[test]
+fn a_driver_that_refuses_foreign_pairs_is_asked_through_the_owners_file() {
+    let mut node = Node::device_only(&[]);
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    device.set("gsp_foreign", "deny_1b").expect("a knob");
+    node.start_agent(FIXED);
+    let seen = status(&node);
+    assert_eq!(seen["level"], "l2_owner_file");
+    let note = seen["level_note"].as_str().expect("a text");
+    assert!(note.contains("INSUFFICIENT_PERMISSIONS"), "{note}");
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 2);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+}
+
+#[test]
+fn a_forced_level_that_does_not_work_is_an_error() {
+    let node = Node::device_only(&[]);
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    device.set("gsp_foreign", "deny_23").expect("a knob");
+    let mut command = node.agent_command();
+    command.env("TIDEGATE_CHANNEL__LEVEL", "L1");
+    let output = command.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("channel level L1 cannot be used"), "{text}");
+}
+
+#[test]
+fn a_driver_of_a_known_branch_runs_with_a_note_when_its_version_was_not_tested() {
+    let node = Node::new(&["--driver", "580.142"], FIXED);
+    let seen = status(&node);
+    assert_eq!(seen["level"], "l1_agent");
+    let note = seen["driver_note"].as_str().expect("a text");
+    assert!(note.contains("not a version that was tested"), "{note}");
+}
+
+#[test]
+fn a_configuration_with_an_unknown_key_ends_with_2_and_names_it() {
+    let node = Node::device_only(&[]);
+    let mut command = node.agent_command();
+    command.env("TIDEGATE_GATE__COOLDWN", "5ms");
+    let output = command.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("gate.cooldwn"), "{text}");
+}
+
+#[test]
+fn more_online_processes_than_one_wait_can_hold_are_all_heard() {
+    let node = Node::new(&[], FIXED);
+    let mut crowd: Vec<Peer> = (0..140).map(|_| Peer::start(&node)).collect();
+    for peer in &mut crowd {
+        peer.ask("connect");
+        peer.ask("hello online");
+        peer.ask("device 0 0");
+        peer.ask("idle 0");
+    }
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 1);
+    for at in [0, 139] {
+        wait_all(&node, client, false);
+        crowd[at].ask("busy 0");
+        wait_all(&node, client, true);
+        crowd[at].ask("idle 0");
+    }
+}
+
+#[test]
+fn events_tell_the_story_of_a_preemption() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 1);
+    wait_so("a first wake", || counter(&node, "rings") > 0);
+    wait_so("the job to run", || {
+        status(&node)["jobs"][0]["state"] == "running"
+    });
+    wait_all(&node, client, false);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    let story = || {
+        let output = node.tidegate(&["events", "--output", "json"]);
+        let text = String::from_utf8(output.stdout).expect("JSON");
+        let kinds: Vec<String> = text
+            .lines()
+            .filter_map(|line| {
+                let event: Value = serde_json::from_str(line).ok()?;
+                Some(event["kind"].as_str()?.to_owned())
+            })
+            .collect();
+        kinds.ends_with(&["preempted".to_owned()]).then_some(kinds)
+    };
+    let kinds = wait_for("the preemption", story);
+    assert_eq!(kinds[0], "attached");
+    assert!(kinds.contains(&"woken".to_owned()), "{kinds:?}");
+}

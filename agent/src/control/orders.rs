@@ -431,6 +431,9 @@ impl Control {
     // ------------------------------------------------------------ the end
 
     pub(super) fn enable_everything(&mut self) {
+        if !self.adopted.is_empty() {
+            self.release_unclaimed();
+        }
         let jobs = u32::try_from(self.jobs.len()).unwrap_or(0);
         for job in (0..jobs).map(JobId) {
             self.set_launch_gate(job, None, false);
