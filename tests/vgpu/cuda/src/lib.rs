@@ -22,6 +22,10 @@
 //! Invariant: a call inside this library never goes through an exported symbol, so a preloaded
 //! library sees an application's calls and no others.
 #![allow(missing_debug_implementations)]
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "a library without a Rust interface: its readers are its maintainers"
+)]
 
 mod capture;
 mod capturing;
