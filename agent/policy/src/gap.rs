@@ -4,9 +4,9 @@
 //! *pauses*: learning those as gaps costs 5 to 16 % of the harvest on bursty traces. Which is which:
 //!
 //! - with lifecycle hints: a request was in flight from the gap's start to its end;
-//! - without: the launch pattern before and after is the same iteration (the same graph, or, where
-//!   no graph is launched, the same launch count within 10 %) and repeated [`Learning::repeats`]
-//!   times in a row at least once. A pattern that did is *known*, and its gaps count at once from
+//! - without: the launch pattern before and after is the same iteration (the same graph and at most
+//!   [`MERGED`] times the launches, or, where no graph is launched, the same launch count within
+//!   10 %) and repeated [`Learning::repeats`] times in a row at least once. A pattern that did is *known*, and its gaps count at once from
 //!   then on; the gaps of the run that made it known count in retrospect. A prefill between two
 //!   requests breaks the run, and so does the pause before it.
 //!
@@ -28,6 +28,11 @@ use crate::time::{Instant, nanos};
 use core::time::Duration;
 use std::collections::VecDeque;
 
+/// How many iterations of one graph a busy period may be: gaps shorter than the prober's period go
+/// unseen. More launches than that, and it held something else, such as the prefill of a request:
+/// the idle time before it was a pause.
+pub const MERGED: u64 = 4;
+
 /// What one busy period launched: two periods with the same pattern are the same iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pattern {
@@ -41,10 +46,10 @@ impl Pattern {
     /// Whether both are the same iteration.
     #[must_use]
     pub fn same(self, other: Self) -> bool {
-        if self.graph.0 != 0 || other.graph.0 != 0 {
-            return self.graph == other.graph;
-        }
         let (a, b) = (self.launches.0, other.launches.0);
+        if self.graph.0 != 0 || other.graph.0 != 0 {
+            return self.graph == other.graph && a.max(b) <= a.min(b).saturating_mul(MERGED);
+        }
         a != 0 && b != 0 && a.abs_diff(b).saturating_mul(10) <= a.max(b)
     }
 }
@@ -91,7 +96,9 @@ impl Iterations {
             self.run_len = 0;
             return;
         };
-        if self.known.iter().any(|known| known.same(pattern)) {
+        if let Some(known) = self.known.iter_mut().find(|known| known.same(pattern)) {
+            // The least is a single iteration.
+            known.launches = known.launches.min(pattern.launches);
             self.run_len = 0;
             decode(gap);
             return;

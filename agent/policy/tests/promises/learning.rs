@@ -6,8 +6,8 @@ use std::time::Duration;
 use tidegate_policy::config::{Config, Learning};
 use tidegate_policy::effect::{Effect, Report};
 use tidegate_policy::event::Event;
-use tidegate_policy::gap::{Gap, Learner};
-use tidegate_policy::ids::{GpuId, GpuSet, JobId, RequestId, SessionId};
+use tidegate_policy::gap::{Gap, Iterations, Learner, Pattern};
+use tidegate_policy::ids::{GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::{GateState, Unit};
 
@@ -347,4 +347,34 @@ fn with_lifecycle_hints_every_gap_within_a_request_is_a_decode_gap_and_no_other_
     let view = served.bench.node.gpu(GPU, served.bench.at()).unwrap();
     assert_eq!(view.decode_gaps, 60);
     assert!(view.longest_gap <= Duration::from_millis(5), "{view:?}");
+}
+
+/// The prober may miss the short gap between a prefill and the first decode: one busy period then
+/// holds both, and ends with the decode's graph. It may miss gaps between decodes as well.
+#[test]
+fn a_pause_before_a_prefill_that_runs_into_its_decode_is_no_decode_gap() {
+    let mut iterations = Iterations::default();
+    let mut gaps = Vec::new();
+    let mut ended = |launches: u64, span_ms: u64| {
+        let pattern = Pattern {
+            launches: Launches(launches),
+            graph: GraphId(DECODE_GRAPH),
+        };
+        let gap = Gap {
+            span: Duration::from_millis(span_ms),
+            ..Gap::default()
+        };
+        iterations.ended(pattern, Some(gap), &Learning::default(), |gap| {
+            gaps.push(gap.span.as_millis());
+        });
+    };
+    for launches in [2, 1, 3, 1, 1, 2, 1, 1, 1, 2] {
+        ended(launches, 1);
+    }
+    ended(9, 400);
+    ended(1, 1);
+    ended(2, 7);
+    ended(9, 500);
+    let want = [[1; 9].as_slice(), &[7]].concat();
+    assert_eq!(gaps, want, "every decode gap and no pause");
 }
