@@ -190,19 +190,20 @@ fn push(idle: &mut Vec<Span>, within: Span, from_ns: u64, to_ns: u64) {
     }
 }
 
-/// The longest stretch of `idle` over which some request had its first token and not yet its last.
+/// The longest decode gap that the online program chose to make, by its log; those that its host
+/// added are not of the schedule.
 #[must_use]
-pub fn longest_decode_gap(idle: &[Span], served: &[Served]) -> Duration {
-    let in_flight = |gap: &&Span| {
-        served.iter().any(|r| {
-            r.first_ns <= gap.to_ns && gap.to_ns <= r.last_ns && r.arrival_ns < gap.from_ns
-        })
-    };
-    idle.iter()
-        .filter(in_flight)
-        .map(Span::length)
-        .max()
-        .unwrap_or_default()
+pub fn longest_decode_gap(log: &str) -> Duration {
+    let end = log
+        .lines()
+        .find_map(|line| line.strip_prefix("end "))
+        .unwrap_or_default();
+    let mut words = end
+        .split(' ')
+        .skip_while(|word| *word != "longest_gap_ns")
+        .skip(1);
+    let longest = words.next().and_then(|word| word.parse().ok());
+    Duration::from_nanos(longest.unwrap_or_default())
 }
 
 /// Twice the longest decode gap, within the bounds that the agent keeps too (2 ms to 200 ms).
@@ -361,14 +362,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_between_requests_is_no_decode_gap() {
-        let served = [request(0, 100, 300, 3), request(900, 1_000, 1_000, 1)];
-        let idle = [span(98, 110), span(200, 230), span(301, 900)];
-        assert_eq!(longest_decode_gap(&idle, &served), Duration::from_nanos(30));
+    fn the_cooldown_is_twice_the_longest_gap_of_the_schedule() {
+        let log = "ready 5\nend 9 served 2 iterations 7 longest_gap_ns 8000000\n";
         assert_eq!(
-            true_cooldown(Duration::from_millis(8)),
+            true_cooldown(longest_decode_gap(log)),
             Duration::from_millis(16)
         );
+        assert_eq!(longest_decode_gap("ready 5\n"), Duration::ZERO);
         assert_eq!(true_cooldown(Duration::ZERO), Duration::from_millis(2));
     }
 

@@ -45,7 +45,7 @@ pub struct Gated {
     pub latency_us: Spread,
     /// Share of the run that online left idle beyond its cooldown.
     pub harvestable_share: f64,
-    /// Twice the longest decode gap that occurred.
+    /// Twice the longest decode gap of the schedule.
     pub cooldown: Duration,
     /// Offline tokens per second over what it does alone times that share.
     pub harvest_ratio: f64,
@@ -95,6 +95,7 @@ struct Seen {
     /// First arrival possible to last token, or the planned end if that is later.
     span: Span,
     served: Vec<Served>,
+    longest_gap: Duration,
 }
 
 impl Runs<'_> {
@@ -180,7 +181,9 @@ impl Runs<'_> {
             from_ns,
             to_ns: monotonic_ns(),
         };
-        let served = figures::served(&std::fs::read_to_string(&online.log)?);
+        let log = std::fs::read_to_string(&online.log)?;
+        let served = figures::served(&log);
+        let longest_gap = figures::longest_decode_gap(&log);
         let run = Run {
             ttft_ms: figures::ttft_ms(&served),
             tpot_ms: figures::tpot_ms(&served),
@@ -197,6 +200,7 @@ impl Runs<'_> {
                 online: online.process.pid(),
                 span,
                 served,
+                longest_gap,
             },
         ))
     }
@@ -211,7 +215,7 @@ impl Runs<'_> {
         let latency = preempt_latency(&self.stand.tidegate(&["status"])?);
         let history = self.stand.history()?;
         let idle = figures::idle(history, seen.online, seen.span);
-        let cooldown = figures::true_cooldown(figures::longest_decode_gap(&idle, &seen.served));
+        let cooldown = figures::true_cooldown(seen.longest_gap);
         let harvestable_share = figures::harvestable_share(&idle, cooldown, seen.span);
         run.gated = Some(Gated {
             preemptions: figures::preemptions(
@@ -282,7 +286,27 @@ impl Runs<'_> {
             let ready = std::fs::read_to_string(&log).unwrap_or_default();
             Ok(ready.starts_with("ready ").then_some(()))
         })?;
+        if let Lane::Preloaded(role) = lane {
+            self.attached(process.pid(), role)?;
+        }
         Ok(Program { process, log })
+    }
+
+    /// Waits until the agent knows the process and lets it play its part: what would otherwise be
+    /// measured is a run without Tidegate.
+    fn attached(&mut self, pid: u32, role: &str) -> anyhow::Result<()> {
+        self.stand.wait(
+            &format!("the agent to take process {pid} as {role}"),
+            |stand| {
+                let status = stand.tidegate(&["status"])?;
+                let found = status["processes"].as_array().is_some_and(|processes| {
+                    processes
+                        .iter()
+                        .any(|process| process["pid"] == pid && process["role"] == role)
+                });
+                Ok(found.then_some(()))
+            },
+        )
     }
 
     /// Sends the schedule; returns when it starts.
