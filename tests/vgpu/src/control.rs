@@ -1,7 +1,8 @@
 //! A client of the device's control socket: knobs, faults, state.
 //!
 //! One message asks, one answers: `set NAME VALUE` (the knobs are listed in `vgpud`'s `knobs.rs`)
-//! answers `ok` or `error: ...`; `state` answers `ok` and a line for each GPU, client and channel.
+//! answers `ok` or `error: ...`; `state` answers `ok` and a line for each GPU, client and channel;
+//! `hold_api MICROSECONDS` has a writer of some other process take the API lock now.
 
 use std::io;
 use std::mem;

@@ -275,6 +275,49 @@ fn a_hung_disable_holds_up_the_next_one() {
 }
 
 #[test]
+fn a_writer_of_the_api_lock_holds_up_a_disable() {
+    let device = Device::start(&FIXED);
+    let agent = Side::new(&device, 0);
+    assert_eq!(device.control().command("hold_api 50000").unwrap(), "ok");
+    let begun = now_ns();
+    assert_eq!(
+        agent.ctl.disable(agent.client, agent.subdevice, true, &[]),
+        Status::OK
+    );
+    assert!(now_ns() - begun >= 45 * MS);
+}
+
+#[test]
+fn a_rewind_throws_away_what_has_not_begun() {
+    let device = Device::start(&FIXED);
+    let job = Job::new(&device, 0, 1);
+    let queue = &job.channels[0];
+    for tag in 0..10 {
+        queue.spin(5 * MS, tag);
+    }
+    device.wait_history("the first runs", |r| at(r, Kind::KernelStart, 0));
+    let mut p = rm::DisableChannels {
+        disable: 1,
+        num_channels: 1,
+        rewind_gp_put: 1,
+        ..Default::default()
+    };
+    (p.h_client_list[0], p.h_channel_list[0]) = job.pairs()[0];
+    let cmd = rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS;
+    let side = &job.side;
+    assert_eq!(
+        side.ctl.control(side.client, side.subdevice, cmd, &mut p),
+        Status::OK
+    );
+    let left = device.control().channels().unwrap()[0].queued;
+    assert!(left <= 1, "{left} left");
+    side.ctl
+        .disable(side.client, side.subdevice, false, &job.pairs());
+    device.wait_history("the one that had begun ends", |r| at(r, Kind::KernelEnd, 0));
+    assert_eq!(at(&device.history(), Kind::KernelStart, 9), None);
+}
+
+#[test]
 fn a_gated_process_that_dies_with_work_queued_stalls_the_node() {
     let device = Device::start(&[
         "--set",

@@ -462,14 +462,8 @@ impl World {
             return;
         };
         let model = &mut self.gpus[channel.gpu].model;
-        if model.waiting(channel.id).is_some() {
-            return;
-        }
-        let before = model.queued(channel.id);
         model.discard_queued(channel.id);
-        let dropped = before - model.queued(channel.id);
-        let keep = channel.entries.len().saturating_sub(dropped);
-        channel.entries.truncate(keep);
+        channel.entries.truncate(model.queued(channel.id));
         channel.waits = 0;
     }
 }

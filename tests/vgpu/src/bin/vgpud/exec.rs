@@ -161,12 +161,16 @@ const fn meets(value: u64, wanted: u64, bytes: usize, how: u64) -> bool {
 }
 
 impl World {
-    /// Lets the device go on to `now`. Returns when it wants to be called again by itself.
-    pub(crate) fn pump(&mut self, now: u64) -> Option<u64> {
+    /// Lets the device go on to `now`, with what clients have queued by now.
+    pub(crate) fn pump(&mut self, now: u64) {
         self.run_until(now);
         self.feed();
         self.check_waits();
         self.run_until(now);
+    }
+
+    /// When the device has something to do by itself.
+    pub(crate) fn next_event(&self, now: u64) -> Option<u64> {
         let next = self
             .gpus
             .iter()
@@ -183,7 +187,8 @@ impl World {
         }
     }
 
-    fn run_until(&mut self, now: u64) {
+    /// Lets the device go on to `now`, with what it had taken from the rings.
+    pub(crate) fn run_until(&mut self, now: u64) {
         let mut events = Vec::new();
         while let Some(next) = self
             .gpus

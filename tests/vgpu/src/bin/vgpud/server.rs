@@ -87,6 +87,18 @@ impl Shared {
         }
     }
 
+    /// Ends a turn with the world, and rings if there is now something for the engine thread to do
+    /// before it would look by itself.
+    fn leave(&self, now: u64, mut world: MutexGuard<'_, World>) {
+        world.flush_history();
+        let next = world.next_event(now).unwrap_or(u64::MAX);
+        let early = next < world.engine_until.unwrap_or(u64::MAX);
+        drop(world);
+        if early {
+            self.ring();
+        }
+    }
+
     fn engine_thread(&self) {
         sys::precise_timers();
         let Some(page) = self.usermode() else { return };
@@ -94,9 +106,11 @@ impl Shared {
             let seen = page.doorbell.load(Ordering::SeqCst);
             let next = {
                 let mut world = self.world();
-                let next = world.pump(now_ns());
+                let now = now_ns();
+                world.pump(now);
                 world.flush_history();
-                next
+                world.engine_until = world.next_event(now);
+                world.engine_until
             };
             let timeout = next.map(|next| next.saturating_sub(now_ns()));
             if timeout == Some(0) {
@@ -113,6 +127,8 @@ struct Server {
     shared: Arc<Shared>,
     epoll: Epoll,
     timer: Timer,
+    /// What the timer is set to.
+    timer_at: Option<u64>,
     listeners: Vec<(Node, OwnedFd)>,
     control: OwnedFd,
     connections: HashMap<u64, (OwnedFd, Connection)>,
@@ -172,6 +188,7 @@ pub(crate) fn run(setup: Setup, dir: &Path, ready: impl FnOnce()) -> io::Result<
         shared,
         epoll,
         timer,
+        timer_at: None,
         listeners,
         control,
         connections: HashMap::new(),
@@ -247,15 +264,11 @@ impl Server {
         match *kind {
             Connection::Control => {
                 let text = String::from_utf8_lossy(&self.buffer[..received.bytes]).into_owned();
-                let answer = {
-                    let mut world = self.shared.world();
-                    let now = now_ns();
-                    world.pump(now);
-                    let answer = world.command(now, text.trim());
-                    world.flush_history();
-                    answer
-                };
-                self.shared.ring();
+                let mut world = self.shared.world();
+                let now = now_ns();
+                world.pump(now);
+                let answer = world.command(now, text.trim());
+                self.shared.leave(now, world);
                 if sys::send(socket.as_raw_fd(), &[answer.as_bytes()], None).is_err() {
                     self.gone(number);
                 }
@@ -270,9 +283,7 @@ impl Server {
             let now = now_ns();
             world.pump(now);
             world.close(now, file);
-            world.flush_history();
-            drop(world);
-            self.shared.ring();
+            self.shared.leave(now, world);
         }
     }
 
@@ -295,7 +306,7 @@ impl Server {
 
         let mut world = self.shared.world();
         let now = now_ns();
-        world.pump(now);
+        world.run_until(now);
         let named = named
             .and_then(|fd| sys::inode(fd.as_raw_fd()))
             .map(|inode| (inode, world.by_inode.get(&inode).copied()));
@@ -327,7 +338,7 @@ impl Server {
         } else {
             Answer::errno(now, libc::EINVAL)
         };
-        drop(world);
+        self.shared.leave(now, world);
         let number = self.next_pending;
         self.next_pending += 1;
         let params = message[HEADER..].to_vec();
@@ -338,34 +349,32 @@ impl Server {
             answer,
             params,
         });
-        self.shared.ring();
     }
 
     /// Sends the answers whose time has come, and sets the timer for the next.
     fn answer_due(&mut self) {
-        if self.pending.is_empty() {
-            self.timer.set(None);
-            return;
-        }
         let now = now_ns();
         if self.pending.peek().is_some_and(|first| first.due <= now) {
             let mut world = self.shared.world();
-            world.pump(now);
+            world.run_until(now);
             while let Some(first) = self.pending.peek()
                 && first.due <= now
                 && let Some(pending) = self.pending.pop()
             {
                 if let Some(record) = pending.answer.record {
-                    world.history.push(Record {
-                        at_ns: now,
-                        ..record
-                    });
+                    let at_ns = now;
+                    world.history.push(Record { at_ns, ..record });
                 }
                 world.flush_history();
                 send(&pending);
             }
+            self.shared.leave(now, world);
         }
-        self.timer.set(self.pending.peek().map(|next| next.due));
+        let next = self.pending.peek().map(|next| next.due);
+        if next != self.timer_at {
+            self.timer.set(next);
+            self.timer_at = next;
+        }
     }
 }
 
@@ -404,7 +413,8 @@ impl World {
         }
     }
 
-    /// A command of the control socket: `set NAME VALUE` or `state`.
+    /// A command of the control socket: `set NAME VALUE`, `state`, or `hold_api MICROSECONDS`, by
+    /// which a writer of some other process takes the API lock now.
     fn command(&mut self, now: u64, text: &str) -> String {
         let mut words = text.split_whitespace();
         match (words.next(), words.next(), words.next()) {
@@ -412,6 +422,14 @@ impl World {
                 Ok(()) => {
                     self.apply_knobs();
                     self.history.push(Record::new(now, Kind::KnobSet));
+                    "ok".to_owned()
+                }
+                Err(error) => format!("error: {error}"),
+            },
+            (Some("hold_api"), Some(micros), None) => match micros.parse::<u64>() {
+                Ok(micros) => {
+                    let needs = tidegate_device::Needs::writer(0);
+                    self.locks.reserve(now, needs, micros.saturating_mul(1_000));
                     "ok".to_owned()
                 }
                 Err(error) => format!("error: {error}"),

@@ -191,6 +191,8 @@ pub(crate) struct World {
     pub(crate) usermode: Memfd,
     pub(crate) history: Writer,
     pub(crate) rng: tidegate_device::Rng,
+    /// When the engine thread looks again by itself.
+    pub(crate) engine_until: Option<u64>,
 }
 
 impl World {
@@ -235,6 +237,7 @@ impl World {
             usermode: Memfd::new(c"vgpu-usermode", USERMODE_BYTES as u64)?,
             history: Writer::create(dir)?,
             rng: tidegate_device::Rng::new(setup.seed ^ 0x6b6e_6f62),
+            engine_until: None,
             setup,
         })
     }
