@@ -1,7 +1,8 @@
 //! A client of the device's control socket: knobs, faults, state.
 //!
 //! One message asks, one answers: `set NAME VALUE` (the knobs are listed in `vgpud`'s `knobs.rs`)
-//! answers `ok` or `error: ...`; `state` answers `ok` and a line for each GPU, client and channel;
+//! answers `ok` or `error: ...`; `state LINE` answers `ok` and, from that line on, the lines of each
+//! GPU, client and channel, as many as one message carries, `more LINE` saying where to go on;
 //! `hold_api MICROSECONDS` has a writer of some other process take the API lock now.
 
 use std::io;
@@ -96,13 +97,29 @@ impl Control {
         }
     }
 
+    /// The device's state, all its lines.
+    pub fn state(&self) -> io::Result<Vec<String>> {
+        let mut lines: Vec<String> = Vec::new();
+        let mut from = Some(0);
+        while let Some(line) = from.take() {
+            let text = self.command(&format!("state {line}"))?;
+            for line in text.lines().skip(1) {
+                match line.strip_prefix("more ") {
+                    Some(number) => from = number.parse::<usize>().ok(),
+                    None => lines.push(line.to_owned()),
+                }
+            }
+        }
+        Ok(lines)
+    }
+
     /// The channels there are.
     pub fn channels(&self) -> io::Result<Vec<ChannelState>> {
-        let text = self.command("state")?;
-        Ok(text
-            .lines()
-            .filter_map(|line| channel(line.strip_prefix("channel ")?))
-            .collect())
+        let lines = self.state()?;
+        let channels = lines
+            .iter()
+            .filter_map(|line| channel(line.strip_prefix("channel ")?));
+        Ok(channels.collect())
     }
 }
 

@@ -222,6 +222,22 @@ fn memory_reads_as_zero_to_its_next_owner_once_nothing_names_it() {
 }
 
 #[test]
+fn a_semaphore_pool_is_a_range_with_memory_of_its_own() {
+    let device = Device::start(&[]);
+    let job = Job::new(&device, 0, 1);
+    let base = reserve(MIB);
+    let mut p = vec![0_u64; 9248 / 8];
+    (p[0], p[1]) = (base, MIB);
+    let pool: &mut [u64; 1156] = p.as_mut_slice().try_into().unwrap();
+    job.uvm.ioctl(uvm::UVM_ALLOC_SEMAPHORE_POOL, pool).unwrap();
+    assert_eq!(pool[1155] as u32, 0);
+    poke(base + MIB - 8, 3);
+    assert_eq!(peek(base + MIB - 8), 3);
+    assert_eq!(range(&job, base, MIB), Err(Status::INVALID_ADDRESS));
+    unmap(&job, base, MIB).unwrap();
+}
+
+#[test]
 fn a_host_function_runs_between_its_neighbours_and_not_while_disabled() {
     let device = Device::start(&["--disable-fixed-us", "50"]);
     let job = Job::new(&device, 0, 1);

@@ -85,6 +85,11 @@ fn setup(options: &Options) -> anyhow::Result<Setup> {
 }
 
 fn main() -> anyhow::Result<()> {
+    // A device of which only one thread lives would leave tests waiting without a word.
+    std::panic::set_hook(Box::new(|info| {
+        eprintln!("vgpud: {info}");
+        std::process::abort();
+    }));
     let options = Options::parse();
     let setup = setup(&options)?;
     server::run(setup, &options.dir, || {

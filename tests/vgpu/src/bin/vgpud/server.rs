@@ -389,6 +389,22 @@ fn send(pending: &Pending) {
     let _ = sys::send(pending.to.as_raw_fd(), &[header, &pending.params], memory);
 }
 
+/// The lines of `text` from number `from` on, as far as one message carries them; `more LINE` says
+/// that and where there are more.
+fn page(text: &str, from: usize) -> String {
+    const ROOM: usize = 64 * 1024;
+    let mut answer = String::from("ok\n");
+    for (number, line) in text.lines().enumerate().skip(from) {
+        if answer.len() + line.len() > ROOM {
+            answer.push_str(&format!("more {number}\n"));
+            break;
+        }
+        answer.push_str(line);
+        answer.push('\n');
+    }
+    answer
+}
+
 impl World {
     /// Writes the history out.
     pub(crate) fn flush_history(&mut self) {
@@ -413,8 +429,9 @@ impl World {
         }
     }
 
-    /// A command of the control socket: `set NAME VALUE`, `state`, or `hold_api MICROSECONDS`, by
-    /// which a writer of some other process takes the API lock now.
+    /// A command of the control socket: `set NAME VALUE`; `state [LINE]`, answered from that line on
+    /// with as much as one message carries; or `hold_api MICROSECONDS`, by which a writer of some
+    /// other process takes the API lock now.
     fn command(&mut self, now: u64, text: &str) -> String {
         let mut words = text.split_whitespace();
         match (words.next(), words.next(), words.next()) {
@@ -434,7 +451,10 @@ impl World {
                 }
                 Err(error) => format!("error: {error}"),
             },
-            (Some("state"), None, None) => self.describe(),
+            (Some("state"), from, None) => {
+                let from = from.and_then(|from| from.parse().ok()).unwrap_or(0);
+                page(&self.describe(), from)
+            }
             _ => format!("error: no such command: {text}"),
         }
     }
@@ -442,7 +462,7 @@ impl World {
     /// The state as lines of `word key=value...`.
     fn describe(&self) -> String {
         use std::fmt::Write;
-        let mut text = String::from("ok\n");
+        let mut text = String::new();
         let mut line = |line: std::fmt::Arguments<'_>| {
             // Writing to a string does not fail.
             let _ = writeln!(text, "{line}");

@@ -82,6 +82,10 @@ impl World {
                 if size == 16 { 8 } else { 16 },
                 self.free_range(call, &mut answer),
             ),
+            uvm::UVM_ALLOC_SEMAPHORE_POOL => (
+                size.saturating_sub(8),
+                self.semaphore_pool(call, &mut answer),
+            ),
             uvm::UVM_DEINITIALIZE => return answer,
             _ => (size.saturating_sub(8), Err(Status::NOT_SUPPORTED)),
         };
@@ -237,6 +241,29 @@ impl World {
         }
         *answer = Answer::at(call.now).order(Order::Map, base, length, at);
         answer.memory = Some(fd);
+        Ok(())
+    }
+
+    /// A range of its own with system memory mapped over it.
+    fn semaphore_pool(&mut self, call: &Call<'_>, answer: &mut Answer) -> Result<(), Status> {
+        let (base, length) = (long(call.params, 0), long(call.params, 8));
+        self.create_range(call)?;
+        let Ok(id) = self.memory.allocate_system(length) else {
+            if let Some(space) = self.space(call) {
+                space.ranges.remove(&base);
+            }
+            return Err(Status::NO_MEMORY);
+        };
+        let fd = self.memory.get(id).map(|memory| memory.memfd.fd.clone());
+        if let Some(space) = self.space(call) {
+            let map = ExternalMap {
+                bytes: length,
+                memory: id,
+            };
+            space.maps.insert(base, map);
+        }
+        *answer = Answer::at(call.now).order(Order::Map, base, length, 0);
+        answer.memory = fd;
         Ok(())
     }
 
