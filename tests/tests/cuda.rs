@@ -36,6 +36,11 @@ fn mapped_memory_is_real_and_unmapped_memory_faults() {
 }
 
 #[test]
+fn default_streams_resolution_peers_and_fork_are_as_in_the_manual() {
+    run(&Node::device_only(&["--gpus", "2"]), "streams");
+}
+
+#[test]
 fn every_name_of_the_driver_is_exported() {
     let list = include_str!("../vgpu/cuda/symbols.txt");
     let path = CString::new(built("libcuda.so").as_os_str().as_bytes()).expect("no NUL in a path");

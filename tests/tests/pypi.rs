@@ -19,7 +19,9 @@ fn runs(script: &str) {
     let Some(python) = python() else {
         return;
     };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("pypi").join(script);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("pypi")
+        .join(script);
     let node = Node::device_only(&[]);
     for mut command in [node.plain(&python), node.preloaded(&python, "online")] {
         command.args(["-W", "ignore"]).arg(&script);
