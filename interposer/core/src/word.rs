@@ -17,7 +17,8 @@ pub trait Word {
     /// # Errors
     /// The value found, when it is not `current`.
     fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
-    /// Adds with a read-modify-write and returns what was there; sequentially consistent.
+    /// Adds with a read-modify-write and returns what was there; sequentially consistent, and on
+    /// x86-64 a full fence.
     fn fetch_add(&self, value: u64) -> u64;
 }
 

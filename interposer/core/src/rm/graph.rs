@@ -100,7 +100,8 @@ impl Graph {
         let whole_client = client == handle;
         if whole_client {
             gone.extend(self.of_client(client).map(|(key, _)| *key));
-        } else if self.nodes.contains_key(&(client, handle)) {
+        } else if handle != 0 {
+            // Also for a handle that is not known: what hangs below it was seen without it.
             let mut open = vec![handle];
             while let Some(next) = open.pop() {
                 if gone.insert((client, next)) {
@@ -138,13 +139,10 @@ impl Graph {
             // A handle that another thread was given meanwhile is the newer truth.
             self.nodes.entry(key).or_insert(node);
         }
+        let clients = keys.iter().filter(|(client, handle)| client == handle);
+        records.extend(clients.map(|(client, _)| Record::ClientUp(*client)));
         for (client, handle) in keys {
-            if client == handle {
-                records.push(Record::ClientUp(client));
-            }
-            if let Some(channel) = self.channel(client, handle) {
-                records.push(Record::ChannelUp(channel));
-            }
+            records.extend(self.channel(client, handle).map(Record::ChannelUp));
         }
     }
 
