@@ -102,6 +102,18 @@ impl Row {
         self.real.load(Ordering::Acquire)
     }
 
+    /// The function behind ours for a caller that was linked to the name: what the loader would have
+    /// given it without this library, which may be another preloaded one. Else the driver's.
+    pub fn resolve_linked(&self) -> *mut c_void {
+        if !self.resolved() {
+            let next = crate::resolve::next_of(self);
+            if !next.is_null() && next != self.detour() {
+                self.offer(next);
+            }
+        }
+        self.resolve()
+    }
+
     /// Takes a function that the driver handed out as this row's, unless one is known.
     pub fn offer(&self, found: *mut c_void) {
         let stub = self.stub.load(Ordering::Relaxed);
@@ -175,7 +187,7 @@ macro_rules! hooks {
             $(
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
-                    let real = ROWS[Id::$name as usize].resolve();
+                    let real = ROWS[Id::$name as usize].resolve_linked();
                     if real.is_null() {
                         return CUresult::NOT_FOUND;
                     }

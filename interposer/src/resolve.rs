@@ -314,3 +314,10 @@ pub unsafe fn proc_address_v2(
 pub fn real_of(row: &Row) -> *mut c_void {
     CStr::from_bytes_with_nul(row.symbol_nul).map_or(core::ptr::null_mut(), driver::symbol)
 }
+
+/// What follows this library in the search order under the name of `row`.
+pub fn next_of(row: &Row) -> *mut c_void {
+    CStr::from_bytes_with_nul(row.symbol_nul).map_or(core::ptr::null_mut(), |name| {
+        real_dlsym(libc::RTLD_NEXT, name)
+    })
+}
