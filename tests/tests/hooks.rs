@@ -1,0 +1,220 @@
+//! Every way to the driver leads through the library, and whoever takes none of them is left alone.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use tidegate_tests::{Node, Running, built, compile};
+
+/// The symbols a library defines, as `nm` lists them.
+fn exported(library: &Path) -> BTreeSet<String> {
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only", "--format=posix"])
+        .arg(library)
+        .output()
+        .expect("binutils is installed");
+    assert!(output.status.success());
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| line.split(' ').next().map(str::to_owned))
+        .collect()
+}
+
+/// The rows of the table: symbol, class, first version.
+fn rows() -> Vec<(String, String, u32)> {
+    let path = built("libtidegate.so");
+    let path = std::ffi::CString::new(path.to_str().expect("a path in UTF-8")).expect("no NUL");
+    // SAFETY: the library has no constructors that act, and stays open; the function takes nothing
+    // and returns a C string that lives as long.
+    let text = unsafe {
+        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        assert!(!library.is_null(), "libtidegate.so cannot be opened");
+        let hooks = libc::dlsym(library, c"tidegate_hooks".as_ptr());
+        assert!(!hooks.is_null());
+        let hooks: extern "C" fn() -> *const libc::c_char = std::mem::transmute(hooks);
+        std::ffi::CStr::from_ptr(hooks())
+            .to_string_lossy()
+            .into_owned()
+    };
+    text.lines()
+        .map(|line| {
+            let mut words = line.split(' ').map(str::to_owned);
+            let mut next = || words.next().expect("three words a line");
+            (next(), next(), next().parse().expect("a version"))
+        })
+        .collect()
+}
+
+#[test]
+fn the_library_exports_its_hooks_and_nothing_else() {
+    let mut expected: BTreeSet<String> = rows().into_iter().map(|row| row.0).collect();
+    for other in ["dlsym", "dlopen", "ioctl"] {
+        expected.insert(other.to_owned());
+    }
+    let exported = exported(&built("libtidegate.so"));
+    let (own, hooks): (BTreeSet<_>, BTreeSet<_>) = exported
+        .into_iter()
+        .partition(|name| name.starts_with("tidegate_"));
+    assert_eq!(hooks, expected);
+    assert!(own.len() <= 4, "{own:?}");
+}
+
+#[test]
+fn every_row_is_a_function_of_the_driver_in_that_version() {
+    let list = include_str!("../vgpu/cuda/symbols.txt");
+    let known: BTreeSet<(String, u32)> = list
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| {
+            let mut words = line.split(' ').skip(1);
+            Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
+        })
+        .collect();
+    for (symbol, _, since) in rows() {
+        assert!(known.contains(&(symbol.clone(), since)), "{symbol} {since}");
+    }
+}
+
+#[test]
+fn every_launch_entry_point_of_the_driver_has_a_row() {
+    let list = include_str!("../vgpu/cuda/symbols.txt");
+    let rows: BTreeSet<String> = rows().into_iter().map(|row| row.0).collect();
+    let launches = |name: &str| {
+        let asynchronous = ["cuMemcpy", "cuMemset", "cuMemPrefetch", "cuMemDiscard"]
+            .iter()
+            .any(|begin| name.starts_with(begin))
+            && name.contains("Async");
+        name.starts_with("cuLaunch")
+            || name.starts_with("cuGraphLaunch")
+            || asynchronous
+            || name.starts_with("cuStreamWriteValue")
+            || name.starts_with("cuStreamWaitValue")
+            || name.starts_with("cuStreamBatchMemOp")
+    };
+    let mut seen = 0;
+    for line in list.lines().filter(|line| !line.starts_with('#')) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let since: u32 = words[2].parse().expect("a version");
+        // Names from before CUDA 3.2 that have a second version carry 32-bit addresses.
+        let replaced = since < 3020 && list.contains(&format!(" {}_v2 ", words[1]));
+        let replaced = replaced || (words[1] == "cuMemcpyDtoDAsync" && since < 3020);
+        if launches(words[1]) && !replaced {
+            assert!(rows.contains(words[1]), "{line}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 70, "only {seen} launches in the list");
+}
+
+fn counts_all(output: &str) {
+    let line = output
+        .lines()
+        .find(|line| line.starts_with("counted"))
+        .unwrap_or_else(|| panic!("no count in {output:?}"));
+    let words: Vec<&str> = line.split(' ').collect();
+    assert_eq!(words[1], words[3], "{line}");
+    assert_ne!(words[1], "0", "{line}");
+}
+
+#[test]
+fn launches_are_counted_whichever_way_the_driver_was_found() {
+    let node = Node::device_only(&[]);
+    let resolve = compile("resolve", &[]);
+    let mut ways: Vec<Vec<String>> = vec![vec!["local".into()], vec!["global".into()]];
+    for version in ["11040", "12000", "12080", "13000"] {
+        for flags in ["0", "1", "2"] {
+            for how in ["gpa", "gpa1"] {
+                ways.push(vec![how.into(), version.into(), flags.into()]);
+            }
+        }
+    }
+    for way in ways {
+        let name = way.join(" ");
+        let mut command = node.preloaded(&resolve, "");
+        counts_all(&Running::start(&name, command.args(&way)).succeed());
+        let mut command = node.plain(&resolve);
+        let without = Running::start(&name, command.args(&way)).succeed();
+        assert_eq!(
+            without.trim(),
+            "counted 0 of 11",
+            "{name} without the library"
+        );
+    }
+}
+
+#[test]
+fn a_linked_program_with_many_threads_is_counted() {
+    let node = Node::device_only(&[]);
+    let linked = compile("linked", &["-lcuda"]);
+    counts_all(&Running::start("linked", &mut node.preloaded(&linked, "")).succeed());
+}
+
+#[test]
+fn a_second_preloaded_library_on_either_side_works_and_both_see_every_launch() {
+    let node = Node::device_only(&[]);
+    let linked = compile("linked", &["-lcuda"]);
+    let second = compile("second", &["-shared", "-fPIC"]);
+    let (ours, shim) = (built("libtidegate.so"), built("libvgpu_rm.so"));
+    for order in [[&second, &ours, &shim], [&ours, &second, &shim]] {
+        let preload = order.map(|path| path.to_string_lossy().into_owned());
+        let mut command = node.preloaded(&linked, "");
+        let output =
+            Running::start("linked", command.env("LD_PRELOAD", preload.join(":"))).succeed();
+        counts_all(&output);
+        assert!(output.contains("second saw 1600"), "{output}");
+    }
+}
+
+#[test]
+fn deepbind_hides_the_hooks_unless_the_operator_says_otherwise() {
+    let node = Node::device_only(&[]);
+    let resolve = compile("resolve", &[]);
+    let plugin = compile("plugin", &["-shared", "-fPIC", "-lcuda"]);
+    let run = |drop: &str| {
+        let mut command = node.preloaded(&resolve, "");
+        command
+            .arg("deepbind")
+            .arg(&plugin)
+            .env("TIDEGATE_NODEEPBIND", drop);
+        Running::start("deepbind", &mut command).succeed()
+    };
+    counts_all(&run("1"));
+    assert_eq!(
+        run("0").trim(),
+        "counted 0 of 5",
+        "the default leaves dlopen alone"
+    );
+}
+
+#[test]
+fn the_kill_switch_leaves_everything_to_the_driver() {
+    let node = Node::device_only(&[]);
+    let linked = compile("linked", &["-lcuda"]);
+    let mut command = node.preloaded(&linked, "");
+    let output = Running::start("linked", command.env("TIDEGATE_DISABLE", "1")).succeed();
+    assert_eq!(output.trim(), "counted 0 of 1600");
+}
+
+#[test]
+fn programs_without_cuda_gain_no_thread_and_no_socket() {
+    let preload = built("libtidegate.so");
+    let run = |program: &Path, args: &[&str]| {
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .env("LD_PRELOAD", &preload)
+            .env("TIDEGATE_ROLE", "offline")
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
+        let output = Running::start("program", &mut command).finish();
+        assert!(output.status.success(), "{program:?}: {output:?}");
+        assert!(output.stderr.is_empty(), "{program:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(run(Path::new("/bin/sh"), &["-c", "echo a | cat"]), "a\n");
+    run(Path::new("/bin/ls"), &["/"]);
+    let threads = compile("busy_threads", &[]);
+    assert_eq!(run(&threads, &[]), "threads 1 sockets 0\n");
+    let fixed = compile("busy_threads", &["-static"]);
+    assert_eq!(run(&fixed, &[]), "threads 1 sockets 0\n");
+}
