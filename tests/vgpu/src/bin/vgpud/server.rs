@@ -213,6 +213,8 @@ impl Server {
         loop {
             self.epoll.wait(&mut numbers)?;
             for number in &numbers {
+                // Whatever is told from here on, the answers that were due before it are out.
+                self.answer_due();
                 match *number {
                     TIMER => self.timer.take(),
                     SIGNAL => return Ok(()),
