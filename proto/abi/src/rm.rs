@@ -128,6 +128,7 @@ pub const NV0000_CTRL_CMD_GPU_GET_PROBED_IDS: u32 = 0x214;
 pub const NV0000_CTRL_CMD_GPU_ATTACH_IDS: u32 = 0x215;
 // Controls of NV2080 (a subdevice).
 pub const NV2080_CTRL_CMD_GPU_GET_GID_INFO: u32 = 0x2080_014a;
+pub const NV2080_CTRL_CMD_FB_GET_INFO_V2: u32 = 0x2080_1303;
 pub const NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS: u32 = 0x2080_110b;
 pub const NV2080_CTRL_CMD_RC_SOFT_DISABLE_WATCHDOG: u32 = 0x2080_2210;
 // Controls of NVA06C (a TSG), NVA06F and NVC36F (a channel).
@@ -318,6 +319,28 @@ pub struct GidInfo {
 const _: () = assert!(core::mem::size_of::<GidInfo>() == 268);
 /// `NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY`.
 pub const GID_FORMAT_BINARY: u32 = 2;
+
+/// Places in `NV2080_CTRL_CMD_FB_GET_INFO_V2`, as 580 has them. Other branches have other counts,
+/// and nothing that runs on a real driver makes this call.
+pub const FB_INFO_PLACES: usize = 128;
+
+/// `NV2080_CTRL_CMD_FB_GET_INFO_V2`: the caller names indices, the driver adds kibibytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FbInfoV2 {
+    pub list_size: u32,
+    /// Index and value.
+    pub list: [[u32; 2]; FB_INFO_PLACES],
+}
+const _: () = assert!(core::mem::size_of::<FbInfoV2>() == 1028);
+/// `NV2080_CTRL_FB_INFO_INDEX_RAM_SIZE`.
+pub const FB_INFO_RAM_SIZE: u32 = 0x07;
+/// `NV2080_CTRL_FB_INFO_INDEX_TOTAL_RAM_SIZE`.
+pub const FB_INFO_TOTAL_RAM_SIZE: u32 = 0x08;
+/// `NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE`.
+pub const FB_INFO_HEAP_SIZE: u32 = 0x09;
+/// `NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE`.
+pub const FB_INFO_HEAP_FREE: u32 = 0x16;
 
 /// (client, channel) pairs that one `FIFO_DISABLE_CHANNELS` carries at most.
 pub const MAX_PAIRS: usize = 64;

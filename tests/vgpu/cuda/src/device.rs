@@ -8,8 +8,6 @@ use crate::context;
 use crate::driver;
 use crate::result::{CudaResult, store};
 
-/// Memory of one GPU.
-pub const TOTAL_BYTES: u64 = 139 << 30;
 /// Its name.
 const NAME: &str = "Virtual H200";
 
@@ -55,9 +53,9 @@ pub fn uuid(out: *mut CUuuid, ordinal: CUdevice) -> CudaResult {
 
 /// `cuDeviceTotalMem_v2`.
 pub fn total_memory(out: *mut usize, ordinal: CUdevice) -> CudaResult {
-    context::device(ordinal)?;
+    let (_, total) = context::device(ordinal)?.memory()?;
     // SAFETY: `out` is the caller's place for the size.
-    unsafe { store(out, TOTAL_BYTES as usize) }
+    unsafe { store(out, total as usize) }
 }
 
 fn pci_text(ordinal: CUdevice) -> CudaResult<String> {

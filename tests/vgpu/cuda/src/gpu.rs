@@ -11,9 +11,10 @@ use tidegate_abi::class::{
 };
 use tidegate_abi::cuda::CUuuid;
 use tidegate_abi::rm::{
-    GID_FORMAT_BINARY, GidInfo, MemoryAlloc, NV_ESC_REGISTER_FD, NV2080_CTRL_CMD_GPU_GET_GID_INFO,
-    Nv0080Alloc, Nv2080Alloc, RegisterFd, VASPACE_EXTERNALLY_OWNED, VASPACE_PAGE_FAULTING,
-    VaspaceAlloc,
+    FB_INFO_HEAP_FREE, FB_INFO_HEAP_SIZE, FB_INFO_PLACES, FbInfoV2, GID_FORMAT_BINARY, GidInfo,
+    MemoryAlloc, NV_ESC_REGISTER_FD, NV2080_CTRL_CMD_FB_GET_INFO_V2,
+    NV2080_CTRL_CMD_GPU_GET_GID_INFO, Nv0080Alloc, Nv2080Alloc, RegisterFd,
+    VASPACE_EXTERNALLY_OWNED, VASPACE_PAGE_FAULTING, VaspaceAlloc,
 };
 use tidegate_abi::uvm::{
     UVM_REGISTER_GPU, UVM_REGISTER_GPU_VASPACE, UvmRegisterGpu, UvmRegisterGpuVaspace,
@@ -112,6 +113,23 @@ impl Gpu {
             space: OnceLock::new(),
             opening: Mutex::new(()),
         })
+    }
+
+    /// Free and total bytes of its memory, for all processes.
+    pub fn memory(&self) -> RmResult<(u64, u64)> {
+        let mut p = FbInfoV2 {
+            list_size: 2,
+            list: [[0; 2]; FB_INFO_PLACES],
+        };
+        p.list[0][0] = FB_INFO_HEAP_FREE;
+        p.list[1][0] = FB_INFO_HEAP_SIZE;
+        self.rm.control(
+            "FB_GET_INFO_V2",
+            self.subdevice,
+            NV2080_CTRL_CMD_FB_GET_INFO_V2,
+            bytes_of(&mut p),
+        )?;
+        Ok((u64::from(p.list[0][1]) << 10, u64::from(p.list[1][1]) << 10))
     }
 
     /// The address space and doorbell, made by the first context.

@@ -396,18 +396,6 @@ pub fn free_device(address: u64) -> CudaResult {
     Ok(())
 }
 
-/// Bytes of `ordinal` that allocations of this process hold.
-pub fn held(ordinal: i32) -> u64 {
-    let memory = memory();
-    let on_gpu = |a: &&Allocation| a.place == Place::Device(ordinal);
-    memory
-        .allocations
-        .values()
-        .filter(on_gpu)
-        .map(|a| a.bytes)
-        .sum()
-}
-
 /// `cuMemAlloc_v2`.
 pub fn alloc(out: *mut CUdeviceptr, bytes: usize) -> CudaResult {
     capturing::unsafe_call()?;
@@ -518,10 +506,10 @@ pub fn free_host(at: *mut u8) -> CudaResult {
 /// `cuMemGetInfo_v2`.
 pub fn info(free: *mut usize, total: *mut usize) -> CudaResult {
     let context = context::current()?;
-    let all = crate::device::TOTAL_BYTES;
+    let (left, all) = context.gpu.memory()?;
     // SAFETY: both are null or the caller's places.
     unsafe {
-        store_optional(free, (all - held(context.ordinal).min(all)) as usize);
+        store_optional(free, left as usize);
         store_optional(total, all as usize);
     }
     Ok(())

@@ -105,6 +105,7 @@ abi!(
     rm::AttachedIds,
     rm::ProbedIds,
     rm::AttachIds,
+    rm::FbInfoV2,
     rm::GidInfo,
     rm::DisableChannels,
     uvm::UvmInitialize,

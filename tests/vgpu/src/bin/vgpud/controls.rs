@@ -64,6 +64,7 @@ impl World {
             rm::NV0000_CTRL_CMD_GPU_ATTACH_IDS => (Target::Root, size_of::<rm::AttachIds>()),
             rm::NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 => (Target::Root, size_of::<rm::IdInfoV2>()),
             rm::NV2080_CTRL_CMD_GPU_GET_GID_INFO => (Target::Subdevice, size_of::<rm::GidInfo>()),
+            rm::NV2080_CTRL_CMD_FB_GET_INFO_V2 => (Target::Subdevice, size_of::<rm::FbInfoV2>()),
             rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => {
                 (Target::Subdevice, size_of::<rm::DisableChannels>())
             }
@@ -194,6 +195,24 @@ impl World {
                 info.length = 16;
                 info.data = [0; 256];
                 info.data[..16].copy_from_slice(&self.gpus[gpu].uuid);
+                put(call.nested, &info);
+            }
+            rm::NV2080_CTRL_CMD_FB_GET_INFO_V2 => {
+                let mut info = get::<rm::FbInfoV2>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
+                let gpu = self
+                    .gpu_above(client, object)
+                    .ok_or(Status::INVALID_OBJECT_HANDLE)?;
+                let asked = info.list.get_mut(..info.list_size as usize);
+                for [index, value] in asked.ok_or(Status::INVALID_ARGUMENT)? {
+                    let bytes = match *index {
+                        rm::FB_INFO_RAM_SIZE
+                        | rm::FB_INFO_TOTAL_RAM_SIZE
+                        | rm::FB_INFO_HEAP_SIZE => self.memory.total_bytes(gpu),
+                        rm::FB_INFO_HEAP_FREE => self.memory.free_bytes(gpu),
+                        _ => 0,
+                    };
+                    *value = (bytes >> 10) as u32;
+                }
                 put(call.nested, &info);
             }
             rm::NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN => {
