@@ -34,6 +34,7 @@ use session::Session;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use tidegate_policy::config::Suspects;
 use tidegate_policy::effect::{Effect, Look, Report};
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
@@ -97,6 +98,7 @@ pub struct Control {
     level: Level,
     rings_per_second: u32,
     believe_unproven: bool,
+    ignore_suspects: bool,
     generation: u64,
     gpus: Vec<GpuState>,
     jobs: Vec<Job>,
@@ -153,6 +155,8 @@ struct GpuState {
 struct Job {
     uid: u32,
     name: Arc<str>,
+    /// Policy holds its launches on every device.
+    launches_wait: bool,
     /// By GPU.
     gangs: Vec<Gang>,
 }
@@ -187,6 +191,7 @@ impl Control {
             level: parts.level,
             rings_per_second: parts.rings_per_second,
             believe_unproven: parts.believe_unproven,
+            ignore_suspects: parts.policy.suspects == Suspects::Ignore,
             generation: parts.generation,
             gpus,
             jobs: Vec::new(),
@@ -321,6 +326,7 @@ impl Control {
     /// What pages say without ringing: progress, suspects, soft landings.
     fn look_at_pages(&mut self) {
         let mut landed = Vec::new();
+        let mut suspected = false;
         for session in self.sessions.values_mut() {
             let Some(page) = &session.page else { continue };
             let progress = page.process.prober_ns.load(Ordering::Relaxed);
@@ -338,6 +344,7 @@ impl Control {
                 if suspect != slot.suspect {
                     slot.suspect = suspect;
                     if session.role == Role::Online {
+                        suspected = true;
                         self.events.push_back(Event::Suspected {
                             session: SessionId(session.id),
                             gpu,
@@ -353,6 +360,9 @@ impl Control {
                     landed.push((session.id, session.job));
                 }
             }
+        }
+        if suspected && self.ignore_suspects {
+            self.rebuild_guards();
         }
         for (session, job) in landed {
             self.tell(Happening {
@@ -483,8 +493,8 @@ impl Control {
         match effect {
             Effect::Disable(order) => self.order(order, true, Look::Unconditional),
             Effect::Enable { order, look } => self.order(order, false, look),
-            Effect::CloseLaunchGate { job } => self.set_launch_gate(job, None, true),
-            Effect::OpenLaunchGate { job } => self.set_launch_gate(job, None, false),
+            Effect::CloseLaunchGate { job } => self.set_launch_gate(job, true),
+            Effect::OpenLaunchGate { job } => self.set_launch_gate(job, false),
             Effect::ReadActivity { gpus } => self.read_activity(gpus),
             Effect::WakeAt(at) => self.timer = Some(at.as_nanos()),
             Effect::Emit(report) => self.emit(report),

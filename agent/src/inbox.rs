@@ -263,10 +263,14 @@ pub struct Inbox {
     pub wake: Arc<AtomicU32>,
 }
 
+/// Messages that may wait for the control thread, which takes them faster than they can come. The
+/// queue is made whole at the start, so that neither end allocates; a sender that finds it full waits.
+const QUEUE: usize = 8_192;
+
 /// Makes both ends.
 #[must_use]
 pub fn inbox() -> (Mailbox, Inbox) {
-    let (input_tx, input_rx) = crossbeam_channel::unbounded();
+    let (input_tx, input_rx) = crossbeam_channel::bounded(QUEUE);
     let wake = Arc::new(AtomicU32::new(0));
     let mailbox = Mailbox {
         input_tx,

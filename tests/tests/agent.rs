@@ -71,7 +71,9 @@ fn gates_at(level: &str) {
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, channels) = offline.channels(0, 70);
     assert_eq!(channels.len(), 70, "more than one call carries");
-    wait_all(&node, client, false);
+    wait_so("the job to run", || {
+        status(&node)["jobs"][0]["state"] == "running"
+    });
     for _ in 0..3 {
         online.ask("busy 0");
         wait_all(&node, client, true);
@@ -80,7 +82,7 @@ fn gates_at(level: &str) {
     }
     let status = status(&node);
     assert_eq!(status["gpus"][0]["channels"], 70);
-    assert!(status["gpus"][0]["preemptions"].as_u64() >= Some(3));
+    assert_eq!(status["gpus"][0]["preemptions"], 3);
     assert_eq!(status["jobs"][0]["name"], "batch");
 }
 
@@ -509,4 +511,106 @@ fn events_tell_the_story_of_a_preemption() {
     let kinds = wait_for("the preemption", story);
     assert_eq!(kinds[0], "attached");
     assert!(kinds.contains(&"woken".to_owned()), "{kinds:?}");
+}
+
+#[test]
+fn launches_wait_for_a_process_whose_channels_cannot_be_controlled() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::start(&node);
+    offline.ask("connect nofile");
+    offline.ask("hello offline batch");
+    offline.ask("device 0 0");
+    let (client, _) = offline.channels(0, 1);
+    wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+    online.ask("busy 0");
+    wait_so("a closed gate", || offline.ask("gate 0") == "gate closed");
+    assert_eq!(disabled(&node, client), [false]);
+    online.ask("idle 0");
+    wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+}
+
+#[test]
+fn a_driver_that_does_not_return_is_an_event_and_launches_wait() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 1);
+    wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+    wait_so("the job to run", || {
+        status(&node)["jobs"][0]["state"] == "running"
+    });
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    device.set("disable_fixed_us", 400_000).expect("a knob");
+    online.ask("busy 0");
+    wait_so("the stall to show", || counter(&node, "issue_stalls") == 1);
+    wait_so("a closed gate", || offline.ask("gate 0") == "gate closed");
+    wait_all(&node, client, true);
+}
+
+#[test]
+fn the_service_manager_hears_that_the_agent_is_ready_and_alive() {
+    let mut node = Node::device_only(&[]);
+    let path = node.dir().join("notify.sock");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("a free name");
+    socket
+        .set_read_timeout(Some(clock::DEADLINE))
+        .expect("a socket takes a time limit");
+    let mut command = node.agent_command();
+    command
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "300000")
+        .stderr(std::process::Stdio::null());
+    node.agent = Some(tidegate_tests::Running::start("agent", &mut command));
+    let mut heard = Vec::new();
+    while !heard
+        .iter()
+        .any(|text: &String| text.starts_with("READY=1"))
+        || !heard.iter().any(|text| text.starts_with("WATCHDOG=1"))
+    {
+        let mut text = [0; 256];
+        let length = socket.recv(&mut text).expect("the agent speaks in time");
+        heard.push(String::from_utf8_lossy(&text[..length]).into_owned());
+    }
+    node.agent.as_ref().expect("it runs").signal(libc::SIGTERM);
+    loop {
+        let mut text = [0; 256];
+        let length = socket.recv(&mut text).expect("the agent speaks in time");
+        if text[..length].starts_with(b"STOPPING=1") {
+            break;
+        }
+    }
+}
+
+#[test]
+fn the_status_socket_reads_and_does_not_steer() {
+    let node = Node::new(&[], FIXED);
+    let socket = node.run_dir().join("status.sock").display().to_string();
+    let run =
+        |socket: &str, command: &str| node.tidegate(&["--socket", socket, command]).status.code();
+    assert_eq!(run(&socket, "status"), Some(0));
+    assert_eq!(run(&socket, "pause"), Some(3));
+    assert_eq!(run(&socket, "resume"), Some(3));
+    let hook = node.run_dir().join("hook.sock").display().to_string();
+    assert_ne!(run(&hook, "status"), Some(0));
+    assert_ne!(run(&hook, "pause"), Some(0));
+}
+
+#[test]
+fn after_a_failed_disable_the_job_is_enabled_whole_and_then_decided_about_anew() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 70);
+    wait_so("the job to run", || {
+        status(&node)["jobs"][0]["state"] == "running"
+    });
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    device.set("fail_disable", 1).expect("a knob");
+    online.ask("busy 0");
+    wait_so("the failure to show", || {
+        counter(&node, "disables_failed") == 1
+    });
+    // Online is still busy, so the job ends disabled.
+    wait_all(&node, client, true);
 }

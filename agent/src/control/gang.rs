@@ -24,6 +24,8 @@ pub struct Gang {
     pub outstanding: u32,
     /// What the newest order asked for.
     pub disable: bool,
+    /// At level L5: launches may pass.
+    pub launches_pass: bool,
     /// What the last answer said.
     pub applied: Applied,
     /// The channels changed after the newest order was given.
@@ -71,6 +73,12 @@ impl Gang {
     pub fn is_settled(&self) -> bool {
         self.outstanding == 0
             && (!self.disable || (!self.stale && self.applied == Applied::Disabled))
+    }
+
+    /// Whether launches that are gated beside channels must wait.
+    #[must_use]
+    pub fn holds_launches(&self) -> bool {
+        self.disable || self.outstanding != 0 || self.applied != Applied::Enabled
     }
 
     /// Channels managed here.

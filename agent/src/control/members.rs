@@ -218,7 +218,16 @@ impl Control {
                     reading: reading(seen),
                 });
             }
-            Role::Offline => self.announce_offline(id),
+            Role::Offline => {
+                let (job, gated) = (session.job, session.launch_gated);
+                self.announce_offline(id);
+                if gated {
+                    self.channels_changed(id, GpuSet::of(gpu), true);
+                }
+                if let Some(job) = job {
+                    self.refresh_gates(job);
+                }
+            }
             Role::Ignore => {}
         }
     }
@@ -237,7 +246,8 @@ impl Control {
                     continue;
                 };
                 for (at, slot) in session.slots.iter().enumerate() {
-                    if slot.gpu == Some(gpu) {
+                    let counts = slot.suspect == 0 || !self.ignore_suspects;
+                    if slot.gpu == Some(gpu) && counts {
                         guards.0.push((Arc::clone(page), at));
                     }
                 }
@@ -430,6 +440,10 @@ impl Control {
         };
         session.clients.insert(client, Client::Foreign);
         why.clone_into(&mut session.note);
+        self.gate_launches(id);
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
         let mut lost = GpuSet::EMPTY;
         let mut places = Vec::new();
         for held in &mut session.channels {
@@ -444,6 +458,22 @@ impl Control {
         self.retire(job, places);
         self.channels_changed(id, lost, false);
         self.release_tickets(id);
+    }
+
+    /// Some channels of the process cannot be controlled: its launches wait instead.
+    fn gate_launches(&mut self, id: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        if session.launch_gated || session.role != Role::Offline || self.level == Level::L5 {
+            return;
+        }
+        session.launch_gated = true;
+        let gpus: GpuSet = session.gpus().collect();
+        if let Some(job) = session.job {
+            self.refresh_gates(job);
+        }
+        self.channels_changed(id, gpus, true);
     }
 
     /// Adds a channel; the GPU on which it is managed, if it is.
@@ -464,7 +494,8 @@ impl Control {
             held.gpu = gpu;
         } else if session.channels.len() >= CHANNELS {
             self.counters.channels_refused += 1;
-            session.note = format!("more than {CHANNELS} channels: not all are managed");
+            session.note = format!("more than {CHANNELS} channels: launches wait instead");
+            self.gate_launches(id);
             return None;
         } else {
             session.channels.push(Held {
@@ -510,7 +541,8 @@ impl Control {
         let gpu = held.gpu?;
         let Some(place) = self.places.take() else {
             self.counters.channels_refused += 1;
-            "the journal is full: not all channels are managed".clone_into(&mut session.note);
+            "the journal is full: launches wait instead".clone_into(&mut session.note);
+            self.gate_launches(id);
             return None;
         };
         held.place = Some(place);
@@ -554,7 +586,7 @@ impl Control {
             self.announce_offline(id);
         }
         for gpu in gpus.iter() {
-            let channels = self.sessions.get(&id).map_or(0, |s| s.managed_on(gpu));
+            let channels = self.sessions.get(&id).map_or(0, |s| s.gated_on(gpu));
             self.feed(Event::ChannelsChanged {
                 session: SessionId(id),
                 gpu,

@@ -42,6 +42,7 @@ impl Control {
             self.jobs.push(Job {
                 uid,
                 name: Arc::from(name),
+                launches_wait: true,
                 gangs: self.gpus.iter().map(|_| Gang::default()).collect(),
             });
             self.jobs.len() - 1
@@ -88,6 +89,7 @@ impl Control {
         }
         if self.level == Level::L3 {
             self.order_remote(order, disable);
+            self.refresh_gates_beside(order.job);
             return;
         }
         let Some(guards) = self
@@ -131,6 +133,7 @@ impl Control {
             if let Some(gang) = self.gang(order.job, order.gpu) {
                 gang.outstanding += 1;
             }
+            self.refresh_gates_beside(order.job);
         } else {
             self.fail(order, disable, Status::INVALID_STATE.0);
         }
@@ -191,9 +194,20 @@ impl Control {
             Outcome::Withheld => {}
             Outcome::Failed(_) => gang.applied = Applied::Unknown,
         }
-        if gang.outstanding == 0 {
-            let retired = std::mem::take(&mut gang.retired);
-            self.give_back(retired);
+        let retired = if gang.outstanding == 0 {
+            std::mem::take(&mut gang.retired)
+        } else {
+            Vec::new()
+        };
+        self.give_back(retired);
+        self.refresh_gates_beside(order.job);
+    }
+
+    /// After an order or its answer: gates of launches that stand for channels.
+    fn refresh_gates_beside(&mut self, job: JobId) {
+        let mut sessions = self.sessions.values();
+        if sessions.any(|session| session.launch_gated && session.job == Some(job)) {
+            self.refresh_gates(job);
         }
     }
 
@@ -226,8 +240,8 @@ impl Control {
             return;
         }
         let entered = Instant::from_nanos(self.now);
-        self.set_launch_gate(order.job, Some(order.gpu), disable);
         if let Some(gang) = self.gang(order.job, order.gpu) {
+            gang.launches_pass = !disable;
             gang.disable = disable;
             gang.applied = if disable {
                 Applied::Disabled
@@ -235,6 +249,7 @@ impl Control {
                 Applied::Enabled
             };
         }
+        self.refresh_gates(order.job);
         self.events.push_back(if disable {
             Event::Disabled {
                 order,
@@ -246,14 +261,31 @@ impl Control {
         });
     }
 
-    /// Closes or opens the gate words of a job: those of one GPU, or all.
-    pub(super) fn set_launch_gate(&mut self, job: JobId, gpu: Option<GpuId>, closed: bool) {
+    /// Holds the launches of a job on every device, or no longer.
+    pub(super) fn set_launch_gate(&mut self, job: JobId, closed: bool) {
+        if let Some(state) = self.job(job) {
+            state.launches_wait = closed;
+            self.refresh_gates(job);
+        }
+    }
+
+    /// Writes the gate words of a job's processes as they should stand.
+    pub(super) fn refresh_gates(&mut self, job: JobId) {
+        let Some(state) = self.jobs.get(job.0 as usize) else {
+            return;
+        };
+        let by_launches = self.level == Level::L5;
         for session in self.sessions.values().filter(|s| s.job == Some(job)) {
             let Some(page) = &session.page else { continue };
             for (slot, words) in session.slots.iter().zip(&page.gates) {
-                if gpu.is_none() || slot.gpu == gpu {
-                    set_gate(words, closed);
-                }
+                let gang = slot.gpu.and_then(|gpu| state.gangs.get(gpu.index()));
+                let closed = if by_launches {
+                    gang.is_none_or(|gang| !gang.launches_pass)
+                } else {
+                    let held = || gang.is_none_or(Gang::holds_launches);
+                    state.launches_wait || (session.launch_gated && held())
+                };
+                set_gate(words, closed);
             }
         }
     }
@@ -436,7 +468,7 @@ impl Control {
         }
         let jobs = u32::try_from(self.jobs.len()).unwrap_or(0);
         for job in (0..jobs).map(JobId) {
-            self.set_launch_gate(job, None, false);
+            self.open_all_gates(job);
             for gpu in (0..self.gpus.len()).map(gpu_id) {
                 let Some(gang) = self.gang(job, gpu) else {
                     continue;
@@ -451,6 +483,16 @@ impl Control {
                     self.order(order, false, Look::Unconditional);
                 }
             }
+        }
+    }
+
+    fn open_all_gates(&mut self, job: JobId) {
+        if let Some(state) = self.job(job) {
+            state.launches_wait = false;
+            for gang in &mut state.gangs {
+                gang.launches_pass = true;
+            }
+            self.refresh_gates(job);
         }
     }
 

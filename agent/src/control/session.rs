@@ -61,6 +61,8 @@ pub struct Session {
     pub released: u64,
     /// It was under an agent before.
     pub was_gated: bool,
+    /// Some of its channels cannot be controlled, so its launches wait while its job is disabled.
+    pub launch_gated: bool,
     /// Policy says it makes no progress.
     pub lapsed: bool,
     /// Why it is not managed, or what is odd.
@@ -170,6 +172,7 @@ impl Session {
             progress_ns: 0,
             released: 0,
             was_gated: newcomer.last_agent_generation != 0,
+            launch_gated: false,
             lapsed: false,
             note: String::new(),
             peer: newcomer.peer,
@@ -201,11 +204,16 @@ impl Session {
         devices.chain(self.channels.iter().filter_map(|held| held.gpu))
     }
 
-    /// Managed channels on `gpu`.
+    /// What it has on `gpu` that orders reach: managed channels, or else its launches.
     #[must_use]
-    pub fn managed_on(&self, gpu: GpuId) -> usize {
+    pub fn gated_on(&self, gpu: GpuId) -> usize {
         let on = |held: &&Held| held.gpu == Some(gpu) && held.place.is_some();
-        self.channels.iter().filter(on).count()
+        let launches = self.launch_gated && self.gpus().any(|own| own == gpu);
+        self.channels
+            .iter()
+            .filter(on)
+            .count()
+            .max(usize::from(launches))
     }
 
     /// Whether every client it has was proven.
