@@ -140,6 +140,42 @@ fn kernels_copies_and_fills_change_device_memory_in_order() {
 }
 
 #[test]
+fn a_large_copy_stops_for_a_disable_and_goes_on_after_the_enable() {
+    const BYTES: u64 = 256 * MIB;
+    let device = Device::start(&["--disable-fixed-us", "50"]);
+    let job = Job::new(&device, 0, 1);
+    let (queue, side) = (&job.channels[0], &job.side);
+    let base = mapped(&job, BYTES);
+    let host = vec![7_u8; BYTES as usize];
+    let gate = |on| {
+        side.ctl
+            .disable(side.client, side.subdevice, on, &job.pairs())
+    };
+    let end = queue.push(Op::Copy, 0, &[base, host.as_ptr() as u64, BYTES]);
+    until("the copy is on its way", || peek(base) != 0);
+    assert_eq!(gate(true), Status::OK);
+    let moved = || {
+        (0..BYTES / MIB)
+            .filter(|part| peek(base + part * MIB) != 0)
+            .count()
+    };
+    let before = moved();
+    // Any call makes the device go on; were it to move more, it would now.
+    for _ in 0..20 {
+        assert_eq!(side.ctl.build_version(side.client).0, Status::OK);
+    }
+    assert_eq!((moved(), queue.done()), (before, 0));
+    assert_eq!(gate(false), Status::OK);
+    queue.wait(end);
+    assert_eq!((moved(), queue.error()), ((BYTES / MIB) as usize, 0));
+    unmap(&job, base + 200 * MIB, 56 * MIB).unwrap();
+    queue.push(Op::Copy, 0, &[base, host.as_ptr() as u64, BYTES]);
+    until("a copy beyond what is mapped faults", || {
+        queue.error() == 31
+    });
+}
+
+#[test]
 fn a_touch_of_memory_that_is_not_mapped_is_xid_31_and_loses_the_context() {
     let device = Device::start(&[]);
     let job = Job::new(&device, 0, 3);

@@ -3,6 +3,10 @@
 //! The model decides when an entry starts and ends; what it does to memory happens when it ends.
 //! A channel's waits (semaphores, host functions, values in memory) block it in the model until
 //! the condition holds here.
+//!
+//! A large transfer takes this process longer than it takes the model. When its time has passed its
+//! channel waits while the engine thread moves it, a piece each time it has the world, so that calls
+//! get in between, and no piece while the channel is disabled.
 
 use std::sync::atomic::Ordering;
 
@@ -51,8 +55,18 @@ impl From<i32> for Trouble {
     }
 }
 
-const fn is_wait(op: u32) -> bool {
-    op == Op::Acquire as u32 || op == Op::HostFunc as u32 || op == Op::WaitValue as u32
+/// Bytes of a copy from which on it is moved in pieces.
+const LARGE: u64 = 1 << 20;
+
+const fn is_large(entry: &Entry) -> bool {
+    entry.op == Op::Copy as u32 && entry.args[2] > LARGE
+}
+
+const fn is_wait(entry: &Entry) -> bool {
+    entry.op == Op::Acquire as u32
+        || entry.op == Op::HostFunc as u32
+        || entry.op == Op::WaitValue as u32
+        || is_large(entry)
 }
 
 fn fill_bytes(entry: &Entry) -> u64 {
@@ -115,6 +129,7 @@ impl Channel {
                 Some(semaphore) => semaphore.value.load(Ordering::Acquire) >= entry.args[1],
                 None => true,
             },
+            _ if is_large(entry) => self.moving.is_some_and(|moved| moved >= entry.args[2]),
             op if op == Op::HostFunc as u32 => self
                 .ring()
                 .is_none_or(|ring| ring.host_done.load(Ordering::Acquire) >= entry.args[0]),
@@ -225,10 +240,11 @@ impl World {
                 };
                 let model = &mut self.gpus[channel.gpu].model;
                 let tag = channel.fed << 1;
-                if entry.op == Op::HostFunc as u32 {
-                    model.submit(channel.id, Work::Run { ns: 0, tag });
+                if entry.op == Op::HostFunc as u32 || is_large(&entry) {
+                    let ns = duration(&entry, unknown_kernel_ns);
+                    model.submit(channel.id, Work::Run { ns, tag });
                 }
-                if is_wait(entry.op) {
+                if is_wait(&entry) {
                     model.submit(channel.id, Work::Wait { tag: tag | 1 });
                     channel.waits += 1;
                 } else {
@@ -248,6 +264,38 @@ impl World {
                 model.signal(channel.id);
             }
         }
+    }
+
+    /// Moves a piece of each large transfer that may go on. Whether there was one.
+    pub(crate) fn move_pieces(&mut self, now: u64) -> bool {
+        let mut moved = false;
+        let mut faults = Vec::new();
+        for (key, channel) in &mut self.channels {
+            let Some(done) = channel.moving else { continue };
+            let Some(entry) = channel.entries.front() else {
+                continue;
+            };
+            let [to, from, bytes, ..] = entry.args;
+            let disabled = self.gpus[channel.gpu].model.is_disabled(channel.id);
+            if channel.dead || disabled || done >= bytes {
+                continue;
+            }
+            moved = true;
+            let piece = LARGE.min(bytes - done);
+            let (to, from) = (to.wrapping_add(done), from.wrapping_add(done));
+            channel.moving = Some(match copy(channel.pid, to, from, piece) {
+                Ok(()) => done + piece,
+                Err(Trouble::Gone) => bytes,
+                Err(Trouble::Fault) => {
+                    faults.push(*key);
+                    bytes
+                }
+            });
+        }
+        for key in faults {
+            self.fault(key, XID_FAULT, now);
+        }
+        moved
     }
 
     fn handle(&mut self, gpu: usize, event: Event) {
@@ -329,8 +377,10 @@ impl World {
             return;
         };
         if tag & 1 == 0 {
-            // The first half of a host function: its client may run it now.
-            if let Some(ring) = channel.ring() {
+            // The first half of a large transfer, or of a host function: its client may run it now.
+            if channel.entries.front().is_some_and(is_large) {
+                channel.moving = Some(0);
+            } else if let Some(ring) = channel.ring() {
                 sys::futex_wake(sys::low_half(&ring.get));
             }
             return;
@@ -338,13 +388,16 @@ impl World {
         let Some(entry) = channel.entries.pop_front() else {
             return;
         };
-        if is_wait(entry.op) {
-            channel.waits -= 1;
+        if is_wait(&entry) {
+            channel.waits = channel.waits.saturating_sub(1);
         }
         if entry.op == Op::Kernel as u32 {
             let mut record = channel_record(at, Kind::KernelEnd, channel);
             (record.value, record.tag) = (entry.kernel, tag_of(&entry));
             self.history.push(record);
+        }
+        if is_large(&entry) {
+            channel.moving = None;
         }
         match carry_out(channel, &entry, at) {
             Ok(()) | Err(Trouble::Gone) => {}
@@ -388,6 +441,7 @@ fn carry_out(channel: &Channel, entry: &Entry, at: u64) -> Result<(), Trouble> {
     let pid = channel.pid;
     match entry.op {
         op if op == Op::Kernel as u32 => kernel(pid, entry),
+        _ if is_large(entry) => Ok(()),
         op if op == Op::Copy as u32 => copy(pid, entry.args[0], entry.args[1], entry.args[2]),
         op if op == Op::Fill as u32 => fill(pid, entry),
         op if op == Op::Release as u32 => {

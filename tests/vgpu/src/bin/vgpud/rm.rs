@@ -534,6 +534,7 @@ impl World {
             fed: 0,
             entries: Default::default(),
             waits: 0,
+            moving: None,
             external_vaspace,
             registered: None,
             dead: false,

@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_vgpu::clock::now_ns;
@@ -66,11 +66,24 @@ struct Shared {
     world: Mutex<World>,
     doorbell: Mapping,
     stop: AtomicBool,
+    /// Threads that wait for the world.
+    wanted: AtomicU32,
 }
 
 impl Shared {
     fn world(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        let world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wanted.fetch_sub(1, Ordering::SeqCst);
+        world
+    }
+
+    /// Lets the other thread have the world, which it would not get from one that takes it again
+    /// at once.
+    fn give_way(&self) {
+        while self.wanted.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
     }
 
     fn usermode(&self) -> Option<&Usermode> {
@@ -109,6 +122,11 @@ impl Shared {
                 let now = now_ns();
                 world.pump(now);
                 world.flush_history();
+                if world.move_pieces(now) {
+                    drop(world);
+                    self.give_way();
+                    continue;
+                }
                 world.engine_until = world.next_event(now);
                 world.engine_until
             };
@@ -152,6 +170,7 @@ pub(crate) fn run(setup: Setup, dir: &Path, ready: impl FnOnce()) -> io::Result<
         world: Mutex::new(world),
         doorbell,
         stop: AtomicBool::new(false),
+        wanted: AtomicU32::new(0),
     });
 
     let epoll = Epoll::new()?;

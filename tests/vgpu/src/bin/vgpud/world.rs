@@ -126,6 +126,9 @@ pub(crate) struct Channel {
     pub(crate) entries: VecDeque<Entry>,
     /// Waits among them.
     pub(crate) waits: usize,
+    /// The large transfer at the head of `entries` whose time has passed, and the bytes of it that
+    /// have been moved.
+    pub(crate) moving: Option<u64>,
     pub(crate) external_vaspace: bool,
     /// The UVM file it was registered with.
     pub(crate) registered: Option<FileId>,
