@@ -20,7 +20,7 @@ use tidegate_abi::cuda::{CU_STREAM_LEGACY, CUcontext, CUevent, CUresult, CUstrea
 use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, DeviceWords, Page};
 use tidegate_core::activity::{Begin, Counts, Published, Quiet, Sums, begin};
 use tidegate_core::gate::Role;
-use tidegate_core::suspect::{self, Facts, Reason};
+use tidegate_core::suspect::{self, Facts, Reason, Run};
 use tidegate_core::word::Fences as _;
 
 /// Longest sleep with nothing to do, after which slots of dead threads are looked for.
@@ -34,6 +34,7 @@ struct Watch {
     last_launch_ns: u64,
     last_busy_ns: u64,
     suspect: Option<Reason>,
+    run: Run,
 }
 
 /// Runs for ever.
@@ -107,6 +108,10 @@ fn round(
 ) -> bool {
     let words = &page.devices[device];
     if words.activity.load(Acquire) & ACTIVITY_BUSY == 0 {
+        let limit = process.limits.busy_suspect.load(Relaxed);
+        if watch.suspect.is_some() && !watch.run.is_dummy(limit, clock::now_ns()) {
+            name(process, words, device, watch, None);
+        }
         return false;
     }
     let fences = Membarrier;
@@ -122,13 +127,22 @@ fn round(
         watch.last_launch_ns = now;
     }
     words.total.store(sums.entered, Relaxed);
+    let limit = process.limits.busy_suspect.load(Relaxed);
     if let Begin::Quiet(quiet) = begun
         && ask(process, driver, device) == Answer::Done
     {
         finish(words, device, watch, sums);
         if let Published::Idle { .. } = quiet.publish(&fences, &words.activity, all) {
+            let launches = sums.entered.wrapping_sub(watch.entered_at_idle);
             watch.entered_at_idle = sums.entered;
-            name(process, words, device, watch, None);
+            let busy_since = words.busy_since_ns.load(Relaxed);
+            let graph = words.graph.load(Relaxed) != 0;
+            watch.run.period(busy_since, now, launches, graph);
+            let dummy = watch
+                .run
+                .is_dummy(limit, now)
+                .then_some(Reason::SteadyLaunches);
+            name(process, words, device, watch, dummy);
             process::ring(page);
             return false;
         }

@@ -28,6 +28,43 @@ pub struct Facts {
     pub waits_on_host: bool,
 }
 
+/// Idle spells shorter than this do not end a run of busy periods: no gate opens in them.
+pub const BREAK_NS: u64 = 200_000_000;
+/// A busy period with more launches than this does something.
+const DUMMY_LAUNCHES: u64 = 2;
+
+/// Busy periods that follow one another without a break, each of hardly a launch: a loop that keeps
+/// its device warm and every gate closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    since_ns: u64,
+    idle_ns: u64,
+    most: u64,
+}
+
+impl Run {
+    /// A busy period ended with `launches`, or with any number if one was a graph.
+    pub fn period(&mut self, busy_ns: u64, idle_ns: u64, launches: u64, graph: bool) {
+        if self.since_ns == 0 || busy_ns.saturating_sub(self.idle_ns) >= BREAK_NS {
+            *self = Self {
+                since_ns: busy_ns,
+                ..Self::default()
+            };
+        }
+        self.idle_ns = idle_ns;
+        self.most = self.most.max(if graph { u64::MAX } else { launches });
+    }
+
+    /// Whether it has gone on for `busy_suspect_ns`.
+    #[must_use]
+    pub fn is_dummy(&self, busy_suspect_ns: u64, now_ns: u64) -> bool {
+        self.since_ns != 0
+            && self.most <= DUMMY_LAUNCHES
+            && now_ns.saturating_sub(self.idle_ns) < BREAK_NS
+            && now_ns.saturating_sub(self.since_ns) >= busy_suspect_ns
+    }
+}
+
 /// Names the reason, or none yet.
 #[must_use]
 pub fn name(facts: Facts, busy_suspect_ns: u64, now_ns: u64) -> Option<Reason> {
@@ -47,6 +84,24 @@ pub fn name(facts: Facts, busy_suspect_ns: u64, now_ns: u64) -> Option<Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_loop_of_single_launches_is_named_until_it_pauses_or_does_something() {
+        let ms = 1_000_000;
+        let mut run = Run::default();
+        for at in (1..2000).step_by(5) {
+            run.period(at * ms, (at + 1) * ms, 1, false);
+        }
+        assert!(run.is_dummy(1_000 * ms, 1_999 * ms));
+        assert!(!run.is_dummy(5_000 * ms, 1_999 * ms), "not long enough");
+        assert!(!run.is_dummy(1_000 * ms, 2_300 * ms), "it paused");
+        let mut works = run;
+        works.period(2_000 * ms, 2_001 * ms, 40, false);
+        assert!(!works.is_dummy(1_000 * ms, 2_002 * ms));
+        let mut serves = run;
+        serves.period(2_000 * ms, 2_001 * ms, 1, true);
+        assert!(!serves.is_dummy(1_000 * ms, 2_002 * ms));
+    }
 
     #[test]
     fn a_device_is_named_only_after_the_whole_time_and_by_what_holds_it() {

@@ -252,7 +252,7 @@ fn explore(launch_counts: &[u64], probe_count: u32, left_out: LeftOut) -> Verdic
                 then(next);
             }
         }
-        for thread in 0..programs.len() {
+        for (thread, program) in programs.iter().enumerate() {
             let mut flushed = state.clone();
             if let Some((word, value)) = flushed.buffers[thread].pop_front() {
                 flushed.memory[word] = value;
@@ -261,7 +261,7 @@ fn explore(launch_counts: &[u64], probe_count: u32, left_out: LeftOut) -> Verdic
             let key = (thread, state.answers[thread].clone());
             let op = *known
                 .entry(key)
-                .or_insert_with_key(|(_, answers)| next_op(&programs[thread], answers));
+                .or_insert_with_key(|(_, answers)| next_op(program, answers));
             if let Some(next) = step(&state, thread, op) {
                 then(next);
             }
