@@ -1,0 +1,215 @@
+//! The library in a process' life: capture, fork, an agent that comes late, dies, and returns.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
+use tidegate_tests::{Node, Running, TRUSTING, compile, monotonic_ns, wait_for};
+use tidegate_vgpu::control::{ChannelState, Control};
+use tidegate_vgpu::history::{self, Kind};
+
+/// A program driven by lines (`apps/online.c`).
+struct Driven {
+    process: Running,
+    answers: BufReader<std::process::ChildStdout>,
+}
+
+impl Driven {
+    fn start(node: &Node, role: &str) -> Self {
+        let online = compile("online", &["-lcuda"]);
+        let mut command = node.preloaded(&online, role);
+        let mut process = Running::start("online", command.stdin(Stdio::piped()));
+        let pipe = process.child.stdout.take().expect("stdout is piped");
+        let mut driven = Self {
+            process,
+            answers: BufReader::new(pipe),
+        };
+        driven.answer();
+        driven
+    }
+
+    fn answer(&mut self) -> u64 {
+        let mut line = String::new();
+        self.answers
+            .read_line(&mut line)
+            .expect("a pipe can be read");
+        let mut words = line.split_whitespace();
+        assert_eq!(words.next(), Some("ok"), "{line:?}");
+        words.next().and_then(|at| at.parse().ok()).expect("a time")
+    }
+
+    fn ask(&mut self, line: &str) -> u64 {
+        let pipe = self.process.child.stdin.as_mut().expect("stdin is piped");
+        writeln!(pipe, "{line}").expect("the program reads");
+        self.answer()
+    }
+}
+
+fn offline(node: &Node) -> Running {
+    let offline = compile("offline", &["-lcuda"]);
+    Running::start("offline", node.preloaded(&offline, "offline").arg("500000"))
+}
+
+fn channels_of(node: &Node, pid: u32) -> Vec<ChannelState> {
+    let control = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    let mut channels = control.channels().expect("the device answers");
+    channels.retain(|channel| channel.pid == pid);
+    channels
+}
+
+fn all_are(node: &Node, pid: u32, disabled: bool) -> Option<()> {
+    let channels = channels_of(node, pid);
+    let so = !channels.is_empty() && channels.iter().all(|channel| channel.disabled == disabled);
+    so.then_some(())
+}
+
+/// Kernels of `pid` that finished.
+fn finished(node: &Node, pid: u32) -> usize {
+    let records = history::read(&node.vgpu_dir()).expect("the device writes its history");
+    records
+        .iter()
+        .filter(|record| record.kind == Kind::KernelEnd && record.pid == pid)
+        .count()
+}
+
+fn suspect(node: &Node) -> Option<String> {
+    let output = node.tidegate(&["status", "--output", "json"]);
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    let devices = status["processes"]
+        .as_array()?
+        .iter()
+        .flat_map(|process| process["devices"].as_array().into_iter().flatten());
+    devices
+        .filter_map(|device| device["suspect"].as_str())
+        .find(|reason| !reason.is_empty() && *reason != "unspecified")
+        .map(str::to_owned)
+}
+
+#[test]
+fn probing_never_breaks_a_capture_whichever_thread_launches_and_in_whatever_mode() {
+    let node = Node::new(&[], TRUSTING);
+    let probed = compile("probed", &["-lcuda"]);
+    let output = Running::start("probed", &mut node.preloaded(&probed, "online")).succeed();
+    assert_eq!(output.trim(), "ok 120");
+}
+
+#[test]
+fn forked_children_start_over_and_see_no_descriptor_of_the_library() {
+    let node = Node::new(&[], TRUSTING);
+    let forks = compile("forks", &["-lcuda"]);
+    for role in ["online", "offline"] {
+        let output = Running::start("forks", &mut node.preloaded(&forks, role)).succeed();
+        assert_eq!(output.trim(), "ok", "{role}");
+    }
+}
+
+#[test]
+fn online_runs_without_an_agent_and_is_found_by_one_that_comes_late() {
+    let mut node = Node::device_only(&[]);
+    let mut online = Driven::start(&node, "online");
+    let before = monotonic_ns();
+    let after = online.ask("burst 5 100000");
+    assert!(after - before < 1_000_000_000, "nothing waits for an agent");
+    node.start_agent(TRUSTING);
+    let mut offline = offline(&node);
+    wait_for("offline to run", || {
+        (finished(&node, offline.pid()) > 5).then_some(())
+    });
+    online.ask("launch 1 300000000");
+    wait_for("offline to stop", || all_are(&node, offline.pid(), true));
+    online.ask("sync");
+    wait_for("offline to run again", || {
+        all_are(&node, offline.pid(), false)
+    });
+    let _ = offline.child.kill();
+}
+
+#[test]
+fn offline_waits_for_an_agent_says_so_once_and_gives_up_only_when_told_to() {
+    let node = Node::device_only(&[]);
+    let program = compile("offline", &["-lcuda"]);
+    let mut command = node.preloaded(&program, "offline");
+    let mut offline = Running::start(
+        "offline",
+        command.arg("100000").env("TIDEGATE_ATTACH_TIMEOUT", "2"),
+    );
+    let pid = offline.pid();
+    let pipe = offline.child.stderr.take().expect("stderr is piped");
+    let mut errors = BufReader::new(pipe).lines();
+    let line = errors.next().expect("a line").expect("a pipe can be read");
+    assert!(line.contains("waits for tidegate-agent"), "{line}");
+    assert_eq!(finished(&node, pid), 0, "nothing runs before an agent came");
+    wait_for("offline to run ungated", || {
+        (finished(&node, pid) > 5).then_some(())
+    });
+    offline.signal(libc::SIGTERM);
+    offline.succeed();
+    assert_eq!(errors.count(), 0, "one line only");
+}
+
+#[test]
+fn a_killed_agent_leaves_no_channel_disabled_and_no_launch_passes_until_one_returns() {
+    let mut node = Node::new(&[], TRUSTING);
+    let mut online = Driven::start(&node, "online");
+    let mut offline = offline(&node);
+    let pid = offline.pid();
+    wait_for("offline to run", || {
+        (finished(&node, pid) > 5).then_some(())
+    });
+    online.ask("launch 1 60000000000");
+    wait_for("offline to stop", || all_are(&node, pid, true));
+    let agent = node.agent.take().expect("it runs");
+    agent.signal(libc::SIGKILL);
+    let killed = monotonic_ns();
+    drop(agent);
+    wait_for("the process to enable its own channels", || {
+        all_are(&node, pid, false)
+    });
+    let stuck = monotonic_ns() - killed;
+    assert!(
+        stuck >= 300_000_000,
+        "a successor is waited for first: {stuck} ns"
+    );
+    assert!(
+        stuck <= 1_200_000_000,
+        "no channel stays disabled: {stuck} ns"
+    );
+    // What was queued runs; the gate holds the rest.
+    let settled = wait_for("the queue to run dry", || {
+        let channels = channels_of(&node, pid);
+        let dry = channels.iter().all(|channel| channel.queued == 0);
+        dry.then(|| finished(&node, pid))
+    });
+    online.ask("graph 1 1000");
+    assert!(
+        finished(&node, pid) <= settled + 1,
+        "no launch passes the gate"
+    );
+    node.start_agent(TRUSTING);
+    wait_for("the successor to gate it", || all_are(&node, pid, true));
+    let _ = offline.child.kill();
+}
+
+#[test]
+fn what_keeps_a_device_busy_without_reason_is_named() {
+    let config = format!("{TRUSTING}\n[gate]\nbusy_suspect = \"300ms\"\n");
+    let node = Node::new(&[], &config);
+    let parked = compile("parked", &["-lcuda"]);
+    for (how, reason) in [
+        ("parked", "parked"),
+        ("steady", "steady"),
+        ("dummy", "steady"),
+    ] {
+        let mut process = Running::start(how, node.preloaded(&parked, "online").arg(how));
+        let named = wait_for(how, || suspect(&node));
+        assert!(named.contains(reason), "{how}: {named}");
+        let _ = process.child.kill();
+        let _ = process.child.wait();
+        wait_for("it to be forgotten", || {
+            suspect(&node).is_none().then_some(())
+        });
+    }
+    let mut online = Driven::start(&node, "online");
+    online.ask("forever");
+    let named = wait_for("the persistent kernel", || suspect(&node));
+    assert!(named.contains("persistent"), "{named}");
+}
