@@ -290,6 +290,14 @@ struct Serving<'a> {
 
 impl Serving<'_> {
     async fn run(self, parts: Parts, fifo: bool) -> Result<(), AppError> {
+        // Before anything is disabled or anybody is told that the agent serves: a signal must find it
+        // ready to give everything back.
+        let mut terminate =
+            signal(SignalKind::terminate()).map_err(starting("listen for signals"))?;
+        let mut interrupt =
+            signal(SignalKind::interrupt()).map_err(starting("listen for signals"))?;
+        let mut replace =
+            signal(SignalKind::user_defined1()).map_err(starting("listen for signals"))?;
         let reaper =
             Reaper::start(self.mailbox.clone()).map_err(starting("start the reaper thread"))?;
         let hooks = Arc::new(HookReports::default());
@@ -305,12 +313,6 @@ impl Serving<'_> {
         let control = self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?;
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
         self.notifier.ready("serving");
-        let mut terminate =
-            signal(SignalKind::terminate()).map_err(starting("listen for signals"))?;
-        let mut interrupt =
-            signal(SignalKind::interrupt()).map_err(starting("listen for signals"))?;
-        let mut replace =
-            signal(SignalKind::user_defined1()).map_err(starting("listen for signals"))?;
         tokio::pin!(hook, control, status);
         loop {
             tokio::select! {
