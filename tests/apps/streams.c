@@ -96,6 +96,8 @@ static void resolution(void)
     CHECK(status == 0 && at == dlsym(library, "cuLaunchKernel"));
     IS(cuGetProcAddress_v2("cuLaunchKernelEx", &at, 11000, 0, &status), 0);
     CHECK(status == 2 && !at);
+    IS(cuGetProcAddress_v2("cuLaunchCooperativeKernel", &at, 9000, 1, &status), 0);
+    CHECK(at == dlsym(library, "cuLaunchCooperativeKernel"));
     IS(cuGetProcAddress_v2("cuNoSuchThing", &at, 13000, 0, &status), 0);
     CHECK(status == 1 && !at);
     IS(cuGetProcAddress_v2("cuInit", &at, 13010, 0, &status), 1);

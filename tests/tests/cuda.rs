@@ -41,6 +41,27 @@ fn default_streams_resolution_peers_and_fork_are_as_in_the_manual() {
 }
 
 #[test]
+fn the_driver_hands_out_its_own_functions_whatever_is_preloaded() {
+    let shadow = compile("shadow", &["-shared", "-fPIC"]);
+    let program = compile("streams", &["-lcuda"]);
+    let node = Node::device_only(&["--gpus", "2"]);
+    let mut command = node.plain(&program);
+    let mut preload = shadow.into_os_string();
+    preload.push(":");
+    preload.push(built("libvgpu_rm.so"));
+    command.env("LD_PRELOAD", preload);
+    assert_eq!(
+        Running::start("streams", &mut command).succeed().trim(),
+        "ok"
+    );
+}
+
+#[test]
+fn threads_share_streams_without_a_hang_or_a_lost_launch() {
+    run(&Node::device_only(&[]), "threads");
+}
+
+#[test]
 fn every_name_of_the_driver_is_exported() {
     let list = include_str!("../vgpu/cuda/symbols.txt");
     let path = CString::new(built("libcuda.so").as_os_str().as_bytes()).expect("no NUL in a path");

@@ -27,7 +27,7 @@ pub fn register(at: *mut u8, bytes: usize, flags: u32) -> CudaResult {
 
 /// `cuMemHostUnregister`.
 pub fn unregister(at: *mut u8) -> CudaResult {
-    context::current()?;
+    driver::get()?;
     capturing::unsafe_call()?;
     let base = at.expose_provenance() as u64;
     let found = memory::find(base);
@@ -68,7 +68,12 @@ fn put(data: *mut c_void, attribute: i32, address: u64, found: &Allocation) -> C
     // SAFETY: the caller's place has the width of the attribute.
     unsafe {
         match attribute {
-            1 => store(data.cast::<*mut c_void>(), context::current()?.handle()),
+            1 => {
+                let owner = found
+                    .context
+                    .map_or(std::ptr::null_mut(), |owner| owner.handle());
+                store(data.cast::<*mut c_void>(), owner)
+            }
             2 => store(data.cast::<u32>(), if device { 2 } else { 1 }),
             3 => store(data.cast::<u64>(), address),
             4 if device && !managed => Err(CUresult::INVALID_VALUE),

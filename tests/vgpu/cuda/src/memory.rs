@@ -16,8 +16,10 @@ use tidegate_abi::uvm::{
 };
 
 use crate::capturing;
-use crate::context;
+use crate::context::{self, Context};
+use crate::driver;
 use crate::gpu::Gpu;
+use crate::handle::Pinned;
 use crate::result::{CudaResult, store, store_optional};
 use crate::rm::{self, RmResult, bytes_of};
 
@@ -39,8 +41,10 @@ pub enum Place {
     Registered,
 }
 
+type Owner = Option<&'static Pinned<Context>>;
+
 /// One allocation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Allocation {
     /// First address.
     pub base: u64,
@@ -50,8 +54,8 @@ pub struct Allocation {
     pub place: Place,
     /// Flags of a host allocation or registration.
     pub flags: u32,
-    /// Context it was made in.
-    pub context: u64,
+    /// Context it was made in; none for mapped handles, which are the process'.
+    pub context: Owner,
     /// Unique in the process.
     pub id: u64,
 }
@@ -111,7 +115,7 @@ fn memory() -> MutexGuard<'static, Memory> {
 }
 
 impl Memory {
-    fn add(&mut self, base: u64, bytes: u64, place: Place, flags: u32, context: u64) {
+    fn add(&mut self, base: u64, bytes: u64, place: Place, flags: u32, context: Owner) {
         let id = self.next_id;
         self.next_id += 1;
         let allocation = Allocation {
@@ -160,13 +164,13 @@ impl Drop for Owned {
 
 /// Notes that device memory is mapped at an address.
 pub fn announce(base: u64, bytes: u64, place: Place) {
-    memory().add(base, bytes, place, 0, 0);
+    memory().add(base, bytes, place, 0, None);
 }
 
 /// Notes host memory that the application registered.
 pub fn announce_host(base: u64, bytes: u64, flags: u32) -> CudaResult {
-    let context = context::current()?.id;
-    memory().add(base, bytes, Place::Registered, flags, context);
+    let context = context::current()?;
+    memory().add(base, bytes, Place::Registered, flags, Some(context));
     Ok(())
 }
 
@@ -183,7 +187,7 @@ pub fn drop_context(context: u64) {
         let of = memory
             .allocations
             .values()
-            .filter(|a| a.context == context)
+            .filter(|a| a.context.is_some_and(|owner| owner.id == context))
             .filter(device);
         of.map(|a| a.base).collect()
     };
@@ -363,7 +367,7 @@ pub fn allocate(bytes: u64, place: impl Fn(i32) -> Place) -> CudaResult<u64> {
             }
         }
     };
-    memory.add(base, bytes, place(ordinal), 0, context.id);
+    memory.add(base, bytes, place(ordinal), 0, Some(context));
     Ok(base)
 }
 
@@ -430,18 +434,28 @@ pub fn alloc_managed(out: *mut CUdeviceptr, bytes: usize, _flags: u32) -> CudaRe
     unsafe { store(out, allocate(bytes as u64, Place::Managed)?) }
 }
 
+/// Before an allocation of `owner` is freed: waits for its context, whichever is current.
+fn settle(owner: Owner) -> CudaResult {
+    let context = match owner {
+        Some(owner) => {
+            owner.check()?;
+            owner
+        }
+        None => context::current()?,
+    };
+    capturing::use_legacy(context.id)?;
+    capturing::unsafe_call()?;
+    context.synchronize()
+}
+
 /// `cuMemFree_v2`: waits for the device, as the real one does.
 pub fn free(address: CUdeviceptr) -> CudaResult {
-    let context = context::current()?;
+    driver::get()?;
     if address == 0 {
         return Ok(());
     }
-    capturing::use_legacy(context.id)?;
-    capturing::unsafe_call()?;
-    if find(address).is_none_or(|a| a.base != address) {
-        return Err(CUresult::INVALID_VALUE);
-    }
-    context.synchronize()?;
+    let found = find(address).filter(|found| found.base == address);
+    settle(found.ok_or(CUresult::INVALID_VALUE)?.context)?;
     free_device(address)
 }
 
@@ -469,7 +483,7 @@ fn allocate_host(bytes: usize, flags: u32) -> CudaResult<u64> {
         return Err(CUresult::OUT_OF_MEMORY);
     }
     let base = at.expose_provenance() as u64;
-    memory().add(base, bytes as u64, Place::Host, flags, context.id);
+    memory().add(base, bytes as u64, Place::Host, flags, Some(context));
     Ok(base)
 }
 
@@ -491,13 +505,12 @@ pub fn alloc_host(out: *mut *mut u8, bytes: usize) -> CudaResult {
 
 /// `cuMemFreeHost`.
 pub fn free_host(at: *mut u8) -> CudaResult {
-    let context = context::current()?;
+    driver::get()?;
     let address = at.expose_provenance() as u64;
     let known = memory().allocations.get(&address).copied();
-    let host = known
-        .filter(|a| a.place == Place::Host)
-        .ok_or(CUresult::INVALID_VALUE)?;
-    context.synchronize()?;
+    let host = known.filter(|a| a.place == Place::Host);
+    let host = host.ok_or(CUresult::INVALID_VALUE)?;
+    settle(host.context)?;
     memory().allocations.remove(&address);
     release(address, host.bytes.next_multiple_of(4096));
     Ok(())

@@ -254,10 +254,13 @@ pub fn load(out: *mut CUmodule, name: *const c_char) -> CudaResult {
 
 /// `cuModuleUnload`.
 pub fn unload(module: CUmodule) -> CudaResult {
-    let context = context::current()?;
+    driver::get()?;
     capturing::unsafe_call()?;
-    context.synchronize()?;
-    MODULES.remove(module)?.unload();
+    let module = MODULES.remove(module)?;
+    if let Ok(context) = context::current() {
+        context.synchronize()?;
+    }
+    module.unload();
     Ok(())
 }
 
