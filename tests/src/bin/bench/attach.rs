@@ -1,0 +1,51 @@
+//! What attaching takes, and what the library adds to its host.
+
+use crate::{Row, quantile};
+use tidegate_tests::{Node, Online, TRUSTING, built, monotonic_ns, wait_for};
+
+fn status_value(pid: u32, field: &str) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or(f64::NAN)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+pub fn measure() -> Vec<Row> {
+    let node = Node::new(&[], TRUSTING);
+    let attached = |pid: u32| {
+        let output = node.tidegate(&["status", "--output", "json"]);
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let listed = status["processes"].as_array().is_some_and(|processes| {
+            processes
+                .iter()
+                .any(|process| process["pid"].as_u64() == Some(u64::from(pid)))
+        });
+        listed.then_some(())
+    };
+    let mut times = Vec::new();
+    let (mut rss, mut threads) = (f64::NAN, f64::NAN);
+    for round in 0..10 {
+        let begun = monotonic_ns();
+        let online = Online::start(&node, 0);
+        let pid = online.process.pid();
+        wait_for("the agent to list the process", || attached(pid));
+        times.push((monotonic_ns() - begun) as f64 / 1e6);
+        if round == 9 {
+            let mut bare = node.plain(tidegate_tests::compile("online", &["-lcuda"]));
+            let without = Online::from_command(&mut bare);
+            let bare_pid = without.process.pid();
+            rss = (status_value(pid, "VmRSS") - status_value(bare_pid, "VmRSS")) / 1024.0;
+            threads = status_value(pid, "Threads") - status_value(bare_pid, "Threads");
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let bytes = std::fs::metadata(built("libtidegate.so")).map_or(0, |file| file.len());
+    vec![
+        Row::new("attach.start_to_listed_p50_ms", quantile(&times, 50), "ms"),
+        Row::new("attach.added_threads", threads, ""),
+        Row::new("attach.added_rss_mib", rss, "MiB").at_most(6.0),
+        Row::new("attach.library_mib", bytes as f64 / 1_048_576.0, "MiB").at_most(4.0),
+    ]
+}

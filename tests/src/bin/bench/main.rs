@@ -1,0 +1,141 @@
+//! `scripts/bench hook|edge|attach`: what Tidegate costs, as ratios and medians of one run.
+//!
+//! * `hook`: nanoseconds of a launch through the library against the same launch without it, on a
+//!   driver that does nothing, for one thread and for eight. The process is busy throughout, as in
+//!   the middle of a burst, so this is the price every launch pays.
+//! * `edge`: from just before an online launch to the entry of the last disable ioctl (stamped in
+//!   the calling thread), and to the return of the last disable, on 1 and on 8 virtual GPUs; and
+//!   the return with the driver's locks as they are, with patch A and with patch B.
+//! * `attach`: from the start of the first context to the agent's welcome, and what the library
+//!   adds to its host process.
+//!
+//! Figures are printed as a table and, with `--json FILE`, written under the keys named there.
+
+mod attach;
+mod edge;
+mod hook;
+
+use clap::{Parser, ValueEnum};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Measures what Tidegate costs.
+#[derive(Debug, Parser)]
+#[command(name = "bench")]
+struct Args {
+    /// What to measure; all of them if none is named.
+    #[arg(value_enum)]
+    what: Vec<What>,
+    /// Writes the figures to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Busy edges measured for each row of `edge`.
+    #[arg(long, default_value_t = 400)]
+    edges: u32,
+    /// Rounds of native and preloaded runs for `hook`.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    Hook,
+    Edge,
+    Attach,
+}
+
+/// One line of the table: key, value, unit, target or nothing.
+#[derive(Debug)]
+struct Row {
+    key: String,
+    value: f64,
+    unit: &'static str,
+    target: Option<f64>,
+}
+
+impl Row {
+    fn new(key: impl Into<String>, value: f64, unit: &'static str) -> Self {
+        Self {
+            key: key.into(),
+            value,
+            unit,
+            target: None,
+        }
+    }
+
+    fn at_most(mut self, target: f64) -> Self {
+        self.target = Some(target);
+        self
+    }
+}
+
+/// The value at `percent` of sorted values; 0 of none.
+fn quantile(sorted: &[f64], percent: usize) -> f64 {
+    let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(at).copied().unwrap_or_default()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    quantile(&values, 50)
+}
+
+/// Puts `value` at the dotted `key`.
+fn insert(into: &mut Map<String, Value>, key: &str, value: f64) {
+    match key.split_once('.') {
+        Some((head, rest)) => {
+            let inner = into
+                .entry(head)
+                .or_insert_with(|| Value::Object(Map::new()));
+            if let Value::Object(inner) = inner {
+                insert(inner, rest, value);
+            }
+        }
+        None => {
+            into.insert(
+                key.to_owned(),
+                Value::from((value * 1000.0).round() / 1000.0),
+            );
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let wants = |what| args.what.is_empty() || args.what.contains(&what);
+    let mut rows = Vec::new();
+    if wants(What::Hook) {
+        rows.extend(hook::measure(args.rounds));
+    }
+    if wants(What::Edge) {
+        rows.extend(edge::measure(args.edges));
+    }
+    if wants(What::Attach) {
+        rows.extend(attach::measure());
+    }
+    println!("{:<44} {:>12} {:<4} target", "figure", "value", "unit");
+    for row in &rows {
+        let target = match row.target {
+            Some(target) if row.value <= target => format!("<= {target}  met"),
+            Some(target) => format!("<= {target}  MISSED"),
+            None => String::new(),
+        };
+        println!(
+            "{:<44} {:>12.2} {:<4} {target}",
+            row.key, row.value, row.unit
+        );
+    }
+    if let Some(path) = &args.json {
+        let mut tree = Map::new();
+        for row in &rows {
+            insert(&mut tree, &row.key, row.value);
+        }
+        let text = format!("{:#}\n", Value::Object(tree));
+        if let Err(error) = std::fs::write(path, text) {
+            eprintln!("bench: cannot write {}: {error}", path.display());
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
