@@ -18,6 +18,14 @@ OUT R cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *cont
 OUT R cuCtxSetCurrent(void *context) { (void)context; return 0; }
 OUT R cuCtxGetCurrent(void **context) { *context = (void *)16; return 0; }
 OUT R cuCtxGetDevice(int *device) { *device = 0; return 0; }
+OUT R cuCtxPushCurrent_v2(void *context) { (void)context; return 0; }
+OUT R cuCtxPopCurrent_v2(void **context) { *context = (void *)16; return 0; }
+OUT R cuCtxGetApiVersion(void *context, unsigned *version) { (void)context; *version = 3020; return 0; }
+OUT R cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { (void)device; *flags = 0; *active = 1; return 0; }
+OUT R cuEventCreate(void **event, unsigned flags) { (void)flags; *event = (void *)96; return 0; }
+OUT R cuEventRecord(void *event, void *stream) { (void)event; (void)stream; return 0; }
+OUT R cuEventQuery(void *event) { (void)event; return 600; }
+OUT R cuEventDestroy_v2(void *event) { (void)event; return 0; }
 OUT R cuCtxSynchronize(void) { return 0; }
 OUT R cuModuleLoadData(void **module, const void *image) { (void)image; *module = (void *)32; return 0; }
 OUT R cuModuleGetFunction(void **function, void *module, const char *name)
