@@ -29,6 +29,7 @@ CUresult cuMemRetainAllocationHandle(uint64_t *, void *);
 CUresult cuPointerGetAttribute(void *, int, CUdeviceptr);
 CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
 CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t, CUstream);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
 
 #define IS(call, code)                                                                                                 \
@@ -106,7 +107,7 @@ int main(void)
     MUST(cuStreamCreate(&stream, 1));
     MUST(cuMemGetInfo_v2(&free_before, &total));
     MUST(cuMemAllocAsync(&other, 4 * MIB, stream));
-    MUST(cuMemsetD8_v2(other, 1, 4 * MIB));
+    MUST(cuMemsetD8Async(other, 1, 4 * MIB, stream));
     MUST(cuMemFreeAsync(other, stream));
     MUST(cuStreamSynchronize(stream));
     MUST(cuCtxSynchronize());
