@@ -39,12 +39,13 @@ pub fn text(header: &Header, results: &Results) -> String {
         header.device,
         header.source,
     );
-    out += "                     TTFT, ms                TPOT, ms            offline\n";
-    out += "                     mean    p50    p99      mean    p50    p99  tokens/s\n";
+    let _ = writeln!(out, "{:<28}{:<22}{:<18}offline", "", "TTFT, ms", "TPOT, ms");
+    let heads = ["mean", "p50", "p99"].map(str::to_owned);
+    out += &columns("", [&heads, &heads], "tokens/s");
     for (name, run) in [
         ("online alone", &results.alone),
-        ("  + offline", &results.uncontrolled),
-        ("  + with Tidegate", &results.tidegate),
+        ("with offline, no control", &results.uncontrolled),
+        ("with offline, Tidegate", &results.tidegate),
     ] {
         out += &row(name, run);
     }
@@ -58,23 +59,21 @@ pub fn text(header: &Header, results: &Results) -> String {
 }
 
 fn row(name: &str, run: &Run) -> String {
-    let mut line = format!("{name:<18}");
-    for spread in [&run.ttft_ms, &run.tpot_ms] {
-        let _ = write!(
-            line,
-            " {:>6} {:>6} {:>6}  ",
-            three(spread.mean),
-            three(spread.p50),
-            three(spread.p99)
-        );
-    }
+    let cells = |spread: &Spread| [spread.mean, spread.p50, spread.p99].map(three);
     let offline = if run.offline_tokens_per_s > 0.0 {
         thousands(run.offline_tokens_per_s)
     } else {
         "-".to_owned()
     };
-    let _ = writeln!(line, " {offline:>8}");
-    line
+    columns(name, [&cells(&run.ttft_ms), &cells(&run.tpot_ms)], &offline)
+}
+
+fn columns(name: &str, spreads: [&[String; 3]; 2], offline: &str) -> String {
+    let mut line = format!("{name:<24}");
+    for [mean, p50, p99] in spreads {
+        let _ = write!(line, " {mean:>7} {p50:>6} {p99:>6}");
+    }
+    line + &format!(" {offline:>9}\n")
 }
 
 fn gating(gated: &Gated, results: &Results) -> String {
@@ -114,16 +113,15 @@ pub fn verdict(results: &Results) -> String {
     };
     let (ttft, tpot) = change(&results.uncontrolled);
     let mut said = format!(
-        "Sharing the GPU without control, users wait {} for the first token and {} for each \
-         further one. ",
+        "Without control, users wait {} for the first token and {} for each further one. ",
         than_alone(ttft),
         than_alone(tpot),
     );
     let (ttft, tpot) = change(&results.tidegate);
     let _ = write!(
         said,
-        "With Tidegate they wait {} for the first token and {} for each further one, and the \
-         offline job still does {} tokens/s, {:.0} % of what it does with the GPU to itself.",
+        "With Tidegate they wait {} and {}, and the offline job still does {} tokens/s: {:.0} % \
+         of what it does with the GPU to itself.",
         than_alone(ttft),
         than_alone(tpot),
         thousands(results.tidegate.offline_tokens_per_s),
@@ -309,11 +307,11 @@ mod tests {
             "{said}"
         );
         assert!(
-            said.contains("With Tidegate they wait as long as alone (+1.3 %)"),
+            said.contains("With Tidegate they wait as long as alone (+1.3 %) and as long"),
             "{said}"
         );
         assert!(
-            said.contains("16,000 tokens/s, 52 % of what it does"),
+            said.contains("16,000 tokens/s: 52 % of what it does"),
             "{said}"
         );
         let mut worse = results(1.0);
