@@ -53,6 +53,19 @@ pub enum Up {
         /// Busy since.
         since_ns: u64,
     },
+    /// An edge, from a process without a page.
+    Edge {
+        /// Ordinal.
+        device: usize,
+        /// The activity word after it.
+        activity: u64,
+        /// When; on an idle edge when the work was proven done.
+        at_ns: u64,
+        /// Launches of the period that ended.
+        launches: u64,
+        /// Its last graph.
+        graph: u64,
+    },
     /// Something for the node's events.
     Note {
         /// Stable name.

@@ -35,6 +35,8 @@ struct Watch {
     last_busy_ns: u64,
     suspect: Option<Reason>,
     run: Run,
+    /// The activity word last told on the stream.
+    told: u64,
 }
 
 /// Runs for ever.
@@ -52,8 +54,12 @@ pub fn run(process: &'static Process) {
             if !relaxed {
                 relaxed = relax(driver);
             }
+            let lane = process.stream_lane.load(Acquire);
             for device in process.seen_devices() {
-                busy |= round(process, driver, page, device, &mut watches[device]);
+                let watch = &mut watches[device];
+                tell(process, page, device, watch, lane);
+                busy |= round(process, driver, page, device, watch);
+                tell(process, page, device, watch, lane);
             }
         }
         page.process.prober_ns.store(clock::now_ns(), Release);
@@ -66,6 +72,33 @@ pub fn run(process: &'static Process) {
             }
         }
     }
+}
+
+/// Tells an edge on the stream, where there is no page to show it in.
+fn tell(process: &Process, page: &Page, device: usize, watch: &mut Watch, lane: bool) {
+    if !lane {
+        watch.told = 0;
+        return;
+    }
+    let words = &page.devices[device];
+    let activity = words.activity.load(Acquire);
+    if activity == watch.told {
+        return;
+    }
+    watch.told = activity;
+    let at = if activity & ACTIVITY_BUSY == 0 {
+        &words.idle_since_ns
+    } else {
+        &words.busy_since_ns
+    };
+    sys::lock(&process.rm).outbox.push(Up::Edge {
+        device,
+        activity,
+        at_ns: at.load(Relaxed),
+        launches: words.launches.load(Relaxed),
+        graph: words.graph.load(Relaxed),
+    });
+    process.bell.ring();
 }
 
 /// Lets this thread ask streams although another thread captures in global mode.

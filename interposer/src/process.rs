@@ -37,6 +37,8 @@ pub struct Process {
     pub attached: AtomicBool,
     /// Whether an agent was ever attached.
     pub ever_attached: AtomicBool,
+    /// Edges travel on the stream, because the agent's page did not come.
+    pub stream_lane: AtomicBool,
     /// Devices in use, one bit each.
     pub devices: AtomicU32,
     /// Sums of slots whose threads are gone.
@@ -212,6 +214,7 @@ fn build() -> Option<&'static Process> {
             private,
             attached: AtomicBool::new(false),
             ever_attached: AtomicBool::new(false),
+            stream_lane: AtomicBool::new(false),
             devices: AtomicU32::new(0),
             retired: Default::default(),
             contexts: Mutex::default(),

@@ -25,7 +25,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_abi::cuda::CUuuid;
-use tidegate_abi::page::{MAJOR, MINOR, Page};
+use tidegate_abi::page::{ACTIVITY_BUSY, MAJOR, MINOR, Page};
 use tidegate_core::gate::Role;
 use tidegate_core::landing::{Effect, Landing, Look, OnLoss};
 use tidegate_core::rm::{Channel, Record};
@@ -192,6 +192,7 @@ impl Reporter {
     /// After a session; whether there was one.
     fn detach(&mut self) -> bool {
         let was = self.process.attached.swap(false, AcqRel);
+        self.process.stream_lane.store(false, Release);
         // Schedule calls that wait for an answer go on.
         GRANTS.fetch_add(1, AcqRel);
         sys::futex_wake(&GRANTS);
@@ -454,6 +455,7 @@ impl Reporter {
         process.ever_attached.store(true, Release);
         self.landing = Landing::Obeying;
         let shown = page.unwrap_or(process.private);
+        process.stream_lane.store(page.is_none(), Release);
         if page.is_none() {
             // Without a page no gate word can reach this process; the channels do all the gating.
             process.set_private_gates(false);
@@ -573,6 +575,20 @@ fn event(item: Up) -> Event {
             slot: u32::try_from(device).unwrap_or(0),
             reason: reason.map_or(0, |reason| reason as i32),
             since_ns,
+        }),
+        Up::Edge {
+            device,
+            activity,
+            at_ns,
+            launches,
+            graph,
+        } => Event::Edge(v1::Edge {
+            slot: u32::try_from(device).unwrap_or(0),
+            busy: activity & ACTIVITY_BUSY != 0,
+            activity,
+            at_ns,
+            launches,
+            graph,
         }),
         Up::Note { kind, text } => Event::Note(v1::Note {
             kind: kind.to_owned(),

@@ -147,6 +147,58 @@ fn offline_waits_for_an_agent_says_so_once_and_gives_up_only_when_told_to() {
 }
 
 #[test]
+fn channels_made_while_the_job_is_gated_run_nothing_until_it_may() {
+    let node = Node::new(&["--gpus", "2"], TRUSTING);
+    let mut online = Driven::start(&node, "online");
+    online.ask("launch 1 1500000000");
+    let program = compile("offline", &["-lcuda"]);
+    let mut command = node.preloaded(&program, "offline");
+    let mut offline = Running::start("offline", command.args(["200000", "0", "1"]));
+    let pid = offline.pid();
+    let idle = online.ask("sync");
+    wait_for("offline to run", || {
+        (finished(&node, pid) > 10).then_some(())
+    });
+    let records = history::read(&node.vgpu_dir()).expect("the device writes its history");
+    let first = records
+        .iter()
+        .find(|record| record.kind == Kind::KernelStart && record.pid == pid && record.gpu == 0)
+        .expect("it ran");
+    assert!(first.at_ns > idle, "nothing ran before online was idle");
+    let _ = offline.child.kill();
+}
+
+#[test]
+fn at_level_3_the_process_disables_and_enables_its_own_channels() {
+    let config = format!("{TRUSTING}\n[channel]\nlevel = \"L3\"\n");
+    let node = Node::new(&[], &config);
+    let mut online = Driven::start(&node, "online");
+    let mut offline = offline(&node);
+    let pid = offline.pid();
+    wait_for("offline to run", || {
+        (finished(&node, pid) > 5).then_some(())
+    });
+    online.ask("launch 1 200000000");
+    wait_for("offline to stop", || all_are(&node, pid, true));
+    let before = finished(&node, pid);
+    online.ask("sync");
+    wait_for("offline to run again", || {
+        (finished(&node, pid) > before + 5).then_some(())
+    });
+    let records = history::read(&node.vgpu_dir()).expect("the device writes its history");
+    let callers: Vec<u32> = records
+        .iter()
+        .filter(|record| record.kind == Kind::DisableEnd && record.pid == pid)
+        .map(|record| record.caller)
+        .collect();
+    assert!(
+        !callers.is_empty() && callers.iter().all(|caller| *caller == pid),
+        "{callers:?}"
+    );
+    let _ = offline.child.kill();
+}
+
+#[test]
 fn a_killed_agent_leaves_no_channel_disabled_and_no_launch_passes_until_one_returns() {
     let mut node = Node::new(&[], TRUSTING);
     let mut online = Driven::start(&node, "online");
