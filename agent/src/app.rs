@@ -329,6 +329,7 @@ impl Serving<'_> {
                     self.mailbox.put(Input::HandOver);
                 }
                 done = &mut control_done => {
+                    tracing::info!("tidegate-agent ends");
                     return done.map_err(|_| AppError::ControlLost);
                 }
                 ended = &mut hook => ended?,

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_abi::page::ACTIVITY_BUSY;
 use tidegate_abi::rm::Status;
 
-/// Which GPU of the node, counted from 0 in order of device instance.
+/// Which GPU of the node, counted from 0 in order of minor number.
 pub type GpuIndex = u32;
 
 /// What is wanted of one job's channels on one GPU: `command << 1 | disable`, written by the control

@@ -337,7 +337,7 @@ pub struct Driver {
     pub version: String,
     /// None: this agent knows no layouts for it.
     pub branch: Option<Branch>,
-    /// In order of device instance.
+    /// In order of minor number, as the vendor's tools count them.
     pub gpus: Vec<Gpu>,
 }
 
@@ -381,7 +381,7 @@ pub fn enumerate() -> Result<Driver> {
             uuid: subdevice.uuid()?,
         });
     }
-    gpus.sort_by_key(|gpu| gpu.device_instance);
+    gpus.sort_by_key(|gpu| gpu.minor);
     Ok(Driver {
         version,
         branch,

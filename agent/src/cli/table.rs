@@ -55,6 +55,17 @@ pub fn time(ns: u64) -> String {
     }
 }
 
+fn level(report: &v1::GetStatusResponse) -> &'static str {
+    match report.level() {
+        v1::ChannelLevel::L1Agent => "L1 (the agent's own client)",
+        v1::ChannelLevel::L2OwnerFile => "L2 (the owner's file)",
+        v1::ChannelLevel::L3Interposer => "L3 (the process itself)",
+        v1::ChannelLevel::L4Timeslice => "L4 (timeslice)",
+        v1::ChannelLevel::L5LaunchGate => "L5 (launches wait)",
+        v1::ChannelLevel::Unspecified => "unknown",
+    }
+}
+
 fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
 }
@@ -70,7 +81,7 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         report.agent_generation,
         time(report.uptime_ns),
         or_dash(&report.driver_version),
-        json::level(report).to_uppercase().replace('_', " "),
+        level(report),
         report.scheduling,
     );
     for note in [&report.driver_note, &report.level_note] {
