@@ -28,8 +28,6 @@ struct Gpu {
     since: Instant,
     learner: Option<Learner>,
     charges: Charges,
-    /// The end of online work that no reading tells: a process froze or went away.
-    floor: Instant,
     /// The last busy edge of a GPU that was idle.
     rang: Instant,
     opened: Option<Instant>,
@@ -125,7 +123,6 @@ impl Node {
             since: now,
             learner,
             charges: Charges::default(),
-            floor: now,
             rang: now,
             opened: None,
             longest_idle: Duration::ZERO,
@@ -178,7 +175,7 @@ impl Node {
                     self.sessions.insert(place, Session::new(session, now));
                 }
             }
-            Event::OnlineGone { session } => self.online_gone(session, now),
+            Event::OnlineGone { session } => self.online_gone(session),
             Event::Activity {
                 session,
                 gpu,
@@ -202,7 +199,6 @@ impl Node {
                     && gpu.index() < self.gpus.len()
                 {
                     self.sessions[place].suspected(gpu, suspect);
-                    self.gpus[gpu.index()].floor = now;
                 }
             }
             Event::RequestStarted { session, request } => {
@@ -327,16 +323,11 @@ impl Node {
         self.jobs.iter_mut().find(|job| job.id == order.job)
     }
 
-    fn online_gone(&mut self, session: SessionId, now: Instant) {
+    fn online_gone(&mut self, session: SessionId) {
         let Ok(place) = self.find(session) else {
             return;
         };
-        let gone = self.sessions.remove(place);
-        for gpu in gone.gpus() {
-            if gone.busy_on(gpu, self.config.suspects) {
-                self.gpus[gpu.index()].floor = now;
-            }
-        }
+        self.sessions.remove(place);
         for gpu in &mut self.gpus {
             gpu.charges.session_gone(session);
         }
@@ -434,9 +425,6 @@ impl Node {
     fn settle(&mut self, now: Instant, out: &mut Vec<Effect>) {
         for session in &mut self.sessions {
             if session.lapse(self.config.frozen_after, now) {
-                for gpu in session.gpus() {
-                    self.gpus[gpu.index()].floor = now;
-                }
                 out.push(Effect::Emit(Report::Lapsed {
                     session: session.id,
                 }));
@@ -464,18 +452,10 @@ impl Node {
                 .sessions
                 .iter()
                 .any(|s| s.busy_on(id, self.config.suspects));
-            let idle_since = self.sessions.iter().filter_map(|s| s.idle_since(id)).max();
             let cooling = self.cooling(id, now);
             let gpu = &mut self.gpus[id.index()];
             let before = gpu.gate;
-            let online = if busy {
-                Online::Busy
-            } else {
-                let since = idle_since.map_or(gpu.floor, |since| since.max(gpu.floor));
-                Online::Idle {
-                    since: since.max(gpu.rang).min(now),
-                }
-            };
+            let online = if busy { Online::Busy } else { Online::Idle };
             if busy && before != Gate::Closed {
                 shut(gpu, now, now);
                 shut_now = shut_now.with(id);

@@ -1,8 +1,8 @@
 //! Which online processes are busy where, since when, and what their gaps teach.
 //!
 //! A process says busy and idle in words that only it writes, so every stamp of it is read as at
-//! most `now` and never as older than the edge before it: a lying process can move its own gaps and
-//! the end of its own work, and nothing else. Activity is taken from readings of those words, not
+//! most `now` and never as older than the edge before it: a lying process can move its own gaps
+//! and nothing else. Activity is taken from readings of those words, not
 //! from edges, so a doorbell that was coalesced or lost costs time and no truth: the generation in
 //! the word tells how many edges came and went unseen.
 
@@ -242,14 +242,6 @@ impl Session {
                 .devices
                 .iter()
                 .any(|d| d.gpu == gpu && d.counts(suspects))
-    }
-
-    /// When its last work on that GPU ended, if it ever worked there.
-    pub fn idle_since(&self, gpu: GpuId) -> Option<Instant> {
-        self.devices
-            .iter()
-            .find(|d| d.gpu == gpu && !d.busy())
-            .map(|d| d.idle_since)
     }
 
     /// Whether it uses that GPU.
