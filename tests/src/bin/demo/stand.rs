@@ -75,8 +75,11 @@ impl Stand {
                 dir: TempDir::new(),
             },
         };
-        let [online, offline] =
-            ["llm_online", "llm_offline"].map(|name| compile(name, &["-lcuda"]));
+        let dir = match &machine {
+            Machine::Virtual { node, .. } => node.dir(),
+            Machine::Real { dir, .. } => dir.path(),
+        };
+        let [online, offline] = [named("llm_online", dir)?, named("llm_offline", dir)?];
         Ok(Self {
             machine,
             online,
@@ -136,6 +139,9 @@ impl Stand {
                 command
             }
         };
+        if lane == Lane::Preloaded("offline") {
+            command.env("TIDEGATE_JOB", "batch");
+        }
         let name = program.file_name().unwrap_or_default();
         let said = self.dir().join(name).with_extension("stderr");
         let said = File::options().create(true).append(true).open(said)?;
@@ -237,4 +243,11 @@ impl Stand {
         std::mem::forget(self);
         pids
     }
+}
+
+/// Compiles `name`; returns a path in `dir` that ends in it, so that `tidegate status` shows it.
+fn named(name: &str, dir: &Path) -> std::io::Result<PathBuf> {
+    let program = dir.join(name);
+    std::os::unix::fs::symlink(compile(name, &["-lcuda"]), &program)?;
+    Ok(program)
 }
