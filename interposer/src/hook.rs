@@ -200,6 +200,108 @@ macro_rules! hooks {
         }
 
         $(
+            $crate::export!($class [$($($how)*)?] $name ($($arg: $ty),*));
+        )*
+    };
+}
+
+/// The exported function of a row.
+#[macro_export]
+macro_rules! export {
+    // `cuLaunchKernel`, whose five stack arguments a compiled detour would load before its checks and
+    // keep in registers it must save first: twenty instructions more. `slots::enter`, step by step,
+    // in registers that carry no argument; then the stack arguments are pushed from where they are.
+    (LaunchKernel [$stream:expr] $name:ident ($($arg:ident: $ty:ty),*)) => {
+        #[cold]
+        #[allow(clippy::too_many_arguments)]
+        unsafe extern "C" fn slow_launch_kernel($($arg: $ty),*) -> CUresult {
+            const ID: usize = Id::$name as usize;
+            let touch = $crate::launch::Touch {
+                stream: $crate::slots::named::<false>($stream as usize),
+                graph: 0,
+                waits_on_host: false,
+            };
+            $crate::launch::slow(ID, touch, || {
+                let real = ROWS[ID].real.load(core::sync::atomic::Ordering::Relaxed);
+                // SAFETY: the driver's function of this name, or the stub, which has its signature;
+                // the application's own arguments, unchanged.
+                unsafe {
+                    core::mem::transmute::<*mut core::ffi::c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(real)($($arg),*)
+                }
+            })
+        }
+
+        /// The driver's function of this name.
+        ///
+        /// # Safety
+        /// As of the driver's function.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "mov r11, qword ptr [rip + tidegate_slot_of_thread@GOTTPOFF]",
+            "mov r11, qword ptr fs:[r11]",
+            "test r11, r11",
+            "je 2f",
+            "mov rax, qword ptr [rsp + 24]",
+            "cmp rax, 1",
+            "adc rax, 0",
+            "cmp qword ptr [r11 + {last_stream}], rax",
+            "jne 2f",
+            "cmp qword ptr [rip + {announce}], 0",
+            "jne 2f",
+            "mov r10, qword ptr [rip + {page}]",
+            "add r10, qword ptr [r11 + {words_at}]",
+            "inc qword ptr [r11 + {entered}]",
+            "test byte ptr [r10 + {activity}], 1",
+            "je 3f",
+            "test byte ptr [r10 + {gate}], 3",
+            "jne 3f",
+            "inc qword ptr [r11 + {calls}]",
+            "push rbx",
+            ".cfi_adjust_cfa_offset 8",
+            ".cfi_rel_offset rbx, 0",
+            "mov rbx, r11",
+            "sub rsp, 8",
+            ".cfi_adjust_cfa_offset 8",
+            "push qword ptr [rsp + 56]",
+            "push qword ptr [rsp + 56]",
+            "push qword ptr [rsp + 56]",
+            "push qword ptr [rsp + 56]",
+            "push qword ptr [rsp + 56]",
+            ".cfi_adjust_cfa_offset 40",
+            "call qword ptr [rip + {rows} + {real}]",
+            "add rsp, 48",
+            ".cfi_adjust_cfa_offset -48",
+            "inc qword ptr [rbx + {returned}]",
+            "pop rbx",
+            ".cfi_adjust_cfa_offset -8",
+            ".cfi_restore rbx",
+            "ret",
+            "3:",
+            "inc qword ptr [r11 + {returned}]",
+            "2:",
+            "jmp {slow}",
+            ".cfi_endproc",
+            last_stream = const core::mem::offset_of!($crate::slots::Slot, last_stream),
+            words_at = const core::mem::offset_of!($crate::slots::Slot, words_at),
+            entered = const core::mem::offset_of!($crate::slots::Slot, counts.entered),
+            returned = const core::mem::offset_of!($crate::slots::Slot, counts.returned),
+            calls = const core::mem::offset_of!($crate::slots::Slot, calls) + 8 * (Id::cuLaunchKernel as usize),
+            activity = const core::mem::offset_of!(tidegate_abi::page::DeviceWords, activity),
+            gate = const $crate::slots::GATE_FROM_DEVICE,
+            real = const core::mem::size_of::<$crate::hook::Row>() * (Id::cuLaunchKernel as usize)
+                + core::mem::offset_of!($crate::hook::Row, real),
+            announce = sym $crate::slots::ANNOUNCE,
+            page = sym $crate::slots::PAGE,
+            rows = sym ROWS,
+            slow = sym slow_launch_kernel,
+        )
+        }
+    };
+    ($class:ident [$($how:tt)*] $name:ident ($($arg:ident: $ty:ty),*)) => {
             /// The driver's function of this name.
             ///
             /// # Safety
@@ -217,9 +319,8 @@ macro_rules! hooks {
                     // SAFETY: the driver's function of this name, or the stub, which has its signature.
                     unsafe { core::mem::transmute::<*mut core::ffi::c_void, Real>(real) }
                 }
-                $crate::detour!($class [$($($how)*)?] ($($arg: $ty),*))
+                $crate::detour!($class [$($how)*] ($($arg: $ty),*))
             }
-        )*
     };
 }
 
@@ -227,6 +328,9 @@ macro_rules! hooks {
 #[macro_export]
 macro_rules! class_of {
     (Launch) => {
+        $crate::hook::Class::Launch
+    };
+    (LaunchKernel) => {
         $crate::hook::Class::Launch
     };
     (LaunchGraph) => {

@@ -127,7 +127,8 @@ pub const fn named<const THREAD: bool>(stream: usize) -> u64 {
     }
 }
 
-const GATE_FROM_DEVICE: usize = DEVICES * size_of::<DeviceWords>();
+/// From a device's words to its gate.
+pub const GATE_FROM_DEVICE: usize = DEVICES * size_of::<DeviceWords>();
 const _: () = assert!(size_of::<GateWords>() == size_of::<DeviceWords>());
 const _: () = assert!(
     core::mem::offset_of!(Page, gates) == core::mem::offset_of!(Page, devices) + GATE_FROM_DEVICE
@@ -142,7 +143,7 @@ pub fn enter(stream: u64, row: usize) -> Option<&'static Slot> {
         return None;
     }
     let page = PAGE.load(Ordering::Acquire);
-    let at = usize::try_from(slot.words_at.load(Ordering::Relaxed)).unwrap_or(0);
+    let at = slot.words_at.load(Ordering::Relaxed) as usize;
     // SAFETY: `last_stream` is set only after the page pointer and `words_at` were, the latter to the
     // offset of one of the page's `DEVICES` device words; pages are never unmapped.
     let (activity, gate) = unsafe {

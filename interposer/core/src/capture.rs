@@ -8,7 +8,8 @@
 use crate::word::Word;
 use core::sync::atomic::Ordering::SeqCst;
 
-/// The two announcements.
+/// The two announcements; the captures come first, where a detour finds them.
+#[repr(C)]
 #[derive(Debug, Default)]
 pub struct Announce<W> {
     captures: W,
