@@ -614,3 +614,37 @@ fn after_a_failed_disable_the_job_is_enabled_whole_and_then_decided_about_anew()
     // Online is still busy, so the job ends disabled.
     wait_all(&node, client, true);
 }
+
+#[test]
+fn what_a_process_enabled_while_the_agent_was_stopped_is_disabled_again() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 3);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    let agent = node.agent.as_ref().expect("it runs");
+    agent.signal(libc::SIGSTOP);
+    offline.ask("land");
+    assert!(disabled(&node, client).iter().all(|&flag| !flag));
+    agent.signal(libc::SIGCONT);
+    wait_all(&node, client, true);
+}
+
+#[test]
+fn three_hundred_processes_attach_at_once() {
+    let node = Node::new(&[], FIXED);
+    let mut crowd: Vec<Peer> = (0..300).map(|_| Peer::start(&node)).collect();
+    for peer in &mut crowd {
+        peer.tell("connect");
+        peer.tell("hello offline crowd");
+        peer.tell("make 0 1");
+        peer.tell("device 0 0");
+    }
+    wait_so("all of them", || {
+        let status = status(&node);
+        let processes = status["processes"].as_array().map(Vec::len);
+        processes == Some(300)
+            && status["jobs"][0]["sessions"].as_array().map(Vec::len) == Some(300)
+    });
+}

@@ -120,6 +120,7 @@ impl Peer {
                 let closed = word & tidegate_abi::page::GATE_STATE != 0;
                 Ok(if closed { "gate closed" } else { "gate open" }.to_owned())
             }
+            "land" => self.land(),
             "refuse" => {
                 self.refuses.store(true, Ordering::Release);
                 Ok(String::new())
@@ -395,6 +396,21 @@ impl Peer {
         let next = ((before >> 1) + 1) << 1 | u64::from(busy);
         words.activity.store(next, Ordering::Release);
         page.ring();
+        Ok(String::new())
+    }
+
+    fn land(&mut self) -> Result<String> {
+        let control = self.control()?;
+        let objects = self.objects.lock().expect("not poisoned");
+        for objects in objects.values() {
+            for batch in objects.channels.chunks(tidegate_abi::rm::MAX_PAIRS) {
+                let pairs: Vec<_> = batch.iter().map(|&c| (objects.client, c)).collect();
+                rm::set_channels(&control, objects, false, &pairs)?;
+            }
+        }
+        let page = self.page()?.0;
+        let generation = page.header.agent_generation.load(Ordering::Acquire);
+        page.process.released.store(generation, Ordering::Release);
         Ok(String::new())
     }
 

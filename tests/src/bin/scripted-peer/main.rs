@@ -16,6 +16,7 @@
 //! busy SLOT | idle SLOT           an edge: words, then doorbell
 //! word SLOT VALUE                 store an activity word without ringing
 //! gate SLOT                       prints `gate open` or `gate closed`
+//! land                            enable its own channels and say so in the page, as in a soft landing
 //! refuse                          answer every further order of level L3 with a failure
 //! scribble MS                     random bytes over the own words of the page while ringing
 //! ring MS                         ring as fast as possible
