@@ -69,6 +69,15 @@ struct Member {
     channels: Vec<(GpuId, Channels)>,
 }
 
+impl Member {
+    /// It uses a GPU on which nothing is known that could be disabled.
+    fn is_bare(&self) -> bool {
+        let held = self.channels.iter().filter(|held| held.1.0 > 0);
+        let held: GpuSet = held.map(|held| held.0).collect();
+        held.is_empty() || !self.gpus.minus(held).is_empty()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneState {
     Enabled,
@@ -580,10 +589,7 @@ impl Job {
             .lanes
             .iter()
             .any(|lane| lane.state != LaneState::Disabled && world.stalled.contains(lane.gpu));
-        let bare = self
-            .members
-            .iter()
-            .any(|member| member.channels.iter().all(|c| c.1.0 == 0));
+        let bare = self.members.iter().any(Member::is_bare);
         let closed = match (self.want, self.mode) {
             (Want::Run, _) => false,
             (Want::Gate(_), Mode::Unmanaged | Mode::Recovering) => true,
