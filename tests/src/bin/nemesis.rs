@@ -1,0 +1,117 @@
+//! `nemesis gate`: random schedules against the gate, judged from the device's own history.
+//!
+//! Exit codes: 0 every promise held; 1 one was broken (the seed that replays it is printed);
+//! 2 too little happened for a verdict, or the command line is wrong.
+#![forbid(unsafe_code)]
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidegate_tests::virtual_nemesis::{Break, Totals, run_all};
+
+/// Random schedules against Tidegate.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Online bursts, gaps, fork, exec, kill and agent restarts against the gate.
+    Gate(Gate),
+}
+
+#[derive(Debug, clap::Args)]
+struct Gate {
+    /// What runs the schedules.
+    #[arg(long, value_enum, default_value_t = Mode::Virtual)]
+    mode: Mode,
+    /// How many.
+    #[arg(long, default_value_t = 2_000)]
+    schedules: u64,
+    /// Seed of the first; the next has the next seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Also writes the figures there.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Breaks something on purpose, to see that it is noticed.
+    #[arg(long = "break", hide = true, default_value = "nothing", value_parser = breaks)]
+    broken: Break,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Device model, agent core and interposer core in one process, in virtual time.
+    Virtual,
+}
+
+fn breaks(name: &str) -> Result<Break, String> {
+    let known = || Break::NAMES.map(|known| known.0).join(", ");
+    Break::from_name(name).ok_or_else(|| format!("one of {}", known()))
+}
+
+fn main() -> ExitCode {
+    let What::Gate(gate) = Args::parse().what;
+    let totals = match gate.mode {
+        Mode::Virtual => {
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            run_all(gate.seed, gate.schedules, threads, gate.broken)
+        }
+    };
+    match report(&gate, &totals) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("nemesis: cannot write the figures: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn report(gate: &Gate, totals: &Totals) -> std::io::Result<ExitCode> {
+    const SHOWN: usize = 20;
+    for violation in totals.violations.iter().take(SHOWN) {
+        println!("seed {}: {}", violation.seed, violation.what);
+    }
+    if let Some(first) = totals.violations.first() {
+        println!(
+            "replay: scripts/nemesis gate --mode virtual --schedules 1 --seed {}",
+            first.seed
+        );
+    }
+    let figures = &totals.figures;
+    let share = figures.offline_ns as f64 / figures.total_ns.max(1) as f64;
+    let stuck_ms = figures.worst_stuck_ns as f64 / 1e6;
+    println!(
+        "schedules {}  violations {}  worst_stuck_ms {stuck_ms:.1}  edges {}  wakes {}  \
+         preemptions {}  offline_busy_share {share:.3}",
+        totals.schedules,
+        totals.violations.len(),
+        figures.edges,
+        figures.wakes,
+        figures.preemptions,
+    );
+    if let Some(path) = &gate.json {
+        let json = serde_json::json!({
+            "schedules": totals.schedules,
+            "violations": totals.violations.len(),
+            "worst_stuck_ms": stuck_ms,
+            "edges": figures.edges,
+            "wakes": figures.wakes,
+            "preemptions": figures.preemptions,
+            "offline_busy_share": share,
+            "seed": gate.seed,
+        });
+        std::fs::write(path, format!("{json:#}\n"))?;
+    }
+    Ok(if !totals.violations.is_empty() {
+        ExitCode::from(1)
+    } else if totals.is_empty() {
+        println!("nemesis: too little happened: fewer than 3 wakes or 3 preemptions per schedule");
+        ExitCode::from(2)
+    } else {
+        ExitCode::SUCCESS
+    })
+}

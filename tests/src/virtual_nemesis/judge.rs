@@ -1,0 +1,407 @@
+//! What must hold, judged from the script and the device's own history.
+//!
+//! - *ran beside*: nothing offline is on an engine of a GPU while online work is there, beyond the
+//!   latency drawn for the disables that are under way and 100 us.
+//! - *woke*: no order enables a channel before online has been idle on that GPU for twice the
+//!   longest decode gap of the schedule (at least 2 ms, at most 200 ms, and 200 ms before 32 gaps).
+//! - *preempted*: no channel is disabled twice within one request; gaps are stationary by the way
+//!   scripts are drawn.
+//! - *without a live agent*: no channel stays disabled for more than a second without one.
+//! - *left disabled*: when all is quiet again, nothing is.
+//!
+//! The first three are the agent's promises, so they are asked of it while it is in *control*: it
+//! runs, and every process that was attached before has attached to it. The gaps it can know are
+//! those of requests that began and ended under its control.
+
+use super::script::{MS, US};
+use std::collections::BTreeMap;
+use tidegate_device::{ChannelId, TsgId};
+
+/// What the agent and its issue threads may take on top of the device's drawn latency.
+const ALLOWANCE: u64 = 100 * US;
+const STUCK: u64 = 1_000 * MS;
+const LONGEST_COOLDOWN: u64 = 200 * MS;
+const SHORTEST_COOLDOWN: u64 = 2 * MS;
+const WARM_UP: u64 = 32;
+/// Equal iterations in a row before a pattern is known for a decode step.
+const REPEATS: usize = 8;
+/// Enough to see what is wrong.
+const KEPT: usize = 5;
+
+/// Sums and maxima.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Online work arriving on a GPU that had none.
+    pub edges: u64,
+    /// Orders that gave a job its GPUs back.
+    pub wakes: u64,
+    /// Orders that stopped a running job.
+    pub preemptions: u64,
+    /// Longest time a channel stayed disabled with no live agent.
+    pub worst_stuck_ns: u64,
+    /// Time an engine worked for offline.
+    pub offline_ns: u64,
+    /// Virtual time, times GPUs.
+    pub total_ns: u64,
+}
+
+impl Figures {
+    /// Takes another schedule's figures in.
+    pub fn add(&mut self, other: &Self) {
+        self.edges += other.edges;
+        self.wakes += other.wakes;
+        self.preemptions += other.preemptions;
+        self.worst_stuck_ns = self.worst_stuck_ns.max(other.worst_stuck_ns);
+        self.offline_ns += other.offline_ns;
+        self.total_ns += other.total_ns;
+    }
+}
+
+#[derive(Debug, Default)]
+struct Gpu {
+    /// Online work that arrived and did not end, by process.
+    work: BTreeMap<usize, u64>,
+    busy_since: u64,
+    idle_since: u64,
+    /// Offline TSGs on their engine, and since when.
+    running: BTreeMap<TsgId, u64>,
+    /// Disables: begin and drawn latency.
+    calls: Vec<(u64, u64)>,
+    /// Decode gaps that the agent can have counted, and the longest that it must know.
+    gaps: u64,
+    longest: u64,
+}
+
+impl Gpu {
+    fn busy(&self) -> bool {
+        !self.work.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Channel {
+    disabled_since: Option<u64>,
+}
+
+/// A request under way.
+#[derive(Debug)]
+struct Open {
+    gpus: u8,
+    /// The last gap, known to the agent once the iteration after it has ended.
+    last: Option<u64>,
+    disables: BTreeMap<(usize, ChannelId), u32>,
+    run: Vec<u64>,
+    spoiled: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Judge {
+    gpus: Vec<Gpu>,
+    channels: BTreeMap<(usize, ChannelId), Channel>,
+    requests: BTreeMap<usize, Open>,
+    /// How much earlier than the end of work a process may say it was idle.
+    slack: u64,
+    controlled: bool,
+    controlled_since: u64,
+    agent_up: bool,
+    agent_changed: u64,
+    last_wake: u64,
+    last_preemption: u64,
+    violations: Vec<String>,
+    figures: Figures,
+}
+
+impl Judge {
+    pub fn new(gpus: u8, slack: u64) -> Self {
+        let gpus = (0..gpus).map(|_| Gpu::default()).collect();
+        Self {
+            gpus,
+            slack,
+            ..Self::default()
+        }
+    }
+
+    fn violated(&mut self, now: u64, what: &str) {
+        if self.violations.len() < KEPT {
+            let (ms, ns) = (now / MS, now % MS);
+            self.violations.push(format!("at {ms}.{ns:06} ms: {what}"));
+        }
+    }
+
+    // ---- who is in control
+
+    pub fn control(&mut self, now: u64, controlled: bool) {
+        if self.controlled == controlled {
+            return;
+        }
+        self.controlled = controlled;
+        self.controlled_since = now;
+        for open in self.requests.values_mut() {
+            open.spoiled = true;
+        }
+    }
+
+    /// The agent started, died, was stopped or goes on. A new one has everything to learn.
+    pub fn agent(&mut self, now: u64, up: bool, new: bool) {
+        if up && !self.agent_up {
+            let mut stuck = 0;
+            for channel in self.channels.values() {
+                if let Some(since) = channel.disabled_since {
+                    stuck = stuck.max(now - since.max(self.agent_changed));
+                }
+            }
+            self.stuck(now, stuck);
+        }
+        self.agent_up = up;
+        self.agent_changed = now;
+        if new {
+            for gpu in &mut self.gpus {
+                (gpu.gaps, gpu.longest) = (0, 0);
+            }
+        }
+    }
+
+    fn stuck(&mut self, now: u64, ns: u64) {
+        self.figures.worst_stuck_ns = self.figures.worst_stuck_ns.max(ns);
+        if ns > STUCK {
+            self.violated(
+                now,
+                &format!("disabled for {} ms without a live agent", ns / MS),
+            );
+        }
+    }
+
+    // ---- online
+
+    pub fn submitted(&mut self, pid: usize, gpu: usize, now: u64) {
+        let book = &mut self.gpus[gpu];
+        if !book.busy() {
+            book.busy_since = now;
+            self.figures.edges += 1;
+        }
+        *book.work.entry(pid).or_insert(0) += 1;
+    }
+
+    pub fn finished(&mut self, pid: usize, gpu: usize, at: u64) {
+        if let Some(left) = self.gpus[gpu].work.get_mut(&pid) {
+            *left -= 1;
+            if *left == 0 {
+                self.online_left(pid, gpu, at);
+            }
+        }
+    }
+
+    fn online_left(&mut self, pid: usize, gpu: usize, at: u64) {
+        if !self.gpus[gpu].running.is_empty() {
+            self.check_beside(gpu, at);
+        }
+        let book = &mut self.gpus[gpu];
+        if book.work.remove(&pid).is_some() && !book.busy() {
+            book.idle_since = at;
+        }
+    }
+
+    pub fn online_gone(&mut self, pid: usize, now: u64) {
+        for gpu in 0..self.gpus.len() {
+            self.online_left(pid, gpu, now);
+        }
+        self.requests.remove(&pid);
+    }
+
+    pub fn request_begins(&mut self, pid: usize, gpus: u8) {
+        let spoiled = !self.controlled;
+        let open = Open {
+            gpus,
+            last: None,
+            disables: BTreeMap::new(),
+            run: Vec::new(),
+            spoiled,
+        };
+        self.requests.insert(pid, open);
+    }
+
+    /// A gap between two decode iterations of the request ended.
+    pub fn decode_gap(&mut self, pid: usize, ns: u64) {
+        let Some(open) = self.requests.get_mut(&pid) else {
+            return;
+        };
+        open.run.extend(open.last.replace(ns));
+        let (mask, known) = (open.gpus, !open.spoiled && open.run.len() >= REPEATS);
+        let longest = if known {
+            open.run.iter().copied().max().unwrap_or(0)
+        } else {
+            0
+        };
+        for gpu in of_mask(mask) {
+            if let Some(book) = self.gpus.get_mut(gpu) {
+                book.gaps += 1;
+                book.longest = book.longest.max(longest);
+            }
+        }
+    }
+
+    pub fn request_ends(&mut self, pid: usize, now: u64) {
+        let Some(open) = self.requests.remove(&pid) else {
+            return;
+        };
+        let most = open.disables.values().copied().max().unwrap_or(0);
+        if most > 1 && !open.spoiled {
+            self.violated(
+                now,
+                &format!("a request of process {pid} was preempted {most} times"),
+            );
+        }
+    }
+
+    // ---- the device's history
+
+    pub fn run(&mut self, gpu: usize, tsg: TsgId, at: u64) {
+        self.gpus[gpu].running.insert(tsg, at);
+    }
+
+    pub fn stop(&mut self, gpu: usize, tsg: TsgId, at: u64) {
+        if let Some(since) = self.gpus[gpu].running.get(&tsg).copied() {
+            self.check_beside(gpu, at);
+            self.figures.offline_ns += at - since;
+            self.gpus[gpu].running.remove(&tsg);
+        }
+    }
+
+    /// Something offline runs at this instant.
+    fn check_beside(&mut self, gpu: usize, at: u64) {
+        let book = &mut self.gpus[gpu];
+        if !book.busy() || !self.controlled {
+            return;
+        }
+        let begin = book.busy_since.max(self.controlled_since);
+        book.calls
+            .retain(|(called, drawn)| called + drawn + STUCK >= begin);
+        let drawn: u64 = book
+            .calls
+            .iter()
+            .filter(|(called, drawn)| called + drawn >= begin)
+            .map(|(_, drawn)| drawn)
+            .sum();
+        if at > begin + drawn + ALLOWANCE {
+            let late = (at - begin - drawn) / US;
+            self.violated(
+                at,
+                &format!("offline ran beside online on GPU {gpu}, {late} us beyond its disables"),
+            );
+        }
+    }
+
+    pub fn disabled(&mut self, gpu: usize, channel: ChannelId, at: u64) {
+        let Some(book) = self.channels.get_mut(&(gpu, channel)) else {
+            return;
+        };
+        if book.disabled_since.is_none() {
+            book.disabled_since = Some(at);
+            for open in self.requests.values_mut() {
+                if of_mask(open.gpus).any(|used| used == gpu) {
+                    *open.disables.entry((gpu, channel)).or_insert(0) += 1;
+                }
+            }
+        }
+    }
+
+    pub fn enabled(&mut self, gpu: usize, channel: ChannelId, at: u64) {
+        let since = self
+            .channels
+            .get_mut(&(gpu, channel))
+            .and_then(|channel| channel.disabled_since.take());
+        if let Some(since) = since
+            && !self.agent_up
+        {
+            self.stuck(at, at - since.max(self.agent_changed));
+        }
+    }
+
+    // ---- calls
+
+    pub fn disable_call(
+        &mut self,
+        gpu: usize,
+        list: &[ChannelId],
+        order: u64,
+        now: u64,
+        drawn: u64,
+    ) {
+        self.gpus[gpu].calls.push((now, drawn));
+        let ran = list.iter().any(|channel| {
+            self.channels
+                .get(&(gpu, *channel))
+                .is_some_and(|c| c.disabled_since.is_none())
+        });
+        if ran && self.controlled && self.last_preemption != order {
+            self.last_preemption = order;
+            self.figures.preemptions += 1;
+        }
+    }
+
+    /// An order of the agent enables channels; a soft landing or a reconciling start does not
+    /// come here.
+    pub fn enable_call(&mut self, gpu: usize, list: &[ChannelId], order: u64, now: u64) {
+        let sleeps = list.iter().any(|channel| {
+            self.channels
+                .get(&(gpu, *channel))
+                .is_some_and(|c| c.disabled_since.is_some())
+        });
+        if !sleeps || !self.controlled {
+            return;
+        }
+        if self.last_wake != order {
+            self.last_wake = order;
+            self.figures.wakes += 1;
+        }
+        let book = &self.gpus[gpu];
+        if book.busy() {
+            return self.violated(now, &format!("offline woke on GPU {gpu} beside online"));
+        }
+        let needed = if book.gaps < WARM_UP {
+            LONGEST_COOLDOWN
+        } else {
+            (2 * book.longest).clamp(SHORTEST_COOLDOWN, LONGEST_COOLDOWN)
+        };
+        let idle = now - book.idle_since;
+        if idle + self.slack < needed && book.idle_since > 0 {
+            let text = format!(
+                "offline woke on GPU {gpu} after {} us of idle, not {} us",
+                idle / US,
+                needed / US
+            );
+            self.violated(now, &text);
+        }
+    }
+
+    // ---- channels
+
+    pub fn channel_up(&mut self, gpu: usize, channel: ChannelId) {
+        self.channels.insert((gpu, channel), Channel::default());
+    }
+
+    pub fn channel_down(&mut self, gpu: usize, channel: ChannelId) {
+        self.channels.remove(&(gpu, channel));
+    }
+
+    pub fn close(mut self, now: u64) -> (Vec<String>, Figures) {
+        let left = self
+            .channels
+            .values()
+            .filter(|c| c.disabled_since.is_some())
+            .count();
+        if left > 0 {
+            self.violated(
+                now,
+                &format!("{left} channels left disabled although all is quiet"),
+            );
+        }
+        self.figures.total_ns = now * u64::try_from(self.gpus.len()).unwrap_or(1);
+        (self.violations, self.figures)
+    }
+}
+
+/// Indexes of a bit mask.
+pub(super) fn of_mask(mask: u8) -> impl Iterator<Item = usize> {
+    (0..8).filter(move |gpu| mask >> gpu & 1 == 1)
+}

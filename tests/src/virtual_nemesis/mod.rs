@@ -1,0 +1,186 @@
+//! Random schedules in virtual time: device model, agent core and interposer core in one process.
+//!
+//! What is real here: the policy's step, the interposer's activity protocol, gate and landing
+//! steps, and the device model with its turns and drawn latencies. What is made up, and drawn from
+//! the schedule's seed, is everything between them: how long a doorbell, an issue thread or a
+//! message takes, when somebody forks, execs, is killed or stopped, and what the programs do. No
+//! clock is read, so a schedule is its seed and ten thousand of them take minutes.
+//!
+//! ```text
+//!   online script -> interposer core -> doorbell ~> Node::step ~> issue thread -> device model
+//!                    (activity, prober)   [agent]                                     |
+//!   offline feed  -> interposer core (gate, landing) --------------------------------+
+//!                                                                                     v
+//!                                                       judge: the device's own history
+//! ```
+//!
+//! The judge ([`judge`]) knows the script and the device's history and nothing of the agent's
+//! beliefs. That it can see what it should is tested by breaking the agent ([`Break`]).
+
+mod agent;
+mod judge;
+mod process;
+mod script;
+mod world;
+
+pub use judge::Figures;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is broken on purpose, to see that the judge notices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Break {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Offline wakes as soon as online is idle.
+    NoCooldown,
+    /// Some doorbells are never heard.
+    LostEdge,
+    /// An agent that follows another acknowledges its first disables without a call.
+    NoDisableOnRestart,
+    /// An offline process whose agent is gone waits for ever.
+    NoLanding,
+}
+
+impl Break {
+    /// Each with its name on the command line.
+    pub const NAMES: [(&'static str, Self); 5] = [
+        ("nothing", Self::Nothing),
+        ("no-cooldown", Self::NoCooldown),
+        ("lost-edge", Self::LostEdge),
+        ("no-disable-on-restart", Self::NoDisableOnRestart),
+        ("no-landing", Self::NoLanding),
+    ];
+
+    /// The one of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES
+            .iter()
+            .find(|known| known.0 == name)
+            .map(|known| known.1)
+    }
+}
+
+/// One schedule that broke a promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Replays it.
+    pub seed: u64,
+    /// What happened, and when in virtual time.
+    pub what: String,
+}
+
+/// All schedules together.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Schedules judged.
+    pub schedules: u64,
+    /// In order of seed; at most a few of each schedule.
+    pub violations: Vec<Violation>,
+    /// Sums and maxima over all schedules.
+    pub figures: Figures,
+}
+
+impl Totals {
+    /// Too little happened for the verdict to mean anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let few = 3 * self.schedules;
+        self.schedules == 0 || self.figures.wakes < few || self.figures.preemptions < few
+    }
+}
+
+/// Runs one schedule.
+#[must_use]
+pub fn run(seed: u64, broken: Break) -> (Vec<String>, Figures) {
+    world::World::new(seed, broken).run()
+}
+
+/// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
+#[must_use]
+pub fn run_all(seed: u64, schedules: u64, threads: usize, broken: Break) -> Totals {
+    let next = AtomicU64::new(0);
+    let work = || {
+        let mut totals = Totals::default();
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            if n >= schedules {
+                return totals;
+            }
+            let seed = seed.wrapping_add(n);
+            let (violations, figures) = run(seed, broken);
+            totals.schedules += 1;
+            totals.figures.add(&figures);
+            let violations = violations.into_iter().map(|what| Violation { seed, what });
+            totals.violations.extend(violations);
+        }
+    };
+    let mut all = Totals::default();
+    let parts: Vec<Totals> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        // A thread that panicked takes the run with it: a verdict over the rest would be a lie.
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a schedule panicked"))
+            .collect()
+    });
+    for part in parts {
+        all.schedules += part.schedules;
+        all.figures.add(&part.figures);
+        all.violations.extend(part.violations);
+    }
+    all.violations.sort_by_key(|violation| violation.seed);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn breaks(broken: Break, word: &str) {
+        let totals = run_all(1, 60, 2, broken);
+        assert!(
+            totals
+                .violations
+                .iter()
+                .any(|violation| violation.what.contains(word)),
+            "{broken:?} went unnoticed: {:?}",
+            totals.violations.first()
+        );
+    }
+
+    #[test]
+    fn two_hundred_schedules_keep_every_promise_and_are_about_something() {
+        let totals = run_all(1, 200, 2, Break::Nothing);
+        assert_eq!(totals.violations, []);
+        assert!(!totals.is_empty(), "{totals:?}");
+    }
+
+    #[test]
+    fn a_schedule_is_its_seed() {
+        assert_eq!(run(7, Break::Nothing), run(7, Break::Nothing));
+        assert_eq!(run(7, Break::NoCooldown), run(7, Break::NoCooldown));
+    }
+
+    #[test]
+    fn the_judge_notices_a_missing_cooldown() {
+        breaks(Break::NoCooldown, "woke");
+        breaks(Break::NoCooldown, "preempted");
+    }
+
+    #[test]
+    fn the_judge_notices_a_lost_edge() {
+        breaks(Break::LostEdge, "ran beside");
+    }
+
+    #[test]
+    fn the_judge_notices_a_missing_disable_after_a_restart() {
+        breaks(Break::NoDisableOnRestart, "ran beside");
+    }
+
+    #[test]
+    fn the_judge_notices_a_missing_soft_landing() {
+        breaks(Break::NoLanding, "without a live agent");
+    }
+}

@@ -1,0 +1,161 @@
+//! What a schedule does, drawn from its seed before it starts.
+
+use tidegate_device::Rng;
+
+/// A microsecond.
+pub(super) const US: u64 = 1_000;
+/// A millisecond.
+pub(super) const MS: u64 = 1_000_000;
+
+/// Draws.
+#[derive(Clone, Debug)]
+pub(super) struct Dice(Rng);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(Rng::new(seed))
+    }
+
+    /// Uniform in `low..=high`.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.0.next_u64() % (high - low + 1)
+    }
+
+    /// True in `percent` of 100.
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.0.next_u64() % 100 < percent
+    }
+
+    /// Log-uniform in `low..=high`: every scale is as likely as every other.
+    pub fn scale(&mut self, low: u64, high: u64) -> u64 {
+        let (low, high) = (low as f64, high as f64);
+        (low * (high / low).powf(self.0.unit())) as u64
+    }
+
+    pub fn one_of<T: Copy>(&mut self, all: &[T]) -> Option<T> {
+        let count = u64::try_from(all.len()).ok().filter(|count| *count > 0)?;
+        all.get(usize::try_from(self.between(0, count - 1)).ok()?)
+            .copied()
+    }
+}
+
+/// One request of an online process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    /// Idle time of the process before it.
+    pub pause: u64,
+    pub prefill: u64,
+    /// Decode iterations after the prefill; at least ten, so that every gap between two of them is
+    /// a decode gap by the policy's own rule.
+    pub tokens: u64,
+    pub decode: u64,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// SIGKILL; another starts after so long.
+    AgentKilled(u64),
+    /// SIGSTOP for so long.
+    AgentStopped(u64),
+    OnlineKilled,
+    OnlineForks,
+    OnlineExecs,
+    OfflineKilled,
+    OfflineForks,
+    OfflineExecs,
+    /// An offline process makes a channel more.
+    NewChannel,
+}
+
+/// A whole schedule.
+#[derive(Clone, Debug)]
+pub(super) struct Script {
+    pub gpus: u8,
+    /// Shortest decode gap; the longest is 1.8 times that, so that twice any gap covers any other.
+    pub gap: u64,
+    /// Whether online processes wait in a sync call the library hooks; else only the prober sees
+    /// that work is done.
+    pub syncs: bool,
+    /// No graphs: iterations are told apart by their launch counts.
+    pub eager: bool,
+    /// Each with its GPUs (bit mask) and what it does.
+    pub online: Vec<(u8, Vec<Request>)>,
+    /// Each with its job and its GPUs.
+    pub offline: Vec<(u32, u8)>,
+    pub faults: Vec<(u64, Fault)>,
+}
+
+impl Script {
+    pub fn draw(dice: &mut Dice) -> Self {
+        let gpus = if dice.percent(70) { 1 } else { 2 };
+        let all = (1u8 << gpus) - 1;
+        let gap = dice.scale(1_200 * US, 50 * MS);
+        // All on the same GPUs: an engine that waits on one GPU for another engine leaves its second
+        // GPU idle for as long as that takes, and its gaps there are not stationary.
+        let mask = if dice.percent(70) { all } else { 1 };
+        let online = (0..if dice.percent(75) { 1 } else { 2 })
+            .map(|_| {
+                let requests = (0..dice.between(5, 8))
+                    .map(|_| Self::request(dice, gap))
+                    .collect();
+                (mask, requests)
+            })
+            .collect();
+        let jobs = dice.between(1, 2);
+        let offline = (0..dice.between(jobs, 3))
+            .map(|n| {
+                let job = u32::try_from(n % jobs).unwrap_or(0);
+                (
+                    job,
+                    if dice.percent(60) {
+                        all
+                    } else {
+                        1 + (all >> 1)
+                    },
+                )
+            })
+            .collect();
+        let mut faults: Vec<_> = (0..dice.between(0, 4))
+            .map(|_| (dice.between(300 * MS, 4_000 * MS), Self::fault(dice)))
+            .collect();
+        faults.sort_by_key(|fault| fault.0);
+        Self {
+            gpus,
+            gap,
+            syncs: dice.percent(80),
+            eager: dice.percent(30),
+            online,
+            offline,
+            faults,
+        }
+    }
+
+    pub fn request(dice: &mut Dice, gap: u64) -> Request {
+        let long = dice.percent(70);
+        Request {
+            pause: if long {
+                dice.between(210 * MS, 700 * MS)
+            } else {
+                dice.between(3 * MS, 200 * MS)
+            },
+            prefill: dice.scale(MS, 40 * MS),
+            tokens: dice.between(10, if gap > 15 * MS { 14 } else { 40 }),
+            decode: dice.scale(MS, 8 * MS),
+        }
+    }
+
+    fn fault(dice: &mut Dice) -> Fault {
+        match dice.between(0, 9) {
+            0 | 1 => Fault::AgentKilled(dice.scale(5 * MS, 2_500 * MS)),
+            2 => Fault::AgentStopped(dice.scale(5 * MS, 2_500 * MS)),
+            3 => Fault::OnlineKilled,
+            4 => Fault::OnlineForks,
+            5 => Fault::OnlineExecs,
+            6 => Fault::OfflineKilled,
+            7 => Fault::OfflineForks,
+            8 => Fault::OfflineExecs,
+            _ => Fault::NewChannel,
+        }
+    }
+}
