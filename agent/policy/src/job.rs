@@ -187,8 +187,6 @@ impl Job {
         }
     }
 
-    // ---- who belongs to it
-
     pub fn has(&self, session: SessionId) -> bool {
         self.members.iter().any(|member| member.session == session)
     }
@@ -303,8 +301,6 @@ impl Job {
         }));
     }
 
-    // ---- answers
-
     fn answered(&mut self, order: Order, expected: LaneState) -> Option<&mut Lane> {
         self.lanes.iter_mut().find(|lane| {
             lane.gpu == order.gpu && lane.generation == order.generation && lane.state == expected
@@ -385,8 +381,6 @@ impl Job {
         }
     }
 
-    // ---- the operator
-
     /// Says whether that was news.
     pub fn pause(&mut self, paused: bool) -> bool {
         if !paused && self.mode == Mode::Unmanaged {
@@ -401,8 +395,6 @@ impl Job {
         self.disturb(self.gpus);
         self.launch_gate = LaunchGate::Unset;
     }
-
-    // ---- the decision
 
     fn want(&self, world: &World, now: Instant) -> Want {
         // A process that has not said yet which GPUs it uses may use any.

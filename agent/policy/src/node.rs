@@ -166,8 +166,6 @@ impl Node {
         self.timer = next;
     }
 
-    // ---- what is known
-
     fn take(&mut self, event: Event, now: Instant, out: &mut Vec<Effect>) {
         match event {
             Event::OnlineAttached { session } => {
@@ -420,8 +418,6 @@ impl Node {
         }
     }
 
-    // ---- what follows
-
     fn settle(&mut self, now: Instant, out: &mut Vec<Effect>) {
         for session in &mut self.sessions {
             if session.lapse(self.config.frozen_after, now) {
@@ -535,8 +531,6 @@ impl Node {
             .filter(|at| *at > now)
             .min()
     }
-
-    // ---- what people see
 
     /// One GPU, `None` if the node has none of that number.
     #[must_use]

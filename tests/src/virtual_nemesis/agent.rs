@@ -418,8 +418,6 @@ impl World {
         }
     }
 
-    // ---- issue threads
-
     fn order(&mut self, order: Order, disable: bool, look: Look) {
         let gpu = order.gpu.index();
         let mut list = Vec::new();

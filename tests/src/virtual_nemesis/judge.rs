@@ -128,8 +128,6 @@ impl Judge {
         }
     }
 
-    // ---- who is in control
-
     pub fn control(&mut self, now: u64, controlled: bool) {
         if self.controlled == controlled {
             return;
@@ -170,8 +168,6 @@ impl Judge {
             );
         }
     }
-
-    // ---- online
 
     pub fn submitted(&mut self, pid: usize, gpu: usize, now: u64) {
         let book = &mut self.gpus[gpu];
@@ -253,8 +249,6 @@ impl Judge {
         }
     }
 
-    // ---- the device's history
-
     pub fn run(&mut self, gpu: usize, tsg: TsgId, at: u64) {
         self.gpus[gpu].running.insert(tsg, at);
     }
@@ -317,8 +311,6 @@ impl Judge {
         }
     }
 
-    // ---- calls
-
     pub fn disable_call(
         &mut self,
         gpu: usize,
@@ -373,8 +365,6 @@ impl Judge {
             self.violated(now, &text);
         }
     }
-
-    // ---- channels
 
     pub fn channel_up(&mut self, gpu: usize, channel: ChannelId) {
         self.channels.insert((gpu, channel), Channel::default());

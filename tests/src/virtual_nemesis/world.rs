@@ -285,8 +285,6 @@ impl World {
         self.judge.control(self.now, controlled);
     }
 
-    // ---- processes come and go
-
     fn spawn_in(&mut self, at: u64, process: Process) {
         self.pending += 1;
         self.at(at, Ev::Spawn(Box::new(process)));
@@ -419,8 +417,6 @@ impl World {
             }
         }
     }
-
-    // ---- online
 
     fn next_request(&mut self, pid: usize, at_least: u64) {
         let Some(serving) = self.processes[pid].serving() else {
@@ -613,8 +609,6 @@ impl World {
             self.wake_prober(pid);
         }
     }
-
-    // ---- offline
 
     /// Keeps two kernels queued on every channel while launches pass.
     pub fn offline_feeds(&mut self, pid: usize) {
