@@ -158,14 +158,14 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
             verdict.worst_stuck_ns = verdict.worst_stuck_ns.max(stuck);
         }
     }
-    verdict.offline_ran_ns = ran.iter().map(|(from, to)| to - from).sum();
+    verdict.offline_ran_ns = ran.iter().map(|(from, to)| to.saturating_sub(*from)).sum();
 
     for stretch in &shut {
         for (from, to) in &ran {
             if *from > stretch.from && *from < stretch.to {
                 verdict.violations.push(format!(
                     "offline ran at {from} for {} ns while all its channels were disabled ({}..{})",
-                    to - from,
+                    to.saturating_sub(*from),
                     stretch.from,
                     stretch.to
                 ));

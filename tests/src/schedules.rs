@@ -6,6 +6,7 @@
 //! happened is judged by [`crate::judge`] from the device's history.
 
 use crate::judge::{Schedule, Verdict, judge};
+use crate::virtual_nemesis::{Totals, Violation};
 use crate::{Node, Offline, Online, monotonic_ns, wait_until};
 use std::time::Duration;
 use tidegate_vgpu::history::{self, Kind, Record};
@@ -33,25 +34,6 @@ impl Rng {
     pub fn percent(&mut self, percent: u64) -> bool {
         self.next_u64() % 100 < percent
     }
-}
-
-/// Sum of many schedules.
-#[derive(Clone, Debug, Default)]
-pub struct Totals {
-    /// Schedules judged.
-    pub schedules: u64,
-    /// Each with the seed that reproduces it.
-    pub violations: Vec<String>,
-    /// See [`Verdict`].
-    pub edges: u64,
-    /// See [`Verdict`].
-    pub wakes: u64,
-    /// See [`Verdict`].
-    pub preemptions: u64,
-    /// See [`Verdict`].
-    pub worst_stuck_ns: u64,
-    /// Share of the time in which offline was on the engine.
-    pub offline_busy_share: f64,
 }
 
 const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n";
@@ -220,27 +202,21 @@ fn judge_with_past(schedule: &Schedule, past: &[Record], fresh: &[Record], end: 
 pub fn run(seed: u64, count: u64, mut progress: impl FnMut(u64, &Totals)) -> Totals {
     let mut nemesis = Nemesis::new();
     let mut totals = Totals::default();
-    let (mut ran, mut span) = (0, 0);
     for number in 0..count {
         let this = seed.wrapping_add(number);
         let (verdict, took) = nemesis.run(this);
+        let figures = &mut totals.figures;
         totals.schedules += 1;
-        totals.edges += verdict.edges;
-        totals.wakes += verdict.wakes;
-        totals.preemptions += verdict.preemptions;
-        totals.worst_stuck_ns = totals.worst_stuck_ns.max(verdict.worst_stuck_ns);
-        totals.violations.extend(
-            verdict
-                .violations
-                .iter()
-                .map(|v| format!("seed {this}: {v}")),
-        );
-        ran += verdict.offline_ran_ns;
-        span += took;
-        #[expect(clippy::cast_precision_loss, reason = "a share for people")]
-        {
-            totals.offline_busy_share = ran as f64 / (span as f64).max(1.0);
-        }
+        figures.edges += verdict.edges;
+        figures.wakes += verdict.wakes;
+        figures.preemptions += verdict.preemptions;
+        figures.worst_stuck_ns = figures.worst_stuck_ns.max(verdict.worst_stuck_ns);
+        figures.offline_ns += verdict.offline_ran_ns;
+        figures.total_ns += took;
+        let violations = verdict.violations.into_iter();
+        totals
+            .violations
+            .extend(violations.map(|what| Violation { seed: this, what }));
         progress(this, &totals);
     }
     totals

@@ -7,6 +7,7 @@
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tidegate_tests::schedules;
 use tidegate_tests::virtual_nemesis::{Break, Totals, run_all};
 
 /// Random schedules against Tidegate.
@@ -46,6 +47,17 @@ struct Gate {
 enum Mode {
     /// Device model, agent core and interposer core in one process, in virtual time.
     Virtual,
+    /// Real processes on a virtual GPU, in real time.
+    Real,
+}
+
+impl Mode {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Virtual => "virtual",
+            Self::Real => "real",
+        }
+    }
 }
 
 fn breaks(name: &str) -> Result<Break, String> {
@@ -60,6 +72,11 @@ fn main() -> ExitCode {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
             run_all(gate.seed, gate.schedules, threads, gate.broken)
         }
+        Mode::Real => schedules::run(gate.seed, gate.schedules, |seed, totals| {
+            if totals.schedules.is_multiple_of(20) {
+                eprintln!("{} schedules, last seed {seed}", totals.schedules);
+            }
+        }),
     };
     match report(&gate, &totals) {
         Ok(code) => code,
@@ -77,7 +94,8 @@ fn report(gate: &Gate, totals: &Totals) -> std::io::Result<ExitCode> {
     }
     if let Some(first) = totals.violations.first() {
         println!(
-            "replay: scripts/nemesis gate --mode virtual --schedules 1 --seed {}",
+            "replay: scripts/nemesis gate --mode {} --schedules 1 --seed {}",
+            gate.mode.name(),
             first.seed
         );
     }
