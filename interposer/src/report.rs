@@ -172,14 +172,7 @@ impl Reporter {
             if self.detach() || attached {
                 backoff = FIRST_BACKOFF;
             }
-            let wait = tokio::time::sleep(backoff);
-            tokio::pin!(wait);
-            loop {
-                tokio::select! {
-                    () = &mut wait => break,
-                    () = tokio::time::sleep(TICK), if self.looks() => self.look(),
-                }
-            }
+            self.while_looking(tokio::time::sleep(backoff)).await;
             backoff = (backoff * 2).min(LAST_BACKOFF);
         }
     }
@@ -187,6 +180,18 @@ impl Reporter {
     /// Whether there is an agent's page to look at and reason to.
     fn looks(&self) -> bool {
         self.process.role() == Role::Offline && self.process.ever_attached.load(Relaxed)
+    }
+
+    /// Waits for `step` and looks at the agent meanwhile: the socket of one that is stopped still
+    /// takes connections, and then nothing is heard from it.
+    async fn while_looking<T>(&mut self, step: impl Future<Output = T>) -> T {
+        tokio::pin!(step);
+        loop {
+            tokio::select! {
+                done = &mut step => return done,
+                () = tokio::time::sleep(TICK), if self.looks() => self.look(),
+            }
+        }
     }
 
     /// After a session; whether there was one.
@@ -256,14 +261,20 @@ impl Reporter {
 
     async fn session(&mut self, signals: &AsyncFd<OwnedFd>) -> Result<(), Lost> {
         let path = format!("{}/{}", env::run_dir(), tidegate_proto::HOOK_SOCKET);
-        let stream = UnixStream::connect(path).await.map_err(Lost::Connect)?;
-        let greeted = greet(&stream, self.process).await.map_err(Lost::Greet)?;
-        let channel = channel(stream).await.map_err(Lost::Transport)?;
+        let process = self.process;
+        let greeting = async {
+            let stream = UnixStream::connect(path).await.map_err(Lost::Connect)?;
+            let greeted = greet(&stream, process).await.map_err(Lost::Greet)?;
+            let channel = channel(stream).await.map_err(Lost::Transport)?;
+            Ok((greeted, channel))
+        };
+        let (greeted, channel) = self.while_looking(greeting).await?;
         let (up, events) = mpsc::unbounded_channel();
         send(&up, Event::Hello(self.hello(&greeted)));
         let mut client = v1::runtime_client::RuntimeClient::new(channel);
         let attach = client.attach(UnboundedReceiverStream::new(events));
-        let mut down = tokio::time::timeout(Duration::from_secs(2), attach)
+        let mut down = self
+            .while_looking(tokio::time::timeout(Duration::from_secs(2), attach))
             .await
             .map_err(|_| Lost::Slow)?
             .map_err(|status| Lost::Attach(Box::new(status)))?
