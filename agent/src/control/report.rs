@@ -268,12 +268,17 @@ fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
         }),
         suspect: 0,
     };
-    status.set_suspect(
-        i32::try_from(slot.suspect)
-            .ok()
-            .and_then(|reason| v1::BusyReason::try_from(reason).ok())
-            .unwrap_or_default(),
-    );
+    let said = i32::try_from(slot.suspect)
+        .ok()
+        .and_then(|reason| v1::BusyReason::try_from(reason).ok())
+        .unwrap_or_default();
+    // A frozen process names nothing itself, and what it named before is out of date.
+    let frozen = session.lapsed && status.busy;
+    status.set_suspect(if frozen {
+        v1::BusyReason::StoppedProcess
+    } else {
+        said
+    });
     status
 }
 
