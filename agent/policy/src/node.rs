@@ -370,7 +370,9 @@ impl Node {
         if lapsed && !self.sessions[place].lapsed() {
             out.push(Effect::Emit(Report::Recovered { session }));
         }
-        if let Some(rang) = seen.edge
+        // The edges of a suspect that configuration passes over are no more than its busyness is.
+        let counts = self.sessions[place].edges_count(at, self.config.suspects);
+        if let Some(rang) = seen.edge.filter(|_| counts)
             && gpu.gate != Gate::Closed
         {
             // Also for a whole busy period that is over by now: the gate shuts and cools anew.

@@ -235,6 +235,11 @@ impl Session {
         self.device(gpu).suspect = suspect;
     }
 
+    /// Whether its edges on that GPU shut the gate.
+    pub fn edges_count(&self, gpu: GpuId, suspects: Suspects) -> bool {
+        suspects == Suspects::Busy || !self.devices.iter().any(|d| d.gpu == gpu && d.suspect)
+    }
+
     /// Whether it keeps offline off that GPU.
     pub fn busy_on(&self, gpu: GpuId, suspects: Suspects) -> bool {
         !self.lapsed

@@ -3,7 +3,7 @@
 use crate::bench::Bench;
 use proptest::prelude::*;
 use std::time::Duration;
-use tidegate_policy::config::{Config, Cooldown, OnMaxGated};
+use tidegate_policy::config::{Config, Cooldown, OnMaxGated, Suspects};
 use tidegate_policy::effect::{Effect, Look, Report};
 use tidegate_policy::event::{Event, Order, Reading, Standing};
 use tidegate_policy::ids::{
@@ -592,6 +592,31 @@ fn a_frozen_online_process_stops_counting_and_counts_again_when_it_goes_on() {
             .contains(&Report::Recovered { session: ENGINE })
     );
     assert!(bench.held.values().all(|held| !held.1));
+}
+
+#[test]
+fn edges_of_a_suspect_that_is_passed_over_stop_nobody_until_it_is_none() {
+    let mut bench = running(Config {
+        suspects: Suspects::Ignore,
+        ..config()
+    });
+    let say = |bench: &mut Bench, suspect| {
+        bench.send(Event::Suspected {
+            session: ENGINE,
+            gpu: GPU,
+            suspect,
+        });
+    };
+    say(&mut bench, true);
+    for _ in 0..3 {
+        bench.busy(ENGINE, GPU);
+        bench.idle(ENGINE, GPU, 1, 0);
+    }
+    bench.answer_all();
+    assert_eq!(disables(&bench), 0);
+    say(&mut bench, false);
+    bench.busy(ENGINE, GPU);
+    assert!(disables(&bench) > 0);
 }
 
 #[test]
