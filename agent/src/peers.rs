@@ -3,8 +3,8 @@
 //! Every connection is asked for its credentials before anything it sent is read. On `hook.sock` the
 //! agent then greets: sixteen bytes with the shared page (`tidegate_proto::greeting`), and reads the
 //! client's first sixteen, which are either its own greeting, perhaps with its control file, or the
-//! beginning of HTTP/2. A connection that stays silent is closed: it must never block the others, so
-//! each one is admitted by a task of its own.
+//! beginning of HTTP/2. A connection that stays silent, or speaks and never attaches, is closed: it must
+//! never block the others, so each one is admitted by a task of its own.
 
 use crate::identity::{Credentials, credentials};
 use crate::sys::{self, SharedPage};
@@ -25,6 +25,8 @@ use tonic::transport::server::Connected;
 
 /// How long a client may take for its first sixteen bytes.
 const GREETING_LIMIT: Duration = Duration::from_secs(5);
+/// How long it may take from there to its Attach.
+const ATTACH_LIMIT: Duration = Duration::from_secs(5);
 
 /// Who is at the other end, known to every handler of the connection.
 #[derive(Clone, Debug)]
@@ -53,6 +55,8 @@ pub struct Greeted {
 pub struct Connection {
     stream: UnixStream,
     peer: Peer,
+    /// Runs until the peer has attached, where it has to.
+    limit: Option<Pin<Box<tokio::time::Sleep>>>,
     _place: Option<Place>,
 }
 
@@ -201,6 +205,7 @@ pub async fn accept_plain(
                         credentials: Arc::new(credentials),
                         greeted: None,
                     },
+                    limit: None,
                     _place: None,
                 };
                 let _ = connection_tx.send(Ok(connection)).await;
@@ -303,6 +308,7 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
             credentials: Arc::new(credentials),
             greeted: Some(Arc::new(Mutex::new(Some(greeted)))),
         },
+        limit: Some(Box::pin(tokio::time::sleep(ATTACH_LIMIT))),
         _place: Some(place),
     })
 }
@@ -342,12 +348,32 @@ impl Connected for Connection {
     }
 }
 
+impl Peer {
+    /// Whether an Attach stream has taken what came with the greeting.
+    fn has_attached(&self) -> bool {
+        self.greeted.as_ref().is_none_or(|greeted| {
+            let greeted = greeted.lock().unwrap_or_else(PoisonError::into_inner);
+            greeted.is_none()
+        })
+    }
+}
+
 impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // One that stops halfway through HTTP/2, or never calls, would hold its descriptors for ever.
+        if self.limit.is_some() && self.peer.has_attached() {
+            self.limit = None;
+        }
+        if let Some(limit) = &mut self.limit
+            && limit.as_mut().poll(cx).is_ready()
+        {
+            let kind = io::ErrorKind::TimedOut;
+            return Poll::Ready(Err(io::Error::new(kind, "the client never attached")));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
