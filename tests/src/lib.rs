@@ -13,6 +13,7 @@ pub mod judge;
 pub mod online;
 pub mod peer;
 pub mod schedules;
+pub mod view;
 pub mod virtual_nemesis;
 
 pub use clock::{monotonic_ns, wait_for, wait_until};
