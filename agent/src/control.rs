@@ -259,8 +259,9 @@ impl Control {
             let Ok(input) = self.inbox.input_rx.try_recv() else {
                 break;
             };
-            self.take(input);
+            // After it was received, so that nothing is stamped earlier than it can have been true.
             self.stamp();
+            self.take(input);
             self.read_bells();
         }
         if self.timer.is_some_and(|at| at <= self.now) {
@@ -411,6 +412,9 @@ impl Control {
                     });
                 }
             }
+            // A cooldown counts from here: stamped before the words were read, it would end too early
+            // by as long as this thread was kept from reading them.
+            self.now = now_ns();
             self.drain();
         }
     }
