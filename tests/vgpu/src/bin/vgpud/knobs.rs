@@ -58,6 +58,9 @@ pub(crate) struct Knobs {
     pub(crate) preempt_timeout: u32,
     /// `hang = N:US`: the next N disables or enables are answered that much later, locks held.
     pub(crate) hang: (u32, u64),
+    /// `reuse_clients = 0 | 1`: whether a new RM client gets the lowest handle that is free, which a
+    /// process that ended may have had, instead of one that nobody ever had.
+    pub(crate) reuse_clients: bool,
 }
 
 impl Default for Knobs {
@@ -81,6 +84,7 @@ impl Default for Knobs {
             fail_disable_p: 0.0,
             preempt_timeout: 0,
             hang: (0, 0),
+            reuse_clients: false,
         }
     }
 }
@@ -177,6 +181,13 @@ impl Knobs {
             }
             "preempt_timeout" => self.preempt_timeout = number(value)?,
             "hang" => self.hang = counted(value, 0, micros)?,
+            "reuse_clients" => {
+                self.reuse_clients = match value {
+                    "0" => false,
+                    "1" => true,
+                    _ => return None,
+                }
+            }
             _ => return Some(false),
         }
         Some(true)

@@ -276,6 +276,9 @@ impl World {
         }
         let handle = match wanted.handle {
             0 => {
+                if self.knobs.reuse_clients {
+                    self.next_client = rm::CLIENT_HANDLE_BASE;
+                }
                 while self.clients.contains_key(&self.next_client) {
                     self.next_client += 1;
                 }
