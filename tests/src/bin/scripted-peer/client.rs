@@ -89,7 +89,18 @@ impl Peer {
             "connect" => self.connect(words.first().copied()),
             "hello" => self.hello(words).await,
             "device" => self.device(number(words, 0)?, number(words, 1)?),
-            "make" => self.make(number(words, 0)?, number(words, 1)?),
+            "make" => {
+                let wanted = if words.len() > 2 {
+                    number(words, 2)?
+                } else {
+                    0
+                };
+                self.make(number(words, 0)?, number(words, 1)?, wanted)
+            }
+            "free" => {
+                rm::free(&*self.control()?, number(words, 0)?)?;
+                Ok(String::new())
+            }
             "report" => self.report(words),
             "gone" => {
                 let client = number(words, 0)?;
@@ -326,7 +337,7 @@ impl Peer {
             .expect("not poisoned")
             .contains_key(&gpu);
         if !known {
-            self.make(gpu, 0)?;
+            self.make(gpu, 0, 0)?;
         }
         let objects = self.objects.lock().expect("not poisoned");
         let uuid = rm::uuid(&control, &objects[&gpu])?;
@@ -336,9 +347,9 @@ impl Peer {
         }))
     }
 
-    fn make(&mut self, gpu: u32, count: u32) -> Result<String> {
+    fn make(&mut self, gpu: u32, count: u32, wanted: u32) -> Result<String> {
         let control = self.control()?;
-        let made = rm::make(&control, gpu, count)?;
+        let made = rm::make(&control, gpu, count, wanted)?;
         let mut answer = format!("made {:#x}", made.client);
         for channel in &made.channels {
             answer.push_str(&format!(" {channel:#x}"));

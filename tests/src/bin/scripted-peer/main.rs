@@ -9,7 +9,8 @@
 //! connect [nofile|wrongfile]      greet, with the control file, none, or another file
 //! hello ROLE [JOB]                attach; ROLE: online, offline, ignore, none
 //! device SLOT GPU                 place SLOT of the page is GPU number GPU
-//! make GPU COUNT                  make a client, a TSG and COUNT channels; prints `made CLIENT CHANNEL...`
+//! make GPU COUNT [CLIENT]         make a client (of that handle), a TSG and COUNT channels; prints `made CLIENT CHANNEL...`
+//! free CLIENT                     free the client and say nothing of it
 //! report GPU CLIENT CHANNEL...    say that these channels are its own
 //! gone CLIENT                     say that the client is gone
 //! schedule TICKET CLIENT OBJECT   ask to schedule

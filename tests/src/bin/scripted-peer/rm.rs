@@ -90,11 +90,12 @@ fn bytes<T>(value: &mut T) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(value).cast(), size_of::<T>()) }
 }
 
-/// Makes a client with a TSG and `count` channels on GPU number `gpu`.
-pub fn make(file: &OwnedFd, gpu: u32, count: u32) -> Result<Objects> {
+/// Makes a client, of the handle `wanted` unless that is 0, with a TSG and `count` channels on GPU
+/// number `gpu`.
+pub fn make(file: &OwnedFd, gpu: u32, count: u32, wanted: u32) -> Result<Objects> {
     let branch = rm::Branch::B580;
     let mut root = vec![0_u8; branch.root_alloc_size()];
-    let client = alloc(file, (0, 0, 0), class::NV01_ROOT_CLIENT, &mut root)?;
+    let client = alloc(file, (0, 0, wanted), class::NV01_ROOT_CLIENT, &mut root)?;
     let mut cards = [rm::CardInfo::default(); rm::MAX_GPUS];
     ioctl(file, rm::NV_ESC_CARD_INFO, &mut cards)?;
     let card = cards
@@ -152,6 +153,17 @@ pub fn make(file: &OwnedFd, gpu: u32, count: u32) -> Result<Objects> {
         channels,
         _device: device_file,
     })
+}
+
+/// Frees a client with everything below it.
+pub fn free(file: &OwnedFd, client: u32) -> Result<()> {
+    let mut call = rm::Nvos00 {
+        h_root: client,
+        h_object_old: client,
+        ..rm::Nvos00::default()
+    };
+    ioctl(file, rm::NV_ESC_RM_FREE, &mut call)?;
+    status(call.status)
 }
 
 /// UUID of GPU number `gpu`.

@@ -1,0 +1,338 @@
+//! A hostile process costs itself: the agent neither ends nor spins nor acts for it, and the honest job
+//! beside it is gated and woken as if it were alone.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use tidegate_proto::greeting::{Greeting, LEN};
+use tidegate_tests::peer::Peer;
+use tidegate_tests::view::{
+    counter, cpu_ns, disabled, process, records, status, wait_all, wait_so,
+};
+use tidegate_tests::{Node, clock, monotonic_ns, wait_for};
+use tidegate_vgpu::history::Kind;
+
+const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
+
+/// An honest online engine, whose channels nobody may touch, and an honest offline job.
+struct Honest {
+    node: Node,
+    online: Peer,
+    engine: u32,
+    offline: Peer,
+    client: u32,
+}
+
+impl Honest {
+    fn new() -> Self {
+        Self::with(FIXED)
+    }
+
+    fn with(config: &str) -> Self {
+        let node = Node::new(&[], config);
+        let mut online = Peer::attached(&node, "online", "");
+        let (engine, _) = online.channels(0, 2);
+        online.ask("idle 0");
+        let mut offline = Peer::attached(&node, "offline", "honest");
+        let (client, _) = offline.channels(0, 2);
+        wait_all(&node, client, false);
+        Self {
+            node,
+            online,
+            engine,
+            offline,
+            client,
+        }
+    }
+
+    /// Gates and wakes the honest job `times`.
+    fn turns(&mut self, times: u32) {
+        for _ in 0..times {
+            self.online.ask("busy 0");
+            wait_all(&self.node, self.client, true);
+            self.online.ask("idle 0");
+            wait_all(&self.node, self.client, false);
+        }
+    }
+
+    fn agent(&self) -> u32 {
+        self.node.agent.as_ref().expect("it runs").pid()
+    }
+
+    /// By the device's own account nobody but `gated` ever had a channel disabled.
+    #[track_caller]
+    fn only_disabled(&self, gated: &[u32]) {
+        // The agent tries its level on channels of its own when it starts.
+        let (honest, agent) = (self.offline.running.pid(), self.agent());
+        let wrong: Vec<_> = records(&self.node)
+            .into_iter()
+            .filter(|r| r.kind == Kind::DisableBegin)
+            .filter(|r| r.pid != honest && r.pid != agent && !gated.contains(&r.pid))
+            .collect();
+        assert!(wrong.is_empty(), "channels of others were named: {wrong:?}");
+        assert_eq!(disabled(&self.node, self.engine), [false, false]);
+    }
+
+    /// Left alone, the agent has next to nothing to do.
+    #[track_caller]
+    fn is_at_rest(&self) {
+        let (begun, used) = (monotonic_ns(), cpu_ns(self.agent()));
+        let end = begun + 1_000_000_000;
+        wait_for("a second", || (monotonic_ns() >= end).then_some(()));
+        let (passed, used) = (monotonic_ns() - begun, cpu_ns(self.agent()) - used);
+        assert!(used < passed / 4, "the agent used {used} of {passed} ns");
+        assert_eq!(status(&self.node)["gpus"][0]["gate"], "open");
+    }
+}
+
+/// Descriptors a process holds.
+fn descriptors(pid: u32) -> usize {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd"));
+    entries.expect("the process lives").count()
+}
+
+fn connect(node: &Node) -> UnixStream {
+    let stream = UnixStream::connect(node.run_dir().join("hook.sock")).expect("the agent listens");
+    let limit = Some(clock::DEADLINE);
+    stream
+        .set_read_timeout(limit)
+        .expect("a socket takes a limit");
+    stream
+}
+
+/// A connection past the greetings, without a control file.
+fn greeted(node: &Node) -> UnixStream {
+    let mut stream = connect(node);
+    let mut bytes = [0; LEN];
+    stream.read_exact(&mut bytes).expect("the agent greets");
+    let greeting = Greeting::new(0).encode();
+    stream.write_all(&greeting).expect("the agent reads");
+    stream
+}
+
+#[test]
+fn pages_full_of_random_bytes_change_nothing_for_others_while_they_are_written() {
+    let mut honest = Honest::new();
+    let mut hostile = Vec::new();
+    let mut gated = Vec::new();
+    for role in ["offline", "offline", "ignore"] {
+        let mut peer = Peer::attached(&honest.node, role, "noise");
+        peer.channels(0, 1);
+        gated.push(peer.running.pid());
+        peer.tell("scribble 2500");
+        hostile.push(peer);
+    }
+    let end = monotonic_ns() + 2_000_000_000;
+    while monotonic_ns() < end {
+        honest.turns(1);
+    }
+    assert!(
+        status(&honest.node)["processes"]
+            .as_array()
+            .is_some_and(|all| all.len() == 5)
+    );
+    honest.only_disabled(&gated[..2]);
+    drop(hostile);
+    honest.turns(1);
+    honest.is_at_rest();
+}
+
+#[test]
+fn who_rings_for_ever_is_not_listened_to_and_costs_the_agent_nothing() {
+    let mut honest = Honest::with(&format!("{FIXED}[limits]\nrings_per_second = 2000\n"));
+    let mut hostile = Peer::attached(&honest.node, "online", "");
+    hostile.tell("ring 3000");
+    wait_so("the page's end", || {
+        counter(&honest.node, "pages_dropped") == 1
+    });
+    let (begun, used) = (monotonic_ns(), cpu_ns(honest.agent()));
+    let end = begun + 1_500_000_000;
+    wait_for("a while", || (monotonic_ns() >= end).then_some(()));
+    let (passed, used) = (monotonic_ns() - begun, cpu_ns(honest.agent()) - used);
+    assert!(used < passed / 4, "the agent used {used} of {passed} ns");
+    honest.turns(5);
+    honest.only_disabled(&[]);
+}
+
+#[test]
+fn a_handle_that_is_reused_belongs_to_who_has_it_now_whatever_was_claimed_before() {
+    let mut honest = Honest::new();
+    let mut owner = Peer::attached(&honest.node, "offline", "owner");
+    let (client, channels) = owner.channels(0, 2);
+    let list: Vec<String> = channels.iter().map(|c| format!("{c:#x}")).collect();
+    let report = format!("report 0 {client:#x} {}", list.join(" "));
+    // Claimed while its owner lives, and again by one that claims it when the owner is gone.
+    let mut early = Peer::attached(&honest.node, "offline", "thief");
+    early.ask(&report);
+    wait_so("the claim's refusal", || {
+        counter(&honest.node, "foreign_claims") >= 1
+    });
+    let owned_by = owner.running.pid();
+    drop(owner);
+    wait_so("the owner to be forgotten", || {
+        process(&honest.node, owned_by).is_none()
+    });
+    let mut late = Peer::attached(&honest.node, "offline", "thief");
+    late.ask(&report);
+    wait_so("the claim's refusal", || {
+        counter(&honest.node, "foreign_claims") >= 2
+    });
+    // An engine that is not even attached has the same handles next.
+    let mut engine = Peer::start(&honest.node);
+    let made = engine.ask(&format!("make 0 2 {client:#x}"));
+    assert_eq!(made, format!("made {client:#x} {}", list.join(" ")));
+    for thief in [&mut early, &mut late] {
+        thief.ask(&report);
+    }
+    let begun = monotonic_ns();
+    honest.turns(3);
+    let touched = records(&honest.node)
+        .into_iter()
+        .find(|r| r.kind == Kind::DisableBegin && r.at_ns > begun && r.pid == engine.running.pid());
+    assert!(touched.is_none(), "{touched:?}");
+    assert_eq!(disabled(&honest.node, client), [false, false]);
+    honest.only_disabled(&[owned_by]);
+}
+
+#[test]
+fn an_environment_can_lower_a_role_and_never_raise_it() {
+    let rule = |role: &str| {
+        // SAFETY: takes nothing and cannot fail.
+        let uid = unsafe { libc::geteuid() };
+        format!("[gate]\ncooldown = \"5ms\"\n[[identity.rules]]\nuid = {uid}\nrole = \"{role}\"\n")
+    };
+    let node = Node::new(&[], &rule("offline"));
+    let mut forger = Peer::start(&node);
+    forger.ask("connect");
+    let welcome = forger.ask("hello online");
+    assert!(welcome.contains("ROLE_OFFLINE"), "{welcome}");
+    forger.ask("device 0 0");
+    let mut honest = Peer::attached(&node, "offline", "honest");
+    let (client, _) = honest.channels(0, 1);
+    wait_so("the job to run", || {
+        status(&node)["jobs"].as_array().is_some_and(|jobs| {
+            jobs.iter()
+                .any(|job| job["name"] == "honest" && job["state"] == "running")
+        })
+    });
+    let begun = monotonic_ns();
+    forger.ask("busy 0");
+    // The agent has looked at every page at least once by then.
+    wait_for("some beats", || {
+        (monotonic_ns() > begun + 300_000_000).then_some(())
+    });
+    let stopped = |r: &tidegate_vgpu::history::Record| {
+        r.kind == Kind::DisableBegin && r.client == client && r.at_ns > begun
+    };
+    assert!(!records(&node).iter().any(stopped), "it closed the gate");
+    let node = Node::new(&[], &rule("online"));
+    let mut humble = Peer::start(&node);
+    humble.ask("connect");
+    let welcome = humble.ask("hello offline");
+    assert!(welcome.contains("ROLE_OFFLINE"), "{welcome}");
+}
+
+#[test]
+fn channels_and_clients_beyond_the_limit_are_refused_and_launches_wait() {
+    let mut honest = Honest::new();
+    let mut greedy = Peer::attached(&honest.node, "offline", "greedy");
+    greedy.channels(0, 1_100);
+    wait_so("the refusal", || {
+        counter(&honest.node, "channels_refused") >= 76
+    });
+    let pid = greedy.running.pid();
+    let known = process(&honest.node, pid).expect("it is attached");
+    assert_eq!(known["channels"], 1_024);
+    honest.online.ask("busy 0");
+    wait_so("its launches to wait", || {
+        greedy.ask("gate 0") == "gate closed"
+    });
+    wait_all(&honest.node, honest.client, true);
+    honest.online.ask("idle 0");
+    wait_so("its launches to pass", || {
+        greedy.ask("gate 0") == "gate open"
+    });
+    wait_all(&honest.node, honest.client, false);
+    // Clients by the thousand, none of which exists.
+    let mut liar = Peer::attached(&honest.node, "offline", "liar");
+    for client in 0..3_000_u32 {
+        liar.tell(&format!("report 0 {:#x} 0x1", 0x7000_0000 + client));
+    }
+    honest.turns(3);
+    honest.only_disabled(&[pid]);
+    drop((greedy, liar));
+    honest.turns(1);
+    honest.is_at_rest();
+}
+
+#[test]
+fn floods_of_messages_are_read_at_the_agents_pace_while_the_honest_job_is_served() {
+    let mut honest = Honest::new();
+    let mut hostile: Vec<Peer> = (0..3)
+        .map(|_| Peer::attached(&honest.node, "offline", "flood"))
+        .collect();
+    for peer in &mut hostile {
+        peer.tell("flood 100000");
+        peer.tell("huge");
+    }
+    let (begun, used) = (monotonic_ns(), cpu_ns(honest.agent()));
+    let mut turns = 0;
+    while monotonic_ns() < begun + 2_000_000_000 {
+        honest.turns(1);
+        turns += 1;
+    }
+    let (passed, used) = (monotonic_ns() - begun, cpu_ns(honest.agent()) - used);
+    assert!(turns >= 5, "only {turns} turns in {passed} ns");
+    assert!(used < passed, "the agent used {used} of {passed} ns");
+    drop(hostile);
+    honest.turns(1);
+    honest.only_disabled(&[]);
+    honest.is_at_rest();
+}
+
+#[test]
+fn connections_that_say_nothing_or_half_of_it_or_garbage_are_closed_and_forgotten() {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let mut honest = Honest::new();
+    let before = descriptors(honest.agent());
+    let mut held: Vec<UnixStream> = (0..500).map(|_| connect(&honest.node)).collect();
+    let mut garbage = monotonic_ns() | 1;
+    for at in 0..60_usize {
+        let mut stream = greeted(&honest.node);
+        let said = match at % 4 {
+            0 => stream.write_all(&PREFACE[..10]),
+            1 => stream.write_all(PREFACE),
+            2 => stream.write_all(&[PREFACE, &SETTINGS].concat()),
+            _ => {
+                let noise: Vec<u8> = (0..4_096)
+                    .map(|_| {
+                        garbage ^= garbage << 13;
+                        garbage ^= garbage >> 7;
+                        garbage ^= garbage << 17;
+                        (garbage >> 24) as u8
+                    })
+                    .collect();
+                stream.write_all(&noise)
+            }
+        };
+        // The agent may have closed on the first of it.
+        drop(said);
+        held.push(stream);
+    }
+    honest.turns(5);
+    let limit = Duration::from_secs(30);
+    let closed = tidegate_tests::wait_until(limit, || {
+        (descriptors(honest.agent()) <= before + 2).then_some(())
+    });
+    assert!(
+        closed.is_some(),
+        "{} descriptors, {before} before",
+        descriptors(honest.agent())
+    );
+    honest.turns(2);
+    honest.only_disabled(&[]);
+    honest.is_at_rest();
+    drop(held);
+}
