@@ -1,11 +1,16 @@
-//! Unmodified packages from PyPI run to their end on the virtual GPU, with and without the library.
+//! Unmodified packages from PyPI run to their end on the virtual GPU, with and without the library,
+//! and an agent sees every launch they make.
 //!
 //! `tests/pypi/run` installs them and sets `TIDEGATE_PYPI`; without it the tests say that they did
 //! not run.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use tidegate_tests::{Node, Running};
+use serde_json::Value;
+use tidegate_tests::view::process;
+use tidegate_tests::{Node, Running, TRUSTING, wait_for};
 
 fn python() -> Option<PathBuf> {
     let found = std::env::var_os("TIDEGATE_PYPI").map(|dir| Path::new(&dir).join("bin/python"));
@@ -15,19 +20,67 @@ fn python() -> Option<PathBuf> {
     found
 }
 
-fn runs(script: &str) {
+fn script<'a>(command: &'a mut Command, name: &str) -> &'a mut Command {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("pypi")
+        .join(name);
+    command.args(["-W", "ignore"]).arg(path)
+}
+
+fn runs(name: &str) {
     let Some(python) = python() else {
         return;
     };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("pypi")
-        .join(script);
     let node = Node::device_only(&[]);
     for mut command in [node.plain(&python), node.preloaded(&python, "online")] {
-        command.args(["-W", "ignore"]).arg(&script);
-        let out = Running::start("python", &mut command).succeed();
+        let out = Running::start("python", script(&mut command, name)).succeed();
         assert!(out.trim_end().ends_with("ok"), "{out}");
     }
+}
+
+/// Calls of the hooks whose symbol begins with `prefix`, of the one process there is.
+fn calls(hooks: &Value, prefix: &str) -> u64 {
+    let rows = hooks[0]["hooks"].as_array().into_iter().flatten();
+    rows.filter(|row| {
+        row["symbol"]
+            .as_str()
+            .is_some_and(|s| s.starts_with(prefix))
+    })
+    .filter_map(|row| row["calls"].as_u64())
+    .sum()
+}
+
+/// `launches`: by symbol, how many the script makes.
+fn counts(name: &str, launches: &[(&str, u64)]) {
+    let Some(python) = python() else {
+        return;
+    };
+    let node = Node::new(&[], TRUSTING);
+    let mut command = node.preloaded(&python, "online");
+    let command = script(&mut command, name).stdin(Stdio::piped());
+    let mut running = Running::start("python", command.stderr(Stdio::inherit()));
+    let pipe = running.child.stdout.take().expect("stdout is piped");
+    let ok = BufReader::new(pipe)
+        .lines()
+        .map_while(Result::ok)
+        .any(|line| line == "ok");
+    assert!(ok, "{name} ran");
+    let pid = running.pid();
+    let all: u64 = launches.iter().map(|row| row.1).sum();
+    wait_for("its launches in status", || {
+        let launches = process(&node, pid)?["devices"][0]["launches"].as_u64()?;
+        (launches >= all).then_some(())
+    });
+    for &(symbol, made) in launches {
+        let seen = wait_for(symbol, || {
+            let output = node.tidegate(&["hooks", "--output", "json"]);
+            let hooks: Value = serde_json::from_slice(&output.stdout).ok()?;
+            Some(calls(&hooks, symbol)).filter(|&seen| seen >= made)
+        });
+        assert_eq!(seen, made, "{symbol}");
+    }
+    drop(running.child.stdin.take());
+    running.succeed();
 }
 
 #[test]
@@ -38,4 +91,16 @@ fn cuda_bindings_runs_to_its_end() {
 #[test]
 fn numba_cuda_compiles_launches_and_copies_back() {
     runs("numba_smoke.py");
+}
+
+#[test]
+fn every_launch_of_cuda_bindings_is_counted() {
+    // One for the stream and one into the graph.
+    let launches = [("cuLaunchKernel", 2), ("cuGraphLaunch", 5)];
+    counts("cuda_bindings_smoke.py", &launches);
+}
+
+#[test]
+fn every_launch_of_numba_cuda_is_counted() {
+    counts("numba_smoke.py", &[("cuLaunchKernel", 11)]);
 }

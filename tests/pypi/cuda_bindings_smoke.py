@@ -1,7 +1,7 @@
 """The unmodified `cuda-bindings` package from its initialisation to its results.
 
 Allocates, copies, launches a kernel from PTX text, records and replays a graph, and checks what came
-back. Prints "ok" last.
+back. Prints "ok" last, and ends with its standard input.
 """
 
 import ctypes
@@ -82,7 +82,8 @@ def main():
     must(driver.cuStreamDestroy(stream))
     must(driver.cuModuleUnload(module))
     must(driver.cuDevicePrimaryCtxRelease(device))
-    print("ok")
+    print("ok", flush=True)
+    sys.stdin.read()
 
 
 main()

@@ -1,8 +1,11 @@
 """The unmodified `numba-cuda` package: compiles a kernel for real, loads, launches and copies back.
 
 The virtual GPU does not execute compiled kernels, so what is checked is the way there and back:
-transfers keep their bytes, streams and events order them, launches return. Prints "ok" last.
+transfers keep their bytes, streams and events order them, launches return. Prints "ok" last, and ends
+with its standard input.
 """
+
+import sys
 
 import numpy as np
 from numba import cuda
@@ -41,7 +44,8 @@ def main():
     free, total = cuda.current_context().get_memory_info()
     assert 0 < free < total
     cuda.current_context().reset()
-    print("ok")
+    print("ok", flush=True)
+    sys.stdin.read()
 
 
 main()
