@@ -196,6 +196,25 @@ fn a_handle_that_is_reused_belongs_to_who_has_it_now_whatever_was_claimed_before
 }
 
 #[test]
+fn a_client_freed_without_a_word_spoils_only_its_own_jobs_disables() {
+    let mut honest = Honest::new();
+    let mut hostile = Peer::attached(&honest.node, "offline", "silent");
+    let (client, _) = hostile.channels(0, 2);
+    wait_all(&honest.node, client, false);
+    honest.turns(1);
+    hostile.ask(&format!("free {client:#x}"));
+    honest.turns(5);
+    let pid = hostile.running.pid();
+    honest.only_disabled(&[pid]);
+    drop(hostile);
+    wait_so("it to be forgotten", || {
+        process(&honest.node, pid).is_none()
+    });
+    honest.turns(1);
+    honest.is_at_rest();
+}
+
+#[test]
 fn an_environment_can_lower_a_role_and_never_raise_it() {
     let rule = |role: &str| {
         // SAFETY: takes nothing and cannot fail.
