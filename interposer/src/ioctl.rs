@@ -7,7 +7,7 @@
 //! descriptors received from elsewhere.
 
 use crate::process::{self, Process, process};
-use crate::{clock, gate, resolve, sys};
+use crate::{clock, resolve, sys};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use tidegate_abi::rm::{self, Nvos00, Nvos21, Nvos54, Nvos55, Nvos64, Xfer};
@@ -291,7 +291,7 @@ fn hold(process: &'static Process, client: u32, object: u32, enable: bool) {
     } else {
         Agent::Absent
     };
-    if !holds_schedule(process.role(), agent, gate::any_closed(process), enable) {
+    if !holds_schedule(process.role(), agent, enable) {
         return;
     }
     let ticket = {

@@ -164,7 +164,7 @@ fn round(
     if let Begin::Quiet(quiet) = begun
         && ask(process, driver, device) == Answer::Done
     {
-        finish(words, device, watch, sums);
+        let last_graph = finish(words, device, watch, sums);
         if let Published::Idle { .. } = quiet.publish(&fences, &words.activity, all) {
             let launches = sums.entered.wrapping_sub(watch.entered_at_idle);
             watch.entered_at_idle = sums.entered;
@@ -178,6 +178,10 @@ fn round(
             name(process, words, device, watch, dummy);
             process::ring(page);
             return false;
+        }
+        // Taken back: the period goes on, and its graph is still its own unless another came.
+        if let Some((slot, graph)) = last_graph {
+            let _ = slot.graph.compare_exchange(0, graph, Relaxed, Relaxed);
         }
     }
     watch.last_busy_ns = now;
@@ -197,8 +201,13 @@ fn round(
     true
 }
 
-/// Writes what goes with an idle edge, before it is rung.
-fn finish(words: &DeviceWords, device: usize, watch: &Watch, sums: Sums) {
+/// Writes what goes with an idle edge, before it is rung; the graph it took, and from which slot.
+fn finish(
+    words: &DeviceWords,
+    device: usize,
+    watch: &Watch,
+    sums: Sums,
+) -> Option<(&'static Slot, u64)> {
     let synced = slots_of(device)
         .filter(|slot| slot.sync_entered.load(Acquire) == slot.counts.entered.load(Acquire))
         .map(|slot| slot.sync_ns.load(Relaxed))
@@ -212,19 +221,19 @@ fn finish(words: &DeviceWords, device: usize, watch: &Watch, sums: Sums) {
         .store(sums.entered.wrapping_sub(watch.entered_at_idle), Relaxed);
     let graph = slots_of(device)
         .map(|slot| {
-            (
-                slot.counts.entered.load(Relaxed),
-                slot.graph.swap(0, Relaxed),
-            )
+            let graph = slot.graph.swap(0, Relaxed);
+            (slot.counts.entered.load(Relaxed), slot, graph)
         })
-        .filter(|(_, graph)| *graph != 0)
-        .max();
+        .filter(|(_, _, graph)| *graph != 0)
+        .max_by_key(|(entered, _, _)| *entered)
+        .map(|(_, slot, graph)| (slot, graph));
     words
         .graph
         .store(graph.map_or(0, |(_, graph)| graph), Release);
     for slot in slots_of(device) {
         slot.waits_on_host.store(0, Relaxed);
     }
+    graph
 }
 
 fn name(

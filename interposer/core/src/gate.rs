@@ -94,10 +94,12 @@ pub enum Agent {
 pub const SCHEDULE_HOLD_NS: u64 = 2_000_000_000;
 
 /// Whether a `GPFIFO_SCHEDULE` waits until the agent has the pair in its lists. A channel that
-/// comes up while its job is gated would run, because it is in no list yet.
+/// comes up while its job is gated would run, because it is in no list yet. The gate word cannot
+/// say whether it is: where channels do the work, the launch gate stays open. So the agent is
+/// always asked, which costs a context one round trip for each of its TSGs.
 #[must_use]
-pub fn holds_schedule(role: Role, agent: Agent, any_gate_closed: bool, enable: bool) -> bool {
-    enable && any_gate_closed && role == Role::Offline && agent == Agent::Attached
+pub fn holds_schedule(role: Role, agent: Agent, enable: bool) -> bool {
+    enable && role == Role::Offline && agent == Agent::Attached
 }
 
 #[cfg(test)]
@@ -119,13 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn only_an_offline_process_with_a_closed_gate_and_an_agent_holds_a_schedule_call() {
-        assert!(holds_schedule(Role::Offline, Agent::Attached, true, true));
-        assert!(!holds_schedule(Role::Offline, Agent::Attached, true, false));
-        assert!(!holds_schedule(Role::Offline, Agent::Attached, false, true));
-        assert!(!holds_schedule(Role::Offline, Agent::Absent, true, true));
+    fn only_an_offline_process_with_an_agent_holds_a_schedule_call() {
+        assert!(holds_schedule(Role::Offline, Agent::Attached, true));
+        assert!(!holds_schedule(Role::Offline, Agent::Attached, false));
+        assert!(!holds_schedule(Role::Offline, Agent::Absent, true));
         for role in [Role::Unknown, Role::Online, Role::Ignore] {
-            assert!(!holds_schedule(role, Agent::Attached, true, true));
+            assert!(!holds_schedule(role, Agent::Attached, true));
         }
     }
 }
