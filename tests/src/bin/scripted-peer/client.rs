@@ -33,6 +33,8 @@ pub struct Peer {
     event_tx: Option<mpsc::UnboundedSender<v1::ClientEvent>>,
     refuses: Arc<AtomicBool>,
     prober: bool,
+    /// Activity words by place, where there is no page.
+    told: HashMap<usize, u64>,
 }
 
 /// The page, mapped for ever.
@@ -183,20 +185,25 @@ impl Peer {
     fn connect(&mut self, how: Option<&str>) -> Result<String> {
         let path = run_dir().join(tidegate_proto::HOOK_SOCKET);
         let stream = UnixStream::connect(&path).map_err(text)?;
+        if how == Some("old") {
+            // The agent's greeting stays where it is: a frame of a type that HTTP/2 does not know.
+            self.stream = Some(stream);
+            return Ok(String::new());
+        }
         let page = greeted(&stream)?;
         let file = match how {
-            None => Some(self.control()?),
+            None | Some("otherpage") => Some(self.control()?),
             Some("nofile") => None,
             Some("wrongfile") => {
                 let null = std::fs::File::open("/dev/null").map_err(text)?;
                 Some(Arc::new(null.into()))
             }
-            Some(_) => return Err("nofile or wrongfile".to_owned()),
+            Some(_) => return Err("nofile, wrongfile, otherpage or old".to_owned()),
         };
         let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
         let greeting = Greeting::new(u8::from(file.is_some())).encode();
         sys::send_with_descriptors(stream.as_fd(), &greeting, &files).map_err(text)?;
-        self.page = Some(Arc::new(page));
+        self.page = (how != Some("otherpage")).then(|| Arc::new(page));
         self.stream = Some(stream);
         Ok(String::new())
     }
@@ -227,7 +234,10 @@ impl Peer {
         };
         let hello = v1::Hello {
             version: "scripted".to_owned(),
-            page_version: tidegate_abi::page::MAJOR << 16,
+            page_version: match self.page {
+                Some(_) => tidegate_abi::page::MAJOR << 16,
+                None => 0,
+            },
             wished_role: role.into(),
             job: words.get(1).copied().unwrap_or_default().to_owned(),
             name: "scripted-peer".to_owned(),
@@ -249,9 +259,8 @@ impl Peer {
             return Err("no welcome".to_owned());
         };
         self.listen(commands);
-        if !self.prober {
+        if let (false, Some(page)) = (self.prober, self.page.clone()) {
             self.prober = true;
-            let page = self.page()?;
             std::thread::spawn(move || {
                 loop {
                     page.0
@@ -393,8 +402,20 @@ impl Peer {
         }))
     }
 
-    fn edge(&self, slot: usize, busy: bool) -> Result<String> {
-        let page = self.page()?;
+    fn edge(&mut self, slot: usize, busy: bool) -> Result<String> {
+        let Some(page) = self.page.clone() else {
+            let word = self.told.entry(slot).or_default();
+            *word = ((*word >> 1) + 1) << 1 | u64::from(busy);
+            let edge = v1::Edge {
+                slot: u32::try_from(slot).map_err(text)?,
+                busy,
+                activity: *word,
+                at_ns: monotonic_ns(),
+                launches: 1,
+                graph: 0,
+            };
+            return self.send(v1::client_event::Event::Edge(edge));
+        };
         let words = &page.0.devices[slot];
         let now = monotonic_ns();
         if busy {

@@ -7,6 +7,8 @@
 //!
 //! ```text
 //! connect [nofile|wrongfile]      greet, with the control file, none, or another file
+//! connect otherpage               greet, and have no use for a page of this layout
+//! connect old                     as a library that knows no greeting
 //! hello ROLE [JOB]                attach; ROLE: online, offline, ignore, none
 //! device SLOT GPU                 place SLOT of the page is GPU number GPU
 //! make GPU COUNT [CLIENT]         make a client (of that handle), a TSG and COUNT channels; prints `made CLIENT CHANNEL...`
@@ -14,7 +16,7 @@
 //! report GPU CLIENT CHANNEL...    say that these channels are its own
 //! gone CLIENT                     say that the client is gone
 //! schedule TICKET CLIENT OBJECT   ask to schedule
-//! busy SLOT | idle SLOT           an edge: words, then doorbell
+//! busy SLOT | idle SLOT           an edge: words, then doorbell; on the stream without a page
 //! word SLOT VALUE                 store an activity word without ringing
 //! gate SLOT                       prints `gate open` or `gate closed`
 //! land                            enable its own channels and say so in the page, as in a soft landing
