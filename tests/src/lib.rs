@@ -15,6 +15,7 @@ pub mod peer;
 pub mod schedules;
 pub mod view;
 pub mod virtual_nemesis;
+pub mod watch;
 
 pub use clock::{monotonic_ns, wait_for, wait_until};
 pub use online::{Offline, Online, Request};
