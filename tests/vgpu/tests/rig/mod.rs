@@ -60,7 +60,10 @@ impl Device {
         Control::connect(&self.dir).unwrap()
     }
 
+    /// The history with everything a client can have seen: the device writes it out before it
+    /// answers anybody, but after it wakes those that wait for queued work.
     pub fn history(&self) -> Vec<Record> {
+        self.control().state().unwrap();
         history::read(&self.dir).unwrap()
     }
 
