@@ -61,7 +61,7 @@ fn the_library_exports_its_hooks_and_nothing_else() {
 
 #[test]
 fn every_row_is_a_function_of_the_driver_in_that_version() {
-    let list = include_str!("../vgpu/cuda/symbols.txt");
+    let list = include_str!("vgpu/cuda/symbols.txt");
     let known: BTreeSet<(String, u32)> = list
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -77,7 +77,7 @@ fn every_row_is_a_function_of_the_driver_in_that_version() {
 
 #[test]
 fn every_launch_entry_point_of_the_driver_has_a_row() {
-    let list = include_str!("../vgpu/cuda/symbols.txt");
+    let list = include_str!("vgpu/cuda/symbols.txt");
     let rows: BTreeSet<String> = rows().into_iter().map(|row| row.0).collect();
     let launches = |name: &str| {
         let asynchronous = ["cuMemcpy", "cuMemset", "cuMemPrefetch", "cuMemDiscard"]

@@ -63,7 +63,7 @@ fn threads_share_streams_without_a_hang_or_a_lost_launch() {
 
 #[test]
 fn every_name_of_the_driver_is_exported() {
-    let list = include_str!("../vgpu/cuda/symbols.txt");
+    let list = include_str!("vgpu/cuda/symbols.txt");
     let path = CString::new(built("libcuda.so").as_os_str().as_bytes()).expect("no NUL in a path");
     // SAFETY: the library has no constructors that do anything, and stays open.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
