@@ -96,6 +96,7 @@ impl Nemesis {
         let start = monotonic_ns();
         schedule.start_ns = start;
         let mut online = Online::start(&self.node, 0);
+        schedule.online = online.process.pid();
         let gap = rng.between(200_000, 2_500_000);
         let iteration = rng.between(200_000, 1_000_000);
         let requests = rng.between(4, 7);
