@@ -174,7 +174,7 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
             }
         }
     }
-    judge_edges(schedule, &shut, &ran, end_ns, &mut verdict);
+    judge_edges(schedule, records, &shut, &ran, end_ns, &mut verdict);
     judge_wakes(schedule, records, &enables, &mut verdict);
     verdict.wakes = enables.len() as u64;
     verdict
@@ -195,13 +195,30 @@ fn cooldown_after(schedule: &Schedule, requests: usize) -> u64 {
 
 /// Whether request `number` kept to the gaps before it: a machine that stretched one of its gaps
 /// beyond the cooldown made it a return after a pause, which nobody can tell from a new request.
-fn stationary(schedule: &Schedule, number: usize) -> bool {
-    schedule.requests[number].longest_gap_ns < cooldown_after(schedule, number)
+/// The device's gaps count: a program that is scheduled late sees its own gap shorter than it was.
+fn stationary(schedule: &Schedule, records: &[Record], number: usize) -> bool {
+    let request = schedule.requests[number];
+    let (mut ended, mut longest) = (None, request.longest_gap_ns);
+    for record in records.iter().filter(|r| r.pid == schedule.online) {
+        if record.at_ns < request.start_ns || record.at_ns > request.end_ns {
+            continue;
+        }
+        match record.kind {
+            Kind::KernelEnd => ended = Some(record.at_ns),
+            Kind::KernelStart => {
+                let gap = ended.map_or(0, |end| record.at_ns.saturating_sub(end));
+                longest = longest.max(gap);
+            }
+            _ => {}
+        }
+    }
+    longest < cooldown_after(schedule, number)
 }
 
 /// Every request that met enabled offline work is followed by a shut gate, once.
 fn judge_edges(
     schedule: &Schedule,
+    records: &[Record],
     shut: &[Shut],
     ran: &[(u64, u64)],
     end_ns: u64,
@@ -225,7 +242,7 @@ fn judge_edges(
         if excused {
             continue;
         }
-        if inside + u64::from(already) > 1 && stationary(schedule, number) {
+        if inside + u64::from(already) > 1 && stationary(schedule, records, number) {
             verdict.violations.push(format!(
                 "request {number} ({}..{}) was preempted {inside} times, the gate was {} before it",
                 request.start_ns,
@@ -268,7 +285,7 @@ fn judge_wakes(schedule: &Schedule, records: &[Record], enables: &[u64], verdict
         };
         let request = schedule.requests[last];
         if *wake < request.end_ns {
-            if stationary(schedule, last) {
+            if stationary(schedule, records, last) {
                 verdict.violations.push(format!(
                     "woken at {wake} inside request {last} ({}..{})",
                     request.start_ns, request.end_ns
