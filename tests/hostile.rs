@@ -355,3 +355,25 @@ fn connections_that_say_nothing_or_half_of_it_or_garbage_are_closed_and_forgotte
     honest.is_at_rest();
     drop(held);
 }
+
+/// The agent proves a client once; nothing tells it that the number has changed hands since.
+#[test]
+#[ignore = "a proof outlives its client: prove again after each answered disable"]
+fn a_proof_does_not_outlive_the_client_it_was_made_for() {
+    let mut honest = Honest::new();
+    let mut hostile = Peer::attached(&honest.node, "offline", "thief");
+    let (client, channels) = hostile.channels(0, 2);
+    wait_all(&honest.node, client, false);
+    honest.turns(1);
+    // It frees what it proved without a word, and an engine is given the same handles.
+    hostile.ask(&format!("free {client:#x}"));
+    let mut engine = Peer::start(&honest.node);
+    engine.ask(&format!("make 0 {} {client:#x}", channels.len()));
+    let begun = monotonic_ns();
+    honest.turns(3);
+    let touched = records(&honest.node)
+        .into_iter()
+        .find(|r| r.kind == Kind::DisableEnd && r.at_ns > begun && r.pid == engine.running.pid());
+    assert!(touched.is_none(), "{touched:?}");
+    assert_eq!(disabled(&honest.node, client), [false, false]);
+}
