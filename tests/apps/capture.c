@@ -18,22 +18,6 @@ enum { UNSUPPORTED = 900, INVALIDATED, MERGE, UNMATCHED, UNJOINED, ISOLATION, IM
 enum { GLOBAL, THREAD_LOCAL, RELAXED };
 enum { ILLEGAL_STATE = 401, NON_BLOCKING = 1 };
 
-#define IS(call, code)                                                                                                 \
-    do {                                                                                                               \
-        CUresult is_ = (call);                                                                                         \
-        if (is_ != (code)) {                                                                                           \
-            fprintf(stderr, "%s:%d: %s = %d, not %d\n", __FILE__, __LINE__, #call, is_, (code));                       \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-#define CHECK(what)                                                                                                    \
-    do {                                                                                                               \
-        if (!(what)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: not %s\n", __FILE__, __LINE__, #what);                                             \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
 static CUfunction spin, count_up;
 static CUdeviceptr counter;
 static CUstream s, t, n; /* s and t synchronise with the legacy stream, n does not */

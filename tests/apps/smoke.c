@@ -22,22 +22,6 @@ static const char ADD_PTX[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
                               ".visible .entry tg_add(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 n)\n"
                               "{\nret;\n}\n";
 
-#define IS(call, code)                                                                                                 \
-    do {                                                                                                               \
-        CUresult is_ = (call);                                                                                         \
-        if (is_ != (code)) {                                                                                           \
-            fprintf(stderr, "%s:%d: %s = %d, not %d\n", __FILE__, __LINE__, #call, is_, (code));                       \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-#define CHECK(what)                                                                                                    \
-    do {                                                                                                               \
-        if (!(what)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: not %s\n", __FILE__, __LINE__, #what);                                             \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
 enum { N = 100000 };
 
 static void add(CUfunction f, CUstream stream, CUdeviceptr a, CUdeviceptr b, CUdeviceptr c)

@@ -18,22 +18,6 @@ CUresult cuCtxPushCurrent_v2(CUcontext);
 CUresult cuCtxPopCurrent_v2(CUcontext *);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
 
-#define IS(call, code)                                                                                                 \
-    do {                                                                                                               \
-        CUresult is_ = (call);                                                                                         \
-        if (is_ != (code)) {                                                                                           \
-            fprintf(stderr, "%s:%d: %s = %d, not %d\n", __FILE__, __LINE__, #call, is_, (code));                       \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-#define CHECK(what)                                                                                                    \
-    do {                                                                                                               \
-        if (!(what)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: not %s\n", __FILE__, __LINE__, #what);                                             \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
 enum { NOT_READY = 600, NOT_INITIALIZED = 3, LONG = 30000000 };
 
 static CUfunction spin;

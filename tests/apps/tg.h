@@ -61,6 +61,23 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
         }                                                                                                              \
     } while (0)
 
+/* The call must answer `code`; what is said must be so. */
+#define IS(call, code)                                                                                                 \
+    do {                                                                                                               \
+        CUresult is_ = (call);                                                                                         \
+        if (is_ != (code)) {                                                                                           \
+            fprintf(stderr, "%s:%d: %s = %d, not %d\n", __FILE__, __LINE__, #call, is_, (code));                       \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+#define CHECK(what)                                                                                                    \
+    do {                                                                                                               \
+        if (!(what)) {                                                                                                 \
+            fprintf(stderr, "%s:%d: not %s\n", __FILE__, __LINE__, #what);                                             \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
 /* tg_spin_ns(ns, tag): one thread spins on the global timer. tg_count(counter, ns, tag): the same, then adds one.
  * tg_forever(): never ends. */
 static const char TG_PTX[] =

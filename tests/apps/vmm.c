@@ -32,22 +32,6 @@ CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
 CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t, CUstream);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
 
-#define IS(call, code)                                                                                                 \
-    do {                                                                                                               \
-        CUresult is_ = (call);                                                                                         \
-        if (is_ != (code)) {                                                                                           \
-            fprintf(stderr, "%s:%d: %s = %d, not %d\n", __FILE__, __LINE__, #call, is_, (code));                       \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-#define CHECK(what)                                                                                                    \
-    do {                                                                                                               \
-        if (!(what)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: not %s\n", __FILE__, __LINE__, #what);                                             \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
 enum { MIB = 1 << 20, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700 };
 
 int main(void)
