@@ -26,7 +26,7 @@ pub struct SessionId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u32);
 
-/// A request an online engine told us about; unique within its session.
+/// A request an engine told us about; unique within its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
@@ -46,6 +46,107 @@ pub struct GraphId(pub u64);
 /// Channels held on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Channels(pub u32);
+
+/// GPU memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// No memory.
+    pub const ZERO: Self = Self(0);
+
+    /// This many MiB.
+    #[must_use]
+    pub const fn mib(mib: u64) -> Self {
+        Self(mib.saturating_mul(1 << 20))
+    }
+
+    /// Both together.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// What is left without `other`; nothing if that is more.
+    #[must_use]
+    pub const fn minus(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// This many times as much.
+    #[must_use]
+    pub const fn times(self, count: u64) -> Self {
+        Self(self.0.saturating_mul(count))
+    }
+
+    /// The least multiple of `unit` that is not less. A unit of zero rounds nothing.
+    #[must_use]
+    pub const fn round_up(self, unit: Self) -> Self {
+        match self.0.checked_next_multiple_of(unit.0) {
+            Some(bytes) => Self(bytes),
+            None => self,
+        }
+    }
+
+    /// The largest multiple of `unit` that is not more. A unit of zero rounds nothing.
+    #[must_use]
+    pub const fn round_down(self, unit: Self) -> Self {
+        match self.0.checked_rem(unit.0) {
+            Some(rest) => Self(self.0 - rest),
+            None => self,
+        }
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl core::iter::Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::ZERO, Self::plus)
+    }
+}
+
+/// Tokens an engine would have to compute again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tokens(pub u64);
+
+/// Physical VMM allocations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handles(pub u32);
+
+/// One physical VMM allocation of one process; its number is the process' own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HandleId {
+    /// Whose.
+    pub session: SessionId,
+    /// Which of its own.
+    pub number: u32,
+}
+
+/// A KV block of an engine, by the engine's own number. Equal on all ranks of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub u32);
+
+/// All handles that back one range of blocks in every layer, on every rank of a job: what is
+/// reclaimed as one. Numbered by place, from the first block on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StripeId(pub u32);
+
+/// A demand for memory of an online process, in its own numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AskId(pub u64);
+
+/// One reclaim or one restore of one job. Grows over the life of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReclaimId(pub u64);
+
+/// Place in a job's ordered log of lost and given-back blocks; the first entry is 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogSeq(pub u64);
 
 /// A set of GPUs of one node.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]

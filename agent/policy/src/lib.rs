@@ -28,6 +28,7 @@ pub mod gap;
 pub mod gate;
 pub mod ids;
 mod job;
+pub mod ledger;
 pub mod node;
 mod online;
 pub mod time;

@@ -2,4 +2,5 @@
 
 mod bench;
 mod learning;
+mod ledger;
 mod orders;

@@ -1,0 +1,266 @@
+//! Who holds each byte of one GPU's pool.
+//!
+//! ```text
+//!                 promise            arrive
+//!        Free --------------> InFlight -----> Headroom <---> Online
+//!         ^  ^                  |   |  use        |
+//!         |  +--- withdraw -----+   |             |
+//!         |                         | arrive      |
+//!         +------- give back -------|-------------+
+//!         |                         v
+//!         +---- released ---- Quarantined <---- Offline
+//!                                        take
+//! ```
+//!
+//! *Free*: nobody's. *In flight*: promised to a process that has not mapped it yet. *Headroom*:
+//! mapped by an online process ahead of need; *online*: used by it. *Offline*: backs an offline
+//! process. *Quarantined*: taken from it, and not yet known to be released.
+//!
+//! Bytes are counted, not handles: a handle dies when its owner releases it, and the next owner
+//! makes another of the same size. No byte has two owners, because none is promised before it is
+//! free. Invariant: free and all accounts always add up to the pool, whatever processes report. A
+//! move therefore takes what is there, at most what was asked, and says how much that was; a move
+//! that no arrow shows takes nothing.
+
+use crate::ids::{Bytes, SessionId};
+
+/// Where a byte can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// Nobody's.
+    Free,
+    /// Promised, not mapped yet.
+    InFlight,
+    /// Mapped by online ahead of need.
+    Headroom,
+    /// Used by online.
+    Online,
+    /// Backs an offline process.
+    Offline,
+    /// Taken from an offline process, not yet released by it.
+    Quarantined,
+}
+
+impl Place {
+    /// Each.
+    pub const ALL: [Self; 6] = [
+        Self::Free,
+        Self::InFlight,
+        Self::Headroom,
+        Self::Online,
+        Self::Offline,
+        Self::Quarantined,
+    ];
+
+    /// The name every table prints.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::InFlight => "in_flight",
+            Self::Headroom => "headroom",
+            Self::Online => "online",
+            Self::Offline => "offline",
+            Self::Quarantined => "quarantined",
+        }
+    }
+
+    /// Whether an arrow leads from here to there.
+    #[must_use]
+    pub const fn leads_to(self, to: Self) -> bool {
+        use Place::{Free, Headroom, InFlight, Offline, Online, Quarantined};
+        matches!(
+            (self, to),
+            (Free, InFlight)
+                | (InFlight, Free | Headroom | Offline)
+                | (Headroom, Online | Free)
+                | (Online, Headroom)
+                | (Offline, Quarantined | Free)
+                | (Quarantined, Free | Offline)
+        )
+    }
+}
+
+/// Bytes by place, of one process or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Nobody's; zero in the account of a process.
+    pub free: Bytes,
+    /// Promised, not mapped yet.
+    pub in_flight: Bytes,
+    /// Mapped by online ahead of need.
+    pub headroom: Bytes,
+    /// Used by online.
+    pub online: Bytes,
+    /// Backs offline.
+    pub offline: Bytes,
+    /// Taken from offline, not yet released.
+    pub quarantined: Bytes,
+}
+
+impl Account {
+    /// What is in one place.
+    #[must_use]
+    pub const fn at(&self, place: Place) -> Bytes {
+        match place {
+            Place::Free => self.free,
+            Place::InFlight => self.in_flight,
+            Place::Headroom => self.headroom,
+            Place::Online => self.online,
+            Place::Offline => self.offline,
+            Place::Quarantined => self.quarantined,
+        }
+    }
+
+    const fn at_mut(&mut self, place: Place) -> &mut Bytes {
+        match place {
+            Place::Free => &mut self.free,
+            Place::InFlight => &mut self.in_flight,
+            Place::Headroom => &mut self.headroom,
+            Place::Online => &mut self.online,
+            Place::Offline => &mut self.offline,
+            Place::Quarantined => &mut self.quarantined,
+        }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn sum(&self) -> Bytes {
+        Place::ALL.iter().map(|place| self.at(*place)).sum()
+    }
+
+    /// What an online process has mapped.
+    #[must_use]
+    pub const fn mapped(&self) -> Bytes {
+        self.headroom.plus(self.online)
+    }
+}
+
+/// The books of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    pool: Bytes,
+    free: Bytes,
+    /// By process. An account without a byte may stay until its process is gone.
+    accounts: Vec<(SessionId, Account)>,
+}
+
+impl Ledger {
+    /// A pool of which everything is free.
+    #[must_use]
+    pub const fn new(pool: Bytes) -> Self {
+        Self {
+            pool,
+            free: pool,
+            accounts: Vec::new(),
+        }
+    }
+
+    /// Every byte there is.
+    #[must_use]
+    pub const fn pool(&self) -> Bytes {
+        self.pool
+    }
+
+    /// Bytes nobody holds.
+    #[must_use]
+    pub const fn free(&self) -> Bytes {
+        self.free
+    }
+
+    /// What one process holds.
+    #[must_use]
+    pub fn account(&self, owner: SessionId) -> Account {
+        match self.find(owner) {
+            Ok(place) => self.accounts[place].1,
+            Err(_) => Account::default(),
+        }
+    }
+
+    /// Every process with its account, by id.
+    pub fn accounts(&self) -> impl Iterator<Item = (SessionId, Account)> + '_ {
+        self.accounts.iter().copied()
+    }
+
+    /// The whole pool by place.
+    #[must_use]
+    pub fn totals(&self) -> Account {
+        let mut totals = Account {
+            free: self.free,
+            ..Account::default()
+        };
+        for (_, account) in &self.accounts {
+            for place in Place::ALL {
+                let sum = totals.at_mut(place);
+                *sum = sum.plus(account.at(place));
+            }
+        }
+        totals
+    }
+
+    /// Moves `bytes` of one process along an arrow. Says how many moved.
+    pub fn shift(&mut self, owner: SessionId, from: Place, to: Place, bytes: Bytes) -> Bytes {
+        if !from.leads_to(to) {
+            return Bytes::ZERO;
+        }
+        self.put(owner, from, to, bytes)
+    }
+
+    /// What a process turns out to hold, found in its own report: an earlier agent, or the driver,
+    /// gave it. Says how many of the bytes the pool had; the rest are not this pool's.
+    pub fn adopt(&mut self, owner: SessionId, place: Place, bytes: Bytes) -> Bytes {
+        if place == Place::Free {
+            return Bytes::ZERO;
+        }
+        self.put(owner, Place::Free, place, bytes)
+    }
+
+    /// What a process uses, out of what it has mapped. Says what it is taken to use.
+    pub fn set_used(&mut self, owner: SessionId, used: Bytes) -> Bytes {
+        let account = self.account(owner);
+        let (more, less) = (used.minus(account.online), account.online.minus(used));
+        self.shift(owner, Place::Headroom, Place::Online, more);
+        self.shift(owner, Place::Online, Place::Headroom, less);
+        self.account(owner).online
+    }
+
+    /// A process is gone, and with it all it held. Says how much that was.
+    pub fn close(&mut self, owner: SessionId) -> Bytes {
+        let Ok(place) = self.find(owner) else {
+            return Bytes::ZERO;
+        };
+        let (_, account) = self.accounts.remove(place);
+        self.free = self.free.plus(account.sum());
+        account.sum()
+    }
+
+    fn find(&self, owner: SessionId) -> Result<usize, usize> {
+        self.accounts.binary_search_by_key(&owner, |known| known.0)
+    }
+
+    fn put(&mut self, owner: SessionId, from: Place, to: Place, bytes: Bytes) -> Bytes {
+        let place = match self.find(owner) {
+            Ok(place) => place,
+            Err(place) => {
+                if from != Place::Free || bytes.min(self.free).is_zero() {
+                    return Bytes::ZERO;
+                }
+                self.accounts.insert(place, (owner, Account::default()));
+                place
+            }
+        };
+        let (free, account) = (&mut self.free, &mut self.accounts[place].1);
+        let source = match from {
+            Place::Free => &mut *free,
+            from => account.at_mut(from),
+        };
+        let moved = bytes.min(*source);
+        *source = source.minus(moved);
+        let target = match to {
+            Place::Free => free,
+            to => account.at_mut(to),
+        };
+        *target = target.plus(moved);
+        moved
+    }
+}
