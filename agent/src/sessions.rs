@@ -251,6 +251,17 @@ fn said(event: Event) -> Option<Said> {
     Some(match event {
         // A second Hello says nothing new.
         Event::Hello(_) | Event::Hooks(_) => return None,
+        Event::KvRegistered(_)
+        | Event::KvGone(_)
+        | Event::Prepared(_)
+        | Event::Reclaimed(_)
+        | Event::Restored(_)
+        | Event::Requests(_)
+        | Event::Withheld(_)
+        | Event::Usage(_)
+        | Event::Demand(_)
+        | Event::Mapped(_)
+        | Event::Pressure(_) => return None,
         Event::DeviceSeen(seen) => Said::Device {
             slot: seen.slot,
             uuid: seen.uuid.try_into().ok()?,

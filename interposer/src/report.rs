@@ -326,6 +326,7 @@ impl Reporter {
             membarrier: self.process.membarrier,
             driver_version: String::new(),
             last_agent_generation: self.generation,
+            memory: 0,
         }
     }
 
@@ -424,7 +425,17 @@ impl Reporter {
                 );
             }
             Some(Command::ReportHooks(_)) => self.hooks(up, true),
-            None => {}
+            // Not sent to a library whose Hello does not ask for them.
+            Some(
+                Command::Prepare(_)
+                | Command::Reclaim(_)
+                | Command::CancelReclaim(_)
+                | Command::Restore(_)
+                | Command::Share(_)
+                | Command::MapTarget(_)
+                | Command::DemandAnswer(_),
+            )
+            | None => {}
         }
     }
 

@@ -15,6 +15,9 @@
 //!   on without a page; edges then travel as [`v1::Edge`] on the stream.
 //! * The greeting never changes its first 13 bytes. A peer that does not know it either reads an
 //!   HTTP/2 frame of an unknown type and ignores it, or speaks HTTP/2 at once and is taken for old.
+//! * Memory commands go only to a library whose [`v1::Hello`] says that it takes them; which version
+//!   of them, `Hello.memory` counts. A command whose meaning would change gets a new number instead.
+//!   The gate word's state for a reclaim reads as closed to a library that does not know it.
 //! * An error that ends a stream carries a gRPC status whose message says what to do.
 //!
 //! The code in `generated/` is committed so that building needs no protoc; the test of this crate

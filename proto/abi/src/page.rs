@@ -18,7 +18,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEPAGE");
 /// See the version rules above.
 pub const MAJOR: u32 = 1;
 /// See the version rules above.
-pub const MINOR: u32 = 0;
+pub const MINOR: u32 = 1;
 /// Size of the page, also the size of its memfd.
 pub const BYTES: usize = 4096;
 /// Devices one process can use with a page: places in [`Page::devices`]. The index is the
@@ -42,6 +42,8 @@ pub struct Page {
     pub devices: [DeviceWords; DEVICES],
     /// Written by the agent; index as in `devices`.
     pub gates: [GateWords; DEVICES],
+    /// Written by the process; index as in `devices`. Since minor 1.
+    pub memory: [MemoryWords; DEVICES],
 }
 
 /// What the page is.
@@ -86,6 +88,9 @@ pub struct ProcessWords {
     pub prober_ns: AtomicU64,
     /// The agent generation whose channels the process enabled by itself (soft landing); 0 = never.
     pub released: AtomicU64,
+    /// Online requests in flight as the engine says, plus one; 0 = it gives no hints. The doorbell
+    /// is rung when the last one ends and when the first begins. Since minor 1.
+    pub in_flight: AtomicU64,
 }
 
 /// Activity of one device as the process sees it.
@@ -111,11 +116,26 @@ pub struct DeviceWords {
     pub suspect: AtomicU64,
 }
 
+/// An engine's use of its KV cache on one device. Bytes.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct MemoryWords {
+    /// Raised by one before and after the words below change: odd while they do.
+    pub version: AtomicU64,
+    /// In blocks that hold content.
+    pub used: AtomicU64,
+    /// In blocks that the engine may use.
+    pub reserved: AtomicU64,
+    /// With memory behind them; `mapped - reserved` is the headroom.
+    pub mapped: AtomicU64,
+}
+
 /// What the agent asks of one device of this process.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct GateWords {
-    /// `generation << 2 | state`: 0 open, 1 closed. The low half is the futex an offline launch waits on.
+    /// `generation << 2 | state`: [`GATE_OPEN`], [`GATE_CLOSED`] or [`GATE_HELD`]. The low half is
+    /// the futex an offline launch waits on.
     pub gate: AtomicU64,
 }
 
@@ -123,6 +143,10 @@ pub struct GateWords {
 pub const GATE_OPEN: u64 = 0;
 /// State in the low bits of [`GateWords::gate`]: offline launches wait.
 pub const GATE_CLOSED: u64 = 1;
+/// State in the low bits of [`GateWords::gate`]: a reclaim is under way. Offline launches wait, and so
+/// do calls that may hold the driver's locks while they wait for the GPU. A library of minor 0 knows
+/// it as closed.
+pub const GATE_HELD: u64 = 2;
 /// Mask of the state bits.
 pub const GATE_STATE: u64 = 3;
 
@@ -136,4 +160,6 @@ const _: () = {
     assert!(size_of::<DeviceWords>() == 64);
     assert!(offset_of!(Page, gates) == 192 + DEVICES * 64);
     assert!(size_of::<GateWords>() == 64);
+    assert!(offset_of!(Page, memory) == 192 + DEVICES * 128);
+    assert!(size_of::<MemoryWords>() == 64);
 };
