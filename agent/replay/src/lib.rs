@@ -5,6 +5,7 @@
 //! trace would harvest. They share:
 //!
 //! * [`trace`]: requests, and the readers of the public formats;
+//! * [`input`] and [`names`]: what people write, and one clear error where it is wrong;
 //! * [`generator`]: synthetic traces from published parameters, by seed;
 //! * [`engine`]: a continuous-batching server whose iterations take calibrated time;
 //! * [`gap`]: the decode gaps between those iterations;
@@ -12,7 +13,7 @@
 //! * [`estimate`]: the trace on one GPU, alone.
 //!
 //! Nothing here reads a clock, starts a thread or draws from anything but a seed, so the same call
-//! gives the same answer on every machine. Only [`trace::read`] touches a file.
+//! gives the same answer on every machine. Only the readers ([`input`]) touch files.
 #![forbid(unsafe_code)]
 
 pub mod clock;
@@ -20,6 +21,8 @@ pub mod engine;
 pub mod estimate;
 pub mod gap;
 pub mod generator;
+pub mod input;
+pub mod names;
 pub mod queue;
 pub mod rng;
 pub mod trace;

@@ -14,7 +14,8 @@ use tidegate_replay::engine::{CostModel, LLAMA_3_1_8B};
 use tidegate_replay::estimate::{Estimate, alone};
 use tidegate_replay::gap::{GapModel, VLLM};
 use tidegate_replay::generator::{CALLER, Preset};
-use tidegate_replay::trace::{self, Trace, TraceError};
+use tidegate_replay::input::InputError;
+use tidegate_replay::trace::{self, Trace};
 
 /// The model that both programs stand for.
 pub const COST: CostModel = LLAMA_3_1_8B;
@@ -62,7 +63,7 @@ pub struct Wanted {
 ///
 /// # Errors
 /// When the file cannot be read as a trace.
-pub fn choose(wanted: &Wanted) -> Result<Plan, TraceError> {
+pub fn choose(wanted: &Wanted) -> Result<Plan, InputError> {
     Ok(match &wanted.file {
         None => {
             let start = wanted.start.unwrap_or_default();

@@ -4,17 +4,28 @@ use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 
 use super::*;
+use crate::input::InputError;
+use std::path::Path;
 
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
     2023-11-16 18:15:46.6805900,374,44\n\
     2023-11-16 18:15:50.9951690,396,109\n\
     2023-11-16 18:15:51.2224670,879,55\n";
 
-fn text(text: &str) -> Result<Trace, TraceError> {
+const FORMATS: [&str; 4] = [
+    AZURE,
+    "arrival_s,input_tokens,output_tokens\n0.5,10,20\n1,30,40\n1.25,5,6\n",
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
+     5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n",
+    "{\"timestamp\": 0, \"input_length\": 67, \"output_length\": 500, \"hash_ids\": [0, 1]}\n\
+     {\"timestamp\": 3000, \"input_length\": 73, \"output_length\": 4}\n",
+];
+
+fn text(text: &str) -> Result<Trace, InputError> {
     parse(Path::new("given.csv"), text.as_bytes())
 }
 
-fn told(result: Result<Trace, TraceError>) -> String {
+fn told(result: Result<Trace, InputError>) -> String {
     result.expect_err("refused").to_string()
 }
 
@@ -65,10 +76,64 @@ fn mooncake_lines_are_read() {
 }
 
 #[test]
-fn our_columns_are_found_by_name_and_order_of_time_is_restored() {
-    let trace = text("client,output_tokens,arrival_s,input_tokens\n7,5,2.5,10\n7,6,0.5,11\n")
-        .expect("our CSV");
+fn burstgpt_is_read_with_and_without_its_later_columns() {
+    let first = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
+        5,ChatGPT,472,18,490,Conversation log\n45.5,ChatGPT,1087,230,1317,API log\n";
+    let third = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
+        5,a,1.5,ChatGPT,472,18,490,Conversation log\n45.5,,2,ChatGPT,1087,230,1317,API log\n";
+    for given in [first, third] {
+        let trace = text(given).expect("BurstGPT");
+        assert_eq!(
+            rows(&trace),
+            [(5_000_000, 472, 18), (45_500_000, 1087, 230)]
+        );
+    }
+}
+
+#[test]
+fn our_columns_are_found_by_name() {
+    let trace =
+        text("client,output_tokens,arrival_s,input_tokens\n7,6,0.5,11\n\"7, 8\",5,2.5,10\n")
+            .expect("our CSV");
     assert_eq!(rows(&trace), [(500_000, 11, 6), (2_500_000, 10, 5)]);
+}
+
+#[test]
+fn a_cut_is_what_its_words_say() {
+    let given: String = (0..1000).map(|i| format!("{i},1,1\n")).collect();
+    let given = format!("arrival_s,input_tokens,output_tokens\n{given}");
+    let dir = std::env::temp_dir().join(format!("tidegate-cut-{}", std::process::id()));
+    std::fs::write(&dir, given).expect("a temporary file");
+    let cut = Cut {
+        keep_1_in: 4,
+        stretch: 2.0,
+        from: Duration::from_secs(100),
+        length: Some(Duration::from_secs(50)),
+    };
+    let trace = read_cut(&dir, &cut);
+    let nothing = read_cut(
+        &dir,
+        &Cut {
+            from: Duration::from_secs(5_000),
+            ..cut
+        },
+    );
+    std::fs::remove_file(&dir).expect("it is ours");
+    let want: Vec<u64> = (100..150)
+        .filter(|i| splitmix64(*i).is_multiple_of(4))
+        .map(|i| 2 * (i - 100))
+        .collect();
+    let got: Vec<u64> = rows(&trace.expect("read"))
+        .iter()
+        .map(|row| row.0 / 1_000_000)
+        .collect();
+    assert_eq!(got, want);
+    assert_eq!(
+        cut.to_string(),
+        "seconds 100 to 150, one request in 4, times stretched by 2"
+    );
+    assert_eq!(Cut::default().to_string(), "every request");
+    assert!(told(nothing).contains("no requests that this cut keeps"));
 }
 
 #[test]
@@ -76,16 +141,10 @@ fn gzip_is_known_by_content() {
     let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
     packed.write_all(AZURE.as_bytes()).expect("in memory");
     let packed = packed.finish().expect("in memory");
-    let unpacked = parse(Path::new("no-ending"), &packed).expect("gzip");
+    let unpacked = parse(Path::new("no-ending"), packed.as_slice()).expect("gzip");
     assert_eq!(unpacked, text(AZURE).expect("plain"));
     let cut = parse(Path::new("cut.gz"), &packed[..packed.len() / 2]);
     assert!(told(cut).contains("cut.gz"));
-}
-
-#[test]
-fn a_request_without_tokens_counts_as_one() {
-    let trace = text("arrival_s,input_tokens,output_tokens\n0,0,0\n").expect("valid");
-    assert_eq!(rows(&trace), [(0, 1, 1)]);
 }
 
 #[test]
@@ -107,6 +166,38 @@ fn errors_name_file_line_field_and_remedy() {
         (
             format!("{head}\n\n1,1,1.5\n"),
             ["given.csv:5", "output_tokens", "\"1.5\"", "whole number"],
+        ),
+        (
+            format!("{head}1,1,0\n"),
+            ["given.csv:3", "output_tokens", "\"0\"", "from 1 to"],
+        ),
+        (
+            format!("{head}5,1,1\n4.5,1,1\n"),
+            ["given.csv:4", "arrival_s", "4.5", "sort the file"],
+        ),
+        (
+            format!("{head}1,1,234,5\n"),
+            ["given.csv:3", "4 fields", "header of 3", "quote"],
+        ),
+        (
+            format!("{head}1,\"1,1\n"),
+            ["given.csv:3", "quote", "not closed", "close it"],
+        ),
+        (
+            format!("{head}400000000,1,1\n"),
+            ["given.csv:3", "arrival_s", "\"400000000\"", "ten years"],
+        ),
+        (
+            "arrival_s,input_tokens,output_tokens,arrival_s\n".to_owned(),
+            ["given.csv:1", "arrival_s", "once", "rename"],
+        ),
+        (
+            "Timestamp,Model,Request tokens,Response tokens\n1,GPT-4,7,0\n".to_owned(),
+            ["given.csv:2", "Response tokens", "\"0\"", "without fails"],
+        ),
+        (
+            "input_tokens,output_tokens\n1,1\n".to_owned(),
+            ["given.csv:1", "arrival_s", "missing", "add the column"],
         ),
         (
             AZURE.replace(":50.", ":99."),
@@ -140,11 +231,11 @@ fn errors_name_file_line_field_and_remedy() {
         ),
         (
             "a,b\n1,2\n".to_owned(),
-            ["given.csv:1", "\"a,b\"", "arrival_s", "Mooncake"],
+            ["given.csv:1", "\"a,b\"", "Request tokens", "Mooncake"],
         ),
         (
             String::new(),
-            ["given.csv", "no requests", "give one", "header"],
+            ["given.csv", "no requests", "give a file", "at least one"],
         ),
         (
             "arrival_s,input_tokens,output_tokens\n".to_owned(),
@@ -208,8 +299,54 @@ proptest! {
 
     #[test]
     fn any_bytes_are_a_trace_or_an_error_that_names_the_file(raw in prop::collection::vec(any::<u8>(), 0..200)) {
-        if let Err(error) = parse(Path::new("noise"), &raw) {
+        if let Err(error) = parse(Path::new("noise"), raw.as_slice()) {
             prop_assert!(error.to_string().contains("noise"));
+        }
+    }
+
+    #[test]
+    fn no_row_of_a_damaged_trace_is_skipped(
+        format in 0usize..4,
+        packed: bool,
+        damage in prop::collection::vec((any::<prop::sample::Index>(), 0u8..4, any::<u8>()), 0..4),
+    ) {
+        let mut raw = FORMATS[format].as_bytes().to_vec();
+        let harm = |raw: &mut Vec<u8>| {
+            for (at, how, byte) in &damage {
+                let at = at.index(raw.len().max(1)).min(raw.len().saturating_sub(1));
+                match how {
+                    0 => raw[at] = *byte,
+                    1 => raw.insert(at, *byte),
+                    2 => raw[at] = b"\n,\"0-9{"[usize::from(*byte % 7)],
+                    _ => { raw.remove(at); }
+                }
+            }
+        };
+        if packed {
+            let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+            packer.write_all(&raw).expect("in memory");
+            let mut packed = packer.finish().expect("in memory");
+            harm(&mut packed);
+            if let Err(error) = parse(Path::new("harmed"), packed.as_slice()) {
+                prop_assert!(error.to_string().contains("harmed"), "{}", error);
+            }
+            return Ok(());
+        }
+        harm(&mut raw);
+        let text = String::from_utf8_lossy(&raw).into_owned();
+        let lines = text.split('\n').filter(|line| !line.trim().is_empty()).count();
+        let header = usize::from(!FORMATS[format].starts_with('{'));
+        match parse(Path::new("harmed"), raw.as_slice()) {
+            Ok(trace) => {
+                prop_assert_eq!(trace.len() + header, lines, "{}", text);
+                prop_assert!(trace.requests().is_sorted_by_key(|request| request.arrival));
+                prop_assert!(trace.requests().iter().all(|r| r.input_tokens > 0 && r.output_tokens > 0));
+            }
+            Err(error) => {
+                let told = error.to_string();
+                let place = (1..=lines + 8).any(|line| told.contains(&format!("harmed:{line}: ")));
+                prop_assert!(place || told.starts_with("harmed: no requests"), "{}", told);
+            }
         }
     }
 
@@ -247,10 +384,9 @@ fn real_traces_are_read_where_there_are_any() {
             .into_owned();
         if name.starts_with("offline_") {
             let error = told(read(&path));
-            assert!(
-                error.contains("input_tokens,output_tokens"),
-                "lengths without arrivals: {error}"
-            );
+            assert!(error.contains("arrival_s is missing"), "{error}");
+            let lengths = read_lengths(&path).unwrap_or_else(|error| panic!("{error}"));
+            assert!(lengths.len() >= 200, "{name}");
         } else {
             let trace = read(&path).unwrap_or_else(|error| panic!("{error}"));
             assert!(
