@@ -10,19 +10,28 @@
 //! * [`engine`]: a continuous-batching server whose iterations take calibrated time;
 //! * [`gap`]: the decode gaps between those iterations;
 //! * [`clock`] and [`queue`]: virtual time and the events on it;
-//! * [`estimate`]: the trace on one GPU, alone.
+//! * [`estimate`]: the trace on one GPU, alone;
+//! * [`spec`], [`run`], [`record`], [`pair`]: two workloads on one GPU under a policy, what came of
+//!   it, and what it cost online;
+//! * [`hardware`] and [`costs`]: what things take, each figure with its source.
 //!
 //! Nothing here reads a clock, starts a thread or draws from anything but a seed, so the same call
 //! gives the same answer on every machine. Only the readers ([`input`]) touch files.
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod costs;
 pub mod engine;
 pub mod estimate;
 pub mod gap;
 pub mod generator;
+pub mod hardware;
 pub mod input;
 pub mod names;
+pub mod pair;
 pub mod queue;
+pub mod record;
 pub mod rng;
+pub mod run;
+pub mod spec;
 pub mod trace;

@@ -1,0 +1,222 @@
+//! What one replay is of: a trace, two models, a GPU, and who decides.
+
+use std::sync::Arc;
+
+use crate::costs::Costs;
+use crate::engine::Limits;
+use crate::gap::GapModel;
+use crate::hardware::{Gpu, Model};
+use crate::trace::{Lengths, Trace};
+
+/// What runs in an iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Batching {
+    /// Decodes, and prompt tokens up to the limit beside them (vLLM's order).
+    #[default]
+    Mixed,
+    /// Prompts first and by themselves, decodes when none waits (the demo's programs).
+    PrefillFirst,
+}
+
+/// The online workload.
+#[derive(Clone, Debug)]
+pub struct Online {
+    /// Its model.
+    pub model: Model,
+    /// Its requests.
+    pub trace: Arc<Trace>,
+    /// Its decode gaps.
+    pub gaps: GapModel,
+    /// What its iterations may hold.
+    pub limits: Limits,
+    /// How they are put together.
+    pub batching: Batching,
+}
+
+/// The offline workload: a backlog that never ends, drawn from these lengths in turn.
+#[derive(Clone, Debug)]
+pub struct Offline {
+    /// Its model.
+    pub model: Model,
+    /// Its requests' lengths.
+    pub lengths: Arc<[Lengths]>,
+    /// What its iterations may hold: `prefill_tokens` is its chunk.
+    pub limits: Limits,
+    /// How they are put together.
+    pub batching: Batching,
+}
+
+/// One replay.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Name, for people.
+    pub scenario: String,
+    /// Draws gaps and where the offline backlog begins.
+    pub seed: u64,
+    /// The GPU.
+    pub gpu: Gpu,
+    /// Who must not notice.
+    pub online: Online,
+    /// Who harvests.
+    pub offline: Offline,
+    /// Memory for the KV caches of both, bytes.
+    pub kv_pool_bytes: u64,
+    /// Who gets the GPU when.
+    pub compute: Compute,
+    /// Who gets the memory when.
+    pub memory: Memory,
+    /// What it costs.
+    pub costs: Costs,
+    /// Whether to keep the timeline; a long replay has millions of spans.
+    pub timeline: bool,
+}
+
+/// Why a replay cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// No online requests.
+    #[error("the online trace has no requests")]
+    NoRequests,
+    /// No offline lengths.
+    #[error("the offline workload has no requests")]
+    NoOffline,
+    /// Zero tokens.
+    #[error("offline request {index} has zero {what} tokens")]
+    ZeroTokens {
+        /// Its place, from 0.
+        index: usize,
+        /// Which kind: "input" or "output".
+        what: &'static str,
+    },
+    /// A request that does not fit alone.
+    #[error(
+        "{side} request {index} needs {needs} bytes of KV cache and the pool has {pool}; \
+         enlarge kv_pool_gib or leave the request out"
+    )]
+    TooLarge {
+        /// "online" or "offline".
+        side: &'static str,
+        /// Its place, from 0.
+        index: usize,
+        /// Bytes it needs at its longest.
+        needs: u64,
+        /// Bytes there are.
+        pool: u64,
+    },
+}
+
+/// Who gets the GPU when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// Online alone: what everything is compared with.
+    Standalone,
+    /// Both run whenever they can; the GPU slices its time.
+    NoControl,
+    /// Offline launches wait while online is active; what was launched ends first.
+    KernelPreempt,
+    /// Offline stops at the next layer and does the iteration again.
+    LayerPreempt,
+    /// Online has a long time slice and offline a short one.
+    GPreempt,
+    /// One offline iteration for so many online iterations.
+    TemporalShare(u32),
+    /// Channels disabled and enabled, with a cooldown of twice the longest decode gap known ahead.
+    Channel,
+    /// The same without a cooldown.
+    ChannelNoCooldown,
+    /// The agent's own policy, which learns the cooldown from what the interposer sees.
+    Tidegate,
+    /// The same with lifecycle hints from an engine plugin.
+    TidegateHints,
+    /// Knows the future; preempts each request at most once and delays none.
+    Oracle,
+    /// The same without the at-most-once rule.
+    OracleUnlimited,
+}
+
+/// Who gets the memory when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// Offline memory is paged out by the driver.
+    Uvm,
+    /// One pool, first come, first served, nothing is taken back.
+    Prism,
+    /// Offline has what online never used in the past hour.
+    StaticMem,
+    /// A fixed share each.
+    StaticSplit,
+    /// Headroom that adapts, reclamation at any time, chosen by marginal token cost.
+    Tidegate,
+    /// The same with fixed headroom.
+    TidegateNoMiad,
+    /// The same, taking the oldest handles.
+    TidegateFifo,
+    /// The same, reclaiming only between two layers.
+    TidegateLayerBoundary,
+    /// Knows the future: moving and losing memory costs nothing.
+    Oracle,
+}
+
+/// The six combinations of the paper's Figure 10, in its order.
+pub const FIGURE_10: [(Compute, Memory); 6] = [
+    (Compute::KernelPreempt, Memory::Uvm),
+    (Compute::GPreempt, Memory::Uvm),
+    (Compute::Channel, Memory::Uvm),
+    (Compute::Channel, Memory::Prism),
+    (Compute::Channel, Memory::StaticMem),
+    (Compute::Tidegate, Memory::Tidegate),
+];
+
+impl Compute {
+    /// Every compute policy with its name. `TemporalShare` takes its number in parentheses.
+    pub const NAMES: [(&'static str, Self); 13] = [
+        ("Standalone", Self::Standalone),
+        ("NoControl", Self::NoControl),
+        ("KernelPreempt", Self::KernelPreempt),
+        ("LayerPreempt", Self::LayerPreempt),
+        ("GPreempt", Self::GPreempt),
+        ("TemporalShare(64)", Self::TemporalShare(64)),
+        ("TemporalShare(128)", Self::TemporalShare(128)),
+        ("Channel", Self::Channel),
+        ("ChannelNoCooldown", Self::ChannelNoCooldown),
+        ("Tidegate", Self::Tidegate),
+        ("TidegateHints", Self::TidegateHints),
+        ("Oracle", Self::Oracle),
+        ("OracleUnlimited", Self::OracleUnlimited),
+    ];
+
+    /// The name of this one.
+    #[must_use]
+    pub fn name(self) -> String {
+        let known = Self::NAMES.into_iter().find(|known| known.1 == self);
+        match (known, self) {
+            (Some((name, _)), _) => name.to_owned(),
+            (None, Self::TemporalShare(n)) => format!("TemporalShare({n})"),
+            (None, other) => format!("{other:?}"),
+        }
+    }
+}
+
+impl Memory {
+    /// Every memory policy with its name.
+    pub const NAMES: [(&'static str, Self); 9] = [
+        ("UVM", Self::Uvm),
+        ("Prism", Self::Prism),
+        ("StaticMem", Self::StaticMem),
+        ("StaticSplit", Self::StaticSplit),
+        ("Tidegate", Self::Tidegate),
+        ("TidegateNoMiad", Self::TidegateNoMiad),
+        ("TidegateFifo", Self::TidegateFifo),
+        ("TidegateLayerBoundary", Self::TidegateLayerBoundary),
+        ("Oracle", Self::Oracle),
+    ];
+
+    /// The name of this one.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES
+            .into_iter()
+            .find(|known| known.1 == self)
+            .map_or("", |known| known.0)
+    }
+}
