@@ -147,39 +147,6 @@ fn offline_waits_for_an_agent_says_so_once_and_gives_up_only_when_told_to() {
 }
 
 #[test]
-fn python_lives_and_ends_as_it_would_without_the_library() {
-    let node = Node::new(&[], TRUSTING);
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/apps/life.py");
-    for way in [
-        "fork",
-        "fork_first",
-        "fork_under_threads",
-        "spawned",
-        "forkserver",
-        "forked_pool",
-        "run_program",
-        "replace",
-        "leave",
-        "signalled",
-        "closes_everything",
-    ] {
-        for round in 0..3 {
-            for role in ["online", "offline"] {
-                let mut command = node.preloaded("python3", role);
-                command.args(["-X", "dev", script, way]);
-                let output = Running::start(way, &mut command).finish();
-                let (out, err) = (
-                    String::from_utf8_lossy(&output.stdout),
-                    String::from_utf8_lossy(&output.stderr),
-                );
-                assert!(output.status.success(), "{way} {role} {round}: {out} {err}");
-                assert_eq!(out.trim(), "ok", "{way} {role} {round}: {err}");
-            }
-        }
-    }
-}
-
-#[test]
 fn channels_made_while_the_job_is_gated_run_nothing_until_it_may() {
     let node = Node::new(&["--gpus", "2"], TRUSTING);
     let mut online = Driven::start(&node, "online");

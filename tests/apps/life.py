@@ -1,7 +1,11 @@
-"""One way a Python process lives and ends with a CUDA context in it. The first argument names the way. Prints "ok"."""
+"""Ways a Python process lives and ends with a CUDA context in it: `life.py WAY ROUNDS`.
+
+Prints "ok" and the kinds of descriptors it ended with, which must be those of a run without the library.
+"""
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,10 +26,10 @@ ret;
 class Gpu:
     def __init__(self):
         self.cuda = ctypes.CDLL("libcuda.so.1")
-        context, module, self.spin = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.context, module, self.spin = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self.must("cuInit", 0)
-        self.must("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.must("cuCtxSetCurrent", context)
+        self.must("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.must("cuCtxSetCurrent", self.context)
         self.must("cuModuleLoadData", ctypes.byref(module), PTX)
         self.must("cuModuleGetFunction", ctypes.byref(self.spin), module, b"tg_spin_ns")
 
@@ -47,100 +51,138 @@ def in_child(_=None):
     return os.getpid()
 
 
+def descriptors():
+    """What each open descriptor is, without the numbers that differ from run to run."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(re.sub(r"[0-9]+", "", os.readlink(f"/proc/self/fd/{name}")))
+        except FileNotFoundError:
+            pass  # The listing's own, or one a thread of the driver had for the length of a call.
+    return sorted(links)
+
+
+def settled():
+    """The fewest descriptors seen in a while: those that nobody had for the length of a call."""
+    return min((descriptors() for _ in range(20)), key=len)
+
+
 def library_threads():
     names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
     return sum(name.startswith("tidegate") for name in names)
 
 
-def fork():
+def forked(child):
+    """Runs `child` in a fork, which ends with what it returns; the pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            code = child() or 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = 99
+        os._exit(code)
+    return pid
+
+
+def ended(*children):
+    for child in children:
+        status = os.waitpid(child, 0)[1]
+        assert status == 0, f"a child ended with {status:#x}"
+
+
+def fork(rounds):
+    gpu = Gpu()
+    for _ in range(rounds):
+        gpu.launch()
+        before = len(settled())
+        ended(forked(lambda: library_threads() or len(settled()) > before))
+
+
+def fork_first(rounds):
+    children = [forked(lambda: in_child() and 0) for _ in range(rounds)]
     Gpu().launch()
-    child = os.fork()
-    if child == 0:
-        os._exit(library_threads())
-    assert os.waitpid(child, 0)[1] == 0
+    ended(*children)
 
 
-def fork_first():
-    child = os.fork()
-    if child == 0:
-        in_child()
-        os._exit(0)
-    Gpu().launch()
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def fork_under_threads():
+def fork_under_threads(rounds):
     gpu, stop = Gpu(), threading.Event()
 
     def work():
-        gpu.must("cuCtxSetCurrent", context)
+        gpu.must("cuCtxSetCurrent", gpu.context)
         while not stop.is_set():
             gpu.launch(1)
 
-    context = ctypes.c_void_p()
-    gpu.must("cuCtxGetCurrent", ctypes.byref(context))
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(10):
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+    for _ in range(rounds):
+        ended(forked(lambda: 0))
     stop.set()
     for thread in threads:
         thread.join()
 
 
-def pool(method):
+def pool(method, function, rounds):
     Gpu().launch()
-    with multiprocessing.get_context(method).Pool(2) as workers:
-        function = os.getpgid if method == "fork" else in_child
-        assert len(workers.map(function, [0, 0, 0])) == 3
+    with multiprocessing.get_context(method).Pool(2, maxtasksperchild=1) as workers:
+        assert len(workers.map(function, [0] * rounds, chunksize=1)) == rounds
 
 
-def spawned():
-    pool("spawn")
+def spawned(rounds):
+    pool("spawn", in_child, rounds)
 
 
-def forkserver():
-    pool("forkserver")
+def forkserver(rounds):
+    pool("forkserver", in_child, rounds)
 
 
-def forked_pool():
-    pool("fork")
+def forked_pool(rounds):
+    pool("fork", os.getpgid, rounds)
 
 
-def run_program():
+def run_program(rounds):
+    # Whatever is open over exec, ls sees.
+    def inherited():
+        seen = subprocess.run(["/bin/ls", "/proc/self/fd"], capture_output=True, close_fds=False)
+        return seen.stdout, seen.stderr
+
+    before, gpu = inherited(), Gpu()
+    for _ in range(rounds):
+        gpu.launch(1)
+        assert inherited() == before
+        os.posix_spawn("/bin/true", ["true"], {})
+        assert os.wait()[1] == 0
+
+
+def replace(rounds):
+    before = os.environ.setdefault("LIFE_BEFORE", repr(descriptors()))
+    assert repr(descriptors()) == before, "a descriptor came over exec"
     Gpu().launch()
-    assert subprocess.run(["/bin/echo", "a"], capture_output=True).stdout == b"a\n"
-    os.posix_spawn("/bin/true", ["true"], {})
-    os.wait()
+    if rounds > 1:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], str(rounds - 1)])
 
 
-def replace():
-    Gpu().launch()
-    os.execv(sys.executable, [sys.executable, "-c", "print('ok')"])
+def leave(rounds):
+    for _ in range(rounds):
+        ended(forked(lambda: Gpu().launch()))
 
 
-def leave():
-    Gpu().launch()
-    print("ok", flush=True)
-    os._exit(0)
-
-
-def signalled():
+def signalled(rounds):
     gpu, seen = Gpu(), []
     signal.signal(signal.SIGUSR1, lambda *_: seen.append(threading.current_thread()))
-    for _ in range(20):
+    signal.signal(signal.SIGALRM, lambda *_: seen.append(threading.current_thread()))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    for _ in range(rounds):
         os.kill(os.getpid(), signal.SIGUSR1)
-        gpu.launch(1)
-    assert seen and all(thread is threading.main_thread() for thread in seen)
+        gpu.launch(3)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert len(seen) >= rounds and all(thread is threading.main_thread() for thread in seen)
 
 
-def closes_everything():
+def close_everything():
     Gpu().launch()
-    time.sleep(0.05)
+    time.sleep(0.05)  # The library attaches meanwhile, or has not begun to: both must do.
     os.closerange(3, 1024)
     with tempfile.TemporaryDirectory() as directory:
         names = [f"{directory}/{n}" for n in range(12)]
@@ -154,6 +196,20 @@ def closes_everything():
             assert os.fstat(file.fileno()).st_ino == os.stat(name).st_ino, "a descriptor is another's"
 
 
+def closes_everything(rounds):
+    for _ in range(0, rounds, 10):
+        ended(*[forked(close_everything) for _ in range(10)])
+
+
+def serves(_):
+    gpu = Gpu()
+    gpu.launch()
+    print("serves", flush=True)
+    while sys.stdin.readline():
+        gpu.launch()
+        print("served", flush=True)
+
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    print("ok", flush=True)
+    globals()[sys.argv[1]](int(sys.argv[2]))
+    print("ok", *settled(), flush=True)

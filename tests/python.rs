@@ -1,0 +1,161 @@
+//! A Python that the library is preloaded into lives and ends as it would without it: nothing hangs,
+//! nothing crashes, and no descriptor of its own is touched or handed on.
+//!
+//! Each way of living (`apps/life.py`) is lived fifty times in each role. How many descriptors of
+//! which kind it ends with must be what a run without the library ends with.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use tidegate_tests::{Node, Running, TRUSTING, wait_for};
+use tidegate_vgpu::history::{self, Kind};
+
+const LIVES: u32 = 50;
+const ROLES: [&str; 2] = ["online", "offline"];
+
+fn life(mut command: Command, way: &str, lives: u32) -> Command {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/apps/life.py");
+    command.args(["-X", "dev", script, way, &lives.to_string()]);
+    command
+}
+
+/// Lives `way` in both roles at once, and a few times without the library.
+#[track_caller]
+fn lives(way: &str) {
+    let node = Node::new(&[], TRUSTING);
+    let mut plain = life(node.plain("python3"), way, 10);
+    let plain = Running::start(way, &mut plain).succeed();
+    assert!(plain.starts_with("ok "), "{plain}");
+    let preloaded = ROLES
+        .map(|role| Running::start(way, &mut life(node.preloaded("python3", role), way, LIVES)));
+    for (role, process) in ROLES.into_iter().zip(preloaded) {
+        assert_eq!(process.succeed(), plain, "{way} {role}");
+    }
+}
+
+#[test]
+fn a_process_with_a_context_forks() {
+    lives("fork");
+}
+
+#[test]
+fn a_process_forks_before_it_and_its_children_make_contexts() {
+    lives("fork_first");
+}
+
+#[test]
+fn a_process_forks_while_its_threads_launch() {
+    lives("fork_under_threads");
+}
+
+#[test]
+fn a_pool_spawns_workers_that_make_contexts() {
+    lives("spawned");
+}
+
+#[test]
+fn a_fork_server_makes_workers_that_make_contexts() {
+    lives("forkserver");
+}
+
+#[test]
+fn a_pool_forks_workers_from_a_process_with_a_context() {
+    lives("forked_pool");
+}
+
+#[test]
+fn other_programs_inherit_nothing() {
+    lives("run_program");
+}
+
+#[test]
+fn a_process_replaces_itself_again_and_again() {
+    lives("replace");
+}
+
+#[test]
+fn a_process_leaves_without_a_word_just_after_its_launches() {
+    lives("leave");
+}
+
+#[test]
+fn signals_stay_with_the_application_and_break_no_launch() {
+    lives("signalled");
+}
+
+#[test]
+fn a_process_closes_every_descriptor_and_opens_its_own_in_their_place() {
+    lives("closes_everything");
+}
+
+/// `apps/life.py serves`: five launches a line.
+struct Serving {
+    process: Running,
+    answers: BufReader<std::process::ChildStdout>,
+}
+
+impl Serving {
+    fn start(command: Command) -> Self {
+        let mut command = life(command, "serves", 1);
+        let mut process = Running::start("serves", command.stdin(Stdio::piped()));
+        let stdout = process.child.stdout.take().expect("stdout is piped");
+        let answers = BufReader::new(stdout);
+        let mut serving = Self { process, answers };
+        assert_eq!(serving.answer(), "serves");
+        serving
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        let read = self.answers.read_line(&mut line);
+        read.expect("a pipe can be read");
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self) {
+        let stdin = self.process.child.stdin.as_mut().expect("stdin is piped");
+        stdin.write_all(b"\n").expect("the program reads");
+    }
+
+    fn end(mut self) -> String {
+        drop(self.process.child.stdin.take());
+        let last = self.answer();
+        self.process.succeed();
+        last
+    }
+}
+
+#[test]
+fn its_agent_is_killed_and_comes_back_again_and_again() {
+    let mut node = Node::new(&[], TRUSTING);
+    let mut plain = Serving::start(node.plain("python3"));
+    plain.ask();
+    assert_eq!(plain.answer(), "served");
+    let plain = plain.end();
+    let [mut online, mut offline] =
+        ROLES.map(|role| Serving::start(node.preloaded("python3", role)));
+    let pid = offline.process.pid();
+    let launched = |node: &Node| {
+        let records = history::read(&node.vgpu_dir()).expect("the device writes its history");
+        let of_offline =
+            |record: &&history::Record| record.kind == Kind::KernelEnd && record.pid == pid;
+        records.iter().filter(of_offline).count()
+    };
+    for round in 1..=LIVES as usize {
+        let agent = node.agent.take().expect("it runs");
+        agent.signal(libc::SIGKILL);
+        drop(agent);
+        offline.ask();
+        online.ask();
+        assert_eq!(online.answer(), "served", "online waits for nobody");
+        node.start_agent(TRUSTING);
+        assert_eq!(offline.answer(), "served", "round {round}");
+        wait_for("its kernels", || {
+            (launched(&node) >= 5 * (round + 1)).then_some(())
+        });
+        online.ask();
+        assert_eq!(online.answer(), "served");
+    }
+    for (role, serving) in ROLES.into_iter().zip([online, offline]) {
+        assert_eq!(serving.end(), plain, "{role}");
+    }
+}
