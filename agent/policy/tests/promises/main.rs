@@ -4,3 +4,4 @@ mod bench;
 mod learning;
 mod ledger;
 mod orders;
+mod select;
