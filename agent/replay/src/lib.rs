@@ -13,7 +13,8 @@
 //! * [`estimate`]: the trace on one GPU, alone;
 //! * [`spec`], [`run`], [`record`], [`pair`]: two workloads on one GPU under a policy, what came of
 //!   it, and what it cost online;
-//! * [`hardware`] and [`costs`]: what things take, each figure with its source.
+//! * [`hardware`] and [`costs`]: what things take, each figure with its source;
+//! * [`timeline`]: what happened, for a trace viewer.
 //!
 //! Nothing here reads a clock, starts a thread or draws from anything but a seed, so the same call
 //! gives the same answer on every machine. Only the readers ([`input`]) touch files.
@@ -34,4 +35,5 @@ pub mod record;
 pub mod rng;
 pub mod run;
 pub mod spec;
+pub mod timeline;
 pub mod trace;
