@@ -2,8 +2,10 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
-use tidegate_tests::{Node, Running, built, compile};
+use tidegate_tests::{Node, Running, built, compile, monotonic_ns};
+use tidegate_vgpu::history::{self, Kind};
 
 fn run(node: &Node, program: &str) {
     let program = compile(program, &["-lcuda"]);
@@ -33,6 +35,59 @@ fn stream_capture_keeps_the_manuals_rules() {
 #[test]
 fn mapped_memory_is_real_and_unmapped_memory_faults() {
     run(&Node::device_only(&[]), "vmm");
+}
+
+#[test]
+fn a_token_is_a_function_of_what_its_pages_really_hold() {
+    run(&Node::device_only(&["--set", "poison=0xa5"]), "kv_pages");
+}
+
+#[test]
+fn with_the_lock_model_mapping_waits_for_calls_that_wait_for_the_gpu() {
+    let node = Node::device_only(&[]);
+    let program = compile("locks", &["-lcuda"]);
+    let said = |call: &str, model: &str| {
+        let mut command = node.plain(&program);
+        command.arg(call).env("TIDEGATE_VGPU_LOCKS", model);
+        Running::start("locks", &mut command)
+            .succeed()
+            .trim()
+            .to_owned()
+    };
+    for call in ["copy", "free", "host_free", "unload", "launch"] {
+        assert_eq!(said(call, "calls"), "waited", "{call}");
+    }
+    assert_eq!(said("copy", "off"), "passed");
+    assert_eq!(said("sync", "calls"), "passed");
+    assert_eq!(said("sync", "calls+sync"), "waited");
+}
+
+#[test]
+fn the_device_records_every_mapping_and_charges_what_it_costs() {
+    let costs = ["create_us=20000", "unmap_us=50000"];
+    let args: Vec<&str> = costs.iter().flat_map(|cost| ["--set", cost]).collect();
+    let node = Node::device_only(&args);
+    let before = monotonic_ns();
+    run(&node, "kv_pages");
+    let took = Duration::from_nanos(monotonic_ns() - before);
+    let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+    let of = |kind| records.iter().filter(move |record| record.kind == kind);
+    let pages = |kind| of(kind).filter(|record| record.tag == 2 << 20).count();
+    let unmapped: Vec<_> = of(Kind::Unmap)
+        .filter(|record| record.object == 0)
+        .collect();
+    assert_eq!(unmapped.len(), 2, "{unmapped:?}");
+    assert_eq!(
+        unmapped[0].value, unmapped[1].value,
+        "the third page, twice"
+    );
+    // Two plain allocations share an object, and the program ends without giving anything back.
+    assert_eq!((pages(Kind::MemoryUp), pages(Kind::Map)), (6, 6));
+    assert_eq!(pages(Kind::MemoryDown), 6);
+    assert!(
+        took >= Duration::from_millis(6 * 20 + 2 * 50),
+        "only {took:?}"
+    );
 }
 
 #[test]

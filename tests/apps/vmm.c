@@ -1,38 +1,10 @@
 /* Virtual memory management as engines use it: reserve, create, map, give access, use, take away, and the mistakes
  * that are refused. Memory that is unmapped faults a kernel that touches it. Prints "ok". */
-#include "tg.h"
+#include "vmm.h"
 
-typedef struct {
-    int type, id;
-} Location;
-typedef struct {
-    int type, handle_types;
-    Location location;
-    void *win32;
-    unsigned char flags[8];
-} Prop;
-typedef struct {
-    Location location;
-    int flags;
-} Access;
-
-CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t);
-CUresult cuMemAddressFree(CUdeviceptr, size_t);
-CUresult cuMemCreate(uint64_t *, size_t, const Prop *, uint64_t);
-CUresult cuMemRelease(uint64_t);
-CUresult cuMemMap(CUdeviceptr, size_t, size_t, uint64_t, uint64_t);
-CUresult cuMemUnmap(CUdeviceptr, size_t);
-CUresult cuMemSetAccess(CUdeviceptr, size_t, const Access *, size_t);
-CUresult cuMemGetAccess(uint64_t *, const Location *, CUdeviceptr);
-CUresult cuMemGetAllocationGranularity(size_t *, const Prop *, int);
-CUresult cuMemRetainAllocationHandle(uint64_t *, void *);
-CUresult cuPointerGetAttribute(void *, int, CUdeviceptr);
 CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
 CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
 CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t, CUstream);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-
-enum { MIB = 1 << 20, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700 };
 
 int main(void)
 {

@@ -51,10 +51,18 @@ pub enum Kind {
     KnobSet = 14,
     /// A disable or enable was answered. `value` as in [`Kind::DisableBegin`], `tag` = status.
     DisableReturn = 15,
+    /// Memory was mapped. `value` = address, `tag` = bytes, `object` = 1 where it replaced a mapping.
+    Map = 16,
+    /// A mapping was taken away. As [`Kind::Map`]; `object` = 1 where the range went with it.
+    Unmap = 17,
+    /// Device memory was allocated. `value` = its number, `tag` = bytes.
+    MemoryUp = 18,
+    /// Device memory was freed: neither an object nor a mapping refers to it. As [`Kind::MemoryUp`].
+    MemoryDown = 19,
 }
 
 impl Kind {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 19] = [
         Self::KernelStart,
         Self::KernelEnd,
         Self::TsgRun,
@@ -70,6 +78,10 @@ impl Kind {
         Self::Refused,
         Self::KnobSet,
         Self::DisableReturn,
+        Self::Map,
+        Self::Unmap,
+        Self::MemoryUp,
+        Self::MemoryDown,
     ];
 
     fn of(number: u32) -> Option<Self> {

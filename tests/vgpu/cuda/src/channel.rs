@@ -17,6 +17,7 @@ use tidegate_vgpu::ring::{ARGS, ENTRIES, Entry, Op, Ring};
 use crate::driver;
 use crate::futex;
 use crate::gpu::{Gpu, Space};
+use crate::locks;
 use crate::result::CudaResult;
 
 /// Rounds of waiting before a thread sleeps: about a microsecond.
@@ -269,6 +270,7 @@ impl Channel {
         for entry in entries {
             if producer.put - self.done() >= ENTRIES as u64 {
                 self.space.ring_doorbell();
+                let _held = locks::call(self.gpu);
                 self.wait(producer.put - ENTRIES as u64 + 1)?;
             }
             let mut entry = *entry;

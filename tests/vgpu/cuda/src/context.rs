@@ -30,6 +30,7 @@ use crate::channel::{Channel, Mapped, Point};
 use crate::driver;
 use crate::gpu::{Gpu, Space};
 use crate::handle::{Kind, Pinned};
+use crate::locks;
 use crate::memory;
 use crate::pool;
 use crate::result::{CudaResult, store};
@@ -158,12 +159,14 @@ impl Context {
     /// Sleeps until everything given to this context is finished.
     pub fn synchronize(&'static self) -> CudaResult {
         self.check()?;
+        let _held = locks::sync(self.gpu);
         self.channels()
             .map(Channel::end)
             .try_for_each(|point| point.wait())
     }
 
     fn destroy(&'static self) {
+        let _held = locks::call(self.gpu);
         // A context that faulted has nothing left to wait for.
         let _ = self.synchronize();
         self.destroyed.store(true, Ordering::Relaxed);

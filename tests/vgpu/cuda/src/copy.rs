@@ -10,6 +10,7 @@ use tidegate_vgpu::ring::{Entry, Op};
 
 use crate::capturing;
 use crate::channel::{Point, entry};
+use crate::locks;
 use crate::memory::{self, Place};
 use crate::result::CudaResult;
 use crate::stream::{self, DefaultStream, Engine, Stream};
@@ -140,6 +141,7 @@ impl Copy {
     fn run_sync(self, default: DefaultStream) -> CudaResult {
         let stream = default_stream(default)?;
         capturing::ask_stream(stream)?;
+        let _held = locks::call(stream.context.gpu);
         match self.run(stream, 0)? {
             Some(point) => point.wait(),
             None => Ok(()),

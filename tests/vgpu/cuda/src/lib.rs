@@ -17,6 +17,7 @@
 //! * [`context`], [`stream`], [`event`]: the order of work;
 //! * [`memory`], [`module`], [`work`]: what work is about;
 //! * [`capture`], [`graph`]: work that is recorded instead of run;
+//! * [`locks`]: what the real library holds while it waits;
 //! * [`exports`]: one row per entry point, from which build.rs makes the rest of the list.
 //!
 //! Invariant: a call inside this library never goes through an exported symbol, so a preloaded
@@ -45,6 +46,7 @@ mod image;
 mod launch;
 mod legacy;
 mod link;
+mod locks;
 mod memory;
 mod module;
 mod occupancy;

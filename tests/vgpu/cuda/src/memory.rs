@@ -20,6 +20,7 @@ use crate::context::{self, Context};
 use crate::driver;
 use crate::gpu::Gpu;
 use crate::handle::Pinned;
+use crate::locks::{self, Held};
 use crate::result::{CudaResult, store, store_optional};
 use crate::rm::{self, RmResult, bytes_of};
 
@@ -343,6 +344,7 @@ pub fn allocate(bytes: u64, place: impl Fn(i32) -> Place) -> CudaResult<u64> {
         return Err(CUresult::INVALID_VALUE);
     }
     let (gpu, ordinal) = (context.gpu, context.ordinal);
+    let _held = locks::call(gpu);
     gpu.space()?;
     let rounded = bytes
         .checked_next_multiple_of(GRAIN)
@@ -434,8 +436,9 @@ pub fn alloc_managed(out: *mut CUdeviceptr, bytes: usize, _flags: u32) -> CudaRe
     unsafe { store(out, allocate(bytes as u64, Place::Managed)?) }
 }
 
-/// Before an allocation of `owner` is freed: waits for its context, whichever is current.
-fn settle(owner: Owner) -> CudaResult {
+/// Before an allocation of `owner` is freed: waits for its context, whichever is current. The
+/// context's lock, held until the allocation is gone.
+fn settle(owner: Owner) -> CudaResult<Held> {
     let context = match owner {
         Some(owner) => {
             owner.check()?;
@@ -445,7 +448,9 @@ fn settle(owner: Owner) -> CudaResult {
     };
     capturing::use_legacy(context.id)?;
     capturing::unsafe_call()?;
-    context.synchronize()
+    let held = locks::call(context.gpu);
+    context.synchronize()?;
+    Ok(held)
 }
 
 /// `cuMemFree_v2`: waits for the device, as the real one does.
@@ -455,7 +460,7 @@ pub fn free(address: CUdeviceptr) -> CudaResult {
         return Ok(());
     }
     let found = find(address).filter(|found| found.base == address);
-    settle(found.ok_or(CUresult::INVALID_VALUE)?.context)?;
+    let _held = settle(found.ok_or(CUresult::INVALID_VALUE)?.context)?;
     free_device(address)
 }
 
@@ -510,7 +515,7 @@ pub fn free_host(at: *mut u8) -> CudaResult {
     let known = memory().allocations.get(&address).copied();
     let host = known.filter(|a| a.place == Place::Host);
     let host = host.ok_or(CUresult::INVALID_VALUE)?;
-    settle(host.context)?;
+    let _held = settle(host.context)?;
     memory().allocations.remove(&address);
     release(address, host.bytes.next_multiple_of(4096));
     Ok(())

@@ -18,6 +18,7 @@ use crate::driver;
 use crate::handle::{Kind, Pinned, Table};
 use crate::image::{self, Image, Param};
 use crate::legacy::Prepared;
+use crate::locks;
 use crate::memory::{self, Owned, Place};
 use crate::result::code::FILE_NOT_FOUND;
 use crate::result::{CudaResult, store, store_optional};
@@ -228,7 +229,7 @@ fn read_file(name: *const c_char) -> CudaResult<Image> {
 
 /// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
 pub fn load_data(out: *mut CUmodule, at: *const c_void) -> CudaResult {
-    context::current()?;
+    let _held = locks::call(context::current()?.gpu);
     let image = read_image(at)?;
     // SAFETY: `out` is the caller's place for a module.
     unsafe { store(out, Module::load(image)) }
@@ -247,7 +248,7 @@ pub fn load_data_ex(
 
 /// `cuModuleLoad`.
 pub fn load(out: *mut CUmodule, name: *const c_char) -> CudaResult {
-    context::current()?;
+    let _held = locks::call(context::current()?.gpu);
     // SAFETY: `out` is the caller's place for a module.
     unsafe { store(out, Module::load(read_file(name)?)) }
 }
@@ -258,6 +259,7 @@ pub fn unload(module: CUmodule) -> CudaResult {
     capturing::unsafe_call()?;
     let module = MODULES.remove(module)?;
     if let Ok(context) = context::current() {
+        let _held = locks::call(context.gpu);
         context.synchronize()?;
     }
     module.unload();

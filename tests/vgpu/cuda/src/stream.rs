@@ -19,6 +19,7 @@ use crate::channel::{Channel, HostFunction, Point, entry};
 use crate::context::{self, Context};
 use crate::driver;
 use crate::handle::{Kind, Pinned};
+use crate::locks;
 use crate::result::{CudaResult, store};
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -344,6 +345,7 @@ pub fn destroy(handle: CUstream) -> CudaResult {
         return Err(CUresult::INVALID_HANDLE);
     }
     let stream = named(handle, DefaultStream::Legacy)?;
+    let _held = locks::call(stream.context.gpu);
     capturing::destroy_stream(stream);
     stream.context.forget(stream);
     Ok(())
@@ -353,6 +355,7 @@ pub fn destroy(handle: CUstream) -> CudaResult {
 pub fn synchronize(default: DefaultStream, handle: CUstream) -> CudaResult {
     let stream = named(handle, default)?;
     capturing::ask_stream(stream)?;
+    let _held = locks::sync(stream.context.gpu);
     stream.synchronize()
 }
 

@@ -14,6 +14,7 @@ use crate::capturing;
 use crate::context;
 use crate::driver;
 use crate::gpu::Gpu;
+use crate::locks::{self, Held};
 use crate::memory::{self, PAGE, Place};
 use crate::result::{CudaResult, store};
 use crate::rm::{self, RmResult};
@@ -138,6 +139,11 @@ fn whole_pages(value: u64) -> CudaResult {
     Ok(())
 }
 
+/// The locks of every GPU, in order: a mapping may concern any of them.
+fn all() -> CudaResult<Vec<Held>> {
+    Ok(driver::get()?.gpus.iter().map(locks::call).collect())
+}
+
 fn first_gpu() -> CudaResult<&'static Gpu> {
     driver::get()?.gpus.first().ok_or(CUresult::NO_DEVICE)
 }
@@ -214,6 +220,7 @@ pub fn create(
         return Err(CUresult::INVALID_VALUE);
     }
     capturing::unsafe_call()?;
+    let _held = locks::call(gpu);
     let object = memory::create_object(gpu, bytes as u64)?;
     let mut space = space();
     let handle = space.next;
@@ -235,7 +242,7 @@ pub fn create(
 
 /// `cuMemRelease`.
 pub fn release(handle: u64) -> CudaResult {
-    driver::get()?;
+    let _held = all()?;
     let mut space = space();
     let found = space
         .handles
@@ -268,7 +275,7 @@ pub fn retain(out: *mut u64, at: *mut u8) -> CudaResult {
 
 /// `cuMemMap`.
 pub fn map(at: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) -> CudaResult {
-    driver::get()?;
+    let _held = all()?;
     let (bytes, offset) = (bytes as u64, offset as u64);
     whole_pages(bytes)?;
     let mut space = space();
@@ -315,7 +322,7 @@ fn take_access(gpu: &Gpu, base: u64, bytes: u64) -> RmResult {
 
 /// `cuMemUnmap`.
 pub fn unmap(at: CUdeviceptr, bytes: usize) -> CudaResult {
-    driver::get()?;
+    let _held = all()?;
     let mut space = space();
     for base in space.exactly(at, bytes as u64)? {
         let Some(mapping) = space.mappings.remove(&base) else {
@@ -342,7 +349,7 @@ pub fn set_access(
     access: *const Access,
     count: usize,
 ) -> CudaResult {
-    driver::get()?;
+    let _held = all()?;
     if access.is_null() || count == 0 {
         return Err(CUresult::INVALID_VALUE);
     }

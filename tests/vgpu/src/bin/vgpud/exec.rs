@@ -14,6 +14,7 @@ use tidegate_device::{Event, EventKind, Work};
 use tidegate_vgpu::history::{Kind, Record};
 use tidegate_vgpu::ring::{ENTRIES, Entry, Op, Ring, Semaphore, kernel_id};
 
+use crate::kv;
 use crate::sys;
 use crate::world::{Channel, World, channel_record};
 
@@ -26,6 +27,8 @@ const STORE: u64 = kernel_id("tg_store");
 const ADD: u64 = kernel_id("tg_add");
 const TOUCH: u64 = kernel_id("tg_touch");
 const FOREVER: u64 = kernel_id("tg_forever");
+const KV_STORE: u64 = kernel_id("tg_kv_store");
+const KV_TOKEN: u64 = kernel_id("tg_kv_token");
 
 /// Bytes a copy moves in a nanosecond.
 const COPY_BYTES_PER_NS: u64 = 20;
@@ -82,6 +85,8 @@ fn duration(entry: &Entry, unknown_kernel_ns: u64) -> u64 {
             SPIN => entry.args[0],
             COUNT => entry.args[1],
             STORE | TOUCH => entry.args[2],
+            KV_STORE => entry.args[3],
+            KV_TOKEN => entry.args[4],
             ADD => ADD_NS,
             FOREVER => u64::MAX,
             _ => unknown_kernel_ns,
@@ -471,6 +476,8 @@ fn kernel(pid: u32, entry: &Entry) -> Result<(), Trouble> {
             sys::write_process(pid, args[0], &value.to_le_bytes())?;
         }
         STORE => sys::write_process(pid, args[0], &args[1].to_le_bytes())?,
+        KV_STORE => kv::store(pid, args)?,
+        KV_TOKEN => kv::token(pid, args)?,
         ADD => add(pid, args[0], args[1], args[2], args[3])?,
         TOUCH => {
             let mut byte = [0];

@@ -42,6 +42,20 @@ pub(crate) struct Knobs {
     pub(crate) kernel_ns: u64,
     /// `writer_us`: how long an allocation or free holds the API lock for writing.
     pub(crate) writer_ns: u64,
+    /// `create_us`, `map_us`, `unmap_us`, `release_us`: how long a call about 2 MiB of device memory
+    /// takes, one after another; each further 2 MiB costs [`FURTHER`] of it. `memory_costs = a100 |
+    /// none` sets all four, to what an A100 took (kvcached, benchmarks/bench_vmm; its release is
+    /// vAttention's).
+    pub(crate) create_ns: u64,
+    pub(crate) map_ns: u64,
+    pub(crate) unmap_ns: u64,
+    pub(crate) release_ns: u64,
+    /// `fail_create = N[:AFTER]`, `fail_map = N[:AFTER]`: N allocations or mappings of device memory
+    /// are refused for want of memory, after AFTER that are not.
+    pub(crate) fail_create: (u32, u32),
+    pub(crate) fail_map: (u32, u32),
+    /// `poison = BYTE`: what freed device memory is filled with; 0: it reads as zero.
+    pub(crate) poison: u8,
     /// `stop_channel_wait_us`: what the driver waits for each channel that is disabled with work
     /// queued when its process dies, the locks of all GPUs held.
     pub(crate) stop_wait_ns: u64,
@@ -63,6 +77,17 @@ pub(crate) struct Knobs {
     pub(crate) reuse_clients: bool,
 }
 
+/// What 2 MiB beyond the first add to the cost of a call: 64 MiB in one call took 325 us where 2 MiB
+/// took 33 (kvcached, the same table).
+const FURTHER: f64 = 0.285;
+const UNIT: u64 = 2 << 20;
+
+/// The cost of a call about `bytes`, from that of one about 2 MiB.
+pub(crate) fn memory_cost(first_ns: u64, bytes: u64) -> u64 {
+    let further = bytes.div_ceil(UNIT).saturating_sub(1);
+    first_ns + (first_ns as f64 * FURTHER * further as f64) as u64
+}
+
 impl Default for Knobs {
     fn default() -> Self {
         let config = Config::default();
@@ -77,6 +102,13 @@ impl Default for Knobs {
             switch_ns: config.switch_ns,
             kernel_ns: 20_000,
             writer_ns: 0,
+            create_ns: 0,
+            map_ns: 0,
+            unmap_ns: 0,
+            release_ns: 0,
+            fail_create: (0, 0),
+            fail_map: (0, 0),
+            poison: 0,
             stop_wait_ns: 0,
             fail_disable: (0, Status::TIMEOUT),
             fail_enable: (0, Status::TIMEOUT),
@@ -111,6 +143,19 @@ fn counted<T>(value: &str, absent: T, rest: impl Fn(&str) -> Option<T>) -> Optio
 
 fn status(value: &str) -> Option<Status> {
     number(value).map(Status)
+}
+
+/// Whether this call is one that a `(N, AFTER)` knob fails.
+pub(crate) fn fails((count, after): &mut (u32, u32)) -> bool {
+    if *count == 0 {
+        return false;
+    }
+    if *after > 0 {
+        *after -= 1;
+        return false;
+    }
+    *count -= 1;
+    true
 }
 
 impl Knobs {
@@ -172,6 +217,20 @@ impl Knobs {
             "switch_us" => self.switch_ns = micros(value)?,
             "kernel_us" => self.kernel_ns = micros(value)?,
             "writer_us" => self.writer_ns = micros(value)?,
+            "create_us" => self.create_ns = micros(value)?,
+            "map_us" => self.map_ns = micros(value)?,
+            "unmap_us" => self.unmap_ns = micros(value)?,
+            "release_us" => self.release_ns = micros(value)?,
+            "memory_costs" => {
+                [self.create_ns, self.map_ns, self.unmap_ns, self.release_ns] = match value {
+                    "none" => [0; 4],
+                    "a100" => [193_000, 37_450, 25_600, 23_000],
+                    _ => return None,
+                }
+            }
+            "fail_create" => self.fail_create = counted(value, 0, number)?,
+            "fail_map" => self.fail_map = counted(value, 0, number)?,
+            "poison" => self.poison = number(value)?.try_into().ok()?,
             "stop_channel_wait_us" => self.stop_wait_ns = micros(value)?,
             "fail_disable" => self.fail_disable = counted(value, Status::TIMEOUT, status)?,
             "fail_enable" => self.fail_enable = counted(value, Status::TIMEOUT, status)?,
@@ -197,6 +256,14 @@ impl Knobs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sixty_four_mebibytes_in_one_call_cost_ten_times_as_much_as_two() {
+        assert_eq!(memory_cost(33_000, UNIT), 33_000);
+        let whole = memory_cost(33_000, 32 * UNIT);
+        assert!((320_000..330_000).contains(&whole), "{whole} ns");
+        assert_eq!(memory_cost(0, 32 * UNIT), 0);
+    }
 
     #[test]
     fn a_knob_takes_only_what_it_knows() {

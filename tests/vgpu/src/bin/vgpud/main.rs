@@ -4,6 +4,7 @@ mod call;
 mod controls;
 mod exec;
 mod knobs;
+mod kv;
 mod memory;
 mod rm;
 mod server;

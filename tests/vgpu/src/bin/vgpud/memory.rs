@@ -1,7 +1,8 @@
 //! Device and system memory: ranges of memfds, given out and taken back.
 //!
 //! A GPU's memory is one sparse memfd. An allocation is a range of it that lives as long as an RM
-//! object or a UVM mapping refers to it, and reads as zero to its next owner.
+//! object or a UVM mapping refers to it, and reads as zero to its next owner, or as the poison that a
+//! knob sets, for who relies on zeroes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -13,7 +14,7 @@ const LARGE: u64 = 2 * 1024 * 1024;
 
 /// Names an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct MemoryId(u64);
+pub(crate) struct MemoryId(pub(crate) u64);
 
 /// One allocation.
 #[derive(Debug)]
@@ -23,7 +24,18 @@ pub(crate) struct Allocation {
     pub(crate) bytes: u64,
     /// Minor of the GPU whose memory it is; `None` for system memory.
     pub(crate) gpu: Option<usize>,
+    /// Process that allocated it.
+    pub(crate) pid: u32,
     references: u32,
+}
+
+/// Device memory that was freed.
+#[derive(Debug)]
+pub(crate) struct Freed {
+    pub(crate) number: u64,
+    pub(crate) gpu: usize,
+    pub(crate) pid: u32,
+    pub(crate) bytes: u64,
 }
 
 #[derive(Debug)]
@@ -48,8 +60,11 @@ impl Vram {
         Some(at)
     }
 
-    fn give(&mut self, mut start: u64, mut bytes: u64) {
+    fn give(&mut self, mut start: u64, mut bytes: u64, poison: u8) {
         self.memfd.punch(start, bytes);
+        if poison != 0 {
+            self.memfd.fill(start, bytes, poison);
+        }
         if let Some(after) = self.free.remove(&(start + bytes)) {
             bytes += after;
         }
@@ -68,6 +83,10 @@ pub(crate) struct Memory {
     vram: Vec<Vram>,
     allocations: HashMap<MemoryId, Allocation>,
     next: u64,
+    /// What freed memory is filled with.
+    pub(crate) poison: u8,
+    /// Freed and not yet recorded.
+    pub(crate) freed: Vec<Freed>,
 }
 
 impl Memory {
@@ -85,6 +104,8 @@ impl Memory {
             vram,
             allocations: HashMap::new(),
             next: 1,
+            poison: 0,
+            freed: Vec::new(),
         })
     }
 
@@ -96,7 +117,7 @@ impl Memory {
     }
 
     /// Allocates memory of a GPU, rounded up to 64 KiB, or 2 MiB for what is that large.
-    pub(crate) fn allocate_device(&mut self, gpu: usize, bytes: u64) -> Option<MemoryId> {
+    pub(crate) fn allocate_device(&mut self, gpu: usize, bytes: u64, pid: u32) -> Option<MemoryId> {
         let align = if bytes >= LARGE { LARGE } else { SMALL };
         let bytes = bytes.max(1).checked_next_multiple_of(align)?;
         let vram = self.vram.get_mut(gpu)?;
@@ -107,6 +128,7 @@ impl Memory {
             offset,
             bytes,
             gpu: Some(gpu),
+            pid,
             references: 1,
         }))
     }
@@ -123,6 +145,7 @@ impl Memory {
             offset: 0,
             bytes,
             gpu: None,
+            pid: 0,
             references: 1,
         }))
     }
@@ -146,9 +169,16 @@ impl Memory {
         allocation.references -= 1;
         if allocation.references == 0
             && let Some(gone) = self.allocations.remove(&id)
-            && let Some(vram) = gone.gpu.and_then(|gpu| self.vram.get_mut(gpu))
+            && let Some(gpu) = gone.gpu
+            && let Some(vram) = self.vram.get_mut(gpu)
         {
-            vram.give(gone.offset, gone.bytes);
+            vram.give(gone.offset, gone.bytes, self.poison);
+            self.freed.push(Freed {
+                number: id.0,
+                gpu,
+                pid: gone.pid,
+                bytes: gone.bytes,
+            });
         }
     }
 
@@ -173,20 +203,20 @@ mod tests {
     fn freed_ranges_join_and_are_given_out_again() {
         let mut memory = Memory::new(1, 8 * LARGE).unwrap();
         let ids: Vec<_> = (0..8)
-            .map(|_| memory.allocate_device(0, LARGE).unwrap())
+            .map(|_| memory.allocate_device(0, LARGE, 1).unwrap())
             .collect();
-        assert_eq!(memory.allocate_device(0, 1), None);
+        assert_eq!(memory.allocate_device(0, 1, 1), None);
         for index in [3, 1, 2, 0, 7, 5, 6, 4] {
             memory.release(ids[index]);
         }
         assert_eq!(memory.free_bytes(0), 8 * LARGE);
-        assert!(memory.allocate_device(0, 8 * LARGE).is_some());
+        assert!(memory.allocate_device(0, 8 * LARGE, 1).is_some());
     }
 
     #[test]
     fn memory_lives_as_long_as_the_last_reference() {
         let mut memory = Memory::new(1, LARGE).unwrap();
-        let id = memory.allocate_device(0, LARGE).unwrap();
+        let id = memory.allocate_device(0, LARGE, 1).unwrap();
         memory.retain(id);
         memory.release(id);
         assert_eq!(memory.free_bytes(0), 0);

@@ -222,7 +222,11 @@ impl World {
             }
         };
         put_word(call.params, if large { 40 } else { 28 }, status.0);
-        Answer::at(self.writer(call.now, root))
+        let due = self.writer(call.now, root);
+        if class == class::NV01_MEMORY_LOCAL_USER {
+            return Answer::at(due.max(self.memory_busy));
+        }
+        Answer::at(due)
     }
 
     fn alloc_object(&mut self, call: &mut Call<'_>, wanted: Wanted) -> Result<u32, Status> {
@@ -417,9 +421,7 @@ impl World {
                     return Err(bad);
                 }
                 let id = if wanted.class == class::NV01_MEMORY_LOCAL_USER {
-                    self.memory
-                        .allocate_device(gpu()?, params.size)
-                        .ok_or(Status::NO_MEMORY)?
+                    self.allocate_device(call, gpu()?, params.size)?
                 } else {
                     self.memory
                         .allocate_system(params.size)
@@ -556,6 +558,7 @@ impl World {
             return Answer::errno(call.now, libc::EINVAL);
         };
         let (client, handle) = (params.h_root, params.h_object_old);
+        let busy = self.memory_busy;
         let found = self.check_client(call.file, client).and_then(|c| {
             let known = c.objects.contains_key(&handle);
             if known {
@@ -579,7 +582,11 @@ impl World {
             }
         };
         put_word(call.params, 12, status.0);
-        Answer::at(self.writer(call.now, client))
+        let due = self.writer(call.now, client);
+        if self.memory_busy != busy {
+            return Answer::at(due.max(self.memory_busy));
+        }
+        Answer::at(due)
     }
 
     fn dup(&mut self, call: &mut Call<'_>) -> Answer {

@@ -48,6 +48,23 @@ impl Memfd {
         unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, offset, bytes) };
     }
 
+    /// Writes `byte` over a range.
+    pub(crate) fn fill(&self, offset: u64, bytes: u64, byte: u8) {
+        let piece = [byte; 64 * 1024];
+        let mut done = 0;
+        while done < bytes {
+            let length = (bytes - done).min(piece.len() as u64) as usize;
+            let at = (offset + done) as libc::off_t;
+            // SAFETY: plain system call on our own descriptor, from a live buffer of that length.
+            let wrote =
+                unsafe { libc::pwrite(self.fd.as_raw_fd(), piece.as_ptr().cast(), length, at) };
+            if wrote <= 0 {
+                return;
+            }
+            done += wrote as u64;
+        }
+    }
+
     pub(crate) fn map(&self) -> io::Result<Mapping> {
         let bytes = self.bytes as usize;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -193,6 +210,53 @@ pub(crate) fn read_process(pid: u32, address: u64, into: &mut [u8]) -> Result<()
 /// Copies into the memory of process `pid`; an `errno` on failure.
 pub(crate) fn write_process(pid: u32, address: u64, from: &[u8]) -> Result<(), i32> {
     transfer(true, pid, address, from.as_ptr().cast_mut(), from.len())
+}
+
+/// Copies 64-bit words from scattered addresses of process `pid`; an `errno` on failure.
+pub(crate) fn read_words(pid: u32, at: &[u64]) -> Result<Vec<u64>, i32> {
+    let mut words = vec![0; at.len()];
+    scatter(false, pid, at, words.as_mut_ptr())?;
+    Ok(words)
+}
+
+/// Copies 64-bit words to scattered addresses of process `pid`; an `errno` on failure.
+pub(crate) fn write_words(pid: u32, at: &[u64], words: &[u64]) -> Result<(), i32> {
+    assert_eq!(at.len(), words.len(), "an address for each word");
+    scatter(true, pid, at, words.as_ptr().cast_mut())
+}
+
+/// `words` has as many words as `at`, and is written to only when reading the process.
+fn scatter(write: bool, pid: u32, at: &[u64], words: *mut u64) -> Result<(), i32> {
+    const AT_ONCE: usize = 1024;
+    let pid = pid as libc::pid_t;
+    for (number, piece) in at.chunks(AT_ONCE).enumerate() {
+        let remote: Vec<libc::iovec> = piece
+            .iter()
+            .map(|address| libc::iovec {
+                iov_base: *address as *mut libc::c_void,
+                iov_len: 8,
+            })
+            .collect();
+        let local = libc::iovec {
+            iov_base: words.wrapping_add(number * AT_ONCE).cast(),
+            iov_len: 8 * piece.len(),
+        };
+        let count = piece.len() as libc::c_ulong;
+        // SAFETY: `local` lies in the caller's words; the kernel checks `remote`.
+        let moved = unsafe {
+            if write {
+                libc::process_vm_writev(pid, &raw const local, 1, remote.as_ptr(), count, 0)
+            } else {
+                libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), count, 0)
+            }
+        };
+        if moved != (8 * piece.len()) as isize {
+            // Less than asked for: the next address is not mapped.
+            let error = io::Error::last_os_error().raw_os_error();
+            return Err(error.filter(|_| moved < 0).unwrap_or(libc::EFAULT));
+        }
+    }
+    Ok(())
 }
 
 /// A listening SEQPACKET socket at `path`.

@@ -8,9 +8,11 @@ use std::mem::size_of;
 
 use tidegate_abi::rm::Status;
 use tidegate_abi::uvm;
+use tidegate_vgpu::history::{Kind, Record};
 use tidegate_vgpu::wire::Order;
 
 use crate::call::{Answer, Call, get, long, put_word, word};
+use crate::knobs::fails;
 use crate::world::{Body, ExternalMap, UvmSpace, World};
 
 impl World {
@@ -89,6 +91,15 @@ impl World {
             uvm::UVM_DEINITIALIZE => return answer,
             _ => (size.saturating_sub(8), Err(Status::NOT_SUPPORTED)),
         };
+        if result.is_ok() {
+            let length = long(call.params, 8);
+            let cost = match call.request {
+                uvm::UVM_MAP_EXTERNAL_ALLOCATION => self.knobs.map_ns,
+                uvm::UVM_UNMAP_EXTERNAL => self.knobs.unmap_ns,
+                _ => 0,
+            };
+            answer.due = self.memory_call(now, cost, length);
+        }
         let status = result.err().unwrap_or(Status::OK);
         put_word(call.params, status_at, status.0);
         if !status.is_ok() {
@@ -222,14 +233,19 @@ impl World {
         let Some(&Body::Memory { id }) = self.object(client, handle).map(|o| &o.body) else {
             return Err(Status::INVALID_OBJECT_HANDLE);
         };
+        if fails(&mut self.knobs.fail_map) {
+            return Err(Status::NO_MEMORY);
+        }
         let memory = self.memory.get(id).ok_or(Status::INVALID_OBJECT_HANDLE)?;
         let end = offset.checked_add(length).ok_or(Status::INVALID_ARGUMENT)?;
         if end > memory.bytes || !offset.is_multiple_of(4096) || !base.is_multiple_of(4096) {
             return Err(Status::INVALID_ARGUMENT);
         }
         let (fd, at) = (memory.memfd.fd.clone(), memory.offset + offset);
+        let gpu = memory.gpu.unwrap_or(0);
         self.memory.retain(id);
-        self.drop_maps(call, base, length);
+        let replaced = self.drop_maps(call, base, length);
+        self.record_mapping(call, Kind::Map, gpu, (base, length), replaced);
         if let Some(space) = self.space(call) {
             space.maps.insert(
                 base,
@@ -268,10 +284,11 @@ impl World {
     }
 
     /// Forgets what is mapped in a range; mappings that reach beyond it keep their ends.
-    fn drop_maps(&mut self, call: &Call<'_>, base: u64, length: u64) {
+    /// Says whether anything was mapped there.
+    fn drop_maps(&mut self, call: &Call<'_>, base: u64, length: u64) -> bool {
         let end = base + length;
         let Some(space) = self.space(call) else {
-            return;
+            return false;
         };
         let touched: Vec<(u64, ExternalMap)> = space
             .maps
@@ -310,9 +327,31 @@ impl World {
         for (_, map) in kept {
             self.memory.retain(map.memory);
         }
+        let any = !released.is_empty();
         for memory in released {
             self.memory.release(memory);
         }
+        self.record_freed(call.now);
+        any
+    }
+
+    fn record_mapping(
+        &mut self,
+        call: &Call<'_>,
+        kind: Kind,
+        gpu: usize,
+        (base, length): (u64, u64),
+        flag: bool,
+    ) {
+        self.history.push(Record {
+            gpu: gpu as u32,
+            pid: call.caller,
+            caller: call.caller,
+            object: u32::from(flag),
+            value: base,
+            tag: length,
+            ..Record::new(call.now, kind)
+        });
     }
 
     fn unmap_external(&mut self, call: &Call<'_>, answer: &mut Answer) -> Result<(), Status> {
@@ -320,7 +359,10 @@ impl World {
         if params.length == 0 || !self.range_around(call, params.base, params.length) {
             return Err(Status::INVALID_ADDRESS);
         }
+        let gpu = self.gpu_of_uuid(params.gpu_uuid).unwrap_or(0);
         self.drop_maps(call, params.base, params.length);
+        let range = (params.base, params.length);
+        self.record_mapping(call, Kind::Unmap, gpu, range, false);
         *answer = Answer::at(call.now).order(Order::Unmap, params.base, params.length, 0);
         Ok(())
     }
@@ -329,7 +371,9 @@ impl World {
         let base = long(call.params, 0);
         let space = self.space(call).ok_or(Status::INVALID_STATE)?;
         let length = space.ranges.remove(&base).ok_or(Status::INVALID_ADDRESS)?;
-        self.drop_maps(call, base, length);
+        if self.drop_maps(call, base, length) {
+            self.record_mapping(call, Kind::Unmap, 0, (base, length), true);
+        }
         *answer = Answer::at(call.now).order(Order::Unmap, base, length, 0);
         Ok(())
     }

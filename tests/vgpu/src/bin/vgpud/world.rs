@@ -15,7 +15,8 @@ use tidegate_vgpu::history::{Kind, Record, Writer};
 use tidegate_vgpu::ring::{Entry, USERMODE_BYTES};
 use tidegate_vgpu::wire::Node;
 
-use crate::knobs::Knobs;
+use crate::call::Call;
+use crate::knobs::{Knobs, fails, memory_cost};
 use crate::memory::{Memory, MemoryId};
 use crate::sys::{Mapping, Memfd};
 
@@ -191,6 +192,8 @@ pub(crate) struct World {
     pub(crate) tickets: HashMap<u64, Ticket>,
     pub(crate) next_ticket: u64,
     pub(crate) memory: Memory,
+    /// When the last call about device memory is over: they are carried out one after another.
+    pub(crate) memory_busy: u64,
     pub(crate) usermode: Memfd,
     pub(crate) history: Writer,
     pub(crate) rng: tidegate_device::Rng,
@@ -237,6 +240,7 @@ impl World {
             tickets: HashMap::new(),
             next_ticket: 1,
             memory: Memory::new(setup.gpus, setup.memory_bytes)?,
+            memory_busy: 0,
             usermode: Memfd::new(c"vgpu-usermode", USERMODE_BYTES as u64)?,
             history: Writer::create(dir)?,
             rng: tidegate_device::Rng::new(setup.seed ^ 0x6b6e_6f62),
@@ -334,6 +338,7 @@ impl World {
         for map in file.uvm.maps.values() {
             self.memory.release(map.memory);
         }
+        self.record_freed(now);
     }
 
     /// UVM's stop of a channel when its process dies: the driver waits for the channel to idle, and
@@ -457,10 +462,17 @@ impl World {
                 Body::Tsg { gpu, id, .. } => {
                     self.gpus[gpu].model.remove_tsg(id);
                 }
-                Body::Memory { id } => self.memory.release(id),
+                Body::Memory { id } => {
+                    let device = self.memory.get(id).filter(|memory| memory.gpu.is_some());
+                    if let Some(bytes) = device.map(|memory| memory.bytes) {
+                        self.memory_call(now, self.knobs.release_ns, bytes);
+                    }
+                    self.memory.release(id);
+                }
                 _ => {}
             }
         }
+        self.record_freed(now);
     }
 
     fn free_channel(&mut self, now: u64, key: u64, dying: bool) {
@@ -478,6 +490,54 @@ impl World {
         }
         self.history
             .push(channel_record(now, Kind::ChannelDown, &channel));
+    }
+
+    /// When a call about `bytes` of device memory is answered that takes `first_ns` for 2 MiB.
+    pub(crate) fn memory_call(&mut self, now: u64, first_ns: u64, bytes: u64) -> u64 {
+        let cost = memory_cost(first_ns, bytes);
+        if cost == 0 {
+            return now;
+        }
+        self.memory_busy = self.memory_busy.max(now) + cost;
+        self.memory_busy
+    }
+
+    /// Allocates device memory for the caller.
+    pub(crate) fn allocate_device(
+        &mut self,
+        call: &Call<'_>,
+        gpu: usize,
+        bytes: u64,
+    ) -> Result<MemoryId, Status> {
+        if fails(&mut self.knobs.fail_create) {
+            return Err(Status::NO_MEMORY);
+        }
+        self.memory.poison = self.knobs.poison;
+        let id = self.memory.allocate_device(gpu, bytes, call.caller);
+        let id = id.ok_or(Status::NO_MEMORY)?;
+        self.memory_call(call.now, self.knobs.create_ns, bytes);
+        self.history.push(Record {
+            gpu: gpu as u32,
+            pid: call.caller,
+            caller: call.caller,
+            value: id.0,
+            tag: bytes,
+            ..Record::new(call.now, Kind::MemoryUp)
+        });
+        Ok(id)
+    }
+
+    /// Records what was freed since the last time.
+    pub(crate) fn record_freed(&mut self, now: u64) {
+        for freed in self.memory.freed.drain(..) {
+            self.history.push(Record {
+                gpu: freed.gpu as u32,
+                pid: freed.pid,
+                value: freed.number,
+                tag: freed.bytes,
+                ..Record::new(now, Kind::MemoryDown)
+            });
+        }
     }
 
     /// A handle nobody uses yet in `client`.
