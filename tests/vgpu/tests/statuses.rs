@@ -259,13 +259,27 @@ fn handles_parents_and_classes_are_checked_in_the_drivers_words() {
 }
 
 #[test]
-fn controls_are_checked_for_object_then_name_then_size() {
+fn controls_are_checked_for_existence_then_size_then_owner_then_object() {
     let device = Device::start(&[]);
     let side = Side::new(&device, 0);
     let (ctl, client) = (&side.ctl, side.client);
     let version = rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION;
+    let whole = &mut [0; size_of::<rm::BuildVersion>()][..];
     assert_eq!(
-        ctl.control_raw(client, 0x77, version, &mut []),
+        ctl.control_raw(0xdead_beef, 0xdead_beef, version, &mut []),
+        Status::INVALID_CLIENT
+    );
+    // A wrong size tells that a client exists, not whose it is.
+    for file in [ctl, &device.open(Node::Ctl)] {
+        for wrong in [&mut [][..], &mut [0; 8][..]] {
+            assert_eq!(
+                file.control_raw(client, client, version, wrong),
+                Status::INVALID_ARGUMENT
+            );
+        }
+    }
+    assert_eq!(
+        ctl.control_raw(client, 0x77, version, whole),
         Status::INVALID_OBJECT_HANDLE
     );
     assert_eq!(
@@ -273,12 +287,8 @@ fn controls_are_checked_for_object_then_name_then_size() {
         Status::NOT_SUPPORTED
     );
     assert_eq!(
-        ctl.control_raw(client, side.subdevice, version, &mut []),
+        ctl.control_raw(client, side.subdevice, version, whole),
         Status::NOT_SUPPORTED
-    );
-    assert_eq!(
-        ctl.control_raw(client, client, version, &mut [0; 8]),
-        Status::INVALID_ARGUMENT
     );
 }
 

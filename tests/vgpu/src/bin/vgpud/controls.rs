@@ -1,8 +1,9 @@
 //! `NV_ESC_RM_CONTROL`: the controls that real programs and the agent use, one row each.
 //!
-//! The order of checks is the driver's: a null control succeeds before anything is looked at (so it
-//! proves nothing about the client); then the strict client check; then the object; then whether the
-//! object's class has the control (0x56); then the size (0x1f).
+//! The order of checks is the driver's (`_rmapiRmControl`): a null control succeeds before anything is
+//! looked at (so it proves nothing about the client); a client that does not exist is 0x23; then the
+//! size (0x1f), so that a wrong one tells whether a client exists, whoever owns it; then the strict
+//! client check (0x23 as well); then the object; then whether its class has the control (0x56).
 
 use std::mem::size_of;
 
@@ -116,18 +117,21 @@ impl World {
         if cmd & 0x7fff == 0 {
             return Ok(());
         }
+        if !self.clients.contains_key(&client) {
+            return Err(Status::INVALID_CLIENT);
+        }
+        let row = self.row(cmd);
+        if row.is_some_and(|(_, size)| call.nested.len() != size) {
+            return Err(Status::INVALID_ARGUMENT);
+        }
         let found = self.check_client(call.file, client)?;
         let found = found
             .objects
             .get(&object)
             .ok_or(Status::INVALID_OBJECT_HANDLE)?;
         let target = target_of(&found.body);
-        let (wanted, size) = self.row(cmd).ok_or(Status::NOT_SUPPORTED)?;
-        if target != Some(wanted) {
+        if row.is_none_or(|(wanted, _)| target != Some(wanted)) {
             return Err(Status::NOT_SUPPORTED);
-        }
-        if call.nested.len() != size {
-            return Err(Status::INVALID_ARGUMENT);
         }
         match cmd {
             rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => {
