@@ -356,24 +356,111 @@ fn connections_that_say_nothing_or_half_of_it_or_garbage_are_closed_and_forgotte
     drop(held);
 }
 
-/// The agent proves a client once; nothing tells it that the number has changed hands since.
+/// A thief proved a client, freed it without a word, and an engine is given the same handles.
+struct Stolen {
+    honest: Honest,
+    thief: Peer,
+    engine: Peer,
+    client: u32,
+}
+
+impl Stolen {
+    /// `meanwhile` is between the end of the thief's client and the engine's birth.
+    fn after(meanwhile: impl FnOnce(&mut Honest, &mut Peer)) -> Self {
+        let mut honest = Honest::new();
+        let mut thief = Peer::attached(&honest.node, "offline", "thief");
+        let (client, channels) = thief.channels(0, 2);
+        wait_all(&honest.node, client, false);
+        honest.turns(1);
+        thief.ask(&format!("free {client:#x}"));
+        meanwhile(&mut honest, &mut thief);
+        let mut engine = Peer::start(&honest.node);
+        engine.ask(&format!("make 0 {} {client:#x}", channels.len()));
+        Self {
+            honest,
+            thief,
+            engine,
+            client,
+        }
+    }
+
+    /// Disables of the engine's channels that began after `since`.
+    fn touched(&self, since: u64) -> usize {
+        let pid = self.engine.running.pid();
+        let touches = |r: &&tidegate_vgpu::history::Record| {
+            r.kind == Kind::DisableBegin && r.at_ns > since && r.pid == pid
+        };
+        records(&self.honest.node).iter().filter(touches).count()
+    }
+}
+
+/// A disable that comes before anybody can know reaches the engine once; the proof that follows it sets
+/// that right while online is still busy.
 #[test]
-#[ignore = "a proof outlives its client: prove again after each answered disable"]
 fn a_proof_does_not_outlive_the_client_it_was_made_for() {
-    let mut honest = Honest::new();
-    let mut hostile = Peer::attached(&honest.node, "offline", "thief");
-    let (client, channels) = hostile.channels(0, 2);
-    wait_all(&honest.node, client, false);
-    honest.turns(1);
-    // It frees what it proved without a word, and an engine is given the same handles.
-    hostile.ask(&format!("free {client:#x}"));
-    let mut engine = Peer::start(&honest.node);
-    engine.ask(&format!("make 0 {} {client:#x}", channels.len()));
+    let mut stolen = Stolen::after(|_, _| ());
+    stolen.honest.online.ask("busy 0");
+    wait_all(&stolen.honest.node, stolen.honest.client, true);
+    wait_so("the proof to be made again", || {
+        counter(&stolen.honest.node, "proofs_lapsed") == 1
+    });
+    wait_all(&stolen.honest.node, stolen.client, false);
+    wait_so("the thief's launches to wait", || {
+        stolen.thief.ask("gate 0") == "gate closed"
+    });
+    stolen.honest.online.ask("idle 0");
+    wait_all(&stolen.honest.node, stolen.honest.client, false);
     let begun = monotonic_ns();
-    honest.turns(3);
-    let touched = records(&honest.node)
-        .into_iter()
-        .find(|r| r.kind == Kind::DisableEnd && r.at_ns > begun && r.pid == engine.running.pid());
-    assert!(touched.is_none(), "{touched:?}");
-    assert_eq!(disabled(&honest.node, client), [false, false]);
+    stolen.honest.turns(3);
+    assert_eq!(stolen.touched(begun), 0);
+    assert_eq!(disabled(&stolen.honest.node, stolen.client), [false, false]);
+    assert_eq!(
+        counter(&stolen.honest.node, "proofs_lapsed"),
+        1,
+        "told once"
+    );
+}
+
+#[test]
+fn a_client_that_is_gone_is_forgotten_before_its_number_comes_round() {
+    let mut stolen = Stolen::after(|honest, thief| {
+        let pid = thief.running.pid();
+        wait_so("the client to be missed", || {
+            process(&honest.node, pid).is_some_and(|thief| thief["channels"] == 0)
+        });
+    });
+    stolen.honest.turns(3);
+    assert_eq!(stolen.touched(0), 0);
+    assert_eq!(counter(&stolen.honest.node, "proofs_lapsed"), 0);
+}
+
+/// Whatever it says to be rid of the pair: nothing leaves the lists disabled.
+#[test]
+fn no_word_of_the_thief_leaves_the_engine_disabled() {
+    for escape in ["gone", "connect", "drop", "exit"] {
+        let mut stolen = Stolen::after(|_, _| ());
+        let (pid, client) = (stolen.thief.running.pid(), stolen.client);
+        stolen.honest.online.tell("busy 0");
+        match escape {
+            "gone" => drop(stolen.thief.ask(&format!("gone {client:#x}"))),
+            "connect" => {
+                stolen.thief.ask("connect");
+                stolen.thief.ask("hello offline thief");
+            }
+            "drop" => drop(stolen.thief.ask("drop")),
+            _ => stolen.thief.running.signal(libc::SIGKILL),
+        }
+        wait_all(&stolen.honest.node, stolen.honest.client, true);
+        wait_so("the pair to leave the lists", || {
+            process(&stolen.honest.node, pid).is_none_or(|thief| {
+                thief["channels"] == 0 || thief["note"].to_string().contains("another process")
+            })
+        });
+        wait_all(&stolen.honest.node, client, false);
+        let begun = monotonic_ns();
+        stolen.honest.online.ask("idle 0");
+        wait_all(&stolen.honest.node, stolen.honest.client, false);
+        stolen.honest.turns(1);
+        assert_eq!(stolen.touched(begun), 0, "{escape}");
+    }
 }

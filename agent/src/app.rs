@@ -144,6 +144,8 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         journal,
         adopted,
         prover: prove::start(mailbox.clone()).map_err(starting("start the prover"))?,
+        reprover: prove::start_again(mailbox.clone()).map_err(starting("start the prover"))?,
+        prove_every_ns: clock::nanos(config.prove_every),
         teller,
         inbox,
         mailbox: mailbox.clone(),

@@ -72,6 +72,18 @@ impl Batch {
     pub fn pairs(&self) -> usize {
         self.places.len()
     }
+
+    /// Its (client, channel, place), in order.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, u32, Place)> {
+        let handles = self
+            .call
+            .h_client_list
+            .iter()
+            .zip(&self.call.h_channel_list);
+        handles
+            .zip(&self.places)
+            .map(|((&client, &channel), &place)| (client, channel, place))
+    }
 }
 
 /// Disables and enables the channels of one GPU. Called by that GPU's issue thread only.
@@ -81,6 +93,9 @@ pub trait ChannelControl: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The driver's answer. After a failed disable the state of the batch is unknown.
     fn set(&self, batch: &Batch, disable: bool) -> Result<(), RmError>;
+
+    /// Whether there still is an RM client of this number, whoever owns it.
+    fn exists(&self, client: u32) -> bool;
 }
 
 /// The driver.
@@ -100,5 +115,9 @@ impl ChannelControl for DriverControl {
                 subdevice,
             } => file.set_channels(*client, *subdevice, &mut call),
         }
+    }
+
+    fn exists(&self, client: u32) -> bool {
+        self.0.sees(client)
     }
 }

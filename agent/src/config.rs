@@ -25,6 +25,9 @@ pub struct Config {
     pub level: LevelChoice,
     /// `channel.unproven`: whose an RM client is when its process shows no control file.
     pub unproven: Unproven,
+    /// `channel.prove_every`: how often each RM client is proven again while nothing is disabled; after
+    /// every disable it is anyway. Bounds how long a client may be gone before that is noticed.
+    pub prove_every: Duration,
     /// `[agent_loss]`
     pub agent_loss: AgentLoss,
     /// `[limits]`
@@ -213,6 +216,7 @@ impl Default for Config {
             },
             level: LevelChoice::Auto,
             unproven: Unproven::Refuse,
+            prove_every: Duration::from_secs(1),
             agent_loss: AgentLoss {
                 action: OnAgentLoss::Hold,
                 max_hold: Duration::ZERO,
@@ -230,7 +234,7 @@ impl Default for Config {
 }
 
 /// Every path there is; arrays of tables without their index.
-const PATHS: [&str; 19] = [
+const PATHS: [&str; 20] = [
     "node.run_dir",
     "identity.trust_env_uids",
     "identity.rules.uid",
@@ -244,6 +248,7 @@ const PATHS: [&str; 19] = [
     "gate.suspects",
     "channel.level",
     "channel.unproven",
+    "channel.prove_every",
     "agent_loss.action",
     "agent_loss.max_hold",
     "limits.connections_per_uid",
@@ -389,6 +394,7 @@ impl Config {
                     ("first_claim", Unproven::FirstClaim),
                 ])?;
             }
+            "channel.prove_every" => self.prove_every = row.duration()?,
             "agent_loss.action" => {
                 self.agent_loss.action =
                     row.one_of(&[("hold", OnAgentLoss::Hold), ("run", OnAgentLoss::Run)])?;

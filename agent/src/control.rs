@@ -14,6 +14,7 @@ mod claims;
 mod gang;
 mod members;
 mod orders;
+mod proofs;
 mod report;
 mod session;
 mod waiting;
@@ -26,10 +27,11 @@ use crate::issue::{Guards, Issuer};
 use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
 use crate::latency::Latencies;
 use crate::notify::Notifier;
-use crate::prove::Prover;
+use crate::prove::{Prover, Reprover};
 use crate::rm::Gpu;
 use claims::Claims;
 use gang::Gang;
+use proofs::Proofs;
 use session::Session;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -48,8 +50,8 @@ pub const HEARTBEAT_NS: u64 = 50_000_000;
 pub const LATE_NS: u64 = 250_000_000;
 /// An issue thread without an answer for this long is stalled.
 pub const STALL_NS: u64 = 50_000_000;
-/// How long processes that were handed over may take to attach again: within the second that their
-/// own soft landing waits.
+/// How long processes that were handed over, or attached anew, may take to say what they have: within
+/// the second that their own soft landing waits.
 const ADOPTION_NS: u64 = HANDING_OVER_NS * 8 / 10;
 /// How long the end waits for the last enables.
 const END_NS: u64 = 2_000_000_000;
@@ -77,6 +79,10 @@ pub struct Parts {
     pub adopted: Vec<Marked>,
     /// Where claims go.
     pub prover: Prover,
+    /// Where proofs go that are to be made again.
+    pub reprover: Reprover,
+    /// How often that is, beside after every disable.
+    pub prove_every_ns: u64,
     /// Where happenings go.
     pub teller: Teller,
     /// Where messages come from.
@@ -106,9 +112,13 @@ pub struct Control {
     claims: Claims,
     journal: Arc<Journal>,
     places: Places,
-    adopted: Vec<Marked>,
+    adopted: Vec<Adopted>,
     mailbox: Mailbox,
     prover: Prover,
+    reprover: Reprover,
+    proofs: Proofs,
+    prove_every_ns: u64,
+    prove_at: u64,
     teller: Teller,
     notifier: Arc<Notifier>,
     notified: u64,
@@ -123,7 +133,18 @@ pub struct Control {
     beat: u64,
     timer: Option<u64>,
     next_seq: u64,
+    /// Releases without an answer.
+    releases: u32,
     end: End,
+}
+
+/// A channel that may be disabled and is in no list until its process has said again what it has: it was
+/// handed over by an earlier agent, or the process attached anew.
+#[derive(Clone, Copy, Debug)]
+struct Adopted {
+    marked: Marked,
+    /// When it is enabled unless it was claimed.
+    due_ns: u64,
 }
 
 /// How the thread ends.
@@ -199,9 +220,20 @@ impl Control {
             claims: Claims::default(),
             journal: parts.journal,
             places: Places::without(&parts.adopted),
-            adopted: parts.adopted,
+            adopted: parts
+                .adopted
+                .into_iter()
+                .map(|marked| Adopted {
+                    marked,
+                    due_ns: now + ADOPTION_NS,
+                })
+                .collect(),
             mailbox: parts.mailbox,
             prover: parts.prover,
+            reprover: parts.reprover,
+            proofs: Proofs::default(),
+            prove_every_ns: parts.prove_every_ns,
+            prove_at: now,
             teller: parts.teller,
             notifier: parts.notifier,
             notified: 0,
@@ -216,6 +248,7 @@ impl Control {
             beat: 0,
             timer: None,
             next_seq: 1,
+            releases: 0,
             end: End::No,
         }
     }
@@ -244,7 +277,7 @@ impl Control {
             .filter(|gpu| gpu.pending != 0 && !gpu.stalled)
             .map(|gpu| gpu.pending_since + STALL_NS)
             .min();
-        let adopted = (!self.adopted.is_empty()).then_some(self.started + ADOPTION_NS);
+        let adopted = self.adopted.iter().map(|adopted| adopted.due_ns).min();
         [self.timer, stall, adopted, self.remote_deadline()]
             .into_iter()
             .flatten()
@@ -270,14 +303,21 @@ impl Control {
         }
         self.look_for_stalls();
         self.give_up_on_remotes();
-        if !self.adopted.is_empty() && self.now >= self.started + ADOPTION_NS {
-            self.release_unclaimed();
-        }
+        self.release_unclaimed(self.now);
+        self.prove_all_again();
     }
 
-    /// Ends the hand-over: what a process claimed is policy's, the rest is enabled.
-    fn release_unclaimed(&mut self) {
+    /// Ends what was adopted to be claimed until `due_ns`: what a process claimed is policy's, the rest
+    /// is enabled.
+    fn release_unclaimed(&mut self, due_ns: u64) {
+        if self.adopted.iter().all(|adopted| adopted.due_ns > due_ns) {
+            return;
+        }
         let adopted = std::mem::take(&mut self.adopted);
+        let (due, later): (Vec<_>, Vec<_>) = adopted
+            .into_iter()
+            .partition(|adopted| adopted.due_ns <= due_ns);
+        self.adopted = later;
         let is_claimed = |marked: &Marked| {
             self.sessions.values().any(|session| {
                 session.channels.iter().any(|held| {
@@ -286,11 +326,18 @@ impl Control {
                 })
             })
         };
-        let (claimed, unclaimed): (Vec<_>, Vec<_>) = adopted.into_iter().partition(is_claimed);
+        let due = due.into_iter().map(|adopted| adopted.marked);
+        let (claimed, unclaimed): (Vec<_>, Vec<_>) = due.partition(is_claimed);
         self.give_back(claimed.into_iter().map(|marked| marked.place).collect());
-        if !unclaimed.is_empty() {
-            let (journal, mailbox) = (Arc::clone(&self.journal), self.mailbox.clone());
-            crate::reconcile::start_late(journal, unclaimed, mailbox);
+        for index in 0..self.gpus.len() {
+            let instance = self.gpus[index].gpu.device_instance;
+            let here = unclaimed
+                .iter()
+                .filter(|marked| marked.device_instance == instance);
+            let places: Vec<_> = here.map(|marked| marked.place).collect();
+            if !places.is_empty() {
+                self.release(gpu_id(index), places);
+            }
         }
     }
 
@@ -427,7 +474,11 @@ impl Control {
             Input::Exited(process) => self.bury(process),
             Input::Proof(proof) => self.judge(proof),
             Input::Issued(issued) => self.answered(issued),
-            Input::Unclaimed(places) => self.give_back(places),
+            Input::Aged(aged) => self.aged(aged),
+            Input::Released(places) => {
+                self.releases = self.releases.saturating_sub(1);
+                self.give_back(places);
+            }
             Input::Ask(ask) => self.answer(ask),
             Input::Stop => self.begin_end(),
             Input::HandOver => self.hand_over(),

@@ -8,7 +8,7 @@ use crate::config::Role;
 use crate::identity::Credentials;
 use crate::issue::Issued;
 use crate::journal::Place;
-use crate::prove::Proof;
+use crate::prove::{Aged, Proof};
 use crate::sys::SharedPage;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,10 +28,12 @@ pub enum Input {
     Exited(Process),
     /// The prover looked at a session's clients.
     Proof(Proof),
+    /// A proof was made again.
+    Aged(Aged),
     /// An issue thread did, or failed to do, what it was asked.
     Issued(Issued),
-    /// Channels that were handed over and not claimed have been enabled.
-    Unclaimed(Vec<Place>),
+    /// Channels that are in no list any more have been enabled, or are gone.
+    Released(Vec<Place>),
     /// Somebody wants an answer.
     Ask(Ask),
     /// Enable everything, then end.

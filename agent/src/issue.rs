@@ -8,11 +8,16 @@
 //! reads two things again: the word that says what is wanted of this job on this GPU, and the activity
 //! words of the online processes. If either speaks against it the enable is withheld and reported;
 //! a disable is always carried out.
+//!
+//! A pair that leaves the lists while it may be disabled is enabled here first ([`Release`]), behind
+//! every order that still names it: its number may have another owner by now, and nobody would ever
+//! enable it again.
 
 use crate::channel::{Batch, ChannelControl};
 use crate::clock::now_ns;
 use crate::inbox::{Input, Mailbox};
 use crate::journal::Journal;
+use crate::rm::RmError;
 use crate::sys::SharedPage;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,6 +77,19 @@ pub struct Order {
     pub unconditional: bool,
 }
 
+/// Pairs that left the lists and may be disabled, in batches of one client each.
+#[derive(Debug)]
+pub struct Release(pub Vec<Batch>);
+
+/// What a GPU's thread is given to do, in order.
+#[derive(Debug)]
+pub enum Task {
+    /// Policy's.
+    Order(Order),
+    /// The lists'.
+    Release(Release),
+}
+
 /// What became of an order.
 #[derive(Clone, Copy, Debug)]
 pub struct Issued {
@@ -102,11 +120,13 @@ pub enum Outcome {
     Failed(Status),
 }
 
-/// Where orders for one GPU are put.
-pub type Issuer = crossbeam_channel::Sender<Order>;
+/// Where tasks for one GPU are put.
+pub type Issuer = crossbeam_channel::Sender<Task>;
 
-/// Orders a GPU's queue holds. Policy has at most two in flight per job.
+/// Tasks a GPU's queue holds. Policy has at most two orders in flight per job.
 const QUEUE: usize = 4096;
+/// How often a pair that left the lists is enabled until it counts as lost.
+const RELEASE_TRIES: usize = 3;
 
 /// Starts the thread of one GPU; it ends when the sender is dropped.
 ///
@@ -119,7 +139,7 @@ pub fn start(
     mailbox: Mailbox,
     fifo_priority: Option<i32>,
 ) -> std::io::Result<Issuer> {
-    let (order_tx, order_rx) = crossbeam_channel::bounded::<Order>(QUEUE);
+    let (task_tx, task_rx) = crossbeam_channel::bounded::<Task>(QUEUE);
     std::thread::Builder::new()
         .name(format!("tg-issue-{gpu}"))
         .spawn(move || {
@@ -127,13 +147,66 @@ pub fn start(
                 // The control thread has found out whether this is allowed.
                 let _ = crate::sys::schedule_fifo(priority);
             }
-            for order in order_rx {
-                let issued = carry_out(gpu, &order, &*control, &journal);
-                drop(order);
-                mailbox.put(Input::Issued(issued));
+            for task in task_rx {
+                match task {
+                    Task::Order(order) => {
+                        let issued = carry_out(gpu, &order, &*control, &journal);
+                        drop(order);
+                        mailbox.put(Input::Issued(issued));
+                    }
+                    Task::Release(release) => {
+                        for batch in &release.0 {
+                            enable_what_is_left(gpu, batch, &*control);
+                        }
+                        let places = release.0.into_iter().flat_map(|batch| batch.places);
+                        mailbox.put(Input::Released(places.collect()));
+                    }
+                }
             }
         })?;
-    Ok(order_tx)
+    Ok(task_tx)
+}
+
+/// Enables the pairs of a batch that still exist.
+fn enable_what_is_left(gpu: GpuIndex, batch: &Batch, control: &dyn ChannelControl) {
+    let client = batch.call.h_client_list[0];
+    if !control.exists(client) || control.set(batch, false).is_ok() {
+        return;
+    }
+    // One pair that is gone fails the whole batch.
+    for (client, channel, place) in batch.entries() {
+        let mut single = Batch::new(batch.via.clone());
+        single.push(client, channel, place);
+        let mut failed = None;
+        for _ in 0..RELEASE_TRIES {
+            failed = control
+                .set(&single, false)
+                .err()
+                .filter(|error| !is_gone(error));
+            if failed.is_none() {
+                break;
+            }
+        }
+        if let Some(error) = failed {
+            tracing::error!(
+                gpu,
+                client = format_args!("{client:#x}"),
+                channel = format_args!("{channel:#x}"),
+                %error,
+                "a channel that left the lists may stay disabled"
+            );
+        }
+    }
+}
+
+fn is_gone(error: &RmError) -> bool {
+    let gone = [
+        Status::OBJECT_NOT_FOUND,
+        Status::INVALID_CHANNEL,
+        Status::INVALID_OBJECT_HANDLE,
+        Status::INVALID_CLIENT,
+    ];
+    error.status().is_some_and(|status| gone.contains(&status))
 }
 
 fn carry_out(

@@ -40,7 +40,7 @@ pub struct Journal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place(u32);
 
-/// A channel found marked.
+/// A channel with a place in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marked {
     /// Where it stands.
@@ -115,6 +115,14 @@ impl Journal {
         state.store(u64::from(device_instance) << 32, Ordering::Release);
     }
 
+    /// The (client, channel) that `place` is about.
+    #[must_use]
+    pub fn pair(&self, place: Place) -> (u32, u32) {
+        let [pair, _] = self.record(place);
+        let pair = pair.load(Ordering::Relaxed);
+        (low(pair >> 32), low(pair))
+    }
+
     /// The channel is about to be disabled.
     pub fn mark(&self, place: Place) {
         let [_, state] = self.record(place);
@@ -130,21 +138,28 @@ impl Journal {
     /// Everything marked.
     #[must_use]
     pub fn marked(&self) -> Vec<Marked> {
+        let is_marked = |place: &Place| {
+            let [_, state] = self.record(*place);
+            state.load(Ordering::Acquire) & DISABLED != 0
+        };
         (0..u32::try_from(RECORDS).unwrap_or(0))
             .map(Place)
-            .filter_map(|place| {
-                let [pair, state] = self.record(place);
-                let state = state.load(Ordering::Acquire);
-                let pair = pair.load(Ordering::Relaxed);
-                let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
-                (state & DISABLED != 0).then(|| Marked {
-                    place,
-                    client: low(pair >> 32),
-                    channel: low(pair),
-                    device_instance: low(state >> 32),
-                })
-            })
+            .filter(is_marked)
+            .map(|place| self.described(place))
             .collect()
+    }
+
+    /// What `place` is about, marked or not.
+    #[must_use]
+    pub fn described(&self, place: Place) -> Marked {
+        let state = self.record(place)[1].load(Ordering::Acquire);
+        let (client, channel) = self.pair(place);
+        Marked {
+            place,
+            client,
+            channel,
+            device_instance: low(state >> 32),
+        }
     }
 
     /// Generation of the last agent.
@@ -170,6 +185,10 @@ impl Journal {
         let since = self.words[2].load(Ordering::Acquire);
         since != 0 && now_ns.saturating_sub(since) < HANDING_OVER_NS
     }
+}
+
+fn low(word: u64) -> u32 {
+    u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0)
 }
 
 /// Places nobody has.

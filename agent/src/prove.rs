@@ -4,9 +4,13 @@
 //! channels as its own and have the agent freeze them. The proof is the process' control file, on which
 //! RM accepts a call for a client only if the client was created there. The calls may block behind the
 //! driver's locks, so they are made by a thread of their own.
+//!
+//! A proof ages: its process may free the client without a word, and the number goes to another. So
+//! each proof is made again, by a second thread that new claims cannot keep busy: see
+//! [`crate::control`], `proofs`.
 
 use crate::inbox::{Input, Mailbox};
-use crate::rm::{ControlFile, RmError};
+use crate::rm::{ControlFile, Owner, RmError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -71,6 +75,63 @@ pub fn start(mailbox: Mailbox) -> std::io::Result<Prover> {
             }
         })?;
     Ok(claim_tx)
+}
+
+/// A proof to be made again.
+#[derive(Debug)]
+pub struct Again {
+    /// The session.
+    pub session: u64,
+    /// The client it proved.
+    pub client: u32,
+    /// Names the question in the answer.
+    pub seq: u64,
+    /// The file it was proven on.
+    pub file: Arc<ControlFile>,
+}
+
+/// What became of a proof.
+#[derive(Clone, Copy, Debug)]
+pub struct Aged {
+    /// [`Again::session`]
+    pub session: u64,
+    /// [`Again::client`]
+    pub client: u32,
+    /// [`Again::seq`]
+    pub seq: u64,
+    /// Whose it is by now; None: the driver does not say.
+    pub owner: Option<Owner>,
+}
+
+/// Where proofs that are to be made again are put.
+pub type Reprover = crossbeam_channel::Sender<Again>;
+
+/// Proofs that may wait. The control thread tries again later when there are more.
+const AGAIN: usize = 4_096;
+
+/// Starts the thread that makes proofs again; it ends when the sender is dropped.
+///
+/// # Errors
+/// When no thread can be made.
+pub fn start_again(mailbox: Mailbox) -> std::io::Result<Reprover> {
+    let (again_tx, again_rx) = crossbeam_channel::bounded::<Again>(AGAIN);
+    std::thread::Builder::new()
+        .name("tg-reprover".to_owned())
+        .spawn(move || {
+            for again in again_rx {
+                let owner = again.file.owner(again.client);
+                if let Err(error) = &owner {
+                    report(again.client, error);
+                }
+                mailbox.put(Input::Aged(Aged {
+                    session: again.session,
+                    client: again.client,
+                    seq: again.seq,
+                    owner: owner.ok(),
+                }));
+            }
+        })?;
+    Ok(again_tx)
 }
 
 fn look(claim: Claim) -> Proof {

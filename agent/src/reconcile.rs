@@ -108,7 +108,7 @@ pub fn start_late(journal: Arc<Journal>, marked: Vec<Marked>, mailbox: Mailbox) 
             Ok(done) => tracing::info!("channels nobody claimed: {done}"),
             Err(error) => tracing::error!(%error, "channels nobody claimed stay disabled"),
         }
-        mailbox.put(Input::Unclaimed(places));
+        mailbox.put(Input::Released(places));
     };
     let thread = std::thread::Builder::new().name("tg-unclaimed".to_owned());
     if let Err(error) = thread.spawn(run) {

@@ -200,7 +200,11 @@ impl ControlFile {
             h_client: client,
             h_object: object,
             cmd,
-            params: std::ptr::from_mut(parameters) as u64,
+            params: if size_of::<T>() == 0 {
+                0
+            } else {
+                std::ptr::from_mut(parameters) as u64
+            },
             params_size: u32::try_from(size_of::<T>()).unwrap_or(u32::MAX),
             ..rm::Nvos54::default()
         };
@@ -262,15 +266,36 @@ impl ControlFile {
         );
         match answer {
             Ok(()) => Ok(true),
-            Err(RmError::Refused { status, .. })
-                if status == Status::INVALID_CLIENT
-                    || status == Status::INVALID_OBJECT_HANDLE
-                    || status == Status::OBJECT_NOT_FOUND =>
-            {
-                Ok(false)
-            }
+            Err(RmError::Refused { status, .. }) if says_no_such_client(status) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether there is a client of this number, whoever made it.
+    ///
+    /// RM answers a client that does not exist and one of another file alike. Between the two checks
+    /// it looks at the size of the parameters, so a wrong one is complained of only where the client
+    /// exists. What the driver answers in any other way counts as existing.
+    #[must_use]
+    pub fn exists(&self, client: u32) -> bool {
+        let cmd = rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION;
+        let asked = self.control((client, client), (cmd, "a wrong size"), &mut ());
+        let status = asked.err().and_then(|error| error.status());
+        !status.is_some_and(says_no_such_client)
+    }
+
+    /// Whose `client` is by now.
+    ///
+    /// # Errors
+    /// When the driver does not say.
+    pub fn owner(&self, client: u32) -> Result<Owner> {
+        Ok(if self.owns(client)? {
+            Owner::Own
+        } else if self.exists(client) {
+            Owner::Foreign
+        } else {
+            Owner::Nobody
+        })
     }
 
     /// Disables or enables the pairs of `buffer` through `subdevice` of `client`.
@@ -292,6 +317,26 @@ impl ControlFile {
             buffer,
         )
     }
+}
+
+/// Whose a client is, as seen from one open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// It was made on this file.
+    Own,
+    /// It was made on another.
+    Foreign,
+    /// There is none of that number.
+    Nobody,
+}
+
+fn says_no_such_client(status: Status) -> bool {
+    [
+        Status::INVALID_CLIENT,
+        Status::INVALID_OBJECT_HANDLE,
+        Status::OBJECT_NOT_FOUND,
+    ]
+    .contains(&status)
 }
 
 fn refused(what: &'static str, status: u32) -> Result<()> {
@@ -488,6 +533,12 @@ impl Subdevice {
     /// RM's answer. After a failed disable the state of the pairs is unknown.
     pub fn set_channels(&self, buffer: &mut rm::DisableChannels) -> Result<()> {
         self.file.set_channels(self.client, self.subdevice, buffer)
+    }
+
+    /// See [`ControlFile::exists`].
+    #[must_use]
+    pub fn sees(&self, client: u32) -> bool {
+        self.file.exists(client)
     }
 }
 

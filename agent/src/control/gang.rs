@@ -1,9 +1,10 @@
 //! The channels of one offline job on one GPU: the calls prepared for them, and what stands.
 
+use super::proofs::Proven;
 use super::session::{Client, Held, Session};
 use crate::channel::{Batch, Via};
 use crate::config::Level;
-use crate::issue::Wanted;
+use crate::issue::{Outcome, Wanted};
 use crate::journal::Place;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ use tidegate_policy::ids::{Generation, GpuId};
 pub struct Gang {
     /// Prepared calls.
     pub batches: Arc<Vec<Batch>>,
+    /// The clients they name whose proof can be made again.
+    pub proven: Vec<Proven>,
     /// What is wanted, for the issue thread.
     pub wanted: Arc<Wanted>,
     /// The newest order's number.
@@ -30,7 +33,7 @@ pub struct Gang {
     pub applied: Applied,
     /// The channels changed after the newest order was given.
     pub stale: bool,
-    /// Places of channels that are gone, until no order can touch them any more.
+    /// At level L3: places of channels that are gone, until no answer can touch them any more.
     pub retired: Vec<Place>,
     /// At level L3: the newest order and the answers it still waits for.
     pub remote: Option<Remote>,
@@ -79,6 +82,23 @@ impl Gang {
     #[must_use]
     pub fn holds_launches(&self) -> bool {
         self.disable || self.outstanding != 0 || self.applied != Applied::Enabled
+    }
+
+    /// Whether a channel that leaves the lists now may be disabled, or will be by an order under way.
+    #[must_use]
+    pub fn may_be_disabled(&self) -> bool {
+        self.outstanding != 0 || self.applied != Applied::Enabled
+    }
+
+    /// Notes what an answer says of the channels.
+    pub fn answered(&mut self, disable: bool, outcome: Outcome) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        match outcome {
+            Outcome::Done if disable => self.applied = Applied::Disabled,
+            Outcome::Done => self.applied = Applied::Enabled,
+            Outcome::Withheld => {}
+            Outcome::Failed(_) => self.applied = Applied::Unknown,
+        }
     }
 
     /// Channels managed here.
@@ -138,6 +158,24 @@ pub fn batches<'a>(
         }
     }
     batches
+}
+
+/// The clients of `sessions` that have channels in `batches` and were proven by a file, once each.
+#[must_use]
+pub fn proven<'a>(sessions: impl Iterator<Item = &'a Session>, batches: &[Batch]) -> Vec<Proven> {
+    let mut proven = Vec::new();
+    for session in sessions {
+        let mut own: Vec<u32> = batches
+            .iter()
+            .filter(|batch| batch.session == session.id)
+            .flat_map(|batch| batch.entries().map(|(client, _, _)| client))
+            .filter(|client| matches!(session.clients.get(client), Some(Client::Own(Some(_)))))
+            .collect();
+        own.sort_unstable();
+        own.dedup();
+        proven.extend(own.into_iter().map(|client| (session.id, client)));
+    }
+    proven
 }
 
 /// Through whom a pair is controlled at `level`.

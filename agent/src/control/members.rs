@@ -5,7 +5,7 @@
 //! of the process gives back what it held.
 
 use super::session::{CHANNELS, Client, File, Held, Session, Slot, TICKETS, Ticket, reading};
-use super::{Control, claims::Verdict, gpu_id};
+use super::{ADOPTION_NS, Adopted, Control, claims::Verdict, gpu_id};
 use crate::config::{Level, Role};
 use crate::events::Happening;
 use crate::inbox::{Channel, Newcomer, Process, RmChange, Said, Tell, Welcome};
@@ -31,7 +31,7 @@ impl Control {
         for other in before {
             // Its channels stay as they are, and so may be disabled.
             session.was_gated = true;
-            self.remove(other);
+            self.remove(other, Leaves::ToReturn);
         }
         let id = session.id;
         if session.role == Role::Offline {
@@ -285,10 +285,7 @@ impl Control {
                 RmChange::ClientUp(client) => self.ask_about(id, client),
                 RmChange::ClientDown(client) => {
                     touched = touched.union(self.forget(id, |held| held.channel.client == client));
-                    self.claims.release(client, id);
-                    if let Some(session) = self.sessions.get_mut(&id) {
-                        session.clients.remove(&client);
-                    }
+                    self.disown(id, client);
                 }
                 RmChange::ChannelUp(channel) => {
                     self.ask_about(id, channel.client);
@@ -305,6 +302,15 @@ impl Control {
         }
         self.channels_changed(id, touched.minus(grown), false);
         self.channels_changed(id, grown, true);
+    }
+
+    /// The client is no longer the session's.
+    pub(super) fn disown(&mut self, id: u64, client: u32) {
+        self.claims.release(client, id);
+        self.proofs.drop((id, client));
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.clients.remove(&client);
+        }
     }
 
     /// Finds out whose `client` is, once.
@@ -434,7 +440,7 @@ impl Control {
     }
 
     /// The client is not the session's: none of its channels is managed.
-    fn refuse(&mut self, id: u64, client: u32, why: &str) {
+    pub(super) fn refuse(&mut self, id: u64, client: u32, why: &str) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -455,7 +461,8 @@ impl Control {
             }
         }
         let job = session.job;
-        self.retire(job, places);
+        self.proofs.drop((id, client));
+        self.retire(id, job, places);
         self.channels_changed(id, lost, false);
         self.release_tickets(id);
     }
@@ -553,7 +560,7 @@ impl Control {
     }
 
     /// Drops channels; the GPUs they were managed on.
-    fn forget(&mut self, id: u64, which: impl Fn(&Held) -> bool) -> GpuSet {
+    pub(super) fn forget(&mut self, id: u64, which: impl Fn(&Held) -> bool) -> GpuSet {
         let Some(session) = self.sessions.get_mut(&id) else {
             return GpuSet::EMPTY;
         };
@@ -567,12 +574,12 @@ impl Control {
         });
         let gpus = places.iter().filter_map(|(gpu, _)| *gpu).collect();
         let job = session.job;
-        self.retire(job, places);
+        self.retire(id, job, places);
         gpus
     }
 
     /// Tells policy how many channels a process has on `gpus`, after the calls were prepared anew.
-    fn channels_changed(&mut self, id: u64, gpus: GpuSet, grown: bool) {
+    pub(super) fn channels_changed(&mut self, id: u64, gpus: GpuSet, grown: bool) {
         if gpus.is_empty() {
             return;
         }
@@ -699,7 +706,7 @@ impl Control {
                 text: format!("pid {}", process.pid),
                 ..Happening::default()
             });
-            self.remove(id);
+            self.remove(id, Leaves::ForGood);
         }
     }
 
@@ -726,9 +733,10 @@ impl Control {
     }
 
     /// Takes a session out of everything.
-    fn remove(&mut self, id: u64) {
+    fn remove(&mut self, id: u64, leaves: Leaves) {
         self.waiting.remove(id);
         self.claims.release_all(id);
+        self.proofs.drop_all(id);
         let Some(session) = self.sessions.remove(&id) else {
             return;
         };
@@ -740,12 +748,21 @@ impl Control {
                 });
             }
             Role::Offline => {
-                let places = session
-                    .channels
-                    .iter()
+                let managed = session.channels.iter();
+                let places: Vec<_> = managed
                     .filter_map(|held| Some((held.gpu, held.place?)))
                     .collect();
-                self.retire(session.job, places);
+                match leaves {
+                    Leaves::ForGood => self.retire(id, session.job, places),
+                    Leaves::ToReturn => {
+                        let due_ns = self.now + ADOPTION_NS;
+                        let left = places.into_iter().map(|(_, place)| Adopted {
+                            marked: self.journal.described(place),
+                            due_ns,
+                        });
+                        self.adopted.extend(left);
+                    }
+                }
                 if let Some(job) = session.job {
                     for gpu in session.gpus().collect::<GpuSet>().iter() {
                         self.prepare(job, gpu, false);
@@ -758,4 +775,13 @@ impl Control {
             Role::Ignore => {}
         }
     }
+}
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaves {
+    /// Its process ended.
+    ForGood,
+    /// Its process attached again: what it held stays as it is until the process has said what stands.
+    ToReturn,
 }

@@ -3,12 +3,13 @@
 //! L1 and L2: prepared calls go to the GPU's issue thread. L3: each process is told, and answers. L5:
 //! the gate words are the order, and the answer is immediate.
 
-use super::gang::{Applied, Remote, batches};
+use super::gang::{self, Applied, Remote};
 use super::session::Session;
 use super::{Control, Gang, Job, gpu_id};
+use crate::channel::{Batch, Via};
 use crate::config::Level;
 use crate::inbox::Tell;
-use crate::issue::{Issued, Order as Prepared, Outcome};
+use crate::issue::{Issued, Order as Prepared, Outcome, Release, Task};
 use crate::journal::Place;
 use crate::sys;
 use std::sync::Arc;
@@ -53,28 +54,112 @@ impl Control {
     /// Prepares the calls for a job's channels on `gpu` anew.
     pub(super) fn prepare(&mut self, job: JobId, gpu: GpuId, grown: bool) {
         let level = self.level;
-        let prepared = batches(
-            self.sessions.values().filter(|s| s.job == Some(job)),
-            gpu,
-            level,
-        );
+        let sessions = || self.sessions.values().filter(|s| s.job == Some(job));
+        let prepared = gang::batches(sessions(), gpu, level);
+        let proven = gang::proven(sessions(), &prepared);
         if let Some(gang) = self.gang(job, gpu) {
             gang.batches = Arc::new(prepared);
+            gang.proven = proven;
             gang.stale |= grown;
         }
     }
 
-    /// Gives places back once no order can touch them any more.
-    pub(super) fn retire(&mut self, job: Option<JobId>, places: Vec<(Option<GpuId>, Place)>) {
+    /// Takes channels of a session out of everything. A pair leaves the lists enabled or gone: whoever
+    /// has its number by now may not be whom policy gated, and no order would name it again.
+    pub(super) fn retire(
+        &mut self,
+        session: u64,
+        job: Option<JobId>,
+        places: Vec<(Option<GpuId>, Place)>,
+    ) {
         let mut free = Vec::new();
+        let mut left: Vec<(GpuId, Vec<Place>)> = Vec::new();
         for (gpu, place) in places {
             let gang = job.zip(gpu).and_then(|(job, gpu)| self.gang(job, gpu));
-            match gang.filter(|gang| gang.outstanding != 0) {
-                Some(gang) => gang.retired.push(place),
-                None => free.push(place),
+            match (gang, gpu) {
+                (Some(gang), Some(gpu)) if gang.may_be_disabled() => {
+                    match left.iter_mut().find(|(on, _)| *on == gpu) {
+                        Some((_, places)) => places.push(place),
+                        None => left.push((gpu, vec![place])),
+                    }
+                }
+                _ => free.push(place),
             }
         }
         self.give_back(free);
+        for (gpu, places) in left {
+            if self.level == Level::L3 {
+                self.release_remote(session, job, gpu, places);
+            } else {
+                self.release(gpu, places);
+            }
+        }
+    }
+
+    /// Has the issue thread enable pairs behind every order that still names them.
+    pub(super) fn release(&mut self, gpu: GpuId, places: Vec<Place>) {
+        let mut batches: Vec<Batch> = Vec::new();
+        for place in places {
+            let (client, channel) = self.journal.pair(place);
+            let same = |batch: &&mut Batch| batch.call.h_client_list[0] == client;
+            let pushed = batches
+                .last_mut()
+                .filter(same)
+                .is_some_and(|batch| batch.push(client, channel, place));
+            if !pushed {
+                let mut batch = Batch::new(Via::Agent);
+                batch.push(client, channel, place);
+                batches.push(batch);
+            }
+        }
+        let issuer = self
+            .gpus
+            .get(gpu.index())
+            .and_then(|gpu| gpu.issuer.as_ref());
+        self.releases += 1;
+        let unsent = match issuer {
+            Some(issuer) => match issuer.try_send(Task::Release(Release(batches))) {
+                Err(refused) => refused.into_inner(),
+                Ok(()) => return,
+            },
+            None => Task::Release(Release(batches)),
+        };
+        if let Task::Release(Release(batches)) = unsent {
+            // The driver owes thousands of answers, or this level asks nothing of it here: a thread of
+            // its own may wait.
+            let places = batches.iter().flat_map(|batch| &batch.places);
+            let marked = places.map(|&place| self.journal.described(place)).collect();
+            let (journal, mailbox) = (Arc::clone(&self.journal), self.mailbox.clone());
+            crate::reconcile::start_late(journal, marked, mailbox);
+        }
+    }
+
+    /// Has the process itself enable them. It obeys in order, and nobody else can.
+    fn release_remote(&mut self, session: u64, job: Option<JobId>, gpu: GpuId, places: Vec<Place>) {
+        let Some(instance) = self.gpus.get(gpu.index()).map(|s| s.gpu.device_instance) else {
+            return;
+        };
+        for places in places.chunks(tidegate_abi::rm::MAX_PAIRS) {
+            let seq = self.next_seq;
+            self.next_seq += 1;
+            let pairs = places
+                .iter()
+                .map(|&place| self.journal.pair(place))
+                .collect();
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.tell(Tell::Set {
+                    seq,
+                    disable: false,
+                    pairs,
+                    device_instance: instance,
+                });
+            }
+        }
+        let gang = job.and_then(|job| self.gang(job, gpu));
+        match gang.filter(|gang| gang.outstanding != 0) {
+            Some(gang) => gang.retired.extend(places),
+            None => self.give_back(places),
+        }
     }
 
     pub(super) fn order(&mut self, order: Order, disable: bool, look: Look) {
@@ -120,7 +205,7 @@ impl Control {
             let sent = gpu
                 .issuer
                 .as_ref()
-                .is_some_and(|issuer| issuer.try_send(prepared).is_ok());
+                .is_some_and(|issuer| issuer.try_send(Task::Order(prepared)).is_ok());
             if sent {
                 if gpu.pending == 0 {
                     gpu.pending_since = now;
@@ -179,6 +264,9 @@ impl Control {
             }
             Outcome::Failed(status) => self.fail(order, issued.disable, status.0),
         }
+        if issued.disable {
+            self.prove_again(order.job, order.gpu);
+        }
         self.release_job_tickets(order.job);
     }
 
@@ -187,13 +275,7 @@ impl Control {
         let Some(gang) = self.gang(order.job, order.gpu) else {
             return;
         };
-        gang.outstanding = gang.outstanding.saturating_sub(1);
-        match outcome {
-            Outcome::Done if disable => gang.applied = Applied::Disabled,
-            Outcome::Done => gang.applied = Applied::Enabled,
-            Outcome::Withheld => {}
-            Outcome::Failed(_) => gang.applied = Applied::Unknown,
-        }
+        gang.answered(disable, outcome);
         let retired = if gang.outstanding == 0 {
             std::mem::take(&mut gang.retired)
         } else {
@@ -424,6 +506,9 @@ impl Control {
             }),
             (None, false) => self.feed(Event::Enabled { order }),
         }
+        if disable {
+            self.prove_again(job, gpu);
+        }
         self.release_job_tickets(job);
     }
 
@@ -463,9 +548,7 @@ impl Control {
     // ------------------------------------------------------------ the end
 
     pub(super) fn enable_everything(&mut self) {
-        if !self.adopted.is_empty() {
-            self.release_unclaimed();
-        }
+        self.release_unclaimed(u64::MAX);
         let jobs = u32::try_from(self.jobs.len()).unwrap_or(0);
         for job in (0..jobs).map(JobId) {
             self.open_all_gates(job);
@@ -498,7 +581,7 @@ impl Control {
 
     pub(super) fn nothing_outstanding(&self) -> bool {
         let mut gangs = self.jobs.iter().flat_map(|job| &job.gangs);
-        gangs.all(|gang| gang.outstanding == 0)
+        self.releases == 0 && gangs.all(|gang| gang.outstanding == 0)
     }
 }
 

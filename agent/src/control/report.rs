@@ -35,6 +35,7 @@ pub struct Counters {
     pub enables_failed: u64,
     pub enables_withheld: u64,
     pub foreign_claims: u64,
+    pub proofs_lapsed: u64,
     pub channels_refused: u64,
     pub pages_dropped: u64,
     pub remotes_late: u64,
@@ -79,6 +80,11 @@ impl Counters {
                 "foreign_claims",
                 self.foreign_claims,
                 "RM clients reported by a process that could not prove them",
+            ),
+            row(
+                "proofs_lapsed",
+                self.proofs_lapsed,
+                "Proven RM clients that were another process' when proven again",
             ),
             row(
                 "channels_refused",

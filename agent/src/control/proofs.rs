@@ -1,0 +1,392 @@
+//! Proofs of RM clients, made again and again.
+//!
+//! A proof says whose a client was, once. Its process can free the client without a word and keep the
+//! connection; RM gives the number to another process sooner or later, and an order that names the old
+//! pair would disable that process' channel. So every proof is made again after each answered disable
+//! that named the client, which bounds how long a channel of somebody else can stand still, and
+//! periodically, which finds most clients that are gone before their number has another owner.
+//!
+//! A proof only speaks for a disable if it was begun after that disable returned: one that is under way
+//! when another disable is answered is followed by a second.
+//!
+//! ```text
+//!   stands --ask--> asked --ask--> asked, and once more
+//!     ^               |                  |
+//!     +---- own ------+ <----- own ------+        nobody's: forget it      another's: refuse it
+//! ```
+
+use super::session::Client;
+use super::{Control, gpu_id};
+use crate::events::Happening;
+use crate::prove::{Again, Aged};
+use crate::rm::Owner;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use tidegate_policy::ids::{GpuId, JobId};
+
+/// A session's RM client.
+pub type Proven = (u64, u32);
+
+/// The questions under way.
+#[derive(Debug, Default)]
+pub struct Proofs {
+    asked: HashMap<Proven, Asked>,
+    next_seq: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    seq: u64,
+    once_more: bool,
+}
+
+/// What follows from an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing: it stands, or is no longer asked about.
+    Nothing,
+    /// Ask once more.
+    Ask,
+    /// There is no such client: forget its channels.
+    Forget,
+    /// It is another process' client: nothing of it may stay in a list, or disabled.
+    Refuse,
+}
+
+impl Proofs {
+    /// Wants a proof that begins from here on. The number of the question, if it has to be put; else
+    /// one under way will be followed by another.
+    pub fn ask(&mut self, proven: Proven) -> Option<u64> {
+        match self.asked.entry(proven) {
+            Entry::Occupied(mut asked) => {
+                asked.get_mut().once_more = true;
+                None
+            }
+            Entry::Vacant(free) => {
+                self.next_seq += 1;
+                free.insert(Asked {
+                    seq: self.next_seq,
+                    once_more: false,
+                });
+                Some(self.next_seq)
+            }
+        }
+    }
+
+    /// The question could not be put, or its client is no longer of interest.
+    pub fn drop(&mut self, proven: Proven) {
+        self.asked.remove(&proven);
+    }
+
+    /// A session is gone.
+    pub fn drop_all(&mut self, session: u64) {
+        self.asked.retain(|(own, _), _| *own != session);
+    }
+
+    /// The answer to question `seq`; None: the driver did not say, and the next period asks again.
+    pub fn answered(&mut self, proven: Proven, seq: u64, owner: Option<Owner>) -> Next {
+        let Some(asked) = self.asked.get(&proven).copied().filter(|a| a.seq == seq) else {
+            return Next::Nothing;
+        };
+        self.asked.remove(&proven);
+        match owner {
+            Some(Owner::Foreign) => Next::Refuse,
+            Some(Owner::Nobody) => Next::Forget,
+            Some(Owner::Own) | None if asked.once_more => Next::Ask,
+            Some(Owner::Own) | None => Next::Nothing,
+        }
+    }
+}
+
+impl Control {
+    /// Has the proofs of a job's clients on `gpu` made again.
+    pub(super) fn prove_again(&mut self, job: JobId, gpu: GpuId) {
+        let mut at = 0;
+        loop {
+            let state = self.jobs.get(job.0 as usize);
+            let gang = state.and_then(|job| job.gangs.get(gpu.index()));
+            let Some(&proven) = gang.and_then(|gang| gang.proven.get(at)) else {
+                return;
+            };
+            self.ask_again(proven);
+            at += 1;
+        }
+    }
+
+    /// Has every proof that a list rests on made again, once a period.
+    pub(super) fn prove_all_again(&mut self) {
+        if self.now < self.prove_at {
+            return;
+        }
+        self.prove_at = self.now + self.prove_every_ns;
+        for job in 0..u32::try_from(self.jobs.len()).unwrap_or(0) {
+            for gpu in 0..self.gpus.len() {
+                self.prove_again(JobId(job), gpu_id(gpu));
+            }
+        }
+    }
+
+    fn ask_again(&mut self, proven: Proven) {
+        let (session, client) = proven;
+        let state = self.sessions.get(&session);
+        let Some(Client::Own(Some(file))) = state.and_then(|state| state.clients.get(&client))
+        else {
+            return;
+        };
+        let Some(seq) = self.proofs.ask(proven) else {
+            return;
+        };
+        let again = Again {
+            session,
+            client,
+            seq,
+            file: Arc::clone(file),
+        };
+        if self.reprover.try_send(again).is_err() {
+            self.proofs.drop(proven);
+            self.prove_at = self.now;
+        }
+    }
+
+    /// What became of a proof that was made again.
+    pub(super) fn aged(&mut self, aged: Aged) {
+        let Aged {
+            session: id,
+            client,
+            seq,
+            owner,
+        } = aged;
+        match self.proofs.answered((id, client), seq, owner) {
+            Next::Nothing => {}
+            Next::Ask => self.ask_again((id, client)),
+            Next::Forget => {
+                let touched = self.forget(id, |held| held.channel.client == client);
+                self.disown(id, client);
+                self.channels_changed(id, touched, false);
+            }
+            Next::Refuse => {
+                self.counters.proofs_lapsed += 1;
+                self.tell(Happening {
+                    kind: "proof_lapsed",
+                    session: id,
+                    job: self.job_name(self.sessions.get(&id).and_then(|s| s.job)),
+                    text: format!("RM client {client:#x} is another process' by now"),
+                    ..Happening::default()
+                });
+                self.claims.release(client, id);
+                self.refuse(
+                    id,
+                    client,
+                    "an RM client it proved is another process' by now",
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gang::Gang;
+    use super::*;
+    use crate::issue::Outcome;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    const PROVEN: Proven = (1, 0xc1d0_0001);
+
+    #[test]
+    fn an_answer_to_an_older_question_decides_nothing() {
+        let mut proofs = Proofs::default();
+        let first = proofs.ask(PROVEN).expect("put");
+        proofs.drop(PROVEN);
+        let second = proofs.ask(PROVEN).expect("put");
+        let answer = |proofs: &mut Proofs, seq, owner| proofs.answered(PROVEN, seq, Some(owner));
+        assert_eq!(answer(&mut proofs, first, Owner::Foreign), Next::Nothing);
+        assert_eq!(answer(&mut proofs, second, Owner::Own), Next::Nothing);
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        Busy,
+        Idle,
+        Free,
+        Born,
+        Leave,
+        SayGone,
+        Issue,
+        Prove,
+        Turn,
+        Period,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Task {
+        Order(bool),
+        Release,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Answer {
+        Order(bool),
+        Owner(u64, Owner),
+    }
+
+    /// One client number, the process that proved it, and one that has it afterwards.
+    #[derive(Debug)]
+    struct World {
+        owner: Owner,
+        disabled: bool,
+        listed: bool,
+        gang: Gang,
+        proofs: Proofs,
+        tasks: VecDeque<Task>,
+        questions: VecDeque<u64>,
+        inbox: VecDeque<Answer>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self {
+                owner: Owner::Own,
+                disabled: false,
+                listed: true,
+                gang: Gang::default(),
+                proofs: Proofs::default(),
+                tasks: VecDeque::new(),
+                questions: VecDeque::new(),
+                inbox: VecDeque::new(),
+            }
+        }
+
+        fn order(&mut self, disable: bool) {
+            if self.listed {
+                self.gang.outstanding += 1;
+                self.tasks.push_back(Task::Order(disable));
+            }
+        }
+
+        fn unlist(&mut self) {
+            if std::mem::take(&mut self.listed) {
+                self.proofs.drop(PROVEN);
+                if self.gang.may_be_disabled() {
+                    self.tasks.push_back(Task::Release);
+                }
+            }
+        }
+
+        fn ask(&mut self) {
+            if self.listed
+                && let Some(seq) = self.proofs.ask(PROVEN)
+            {
+                self.questions.push_back(seq);
+            }
+        }
+
+        fn becomes(&mut self, from: Owner, to: Owner) {
+            if self.owner == from {
+                self.owner = to;
+                self.disabled = false;
+            }
+        }
+
+        fn step(&mut self, op: Op) {
+            match op {
+                Op::Busy => self.order(true),
+                Op::Idle => self.order(false),
+                Op::Free => self.becomes(Owner::Own, Owner::Nobody),
+                Op::Born => self.becomes(Owner::Nobody, Owner::Foreign),
+                Op::Leave => self.becomes(Owner::Foreign, Owner::Nobody),
+                Op::SayGone => self.unlist(),
+                Op::Period => self.ask(),
+                Op::Issue => match self.tasks.pop_front() {
+                    Some(Task::Order(disable)) => {
+                        if self.owner != Owner::Nobody {
+                            self.disabled = disable;
+                        }
+                        self.inbox.push_back(Answer::Order(disable));
+                    }
+                    Some(Task::Release) => self.disabled = false,
+                    None => {}
+                },
+                Op::Prove => {
+                    if let Some(seq) = self.questions.pop_front() {
+                        self.inbox.push_back(Answer::Owner(seq, self.owner));
+                    }
+                }
+                Op::Turn => match self.inbox.pop_front() {
+                    Some(Answer::Order(disable)) => {
+                        self.gang.answered(disable, Outcome::Done);
+                        if disable {
+                            self.ask();
+                        }
+                    }
+                    Some(Answer::Owner(seq, owner)) => {
+                        match self.proofs.answered(PROVEN, seq, Some(owner)) {
+                            Next::Nothing => {}
+                            Next::Ask => self.ask(),
+                            Next::Forget | Next::Refuse => self.unlist(),
+                        }
+                    }
+                    None => {}
+                },
+            }
+        }
+
+        /// Lets everything under way come to its end.
+        fn settle(&mut self) {
+            while !(self.tasks.is_empty() && self.questions.is_empty() && self.inbox.is_empty()) {
+                for op in [Op::Issue, Op::Prove, Op::Turn] {
+                    self.step(op);
+                }
+            }
+        }
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => Just(Op::Busy),
+            3 => Just(Op::Idle),
+            2 => Just(Op::Free),
+            2 => Just(Op::Born),
+            1 => Just(Op::Leave),
+            1 => Just(Op::SayGone),
+            6 => Just(Op::Issue),
+            6 => Just(Op::Prove),
+            6 => Just(Op::Turn),
+            1 => Just(Op::Period),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        /// Whatever the order of events: once everything under way has ended, nothing of another
+        /// process is disabled; and a period later nothing of it is listed.
+        #[test]
+        fn nobody_elses_channel_stays_disabled_or_listed(ops in prop::collection::vec(op(), 0..60)) {
+            let mut world = World::new();
+            for op in ops {
+                world.step(op);
+            }
+            world.settle();
+            prop_assert!(!(world.owner == Owner::Foreign && world.disabled), "{world:?}");
+            world.step(Op::Period);
+            world.settle();
+            prop_assert!(!world.listed || world.owner == Owner::Own, "{world:?}");
+        }
+
+        /// A process that frees nothing keeps its channels in the lists.
+        #[test]
+        fn an_owner_is_never_refused(ops in prop::collection::vec(op(), 0..60)) {
+            let mut world = World::new();
+            for op in ops {
+                if !matches!(op, Op::Free | Op::SayGone) {
+                    world.step(op);
+                }
+            }
+            world.settle();
+            prop_assert!(world.listed);
+        }
+    }
+}
