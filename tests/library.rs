@@ -1,48 +1,11 @@
 //! The library in a process' life: capture, fork, an agent that comes late, dies, and returns.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::Stdio;
+use std::io::{BufRead, BufReader};
 
-use tidegate_tests::{Node, Running, TRUSTING, compile, monotonic_ns, wait_for};
-use tidegate_vgpu::control::{ChannelState, Control};
+use tidegate_tests::watch::{self, Testimony, status};
+use tidegate_tests::{Node, Online, Running, TRUSTING, compile, monotonic_ns, wait_for};
+use tidegate_vgpu::control::ChannelState;
 use tidegate_vgpu::history::{self, Kind};
-
-/// A program driven by lines (`apps/online.c`).
-struct Driven {
-    process: Running,
-    answers: BufReader<std::process::ChildStdout>,
-}
-
-impl Driven {
-    fn start(node: &Node, role: &str) -> Self {
-        let online = compile("online", &["-lcuda"]);
-        let mut command = node.preloaded(&online, role);
-        let mut process = Running::start("online", command.stdin(Stdio::piped()));
-        let pipe = process.child.stdout.take().expect("stdout is piped");
-        let mut driven = Self {
-            process,
-            answers: BufReader::new(pipe),
-        };
-        driven.answer();
-        driven
-    }
-
-    fn answer(&mut self) -> u64 {
-        let mut line = String::new();
-        self.answers
-            .read_line(&mut line)
-            .expect("a pipe can be read");
-        let mut words = line.split_whitespace();
-        assert_eq!(words.next(), Some("ok"), "{line:?}");
-        words.next().and_then(|at| at.parse().ok()).expect("a time")
-    }
-
-    fn ask(&mut self, line: &str) -> u64 {
-        let pipe = self.process.child.stdin.as_mut().expect("stdin is piped");
-        writeln!(pipe, "{line}").expect("the program reads");
-        self.answer()
-    }
-}
 
 fn offline(node: &Node) -> Running {
     let offline = compile("offline", &["-lcuda"]);
@@ -50,10 +13,7 @@ fn offline(node: &Node) -> Running {
 }
 
 fn channels_of(node: &Node, pid: u32) -> Vec<ChannelState> {
-    let control = Control::connect(&node.vgpu_dir()).expect("the device listens");
-    let mut channels = control.channels().expect("the device answers");
-    channels.retain(|channel| channel.pid == pid);
-    channels
+    watch::channels(node, &[pid])
 }
 
 fn all_are(node: &Node, pid: u32, disabled: bool) -> Option<()> {
@@ -64,16 +24,11 @@ fn all_are(node: &Node, pid: u32, disabled: bool) -> Option<()> {
 
 /// Kernels of `pid` that finished.
 fn finished(node: &Node, pid: u32) -> usize {
-    let records = history::read(&node.vgpu_dir()).expect("the device writes its history");
-    records
-        .iter()
-        .filter(|record| record.kind == Kind::KernelEnd && record.pid == pid)
-        .count()
+    Testimony::of(node).finished_after(&[pid], 0)
 }
 
 fn suspect(node: &Node) -> Option<String> {
-    let output = node.tidegate(&["status", "--output", "json"]);
-    let status: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    let status = status(node);
     let devices = status["processes"]
         .as_array()?
         .iter()
@@ -105,18 +60,18 @@ fn forked_children_start_over_and_see_no_descriptor_of_the_library() {
 #[test]
 fn online_runs_without_an_agent_and_is_found_by_one_that_comes_late() {
     let mut node = Node::device_only(&[]);
-    let mut online = Driven::start(&node, "online");
+    let mut online = Online::start(&node, 0);
     let before = monotonic_ns();
-    let after = online.ask("burst 5 100000");
+    let after = online.say("burst 5 100000");
     assert!(after - before < 1_000_000_000, "nothing waits for an agent");
     node.start_agent(TRUSTING);
     let mut offline = offline(&node);
     wait_for("offline to run", || {
         (finished(&node, offline.pid()) > 5).then_some(())
     });
-    online.ask("launch 1 300000000");
+    online.say("launch 1 300000000");
     wait_for("offline to stop", || all_are(&node, offline.pid(), true));
-    online.ask("sync");
+    online.say("sync");
     wait_for("offline to run again", || {
         all_are(&node, offline.pid(), false)
     });
@@ -130,13 +85,14 @@ fn offline_waits_for_an_agent_says_so_once_and_gives_up_only_when_told_to() {
     let mut command = node.preloaded(&program, "offline");
     let mut offline = Running::start(
         "offline",
-        command.arg("100000").env("TIDEGATE_ATTACH_TIMEOUT", "2"),
+        command.arg("100000").env("TIDEGATE_ATTACH_TIMEOUT", "2s"),
     );
     let pid = offline.pid();
     let pipe = offline.child.stderr.take().expect("stderr is piped");
     let mut errors = BufReader::new(pipe).lines();
     let line = errors.next().expect("a line").expect("a pipe can be read");
     assert!(line.contains("waits for tidegate-agent"), "{line}");
+    assert!(line.contains("for at most 2s"), "{line}");
     assert_eq!(finished(&node, pid), 0, "nothing runs before an agent came");
     wait_for("offline to run ungated", || {
         (finished(&node, pid) > 5).then_some(())
@@ -147,15 +103,48 @@ fn offline_waits_for_an_agent_says_so_once_and_gives_up_only_when_told_to() {
 }
 
 #[test]
+fn offline_told_to_fail_without_an_agent_gets_an_error_for_each_launch_until_one_comes() {
+    const SYSTEM_NOT_READY: u64 = 802;
+    let mut node = Node::device_only(&[]);
+    let mut command = node.preloaded(compile("online", &["-lcuda"]), "offline");
+    let errors = node.dir().join("stderr");
+    let to = std::fs::File::create(&errors).expect("the temporary directory is writable");
+    command
+        .env("TIDEGATE_ATTACH_TIMEOUT", "300ms")
+        .env("TIDEGATE_ON_TIMEOUT", "fail")
+        .stderr(to);
+    let mut program = Online::from_command(&mut command);
+    let started = monotonic_ns();
+    program.send("try 1000");
+    assert_eq!(program.answer_fields(), [SYSTEM_NOT_READY, 4321]);
+    assert!(monotonic_ns() - started >= 300_000_000, "it waited first");
+    for _ in 0..3 {
+        program.send("try 1000");
+        assert_eq!(program.answer_fields(), [SYSTEM_NOT_READY, 4321]);
+    }
+    let pid = program.process.pid();
+    assert_eq!(finished(&node, pid), 0, "the driver never saw them");
+    node.start_agent(TRUSTING);
+    wait_for("it to attach", || {
+        (status(&node)["processes"].as_array()?.len() == 1).then_some(())
+    });
+    program.send("try 1000");
+    assert_eq!(program.answer_fields(), [0, 4321], "gated like any other");
+    let said = std::fs::read_to_string(&errors).expect("it was opened");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("CUDA_ERROR_SYSTEM_NOT_READY"), "{said}");
+}
+
+#[test]
 fn channels_made_while_the_job_is_gated_run_nothing_until_it_may() {
     let node = Node::new(&["--gpus", "2"], TRUSTING);
-    let mut online = Driven::start(&node, "online");
-    online.ask("launch 1 1500000000");
+    let mut online = Online::start(&node, 0);
+    online.say("launch 1 1500000000");
     let program = compile("offline", &["-lcuda"]);
     let mut command = node.preloaded(&program, "offline");
     let mut offline = Running::start("offline", command.args(["200000", "0", "1"]));
     let pid = offline.pid();
-    let idle = online.ask("sync");
+    let idle = online.say("sync");
     wait_for("offline to run", || {
         (finished(&node, pid) > 10).then_some(())
     });
@@ -172,16 +161,16 @@ fn channels_made_while_the_job_is_gated_run_nothing_until_it_may() {
 fn at_level_3_the_process_disables_and_enables_its_own_channels() {
     let config = format!("{TRUSTING}\n[channel]\nlevel = \"L3\"\n");
     let node = Node::new(&[], &config);
-    let mut online = Driven::start(&node, "online");
+    let mut online = Online::start(&node, 0);
     let mut offline = offline(&node);
     let pid = offline.pid();
     wait_for("offline to run", || {
         (finished(&node, pid) > 5).then_some(())
     });
-    online.ask("launch 1 200000000");
+    online.say("launch 1 200000000");
     wait_for("offline to stop", || all_are(&node, pid, true));
     let before = finished(&node, pid);
-    online.ask("sync");
+    online.say("sync");
     wait_for("offline to run again", || {
         (finished(&node, pid) > before + 5).then_some(())
     });
@@ -201,13 +190,13 @@ fn at_level_3_the_process_disables_and_enables_its_own_channels() {
 #[test]
 fn a_killed_agent_leaves_no_channel_disabled_and_no_launch_passes_until_one_returns() {
     let mut node = Node::new(&[], TRUSTING);
-    let mut online = Driven::start(&node, "online");
+    let mut online = Online::start(&node, 0);
     let mut offline = offline(&node);
     let pid = offline.pid();
     wait_for("offline to run", || {
         (finished(&node, pid) > 5).then_some(())
     });
-    online.ask("launch 1 60000000000");
+    online.say("launch 1 60000000000");
     wait_for("offline to stop", || all_are(&node, pid, true));
     let agent = node.agent.take().expect("it runs");
     agent.signal(libc::SIGKILL);
@@ -231,7 +220,7 @@ fn a_killed_agent_leaves_no_channel_disabled_and_no_launch_passes_until_one_retu
         let dry = channels.iter().all(|channel| channel.queued == 0);
         dry.then(|| finished(&node, pid))
     });
-    online.ask("graph 1 1000");
+    online.say("graph 1 1000");
     assert!(
         finished(&node, pid) <= settled + 1,
         "no launch passes the gate"
@@ -260,8 +249,8 @@ fn what_keeps_a_device_busy_without_reason_is_named() {
             suspect(&node).is_none().then_some(())
         });
     }
-    let mut online = Driven::start(&node, "online");
-    online.ask("forever");
+    let mut online = Online::start(&node, 0);
+    online.say("forever");
     let named = wait_for("the persistent kernel", || suspect(&node));
     assert!(named.contains("persistent"), "{named}");
 }

@@ -27,7 +27,9 @@ fn offline(node: &Node, job: &str, ordinals: &[usize]) -> Offline {
 /// `apps/contexts.c` of the job `job` on device 0; it is driven as the online program is.
 fn contexts(node: &Node, job: &str, change: impl Fn(&mut Command)) -> Online {
     let mut command = node.preloaded(compile("contexts", &["-lcuda"]), "offline");
-    command.env("TIDEGATE_JOB", job);
+    command
+        .env("TIDEGATE_JOB", job)
+        .stderr(std::process::Stdio::inherit());
     change(&mut command);
     Online::from_command(&mut command)
 }

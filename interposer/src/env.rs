@@ -5,7 +5,7 @@
 
 use core::ffi::CStr;
 use std::time::Duration;
-use tidegate_core::gate::Role;
+use tidegate_core::gate::{OnTimeout, Role};
 
 fn get(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: `name` is a C string. The value lives in the environment; a program that changes its
@@ -59,9 +59,65 @@ pub fn run_dir() -> String {
     }
 }
 
-/// `TIDEGATE_ATTACH_TIMEOUT`: seconds an offline process waits for its first agent before it runs
-/// ungated; unset: for ever.
-pub fn attach_timeout() -> Option<Duration> {
-    let text = std::str::from_utf8(get(c"TIDEGATE_ATTACH_TIMEOUT")?).ok()?;
-    Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()
+/// How long an offline process waits for its first agent, and what it does then.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Patience {
+    /// `TIDEGATE_ATTACH_TIMEOUT`, nanoseconds; none: for ever.
+    pub limit_ns: Option<u64>,
+    /// `TIDEGATE_ON_TIMEOUT`.
+    pub on_timeout: OnTimeout,
+    /// What could not be read, for people.
+    pub unreadable: Option<&'static str>,
+}
+
+/// `TIDEGATE_ATTACH_TIMEOUT` (`30s`, `500ms`, `2min`, or seconds without a unit) and
+/// `TIDEGATE_ON_TIMEOUT` (`run`, `fail`). What cannot be read holds the process back: it waits for
+/// ever, or fails.
+pub fn patience() -> Patience {
+    let mut patience = Patience::default();
+    if let Some(text) = get(c"TIDEGATE_ATTACH_TIMEOUT").filter(|text| !text.is_empty()) {
+        patience.limit_ns = std::str::from_utf8(text).ok().and_then(nanoseconds);
+        if patience.limit_ns.is_none() {
+            patience.unreadable = Some("TIDEGATE_ATTACH_TIMEOUT is no time such as 30s or 500ms");
+        }
+    }
+    match get(c"TIDEGATE_ON_TIMEOUT") {
+        None | Some(b"" | b"run") => {}
+        Some(b"fail") => patience.on_timeout = OnTimeout::Fail,
+        Some(_) => {
+            patience.on_timeout = OnTimeout::Fail;
+            patience.unreadable = Some("TIDEGATE_ON_TIMEOUT is neither run nor fail");
+        }
+    }
+    patience
+}
+
+fn nanoseconds(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let unit_at = text.find(|c: char| c.is_ascii_alphabetic());
+    let (number, unit) = text.split_at(unit_at.unwrap_or(text.len()));
+    let unit_s = match unit {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "min" => 60.0,
+        _ => return None,
+    };
+    let seconds = number.trim().parse::<f64>().ok()? * unit_s;
+    u64::try_from(Duration::try_from_secs_f64(seconds).ok()?.as_nanos()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nanoseconds;
+
+    #[test]
+    fn a_time_is_a_number_and_a_unit_and_nothing_else_is() {
+        assert_eq!(nanoseconds("30s"), Some(30_000_000_000));
+        assert_eq!(nanoseconds(" 500ms "), Some(500_000_000));
+        assert_eq!(nanoseconds("2min"), Some(120_000_000_000));
+        assert_eq!(nanoseconds("1.5"), Some(1_500_000_000));
+        for wrong in ["", "s", "-1s", "3 days", "NaN", "inf", "1e99"] {
+            assert_eq!(nanoseconds(wrong), None, "{wrong}");
+        }
+    }
 }

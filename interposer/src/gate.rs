@@ -3,14 +3,11 @@
 use crate::process::Process;
 use crate::{clock, env, log, sys};
 use core::sync::atomic::{
-    AtomicU64,
+    AtomicBool,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use tidegate_abi::page::{GATE_CLOSED, Page};
-use tidegate_core::gate::{Capture, Role, TURN_NS, Turn, turn as decide};
-
-/// When the process began to wait for its first agent.
-static WAITING_SINCE: AtomicU64 = AtomicU64::new(0);
+use tidegate_core::gate::{self as core_gate, Capture, OnTimeout, Role, TURN_NS, Turn};
 
 /// The gate as a launch sees it. A word that an agent has not written yet is closed: a process is
 /// shown its page before the agent has heard of the device.
@@ -24,7 +21,7 @@ fn word(page: &Page, device: usize) -> u64 {
 /// One turn of a launch that is not captured.
 pub fn turn(process: &Process, page: &Page, device: usize) -> Turn {
     match process.role() {
-        Role::Offline => decide(Role::Offline, word(page, device), Capture::None),
+        Role::Offline => core_gate::turn(Role::Offline, word(page, device), Capture::None),
         _ => Turn::Pass,
     }
 }
@@ -37,9 +34,16 @@ pub fn any_closed(process: &Process) -> bool {
         .any(|device| word(page, device) & tidegate_abi::page::GATE_STATE != 0)
 }
 
-/// Waits one turn.
-pub fn wait(process: &'static Process, page: &Page, device: usize) {
-    without_agent(process);
+/// Waits one turn; what the launch does then.
+pub fn wait(process: &'static Process, page: &Page, device: usize) -> Turn {
+    match without_agent(process) {
+        Turn::Wait => {}
+        Turn::Pass => {
+            process.set_private_gates(false);
+            return Turn::Wait;
+        }
+        Turn::Fail => return Turn::Fail,
+    }
     if process.waiting.fetch_add(1, AcqRel) == 0 {
         process.bell.ring();
     }
@@ -53,37 +57,52 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) {
     if process.waiting.fetch_sub(1, AcqRel) == 1 {
         process.bell.ring();
     }
+    Turn::Wait
 }
 
-/// Says once that there is no agent, and gives up waiting for the first one if told to.
-fn without_agent(process: &'static Process) {
-    if process.ever_attached.load(Acquire) {
-        return;
-    }
-    let now = clock::now_ns();
-    let first = WAITING_SINCE.compare_exchange(0, now, AcqRel, Acquire);
-    let since = first.err().unwrap_or(now);
-    let limit = env::attach_timeout();
-    let waited = now.saturating_sub(since);
-    if let Some(limit) = limit
-        && u128::from(waited) >= limit.as_nanos()
-    {
-        log::debug(|| "no agent came in time; this offline process runs ungated".to_owned());
-        process.set_private_gates(false);
-        return;
-    }
+/// What a launch does about an agent that has never come.
+fn without_agent(process: &'static Process) -> Turn {
     // Attaching takes a millisecond; a line is due only when nobody is there to attach to.
     const GRACE_NS: u64 = 1_000_000_000;
-    static SAID: AtomicU64 = AtomicU64::new(0);
-    if waited >= GRACE_NS && SAID.swap(1, Relaxed) == 0 {
-        let bound = match limit {
-            Some(limit) => format!("for at most {} s", limit.as_secs_f64()),
-            None => "until one comes (TIDEGATE_ATTACH_TIMEOUT bounds it)".to_owned(),
-        };
-        log::line(&format!(
-            "this offline process waits for tidegate-agent at {}/{}, {bound}",
-            env::run_dir(),
-            tidegate_proto::HOOK_SOCKET
-        ));
+    if process.ever_attached.load(Acquire) {
+        return Turn::Wait;
     }
+    let now = clock::now_ns();
+    let since = &process.without_agent_ns;
+    let since = since.compare_exchange(0, now, AcqRel, Acquire).err();
+    let waited_ns = now.saturating_sub(since.unwrap_or(now));
+    let patience = env::patience();
+    let turn = core_gate::without_agent(waited_ns, patience.limit_ns, patience.on_timeout);
+    if turn != Turn::Wait || waited_ns >= GRACE_NS {
+        say_once(patience);
+    }
+    turn
+}
+
+/// Says that there is no agent and what comes of it.
+fn say_once(patience: env::Patience) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if SAID.swap(true, Relaxed) {
+        return;
+    }
+    let bound = match patience.limit_ns {
+        Some(limit) => format!(
+            "for at most {:?}; after that it {}",
+            std::time::Duration::from_nanos(limit),
+            match patience.on_timeout {
+                OnTimeout::Run => "runs ungated (TIDEGATE_ON_TIMEOUT)",
+                OnTimeout::Fail => "gets CUDA_ERROR_SYSTEM_NOT_READY (TIDEGATE_ON_TIMEOUT)",
+            }
+        ),
+        None => "until one comes (TIDEGATE_ATTACH_TIMEOUT bounds it)".to_owned(),
+    };
+    let unreadable = match patience.unreadable {
+        Some(what) => format!("; {what}"),
+        None => String::new(),
+    };
+    log::line(&format!(
+        "this offline process waits for tidegate-agent at {}/{}, {bound}{unreadable}",
+        env::run_dir(),
+        tidegate_proto::HOOK_SOCKET
+    ));
 }

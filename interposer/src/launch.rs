@@ -33,6 +33,10 @@ pub struct Touch {
     pub waits_on_host: bool,
 }
 
+/// The result of a launch that waited for an agent and was told to fail without one: "all required
+/// driver daemons are actively running" is what this error asks its reader to see to.
+const REFUSED: CUresult = CUresult::SYSTEM_NOT_READY;
+
 /// Copies below this are over before anything could be gated for them.
 const LARGE_COPY: usize = 64 << 10;
 
@@ -46,18 +50,20 @@ pub fn stream_of(config: *const CUlaunchConfig) -> CUstream {
     }
 }
 
-/// A launch that is under way.
-struct Entered {
-    slot: &'static Slot,
-    shared: bool,
+/// A launch that is under way, or that must not be.
+enum Entered {
+    Counted { slot: &'static Slot, shared: bool },
+    Refused,
 }
 
 impl Entered {
     fn leave(&self) {
-        if self.shared {
-            self.slot.counts.add_returned();
-        } else {
-            self.slot.counts.raise_returned();
+        if let Self::Counted { slot, shared } = *self {
+            if shared {
+                slot.counts.add_returned();
+            } else {
+                slot.counts.raise_returned();
+            }
         }
     }
 }
@@ -65,6 +71,9 @@ impl Entered {
 /// A launch on the slow path.
 pub fn slow(row: usize, touch: Touch, call: impl FnOnce() -> CUresult) -> CUresult {
     let entered = process::guarded(|| sys::keeping_errno(|| enter(row, touch))).flatten();
+    if let Some(Entered::Refused) = entered {
+        return REFUSED;
+    }
     let result = call();
     if let Some(entered) = entered {
         entered.leave();
@@ -105,30 +114,33 @@ pub unsafe fn multi_device(
     _flags: c_uint,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    let entered: Vec<Entered> = process::guarded(|| {
+    let mut entered = [const { None }; DEVICES];
+    process::guarded(|| {
         sys::keeping_errno(|| {
             if list.is_null() {
-                return Vec::new();
+                return;
             }
             // SAFETY: the driver is about to read the same array.
             let list = unsafe { core::slice::from_raw_parts(list, count as usize) };
-            list.iter()
-                .filter_map(|params| {
-                    let touch = Touch {
-                        stream: slots::named::<false>(params.stream as usize),
-                        graph: 0,
-                        waits_on_host: false,
-                    };
-                    enter(row, touch)
-                })
-                .collect()
-        })
-    })
-    .unwrap_or_default();
-    let result = call();
-    for entered in entered {
-        entered.leave();
-    }
+            // One launch for each device at most; the driver refuses more.
+            for (place, params) in entered.iter_mut().zip(list) {
+                let touch = Touch {
+                    stream: slots::named::<false>(params.stream as usize),
+                    graph: 0,
+                    waits_on_host: false,
+                };
+                *place = enter(row, touch);
+            }
+        });
+    });
+    let entered = entered.iter().flatten();
+    let refused = |entered: &Entered| matches!(entered, Entered::Refused);
+    let result = if entered.clone().any(refused) {
+        REFUSED
+    } else {
+        call()
+    };
+    entered.for_each(Entered::leave);
     result
 }
 
@@ -166,7 +178,9 @@ fn enter(row: usize, touch: Touch) -> Option<Entered> {
         crate::hook::count(row);
     }
     note(slot, touch);
-    let page = begin(process, slot, shared, device);
+    let Some(page) = begin(process, slot, shared, device) else {
+        return Some(Entered::Refused);
+    };
     let words = &page.devices[device];
     if let Some(_edge) = busy_edge(&words.activity)
         && process.role().counts()
@@ -180,11 +194,16 @@ fn enter(row: usize, touch: Touch) -> Option<Entered> {
         slot.last_stream.store(known, Relaxed);
         slots::set_current(slot);
     }
-    Some(Entered { slot, shared })
+    Some(Entered::Counted { slot, shared })
 }
 
-/// Raises `entered` once the gate lets the launch through; the page it saw.
-fn begin(process: &'static Process, slot: &Slot, shared: bool, device: usize) -> &'static Page {
+/// Raises `entered` once the gate lets the launch through; the page it saw. None: it never will.
+fn begin(
+    process: &'static Process,
+    slot: &Slot,
+    shared: bool,
+    device: usize,
+) -> Option<&'static Page> {
     loop {
         if shared {
             slot.counts.add_entered();
@@ -195,14 +214,16 @@ fn begin(process: &'static Process, slot: &Slot, shared: bool, device: usize) ->
         fence(SeqCst);
         let page = process.page();
         if gate::turn(process, page, device) == Turn::Pass {
-            return page;
+            return Some(page);
         }
         if shared {
             slot.counts.add_returned();
         } else {
             slot.counts.raise_returned();
         }
-        gate::wait(process, page, device);
+        if gate::wait(process, page, device) == Turn::Fail {
+            return None;
+        }
     }
 }
 

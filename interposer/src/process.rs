@@ -53,6 +53,8 @@ pub struct Process {
     pub limits: Limits,
     /// Offline launches that wait on the gate at this moment.
     pub waiting: AtomicU32,
+    /// When a launch first found no agent; 0: none has.
+    pub without_agent_ns: AtomicU64,
     /// Panics caught at the library's edges.
     pub panics: AtomicU64,
 }
@@ -226,6 +228,7 @@ fn build() -> Option<&'static Process> {
                 schedule_hold: AtomicU64::new(tidegate_core::gate::SCHEDULE_HOLD_NS),
             },
             waiting: AtomicU32::new(0),
+            without_agent_ns: AtomicU64::new(0),
             panics: AtomicU64::new(0),
         };
         process.set_private_gates(wished == Role::Offline);

@@ -7,8 +7,10 @@
  *                     waited for, and a gap of GAP nanoseconds between two; answers "ok END START LONGEST LAUNCHES": when the
  *                     last iteration was done, when the first launch was made, the longest gap, graph launches
  *   forever           a kernel that never ends
+ *   try NS            one kernel of NS nanoseconds; answers "ok RESULT ERRNO", errno being 4321 before the call
  * Device ordinal: first argument, 0 by default. */
 #include "tg.h"
+#include <errno.h>
 
 /* Waits until `at`: sleeps most of the way, since a gap must leave the processor to others, and spins the rest. */
 static void until(uint64_t at)
@@ -78,6 +80,14 @@ int main(int argc, char **argv)
             }
         } else if (!strcmp(what, "forever")) {
             MUST(cuLaunchKernel(forever, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
+        } else if (!strcmp(what, "try")) {
+            uint64_t tried_ns = count;
+            void *args[] = {&tried_ns, &tag};
+            errno = 4321;
+            CUresult result = cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, args, 0);
+            printf("ok %d %d\n", result, errno);
+            fflush(stdout);
+            continue;
         } else if (strcmp(what, "sync")) {
             fprintf(stderr, "online: unknown command %s\n", what);
             return 2;

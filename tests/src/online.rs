@@ -19,7 +19,7 @@ impl Online {
     #[must_use]
     pub fn start(node: &Node, ordinal: usize) -> Self {
         let mut command = node.preloaded(compile("online", &["-lcuda"]), "online");
-        command.arg(ordinal.to_string());
+        command.arg(ordinal.to_string()).stderr(Stdio::inherit());
         Self::from_command(&mut command)
     }
 
@@ -29,10 +29,7 @@ impl Online {
     /// When it does not come up.
     #[track_caller]
     pub fn from_command(command: &mut std::process::Command) -> Self {
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Running::start("online", command);
         let commands = process.child.stdin.take().expect("stdin is piped");
         let answers = BufReader::new(process.child.stdout.take().expect("stdout is piped"));

@@ -66,6 +66,31 @@ pub enum Turn {
     Pass,
     /// Waits on the gate word, then asks again.
     Wait,
+    /// Fails without the driver having been called.
+    Fail,
+}
+
+/// What an offline process does when its first agent has not come in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnTimeout {
+    /// Its launches pass, ungated.
+    #[default]
+    Run,
+    /// Its launches fail.
+    Fail,
+}
+
+/// What a launch behind a closed gate does in a process that no agent has welcomed yet, after
+/// `waited_ns` and with the `limit_ns` it was given; none: it waits for ever.
+#[must_use]
+pub fn without_agent(waited_ns: u64, limit_ns: Option<u64>, on_timeout: OnTimeout) -> Turn {
+    match limit_ns {
+        Some(limit) if waited_ns >= limit => match on_timeout {
+            OnTimeout::Run => Turn::Pass,
+            OnTimeout::Fail => Turn::Fail,
+        },
+        _ => Turn::Wait,
+    }
 }
 
 /// Longest wait of one turn, nanoseconds: also how long a launch sleeps past a page that was
@@ -117,6 +142,15 @@ mod tests {
                 }
             }
             assert_eq!(Role::from_word(role.to_word()), role);
+        }
+    }
+
+    #[test]
+    fn a_launch_without_an_agent_waits_its_whole_time_and_then_does_as_it_was_told() {
+        for (on_timeout, then) in [(OnTimeout::Run, Turn::Pass), (OnTimeout::Fail, Turn::Fail)] {
+            assert_eq!(without_agent(u64::MAX, None, on_timeout), Turn::Wait);
+            assert_eq!(without_agent(99, Some(100), on_timeout), Turn::Wait);
+            assert_eq!(without_agent(100, Some(100), on_timeout), then);
         }
     }
 

@@ -39,6 +39,7 @@ impl CUresult {
     pub const LAUNCH_FAILED: Self = Self(719);
     pub const NOT_PERMITTED: Self = Self(800);
     pub const NOT_SUPPORTED: Self = Self(801);
+    pub const SYSTEM_NOT_READY: Self = Self(802);
     pub const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
     pub const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
     pub const STREAM_CAPTURE_MERGE: Self = Self(902);
