@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tidegate_replay::spread::Spread;
 use tidegate_vgpu::history::{Kind, Record};
 
 /// One request as the online program logged it, in `CLOCK_MONOTONIC` nanoseconds.
@@ -32,19 +33,6 @@ pub struct Span {
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
-}
-
-/// Mean and quantiles of something; zero of nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spread {
-    /// Arithmetic mean.
-    pub mean: f64,
-    /// Half are at most this.
-    pub p50: f64,
-    /// 99 % are at most this.
-    pub p99: f64,
-    /// The largest.
-    pub max: f64,
 }
 
 /// Preemptions of one run.
@@ -71,25 +59,6 @@ impl Span {
         to_ns
             .min(self.to_ns)
             .saturating_sub(from_ns.max(self.from_ns))
-    }
-}
-
-impl Spread {
-    /// Of `values`, in any order. Quantiles by nearest rank: each is a value that occurred.
-    #[must_use]
-    pub fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let Some(max) = values.last().copied() else {
-            return Self::default();
-        };
-        let rank = |p: f64| values[((values.len() as f64 * p).ceil() as usize).max(1) - 1];
-        let mean = values.iter().sum::<f64>() / values.len() as f64;
-        Self {
-            mean,
-            p50: rank(0.50),
-            p99: rank(0.99),
-            max,
-        }
     }
 }
 

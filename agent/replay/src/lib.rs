@@ -14,16 +14,22 @@
 //! * [`spec`], [`run`], [`record`], [`pair`]: two workloads on one GPU under a policy, what came of
 //!   it, and what it cost online;
 //! * [`hardware`] and [`costs`]: what things take, each figure with its source;
-//! * [`timeline`]: what happened, for a trace viewer.
+//! * [`scenarios`], [`cases`], [`evaluation`], [`sweep`]: whole tables of such runs;
+//! * [`figures`] and [`report`]: what is said of them; [`timeline`]: what happened, for a trace
+//!   viewer.
 //!
-//! Nothing here reads a clock, starts a thread or draws from anything but a seed, so the same call
-//! gives the same answer on every machine. Only the readers ([`input`]) touch files.
+//! Nothing here reads a clock or draws from anything but a seed, so the same call gives the same
+//! answer on every machine. Only the readers ([`input`]) touch files, and only [`sweep`] starts
+//! threads.
 #![forbid(unsafe_code)]
 
+pub mod cases;
 pub mod clock;
 pub mod costs;
 pub mod engine;
 pub mod estimate;
+pub mod evaluation;
+pub mod figures;
 pub mod gap;
 pub mod generator;
 pub mod hardware;
@@ -32,8 +38,12 @@ pub mod names;
 pub mod pair;
 pub mod queue;
 pub mod record;
+pub mod report;
 pub mod rng;
 pub mod run;
+pub mod scenarios;
 pub mod spec;
+pub mod spread;
+pub mod sweep;
 pub mod timeline;
 pub mod trace;

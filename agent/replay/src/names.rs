@@ -10,24 +10,24 @@ pub struct UnknownName {
     /// What was asked for.
     pub given: String,
     /// What there is.
-    pub known: Vec<&'static str>,
+    pub known: Vec<String>,
 }
 
 /// The one of `known`, each with its name, that is called `given`; letter case does not matter.
 ///
 /// # Errors
 /// When there is none.
-pub fn find<T>(
+pub fn find<N: AsRef<str>, T>(
     what: &'static str,
     given: &str,
-    known: impl IntoIterator<Item = (&'static str, T)>,
+    known: impl IntoIterator<Item = (N, T)>,
 ) -> Result<T, UnknownName> {
     let mut names = Vec::new();
     for (name, value) in known {
-        if name.eq_ignore_ascii_case(given) {
+        if name.as_ref().eq_ignore_ascii_case(given) {
             return Ok(value);
         }
-        names.push(name);
+        names.push(name.as_ref().to_owned());
     }
     let given = given.chars().take(80).collect();
     Err(UnknownName {
@@ -40,15 +40,14 @@ pub fn find<T>(
 impl UnknownName {
     /// The known name that is nearest to the given one, if one is near.
     #[must_use]
-    pub fn nearest(&self) -> Option<&'static str> {
+    pub fn nearest(&self) -> Option<&str> {
         let given = self.given.to_lowercase();
-        let begins =
-            |name: &&&'static str| given.len() > 2 && name.to_lowercase().starts_with(&given);
-        let distance = |name: &&&'static str| edits(&given, &name.to_lowercase());
-        let near = |name: &&&'static str| 3 * distance(name) <= name.len();
+        let begins = |name: &&String| given.len() > 2 && name.to_lowercase().starts_with(&given);
+        let distance = |name: &&String| edits(&given, &name.to_lowercase());
+        let near = |name: &&String| 2 * distance(name) <= name.len();
         let begun = self.known.iter().find(begins);
         let nearest = || self.known.iter().min_by_key(distance).filter(near);
-        begun.or_else(nearest).copied()
+        begun.or_else(nearest).map(String::as_str)
     }
 }
 

@@ -8,7 +8,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 use tidegate_replay::engine::CostModel;
-use tidegate_tests::figures::{self, Preemptions, Served, Span, Spread};
+use tidegate_replay::report::text::thousands;
+use tidegate_replay::spread::Spread;
+use tidegate_tests::figures::{self, Preemptions, Served, Span};
 use tidegate_tests::{Running, monotonic_ns};
 
 use crate::interrupt;
@@ -370,7 +372,7 @@ impl Runs<'_> {
                 to_ns: now,
             };
             let rate = self.offline_rate(offline, second)?;
-            text += &format!(", offline {} tokens/s", crate::table::thousands(rate));
+            text += &format!(", offline {} tokens/s", thousands(rate));
         }
         self.progress.now(&text);
         Ok(())
@@ -382,10 +384,7 @@ impl Runs<'_> {
             run.served, run.ttft_ms.mean, run.tpot_ms.mean
         );
         if run.offline_tokens_per_s > 0.0 {
-            text += &format!(
-                ", offline {} tokens/s",
-                crate::table::thousands(run.offline_tokens_per_s)
-            );
+            text += &format!(", offline {} tokens/s", thousands(run.offline_tokens_per_s));
         }
         self.progress.done(&text);
     }

@@ -1,0 +1,171 @@
+//! Which policies are compared, by name.
+//!
+//! A case is a compute policy and a memory policy. On a command line it is `COMPUTE+MEMORY`, or a
+//! compute policy alone, which is then tried with each memory policy asked for.
+
+use std::fmt;
+
+use crate::names::{UnknownName, find};
+use crate::spec::{Compute, FIGURE_10, Memory};
+
+/// Who decides about the GPU's time, and who about its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Case {
+    /// The GPU's time.
+    pub compute: Compute,
+    /// Its memory.
+    pub memory: Memory,
+}
+
+/// Online alone: what every case is compared with.
+pub const ALONE: Case = Case::of(Compute::Standalone, Memory::Prism);
+/// What offline throughput is compared with: Valve's strongest baseline.
+pub const CHANNEL_PRISM: Case = Case::of(Compute::Channel, Memory::Prism);
+/// The limit: what a policy that knows the future gets within the same bounds.
+pub const ORACLE: Case = Case::of(Compute::Oracle, Memory::Oracle);
+/// What the agent does.
+pub const TIDEGATE: Case = Case::of(Compute::Tidegate, Memory::Tidegate);
+
+impl Case {
+    /// This pair.
+    #[must_use]
+    pub const fn of(compute: Compute, memory: Memory) -> Self {
+        Self { compute, memory }
+    }
+
+    /// What is compared unless asked otherwise: no control, the six of the paper's Figure 10, and
+    /// the limit.
+    #[must_use]
+    pub fn usual() -> Vec<Self> {
+        let paper = FIGURE_10.map(|(compute, memory)| Self::of(compute, memory));
+        let mut cases = vec![Self::of(Compute::NoControl, Memory::Prism)];
+        cases.extend(paper);
+        cases.push(ORACLE);
+        cases
+    }
+
+    /// The cases that `policies` and `memories` name; [`Case::usual`] if neither names any. A
+    /// policy without a memory is tried with each of `memories`, or with Tidegate's; memories
+    /// without a policy with Tidegate's.
+    ///
+    /// # Errors
+    /// When a name is unknown.
+    pub fn named(policies: &[String], memories: &[String]) -> Result<Vec<Self>, UnknownName> {
+        if policies.is_empty() && memories.is_empty() {
+            return Ok(Self::usual());
+        }
+        let mut known = Vec::new();
+        for name in memories {
+            known.push(memory(name)?);
+        }
+        if known.is_empty() {
+            known.push(Memory::Tidegate);
+        }
+        let mut cases = Vec::new();
+        let tidegate = ["Tidegate".to_owned()];
+        for name in if policies.is_empty() {
+            &tidegate
+        } else {
+            policies
+        } {
+            if let Some((first, second)) = name.split_once('+') {
+                cases.push(Self::of(compute(first.trim())?, memory(second.trim())?));
+                continue;
+            }
+            let compute = compute(name)?;
+            cases.extend(known.iter().map(|memory| Self::of(compute, *memory)));
+        }
+        let mut seen = std::collections::HashSet::new();
+        cases.retain(|case| seen.insert(*case));
+        Ok(cases)
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            TIDEGATE => out.write_str("Tidegate"),
+            ORACLE => out.write_str("Oracle"),
+            Self { compute, memory } => write!(out, "{}+{}", compute.name(), memory.name()),
+        }
+    }
+}
+
+/// The compute policy of this name; `TemporalShare(N)` takes any N from 1.
+///
+/// # Errors
+/// When there is none.
+pub fn compute(name: &str) -> Result<Compute, UnknownName> {
+    let lower = name.to_ascii_lowercase();
+    let share = lower
+        .strip_prefix("temporalshare(")
+        .and_then(|rest| rest.strip_suffix(')'))
+        .and_then(|n| n.parse().ok())
+        .filter(|n| *n > 0);
+    share.map_or_else(
+        || find("compute policy", name, Compute::NAMES),
+        |n| Ok(Compute::TemporalShare(n)),
+    )
+}
+
+/// The memory policy of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn memory(name: &str) -> Result<Memory, UnknownName> {
+    find("memory policy", name, Memory::NAMES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(policies: &[&str], memories: &[&str]) -> Result<Vec<String>, String> {
+        let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        let cases = Case::named(&owned(policies), &owned(memories));
+        cases
+            .map(|cases| cases.iter().map(Case::to_string).collect())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn names_make_cases() {
+        assert_eq!(
+            named(
+                &["GPreempt", "channel+prism", "TemporalShare(7)"],
+                &["uvm", "Tidegate"]
+            ),
+            Ok(["GPreempt+UVM", "GPreempt+Tidegate", "Channel+Prism"]
+                .into_iter()
+                .chain(["TemporalShare(7)+UVM", "TemporalShare(7)+Tidegate"])
+                .map(str::to_owned)
+                .collect())
+        );
+        assert_eq!(
+            named(&[], &["StaticMem"]),
+            Ok(vec!["Tidegate+StaticMem".to_owned()])
+        );
+        assert_eq!(
+            named(&["tidegate", "Tidegate+Tidegate"], &[]),
+            Ok(vec!["Tidegate".to_owned()])
+        );
+        assert_eq!(named(&[], &[]).map(|cases| cases.len()), Ok(8));
+    }
+
+    #[test]
+    fn an_unknown_policy_is_answered_with_the_nearest() {
+        let told = named(&["GPrempt"], &[]).expect_err("unknown");
+        assert!(
+            told.contains("no compute policy \"GPrempt\"; did you mean GPreempt?"),
+            "{told}"
+        );
+        let told = named(&["Channel+Prison"], &[]).expect_err("unknown");
+        assert!(
+            told.contains("no memory policy \"Prison\"; did you mean Prism?"),
+            "{told}"
+        );
+        for odd in ["TemporalShare(0)", "TemporalShare(x)", "+", ""] {
+            assert!(named(&[odd], &[]).is_err(), "{odd}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! A table of runs: every workload, under every policy, beside the runs it is compared with.
+//!
+//! Each workload runs alone, under Channel+Prism and under the oracle, whatever is asked for:
+//! increases are paired with the first and throughput is compared with the others. Figures come in
+//! the order workload, policy, and are the same however many threads there were.
+
+use std::num::NonZeroUsize;
+
+use crate::cases::{ALONE, CHANNEL_PRISM, Case, ORACLE};
+use crate::figures::{Beside, Figures};
+use crate::record::Outcome;
+use crate::run::run;
+use crate::spec::{Spec, SpecError};
+use crate::sweep::in_parallel;
+
+/// One pair of online and offline jobs with one seed, to be run under several policies.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// What is run; its policies are replaced.
+    pub spec: Spec,
+    /// Which requests of its trace, in words.
+    pub cut: String,
+}
+
+/// One run that was asked for.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// Place of its workload.
+    pub workload: usize,
+    /// What came of it.
+    pub figures: Figures,
+    /// The run itself, if it was to be kept.
+    pub outcome: Option<Outcome>,
+}
+
+/// A table of runs.
+#[derive(Clone, Debug)]
+pub struct Evaluation {
+    /// Each workload alone, in order.
+    pub alone: Vec<Outcome>,
+    /// What was asked for, by workload, then by case.
+    pub ran: Vec<Ran>,
+}
+
+/// A workload cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{scenario}: {source}")]
+pub struct EvaluationError {
+    /// The workload's name.
+    pub scenario: String,
+    /// Why.
+    pub source: SpecError,
+}
+
+const BESIDE: [Case; 3] = [ALONE, CHANNEL_PRISM, ORACLE];
+
+/// How many runs [`evaluate`] makes.
+#[must_use]
+pub fn runs(workloads: usize, cases: &[Case]) -> usize {
+    let asked = cases.iter().filter(|case| !BESIDE.contains(case)).count();
+    workloads * (BESIDE.len() + asked)
+}
+
+/// Runs each of `workloads` under each of `cases`. `keep` tells whose outcome is wanted whole, and
+/// `done` hears of each run.
+///
+/// # Errors
+/// With the first workload that cannot be run.
+pub fn evaluate(
+    workloads: &[Workload],
+    cases: &[Case],
+    threads: NonZeroUsize,
+    keep: impl Fn(usize, Case) -> bool + Sync,
+    done: impl Fn() + Sync,
+) -> Result<Evaluation, EvaluationError> {
+    let spec = |workload: usize, case: Case| {
+        let base = &workloads[workload].spec;
+        Spec {
+            compute: case.compute,
+            memory: case.memory,
+            timeline: base.timeline && keep(workload, case),
+            ..base.clone()
+        }
+    };
+    let outcome = |spec: &Spec| {
+        run(spec).map_err(|source| EvaluationError {
+            scenario: spec.scenario.clone(),
+            source,
+        })
+    };
+    let pairs = |cases: &[Case]| -> Vec<(usize, Case)> {
+        let all = 0..workloads.len();
+        all.flat_map(|workload| cases.iter().map(move |case| (workload, *case)))
+            .collect()
+    };
+    let beside = in_parallel(
+        threads,
+        &pairs(&BESIDE),
+        |(workload, case)| outcome(&spec(*workload, *case)),
+        |_| done(),
+    )?;
+    let ran = in_parallel(
+        threads,
+        &pairs(cases),
+        |(workload, case)| {
+            let spec = spec(*workload, *case);
+            let known = &beside[workload * BESIDE.len()..][..BESIDE.len()];
+            let own;
+            let outcome = match BESIDE.iter().position(|other| other == case) {
+                Some(place) => &known[place],
+                None => {
+                    own = outcome(&spec)?;
+                    &own
+                }
+            };
+            let beside = Beside {
+                alone: &known[0],
+                channel_prism: &known[1],
+                oracle: &known[2],
+            };
+            Ok(Ran {
+                workload: *workload,
+                figures: Figures::of(&spec, workloads[*workload].cut.clone(), outcome, beside),
+                outcome: keep(*workload, *case).then(|| outcome.clone()),
+            })
+        },
+        |(_, case)| {
+            if !BESIDE.contains(case) {
+                done();
+            }
+        },
+    )?;
+    let alone = beside.into_iter().step_by(BESIDE.len()).collect();
+    Ok(Evaluation { alone, ran })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::costs::Costs;
+    use crate::engine::Limits;
+    use crate::figures::{COLUMNS, csv};
+    use crate::gap::VLLM;
+    use crate::generator::CALLER;
+    use crate::hardware::{H200, Model};
+    use crate::spec::{Batching, Compute, Memory, Offline, Online};
+    use crate::trace::Lengths;
+
+    fn workloads() -> Vec<Workload> {
+        let model = Model::named(&H200, "llama-3.1-8b").expect("a fit");
+        let workload = |seed: u64| Workload {
+            spec: Spec {
+                scenario: format!("caller, {seed}"),
+                seed,
+                gpu: H200,
+                online: Online {
+                    model: model.clone(),
+                    trace: Arc::new(CALLER.generate(seed, Duration::from_secs(20))),
+                    gaps: VLLM,
+                    limits: Limits::default(),
+                    batching: Batching::default(),
+                },
+                offline: Offline {
+                    model: model.clone(),
+                    lengths: [Lengths {
+                        input_tokens: 700,
+                        output_tokens: 50,
+                    }]
+                    .into(),
+                    limits: Limits::default(),
+                    batching: Batching::default(),
+                },
+                kv_pool_bytes: 20 << 30,
+                compute: Compute::Standalone,
+                memory: Memory::Prism,
+                costs: Costs::default(),
+                timeline: true,
+            },
+            cut: "every request".to_owned(),
+        };
+        (1..4).map(workload).collect()
+    }
+
+    #[test]
+    fn a_table_is_the_same_to_the_byte_however_many_threads_made_it() {
+        let cases = Case::usual();
+        let heard = AtomicUsize::new(0);
+        let table = |threads: usize| {
+            let threads = NonZeroUsize::new(threads).expect("not zero");
+            let count = || {
+                heard.fetch_add(1, Ordering::Relaxed);
+            };
+            let keep = |workload, case| workload == 1 && case == cases[0];
+            let done = evaluate(&workloads(), &cases, threads, keep, count).expect("it runs");
+            let kept = done.ran.iter().filter(|ran| ran.outcome.is_some());
+            assert_eq!((done.alone.len(), kept.count()), (3, 1));
+            let figures: Vec<Figures> = done.ran.into_iter().map(|ran| ran.figures).collect();
+            csv(&figures)
+        };
+        let one = table(1);
+        assert_eq!(one, table(5));
+        assert_eq!(heard.into_inner(), 2 * runs(3, &cases));
+        assert_eq!(one.lines().count(), 1 + 3 * cases.len());
+        for line in one.lines().skip(1) {
+            assert!(
+                line.starts_with("\"caller, "),
+                "a comma within a name is quoted: {line}"
+            );
+            assert_eq!(line.split(',').count(), COLUMNS.len() + 1, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_workload_that_cannot_run_is_named() {
+        let mut workloads = workloads();
+        workloads[1].spec.offline.lengths = Arc::new([]);
+        let refused = evaluate(&workloads, &[ALONE], NonZeroUsize::MIN, |_, _| false, || {});
+        let told = refused.expect_err("no offline requests").to_string();
+        assert_eq!(told, "caller, 2: the offline workload has no requests");
+    }
+}

@@ -1,0 +1,512 @@
+//! A table of scenarios: which workloads meet on which GPU.
+//!
+//! A CSV with a header and one scenario a line. Needed are `id`, `gpu`, `online_trace`,
+//! `thin_keep_1_in`, `online_model`, `offline_model`, `offline_lengths`, `offline_chunk_tokens`,
+//! `kv_pool_gib`; `class` groups, and `stretch` (times between arrivals are multiplied by it) and
+//! `gaps` (a decode-gap preset) may be given too. Other columns are somebody's notes. Traces and
+//! lengths are named as files of one directory, with or without their endings ([`ENDINGS`]).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::costs::Costs;
+use crate::engine::Limits;
+use crate::gap::{self, GapModel, VLLM};
+use crate::hardware::{GPUS, Gpu, MODELS, Model, Shape};
+use crate::input::{CORRECT, Columns, InputError, Lines};
+use crate::names::{UnknownName, find};
+use crate::spec::{Batching, Compute, Memory, Offline, Online, Spec};
+use crate::trace::{Cut, read_cut, read_lengths};
+
+/// Endings that the name of a trace may leave out.
+pub const ENDINGS: [&str; 5] = ["", ".csv.gz", ".csv", ".jsonl.gz", ".jsonl"];
+/// Scenarios of one table.
+pub const MAX_SCENARIOS: usize = 10_000;
+/// Largest KV pool, GiB: more than any GPU has.
+const MAX_POOL_GIB: f64 = 4_096.0;
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scenario {
+    /// Its name.
+    pub id: String,
+    /// Where both run.
+    pub gpu: Gpu,
+    /// The online requests' file.
+    pub online_trace: PathBuf,
+    /// Which of them.
+    pub cut: Cut,
+    /// The online model.
+    pub online_model: Model,
+    /// The offline model.
+    pub offline_model: Model,
+    /// The offline requests' lengths.
+    pub offline_lengths: PathBuf,
+    /// Prompt tokens of one offline iteration.
+    pub offline_chunk_tokens: u32,
+    /// Memory for the KV caches of both, bytes.
+    pub kv_pool_bytes: u64,
+    /// The online engine's decode gaps.
+    pub gaps: GapModel,
+    /// Of its kind, for people; may be empty.
+    pub class: String,
+}
+
+const COLUMNS: [&str; 12] = [
+    "id",
+    "gpu",
+    "online_trace",
+    "thin_keep_1_in",
+    "online_model",
+    "offline_model",
+    "offline_lengths",
+    "offline_chunk_tokens",
+    "kv_pool_gib",
+    "class",
+    "stretch",
+    "gaps",
+];
+const NEEDED: usize = 9;
+
+/// Reads the table in `file`, whose traces lie in `traces`.
+///
+/// # Errors
+/// When the file cannot be read, a line is not what the format says, or a line names a GPU, a model
+/// or a trace that is not there.
+pub fn read(file: &Path, traces: &Path) -> Result<Vec<Scenario>, InputError> {
+    parse(Lines::open(file)?, traces)
+}
+
+fn parse(mut lines: Lines<'_>, traces: &Path) -> Result<Vec<Scenario>, InputError> {
+    let Some((_, header)) = lines.next_line()? else {
+        return Err(lines.empty("scenarios"));
+    };
+    let columns = Columns::find(&lines, &header, COLUMNS, NEEDED)?;
+    let mut scenarios: Vec<Scenario> = Vec::new();
+    while let Some((_, row)) = lines.next_line()? {
+        let scenario = scenario(&lines, columns.cells(&lines, &row)?, traces)?;
+        if scenarios.iter().any(|other| other.id == scenario.id) {
+            return Err(lines.value("id", &scenario.id, "given once", "rename one of them"));
+        }
+        if scenarios.len() == MAX_SCENARIOS {
+            return Err(lines.large(format!("{MAX_SCENARIOS} scenarios"), "split the table"));
+        }
+        scenarios.push(scenario);
+    }
+    if scenarios.is_empty() {
+        return Err(lines.empty("scenarios"));
+    }
+    Ok(scenarios)
+}
+
+fn scenario(
+    lines: &Lines<'_>,
+    cells: [String; COLUMNS.len()],
+    traces: &Path,
+) -> Result<Scenario, InputError> {
+    let [
+        id,
+        gpu_name,
+        online,
+        keep,
+        online_name,
+        offline_name,
+        lengths,
+        chunk,
+        pool,
+        class,
+        stretch,
+        gaps,
+    ] = cells;
+    let unknown = |field| move |error: UnknownName| lines.unknown(field, error);
+    if id.is_empty() {
+        return Err(lines.value("id", &id, "a name", CORRECT));
+    }
+    let gpu = gpu(&gpu_name).map_err(unknown("gpu"))?;
+    let above_0 = |field, text: &str, expected| {
+        let number = text.parse::<u32>().ok().filter(|n| *n > 0);
+        number.ok_or_else(|| lines.value(field, text, expected, CORRECT))
+    };
+    let pool_bytes = pool
+        .parse::<f64>()
+        .ok()
+        .filter(|gib| *gib > 0.0 && *gib <= MAX_POOL_GIB)
+        .ok_or_else(|| {
+            let expected = "a size in GiB, above 0 and at most 4096";
+            lines.value("kv_pool_gib", &pool, expected, CORRECT)
+        })?;
+    let stretch = if stretch.is_empty() {
+        1.0
+    } else {
+        factor(&stretch).ok_or_else(|| lines.value("stretch", &stretch, FACTOR, CORRECT))?
+    };
+    Ok(Scenario {
+        gpu,
+        online_trace: trace_file(traces, &online).map_err(unknown("online_trace"))?,
+        cut: Cut {
+            keep_1_in: above_0("thin_keep_1_in", &keep, "a whole number, 1 or more")?.into(),
+            stretch,
+            ..Cut::default()
+        },
+        online_model: model(&gpu, &online_name).map_err(unknown("online_model"))?,
+        offline_model: model(&gpu, &offline_name).map_err(unknown("offline_model"))?,
+        offline_lengths: trace_file(traces, &lengths).map_err(unknown("offline_lengths"))?,
+        offline_chunk_tokens: above_0(
+            "offline_chunk_tokens",
+            &chunk,
+            "a number of tokens, 1 or more",
+        )?,
+        kv_pool_bytes: (pool_bytes * (1u64 << 30) as f64) as u64,
+        gaps: if gaps.is_empty() {
+            VLLM
+        } else {
+            gap_preset(&gaps).map_err(unknown("gaps"))?
+        },
+        class,
+        id,
+    })
+}
+
+/// What [`factor`] takes.
+pub const FACTOR: &str = "a factor from 0.001 to 1000";
+
+/// A factor to stretch times by.
+#[must_use]
+pub fn factor(text: &str) -> Option<f64> {
+    let factor = text.parse().ok()?;
+    (0.001..=1_000.0).contains(&factor).then_some(factor)
+}
+
+/// The GPU of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn gpu(name: &str) -> Result<Gpu, UnknownName> {
+    find("GPU", name, GPUS.map(|gpu| (gpu.name, gpu)))
+}
+
+/// The model of this name on `gpu`, or one of one's own: `custom:layers=32,hidden=4096,heads=32`,
+/// where `kv-heads`, `inner` and `vocabulary` may be added.
+///
+/// # Errors
+/// When there is none.
+pub fn model(gpu: &Gpu, name: &str) -> Result<Model, UnknownName> {
+    if let Some(model) = shape(name).and_then(|shape| Model::custom(gpu, name, shape)) {
+        return Ok(model);
+    }
+    let fitted = MODELS
+        .iter()
+        .filter_map(|(name, _)| Some((*name, Model::named(gpu, name)?)));
+    find("model", name, fitted).map_err(|mut unknown| {
+        let custom = "custom:layers=L,hidden=H,heads=N[,kv-heads=K][,inner=I][,vocabulary=V]";
+        unknown.known.push(custom.to_owned());
+        unknown
+    })
+}
+
+/// The shape that `custom:...` describes. Without `kv-heads` every head has its own keys and values,
+/// and `inner` is four times the hidden size, as in the first transformers.
+fn shape(text: &str) -> Option<Shape> {
+    let mut shape = Shape {
+        layers: 0,
+        hidden: 0,
+        heads: 0,
+        kv_heads: 0,
+        inner: 0,
+        vocabulary: 128_256,
+    };
+    for part in text.strip_prefix("custom:")?.split(',') {
+        let (name, value) = part.split_once('=')?;
+        // A million of anything is beyond every model there is, and its products fit into u64.
+        let value = value
+            .trim()
+            .parse()
+            .ok()
+            .filter(|n| (1..=1_000_000).contains(n))?;
+        let place = match name.trim() {
+            "layers" => &mut shape.layers,
+            "hidden" => &mut shape.hidden,
+            "heads" => &mut shape.heads,
+            "kv-heads" => &mut shape.kv_heads,
+            "inner" => &mut shape.inner,
+            "vocabulary" => &mut shape.vocabulary,
+            _ => return None,
+        };
+        *place = value;
+    }
+    if shape.kv_heads == 0 {
+        shape.kv_heads = shape.heads;
+    }
+    if shape.inner == 0 {
+        shape.inner = 4 * shape.hidden;
+    }
+    let whole = shape.layers > 0 && shape.heads > 0 && shape.hidden >= shape.heads;
+    (whole && shape.kv_heads <= shape.heads && shape.layers <= 10_000).then_some(shape)
+}
+
+/// The decode-gap preset of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn gap_preset(name: &str) -> Result<GapModel, UnknownName> {
+    find(
+        "decode-gap preset",
+        name,
+        gap::PRESETS.map(|preset| (preset.name, preset)),
+    )
+}
+
+fn trace_file(traces: &Path, name: &str) -> Result<PathBuf, UnknownName> {
+    let candidate = |ending: &&str| traces.join(format!("{name}{ending}"));
+    let found = ENDINGS.iter().map(candidate).find(|file| file.is_file());
+    if let Some(file) = found.filter(|_| !name.is_empty()) {
+        return Ok(file);
+    }
+    let mut known: Vec<String> = std::fs::read_dir(traces)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .map(|file| {
+            let ending = ENDINGS
+                .iter()
+                .skip(1)
+                .find_map(|ending| file.strip_suffix(ending));
+            ending.unwrap_or(&file).to_owned()
+        })
+        .collect();
+    known.sort();
+    known.truncate(40);
+    Err(UnknownName {
+        what: "trace in the traces' directory called",
+        given: name.chars().take(80).collect(),
+        known,
+    })
+}
+
+impl Scenario {
+    /// What is run, with the traces read: online alone, to be given policies, a seed and costs.
+    ///
+    /// # Errors
+    /// When a trace cannot be read.
+    pub fn spec(&self) -> Result<Spec, InputError> {
+        Ok(Spec {
+            scenario: self.id.clone(),
+            seed: 1,
+            gpu: self.gpu,
+            online: Online {
+                model: self.online_model.clone(),
+                trace: Arc::new(read_cut(&self.online_trace, &self.cut)?),
+                gaps: self.gaps,
+                limits: Limits::default(),
+                batching: Batching::default(),
+            },
+            offline: Offline {
+                model: self.offline_model.clone(),
+                lengths: read_lengths(&self.offline_lengths)?.into(),
+                limits: Limits {
+                    prefill_tokens: self.offline_chunk_tokens,
+                    ..Limits::default()
+                },
+                batching: Batching::default(),
+            },
+            kv_pool_bytes: self.kv_pool_bytes,
+            compute: Compute::Standalone,
+            memory: Memory::Prism,
+            costs: Costs::default(),
+            timeline: false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::LLAMA_3_1_8B;
+
+    const HEAD: &str = "id,gpu,online_trace,thin_keep_1_in,online_model,offline_model,\
+        offline_lengths,offline_chunk_tokens,kv_pool_gib,class,why";
+
+    /// A directory with one trace, `conv`, and one list of lengths, `docs`.
+    fn traces() -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("tidegate-traces-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a temporary directory");
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("ours");
+        write(
+            "conv.csv",
+            "arrival_s,input_tokens,output_tokens\n0,5,6\n1,7,8\n",
+        );
+        write("docs.csv", "input_tokens,output_tokens\n50,60\n");
+        dir
+    }
+
+    fn table(rows: &str) -> Result<Vec<Scenario>, String> {
+        let text = format!("{HEAD}\n{rows}");
+        let lines = Lines::of(Path::new("table.csv"), text.as_bytes());
+        lines
+            .and_then(|lines| parse(lines, &traces()))
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_scenario_is_what_its_line_says() {
+        let found = table("P1,H200,conv,1,llama-3.1-8b,qwen2.5-7b,docs.csv,2048,1.5,kv,\"a, b\"\n");
+        let scenario = found.expect("a table").remove(0);
+        assert_eq!(
+            (scenario.id.as_str(), scenario.class.as_str()),
+            ("P1", "kv")
+        );
+        assert_eq!(scenario.kv_pool_bytes, 3 << 29);
+        let spec = scenario.spec().expect("both files are there");
+        assert_eq!(
+            (spec.online.trace.len(), spec.offline.lengths.len()),
+            (2, 1)
+        );
+        assert_eq!(spec.offline.limits.prefill_tokens, 2_048);
+        assert_eq!(spec.offline.model.name, "qwen2.5-7b");
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_file_line_field_and_remedy() {
+        let good = "P1,h200,conv,1,llama-3.1-8b,qwen2.5-7b,docs,2048,1.5,kv,why\n";
+        let with = |field: usize, value: &str| {
+            let mut cells: Vec<&str> = good.trim().split(',').collect();
+            cells[field] = value;
+            format!("{good}{}\n", cells.join(",").replacen("P1", "P2", 1))
+        };
+        for (given, parts) in [
+            (
+                with(1, "h20"),
+                ["table.csv:3: field gpu", "\"h20\"", "did you mean h200?"],
+            ),
+            (
+                with(2, "cnov"),
+                [
+                    "table.csv:3: field online_trace",
+                    "\"cnov\"",
+                    "did you mean conv?",
+                ],
+            ),
+            (
+                with(2, ""),
+                [
+                    "table.csv:3: field online_trace",
+                    "\"\"",
+                    "known: conv, docs",
+                ],
+            ),
+            (
+                with(3, "0"),
+                ["table.csv:3: field thin_keep_1_in", "\"0\"", "1 or more"],
+            ),
+            (
+                with(4, "llama-8b"),
+                [
+                    "table.csv:3: field online_model",
+                    "\"llama-8b\"",
+                    "llama-3.1-8b?",
+                ],
+            ),
+            (
+                with(5, "custom:heads"),
+                [
+                    "table.csv:3: field offline_model",
+                    "custom:heads",
+                    "custom:layers=L",
+                ],
+            ),
+            (
+                with(6, "none"),
+                [
+                    "table.csv:3: field offline_lengths",
+                    "\"none\"",
+                    "known: conv, docs",
+                ],
+            ),
+            (
+                with(7, "2k"),
+                [
+                    "table.csv:3: field offline_chunk_tokens",
+                    "\"2k\"",
+                    "1 or more",
+                ],
+            ),
+            (
+                with(8, "-1"),
+                ["table.csv:3: field kv_pool_gib", "\"-1\"", "above 0"],
+            ),
+            (
+                with(8, "NaN"),
+                ["table.csv:3: field kv_pool_gib", "\"NaN\"", "above 0"],
+            ),
+            (
+                format!("{good}{good}"),
+                ["table.csv:3: field id", "\"P1\"", "rename"],
+            ),
+            (
+                good.replace("P1", ""),
+                ["table.csv:2: field id", "\"\"", "a name"],
+            ),
+            (
+                good.replace(",why", ""),
+                ["table.csv:2", "10 fields", "header of 11"],
+            ),
+            (
+                good.replace(",2048,1.5,kv,why", ""),
+                ["table.csv:2", "offline_chunk_tokens", "missing"],
+            ),
+            (String::new(), ["table.csv", "no scenarios", "at least one"]),
+        ] {
+            let told = table(&given).expect_err("refused");
+            for part in parts {
+                assert!(
+                    told.contains(part),
+                    "{part:?} is not in {told:?} (given {given:?})"
+                );
+            }
+        }
+        let headless = Lines::of(Path::new("table.csv"), "id,gpu\n".as_bytes());
+        let told = headless
+            .and_then(|lines| parse(lines, &traces()))
+            .expect_err("refused");
+        assert!(
+            told.to_string()
+                .contains("table.csv:1: field online_trace is missing"),
+            "{told}"
+        );
+    }
+
+    /// The evaluation's table is not part of the project; where a checkout has it, it must read.
+    #[test]
+    fn the_real_table_is_read_where_there_is_one() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
+        if !data.join("scenarios.csv").exists() {
+            eprintln!("SKIPPED: no scenarios.csv in {}", data.display());
+            return;
+        }
+        let scenarios = read(&data.join("scenarios.csv"), &data.join("traces"));
+        let scenarios = scenarios.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(scenarios.len(), 10);
+        for scenario in scenarios {
+            let spec = scenario.spec().unwrap_or_else(|error| panic!("{error}"));
+            assert!(spec.online.trace.len() > 100, "{}", spec.scenario);
+        }
+    }
+
+    #[test]
+    fn a_model_of_ones_own_is_described_by_its_shape() {
+        let gpu = gpu("h200").expect("known");
+        let mine = "custom:layers=32,hidden=4096,heads=32,kv-heads=8,inner=14336";
+        assert_eq!(model(&gpu, mine).expect("a shape").shape, LLAMA_3_1_8B);
+        for odd in [
+            "custom:",
+            "custom:layers=32,hidden=4096",
+            "custom:layers=0,hidden=4096,heads=32",
+            "custom:layers=32,hidden=4096,heads=32,kv-heads=64",
+            "custom:layers=32,hidden=99999999999,heads=32",
+            "custom:layers=32,hidden=4096,heads=32,colour=1",
+        ] {
+            assert!(model(&gpu, odd).is_err(), "{odd}");
+        }
+    }
+}
