@@ -6,6 +6,8 @@
 //! * [`gate`]: whether a launch of an offline process may pass.
 //! * [`rm`]: which channels a process owns, from the resource manager's ioctls it makes.
 //! * [`landing`]: what an offline process does when its agent is gone.
+//! * [`stripes`], [`joblog`], [`elastic`]: KV memory: what goes together, how an engine learns of it,
+//!   and what an online one may use.
 //! * [`suspect`]: why a device counts as busy although nothing is launched.
 //!
 //! The same code runs in the library, under loom, in the exhaustive store-buffer explorer of this
@@ -15,8 +17,11 @@
 
 pub mod activity;
 pub mod capture;
+pub mod elastic;
 pub mod gate;
+pub mod joblog;
 pub mod landing;
 pub mod rm;
+pub mod stripes;
 pub mod suspect;
 pub mod word;
