@@ -23,6 +23,7 @@
 //! threads.
 #![forbid(unsafe_code)]
 
+pub mod baselines;
 pub mod cases;
 pub mod clock;
 pub mod costs;
