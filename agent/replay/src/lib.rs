@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 pub mod baselines;
+pub mod batch;
 pub mod cases;
 pub mod clock;
 pub mod costs;
@@ -35,6 +36,7 @@ pub mod gap;
 pub mod generator;
 pub mod hardware;
 pub mod input;
+pub mod kv;
 pub mod names;
 pub mod pair;
 pub mod queue;

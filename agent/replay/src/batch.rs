@@ -1,0 +1,558 @@
+//! A continuous-batching engine with paged KV cache, fast enough for hours of it in a second.
+//!
+//! [`crate::engine::Server`] walks over every running request in every iteration; this one does
+//! not. A running request is two numbers: what it would have cached at step zero, and the step at
+//! which it ends. So an iteration costs what it changes: the blocks that begin, the requests that
+//! end, the prompts that are read.
+//!
+//! ```text
+//!   waiting --(prompt read, blocks taken)--> running --(last token)--> gone
+//!      ^                                        |
+//!      +-- no block left, or blocks lost -------+     prompt and tokens so far are read again
+//! ```
+//!
+//! Admission is vLLM's: first come, first served; a prompt is read in chunks, beside decodes; one
+//! is admitted only if the blocks of its whole prompt are there, and some for those that run; who
+//! needs a block when there is none pushes the last to have joined back to the front of the queue.
+//!
+//! Invariant: every request gets each of its tokens once, whatever is taken from it meanwhile.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::engine::{CostModel, Limits};
+use crate::kv::{BLOCK_TOKENS, Blocks, blocks_of};
+use crate::spec::Batching;
+
+/// A sequence's place; reused when it is gone.
+pub type Slot = u32;
+
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    id: u64,
+    /// Tokens of its prompt as the client sent it.
+    input: u32,
+    /// Tokens to be read before it decodes: `input`, and what it generated before it was put back.
+    prompt: u32,
+    /// Read so far. While it runs: at step zero, in wrapping arithmetic.
+    cached: u32,
+    /// Tokens it got before it last joined.
+    generated: u32,
+    output: u32,
+    /// Prompt tokens that were read at least once.
+    read: u32,
+    /// Step at which its last token is out.
+    ends: u64,
+    running: bool,
+    held: u32,
+    blocks: Vec<u32>,
+    /// Changes whenever it stops running, so that what is planned for it is void.
+    stamp: u32,
+}
+
+/// Blocks of one engine: pages with numbers, or only their count.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// Pages, where it matters which.
+    pub pages: Option<Blocks>,
+    /// Blocks held.
+    pub used: u32,
+    /// Blocks it may hold.
+    pub limit: u32,
+}
+
+impl Store {
+    fn available(&self) -> u32 {
+        let within = self.limit.saturating_sub(self.used);
+        self.pages
+            .as_ref()
+            .map_or(within, |pages| within.min(pages.available()))
+    }
+}
+
+/// One iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Iteration {
+    /// GPU time, ns.
+    pub ns: u64,
+    /// Prompt tokens it reads.
+    pub prompt_tokens: u32,
+    /// Requests it decodes.
+    pub decodes: u32,
+}
+
+/// What happened to a request when an iteration ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Its first token is out.
+    First(u64),
+    /// Its last token is out; follows `First` where that was it.
+    Finished(u64),
+}
+
+/// Tokens of a workload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// Prompt tokens read, each counted once.
+    pub prompt: u64,
+    /// Tokens generated.
+    pub generated: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    slot: Slot,
+    stamp: u32,
+    new: u32,
+}
+
+/// The engine.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    cost: CostModel,
+    limits: Limits,
+    batching: Batching,
+    sequences: Vec<Sequence>,
+    vacant: Vec<Slot>,
+    waiting: VecDeque<Slot>,
+    /// In the order in which they joined.
+    running: Vec<Slot>,
+    steps: u64,
+    ends: BinaryHeap<Reverse<(u64, Slot, u32)>>,
+    /// Running sequences by the step, modulo the block's tokens, at which they need another block.
+    grow: [Vec<Slot>; BLOCK_TOKENS as usize],
+    /// Cached tokens of all that run.
+    context: u64,
+    parts: Vec<Part>,
+    decoding: bool,
+    under_way: bool,
+    /// Kept tokens.
+    pub tokens: Tokens,
+    /// Requests finished.
+    pub finished: u64,
+    /// Requests pushed back for want of a block.
+    pub pushed_back: u64,
+    /// Its blocks.
+    pub store: Store,
+}
+
+impl Batch {
+    /// An idle engine.
+    #[must_use]
+    pub fn new(cost: CostModel, limits: Limits, batching: Batching, store: Store) -> Self {
+        let limits = Limits {
+            prefill_tokens: limits.prefill_tokens.max(1),
+            running: limits.running.max(1),
+        };
+        Self {
+            cost,
+            limits,
+            batching,
+            sequences: Vec::new(),
+            vacant: Vec::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            steps: 0,
+            ends: BinaryHeap::new(),
+            grow: Default::default(),
+            context: 0,
+            parts: Vec::new(),
+            decoding: false,
+            under_way: false,
+            tokens: Tokens::default(),
+            finished: 0,
+            pushed_back: 0,
+            store,
+        }
+    }
+
+    /// A request arrives.
+    pub fn admit(&mut self, id: u64, input: u32, output: u32) {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.sequences.push(Sequence::default());
+            u32::try_from(self.sequences.len() - 1).unwrap_or(u32::MAX)
+        });
+        let sequence = &mut self.sequences[slot as usize];
+        let (stamp, blocks) = (sequence.stamp, core::mem::take(&mut sequence.blocks));
+        *sequence = Sequence {
+            id,
+            input: input.max(1),
+            prompt: input.max(1),
+            output: output.max(1),
+            stamp: stamp.wrapping_add(1),
+            blocks,
+            ..Sequence::default()
+        };
+        self.waiting.push_back(slot);
+    }
+
+    /// Whether it has nothing left to do.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Requests that wait, wholly or in part.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Requests that decode.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Blocks it needs, in all, for its next iteration: what it holds, one for each request whose
+    /// last block is full, and the whole prompts that it could begin to read.
+    #[must_use]
+    pub fn wants(&self) -> u32 {
+        let mut wants = self.store.used + self.growth();
+        let mut budget = self.budget();
+        for slot in self.waiting.iter().take(self.places()) {
+            if budget == 0 {
+                break;
+            }
+            let sequence = &self.sequences[*slot as usize];
+            budget = budget.saturating_sub(sequence.prompt - sequence.cached);
+            wants += blocks_of(sequence.prompt) - sequence.held;
+        }
+        wants
+    }
+
+    /// Request and token that the next iteration begins with: what a decode gap is drawn for.
+    #[must_use]
+    pub fn head(&self) -> (u64, u32) {
+        match (self.running.first(), self.waiting.front()) {
+            (Some(slot), _) => {
+                let sequence = &self.sequences[*slot as usize];
+                let left = sequence.ends.saturating_sub(self.steps);
+                let left = u32::try_from(left).unwrap_or(u32::MAX);
+                (sequence.id, sequence.output - left.min(sequence.output))
+            }
+            (None, Some(slot)) => {
+                let sequence = &self.sequences[*slot as usize];
+                (sequence.id, u32::MAX - sequence.cached)
+            }
+            (None, None) => (u64::MAX, 0),
+        }
+    }
+
+    fn growth(&self) -> u32 {
+        let due = &self.grow[(self.steps % u64::from(BLOCK_TOKENS)) as usize];
+        u32::try_from(due.len()).unwrap_or(u32::MAX)
+    }
+
+    fn places(&self) -> usize {
+        self.limits.running.saturating_sub(self.running.len())
+    }
+
+    fn budget(&self) -> u32 {
+        let decodes = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+        match self.batching {
+            Batching::Mixed => self.limits.prefill_tokens.saturating_sub(decodes).max(1),
+            Batching::PrefillFirst => self.limits.prefill_tokens,
+        }
+    }
+
+    /// Starts the next iteration; `None` while one is under way, without work, or when no block is
+    /// left for what there is.
+    pub fn start(&mut self) -> Option<Iteration> {
+        if self.under_way {
+            return None;
+        }
+        self.make_room();
+        let growth = self.growth();
+        self.parts.clear();
+        let area = self.read_prompts(growth);
+        let prompt_tokens: u32 = self.parts.iter().map(|part| part.new).sum();
+        self.decoding =
+            !self.running.is_empty() && (self.parts.is_empty() || self.batching == Batching::Mixed);
+        if !self.decoding && self.parts.is_empty() {
+            return None;
+        }
+        if self.decoding {
+            self.take_growth();
+        }
+        self.under_way = true;
+        let decodes = if self.decoding { self.running.len() } else { 0 };
+        let decodes = u32::try_from(decodes).unwrap_or(u32::MAX);
+        Some(Iteration {
+            ns: self.duration(prompt_tokens, area, decodes),
+            prompt_tokens,
+            decodes,
+        })
+    }
+
+    /// A mixed iteration reads the prompt tokens and one token of each decode in one pass.
+    fn duration(&self, prompt_tokens: u32, area: f64, decodes: u32) -> u64 {
+        let [p0, p1, p2] = self.cost.prefill_ms;
+        let [d0, d1, d2] = self.cost.decode_ms;
+        let context = if decodes > 0 {
+            self.context as f64
+        } else {
+            0.0
+        };
+        let decode = d0 + d1 * f64::from(decodes) + d2 * context;
+        let ms = if prompt_tokens == 0 {
+            decode
+        } else {
+            let tokens = f64::from(prompt_tokens) + f64::from(decodes);
+            let prefill = p0 + p1 * tokens + p2 * area + d2 * context;
+            match self.batching {
+                // Below a few hundred tokens reading the weights is what takes the time.
+                Batching::Mixed => prefill.max(decode),
+                Batching::PrefillFirst => prefill,
+            }
+        };
+        (ms * 1e6) as u64
+    }
+
+    /// Pushes sequences back until those that run have the blocks they need.
+    fn make_room(&mut self) {
+        while self.store.available() < self.growth() {
+            // Who has only begun to be read is the last to have come.
+            if let Some(slot) = self.waiting.front().copied()
+                && self.sequences[slot as usize].held > 0
+            {
+                self.release(slot);
+                self.sequences[slot as usize].cached = 0;
+            } else if let Some(slot) = self.running.last().copied() {
+                self.put_back(slot);
+            } else {
+                return;
+            }
+            self.pushed_back += 1;
+        }
+    }
+
+    /// Fills `parts` and takes their blocks; says the area they cost.
+    fn read_prompts(&mut self, growth: u32) -> f64 {
+        let mut area = 0.0;
+        let mut budget = self.budget();
+        // Those that run begin a block each within so many steps: a spare one for each, so that an
+        // admission is not followed by a push back at once.
+        let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+        let spare = if self.store.used == 0 { 0 } else { running };
+        let mut available = self.store.available().saturating_sub(growth);
+        for place in 0..self.waiting.len().min(self.places()) {
+            let slot = self.waiting[place];
+            let sequence = &self.sequences[slot as usize];
+            let (cached, prompt, held) = (sequence.cached, sequence.prompt, sequence.held);
+            let new = (prompt - cached).min(budget);
+            let whole = blocks_of(prompt) - held;
+            let begun = held > 0;
+            if new == 0 || whole > available || (!begun && available - whole < spare) {
+                break;
+            }
+            available -= whole;
+            budget -= new;
+            for _ in 0..whole {
+                self.take_block(slot);
+            }
+            let (t, c) = (f64::from(new), f64::from(cached));
+            area += t * (t + 2.0 * c);
+            let stamp = self.sequences[slot as usize].stamp;
+            self.parts.push(Part { slot, stamp, new });
+        }
+        area
+    }
+
+    fn take_growth(&mut self) {
+        let due = (self.steps % u64::from(BLOCK_TOKENS)) as usize;
+        for place in 0..self.grow[due].len() {
+            let slot = self.grow[due][place];
+            self.take_block(slot);
+        }
+    }
+
+    fn take_block(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot as usize];
+        if let Some(pages) = &mut self.store.pages
+            && let Some(block) = pages.take(slot)
+        {
+            sequence.blocks.push(block);
+        }
+        sequence.held += 1;
+        self.store.used += 1;
+    }
+
+    fn release(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot as usize];
+        self.store.used -= core::mem::take(&mut sequence.held);
+        if let Some(pages) = &mut self.store.pages {
+            for block in sequence.blocks.drain(..) {
+                pages.give(block);
+            }
+        }
+        sequence.stamp = sequence.stamp.wrapping_add(1);
+    }
+
+    /// Cached tokens of a sequence.
+    fn cached(&self, slot: Slot) -> u32 {
+        let sequence = &self.sequences[slot as usize];
+        if sequence.running {
+            sequence.cached.wrapping_add(self.steps as u32)
+        } else {
+            sequence.cached
+        }
+    }
+
+    fn join(&mut self, slot: Slot) {
+        let steps = self.steps;
+        let sequence = &mut self.sequences[slot as usize];
+        self.context += u64::from(sequence.cached);
+        let left = sequence.output - sequence.generated;
+        sequence.ends = steps + u64::from(left);
+        // The step at which the next token begins a block.
+        let until = (BLOCK_TOKENS - sequence.cached % BLOCK_TOKENS) % BLOCK_TOKENS;
+        let due = (steps + u64::from(until)) % u64::from(BLOCK_TOKENS);
+        sequence.cached = sequence.cached.wrapping_sub(steps as u32);
+        sequence.running = true;
+        self.ends
+            .push(Reverse((sequence.ends, slot, sequence.stamp)));
+        self.grow[due as usize].push(slot);
+        self.running.push(slot);
+    }
+
+    /// Takes a running sequence out.
+    fn leave(&mut self, slot: Slot) {
+        let cached = self.cached(slot);
+        self.context -= u64::from(cached);
+        let until = (BLOCK_TOKENS - cached % BLOCK_TOKENS) % BLOCK_TOKENS;
+        let due = ((self.steps + u64::from(until)) % u64::from(BLOCK_TOKENS)) as usize;
+        if let Some(place) = self.grow[due].iter().position(|known| *known == slot) {
+            self.grow[due].swap_remove(place);
+        }
+        if let Some(place) = self.running.iter().rposition(|known| *known == slot) {
+            self.running.remove(place);
+        }
+        let steps = self.steps;
+        let sequence = &mut self.sequences[slot as usize];
+        sequence.cached = cached;
+        sequence.generated =
+            sequence.output - u32::try_from(sequence.ends - steps).unwrap_or(u32::MAX);
+        sequence.running = false;
+    }
+
+    /// A sequence gives up its blocks and goes back to the front of the queue; says how many
+    /// tokens have to be read again.
+    fn put_back(&mut self, slot: Slot) -> u32 {
+        let lost = self.cached(slot);
+        let was_running = self.sequences[slot as usize].running;
+        if was_running {
+            self.leave(slot);
+        }
+        self.release(slot);
+        let sequence = &mut self.sequences[slot as usize];
+        sequence.cached = 0;
+        sequence.prompt = sequence.input + sequence.generated;
+        if was_running {
+            self.waiting.push_front(slot);
+        }
+        lost
+    }
+
+    /// The iteration under way is over.
+    pub fn finish(&mut self, mut progress: impl FnMut(Progress)) {
+        if !core::mem::take(&mut self.under_way) {
+            return;
+        }
+        if core::mem::take(&mut self.decoding) {
+            self.steps += 1;
+            let decoded = self.running.len() as u64;
+            self.context += decoded;
+            self.tokens.generated += decoded;
+            while let Some(Reverse((step, slot, stamp))) = self.ends.peek().copied()
+                && step <= self.steps
+            {
+                self.ends.pop();
+                if self.sequences[slot as usize].stamp == stamp {
+                    self.leave(slot);
+                    self.retire(slot, &mut progress);
+                }
+            }
+        }
+        let mut parts = core::mem::take(&mut self.parts);
+        for part in parts.drain(..) {
+            let sequence = &mut self.sequences[part.slot as usize];
+            if sequence.stamp != part.stamp {
+                continue;
+            }
+            sequence.cached += part.new;
+            let read = sequence.cached.min(sequence.input);
+            self.tokens.prompt += u64::from(read.saturating_sub(sequence.read));
+            sequence.read = sequence.read.max(read);
+            if sequence.cached < sequence.prompt {
+                continue;
+            }
+            sequence.generated += 1;
+            self.tokens.generated += 1;
+            if sequence.generated == 1 {
+                progress(Progress::First(sequence.id));
+            }
+            let over = sequence.generated == sequence.output;
+            if let Some(place) = self.waiting.iter().position(|known| *known == part.slot) {
+                self.waiting.remove(place);
+            }
+            if over {
+                self.retire(part.slot, &mut progress);
+            } else {
+                self.join(part.slot);
+            }
+        }
+        self.parts = parts;
+    }
+
+    fn retire(&mut self, slot: Slot, progress: &mut impl FnMut(Progress)) {
+        self.finished += 1;
+        progress(Progress::Finished(self.sequences[slot as usize].id));
+        self.release(slot);
+        self.vacant.push(slot);
+    }
+
+    /// The blocks of these sequences are gone: each goes back to the queue. Says how many tokens
+    /// have to be computed again.
+    pub fn lose(&mut self, slots: &[Slot]) -> u64 {
+        let lost = slots.iter().map(|slot| u64::from(self.put_back(*slot)));
+        lost.sum()
+    }
+
+    /// Tokens a sequence would have to compute again if it lost a block.
+    #[must_use]
+    pub fn at_stake(&self, slot: Slot) -> u32 {
+        self.cached(slot)
+    }
+
+    /// Everything in flight is gone with its process, and what it had computed with it; says how
+    /// many kept tokens that were.
+    pub fn kill(&mut self) -> u64 {
+        let running: Vec<Slot> = self.running.iter().rev().copied().collect();
+        self.lose(&running);
+        let mut lost = 0;
+        for place in 0..self.waiting.len() {
+            let slot = self.waiting[place];
+            self.release(slot);
+            let sequence = &mut self.sequences[slot as usize];
+            self.tokens.prompt -= u64::from(sequence.read);
+            self.tokens.generated -= u64::from(sequence.generated);
+            lost += u64::from(sequence.read) + u64::from(sequence.generated);
+            (sequence.cached, sequence.generated, sequence.read) = (0, 0, 0);
+            sequence.prompt = sequence.input;
+        }
+        self.parts.clear();
+        self.decoding = false;
+        self.under_way = false;
+        lost
+    }
+
+    /// Cached tokens of all running sequences.
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.context
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::engine::{self, LLAMA_3_1_8B, RequestId, Server};
+use crate::trace::Request;
+
+fn store(limit: u32, paged: bool) -> Store {
+    Store {
+        pages: paged.then(|| Blocks::new(limit, 1)),
+        used: 0,
+        limit,
+    }
+}
+
+proptest! {
+    /// The same requests through the server that walks over everything.
+    #[test]
+    fn with_enough_memory_it_does_what_the_plain_server_does(
+        requests in prop::collection::vec((1u32..3_000, 1u32..40, 0usize..20), 1..20),
+        prefill_tokens in 1u32..4_000,
+        running in 1usize..8,
+    ) {
+        let limits = Limits { prefill_tokens, running };
+        let mut plain = Server::new(LLAMA_3_1_8B, limits);
+        let mut batch = Batch::new(
+            LLAMA_3_1_8B, limits, Batching::PrefillFirst, store(100_000, true),
+        );
+        let mut arrivals = requests.iter().enumerate().peekable();
+        let mut steps = 0;
+        let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+        while arrivals.peek().is_some() || !plain.is_idle() {
+            while let Some((i, (input, output, _))) = arrivals.next_if(|(_, r)| r.2 <= steps) {
+                let request = Request {
+                    arrival: crate::clock::Time::ZERO,
+                    input_tokens: *input,
+                    output_tokens: *output,
+                };
+                plain.admit(RequestId(i), &request);
+                batch.admit(i as u64, *input, *output);
+            }
+            steps += 1;
+            let (a, b) = (plain.start(), batch.start());
+            prop_assert_eq!(a.is_some(), b.is_some());
+            let Some((a, b)) = a.zip(b) else { continue };
+            prop_assert!(a.gpu.as_nanos().abs_diff(u128::from(b.ns)) <= 1);
+            let mut progress = Vec::new();
+            plain.finish(&mut progress);
+            theirs.extend(progress.iter().filter_map(|progress| match progress {
+                engine::Progress::First(id) => Some((steps, Progress::First(id.0 as u64))),
+                engine::Progress::Finished(id) => Some((steps, Progress::Finished(id.0 as u64))),
+                engine::Progress::Token(_) => None,
+            }));
+            batch.finish(|progress| ours.push((steps, progress)));
+        }
+        prop_assert!(batch.is_idle());
+        // Within an iteration the order differs: heaps have their own.
+        let key = |(step, progress): &(usize, Progress)| match progress {
+            Progress::First(id) => (*step, *id, 0),
+            Progress::Finished(id) => (*step, *id, 1),
+        };
+        theirs.sort_by_key(key);
+        ours.sort_by_key(key);
+        prop_assert_eq!(theirs, ours);
+        prop_assert_eq!(batch.store.used, 0);
+    }
+
+    #[test]
+    fn every_request_gets_its_tokens_once_whatever_is_taken_from_it(
+        requests in prop::collection::vec((1u32..400, 1u32..60), 1..20),
+        blocks in 30u32..80,
+        faults in prop::collection::vec((0u8..12, any::<u32>()), 0..60),
+    ) {
+        let limits = Limits { prefill_tokens: 256, running: 8 };
+        let mut batch = Batch::new(LLAMA_3_1_8B, limits, Batching::Mixed, store(blocks, true));
+        for (id, (input, output)) in requests.iter().enumerate() {
+            batch.admit(id as u64, *input, *output);
+        }
+        let mut faults = faults.into_iter();
+        let mut finished = Vec::new();
+        let mut withheld = Vec::new();
+        for _ in 0..100_000 {
+            if batch.is_idle() {
+                break;
+            }
+            let started = batch.start();
+            match faults.next() {
+                Some((0..4, which)) => {
+                    let Some(pages) = &mut batch.store.pages else { unreachable!() };
+                    let stripe = which % pages.stripes();
+                    let mut holders: Vec<Slot> = pages.holders(stripe).collect();
+                    holders.dedup();
+                    pages.withhold(&[stripe]);
+                    withheld.push(stripe);
+                    batch.lose(&holders);
+                }
+                Some((4, _)) => { batch.kill(); }
+                Some(_) => {}
+                None => {
+                    let Some(pages) = &mut batch.store.pages else { unreachable!() };
+                    pages.restore(u32::MAX);
+                }
+            }
+            batch.finish(|progress| {
+                if let Progress::Finished(id) = progress {
+                    finished.push(id);
+                }
+            });
+            let pages = batch.store.pages.as_ref().expect("pages");
+            let held: u32 = (0..pages.stripes()).map(|s| pages.held(s)).sum();
+            prop_assert_eq!(held, batch.store.used);
+            prop_assert!(started.is_some() || batch.waiting() > 0);
+        }
+        finished.sort_unstable();
+        prop_assert_eq!(finished, (0..requests.len() as u64).collect::<Vec<_>>());
+        let prompt: u64 = requests.iter().map(|r| u64::from(r.0)).sum();
+        let generated: u64 = requests.iter().map(|r| u64::from(r.1)).sum();
+        prop_assert_eq!(batch.tokens, Tokens { prompt, generated });
+        prop_assert_eq!((batch.store.used, batch.context()), (0, 0));
+    }
+}
