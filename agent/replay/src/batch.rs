@@ -205,7 +205,8 @@ impl Batch {
     }
 
     /// Blocks it needs, in all, for its next iteration: what it holds, one for each request whose
-    /// last block is full, and the whole prompts that it could begin to read.
+    /// last block is full, the whole prompts that it could begin to read, and what it keeps spare
+    /// when it admits one.
     #[must_use]
     pub fn wants(&self) -> u32 {
         let mut wants = self.store.used + self.growth();
@@ -218,7 +219,11 @@ impl Batch {
             budget = budget.saturating_sub(sequence.prompt - sequence.cached);
             wants += blocks_of(sequence.prompt) - sequence.held;
         }
-        wants
+        if self.waiting.is_empty() {
+            wants
+        } else {
+            wants + self.spare()
+        }
     }
 
     /// Request and token that the next iteration begins with: what a decode gap is drawn for.
@@ -242,6 +247,12 @@ impl Batch {
     fn growth(&self) -> u32 {
         let due = &self.grow[(self.steps % u64::from(BLOCK_TOKENS)) as usize];
         u32::try_from(due.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Those that run begin a block each within a block's steps: a spare one for each, so that an
+    /// admission is not followed by a push back at once.
+    fn spare(&self) -> u32 {
+        u32::try_from(self.running.len()).unwrap_or(u32::MAX)
     }
 
     fn places(&self) -> usize {
@@ -331,10 +342,7 @@ impl Batch {
     fn read_prompts(&mut self, growth: u32) -> f64 {
         let mut area = 0.0;
         let mut budget = self.budget();
-        // Those that run begin a block each within so many steps: a spare one for each, so that an
-        // admission is not followed by a push back at once.
-        let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
-        let spare = if self.store.used == 0 { 0 } else { running };
+        let spare = self.spare();
         let mut available = self.store.available().saturating_sub(growth);
         for place in 0..self.waiting.len().min(self.places()) {
             let slot = self.waiting[place];

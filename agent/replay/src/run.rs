@@ -1,46 +1,131 @@
 //! Runs one [`Spec`] in virtual time.
+//!
+//! Every policy is compared on the same arrivals, lengths and decode gaps, and some policies know
+//! what online does by itself (the oracles all of it, others one figure), so a run of online alone
+//! comes first: [`alone`]. It is the same for every policy of a scenario and seed.
 
-use crate::estimate::alone;
-use crate::record::{GpuTotals, Outcome, Request};
-use crate::spec::{Spec, SpecError};
+mod slots;
+mod world;
 
-/// Runs `spec` from its first arrival to its last token. The same spec gives the same outcome,
-/// byte for byte.
+use std::time::Duration;
+
+use crate::kv::blocks_of;
+use crate::record::Outcome;
+use crate::spec::{Compute, Memory, Spec, SpecError};
+
+/// A stretch of time without online work on the GPU, in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// When the GPU fell idle.
+    pub from: u64,
+    /// When online used it again.
+    pub to: u64,
+    /// Arrival of the oldest request in flight at its end: `to` itself after a pause.
+    pub oldest: u64,
+}
+
+/// What online does by itself.
+#[derive(Clone, Debug, Default)]
+pub struct Alone {
+    /// The run.
+    pub outcome: Outcome,
+    /// Every idle time before the last token, decode gaps included.
+    pub stretches: Vec<Stretch>,
+    /// The longest decode gap.
+    pub longest_gap: Duration,
+    /// Most KV cache in use, bytes.
+    pub kv_peak_bytes: u64,
+}
+
+/// Checks what a run takes for granted.
 ///
 /// # Errors
-/// When the spec cannot be run: no requests, zero tokens, or one that never fits.
-pub fn run(spec: &Spec) -> Result<Outcome, SpecError> {
+/// No requests, zero tokens, or a request that never fits.
+pub fn check(spec: &Spec) -> Result<(), SpecError> {
     if spec.online.trace.is_empty() {
         return Err(SpecError::NoRequests);
     }
     if spec.offline.lengths.is_empty() {
         return Err(SpecError::NoOffline);
     }
-    let estimate = alone(
-        &spec.online.trace,
-        spec.online.model.cost,
-        &spec.online.gaps,
-        spec.seed,
-    );
-    let length = estimate.end.since(crate::clock::Time::ZERO);
-    let idle: std::time::Duration = estimate.idle.iter().map(|i| i.to.since(i.from)).sum();
-    Ok(Outcome {
-        length,
-        requests: estimate
-            .served
-            .iter()
-            .map(|served| Request {
-                arrival: served.arrival,
-                first_token: served.first_token,
-                last_token: served.last_token,
-                tokens: served.tokens,
-                preemptions: 0,
+    let pool = spec.kv_pool_bytes;
+    let fits = |side, index, bytes_per_token: u64, tokens: u32| {
+        let blocks = u64::from(blocks_of(tokens));
+        let needs = blocks * u64::from(crate::kv::BLOCK_TOKENS) * bytes_per_token;
+        if needs <= pool {
+            Ok(())
+        } else {
+            Err(SpecError::TooLarge {
+                side,
+                index,
+                needs,
+                pool,
             })
-            .collect(),
-        gpu: GpuTotals {
-            online: length.saturating_sub(idle),
-            ..GpuTotals::default()
-        },
-        ..Outcome::default()
+        }
+    };
+    let online = spec.online.model.shape.kv_bytes_per_token();
+    for (index, request) in spec.online.trace.requests().iter().enumerate() {
+        let tokens = request.input_tokens.saturating_add(request.output_tokens);
+        fits("online", index, online, tokens)?;
+    }
+    let offline = spec.offline.model.shape.kv_bytes_per_token();
+    for (index, lengths) in spec.offline.lengths.iter().enumerate() {
+        for (what, tokens) in [
+            ("input", lengths.input_tokens),
+            ("output", lengths.output_tokens),
+        ] {
+            if tokens == 0 {
+                return Err(SpecError::ZeroTokens { index, what });
+            }
+        }
+        let tokens = lengths.input_tokens.saturating_add(lengths.output_tokens);
+        fits("offline", index, offline, tokens)?;
+    }
+    Ok(())
+}
+
+/// Runs the online workload of `spec` by itself, with the whole pool; its policies are not asked.
+///
+/// # Errors
+/// See [`check`].
+pub fn alone(spec: &Spec) -> Result<Alone, SpecError> {
+    check(spec)?;
+    let alone = Spec {
+        compute: Compute::Standalone,
+        memory: Memory::Oracle,
+        ..spec.clone()
+    };
+    let mut world = world::World::new(&alone, None);
+    let outcome = world.run();
+    Ok(Alone {
+        longest_gap: outcome.cooldown.longest_gap,
+        kv_peak_bytes: outcome.online_kv_peak_bytes,
+        stretches: world.into_stretches(),
+        outcome,
     })
 }
+
+/// Runs `spec`; `alone` is what [`alone`] gave for the same scenario, seed and costs of online. The
+/// same arguments give the same outcome, byte for byte.
+///
+/// # Errors
+/// See [`check`].
+pub fn paired(spec: &Spec, alone: &Alone) -> Result<Outcome, SpecError> {
+    check(spec)?;
+    if spec.compute == Compute::Standalone {
+        return Ok(alone.outcome.clone());
+    }
+    Ok(world::World::new(spec, Some(alone)).run())
+}
+
+/// Runs `spec`, and before it online alone. For several policies of one scenario use [`alone`] once
+/// and [`paired`] for each.
+///
+/// # Errors
+/// See [`check`].
+pub fn run(spec: &Spec) -> Result<Outcome, SpecError> {
+    paired(spec, &alone(spec)?)
+}
+
+#[cfg(test)]
+mod tests;

@@ -211,6 +211,18 @@ impl Memory {
         ("Oracle", Self::Oracle),
     ];
 
+    /// Whether it matters to it which of offline's blocks stand where.
+    #[must_use]
+    pub fn is_paged(self) -> bool {
+        matches!(
+            self,
+            Self::Tidegate
+                | Self::TidegateNoMiad
+                | Self::TidegateFifo
+                | Self::TidegateLayerBoundary
+        )
+    }
+
     /// The name of this one.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -1,0 +1,10 @@
+//! Online alone: offline never runs.
+
+use super::{Command, Event, Policy};
+
+#[derive(Debug)]
+pub(super) struct Standalone;
+
+impl Policy for Standalone {
+    fn step(&mut self, _event: Event, _now: u64, _out: &mut Vec<Command>) {}
+}

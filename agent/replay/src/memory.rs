@@ -1,0 +1,132 @@
+//! Who gets the memory when: memory policies behind one trait.
+//!
+//! Both engines have their KV cache in one pool. Before each iteration online says how many blocks
+//! it wants; the policy grants a limit and says how long online waits for it. Offline's limit
+//! follows. Everything is counted in bytes of whole handles.
+
+mod oracle;
+mod prism;
+mod static_mem;
+mod static_split;
+mod uvm;
+
+use std::fmt::Debug;
+
+use crate::batch::Batch;
+use crate::costs::HANDLE_BYTES;
+use crate::record::Reclaim;
+use crate::run::Alone;
+use crate::spec::{Memory, Spec};
+
+/// A time that never comes.
+pub const NEVER: u64 = u64::MAX;
+
+/// The pool and the two who share it.
+#[derive(Debug)]
+pub struct Pool {
+    /// Bytes for both.
+    pub bytes: u64,
+    /// Online.
+    pub online: Batch,
+    /// Bytes of a block of online.
+    pub online_block: u64,
+    /// Offline.
+    pub offline: Batch,
+    /// Bytes of a block of offline.
+    pub offline_block: u64,
+    /// Offline is not on the GPU, and is not being let onto it.
+    pub gated: bool,
+    /// Offline's process is down until then.
+    pub offline_down_until: u64,
+    /// Memory that went from offline to online.
+    pub reclaims: Vec<Reclaim>,
+    /// Times offline was killed.
+    pub kills: u64,
+    /// Tokens offline has to compute again because of that.
+    pub lost_tokens: u64,
+    /// Offline iterations that were under way and are void.
+    pub offline_void: bool,
+}
+
+impl Pool {
+    /// Bytes online uses, in whole handles.
+    #[must_use]
+    pub fn online_used(&self) -> u64 {
+        whole(u64::from(self.online.store.used) * self.online_block)
+    }
+
+    /// Bytes offline uses, in whole handles.
+    #[must_use]
+    pub fn offline_used(&self) -> u64 {
+        whole(u64::from(self.offline.store.used) * self.offline_block)
+    }
+
+    /// Lets online hold up to `bytes`.
+    pub fn limit_online(&mut self, bytes: u64) {
+        self.online.store.limit = count(bytes, self.online_block);
+    }
+
+    /// Lets offline hold up to `bytes`.
+    pub fn limit_offline(&mut self, bytes: u64) {
+        self.offline.store.limit = count(bytes, self.offline_block);
+    }
+
+    /// Offline's process ends; another is ready at `until`.
+    pub fn kill_offline(&mut self, until: u64) {
+        self.lost_tokens += self.offline.kill();
+        self.kills += 1;
+        self.offline_down_until = until;
+        self.offline_void = true;
+    }
+}
+
+/// `bytes` in whole handles.
+#[must_use]
+pub const fn whole(bytes: u64) -> u64 {
+    bytes.next_multiple_of(HANDLE_BYTES)
+}
+
+fn count(bytes: u64, block: u64) -> u32 {
+    u32::try_from(bytes / block.max(1)).unwrap_or(u32::MAX)
+}
+
+/// A memory policy.
+pub trait Policy: Debug {
+    /// Online is about to submit an iteration and would hold `wants` bytes after it. Sets both
+    /// limits and says how many ns online waits.
+    fn online_wants(&mut self, wants: u64, now: u64, pool: &mut Pool) -> u64;
+
+    /// Offline is about to submit an iteration. Sets its limit and says how many ns longer it takes.
+    fn offline_wants(&mut self, now: u64, pool: &mut Pool) -> u64;
+
+    /// When it wants to be asked by itself; [`NEVER`] if not.
+    fn next(&self) -> u64 {
+        NEVER
+    }
+
+    /// That time has come.
+    fn due(&mut self, _now: u64, _pool: &mut Pool) {}
+
+    /// Offline has just been stopped, or is about to be let in: memory may move without anybody
+    /// noticing. Says how many ns the gate stays shut for it.
+    fn gate(&mut self, _opens: bool, _now: u64, _pool: &mut Pool) -> u64 {
+        0
+    }
+}
+
+/// The policy of `spec`.
+#[must_use]
+pub fn make(spec: &Spec, alone: Option<&Alone>) -> Box<dyn Policy> {
+    let peak = alone.map_or(0, |alone| alone.kv_peak_bytes);
+    match spec.memory {
+        Memory::Uvm => Box::new(uvm::Uvm::new(spec)),
+        Memory::Prism => Box::new(prism::Prism::new(spec)),
+        Memory::StaticMem => Box::new(static_mem::StaticMem::new(spec, peak)),
+        Memory::StaticSplit => Box::new(static_split::StaticSplit::new(spec)),
+        Memory::Tidegate
+        | Memory::TidegateNoMiad
+        | Memory::TidegateFifo
+        | Memory::TidegateLayerBoundary
+        | Memory::Oracle => Box::new(oracle::Oracle),
+    }
+}

@@ -1,0 +1,23 @@
+//! The limit: memory moves for nothing, and offline loses nothing by it.
+//!
+//! Offline begins new requests only in what online leaves it at that moment, but what it holds
+//! beyond that stays computable. No real policy can have both, so none can have more.
+
+use super::{Policy, Pool};
+
+#[derive(Debug)]
+pub(super) struct Oracle;
+
+impl Policy for Oracle {
+    fn online_wants(&mut self, _wants: u64, _now: u64, pool: &mut Pool) -> u64 {
+        pool.limit_online(pool.bytes);
+        0
+    }
+
+    fn offline_wants(&mut self, _now: u64, pool: &mut Pool) -> u64 {
+        let left = pool.bytes - pool.online_used().min(pool.bytes);
+        // What it holds may grow in place.
+        pool.limit_offline(left.max(pool.offline_used()));
+        0
+    }
+}

@@ -1,0 +1,238 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::clock::Time;
+use crate::costs::Costs;
+use crate::engine::Limits;
+use crate::gap::VLLM;
+use crate::generator::CALLER;
+use crate::hardware::{H200, Model};
+use crate::pair::interference;
+use crate::record::SpanKind;
+use crate::spec::{Batching, Offline, Online};
+use crate::trace::Lengths;
+
+/// Two minutes of bursty callers beside a batch job, in a pool that both press against.
+fn spec(compute: Compute, memory: Memory) -> Spec {
+    let model = Model::named(&H200, "llama-3.1-8b").expect("a known model");
+    let lengths = |input_tokens, output_tokens| Lengths {
+        input_tokens,
+        output_tokens,
+    };
+    Spec {
+        scenario: "callers".to_owned(),
+        seed: 1,
+        gpu: H200,
+        online: Online {
+            model: model.clone(),
+            trace: Arc::new(CALLER.generate(1, Duration::from_secs(120))),
+            gaps: VLLM,
+            limits: Limits::default(),
+            batching: Batching::Mixed,
+        },
+        offline: Offline {
+            model,
+            lengths: vec![lengths(2_000, 300), lengths(700, 50), lengths(3_500, 900)].into(),
+            limits: Limits {
+                prefill_tokens: 2_048,
+                running: 256,
+            },
+            batching: Batching::Mixed,
+        },
+        kv_pool_bytes: 8 << 30,
+        compute,
+        memory,
+        costs: Costs::default(),
+        timeline: false,
+    }
+}
+
+fn every_compute() -> impl Iterator<Item = Compute> {
+    Compute::NAMES.into_iter().map(|known| known.1)
+}
+
+#[test]
+fn the_same_spec_gives_the_same_outcome_to_the_byte() {
+    for compute in every_compute() {
+        let mut spec = spec(compute, Memory::Prism);
+        spec.timeline = true;
+        let once = run(&spec).expect("a run");
+        assert_eq!(once, run(&spec).expect("a run"), "{compute:?}");
+        spec.seed = 2;
+        assert_ne!(once, run(&spec).expect("a run"), "{compute:?}");
+    }
+}
+
+#[test]
+fn every_online_request_gets_its_tokens_under_every_pair_of_policies() {
+    for compute in every_compute() {
+        for (_, memory) in Memory::NAMES {
+            // Without reclamation a gate that waits for requests and a request that waits for
+            // memory wait for each other.
+            let waits = matches!(compute, Compute::LayerPreempt | Compute::TidegateHints);
+            if waits && memory == Memory::Prism {
+                continue;
+            }
+            let spec = spec(compute, memory);
+            let outcome = run(&spec).expect("a run");
+            for (got, asked) in outcome.requests.iter().zip(spec.online.trace.requests()) {
+                assert_eq!(got.tokens, asked.output_tokens, "{compute:?} {memory:?}");
+                assert!(got.arrival < got.first_token && got.first_token <= got.last_token);
+            }
+            assert_eq!(outcome.faults, 0);
+        }
+    }
+}
+
+#[test]
+fn time_is_worked_switched_or_idle_once() {
+    for compute in every_compute() {
+        let mut spec = spec(compute, Memory::Oracle);
+        spec.timeline = true;
+        let outcome = run(&spec).expect("a run");
+        let used = outcome.gpu.online + outcome.gpu.offline + outcome.gpu.switching;
+        assert!(used <= outcome.length, "{compute:?}: {:?}", outcome.gpu);
+        if compute == Compute::NoControl {
+            continue; // Its iterations interleave.
+        }
+        for two in outcome.timeline.windows(2) {
+            assert!(two[0].to <= two[1].from, "{compute:?}: {two:?}");
+        }
+        let offline: Duration = outcome
+            .timeline
+            .iter()
+            .filter(|span| span.kind == SpanKind::Offline)
+            .map(|span| span.to.since(span.from))
+            .sum();
+        assert_eq!(offline, outcome.gpu.offline, "{compute:?}");
+    }
+}
+
+#[test]
+fn the_oracles_delay_nobody_and_keep_their_rule() {
+    let spec = spec(Compute::Oracle, Memory::Oracle);
+    let alone = alone(&spec).expect("a run");
+    let once = paired(&spec, &alone).expect("a run");
+    for (with, without) in once.requests.iter().zip(&alone.outcome.requests) {
+        assert_eq!(with.first_token, without.first_token);
+        assert_eq!(with.last_token, without.last_token);
+    }
+    assert_eq!(once.preemptions_per_request_max(), 1);
+    let spec = Spec {
+        compute: Compute::OracleUnlimited,
+        ..spec
+    };
+    let unlimited = paired(&spec, &alone).expect("a run");
+    assert!(unlimited.preemptions_per_request_max() > 1);
+    assert!(unlimited.gpu.offline > once.gpu.offline);
+}
+
+#[test]
+fn no_policy_that_keeps_the_bounds_harvests_more_gpu_time_than_the_oracle() {
+    let spec = spec(Compute::Oracle, Memory::Oracle);
+    let alone = alone(&spec).expect("a run");
+    let limit = paired(&spec, &alone).expect("a run");
+    for compute in every_compute().filter(|compute| *compute != Compute::OracleUnlimited) {
+        let with = paired(
+            &Spec {
+                compute,
+                ..spec.clone()
+            },
+            &alone,
+        )
+        .expect("a run");
+        let paid = interference(&alone.outcome, &with);
+        let bounds = paid.ttft.mean_pct <= 2.0 && paid.tpot.mean_pct <= 0.5;
+        if bounds && with.preemptions_per_request_max() <= 1 {
+            let allowance = 0.02 * limit.gpu.online.as_secs_f64();
+            let (most, has) = (
+                limit.gpu.offline.as_secs_f64(),
+                with.gpu.offline.as_secs_f64(),
+            );
+            assert!(has <= most + allowance, "{compute:?}: {has} of {most}");
+        }
+    }
+}
+
+#[test]
+fn a_cooldown_of_twice_the_longest_gap_preempts_each_request_at_most_once() {
+    let outcome = run(&spec(Compute::Channel, Memory::Oracle)).expect("a run");
+    assert_eq!(outcome.preemptions_per_request_max(), 1);
+    assert_eq!(outcome.cooldown.woken_in_gap, 0);
+    let without = run(&spec(Compute::ChannelNoCooldown, Memory::Oracle)).expect("a run");
+    assert!(without.preemptions_per_request_max() > 10);
+}
+
+#[test]
+fn a_preemption_takes_what_its_mechanism_takes() {
+    let longest = |compute| {
+        let outcome = run(&spec(compute, Memory::Oracle)).expect("a run");
+        let latencies = outcome
+            .preemptions
+            .iter()
+            .map(|preemption| preemption.latency());
+        latencies.max().unwrap_or_default()
+    };
+    let costs = Costs::default();
+    assert_eq!(longest(Compute::Channel), costs.edge + costs.disable_save);
+    assert_eq!(longest(Compute::GPreempt), costs.timeslice_switch);
+    // A layer of a chunk of 2,048 tokens beside decodes; a whole iteration of it.
+    let (layer, iteration) = (
+        longest(Compute::LayerPreempt),
+        longest(Compute::TemporalShare(64)),
+    );
+    assert!(
+        (Duration::from_millis(1)..Duration::from_millis(4)).contains(&layer),
+        "{layer:?}"
+    );
+    assert!(iteration > 10 * layer, "{iteration:?}");
+}
+
+#[test]
+fn what_cannot_be_run_is_one_error_that_says_why() {
+    let good = spec(Compute::Tidegate, Memory::Prism);
+    let mut bad = good.clone();
+    bad.online.trace = Arc::default();
+    assert_eq!(run(&bad), Err(SpecError::NoRequests));
+    let mut bad = good.clone();
+    bad.offline.lengths = Arc::new([]);
+    assert_eq!(run(&bad), Err(SpecError::NoOffline));
+    let mut bad = good.clone();
+    bad.offline.lengths = vec![Lengths {
+        input_tokens: 5,
+        output_tokens: 0,
+    }]
+    .into();
+    let zero = SpecError::ZeroTokens {
+        index: 0,
+        what: "output",
+    };
+    assert_eq!(run(&bad), Err(zero));
+    let mut bad = good;
+    bad.kv_pool_bytes = 64 << 20;
+    let told = run(&bad).expect_err("too small").to_string();
+    assert!(told.contains("enlarge kv_pool_gib"), "{told}");
+}
+
+#[test]
+fn a_delay_does_not_change_the_gaps_of_later_requests() {
+    let slow = |each| {
+        let mut spec = spec(Compute::Channel, Memory::Oracle);
+        spec.costs = spec.costs.with_switch(each);
+        run(&spec).expect("a run")
+    };
+    let (fast, slow) = (
+        slow(Duration::from_micros(50)),
+        slow(Duration::from_millis(1)),
+    );
+    assert_eq!(fast.cooldown.longest_gap, slow.cooldown.longest_gap);
+    let late = |(a, b): (&crate::record::Request, &crate::record::Request)| {
+        Time(a.last_token.0.abs_diff(b.last_token.0)).0 > 10_000_000
+    };
+    let apart = fast
+        .requests
+        .iter()
+        .zip(&slow.requests)
+        .filter(|two| late(*two));
+    assert!(apart.count() * 10 < fast.requests.len());
+}
