@@ -2,6 +2,7 @@
 
 mod json;
 mod release;
+mod replay;
 mod table;
 
 use anyhow::Context;
@@ -68,6 +69,8 @@ enum Command {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+    /// What would I harvest, and what would it cost? Needs no agent and no GPU.
+    Replay(Box<replay::Args>),
     /// Enable every channel a dead agent left disabled.
     Release {
         /// The device to speak to: "real" or "virtual=DIR"; what the last agent used unless given.
@@ -106,9 +109,12 @@ pub enum Unreachable {
     },
 }
 
-/// 1, or 3 when it was the agent that could not be reached or refused.
+/// 1; 2 for wrong usage; 3 when it was the agent that could not be reached or refused.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<replay::Usage>() {
+        return 2;
+    }
     let refused = error.downcast_ref::<Refusal>().is_some_and(|refusal| {
         matches!(
             refusal.code,
@@ -132,6 +138,9 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
     if let Command::Release { device, vgpu_shim } = &cli.command {
         return release::run(&cli.run_dir, device.as_deref(), vgpu_shim.as_deref());
+    }
+    if let Command::Replay(args) = &cli.command {
+        return replay::run(args);
     }
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -194,7 +203,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
             jobs("resumed", &answer.into_inner().jobs)
         }
         Command::Hooks { pid, output } => hooks(cli, *pid, *output).await,
-        Command::Release { .. } => Ok(()),
+        Command::Release { .. } | Command::Replay(_) => Ok(()),
     }
 }
 

@@ -158,6 +158,19 @@ impl Trace {
         }
     }
 
+    /// What `cut` keeps of it.
+    #[must_use]
+    pub fn cut(&self, cut: &Cut) -> Self {
+        let numbered = self.requests.iter().zip(0..);
+        let kept = numbered.filter(|(_, i)| cut.keeps(*i));
+        let thinned = Self {
+            requests: kept.map(|(request, _)| *request).collect(),
+        };
+        let length = cut.length.unwrap_or(Duration::MAX);
+        let windowed = thinned.window(Time::from(cut.from), length);
+        windowed.stretch(cut.stretch)
+    }
+
     /// The requests of `[start, start + length)`, with `start` as the start of time.
     #[must_use]
     pub fn window(&self, start: Time, length: Duration) -> Self {

@@ -1,0 +1,244 @@
+//! The table on a terminal, 80 columns wide.
+
+use super::{Alone, Report, Row, percent};
+use crate::report::text::{thousands, three, wrapped};
+use std::fmt::Write as _;
+
+const NAME: usize = 27;
+
+/// Setting, table and conclusion.
+#[must_use]
+pub fn text(report: &Report) -> String {
+    let mut out = String::from("\n");
+    let _ = writeln!(out, "{}", report.source);
+    for (name, value) in &report.setting {
+        let _ = writeln!(out, "  {name:<8} {value}");
+    }
+    out.push('\n');
+    out += &head();
+    out += &alone(&report.alone);
+    for row in &report.rows {
+        out += &line(row);
+    }
+    out += LEGEND;
+    out.push('\n');
+    out += &wrapped(&report.conclusion(), 78);
+    out
+}
+
+const LEGEND: &str = "
+  TTFT: arrival to first token; TPOT: time per further token (mean of the
+  paired differences over the mean alone). Oracle: knows the future. Virtual
+  time: nothing here was measured on a GPU.
+";
+
+fn head() -> String {
+    format!(
+        "{:NAME$}{:>10}{:>10}{:>13}{:>10}{:>9}\n{:<NAME$}{:>10}{:>10}{:>13}{:>10}{:>9}\n",
+        "",
+        "TTFT",
+        "TPOT",
+        "preemptions",
+        "offline",
+        "share of",
+        "",
+        "",
+        "",
+        "mean    max",
+        "tokens/s",
+        "oracle"
+    )
+}
+
+fn alone(alone: &Alone) -> String {
+    let ms = |ms: f64| format!("{} ms", three(ms));
+    format!(
+        "{:<NAME$}{:>10}{:>10}{:>13}{:>10}{:>9}\n",
+        "online alone",
+        ms(alone.ttft_ms.mean),
+        ms(alone.tpot_ms.mean),
+        "-",
+        "-",
+        "-"
+    )
+}
+
+fn ratio(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{share:.2}"))
+}
+
+/// In its column; a long one on a line of its own.
+fn name(row: &Row) -> String {
+    let name = row.case.to_string();
+    if name.len() < NAME {
+        name
+    } else {
+        format!("{name}\n{:NAME$}", "")
+    }
+}
+
+fn line(row: &Row) -> String {
+    let name = name(row);
+    let preemptions = if row.preempts() {
+        format!("{:.2} {:>6}", row.per_request.0, row.per_request.1)
+    } else {
+        "-".to_owned()
+    };
+    let share = ratio(row.vs_oracle);
+    format!(
+        "{name:<NAME$}{:>10}{:>10}{preemptions:>13}{:>10}{share:>9}\n",
+        percent(row.increase.0),
+        percent(row.increase.1),
+        thousands(row.tokens_per_s),
+    )
+}
+
+/// Many scenarios: a block for each, then each policy over all of them. `scenarios` are names with
+/// their rows, in the same order of policies.
+#[must_use]
+pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
+    let mut out = String::new();
+    for (name, rows) in scenarios {
+        let _ = writeln!(out, "\n{name}");
+        out += &head();
+        for row in rows {
+            out += &line(row);
+        }
+    }
+    let Some((_, first)) = scenarios.first().filter(|_| scenarios.len() > 1) else {
+        return out;
+    };
+    let _ = writeln!(
+        out,
+        "\nAll {} scenarios: largest increases and preemptions, mean share of the oracle\n\
+         {:NAME$}{:>10}{:>10}{:>13}{:>9}{:>10}",
+        scenarios.len(),
+        "",
+        "TTFT",
+        "TPOT",
+        "preemptions",
+        "oracle",
+        "in bounds",
+    );
+    for (place, first) in first.iter().enumerate() {
+        let each = || scenarios.iter().filter_map(|(_, rows)| rows.get(place));
+        let most = |of: fn(&Row) -> f64| each().map(of).fold(f64::MIN, f64::max);
+        let preemptions = each().map(|row| row.per_request.1).max().unwrap_or(0);
+        let shares: Vec<f64> = each().filter_map(|row| row.vs_oracle).collect();
+        let share = (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64);
+        let within = each().filter(|row| row.within_bounds()).count();
+        let _ = writeln!(
+            out,
+            "{:<NAME$}{:>10}{:>10}{:>13}{:>9}{:>10}",
+            name(first),
+            percent(most(|row| row.increase.0)),
+            percent(most(|row| row.increase.1)),
+            if first.preempts() {
+                preemptions.to_string()
+            } else {
+                "-".to_owned()
+            },
+            ratio(share),
+            format!("{within} of {}", scenarios.len()),
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::Case;
+    use crate::spec::{Compute, Memory};
+    use crate::spread::Spread;
+
+    fn row(case: Case, scale: f64) -> Row {
+        let spread = |mean: f64| Spread {
+            mean,
+            p50: mean,
+            p99: 4.0 * mean,
+            max: 9.0 * mean,
+        };
+        Row {
+            case,
+            increase: (0.11 * scale, 0.02 * scale),
+            ttft_ms: spread(24.6 * (1.0 + 0.001 * scale)),
+            tpot_ms: spread(5.8),
+            per_request: (0.44, if scale > 50.0 { 16_181 } else { 1 }),
+            preempt_us: spread(85.0 * scale),
+            tokens_per_s: 10_102.0 * scale,
+            gpu_share: 0.18,
+            vs_oracle: Some(0.93),
+            reclaims: (0.1, spread(3.0)),
+            lost_per_s: 1.0,
+            faults: 0,
+        }
+    }
+
+    fn report(scale: f64) -> Report {
+        let cases = [
+            Case::of(Compute::NoControl, Memory::Prism),
+            Case::of(Compute::TemporalShare(128), Memory::TidegateLayerBoundary),
+            crate::cases::TIDEGATE,
+        ];
+        Report {
+            source: "trace.csv, one request in 4".to_owned(),
+            setting: vec![("Online", "llama-3.1-8b".to_owned())],
+            alone: Alone {
+                ttft_ms: Spread {
+                    mean: 24.6 * scale,
+                    ..Spread::default()
+                },
+                tpot_ms: Spread {
+                    mean: 5.84,
+                    ..Spread::default()
+                },
+                gpu_share: 0.741,
+            },
+            rows: cases.map(|case| row(case, scale)).to_vec(),
+        }
+    }
+
+    #[test]
+    fn tables_fit_80_columns() {
+        for scale in [0.001, 1.0, 99.0, 9_999.0] {
+            let report = report(scale);
+            let blocks = [
+                ("P01".to_owned(), report.rows.clone()),
+                ("P02".to_owned(), report.rows.clone()),
+            ];
+            for line in (text(&report) + &scenarios(&blocks)).lines() {
+                assert!(line.chars().count() <= 80, "{line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_words_say_what_the_figures_say() {
+        let said = report(1.0).conclusion();
+        for part in [
+            "With Tidegate you would harvest 18 % of the GPU's time: 10,102 offline tokens per second",
+            "Online alone uses 74 % of it",
+            "+0.1 % of time to first token (24.6 ms alone, 24.6 ms with)",
+            "0.0 % of time per further token",
+            "more than once; offline is off the GPU 340 us after",
+            "would get 8 % more",
+            "Without any control users would wait +0.1 %",
+        ] {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
+        assert!(!said.contains("misses"), "{said}");
+        let said = report(60.0).conclusion();
+        assert!(
+            said.contains("misses the promise of at most +2 % and +0.5 %"),
+            "{said}"
+        );
+        let mut without = report(1.0);
+        without.rows.truncate(1);
+        assert!(
+            without
+                .conclusion()
+                .starts_with("With NoControl+Prism you would")
+        );
+    }
+}

@@ -1,0 +1,413 @@
+//! `tidegate replay`: what would I harvest, and what would it cost?
+//!
+//! Asks no agent and touches no GPU: two workloads meet in virtual time, under the policy code that
+//! the agent runs and under what it is compared with. Either one trace of the user's, answered in a
+//! table and words, or a table of scenarios, answered with `results.csv`.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use tidegate_replay::cases::Case;
+use tidegate_replay::costs::Costs;
+use tidegate_replay::engine::Limits;
+use tidegate_replay::evaluation::{Evaluation, Workload, evaluate, runs};
+use tidegate_replay::figures::{Figures, csv};
+use tidegate_replay::gap::GapModel;
+use tidegate_replay::generator::{self, CONVERSATION, Preset};
+use tidegate_replay::hardware::{Gpu, Model};
+use tidegate_replay::names::{UnknownName, find};
+use tidegate_replay::report::{self, Alone, Report, Row, table};
+use tidegate_replay::scenarios::{self, FACTOR};
+use tidegate_replay::spec::{Batching, Compute, Memory, Offline, Online, Spec};
+use tidegate_replay::sweep::cores;
+use tidegate_replay::trace::{Cut, Lengths, Trace, read_cut, read_lengths};
+
+/// What to replay, and what to write.
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    /// Online requests: Azure, BurstGPT, Mooncake or CSV with arrival_s,input_tokens,output_tokens;
+    /// gzipped or not.
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["synthetic", "scenarios"])]
+    trace: Option<PathBuf>,
+    /// Online requests drawn from published figures instead: conversation, code or caller.
+    #[arg(long, value_name = "PRESET", conflicts_with_all = ["trace", "scenarios"], value_parser = preset)]
+    synthetic: Option<Preset>,
+    /// The GPU: h100, h200 or a100.
+    #[arg(long, default_value = "h200", conflicts_with = "scenarios", value_parser = scenarios::gpu)]
+    gpu: Gpu,
+    /// Online's model: llama-3.1-8b, qwen2.5-7b or custom:layers=L,hidden=H,heads=N.
+    #[arg(
+        long,
+        default_value = "llama-3.1-8b",
+        conflicts_with = "scenarios",
+        value_name = "MODEL"
+    )]
+    online: String,
+    /// The offline job's model.
+    #[arg(
+        long,
+        default_value = "qwen2.5-7b",
+        conflicts_with = "scenarios",
+        value_name = "MODEL"
+    )]
+    offline: String,
+    /// Lengths of the offline requests: CSV with input_tokens,output_tokens. Lengths of a chat
+    /// service unless given.
+    #[arg(long, value_name = "FILE", conflicts_with = "scenarios")]
+    offline_lengths: Option<PathBuf>,
+    /// Prompt tokens of one offline iteration.
+    #[arg(long, value_name = "TOKENS", default_value_t = 2_048, conflicts_with = "scenarios",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    offline_chunk: u32,
+    /// Memory for the KV caches of both, GiB. What two models leave of 90 % of the GPU unless given.
+    #[arg(long, value_name = "GIB", conflicts_with = "scenarios", value_parser = gib)]
+    kv_gib: Option<f64>,
+    /// Decode gaps of the online engine: overlap, vllm or sync.
+    #[arg(long, value_name = "PRESET", default_value = "vllm", conflicts_with = "scenarios",
+          value_parser = scenarios::gap_preset)]
+    gaps: GapModel,
+    /// Keep about one online request in N; keeps bursts as they are.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "scenarios",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    thin: u64,
+    /// Multiply the times between arrivals.
+    #[arg(long, value_name = "FACTOR", default_value = "1", conflicts_with = "scenarios",
+          value_parser = factor)]
+    stretch: f64,
+    /// Begin at this second of the trace.
+    #[arg(long, value_name = "S", default_value = "0", conflicts_with = "scenarios",
+          value_parser = seconds)]
+    from: Duration,
+    /// Replay so many seconds; to the end unless given (1200 of a synthetic one).
+    #[arg(long, value_name = "S", conflicts_with = "scenarios", value_parser = seconds)]
+    length: Option<Duration>,
+
+    /// A table of scenarios to run instead.
+    #[arg(long, value_name = "FILE", requires_all = ["traces", "out"])]
+    scenarios: Option<PathBuf>,
+    /// Where the table's traces are.
+    #[arg(long, value_name = "DIR", requires = "scenarios")]
+    traces: Option<PathBuf>,
+    /// Where to write results.csv.
+    #[arg(long, value_name = "DIR", requires = "scenarios")]
+    out: Option<PathBuf>,
+    /// Only these scenarios of the table.
+    #[arg(long, value_name = "ID", value_delimiter = ',', requires = "scenarios")]
+    only: Vec<String>,
+
+    /// Compute policies, or pairs COMPUTE+MEMORY.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    policy: Vec<String>,
+    /// Memory policies.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    memory: Vec<String>,
+    /// Repeat with seeds 1 to N.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: Option<u64>,
+    /// Disable and save takes this long, and so does enable and restore.
+    #[arg(long, value_name = "MS", value_parser = switch)]
+    switch_ms: Option<Duration>,
+    /// Threads; one per core unless given.
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write all figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+}
+
+const AFTER_HELP: &str = "\
+Compute policies: Standalone, NoControl, KernelPreempt, LayerPreempt, GPreempt, TemporalShare(N),
+  Channel, ChannelNoCooldown, Tidegate, TidegateHints, Oracle, OracleUnlimited
+Memory policies: UVM, Prism, StaticMem, StaticSplit, Tidegate, TidegateNoMiad, TidegateFifo,
+  TidegateLayerBoundary, Oracle
+Compared unless told otherwise: NoControl+Prism, KernelPreempt+UVM, GPreempt+UVM, Channel+UVM,
+  Channel+Prism, Channel+StaticMem, Tidegate, Oracle";
+
+/// The command line asks for something that is not there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(String);
+
+impl From<UnknownName> for Usage {
+    fn from(unknown: UnknownName) -> Self {
+        Self(unknown.to_string())
+    }
+}
+
+fn preset(name: &str) -> Result<Preset, UnknownName> {
+    find(
+        "synthetic trace",
+        name,
+        generator::PRESETS.map(|preset| (preset.name, preset)),
+    )
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    scenarios::factor(text).ok_or_else(|| format!("give {FACTOR}"))
+}
+
+fn gib(text: &str) -> Result<f64, String> {
+    let gib = text
+        .parse()
+        .ok()
+        .filter(|gib| *gib > 0.0 && *gib <= 4_096.0);
+    gib.ok_or_else(|| "give a size in GiB, above 0 and at most 4096".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .filter(|seconds| (0.0..=1e9).contains(seconds));
+    let seconds = seconds.map(Duration::from_secs_f64);
+    seconds.ok_or_else(|| "give a number of seconds, 0 or more".to_owned())
+}
+
+fn switch(text: &str) -> Result<Duration, String> {
+    let ms = text.parse().ok().filter(|ms| (0.0..=1_000.0).contains(ms));
+    let switch = ms.map(|ms: f64| Duration::from_secs_f64(ms / 1e3));
+    switch.ok_or_else(|| "give a number of milliseconds from 0 to 1000".to_owned())
+}
+
+/// Carries the command out.
+///
+/// # Errors
+/// When a name is unknown, a file cannot be used, or a workload cannot be run.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let cases = Case::named(&args.policy, &args.memory).map_err(Usage::from)?;
+    for file in [&args.json, &args.csv].into_iter().flatten() {
+        writable(file)?;
+    }
+    match &args.scenarios {
+        Some(file) => run_table(args, file, &cases),
+        None => run_one(args, &cases),
+    }
+}
+
+fn run_one(args: &Args, cases: &[Case]) -> anyhow::Result<()> {
+    let (spec, source, cut) = pair(args)?;
+    let workloads = seeded(args, &spec, &cut.to_string(), 1);
+    let evaluation = compute(args, &workloads, cases, |_, _| false)?;
+    let report = Report {
+        source,
+        setting: report::setting(&spec, workloads.len() as u64),
+        alone: Alone::of(&evaluation),
+        rows: report::rows(&evaluation, cases),
+    };
+    let figures = figures_of(evaluation);
+    write_figures(args, &figures)?;
+    super::print(&table::text(&report))
+}
+
+fn run_table(args: &Args, file: &Path, cases: &[Case]) -> anyhow::Result<()> {
+    let traces = args.traces.as_deref().unwrap_or(Path::new("."));
+    let out = args.out.as_deref().unwrap_or(Path::new("."));
+    let mut scenarios = scenarios::read(file, traces)?;
+    for id in &args.only {
+        let known = scenarios.iter().map(|scenario| (scenario.id.as_str(), ()));
+        find("scenario", id, known).map_err(Usage::from)?;
+    }
+    let asked = |id: &str| args.only.iter().any(|only| only.eq_ignore_ascii_case(id));
+    scenarios.retain(|scenario| args.only.is_empty() || asked(&scenario.id));
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let mut workloads = Vec::new();
+    for scenario in &scenarios {
+        let spec = scenario.spec()?;
+        workloads.extend(seeded(args, &spec, &scenario.cut.to_string(), 3));
+    }
+    let evaluation = compute(args, &workloads, cases, |_, _| false)?;
+    let figures = figures_of(evaluation);
+    write(&out.join("results.csv"), &csv(&figures))?;
+    write_figures(args, &figures)?;
+    let blocks: Vec<(String, Vec<Row>)> = scenarios
+        .iter()
+        .map(|scenario| {
+            let own = |figures: &&Figures| figures.scenario == scenario.id;
+            let own: Vec<&Figures> = figures.iter().filter(own).collect();
+            let title = format!("{} ({})", scenario.id, scenario.cut);
+            (title, cases.iter().map(|case| row(*case, &own)).collect())
+        })
+        .collect();
+    super::print(&table::scenarios(&blocks))?;
+    super::print(&format!(
+        "\nwritten: {}\n",
+        out.join("results.csv").display()
+    ))
+}
+
+fn row(case: Case, figures: &[&Figures]) -> Row {
+    let own = figures
+        .iter()
+        .copied()
+        .filter(|figures| figures.case == case);
+    Row::of(case, &own.collect::<Vec<_>>())
+}
+
+/// The same pair with each seed.
+fn seeded(args: &Args, spec: &Spec, cut: &str, seeds: u64) -> Vec<Workload> {
+    let workload = |seed| {
+        let mut spec = Spec {
+            seed,
+            ..spec.clone()
+        };
+        if let Some(switch) = args.switch_ms {
+            spec.costs = spec.costs.with_switch(switch);
+        }
+        Workload {
+            spec,
+            cut: cut.to_owned(),
+        }
+    };
+    (1..=args.seeds.unwrap_or(seeds)).map(workload).collect()
+}
+
+fn figures_of(evaluation: Evaluation) -> Vec<Figures> {
+    evaluation.ran.into_iter().map(|ran| ran.figures).collect()
+}
+
+fn compute(
+    args: &Args,
+    workloads: &[Workload],
+    cases: &[Case],
+    keep: impl Fn(usize, Case) -> bool + Sync,
+) -> anyhow::Result<Evaluation> {
+    // Drawn on standard error, and not at all where that is no terminal.
+    let bar = ProgressBar::new(runs(workloads.len(), cases) as u64);
+    let style = "{msg} {wide_bar} {pos} of {len} runs, {eta} left";
+    bar.set_style(ProgressStyle::with_template(style).context("the progress bar's template")?);
+    bar.set_message("replaying");
+    let threads = args.threads.unwrap_or_else(cores);
+    let evaluation = evaluate(workloads, cases, threads, keep, || bar.inc(1));
+    bar.finish_and_clear();
+    Ok(evaluation?)
+}
+
+/// What the options describe: the pair, where its requests are from in words, and their cut.
+fn pair(args: &Args) -> anyhow::Result<(Spec, String, Cut)> {
+    let model = |name: &str| scenarios::model(&args.gpu, name).map_err(Usage::from);
+    let (online_model, offline_model) = (model(&args.online)?, model(&args.offline)?);
+    let kv_pool_bytes = match args.kv_gib {
+        Some(gib) => (gib * (1u64 << 30) as f64) as u64,
+        None => left(&args.gpu, [&online_model, &offline_model]).ok_or_else(|| {
+            Usage(format!(
+                "the weights of both models do not fit into 90 % of {}'s memory; give --kv-gib if \
+                 they are split over several GPUs",
+                args.gpu.name
+            ))
+        })?,
+    };
+    let cut = Cut {
+        keep_1_in: args.thin,
+        stretch: args.stretch,
+        from: args.from,
+        length: args.length,
+    };
+    let (trace, name) = requests(args, &cut)?;
+    let lengths = match &args.offline_lengths {
+        Some(file) => read_lengths(file)?,
+        None => chat_lengths(),
+    };
+    let spec = Spec {
+        scenario: name.clone(),
+        seed: 1,
+        gpu: args.gpu,
+        online: Online {
+            model: online_model,
+            trace: Arc::new(trace),
+            gaps: args.gaps,
+            limits: Limits::default(),
+            batching: Batching::default(),
+        },
+        offline: Offline {
+            model: offline_model,
+            lengths: lengths.into(),
+            limits: Limits {
+                prefill_tokens: args.offline_chunk,
+                ..Limits::default()
+            },
+            batching: Batching::default(),
+        },
+        kv_pool_bytes,
+        compute: Compute::Standalone,
+        memory: Memory::Prism,
+        costs: Costs::default(),
+        timeline: false,
+    };
+    Ok((spec, format!("{name}: {cut}"), cut))
+}
+
+fn requests(args: &Args, cut: &Cut) -> anyhow::Result<(Trace, String)> {
+    if let Some(file) = &args.trace {
+        let name = file.file_name().unwrap_or(file.as_os_str());
+        return Ok((read_cut(file, cut)?, name.to_string_lossy().into_owned()));
+    }
+    let preset = args.synthetic.unwrap_or(CONVERSATION);
+    let length = args.length.unwrap_or(Duration::from_secs(1_200));
+    let trace = preset.generate(1, args.from + length).cut(cut);
+    if trace.is_empty() {
+        return Err(Usage(format!(
+            "synthetic trace {}: {cut}: no request is left",
+            preset.name
+        ))
+        .into());
+    }
+    Ok((trace, format!("synthetic {}, seed 1", preset.name)))
+}
+
+/// Bytes that the weights of both models, two bytes a parameter, leave of 90 % of the GPU.
+fn left(gpu: &Gpu, models: [&Model; 2]) -> Option<u64> {
+    let weights: u64 = models
+        .iter()
+        .map(|model| 2 * model.shape.parameters())
+        .sum();
+    (gpu.memory_bytes / 10 * 9)
+        .checked_sub(weights)
+        .filter(|left| *left > 0)
+}
+
+/// A backlog with the lengths of a chat service: 20 minutes of it, the same for every seed.
+fn chat_lengths() -> Vec<Lengths> {
+    let requests = CONVERSATION.generate(1, Duration::from_secs(1_200));
+    let lengths = requests.requests().iter().map(|request| Lengths {
+        input_tokens: request.input_tokens,
+        output_tokens: request.output_tokens,
+    });
+    lengths.collect()
+}
+
+fn write_figures(args: &Args, figures: &[Figures]) -> anyhow::Result<()> {
+    if let Some(file) = &args.csv {
+        write(file, &csv(figures))?;
+    }
+    if let Some(file) = &args.json {
+        let figures: Vec<Value> = figures.iter().map(Figures::json).collect();
+        write(file, &format!("{:#}\n", json!({ "results": figures })))?;
+    }
+    Ok(())
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Says before the work that its result could not be kept.
+fn writable(file: &Path) -> anyhow::Result<()> {
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let dir = dir.unwrap_or(Path::new("."));
+    anyhow::ensure!(
+        dir.is_dir() && !file.is_dir(),
+        "cannot write {}: {} is not a directory, or the file is one",
+        file.display(),
+        dir.display()
+    );
+    Ok(())
+}
