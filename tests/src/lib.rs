@@ -10,6 +10,7 @@
 pub mod clock;
 pub mod figures;
 pub mod judge;
+pub mod memory;
 pub mod online;
 pub mod peer;
 pub mod schedules;

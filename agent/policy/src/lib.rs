@@ -33,6 +33,7 @@ pub mod layout;
 pub mod ledger;
 pub mod node;
 mod online;
+pub mod reserve;
 pub mod select;
 pub mod time;
 pub mod view;

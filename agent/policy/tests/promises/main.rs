@@ -4,4 +4,5 @@ mod bench;
 mod learning;
 mod ledger;
 mod orders;
+mod reserve;
 mod select;

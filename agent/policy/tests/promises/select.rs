@@ -233,7 +233,7 @@ fn worn(seed: u64) -> Case {
                 }
             }
         }
-        let parent = requests.values().map(|request| &request.1).last();
+        let parent = requests.values().map(|request| &request.1).next_back();
         let mut list = match parent {
             Some(parent) if draw.below(3) == 0 => parent[..parent.len() / 2].to_vec(),
             _ => Vec::new(),

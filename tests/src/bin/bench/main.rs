@@ -9,10 +9,14 @@
 //! * `attach`: from the start of the first context to the agent's welcome, and what the library
 //!   adds to its host process.
 //!
-//! Figures are printed as a table and, with `--json FILE`, written under the keys named there.
+//! * `headroom`: the memory that online keeps mapped ahead over hours of each `--trace`, against the
+//!   best constant headroom with the same rate of pressure; in virtual time.
+//!
+//! Without a name, `hook`, `edge` and `attach` run. Figures are printed as a table and, with `--json FILE`, written under the keys named there.
 
 mod attach;
 mod edge;
+mod headroom;
 mod hook;
 
 use clap::{Parser, ValueEnum};
@@ -24,7 +28,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// What to measure; all of them if none is named.
+    /// What to measure; hook, edge and attach if none is named.
     #[arg(value_enum)]
     what: Vec<What>,
     /// Writes the figures to this file as JSON.
@@ -36,6 +40,9 @@ struct Args {
     /// Rounds of native and preloaded runs for `hook`.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
+    /// Traces for `headroom`; the built-in generators if none is named.
+    #[arg(long = "trace", value_name = "FILE", num_args = 1..)]
+    traces: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,6 +50,7 @@ enum What {
     Hook,
     Edge,
     Attach,
+    Headroom,
 }
 
 /// One line of the table: key, value, unit, target or nothing.
@@ -51,7 +59,24 @@ struct Row {
     key: String,
     value: f64,
     unit: &'static str,
-    target: Option<f64>,
+    target: Option<Target>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Target {
+    fn judge(self, value: f64) -> String {
+        let (sign, target, met) = match self {
+            Self::AtMost(target) => ("<=", target, value <= target),
+            Self::AtLeast(target) => (">=", target, value >= target),
+        };
+        let verdict = if met { "met" } else { "MISSED" };
+        format!("{sign} {target}  {verdict}")
+    }
 }
 
 impl Row {
@@ -65,7 +90,12 @@ impl Row {
     }
 
     fn at_most(mut self, target: f64) -> Self {
-        self.target = Some(target);
+        self.target = Some(Target::AtMost(target));
+        self
+    }
+
+    fn at_least(mut self, target: f64) -> Self {
+        self.target = Some(Target::AtLeast(target));
         self
     }
 }
@@ -114,13 +144,20 @@ fn main() -> ExitCode {
     if wants(What::Attach) {
         rows.extend(attach::measure());
     }
+    if args.what.contains(&What::Headroom) {
+        match headroom::measure(&args.traces) {
+            Ok(found) => rows.extend(found),
+            Err(error) => {
+                eprintln!("bench: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
     println!("{:<44} {:>12} {:<4} target", "figure", "value", "unit");
     for row in &rows {
-        let target = match row.target {
-            Some(target) if row.value <= target => format!("<= {target}  met"),
-            Some(target) => format!("<= {target}  MISSED"),
-            None => String::new(),
-        };
+        let target = row
+            .target
+            .map_or_else(String::new, |target| target.judge(row.value));
         println!(
             "{:<44} {:>12.2} {:<4} {target}",
             row.key, row.value, row.unit

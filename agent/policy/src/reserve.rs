@@ -1,0 +1,185 @@
+//! How much memory online keeps mapped ahead of need.
+//!
+//! *Reservation*: what online has mapped. *Headroom*: what it maps beyond its use. *Pressure*: 90 %
+//! of the reservation is in use. Pressure may cost a reclaim while a request waits, so the operator
+//! sets how often there may be some, and the headroom is driven to what that takes:
+//!
+//! ```text
+//!   pressure                        headroom x 1.12 (x 2 until it once sufficed); map up to it
+//!   no pressure for an interval T   headroom - one step
+//!   use falls                       what is mapped beyond use and headroom is given back
+//!   T = step / (headroom x ln 1.12) x the accepted time between two pressure events
+//! ```
+//!
+//! T is chosen so that what one pressure event adds is gone when the next one is due. So the
+//! headroom is at rest only where pressure comes as often as accepted, whatever the load looks
+//! like; if it comes more often, T soon lasts longer than the calm between, and the headroom grows.
+//! The plain rule, T x 2 when a sliding window holds too many events and T - delta otherwise, kept
+//! the rate at a tenth of the target for hours and offline without most of the memory: a window
+//! forgets how far the headroom is from where it should be, and one outlier takes as long to give
+//! back as many.
+//!
+//! Invariants: the headroom stays within its clamps; the reservation never falls to where the use
+//! of that moment would be pressure; pressure is one event, and relieved by the answer to it.
+
+use crate::config::Reserving;
+use crate::ids::Bytes;
+use crate::time::{Instant, nanos};
+use core::time::Duration;
+use std::collections::VecDeque;
+
+/// Pressure events remembered for the rate that status shows.
+const REMEMBERED: usize = 64;
+
+/// What changed, and to which reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Pressure: map up to this.
+    Grow(Bytes),
+    /// Give back down to this.
+    Shrink(Bytes),
+}
+
+/// The reservation of one online process on one GPU.
+#[derive(Clone, Debug)]
+pub struct Reserve {
+    config: Reserving,
+    started: Instant,
+    used: Bytes,
+    reservation: Bytes,
+    headroom: Bytes,
+    /// The last pressure event, or the start.
+    pressed: Instant,
+    /// Since when the headroom is what it is.
+    since: Instant,
+    /// It has sufficed for `pressure_every` once.
+    sufficed: bool,
+    /// Pressure events, oldest first.
+    recent: VecDeque<Instant>,
+    events: u64,
+}
+
+impl Reserve {
+    /// Nothing used, the least headroom mapped.
+    #[must_use]
+    pub fn new(config: Reserving, now: Instant) -> Self {
+        let config = Reserving {
+            step: config.step.max(Bytes(1)),
+            min: config.min.max(config.step).max(Bytes(1)),
+            max: config.max.max(config.min).max(config.step),
+            pressure_percent: config.pressure_percent.clamp(1, 100),
+            ..config
+        };
+        Self {
+            started: now,
+            used: Bytes::ZERO,
+            reservation: config.min.round_up(config.step),
+            headroom: config.min,
+            pressed: now,
+            since: now,
+            sufficed: false,
+            recent: VecDeque::with_capacity(REMEMBERED),
+            events: 0,
+            config,
+        }
+    }
+
+    /// What is to be mapped.
+    #[must_use]
+    pub const fn reservation(&self) -> Bytes {
+        self.reservation
+    }
+
+    /// What is to be mapped beyond use.
+    #[must_use]
+    pub const fn headroom(&self) -> Bytes {
+        self.headroom
+    }
+
+    /// T: calm that costs the headroom one step.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        // 128 bits hold any step times any span.
+        let every = u128::from(nanos(self.config.pressure_every));
+        let lost = u128::from(self.headroom.0.max(1)) * u128::from(Reserving::GROWTH_LN);
+        let ns = every * u128::from(self.config.step.0) * 1_000 / lost;
+        Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX).max(1))
+    }
+
+    /// Pressure events so far.
+    #[must_use]
+    pub const fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Pressure events per minute: over the last 64 of them, or since the start.
+    #[must_use]
+    pub fn rate_per_minute(&self, now: Instant) -> f64 {
+        let begin = match self.recent.front() {
+            Some(oldest) if self.recent.len() == REMEMBERED => *oldest,
+            _ => self.started,
+        };
+        self.recent.len() as f64 * 60.0 / now.since(begin).as_secs_f64().max(1.0)
+    }
+
+    /// When the headroom loses a step if nothing happens before.
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        (self.headroom > self.config.min).then(|| self.since.after(self.interval()))
+    }
+
+    /// The use is this. Also to be called, with the same, when [`Reserve::due`] has come.
+    pub fn settle(&mut self, used: Bytes, now: Instant) -> Option<Change> {
+        self.used = used;
+        while let Some(due) = self.due().filter(|due| *due <= now) {
+            self.since = due;
+            self.headroom = self.headroom.minus(self.config.step).max(self.config.min);
+        }
+        if self.due().is_none() {
+            self.since = now;
+        }
+        let every = self.config.pressure_every;
+        self.sufficed = self.sufficed || (self.events > 0 && now.since(self.pressed) > every);
+        if used >= self.mark() {
+            return Some(self.press(now));
+        }
+        let wanted = self.wanted();
+        (wanted < self.reservation).then(|| {
+            self.reservation = wanted;
+            Change::Shrink(wanted)
+        })
+    }
+
+    fn press(&mut self, now: Instant) -> Change {
+        let Reserving { min, max, .. } = self.config;
+        let growth = if self.sufficed {
+            Reserving::GROWTH
+        } else {
+            Reserving::FIRST_GROWTH
+        };
+        self.events += 1;
+        if self.recent.len() == REMEMBERED {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(now);
+        (self.pressed, self.since) = (now, now);
+        let grown = Bytes(self.headroom.times(growth).0 / 100);
+        self.headroom = grown.clamp(min, max);
+        self.reservation = self.wanted();
+        Change::Grow(self.reservation)
+    }
+
+    /// Use and headroom, and never so little that this use is pressure.
+    fn wanted(&self) -> Bytes {
+        let percent = u64::from(self.config.pressure_percent);
+        let relieved = Bytes(self.used.0.saturating_mul(100) / percent).plus(Bytes(1));
+        let wanted = self.used.plus(self.headroom).max(relieved);
+        wanted.round_up(self.config.step)
+    }
+
+    /// The use from which on there is pressure.
+    fn mark(&self) -> Bytes {
+        let percent = u64::from(self.config.pressure_percent);
+        Bytes(self.reservation.0.saturating_mul(percent).div_ceil(100))
+    }
+}

@@ -1,0 +1,100 @@
+//! How much is kept mapped ahead, under any use.
+
+use proptest::prelude::*;
+use std::time::Duration;
+use tidegate_policy::config::Reserving;
+use tidegate_policy::ids::Bytes;
+use tidegate_policy::reserve::{Change, Reserve};
+use tidegate_policy::time::Instant;
+
+fn config() -> impl Strategy<Value = Reserving> {
+    (1u64..100, 0u64..400, 0u64..4_000, 1u64..100, 1u8..=100).prop_map(
+        |(step, min, max, seconds, percent)| Reserving {
+            pressure_every: Duration::from_secs(seconds),
+            pressure_percent: percent,
+            step: Bytes(step),
+            min: Bytes(min),
+            max: Bytes(max),
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn headroom_stays_in_its_clamps_and_use_is_never_left_under_pressure(
+        config in config(),
+        steps in prop::collection::vec((0u64..20_000_000_000, 0u64..5_000), 0..100),
+    ) {
+        let mut reserve = Reserve::new(config, Instant::from_nanos(0));
+        let (least, most) = (config.min.max(config.step), config.max.max(config.min).max(config.step));
+        let (mut now, mut events) = (0, 0);
+        for (dt, used) in steps {
+            now += dt;
+            let before = (reserve.reservation(), reserve.headroom());
+            let change = reserve.settle(Bytes(used), Instant::from_nanos(now));
+            prop_assert!((least..=most).contains(&reserve.headroom()));
+            prop_assert!(used * 100 < reserve.reservation().0 * u64::from(config.pressure_percent) + 100);
+            prop_assert!(reserve.due().is_none_or(|due| due > Instant::from_nanos(now)));
+            let pressed = used * 100 >= before.0.0 * u64::from(config.pressure_percent);
+            match change {
+                Some(Change::Grow(to)) => {
+                    events += 1;
+                    prop_assert!(pressed && to > before.0);
+                    prop_assert_eq!(to, reserve.reservation());
+                }
+                Some(Change::Shrink(to)) => {
+                    prop_assert!(!pressed && to < before.0 && reserve.headroom() <= before.1);
+                }
+                None => prop_assert!(!pressed && reserve.reservation() == before.0),
+            }
+            prop_assert_eq!(reserve.events(), events);
+        }
+    }
+
+    #[test]
+    fn what_is_looked_at_often_or_rarely_ends_the_same(
+        config in config(),
+        used in 0u64..5_000,
+        parts in prop::collection::vec(1u64..5_000_000_000, 1..30),
+    ) {
+        let mut often = Reserve::new(config, Instant::from_nanos(0));
+        often.settle(Bytes(used), Instant::from_nanos(0));
+        often.settle(Bytes(0), Instant::from_nanos(1));
+        let mut rarely = often.clone();
+        let mut now = 1;
+        for part in parts {
+            now += part;
+            often.settle(Bytes(0), Instant::from_nanos(now));
+        }
+        rarely.settle(Bytes(0), Instant::from_nanos(now));
+        prop_assert_eq!(often.headroom(), rarely.headroom());
+        prop_assert_eq!(often.reservation(), rarely.reservation());
+    }
+}
+
+#[test]
+fn what_one_pressure_event_adds_is_gone_when_the_next_is_accepted() {
+    let config = Reserving {
+        min: Bytes(1),
+        step: Bytes(1),
+        max: Bytes(1 << 40),
+        ..Reserving::default()
+    };
+    let mut reserve = Reserve::new(config, Instant::from_nanos(0));
+    let mut now = 0;
+    // Each pressure is of a use just beyond what was mapped, and comes just as often as accepted.
+    let mut headrooms = Vec::new();
+    for _ in 0..200 {
+        let used = reserve.reservation().0;
+        reserve.settle(Bytes(used), Instant::from_nanos(now));
+        headrooms.push(reserve.headroom().0);
+        now += config.pressure_every.as_nanos() as u64;
+        reserve.settle(Bytes(0), Instant::from_nanos(now));
+        reserve.settle(Bytes(0), Instant::from_nanos(now + 1));
+    }
+    let (settled, last) = (headrooms[20] as f64, headrooms[199] as f64);
+    assert!(
+        (last / settled - 1.0).abs() < 0.2,
+        "{settled} became {last}"
+    );
+}
