@@ -37,6 +37,13 @@ pub fn log() -> bool {
     is_set(c"TIDEGATE_LOG")
 }
 
+/// `TIDEGATE_RM_TRACE`: the file to which every call of the driver is appended.
+pub fn rm_trace() -> Option<&'static CStr> {
+    let path = get(c"TIDEGATE_RM_TRACE").filter(|path| !path.is_empty())?;
+    // SAFETY: `get` cut the terminator off a C string.
+    Some(unsafe { CStr::from_ptr(path.as_ptr().cast()) })
+}
+
 /// `TIDEGATE_ROLE`: `online` or `offline`; the agent decides what becomes of the wish.
 pub fn role() -> Role {
     match get(c"TIDEGATE_ROLE") {

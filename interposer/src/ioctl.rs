@@ -7,13 +7,13 @@
 //! descriptors received from elsewhere.
 
 use crate::process::{self, Process, process};
-use crate::{clock, resolve, sys};
+use crate::{clock, resolve, sys, trace};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use tidegate_abi::rm::{self, Nvos00, Nvos21, Nvos54, Nvos55, Nvos64, Xfer};
+use tidegate_abi::rm::{self, Nvos00, Nvos54, Xfer};
 use tidegate_abi::{class, uvm};
 use tidegate_core::gate::{Agent, holds_schedule};
-use tidegate_core::rm::{Call, Graph, Lifted, Params, Record};
+use tidegate_core::rm::{Call, Graph, Lifted, Record, uvm_register};
 use tidegate_core::suspect::Reason;
 
 /// RM objects, and what the agent has not been told.
@@ -105,7 +105,9 @@ pub unsafe fn next(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int 
 /// As of `ioctl(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    let watched = rm::escape_of(request).is_some() || request == uvm::UVM_REGISTER_CHANNEL;
+    let watched = rm::escape_of(request).is_some()
+        || request == uvm::UVM_REGISTER_CHANNEL
+        || (trace::on() && trace::is_uvm(request));
     if !watched || argument.is_null() || process::disabled() {
         // SAFETY: the caller's own arguments.
         return unsafe { next(fd, request, argument) };
@@ -115,11 +117,16 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     unsafe { observed(fd, request, argument) }
 }
 
+/// Which of the driver's files a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum File {
+pub enum File {
+    /// `/dev/nvidiactl`.
     Control,
+    /// `/dev/nvidiaN`.
     Gpu,
+    /// `/dev/nvidia-uvm`.
     Uvm,
+    /// None of them.
     Other,
 }
 
@@ -165,16 +172,21 @@ fn device_of(ask: impl FnOnce(*mut libc::stat) -> c_int) -> Option<libc::dev_t> 
 
 /// One ioctl of the driver, unwrapped.
 #[derive(Clone, Copy)]
-struct Request {
-    escape: u32,
-    size: usize,
-    argument: *mut c_void,
+pub struct Request {
+    /// `NV_ESC_*`.
+    pub escape: u32,
+    /// Bytes of the argument.
+    pub size: usize,
+    /// The argument.
+    pub argument: *mut c_void,
 }
 
 impl Request {
+    /// The request behind `request`; `None` where it is not one of the driver's.
+    ///
     /// # Safety
     /// `argument` points to what the request number says.
-    unsafe fn of(request: c_ulong, argument: *mut c_void) -> Option<Self> {
+    pub unsafe fn of(request: c_ulong, argument: *mut c_void) -> Option<Self> {
         let escape = rm::escape_of(request)?;
         let size = rm::size_of_request(request);
         if escape != rm::NV_ESC_IOCTL_XFER_CMD || size != size_of::<Xfer>() {
@@ -342,17 +354,16 @@ unsafe fn after(
     result: c_int,
 ) {
     let mut records = Vec::new();
+    if trace::on() {
+        // SAFETY: the caller's promise.
+        unsafe { trace::write(fd, file, request, argument, result) };
+    }
     if file == File::Uvm {
         if request == uvm::UVM_REGISTER_CHANNEL && result == 0 {
             // SAFETY: the argument of this request on this file.
-            let register = unsafe { argument.cast::<uvm::UvmRegisterChannel>().read_unaligned() };
-            if register.rm_status == 0 {
+            let register = unsafe { bytes(argument as u64, size_of::<uvm::UvmRegisterChannel>()) };
+            if let Some(call) = uvm_register(register) {
                 let mut rm = sys::lock(&process.rm);
-                let call = Call::UvmRegister {
-                    client: register.h_client,
-                    channel: register.h_channel,
-                    uuid: register.uuid,
-                };
                 rm.graph.apply(call, &mut records);
                 rm.say(process, records);
             }
@@ -409,90 +420,19 @@ impl Rm {
 }
 
 /// # Safety
-/// The request's argument has the size in its number, and the call succeeded.
+/// The request's argument has the size in its number, and the driver has read what it points to.
 unsafe fn decode(call: &Request) -> Option<Call> {
-    // SAFETY: the caller's promise, for every read below.
-    unsafe {
-        if let Some(alloc) = call.read::<Nvos64>(rm::NV_ESC_RM_ALLOC) {
-            return (alloc.status == 0).then(|| {
-                allocated(
-                    [alloc.h_root, alloc.h_object_parent, alloc.h_object_new],
-                    alloc.h_class,
-                    alloc.p_alloc_parms,
-                )
-            });
-        }
-        if let Some(alloc) = call.read::<Nvos21>(rm::NV_ESC_RM_ALLOC) {
-            return (alloc.status == 0).then(|| {
-                allocated(
-                    [alloc.h_root, alloc.h_object_parent, alloc.h_object_new],
-                    alloc.h_class,
-                    alloc.p_alloc_parms,
-                )
-            });
-        }
-        if let Some(dup) = call.read::<Nvos55>(rm::NV_ESC_RM_DUP_OBJECT) {
-            return (dup.status == 0).then_some(Call::Dup {
-                client: dup.h_client,
-                parent: dup.h_parent,
-                handle: dup.h_object,
-                client_src: dup.h_client_src,
-                handle_src: dup.h_object_src,
-            });
-        }
-        let control = call.read::<Nvos54>(rm::NV_ESC_RM_CONTROL)?;
-        let bind = control.status == 0
-            && control.cmd == rm::NVA06F_CTRL_CMD_BIND
-            && control.params != 0
-            && control.params_size as usize >= size_of::<u32>();
-        bind.then(|| Call::Bind {
-            client: control.h_client,
-            channel: control.h_object,
-            engine_type: (control.params as *const u32).read_unaligned(),
-        })
-    }
+    // SAFETY: the caller's promise.
+    let argument = unsafe { bytes(call.argument as u64, call.size) };
+    let nested = tidegate_core::rm::nested(call.escape, argument);
+    // SAFETY: the driver has read as much, in every branch.
+    let parameters = nested.map_or(&[][..], |at| unsafe { bytes(at.address, at.needed) });
+    tidegate_core::rm::decode(call.escape, argument, parameters)
 }
 
 /// # Safety
-/// `params` is null or what the driver has read as the parameters of `class`.
-unsafe fn allocated([root, parent, handle]: [u32; 3], class: u32, params: u64) -> Call {
-    // SAFETY: the caller's promise; every read is of the size that the class has in every branch.
-    let params = unsafe {
-        match class {
-            _ if params == 0 => Params::None,
-            class::NV01_DEVICE_0 => Params::Device {
-                instance: (params as *const rm::Nv0080Alloc)
-                    .read_unaligned()
-                    .device_id,
-            },
-            class::KEPLER_CHANNEL_GROUP_A => {
-                let tsg = (params as *const rm::ChannelGroupAlloc).read_unaligned();
-                Params::Tsg {
-                    engine_type: tsg.engine_type,
-                    va_space: tsg.h_va_space,
-                }
-            }
-            class::FERMI_CONTEXT_SHARE_A => Params::ContextShare {
-                va_space: (params as *const rm::CtxShareAlloc)
-                    .read_unaligned()
-                    .h_va_space,
-            },
-            _ if class::is_gpfifo(class) => {
-                let channel = (params as *const rm::ChannelAlloc).read_unaligned();
-                Params::Channel {
-                    engine_type: channel.engine_type,
-                    va_space: channel.h_va_space,
-                    context_share: channel.h_context_share,
-                }
-            }
-            _ => Params::None,
-        }
-    };
-    Call::Alloc {
-        client: root,
-        parent,
-        handle,
-        class,
-        params,
-    }
+/// `address` is not 0 and has as many bytes, which nobody writes for as long as they are read.
+pub unsafe fn bytes<'a>(address: u64, length: usize) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { core::slice::from_raw_parts(address as *const u8, length) }
 }

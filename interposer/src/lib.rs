@@ -7,7 +7,7 @@
 //! * [`resolve`], [`driver`]: how the application and the library itself find functions.
 //! * [`slots`], [`launch`], [`sync`], [`gate`], [`capture`], [`contexts`]: launches and all that bears
 //!   on them.
-//! * [`ioctl`]: the resource manager's objects.
+//! * [`ioctl`], [`trace`]: the resource manager's objects, and its calls written out.
 //! * [`process`], [`start`], [`prober`], [`report`]: the process' state and the library's threads.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
@@ -35,3 +35,4 @@ mod sync;
 mod sys;
 mod table;
 mod tell;
+mod trace;

@@ -1,10 +1,12 @@
 //! Which channels a process owns: the resource manager's objects, observed from its ioctls.
 //!
-//! [`Call`] is one successful ioctl, decoded; [`Graph`] holds what stands and says in [`Record`]s
+//! [`Call`] is one successful ioctl, [`decode`]d; [`Graph`] holds what stands and says in [`Record`]s
 //! what changed.
 
+mod decode;
 mod graph;
 
+pub use decode::{Nested, decode, nested, uvm_register};
 pub use graph::{Graph, Lifted};
 use tidegate_abi::class::Engine;
 

@@ -1,0 +1,169 @@
+//! From the bytes of one ioctl to a [`Call`].
+//!
+//! Byte slices, because the same bytes come from two places: the memory of the process that makes
+//! the call, and a trace of it read elsewhere. Only calls that succeeded are decoded.
+
+use super::{Call, Params};
+use core::mem::{offset_of, size_of};
+use tidegate_abi::class;
+use tidegate_abi::rm::{
+    self, ChannelAlloc, ChannelGroupAlloc, CtxShareAlloc, Nv0080Alloc, Nvos21, Nvos54, Nvos55,
+    Nvos64,
+};
+use tidegate_abi::uvm::UvmRegisterChannel;
+
+/// Where an ioctl's nested parameters lie, as its argument says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nested {
+    /// Address in the calling process; never 0.
+    pub address: u64,
+    /// Bytes the driver reads there, as far as the call says; 0: the class decides.
+    pub said: usize,
+    /// Bytes [`decode`] looks at: the size that they have in every branch.
+    pub needed: usize,
+    /// Whether RM says that it has read them.
+    pub succeeded: bool,
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..at.checked_add(4)?)?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    let bytes = bytes.get(at..at.checked_add(8)?)?;
+    Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+/// Bytes of a class' parameters that matter here.
+fn needed(class: u32) -> usize {
+    match class {
+        class::NV01_DEVICE_0 => size_of::<Nv0080Alloc>(),
+        class::KEPLER_CHANNEL_GROUP_A => size_of::<ChannelGroupAlloc>(),
+        class::FERMI_CONTEXT_SHARE_A => size_of::<CtxShareAlloc>(),
+        _ if class::is_gpfifo(class) => size_of::<ChannelAlloc>(),
+        _ => 0,
+    }
+}
+
+/// The nested parameters of an allocation or a control.
+#[must_use]
+pub fn nested(escape: u32, argument: &[u8]) -> Option<Nested> {
+    let (address, said, needed, status) = match (escape, argument.len()) {
+        (rm::NV_ESC_RM_ALLOC, size) if size == size_of::<Nvos64>() => (
+            long(argument, offset_of!(Nvos64, p_alloc_parms))?,
+            word(argument, offset_of!(Nvos64, params_size))?,
+            needed(word(argument, offset_of!(Nvos64, h_class))?),
+            offset_of!(Nvos64, status),
+        ),
+        (rm::NV_ESC_RM_ALLOC, size) if size == size_of::<Nvos21>() => (
+            long(argument, offset_of!(Nvos21, p_alloc_parms))?,
+            word(argument, offset_of!(Nvos21, params_size))?,
+            needed(word(argument, offset_of!(Nvos21, h_class))?),
+            offset_of!(Nvos21, status),
+        ),
+        (rm::NV_ESC_RM_CONTROL, size) if size == size_of::<Nvos54>() => {
+            let said = word(argument, offset_of!(Nvos54, params_size))?;
+            let bind = word(argument, offset_of!(Nvos54, cmd))? == rm::NVA06F_CTRL_CMD_BIND;
+            let needed = if bind && said >= 4 { 4 } else { 0 };
+            (
+                long(argument, offset_of!(Nvos54, params))?,
+                said,
+                needed,
+                offset_of!(Nvos54, status),
+            )
+        }
+        _ => return None,
+    };
+    (address != 0).then_some(Nested {
+        address,
+        said: said as usize,
+        needed,
+        succeeded: succeeded(argument, status).is_some(),
+    })
+}
+
+/// The call, if it succeeded and bears on the object graph. `parameters` are the nested ones, at
+/// least [`Nested::needed`] bytes of them, or nothing.
+#[must_use]
+pub fn decode(escape: u32, argument: &[u8], parameters: &[u8]) -> Option<Call> {
+    match (escape, argument.len()) {
+        (rm::NV_ESC_RM_ALLOC, size) if size == size_of::<Nvos64>() => {
+            allocated(argument, offset_of!(Nvos64, status), parameters)
+        }
+        (rm::NV_ESC_RM_ALLOC, size) if size == size_of::<Nvos21>() => {
+            allocated(argument, offset_of!(Nvos21, status), parameters)
+        }
+        (rm::NV_ESC_RM_DUP_OBJECT, size) if size == size_of::<Nvos55>() => {
+            succeeded(argument, offset_of!(Nvos55, status))?;
+            Some(Call::Dup {
+                client: word(argument, offset_of!(Nvos55, h_client))?,
+                parent: word(argument, offset_of!(Nvos55, h_parent))?,
+                handle: word(argument, offset_of!(Nvos55, h_object))?,
+                client_src: word(argument, offset_of!(Nvos55, h_client_src))?,
+                handle_src: word(argument, offset_of!(Nvos55, h_object_src))?,
+            })
+        }
+        (rm::NV_ESC_RM_CONTROL, size) if size == size_of::<Nvos54>() => {
+            succeeded(argument, offset_of!(Nvos54, status))?;
+            if word(argument, offset_of!(Nvos54, cmd))? != rm::NVA06F_CTRL_CMD_BIND {
+                return None;
+            }
+            Some(Call::Bind {
+                client: word(argument, offset_of!(Nvos54, h_client))?,
+                channel: word(argument, offset_of!(Nvos54, h_object))?,
+                engine_type: word(parameters, 0)?,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// A `UVM_REGISTER_CHANNEL` that succeeded.
+#[must_use]
+pub fn uvm_register(argument: &[u8]) -> Option<Call> {
+    succeeded(argument, offset_of!(UvmRegisterChannel, rm_status))?;
+    Some(Call::UvmRegister {
+        client: word(argument, offset_of!(UvmRegisterChannel, h_client))?,
+        channel: word(argument, offset_of!(UvmRegisterChannel, h_channel))?,
+        uuid: argument.get(..16)?.try_into().ok()?,
+    })
+}
+
+fn succeeded(argument: &[u8], status: usize) -> Option<()> {
+    (word(argument, status)? == 0).then_some(())
+}
+
+fn allocated(argument: &[u8], status: usize, parameters: &[u8]) -> Option<Call> {
+    succeeded(argument, status)?;
+    // Both sizes begin alike.
+    let class = word(argument, offset_of!(Nvos64, h_class))?;
+    Some(Call::Alloc {
+        client: word(argument, offset_of!(Nvos64, h_root))?,
+        parent: word(argument, offset_of!(Nvos64, h_object_parent))?,
+        handle: word(argument, offset_of!(Nvos64, h_object_new))?,
+        class,
+        params: params(class, parameters).unwrap_or_default(),
+    })
+}
+
+fn params(class: u32, bytes: &[u8]) -> Option<Params> {
+    Some(match class {
+        class::NV01_DEVICE_0 => Params::Device {
+            instance: word(bytes, offset_of!(Nv0080Alloc, device_id))?,
+        },
+        class::KEPLER_CHANNEL_GROUP_A => Params::Tsg {
+            engine_type: word(bytes, offset_of!(ChannelGroupAlloc, engine_type))?,
+            va_space: word(bytes, offset_of!(ChannelGroupAlloc, h_va_space))?,
+        },
+        class::FERMI_CONTEXT_SHARE_A => Params::ContextShare {
+            va_space: word(bytes, offset_of!(CtxShareAlloc, h_va_space))?,
+        },
+        _ if class::is_gpfifo(class) => Params::Channel {
+            engine_type: word(bytes, offset_of!(ChannelAlloc, engine_type))?,
+            va_space: word(bytes, offset_of!(ChannelAlloc, h_va_space))?,
+            context_share: word(bytes, offset_of!(ChannelAlloc, h_context_share))?,
+        },
+        _ => Params::None,
+    })
+}
