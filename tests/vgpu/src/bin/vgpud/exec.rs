@@ -29,6 +29,7 @@ const TOUCH: u64 = kernel_id("tg_touch");
 const FOREVER: u64 = kernel_id("tg_forever");
 const KV_STORE: u64 = kernel_id("tg_kv_store");
 const KV_TOKEN: u64 = kernel_id("tg_kv_token");
+const STEPS: u64 = kernel_id("tg_steps");
 
 /// Bytes a copy moves in a nanosecond.
 const COPY_BYTES_PER_NS: u64 = 20;
@@ -65,6 +66,21 @@ const fn is_large(entry: &Entry) -> bool {
     entry.op == Op::Copy as u32 && entry.args[2] > LARGE
 }
 
+/// A piece of a `tg_steps` kernel: the counter moves on with each, also in mid-kernel.
+const PIECE_NS: u64 = 1_000_000;
+/// Pieces of one such kernel.
+const PIECES: u64 = 4_096;
+
+/// Steps in a piece of a `tg_steps` kernel; 0 for any other entry, and for one that is one piece.
+fn piece_steps(entry: &Entry) -> u64 {
+    if entry.op != Op::Kernel as u32 || entry.kernel != STEPS {
+        return 0;
+    }
+    let (steps, step_ns) = (entry.args[1], entry.args[2].max(1));
+    let piece = (PIECE_NS / step_ns).max(steps / PIECES).max(1);
+    if piece < steps { piece } else { 0 }
+}
+
 const fn is_wait(entry: &Entry) -> bool {
     entry.op == Op::Acquire as u32
         || entry.op == Op::HostFunc as u32
@@ -89,6 +105,7 @@ fn duration(entry: &Entry, unknown_kernel_ns: u64) -> u64 {
             KV_TOKEN => entry.args[4],
             ADD => ADD_NS,
             FOREVER => u64::MAX,
+            STEPS => entry.args[1].saturating_mul(entry.args[2]),
             _ => unknown_kernel_ns,
         },
         op if op == Op::Copy as u32 => TRANSFER_SETUP_NS + entry.args[2] / COPY_BYTES_PER_NS,
@@ -249,11 +266,18 @@ impl World {
                     let ns = duration(&entry, unknown_kernel_ns);
                     model.submit(channel.id, Work::Run { ns, tag });
                 }
+                let mut ns = duration(&entry, unknown_kernel_ns);
+                if let pieces @ 1.. = piece_steps(&entry) {
+                    let piece_ns = pieces.saturating_mul(entry.args[2]);
+                    for _ in 0..(entry.args[1] - 1) / pieces {
+                        model.submit(channel.id, Work::Run { ns: piece_ns, tag });
+                        ns = ns.saturating_sub(piece_ns);
+                    }
+                }
                 if is_wait(&entry) {
                     model.submit(channel.id, Work::Wait { tag: tag | 1 });
                     channel.waits += 1;
                 } else {
-                    let ns = duration(&entry, unknown_kernel_ns);
                     model.submit(channel.id, Work::Run { ns, tag: tag | 1 });
                 }
                 channel.entries.push_back(entry);
@@ -367,6 +391,7 @@ impl World {
         }
         if let Some(entry) = channel.entries.front()
             && entry.op == Op::Kernel as u32
+            && channel.stepped == 0
         {
             let mut record = channel_record(at, Kind::KernelStart, channel);
             (record.value, record.tag) = (entry.kernel, tag_of(entry));
@@ -382,8 +407,16 @@ impl World {
             return;
         };
         if tag & 1 == 0 {
-            // The first half of a large transfer, or of a host function: its client may run it now.
-            if channel.entries.front().is_some_and(is_large) {
+            // A piece of a kernel, or the first half of a large transfer, or of a host function: its
+            // client may run it now.
+            let pieces = channel.entries.front().map_or(0, piece_steps);
+            if pieces > 0 {
+                channel.stepped += pieces;
+                let counter = channel.entries.front().map_or(0, |entry| entry.args[0]);
+                if matches!(add_to(channel.pid, counter, pieces), Err(Trouble::Fault)) {
+                    self.fault(key, XID_FAULT, at);
+                }
+            } else if channel.entries.front().is_some_and(is_large) {
                 channel.moving = Some(0);
             } else if let Some(ring) = channel.ring() {
                 sys::futex_wake(sys::low_half(&ring.get));
@@ -393,6 +426,7 @@ impl World {
         let Some(entry) = channel.entries.pop_front() else {
             return;
         };
+        let stepped = std::mem::take(&mut channel.stepped);
         if is_wait(&entry) {
             channel.waits = channel.waits.saturating_sub(1);
         }
@@ -404,7 +438,7 @@ impl World {
         if is_large(&entry) {
             channel.moving = None;
         }
-        match carry_out(channel, &entry, at) {
+        match carry_out(channel, &entry, stepped, at) {
             Ok(()) | Err(Trouble::Gone) => {}
             Err(Trouble::Fault) => {
                 self.fault(key, XID_FAULT, at);
@@ -442,10 +476,10 @@ impl World {
     }
 }
 
-fn carry_out(channel: &Channel, entry: &Entry, at: u64) -> Result<(), Trouble> {
+fn carry_out(channel: &Channel, entry: &Entry, stepped: u64, at: u64) -> Result<(), Trouble> {
     let pid = channel.pid;
     match entry.op {
-        op if op == Op::Kernel as u32 => kernel(pid, entry),
+        op if op == Op::Kernel as u32 => kernel(pid, entry, stepped),
         _ if is_large(entry) => Ok(()),
         op if op == Op::Copy as u32 => copy(pid, entry.args[0], entry.args[1], entry.args[2]),
         op if op == Op::Fill as u32 => fill(pid, entry),
@@ -466,15 +500,11 @@ fn carry_out(channel: &Channel, entry: &Entry, at: u64) -> Result<(), Trouble> {
     }
 }
 
-fn kernel(pid: u32, entry: &Entry) -> Result<(), Trouble> {
+fn kernel(pid: u32, entry: &Entry, stepped: u64) -> Result<(), Trouble> {
     let args = &entry.args;
     match entry.kernel {
-        COUNT => {
-            let mut value = [0; 8];
-            sys::read_process(pid, args[0], &mut value)?;
-            let value = u64::from_le_bytes(value).wrapping_add(1);
-            sys::write_process(pid, args[0], &value.to_le_bytes())?;
-        }
+        COUNT => add_to(pid, args[0], 1)?,
+        STEPS => add_to(pid, args[0], args[1].saturating_sub(stepped))?,
         STORE => sys::write_process(pid, args[0], &args[1].to_le_bytes())?,
         KV_STORE => kv::store(pid, args)?,
         KV_TOKEN => kv::token(pid, args)?,
@@ -491,6 +521,13 @@ fn kernel(pid: u32, entry: &Entry) -> Result<(), Trouble> {
         _ => {}
     }
     Ok(())
+}
+
+fn add_to(pid: u32, counter: u64, steps: u64) -> Result<(), Trouble> {
+    let mut value = [0; 8];
+    sys::read_process(pid, counter, &mut value)?;
+    let value = u64::from_le_bytes(value).wrapping_add(steps);
+    Ok(sys::write_process(pid, counter, &value.to_le_bytes())?)
 }
 
 fn copy(pid: u32, to: u64, from: u64, bytes: u64) -> Result<(), Trouble> {

@@ -540,6 +540,7 @@ impl World {
             entries: Default::default(),
             waits: 0,
             moving: None,
+            stepped: 0,
             external_vaspace,
             registered: None,
             dead: false,

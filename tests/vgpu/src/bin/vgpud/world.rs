@@ -130,6 +130,8 @@ pub(crate) struct Channel {
     /// The large transfer at the head of `entries` whose time has passed, and the bytes of it that
     /// have been moved.
     pub(crate) moving: Option<u64>,
+    /// Steps that the `tg_steps` kernel at the head has counted.
+    pub(crate) stepped: u64,
     pub(crate) external_vaspace: bool,
     /// The UVM file it was registered with.
     pub(crate) registered: Option<FileId>,
