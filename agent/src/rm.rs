@@ -99,6 +99,10 @@ parameters!(
     rm::DisableChannels,
     rm::ChannelGroupAlloc,
     rm::ChannelAlloc,
+    rm::Preempt,
+    rm::Timeslice,
+    [u8; 2],
+    [u8; 3],
     LongChannelAlloc,
     (),
 );
@@ -337,6 +341,52 @@ fn says_no_such_client(status: Status) -> bool {
         Status::OBJECT_NOT_FOUND,
     ]
     .contains(&status)
+}
+
+/// Controls of one TSG, on its owner's file. The agent uses none of them; the probes find out what they do.
+impl ControlFile {
+    /// Takes a TSG off its engine once and waits for it (`NVA06C_CTRL_CMD_PREEMPT`). It stays scheduled.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn preempt(&self, client: u32, tsg: u32) -> Result<()> {
+        let mut parameters = rm::Preempt {
+            wait: 1,
+            ..rm::Preempt::default()
+        };
+        self.control(
+            (client, tsg),
+            (rm::NVA06C_CTRL_CMD_PREEMPT, "PREEMPT"),
+            &mut parameters,
+        )
+    }
+
+    /// Sets how long a TSG keeps its engine beside others, in microseconds.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn set_timeslice(&self, client: u32, tsg: u32, timeslice_us: u64) -> Result<()> {
+        self.control(
+            (client, tsg),
+            (rm::NVA06C_CTRL_CMD_SET_TIMESLICE, "SET_TIMESLICE"),
+            &mut rm::Timeslice { timeslice_us },
+        )
+    }
+
+    /// Puts a TSG on its runlist or takes it off.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn schedule(&self, client: u32, tsg: u32, enable: bool, branch: Branch) -> Result<()> {
+        let object = (client, tsg);
+        let call = (rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, "GPFIFO_SCHEDULE");
+        let enable = u8::from(enable);
+        if branch.schedule_size() == 2 {
+            self.control(object, call, &mut [enable, 0])
+        } else {
+            self.control(object, call, &mut [enable, 0, 0])
+        }
+    }
 }
 
 fn refused(what: &'static str, status: u32) -> Result<()> {

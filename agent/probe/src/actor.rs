@@ -1,0 +1,170 @@
+//! The actor: another process with an RM client of its own that disables and enables given pairs as it
+//! is told. It plays the agent that is killed, its successor, and a user without rights.
+//!
+//! It reads lines, `disable` and `enable`, and answers each with one [`Did`].
+
+use anyhow::Context;
+use nix::unistd::{Gid, Uid};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use tidegate_abi::rm::DisableChannels;
+use tidegate_agent::clock::now_ns;
+use tidegate_agent::rm::{Driver, Gpu, RmError, Subdevice};
+
+/// What an actor is to do it to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Part {
+    /// Number of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// Device instance.
+    pub device_instance: u32,
+    /// Clients and channels; at most 64.
+    pub pairs: Vec<(u32, u32)>,
+    /// User to become first.
+    pub uid: Option<u32>,
+}
+
+/// What became of one order.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Did {
+    /// How long the call took.
+    pub ns: u64,
+    /// Why it did not succeed.
+    pub error: Option<String>,
+}
+
+/// The actor's life.
+///
+/// # Errors
+/// When its part cannot be played at all; refused orders are answers.
+pub fn run(part: &str) -> anyhow::Result<()> {
+    let part: Part = serde_json::from_str(part).context("the actor's part")?;
+    if let Some(uid) = part.uid {
+        nix::unistd::setgid(Gid::from_raw(uid)).context("setgid")?;
+        nix::unistd::setuid(Uid::from_raw(uid)).context("setuid")?;
+    }
+    let gpu = Gpu {
+        minor: part.minor,
+        device_instance: part.device_instance,
+        uuid: [0; 16],
+    };
+    let subdevice = Subdevice::open(&gpu);
+    for line in std::io::stdin().lock().lines() {
+        let disable = match line?.as_str() {
+            "disable" => true,
+            "enable" => false,
+            other => anyhow::bail!("not an order: {other:?}"),
+        };
+        let start = now_ns();
+        let result = match &subdevice {
+            Ok(subdevice) => call(subdevice, &part.pairs, disable).map_err(|error| chain(&error)),
+            Err(error) => Err(chain(error)),
+        };
+        let did = Did {
+            ns: now_ns() - start,
+            error: result.err(),
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", serde_json::to_string(&did)?)?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// An error with its causes.
+#[must_use]
+pub fn chain(error: &RmError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+fn call(subdevice: &Subdevice, pairs: &[(u32, u32)], disable: bool) -> Result<(), RmError> {
+    let mut call = list(pairs, disable);
+    subdevice.set_channels(&mut call)
+}
+
+/// A call about these pairs; those beyond 64 are counted but have no place.
+#[must_use]
+pub fn list(pairs: &[(u32, u32)], disable: bool) -> DisableChannels {
+    let mut call = DisableChannels {
+        disable: u8::from(disable),
+        num_channels: u32::try_from(pairs.len()).unwrap_or(u32::MAX),
+        ..DisableChannels::default()
+    };
+    let lists = call.h_client_list.iter_mut().zip(&mut call.h_channel_list);
+    for ((client, channel), pair) in lists.zip(pairs) {
+        (*client, *channel) = *pair;
+    }
+    call
+}
+
+/// An actor as a probe holds it. Killed with this value.
+#[derive(Debug)]
+pub struct Actor {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Actor {
+    /// Starts one for these pairs on the GPU of that instance.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start(
+        driver: &Driver,
+        device_instance: u32,
+        pairs: &[(u32, u32)],
+        uid: Option<u32>,
+    ) -> anyhow::Result<Self> {
+        let part = Part {
+            minor: crate::subject::gpu(driver, device_instance)?.minor,
+            device_instance,
+            pairs: pairs.to_vec(),
+            uid,
+        };
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("actor")
+            .arg(serde_json::to_string(&part)?)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start an actor")?;
+        Ok(Self {
+            orders: child.stdin.take().context("an actor's input")?,
+            answers: BufReader::new(child.stdout.take().context("an actor's output")?),
+            child,
+        })
+    }
+
+    /// Gives an order and waits for what became of it.
+    ///
+    /// # Errors
+    /// When the actor is gone.
+    pub fn order(&mut self, disable: bool) -> anyhow::Result<Did> {
+        let order = if disable { "disable" } else { "enable" };
+        writeln!(self.orders, "{order}").context("the actor is gone")?;
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        serde_json::from_str(&line).with_context(|| format!("the actor said {line:?}"))
+    }
+
+    /// Kills it, as an agent is killed.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,211 @@
+//! What every probe is given: the driver, a directory, options, and ways to workers.
+
+use crate::hold::Hold;
+use crate::link::{Preload, Worker};
+use crate::message::{Op, Wait};
+use crate::report::{Reporter, Verdict};
+use crate::subject::{Subject, Way};
+use std::path::PathBuf;
+use std::time::Duration;
+use tidegate_agent::rm::{self, Driver};
+
+/// The worker's kernel makes a step this often.
+pub const STEP_NS: u64 = 20_000;
+/// How long nothing may move to count as stopped.
+pub const STILL: Duration = Duration::from_millis(50);
+/// How soon a kernel must have moved again.
+pub const SOON: Duration = Duration::from_secs(5);
+
+/// How thorough a run is, and where.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// CUDA ordinal.
+    pub ordinal: i32,
+    /// Fewer repetitions and shorter waits, to see that it works at all.
+    pub quick: bool,
+    /// How long P4 keeps channels disabled.
+    pub long: Duration,
+    /// Preload library and driver of the workers.
+    pub preload: Preload,
+    /// Where results other than lines go (the golden trace).
+    pub out: Option<PathBuf>,
+}
+
+impl Options {
+    /// Repetitions: `full`, or a tenth in a quick run.
+    #[must_use]
+    pub const fn times(&self, full: u32) -> u32 {
+        if self.quick { full / 10 } else { full }
+    }
+}
+
+/// How a probe ends.
+pub type Ending = (Verdict, String);
+
+/// It holds.
+#[must_use]
+pub const fn pass() -> Ending {
+    (Verdict::Pass, String::new())
+}
+
+/// It does not.
+#[must_use]
+pub fn fail(reason: impl Into<String>) -> Ending {
+    (Verdict::Fail, reason.into())
+}
+
+/// It was not tried.
+#[must_use]
+pub fn skip(reason: impl Into<String>) -> Ending {
+    (Verdict::Skip, reason.into())
+}
+
+/// One probe's surroundings.
+#[derive(Debug)]
+pub struct Bench {
+    /// Where its lines go.
+    pub report: Reporter,
+    /// How thorough.
+    pub options: Options,
+    /// The driver.
+    pub driver: Driver,
+    /// Its directory.
+    pub dir: PathBuf,
+    hold: Hold,
+}
+
+impl Bench {
+    /// Asks the driver and starts the guardian.
+    ///
+    /// # Errors
+    /// When there is no driver or no guardian.
+    pub fn new(probe: &str, dir: PathBuf, options: Options) -> anyhow::Result<Self> {
+        let hold = Hold::new(&dir, probe)?;
+        Ok(Self {
+            report: Reporter::new(probe),
+            options,
+            driver: rm::enumerate()?,
+            dir,
+            hold,
+        })
+    }
+
+    /// A worker without a context.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn bare_worker(&self, name: &str, preload: &Preload) -> anyhow::Result<Worker> {
+        self.hold.check()?;
+        let worker = Worker::start(&self.dir, name, preload)?;
+        self.hold.started(worker.pid())?;
+        Ok(worker)
+    }
+
+    /// A worker with a context whose driver calls are traced.
+    ///
+    /// # Errors
+    /// When it does not start or CUDA refuses.
+    pub fn worker(&self, name: &str, wait: Wait) -> anyhow::Result<Worker> {
+        let mut worker = self.bare_worker(name, &self.options.preload)?;
+        worker.context(self.options.ordinal, wait)?;
+        Ok(worker)
+    }
+
+    /// A worker whose channels can be set by `way`.
+    ///
+    /// # Errors
+    /// As [`Self::worker`] and [`Subject::new`].
+    pub fn subject(&self, name: &str, wait: Wait, way: Way) -> anyhow::Result<Subject<'_>> {
+        self.adopt(self.worker(name, wait)?, way)
+    }
+
+    /// Makes a worker a subject.
+    ///
+    /// # Errors
+    /// As [`Subject::new`].
+    pub fn adopt(&self, worker: Worker, way: Way) -> anyhow::Result<Subject<'_>> {
+        Subject::new(worker, &self.hold, &self.driver, way)
+    }
+
+    /// The first way by which channels can be disabled here and enabled again, tried on a throw-away
+    /// worker.
+    ///
+    /// # Errors
+    /// When none works; with what each said.
+    pub fn best_way(&self) -> anyhow::Result<Way> {
+        let mut said = Vec::new();
+        for way in [Way::Foreign, Way::OwnersFile, Way::Inside] {
+            let tried = self
+                .subject(&format!("try-{}", way.level()), Wait::Spin, way)
+                .and_then(|mut subject| {
+                    subject.set(true)?;
+                    subject.set(false)
+                });
+            match tried {
+                Ok(_) => {
+                    for text in said {
+                        self.report.note(text);
+                    }
+                    return Ok(way);
+                }
+                Err(error) => said.push(format!("{}: {error:#}", way.level())),
+            }
+        }
+        anyhow::bail!("channels cannot be disabled here: {}", said.join("; "))
+    }
+
+    /// A subject by the best way, its long kernel running on lane `work`.
+    ///
+    /// # Errors
+    /// As [`Self::best_way`] and [`Self::subject`].
+    pub fn running(&self, name: &str, kernel: Duration) -> anyhow::Result<Subject<'_>> {
+        let way = self.best_way()?;
+        let mut subject = self.subject(name, Wait::Spin, way)?;
+        self.spin(&mut subject, kernel, 1)?;
+        Ok(subject)
+    }
+
+    /// Starts a kernel of that length and waits until it moves.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn spin(
+        &self,
+        subject: &mut Subject<'_>,
+        kernel: Duration,
+        blocks: u32,
+    ) -> anyhow::Result<()> {
+        let before = subject.worker.progress()?;
+        let steps = Op::Steps {
+            steps: crate::clock::nanos(kernel) / STEP_NS,
+            step_ns: STEP_NS,
+            blocks,
+        };
+        subject.worker.call("work", vec![steps])?;
+        subject.worker.moved(before, SOON)?;
+        Ok(())
+    }
+
+    /// Disables, sees that nothing moves for [`STILL`], enables, sees that it moves again; what is wrong
+    /// otherwise.
+    ///
+    /// # Errors
+    /// When the worker is gone or a call refused.
+    pub fn stops_and_resumes(&self, subject: &mut Subject<'_>) -> anyhow::Result<Option<String>> {
+        let ns = subject.set(true)?;
+        self.report.micros("first disable", ns);
+        let moved = subject.worker.progress_over(STILL)?;
+        let ns = subject.set(false)?;
+        self.report.micros("first enable", ns);
+        if moved > 0 {
+            return Ok(Some(format!(
+                "the kernel made {moved} steps in {STILL:?} while disabled"
+            )));
+        }
+        let from = subject.worker.progress()?;
+        Ok(match subject.worker.moved(from, SOON) {
+            Ok(_) => None,
+            Err(error) => Some(format!("the kernel did not go on: {error}")),
+        })
+    }
+}

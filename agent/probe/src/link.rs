@@ -1,0 +1,226 @@
+//! A worker as a probe holds it.
+
+use crate::message::{Answer, Done, Op, Request, Wait};
+use crate::trace::Trace;
+use anyhow::{Context, bail};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// How long an operation may take that should not wait for anything.
+pub const PROMPT: Duration = Duration::from_secs(30);
+
+/// How a worker is started.
+#[derive(Clone, Debug)]
+pub struct Preload {
+    /// The preload library; None: the worker runs without it, and nothing is known of its channels.
+    pub library: Option<PathBuf>,
+    /// Where a `libcuda.so.1` lies that is not the system's.
+    pub driver: Option<PathBuf>,
+}
+
+/// A worker process. Killed with this value: who disabled its channels enables them first.
+#[derive(Debug)]
+pub struct Worker {
+    child: Child,
+    requests: ChildStdin,
+    answers: Receiver<Answer>,
+    early: HashMap<u64, Answer>,
+    next: u64,
+    /// Its driver calls.
+    pub trace: Trace,
+}
+
+/// A request that was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+impl Worker {
+    /// Starts a worker whose files go to `dir` under `name`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start(dir: &Path, name: &str, preload: &Preload) -> anyhow::Result<Self> {
+        let trace = Trace::new(dir.join(format!("{name}.trace")));
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg("worker")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let inherited = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        if let Some(library) = &preload.library {
+            let mut first = OsString::from(library);
+            if !inherited.is_empty() {
+                first.push(":");
+                first.push(&inherited);
+            }
+            command
+                .env("LD_PRELOAD", first)
+                .env("TIDEGATE_RM_TRACE", trace.path())
+                .env("TIDEGATE_RUN_DIR", dir.join("no-agent"))
+                .env_remove("TIDEGATE_ROLE");
+        }
+        if let Some(driver) = &preload.driver {
+            command.env("LD_LIBRARY_PATH", driver);
+        }
+        let mut child = command.spawn().context("cannot start a worker")?;
+        let requests = child.stdin.take().context("a worker's input")?;
+        let out = child.stdout.take().context("a worker's output")?;
+        let (answer_tx, answers) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                let Ok(answer) = serde_json::from_str(&line) else {
+                    break;
+                };
+                if answer_tx.send(answer).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self {
+            child,
+            requests,
+            answers,
+            early: HashMap::new(),
+            next: 0,
+            trace,
+        })
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends operations to a lane.
+    ///
+    /// # Errors
+    /// When the worker is gone.
+    pub fn send(&mut self, lane: &str, ops: Vec<Op>) -> anyhow::Result<Ticket> {
+        self.next += 1;
+        let request = Request {
+            id: self.next,
+            lane: lane.to_owned(),
+            ops,
+        };
+        let line = serde_json::to_string(&request)?;
+        writeln!(self.requests, "{line}").context("the worker is gone")?;
+        Ok(Ticket(self.next))
+    }
+
+    /// Waits for an answer; `None` when it does not come in time (it still may).
+    ///
+    /// # Errors
+    /// When the worker is gone or an operation failed.
+    pub fn wait(&mut self, ticket: Ticket, limit: Duration) -> anyhow::Result<Option<Vec<Done>>> {
+        let end = crate::clock::now_ns() + crate::clock::nanos(limit);
+        loop {
+            if let Some(answer) = self.early.remove(&ticket.0) {
+                return match answer.error {
+                    None => Ok(Some(answer.done)),
+                    Some(error) => bail!(error),
+                };
+            }
+            let left = end.saturating_sub(crate::clock::now_ns());
+            match self.answers.recv_timeout(Duration::from_nanos(left)) {
+                Ok(answer) => {
+                    self.early.insert(answer.id, answer);
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.try_wait().ok().flatten();
+                    bail!("the worker is gone ({status:?})");
+                }
+            }
+        }
+    }
+
+    /// Sends and waits.
+    ///
+    /// # Errors
+    /// When the worker is gone, an operation failed, or it takes longer than [`PROMPT`].
+    pub fn call(&mut self, lane: &str, ops: Vec<Op>) -> anyhow::Result<Vec<Done>> {
+        let what = format!("{ops:?}");
+        let ticket = self.send(lane, ops)?;
+        self.wait(ticket, PROMPT)?
+            .with_context(|| format!("no answer in {PROMPT:?} to {what}"))
+    }
+
+    /// One operation on the main lane.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub fn one(&mut self, op: Op) -> anyhow::Result<Done> {
+        let done = self.call("main", vec![op])?;
+        done.first().copied().context("an empty answer")
+    }
+
+    /// Makes the context on device `ordinal`; total memory of the device.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn context(&mut self, ordinal: i32, wait: Wait) -> anyhow::Result<Done> {
+        let done = self.one(Op::Context { ordinal, wait })?;
+        self.trace.read()?;
+        Ok(done)
+    }
+
+    /// Kernel progress so far.
+    ///
+    /// # Errors
+    /// When the worker is gone.
+    pub fn progress(&mut self) -> anyhow::Result<u64> {
+        Ok(self.one(Op::Progress)?.value)
+    }
+
+    /// Waits until the progress has passed `from`; what it is then.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub fn moved(&mut self, from: u64, limit: Duration) -> anyhow::Result<u64> {
+        let end = crate::clock::now_ns() + crate::clock::nanos(limit);
+        loop {
+            let now = self.progress()?;
+            if now > from {
+                return Ok(now);
+            }
+            if crate::clock::now_ns() >= end {
+                bail!("no progress in {limit:?}");
+            }
+            crate::clock::pause(Duration::from_millis(1));
+        }
+    }
+
+    /// How far the progress moves in `time`.
+    ///
+    /// # Errors
+    /// When the worker is gone.
+    pub fn progress_over(&mut self, time: Duration) -> anyhow::Result<u64> {
+        let before = self.progress()?;
+        crate::clock::pause(time);
+        Ok(self.progress()? - before)
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+    }
+
+    /// Waits for its end; whether it came in time.
+    pub fn ended(&mut self, limit: Duration) -> bool {
+        crate::clock::until(limit, || self.child.try_wait().ok().flatten()).is_some()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+        // A worker that hangs in the driver is for the guardian to wait for.
+        self.ended(Duration::from_secs(10));
+    }
+}

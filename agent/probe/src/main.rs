@@ -1,0 +1,235 @@
+//! `tidegate-probe`: the hardware probes of this node; `tidegate doctor --probe` starts it.
+
+use anyhow::Context;
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tidegate_agent::device::Device;
+use tidegate_probe::bench::{Bench, Options};
+use tidegate_probe::report::{Line, Reporter, Verdict, emit};
+use tidegate_probe::suite::{self, Plan};
+use tidegate_probe::{actor, clock, hold, probes, render, worker};
+
+/// Measures what this node's driver and GPU do, on contexts of its own. It touches no other process and
+/// leaves no channel disabled, also when it is interrupted.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate-probe", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 nothing failed; 1 a probe failed; 2 wrong usage or no driver.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the probes.
+    Run(Run),
+    /// Lists the probes.
+    List,
+    /// Makes a page of results that were written with --results.
+    Page {
+        /// The results.
+        results: PathBuf,
+        /// Directory for `<gpu>-<driver>.md` and `.json`; standard output unless given.
+        #[arg(long, value_name = "DIR")]
+        into: Option<PathBuf>,
+    },
+    #[command(hide = true)]
+    One(One),
+    #[command(hide = true)]
+    Worker,
+    #[command(hide = true)]
+    Actor { part: String },
+    #[command(hide = true)]
+    Guardian { dir: PathBuf, probe: String },
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    /// Only these, as in P2,P7b.
+    #[arg(long, value_delimiter = ',', value_name = "ID,...")]
+    only: Vec<String>,
+    /// How to print what is found.
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Also write every line to this file, as it comes.
+    #[arg(long, value_name = "FILE")]
+    results: Option<PathBuf>,
+    /// Nobody else uses this kernel: class B, which may stall the whole node, may run too.
+    #[arg(long)]
+    kernel_is_ours: bool,
+    #[command(flatten)]
+    shared: Shared,
+    /// The device to probe: "real" or "virtual=DIR".
+    #[arg(long, default_value = "real", value_name = "DEVICE")]
+    device: Device,
+    /// The virtual device's shim; beside this program unless given.
+    #[arg(long, value_name = "PATH")]
+    vgpu_shim: Option<PathBuf>,
+}
+
+/// What a probe's own process is told again.
+#[derive(Clone, Debug, clap::Args)]
+struct Shared {
+    /// CUDA device ordinal.
+    #[arg(long, default_value_t = 0)]
+    ordinal: i32,
+    /// Fewer repetitions and shorter waits, to see that all of it works.
+    #[arg(long)]
+    quick: bool,
+    /// How long P4 keeps channels disabled, in seconds; beyond 60 it counts as class B.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    long: u64,
+    /// The preload library; beside this program unless given.
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+    /// Directory for what is more than a line: the golden trace.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+impl Shared {
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec![
+            "--ordinal".to_owned(),
+            self.ordinal.to_string(),
+            "--long".to_owned(),
+            self.long.to_string(),
+        ];
+        if self.quick {
+            arguments.push("--quick".to_owned());
+        }
+        for (name, path) in [("--library", &self.library), ("--out", &self.out)] {
+            if let Some(path) = path {
+                arguments.extend([name.to_owned(), path.display().to_string()]);
+            }
+        }
+        arguments
+    }
+}
+
+#[derive(Debug, clap::Args)]
+struct One {
+    id: String,
+    dir: PathBuf,
+    #[command(flatten)]
+    shared: Shared,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// A line for each probe as it ends, then a table.
+    Table,
+    /// Every line, as JSON.
+    Json,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(run) => probe(&run),
+        Command::One(one) => self::one(&one),
+        Command::List => {
+            list();
+            Ok(true)
+        }
+        Command::Page { results, into } => page(&results, into.as_deref()).map(|()| true),
+        Command::Worker => worker::run().map(|()| true),
+        Command::Actor { part } => actor::run(&part).map(|()| true),
+        Command::Guardian { dir, probe } => hold::guard(&dir, &probe).map(|()| true),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("tidegate-probe: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn list() {
+    for probe in probes::ALL {
+        println!(
+            "{:<5} class {:?}  {}",
+            probe.id, probe.class, probe.question
+        );
+    }
+}
+
+fn probe(run: &Run) -> anyhow::Result<bool> {
+    run.device.enter(run.vgpu_shim.as_deref())?;
+    let dir = std::env::temp_dir().join(format!("tidegate-probe-{}", std::process::id()));
+    let plan = Plan {
+        only: run.only.clone(),
+        arguments: run.shared.arguments(),
+        long: Duration::from_secs(run.shared.long),
+        class_b: run.kernel_is_ours,
+        results: run.results.clone(),
+        dir: dir.clone(),
+    };
+    let outcome = suite::run(&plan, |line| match run.output {
+        Output::Json => emit(line),
+        Output::Table => {
+            if let Some(text) = render::live(line) {
+                println!("{text}");
+            }
+        }
+    })?;
+    if run.output == Output::Table {
+        println!("\n{}", render::table(&outcome.lines));
+    }
+    // Kept while something in it is still disabled.
+    if outcome.lines.last().is_some_and(|line| {
+        matches!(
+            line,
+            Line::Verdict {
+                verdict: Verdict::Pass,
+                ..
+            }
+        )
+    }) {
+        let _ = std::fs::remove_dir_all(&dir);
+    }
+    Ok(outcome.good())
+}
+
+fn one(one: &One) -> anyhow::Result<bool> {
+    suite::end_with_the_suite();
+    let probe = probes::find(&one.id).context("no such probe")?;
+    let report = Reporter::new(probe.id);
+    let start = clock::now_ns();
+    let options = Options {
+        ordinal: one.shared.ordinal,
+        quick: one.shared.quick,
+        long: Duration::from_secs(one.shared.long),
+        preload: suite::preload(one.shared.library.as_deref(), &one.dir)?,
+        out: one.shared.out.clone(),
+    };
+    let ending =
+        Bench::new(probe.id, one.dir.clone(), options).and_then(|bench| (probe.run)(&bench));
+    let (verdict, reason) = ending.unwrap_or_else(|error| (Verdict::Fail, format!("{error:#}")));
+    let seconds = (clock::now_ns() - start) as f64 / 1e9;
+    report.verdict(verdict, reason, seconds);
+    Ok(verdict != Verdict::Fail)
+}
+
+fn page(results: &std::path::Path, into: Option<&std::path::Path>) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(results)
+        .with_context(|| format!("cannot read {}", results.display()))?;
+    let lines = render::parse(&text).with_context(|| results.display().to_string())?;
+    let page = render::page(&lines)?;
+    match into {
+        None => print!("{page}"),
+        Some(dir) => {
+            std::fs::create_dir_all(dir)?;
+            let stem = render::stem(&lines)?;
+            std::fs::write(dir.join(format!("{stem}.md")), page)?;
+            std::fs::write(dir.join(format!("{stem}.json")), text)?;
+            println!("{}", dir.join(format!("{stem}.md")).display());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! P2, P3, P3b: the same question by three ways. Do channels stop and resume exactly, how long does a
+//! call take?
+
+use crate::bench::{Bench, Ending, SOON, fail, pass};
+use crate::clock;
+use crate::message::Wait;
+use crate::subject::Way;
+use std::time::Duration;
+use tidegate_agent::latency::Latencies;
+
+/// Blocks that fill the largest GPU there is with work: what a disable has to save is then there.
+const FULL: u32 = 2_048;
+
+pub(super) fn foreign(bench: &Bench) -> anyhow::Result<Ending> {
+    by(bench, Way::Foreign, 1_000)
+}
+
+pub(super) fn owners_file(bench: &Bench) -> anyhow::Result<Ending> {
+    by(bench, Way::OwnersFile, 200)
+}
+
+pub(super) fn inside(bench: &Bench) -> anyhow::Result<Ending> {
+    by(bench, Way::Inside, 200)
+}
+
+fn by(bench: &Bench, way: Way, times: u32) -> anyhow::Result<Ending> {
+    let mut subject = bench.subject(way.level(), Wait::Spin, way)?;
+    bench
+        .report
+        .figure("channels", subject.channels.len() as f64, "");
+    for (load, blocks) in [("one block", 1), ("full GPU", FULL)] {
+        // Long enough for the loop below at 2 ms a round, and spent at its end.
+        let kernel = Duration::from_secs(if bench.options.quick { 1 } else { 4 });
+        bench.spin(&mut subject, kernel, blocks)?;
+        if let Some(wrong) = bench.stops_and_resumes(&mut subject)? {
+            return Ok(fail(format!("{load}: {wrong}")));
+        }
+        let (mut disable, mut enable) = (Latencies::new(), Latencies::new());
+        let mut stood_still = 0_u32;
+        let times = bench.options.times(times);
+        for _ in 0..times {
+            disable.record(subject.set(true)?);
+            let (before, after) = (subject.worker.progress()?, subject.worker.progress()?);
+            stood_still += u32::from(before == after);
+            enable.record(subject.set(false)?);
+            // Room for the kernel to get back on the hardware: a gate is not shut in its wake.
+            clock::pause(Duration::from_micros(500));
+        }
+        for (name, latencies) in [("disable", &disable), ("enable", &enable)] {
+            let summary = latencies.summary();
+            let report = &bench.report;
+            report.micros(format!("{load}: {name} p50"), summary.p50_ns);
+            report.micros(format!("{load}: {name} p99"), summary.p99_ns);
+            report.micros(format!("{load}: {name} max"), summary.max_ns);
+        }
+        bench.report.figure(
+            format!("{load}: still right after"),
+            f64::from(stood_still) / f64::from(times.max(1)) * 100.0,
+            "%",
+        );
+        let from = subject.worker.progress()?;
+        if let Err(error) = subject.worker.moved(from, SOON) {
+            return Ok(fail(format!("{load}: after {times} rounds: {error}")));
+        }
+        subject
+            .worker
+            .call("work", vec![crate::message::Op::WaitStream])?;
+    }
+    Ok(pass())
+}

@@ -1,0 +1,151 @@
+//! P9 and P11: lists that no agent would send, and callers without rights.
+
+use crate::actor::{Actor, chain, list};
+use crate::bench::{Bench, Ending, SOON, STILL, fail, pass, skip};
+use crate::message::{Op, Wait};
+use crate::subject::{Subject, Way};
+use std::time::Duration;
+use tidegate_abi::rm::MAX_PAIRS;
+
+/// A user that owns nothing.
+const NOBODY: u32 = 65_534;
+/// A channel handle that nobody has.
+const BOGUS: u32 = 0x7fff_fff0;
+
+fn answer(result: &Result<(), tidegate_agent::rm::RmError>) -> String {
+    match result {
+        Ok(()) => "accepted".to_owned(),
+        Err(error) => chain(error),
+    }
+}
+
+fn stopped(subject: &mut Subject<'_>) -> anyhow::Result<bool> {
+    Ok(subject.worker.progress_over(STILL)? == 0)
+}
+
+pub(super) fn odd_lists(bench: &Bench) -> anyhow::Result<Ending> {
+    let mut subject = bench.running("odd", Duration::from_secs(10))?;
+    if subject.way() == Way::Inside {
+        return Ok(skip("only a thread of the owner may disable channels here"));
+    }
+    let report = &bench.report;
+    let pairs = subject.pairs();
+    let mut wrong = Vec::new();
+
+    subject.set(true)?;
+    subject.set(true)?;
+    subject.set(false)?;
+    let flag = !stopped(&mut subject)?;
+    report.note(format!(
+        "two disables and one enable: {}",
+        if flag {
+            "runs (a flag)"
+        } else {
+            "stands (a count)"
+        }
+    ));
+    if !flag {
+        wrong.push("disables are counted");
+        subject.set(false)?;
+    }
+
+    let none = subject.raw(&mut list(&[], true))?;
+    report.note(format!("0 channels: {}", answer(&none)));
+
+    let mut mixed = pairs.clone();
+    mixed.insert(0, (pairs[0].0, BOGUS));
+    mixed.truncate(MAX_PAIRS);
+    subject.mark();
+    let result = subject.raw(&mut list(&mixed, true))?;
+    let stands = stopped(&mut subject)?;
+    report.note(format!(
+        "a bad pair before good ones: {}; the good ones {}",
+        answer(&result),
+        if stands { "stopped" } else { "run on" }
+    ));
+    subject.set(false)?;
+    if result.is_ok() && !stands {
+        wrong.push("a list with a bad pair succeeds without effect");
+    }
+
+    let stale = stale_pair(bench, subject.way())?;
+    let result = subject.raw(&mut list(&[stale], true))?;
+    report.note(format!(
+        "a pair of a context that is gone: {}",
+        answer(&result)
+    ));
+    let result = subject.raw(&mut list(&[stale], false))?;
+    report.note(format!("the same, enabled: {}", answer(&result)));
+
+    // Last, because a firmware that does not check the count may stumble.
+    subject.mark();
+    let many: Vec<(u32, u32)> = pairs.iter().copied().cycle().take(MAX_PAIRS + 1).collect();
+    let result = subject.raw(&mut list(&many, true))?;
+    report.note(format!("65 channels: {}", answer(&result)));
+    subject.set(false)?;
+    if result.is_ok() {
+        wrong.push("more pairs than the list has are accepted");
+    }
+    let from = subject.worker.progress()?;
+    if let Err(error) = subject.worker.moved(from, SOON) {
+        return Ok(fail(format!("after all this: {error}")));
+    }
+    Ok(if wrong.is_empty() {
+        pass()
+    } else {
+        fail(wrong.join("; "))
+    })
+}
+
+/// A pair of a context that was destroyed, whose process lives on.
+fn stale_pair(bench: &Bench, way: Way) -> anyhow::Result<(u32, u32)> {
+    let mut gone = bench.subject("gone", Wait::Spin, way)?;
+    let pair = gone.pairs()[0];
+    gone.worker.one(Op::Reset)?;
+    Ok(pair)
+}
+
+pub(super) fn unprivileged(bench: &Bench) -> anyhow::Result<Ending> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(skip("needs root, to become somebody else"));
+    }
+    let mut subject = bench.running("unprivileged", Duration::from_secs(2))?;
+    let pairs = subject.pairs();
+    let mut nobody = Actor::start(&bench.driver, subject.instance(), &pairs, Some(NOBODY))?;
+    subject.mark();
+    let did = nobody.order(true)?;
+    if let Some(error) = did.error {
+        bench
+            .report
+            .note(format!("disable by user {NOBODY}: {error}"));
+        subject.set(false)?;
+        return Ok(if error.contains("open") {
+            skip(format!("user {NOBODY} may not open the device files"))
+        } else {
+            fail(format!(
+                "a user without rights may not disable channels: {error}"
+            ))
+        });
+    }
+    bench
+        .report
+        .micros("disable by a user without rights", did.ns);
+    let stands = stopped(&mut subject)?;
+    let did = nobody.order(false)?;
+    if did.error.is_none() {
+        bench
+            .report
+            .micros("enable by a user without rights", did.ns);
+        subject.clear();
+    } else {
+        subject.set(false)?;
+    }
+    bench.report.note(
+        "handle pairs are capabilities here: any local user that guesses them can stop another's channels",
+    );
+    Ok(if stands && did.error.is_none() {
+        pass()
+    } else {
+        fail("the call succeeds, but not its effect")
+    })
+}

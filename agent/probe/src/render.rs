@@ -1,0 +1,294 @@
+//! Results for people: a short table on the terminal, a page for `tests/hardware`.
+
+use crate::probes;
+use crate::report::{Line, Machine, Verdict};
+use anyhow::Context;
+use comfy_table::{Table, presets};
+use std::fmt::Write;
+
+const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "PASS",
+        Verdict::Fail => "FAIL",
+        Verdict::Skip => "SKIP",
+    }
+}
+
+/// A figure as people read it.
+fn number(value: f64, unit: &str) -> String {
+    let text = if value.fract() == 0.0 || value.abs() >= 100.0 {
+        format!("{value:.0}")
+    } else if value.abs() >= 1.0 {
+        format!("{value:.2}")
+    } else {
+        format!("{value:.4}")
+    };
+    if unit.is_empty() {
+        text
+    } else {
+        format!("{text} {unit}")
+    }
+}
+
+/// One line as it comes, for a terminal.
+#[must_use]
+pub fn live(line: &Line) -> Option<String> {
+    match line {
+        Line::Machine(machine) => Some(format!(
+            "{}, driver {}, kernel {}",
+            machine.gpu,
+            or(&machine.driver, "absent"),
+            machine.kernel
+        )),
+        Line::Verdict {
+            probe,
+            verdict,
+            reason,
+            seconds,
+        } => Some(format!(
+            "{probe:<5} {}  {seconds:6.1} s  {reason}",
+            word(*verdict)
+        )),
+        Line::Figure { .. } | Line::Note { .. } => None,
+    }
+}
+
+fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+    if text.is_empty() { otherwise } else { text }
+}
+
+/// The verdicts and the figures that stand for a probe, as a table.
+#[must_use]
+pub fn table(lines: &[Line]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["probe", "", "question", "figures"]);
+    for line in lines {
+        let Line::Verdict { probe, verdict, .. } = line else {
+            continue;
+        };
+        let figures: Vec<String> = lines
+            .iter()
+            .filter_map(|line| match line {
+                Line::Figure {
+                    probe: of,
+                    name,
+                    value,
+                    unit,
+                } if of == probe => Some(format!("{name} {}", number(*value, unit))),
+                _ => None,
+            })
+            .take(4)
+            .collect();
+        let question = probes::find(probe).map_or("is all as it was?", |probe| probe.question);
+        table.add_row([
+            probe.as_str(),
+            word(*verdict),
+            question,
+            &figures.join(", "),
+        ]);
+    }
+    format!("{}\n", table.trim_fmt())
+}
+
+/// Reads results written one line each.
+///
+/// # Errors
+/// When a line is none, with its number.
+pub fn parse(text: &str) -> anyhow::Result<Vec<Line>> {
+    text.lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(at, line)| {
+            serde_json::from_str(line).with_context(|| format!("line {}: not a result", at + 1))
+        })
+        .collect()
+}
+
+/// The machine of some results.
+///
+/// # Errors
+/// When they do not say.
+pub fn machine(lines: &[Line]) -> anyhow::Result<&Machine> {
+    lines
+        .iter()
+        .find_map(|line| match line {
+            Line::Machine(machine) => Some(machine.as_ref()),
+            _ => None,
+        })
+        .context("the results do not say on which machine they were found")
+}
+
+/// A file name without extension for results: GPU and driver.
+///
+/// # Errors
+/// When they do not say.
+pub fn stem(lines: &[Line]) -> anyhow::Result<String> {
+    let machine = machine(lines)?;
+    let part = |text: &str| -> String {
+        let clean: String = text
+            .trim_start_matches("NVIDIA ")
+            .chars()
+            .map(|c| {
+                if c.is_ascii_alphanumeric() || c == '.' {
+                    c.to_ascii_lowercase()
+                } else {
+                    '-'
+                }
+            })
+            .collect();
+        clean.trim_matches('-').to_owned()
+    };
+    Ok(format!(
+        "{}-{}",
+        part(&machine.gpu),
+        part(or(&machine.driver, "no-driver"))
+    ))
+}
+
+/// The page.
+///
+/// # Errors
+/// When the results do not name their machine.
+pub fn page(lines: &[Line]) -> anyhow::Result<String> {
+    let machine = machine(lines)?;
+    let mut page = String::new();
+    let w = &mut page;
+    writeln!(
+        w,
+        "# {}, driver {}\n",
+        machine.gpu,
+        or(&machine.driver, "absent")
+    )?;
+    writeln!(w, "Found on {} with `{}`", machine.date, machine.command)?;
+    writeln!(
+        w,
+        "on kernel {}{}, {} processors, {}{}.\n",
+        machine.kernel,
+        if machine.sandbox.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", machine.sandbox)
+        },
+        machine.cpus,
+        machine.libc,
+        if machine.commit.is_empty() {
+            String::new()
+        } else {
+            format!(", commit {}", machine.commit)
+        },
+    )?;
+    if machine.gpu == "virtual" {
+        writeln!(
+            w,
+            "These are figures of the virtual GPU: assumptions, not measurements.\n"
+        )?;
+    }
+    writeln!(w, "| probe | | question | |\n|---|---|---|---|")?;
+    for line in lines {
+        if let Line::Verdict {
+            probe,
+            verdict,
+            reason,
+            ..
+        } = line
+        {
+            let question = probes::find(probe).map_or("", |probe| probe.question);
+            writeln!(
+                w,
+                "| {probe} | {} | {question} | {} |",
+                word(*verdict),
+                cell(reason)
+            )?;
+        }
+    }
+    let mut seen = Vec::new();
+    for line in lines {
+        let (Line::Figure { probe, .. } | Line::Note { probe, .. }) = line else {
+            continue;
+        };
+        if seen.contains(&probe) {
+            continue;
+        }
+        seen.push(probe);
+        section(w, probe, lines)?;
+    }
+    Ok(page)
+}
+
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+fn section(w: &mut String, probe: &str, lines: &[Line]) -> std::fmt::Result {
+    writeln!(w, "\n## {probe}\n")?;
+    let figures: Vec<(&str, String)> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Figure {
+                probe: of,
+                name,
+                value,
+                unit,
+            } if of == probe => Some((name.as_str(), number(*value, unit))),
+            _ => None,
+        })
+        .collect();
+    if !figures.is_empty() {
+        writeln!(w, "| figure | |\n|---|---|")?;
+        for (name, value) in figures {
+            writeln!(w, "| {} | {value} |", cell(name))?;
+        }
+    }
+    for line in lines {
+        if let Line::Note { probe: of, text } = line
+            && of == probe
+        {
+            writeln!(w, "\n{text}")?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines() -> Vec<Line> {
+        parse(concat!(
+            r#"{"kind":"machine","gpu":"NVIDIA H200","driver":"580.95.05","kernel":"6.1","sandbox":"","cpus":16,"libc":"glibc 2.39","date":"2026-01-31","command":"run","commit":""}"#,
+            "\n",
+            r#"{"kind":"figure","probe":"P2","name":"disable p50","value":412.5,"unit":"us"}"#,
+            "\n",
+            r#"{"kind":"verdict","probe":"P2","verdict":"PASS","reason":"","seconds":3.5}"#,
+            "\n",
+        ))
+        .expect("results")
+    }
+
+    #[test]
+    fn results_are_filed_under_their_gpu_and_driver() {
+        assert_eq!(stem(&lines()).expect("named"), "h200-580.95.05");
+        assert!(stem(&lines()[1..]).is_err());
+    }
+
+    #[test]
+    fn a_page_has_the_date_the_command_the_verdicts_and_the_figures() {
+        let page = page(&lines()).expect("a page");
+        for part in [
+            "NVIDIA H200",
+            "2026-01-31",
+            "`run`",
+            "| P2 | PASS |",
+            "| disable p50 | 412 us |",
+        ] {
+            assert!(page.contains(part), "{part} is not in\n{page}");
+        }
+    }
+
+    #[test]
+    fn a_broken_line_is_named_by_its_number() {
+        let error = parse("\n{\"kind\":\"note\"}\n").expect_err("no probe, no text");
+        assert!(error.to_string().contains("line 2"), "{error:#}");
+    }
+}

@@ -1,0 +1,269 @@
+//! A worker whose channels a probe disables and enables, by one of three ways.
+//!
+//! A pair is marked in the journal before it is disabled, and the worker is told what to enable if its
+//! input ends; so a subject may be dropped, and its probe killed, at any moment.
+
+use crate::hold::Hold;
+use crate::link::Worker;
+use crate::message::{Op, Own};
+use anyhow::{Context, bail};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use tidegate_abi::class::Engine;
+use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
+use tidegate_agent::channel::{Batch, ChannelControl, DriverControl, Via};
+use tidegate_agent::clock::now_ns;
+use tidegate_agent::journal::Place;
+use tidegate_agent::rm::{ControlFile, Driver, Gpu, RmError, Subdevice};
+use tidegate_core::rm::Channel;
+
+/// Who makes the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The probe, with its own RM client and foreign pairs (L1).
+    Foreign,
+    /// The probe, through the worker's control file (L2).
+    OwnersFile,
+    /// A thread of the worker (L3).
+    Inside,
+}
+
+impl Way {
+    /// As the design calls it.
+    #[must_use]
+    pub const fn level(self) -> &'static str {
+        match self {
+            Self::Foreign => "L1",
+            Self::OwnersFile => "L2",
+            Self::Inside => "L3",
+        }
+    }
+}
+
+/// The GPU of a device instance.
+///
+/// # Errors
+/// When the driver has none of that instance.
+pub fn gpu(driver: &Driver, instance: u32) -> anyhow::Result<&Gpu> {
+    driver
+        .gpus
+        .iter()
+        .find(|gpu| gpu.device_instance == instance)
+        .with_context(|| format!("the driver has no device instance {instance}"))
+}
+
+#[derive(Debug)]
+struct Lists {
+    control: DriverControl,
+    batches: Vec<Batch>,
+}
+
+/// The worker and the way to its channels.
+#[derive(Debug)]
+pub struct Subject<'a> {
+    /// The worker.
+    pub worker: Worker,
+    /// Its channels, compute before copy.
+    pub channels: Vec<Channel>,
+    hold: &'a Hold,
+    places: Vec<Place>,
+    own: Own,
+    way: Way,
+    lists: Option<Lists>,
+    disabled: bool,
+}
+
+impl<'a> Subject<'a> {
+    /// Takes a worker that has its context, with `way` to its channels.
+    ///
+    /// # Errors
+    /// When the trace shows no channels, or that way cannot be had.
+    pub fn new(
+        mut worker: Worker,
+        hold: &'a Hold,
+        driver: &Driver,
+        way: Way,
+    ) -> anyhow::Result<Self> {
+        hold.check()?;
+        worker.trace.read()?;
+        let mut channels = worker.trace.channels();
+        channels.sort_by_key(|channel| channel.engine != Engine::Graphics);
+        let own = worker.trace.owners().into_iter().next();
+        let own = own.context("the trace shows no channel: the library was not preloaded, or the driver's ioctls do not pass through libc's ioctl")?;
+        if channels.iter().any(|channel| channel.client != own.client) {
+            bail!("the context's channels belong to several RM clients");
+        }
+        let instance = channels[0]
+            .device_instance
+            .context("the channels' device is not known")?;
+        let mut places = Vec::new();
+        for channel in &channels {
+            places.push(hold.place(channel.client, channel.channel, instance)?);
+        }
+        worker.one(Op::Hold { own: own.clone() })?;
+        let mut subject = Self {
+            worker,
+            channels,
+            hold,
+            places,
+            own,
+            way,
+            lists: None,
+            disabled: false,
+        };
+        if way != Way::Inside {
+            let via = subject.via(way)?;
+            let control = DriverControl(Subdevice::open(gpu(driver, instance)?)?);
+            let batches = subject
+                .channels
+                .chunks(MAX_PAIRS)
+                .zip(subject.places.chunks(MAX_PAIRS))
+                .map(|(channels, places)| {
+                    let mut batch = Batch::new(via.clone());
+                    for (channel, place) in channels.iter().zip(places) {
+                        batch.push(channel.client, channel.channel, *place);
+                    }
+                    batch
+                })
+                .collect();
+            subject.lists = Some(Lists { control, batches });
+        }
+        Ok(subject)
+    }
+
+    fn via(&self, way: Way) -> anyhow::Result<Via> {
+        if way == Way::Foreign {
+            return Ok(Via::Agent);
+        }
+        let file = self.owners_file()?;
+        Ok(Via::Owner {
+            file: Arc::new(file),
+            client: self.own.client,
+            subdevice: self.own.subdevice,
+        })
+    }
+
+    /// A copy of the worker's control file, shown to be the one its client was made on.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    pub fn owners_file(&self) -> anyhow::Result<ControlFile> {
+        let pid = i32::try_from(self.worker.pid())?;
+        let pidfd = tidegate_agent::sys::pidfd_open(pid).context("pidfd_open")?;
+        let file = tidegate_agent::sys::pidfd_getfd(pidfd.as_fd(), self.own.fd)
+            .context("pidfd_getfd of the owner's control file")?;
+        let file = ControlFile::adopt(file)?;
+        anyhow::ensure!(
+            file.owns(self.own.client)?,
+            "the owner's file does not own its client"
+        );
+        Ok(file)
+    }
+
+    /// What the worker's own calls need.
+    #[must_use]
+    pub const fn own(&self) -> &Own {
+        &self.own
+    }
+
+    /// Clients and channels.
+    #[must_use]
+    pub fn pairs(&self) -> Vec<(u32, u32)> {
+        self.channels
+            .iter()
+            .map(|channel| (channel.client, channel.channel))
+            .collect()
+    }
+
+    /// The GPU they are on.
+    #[must_use]
+    pub fn instance(&self) -> u32 {
+        self.channels[0].device_instance.unwrap_or(0)
+    }
+
+    /// Marks all pairs: somebody else is about to disable them.
+    pub fn mark(&mut self) {
+        for place in &self.places {
+            self.hold.journal().mark(*place);
+        }
+        self.disabled = true;
+    }
+
+    /// Clears all pairs: they are enabled again, or gone.
+    pub fn clear(&mut self) {
+        for place in &self.places {
+            self.hold.journal().clear(*place);
+        }
+        self.disabled = false;
+    }
+
+    /// Disables or enables all channels; nanoseconds the calls took.
+    ///
+    /// # Errors
+    /// The driver's answer. The pairs stay marked after an error.
+    pub fn set(&mut self, disable: bool) -> anyhow::Result<u64> {
+        if disable {
+            self.mark();
+        }
+        let ns = match &self.lists {
+            Some(lists) => {
+                let start = now_ns();
+                for batch in &lists.batches {
+                    lists.control.set(batch, disable)?;
+                }
+                now_ns() - start
+            }
+            None => {
+                let mut ns = 0;
+                for channels in self.own.channels.chunks(MAX_PAIRS) {
+                    let own = Own {
+                        channels: channels.to_vec(),
+                        ..self.own.clone()
+                    };
+                    let done = self
+                        .worker
+                        .call("control", vec![Op::Channels { disable, own }])?;
+                    ns += done.first().map_or(0, |done| done.ns);
+                }
+                ns
+            }
+        };
+        if !disable {
+            self.clear();
+        }
+        Ok(ns)
+    }
+
+    /// One call with a list of the caller's making, by the way in use. What it disables, the caller marks.
+    ///
+    /// # Errors
+    /// When the way has no such call; inside it, RM's answer.
+    pub fn raw(&self, call: &mut DisableChannels) -> anyhow::Result<Result<(), RmError>> {
+        let lists = self
+            .lists
+            .as_ref()
+            .context("only a thread of the owner may")?;
+        Ok(match self.way {
+            Way::OwnersFile => {
+                let file = self.owners_file()?;
+                file.set_channels(self.own.client, self.own.subdevice, call)
+            }
+            _ => lists.control.0.set_channels(call),
+        })
+    }
+
+    /// The way in use.
+    #[must_use]
+    pub const fn way(&self) -> Way {
+        self.way
+    }
+}
+
+impl Drop for Subject<'_> {
+    fn drop(&mut self) {
+        // What fails here is still marked: the guardian and the worker's own end see to it.
+        if self.disabled {
+            let _ = self.set(false);
+        }
+    }
+}

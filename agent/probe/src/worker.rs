@@ -1,0 +1,349 @@
+//! The worker: a throw-away process that does on its GPU what a probe asks, lane by lane.
+//!
+//! It ends when its input ends, and enables its own channels first if it was told to hold any: a
+//! probe that is killed while they are disabled leaves nothing behind, also where a foreign process may
+//! not enable them. That path makes no CUDA call, because those may be what hangs.
+
+use crate::actor::list;
+use crate::clock::now_ns;
+use crate::cuda::{Cuda, Handle, Launch};
+use crate::kernels::{Kernels, PTX};
+use crate::message::{Answer, Call, Done, Op, Own, Request, Wait};
+use anyhow::{Context, bail};
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use tidegate_abi::rm::Branch;
+use tidegate_agent::rm::{ControlFile, RmError};
+
+/// `CU_CTX_SCHED_SPIN` and `CU_CTX_SCHED_BLOCKING_SYNC`.
+const SCHED_SPIN: u32 = 1;
+const SCHED_BLOCK: u32 = 4;
+/// `CU_EVENT_DISABLE_TIMING`, and with `CU_EVENT_BLOCKING_SYNC`.
+const EVENT_SPIN: u32 = 2;
+const EVENT_BLOCK: u32 = 3;
+/// Calls in one batch of a cost: fewer than a channel's queue holds.
+const BATCH: u32 = 200;
+
+/// What the lanes share once there is a context.
+struct Device {
+    cuda: Cuda,
+    device: i32,
+    context: Handle,
+    kernels: Kernels,
+    /// The counter in pinned memory.
+    progress: u64,
+}
+
+static DEVICE: OnceLock<Device> = OnceLock::new();
+
+/// Serves requests from standard input until it ends.
+///
+/// # Errors
+/// When input or output break in another way.
+pub fn run() -> anyhow::Result<()> {
+    let mut lanes: HashMap<String, mpsc::Sender<Request>> = HashMap::new();
+    let mut held: Option<Own> = None;
+    let out = Arc::new(Mutex::new(std::io::stdout()));
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        let request: Request = serde_json::from_str(&line).context("a request")?;
+        match request.ops.first() {
+            Some(Op::Progress) => answer(&out, request.id, Ok(vec![progress()])),
+            Some(Op::Hold { own }) => {
+                held = Some(own.clone());
+                answer(&out, request.id, Ok(vec![Done::default()]));
+            }
+            _ => {
+                let lane = lanes.entry(request.lane.clone()).or_insert_with(|| {
+                    let out = Arc::clone(&out);
+                    let (request_tx, request_rx) = mpsc::channel::<Request>();
+                    std::thread::spawn(move || {
+                        let mut lane = Lane::default();
+                        for request in request_rx {
+                            let (done, error) = lane.run(&request.ops);
+                            let result = match error {
+                                None => Ok(done),
+                                Some(error) => Err((done, error)),
+                            };
+                            answer(&out, request.id, result);
+                        }
+                    });
+                    request_tx
+                });
+                // A lane ends only with the process.
+                let _ = lane.send(request);
+            }
+        }
+    }
+    if let Some(own) = held {
+        set_own(false, &own)?;
+    }
+    // Not by returning: the driver's destructors wait for the GPU, and a lane may still hang in it.
+    nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL)?;
+    Ok(())
+}
+
+type Outcome = Result<Vec<Done>, (Vec<Done>, anyhow::Error)>;
+
+fn answer(out: &Mutex<std::io::Stdout>, id: u64, outcome: Outcome) {
+    let (done, error) = match outcome {
+        Ok(done) => (done, None),
+        Err((done, error)) => (done, Some(format!("{error:#}"))),
+    };
+    let answer = Answer { id, done, error };
+    if let (Ok(line), Ok(mut out)) = (serde_json::to_string(&answer), out.lock()) {
+        // Nobody to tell: the probe is gone, and input ends next.
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+}
+
+fn progress() -> Done {
+    let value = DEVICE.get().map_or(0, |device| {
+        // SAFETY: pinned memory of at least eight aligned bytes that is never freed; the device
+        // writes it while we read, hence the atomic.
+        unsafe { AtomicU64::from_ptr(device.progress as *mut u64) }.load(Ordering::Acquire)
+    });
+    Done { ns: 0, value }
+}
+
+/// A descriptor of this process' own control file.
+fn control_file(own: &Own) -> anyhow::Result<ControlFile> {
+    // SAFETY: the descriptor is this process' own, of its driver library, which keeps it open.
+    let file: OwnedFd = unsafe { BorrowedFd::borrow_raw(own.fd) }.try_clone_to_owned()?;
+    Ok(ControlFile::adopt(file)?)
+}
+
+/// Makes one control call and takes its time.
+fn controlled(
+    own: &Own,
+    call: impl FnOnce(&ControlFile) -> Result<(), RmError>,
+) -> anyhow::Result<Done> {
+    let file = control_file(own)?;
+    let start = now_ns();
+    call(&file)?;
+    Ok(Done {
+        ns: now_ns() - start,
+        value: 0,
+    })
+}
+
+fn set_own(disable: bool, own: &Own) -> anyhow::Result<Done> {
+    let pairs: Vec<(u32, u32)> = own.channels.iter().map(|c| (own.client, *c)).collect();
+    let mut call = list(&pairs, disable);
+    controlled(own, |file| {
+        file.set_channels(own.client, own.subdevice, &mut call)
+    })
+}
+
+/// One thread's own things.
+#[derive(Default)]
+struct Lane {
+    stream: Option<Handle>,
+    entered: bool,
+}
+
+/// Runs one driver call and takes its time.
+fn timed<T>(call: impl FnOnce() -> Result<T, crate::cuda::CudaError>) -> anyhow::Result<(u64, T)> {
+    let start = now_ns();
+    let value = call()?;
+    Ok((now_ns() - start, value))
+}
+
+impl Lane {
+    fn run(&mut self, ops: &[Op]) -> (Vec<Done>, Option<anyhow::Error>) {
+        let mut done = Vec::new();
+        for op in ops {
+            match self.one(op) {
+                Ok(one) => done.push(one),
+                Err(error) => return (done, Some(error)),
+            }
+        }
+        (done, None)
+    }
+
+    fn one(&mut self, op: &Op) -> anyhow::Result<Done> {
+        let plain = |(ns, ()): (u64, ())| Done { ns, value: 0 };
+        let valued = |(ns, value): (u64, u64)| Done { ns, value };
+        match op {
+            Op::Context { ordinal, wait } => return self.context(*ordinal, *wait),
+            Op::Channels { disable, own } => return set_own(*disable, own),
+            Op::Preempt { own, tsg } => {
+                return controlled(own, |file| file.preempt(own.client, *tsg));
+            }
+            Op::Timeslice { own, tsg, us } => {
+                return controlled(own, |file| file.set_timeslice(own.client, *tsg, *us));
+            }
+            Op::Schedule { own, tsg, enable } => {
+                let version = control_file(own)?.driver_version()?;
+                let branch = Branch::of_version(&version).context("an unknown branch")?;
+                return controlled(own, |file| file.schedule(own.client, *tsg, *enable, branch));
+            }
+            Op::Progress | Op::Hold { .. } => bail!("not an operation of a lane"),
+            _ => {}
+        }
+        let device = DEVICE.get().context("no context yet")?;
+        let cuda = &device.cuda;
+        if !self.entered {
+            cuda.enter(device.context)?;
+            self.entered = true;
+        }
+        let stream = match self.stream {
+            Some(stream) => stream,
+            None => *self.stream.insert(cuda.stream()?),
+        };
+        Ok(match op {
+            Op::Reset => plain(timed(|| cuda.reset(device.device))?),
+            Op::Steps {
+                steps,
+                step_ns,
+                blocks,
+            } => plain(timed(|| {
+                let launch = Launch {
+                    function: device.kernels.steps,
+                    blocks: *blocks,
+                    threads: 256,
+                    arguments: &[device.progress, *steps, *step_ns],
+                };
+                cuda.launch(stream, launch)
+            })?),
+            Op::Count { kernels, ns } => plain(timed(|| {
+                let launch = Launch {
+                    function: device.kernels.count,
+                    blocks: 1,
+                    threads: 1,
+                    arguments: &[device.progress, *ns, 0],
+                };
+                (0..*kernels).try_for_each(|_| cuda.launch(stream, launch))
+            })?),
+            Op::Spin { ns } => plain(timed(|| cuda.launch(stream, device.spin(&[*ns, 0])))?),
+            Op::WaitStream => plain(timed(|| cuda.wait_stream(stream))?),
+            Op::WaitEvent { wait } => {
+                let event = cuda.event(match wait {
+                    Wait::Spin => EVENT_SPIN,
+                    Wait::Block => EVENT_BLOCK,
+                })?;
+                cuda.record(event, stream)?;
+                plain(timed(|| cuda.wait_event(event))?)
+            }
+            Op::WaitContext => plain(timed(|| cuda.synchronize())?),
+            Op::Stream => valued(timed(|| cuda.stream().map(|stream| stream as u64))?),
+            Op::DestroyStream => {
+                self.stream = None;
+                plain(timed(|| cuda.destroy_stream(stream))?)
+            }
+            Op::Module => plain(timed(|| cuda.module(PTX).map(|_| ()))?),
+            Op::Alloc { bytes } => valued(timed(|| cuda.alloc(*bytes))?),
+            Op::Free { at } => plain(timed(|| cuda.free(*at))?),
+            Op::AllocHost { bytes } => valued(timed(|| cuda.alloc_host(*bytes))?),
+            Op::FreeHost { at } => plain(timed(|| cuda.free_host(*at))?),
+            Op::CopyToHost { at, bytes } => {
+                let mut to = vec![0; usize::try_from(*bytes)?];
+                plain(timed(|| cuda.copy_to_host(&mut to, *at))?)
+            }
+            Op::Fill { at, bytes, byte } => plain(timed(|| {
+                cuda.fill(*at, *byte, *bytes)?;
+                cuda.synchronize()
+            })?),
+            Op::CountNonZero { at, bytes } => {
+                let mut to = vec![0; usize::try_from(*bytes)?];
+                let (ns, ()) = timed(|| cuda.copy_to_host(&mut to, *at))?;
+                let value = to.iter().filter(|byte| **byte != 0).count() as u64;
+                Done { ns, value }
+            }
+            Op::Reserve { bytes } => valued(timed(|| cuda.reserve(*bytes))?),
+            Op::Unreserve { at, bytes } => plain(timed(|| cuda.unreserve(*at, *bytes))?),
+            Op::Create { bytes } => valued(timed(|| cuda.create(device.device, *bytes))?),
+            Op::Map { at, bytes, handle } => plain(timed(|| cuda.map(*at, *bytes, *handle))?),
+            Op::Access { at, bytes } => plain(timed(|| cuda.access(device.device, *at, *bytes))?),
+            Op::Unmap { at, bytes } => plain(timed(|| cuda.unmap(*at, *bytes))?),
+            Op::Release { handle } => plain(timed(|| cuda.release(*handle))?),
+            Op::MemoryFree => valued(timed(|| cuda.memory().map(|(free, _)| free))?),
+            Op::Cost { call, batches } => device.cost(stream, *call, *batches)?,
+            Op::Context { .. }
+            | Op::Channels { .. }
+            | Op::Preempt { .. }
+            | Op::Timeslice { .. }
+            | Op::Schedule { .. }
+            | Op::Progress
+            | Op::Hold { .. } => bail!("answered above"),
+        })
+    }
+
+    fn context(&mut self, ordinal: i32, wait: Wait) -> anyhow::Result<Done> {
+        let cuda = Cuda::load()?;
+        let device = cuda.device(ordinal)?;
+        let flags = match wait {
+            Wait::Spin => SCHED_SPIN,
+            Wait::Block => SCHED_BLOCK,
+        };
+        let (ns, context) = timed(|| cuda.context(device, flags))?;
+        let kernels = Kernels::load(&cuda)?;
+        let progress = cuda.alloc_host(4096)?;
+        let (_, total) = cuda.memory()?;
+        let fresh = Device {
+            cuda,
+            device,
+            context,
+            kernels,
+            progress,
+        };
+        if DEVICE.set(fresh).is_err() {
+            bail!("a worker has one context");
+        }
+        self.entered = true;
+        Ok(Done { ns, value: total })
+    }
+}
+
+impl Device {
+    fn spin<'a>(&self, arguments: &'a [u64]) -> Launch<'a> {
+        Launch {
+            function: self.kernels.spin,
+            blocks: 1,
+            threads: 1,
+            arguments,
+        }
+    }
+
+    fn cost(&self, stream: Handle, call: Call, batches: u32) -> anyhow::Result<Done> {
+        let cuda = &self.cuda;
+        let empty = self.spin(&[0, 0]);
+        let event = cuda.event(EVENT_SPIN)?;
+        cuda.record(event, stream)?;
+        let graph = cuda.graph(stream, || {
+            (0..8).try_for_each(|_| cuda.launch(stream, empty))
+        })?;
+        cuda.wait_stream(stream)?;
+        let mut costs = Vec::new();
+        // One batch more, which pays for what is done once.
+        for batch in 0..=batches {
+            let (ns, ()) = timed(|| {
+                (0..BATCH).try_for_each(|_| match call {
+                    Call::Launch => cuda.launch(stream, empty),
+                    Call::GraphLaunch => cuda.launch_graph(graph, stream),
+                    Call::EventRecord => cuda.record(event, stream),
+                    Call::EventQuery => cuda.query_event(event).map(|_| ()),
+                    Call::StreamQuery => cuda.query_stream(stream).map(|_| ()),
+                })
+            })?;
+            cuda.wait_stream(stream)?;
+            if batch > 0 {
+                costs.push(ns * 1_000 / u64::from(BATCH));
+            }
+        }
+        costs.sort_unstable();
+        Ok(Done {
+            ns: 0,
+            value: costs.get(costs.len() / 2).copied().unwrap_or(0),
+        })
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").finish_non_exhaustive()
+    }
+}
