@@ -39,8 +39,6 @@ const REPLACE_LIMIT: Duration = Duration::from_secs(2);
 const BACKLOG: usize = 64;
 /// Calls of one connection at a time.
 const CALLS: usize = 16;
-/// Group that may use control.sock.
-const GROUP: &str = "tidegate";
 
 /// How the agent was started.
 #[derive(Clone, Debug)]
@@ -367,7 +365,7 @@ impl Serving<'_> {
         mode: u32,
         service: &Service,
     ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
-        let group = (socket == Socket::Control).then_some(GROUP);
+        let group = (socket == Socket::Control).then_some(rundir::GROUP);
         let (listener, connection_tx, connections) = self.listen(name, mode, group)?;
         tokio::spawn(peers::accept_plain(listener, connection_tx));
         let node = v1::node_server::NodeServer::new(service.clone())

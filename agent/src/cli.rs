@@ -1,10 +1,12 @@
 //! The command line `tidegate`: a thin client of the gRPC services.
 
+mod doctor;
 mod json;
 mod release;
 mod replay;
 mod table;
 
+use crate::device::Device;
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use std::io::{IsTerminal, Write};
@@ -29,7 +31,7 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 the operation failed; 2 wrong usage; \
-3 the agent is absent or refuses.";
+3 the agent is absent or refuses. Of doctor: 0 nothing to do; 1 warnings; 2 failures.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -71,6 +73,8 @@ enum Command {
     },
     /// What would I harvest, and what would it cost? Needs no agent and no GPU.
     Replay(Box<replay::Args>),
+    /// Whether this node can do what Tidegate asks of it, and what to do where it cannot.
+    Doctor(doctor::Arguments),
     /// Enable every channel a dead agent left disabled.
     Release {
         /// The device to speak to: "real" or "virtual=DIR"; what the last agent used unless given.
@@ -109,10 +113,10 @@ pub enum Unreachable {
     },
 }
 
-/// 1; 2 for wrong usage; 3 when it was the agent that could not be reached or refused.
+/// 1; 2 for wrong usage, or when doctor could not begin; 3 when the agent could not be reached or refused.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<replay::Usage>() {
+    if error.is::<replay::Usage>() || error.is::<doctor::NotStarted>() {
         return 2;
     }
     let refused = error.downcast_ref::<Refusal>().is_some_and(|refusal| {
@@ -131,26 +135,41 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Carries out what the command line asks.
+/// Carries out what the command line asks; the exit code.
 ///
 /// # Errors
 /// With a text of one line; [`exit_code`] tells which kind it is.
-pub fn run(cli: &Cli) -> anyhow::Result<()> {
-    if let Command::Release { device, vgpu_shim } = &cli.command {
-        return release::run(&cli.run_dir, device.as_deref(), vgpu_shim.as_deref());
+pub fn run(cli: &Cli) -> anyhow::Result<u8> {
+    match &cli.command {
+        Command::Release { device, vgpu_shim } => {
+            release::run(&cli.run_dir, device.as_deref(), vgpu_shim.as_deref())?;
+        }
+        Command::Replay(args) => replay::run(args)?,
+        Command::Doctor(arguments) => return doctor::run(cli, arguments),
+        _ => runtime()?.block_on(ask(cli)).map_err(|error| {
+            match error.downcast::<tonic::Status>() {
+                Ok(status) => Refusal::from(&status).into(),
+                Err(error) => error,
+            }
+        })?,
     }
-    if let Command::Replay(args) = &cli.command {
-        return replay::run(args);
-    }
+    Ok(0)
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("cannot make a runtime")?
-        .block_on(ask(cli))
-        .map_err(|error| match error.downcast::<tonic::Status>() {
-            Ok(status) => Refusal::from(&status).into(),
-            Err(error) => error,
-        })
+        .context("cannot make a runtime")
+}
+
+/// The device a command is about: as given, else what the last agent used, else the machine's own.
+fn device_of(given: Option<&str>, last: Option<String>) -> anyhow::Result<Device> {
+    let device = given.map(str::to_owned).or(last);
+    let device = device.unwrap_or_else(|| Device::Real.to_string());
+    device
+        .parse()
+        .map_err(|error| anyhow::anyhow!("device `{device}`: {error}"))
 }
 
 /// What the agent answered, without the protocol's details.
@@ -203,7 +222,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
             jobs("resumed", &answer.into_inner().jobs)
         }
         Command::Hooks { pid, output } => hooks(cli, *pid, *output).await,
-        Command::Release { .. } | Command::Replay(_) => Ok(()),
+        Command::Doctor(_) | Command::Release { .. } | Command::Replay(_) => Ok(()),
     }
 }
 
@@ -326,8 +345,16 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 fn terminal_width() -> Option<u16> {
     if std::io::stdout().is_terminal() {
-        std::env::var("COLUMNS").ok()?.parse().ok()
+        let said = std::env::var("COLUMNS").ok();
+        said.and_then(|columns| columns.parse().ok())
+            .or_else(crate::sys::terminal_columns)
     } else {
         None
     }
+}
+
+/// Whether to paint: on a terminal whose user did not ask for plain text.
+fn colours() -> bool {
+    std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Directory of the virtual GPU, for its shim.
-const DIR_ENV: &str = "TIDEGATE_VGPU_DIR";
+pub const DIR_ENV: &str = "TIDEGATE_VGPU_DIR";
 const SHIM: &str = "libvgpu_rm.so";
 
 /// Which device.

@@ -6,6 +6,7 @@
 
 use crate::config::{Level, LevelChoice};
 use crate::rm::Driver;
+use tidegate_abi::rm::Branch;
 
 /// Versions whose headers the layouts were printed from. Others of the same branch run with a note.
 const TESTED: [&str; 5] = [
@@ -38,14 +39,18 @@ pub struct Refused {
 /// What is odd about the driver; empty: nothing.
 #[must_use]
 pub fn driver_note(driver: &Driver) -> String {
-    match driver.branch {
-        None => format!(
-            "driver {} is of no known branch: its channels are not touched",
-            driver.version
-        ),
-        Some(branch) if !TESTED.contains(&driver.version.as_str()) => format!(
-            "driver {} is of the known branch {}, but not a version that was tested",
-            driver.version,
+    version_note(&driver.version)
+}
+
+/// What is odd about a driver of this version; empty: nothing.
+#[must_use]
+pub fn version_note(version: &str) -> String {
+    match Branch::of_version(version) {
+        None => {
+            format!("driver {version} is of no known branch: its channels are not touched")
+        }
+        Some(branch) if !TESTED.contains(&version) => format!(
+            "driver {version} is of the known branch {}, but not a version that was tested",
             branch.number()
         ),
         Some(_) => String::new(),
@@ -102,7 +107,6 @@ pub fn choose(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_abi::rm::Branch;
 
     fn driver(version: &str) -> Driver {
         Driver {

@@ -25,6 +25,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 pub mod device;
+pub mod doctor;
 pub mod events;
 pub mod identity;
 pub mod inbox;

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Name of the lock file.
 pub const LOCK: &str = "lock";
+/// Group that may use control.sock.
+pub const GROUP: &str = "tidegate";
 
 /// Who holds the lock, as the file says.
 #[derive(Clone, Debug, PartialEq, Eq)]

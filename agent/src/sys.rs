@@ -273,6 +273,37 @@ pub fn has_futex_waitv() -> bool {
     set.wait(0).is_ok()
 }
 
+/// Whether this kernel does the barrier that a library counts launches with.
+///
+/// # Errors
+/// `ENOSYS` or `EPERM` from a sandbox; `ENOTSUP` when the kernel has the call, but not this barrier.
+pub fn query_membarrier() -> io::Result<()> {
+    const QUERY: c_int = 0;
+    const PRIVATE_EXPEDITED: i64 = 1 << 3;
+    // SAFETY: a query takes no address and changes nothing.
+    match unsafe { libc::syscall(libc::SYS_membarrier, QUERY, 0, 0) } {
+        commands if commands < 0 => Err(io::Error::last_os_error()),
+        commands if commands & PRIVATE_EXPEDITED == 0 => {
+            Err(io::Error::from_raw_os_error(libc::ENOTSUP))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How wide the terminal on standard output is; None: it is no terminal, or does not say.
+#[must_use]
+pub fn terminal_columns() -> Option<u16> {
+    let mut size = libc::winsize {
+        ws_row: 0,
+        ws_col: 0,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: TIOCGWINSZ writes one winsize, and `size` is one.
+    let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    (result == 0 && size.ws_col > 0).then_some(size.ws_col)
+}
+
 /// Asks for SCHED_FIFO at `priority` for the calling thread.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     match tidegate_agent::cli::run(&tidegate_agent::cli::Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("tidegate: {error:#}");
             ExitCode::from(tidegate_agent::cli::exit_code(&error))

@@ -5,21 +5,14 @@
 //! nothing, because the successor takes the channels as they are; beside a living agent it refuses.
 
 use crate::clock::now_ns;
-use crate::device::Device;
 use crate::journal::Journal;
 use crate::rundir::{self, RunDir, RunDirError};
 use anyhow::Context;
 use std::path::Path;
 
 pub(super) fn run(run_dir: &Path, device: Option<&str>, shim: Option<&Path>) -> anyhow::Result<()> {
-    let last = rundir::holder(run_dir);
-    let device = device
-        .map(str::to_owned)
-        .or_else(|| last.map(|holder| holder.device))
-        .unwrap_or_else(|| "real".to_owned());
-    let device: Device = device
-        .parse()
-        .map_err(|error| anyhow::anyhow!("device `{device}`: {error}"))?;
+    let last = rundir::holder(run_dir).map(|holder| holder.device);
+    let device = super::device_of(device, last)?;
     let Some(journal) = Journal::find(run_dir).context("cannot read the journal")? else {
         return super::print("there is no journal: nothing was ever disabled here\n");
     };
