@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidegate_tests::{Node, Running, TRUSTING, built};
+use tidegate_tests::{Node, Running, TRUSTING, built, compile};
 
 /// The driver and the program that launches on it, in `dir`.
 fn build(dir: &Path) -> PathBuf {
@@ -34,33 +34,80 @@ fn setting(name: &str, default: u64) -> u64 {
         .unwrap_or(default)
 }
 
-#[test]
-fn of_millions_of_launches_none_runs_while_idle_stands() {
+/// What a run of `random_launches` came to.
+struct Run {
+    /// Launches that reached the driver.
+    made: u64,
+    /// Launches that the library counted.
+    counted: u64,
+    /// Idle edges.
+    idle: u64,
+}
+
+/// Runs `launches` of `threads` by `command`, which runs `apps/random_launches.c`: none may run while
+/// IDLE stands.
+#[track_caller]
+fn run(node: &Node, mut command: Command, launches: u64, seed: u64, threads: u64) -> Run {
+    command
+        .args([launches, seed, threads].map(|n| n.to_string()))
+        .env("LD_PRELOAD", built("libtidegate.so"))
+        .env("LD_LIBRARY_PATH", node.dir().join("driver"));
+    let output = Running::start("random_launches", &mut command).succeed();
+    println!("{threads} threads, seed {seed}: {}", output.trim());
+    let figures: Vec<u64> = output
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let [counted, made, idle, violations] = figures[..] else {
+        panic!("{output:?}");
+    };
+    assert_eq!(violations, 0, "launches that ran while IDLE stood");
+    assert!(made >= launches - threads, "{output}");
+    Run {
+        made,
+        counted,
+        idle,
+    }
+}
+
+#[track_caller]
+fn node_with_driver() -> (Node, PathBuf) {
     let node = Node::new(&[], TRUSTING);
     let dir = node.dir().join("driver");
     std::fs::create_dir_all(&dir).expect("the temporary directory is writable");
     let program = build(&dir);
-    let launches = setting("TIDEGATE_STRESS_LAUNCHES", 1_500_000);
+    (node, program)
+}
+
+#[test]
+fn of_millions_of_launches_none_runs_while_idle_stands() {
+    let (node, program) = node_with_driver();
+    let share = setting("TIDEGATE_STRESS_LAUNCHES", 1_500_000) / 2;
     let seed = setting("TIDEGATE_SEED", 1);
-    let threads = [2, 3];
-    for (at, threads) in (0_u64..).zip(threads) {
-        let share = launches / 2;
-        let mut command = node.preloaded(&program, "online");
-        command
-            .args([share, seed + at, threads].map(|n| n.to_string()))
-            .env("LD_PRELOAD", built("libtidegate.so"))
-            .env("LD_LIBRARY_PATH", &dir);
-        let output = Running::start("random_launches", &mut command).succeed();
-        println!("{threads} threads, seed {}: {}", seed + at, output.trim());
-        let figures: Vec<u64> = output
-            .split_whitespace()
-            .filter_map(|word| word.parse().ok())
-            .collect();
-        let [made, idle, violations] = figures[..] else {
-            panic!("{output:?}");
-        };
-        assert_eq!(violations, 0, "launches that ran while IDLE stood");
-        assert!(made >= share - threads, "{output}");
-        assert!(idle >= 200, "an empty run: {output}");
+    for (at, threads) in (0_u64..).zip([2, 3]) {
+        let command = node.preloaded(&program, "online");
+        let run = run(&node, command, share, seed + at, threads);
+        assert_eq!(run.counted, run.made, "each launch counts once");
+        assert!(run.idle >= 200, "an empty run: {}", run.idle);
     }
+}
+
+#[test]
+fn threads_beyond_those_that_have_a_slot_count_each_launch_too() {
+    let (node, program) = node_with_driver();
+    let command = node.preloaded(&program, "online");
+    let run = run(&node, command, 120_000, setting("TIDEGATE_SEED", 1), 1_150);
+    assert_eq!(run.counted, run.made);
+}
+
+#[test]
+fn where_membarrier_is_refused_none_runs_while_idle_stands_either() {
+    let (node, program) = node_with_driver();
+    let mut command = node.preloaded(compile("denied", &[]), "online");
+    command.args([&libc::SYS_membarrier.to_string(), "--"]);
+    command.arg(&program);
+    let share = setting("TIDEGATE_STRESS_LAUNCHES", 1_500_000) / 5;
+    let run = run(&node, command, share, setting("TIDEGATE_SEED", 1), 3);
+    assert_eq!(run.counted, run.made);
+    assert!(run.idle >= 50, "an empty run: {}", run.idle);
 }

@@ -19,8 +19,10 @@ fn of(records: &[Record], pid: u32, kind: Kind) -> Vec<Record> {
         .collect()
 }
 
-#[test]
-fn offline_stops_for_a_burst_and_resumes_where_it_was() {
+/// Offline stops for the `kernels` that `command` has online launch, and resumes a cooldown after the
+/// last of them ended on the device.
+#[track_caller]
+fn offline_stops_for(command: &str, kernels: usize) {
     let node = Node::new(
         &["--gpus", "1"],
         &format!("{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n"),
@@ -32,7 +34,7 @@ fn offline_stops_for_a_burst_and_resumes_where_it_was() {
     // A process that has just attached counts as busy: its own edge comes first.
     watch::wait_open(&node, 0, online.process.pid());
     let begun = tidegate_tests::monotonic_ns();
-    online.say("burst 20 3000000");
+    online.say(command);
     let worker = online.process.pid();
 
     // The burst's busy edge disables every channel of the offline program.
@@ -47,14 +49,14 @@ fn offline_stops_for_a_burst_and_resumes_where_it_was() {
             .find(|r| r.at_ns > stopped.at_ns)
     });
     // By the device's time: the program may learn of its end long after it.
-    let done = of(&history(&node), worker, Kind::KernelEnd)
-        .last()
-        .map(|r| r.at_ns)
-        .expect("the burst ran");
+    let done = wait_for("the end of the online work", || {
+        let ended = of(&history(&node), worker, Kind::KernelEnd);
+        (ended.len() >= kernels).then(|| ended.last().map(|r| r.at_ns))?
+    });
     assert!(
         enabled.at_ns >= done + 20_000_000,
-        "woken {} ns after the burst, before the cooldown",
-        enabled.at_ns - done
+        "woken at {}, before a cooldown after {done}",
+        enabled.at_ns
     );
     // Nothing of it ran in between.
     let ran: Vec<Record> = of(&history(&node), pid, Kind::TsgRun)
@@ -75,4 +77,14 @@ fn offline_stops_for_a_burst_and_resumes_where_it_was() {
     let records = history(&node);
     let ended = of(&records, pid, Kind::KernelEnd).len() as u64;
     assert_eq!(counted, ended, "kernels lost or run twice by a preemption");
+}
+
+#[test]
+fn offline_stops_for_a_burst_and_resumes_where_it_was() {
+    offline_stops_for("burst 20 3000000", 20);
+}
+
+#[test]
+fn work_on_a_stream_that_was_destroyed_under_it_keeps_offline_stopped_to_its_end() {
+    offline_stops_for("orphan 300000000", 1);
 }

@@ -281,7 +281,7 @@ macro_rules! export {
             ".cfi_restore rbx",
             "ret",
             "3:",
-            "inc qword ptr [r11 + {returned}]",
+            "dec qword ptr [r11 + {entered}]",
             "2:",
             "jmp {slow}",
             ".cfi_endproc",

@@ -436,3 +436,6 @@ pub unsafe fn bytes<'a>(address: u64, length: usize) -> &'a [u8] {
     // SAFETY: the caller's promise.
     unsafe { core::slice::from_raw_parts(address as *const u8, length) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -217,9 +217,9 @@ fn begin(
             return Some(page);
         }
         if shared {
-            slot.counts.add_returned();
+            slot.counts.subtract_entered();
         } else {
-            slot.counts.raise_returned();
+            slot.counts.lower_entered();
         }
         if gate::wait(process, page, device) == Turn::Fail {
             return None;

@@ -18,6 +18,7 @@ use crate::resolve::{DEEPBIND_LOADS, unhooked};
 use crate::sys::{self, Bell};
 use crate::table::ROWS;
 use crate::{clock, driver, env, log};
+use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -63,7 +64,11 @@ const HOOKS_EVERY_NS: u64 = 1_000_000_000;
 
 /// Runs for ever.
 pub fn run(process: &'static Process) {
-    own_descriptor_table();
+    if !own_descriptor_table() {
+        // In the application's table it could close our sockets and have us write into its files.
+        log::debug(|| "no descriptor table of its own, so no agent for this process".to_owned());
+        return;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -93,15 +98,17 @@ pub fn run(process: &'static Process) {
     });
 }
 
-fn own_descriptor_table() {
+/// Leaves the application's table for an own, empty one; `false`: the kernel refuses, or a filter.
+fn own_descriptor_table() -> bool {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
+    let first = if log::enabled() { 3 } else { 0 };
     // SAFETY: no pointers. The thread's table becomes its own; no descriptor of it is in use yet.
     let unshared = unsafe {
-        let first = if log::enabled() { 3 } else { 0 };
         libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0
+            || libc::unshare(libc::CLONE_FILES) == 0 && close_from(first)
     };
     if !unshared {
-        return;
+        return false;
     }
     // SAFETY: a constant C string and descriptors of this table; 0 to 2 stay open for ever, so that
     // nothing written to standard error by a panic can reach a socket.
@@ -116,6 +123,23 @@ fn own_descriptor_table() {
             libc::close(null);
         }
     }
+    true
+}
+
+/// Closes what `close_range` would, one by one.
+fn close_from(first: c_int) -> bool {
+    let Ok(entries) = std::fs::read_dir("/proc/thread-self/fd") else {
+        return false;
+    };
+    let open: Vec<c_int> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    for fd in open.into_iter().filter(|fd| *fd >= first) {
+        // SAFETY: a number of this thread's own table, used by nothing of ours; the directory's own
+        // descriptor is among them and closed already, which is an error nobody minds.
+        unsafe { libc::close(fd) };
+    }
+    true
 }
 
 fn signal_descriptor() -> io::Result<OwnedFd> {

@@ -6,6 +6,7 @@
  *   request COUNT NS GAP   a prefill of one kernel of 4 NS, then COUNT decode iterations: a graph of one kernel of NS,
  *                     waited for, and a gap of GAP nanoseconds between two; answers "ok END START LONGEST LAUNCHES": when the
  *                     last iteration was done, when the first launch was made, the longest gap, graph launches
+ *   orphan NS         one kernel of NS nanoseconds on a stream of its own, which is destroyed while it runs
  *   forever           a kernel that never ends
  *   try NS            one kernel of NS nanoseconds; answers "ok RESULT ERRNO", errno being 4321 before the call
  * Device ordinal: first argument, 0 by default. */
@@ -80,6 +81,11 @@ int main(int argc, char **argv)
             }
         } else if (!strcmp(what, "forever")) {
             MUST(cuLaunchKernel(forever, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
+        } else if (!strcmp(what, "orphan")) {
+            CUstream orphan;
+            MUST(cuStreamCreate(&orphan, 1));
+            tg_spin(spin, orphan, count, tag++);
+            MUST(cuStreamDestroy_v2(orphan));
         } else if (!strcmp(what, "try")) {
             uint64_t tried_ns = count;
             void *args[] = {&tried_ns, &tag};

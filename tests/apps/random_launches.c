@@ -1,6 +1,9 @@
 /* Threads that launch in random patterns: bursts, single launches, launches into the moment in which the device becomes idle,
- * pauses around the prober's interval, syncs or none, one stream or many. Arguments: LAUNCHES in all, SEED, THREADS. Runs on
- * running_cuda.c, whose report it prints. */
+ * pauses around the prober's interval, syncs or none, one stream or many. Arguments: LAUNCHES in all, SEED, THREADS; no thread
+ * goes on before all have launched once. Runs on running_cuda.c, whose report it prints, with how many launches the library
+ * counted. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,9 +23,10 @@ int running_watch(void);
 int running_idle(void);
 void running_report(void);
 
-enum { STREAMS = 8 };
+enum { STREAMS = 8, MOST = 1200 };
 static void *context, *stream[STREAMS];
 static uint64_t each, seed;
+static pthread_barrier_t begun;
 
 static uint64_t next(uint64_t *state)
 {
@@ -36,7 +40,9 @@ static void *run(void *argument)
 {
     uint64_t thread = (uint64_t)(uintptr_t)argument, state = (seed + 1) * 0x9e3779b97f4a7c15u + thread * 0x632be59bd9b4e019u;
     cuCtxSetCurrent(context);
-    for (uint64_t made = 0; made < each;) {
+    cuLaunchKernel((void *)48, 1, 1, 1, 1, 1, 1, 0, stream[thread % STREAMS], 0, 0);
+    pthread_barrier_wait(&begun);
+    for (uint64_t made = 1; made < each;) {
         uint64_t burst = next(&state) % 4 ? 1 + next(&state) % 8 : 1 + next(&state) % 512;
         void *on = stream[next(&state) % STREAMS];
         for (uint64_t i = 0; i < burst && made < each; i++, made++) {
@@ -66,9 +72,9 @@ static void *run(void *argument)
 
 int main(int argc, char **argv)
 {
-    pthread_t id[16];
+    static pthread_t id[MOST];
     int threads = argc > 3 ? atoi(argv[3]) : 2;
-    if (argc < 3 || threads < 1 || threads > 16) return 2;
+    if (argc < 3 || threads < 1 || threads > MOST) return 2;
     each = strtoull(argv[1], 0, 10) / (uint64_t)threads;
     seed = strtoull(argv[2], 0, 10);
     if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) return 1;
@@ -83,8 +89,16 @@ int main(int argc, char **argv)
     }
     usleep(10000);
     if (!running_watch()) return 3;
-    for (int t = 0; t < threads; t++) pthread_create(&id[t], 0, run, (void *)(uintptr_t)t);
+    uint64_t (*counted)(uint32_t) = (uint64_t(*)(uint32_t))dlsym(RTLD_DEFAULT, "tidegate_launches");
+    if (!counted) return 4;
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 64 << 10);
+    pthread_barrier_init(&begun, 0, (unsigned)threads);
+    for (int t = 0; t < threads; t++)
+        if (pthread_create(&id[t], &small, run, (void *)(uintptr_t)t)) return 5;
     for (int t = 0; t < threads; t++) pthread_join(id[t], 0);
+    printf("counted %llu ", (unsigned long long)counted(0));
     running_report();
     return 0;
 }

@@ -322,7 +322,16 @@ impl Node {
     /// When it does not come up.
     #[track_caller]
     pub fn start_agent(&mut self, config: &str) {
-        let mut command = self.agent_command_with(config);
+        self.start_agent_by(config, |command| command);
+    }
+
+    /// As [`Self::start_agent`], by another command that runs the one it is given.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[track_caller]
+    pub fn start_agent_by(&mut self, config: &str, by: impl FnOnce(Command) -> Command) {
+        let mut command = by(self.agent_command_with(config));
         let mut agent = Running::start("tidegate-agent", &mut command);
         let served = self.until_served(&mut agent);
         assert!(

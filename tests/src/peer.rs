@@ -23,7 +23,23 @@ impl Peer {
     #[track_caller]
     #[must_use]
     pub fn start(node: &Node) -> Self {
-        let mut command = node.plain(built("scripted-peer"));
+        Self::from_command(node.plain(built("scripted-peer")))
+    }
+
+    /// Starts one with a CUDA context under the library, which attaches for it as `role`.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[track_caller]
+    #[must_use]
+    pub fn preloaded(node: &Node, role: &str) -> Self {
+        let mut peer = Self::from_command(node.preloaded(built("scripted-peer"), role));
+        peer.ask("cuda");
+        peer
+    }
+
+    #[track_caller]
+    fn from_command(mut command: std::process::Command) -> Self {
         command.stdin(Stdio::piped()).stderr(Stdio::inherit());
         let mut running = Running::start("scripted-peer", &mut command);
         let stdin = running.child.stdin.take();

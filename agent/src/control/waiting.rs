@@ -72,8 +72,9 @@ impl Waiting {
         let end = Arc::new(AtomicBool::new(false));
         let (wake, page, ended) = (Arc::clone(&self.wake), Arc::clone(page), Arc::clone(&end));
         let thread = std::thread::Builder::new().name("tg-waiter".to_owned());
+        // Read here: an edge between this and the thread's first sleep wakes it at once.
+        let mut seen = page.process.doorbell.load(Ordering::Acquire);
         let run = move || {
-            let mut seen = page.process.doorbell.load(Ordering::Acquire);
             while !ended.load(Ordering::Relaxed) {
                 sys::futex_wait(&page.process.doorbell, seen, Some(WAITER_TURN));
                 let bell = page.process.doorbell.load(Ordering::Acquire);

@@ -27,7 +27,9 @@
 //! words when any doorbell rings) would otherwise take that for an edge.
 //!
 //! `returned` is summed before `entered`: then equal sums mean that each pair is equal, because no
-//! `entered` is ever below the `returned` read before it.
+//! `entered` is ever below the `returned` read before it. A launch that has to wait, or to take the
+//! slow path, lowers `entered` again to where it found it, so that each launch counts once; between
+//! the two sums no pair can fall below what it was, so none can make up for another.
 
 use crate::word::{Fences, Word};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -58,9 +60,21 @@ impl<W: Word> Counts<W> {
             .store(self.returned.load(Relaxed).wrapping_add(1), Release);
     }
 
+    /// Takes a raise of `entered` back: the launch has not begun after all.
+    #[inline(always)]
+    pub fn lower_entered(&self) {
+        self.entered
+            .store(self.entered.load(Relaxed).wrapping_sub(1), Release);
+    }
+
     /// Raises `entered` of a pair that threads share, or where no heavy fence is to be had.
     pub fn add_entered(&self) {
         self.entered.fetch_add(1);
+    }
+
+    /// As [`Self::lower_entered`] for such a pair.
+    pub fn subtract_entered(&self) {
+        self.entered.fetch_add(u64::MAX);
     }
 
     /// As [`Self::add_entered`] for `returned`.
@@ -81,7 +95,7 @@ pub fn enter_if_busy<W: Word, F: Fences>(counts: &Counts<W>, activity: &W, gate:
     if activity.load(Acquire) & ACTIVITY_BUSY != 0 && gate.load(Acquire) & GATE_STATE == GATE_OPEN {
         return true;
     }
-    counts.raise_returned();
+    counts.lower_entered();
     false
 }
 
@@ -231,7 +245,7 @@ mod tests {
             ));
         }
         let sums = Sums::of(|| core::iter::once(&counts));
-        assert_eq!(sums.entered, sums.returned);
+        assert_eq!(sums, Sums::default(), "it does not count");
         assert!(enter_if_busy::<_, Strong>(&counts, &word(3), &word(0)));
     }
 

@@ -165,6 +165,22 @@ impl Peer {
                 stream.shutdown(std::net::Shutdown::Both).map_err(text)?;
                 Ok(String::new())
             }
+            "cuda" => rm::cuda_context().map(|()| String::new()),
+            "enable" => {
+                let control = self.control()?;
+                let begun = monotonic_ns();
+                let status = rm::schedule(&control, number(words, 0)?, number(words, 1)?)?;
+                Ok(format!("enabled {status} {}", monotonic_ns() - begun))
+            }
+            "dup" => {
+                let other = self.control()?.try_clone().map_err(text)?;
+                self.control = Some(Arc::new(other));
+                Ok(String::new())
+            }
+            "close" => {
+                self.control = None;
+                Ok(String::new())
+            }
             _ => Err("no such command".to_owned()),
         }
     }

@@ -29,6 +29,15 @@
 //! hang MS                         do nothing at all
 //! drop                            close the connection
 //! ```
+//!
+//! Under the library, in whose sight it then makes its RM calls, it has these besides:
+//!
+//! ```text
+//! cuda                            make a CUDA context on GPU 0
+//! enable CLIENT OBJECT            schedule OBJECT by ioctl; prints `enabled STATUS NANOSECONDS`
+//! dup                             go on with a duplicate of the control file, the first being closed
+//! close                           close the control file
+//! ```
 
 mod client;
 mod rm;

@@ -155,6 +155,38 @@ pub fn make(file: &OwnedFd, gpu: u32, count: u32, wanted: u32) -> Result<Objects
     })
 }
 
+/// `GPFIFO_SCHEDULE` of a TSG; RM's status.
+pub fn schedule(file: &OwnedFd, client: u32, tsg: u32) -> Result<u32> {
+    let mut p = [0_u8; rm::Branch::B580.schedule_size()];
+    p[0] = 1;
+    let cmd = rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE;
+    control(file, client, tsg, cmd, &mut p)
+}
+
+/// The process' first CUDA context, on GPU 0: with it the library, where it is preloaded, begins.
+pub fn cuda_context() -> Result<()> {
+    type Init = unsafe extern "C" fn(u32) -> i32;
+    type Retain = unsafe extern "C" fn(*mut *mut libc::c_void, i32) -> i32;
+    type SetCurrent = unsafe extern "C" fn(*mut libc::c_void) -> i32;
+    // SAFETY: the driver's public functions with their signatures and live arguments; `dlsym` is
+    // called by name so that a preloaded library answers as it does for any program.
+    unsafe {
+        let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        if driver.is_null() {
+            return Err("no libcuda.so.1".to_owned());
+        }
+        let function = |name: &std::ffi::CStr| libc::dlsym(driver, name.as_ptr());
+        let mut context = std::ptr::null_mut::<libc::c_void>();
+        let init: Init = std::mem::transmute(function(c"cuInit"));
+        let retain: Retain = std::mem::transmute(function(c"cuDevicePrimaryCtxRetain"));
+        let set: SetCurrent = std::mem::transmute(function(c"cuCtxSetCurrent"));
+        match (init(0), retain(&raw mut context, 0), set(context)) {
+            (0, 0, 0) => Ok(()),
+            failed => Err(format!("no context: {failed:?}")),
+        }
+    }
+}
+
 /// Frees a client with everything below it.
 pub fn free(file: &OwnedFd, client: u32) -> Result<()> {
     let mut call = rm::Nvos00 {

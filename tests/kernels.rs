@@ -1,0 +1,161 @@
+//! On an older kernel, and under a filter that refuses newer system calls, the same promises hold by
+//! slower ways.
+//!
+//! `apps/denied.c` runs a program for which the kernel lacks a call.
+
+use std::process::{Command, Stdio};
+use tidegate_tests::watch::{Testimony, channels, status, wait_all, wait_finished, wait_open};
+use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, compile, monotonic_ns, wait_for};
+use tidegate_vgpu::control::ChannelState;
+use tidegate_vgpu::history::Kind;
+
+const FUTEX_WAITV: &str = "449";
+/// `getsockopt` of `SO_PEERPIDFD`.
+const PEER_PIDFD: &str = "55:2=77";
+const MEMBARRIER: &str = "324";
+const CLOSE_RANGE: &str = "436";
+const UNSHARE: &str = "272";
+/// What Linux 5.10 lacks of what the agent and the library use.
+const LINUX_5_10: [&str; 2] = [FUTEX_WAITV, PEER_PIDFD];
+
+/// `command` where the kernel lacks `calls`.
+fn without(calls: &[&str], command: &Command) -> Command {
+    let mut denied = Command::new(compile("denied", &[]));
+    denied.args(calls).arg("--").arg(command.get_program());
+    denied.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => denied.env(name, value),
+            None => denied.env_remove(name),
+        };
+    }
+    denied.stdin(Stdio::null()).stderr(Stdio::inherit());
+    denied
+}
+
+/// The node of a kernel that lacks `calls`, its agent among them.
+fn node(calls: &[&str], config: &str) -> Node {
+    let mut node = Node::device_only(&[]);
+    node.start_agent_by(config, |command| without(calls, &command));
+    node
+}
+
+/// An online and an offline program on `node`, for which the kernel lacks `calls`.
+struct Programs {
+    online: Online,
+    offline: Offline,
+}
+
+impl Programs {
+    #[track_caller]
+    fn start(node: &Node, calls: &[&str]) -> Self {
+        let mut offline = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+        let mut offline = Offline::from_command(&mut without(calls, offline.arg("300000")));
+        offline.running();
+        let online = node.preloaded(compile("online", &["-lcuda"]), "online");
+        let online = Online::from_command(&mut without(calls, &online));
+        wait_open(node, 0, online.process.pid());
+        Self { online, offline }
+    }
+
+    /// Offline stops for online and goes on after it, `times` times.
+    #[track_caller]
+    fn are_gated(mut self, node: &Node, times: u32) {
+        let pid = [self.offline.process.pid()];
+        for _ in 0..times {
+            wait_finished(node, &pid, 3, monotonic_ns());
+            self.online.say("launch 1 60000000");
+            wait_all(node, &pid, true);
+            self.online.say("sync");
+            wait_all(node, &pid, false);
+        }
+        assert!(self.offline.stop() > 0);
+    }
+}
+
+fn threads_named(pid: u32, name: &str) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|comm| comm.trim() == name)
+        .count()
+}
+
+#[test]
+fn on_linux_5_10_the_agent_hears_every_edge_by_a_thread_for_each_online_process() {
+    let node = node(&LINUX_5_10, TRUSTING);
+    let programs = Programs::start(&node, &LINUX_5_10);
+    let agent = node.agent.as_ref().expect("it runs").pid();
+    assert_eq!(
+        threads_named(agent, "tg-waiter"),
+        1,
+        "offline rings for nobody"
+    );
+    programs.are_gated(&node, 5);
+    wait_for("the waiter thread to end with its process", || {
+        (threads_named(agent, "tg-waiter") == 0).then_some(())
+    });
+}
+
+#[test]
+fn on_linux_5_10_an_offline_process_acknowledges_its_closed_gate() {
+    let level = format!("{TRUSTING}[gate]\ncooldown = \"20ms\"\n[channel]\nlevel = \"L5\"\n");
+    let node = node(&LINUX_5_10, &level);
+    let Programs {
+        mut online,
+        offline,
+    } = Programs::start(&node, &LINUX_5_10);
+    let pid = [offline.process.pid()];
+    for _ in 0..3 {
+        wait_finished(&node, &pid, 3, monotonic_ns());
+        online.say("launch 1 300000000");
+        wait_for("the launches to stop", || {
+            let dry = |channel: &ChannelState| channel.queued == 0;
+            let waits = status(&node)["gpus"][0]["gate"] == "closed";
+            (waits && channels(&node, &pid).iter().all(dry)).then_some(())
+        });
+        let dry = monotonic_ns();
+        online.say("sync");
+        let of_online = [online.process.pid()];
+        wait_finished(&node, &of_online, 1, dry);
+        let testimony = Testimony::of(&node);
+        let ends = testimony.all(&of_online, Kind::KernelEnd);
+        let end = ends.last().expect("it was waited for").at_ns;
+        assert_eq!(testimony.ran_between(&pid, dry, end), []);
+    }
+    assert!(offline.stop() > 0);
+}
+
+#[test]
+fn without_close_range_the_library_leaves_the_applications_descriptors_by_another_way() {
+    let node = Node::new(&[], TRUSTING);
+    let life = |calls: &[&str], role: &str| {
+        let mut command = match role {
+            "" => node.plain("python3"),
+            role => node.preloaded("python3", role),
+        };
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/apps/life.py");
+        let mut command = without(calls, command.args([script, "closes_everything", "10"]));
+        Running::start("closes_everything", command.stdout(Stdio::piped())).succeed()
+    };
+    let plain = life(&[CLOSE_RANGE], "");
+    for role in ["online", "offline"] {
+        assert_eq!(life(&[CLOSE_RANGE], role), plain, "{role}");
+    }
+    Programs::start(&node, &[CLOSE_RANGE]).are_gated(&node, 2);
+    // Where that is refused too there is no agent for the process, and no harm.
+    assert_eq!(life(&[CLOSE_RANGE, UNSHARE], "online"), plain);
+}
+
+#[test]
+fn where_membarrier_is_refused_the_gate_works_and_status_says_how_launches_are_counted() {
+    let node = Node::new(&[], TRUSTING);
+    let programs = Programs::start(&node, &[MEMBARRIER]);
+    let status = status(&node);
+    let processes = status["processes"].as_array().expect("a list");
+    assert_eq!(processes.len(), 2);
+    for process in processes {
+        assert_eq!(process["counts"], "atomic adds", "{process}");
+    }
+    programs.are_gated(&node, 5);
+}
