@@ -3,6 +3,8 @@
 //! Both are made from a [`Report`] and say the same; nothing is computed twice. Figures are means
 //! over the seeds, except maxima, which are the largest of any.
 
+pub mod html;
+pub mod svg;
 pub mod table;
 pub mod text;
 
@@ -283,9 +285,12 @@ impl Report {
         if chosen.preempts() {
             let _ = write!(
                 said,
-                "No request is preempted for more than {}; offline is off the GPU {} after an online \
-                 launch (99th percentile). ",
-                times(chosen.per_request.1),
+                "{}; offline is off the GPU {} after an online launch (99th percentile). ",
+                match chosen.per_request.1 {
+                    0 => "No request is preempted".to_owned(),
+                    1 => "No request is preempted more than once".to_owned(),
+                    n => format!("A request is preempted up to {n} times"),
+                },
                 micros(chosen.preempt_us.p99),
             );
         }
@@ -326,13 +331,5 @@ impl Report {
             said += "Online leaves little: this GPU is near its peak load. ";
         }
         said.trim_end().to_owned()
-    }
-}
-
-fn times(n: u32) -> String {
-    match n {
-        0 => "zero times".to_owned(),
-        1 => "once".to_owned(),
-        n => format!("{n} times"),
     }
 }

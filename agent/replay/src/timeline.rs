@@ -6,19 +6,19 @@
 //!
 //! | lane | slice | means |
 //! |---|---|---|
-//! | online | `prefill`, `decode` | one iteration of the online engine (replay) |
-//! | | `busy` | online work is on the GPU (live) |
-//! | offline | `prefill`, `decode` | one iteration of the offline engine, as long as it takes with its stops (replay) |
-//! | gate | `open` | offline may run |
-//! | | `closing` | from the online launch to the return of the last disable: the preemption latency |
-//! | | `closed` | offline is stopped |
-//! | | `opening` | from the decision to the return of the last enable |
-//! | memory | `reclaim`, `restore` | handles are taken from offline, or given back |
-//! | node | | marks only, of what is not about one GPU |
+//! | online | `prefill`, `decode` | an iteration of the online engine (replay) |
+//! | | `busy` | online work is on the GPU, as sampled (live) |
+//! | offline | `running` | offline is on the GPU (replay) |
+//! | | a job's name | the job's gate is open (live) |
+//! | gate | `open`, `closed` | whether offline may run (live) |
+//! | | `closing` | from the online launch to the return of the last disable (live) |
+//! | | `switch` | offline is being saved or restored (replay) |
+//! | memory | `wait` | online waits for memory (replay) |
+//! | node | | marks only, of what is not about one GPU (live) |
 //!
-//! Marks are what an agent's events are called (`preempted`, `woken`, `paused`, `cooldown_violated`
+//! Marks are called what an agent's events are called (`preempted`, `reclaimed`, `cooldown_violated`
 //! ...; `tidegate events` prints the same names); counters have their unit in their name
-//! (`cooldown ms`, `headroom MiB`).
+//! (`cooldown ms`).
 //!
 //! Invariant of what is written: within a lane events are ordered by time, and of two slices that
 //! share any time one lies within the other, the longer one first.
@@ -30,6 +30,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock::Time;
+use crate::record::{Outcome, SpanKind};
 
 /// Where something is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -199,6 +200,55 @@ impl Timeline {
     }
 }
 
+impl Timeline {
+    /// What a replay kept: who ran, when offline was stopped, and what memory moved.
+    #[must_use]
+    pub fn of(outcome: &Outcome) -> Self {
+        let mut timeline = Self::default();
+        for span in &outcome.timeline {
+            let (lane, name) = match span.kind {
+                SpanKind::OnlinePrefill => (Lane::Online, "prefill"),
+                SpanKind::OnlineDecode => (Lane::Online, "decode"),
+                SpanKind::Offline => (Lane::Offline, "running"),
+                SpanKind::Switch => (Lane::Gate, "switch"),
+                SpanKind::Memory => (Lane::Memory, "wait"),
+            };
+            timeline.slice(0, lane, name, span.from, span.to);
+        }
+        for preemption in &outcome.preemptions {
+            let latency = micros(Time::from(preemption.latency()).0);
+            timeline.push(Drawn {
+                at: preemption.off,
+                gpu: 0,
+                lane: Lane::Gate,
+                name: "preempted".into(),
+                shape: Shape::Mark,
+                details: vec![("latency_us", json!(latency))],
+            });
+        }
+        for reclaim in &outcome.reclaims {
+            timeline.push(Drawn {
+                at: reclaim.asked,
+                gpu: 0,
+                lane: Lane::Memory,
+                name: "reclaimed".into(),
+                shape: Shape::Mark,
+                details: vec![
+                    (
+                        "took_us",
+                        json!(micros(reclaim.mapped.since(reclaim.asked).as_nanos() as u64)),
+                    ),
+                    ("handles", json!(reclaim.handles)),
+                    ("requests", json!(reclaim.requests)),
+                    ("lost_tokens", json!(reclaim.lost_tokens)),
+                    ("online_waited", json!(reclaim.waited)),
+                ],
+            });
+        }
+        timeline
+    }
+}
+
 /// Viewers take a process id of 0 for the kernel's.
 const fn process(gpu: u32) -> u32 {
     gpu + 1
@@ -309,6 +359,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::record::{Preemption, Span};
 
     fn written(timeline: &Timeline) -> Vec<u8> {
         let mut out = Vec::new();
@@ -336,6 +387,32 @@ mod tests {
     #[test]
     fn nothing_is_a_trace_too() {
         assert_eq!(check(&written(&Timeline::default())), Ok(0));
+    }
+
+    #[test]
+    fn a_replay_is_drawn_whole() {
+        let span = |kind, from, to| Span {
+            kind,
+            from: Time(from),
+            to: Time(to),
+        };
+        let outcome = Outcome {
+            timeline: vec![
+                span(SpanKind::OnlineDecode, 0, 5_000),
+                span(SpanKind::Switch, 5_000, 5_300),
+                span(SpanKind::Offline, 5_300, 9_000),
+                span(SpanKind::Memory, 9_000, 9_000),
+            ],
+            preemptions: vec![Preemption {
+                wanted: Time(8_700),
+                off: Time(9_000),
+            }],
+            ..Outcome::default()
+        };
+        let written = written(&Timeline::of(&outcome));
+        assert_eq!(check(&written), Ok(4), "an empty span is not drawn");
+        let text = String::from_utf8(written).expect("JSON is text");
+        assert!(text.contains("\"latency_us\":0.3"), "{text}");
     }
 
     proptest! {

@@ -4,6 +4,7 @@
 //! the agent runs and under what it is compared with. Either one trace of the user's, answered in a
 //! table and words, or a table of scenarios, answered with `results.csv`.
 
+use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tidegate_replay::cases::Case;
+use tidegate_replay::cases::{Case, TIDEGATE};
 use tidegate_replay::costs::Costs;
 use tidegate_replay::engine::Limits;
 use tidegate_replay::evaluation::{Evaluation, Workload, evaluate, runs};
@@ -21,10 +22,12 @@ use tidegate_replay::gap::GapModel;
 use tidegate_replay::generator::{self, CONVERSATION, Preset};
 use tidegate_replay::hardware::{Gpu, Model};
 use tidegate_replay::names::{UnknownName, find};
+use tidegate_replay::report::html::{self, Drawn};
 use tidegate_replay::report::{self, Alone, Report, Row, table};
 use tidegate_replay::scenarios::{self, FACTOR};
 use tidegate_replay::spec::{Batching, Compute, Memory, Offline, Online, Spec};
 use tidegate_replay::sweep::cores;
+use tidegate_replay::timeline::Timeline;
 use tidegate_replay::trace::{Cut, Lengths, Trace, read_cut, read_lengths};
 
 /// What to replay, and what to write.
@@ -122,6 +125,13 @@ pub struct Args {
     /// Write all figures as CSV.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Write a report with plots, one HTML file without anything beside it.
+    #[arg(long, value_name = "FILE", conflicts_with = "scenarios")]
+    html: Option<PathBuf>,
+    /// Write what happened, second by second, for <https://ui.perfetto.dev>: of Tidegate, or of the
+    /// first policy asked for.
+    #[arg(long, value_name = "FILE", conflicts_with = "scenarios")]
+    timeline: Option<PathBuf>,
 }
 
 const AFTER_HELP: &str = "\
@@ -184,7 +194,8 @@ fn switch(text: &str) -> Result<Duration, String> {
 /// When a name is unknown, a file cannot be used, or a workload cannot be run.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let cases = Case::named(&args.policy, &args.memory).map_err(Usage::from)?;
-    for file in [&args.json, &args.csv].into_iter().flatten() {
+    let files = [&args.json, &args.csv, &args.html, &args.timeline];
+    for file in files.into_iter().flatten() {
         writable(file)?;
     }
     match &args.scenarios {
@@ -194,15 +205,39 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn run_one(args: &Args, cases: &[Case]) -> anyhow::Result<()> {
-    let (spec, source, cut) = pair(args)?;
+    let (mut spec, source, cut) = pair(args)?;
+    spec.timeline = args.html.is_some() || args.timeline.is_some();
     let workloads = seeded(args, &spec, &cut.to_string(), 1);
-    let evaluation = compute(args, &workloads, cases, |_, _| false)?;
+    let shown = cases
+        .iter()
+        .find(|case| **case == TIDEGATE)
+        .or(cases.first());
+    let keep = |workload, case| {
+        workload == 0 && (args.html.is_some() || spec.timeline && shown == Some(&case))
+    };
+    let evaluation = compute(args, &workloads, cases, keep)?;
     let report = Report {
         source,
         setting: report::setting(&spec, workloads.len() as u64),
         alone: Alone::of(&evaluation),
         rows: report::rows(&evaluation, cases),
     };
+    let kept = evaluation.ran.iter().filter_map(|ran| {
+        let outcome = ran.outcome.as_ref()?;
+        Some(Drawn {
+            case: ran.figures.case,
+            outcome,
+        })
+    });
+    let kept: Vec<Drawn<'_>> = kept.collect();
+    if let (Some(file), Some(alone)) = (&args.html, evaluation.alone.first()) {
+        write(file, &html::page(&report, alone, &kept))?;
+    }
+    let shown = kept.iter().find(|drawn| Some(&drawn.case) == shown);
+    if let (Some(file), Some(shown)) = (&args.timeline, shown) {
+        let about = json!({ "source": report.source, "policy": shown.case.to_string(), "seed": 1 });
+        write_timeline(file, &Timeline::of(shown.outcome), &about)?;
+    }
     let figures = figures_of(evaluation);
     write_figures(args, &figures)?;
     super::print(&table::text(&report))
@@ -395,12 +430,25 @@ fn write_figures(args: &Args, figures: &[Figures]) -> anyhow::Result<()> {
     Ok(())
 }
 
+pub(super) fn write_timeline(
+    file: &Path,
+    timeline: &Timeline,
+    about: &Value,
+) -> anyhow::Result<()> {
+    let written = std::fs::File::create(file).and_then(|opened| {
+        let mut out = std::io::BufWriter::new(opened);
+        timeline.write(&mut out, about)?;
+        out.flush()
+    });
+    written.with_context(|| format!("cannot write {}", file.display()))
+}
+
 fn write(file: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Says before the work that its result could not be kept.
-fn writable(file: &Path) -> anyhow::Result<()> {
+pub(super) fn writable(file: &Path) -> anyhow::Result<()> {
     let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
     let dir = dir.unwrap_or(Path::new("."));
     anyhow::ensure!(

@@ -221,7 +221,7 @@ mod tests {
             "Online alone uses 74 % of it",
             "+0.1 % of time to first token (24.6 ms alone, 24.6 ms with)",
             "0.0 % of time per further token",
-            "more than once; offline is off the GPU 340 us after",
+            "preempted more than once; offline is off the GPU 340 us after",
             "would get 8 % more",
             "Without any control users would wait +0.1 %",
         ] {
