@@ -1,0 +1,9 @@
+"""Engine plugins: how an unmodified engine lives with memory that may be taken from it.
+
+``job``   what a plugin may ask of Tidegate, and the words it uses
+``abi``   the same over the preloaded library, by ctypes
+``vllm``  the plugin for vLLM
+
+A plugin never imports its engine before the engine itself runs it, and does nothing in a process
+that the library was not preloaded into.
+"""

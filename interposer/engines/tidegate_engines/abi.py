@@ -1,0 +1,178 @@
+"""The C functions of libtidegate.so (``interposer/include/tidegate.h``), by ctypes.
+
+The library is preloaded, never loaded from here: where the process does not have it,
+:func:`library` is None and a plugin does nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Sequence
+from functools import cache
+
+from .job import Cut, Region
+
+#: The version of the header that this module was written to. Later libraries have all of it.
+VERSION = 1
+
+#: ``TG_KV_ELASTIC``: the cache begins without memory and grows with ``tg_reserve``.
+ELASTIC = 1
+
+_U32, _U64, _SIZE = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t
+_IDS, _COUNT = ctypes.POINTER(_U32), ctypes.POINTER(_SIZE)
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (
+        ("base", _U64),
+        ("block_stride", _U64),
+        ("block_bytes", _U64),
+        ("first_block", _U32),
+        ("blocks", _U32),
+    )
+
+
+_FUNCTIONS = {
+    "tg_attach": (ctypes.c_char_p, _U32, _U32),
+    "tg_kv_scope_begin": (_U64, _U32),
+    "tg_kv_scope_end": (),
+    "tg_kv_register": (ctypes.POINTER(_Region), _SIZE, _U32, _U32, ctypes.POINTER(_U32)),
+    "tg_kv_unregister": (_U32,),
+    "tg_poll": (_U64, _IDS, _COUNT, _IDS, _COUNT, ctypes.POINTER(_U64)),
+    "tg_ack_withheld": (_U64,),
+    "tg_publish_request": (_U64, _U32, _IDS, _SIZE),
+    "tg_forget_request": (_U64,),
+    "tg_reserve": (_U32, _U32, _IDS, ctypes.POINTER(_U32)),
+    "tg_release": (_U32, _IDS, _SIZE),
+    "tg_usage": (_U32, _U32),
+    "tg_requests_in_flight": (_U32,),
+}
+
+
+class TidegateError(OSError):
+    """A call of the library that failed; ``errno`` says why."""
+
+    def __init__(self, function: str, code: int) -> None:
+        super().__init__(code, f"{function}: {os.strerror(code)}")
+
+
+class Library:
+    """The functions of a library that this process was started with."""
+
+    def __init__(self, functions: ctypes.CDLL) -> None:
+        self._calls = {}
+        for name, arguments in _FUNCTIONS.items():
+            call = getattr(functions, name)
+            call.argtypes = arguments
+            call.restype = ctypes.c_int
+            self._calls[name] = call
+
+    def call(self, name: str, *arguments: object, allowed: tuple[int, ...] = ()) -> int:
+        """Calls a function; 0, or an errno that the caller allowed for."""
+        code = -self._calls[name](*arguments)
+        if code and code not in allowed:
+            raise TidegateError(name, code)
+        return code
+
+    def attach(self, rank: int, world: int) -> None:
+        """Joins the job of ``TIDEGATE_JOB``, once per process."""
+        self.call("tg_attach", None, rank, world, allowed=(errno.EALREADY,))
+
+    def begin_scope(self, handle_bytes: int, flags: int) -> None:
+        """Memory that this thread allocates from here on can be taken and given back."""
+        self.call("tg_kv_scope_begin", handle_bytes, flags)
+
+    def end_scope(self) -> None:
+        """The end of it."""
+        self.call("tg_kv_scope_end")
+
+    def register(self, regions: Sequence[Region], protected: int, flags: int) -> int:
+        """Registers a KV cache; its number. Blocks below ``protected`` are never taken."""
+        rows = (_Region * len(regions))(
+            *(_Region(r.base, r.stride, r.block_bytes, r.first_block, r.blocks) for r in regions)
+        )
+        number = _U32()
+        self.call("tg_kv_register", rows, len(rows), protected, flags, ctypes.byref(number))
+        return number.value
+
+
+@cache
+def library() -> Library | None:
+    """The library of this process, if it was started with one that has what is needed."""
+    functions = ctypes.CDLL(None)
+    try:
+        version = functions.tg_abi_version
+    except AttributeError:
+        return None
+    version.restype = _U32
+    return Library(functions) if version() >= VERSION else None
+
+
+def _ids(blocks: Sequence[int]) -> ctypes.Array:
+    return (_U32 * len(blocks))(*blocks)
+
+
+class Offline:
+    """An offline job, over the library."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._lost = (_U32 * 1024)()
+        self._back = (_U32 * 1024)()
+
+    def poll(self, step: int) -> Cut:
+        lost, back, seq = _SIZE(len(self._lost)), _SIZE(len(self._back)), _U64()
+        while self._library.call(
+            "tg_poll",
+            step,
+            self._lost,
+            ctypes.byref(lost),
+            self._back,
+            ctypes.byref(back),
+            ctypes.byref(seq),
+            allowed=(errno.ENOSPC,),
+        ):
+            self._lost = (_U32 * max(lost.value, len(self._lost)))()
+            self._back = (_U32 * max(back.value, len(self._back)))()
+            lost, back = _SIZE(len(self._lost)), _SIZE(len(self._back))
+        return Cut(self._lost[: lost.value], self._back[: back.value], seq.value)
+
+    def ack_withheld(self, seq: int) -> None:
+        self._library.call("tg_ack_withheld", seq)
+
+    def publish(self, request: int, tokens: int, blocks: Sequence[int]) -> None:
+        self._library.call("tg_publish_request", request, tokens, _ids(blocks), len(blocks))
+
+    def forget(self, request: int) -> None:
+        self._library.call("tg_forget_request", request, allowed=(errno.ENOENT,))
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+
+class Online:
+    """An online job's KV cache, over the library: in the process that holds its memory."""
+
+    def __init__(self, library: Library, kv: int) -> None:
+        self._library = library
+        self._kv = kv
+
+    def reserve(self, blocks: int) -> list[int]:
+        ids, granted = (_U32 * blocks)(), _U32()
+        self._library.call("tg_reserve", self._kv, blocks, ids, ctypes.byref(granted))
+        return ids[: granted.value]
+
+    def release(self, blocks: Sequence[int]) -> None:
+        self._library.call("tg_release", self._kv, _ids(blocks), len(blocks))
+
+    def usage(self, used: int, reserved: int) -> None:
+        self._library.call("tg_usage", self._kv, used)
+
+    def in_flight(self, requests: int) -> None:
+        self._library.call("tg_requests_in_flight", requests)
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)

@@ -1,0 +1,71 @@
+"""The plugin for vLLM: no line of the engine changes.
+
+``register``  what vLLM calls in each of its processes
+``versions``  what differs between versions, and which engines are refused
+``worker``    KV memory that can be taken, and where its blocks lie (``regions``)
+``hooks``     where the scheduler is listened to
+``lost``      an offline scheduler whose blocks are taken
+``grown``     an online scheduler whose blocks come when needed
+``withheld``  what both share: blocks that the allocator passes over
+
+An engine's role is ``TIDEGATE_ROLE``. Without it, or without the preloaded library, nothing happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from .. import abi
+
+log = logging.getLogger("tidegate")
+
+
+def register() -> None:
+    """Called by vLLM in its engine core, its workers and its front end."""
+    role = os.environ.get("TIDEGATE_ROLE")
+    if role not in ("online", "offline") or abi.library() is None:
+        return
+    import vllm
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from . import hooks, worker
+
+    hooks.install(Scheduler, KVCacheManager, BlockPool)
+
+    def initialize(original: Any, self: Any, kv: Any) -> Any:
+        return worker.initialize(original, self, kv, role, vllm.__version__)
+
+    def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        watch(self, role, vllm.__version__)
+
+    hooks.around(Worker, "initialize_from_config", initialize)
+    hooks.around(Scheduler, "__init__", made)
+
+
+def watch(scheduler: Any, role: str, version: str) -> None:
+    """Gives a new scheduler its state, if memory may be taken from its engine."""
+    from . import hooks, versions, worker
+    from .grown import GrownBlocks
+    from .lost import LostBlocks
+
+    library = abi.library()
+    why = versions.why_not(version, scheduler.vllm_config, scheduler.kv_cache_config)
+    if library is None or why is not None:
+        return  # the worker has said why
+    state: LostBlocks | GrownBlocks
+    if role == "offline":
+        library.attach(0, scheduler.parallel_config.world_size)
+        state = LostBlocks(scheduler, abi.Offline(library), versions.engine(type(scheduler)))
+    elif worker.registered is not None:
+        state = GrownBlocks(scheduler, abi.Online(library, worker.registered))
+    else:
+        return
+    hooks.watch(scheduler, state)
+    hooks.start_looking(state)
+    log.info("Tidegate shares this engine's KV memory (%s)", role)

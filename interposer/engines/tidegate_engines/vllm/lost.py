@@ -1,0 +1,208 @@
+"""An offline vLLM scheduler whose KV blocks may be lost in the middle of a step.
+
+A lost block reads as garbage and forgets what is written to it. Whatever was computed from it is
+wrong too, so four things follow, once per step, after its outputs are on the host:
+
+* *requeue*: requests that hold a lost block go back to waiting with their prompt and the tokens
+  accepted so far;
+* *drop*: all their output that is under way is dropped, of every step that is in flight;
+* *disown*: lost blocks leave the prefix cache, and so do the later blocks of every request that
+  held one, because they may have been written from garbage, and whatever was computed from those
+  in turn;
+* *withhold*: lost ids stay out of the allocator until they are back.
+
+Invariant: a token leaves the scheduler only if no block that its request held when the step was
+scheduled was lost, or disowned, before the step ended.
+
+A request may have given its blocks up since its step was scheduled (preempted for capacity,
+aborted). Its output and its blocks in the prefix cache are judged by the table it had: those tables
+are kept until the step has arrived.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .withheld import NULL_BLOCK, Withheld
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+    from ..job import OfflineJob
+    from .versions import Engine
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was scheduled and whose outputs have not arrived."""
+
+    output: SchedulerOutput
+    #: Block tables of requests of this step that gave their blocks up since.
+    parted: dict[str, list[int]] = field(default_factory=dict)
+    #: Requests whose output of this step is dropped.
+    dropped: set[str] = field(default_factory=set)
+
+
+class LostBlocks(Withheld):
+    """What one scheduler knows of its lost blocks."""
+
+    def __init__(self, scheduler: Scheduler, job: OfflineJob, engine: Engine) -> None:
+        super().__init__(scheduler, job)
+        self.engine = engine
+        self.flights: deque[Flight] = deque()
+        self.step = 0
+        #: Requests requeued since the last step was scheduled: its workers still hold them.
+        self.requeued: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self._next_number = 0
+
+    # What the scheduler does, in its order.
+
+    def about_to_schedule(self) -> None:
+        """With nothing under way there is no later moment to hear of losses before they are read."""
+        if not self._computing():
+            self.take_cut()
+
+    def when_idle(self) -> None:
+        """What is lost while nothing runs comes back only when the engine says it withholds it."""
+        if not self._computing():
+            self.take_cut()
+
+    def scheduled(self, output: SchedulerOutput) -> None:
+        """A step is on its way to the workers."""
+        self.engine.tell_preempted(output, self.requeued)
+        self.requeued.clear()
+        self.flights.append(Flight(output))
+        self._publish(output)
+
+    def starving(self) -> bool:
+        return bool(self.withheld and self.scheduler.requests) and not self._computing()
+
+    def parting(self, request: Request) -> None:
+        """A request is about to give up its blocks."""
+        name = request.request_id
+        table = self._table(name)
+        for flight in self.flights:
+            if name in flight.output.num_scheduled_tokens:
+                flight.parted.setdefault(name, table)
+        number = self._numbers.pop(name, None)
+        if number is not None:
+            self.job.forget(number)
+
+    def arrived(self, output: SchedulerOutput) -> SchedulerOutput:
+        """The outputs of a step are on the host; returns what of the step may be used."""
+        self.take_cut()
+        while self.flights:
+            flight = self.flights.popleft()
+            if flight.output is output:
+                return self.engine.without(output, flight.dropped)
+        return output
+
+    def _computing(self) -> bool:
+        return any(flight.output.total_num_scheduled_tokens for flight in self.flights)
+
+    # What the log says.
+
+    def take_cut(self) -> None:
+        """Asks for this step's cut and brings the scheduler in line with it."""
+        self.step += 1
+        cut = self.job.poll(self.step)
+        if cut.lost:
+            self._lose({block for block in cut.lost if block != NULL_BLOCK})
+        if cut.back:
+            self._give_back(cut.back)
+        if cut.lost or cut.back:
+            self.job.ack_withheld(cut.seq)
+
+    def _lose(self, lost: set[int]) -> None:
+        hit, disowned = self._reach(lost)
+        self._requeue(hit)
+        self._drop(hit)
+        self._disown(disowned)
+        self._withhold(lost)
+
+    def _reach(self, lost: set[int]) -> tuple[set[str], set[int]]:
+        """The requests that may have read garbage, and the blocks that may have been written from it.
+
+        Two requests of one prefix may hold different blocks for the same tokens, so that a request
+        without a lost block can hold what another wrote from one: hence to a fixed point.
+        """
+        tables = [(name, self._table(name)) for name in self.scheduler.requests]
+        tables += [entry for flight in self.flights for entry in flight.parted.items()]
+        disowned = set(lost)
+        hit: set[str] = set()
+        open_tables = [(name, table) for name, table in tables if table]
+        grew = True
+        while grew:
+            grew = False
+            rest = []
+            for name, table in open_tables:
+                first = next((i for i, block in enumerate(table) if block in disowned), None)
+                if first is None:
+                    rest.append((name, table))
+                    continue
+                hit.add(name)
+                later = set(table[first:]) - disowned - {NULL_BLOCK}
+                disowned |= later
+                grew = grew or bool(later)
+            open_tables = rest
+        return hit, disowned
+
+    def _requeue(self, hit: set[str]) -> None:
+        now = time.monotonic()
+        # From the back: each goes to the head of the queue, and first come stays first served.
+        for request in [r for r in reversed(self.scheduler.running) if r.request_id in hit]:
+            self.scheduler.running.remove(request)
+            self.engine.requeue(self.scheduler, request, now)
+            self.requeued.add(request.request_id)
+        for name in hit:
+            request = self.scheduler.requests.get(name)
+            if request is not None and not request.is_finished() and self._table(name):
+                # Waiting with blocks: for the next turn of a session.
+                self.scheduler.kv_cache_manager.free(request)
+                request.num_computed_tokens = 0
+
+    def _drop(self, hit: set[str]) -> None:
+        for flight in self.flights:
+            flight.dropped |= hit & flight.output.num_scheduled_tokens.keys()
+        for name in hit:
+            request = self.scheduler.requests.get(name)
+            if request is not None and not request.is_finished():
+                self.engine.drop_in_flight(request)
+
+    def _disown(self, disowned: set[int]) -> None:
+        self.blocks.evict_blocks(disowned)
+
+    def _withhold(self, lost: set[int]) -> None:
+        self.withhold(lost)
+
+    def _give_back(self, back: Iterable[int]) -> None:
+        self.allow(back)
+
+    # What a loss would cost.
+
+    def _publish(self, output: SchedulerOutput) -> None:
+        cached = output.scheduled_cached_reqs
+        changed = [new.req_id for new in output.scheduled_new_reqs]
+        changed += [
+            name
+            for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True)
+            if blocks is not None
+        ]
+        for name in changed:
+            request = self.scheduler.requests.get(name)
+            if request is None:
+                continue
+            number = self._numbers.get(name)
+            if number is None:
+                self._next_number += 1
+                number = self._numbers[name] = self._next_number
+            self.job.publish(number, request.num_computed_tokens, self._table(name))
+
+    def _table(self, name: str) -> list[int]:
+        return self.scheduler.kv_cache_manager.get_block_ids(name)[0]

@@ -1,0 +1,134 @@
+"""A vLLM worker's side: its KV cache is allocated so that it can be taken, and registered."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .. import abi
+from ..job import Region
+from . import regions, versions
+from .withheld import NULL_BLOCK
+
+log = logging.getLogger("tidegate")
+
+#: Functions that make the KV cache's tensors and nothing else, by module and name: the first model
+#: runner's method and the second one's function (0.24), and the function both import (0.33).
+ALLOCATORS = (
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._allocate_kv_cache_tensors"),
+    ("vllm.v1.worker.gpu.attn_utils", "_allocate_kv_cache"),
+    ("vllm.v1.worker.gpu_model_runner", "allocate_kv_cache"),
+    ("vllm.v1.worker.gpu.attn_utils", "allocate_kv_cache"),
+)
+
+#: The number of the KV cache that this process registered.
+registered: int | None = None
+
+
+@contextlib.contextmanager
+def scope(library: abi.Library, flags: int) -> Iterator[None]:
+    """What this thread allocates meanwhile can be taken and given back."""
+    import torch
+
+    # Memory that torch already holds would be handed out again without asking the driver.
+    torch.cuda.empty_cache()
+    library.begin_scope(0, flags)
+    try:
+        yield
+    finally:
+        library.end_scope()
+
+
+def _owner(module: str, name: str) -> tuple[Any, str] | None:
+    owner: Any = sys.modules.get(module)
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    return (owner, last) if owner is not None and hasattr(owner, last) else None
+
+
+@contextlib.contextmanager
+def allocators_in_scope(library: abi.Library, flags: int) -> Iterator[None]:
+    """The KV cache's tensors, and nothing else, are allocated in a scope."""
+    replaced = []
+    for module, name in ALLOCATORS:
+        found = _owner(module, name)
+        if found is None:
+            continue
+        owner, last = found
+        original = getattr(owner, last)
+
+        def allocate(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            with scope(library, flags):
+                return _original(*args, **kwargs)
+
+        replaced.append((owner, last, original))
+        setattr(owner, last, allocate)
+    if not replaced:
+        raise RuntimeError("no function of this vLLM is known to allocate the KV cache")
+    try:
+        yield
+    finally:
+        for owner, last, original in replaced:
+            setattr(owner, last, original)
+
+
+def layer_regions(runner: Any, kv: Any) -> list[Region]:
+    """Where the blocks of every layer of a worker lie."""
+    context = runner.vllm_config.compilation_config.static_forward_context
+    found: dict[Region, None] = {}
+    for group in [group for groups in runner.attn_groups for group in groups]:
+        for layer in group.layer_names:
+            tensor = context[layer].kv_cache
+            tensor = tensor[0] if isinstance(tensor, (list, tuple)) else tensor
+            dim = block_dim(group, runner)
+            for region in regions.regions(
+                tensor.data_ptr(),
+                tensor.shape,
+                tensor.stride(),
+                tensor.element_size(),
+                dim,
+                kv.num_blocks,
+            ):
+                found.setdefault(region)
+    return list(found)
+
+
+def block_dim(group: Any, runner: Any) -> int:
+    """Which dimension of a layer's tensor counts blocks."""
+    ask = getattr(group.backend, "get_kv_cache_block_dim", None)
+    if ask is None:
+        return 0  # since views are [block, head, token, content]
+    spec = group.kv_cache_spec
+    return ask(
+        spec.block_size,
+        spec.num_kv_heads,
+        spec.head_size,
+        cache_dtype_str=runner.cache_config.cache_dtype,
+    )
+
+
+def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> Any:
+    """Around ``Worker.initialize_from_config``."""
+    global registered
+    library = abi.library()
+    why = versions.why_not(version, worker.vllm_config, kv)
+    world = worker.parallel_config.world_size
+    if why is None and role == "online" and world > 1:
+        why = "an online engine of several ranks keeps a fixed reservation"
+    if library is None or why is not None:
+        log.warning("Tidegate takes no memory from this engine: %s", why or "no library")
+        return original(worker, kv)
+    flags = abi.ELASTIC if role == "online" else 0
+    library.attach(worker.rank, world)
+    with allocators_in_scope(library, flags):
+        result = original(worker, kv)
+    rows = layer_regions(worker.model_runner, kv)
+    try:
+        registered = library.register(rows, NULL_BLOCK + 1, flags)
+    except abi.TidegateError as error:
+        log.warning("Tidegate takes no memory from this engine: %s", error)
+    return result
