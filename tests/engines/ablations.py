@@ -1,0 +1,155 @@
+"""The plugin with one clause left out, each in a class: every one of them must be caught."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate_engines.vllm.lost import LostBlocks
+from tidegate_engines.vllm.versions import Engine, StaleEngine
+
+
+class NoRequeue(LostBlocks):
+    """Requests that lost a block go on."""
+
+    def _requeue(self, hit):
+        pass
+
+
+class NoDrop(LostBlocks):
+    """What a hit request has under way is used."""
+
+    def __init__(self, scheduler, job, engine: Engine):
+        super().__init__(scheduler, job, engine)
+        if isinstance(engine, StaleEngine):
+            engine.requeue = lambda scheduler, request, now: Engine.requeue(
+                engine, scheduler, request, now
+            )
+
+    def _drop(self, hit):
+        pass
+
+
+class DropOneStep(LostBlocks):
+    """Only the step that arrives is dropped, not the one behind it."""
+
+    def _drop(self, hit):
+        for flight in list(self.flights)[:1]:
+            flight.dropped |= hit & flight.output.num_scheduled_tokens.keys()
+
+
+class NoDisown(LostBlocks):
+    """The prefix cache is left as it is."""
+
+    def _disown(self, disowned):
+        pass
+
+
+class DisownLostOnly(LostBlocks):
+    """Only the lost blocks leave the prefix cache, not what was written from them."""
+
+    def _lose(self, lost):
+        hit, _ = self._reach(lost)
+        self._requeue(hit)
+        self._drop(hit)
+        self._disown(lost)
+        self._withhold(lost)
+
+
+class NoWithhold(LostBlocks):
+    """Lost ids may be allocated at once."""
+
+    def _withhold(self, lost):
+        pass
+
+    def _give_back(self, back):
+        pass
+
+
+class DirectHoldersOnly(LostBlocks):
+    """Whoever holds a block that was written from a lost one, but no lost one, goes on."""
+
+    def _reach(self, lost):
+        hit, disowned = set(), set(lost)
+        tables = [(name, self._table(name)) for name in self.scheduler.requests]
+        tables += [entry for flight in self.flights for entry in flight.parted.items()]
+        for name, table in tables:
+            first = next((i for i, block in enumerate(table) if block in lost), None)
+            if first is not None:
+                hit.add(name)
+                disowned |= set(table[first:])
+        return hit, disowned
+
+
+class NoParted(LostBlocks):
+    """Requests that gave their blocks up while their step was under way are forgotten."""
+
+    def parting(self, request):
+        number = self._numbers.pop(request.request_id, None)
+        if number is not None:
+            self.job.forget(number)
+
+
+
+
+class KeepPrevious(LostBlocks):
+    """A request resumed in the very next step is taken for one that never stopped."""
+
+    def __init__(self, scheduler, job, engine: Engine):
+        super().__init__(scheduler, job, engine)
+        original = engine.requeue
+
+        def requeue(scheduler, request, now):
+            held = set(scheduler.prev_step_scheduled_req_ids)
+            original(scheduler, request, now)
+            scheduler.prev_step_scheduled_req_ids |= held
+
+        engine.requeue = requeue
+
+
+class TellNobody(LostBlocks):
+    """Workers are not told that a request has left."""
+
+    def __init__(self, scheduler, job, engine: Engine):
+        super().__init__(scheduler, job, engine)
+        engine.tell_preempted = lambda output, requeued: None
+
+
+class KeepPlaceholders(LostBlocks):
+    """The request still counts output that will never come."""
+
+    def __init__(self, scheduler, job, engine: Engine):
+        super().__init__(scheduler, job, engine)
+        engine.drop_in_flight = lambda request: None
+
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A clause left out, and where the engine itself does not stand in for it."""
+
+    plugin: type[LostBlocks]
+    #: Only with a step scheduled ahead, or only without the second model runner, ...
+    asynchronous: tuple[bool, ...] = (False, True)
+    second_runner: tuple[bool, ...] = (False, True)
+    #: Only where output under way is counted in steps (0.24), not where it is marked stale (0.33).
+    stale_engine: bool = True
+    #: The traffic that shows it.
+    traffic: tuple[tuple[str, object], ...] = ()
+
+
+TIGHT = (("blocks", 34), ("abort", 0.05), ("reclaim", 0.02))
+
+ABLATIONS = [
+    Ablation(NoRequeue),
+    Ablation(NoDrop),
+    Ablation(DropOneStep, asynchronous=(True,), stale_engine=False),
+    Ablation(NoDisown),
+    Ablation(DisownLostOnly),
+    Ablation(NoWithhold),
+    Ablation(NoParted, asynchronous=(True,), traffic=TIGHT),
+    Ablation(KeepPrevious, asynchronous=(True,), second_runner=(False,)),
+    Ablation(
+        TellNobody, second_runner=(True,), stale_engine=False, traffic=(("priorities", True),)
+    ),
+    Ablation(KeepPlaceholders, asynchronous=(True,), traffic=TIGHT),
+]

@@ -1,0 +1,329 @@
+"""A worker and a GPU for vLLM's real scheduler, on a machine without either.
+
+Every KV slot holds a value computed from the token and from all slots before it, and the next token
+is computed from all slots of the request: a slot that was lost, poisoned or written from one that
+was makes a wrong token. What is true is computed from tokens alone, so nothing that the engine does
+can hide an error.
+
+The workers follow the two model runners of vLLM in what they keep between steps: which of the
+scheduler's words they use, and which they never look at.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from tidegate_engines.job import Cut
+from vllm.v1.outputs import ModelRunnerOutput
+
+VOCABULARY = 97
+#: What a page that is not ours reads as: the quarantine page is zero at birth.
+GARBAGE = 0
+
+
+def slot_value(token: int, before: Sequence[int]) -> int:
+    return hash((token, len(before), tuple(before)))
+
+
+def next_token(slots: Sequence[int]) -> int:
+    return hash(tuple(slots)) % VOCABULARY
+
+
+def truth(prompt: Sequence[int], tokens: int) -> list[int]:
+    """The output of an undisturbed run."""
+    slots: list[int] = []
+    out: list[int] = []
+    for token in prompt:
+        slots.append(slot_value(token, slots))
+    while True:
+        out.append(next_token(slots))
+        if len(out) == tokens:
+            return out
+        slots.append(slot_value(out[-1], slots))
+
+
+class Gpu:
+    """KV blocks, some of which have no memory of their own."""
+
+    def __init__(self, blocks: int, block_size: int, rng: random.Random) -> None:
+        self.size = block_size
+        self.rng = rng
+        self.slots = [[rng.getrandbits(48) for _ in range(block_size)] for _ in range(blocks)]
+        self.quarantined: set[int] = set()
+        #: Reads and writes of blocks without memory.
+        self.strays = 0
+
+    def read(self, table: Sequence[int], at: int) -> int:
+        block = table[at // self.size]
+        if block in self.quarantined:
+            self.strays += 1
+            return GARBAGE
+        return self.slots[block][at % self.size]
+
+    def write(self, table: Sequence[int], at: int, value: int) -> None:
+        block = table[at // self.size]
+        if block in self.quarantined:
+            self.strays += 1
+        else:
+            self.slots[block][at % self.size] = value
+
+    def back(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.quarantined.discard(block)
+            self.slots[block] = [self.rng.getrandbits(48) for _ in range(self.size)]
+
+
+class Agent:
+    """Takes blocks and gives them back, and keeps the log: the other end of an offline job."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.log: list[tuple[str, int]] = []
+        self.read = 0
+        self.acked = 0
+        self.lost_at: dict[int, int] = {}
+        self.published: dict[int, list[int]] = {}
+        self.reclaims = 0
+        self.waits = 0
+
+    def take(self, blocks: Sequence[int]) -> None:
+        blocks = [b for b in blocks if b not in self.gpu.quarantined and b != 0]
+        if not blocks:
+            return
+        self.reclaims += 1
+        self.gpu.quarantined.update(blocks)
+        for block in blocks:
+            self.log.append(("lost", block))
+            self.lost_at[block] = len(self.log)
+
+    def give(self, blocks: Sequence[int]) -> None:
+        """Backs blocks again whose loss the engine has acknowledged."""
+        ready = [b for b in blocks if self.lost_at.get(b, 1 << 60) <= self.acked]
+        self.gpu.back(ready)
+        for block in ready:
+            del self.lost_at[block]
+            self.log.append(("back", block))
+
+    # What the plugin asks.
+
+    def poll(self, step: int) -> Cut:
+        lost: list[int] = []
+        back: list[int] = []
+        for kind, block in self.log[self.read :]:
+            if kind == "lost" and block in back:
+                back.remove(block)
+            (lost if kind == "lost" else back).append(block)
+        self.read = len(self.log)
+        return Cut(lost, back, self.read)
+
+    def ack_withheld(self, seq: int) -> None:
+        self.acked = max(self.acked, seq)
+
+    def publish(self, request: int, tokens: int, blocks: Sequence[int]) -> None:
+        self.published[request] = list(blocks)
+
+    def forget(self, request: int) -> None:
+        del self.published[request]
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits += 1
+
+
+class Lender:
+    """The other end of an online job: maps blocks ahead, grants them, and takes them back."""
+
+    def __init__(self, gpu: Gpu, limit: int, headroom: int) -> None:
+        self.gpu = gpu
+        self.limit = limit
+        self.headroom = headroom
+        self.ready: set[int] = set()
+        self.granted: set[int] = set()
+        gpu.quarantined.update(range(1, len(gpu.slots)))
+        self.asked = 0
+        self.waits = 0
+        self.flying = 0
+        self.used: list[tuple[int, int]] = []
+
+    def map_ahead(self, blocks: int) -> None:
+        """The library's thread: maps, within the limit."""
+        room = min(blocks, self.limit - len(self.ready) - len(self.granted))
+        fresh = sorted(self.gpu.quarantined)[: max(room, 0)]
+        self.gpu.back(fresh)
+        self.ready.update(fresh)
+
+    def unmap(self, blocks: int) -> None:
+        """The agent's rule: headroom that nobody needs goes, highest first."""
+        gone = sorted(self.ready, reverse=True)[:blocks]
+        self.ready.difference_update(gone)
+        self.gpu.quarantined.update(gone)
+
+    # What the plugin asks.
+
+    def reserve(self, blocks: int) -> list[int]:
+        ids = sorted(self.ready)[:blocks]
+        self.ready.difference_update(ids)
+        self.granted.update(ids)
+        self.asked += blocks - len(ids)
+        return ids
+
+    def release(self, blocks: Sequence[int]) -> None:
+        assert self.granted.issuperset(blocks), "gives back what it has not"
+        self.granted.difference_update(blocks)
+        self.ready.update(blocks)
+
+    def usage(self, used: int, reserved: int) -> None:
+        self.used.append((used, reserved))
+
+    def in_flight(self, requests: int) -> None:
+        self.flying = requests
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits += 1
+
+
+class _State:
+    def __init__(self, prompt: list[int], output: list[int], table: list[int], done: int) -> None:
+        self.prompt = prompt
+        self.output = output
+        self.table = table
+        self.computed = done
+
+
+class Worker:
+    """Computes steps in the order they were scheduled, as the first model runner would."""
+
+    def __init__(self, gpu: Gpu, asynchronous: bool, moment: Callable[[], None]) -> None:
+        self.gpu = gpu
+        self.asynchronous = asynchronous
+        #: Called between any two pieces of work: here a reclaim may strike.
+        self.moment = moment
+        self.states: dict[str, _State] = {}
+        self.batch: set[str] = set()
+
+    def begin(self, output) -> None:
+        """The step reaches the worker: its states follow the scheduler's words."""
+        for name in output.finished_req_ids:
+            self.states.pop(name, None)
+            self.batch.discard(name)
+        cached = output.scheduled_cached_reqs
+        scheduled = output.num_scheduled_tokens.keys()
+        self.batch &= scheduled - cached.resumed_req_ids
+        for new in output.scheduled_new_reqs:
+            self._new(new)
+        for i, name in enumerate(cached.req_ids):
+            state = self.states[name]
+            state.computed = cached.num_computed_tokens[i]
+            kept = cached.num_output_tokens[i]
+            if kept < len(state.output):
+                del state.output[kept:]
+            blocks = cached.new_block_ids[i]
+            if name in cached.resumed_req_ids:
+                assert name not in self.batch and blocks is not None
+                state.table = list(blocks[0])
+            elif blocks is not None:
+                state.table.extend(blocks[0])
+            if name not in self.batch and self.asynchronous and kept > 0:
+                state.output = list(cached.all_token_ids[name][-kept:])
+        self.batch = set(scheduled)
+
+    def _new(self, new) -> None:
+        self.states[new.req_id] = _State(
+            list(new.prompt_token_ids), [], list(new.block_ids[0]), new.num_computed_tokens
+        )
+
+    def run(self, output) -> ModelRunnerOutput:
+        """Computes the step, token by token, one request after the other."""
+        names = list(output.num_scheduled_tokens)
+        sampled = []
+        for name in names:
+            state = self.states[name]
+            tokens = state.prompt + state.output
+            end = state.computed + output.num_scheduled_tokens[name]
+            for at in range(state.computed, end):
+                self.moment()
+                slots = [self.gpu.read(state.table, i) for i in range(at)]
+                self.gpu.write(state.table, at, slot_value(tokens[at], slots))
+            if end < len(tokens):
+                sampled.append([])
+                continue
+            self.moment()
+            token = next_token([self.gpu.read(state.table, i) for i in range(end)])
+            state.output.append(token)
+            sampled.append([token])
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+
+class SecondWorker(Worker):
+    """The second model runner: a resumed request comes as a new one, and slots are few."""
+
+    def __init__(self, gpu: Gpu, asynchronous: bool, moment: Callable[[], None], slots: int) -> None:
+        super().__init__(gpu, asynchronous, moment)
+        self.slots = slots
+
+    def begin(self, output) -> None:
+        for name in output.finished_req_ids | (output.preempted_req_ids or set()):
+            self.states.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            self.states.pop(new.req_id, None)
+            assert len(self.states) < self.slots, "no free slot for a request"
+            self._new(new)
+        cached = output.scheduled_cached_reqs
+        for i, name in enumerate(cached.req_ids):
+            state = self.states[name]
+            state.computed = cached.num_computed_tokens[i]
+            if cached.new_block_ids[i] is not None:
+                state.table.extend(cached.new_block_ids[i][0])
+
+    def _new(self, new) -> None:
+        prompt = len(new.prompt_token_ids)
+        tokens = list(new.prefill_token_ids)
+        self.states[new.req_id] = _State(
+            tokens[:prompt], tokens[prompt:], list(new.block_ids[0]), new.num_computed_tokens
+        )
+
+
+class Engine:
+    """The engine core's loop: one step at a time, or one ahead."""
+
+    def __init__(self, scheduler, worker: Worker, rng: random.Random, ahead: int) -> None:
+        self.scheduler = scheduler
+        self.worker = worker
+        self.rng = rng
+        self.ahead = ahead
+        self.queue: deque = deque()
+
+    def _compute(self, entry) -> None:
+        if entry[1] is None:
+            entry[1] = self.worker.run(entry[0])
+
+    def step(self) -> dict[str, list[int]]:
+        """Schedules if there is room, and hands in one step's output."""
+        if self.scheduler.has_requests() and len(self.queue) < self.ahead:
+            output = self.scheduler.schedule()
+            if self.queue:
+                self._compute(self.queue[-1])  # a step begins when the one before it has ended
+            self.worker.begin(output)
+            self.queue.appendleft([output, None])
+            if self.rng.random() < 0.5:
+                self._compute(self.queue[0])
+            if len(self.queue) < self.ahead and output.total_num_scheduled_tokens:
+                return {}
+        if not self.queue:
+            return {}
+        entry = self.queue.pop()
+        self._compute(entry)
+        outputs = self.scheduler.update_from_output(entry[0], entry[1])
+        tokens: dict[str, list[int]] = {}
+        for client in outputs.values():
+            for out in client.outputs:
+                tokens.setdefault(out.request_id, []).extend(out.new_token_ids)
+        return tokens

@@ -1,0 +1,289 @@
+"""One random run of vLLM's real scheduler under a Tidegate that takes and gives blocks at random."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+import vllm
+import vllm.config as configuration
+from fake import VOCABULARY, Agent, Engine, Gpu, SecondWorker, Worker, truth
+from tidegate_engines.vllm import hooks, versions
+from tidegate_engines.vllm.lost import LostBlocks
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+hooks.install(Scheduler, KVCacheManager, BlockPool)
+init_none_hash(sha256)
+
+LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one run is of; all else follows from the seed."""
+
+    seed: int
+    asynchronous: bool = False
+    second_runner: bool = False
+    block_size: int = 4
+    #: Blocks, of which one is vLLM's placeholder: few, so that capacity preempts.
+    blocks: int = 48
+    requests: int = 10
+    running: int = 4
+    token_budget: int = 24
+    #: Chance of a reclaim at each moment of a step, and of a return at each step.
+    reclaim: float = 0.01
+    give_back: float = 0.3
+    abort: float = 0.01
+    #: Blocks that never come back.
+    forever: int = 0
+    prefix_caching: bool = True
+    #: Requests have priorities, and the most urgent one goes first.
+    priorities: bool = False
+    #: Built with the plugin, or as the engine comes.
+    plugin: bool = True
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    wrong: int = 0
+    lost_requests: int = 0
+    right: int = 0
+    reclaims: int = 0
+    crashed: str | None = None
+
+
+@cache
+def _model() -> str:
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-model-"))
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": VOCABULARY + 1,
+        "max_position_embeddings": 4 * LONGEST,
+        "torch_dtype": "float16",
+    }
+    (folder / "config.json").write_text(json.dumps(shape))
+    return str(folder)
+
+
+@cache
+def _config(
+    asynchronous: bool, running: int, budget: int, block_size: int, caching: bool, policy: str
+):
+    cache_config = configuration.CacheConfig(enable_prefix_caching=caching)
+    config = configuration.VllmConfig(
+        model_config=configuration.ModelConfig(
+            model=_model(), skip_tokenizer_init=True, dtype="float16", max_model_len=2 * LONGEST
+        ),
+        scheduler_config=configuration.SchedulerConfig(
+            max_num_seqs=running,
+            max_num_batched_tokens=max(budget, running),
+            max_model_len=2 * LONGEST,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            policy=policy,
+        ),
+        cache_config=cache_config,
+        device_config=configuration.DeviceConfig("cpu"),
+    )
+    # Set afterwards: what a configuration for a CPU would forbid.
+    config.cache_config.block_size = block_size
+    config.scheduler_config.async_scheduling = asynchronous
+    return config
+
+
+def make_scheduler(case: Case, blocks: int):
+    """The scheduler of an engine with so many blocks."""
+    config = _config(
+        case.asynchronous,
+        case.running,
+        case.token_budget,
+        case.block_size,
+        case.prefix_caching,
+        "priority" if case.priorities else "fcfs",
+    )
+    config.cache_config.num_gpu_blocks = blocks
+    spec = FullAttentionSpec(
+        block_size=case.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    kv = KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+    assert versions.why_not(vllm.__version__, config, kv) is None
+    kind = AsyncScheduler if case.asynchronous else Scheduler
+    scheduler = kind(
+        vllm_config=config,
+        kv_cache_config=kv,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=case.block_size,
+    )
+    scheduler.use_v2_model_runner = case.second_runner
+    return scheduler
+
+
+def make_request(
+    case: Case, name: str, prompt: list[int], tokens: int, arrival: float, priority: int = 0
+) -> Request:
+    """A request for exactly so many tokens."""
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(max_tokens=tokens, ignore_eos=True),
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(case.block_size, sha256),
+        arrival_time=arrival,
+        priority=priority,
+    )
+
+
+class Rig:
+    """One scheduler with its plugin, worker, GPU and agent."""
+
+    def __init__(
+        self, case: Case, lost_blocks: type[LostBlocks] = LostBlocks, moment=lambda: None
+    ) -> None:
+        self.case = case
+        self.rng = random.Random(repr(replace(case, plugin=True)))
+        self.gpu = Gpu(case.blocks, case.block_size, self.rng)
+        self.agent = Agent(self.gpu)
+        self.scheduler = make_scheduler(case, case.blocks)
+        if case.plugin:
+            state = lost_blocks(self.scheduler, self.agent, versions.engine(Scheduler))
+            hooks.watch(self.scheduler, state)
+        if case.second_runner:
+            self.worker: Worker = SecondWorker(self.gpu, case.asynchronous, moment, case.running)
+        else:
+            self.worker = Worker(self.gpu, case.asynchronous, moment)
+        self.engine = Engine(self.scheduler, self.worker, self.rng, 2 if case.asynchronous else 1)
+
+    @property
+    def state(self) -> LostBlocks:
+        return getattr(self.scheduler, hooks.STATE)
+
+    def request(self, name: str, prompt: list[int], tokens: int, priority: int = 0) -> Request:
+        arrival = float(len(self.scheduler.requests))
+        return make_request(self.case, name, prompt, tokens, arrival, priority)
+
+    def check_published(self) -> None:
+        """What the agent believes of each running request is what its table says."""
+        for request in self.scheduler.running:
+            number = self.state._numbers[request.request_id]
+            table = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+            assert self.agent.published[number] == table, (self.case, request.request_id)
+
+
+def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
+    """Runs a case to its end; what a plugin's error breaks in the engine is an outcome too."""
+
+    def moment() -> None:
+        if rng.random() < case.reclaim:
+            first = rng.randrange(1, case.blocks)
+            blocks = range(first, min(first + rng.randint(1, 4), case.blocks))
+            free = case.blocks - 1 - len(gpu.quarantined)
+            if free - len(blocks) < LONGEST // case.block_size + 1:
+                return  # the agent leaves a job room for its longest request
+            agent.take(blocks)
+
+    rig = Rig(case, lost_blocks, moment)
+    rng, gpu, agent, scheduler, engine = rig.rng, rig.gpu, rig.agent, rig.scheduler, rig.engine
+    strict = case.plugin and lost_blocks is LostBlocks
+    forever: set[int] = set()
+    if case.forever:
+        forever = set(range(1, 1 + case.forever))
+        agent.take(sorted(forever))
+
+    prefixes = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(4, 40))] for _ in range(3)]
+    expected: dict[str, list[int]] = {}
+    waiting: list[Request] = []
+    for i in range(case.requests):
+        prefix = rng.choice(prefixes)
+        kind = rng.random()
+        tail = [] if kind < 0.3 else [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 30))]
+        prompt = (prefix + tail)[: LONGEST - 40]
+        tokens = rng.randint(1, 30)
+        expected[str(i)] = truth(prompt, tokens)
+        waiting.append(
+            rig.request(str(i), prompt, tokens, rng.randint(0, 3) if case.priorities else 0)
+        )
+
+    got: dict[str, list[int]] = {name: [] for name in expected}
+    aborted: set[str] = set()
+    outcome = Outcome()
+    steps = 0
+    try:
+        while waiting or scheduler.has_requests() or engine.queue:
+            while waiting and rng.random() < 0.4:
+                scheduler.add_request(waiting.pop(0))
+            live = [n for n in scheduler.requests if n not in aborted]
+            if live and rng.random() < case.abort:
+                name = rng.choice(live)
+                aborted.add(name)
+                scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            for name, tokens in engine.step().items():
+                got[name] += tokens
+            if strict:
+                rig.check_published()
+            if gpu.quarantined and rng.random() < case.give_back:
+                back = sorted(gpu.quarantined - forever)
+                agent.give(rng.sample(back, rng.randint(0, len(back))))
+            steps += 1
+            if steps > 20_000:
+                raise TimeoutError("the engine makes no progress")
+    except Exception as error:  # noqa: BLE001 # whatever an ablated plugin breaks
+        if strict or not case.plugin:
+            raise RuntimeError(f"{case}") from error
+        outcome.crashed = f"{type(error).__name__}: {error}"
+
+    outcome.reclaims = agent.reclaims
+    for name, tokens in got.items():
+        if name in aborted:
+            outcome.wrong += tokens != expected[name][: len(tokens)]
+        elif len(tokens) < len(expected[name]) and tokens == expected[name][: len(tokens)]:
+            outcome.lost_requests += 1
+        elif tokens != expected[name]:
+            outcome.wrong += 1
+        else:
+            outcome.right += 1
+    if strict:
+        _settled(case, scheduler, agent, forever)
+    return outcome
+
+
+def _settled(case: Case, scheduler, agent: Agent, forever: set[int]) -> None:
+    """At the end every block is free again, or withheld; nothing is published; the cache resets."""
+    pool = scheduler.kv_cache_manager.block_pool
+    state: LostBlocks = getattr(scheduler, hooks.STATE)
+    agent.give(sorted(agent.gpu.quarantined - forever))
+    state.take_cut()
+    agent.give(sorted(agent.gpu.quarantined - forever))
+    state.take_cut()
+    assert state.withheld == forever == agent.gpu.quarantined, case
+    assert pool.get_num_free_blocks() == case.blocks - 1 - len(forever), case
+    assert not agent.published, case
+    assert abs(pool.get_usage()) < 1e-9, case
+    assert scheduler.reset_prefix_cache(), case
+    assert pool.get_num_free_blocks() == case.blocks - 1 - len(forever), case

@@ -1,0 +1,190 @@
+"""An offline vLLM loses blocks in mid-step: no wrong token, no lost request, no block leaked."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import pytest
+import vllm
+from ablations import ABLATIONS, Ablation, DirectHoldersOnly
+from fake import truth
+from harness import LONGEST, Case, Outcome, Rig, Scheduler, run
+from tidegate_engines.vllm import versions
+from tidegate_engines.vllm.lost import LostBlocks
+
+SEEDS = int(os.environ.get("SEEDS", "300"))
+
+#: Traffic that a single shape would not contain.
+TRAFFIC = {
+    "chunked prefills and shared prefixes": {},
+    "little memory, so that capacity preempts, and aborts": dict(
+        blocks=34, abort=0.05, reclaim=0.02
+    ),
+    "priorities": dict(priorities=True),
+    "no prefix cache": dict(prefix_caching=False),
+    "a third of the blocks never comes back": dict(blocks=64, forever=16),
+    "blocks of vLLM's usual size": dict(block_size=16, blocks=24, token_budget=64),
+}
+MODES = list(product((False, True), (False, True)))
+
+
+def total(outcomes: list[Outcome]) -> Outcome:
+    return Outcome(
+        wrong=sum(o.wrong for o in outcomes),
+        lost_requests=sum(o.lost_requests for o in outcomes),
+        right=sum(o.right for o in outcomes),
+        reclaims=sum(o.reclaims for o in outcomes),
+    )
+
+
+@pytest.mark.parametrize("asynchronous,second_runner", MODES)
+def test_the_fake_worker_serves_an_undisturbed_engine(asynchronous, second_runner):
+    cases = [
+        Case(seed, asynchronous, second_runner, plugin=False, reclaim=0)
+        for seed in range(SEEDS // 3)
+    ]
+    outcome = total([run(case) for case in cases])
+    assert (outcome.wrong, outcome.lost_requests) == (0, 0)
+
+
+@pytest.mark.parametrize("asynchronous,second_runner", MODES)
+@pytest.mark.parametrize("traffic", TRAFFIC)
+def test_losing_blocks_in_mid_step_changes_no_output(traffic, asynchronous, second_runner, record):
+    cases = [
+        Case(seed, asynchronous, second_runner, **TRAFFIC[traffic]) for seed in range(SEEDS)
+    ]
+    outcome = total([run(case) for case in cases])
+    mode = f"{'async' if asynchronous else 'sync'}, runner {2 if second_runner else 1}"
+    record(
+        f"{traffic}, {mode}: {outcome.right + outcome.wrong} requests,"
+        f" {outcome.reclaims} reclaims, {outcome.wrong} wrong, {outcome.lost_requests} lost"
+    )
+    assert outcome.reclaims >= SEEDS, "the run is empty"
+    assert (outcome.wrong, outcome.lost_requests) == (0, 0)
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda a: a.plugin.__name__)
+def test_every_clause_is_needed(ablation: Ablation, record):
+    stale = isinstance(versions.engine(Scheduler), versions.StaleEngine)
+    if stale and not ablation.stale_engine:
+        pytest.skip("this version does it itself")
+    for asynchronous, second_runner in product(ablation.asynchronous, ablation.second_runner):
+        failed = wrong = crashed = 0
+        for seed in range(SEEDS):
+            case = Case(seed, asynchronous, second_runner, **dict(ablation.traffic))
+            outcome = run(case, ablation.plugin)
+            bad = outcome.wrong + outcome.lost_requests
+            failed += bool(bad or outcome.crashed)
+            wrong += outcome.wrong
+            crashed += outcome.crashed is not None
+        mode = f"{'async' if asynchronous else 'sync'}, runner {2 if second_runner else 1}"
+        record(
+            f"without: {ablation.plugin.__doc__} {mode}: {failed} of {SEEDS} runs broken,"
+            f" {wrong} wrong requests, {crashed} crashes"
+        )
+        assert failed, "nothing broke: the clause, or this test, has to go"
+
+
+@pytest.mark.parametrize("plugin,wrong", [(LostBlocks, 0), (DirectHoldersOnly, 1)])
+def test_what_was_written_from_garbage_is_followed_through_duplicate_blocks(plugin, wrong):
+    """B writes blocks 4 and 5 from its own, lost copy of block 2; C holds them, and another copy."""
+    rig = Rig(Case(0, asynchronous=True, blocks=64, token_budget=40), plugin)
+    schedule, worker = rig.scheduler.schedule, rig.worker
+    prefix = list(range(1, 17))
+    longer = prefix + list(range(20, 28))
+
+    def arrive(entry):
+        return rig.scheduler.update_from_output(entry[0], entry[1])
+
+    def step():
+        output = schedule()
+        worker.begin(output)
+        return [output, None]
+
+    rig.scheduler.add_request(rig.request("a", prefix + [50], 1))
+    entry = step()
+    first = rig.scheduler.kv_cache_manager.get_block_ids("a")[0]
+    entry[1] = worker.run(entry[0])
+    arrive(entry)
+    # Its second block goes and comes back: the cache holds the first, the third and the fourth.
+    rig.agent.take([first[1]])
+    rig.state.take_cut()
+    rig.agent.give([first[1]])
+    rig.state.take_cut()
+
+    rig.scheduler.add_request(rig.request("b", longer + [51], 1))
+    behind = step()
+    own = rig.scheduler.kv_cache_manager.get_block_ids("b")[0]
+    assert own[0] == first[0] and own[2] != first[2]
+    rig.scheduler.add_request(rig.request("c", longer + [52, 53], 1))
+
+    # B has computed half of its prompt when its third block is lost.
+    computed = iter(range(1000))
+    worker.moment = lambda: rig.agent.take([own[2]]) if next(computed) == 12 else None
+    behind[1] = worker.run(behind[0])
+    worker.moment = lambda: None
+    ahead = step()
+    others = rig.scheduler.kv_cache_manager.get_block_ids("c")[0]
+    assert own[2] not in others and set(own[4:6]) <= set(others)
+    ahead[1] = worker.run(ahead[0])
+
+    got: dict[str, list[int]] = {"b": [], "c": []}
+    flights = [behind, ahead]
+    while rig.scheduler.has_requests() or flights:
+        entry = flights.pop(0) if flights else step()
+        if entry[1] is None:
+            entry[1] = worker.run(entry[0])
+        for client in arrive(entry).values():
+            for out in client.outputs:
+                got[out.request_id] += out.new_token_ids
+    bad = (got["b"] != truth(longer + [51], 1)) + (got["c"] != truth(longer + [52, 53], 1))
+    assert bad == wrong
+
+
+@pytest.mark.parametrize("asynchronous,second_runner", MODES)
+def test_a_permanent_shortage_neither_spins_nor_loses_a_request(asynchronous, second_runner):
+    rig = Rig(Case(1, asynchronous, second_runner))
+    prompts = {str(i): [7 * i + j for j in range(40)] for i in range(3)}
+    for name, prompt in prompts.items():
+        rig.scheduler.add_request(rig.request(name, prompt, 20))
+    got: dict[str, list[int]] = {name: [] for name in prompts}
+
+    def steps(count):
+        for _ in range(count):
+            for name, tokens in rig.engine.step().items():
+                got[name] += tokens
+
+    steps(4)
+    taken = list(range(1, 40))  # eight blocks stay: too few for any of them
+    rig.agent.take(taken)
+    steps(50)
+    computed, waits = len(rig.gpu.slots), rig.agent.waits
+    before = {name: list(tokens) for name, tokens in got.items()}
+    steps(200)
+    assert got == before and computed == len(rig.gpu.slots)
+    assert rig.agent.waits - waits >= 90, "an engine that can compute nothing has to wait"
+    rig.agent.give(taken)
+    steps(200)
+    assert got == {name: truth(prompt, 20) for name, prompt in prompts.items()}
+
+
+def test_an_idle_engine_computes_nothing_from_what_it_lost_meanwhile():
+    rig = Rig(Case(2, blocks=64))
+    prompt = list(range(40))
+    rig.scheduler.add_request(rig.request("first", prompt, 4))
+    while rig.scheduler.has_requests():
+        rig.engine.step()
+    rig.agent.take(range(1, 20))
+    rig.scheduler.add_request(rig.request("second", prompt, 4))
+    request = rig.scheduler.requests["second"]
+    got: list[int] = []
+    while rig.scheduler.has_requests():
+        got += rig.engine.step().get("second", [])
+    assert got == truth(prompt, 4)
+    assert request.num_preemptions == 0, "the first step after it was computed twice"
+
+
+def test_longest_requests_fit_the_harness():
+    assert LONGEST // Case(0).block_size + 1 < Case(0).blocks
+    assert vllm.__version__ in versions.TESTED
