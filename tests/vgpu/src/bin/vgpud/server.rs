@@ -10,6 +10,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -192,6 +193,8 @@ pub(crate) fn run(setup: Setup, dir: &Path, ready: impl FnOnce()) -> io::Result<
     let mut listeners = Vec::new();
     for node in nodes {
         let socket = listen(&node.name())?;
+        // As the driver's device nodes: every local user may open them.
+        fs::set_permissions(dir.join(node.name()), fs::Permissions::from_mode(0o666))?;
         epoll.add(socket.as_raw_fd(), FIRST_LISTENER + listeners.len() as u64)?;
         listeners.push((node, socket));
     }
