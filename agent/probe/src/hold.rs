@@ -118,18 +118,7 @@ impl Drop for Hold {
 /// # Errors
 /// When what is marked could not be enabled.
 pub fn guard(dir: &Path, probe: &str) -> anyhow::Result<()> {
-    // A session of its own: what ends the suite's process group does not end this.
-    nix::unistd::setsid().context("cannot make a session")?;
-    let mut polite = SigSet::empty();
-    for signal in [
-        Signal::SIGINT,
-        Signal::SIGTERM,
-        Signal::SIGHUP,
-        Signal::SIGQUIT,
-    ] {
-        polite.add(signal);
-    }
-    polite.thread_block().context("cannot block signals")?;
+    stand_aside()?;
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     let report = Reporter::new(probe);
     let done = release(dir)?;
@@ -142,6 +131,25 @@ pub fn guard(dir: &Path, probe: &str) -> anyhow::Result<()> {
     }
     anyhow::ensure!(done.failed == 0, "{} channels stay disabled", done.failed);
     Ok(())
+}
+
+/// A session of its own and no polite signals: what ends the suite's process group, or stops and hangs
+/// up on it, must not end who has channels to enable first.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn stand_aside() -> anyhow::Result<()> {
+    nix::unistd::setsid().context("cannot make a session")?;
+    let mut polite = SigSet::empty();
+    for signal in [
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
+        polite.add(signal);
+    }
+    polite.thread_block().context("cannot block signals")
 }
 
 /// Enables all that the journal in `dir` marks, trying for a while.

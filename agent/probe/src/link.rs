@@ -46,6 +46,8 @@ impl Worker {
     /// When it does not start.
     pub fn start(dir: &Path, name: &str, preload: &Preload) -> anyhow::Result<Self> {
         let trace = Trace::new(dir.join(format!("{name}.trace")));
+        // An earlier worker of that name had other channels.
+        let _ = std::fs::remove_file(trace.path());
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("worker")

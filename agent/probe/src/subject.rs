@@ -71,6 +71,8 @@ pub struct Subject<'a> {
     way: Way,
     lists: Option<Lists>,
     disabled: bool,
+    /// Progress at which all that was launched has finished.
+    pub launched: u64,
 }
 
 impl<'a> Subject<'a> {
@@ -110,6 +112,7 @@ impl<'a> Subject<'a> {
             way,
             lists: None,
             disabled: false,
+            launched: 0,
         };
         if way != Way::Inside {
             let via = subject.via(way)?;

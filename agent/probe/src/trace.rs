@@ -85,7 +85,15 @@ impl Line {
         match self.escape {
             rm::NV_ESC_RM_ALLOC => format!("RM_ALLOC {}", class_name(self.word(12))),
             rm::NV_ESC_RM_FREE => "RM_FREE".to_owned(),
-            rm::NV_ESC_RM_CONTROL => format!("RM_CONTROL {:#x}", self.word(8)),
+            rm::NV_ESC_RM_CONTROL => match self.word(8) {
+                rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => "GPFIFO_SCHEDULE".to_owned(),
+                rm::NVA06C_CTRL_CMD_SET_TIMESLICE => "SET_TIMESLICE".to_owned(),
+                rm::NVA06C_CTRL_CMD_PREEMPT => "PREEMPT".to_owned(),
+                rm::NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN => {
+                    "GET_WORK_SUBMIT_TOKEN".to_owned()
+                }
+                other => format!("RM_CONTROL {other:#x}"),
+            },
             rm::NV_ESC_RM_ALLOC_MEMORY => "RM_ALLOC_MEMORY".to_owned(),
             rm::NV_ESC_RM_DUP_OBJECT => "RM_DUP_OBJECT".to_owned(),
             rm::NV_ESC_RM_MAP_MEMORY => "RM_MAP_MEMORY".to_owned(),
@@ -105,6 +113,7 @@ fn class_name(number: u32) -> String {
         class::FERMI_VASPACE_A => "va space",
         class::KEPLER_CHANNEL_GROUP_A => "TSG",
         class::FERMI_CONTEXT_SHARE_A => "context share",
+        class::HOPPER_USERMODE_A => "usermode",
         class::NV01_MEMORY_LOCAL_USER => "device memory",
         class::NV01_MEMORY_SYSTEM => "system memory",
         _ if class::is_gpfifo(number) => "channel",

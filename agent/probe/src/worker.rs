@@ -44,6 +44,7 @@ static DEVICE: OnceLock<Device> = OnceLock::new();
 /// # Errors
 /// When input or output break in another way.
 pub fn run() -> anyhow::Result<()> {
+    crate::hold::stand_aside()?;
     let mut lanes: HashMap<String, mpsc::Sender<Request>> = HashMap::new();
     let mut held: Option<Own> = None;
     let out = Arc::new(Mutex::new(std::io::stdout()));
@@ -78,8 +79,12 @@ pub fn run() -> anyhow::Result<()> {
             }
         }
     }
-    if let Some(own) = held {
-        set_own(false, &own)?;
+    if let Some(own) = held
+        && let Err(error) = set_own(false, &own)
+    {
+        // To die now would be to die disabled: the guardian gets its turn first.
+        eprintln!("tidegate-probe: a worker cannot enable its channels: {error:#}");
+        crate::clock::pause(std::time::Duration::from_secs(3));
     }
     // Not by returning: the driver's destructors wait for the GPU, and a lane may still hang in it.
     nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL)?;

@@ -32,7 +32,7 @@ fn by(bench: &Bench, way: Way, times: u32) -> anyhow::Result<Ending> {
         // Long enough for the loop below at 2 ms a round, and spent at its end.
         let kernel = Duration::from_secs(if bench.options.quick { 1 } else { 4 });
         bench.spin(&mut subject, kernel, blocks)?;
-        if let Some(wrong) = bench.stops_and_resumes(&mut subject)? {
+        if let Some(wrong) = bench.stops_and_resumes(&mut subject, kernel, blocks)? {
             return Ok(fail(format!("{load}: {wrong}")));
         }
         let (mut disable, mut enable) = (Latencies::new(), Latencies::new());

@@ -1,0 +1,303 @@
+//! The hardware probes find out what they say they find out, and leave nothing disabled: judged on a
+//! virtual GPU that is healthy, refuses, fails or stalls, and by its own history.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tidegate_tests::{Node, Running, built, wait_for, wait_until};
+use tidegate_vgpu::control::Control;
+use tidegate_vgpu::history::{self, Kind};
+
+/// The probes on this node, not started.
+fn probes(node: &Node, arguments: &[&str]) -> Command {
+    let _ = (built("libtidegate.so"), built("libvgpu_rm.so"));
+    let mut command = Command::new(built("tidegate-probe"));
+    command
+        .args(["run", "--quick", "--long", "1", "--output", "json"])
+        .arg("--device")
+        .arg(format!("virtual={}", node.vgpu_dir().display()))
+        .args(arguments)
+        .env("TMPDIR", node.dir())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit());
+    command
+}
+
+/// What a run found.
+struct Found {
+    lines: Vec<Value>,
+}
+
+impl Found {
+    fn by(node: &Node, arguments: &[&str]) -> Self {
+        let output = Running::start("tidegate-probe", &mut probes(node, arguments)).finish();
+        let text = String::from_utf8(output.stdout).expect("JSON is text");
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("not JSON: {line}")));
+        Self {
+            lines: lines.collect(),
+        }
+    }
+
+    /// Verdict and reason of a probe.
+    #[track_caller]
+    fn verdict(&self, probe: &str) -> (&str, &str) {
+        let line = self
+            .lines
+            .iter()
+            .find(|line| line["kind"] == "verdict" && line["probe"] == probe);
+        let line = line.unwrap_or_else(|| panic!("{probe} has no verdict"));
+        let text = |key: &str| line[key].as_str().expect("a text");
+        (text("verdict"), text("reason"))
+    }
+
+    #[track_caller]
+    fn expect(&self, probe: &str, verdict: &str, reason: &str) {
+        let found = self.verdict(probe);
+        assert!(
+            found.0 == verdict && found.1.contains(reason),
+            "{probe} is {found:?}, not {verdict} with {reason:?}\n{:#?}",
+            self.of(probe)
+        );
+    }
+
+    fn of(&self, probe: &str) -> Vec<&Value> {
+        let of = |line: &&Value| line["probe"] == probe;
+        self.lines.iter().filter(of).collect()
+    }
+
+    #[track_caller]
+    fn figure(&self, probe: &str, name: &str) -> f64 {
+        let line = self.of(probe).into_iter().find(|line| line["name"] == name);
+        let line = line.unwrap_or_else(|| panic!("{probe} has no {name}: {:#?}", self.of(probe)));
+        line["value"].as_f64().expect("a number")
+    }
+
+    #[track_caller]
+    fn note(&self, probe: &str, part: &str) {
+        let notes = self.of(probe);
+        let there = notes.iter().any(|line| {
+            line["text"]
+                .as_str()
+                .is_some_and(|text| text.contains(part))
+        });
+        assert!(there, "{probe} does not note {part:?}: {notes:#?}");
+    }
+}
+
+/// Channels that were disabled last, by the device's history and its state: to the end of the history, or to
+/// their own. A channel that is freed while it is disabled can stall a real driver, so it counts.
+fn left_disabled(node: &Node) -> Vec<(u32, u32)> {
+    let records = history::read(&node.vgpu_dir()).expect("the history is readable");
+    let mut disabled = BTreeSet::new();
+    for record in records {
+        let pair = (record.client, record.object);
+        match record.kind {
+            Kind::DisableEnd => {
+                disabled.insert(pair);
+            }
+            Kind::EnableEnd => {
+                disabled.remove(&pair);
+            }
+            _ => {}
+        }
+    }
+    let control = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    let now = control.channels().expect("the device answers");
+    disabled.extend(
+        now.iter()
+            .filter(|channel| channel.disabled)
+            .map(|channel| (channel.client, channel.handle)),
+    );
+    disabled.into_iter().collect()
+}
+
+fn disables(node: &Node) -> usize {
+    let records = history::read(&node.vgpu_dir()).expect("the history is readable");
+    let ends = records.iter().filter(|r| r.kind == Kind::DisableEnd);
+    ends.count()
+}
+
+#[test]
+fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
+    let node = Node::device_only(&[]);
+    let results = node.dir().join("results.jsonl");
+    let found = Found::by(&node, &["--results", results.to_str().expect("a path")]);
+    for probe in [
+        "P1", "P2", "P3", "P3b", "P4", "P5", "P6", "P6b", "P7", "P9", "P10", "P11", "P12", "end",
+    ] {
+        found.expect(probe, "PASS", "");
+    }
+    for probe in ["P8", "P10b", "P15"] {
+        found.expect(probe, "SKIP", "--kernel-is-ours");
+    }
+    found.note("P6", "cuMemSetAccess: UVM_MAP_EXTERNAL_ALLOCATION");
+    found.note("P9", "65 channels: the driver refuses");
+    assert!(found.figure("P2", "one block: disable p50") > 100.0);
+    assert_eq!(found.figure("P2", "full GPU: still right after"), 100.0);
+    assert!(disables(&node) > 100, "the probes disabled channels");
+    assert_eq!(left_disabled(&node), []);
+    let written = std::fs::read_to_string(results).expect("results were written");
+    assert_eq!(written.lines().count(), found.lines.len());
+}
+
+#[test]
+fn the_virtual_gpus_context_has_the_golden_shape() {
+    let node = Node::device_only(&["--driver", "580.95.05"]);
+    let out = node.dir().to_str().expect("a path");
+    Found::by(&node, &["--only", "P1", "--out", out]).expect("P1", "PASS", "");
+    let read = |path: &std::path::Path| -> Value {
+        let text = std::fs::read_to_string(path).expect("the shape was written");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/rm-context.json");
+    assert_eq!(
+        read(&node.dir().join("rm-context.json")),
+        read(&golden),
+        "left: the virtual GPU, right: {}",
+        golden.display()
+    );
+}
+
+#[test]
+fn where_foreign_pairs_are_refused_the_owners_ways_are_measured() {
+    let node = Node::device_only(&["--set", "gsp_foreign=deny_1b"]);
+    let found = Found::by(&node, &["--only", "P2,P3,P3b,P5,P7,P11"]);
+    found.expect("P2", "FAIL", "INSUFFICIENT_PERMISSIONS");
+    for probe in ["P3", "P3b", "P7", "end"] {
+        found.expect(probe, "PASS", "");
+    }
+    found.note("P7", "L1: the driver refuses");
+    found.expect("P5", "SKIP", "another client may not disable them");
+    found.expect("P11", "FAIL", "INSUFFICIENT_PERMISSIONS");
+    assert!(disables(&node) > 10, "the owners' ways were used");
+    assert_eq!(left_disabled(&node), []);
+}
+
+#[test]
+fn a_preemption_that_times_out_is_a_failed_probe_and_no_more() {
+    let node = Node::device_only(&["--set", "preempt_timeout=1"]);
+    let found = Found::by(&node, &["--only", "P2,P3"]);
+    found.expect("P2", "FAIL", "TIMEOUT");
+    found.expect("P3", "PASS", "");
+    found.expect("end", "PASS", "");
+    assert_eq!(left_disabled(&node), []);
+}
+
+#[test]
+fn a_driver_that_hangs_costs_the_probe_its_time_and_nothing_stays_disabled() {
+    let node = Node::device_only(&["--set", "hang=1:3000000"]);
+    let found = Found::by(&node, &["--only", "P2"]);
+    found.expect("P2", "PASS", "");
+    assert!(found.figure("P2", "first disable") > 2e6);
+    assert_eq!(left_disabled(&node), []);
+}
+
+#[test]
+fn killing_a_disabled_process_is_seen_to_stall_others_and_enabling_first_not() {
+    let node = Node::device_only(&["--set", "stop_channel_wait_us=300000"]);
+    let found = Found::by(&node, &["--only", "P8,P10b,P15", "--kernel-is-ours"]);
+    found.expect("P8", "PASS", "");
+    found.expect("P10b", "PASS", "");
+    let longest = |precaution: &str| {
+        let name = format!("ThousandKernels, {precaution}: longest control of another process");
+        found.figure("P8", &name)
+    };
+    assert!(longest("None") > 250.0, "{} ms", longest("None"));
+    assert!(
+        longest("EnableFirst") < 250.0,
+        "{} ms",
+        longest("EnableFirst")
+    );
+    found.expect("end", "PASS", "");
+}
+
+#[test]
+fn a_suite_that_is_killed_at_any_moment_leaves_nothing_disabled() {
+    let mut while_disabled = 0;
+    // By how many channels have been disabled: before the first, in the trial of the ways, at the
+    // beginning and in the middle of long stops, in the second probe.
+    let moments = [0, 1, 7, 12, 13, 24, 25, 36, 37, 48, 60, 61];
+    let signals = [libc::SIGKILL, libc::SIGINT, libc::SIGKILL, libc::SIGTERM];
+    for (count, signal) in moments.into_iter().zip(signals.into_iter().cycle()) {
+        let node = Node::device_only(&[]);
+        let suite = Running::start(
+            "tidegate-probe",
+            &mut probes(&node, &["--only", "P4,P5,P7"]),
+        );
+        wait_for("channels to be disabled", || {
+            (disables(&node) >= count).then_some(())
+        });
+        let control = Control::connect(&node.vgpu_dir()).expect("the device listens");
+        let channels = control.channels().expect("the device answers");
+        while_disabled += usize::from(channels.iter().any(|channel| channel.disabled));
+        suite.signal(signal);
+        // Of the suite, its probe, its workers and its guardian nobody is left.
+        let gone = wait_until(Duration::from_secs(30), || {
+            processes(&node).is_empty().then_some(())
+        });
+        assert!(
+            gone.is_some(),
+            "after {count}, {signal}: {:?}",
+            processes(&node)
+        );
+        assert_eq!(
+            left_disabled(&node),
+            [],
+            "after {count} disables, signal {signal}"
+        );
+        drop(suite);
+    }
+    assert!(while_disabled > 0, "no kill met a disabled channel");
+}
+
+#[test]
+fn the_guardian_enables_what_a_stopped_worker_cannot() {
+    let node = Node::device_only(&[]);
+    let suite = Running::start("tidegate-probe", &mut probes(&node, &["--only", "P4"]));
+    // Twelve in the trial of the ways, then those of the probe.
+    wait_for("the long stop", || (disables(&node) >= 24).then_some(()));
+    let worker = processes(&node)
+        .into_iter()
+        .find(|(_, line)| line.trim_end().ends_with(" worker"));
+    let (worker, _) = worker.expect("the probe has a worker");
+    // SAFETY: plain system calls; the worker is a process of this test's own suite.
+    unsafe { libc::kill(worker.cast_signed(), libc::SIGSTOP) };
+    suite.signal(libc::SIGKILL);
+    let control = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    wait_for("the guardian to enable", || {
+        let channels = control.channels().expect("the device answers");
+        let all = !channels.is_empty() && channels.iter().all(|channel| !channel.disabled);
+        all.then_some(())
+    });
+    wait_for("everybody to be gone", || {
+        processes(&node).is_empty().then_some(())
+    });
+    assert_eq!(left_disabled(&node), []);
+}
+
+/// Processes of the probes on this node, by the directory they work in; a dead one that nobody has waited
+/// for yet is none.
+fn processes(node: &Node) -> BTreeMap<u32, String> {
+    let mark = node.dir().display().to_string();
+    let entries = std::fs::read_dir("/proc")
+        .expect("there is /proc")
+        .flatten();
+    entries
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let text = |name: &str| {
+                let bytes = std::fs::read(entry.path().join(name)).ok()?;
+                Some(String::from_utf8_lossy(&bytes).replace('\0', " "))
+            };
+            let line = text("cmdline")?;
+            let ours = line.contains("tidegate-probe")
+                && (line.contains(&mark) || text("environ")?.contains(&mark));
+            ours.then_some((pid, line))
+        })
+        .collect()
+}
