@@ -454,6 +454,15 @@ impl World {
             })
         }
         let knobs = &mut self.knobs;
+        let deaf = if disable {
+            &mut knobs.deaf_disable
+        } else {
+            &mut knobs.deaf_enable
+        };
+        if *deaf > 0 {
+            *deaf -= 1;
+            return (Vec::new(), Ok(()));
+        }
         if !disable {
             return match take(&mut knobs.fail_enable) {
                 Some(status) => (Vec::new(), Err(status)),

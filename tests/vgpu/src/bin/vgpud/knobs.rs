@@ -67,6 +67,10 @@ pub(crate) struct Knobs {
     pub(crate) partial_disable: (u32, Status),
     /// `fail_disable_p = P`: each disable fails with this probability, as by `fail_disable`.
     pub(crate) fail_disable_p: f64,
+    /// `deaf_disable = N`: the next N disables answer OK and reach no channel.
+    pub(crate) deaf_disable: u32,
+    /// `deaf_enable = N`: the same for enables.
+    pub(crate) deaf_enable: u32,
     /// `preempt_timeout = N`: the next N disables do not get their channels off the hardware: the
     /// first channel of the list is killed (Xid 109) and the answer is 0x65.
     pub(crate) preempt_timeout: u32,
@@ -114,6 +118,8 @@ impl Default for Knobs {
             fail_enable: (0, Status::TIMEOUT),
             partial_disable: (0, Status::TIMEOUT),
             fail_disable_p: 0.0,
+            deaf_disable: 0,
+            deaf_enable: 0,
             preempt_timeout: 0,
             hang: (0, 0),
             reuse_clients: false,
@@ -238,6 +244,8 @@ impl Knobs {
             "fail_disable_p" => {
                 self.fail_disable_p = value.parse().ok().filter(|p| (0.0..=1.0).contains(p))?;
             }
+            "deaf_disable" => self.deaf_disable = number(value)?,
+            "deaf_enable" => self.deaf_enable = number(value)?,
             "preempt_timeout" => self.preempt_timeout = number(value)?,
             "hang" => self.hang = counted(value, 0, micros)?,
             "reuse_clients" => {
