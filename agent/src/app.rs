@@ -16,9 +16,10 @@ use crate::reaper::Reaper;
 use crate::reconcile::{self, Reconciled};
 use crate::rm::{self, Driver, Gpu, RmError, Subdevice};
 use crate::rundir::{self, RunDir, RunDirError};
+use crate::selftest::{self, Outcome, SelfTest};
 use crate::service::{Authorisation, Service, Socket};
 use crate::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
-use crate::{clock, prove, selftest, sys};
+use crate::{clock, prove, sys};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -126,7 +127,21 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let adopted = take_over(&journal, &driver)?;
     let generation = journal.next_generation();
     run_dir.sign(generation)?;
-    let choice = level::choose(config.level, &driver, |level| selftest::run(&driver, level))?;
+    let setting = selftest::Setting {
+        kind: config.self_test,
+        library: config.library.clone(),
+        driver_dir: options.device.driver_dir(options.vgpu_shim.as_deref()),
+        run_dir: config.run_dir.clone(),
+    };
+    let mut self_test = SelfTest::new(&driver, &setting);
+    let choice = level::choose(config.level, &driver, |level| {
+        match self_test.outcome(level) {
+            Outcome::Failed(why) => Err(format!("self-test: {why}")),
+            Outcome::Proven | Outcome::CallsOnly => Ok(()),
+        }
+    })?;
+    let self_test = self_test.report();
+    report_self_test(&self_test);
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
     let (teller, events) = EventLog::start().map_err(starting("start the event thread"))?;
@@ -153,6 +168,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
             driver_note: level::driver_note(&driver),
             level_note: choice.note,
             scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
+            self_test,
         },
     };
     let server = Serving {
@@ -217,6 +233,18 @@ fn take_over(journal: &Journal, driver: &Driver) -> Result<Vec<Marked>, AppError
         tracing::warn!("an earlier agent left channels disabled: {done}");
     }
     Ok(Vec::new())
+}
+
+fn report_self_test(report: &selftest::Report) {
+    for (level, outcome) in &report.levels {
+        match outcome {
+            Outcome::Failed(why) => tracing::error!(%level, "self-test failed: {why}"),
+            found => tracing::info!(%level, "self-test: {found}"),
+        }
+    }
+    if !report.summary.is_empty() {
+        tracing::info!("self-test: {}", report.summary);
+    }
 }
 
 /// Whether this process may use SCHED_FIFO, tried on a thread that ends.

@@ -28,6 +28,11 @@ pub struct Config {
     /// `channel.prove_every`: how often each RM client is proven again while nothing is disabled; after
     /// every disable it is anyway. Bounds how long a client may be gone before that is noticed.
     pub prove_every: Duration,
+    /// `channel.self_test`: how a level is tried before it is used.
+    pub self_test: SelfTestKind,
+    /// `channel.library`: the preloaded library, for the self-test; else beside the agent or in the
+    /// system's library directories.
+    pub library: Option<PathBuf>,
     /// `[agent_loss]`
     pub agent_loss: AgentLoss,
     /// `[limits]`
@@ -155,6 +160,16 @@ pub enum Unproven {
     FirstClaim,
 }
 
+/// `channel.self_test`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SelfTestKind {
+    /// "full": on GPU work of a child process, once per boot and driver. Takes a CUDA context on every
+    /// GPU for that time.
+    Full,
+    /// "calls": whether the driver takes the calls.
+    Calls,
+}
+
 /// `[agent_loss]`: what offline processes do when the agent is gone and does not come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentLoss {
@@ -217,6 +232,8 @@ impl Default for Config {
             level: LevelChoice::Auto,
             unproven: Unproven::Refuse,
             prove_every: Duration::from_secs(1),
+            self_test: SelfTestKind::Full,
+            library: None,
             agent_loss: AgentLoss {
                 action: OnAgentLoss::Hold,
                 max_hold: Duration::ZERO,
@@ -234,7 +251,7 @@ impl Default for Config {
 }
 
 /// Every path there is; arrays of tables without their index.
-const PATHS: [&str; 20] = [
+const PATHS: [&str; 22] = [
     "node.run_dir",
     "identity.trust_env_uids",
     "identity.rules.uid",
@@ -249,6 +266,8 @@ const PATHS: [&str; 20] = [
     "channel.level",
     "channel.unproven",
     "channel.prove_every",
+    "channel.self_test",
+    "channel.library",
     "agent_loss.action",
     "agent_loss.max_hold",
     "limits.connections_per_uid",
@@ -395,6 +414,11 @@ impl Config {
                 ])?;
             }
             "channel.prove_every" => self.prove_every = row.duration()?,
+            "channel.self_test" => {
+                self.self_test =
+                    row.one_of(&[("full", SelfTestKind::Full), ("calls", SelfTestKind::Calls)])?;
+            }
+            "channel.library" => self.library = Some(PathBuf::from(row.text("a path")?)),
             "agent_loss.action" => {
                 self.agent_loss.action =
                     row.one_of(&[("hold", OnAgentLoss::Hold), ("run", OnAgentLoss::Run)])?;

@@ -90,6 +90,21 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Where its user-mode driver is, if not where the system's is: beside the shim.
+    #[must_use]
+    pub fn driver_dir(&self, shim: Option<&Path>) -> Option<PathBuf> {
+        let Self::Virtual(_) = self else {
+            return None;
+        };
+        let beside = |path: &Path| path.parent().map(Path::to_owned);
+        match shim {
+            Some(shim) => beside(shim),
+            None => std::env::current_exe().ok().and_then(|exe| beside(&exe)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

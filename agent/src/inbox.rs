@@ -204,6 +204,13 @@ pub struct Channel {
 pub enum Tell {
     /// What it is; the first message.
     Welcome(Welcome),
+    /// The launch gate of a device, for a process without a page.
+    Gate {
+        /// Place of the device.
+        slot: u32,
+        /// Launches wait.
+        closed: bool,
+    },
     /// A held scheduling call may pass.
     Go {
         /// Which.

@@ -27,6 +27,7 @@ pub mod control;
 pub mod device;
 pub mod doctor;
 pub mod events;
+pub mod gate;
 pub mod identity;
 pub mod inbox;
 pub mod issue;

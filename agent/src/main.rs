@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use tidegate_agent::app::{self, AppError, Options};
 use tidegate_agent::config::{Config, FILE};
 use tidegate_agent::device::Device;
+use tidegate_agent::selftest::work;
 
 /// Gates offline GPU work while online work needs the GPU.
 #[derive(Debug, Parser)]
@@ -28,6 +29,9 @@ struct Arguments {
     /// Ask a running agent to hand over, and take its place.
     #[arg(long)]
     replace: bool,
+    /// Be the GPU work that the self-test looks at.
+    #[arg(long, hide = true)]
+    self_test_work: bool,
 }
 
 const EXIT_CODES: &str =
@@ -35,6 +39,9 @@ const EXIT_CODES: &str =
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.self_test_work {
+        return work::run();
+    }
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

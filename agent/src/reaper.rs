@@ -25,15 +25,23 @@ struct Watched {
 }
 
 impl Reaper {
+    /// Remembers whom to watch, and tells nobody.
+    ///
+    /// # Errors
+    /// When no epoll can be made.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            watched: Mutex::default(),
+        })
+    }
+
     /// Starts the thread; it lives as long as the agent.
     ///
     /// # Errors
     /// When no epoll or thread can be made.
     pub fn start(mailbox: Mailbox) -> io::Result<Arc<Self>> {
-        let reaper = Arc::new(Self {
-            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
-            watched: Mutex::default(),
-        });
+        let reaper = Arc::new(Self::new()?);
         let own = Arc::clone(&reaper);
         std::thread::Builder::new()
             .name("tg-reaper".to_owned())

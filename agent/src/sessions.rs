@@ -340,7 +340,9 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
             agent_generation: welcome.agent_generation,
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             limits: Some(limits),
+            launch_gates: true,
         }),
+        Tell::Gate { slot, closed } => Command::LaunchGate(v1::LaunchGate { slot, closed }),
         Tell::Go { ticket } => Command::ScheduleGo(v1::ScheduleGo { ticket }),
         Tell::Set {
             seq,

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub enum Greeted {
     /// A page.
     Page(&'static Page),
-    /// An agent that greets with no page we can use, or one older than the greeting.
+    /// A page that we cannot use, or that a sandbox kept back, or an agent older than the greeting.
     Bare,
 }
 
@@ -38,7 +38,8 @@ pub async fn greet(stream: &UnixStream, process: &Process) -> io::Result<Greeted
         }
     };
     let files = stream.async_io(Interest::READABLE, || take(stream)).await?;
-    if files.len() != usize::from(greeting.descriptors) {
+    // None at all, and no sign of a full table: a sandbox that lets no descriptor pass.
+    if !files.is_empty() && files.len() != usize::from(greeting.descriptors) {
         // The agent's greeting is used up; only a new connection brings another.
         let text = "descriptors of the greeting were lost";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));

@@ -123,14 +123,22 @@ impl Process {
         }
     }
 
-    /// Sets the gates of the page between agents.
+    /// Sets the gates of the page between agents, and of a process whose agent's page did not come.
     pub fn set_private_gates(&self, closed: bool) {
-        for gate in &self.private.gates {
-            let next = (gate.gate.load(Relaxed) & !3).wrapping_add(4)
-                | if closed { GATE_CLOSED } else { 0 };
-            gate.gate.store(next, Release);
-            sys::futex_wake(sys::low_half(&gate.gate));
+        for device in 0..self.private.gates.len() {
+            self.set_private_gate(device, closed);
         }
+    }
+
+    /// Sets one of them.
+    pub fn set_private_gate(&self, device: usize, closed: bool) {
+        let Some(gate) = self.private.gates.get(device) else {
+            return;
+        };
+        let next =
+            (gate.gate.load(Relaxed) & !3).wrapping_add(4) | if closed { GATE_CLOSED } else { 0 };
+        gate.gate.store(next, Release);
+        sys::futex_wake(sys::low_half(&gate.gate));
     }
 }
 

@@ -84,6 +84,7 @@ pub fn run(process: &'static Process) {
         on_loss: OnLoss::default(),
         page: None,
         generation: 0,
+        stream_ns: 0,
         hooks_at_ns: 0,
         hooks_calls: 0,
         waiting: false,
@@ -169,6 +170,8 @@ struct Reporter {
     on_loss: OnLoss,
     page: Option<&'static Page>,
     generation: u64,
+    /// When the stream last stood.
+    stream_ns: u64,
     hooks_at_ns: u64,
     hooks_calls: u64,
     waiting: bool,
@@ -240,16 +243,29 @@ impl Reporter {
 
     /// One look at the agent of an offline process.
     fn look(&mut self) {
-        let heartbeat = |page: &Page| page.agent.heartbeat_ns.load(Acquire);
+        let now = clock::now_ns();
+        let stream = self.process.attached.load(Acquire);
+        if stream {
+            self.stream_ns = now;
+        }
+        // Without a page the stream is the sign of life: its keep-alive ends it when the agent stops.
+        let own = |page: &Page| core::ptr::eq(page, self.process.private);
+        let heartbeat = |page: &Page| {
+            if own(page) {
+                self.stream_ns
+            } else {
+                page.agent.heartbeat_ns.load(Acquire)
+            }
+        };
         let look = Look {
             heartbeat_ns: self.page.map_or(0, heartbeat),
             handing_over_ns: self
                 .page
                 .map_or(0, |page| page.agent.handing_over_ns.load(Acquire)),
             generation: self.generation,
-            stream: self.process.attached.load(Acquire),
+            stream,
         };
-        let (next, effects) = self.landing.step(look, self.on_loss, clock::now_ns());
+        let (next, effects) = self.landing.step(look, self.on_loss, now);
         self.landing = next;
         for effect in effects {
             log::debug(|| format!("{effect:?}"));
@@ -449,9 +465,14 @@ impl Reporter {
                 );
             }
             Some(Command::ReportHooks(_)) => self.hooks(up, true),
+            Some(Command::LaunchGate(gate)) if page.is_none() => {
+                let device = usize::try_from(gate.slot).unwrap_or(usize::MAX);
+                self.process.set_private_gate(device, gate.closed);
+            }
             // Not sent to a library whose Hello does not ask for them.
             Some(
-                Command::Prepare(_)
+                Command::LaunchGate(_)
+                | Command::Prepare(_)
                 | Command::Reclaim(_)
                 | Command::CancelReclaim(_)
                 | Command::Restore(_)
@@ -503,8 +524,9 @@ impl Reporter {
         let shown = page.unwrap_or(process.private);
         process.stream_lane.store(page.is_none(), Release);
         if page.is_none() {
-            // Without a page no gate word can reach this process; the channels do all the gating.
-            process.set_private_gates(false);
+            // Without a page no gate word can reach this process: the agent says it on the stream,
+            // or is too old to, and then the channels do all the gating.
+            process.set_private_gates(welcome.launch_gates);
         }
         if !self.page.is_some_and(|known| core::ptr::eq(known, shown)) {
             self.page = Some(shown);

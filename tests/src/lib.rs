@@ -263,6 +263,8 @@ pub struct Node {
     pub agent: Option<Running>,
     /// The device process.
     pub device: Running,
+    /// How its agents try the channel levels: "calls" is quick, and only they use the device.
+    pub self_test: &'static str,
     config: PathBuf,
     dir: TempDir,
 }
@@ -302,6 +304,7 @@ impl Node {
         Self {
             agent: None,
             device,
+            self_test: "calls",
             config,
             dir,
         }
@@ -396,6 +399,7 @@ impl Node {
             .arg("--device")
             .arg(format!("virtual={}", self.vgpu_dir().display()))
             .env("TIDEGATE_RUN_DIR", self.run_dir())
+            .env("TIDEGATE_CHANNEL__SELF_TEST", self.self_test)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());

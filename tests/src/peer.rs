@@ -118,8 +118,18 @@ impl Peer {
     /// Never.
     #[must_use]
     pub fn heard(&self, line: &str) -> bool {
+        self.times(line) > 0
+    }
+
+    /// How often the agent has said `line` so far.
+    ///
+    /// # Panics
+    /// Never.
+    #[must_use]
+    pub fn times(&self, line: &str) -> usize {
         let lines = self.lines.lock().expect("not poisoned");
-        lines.iter().any(|said| said == &format!("< {line}"))
+        let said = lines.iter().filter(|said| **said == format!("< {line}"));
+        said.count()
     }
 
     /// Makes `count` channels on GPU `gpu` and reports them; (client, channels).

@@ -33,6 +33,21 @@ pub fn level(report: &v1::GetStatusResponse) -> String {
     short(report.level().as_str_name(), "CHANNEL_LEVEL_")
 }
 
+/// "L1".
+pub fn level_name(level: v1::ChannelLevel) -> String {
+    let name = level.as_str_name().trim_start_matches("CHANNEL_LEVEL_");
+    name.split('_').next().unwrap_or_default().to_owned()
+}
+
+fn self_test(test: &v1::SelfTest) -> Value {
+    json!({
+        "summary": test.summary,
+        "levels": test.levels.iter().map(|row| json!({
+            "level": level_name(row.level()), "outcome": row.outcome, "text": row.text,
+        })).collect::<Vec<_>>(),
+    })
+}
+
 /// The whole status.
 pub fn status(report: &v1::GetStatusResponse) -> Value {
     json!({
@@ -45,6 +60,10 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         "level": level(report),
         "level_note": report.level_note,
         "scheduling": report.scheduling,
+        "self_test": report.self_test.as_ref().map(self_test),
+        "obstacles": report.obstacles.iter().map(|obstacle| json!({
+            "kind": obstacle.kind, "gpu": obstacle.gpu, "text": obstacle.text,
+        })).collect::<Vec<_>>(),
         "gpus": report.gpus.iter().map(gpu).collect::<Vec<_>>(),
         "jobs": report.jobs.iter().map(job).collect::<Vec<_>>(),
         "processes": processes(&report.processes),

@@ -84,6 +84,19 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         level(report),
         report.scheduling,
     );
+    if let Some(test) = &report.self_test {
+        let levels: Vec<_> = test
+            .levels
+            .iter()
+            .map(|row| format!("{} {}", json::level_name(row.level()), row.outcome))
+            .collect();
+        let _ = writeln!(
+            text,
+            "self-test: {}; {}",
+            test.summary,
+            or_dash(&levels.join(", "))
+        );
+    }
     for note in [&report.driver_note, &report.level_note] {
         if !note.is_empty() {
             let _ = writeln!(text, "note: {note}");

@@ -8,13 +8,11 @@ use super::session::Session;
 use super::{Control, Gang, Job, gpu_id};
 use crate::channel::{Batch, Via};
 use crate::config::Level;
+use crate::gate;
 use crate::inbox::Tell;
 use crate::issue::{Issued, Order as Prepared, Outcome, Release, Task};
 use crate::journal::Place;
-use crate::sys;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use tidegate_abi::page::{GATE_CLOSED, GATE_OPEN, GATE_STATE, GateWords};
 use tidegate_abi::rm::Status;
 use tidegate_policy::effect::Look;
 use tidegate_policy::event::{Event, Order};
@@ -357,17 +355,23 @@ impl Control {
             return;
         };
         let by_launches = self.level == Level::L5;
-        for session in self.sessions.values().filter(|s| s.job == Some(job)) {
-            let Some(page) = &session.page else { continue };
-            for (slot, words) in session.slots.iter().zip(&page.gates) {
-                let gang = slot.gpu.and_then(|gpu| state.gangs.get(gpu.index()));
-                let closed = if by_launches {
-                    gang.is_none_or(|gang| !gang.launches_pass)
-                } else {
-                    let held = || gang.is_none_or(Gang::holds_launches);
-                    state.launches_wait || (session.launch_gated && held())
-                };
-                set_gate(words, closed);
+        let closed = |launch_gated: bool, gpu: Option<GpuId>| {
+            let gang = gpu.and_then(|gpu| state.gangs.get(gpu.index()));
+            if by_launches {
+                gang.is_none_or(|gang| !gang.launches_pass)
+            } else {
+                let held = || gang.is_none_or(Gang::holds_launches);
+                state.launches_wait || (launch_gated && held())
+            }
+        };
+        for session in self.sessions.values_mut().filter(|s| s.job == Some(job)) {
+            let gated = session.launch_gated;
+            if let Some(page) = &session.page {
+                for (slot, words) in session.slots.iter().zip(&page.gates) {
+                    gate::set(words, closed(gated, slot.gpu));
+                }
+            } else {
+                session.tell_gates(|gpu| closed(gated, Some(gpu)));
             }
         }
     }
@@ -582,19 +586,5 @@ impl Control {
     pub(super) fn nothing_outstanding(&self) -> bool {
         let mut gangs = self.jobs.iter().flat_map(|job| &job.gangs);
         self.releases == 0 && gangs.all(|gang| gang.outstanding == 0)
-    }
-}
-
-fn set_gate(words: &GateWords, closed: bool) {
-    let before = words.gate.load(Ordering::Relaxed);
-    let state = if closed { GATE_CLOSED } else { GATE_OPEN };
-    if before & GATE_STATE == state {
-        return;
-    }
-    // One writer: this thread.
-    let next = ((before >> 2) + 1) << 2 | state;
-    words.gate.store(next, Ordering::Release);
-    if !closed {
-        sys::futex_wake_low(&words.gate);
     }
 }

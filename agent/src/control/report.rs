@@ -3,7 +3,9 @@
 use super::Control;
 use super::gang::Applied;
 use super::session::Session;
+use crate::config::Level;
 use crate::rm::uuid_text;
+use crate::selftest::{self, Outcome};
 use crate::sessions::{level, role};
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
@@ -23,6 +25,8 @@ pub struct About {
     pub level_note: String,
     /// Scheduling class in force.
     pub scheduling: String,
+    /// What the self-test found.
+    pub self_test: selftest::Report,
 }
 
 /// Things counted since the start.
@@ -122,6 +126,8 @@ impl Control {
             jobs: self.node.jobs().map(|view| self.job_status(view)).collect(),
             processes: self.sessions.values().map(|s| self.process(s)).collect(),
             counters: self.counters.rows(),
+            self_test: Some(self_test(&self.about.self_test)),
+            obstacles: Vec::new(),
         }
     }
 
@@ -256,6 +262,25 @@ impl Control {
         };
         status.set_role(role(session.role));
         status
+    }
+}
+
+fn self_test(report: &selftest::Report) -> v1::SelfTest {
+    let row = |(tested, outcome): &(Level, Outcome)| {
+        let (outcome, text) = match outcome {
+            Outcome::Proven => ("proven", String::new()),
+            Outcome::CallsOnly => ("calls only", String::new()),
+            Outcome::Failed(why) => ("failed", why.clone()),
+        };
+        v1::LevelTest {
+            level: level(*tested).into(),
+            outcome: outcome.to_owned(),
+            text,
+        }
+    };
+    v1::SelfTest {
+        summary: report.summary.clone(),
+        levels: report.levels.iter().map(row).collect(),
     }
 }
 

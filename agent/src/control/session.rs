@@ -78,6 +78,8 @@ pub struct Slot {
     pub seen: Activity,
     /// Why it is busy without launching (`BusyReason`), as last passed on.
     pub suspect: u32,
+    /// Without a page: the launch gate as last told, closed or not.
+    pub gate: Option<bool>,
 }
 
 /// The control file a process sent.
@@ -196,6 +198,25 @@ impl Session {
             self.outbox = None;
         }
         sent
+    }
+
+    /// Tells a process without a page the launch gates that have changed.
+    pub fn tell_gates(&mut self, closed: impl Fn(GpuId) -> bool) {
+        for at in 0..self.slots.len() {
+            let Some(gpu) = self.slots[at].gpu else {
+                continue;
+            };
+            let wanted = Some(closed(gpu));
+            if self.slots[at].gate != wanted {
+                let tell = Tell::Gate {
+                    slot: u32::try_from(at).unwrap_or(u32::MAX),
+                    closed: wanted == Some(true),
+                };
+                if self.tell(tell) {
+                    self.slots[at].gate = wanted;
+                }
+            }
+        }
     }
 
     /// GPUs it uses, by its devices and its channels.

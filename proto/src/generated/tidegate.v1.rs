@@ -279,7 +279,7 @@ pub struct GateWait {
 pub struct AgentCommand {
     #[prost(
         oneof = "agent_command::Command",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
     )]
     pub command: ::core::option::Option<agent_command::Command>,
 }
@@ -309,7 +309,17 @@ pub mod agent_command {
         MapTarget(super::MapTarget),
         #[prost(message, tag = "11")]
         DemandAnswer(super::DemandAnswer),
+        #[prost(message, tag = "12")]
+        LaunchGate(super::LaunchGate),
     }
+}
+/// The launch gate of one device, for a client without a page. With a page its gate word says it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LaunchGate {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+    #[prost(bool, tag = "2")]
+    pub closed: bool,
 }
 /// First message of the agent, also sent again when something in it changes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -326,6 +336,10 @@ pub struct Welcome {
     pub agent_version: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "6")]
     pub limits: ::core::option::Option<Limits>,
+    /// A client without a page is sent a LaunchGate for every device it reports; until the first its
+    /// launches wait.
+    #[prost(bool, tag = "7")]
+    pub launch_gates: bool,
 }
 /// What the agent wants of the library; 0 or absent means the library's default.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -674,6 +688,43 @@ pub struct GetStatusResponse {
     pub processes: ::prost::alloc::vec::Vec<ProcessStatus>,
     #[prost(message, repeated, tag = "13")]
     pub counters: ::prost::alloc::vec::Vec<Counter>,
+    #[prost(message, optional, tag = "14")]
+    pub self_test: ::core::option::Option<SelfTest>,
+    /// What on this node rules the channel levels out.
+    #[prost(message, repeated, tag = "15")]
+    pub obstacles: ::prost::alloc::vec::Vec<Obstacle>,
+}
+/// Whether the channel levels were seen to do what the driver says.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SelfTest {
+    /// For people: when and how it was done, or why it was not.
+    #[prost(string, tag = "1")]
+    pub summary: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub levels: ::prost::alloc::vec::Vec<LevelTest>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LevelTest {
+    #[prost(enumeration = "ChannelLevel", tag = "1")]
+    pub level: i32,
+    /// "proven", "calls only" or "failed".
+    #[prost(string, tag = "2")]
+    pub outcome: ::prost::alloc::string::String,
+    /// Why it failed.
+    #[prost(string, tag = "3")]
+    pub text: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Obstacle {
+    /// "mps", "mig", "confidential_computing" or "vgpu".
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    /// -1: the node.
+    #[prost(int32, tag = "2")]
+    pub gpu: i32,
+    /// For people: how it was seen.
+    #[prost(string, tag = "3")]
+    pub text: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuStatus {

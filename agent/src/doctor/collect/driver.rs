@@ -95,7 +95,7 @@ fn ask(tries: Option<LevelChoice>) -> Answers {
     let answer = Ok((driver.version.clone(), driver.gpus.len()));
     let level = tries.map(|choice| {
         let tried = patiently(move || {
-            level::choose(choice, &driver, |level| selftest::run(&driver, level))
+            level::choose(choice, &driver, |level| selftest::calls(&driver, level))
                 .map_err(|error| chain(&error))
         });
         tried

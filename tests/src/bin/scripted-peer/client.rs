@@ -209,17 +209,17 @@ impl Peer {
         let page = greeted(&stream)?;
         let file = match how {
             None | Some("otherpage") => Some(self.control()?),
-            Some("nofile") => None,
+            Some("nofile" | "bare") => None,
             Some("wrongfile") => {
                 let null = std::fs::File::open("/dev/null").map_err(text)?;
                 Some(Arc::new(null.into()))
             }
-            Some(_) => return Err("nofile, wrongfile, otherpage or old".to_owned()),
+            Some(_) => return Err("nofile, wrongfile, otherpage, bare or old".to_owned()),
         };
         let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
         let greeting = Greeting::new(u8::from(file.is_some())).encode();
         sys::send_with_descriptors(stream.as_fd(), &greeting, &files).map_err(text)?;
-        self.page = (how != Some("otherpage")).then(|| Arc::new(page));
+        self.page = (!matches!(how, Some("otherpage" | "bare"))).then(|| Arc::new(page));
         self.stream = Some(stream);
         Ok(String::new())
     }
@@ -304,6 +304,10 @@ impl Peer {
             while let Some(Ok(message)) = commands.next().await {
                 match message.command {
                     Some(Command::ScheduleGo(go)) => say(&format!("< go {}", go.ticket)),
+                    Some(Command::LaunchGate(gate)) => {
+                        let state = if gate.closed { "closed" } else { "open" };
+                        say(&format!("< gate {} {state}", gate.slot));
+                    }
                     Some(Command::SetChannels(set)) => {
                         let entered_ns = monotonic_ns();
                         let status = if refuses.load(Ordering::Acquire) {

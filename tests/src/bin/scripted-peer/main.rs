@@ -8,6 +8,7 @@
 //! ```text
 //! connect [nofile|wrongfile]      greet, with the control file, none, or another file
 //! connect otherpage               greet, and have no use for a page of this layout
+//! connect bare                    greet, with neither a file nor a use for the page
 //! connect old                     as a library that knows no greeting
 //! hello ROLE [JOB]                attach; ROLE: online, offline, ignore, none
 //! device SLOT GPU                 place SLOT of the page is GPU number GPU

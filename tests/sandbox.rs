@@ -1,0 +1,107 @@
+//! A process whose sandbox lets no descriptor pass has no page and no proof: its edges come, and its
+//! launch gate goes, on the stream.
+
+use std::process::Command;
+use tidegate_tests::peer::Peer;
+use tidegate_tests::view::{disabled, process, status, wait_so};
+use tidegate_tests::{Node, Offline, Online, built, compile, monotonic_ns, watch};
+use tidegate_vgpu::history::{self, Kind};
+
+const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"50ms\"\n";
+
+/// `program`, preloaded, in such a sandbox.
+fn sandboxed(node: &Node, program: &str, role: &str) -> Command {
+    let mut command = node.preloaded(compile(program, &["-lcuda"]), role);
+    let libraries = [
+        compile("sandbox", &["-shared", "-fPIC"]),
+        built("libtidegate.so"),
+        built("libvgpu_rm.so"),
+    ];
+    let preload = std::env::join_paths(libraries).expect("no colon in a path");
+    command.env("LD_PRELOAD", preload);
+    command
+}
+
+fn lane(node: &Node, pid: u32) -> Option<String> {
+    let row = process(node, pid)?;
+    row["lane"].as_str().map(str::to_owned)
+}
+
+/// Kernels of `pid` that began in a stretch of the device's time.
+fn begun(node: &Node, pid: u32, from: u64, to: u64) -> usize {
+    let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+    let began = |r: &&history::Record| {
+        r.kind == Kind::KernelStart && r.pid == pid && r.at_ns > from && r.at_ns < to
+    };
+    records.iter().filter(began).count()
+}
+
+#[test]
+fn launches_of_an_unproven_process_wait_for_online_work_and_pass_after_the_cooldown() {
+    let node = Node::new(&[], FIXED);
+    let mut command = sandboxed(&node, "offline", "offline");
+    command.args(["1000000", "0"]);
+    let mut offline = Offline::from_command(&mut command);
+    offline.running();
+    let pid = offline.process.pid();
+    assert_eq!(lane(&node, pid).as_deref(), Some("stream"));
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    watch::wait_finished(&node, &[pid], 1, monotonic_ns());
+
+    for _ in 0..2 {
+        let from = monotonic_ns();
+        let to = online.say("burst 100 3000000");
+        // The gate is shut at a launch: what was queued before, four kernels, runs beside the burst.
+        let beside = begun(&node, pid, from + 50_000_000, to);
+        assert!(beside <= 4, "{beside} kernels began beside online work");
+        watch::wait_finished(&node, &[pid], 10, to);
+    }
+    offline.stop();
+}
+
+#[test]
+fn edges_of_an_online_process_without_descriptors_gate_an_offline_one() {
+    let node = Node::new(&[], FIXED);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let pid = offline.process.pid();
+    let mut command = sandboxed(&node, "online", "online");
+    command.arg("0");
+    let mut online = Online::from_command(&mut command);
+    watch::wait_open(&node, 0, online.process.pid());
+    assert_eq!(lane(&node, online.process.pid()).as_deref(), Some("stream"));
+    let from = monotonic_ns();
+    online.send("burst 200 3000000");
+    watch::wait_all(&node, &[pid], true);
+    let to = online.answer();
+    let beside = begun(&node, pid, from + 200_000_000, to);
+    assert_eq!(beside, 0, "kernels began while channels were disabled");
+    watch::wait_finished(&node, &[pid], 10, to);
+    offline.stop();
+}
+
+/// The agent's half alone: who has no page is told of each change, once.
+#[test]
+fn a_process_without_a_page_is_told_when_its_launches_wait_and_when_they_pass() {
+    for level in ["L1", "L5"] {
+        let node = Node::new(&[], &format!("{FIXED}[channel]\nlevel = \"{level}\"\n"));
+        let mut online = Peer::attached(&node, "online", "");
+        online.ask("idle 0");
+        let mut offline = Peer::start(&node);
+        offline.ask("connect bare");
+        offline.ask("hello offline sandboxed");
+        offline.ask("device 0 0");
+        let (client, _) = offline.channels(0, 2);
+        let told = |offline: &Peer, what: &str, times: usize| {
+            wait_so(what, || offline.times(&format!("gate 0 {what}")) == times);
+        };
+        told(&offline, "open", 1);
+        online.ask("busy 0");
+        told(&offline, "closed", 2);
+        assert_eq!(disabled(&node, client), [false, false]);
+        online.ask("idle 0");
+        told(&offline, "open", 2);
+        assert_eq!(status(&node)["jobs"][0]["state"], "running", "{level}");
+    }
+}

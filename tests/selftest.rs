@@ -1,0 +1,117 @@
+//! A channel level is used once it was seen to stop work and to let it go on; the driver's word alone is
+//! not believed, and where nothing can be seen status says so.
+
+use serde_json::Value;
+use tidegate_tests::view::status;
+use tidegate_tests::{Node, TRUSTING, built};
+use tidegate_vgpu::control::Control;
+
+/// A node whose agents try the levels on work of their own.
+fn node(device: &[&str]) -> Node {
+    let mut node = Node::device_only(device);
+    node.self_test = "full";
+    node
+}
+
+/// What status says of each level, and in sum.
+fn found(status: &Value) -> (Vec<String>, String) {
+    let test = &status["self_test"];
+    let rows = test["levels"].as_array().expect("a list");
+    let row = |row: &Value| {
+        let [level, outcome] = ["level", "outcome"].map(|key| row[key].as_str().unwrap_or("?"));
+        format!("{level} {outcome}")
+    };
+    let summary = test["summary"].as_str().expect("a text").to_owned();
+    (rows.iter().map(row).collect(), summary)
+}
+
+#[test]
+fn every_level_is_proven_on_every_gpu_once_and_then_remembered() {
+    let mut node = node(&["--gpus", "8"]);
+    node.start_agent(TRUSTING);
+    let (levels, summary) = found(&status(&node));
+    assert_eq!(levels, ["L1 proven", "L2 proven", "L3 proven"], "{summary}");
+    assert!(summary.starts_with("tried on work"), "{summary}");
+    assert_eq!(status(&node)["level"], "l1_agent");
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    let left = device.channels().expect("the device answers");
+    assert!(left.is_empty(), "the test left channels behind: {left:?}");
+
+    drop(node.agent.take());
+    node.start_agent(TRUSTING);
+    let (levels, summary) = found(&status(&node));
+    assert_eq!(levels, ["L1 proven", "L2 proven", "L3 proven"]);
+    assert!(summary.starts_with("remembered"), "{summary}");
+}
+
+#[test]
+fn a_disable_that_is_answered_and_stops_nothing_rules_every_channel_level_out() {
+    let mut node = node(&["--set", "deaf_disable=1000000"]);
+    node.start_agent(TRUSTING);
+    let seen = status(&node);
+    let (levels, summary) = found(&seen);
+    assert_eq!(levels, ["L1 failed", "L2 failed", "L3 failed"], "{summary}");
+    assert_eq!(seen["level"], "l5_launch_gate");
+    let note = seen["level_note"].as_str().expect("a text");
+    assert!(note.contains("goes on"), "{note}");
+    drop(node.agent.take());
+
+    // The operator's own choice is refused for the same reason, and a failure is not remembered.
+    let mut forced = node.agent_command();
+    forced.env("TIDEGATE_CHANNEL__LEVEL", "L2");
+    let refused = forced.output().expect("it starts");
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("channel level L2 cannot be used"), "{said}");
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    device.set("deaf_disable", "0").expect("a knob");
+    node.start_agent(TRUSTING);
+    assert_eq!(status(&node)["level"], "l1_agent");
+}
+
+#[test]
+fn an_enable_that_is_answered_and_resumes_nothing_rules_every_channel_level_out() {
+    let mut node = node(&["--set", "deaf_enable=1000000"]);
+    node.start_agent(TRUSTING);
+    let seen = status(&node);
+    assert_eq!(seen["level"], "l5_launch_gate");
+    let note = seen["level_note"].as_str().expect("a text");
+    assert!(note.contains("stands still"), "{note}");
+}
+
+#[test]
+fn a_firmware_that_refuses_foreign_pairs_costs_only_the_first_level() {
+    let mut node = node(&["--gpus", "2", "--set", "gsp_foreign=deny_1b"]);
+    node.start_agent(TRUSTING);
+    let seen = status(&node);
+    assert_eq!(found(&seen).0, ["L1 failed", "L2 proven", "L3 proven"]);
+    assert_eq!(seen["level"], "l2_owner_file");
+}
+
+/// A host may have the driver's kernel side only, and containers the rest.
+#[test]
+fn where_there_is_no_work_to_see_the_calls_are_tried_and_status_says_so() {
+    let mut node = node(&["--set", "deaf_disable=1000000"]);
+    // The user-mode driver is looked for beside the shim.
+    let shim = node.dir().join("libvgpu_rm.so");
+    std::os::unix::fs::symlink(built("libvgpu_rm.so"), &shim).expect("the directory is writable");
+    node.start_agent_by(TRUSTING, |mut agent| {
+        agent.arg("--vgpu-shim").arg(&shim);
+        agent.env_remove("LD_LIBRARY_PATH");
+        agent
+    });
+    let seen = status(&node);
+    let (levels, summary) = found(&seen);
+    assert_eq!(levels, ["L1 calls only"]);
+    assert!(summary.starts_with("not possible (no libcuda"), "{summary}");
+    assert_eq!(seen["level"], "l1_agent");
+    drop(node.agent.take());
+
+    let config = format!("{TRUSTING}[channel]\nlibrary = \"/nowhere/libtidegate.so\"\n");
+    node.start_agent(&config);
+    let (_, summary) = found(&status(&node));
+    assert!(
+        summary.starts_with("not possible (no /nowhere/libtidegate.so)"),
+        "{summary}"
+    );
+}
