@@ -5,6 +5,7 @@
 //! when it meets a stream it does not know and falls back to the thread's current context.
 
 use crate::driver::{self, Driver};
+use crate::memory::answers;
 use crate::process::{Process, process};
 use crate::{slots, start, sys};
 use std::collections::BTreeMap;
@@ -160,6 +161,7 @@ pub fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult 
     if result.is_ok() {
         contexts.forget_context(context as usize);
         slots::set_current(core::ptr::null());
+        answers::context_gone(process, context as usize);
     }
     result
 }
@@ -185,8 +187,9 @@ pub fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
                 .map(|at| contexts.contexts_of(at).collect())
                 .unwrap_or_default();
             for context in gone {
-                if !answers(driver, context) {
+                if !lives(driver, context) {
                     contexts.forget_context(context);
+                    answers::context_gone(process, context);
                 }
             }
         }
@@ -195,7 +198,7 @@ pub fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-fn answers(driver: &Driver, context: usize) -> bool {
+fn lives(driver: &Driver, context: usize) -> bool {
     let mut version = 0;
     // SAFETY: the driver checks context handles; `version` is live.
     unsafe { (driver.ctx_get_api_version)(context as CUcontext, &raw mut version) }.is_ok()

@@ -39,24 +39,53 @@ pub fn symbol(name: &CStr) -> *mut c_void {
     resolve::real_dlsym(handle, name)
 }
 
-macro_rules! driver {
-    ($($(#[$doc:meta])* $field:ident = $($name:literal)|+ : fn($($arg:ty),*);)*) => {
-        /// Driver functions the library calls.
+/// A struct of driver functions, and how it is loaded: `None` where the driver lacks one of them.
+macro_rules! functions {
+    ($(#[$about:meta])* $group:ident; $($(#[$doc:meta])* $field:ident = $($name:literal)|+ : fn($($arg:ty),*);)*) => {
+        $(#[$about])*
         #[derive(Clone, Copy, Debug)]
-        pub struct Driver { $($(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> CUresult),* }
+        pub struct $group { $($(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> CUresult),* }
 
-        fn load() -> Option<Driver> {
-            Some(Driver { $($field: {
-                let found = [$($name),+].into_iter().map(symbol).find(|found| !found.is_null())?;
-                // SAFETY: the driver's function of this name has this signature in every version
-                // that has the name.
-                unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(found) }
-            }),* })
+        impl $crate::driver::Functions for $group {
+            fn load() -> Option<Self> {
+                Some(Self { $($field: {
+                    let found = [$($name),+].into_iter().map($crate::driver::symbol).find(|found| !found.is_null())?;
+                    // SAFETY: the driver's function of this name has this signature in every version
+                    // that has the name.
+                    unsafe { core::mem::transmute::<*mut core::ffi::c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(found) }
+                }),* })
+            }
         }
     };
 }
+pub(crate) use functions;
 
-driver! {
+/// A group of driver functions.
+pub trait Functions: Sized + 'static {
+    /// Finds them all.
+    fn load() -> Option<Self>;
+}
+
+/// The functions in `cell`, found with the first call.
+pub fn loaded<T: Functions>(cell: &AtomicPtr<T>) -> Option<&'static T> {
+    let known = cell.load(Ordering::Acquire);
+    if !known.is_null() {
+        // SAFETY: leaked below and never changed.
+        return Some(unsafe { &*known });
+    }
+    let fresh = Box::into_raw(Box::new(T::load()?));
+    let stored = crate::sys::publish(cell, fresh);
+    if stored != fresh {
+        // SAFETY: made above and shown to nobody.
+        drop(unsafe { Box::from_raw(fresh) });
+    }
+    // SAFETY: leaked and never changed.
+    Some(unsafe { &*stored })
+}
+
+functions! {
+    /// Driver functions the library calls.
+    Driver;
     /// `cuCtxGetCurrent`.
     ctx_get_current = c"cuCtxGetCurrent": fn(*mut CUcontext);
     /// `cuCtxGetDevice`, of the current context.
@@ -89,17 +118,5 @@ driver! {
 
 /// The driver's functions; `None` without a driver, or with one too old to have them all.
 pub fn driver() -> Option<&'static Driver> {
-    let known = DRIVER.load(Ordering::Acquire);
-    if !known.is_null() {
-        // SAFETY: leaked below and never changed.
-        return Some(unsafe { &*known });
-    }
-    let fresh = Box::into_raw(Box::new(load()?));
-    let stored = crate::sys::publish(&DRIVER, fresh);
-    if stored != fresh {
-        // SAFETY: made above and shown to nobody.
-        drop(unsafe { Box::from_raw(fresh) });
-    }
-    // SAFETY: leaked and never changed.
-    Some(unsafe { &*stored })
+    loaded(&DRIVER)
 }

@@ -113,6 +113,13 @@ fn nanoseconds(text: &str) -> Option<u64> {
     u64::try_from(Duration::try_from_secs_f64(seconds).ok()?.as_nanos()).ok()
 }
 
+/// `TIDEGATE_KV_GUESS`: allocations of at least so many MiB are taken for KV caches without a scope.
+pub fn kv_guess() -> Option<u64> {
+    let text = std::str::from_utf8(get(c"TIDEGATE_KV_GUESS")?).ok()?;
+    let mebibytes: u64 = text.trim().parse().ok()?;
+    mebibytes.checked_mul(1 << 20).filter(|bytes| *bytes > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::nanoseconds;

@@ -3,10 +3,10 @@
 use crate::process::Process;
 use crate::{clock, env, log, sys};
 use core::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
-use tidegate_abi::page::{GATE_CLOSED, Page};
+use tidegate_abi::page::{GATE_CLOSED, GATE_HELD, GATE_STATE, Page};
 use tidegate_core::gate::{self as core_gate, Capture, OnTimeout, Role, TURN_NS, Turn};
 
 /// The gate as a launch sees it. A word that an agent has not written yet is closed: a process is
@@ -31,7 +31,36 @@ pub fn any_closed(process: &Process) -> bool {
     let page = process.page();
     process
         .seen_devices()
-        .any(|device| word(page, device) & tidegate_abi::page::GATE_STATE != 0)
+        .any(|device| word(page, device) & GATE_STATE != 0)
+}
+
+/// Whether a reclaim is under way on any device in use.
+pub fn held(process: &Process) -> bool {
+    held_at(process).is_some()
+}
+
+fn held_at(process: &Process) -> Option<&'static AtomicU64> {
+    let page = process.page();
+    process.seen_devices().find_map(|device| {
+        let gate = &page.gates.get(device)?.gate;
+        (gate.load(Acquire) & GATE_STATE == GATE_HELD).then_some(gate)
+    })
+}
+
+/// Waits while a reclaim is under way, at most one turn.
+pub fn wait_while_held(process: &Process) {
+    if let Some(gate) = held_at(process) {
+        sleep_on(gate, |seen| seen & GATE_STATE == GATE_HELD);
+    }
+}
+
+/// Sleeps a turn on a gate word, if it `keeps` one.
+fn sleep_on(gate: &AtomicU64, keeps: impl FnOnce(u64) -> bool) {
+    let seen = gate.load(Acquire);
+    if keeps(seen) {
+        let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
+        sys::futex_wait(sys::low_half(gate), low, TURN_NS);
+    }
 }
 
 /// Waits one turn; what the launch does then.
@@ -48,11 +77,7 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) -> Turn {
         process.bell.ring();
     }
     if let Some(gate) = page.gates.get(device) {
-        let seen = gate.gate.load(Acquire);
-        let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
-        if seen == 0 || seen & tidegate_abi::page::GATE_STATE != 0 {
-            sys::futex_wait(sys::low_half(&gate.gate), low, TURN_NS);
-        }
+        sleep_on(&gate.gate, |seen| seen == 0 || seen & GATE_STATE != 0);
     }
     if process.waiting.fetch_sub(1, AcqRel) == 1 {
         process.bell.ring();

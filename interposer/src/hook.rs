@@ -23,6 +23,10 @@ pub enum Class {
     Life,
     /// Begins or ends a capture.
     Capture,
+    /// Allocates, frees or tells of memory.
+    Memory,
+    /// May hold the driver's locks while it waits for the GPU.
+    Hold,
     /// Answers for the driver's functions.
     Resolve,
 }
@@ -354,6 +358,12 @@ macro_rules! class_of {
     (Capture) => {
         $crate::hook::Class::Capture
     };
+    (Memory) => {
+        $crate::hook::Class::Memory
+    };
+    (Hold) => {
+        $crate::hook::Class::Hold
+    };
     (Resolve) => {
         $crate::hook::Class::Resolve
     };
@@ -432,6 +442,22 @@ macro_rules! detour {
         $crate::hook::count(ID);
         // SAFETY: the application's own arguments, unchanged.
         $path($($given,)* unsafe { real()($($arg),*) })
+    }};
+    // The same, for a call that may hold the driver's locks.
+    (Around [$path:path, ($($given:expr),*), held] ($($arg:ident: $ty:ty),*)) => {{
+        $crate::hook::count(ID);
+        $crate::memory::hold::around(ID, || {
+            // SAFETY: the application's own arguments, unchanged.
+            $path($($given,)* || unsafe { real()($($arg),*) })
+        })
+    }};
+    (Memory $how:tt $arguments:tt) => {
+        $crate::detour!(Around $how $arguments)
+    };
+    (Hold [] ($($arg:ident: $ty:ty),*)) => {{
+        $crate::hook::count(ID);
+        // SAFETY: the application's own arguments, unchanged.
+        $crate::memory::hold::around(ID, || unsafe { real()($($arg),*) })
     }};
     (Capture [$path:path, $stream:expr] ($($arg:ident: $ty:ty),*)) => {{
         $crate::hook::count(ID);

@@ -97,7 +97,7 @@ pub fn sync_copy(
         slow(row, touch, call)
     } else {
         crate::hook::count(row);
-        call()
+        crate::memory::hold::around(row, call)
     };
     crate::sync::returned(crate::sync::Proof::Event, result);
     result

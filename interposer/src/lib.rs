@@ -7,6 +7,7 @@
 //! * [`resolve`], [`driver`]: how the application and the library itself find functions.
 //! * [`slots`], [`launch`], [`sync`], [`gate`], [`capture`], [`contexts`]: launches and all that bears
 //!   on them.
+//! * [`memory`]: KV memory, backed by handles, taken and given back.
 //! * [`ioctl`], [`trace`]: the resource manager's objects, and its calls written out.
 //! * [`process`], [`start`], [`prober`], [`report`]: the process' state and the library's threads.
 
@@ -25,6 +26,7 @@ mod hook;
 mod ioctl;
 mod launch;
 mod log;
+mod memory;
 mod prober;
 mod process;
 mod report;

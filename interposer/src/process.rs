@@ -10,6 +10,7 @@
 
 use crate::contexts::Contexts;
 use crate::ioctl::Rm;
+use crate::memory::Memory;
 use crate::slots::{PAGE, Slots};
 use crate::{env, sys};
 use core::sync::atomic::{
@@ -57,6 +58,8 @@ pub struct Process {
     pub without_agent_ns: AtomicU64,
     /// Panics caught at the library's edges.
     pub panics: AtomicU64,
+    /// KV memory.
+    pub memory: Memory,
 }
 
 /// What the agent wants of the library, in nanoseconds.
@@ -113,6 +116,8 @@ impl Process {
                 words.activity.fetch_or(ACTIVITY_BUSY, AcqRel);
             }
         }
+        let in_flight = self.memory.in_flight.load(Acquire);
+        page.process.in_flight.store(in_flight, Release);
         let old = PAGE.swap(core::ptr::from_ref(page).cast_mut(), AcqRel);
         ring(page);
         // SAFETY: as in `page`.
@@ -238,6 +243,7 @@ fn build() -> Option<&'static Process> {
             waiting: AtomicU32::new(0),
             without_agent_ns: AtomicU64::new(0),
             panics: AtomicU64::new(0),
+            memory: Memory::default(),
         };
         process.set_private_gates(wished == Role::Offline);
         PAGE.store(core::ptr::from_ref(private).cast_mut(), Release);

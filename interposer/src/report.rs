@@ -13,6 +13,8 @@
 use crate::channels::{self, Outcome};
 use crate::greet::{Greeted, control_file, greet};
 use crate::ioctl::{GRANTS, Up};
+use crate::memory::settled;
+use crate::memory::talk::{self, Talk};
 use crate::process::Process;
 use crate::resolve::{DEEPBIND_LOADS, unhooked};
 use crate::sys::{self, Bell};
@@ -58,6 +60,8 @@ enum Lost {
 const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 const LAST_BACKOFF: Duration = Duration::from_millis(500);
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
+/// How long the soft landing waits for mappings that are being changed.
+const SETTLE_NS: u64 = 50_000_000;
 /// How often an offline process looks at its agent's heartbeat.
 const TICK: Duration = Duration::from_millis(25);
 const HOOKS_EVERY_NS: u64 = 1_000_000_000;
@@ -89,6 +93,7 @@ pub fn run(process: &'static Process) {
         hooks_calls: 0,
         waiting: false,
         devices: 0,
+        talk: Talk::default(),
     };
     runtime.block_on(async {
         // SAFETY: an owned descriptor, which stays open as long as the value that is registered.
@@ -100,7 +105,7 @@ pub fn run(process: &'static Process) {
 }
 
 /// Leaves the application's table for an own, empty one; `false`: the kernel refuses, or a filter.
-fn own_descriptor_table() -> bool {
+pub fn own_descriptor_table() -> bool {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
     let first = if log::enabled() { 3 } else { 0 };
     // SAFETY: no pointers. The thread's table becomes its own; no descriptor of it is in use yet.
@@ -176,6 +181,7 @@ struct Reporter {
     hooks_calls: u64,
     waiting: bool,
     devices: u32,
+    talk: Talk,
 }
 
 type Up1 = mpsc::UnboundedSender<v1::ClientEvent>;
@@ -229,6 +235,7 @@ impl Reporter {
         GRANTS.fetch_add(1, AcqRel);
         sys::futex_wake(&GRANTS);
         sys::lock(&self.process.rm).outbox.clear();
+        self.talk.void(self.process);
         if was {
             log::debug(|| "the agent is gone".to_owned());
             if self.process.role() == Role::Offline {
@@ -275,6 +282,9 @@ impl Reporter {
                     self.process.swap_page(self.process.private);
                 }
                 Effect::EnableChannels => {
+                    if !settled(self.process, SETTLE_NS) {
+                        log::debug(|| "a mapping change does not end".to_owned());
+                    }
                     if !channels::enable_all(self.process) {
                         log::debug(|| "some channels could not be enabled".to_owned());
                     }
@@ -325,6 +335,7 @@ impl Reporter {
         };
         self.snapshot(&up);
         loop {
+            let memory = self.talk.wake_in(self.process);
             tokio::select! {
                 command = down.next() => match command {
                     Some(Ok(command)) => self.command(&up, command, page),
@@ -339,6 +350,7 @@ impl Reporter {
                     self.deliver(&up);
                 }
                 () = tokio::time::sleep(TICK), if self.looks() => self.look(),
+                () = tokio::time::sleep(memory.unwrap_or_default()), if memory.is_some() => self.deliver(&up),
                 () = tokio::time::sleep(Duration::from_secs(1)) => self.hooks(&up, false),
             }
         }
@@ -366,7 +378,7 @@ impl Reporter {
             membarrier: self.process.membarrier,
             driver_version: String::new(),
             last_agent_generation: self.generation,
-            memory: 0,
+            memory: talk::VERSION,
         }
     }
 
@@ -388,6 +400,7 @@ impl Reporter {
         );
         self.devices = 0;
         self.hooks_calls = 0;
+        self.talk.attach(self.process, &mut |event| send(up, event));
         self.deliver(up);
     }
 
@@ -427,6 +440,8 @@ impl Reporter {
             self.waiting = waiting;
             send(up, Event::GateWait(v1::GateWait { waiting }));
         }
+        self.talk
+            .deliver(self.process, &mut |event| send(up, event));
     }
 
     fn command(&mut self, up: &Up1, command: v1::AgentCommand, page: Option<&'static Page>) {
@@ -469,18 +484,8 @@ impl Reporter {
                 let device = usize::try_from(gate.slot).unwrap_or(usize::MAX);
                 self.process.set_private_gate(device, gate.closed);
             }
-            // Not sent to a library whose Hello does not ask for them.
-            Some(
-                Command::LaunchGate(_)
-                | Command::Prepare(_)
-                | Command::Reclaim(_)
-                | Command::CancelReclaim(_)
-                | Command::Restore(_)
-                | Command::Share(_)
-                | Command::MapTarget(_)
-                | Command::DemandAnswer(_),
-            )
-            | None => {}
+            Some(memory) => self.talk.command(self.process, memory),
+            None => {}
         }
     }
 

@@ -19,6 +19,26 @@ pub fn once(process: &'static Process) {
     drop(quiet);
 }
 
+/// Starts the thread that changes mappings.
+pub fn spawn_service(body: impl Fn() + Send + 'static) {
+    let quiet = BlockSignals::new();
+    spawn("tidegate-memory", body);
+    drop(quiet);
+}
+
+/// Starts a thread that keeps something open for the life of the process; whether it started.
+pub fn spawn_keeper(body: impl FnOnce() + Send + 'static) -> bool {
+    let quiet = BlockSignals::new();
+    let thread = std::thread::Builder::new()
+        .name("tidegate-job".to_owned())
+        .stack_size(128 << 10)
+        .spawn(move || {
+            guarded(body);
+        });
+    drop(quiet);
+    thread.is_ok()
+}
+
 fn spawn(name: &str, body: impl Fn() + Send + 'static) {
     let thread = std::thread::Builder::new()
         .name(name.to_owned())

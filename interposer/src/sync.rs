@@ -26,7 +26,7 @@ pub enum Proof {
 pub fn around(row: usize, proof: Proof, call: impl FnOnce() -> CUresult) -> CUresult {
     hook::count(row);
     if proof == Proof::Context && known().is_some() {
-        return context(call);
+        return crate::memory::hold::around(row, || context(call));
     }
     let result = call();
     returned(proof, result);

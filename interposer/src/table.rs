@@ -3,12 +3,14 @@
 //! and are not hooked; a program that resolves one is counted.
 
 use crate::launch::stream_of;
+use crate::memory::answers;
 use crate::sync::Proof;
 use crate::{capture, contexts, launch, resolve, slots};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use tidegate_abi::cuda::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
-    CUgreenCtx, CUhostFn, CUlaunchConfig, CUresult, CUstream, CudaLaunchParams,
+    CUgreenCtx, CUhostFn, CUlaunchConfig, CUmemoryPool, CUmodule, CUresult, CUstream,
+    CudaLaunchParams,
 };
 
 /// A stream of 0.
@@ -170,19 +172,19 @@ crate::hooks! {
     Current 4000 fn cuCtxPushCurrent_v2(context: CUcontext);
     Current 2000 fn cuCtxPopCurrent(context: *mut CUcontext);
     Current 4000 fn cuCtxPopCurrent_v2(context: *mut CUcontext);
-    Around[contexts::destroy, (context), call] 2000 fn cuCtxDestroy(context: CUcontext);
-    Around[contexts::destroy, (context), call] 4000 fn cuCtxDestroy_v2(context: CUcontext);
-    Around[contexts::destroy, (context), call] 2000 fn cuCtxDetach(context: CUcontext);
+    Around[contexts::destroy, (context), held] 2000 fn cuCtxDestroy(context: CUcontext);
+    Around[contexts::destroy, (context), held] 4000 fn cuCtxDestroy_v2(context: CUcontext);
+    Around[contexts::destroy, (context), held] 2000 fn cuCtxDetach(context: CUcontext);
     Around[contexts::retained, (context, device), result] 7000 fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-    Around[contexts::release, (device), call] 7000 fn cuDevicePrimaryCtxRelease(device: CUdevice);
-    Around[contexts::release, (device), call] 11000 fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-    Around[contexts::release, (device), call] 7000 fn cuDevicePrimaryCtxReset(device: CUdevice);
-    Around[contexts::release, (device), call] 11000 fn cuDevicePrimaryCtxReset_v2(device: CUdevice);
+    Around[contexts::release, (device), held] 7000 fn cuDevicePrimaryCtxRelease(device: CUdevice);
+    Around[contexts::release, (device), held] 11000 fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    Around[contexts::release, (device), held] 7000 fn cuDevicePrimaryCtxReset(device: CUdevice);
+    Around[contexts::release, (device), held] 11000 fn cuDevicePrimaryCtxReset_v2(device: CUdevice);
     Around[contexts::stream_made, (stream), result] 2000 fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     Around[contexts::stream_made, (stream), result] 5050 fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
     Around[contexts::stream_made, (stream), result] 12050 fn cuGreenCtxStreamCreate(stream: *mut CUstream, context: CUgreenCtx, flags: c_uint, priority: c_int);
-    Around[contexts::stream_destroyed, (s), call] 2000 fn cuStreamDestroy(s: CUstream);
-    Around[contexts::stream_destroyed, (s), call] 4000 fn cuStreamDestroy_v2(s: CUstream);
+    Around[contexts::stream_destroyed, (s), held] 2000 fn cuStreamDestroy(s: CUstream);
+    Around[contexts::stream_destroyed, (s), held] 4000 fn cuStreamDestroy_v2(s: CUstream);
 
     // Captures.
     Capture[capture::begin, s] 10000 fn cuStreamBeginCapture(s: CUstream);
@@ -193,6 +195,43 @@ crate::hooks! {
     Capture[capture::begin, s] 12030 fn cuStreamBeginCaptureToGraph_ptsz(s: CUstream, graph: CUgraph, nodes: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int);
     Capture[capture::end, s] 10000 fn cuStreamEndCapture(s: CUstream, graph: *mut CUgraph);
     Capture[capture::end, s] 10000 fn cuStreamEndCapture_ptsz(s: CUstream, graph: *mut CUgraph);
+
+    // Memory: KV caches answer as one allocation, the rest is counted.
+    Memory[answers::alloc, (ID, at, bytes), call] 3020 fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
+    Memory[answers::pitched, (at, pitch, height), result] 3020 fn cuMemAllocPitch_v2(at: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint);
+    Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocAsync(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
+    Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocAsync_ptsz(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
+    Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
+    Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocFromPoolAsync_ptsz(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
+    Memory[answers::free, (ID, at), call] 3020 fn cuMemFree_v2(at: CUdeviceptr);
+    Memory[answers::freed, (at), result] 11020 fn cuMemFreeAsync(at: CUdeviceptr, s: CUstream);
+    Memory[answers::freed, (at), result] 11020 fn cuMemFreeAsync_ptsz(at: CUdeviceptr, s: CUstream);
+    Memory[answers::info, (free, total), result] 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    Memory[answers::total, (bytes, device), result] 3020 fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+    Memory[answers::address_range, (base, bytes, at), call] 3020 fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, at: CUdeviceptr);
+    Memory[answers::attribute, (data, attribute, at), call] 4000 fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, at: CUdeviceptr);
+    Memory[answers::attributes, (count, attributes, data, at), call] 7000 fn cuPointerGetAttributes(count: c_uint, attributes: *const c_int, data: *mut *mut c_void, at: CUdeviceptr);
+    Memory[answers::retain, (at), call] 11000 fn cuMemRetainAllocationHandle(handle: *mut u64, at: *mut c_void);
+    Memory[answers::shared, (at), call] 4010 fn cuIpcGetMemHandle(handle: *mut c_void, at: CUdeviceptr);
+    Memory[answers::shared, (at), call] 11070 fn cuMemGetHandleForAddressRange(handle: *mut c_void, at: CUdeviceptr, bytes: usize, kind: c_int, flags: u64);
+    Memory[answers::shared, (at as CUdeviceptr), call] 4000 fn cuMemHostRegister(at: *mut c_void, bytes: usize, flags: c_uint);
+    Memory[answers::shared, (at as CUdeviceptr), call] 6050 fn cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: c_uint);
+    Memory[answers::peer, (peer), result] 4000 fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
+
+    // What else may hold the driver's locks while it waits for the GPU.
+    Hold 2000 fn cuMemFreeHost(at: *mut c_void);
+    Hold 4000 fn cuMemHostUnregister(at: *mut c_void);
+    Hold 2000 fn cuModuleLoad(module: *mut CUmodule, name: *const c_char);
+    Hold 2000 fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+    Hold 2010 fn cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void);
+    Hold 2000 fn cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void);
+    Hold 2000 fn cuModuleUnload(module: CUmodule);
+    Hold 12000 fn cuLibraryLoadData(library: *mut *mut c_void, code: *const c_void, options: *mut c_int, values: *mut *mut c_void, count: c_uint, library_options: *mut c_int, library_values: *mut *mut c_void, library_count: c_uint);
+    Hold 12000 fn cuLibraryLoadFromFile(library: *mut *mut c_void, name: *const c_char, options: *mut c_int, values: *mut *mut c_void, count: c_uint, library_options: *mut c_int, library_values: *mut *mut c_void, library_count: c_uint);
+    Hold 12000 fn cuLibraryUnload(library: *mut c_void);
+    Hold 2000 fn cuEventDestroy(event: CUevent);
+    Hold 4000 fn cuEventDestroy_v2(event: CUevent);
+    Hold 10000 fn cuGraphExecDestroy(exec: CUgraphExec);
 
     // Answers for functions.
     Resolve[resolve::proc_address] 11030 fn cuGetProcAddress(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64);

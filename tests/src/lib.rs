@@ -8,12 +8,14 @@
 //! waited for.
 
 pub mod clock;
+pub mod engine;
 pub mod figures;
 pub mod judge;
 pub mod memory;
 pub mod online;
 pub mod peer;
 pub mod schedules;
+pub mod stand_in;
 pub mod view;
 pub mod virtual_nemesis;
 pub mod watch;

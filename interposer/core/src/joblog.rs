@@ -16,7 +16,7 @@
 //! dies in the middle keeps another from going on: an entry is one store, and whoever comes next
 //! moves the head over it.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// `TIDEJOB1`, little endian.
@@ -38,9 +38,9 @@ const CUT_BITS: u32 = 40;
 #[derive(Debug)]
 pub struct Shared {
     /// [`MAGIC`] once it is in use.
-    pub magic: AtomicU64,
+    magic: AtomicU64,
     /// Ranks of the job.
-    pub world: AtomicU32,
+    world: AtomicU32,
     _pad: [u32; 13],
     /// Entries appended.
     head: AtomicU64,
@@ -244,15 +244,16 @@ impl Shared {
         News::decode(self.entries[index(number)].load(Acquire))
     }
 
-    /// Makes memory that another job left usable.
-    pub fn reset(&self) {
-        let words = self.cuts.iter().chain(&self.entries);
-        words.for_each(|word| word.store(0, Relaxed));
-        self.missing.iter().for_each(|b| b.store(0, Relaxed));
-        self.head.store(0, Relaxed);
-        self.withheld.store(0, Relaxed);
-        self.world.store(0, Relaxed);
+    /// Takes zeroed memory into use for a job of `world` ranks.
+    pub fn begin(&self, world: u32) {
+        self.world.store(world, Release);
         self.magic.store(MAGIC, Release);
+    }
+
+    /// Ranks of the job, if this is the memory of one.
+    #[must_use]
+    pub fn ranks(&self) -> Option<u32> {
+        (self.magic.load(Acquire) == MAGIC).then(|| self.world.load(Acquire))
     }
 }
 
@@ -347,7 +348,7 @@ mod tests {
             entries: *<Box<[AtomicU64; ENTRIES]>>::try_from(words(ENTRIES)).expect("that many"),
             missing: *<Box<[AtomicU8; BLOCKS]>>::try_from(bytes).expect("that many"),
         });
-        shared.reset();
+        shared.begin(1);
         shared
     }
 

@@ -4,6 +4,7 @@
 //! * [`uvm`]: the few unified-memory ioctls that name channels and map memory.
 //! * [`class`]: class and engine numbers, and what they mean for gating.
 //! * [`cuda`]: the slice of the CUDA driver API whose types cross our hooks.
+//! * [`vmm`]: the structs of its virtual memory management.
 //! * [`page`]: the page an agent shares with one preloaded process.
 //!
 //! Nothing here has behaviour beyond decoding, and nothing depends on anything: the three users
@@ -15,3 +16,4 @@ pub mod cuda;
 pub mod page;
 pub mod rm;
 pub mod uvm;
+pub mod vmm;

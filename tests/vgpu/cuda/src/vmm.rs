@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidegate_abi::cuda::{CUdeviceptr, CUresult};
 use tidegate_abi::uvm::{UVM_UNMAP_EXTERNAL, UvmUnmapExternal};
+use tidegate_abi::vmm::{DEVICE, PINNED};
 
 use crate::capturing;
 use crate::context;
@@ -19,38 +20,7 @@ use crate::memory::{self, PAGE, Place};
 use crate::result::{CudaResult, store};
 use crate::rm::{self, RmResult};
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
-const PINNED: i32 = 1;
-/// `CU_MEM_LOCATION_TYPE_DEVICE`.
-const DEVICE: i32 = 1;
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Location {
-    kind: i32,
-    id: i32,
-}
-
-/// `CUmemAllocationProp`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Properties {
-    kind: i32,
-    handle_types: i32,
-    location: Location,
-    win32: *mut u8,
-    flags: [u8; 8],
-}
-const _: () = assert!(size_of::<Properties>() == 32);
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Access {
-    location: Location,
-    flags: i32,
-}
+pub use tidegate_abi::vmm::{Access, Location, Properties};
 
 struct Handle {
     ordinal: i32,
@@ -410,14 +380,8 @@ pub fn properties(out: *mut Properties, handle: u64) -> CudaResult {
     let space = space();
     let handle = space.handles.get(&handle).ok_or(CUresult::INVALID_VALUE)?;
     let properties = Properties {
-        kind: PINNED,
         handle_types: handle.handle_types,
-        location: Location {
-            kind: DEVICE,
-            id: handle.ordinal,
-        },
-        win32: std::ptr::null_mut(),
-        flags: [0; 8],
+        ..Properties::of_device(handle.ordinal)
     };
     // SAFETY: `out` is the caller's place for the struct.
     unsafe { store(out, properties) }

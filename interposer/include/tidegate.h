@@ -1,0 +1,182 @@
+/* What an LLM engine tells Tidegate, and learns from it: the C functions of libtidegate.so.
+ *
+ * The library is preloaded, never linked. tg_open() finds its functions in the running process; where there is no
+ * library, or one without a function, that function does nothing and answers -ENOSYS. So one call at the start, and the
+ * engine runs the same with and without Tidegate.
+ *
+ * Functions answer 0 or a negative errno and are safe from any thread. Those marked "hot" only read and write memory;
+ * the others may call the driver or wait.
+ *
+ * Words: a *block* is the engine's KV block, with a part in every layer. A *rank* is one process of a job that holds
+ * blocks. Block ids are the same in every rank. *Lost*: a block's content is gone. *Withheld*: the engine gives it to no
+ * request. *Back*: memory stands behind it again, and it may be used; its old content stays gone.
+ *
+ * What an engine does at each step, after the step's outputs are on the host and before it accepts them:
+ *
+ *   tg_poll(step, ...)         every rank that schedules gets the same answer at the same step
+ *   for each lost block:       requests that hold it go back to waiting, with prompt and accepted tokens only; all their
+ *                              in-flight output is dropped; it and their later blocks leave the prefix cache; the
+ *                              allocator does not hand it out
+ *   for each block back:       the allocator may hand it out again
+ *   tg_ack_withheld(seq)       only after this does Tidegate put memory behind the lost blocks again
+ *
+ * Versions: functions and flags are only added; TG_ABI_VERSION grows with each. A library of version N has everything
+ * that is marked with a version up to N. */
+#ifndef TIDEGATE_H
+#define TIDEGATE_H
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TG_ABI_VERSION 1
+
+/* For tg_kv_scope_begin and tg_kv_register. */
+#define TG_KV_ELASTIC 1u /* online: begins without memory, grows with tg_reserve and shrinks with tg_release */
+
+/* One layer's part (or one of K and V) of the blocks [first_block, first_block + blocks): block b has `block_bytes`
+ * bytes at base + (b - first_block) * block_stride. All regions of a cache have the same blocks. Where all layers of a
+ * block lie together the regions interleave: base differs by the offset in the block, block_stride is the whole. */
+struct tg_kv_region {
+    uint64_t base;
+    uint64_t block_stride;
+    uint64_t block_bytes;
+    uint32_t first_block;
+    uint32_t blocks;
+};
+
+struct tg_api {
+    /* The library's TG_ABI_VERSION; 0 without the library. */
+    uint32_t (*abi_version)(void);
+
+    /* Joins a job as rank `rank` of `world`; a name of NULL is TIDEGATE_JOB. Once per process, also in one that only
+     * schedules. Waits for the job's shared memory. */
+    int (*attach)(const char *job, uint32_t rank, uint32_t world);
+
+    /* Memory that the calling thread allocates with cuMemAlloc between these is backed by handles of `handle_bytes` each
+     * (a multiple of 2 MiB; 0: 2 MiB), so that it can be taken and given back. Allocations smaller than a handle are
+     * not. Empty the framework's own cache of memory first. Scopes do not nest. */
+    int (*kv_scope_begin)(uint64_t handle_bytes, uint32_t flags);
+    int (*kv_scope_end)(void);
+
+    /* Registers a KV cache that lies in memory of a KV scope; `*kv` is its number. Nothing that is not registered is
+     * ever taken. Blocks below `protected_blocks` never are (block 0, where padding reads). -EINVAL: the regions make
+     * no sense (standard error says how). */
+    int (*kv_register)(const struct tg_kv_region *regions, size_t count, uint32_t protected_blocks, uint32_t flags,
+                       uint32_t *kv);
+    int (*kv_unregister)(uint32_t kv);
+
+    /* Hot. What was lost and what is back since the last step, lost first. The counts say how much room there is, then
+     * how much was written. -ENOSPC: the counts say how much room it takes, and nothing is consumed. `*seq` is for
+     * tg_ack_withheld. -ENOTCONN before tg_attach. */
+    int (*poll)(uint64_t step, uint32_t *lost, size_t *lost_count, uint32_t *back, size_t *back_count, uint64_t *seq);
+    /* Hot. Every block that polls up to the one with this `seq` named as lost is withheld. */
+    int (*ack_withheld)(uint64_t seq);
+
+    /* Hot. Which blocks a request holds, in order, and how many tokens it would have to compute again; replaces what was
+     * said of it before. Decides which blocks are taken: those that cost least. */
+    int (*publish_request)(uint64_t request, uint32_t tokens, const uint32_t *blocks, size_t count);
+    int (*forget_request)(uint64_t request);
+
+    /* Hot, inside what is mapped ahead. Up to `want` further blocks of an elastic cache; fewer when that runs out, and
+     * then more is asked for. Ask again later. */
+    int (*reserve)(uint32_t kv, uint32_t want, uint32_t *ids, uint32_t *granted);
+    /* Hot. Gives blocks back; nothing on the GPU may use them any more. */
+    int (*release)(uint32_t kv, const uint32_t *ids, size_t count);
+    /* Hot. How many of the reserved blocks hold content. */
+    int (*usage)(uint32_t kv, uint32_t used_blocks);
+
+    /* Hot. Online: how many requests are in flight. Offline work runs only while none is. */
+    int (*requests_in_flight)(uint32_t count);
+};
+
+static inline uint32_t tg_no_version(void) { return 0; }
+static inline int tg_no_attach(const char *job, uint32_t rank, uint32_t world)
+{
+    (void)job, (void)rank, (void)world;
+    return -ENOSYS;
+}
+static inline int tg_no_scope_begin(uint64_t handle_bytes, uint32_t flags)
+{
+    (void)handle_bytes, (void)flags;
+    return -ENOSYS;
+}
+static inline int tg_no_scope_end(void) { return -ENOSYS; }
+static inline int tg_no_register(const struct tg_kv_region *regions, size_t count, uint32_t protected_blocks,
+                                 uint32_t flags, uint32_t *kv)
+{
+    (void)regions, (void)count, (void)protected_blocks, (void)flags, (void)kv;
+    return -ENOSYS;
+}
+static inline int tg_no_poll(uint64_t step, uint32_t *lost, size_t *lost_count, uint32_t *back, size_t *back_count,
+                             uint64_t *seq)
+{
+    (void)step, (void)lost, (void)lost_count, (void)back, (void)back_count, (void)seq;
+    return -ENOSYS;
+}
+static inline int tg_no_number(uint64_t number)
+{
+    (void)number;
+    return -ENOSYS;
+}
+static inline int tg_no_word(uint32_t word)
+{
+    (void)word;
+    return -ENOSYS;
+}
+static inline int tg_no_publish(uint64_t request, uint32_t tokens, const uint32_t *blocks, size_t count)
+{
+    (void)request, (void)tokens, (void)blocks, (void)count;
+    return -ENOSYS;
+}
+static inline int tg_no_reserve(uint32_t kv, uint32_t want, uint32_t *ids, uint32_t *granted)
+{
+    (void)kv, (void)want, (void)ids, (void)granted;
+    return -ENOSYS;
+}
+static inline int tg_no_release(uint32_t kv, const uint32_t *ids, size_t count)
+{
+    (void)kv, (void)ids, (void)count;
+    return -ENOSYS;
+}
+static inline int tg_no_usage(uint32_t kv, uint32_t used_blocks)
+{
+    (void)kv, (void)used_blocks;
+    return -ENOSYS;
+}
+
+/* Finds the library's functions; its TG_ABI_VERSION, 0 if it is not preloaded. */
+static inline uint32_t tg_open(struct tg_api *tg)
+{
+    void *found;
+#define TG_FIND(field, name, otherwise)                                                                                \
+    found = dlsym(RTLD_DEFAULT, name);                                                                                 \
+    *(void **)&tg->field = found;                                                                                      \
+    if (!found) tg->field = otherwise
+    TG_FIND(abi_version, "tg_abi_version", tg_no_version);
+    TG_FIND(attach, "tg_attach", tg_no_attach);
+    TG_FIND(kv_scope_begin, "tg_kv_scope_begin", tg_no_scope_begin);
+    TG_FIND(kv_scope_end, "tg_kv_scope_end", tg_no_scope_end);
+    TG_FIND(kv_register, "tg_kv_register", tg_no_register);
+    TG_FIND(kv_unregister, "tg_kv_unregister", tg_no_word);
+    TG_FIND(poll, "tg_poll", tg_no_poll);
+    TG_FIND(ack_withheld, "tg_ack_withheld", tg_no_number);
+    TG_FIND(publish_request, "tg_publish_request", tg_no_publish);
+    TG_FIND(forget_request, "tg_forget_request", tg_no_number);
+    TG_FIND(reserve, "tg_reserve", tg_no_reserve);
+    TG_FIND(release, "tg_release", tg_no_release);
+    TG_FIND(usage, "tg_usage", tg_no_usage);
+    TG_FIND(requests_in_flight, "tg_requests_in_flight", tg_no_word);
+#undef TG_FIND
+    return tg->abi_version();
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,483 @@
+//! The C functions engines call (`include/tidegate.h`).
+//!
+//! Found by `dlsym`, so an engine runs the same without the library. What an engine calls in every
+//! step reads and writes memory; only attaching, registering and scopes call anything. Results are 0
+//! or a negative `errno`.
+
+use super::backed::vmm;
+use super::kv::{BadKv, Kv};
+use super::{Growing, Held, Membership, SCOPE, State, job, say, serve, talk};
+use crate::process::{Process, guarded, process, ring};
+use crate::{clock, env, log, start, sys};
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::Arc;
+use tidegate_core::elastic::Elastic;
+use tidegate_core::joblog::{Reader, Refused, Shared};
+use tidegate_core::stripes::Region;
+use tidegate_proto::v1::{self, client_event::Event};
+
+/// `TG_ABI_VERSION` of the header.
+const VERSION: u32 = 1;
+/// `TG_KV_ELASTIC`.
+const ELASTIC: u32 = 1;
+
+/// `tg_kv_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct KvRegion {
+    base: u64,
+    block_stride: u64,
+    block_bytes: u64,
+    first_block: u32,
+    blocks: u32,
+}
+const _: () = assert!(size_of::<KvRegion>() == 32);
+
+/// Runs a function of the interface; a panic in it is `EIO`.
+fn answered(f: impl FnOnce(&'static Process) -> Result<(), c_int>) -> c_int {
+    guarded(|| {
+        sys::keeping_errno(|| match process() {
+            Some(process) => f(process).err().map_or(0, |errno| -errno),
+            None => -libc::ENOSYS,
+        })
+    })
+    .unwrap_or(-libc::EIO)
+}
+
+/// `tg_abi_version`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_abi_version() -> u32 {
+    VERSION
+}
+
+/// `tg_attach`.
+///
+/// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -> c_int {
+    answered(|process| {
+        if world == 0 || rank >= world {
+            return Err(libc::EINVAL);
+        }
+        let name = if name.is_null() {
+            env::job()
+        } else {
+            // SAFETY: this function's contract.
+            let name = unsafe { CStr::from_ptr(name) };
+            name.to_string_lossy().into_owned()
+        };
+        let mut membership = sys::lock(&process.memory.membership);
+        if membership.joined {
+            return Err(libc::EALREADY);
+        }
+        // Processes without a name for their job share it with nobody.
+        let shown = if name.is_empty() {
+            format!("pid-{}", std::process::id())
+        } else {
+            name.clone()
+        };
+        let log = job::open(&shown, world).map_err(|error| {
+            log::line(&format!("tg_attach: {error}"));
+            libc::EIO
+        })?;
+        process
+            .memory
+            .log
+            .store(core::ptr::from_ref(log).cast_mut(), Release);
+        *membership = Membership {
+            name,
+            rank,
+            world,
+            reader: Reader::at_end(log),
+            joined: true,
+        };
+        drop(membership);
+        start::once(process);
+        Ok(())
+    })
+}
+
+/// `tg_kv_scope_begin`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_kv_scope_begin(handle_bytes: u64, flags: u32) -> c_int {
+    answered(|_| {
+        let (depth, _, _) = SCOPE.get();
+        if depth > 0 {
+            return Err(libc::EALREADY);
+        }
+        if flags & !ELASTIC != 0 || !handle_bytes.is_multiple_of(super::backed::HANDLE_BYTES) {
+            return Err(libc::EINVAL);
+        }
+        SCOPE.set((1, handle_bytes, flags & ELASTIC != 0));
+        Ok(())
+    })
+}
+
+/// `tg_kv_scope_end`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_kv_scope_end() -> c_int {
+    answered(|_| match SCOPE.replace((0, 0, false)) {
+        (0, ..) => Err(libc::EINVAL),
+        _ => Ok(()),
+    })
+}
+
+/// `tg_kv_register`.
+///
+/// # Safety
+/// `regions` has `count` entries; `kv` is the caller's place for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tg_kv_register(
+    regions: *const KvRegion,
+    count: usize,
+    protected: u32,
+    flags: u32,
+    kv: *mut u32,
+) -> c_int {
+    answered(|process| {
+        if regions.is_null() || kv.is_null() || count == 0 || flags & !ELASTIC != 0 {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: this function's contract.
+        let regions = unsafe { core::slice::from_raw_parts(regions, count) };
+        let regions: Vec<Region> = regions
+            .iter()
+            .map(|region| Region {
+                base: region.base,
+                stride: region.block_stride,
+                block_bytes: region.block_bytes,
+                first_block: region.first_block,
+                blocks: region.blocks,
+            })
+            .collect();
+        let id = register(process, &regions, protected, flags & ELASTIC != 0).map_err(|error| {
+            log::line(&format!("tg_kv_register: {error}"));
+            if error == BadKv::NoMemory {
+                libc::ENOMEM
+            } else {
+                libc::EINVAL
+            }
+        })?;
+        // SAFETY: this function's contract.
+        unsafe { kv.write(id) };
+        Ok(())
+    })
+}
+
+fn register(
+    process: &'static Process,
+    regions: &[Region],
+    protected: u32,
+    elastic: bool,
+) -> Result<u32, BadKv> {
+    let memory = &process.memory;
+    let membership = sys::lock(&memory.membership);
+    let mut state = sys::lock(&memory.state);
+    let State {
+        backed,
+        kvs,
+        kvs_made,
+        ..
+    } = &mut *state;
+    let mut cache = Kv::new(*kvs_made + 1, backed, regions, protected, elastic)?;
+    if env::kv_guess().is_some() && membership.world > 1 {
+        "its memory was guessed, and the job has more than one rank".clone_into(&mut cache.refused);
+    }
+    if elastic {
+        let vmm = vmm().ok_or(BadKv::NoMemory)?;
+        cache.back_fixed(vmm, backed).map_err(|_| BadKv::NoMemory)?;
+    }
+    *kvs_made += 1;
+    let id = cache.id;
+    say(process, Event::KvRegistered(membership.describe(&cache)));
+    if let Some(elastic) = &cache.elastic {
+        let known = (cache.device, Arc::clone(elastic));
+        sys::lock(&memory.elastic).insert(id, known);
+    }
+    kvs.insert(id, cache);
+    drop(state);
+    serve(process);
+    memory.changed();
+    Ok(id)
+}
+
+/// `tg_kv_unregister`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_kv_unregister(kv: u32) -> c_int {
+    answered(|process| {
+        let mut state = sys::lock(&process.memory.state);
+        let cache = state.kvs.remove(&kv).ok_or(libc::ENOENT)?;
+        cache.forget(process.memory.log());
+        drop(state);
+        sys::lock(&process.memory.elastic).remove(&kv);
+        say(process, Event::KvGone(v1::KvGone { kv }));
+        Ok(())
+    })
+}
+
+fn log_of(process: &Process) -> Result<&'static Shared, c_int> {
+    process.memory.log().ok_or(libc::ENOTCONN)
+}
+
+/// Copies ids out, or says how many there are.
+///
+/// # Safety
+/// `into` has room for `*count` ids; both are the caller's.
+unsafe fn give_ids(ids: &[u32], into: *mut u32, count: *mut usize) {
+    // SAFETY: this function's contract, checked for null by the caller.
+    unsafe {
+        core::ptr::copy_nonoverlapping(ids.as_ptr(), into, ids.len());
+        count.write(ids.len());
+    }
+}
+
+/// `tg_poll`.
+///
+/// # Safety
+/// Each list has room for as many ids as its count says; `seq` is the caller's place for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tg_poll(
+    step: u64,
+    lost: *mut u32,
+    lost_count: *mut usize,
+    back: *mut u32,
+    back_count: *mut usize,
+    seq: *mut u64,
+) -> c_int {
+    answered(|process| {
+        if lost_count.is_null() || back_count.is_null() || seq.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let shared = log_of(process)?;
+        let mut membership = sys::lock(&process.memory.membership);
+        let news = membership.reader.look(shared, step);
+        let news = news.map_err(|refused| match refused {
+            Refused::Step(_) => libc::ESTALE,
+            _ => libc::EIO,
+        })?;
+        // SAFETY: not null, and the caller's.
+        let (lost_room, back_room) = unsafe { (*lost_count, *back_count) };
+        if news.lost.len() > lost_room || news.back.len() > back_room {
+            // SAFETY: as above.
+            unsafe {
+                lost_count.write(news.lost.len());
+                back_count.write(news.back.len());
+            }
+            return Err(libc::ENOSPC);
+        }
+        // SAFETY: both lists have room for what is written, which may be nothing.
+        unsafe {
+            give_ids(&news.lost, lost, lost_count);
+            give_ids(&news.back, back, back_count);
+            seq.write(news.upto);
+        }
+        membership.reader.consume(&news);
+        Ok(())
+    })
+}
+
+/// `tg_ack_withheld`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_ack_withheld(seq: u64) -> c_int {
+    answered(|process| {
+        log_of(process)?.acknowledge(seq);
+        Ok(())
+    })
+}
+
+/// `tg_publish_request`.
+///
+/// # Safety
+/// `blocks` has `count` ids.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tg_publish_request(
+    request: u64,
+    tokens: u32,
+    blocks: *const u32,
+    count: usize,
+) -> c_int {
+    answered(|process| {
+        if blocks.is_null() && count > 0 {
+            return Err(libc::EINVAL);
+        }
+        let blocks = if count == 0 {
+            &[][..]
+        } else {
+            // SAFETY: this function's contract.
+            unsafe { core::slice::from_raw_parts(blocks, count) }
+        };
+        let mut requests = sys::lock(&process.memory.requests);
+        let held = requests.all.entry(request).or_default();
+        if held.tokens == tokens && held.blocks == blocks {
+            return Ok(());
+        }
+        held.tokens = tokens;
+        held.blocks.clear();
+        held.blocks.extend_from_slice(blocks);
+        requests.changed.insert(request, ());
+        Ok(())
+    })
+}
+
+/// `tg_forget_request`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_forget_request(request: u64) -> c_int {
+    answered(|process| {
+        let mut requests = sys::lock(&process.memory.requests);
+        if requests.all.remove(&request).is_some() {
+            requests.changed.insert(request, ());
+        }
+        Ok(())
+    })
+}
+
+fn elastic(process: &Process, kv: u32) -> Result<Growing, c_int> {
+    // Found without the state's lock, which is held over calls of the driver.
+    let known = sys::lock(&process.memory.elastic);
+    let (device, elastic) = known.get(&kv).ok_or(libc::ENOENT)?;
+    Ok((*device, Arc::clone(elastic)))
+}
+
+/// `tg_reserve`.
+///
+/// # Safety
+/// `ids` has room for `want` ids; `granted` is the caller's place for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tg_reserve(kv: u32, want: u32, ids: *mut u32, granted: *mut u32) -> c_int {
+    answered(|process| {
+        if granted.is_null() || ids.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let (device, elastic) = elastic(process, kv)?;
+        let mut elastic = sys::lock(&elastic);
+        // SAFETY: this function's contract.
+        let ids = unsafe { core::slice::from_raw_parts_mut(ids, want as usize) };
+        let got = elastic.reserve(want, ids);
+        write_usage(process, device, &elastic, None);
+        let short = want - got;
+        let bytes = elastic.demand(short);
+        drop(elastic);
+        if short > 0 && bytes > 0 {
+            talk::demand(process, device, kv, bytes);
+        }
+        // SAFETY: not null, and the caller's.
+        unsafe { granted.write(got) };
+        Ok(())
+    })
+}
+
+/// `tg_release`.
+///
+/// # Safety
+/// `ids` has `count` ids.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tg_release(kv: u32, ids: *const u32, count: usize) -> c_int {
+    answered(|process| {
+        if ids.is_null() {
+            return if count == 0 {
+                Ok(())
+            } else {
+                Err(libc::EINVAL)
+            };
+        }
+        let (device, elastic) = elastic(process, kv)?;
+        let mut elastic = sys::lock(&elastic);
+        // SAFETY: this function's contract.
+        let ids = unsafe { core::slice::from_raw_parts(ids, count) };
+        let released = elastic.release(ids);
+        write_usage(process, device, &elastic, None);
+        process.memory.changed();
+        if released as usize == count {
+            Ok(())
+        } else {
+            Err(libc::EINVAL)
+        }
+    })
+}
+
+/// `tg_usage`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_usage(kv: u32, used_blocks: u32) -> c_int {
+    answered(|process| {
+        let (device, elastic) = elastic(process, kv)?;
+        let elastic = sys::lock(&elastic);
+        let (used, mapped) = write_usage(process, device, &elastic, Some(used_blocks));
+        drop(elastic);
+        // 90 % of what is mapped: the paper's pressure event (section 5).
+        let pressed = mapped > 0 && used.saturating_mul(10) >= mapped.saturating_mul(9);
+        if process.memory.pressed.swap(pressed, AcqRel) != pressed && pressed {
+            say(
+                process,
+                Event::Pressure(v1::Pressure {
+                    kv,
+                    used_bytes: used,
+                    mapped_bytes: mapped,
+                    at_ns: clock::now_ns(),
+                }),
+            );
+        }
+        Ok(())
+    })
+}
+
+/// Writes an elastic cache's figures into the page; bytes used and mapped.
+pub fn write_usage(
+    process: &Process,
+    device: usize,
+    elastic: &Elastic,
+    used_blocks: Option<u32>,
+) -> (u64, u64) {
+    let Some(words) = process.page().memory.get(device) else {
+        return (0, 0);
+    };
+    let (reserved, ready) = elastic.counts();
+    let mapped = elastic.mapped_bytes();
+    let bytes_of = |blocks: u32| {
+        let all = u64::from(reserved) + u64::from(ready);
+        mapped.saturating_mul(u64::from(blocks)) / all.max(1)
+    };
+    // The cache's lock is held: nobody else writes these words.
+    words.version.fetch_add(1, AcqRel);
+    if let Some(used) = used_blocks {
+        words.used.store(bytes_of(used), Release);
+    }
+    words.reserved.store(bytes_of(reserved), Release);
+    words.mapped.store(mapped, Release);
+    words.version.fetch_add(1, AcqRel);
+    (words.used.load(Acquire), mapped)
+}
+
+/// `tg_requests_in_flight`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_requests_in_flight(count: u32) -> c_int {
+    answered(|process| {
+        let page = process.page();
+        let word = u64::from(count) + 1;
+        let before = page.process.in_flight.swap(word, AcqRel);
+        process.memory.in_flight.store(word, Release);
+        if (before > 1) != (word > 1) || before == 0 {
+            ring(page);
+        }
+        Ok(())
+    })
+}
+
+impl Membership {
+    /// What the agent is told of a cache.
+    pub fn describe(&self, kv: &Kv) -> v1::KvRegistered {
+        kv.describe(self.rank, self.world.max(1), &self.name)
+    }
+}
+
+impl Held {
+    /// As the agent is told.
+    pub fn message(&self, request: u64) -> v1::RequestBlocks {
+        v1::RequestBlocks {
+            request,
+            tokens: self.tokens,
+            blocks: self.blocks.clone(),
+        }
+    }
+}

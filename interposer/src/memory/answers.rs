@@ -1,0 +1,409 @@
+//! How allocations answer the application: as if none of this were there.
+//!
+//! An allocation made in a KV scope is many handles, and the driver would say so; here it is one
+//! again: one base and size, freed by its base only and after its context is done, gone with its
+//! context, open to whoever may reach that context. What cannot be taken back from others
+//! (inter-process handles, registrations) makes it untouchable, with one event. All other
+//! allocations are the driver's own, and counted.
+
+use super::backed::{Range, vmm};
+use super::kv::SHARED;
+use super::{State, hold, say, scope, serve};
+use crate::process::{Process, guarded, process};
+use crate::{contexts, driver, env, sys};
+use core::ffi::{c_int, c_void};
+use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUresult};
+use tidegate_abi::page::DEVICES;
+use tidegate_core::gate::Role;
+use tidegate_proto::v1::{self, client_event::Event};
+
+/// What a thread's current context is, and its device.
+fn current() -> Option<(usize, usize)> {
+    contexts::current(driver::driver()?)
+}
+
+/// Runs `f` on the allocation that holds `at`, if a KV scope made it.
+fn on<T>(at: u64, f: impl FnOnce(&'static Process, &mut Range) -> T) -> Option<T> {
+    guarded(|| {
+        sys::keeping_errno(|| {
+            let process = crate::process::known()?;
+            let mut state = sys::lock(&process.memory.state);
+            state.backed.find_mut(at).map(|range| f(process, range))
+        })
+    })
+    .flatten()
+}
+
+/// `cuMemAlloc`.
+pub fn alloc(
+    row: usize,
+    at: *mut CUdeviceptr,
+    bytes: usize,
+    call: impl Fn() -> CUresult,
+) -> CUresult {
+    hold::around(row, || {
+        let asked = bytes as u64;
+        if let Some(refused) = beyond_share(asked) {
+            return refused;
+        }
+        if let Some(result) = in_scope(at, asked) {
+            return result;
+        }
+        counted(at, bytes, ask_once(asked, call))
+    })
+}
+
+/// The answer to an offline allocation that its share has no room for.
+fn beyond_share(bytes: u64) -> Option<CUresult> {
+    let process = crate::process::known().filter(|process| process.role() == Role::Offline)?;
+    let (_, device) = current()?;
+    let share = process.memory.share_of(device)?;
+    let held = sys::lock(&process.memory.state).held_bytes(device);
+    (held.saturating_add(bytes) > share).then_some(CUresult::OUT_OF_MEMORY)
+}
+
+/// An allocation in a KV scope; `None`: it is the driver's.
+fn in_scope(at: *mut CUdeviceptr, asked: u64) -> Option<CUresult> {
+    let guessed = || Some((0, false)).filter(|_| env::kv_guess().is_some_and(|min| asked >= min));
+    let (handle_bytes, bare) = scope().or_else(guessed)?;
+    if at.is_null() || asked < handle_bytes.max(super::backed::HANDLE_BYTES) {
+        return None;
+    }
+    guarded(|| {
+        sys::keeping_errno(|| {
+            let (process, vmm) = (process()?, vmm()?);
+            let (context, device) = contexts::look(process)?;
+            let mut state = sys::lock(&process.memory.state);
+            let place = (device, context);
+            let made = state.backed.allocate(vmm, place, asked, handle_bytes, bare);
+            drop(state);
+            process.memory.changed();
+            serve(process);
+            Some(match made {
+                Ok(base) => {
+                    // SAFETY: the caller's place for an address, not null.
+                    unsafe { at.write(base) };
+                    CUresult::SUCCESS
+                }
+                Err(refused) => refused.result(),
+            })
+        })
+    })
+    .flatten()
+}
+
+/// An allocation of the driver's, after it was made.
+pub fn counted(at: *mut CUdeviceptr, bytes: usize, result: CUresult) -> CUresult {
+    if result.is_ok() && !at.is_null() {
+        guarded(|| {
+            sys::keeping_errno(|| {
+                if let (Some(process), Some((_, device))) = (process(), current()) {
+                    // SAFETY: the driver wrote it and reported success.
+                    let base = unsafe { at.read() };
+                    let mut state = sys::lock(&process.memory.state);
+                    state.plain.insert(base, (device, bytes as u64));
+                    process.memory.changed();
+                }
+            });
+        });
+    }
+    result
+}
+
+/// `cuMemAllocPitch`, after it was made.
+pub fn pitched(
+    at: *mut CUdeviceptr,
+    pitch: *mut usize,
+    height: usize,
+    result: CUresult,
+) -> CUresult {
+    if !result.is_ok() || pitch.is_null() {
+        return result;
+    }
+    // SAFETY: the driver wrote it and reported success.
+    counted(at, unsafe { pitch.read() }.saturating_mul(height), result)
+}
+
+/// An allocation that the driver refuses for want of memory asks the agent once, and tries again.
+fn ask_once(bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
+    let result = call();
+    if result != CUresult::OUT_OF_MEMORY {
+        return result;
+    }
+    let online = |process: &&'static Process| process.role() == Role::Online;
+    let granted = guarded(|| {
+        sys::keeping_errno(|| {
+            let process = crate::process::known().filter(online)?;
+            let (_, device) = current()?;
+            Some(super::talk::ask(process, device, bytes))
+        })
+    });
+    if granted.flatten() == Some(true) {
+        call()
+    } else {
+        result
+    }
+}
+
+/// An allocation of the driver's, after it was freed.
+pub fn freed(at: CUdeviceptr, result: CUresult) -> CUresult {
+    if result.is_ok()
+        && let Some(process) = crate::process::known()
+    {
+        sys::lock(&process.memory.state).plain.remove(&at);
+        process.memory.changed();
+    }
+    result
+}
+
+/// `cuMemFree`.
+pub fn free(row: usize, at: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
+    hold::around(row, || {
+        let Some((base, context)) = on(at, |_, range| (range.base, range.context)) else {
+            return freed(at, call());
+        };
+        let (Some(process), Some(vmm), true) = (process(), vmm(), base == at) else {
+            return CUresult::INVALID_VALUE;
+        };
+        // Without the lock: this waits for the GPU.
+        if let Err(refused) = vmm.settle(context) {
+            return refused.result();
+        }
+        let mut state = sys::lock(&process.memory.state);
+        if state.backed.end(vmm, base).is_none() {
+            return CUresult::INVALID_VALUE;
+        }
+        forget_caches(process, &mut state, &[base]);
+        process.memory.changed();
+        CUresult::SUCCESS
+    })
+}
+
+/// Caches on allocations that are gone.
+fn forget_caches(process: &Process, state: &mut State, bases: &[u64]) {
+    let gone = |kv: &super::kv::Kv| kv.bases.iter().any(|base| bases.contains(base));
+    let ids: Vec<u32> = state
+        .kvs
+        .values()
+        .filter(|kv| gone(kv))
+        .map(|kv| kv.id)
+        .collect();
+    for kv in ids {
+        if let Some(cache) = state.kvs.remove(&kv) {
+            cache.forget(process.memory.log());
+            sys::lock(&process.memory.elastic).remove(&kv);
+        }
+        say(process, Event::KvGone(v1::KvGone { kv }));
+    }
+}
+
+/// After a context is gone, and with it what was allocated in it.
+pub fn context_gone(process: &Process, context: usize) {
+    if let Some(vmm) = vmm() {
+        let mut state = sys::lock(&process.memory.state);
+        let bases = state.backed.context_gone(vmm, context);
+        forget_caches(process, &mut state, &bases);
+        process.memory.changed();
+    }
+}
+
+/// `cuMemGetAddressRange`.
+pub fn address_range(
+    base: *mut CUdeviceptr,
+    bytes: *mut usize,
+    at: CUdeviceptr,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let result = call();
+    if result.is_ok() {
+        on(at, |_, range| {
+            // SAFETY: null or the caller's places, which the driver has just written to.
+            unsafe {
+                if let Some(base) = base.as_mut() {
+                    *base = range.base;
+                }
+                if let Some(bytes) = bytes.as_mut() {
+                    *bytes = range.asked as usize;
+                }
+            }
+        });
+    }
+    result
+}
+
+/// What an attribute of a pointer into an allocation is, where the driver would speak of one handle.
+fn attribute_of(range: &Range, attribute: c_int) -> Option<u64> {
+    const CONTEXT: c_int = 1;
+    const BUFFER_ID: c_int = 7;
+    const IS_LEGACY_IPC_CAPABLE: c_int = 10;
+    const RANGE_START: c_int = 11;
+    const RANGE_SIZE: c_int = 12;
+    const MAPPING_SIZE: c_int = 18;
+    const MAPPING_BASE: c_int = 19;
+    const MEMORY_BLOCK_ID: c_int = 20;
+    Some(match attribute {
+        CONTEXT => range.context as u64,
+        BUFFER_ID | MEMORY_BLOCK_ID => range.id,
+        IS_LEGACY_IPC_CAPABLE => 0,
+        RANGE_START | MAPPING_BASE => range.base,
+        RANGE_SIZE => range.asked,
+        MAPPING_SIZE => range.bytes,
+        _ => return None,
+    })
+}
+
+/// Writes an attribute in its width.
+///
+/// # Safety
+/// `data` is null or the caller's place for this attribute.
+unsafe fn put(data: *mut c_void, attribute: c_int, value: u64) {
+    const IS_LEGACY_IPC_CAPABLE: c_int = 10;
+    if data.is_null() {
+        return;
+    }
+    // SAFETY: the attribute's width by the manual: a word for the flag, 64 bits for the others.
+    unsafe {
+        if attribute == IS_LEGACY_IPC_CAPABLE {
+            data.cast::<u8>().write(u8::from(value != 0));
+        } else {
+            data.cast::<u64>().write_unaligned(value);
+        }
+    }
+}
+
+/// `cuPointerGetAttribute`.
+pub fn attribute(
+    data: *mut c_void,
+    attribute: c_int,
+    at: CUdeviceptr,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let result = call();
+    let ours = on(at, |_, range| attribute_of(range, attribute)).flatten();
+    match ours {
+        // The driver has no context for mapped memory, and may say so with an error.
+        Some(value) => {
+            // SAFETY: the caller's place for this attribute.
+            unsafe { put(data, attribute, value) };
+            CUresult::SUCCESS
+        }
+        None => result,
+    }
+}
+
+/// `cuPointerGetAttributes`.
+pub fn attributes(
+    count: u32,
+    attributes: *const c_int,
+    data: *mut *mut c_void,
+    at: CUdeviceptr,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let result = call();
+    if result.is_ok() {
+        on(at, |_, range| {
+            for index in 0..count as usize {
+                // SAFETY: both arrays have `count` entries, by the call that has just succeeded.
+                unsafe {
+                    let attribute = *attributes.add(index);
+                    if let Some(value) = attribute_of(range, attribute) {
+                        put(*data.add(index), attribute, value);
+                    }
+                }
+            }
+        });
+    }
+    result
+}
+
+/// `cuMemRetainAllocationHandle`: memory of `cuMemAlloc` has none.
+pub fn retain(at: *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
+    match on(at as u64, |_, _| ()) {
+        Some(()) => CUresult::INVALID_VALUE,
+        None => call(),
+    }
+}
+
+/// A call that gives memory to others in a way that pins its pages. The driver answers it as it
+/// does for mapped memory.
+pub fn shared(at: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
+    let first = on(at, |process, range| {
+        let first = !core::mem::replace(&mut range.shared, true);
+        first.then_some((process, range.base))
+    });
+    if let Some((process, base)) = first.flatten() {
+        guarded(|| {
+            sys::keeping_errno(|| {
+                let mut state = sys::lock(&process.memory.state);
+                let hit = state.kvs.values_mut().filter(|kv| kv.bases.contains(&base));
+                for kv in hit {
+                    SHARED.clone_into(&mut kv.refused);
+                    let membership = sys::lock(&process.memory.membership);
+                    let said = membership.describe(kv);
+                    drop(membership);
+                    say(process, Event::KvRegistered(said));
+                }
+                let text = format!("memory at {base:#x} is never reclaimed: {SHARED}");
+                let kind = "kv_shared".to_owned();
+                say(process, Event::Note(v1::Note { kind, text }));
+            });
+        });
+    }
+    call()
+}
+
+/// `cuMemGetInfo`.
+pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
+    let share = || {
+        let process = crate::process::known()?;
+        let (_, device) = current()?;
+        let share = process.memory.share_of(device)?;
+        let held = sys::lock(&process.memory.state).held_bytes(device);
+        Some((share, share.saturating_sub(held)))
+    };
+    if result.is_ok()
+        && let Some((share, left)) = guarded(|| sys::keeping_errno(share)).flatten()
+    {
+        // SAFETY: null or the caller's places, which the driver has just written to.
+        unsafe {
+            if let Some(total) = total.as_mut() {
+                *total = (*total).min(share as usize);
+            }
+            if let Some(free) = free.as_mut() {
+                *free = (*free).min(left as usize);
+            }
+        }
+    }
+    result
+}
+
+/// `cuDeviceTotalMem`.
+pub fn total(bytes: *mut usize, device: CUdevice, result: CUresult) -> CUresult {
+    let share = crate::process::known()
+        .zip(usize::try_from(device).ok().filter(|at| *at < DEVICES))
+        .and_then(|(process, device)| process.memory.share_of(device));
+    if let (true, Some(share)) = (result.is_ok(), share) {
+        // SAFETY: null or the caller's place, which the driver has just written to.
+        if let Some(bytes) = unsafe { bytes.as_mut() } {
+            *bytes = (*bytes).min(share as usize);
+        }
+    }
+    result
+}
+
+/// `cuCtxEnablePeerAccess`: the current context may use what was allocated in `peer`.
+pub fn peer(peer: CUcontext, result: CUresult) -> CUresult {
+    if result.is_ok() || result == CUresult::PEER_ACCESS_ALREADY_ENABLED {
+        guarded(|| {
+            sys::keeping_errno(|| {
+                if let (Some(process), Some(vmm), Some((_, device))) = (process(), vmm(), current())
+                {
+                    let device = c_int::try_from(device).unwrap_or(0);
+                    let mut state = sys::lock(&process.memory.state);
+                    state.backed.peer(vmm, peer as usize, device);
+                }
+            });
+        });
+    }
+    result
+}

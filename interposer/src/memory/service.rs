@@ -1,0 +1,332 @@
+//! The thread that changes mappings, at the agent's word.
+//!
+//! It shares the application's descriptors, because it calls the driver. It begins an order only while
+//! the gate word says that a reclaim is under way and no application thread is inside a call that may
+//! hold the driver's locks, and it waits for that no longer than the order's deadline. What it began
+//! it ends. The reporter answers for it where it is late ([`super::talk`]).
+
+use super::backed::vmm;
+use super::kv::Outcome;
+use super::{hold, say};
+use crate::process::Process;
+use crate::{clock, gate, log, sys};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::Arc;
+use tidegate_core::joblog::Shared;
+use tidegate_proto::v1::{self, MemoryResult, client_event::Event};
+
+/// What the agent wants done.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// Say when no thread is inside a call that may hold the driver's locks.
+    Prepare,
+    /// Take stripes.
+    Reclaim(u32, Vec<u32>),
+    /// Back stripes.
+    Restore(u32, Vec<u32>),
+    /// Have this many bytes of an elastic cache mapped.
+    Map(u32, u64),
+}
+
+/// One order.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The agent's number for it.
+    pub seq: u64,
+    /// Monotonic; `u64::MAX`: none.
+    pub deadline_ns: u64,
+    /// The session it came in.
+    pub session: u64,
+    /// What to do.
+    pub what: What,
+}
+
+/// An order that has not been answered.
+#[derive(Clone, Debug)]
+pub struct Open {
+    /// The order.
+    pub order: Order,
+    /// The agent has been told that it is late.
+    pub late: bool,
+}
+
+/// How an order ended, before it is an event.
+#[derive(Debug, Default)]
+pub struct Done {
+    result: MemoryResult,
+    inside: String,
+    outcome: Outcome,
+    log_seq: u64,
+    started_ns: u64,
+    mapped_bytes: u64,
+}
+
+impl Done {
+    /// An order about which nothing was done.
+    pub fn nothing(result: MemoryResult) -> Self {
+        Self {
+            result,
+            ..Self::default()
+        }
+    }
+}
+
+/// The event that answers an order.
+pub fn answer(order: &Order, done: Done) -> Event {
+    let (seq, result) = (order.seq, done.result.into());
+    let outcome = done.outcome;
+    let driver_status = outcome
+        .refused
+        .map_or(0, |refused| refused.0.cast_unsigned());
+    let done_ns = clock::now_ns();
+    match order.what {
+        What::Prepare => Event::Prepared(v1::Prepared {
+            seq,
+            result,
+            inside: done.inside,
+        }),
+        What::Reclaim(kv, _) => Event::Reclaimed(v1::Reclaimed {
+            seq,
+            kv,
+            result,
+            stripes: outcome.stripes,
+            released_bytes: outcome.bytes,
+            log_seq: done.log_seq,
+            inside: done.inside,
+            driver_status,
+            started_ns: done.started_ns,
+            done_ns,
+        }),
+        What::Restore(kv, _) => Event::Restored(v1::Restored {
+            seq,
+            kv,
+            result,
+            stripes: outcome.stripes,
+            backed_bytes: outcome.bytes,
+            inside: done.inside,
+            driver_status,
+            started_ns: done.started_ns,
+            done_ns,
+        }),
+        What::Map(kv, _) => Event::Mapped(v1::Mapped {
+            seq,
+            kv,
+            result,
+            mapped_bytes: done.mapped_bytes,
+            driver_status,
+        }),
+    }
+}
+
+/// Runs for ever.
+pub fn run(process: &'static Process) {
+    let memory = &process.memory;
+    loop {
+        let seen = memory.ordered.load(Acquire);
+        let next = sys::lock(&memory.orders).pop_front();
+        let Some(order) = next else {
+            sys::futex_wait(&memory.ordered, seen, 1_000_000_000);
+            continue;
+        };
+        if order.session != memory.session.load(Acquire) {
+            continue;
+        }
+        let done = carry_out(process, &order);
+        log::debug(|| format!("{order:?}: {done:?}"));
+        let mut open = sys::lock(&memory.open);
+        open.retain(|entry| entry.order.seq != order.seq);
+        drop(open);
+        if order.session == memory.session.load(Acquire) {
+            say(process, answer(&order, done));
+        }
+        memory.changed();
+    }
+}
+
+fn carry_out(process: &'static Process, order: &Order) -> Done {
+    let now = clock::now_ns();
+    if is_cancelled(process, order) || now > order.deadline_ns {
+        return Done::nothing(MemoryResult::Cancelled);
+    }
+    match &order.what {
+        What::Map(kv, bytes) => map(process, order, *kv, *bytes),
+        What::Prepare => match wait_until_clear(process, order) {
+            Ok(()) => Done::nothing(MemoryResult::Ok),
+            Err(done) => done,
+        },
+        What::Reclaim(kv, stripes) => match wait_until_clear(process, order) {
+            Ok(()) => change(process, order, *kv, stripes, Way::Take),
+            Err(done) => done,
+        },
+        What::Restore(kv, stripes) => match wait_until_clear(process, order) {
+            Ok(()) => change(process, order, *kv, stripes, Way::Give),
+            Err(done) => done,
+        },
+    }
+}
+
+fn is_cancelled(process: &Process, order: &Order) -> bool {
+    order.session != process.memory.session.load(Acquire)
+        || sys::lock(&process.memory.cancelled).contains(&order.seq)
+}
+
+/// Waits until the launch gate is held and nobody is inside a call that may hold the driver's locks.
+fn wait_until_clear(process: &Process, order: &Order) -> Result<(), Done> {
+    const LOOK_AGAIN_NS: u64 = 100_000;
+    loop {
+        if !gate::held(process) {
+            return Err(Done::nothing(MemoryResult::Refused));
+        }
+        let Some(inside) = hold::inside(process) else {
+            return Ok(());
+        };
+        if is_cancelled(process, order) {
+            return Err(Done::nothing(MemoryResult::Cancelled));
+        }
+        if clock::now_ns() >= order.deadline_ns {
+            return Err(Done {
+                inside,
+                ..Done::nothing(MemoryResult::ThreadInside)
+            });
+        }
+        sys::sleep_ns(LOOK_AGAIN_NS);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Take,
+    Give,
+}
+
+fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], way: Way) -> Done {
+    let memory = &process.memory;
+    let Some(vmm) = vmm() else {
+        return Done::nothing(MemoryResult::Refused);
+    };
+    memory.changing.store(true, Release);
+    let started_ns = clock::now_ns();
+    let log = memory.log();
+    let mut state = sys::lock(&memory.state);
+    let state = &mut *state;
+    let (backed, found) = (&mut state.backed, state.kvs.get_mut(&kv));
+    let Some(cache) = found.filter(|cache| way == Way::Give || cache.refused.is_empty()) else {
+        memory.changing.store(false, Release);
+        return Done::nothing(MemoryResult::Refused);
+    };
+    if way == Way::Give && !cache.withheld(log, stripes) {
+        memory.changing.store(false, Release);
+        return Done::nothing(MemoryResult::NotWithheld);
+    }
+    let go_on = || !is_cancelled(process, order);
+    let mut outcome = match way {
+        Way::Take => cache.take(vmm, backed, log, stripes, go_on),
+        Way::Give => cache.give(vmm, backed, log, stripes, go_on),
+    };
+    // The application would fault where nothing is mapped, so this thread does not answer before
+    // something is, and the agent enables nothing before the answer.
+    for (base, first, count) in std::mem::take(&mut outcome.torn) {
+        while !backed.mend(vmm, base, first, count) {
+            sys::sleep_ns(10_000_000);
+        }
+    }
+    let log_seq = cache.lost_at(&outcome.stripes);
+    if way == Way::Take && !outcome.stripes.is_empty() {
+        backed.zero_quarantine(vmm, cache.device);
+    }
+    memory.changing.store(false, Release);
+    Done {
+        result: result_of(&outcome, stripes, log, way, go_on()),
+        outcome,
+        log_seq,
+        started_ns,
+        ..Done::default()
+    }
+}
+
+fn result_of(
+    outcome: &Outcome,
+    wanted: &[u32],
+    log: Option<&Shared>,
+    way: Way,
+    goes_on: bool,
+) -> MemoryResult {
+    match outcome.refused {
+        Some(refused) if refused.is_out_of_memory() => MemoryResult::OutOfMemory,
+        Some(_) => MemoryResult::Driver,
+        None if way == Way::Take && log.is_none() => MemoryResult::Refused,
+        None if !goes_on => MemoryResult::Cancelled,
+        None if outcome.stripes.is_empty() && !wanted.is_empty() => MemoryResult::Refused,
+        None => MemoryResult::Ok,
+    }
+}
+
+/// Maps or unmaps stripes of an elastic cache. The application runs on: no block that it may use is
+/// ever behind a mapping that changes.
+fn map(process: &'static Process, order: &Order, kv: u32, target: u64) -> Done {
+    let memory = &process.memory;
+    let found = {
+        let state = sys::lock(&memory.state);
+        let cache = state.kvs.get(&kv);
+        cache.and_then(|cache| Some((cache.device, Arc::clone(cache.elastic.as_ref()?))))
+    };
+    let (Some(vmm), Some((device, elastic))) = (vmm(), found) else {
+        return Done::nothing(MemoryResult::Refused);
+    };
+    let mut done = Done {
+        started_ns: clock::now_ns(),
+        ..Done::nothing(MemoryResult::Ok)
+    };
+    memory.changing.fetch_or(true, AcqRel);
+    while !is_cancelled(process, order) {
+        let (down, up) = {
+            let mut elastic = sys::lock(&elastic);
+            let down = elastic.take_to_unmap(target);
+            (down, elastic.to_map(target))
+        };
+        // The state is let go after each stripe: an application's question must not wait for all.
+        let mut state = sys::lock(&memory.state);
+        let state = &mut *state;
+        let Some(cache) = state.kvs.get_mut(&kv) else {
+            done.result = MemoryResult::Refused;
+            break;
+        };
+        let one = |at: usize| [u32::try_from(at).unwrap_or(u32::MAX)];
+        let outcome = match (down, up) {
+            (Some(at), _) => {
+                let outcome = cache.unback(vmm, &mut state.backed, &one(at));
+                if outcome.stripes.is_empty() {
+                    sys::lock(&elastic).mapped(at);
+                }
+                outcome
+            }
+            (None, Some(at)) => {
+                let outcome = cache.give(vmm, &mut state.backed, None, &one(at), || true);
+                if !outcome.stripes.is_empty() {
+                    sys::lock(&elastic).mapped(at);
+                }
+                outcome
+            }
+            (None, None) => break,
+        };
+        if let Some(refused) = outcome.refused {
+            done.result = if refused.is_out_of_memory() {
+                MemoryResult::OutOfMemory
+            } else {
+                MemoryResult::Driver
+            };
+            for (base, first, count) in &outcome.torn {
+                // The blocks there are nobody's; the next change of them tries again.
+                state.backed.mend(vmm, *base, *first, *count);
+            }
+            done.outcome.refused = Some(refused);
+            break;
+        }
+        done.outcome.bytes += outcome.bytes;
+    }
+    memory.changing.store(false, Release);
+    let elastic = sys::lock(&elastic);
+    done.mapped_bytes = elastic.mapped_bytes();
+    super::abi::write_usage(process, device, &elastic, None);
+    done
+}

@@ -1,0 +1,290 @@
+//! What the reporter carries between the agent and the service thread.
+//!
+//! It never waits for the state of memory, which the service thread may hold while the driver makes
+//! it wait: what it cannot have now it sends later. So it can answer in time that an order is late.
+
+use super::service::{self, Done, Open, Order, What};
+use super::{Memory, serve};
+use crate::process::Process;
+use crate::{clock, sys};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::time::Duration;
+use tidegate_core::joblog::Shared;
+use tidegate_proto::v1::agent_command::Command;
+use tidegate_proto::v1::{self, MemoryResult, client_event::Event};
+
+/// What the library can do, as `Hello.memory` counts it.
+pub const VERSION: u32 = 1;
+
+/// An order without a deadline of its own.
+const DEADLINE_NS: u64 = 20_000_000;
+/// Usage and requests are sent no more often than this.
+const EVERY_NS: u64 = 25_000_000;
+const USAGE_EVERY_NS: u64 = 100_000_000;
+
+/// The reporter's side.
+#[derive(Debug, Default)]
+pub struct Talk {
+    /// The caches have not been described in this session.
+    undescribed: bool,
+    usage_at_ns: u64,
+    requests_at_ns: u64,
+    usage: Vec<v1::MemoryUsage>,
+    withheld: u64,
+}
+
+impl Talk {
+    /// A new session: what stands, and from here on every change.
+    pub fn attach(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
+        self.void(process);
+        *self = Self {
+            undescribed: true,
+            ..Self::default()
+        };
+        let mut requests = sys::lock(&process.memory.requests);
+        requests.changed.clear();
+        let all = requests.all.iter();
+        let set = all.map(|(id, held)| held.message(*id)).collect::<Vec<_>>();
+        drop(requests);
+        if !set.is_empty() {
+            send(Event::Requests(v1::Requests {
+                snapshot: true,
+                set,
+                forgotten: Vec::new(),
+            }));
+        }
+        process.memory.changed();
+        self.deliver(process, send);
+    }
+
+    /// Ends a session: its orders are void, and whoever waits for an answer goes on without.
+    pub fn void(&self, process: &Process) {
+        let memory = &process.memory;
+        memory.session.fetch_add(1, AcqRel);
+        sys::lock(&memory.orders).clear();
+        sys::lock(&memory.open).clear();
+        sys::lock(&memory.outbox).clear();
+        sys::lock(&memory.cancelled).clear();
+        sys::lock(&memory.answered).clear();
+        memory.answers.fetch_add(1, AcqRel);
+        sys::futex_wake(&memory.answers);
+    }
+
+    /// Sends what other threads left, and that an order is late.
+    pub fn deliver(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
+        let memory = &process.memory;
+        if self.undescribed
+            && let Ok(state) = memory.state.try_lock()
+        {
+            self.undescribed = false;
+            let membership = sys::lock(&memory.membership);
+            for kv in state.kvs.values() {
+                send(Event::KvRegistered(membership.describe(kv)));
+            }
+        }
+        if self.undescribed {
+            return;
+        }
+        let said = std::mem::take(&mut *sys::lock(&memory.outbox));
+        said.into_iter().for_each(&mut *send);
+        let withheld = memory.log().map_or(0, Shared::withheld);
+        if withheld != self.withheld {
+            self.withheld = withheld;
+            send(Event::Withheld(v1::Withheld { log_seq: withheld }));
+        }
+        let now = clock::now_ns();
+        let mut open = sys::lock(&memory.open);
+        for entry in open.iter_mut() {
+            if !entry.late && now >= entry.order.deadline_ns {
+                entry.late = true;
+                send(service::answer(
+                    &entry.order,
+                    Done::nothing(MemoryResult::Late),
+                ));
+            }
+        }
+        drop(open);
+        self.requests(process, now, send);
+        self.usages(process, now, send);
+    }
+
+    fn requests(&mut self, process: &Process, now: u64, send: &mut impl FnMut(Event)) {
+        if now.saturating_sub(self.requests_at_ns) < EVERY_NS {
+            return;
+        }
+        let mut requests = sys::lock(&process.memory.requests);
+        let changed = std::mem::take(&mut requests.changed);
+        if changed.is_empty() {
+            return;
+        }
+        let mut message = v1::Requests::default();
+        for id in changed.into_keys() {
+            match requests.all.get(&id) {
+                Some(held) => message.set.push(held.message(id)),
+                None => message.forgotten.push(id),
+            }
+        }
+        drop(requests);
+        self.requests_at_ns = now;
+        send(Event::Requests(message));
+    }
+
+    fn usages(&mut self, process: &Process, now: u64, send: &mut impl FnMut(Event)) {
+        let memory = &process.memory;
+        if now.saturating_sub(self.usage_at_ns) < USAGE_EVERY_NS
+            || !memory.usage_changed.load(Acquire)
+        {
+            return;
+        }
+        let Ok(state) = memory.state.try_lock() else {
+            return;
+        };
+        memory.usage_changed.store(false, Release);
+        self.usage_at_ns = now;
+        let usages = process.seen_devices().map(|device| state.usage(device));
+        let usages: Vec<v1::MemoryUsage> = usages.collect();
+        drop(state);
+        for usage in &usages {
+            if !self.usage.contains(usage) {
+                send(Event::Usage(*usage));
+            }
+        }
+        self.usage = usages;
+    }
+
+    /// How long the reporter may sleep before it has something to deliver by itself.
+    pub fn wake_in(&self, process: &Process) -> Option<Duration> {
+        let memory = &process.memory;
+        let now = clock::now_ns();
+        let open = sys::lock(&memory.open);
+        let late = open.iter().filter(|entry| !entry.late);
+        let deadline = late.map(|entry| entry.order.deadline_ns).min();
+        drop(open);
+        let unsaid = self.undescribed
+            || memory.usage_changed.load(Acquire)
+            || !sys::lock(&memory.requests).changed.is_empty()
+            || memory.log().map_or(0, Shared::withheld) != self.withheld;
+        // A job's log is shared memory: no process can wake another's reporter.
+        let poll = unsaid || memory.log().is_some();
+        let wakes = [deadline, poll.then(|| now + EVERY_NS)];
+        let next = wakes.into_iter().flatten().min()?;
+        Some(Duration::from_nanos(next.saturating_sub(now).max(100_000)))
+    }
+
+    /// Takes a command of the agent's.
+    pub fn command(&mut self, process: &'static Process, command: Command) {
+        let memory = &process.memory;
+        match command {
+            Command::Prepare(prepare) => {
+                order(process, prepare.seq, prepare.deadline_ns, What::Prepare);
+            }
+            Command::Reclaim(reclaim) => {
+                let what = What::Reclaim(reclaim.kv, reclaim.stripes);
+                order(process, reclaim.seq, reclaim.deadline_ns, what);
+            }
+            Command::Restore(restore) => {
+                let what = What::Restore(restore.kv, restore.stripes);
+                order(process, restore.seq, restore.deadline_ns, what);
+            }
+            Command::MapTarget(target) => {
+                let what = What::Map(target.kv, target.bytes);
+                order(process, target.seq, u64::MAX, what);
+            }
+            Command::CancelReclaim(cancel) => {
+                let mut cancelled = sys::lock(&memory.cancelled);
+                const KEPT: usize = 64;
+                if cancelled.len() >= KEPT {
+                    cancelled.remove(0);
+                }
+                cancelled.push(cancel.seq);
+            }
+            Command::Share(share) => {
+                let slot = usize::try_from(share.slot).unwrap_or(usize::MAX);
+                if let Some(place) = memory.share.get(slot) {
+                    place.store(share.total_bytes, Release);
+                }
+            }
+            Command::DemandAnswer(answer) => {
+                sys::lock(&memory.answered).insert(answer.ticket, answer.granted);
+                memory.answers.fetch_add(1, AcqRel);
+                sys::futex_wake(&memory.answers);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn order(process: &'static Process, seq: u64, deadline_ns: u64, what: What) {
+    let memory = &process.memory;
+    let deadline_ns = if deadline_ns == 0 {
+        clock::now_ns() + DEADLINE_NS
+    } else {
+        deadline_ns
+    };
+    let order = Order {
+        seq,
+        deadline_ns,
+        session: memory.session.load(Acquire),
+        what,
+    };
+    let mut orders = sys::lock(&memory.orders);
+    if let What::Map(kv, _) = order.what {
+        // Only the newest target counts.
+        orders.retain(|old| !matches!(old.what, What::Map(other, _) if other == kv));
+    } else {
+        sys::lock(&memory.open).push(Open {
+            order: order.clone(),
+            late: false,
+        });
+    }
+    orders.push_back(order);
+    drop(orders);
+    serve(process);
+    memory.ordered.fetch_add(1, AcqRel);
+    sys::futex_wake(&memory.ordered);
+}
+
+impl Memory {
+    fn ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, AcqRel) + 1
+    }
+}
+
+/// Asks for memory ahead of need; nobody waits.
+pub fn demand(process: &Process, device: usize, kv: u32, bytes: u64) -> u64 {
+    let ticket = process.memory.ticket();
+    super::say(
+        process,
+        Event::Demand(v1::Demand {
+            ticket,
+            slot: u32::try_from(device).unwrap_or(0),
+            kv,
+            bytes,
+        }),
+    );
+    ticket
+}
+
+/// Asks for room for a plain allocation and waits; whether it was granted.
+pub fn ask(process: &Process, device: usize, bytes: u64) -> bool {
+    /// Longer than any reclaim, and short beside what an allocation that fails costs an engine.
+    const PATIENCE_NS: u64 = 500_000_000;
+    let memory = &process.memory;
+    if !process.attached.load(Acquire) {
+        return false;
+    }
+    let session = memory.session.load(Acquire);
+    let end = clock::now_ns() + PATIENCE_NS;
+    let ticket = demand(process, device, 0, bytes);
+    loop {
+        let seen = memory.answers.load(Acquire);
+        if let Some(granted) = sys::lock(&memory.answered).remove(&ticket) {
+            return granted;
+        }
+        let now = clock::now_ns();
+        if now >= end || session != memory.session.load(Acquire) {
+            return false;
+        }
+        sys::futex_wait(&memory.answers, seen, end - now);
+    }
+}
