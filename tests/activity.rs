@@ -1,30 +1,9 @@
 //! While IDLE stands, nothing runs: the shipped library against a driver that knows what is running.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use tidegate_tests::{Node, Running, TRUSTING, built, compile};
-
-/// The driver and the program that launches on it, in `dir`.
-fn build(dir: &Path) -> PathBuf {
-    let apps = Path::new(env!("CARGO_MANIFEST_DIR")).join("apps");
-    let cc = |source: &str, output: &str, flags: &[&str]| {
-        let output = dir.join(output);
-        let status = Command::new("cc")
-            .args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
-            .arg(&output)
-            .arg(apps.join(source))
-            .arg(format!("-L{}", dir.display()))
-            .args(flags)
-            .status()
-            .expect("cc is installed");
-        assert!(status.success(), "{source} does not compile");
-        output
-    };
-    let soname = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"];
-    cc("running_cuda.c", "libcuda.so.1", &soname);
-    cc("random_launches.c", "random_launches", &["-l:libcuda.so.1"])
-}
+use tidegate_tests::{Node, Running, TRUSTING, built, compile, compile_driver};
 
 /// How many launches: `TIDEGATE_STRESS_LAUNCHES=10000000`.
 fn setting(name: &str, default: u64) -> u64 {
@@ -74,8 +53,7 @@ fn run(node: &Node, mut command: Command, launches: u64, seed: u64, threads: u64
 fn node_with_driver() -> (Node, PathBuf) {
     let node = Node::new(&[], TRUSTING);
     let dir = node.dir().join("driver");
-    std::fs::create_dir_all(&dir).expect("the temporary directory is writable");
-    let program = build(&dir);
+    let program = compile_driver(&dir, "running_cuda", "random_launches");
     (node, program)
 }
 

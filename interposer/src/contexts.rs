@@ -1,8 +1,8 @@
 //! Contexts and streams that live, and on which device: what the prober may ask.
 //!
 //! Every call that ends a context or a stream runs under this registry's lock, and so does every
-//! question of the prober: it never uses a dead handle. A launch never takes the lock; it tries it
-//! when it meets a stream it does not know and falls back to the thread's current context.
+//! question of the prober: it never uses a dead handle. A launch never takes the lock: it reads
+//! [`crate::streams`], or asks for the thread's current context.
 
 use crate::driver::{self, Driver};
 use crate::memory::answers;
@@ -77,9 +77,15 @@ impl Contexts {
         self.orphans.retain(|orphan| orphan.event != event);
     }
 
-    fn forget_context(&mut self, context: usize) {
+    fn forget_context(&mut self, process: &Process, context: usize) {
         self.contexts.remove(&context);
-        self.streams.retain(|_, stream| stream.context != context);
+        self.streams.retain(|handle, stream| {
+            let stays = stream.context != context;
+            if !stays {
+                process.stream_devices.remove(*handle as u64);
+            }
+            stays
+        });
         self.orphans.retain(|orphan| orphan.context != context);
     }
 }
@@ -116,7 +122,7 @@ pub fn changed(result: CUresult) -> CUresult {
     if result.is_ok() {
         crate::process::guarded(|| {
             sys::keeping_errno(|| {
-                slots::set_current(core::ptr::null());
+                slots::forget_stream();
                 if let Some(process) = process() {
                     look(process);
                 }
@@ -159,8 +165,8 @@ pub fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult 
     let mut contexts = sys::lock(&process.contexts);
     let result = call();
     if result.is_ok() {
-        contexts.forget_context(context as usize);
-        slots::set_current(core::ptr::null());
+        contexts.forget_context(process, context as usize);
+        slots::forget_stream();
         answers::context_gone(process, context as usize);
     }
     result
@@ -188,12 +194,12 @@ pub fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
                 .unwrap_or_default();
             for context in gone {
                 if !lives(driver, context) {
-                    contexts.forget_context(context);
+                    contexts.forget_context(process, context);
                     answers::context_gone(process, context);
                 }
             }
         }
-        slots::set_current(core::ptr::null());
+        slots::forget_stream();
     }
     result
 }
@@ -214,9 +220,10 @@ pub fn stream_made(stream: *mut *mut core::ffi::c_void, result: CUresult) -> CUr
                 {
                     // SAFETY: the driver wrote it and reported success.
                     let handle = unsafe { *stream } as usize;
-                    sys::lock(&process.contexts)
-                        .streams
-                        .insert(handle, Stream { context, device });
+                    let mut contexts = sys::lock(&process.contexts);
+                    let stream = Stream { context, device };
+                    contexts.streams.insert(handle, stream);
+                    process.stream_devices.insert(handle as u64, device);
                 }
             });
         });
@@ -240,6 +247,7 @@ pub fn stream_destroyed(
     let result = call();
     if result.is_ok() {
         contexts.streams.remove(&(stream as usize));
+        process.stream_devices.remove(stream as u64);
     }
     contexts.orphans.extend(orphan);
     result

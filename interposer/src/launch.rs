@@ -192,7 +192,6 @@ fn enter(row: usize, touch: Touch) -> Option<Entered> {
         // A per-thread stream is counted launch by launch, so it stays on this path.
         let known = if touch.stream == 2 { 0 } else { touch.stream };
         slot.last_stream.store(known, Relaxed);
-        slots::set_current(slot);
     }
     Some(Entered::Counted { slot, shared })
 }
@@ -228,11 +227,8 @@ fn begin(
 }
 
 fn device_of(process: &'static Process, driver: &Driver, stream: u64) -> Option<usize> {
-    if stream > 2
-        && let Ok(contexts) = process.contexts.try_lock()
-        && let Some(known) = contexts.stream(usize::try_from(stream).ok()?)
-    {
-        return Some(known.device);
+    if let Some(device) = process.stream_devices.get(stream) {
+        return Some(device);
     }
     let (_, device) = contexts::current(driver)?;
     if process.devices.load(Acquire) & (1 << device) == 0 {
@@ -273,31 +269,39 @@ fn note(slot: &Slot, touch: Touch) {
     slot.all_streams.store(1, Release);
 }
 
+/// The calling thread's slot on `device`, and whether its counts must be atomic. A thread asks for
+/// its id with its first launch only.
 fn slot_for(process: &Process, device: usize) -> Option<(&'static Slot, bool)> {
     let all = process::slots()?;
+    let atomic = !process.membarrier;
     // SAFETY: null or into the array, which is never unmapped.
     let current = unsafe { slots::current().as_ref() };
-    let tid = sys::gettid().cast_unsigned();
-    let is_mine = |slot: &&Slot| {
-        slot.owner.load(Relaxed) == tid && slot.device.load(Relaxed) as usize == device
-    };
-    if let Some(slot) = current.filter(is_mine) {
-        return Some((slot, !process.membarrier));
+    let on_device = |slot: &&Slot| slot.device.load(Relaxed) as usize == device;
+    let own = current.filter(|slot| slot.is_own());
+    if let Some(slot) = own.filter(on_device) {
+        return Some((slot, atomic));
     }
-    slots::set_current(core::ptr::null());
+    let shared = all.shared.get(device)?;
+    if current.is_some_and(|slot| core::ptr::eq(slot, shared)) {
+        return Some((shared, true));
+    }
+    let tid = match own {
+        Some(slot) => slot.owner.load(Relaxed),
+        None => sys::gettid().cast_unsigned(),
+    };
     let high = all.high.load(Acquire) as usize;
+    let is_mine = |slot: &&Slot| slot.owner.load(Relaxed) == tid && on_device(slot);
     let found = all.own.iter().take(high).find(is_mine);
     if let Some(slot) = found.or_else(|| claim(all, tid, device)) {
-        if process.membarrier {
-            slots::set_current(slot);
-            return Some((slot, false));
-        }
-        return Some((slot, true));
+        // A slot of the same id may be that of a thread that is gone.
+        slot.thread.store(slots::thread_pointer(), Relaxed);
+        slots::set_current(slot);
+        return Some((slot, atomic));
     }
-    let slot = all.shared.get(device)?;
-    slot.device.store(u32::try_from(device).ok()?, Relaxed);
-    slot.all_streams.store(1, Release);
-    Some((slot, true))
+    shared.device.store(u32::try_from(device).ok()?, Relaxed);
+    shared.all_streams.store(1, Release);
+    slots::set_current(shared);
+    Some((shared, true))
 }
 
 fn claim(all: &'static Slots, tid: u32, device: usize) -> Option<&'static Slot> {

@@ -5,7 +5,7 @@
 //!
 //! * [`table`], [`hook`]: the driver's functions it hooks, and what a hook is made of.
 //! * [`resolve`], [`driver`]: how the application and the library itself find functions.
-//! * [`slots`], [`launch`], [`sync`], [`gate`], [`capture`], [`contexts`]: launches and all that bears
+//! * [`slots`], [`streams`], [`launch`], [`sync`], [`gate`], [`capture`], [`contexts`]: launches and all that bears
 //!   on them.
 //! * [`memory`]: KV memory, backed by handles, taken and given back.
 //! * [`ioctl`], [`trace`]: the resource manager's objects, and its calls written out.
@@ -33,6 +33,7 @@ mod report;
 mod resolve;
 mod slots;
 mod start;
+mod streams;
 mod sync;
 mod sys;
 mod table;

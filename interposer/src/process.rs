@@ -12,6 +12,7 @@ use crate::contexts::Contexts;
 use crate::ioctl::Rm;
 use crate::memory::Memory;
 use crate::slots::{PAGE, Slots};
+use crate::streams::StreamDevices;
 use crate::{env, sys};
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
@@ -46,6 +47,8 @@ pub struct Process {
     pub retired: [Counts<AtomicU64>; DEVICES],
     /// Contexts and streams.
     pub contexts: Mutex<Contexts>,
+    /// The devices of those streams, for launches.
+    pub stream_devices: StreamDevices,
     /// RM objects, and what the agent has not been told yet.
     pub rm: Mutex<Rm>,
     /// Wakes the reporter.
@@ -233,6 +236,7 @@ fn build() -> Option<&'static Process> {
             devices: AtomicU32::new(0),
             retired: Default::default(),
             contexts: Mutex::default(),
+            stream_devices: StreamDevices::default(),
             rm: Mutex::default(),
             bell: sys::Bell::default(),
             limits: Limits {

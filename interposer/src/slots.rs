@@ -39,6 +39,8 @@ pub struct Slot {
     pub words_at: AtomicU64,
     /// The graph last launched.
     pub graph: AtomicU64,
+    /// The owner's thread pointer: who it is, without a system call.
+    pub thread: AtomicU64,
     /// Thread id; 0: free.
     pub owner: AtomicU32,
     /// Device ordinal.
@@ -112,6 +114,38 @@ pub fn set_current(slot: *const Slot) {
             slot = in(reg) slot,
             options(nostack, preserves_flags),
         );
+    }
+}
+
+impl Slot {
+    /// Whether the calling thread owns it. A slot that a forked child inherited is nobody's, or one
+    /// that another thread of the child claimed.
+    pub fn is_own(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) != 0
+            && self.thread.load(Ordering::Relaxed) == thread_pointer()
+    }
+}
+
+/// The calling thread's pointer, different from that of every other thread alive.
+pub fn thread_pointer() -> u64 {
+    let at: u64;
+    // SAFETY: the first word of the thread's control block is its own address (x86-64 psABI).
+    unsafe {
+        core::arch::asm!(
+            "mov {at}, qword ptr fs:[0]",
+            at = out(reg) at,
+            options(nostack, preserves_flags, readonly, pure),
+        );
+    }
+    at
+}
+
+/// Makes the calling thread's next launch take the slow path: its stream may mean another device.
+pub fn forget_stream() {
+    // SAFETY: null or into the array, which is never unmapped.
+    match unsafe { current().as_ref() } {
+        Some(slot) if slot.is_own() => slot.last_stream.store(0, Ordering::Relaxed),
+        _ => set_current(core::ptr::null()),
     }
 }
 

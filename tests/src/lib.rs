@@ -116,6 +116,32 @@ pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
+/// Compiles `apps/<driver>.c` as `libcuda.so.1` in `dir`, and `apps/<program>.c` against it; the
+/// program.
+///
+/// # Panics
+/// When either does not compile.
+#[must_use]
+pub fn compile_driver(dir: &Path, driver: &str, program: &str) -> PathBuf {
+    std::fs::create_dir_all(dir).expect("the temporary directory is writable");
+    let cc = |source: &str, output: &str, flags: &[&str]| {
+        let output = dir.join(output);
+        let status = Command::new("cc")
+            .args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
+            .arg(&output)
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("apps/{source}.c")))
+            .arg(format!("-L{}", dir.display()))
+            .args(flags)
+            .status()
+            .expect("cc is installed");
+        assert!(status.success(), "{source} does not compile");
+        output
+    };
+    let soname = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"];
+    cc(driver, "libcuda.so.1", &soname);
+    cc(program, program, &["-l:libcuda.so.1", "-ldl"])
+}
+
 /// A process that ends with this value.
 #[derive(Debug)]
 pub struct Running {

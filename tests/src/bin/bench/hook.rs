@@ -1,37 +1,9 @@
 //! Cost of a wrapper on a busy process.
 
 use crate::{Row, median};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use tidegate_tests::{TempDir, built};
-
-/// Builds the driver that does nothing and the program that launches on it.
-fn build(dir: &Path) -> PathBuf {
-    let apps = Path::new(env!("CARGO_MANIFEST_DIR")).join("apps");
-    let run = |args: &[&str], source: &str, output: &Path| {
-        let status = Command::new("cc")
-            .args(args)
-            .arg("-o")
-            .arg(output)
-            .arg(apps.join(source))
-            .arg(format!("-L{}", dir.display()))
-            .args((source == "bench_hook.c").then_some("-lcuda"))
-            .arg("-pthread")
-            .status()
-            .expect("cc is installed");
-        assert!(status.success(), "{source} does not compile");
-    };
-    let driver = dir.join("libcuda.so.1");
-    run(
-        &["-O2", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"],
-        "sink_cuda.c",
-        &driver,
-    );
-    std::os::unix::fs::symlink("libcuda.so.1", dir.join("libcuda.so")).expect("a fresh directory");
-    let program = dir.join("bench_hook");
-    run(&["-O2"], "bench_hook.c", &program);
-    program
-}
+use tidegate_tests::{TempDir, built, compile_driver};
 
 /// (kernel, graph) nanoseconds of one run.
 fn once(program: &Path, dir: &Path, threads: u32, preload: bool) -> (f64, f64) {
@@ -60,7 +32,7 @@ fn once(program: &Path, dir: &Path, threads: u32, preload: bool) -> (f64, f64) {
 /// Native and preloaded by turns, the median of each.
 pub fn measure(rounds: u32) -> Vec<Row> {
     let dir = TempDir::new();
-    let program = build(dir.path());
+    let program = compile_driver(dir.path(), "sink_cuda", "bench_hook");
     let mut rows = Vec::new();
     for (threads, prefix, target) in [(1, "hook", 2.0), (8, "hook_8_threads", 5.0)] {
         let mut native = (Vec::new(), Vec::new());
