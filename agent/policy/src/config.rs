@@ -69,7 +69,8 @@ pub struct Learning {
     pub window: Duration,
     /// ... and at least until this many more were seen.
     pub window_gaps: u64,
-    /// Decode gaps needed before the estimate is believed; until then the cooldown is `max`.
+    /// Decode gaps needed before the estimate is believed at all; until then the cooldown is `max`,
+    /// and of n gaps it is at least `max * sqrt(warm_up / n)`.
     pub warm_up: u64,
     /// Equal iterations in a row that make a launch pattern a decode step.
     pub repeats: u32,
@@ -83,7 +84,7 @@ impl Default for Learning {
     fn default() -> Self {
         Self {
             window: Duration::from_secs(60),
-            window_gaps: 1024,
+            window_gaps: 65_536,
             warm_up: 32,
             repeats: 8,
             min: Duration::from_millis(2),

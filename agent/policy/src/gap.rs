@@ -8,15 +8,21 @@
 //!   [`MERGED`] times the launches, or, where no graph is launched, the same launch count within
 //!   10 %) and repeated [`Learning::repeats`] times in a row at least once. A pattern that did is *known*, and its gaps count at once from
 //!   then on; the gaps of the run that made it known count in retrospect. A prefill between two
-//!   requests breaks the run, and so does the pause before it.
+//!   requests breaks the run, and so does the pause before it. Once a process is known to decode
+//!   with graphs, an iteration without one is a prefill: of requests that want a single token there
+//!   may be many in a row, with pauses between them.
 //!
 //! ```text
 //!   D . D . D . D        P . D . D          P prefill, D decode step, . decode gap, _ pause
 //!                ________                   D_P: not the same iteration; P.D: not learnt either
 //! ```
 //!
-//! The estimate is the longest gap of the last 60 s and of the last 1 024 gaps, whichever reach
-//! further back. A gap that outlasted the cooldown, so that offline woke inside it, is a
+//! The estimate is the longest gap of the last 60 s and of the last 65 536 gaps, whichever reach
+//! further back: a scheduler's longest gaps are one in a thousand or rarer, and a window that holds
+//! none of them would wake offline inside the next. For the same reason few gaps say little: before
+//! [`Learning::warm_up`] of them the cooldown is the longest allowed, and of n gaps it is at least
+//! sqrt(warm_up / n) of that, which with gaps of that kind reaches them after they have been seen.
+//! A gap that outlasted the cooldown, so that offline woke inside it, is a
 //! *violation*: the estimate becomes that gap at once and decays back over the window, because a
 //! pause that looks like a gap must not cost a whole window of harvest each time.
 //!
@@ -78,6 +84,8 @@ pub struct Iterations {
     run_len: usize,
     known: [Pattern; KNOWN],
     next_known: usize,
+    /// A pattern with a graph is known.
+    graphs: bool,
 }
 
 impl Iterations {
@@ -90,7 +98,8 @@ impl Iterations {
         learning: &Learning,
         mut decode: impl FnMut(Gap),
     ) {
-        let again = self.last.is_some_and(|last| last.same(pattern));
+        let prefill = self.graphs && pattern.graph.0 == 0;
+        let again = self.last.is_some_and(|last| last.same(pattern)) && !prefill;
         self.last = Some(pattern);
         let Some(gap) = gap.filter(|_| again) else {
             self.run_len = 0;
@@ -115,6 +124,7 @@ impl Iterations {
                 decode(*gap);
             }
             self.run_len = 0;
+            self.graphs |= pattern.graph.0 != 0;
             if let Some(place) = self.known.get_mut(self.next_known) {
                 *place = pattern;
             }
@@ -225,10 +235,14 @@ impl Learner {
     /// How long online must stay idle.
     #[must_use]
     pub fn cooldown(&self, now: Instant) -> Duration {
-        if self.gaps < self.learning.warm_up {
-            return self.learning.max;
+        let Learning {
+            warm_up, min, max, ..
+        } = self.learning;
+        if self.gaps <= warm_up {
+            return max;
         }
-        (self.longest(now) * 2).clamp(self.learning.min, self.learning.max)
+        let doubt = max.mul_f64((warm_up as f64 / self.gaps as f64).sqrt());
+        (self.longest(now) * 2).max(doubt).clamp(min, max)
     }
 
     /// Decode gaps seen so far.
