@@ -59,6 +59,17 @@ pub struct Store {
     pub used: u32,
     /// Blocks it may hold.
     pub limit: u32,
+    /// What an admission leaves free.
+    pub spare: Spare,
+}
+
+/// Blocks that an admission leaves free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spare {
+    /// None: the limit follows what is wanted.
+    None,
+    /// One for each request that runs: the backlog never ends, and would fill the last block.
+    OneEach,
 }
 
 impl Store {
@@ -205,8 +216,7 @@ impl Batch {
     }
 
     /// Blocks it needs, in all, for its next iteration: what it holds, one for each request whose
-    /// last block is full, the whole prompts that it could begin to read, and what it keeps spare
-    /// when it admits one.
+    /// last block is full, and the whole prompts that it could begin to read.
     #[must_use]
     pub fn wants(&self) -> u32 {
         let mut wants = self.store.used + self.growth();
@@ -219,11 +229,7 @@ impl Batch {
             budget = budget.saturating_sub(sequence.prompt - sequence.cached);
             wants += blocks_of(sequence.prompt) - sequence.held;
         }
-        if self.waiting.is_empty() {
-            wants
-        } else {
-            wants + self.spare()
-        }
+        wants
     }
 
     /// Request and token that the next iteration begins with: what a decode gap is drawn for.
@@ -252,7 +258,10 @@ impl Batch {
     /// Those that run begin a block each within a block's steps: a spare one for each, so that an
     /// admission is not followed by a push back at once.
     fn spare(&self) -> u32 {
-        u32::try_from(self.running.len()).unwrap_or(u32::MAX)
+        match self.store.spare {
+            Spare::None => 0,
+            Spare::OneEach => u32::try_from(self.running.len()).unwrap_or(u32::MAX),
+        }
     }
 
     fn places(&self) -> usize {

@@ -9,6 +9,7 @@ fn store(limit: u32, paged: bool) -> Store {
         pages: paged.then(|| Blocks::new(limit, 1)),
         used: 0,
         limit,
+        spare: Spare::OneEach,
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Prism {
     /// Most that each keeps beside what it uses.
     reserve: u64,
     online_mapped: u64,
-    /// What online waits for in vain.
+    /// What online wants in all and could not have.
     claim: u64,
 }
 
@@ -42,14 +42,16 @@ impl Policy for Prism {
         self.trim(pool);
         let free = pool.bytes.saturating_sub(pool.offline_used());
         self.online_mapped = self.online_mapped.max(wants.min(free)).min(free);
-        self.claim = wants.saturating_sub(self.online_mapped);
+        self.claim = if wants > self.online_mapped { wants } else { 0 };
         pool.limit_online(self.online_mapped);
         0
     }
 
     fn offline_wants(&mut self, _now: u64, pool: &mut Pool) -> u64 {
         self.trim(pool);
-        let left = pool.bytes.saturating_sub(self.online_mapped + self.claim);
+        let left = pool
+            .bytes
+            .saturating_sub(self.online_mapped.max(self.claim));
         pool.limit_offline(left);
         0
     }

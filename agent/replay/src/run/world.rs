@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::Stretch;
 use super::slots::{NEVER, Slot, Slots};
 use crate::baselines::KERNELS_PER_LAYER;
-use crate::batch::{Batch, Iteration, Progress, Store};
+use crate::batch::{Batch, Iteration, Progress, Spare, Store};
 use crate::clock::Time;
 use crate::compute::{self, Boundary, Command, Event};
 use crate::kv::{BLOCK_TOKENS, Blocks};
@@ -102,12 +102,13 @@ pub(super) struct World<'a> {
     stretches: Vec<Stretch>,
 }
 
-fn store(bytes: u64, block: u64, paged: bool) -> Store {
+fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
     let limit = u32::try_from(bytes / block.max(1)).unwrap_or(u32::MAX);
     Store {
         pages: paged.then(|| Blocks::new(limit, 1)),
         used: 0,
         limit,
+        spare,
     }
 }
 
@@ -126,14 +127,14 @@ impl<'a> World<'a> {
                 spec.online.model.cost,
                 spec.online.limits,
                 spec.online.batching,
-                store(bytes, online_block, false),
+                store(bytes, online_block, Spare::None, false),
             ),
             online_block,
             offline: Batch::new(
                 spec.offline.model.cost,
                 spec.offline.limits,
                 spec.offline.batching,
-                store(bytes, offline_block, spec.memory.is_paged()),
+                store(bytes, offline_block, Spare::OneEach, spec.memory.is_paged()),
             ),
             offline_block,
             gated: true,
