@@ -232,6 +232,18 @@ impl Batch {
         wants
     }
 
+    /// Blocks without which it could do nothing in its next iteration: what it holds, one for each
+    /// request whose last block is full, and, when none runs, the first prompt.
+    #[must_use]
+    pub fn needs(&self) -> u32 {
+        let first = self.waiting.front().filter(|_| self.running.is_empty());
+        let first = first.map_or(0, |slot| {
+            let sequence = &self.sequences[*slot as usize];
+            blocks_of(sequence.prompt) - sequence.held
+        });
+        self.store.used + self.growth() + first
+    }
+
     /// Request and token that the next iteration begins with: what a decode gap is drawn for.
     #[must_use]
     pub fn head(&self) -> (u64, u32) {

@@ -34,6 +34,9 @@ pub struct Blocks {
     backed_stripes: u32,
     /// Held blocks of each stripe.
     held: Vec<u32>,
+    /// When each block was last taken: the number of that taking.
+    taken: Vec<u64>,
+    takings: u64,
 }
 
 impl Blocks {
@@ -49,6 +52,8 @@ impl Blocks {
             backed: vec![true; stripes as usize],
             backed_stripes: stripes,
             held: vec![0; stripes as usize],
+            taken: vec![0; (stripes * per_stripe) as usize],
+            takings: 0,
         }
     }
 
@@ -101,10 +106,25 @@ impl Blocks {
         blocks.copied().filter(|holder| *holder < WITHHELD)
     }
 
+    /// Held blocks, each after the sequence that holds it, in the order in which they were taken.
+    #[must_use]
+    pub fn in_order_taken(&self) -> Vec<(u32, u32)> {
+        let mut held: Vec<(u64, u32, u32)> = (0u32..)
+            .zip(self.holder.iter().zip(&self.taken))
+            .filter(|(_, (holder, _))| **holder < WITHHELD)
+            .map(|(block, (holder, taken))| (*taken, *holder, block))
+            .collect();
+        held.sort_unstable();
+        let held = held.into_iter().map(|(_, holder, block)| (holder, block));
+        held.collect()
+    }
+
     /// Gives `sequence` a free block.
     pub fn take(&mut self, sequence: u32) -> Option<u32> {
         let block = self.free.pop_front()?;
         self.holder[block as usize] = sequence;
+        self.takings += 1;
+        self.taken[block as usize] = self.takings;
         self.held[(block / self.per_stripe) as usize] += 1;
         Some(block)
     }

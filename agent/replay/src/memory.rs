@@ -8,12 +8,14 @@ mod oracle;
 mod prism;
 mod static_mem;
 mod static_split;
+mod tidegate;
 mod uvm;
 
 use std::fmt::Debug;
 
 use crate::batch::Batch;
 use crate::costs::HANDLE_BYTES;
+use crate::kv::BLOCK_TOKENS;
 use crate::record::Reclaim;
 use crate::run::Alone;
 use crate::spec::{Memory, Spec};
@@ -36,6 +38,8 @@ pub struct Pool {
     pub offline_block: u64,
     /// Offline is not on the GPU, and is not being let onto it.
     pub gated: bool,
+    /// How long what offline runs takes to its next layer.
+    pub offline_layer_left: u64,
     /// Offline's process is down until then.
     pub offline_down_until: u64,
     /// Memory that went from offline to online.
@@ -80,6 +84,24 @@ impl Pool {
     }
 }
 
+/// Blocks of the least run that fills whole handles, with the block outermost: what is taken and
+/// given as one. A block that fills none within 64 is padded to whole handles.
+#[must_use]
+pub fn blocks_per_stripe(block: u64) -> u32 {
+    (1..=64)
+        .find(|blocks| (u64::from(*blocks) * block).is_multiple_of(HANDLE_BYTES))
+        .unwrap_or(1)
+}
+
+/// What online would hold after its next iteration, in bytes of whole handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wants {
+    /// With every prompt that it could begin.
+    pub all: u64,
+    /// With what it can do nothing without.
+    pub least: u64,
+}
+
 /// `bytes` in whole handles.
 #[must_use]
 pub const fn whole(bytes: u64) -> u64 {
@@ -92,9 +114,11 @@ fn count(bytes: u64, block: u64) -> u32 {
 
 /// A memory policy.
 pub trait Policy: Debug {
-    /// Online is about to submit an iteration and would hold `wants` bytes after it. Sets both
-    /// limits and says how many ns online waits.
-    fn online_wants(&mut self, wants: u64, now: u64, pool: &mut Pool) -> u64;
+    /// Online is about to submit an iteration. Sets its limit and says how many ns it waits for it.
+    fn online_wants(&mut self, wants: Wants, now: u64, pool: &mut Pool) -> u64;
+
+    /// An iteration of online is done, and what its requests gave back is free.
+    fn online_done(&mut self, _now: u64, _pool: &mut Pool) {}
 
     /// Offline is about to submit an iteration. Sets its limit and says how many ns longer it takes.
     fn offline_wants(&mut self, now: u64, pool: &mut Pool) -> u64;
@@ -126,7 +150,11 @@ pub fn make(spec: &Spec, alone: Option<&Alone>) -> Box<dyn Policy> {
         Memory::Tidegate
         | Memory::TidegateNoMiad
         | Memory::TidegateFifo
-        | Memory::TidegateLayerBoundary
-        | Memory::Oracle => Box::new(oracle::Oracle),
+        | Memory::TidegateLayerBoundary => {
+            let block = u64::from(BLOCK_TOKENS) * spec.offline.model.shape.kv_bytes_per_token();
+            let stripe = u64::from(blocks_per_stripe(block)) * block;
+            Box::new(tidegate::Tidegate::new(spec, whole(stripe)))
+        }
+        Memory::Oracle => Box::new(oracle::Oracle),
     }
 }

@@ -3,13 +3,13 @@
 //! Offline begins new requests only in what online leaves it at that moment, but what it holds
 //! beyond that stays computable. No real policy can have both, so none can have more.
 
-use super::{Policy, Pool};
+use super::{Policy, Pool, Wants};
 
 #[derive(Debug)]
 pub(super) struct Oracle;
 
 impl Policy for Oracle {
-    fn online_wants(&mut self, _wants: u64, _now: u64, pool: &mut Pool) -> u64 {
+    fn online_wants(&mut self, _wants: Wants, _now: u64, pool: &mut Pool) -> u64 {
         pool.limit_online(pool.bytes);
         0
     }

@@ -5,7 +5,7 @@
 //! less and its requests queue (Valve, arXiv 2604.07874, section 7.2); while they do, what becomes
 //! free is online's, which came first.
 
-use super::{Policy, Pool};
+use super::{Policy, Pool, Wants};
 use crate::baselines::PRISM_RESERVED_PAGES;
 use crate::costs::HANDLE_BYTES;
 use crate::spec::Spec;
@@ -38,7 +38,8 @@ impl Prism {
 }
 
 impl Policy for Prism {
-    fn online_wants(&mut self, wants: u64, _now: u64, pool: &mut Pool) -> u64 {
+    fn online_wants(&mut self, wants: Wants, _now: u64, pool: &mut Pool) -> u64 {
+        let wants = wants.all;
         self.trim(pool);
         let free = pool.bytes.saturating_sub(pool.offline_used());
         self.online_mapped = self.online_mapped.max(wants.min(free)).min(free);

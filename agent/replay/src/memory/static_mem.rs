@@ -3,7 +3,7 @@
 //! Valve (arXiv 2604.07874, section 7.2). An online burst above that kills the offline job at once;
 //! it starts again after [`RESTART`].
 
-use super::{Policy, Pool, whole};
+use super::{Policy, Pool, Wants, whole};
 use crate::baselines::RESTART;
 use crate::spec::Spec;
 
@@ -23,9 +23,9 @@ impl StaticMem {
 }
 
 impl Policy for StaticMem {
-    fn online_wants(&mut self, wants: u64, now: u64, pool: &mut Pool) -> u64 {
+    fn online_wants(&mut self, wants: Wants, now: u64, pool: &mut Pool) -> u64 {
         let up = now >= pool.offline_down_until;
-        if up && wants > pool.bytes - self.offline {
+        if up && wants.all > pool.bytes - self.offline {
             pool.kill_offline(now.saturating_add(self.restart));
         }
         let up = now >= pool.offline_down_until;

@@ -1,6 +1,6 @@
 //! A fixed share each: HARLI's static mode ([`ONLINE_SHARE`]).
 
-use super::{Policy, Pool};
+use super::{Policy, Pool, Wants};
 use crate::baselines::ONLINE_SHARE;
 use crate::spec::Spec;
 
@@ -19,7 +19,7 @@ impl StaticSplit {
 }
 
 impl Policy for StaticSplit {
-    fn online_wants(&mut self, _wants: u64, _now: u64, pool: &mut Pool) -> u64 {
+    fn online_wants(&mut self, _wants: Wants, _now: u64, pool: &mut Pool) -> u64 {
         pool.limit_online(self.online);
         0
     }

@@ -6,7 +6,7 @@
 //! left it has to bring in and write out in every iteration that touches it; of the cached tokens of
 //! running requests that is all, so only the excess moves (an LRU driver would move more).
 
-use super::{Policy, Pool};
+use super::{Policy, Pool, Wants};
 use crate::baselines::UVM_ONLINE_GIVES_BACK;
 use crate::costs::HANDLE_BYTES;
 use crate::record::Reclaim;
@@ -32,11 +32,11 @@ impl Uvm {
 }
 
 impl Policy for Uvm {
-    fn online_wants(&mut self, wants: u64, now: u64, pool: &mut Pool) -> u64 {
+    fn online_wants(&mut self, wants: Wants, now: u64, pool: &mut Pool) -> u64 {
         if UVM_ONLINE_GIVES_BACK {
             self.online = pool.online_used();
         }
-        let wants = wants.min(pool.bytes);
+        let wants = wants.all.min(pool.bytes);
         let resident = (pool.bytes - self.online).min(pool.offline_used());
         self.online = self.online.max(wants);
         pool.limit_online(self.online);

@@ -16,7 +16,7 @@ use crate::batch::{Batch, Iteration, Progress, Spare, Store};
 use crate::clock::Time;
 use crate::compute::{self, Boundary, Command, Event};
 use crate::kv::{BLOCK_TOKENS, Blocks};
-use crate::memory::{self, Pool};
+use crate::memory::{self, Pool, Wants};
 use crate::record::{Outcome, Preemption, Request, Span, SpanKind};
 use crate::rng::{Rng, splitmix64};
 use crate::run::Alone;
@@ -105,7 +105,7 @@ pub(super) struct World<'a> {
 fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
     let limit = u32::try_from(bytes / block.max(1)).unwrap_or(u32::MAX);
     Store {
-        pages: paged.then(|| Blocks::new(limit, 1)),
+        pages: paged.then(|| Blocks::new(limit, memory::blocks_per_stripe(block))),
         used: 0,
         limit,
         spare,
@@ -138,6 +138,7 @@ impl<'a> World<'a> {
             ),
             offline_block,
             gated: true,
+            offline_layer_left: 0,
             offline_down_until: 0,
             reclaims: Vec::new(),
             kills: 0,
@@ -303,10 +304,13 @@ impl<'a> World<'a> {
     }
 
     fn launch(&mut self, now: u64) {
-        let wants = u64::from(self.pool.online.wants()) * self.pool.online_block;
-        let waits = self
-            .memory
-            .online_wants(memory::whole(wants), now, &mut self.pool);
+        let bytes = |blocks: u32| memory::whole(u64::from(blocks) * self.pool.online_block);
+        let wants = Wants {
+            all: bytes(self.pool.online.wants()),
+            least: bytes(self.pool.online.needs()),
+        };
+        self.pool.offline_layer_left = self.boundary(Boundary::LayerAndAgain, now) - now;
+        let waits = self.memory.online_wants(wants, now, &mut self.pool);
         self.void_offline(now);
         let used = self.pool.online_used();
         let Some(iteration) = self.pool.online.start() else {
@@ -385,6 +389,7 @@ impl<'a> World<'a> {
         while self.finished.get(self.oldest).copied().unwrap_or(false) {
             self.oldest += 1;
         }
+        self.memory.online_done(now, &mut self.pool);
         self.idle_since = now;
         self.in_gap = !self.pool.online.is_idle();
         if self.in_gap {
