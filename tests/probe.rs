@@ -146,6 +146,39 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
 }
 
 #[test]
+fn doctor_starts_the_probes_and_says_so_by_its_exit_code() {
+    let node = Node::device_only(&["--set", "gsp_foreign=deny_23"]);
+    let device = format!("virtual={}", node.vgpu_dir().display());
+    let doctor = |arguments: &[&str]| {
+        let _ = built("tidegate-probe");
+        let mut all = vec!["doctor", "--device", &device];
+        all.extend(arguments);
+        let output = node.tidegate(&all);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        (output.status.code(), text)
+    };
+    let (code, text) = doctor(&["--probe", "--quick", "--only", "P1,P6"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains("P6    PASS") && !text.contains("P2 "),
+        "{text}"
+    );
+    let (code, text) = doctor(&["--probe", "--quick", "--only", "P2"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("INVALID_CLIENT"), "{text}");
+    let (code, text) = doctor(&["--only", "P2"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("add --probe"), "{text}");
+    let (code, text) = doctor(&["--probe", "--only", "P99"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(
+        text.contains("there is no probe P99; there are P1, P2"),
+        "{text}"
+    );
+}
+
+#[test]
 fn the_virtual_gpus_context_has_the_golden_shape() {
     let node = Node::device_only(&["--driver", "580.95.05"]);
     let out = node.dir().to_str().expect("a path");

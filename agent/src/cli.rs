@@ -2,6 +2,7 @@
 
 mod doctor;
 mod json;
+mod probe;
 mod release;
 mod replay;
 mod table;

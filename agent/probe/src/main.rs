@@ -142,7 +142,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
+        Ok(false) => ExitCode::from(2),
         Err(error) => {
             eprintln!("tidegate-probe: {error:#}");
             ExitCode::from(2)

@@ -3,7 +3,7 @@
 //! The table is text that wraps by itself: the result and the name of a check in two columns, what was
 //! found beside them, and what to do below it behind an arrow.
 
-use super::{Cli, Unreachable, print};
+use super::{Cli, Unreachable, print, probe};
 use crate::device::Device;
 use crate::doctor::collect::{self, Options};
 use crate::doctor::facts::{Agent, Facts};
@@ -36,16 +36,23 @@ pub(super) struct Arguments {
     /// The library to look at; in the usual places unless given.
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// Only these checks, joined by commas.
-    #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = ids())]
+    /// Only these checks, joined by commas; with --probe, only these probes.
+    #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     only: Vec<String>,
+    #[command(flatten)]
+    probe: probe::Arguments,
     /// How to print it.
     #[arg(long, short, value_enum, default_value_t = super::Output::Table)]
     output: super::Output,
 }
 
-fn ids() -> clap::builder::PossibleValuesParser {
-    CHECKS.map(|(id, _)| id).into()
+/// A check's id, or what may be a probe's.
+fn id(text: &str) -> Result<String, String> {
+    if CHECKS.iter().any(|(id, _)| *id == text) || probe::is_id(text) {
+        return Ok(text.to_owned());
+    }
+    let known = CHECKS.map(|(id, _)| id).join(", ");
+    Err(format!("the checks are {known}; the probes P1, P2 ..."))
 }
 
 /// Doctor could not begin.
@@ -55,7 +62,24 @@ pub struct NotStarted(#[source] anyhow::Error);
 
 /// Looks at the node and prints what it finds; the exit code.
 pub(super) fn run(cli: &Cli, arguments: &Arguments) -> anyhow::Result<u8> {
-    let facts = collect(cli, arguments).map_err(NotStarted)?;
+    let last = rundir::holder(&cli.run_dir).map(|holder| holder.device);
+    let device = super::device_of(arguments.device.as_deref(), last).map_err(NotStarted)?;
+    if arguments.probe.probe {
+        let json = arguments.output == super::Output::Json;
+        return Err(NotStarted(probe::start(
+            &arguments.probe,
+            &device,
+            arguments.vgpu_shim.as_deref(),
+            &arguments.only,
+            arguments.library.as_deref(),
+            json,
+        ))
+        .into());
+    }
+    if let Some(id) = arguments.only.iter().find(|id| probe::is_id(id)) {
+        return Err(NotStarted(anyhow::anyhow!("{id} is a probe: add --probe")).into());
+    }
+    let facts = collect(cli, arguments, device).map_err(NotStarted)?;
     let mut checks = doctor::judge(&facts);
     if !arguments.only.is_empty() {
         checks.retain(|check| arguments.only.iter().any(|id| id == check.id));
@@ -75,7 +99,7 @@ pub(super) fn run(cli: &Cli, arguments: &Arguments) -> anyhow::Result<u8> {
     Ok(doctor::exit_code(&checks))
 }
 
-fn collect(cli: &Cli, arguments: &Arguments) -> anyhow::Result<Facts> {
+fn collect(cli: &Cli, arguments: &Arguments, device: Device) -> anyhow::Result<Facts> {
     let wants = |of_library: bool| {
         arguments.only.is_empty()
             || CHECKS.iter().any(|(id, group)| {
@@ -83,8 +107,6 @@ fn collect(cli: &Cli, arguments: &Arguments) -> anyhow::Result<Facts> {
                     && arguments.only.iter().any(|only| only == id)
             })
     };
-    let last = rundir::holder(&cli.run_dir).map(|holder| holder.device);
-    let device = super::device_of(arguments.device.as_deref(), last)?;
     let node = if wants(false) {
         // From here on this process speaks to that device.
         device.enter(arguments.vgpu_shim.as_deref())?;
