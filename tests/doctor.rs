@@ -118,11 +118,7 @@ fn a_stuck_agent_and_what_a_dead_one_left_are_found_and_left_as_they_are() {
     online.ask("busy 0");
     let all_disabled = |node: &Node| disabled(node, client) == [true; 3];
     wait_so("the channels to be disabled", || all_disabled(&node));
-    doctor(&node).says(
-        "stuck-channels",
-        "pass",
-        "3 channels disabled, by a closed gate",
-    );
+    doctor(&node).says("stuck-channels", "pass", "3 disabled, by a closed gate");
 
     let agent = node.agent.take().expect("it runs");
     agent.signal(libc::SIGSTOP);

@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 pub mod app;
+pub mod causes;
 pub mod channel;
 pub mod cli;
 pub mod clock;

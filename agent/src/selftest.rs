@@ -12,6 +12,7 @@ mod trial;
 #[allow(unsafe_code)]
 pub mod work;
 
+use crate::causes::with_causes;
 use crate::config::{Level, SelfTestKind};
 use crate::rm::{Driver, Gpu, RmError, Subdevice, ThrowAway};
 use std::fmt;
@@ -165,16 +166,6 @@ impl<'a> SelfTest<'a> {
     }
 }
 
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
-}
-
 /// Finds what the work needs; what is missing otherwise.
 fn place(setting: &Setting) -> Result<Place, String> {
     let exe = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -186,10 +177,7 @@ fn place(setting: &Setting) -> Result<Place, String> {
         Some(named) if !named.exists() => return Err(format!("no {}", named.display())),
         Some(named) => named.clone(),
         None => {
-            let own = exe.parent().map(Path::to_owned);
-            let mut dirs = own.into_iter().chain(LIBRARY_DIRS.map(PathBuf::from));
-            dirs.find_map(|dir| Some(dir.join(LIBRARY)).filter(|path| path.exists()))
-                .ok_or_else(|| format!("no {LIBRARY}; name it in channel.library"))?
+            find_library().ok_or_else(|| format!("no {LIBRARY}; name it in channel.library"))?
         }
     };
     Ok(Place {
@@ -198,6 +186,15 @@ fn place(setting: &Setting) -> Result<Place, String> {
         driver_dir: setting.driver_dir.clone(),
         run_dir: setting.run_dir.clone(),
     })
+}
+
+/// The library: beside this program, or where packages put it.
+#[must_use]
+pub fn find_library() -> Option<PathBuf> {
+    let exe = std::env::current_exe().ok();
+    let own = exe.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let mut dirs = own.into_iter().chain(LIBRARY_DIRS.map(PathBuf::from));
+    dirs.find_map(|dir| Some(dir.join(LIBRARY)).filter(|path| path.exists()))
 }
 
 /// Names everything a proof rests on.

@@ -7,6 +7,7 @@ mod processes;
 mod system;
 
 use super::facts::{Agent, Facts, Node};
+use crate::causes::with_causes;
 use crate::config::{Config, LevelChoice};
 use crate::device::Device;
 use std::path::{Path, PathBuf};
@@ -72,18 +73,7 @@ fn configuration(named: Option<&Path>) -> (PathBuf, Result<Config, String>) {
     let path = named.map_or_else(|| PathBuf::from(crate::config::FILE), Path::to_owned);
     // The environment is this shell's, not the agent's, so only the file is looked at.
     let config = Config::load(&path, named.is_none(), std::iter::empty());
-    (path, config.map_err(|error| chain(&error)))
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
+    (path, config.map_err(|error| with_causes(&error)))
 }
 
 /// Runs `ask` on a thread that is left behind if it takes too long.

@@ -1,6 +1,7 @@
 //! Driver and GPUs. Whatever speaks to the driver does so with a deadline.
 
-use super::{chain, line, patiently};
+use super::{line, patiently};
+use crate::causes::with_causes;
 use crate::config::LevelChoice;
 use crate::device::Device;
 use crate::doctor::facts::{Driver, Found, LoadedModule};
@@ -89,14 +90,14 @@ type Answers = (Found<(String, usize)>, Option<Found<level::Choice>>);
 fn ask(tries: Option<LevelChoice>) -> Answers {
     let driver = match patiently(rm::enumerate) {
         Ok(Ok(driver)) => driver,
-        Ok(Err(error)) => return (Err(chain(&error)), None),
+        Ok(Err(error)) => return (Err(with_causes(&error)), None),
         Err(late) => return (Err(format!("the driver gives {late}")), None),
     };
     let answer = Ok((driver.version.clone(), driver.gpus.len()));
     let level = tries.map(|choice| {
         let tried = patiently(move || {
             level::choose(choice, &driver, |level| selftest::calls(&driver, level))
-                .map_err(|error| chain(&error))
+                .map_err(|error| with_causes(&error))
         });
         tried
             .map_err(|late| format!("the self-test on throw-away channels gives {late}"))
@@ -133,7 +134,7 @@ fn file() -> Found<(PathBuf, Module)> {
     let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     match module::read(&path) {
         Ok(module) => Ok((path, module)),
-        Err(error) => Err(format!("{}: {}", path.display(), chain(&error))),
+        Err(error) => Err(format!("{}: {}", path.display(), with_causes(&error))),
     }
 }
 

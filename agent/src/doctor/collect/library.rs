@@ -1,45 +1,24 @@
 //! `libtidegate.so`: where it lies, and what its dynamic section asks of a process.
 
-use super::chain;
+use crate::causes::with_causes;
 use crate::doctor::facts::{Found, Library, Needs};
+use crate::selftest;
 use object::Endianness;
 use object::elf::{DT_NEEDED, FileHeader64};
 use object::read::elf::{Dyn, FileHeader};
-use std::path::{Path, PathBuf};
-
-const NAME: &str = "libtidegate.so";
-/// Behind these, the directory of this program and its neighbour `lib`.
-const USUAL: [&str; 4] = [
-    "/usr/local/lib",
-    "/usr/lib/tidegate",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-];
+use std::path::Path;
 
 pub(super) fn collect(named: Option<&Path>) -> Library {
-    let path = named.map(Path::to_owned).or_else(usual);
+    let path = named.map(Path::to_owned).or_else(selftest::find_library);
     let needs = path
         .as_deref()
         .map_or_else(|| Err("not found".to_owned()), needs);
     Library { path, needs }
 }
 
-fn usual() -> Option<PathBuf> {
-    let exe = std::env::current_exe().ok();
-    let beside = exe.as_deref().and_then(Path::parent);
-    let neighbour = beside.and_then(Path::parent).map(|dir| dir.join("lib"));
-    beside
-        .map(Path::to_owned)
-        .into_iter()
-        .chain(neighbour)
-        .chain(USUAL.map(PathBuf::from))
-        .map(|dir| dir.join(NAME))
-        .find(|path| path.exists())
-}
-
 fn needs(path: &Path) -> Found<Needs> {
     let data = std::fs::read(path).map_err(|error| error.to_string())?;
-    read(&data).map_err(|error| chain(&error))
+    read(&data).map_err(|error| with_causes(&error))
 }
 
 /// The needs of a shared object of this machine's kind.

@@ -226,11 +226,18 @@ fn confidential(view: &View<'_>) -> Check {
 
 fn level(view: &View<'_>) -> Check {
     match (view.node.agent.status(), &view.driver().level) {
-        (Some(status), _) => reached(
-            status.level(),
-            &format!("the agent uses {}", named(status.level())),
-            &status.level_note,
-        ),
+        (Some(status), _) => {
+            let seen = status.self_test.as_ref().and_then(|test| {
+                let of_level = test.levels.iter().find(|tried| tried.level == status.level);
+                of_level.map(|tried| format!(", {} ({})", tried.outcome, test.summary))
+            });
+            let text = format!(
+                "the agent uses {}{}",
+                named(status.level()),
+                seen.unwrap_or_default()
+            );
+            reached(status.level(), &text, &status.level_note)
+        }
         (None, Some(tried)) => tried_level(tried),
         (None, None) => Check::skip("channel-level", NO_DRIVER),
     }
@@ -245,7 +252,7 @@ fn tried_level(tried: &Found<Choice>) -> Check {
                 Level::L3 => v1::ChannelLevel::L3Interposer,
                 Level::L5 => v1::ChannelLevel::L5LaunchGate,
             };
-            let text = format!("an agent would use {}", named(level));
+            let text = format!("an agent would use {}, by its calls alone", named(level));
             reached(level, &text, &choice.note)
         }
         Err(why) => Check::fail("channel-level", why)
@@ -288,7 +295,7 @@ mod tests {
     use crate::doctor::facts::Node;
     use crate::doctor::judge::healthy::{self, outcome, outcome_virtual};
     use crate::level::Choice;
-    use tidegate_proto::v1::ChannelLevel;
+    use tidegate_proto::v1::{ChannelLevel, LevelTest, SelfTest};
 
     #[test]
     fn a_machine_without_a_driver_is_told_so_once() {
@@ -416,9 +423,18 @@ mod tests {
                 let status = healthy::status(node);
                 status.set_level(level);
                 status.level_note = "L0: because".to_owned();
+                let mut tried = LevelTest {
+                    outcome: "proven".to_owned(),
+                    ..LevelTest::default()
+                };
+                tried.set_level(level);
+                status.self_test = Some(SelfTest {
+                    summary: "in 8 ms".to_owned(),
+                    levels: vec![tried],
+                });
             });
             assert_eq!(result, want, "{level:?}");
-            assert!(text.contains("L0: because"), "{text}");
+            assert!(text.contains("proven (in 8 ms); L0: because"), "{text}");
         }
         let tried = |tried| {
             outcome("channel-level", |node| {

@@ -30,7 +30,7 @@ pub(super) fn check(library: &Library) -> Check {
     match needs.glibc {
         Some((major, minor)) if (major, minor) > FLOOR => Check::warn(
             ID,
-            format!("{path} needs glibc {major}.{minor}: images with an older one do not start"),
+            format!("{path} needs glibc {major}.{minor}: no image with an older one loads it"),
         )
         .remedy("scripts/packaging/library builds one for glibc 2.28"),
         Some((major, minor)) => Check::pass(ID, format!("{path}, for glibc {major}.{minor}")),

@@ -35,6 +35,13 @@ fn configuration(view: &View<'_>) -> Check {
             )
             .remedy("add [[identity.rules]]: until then every process is ignored")
         }
+        Ok(config) if config.identity.rules.is_empty() => Check::pass(
+            ID,
+            format!(
+                "{path}, {} trusted with their own word",
+                count(config.identity.trust_env_uids.len(), "user")
+            ),
+        ),
         Ok(config) => Check::pass(
             ID,
             format!("{path}, {}", count(config.identity.rules.len(), "rule")),
@@ -264,12 +271,10 @@ fn stuck_beside(status: &v1::GetStatusResponse) -> Check {
         .map(|job| format!("{}: {}", job.name, job.reason))
         .collect();
     if lost.is_empty() {
-        let disabled: u32 = status.gpus.iter().map(|gpu| gpu.channels_disabled).sum();
-        let disabled = usize::try_from(disabled).unwrap_or(usize::MAX);
-        Check::pass(
-            ID,
-            format!("{} disabled, by a closed gate", count(disabled, "channel")),
-        )
+        match status.gpus.iter().map(|gpu| gpu.channels_disabled).sum() {
+            0_u32 => Check::pass(ID, "no channel is disabled"),
+            disabled => Check::pass(ID, format!("{disabled} disabled, by a closed gate")),
+        }
     } else {
         Check::warn(ID, lost.join("; ")).remedy("see `tidegate events`; restart the job")
     }

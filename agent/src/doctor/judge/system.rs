@@ -134,7 +134,9 @@ fn fifo(system: &System, status: Option<&GetStatusResponse>) -> Check {
 
 fn open_files(system: &System) -> Check {
     match system.open_files {
-        Ok(limit) if limit >= ENOUGH_FILES => Check::pass("open-files", format!("{limit}")),
+        Ok(limit) if limit >= ENOUGH_FILES => {
+            Check::pass("open-files", format!("{limit} at a time"))
+        }
         Ok(limit) => Check::warn(
             "open-files",
             format!(
