@@ -2,14 +2,19 @@
 //!
 //! One online program works on GPU 0; one offline job runs on every GPU of the node, so each busy
 //! edge disables it on all of them. The start is the online program's own clock just before its
-//! launch, which is a little before the doorbell; the end is the device's history.
+//! launch, which is a little before the doorbell; the end is the device's history. The gRPC lane is
+//! measured with a peer that has no page, from just before it sends its edge.
 
 use crate::{Row, quantile};
 use std::time::Duration;
+use tidegate_tests::peer::Peer;
+use tidegate_tests::watch::status;
 use tidegate_tests::{Node, Offline, Online, TRUSTING, wait_until};
 use tidegate_vgpu::history::{self, Kind, Record};
 
 struct Edges {
+    /// The agent's threads run under SCHED_FIFO.
+    fifo: bool,
     entered_us: Vec<f64>,
     returned_us: Vec<f64>,
 }
@@ -23,7 +28,40 @@ fn micros(from: u64, to: u64) -> f64 {
     to.saturating_sub(from) as f64 / 1000.0
 }
 
-fn run(gpus: usize, device: &[&str], edges: u32) -> Edges {
+/// How an edge reaches the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    /// The doorbell in the page, rung by a launch.
+    Page,
+    /// A message on the stream, as of a client that gets no descriptors.
+    Stream,
+}
+
+/// Makes one busy edge and the idle edge after it; when it began.
+type Edge = Box<dyn FnMut() -> u64>;
+
+fn edge(node: &Node, lane: Lane) -> Edge {
+    match lane {
+        Lane::Page => {
+            let mut online = Online::start(node, 0);
+            Box::new(move || online.request(0, 25_000, 0).start_ns)
+        }
+        Lane::Stream => {
+            let mut peer = Peer::start(node);
+            for command in ["connect otherpage", "hello online", "device 0 0", "idle 0"] {
+                peer.ask(command);
+            }
+            Box::new(move || {
+                let busy = peer.ask("busy 0");
+                peer.ask("idle 0");
+                let at = busy.strip_prefix("edge ").and_then(|at| at.parse().ok());
+                at.unwrap_or_else(|| panic!("the peer answered {busy:?}"))
+            })
+        }
+    }
+}
+
+fn run(gpus: usize, device: &[&str], lane: Lane, edges: u32) -> Edges {
     let count = gpus.to_string();
     let mut args = vec!["--gpus", &count];
     args.extend_from_slice(device);
@@ -32,17 +70,18 @@ fn run(gpus: usize, device: &[&str], edges: u32) -> Edges {
     let mut offline = Offline::start(&node, 400_000, &ordinals);
     offline.running();
     let pid = offline.process.pid();
-    let mut online = Online::start(&node, 0);
+    let mut edge = edge(&node, lane);
+    let fifo = status(&node)["scheduling"] == "SCHED_FIFO";
     let mut starts = Vec::new();
     for _ in 0..edges {
-        let request = online.request(0, 25_000, 0);
-        starts.push(request.start_ns);
+        starts.push(edge());
         // The next edge must find the job running again on every GPU.
         let pause = Duration::from_millis(8 + u64::from(edges % 3));
         wait_until(pause, || None::<()>);
     }
     let records = history(&node);
     let mut found = Edges {
+        fifo,
         entered_us: Vec::new(),
         returned_us: Vec::new(),
     };
@@ -75,50 +114,47 @@ fn run(gpus: usize, device: &[&str], edges: u32) -> Edges {
     found
 }
 
+/// The two rows of a distribution.
+fn rows(key: &str, sorted: &[f64]) -> [Row; 2] {
+    [50, 99].map(|percent| {
+        Row::new(
+            format!("{key}.p{percent}_us"),
+            quantile(sorted, percent),
+            "us",
+        )
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "small counts")]
 pub fn measure(edges: u32) -> Vec<Row> {
-    let mut rows = Vec::new();
+    let mut out = Vec::new();
     for (gpus, target) in [(1, 50.0), (8, 250.0)] {
-        let found = run(gpus, &[], edges);
+        let found = run(gpus, &[], Lane::Page, edges);
         let key = format!("edge.gpus_{gpus}");
-        rows.push(Row::new(
-            format!("{key}.p50_us"),
-            quantile(&found.entered_us, 50),
-            "us",
-        ));
-        rows.push(
-            Row::new(
-                format!("{key}.p99_us"),
-                quantile(&found.entered_us, 99),
-                "us",
-            )
-            .at_most(target),
-        );
-        rows.push(Row::new(
-            format!("{key}.return_p50_us"),
-            quantile(&found.returned_us, 50),
-            "us",
-        ));
-        #[expect(clippy::cast_precision_loss, reason = "a small count")]
-        rows.push(Row::new(
+        let [p50, p99] = rows(&key, &found.entered_us);
+        let returned = quantile(&found.returned_us, 50);
+        out.extend([p50, p99.at_most(target)]);
+        out.push(Row::new(format!("{key}.return_p50_us"), returned, "us"));
+        out.push(Row::new(
             format!("{key}.edges"),
             found.entered_us.len() as f64,
             "",
         ));
+        out.push(Row::new(
+            format!("{key}.sched_fifo"),
+            f64::from(u8::from(found.fifo)),
+            "",
+        ));
     }
+    let found = run(1, &[], Lane::Stream, edges);
+    out.extend(rows("edge.gpus_1_grpc_lane", &found.entered_us));
     for patch in ["none", "A", "B"] {
         let device = ["--patch", patch, "--disable-fixed-us", "300"];
-        let found = run(8, &device, edges / 4);
-        let key = format!("edge.gpus_8_patch.{patch}");
-        rows.push(Row::new(
-            format!("{key}.p50_us"),
-            quantile(&found.returned_us, 50),
-            "us",
-        ));
-        rows.push(Row::new(
-            format!("{key}.p99_us"),
-            quantile(&found.returned_us, 99),
-            "us",
+        let found = run(8, &device, Lane::Page, edges / 4);
+        out.extend(rows(
+            &format!("edge.gpus_8_patch.{patch}"),
+            &found.returned_us,
         ));
     }
-    rows
+    out
 }

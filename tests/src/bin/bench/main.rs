@@ -2,10 +2,11 @@
 //!
 //! * `hook`: nanoseconds of a launch through the library against the same launch without it, on a
 //!   driver that does nothing, for one thread and for eight. The process is busy throughout, as in
-//!   the middle of a burst, so this is the price every launch pays.
+//!   the middle of a burst, so this is the price every launch pays. And instructions, by callgrind.
 //! * `edge`: from just before an online launch to the entry of the last disable ioctl (stamped in
 //!   the calling thread), and to the return of the last disable, on 1 and on 8 virtual GPUs; and
-//!   the return with the driver's locks as they are, with patch A and with patch B.
+//!   the return with the driver's locks as they are, with patch A and with patch B; and the slower
+//!   lane of a process without a page.
 //! * `attach`: from the start of the first context to the agent's welcome, and what the library
 //!   adds to its host process.
 //!

@@ -426,15 +426,17 @@ impl Peer {
         let Some(page) = self.page.clone() else {
             let word = self.told.entry(slot).or_default();
             *word = ((*word >> 1) + 1) << 1 | u64::from(busy);
+            let at_ns = monotonic_ns();
             let edge = v1::Edge {
                 slot: u32::try_from(slot).map_err(text)?,
                 busy,
                 activity: *word,
-                at_ns: monotonic_ns(),
+                at_ns,
                 launches: 1,
                 graph: 0,
             };
-            return self.send(v1::client_event::Event::Edge(edge));
+            self.send(v1::client_event::Event::Edge(edge))?;
+            return Ok(format!("edge {at_ns}"));
         };
         let words = &page.0.devices[slot];
         let now = monotonic_ns();
@@ -448,7 +450,7 @@ impl Peer {
         let next = ((before >> 1) + 1) << 1 | u64::from(busy);
         words.activity.store(next, Ordering::Release);
         page.ring();
-        Ok(String::new())
+        Ok(format!("edge {now}"))
     }
 
     fn land(&mut self) -> Result<String> {

@@ -17,7 +17,7 @@
 //! report GPU CLIENT CHANNEL...    say that these channels are its own
 //! gone CLIENT                     say that the client is gone
 //! schedule TICKET CLIENT OBJECT   ask to schedule
-//! busy SLOT | idle SLOT           an edge: words, then doorbell; on the stream without a page
+//! busy SLOT | idle SLOT           an edge: words, then doorbell; on the stream without a page; prints `edge NS`
 //! word SLOT VALUE                 store an activity word without ringing
 //! gate SLOT                       prints `gate open` or `gate closed`
 //! land                            enable its own channels and say so in the page, as in a soft landing
