@@ -1,6 +1,7 @@
 //! Builds the agent from its parts, in the order they depend on each other, and runs it to its end.
 //! The only file that knows every concrete type.
 
+use crate::activation::{ActivationError, Passed};
 use crate::channel::DriverControl;
 use crate::config::{Config, Cooldown, Level, LogFormat, LongGate, Suspects, Unproven};
 use crate::control::{About, Control, Parts};
@@ -20,6 +21,7 @@ use crate::selftest::{self, Outcome, SelfTest};
 use crate::service::{Authorisation, Service, Socket};
 use crate::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
 use crate::{clock, prove, sys};
+use std::cell::RefCell;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,6 +62,9 @@ pub enum AppError {
     /// The run directory.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
+    /// What the service manager passes.
+    #[error(transparent)]
+    Activation(#[from] ActivationError),
     /// The device.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -120,6 +125,7 @@ pub fn init_logs(config: &Config) {
 /// When it cannot start, or loses a part it cannot live without.
 pub fn run(options: &Options) -> Result<(), AppError> {
     options.device.enter(options.vgpu_shim.as_deref())?;
+    let passed = Passed::from_environment()?;
     let config = &options.config;
     let mut run_dir = take_run_dir(options)?;
     let journal = Arc::new(run_dir.journal()?);
@@ -173,6 +179,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     };
     let server = Serving {
         run_dir: &run_dir,
+        passed: RefCell::new(passed),
         config,
         generation,
         mailbox,
@@ -309,6 +316,7 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
 /// The gRPC side.
 struct Serving<'a> {
     run_dir: &'a RunDir,
+    passed: RefCell<Passed>,
     config: &'a Config,
     generation: u64,
     mailbox: Mailbox,
@@ -432,7 +440,14 @@ impl Serving<'_> {
     }
 
     fn listen(&self, name: &str, mode: u32, group: Option<&str>) -> Result<Listening, AppError> {
-        let listener = self.run_dir.bind(name, mode, group)?;
+        let passed = self
+            .passed
+            .borrow_mut()
+            .take(name.trim_end_matches(".sock"));
+        let listener = match passed {
+            Some(listener) => listener,
+            None => self.run_dir.bind(name, mode, group)?,
+        };
         let listener = tokio::net::UnixListener::from_std(listener).map_err(starting("listen"))?;
         let (connection_tx, connection_rx) = mpsc::channel(BACKLOG);
         Ok((listener, connection_tx, ReceiverStream::new(connection_rx)))

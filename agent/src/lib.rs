@@ -18,6 +18,7 @@
 //! The control thread owns all state. The gRPC side and the RM side never see each other.
 #![deny(unsafe_code)]
 
+pub mod activation;
 pub mod app;
 pub mod causes;
 pub mod channel;

@@ -328,6 +328,13 @@ fn owned(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
+/// A descriptor that this process was started with, which only [`crate::activation`] asks for, once.
+#[must_use]
+pub fn passed_descriptor(fd: RawFd) -> OwnedFd {
+    // SAFETY: the service manager opened it for us, and nothing else in the process knows of it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
 /// `SO_PEERPIDFD`, Linux 6.5.
 const SO_PEERPIDFD: c_int = 77;
 
