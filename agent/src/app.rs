@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_policy::config as policy;
+use tidegate_policy::ids::Bytes;
 use tidegate_proto::{CONTROL_SOCKET, DESCRIPTOR, HOOK_SOCKET, STATUS_SOCKET, v1};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -157,6 +158,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         policy: policy_config(config, choice.level),
         level: choice.level,
         rings_per_second: config.limits.rings_per_second,
+        pool: u64::from(config.memory.pool_mib) << 20,
         believe_unproven: config.unproven == Unproven::FirstClaim,
         gpus,
         generation,
@@ -308,6 +310,18 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
         on_max_gated: match config.gate.long_gate {
             LongGate::Hold => policy::OnMaxGated::Hold,
             LongGate::Breathe => policy::OnMaxGated::Breathe(config.gate.breathe),
+        },
+        sharing: policy::Sharing {
+            reclaim_deadline: config.memory.reclaim_deadline,
+            restore_interval: config.memory.restore_interval,
+            reserving: policy::Reserving {
+                pressure_every: config.memory.pressure_every,
+                step: Bytes::mib(config.memory.step_mib.into()),
+                min: Bytes::mib(config.memory.headroom_min_mib.into()),
+                max: Bytes::mib(config.memory.headroom_max_mib.into()),
+                ..policy::Reserving::default()
+            },
+            ..policy::Sharing::default()
         },
         ..policy::Config::default()
     }

@@ -33,6 +33,8 @@ pub struct Config {
     /// `channel.library`: the preloaded library, for the self-test; else beside the agent or in the
     /// system's library directories.
     pub library: Option<PathBuf>,
+    /// `[memory]`
+    pub memory: Memory,
     /// `[agent_loss]`
     pub agent_loss: AgentLoss,
     /// `[limits]`
@@ -88,6 +90,26 @@ pub struct Gate {
     pub busy_suspect: Duration,
     /// `suspects`: whether such a process still keeps the gate closed.
     pub suspects: Suspects,
+}
+
+/// `[memory]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// `pool_mib`: memory of each GPU that online and offline share, MiB; by default it is not shared,
+    /// and every process keeps what it has.
+    pub pool_mib: u32,
+    /// `pressure_every`: how often on average an online engine may run out of headroom.
+    pub pressure_every: Duration,
+    /// `headroom_min_mib`: least memory mapped beyond an online engine's use.
+    pub headroom_min_mib: u32,
+    /// `headroom_max_mib`: most.
+    pub headroom_max_mib: u32,
+    /// `step_mib`: what the headroom loses at a time.
+    pub step_mib: u32,
+    /// `reclaim_deadline`: longest time a reclaim may take before online does without.
+    pub reclaim_deadline: Duration,
+    /// `restore_interval`: memory is given back to an offline job at most this often.
+    pub restore_interval: Duration,
 }
 
 /// `gate.cooldown`
@@ -242,6 +264,15 @@ impl Default for Config {
                 connections_per_uid: 1024,
                 rings_per_second: 50_000,
             },
+            memory: Memory {
+                pool_mib: 0,
+                pressure_every: Duration::from_secs(30),
+                headroom_min_mib: 64,
+                headroom_max_mib: 16 << 10,
+                step_mib: 2,
+                reclaim_deadline: Duration::from_millis(20),
+                restore_interval: Duration::from_secs(1),
+            },
             log: Log {
                 format: LogFormat::Text,
                 level: "info".to_owned(),
@@ -251,7 +282,7 @@ impl Default for Config {
 }
 
 /// Every path there is; arrays of tables without their index.
-const PATHS: [&str; 22] = [
+const PATHS: [&str; 29] = [
     "node.run_dir",
     "identity.trust_env_uids",
     "identity.rules.uid",
@@ -268,6 +299,13 @@ const PATHS: [&str; 22] = [
     "channel.prove_every",
     "channel.self_test",
     "channel.library",
+    "memory.pool_mib",
+    "memory.pressure_every",
+    "memory.headroom_min_mib",
+    "memory.headroom_max_mib",
+    "memory.step_mib",
+    "memory.reclaim_deadline",
+    "memory.restore_interval",
     "agent_loss.action",
     "agent_loss.max_hold",
     "limits.connections_per_uid",
@@ -425,6 +463,13 @@ impl Config {
             }
             "agent_loss.max_hold" => self.agent_loss.max_hold = row.duration()?,
             "limits.connections_per_uid" => self.limits.connections_per_uid = row.count()?,
+            "memory.pool_mib" => self.memory.pool_mib = row.count()?,
+            "memory.pressure_every" => self.memory.pressure_every = row.duration()?,
+            "memory.headroom_min_mib" => self.memory.headroom_min_mib = row.count()?,
+            "memory.headroom_max_mib" => self.memory.headroom_max_mib = row.count()?,
+            "memory.step_mib" => self.memory.step_mib = row.count()?,
+            "memory.reclaim_deadline" => self.memory.reclaim_deadline = row.duration()?,
+            "memory.restore_interval" => self.memory.restore_interval = row.duration()?,
             "limits.rings_per_second" => self.limits.rings_per_second = row.count()?,
             "log.format" => {
                 self.log.format =

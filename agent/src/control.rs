@@ -13,6 +13,7 @@
 mod claims;
 mod gang;
 mod members;
+mod memory;
 mod orders;
 mod proofs;
 mod report;
@@ -22,6 +23,7 @@ mod waiting;
 use crate::clock::now_ns;
 use crate::config::{Level, Role};
 use crate::events::{Happening, Teller};
+use crate::gate::Gate;
 use crate::inbox::{Ask, Inbox, Input, Mailbox};
 use crate::issue::{Guards, Issuer};
 use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
@@ -39,8 +41,9 @@ use std::sync::atomic::Ordering;
 use tidegate_policy::config::Suspects;
 use tidegate_policy::effect::{Effect, Look, Report};
 use tidegate_policy::event::Event;
-use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
+use tidegate_policy::ids::{GpuId, GpuSet, JobId, ReclaimId, SessionId};
 use tidegate_policy::node::Node;
+use tidegate_policy::reclaim::Phase;
 use tidegate_policy::time::Instant;
 use waiting::Waiting;
 
@@ -67,6 +70,8 @@ pub struct Parts {
     pub level: Level,
     /// Rings of one page per second that are believed.
     pub rings_per_second: u32,
+    /// Bytes of each GPU that are shared out; 0: none.
+    pub pool: u64,
     /// Clients of processes without a control file belong to the first that reports them.
     pub believe_unproven: bool,
     /// The GPUs, in order, with their issue threads (none at L3 and L5).
@@ -103,6 +108,8 @@ pub struct Control {
     node: Node,
     level: Level,
     rings_per_second: u32,
+    /// Bytes of each GPU that are shared out; 0: none.
+    pool: u64,
     believe_unproven: bool,
     ignore_suspects: bool,
     generation: u64,
@@ -133,6 +140,11 @@ pub struct Control {
     beat: u64,
     timer: Option<u64>,
     next_seq: u64,
+    /// Elastic caches whose use is read from pages.
+    watched: Vec<memory::Watched>,
+    /// Processes that could not be asked about memory, by reclaim.
+    unanswerable: Vec<(ReclaimId, SessionId)>,
+    map_orders: u64,
     /// Releases without an answer.
     releases: u32,
     end: End,
@@ -176,8 +188,8 @@ struct GpuState {
 struct Job {
     uid: u32,
     name: Arc<str>,
-    /// Policy holds its launches on every device.
-    launches_wait: bool,
+    /// What policy does with its launches, on every device.
+    launches: Gate,
     /// By GPU.
     gangs: Vec<Gang>,
 }
@@ -211,6 +223,7 @@ impl Control {
             node: Node::new(parts.policy, count, Instant::from_nanos(now)),
             level: parts.level,
             rings_per_second: parts.rings_per_second,
+            pool: parts.pool,
             believe_unproven: parts.believe_unproven,
             ignore_suspects: parts.policy.suspects == Suspects::Ignore,
             generation: parts.generation,
@@ -248,6 +261,9 @@ impl Control {
             beat: 0,
             timer: None,
             next_seq: 1,
+            watched: Vec::new(),
+            unanswerable: Vec::new(),
+            map_orders: 0,
             releases: 0,
             end: End::No,
         }
@@ -256,6 +272,7 @@ impl Control {
     /// Runs until it is told to end.
     pub fn run(mut self) {
         self.feed(Event::Tick);
+        self.share_pools(self.pool);
         loop {
             self.turn();
             match self.end {
@@ -302,6 +319,8 @@ impl Control {
             self.feed(Event::Tick);
         }
         self.look_for_stalls();
+        self.read_usage();
+        while self.answer_for_the_deaf() {}
         self.give_up_on_remotes();
         self.release_unclaimed(self.now);
         self.prove_all_again();
@@ -528,9 +547,14 @@ impl Control {
         self.drain();
     }
 
+    /// A node that is ending decides nothing any more.
+    fn may_step(&self) -> bool {
+        self.end == End::No
+    }
+
     fn drain(&mut self) {
         while let Some(event) = self.events.pop_front() {
-            if self.end != End::No {
+            if !self.may_step() {
                 continue;
             }
             let mut effects = std::mem::take(&mut self.effects);
@@ -548,8 +572,14 @@ impl Control {
         match effect {
             Effect::Disable(order) => self.order(order, true, Look::Unconditional),
             Effect::Enable { order, look } => self.order(order, false, look),
-            Effect::CloseLaunchGate { job } => self.set_launch_gate(job, true),
-            Effect::OpenLaunchGate { job } => self.set_launch_gate(job, false),
+            Effect::CloseLaunchGate { job } => self.set_launch_gate(job, Gate::Closed),
+            Effect::OpenLaunchGate { job } => self.set_launch_gate(job, Gate::Open),
+            Effect::HoldLaunchGate { job } => self.set_launch_gate(job, Gate::Held),
+            Effect::Prepare { .. }
+            | Effect::Move { .. }
+            | Effect::CancelMove { .. }
+            | Effect::Map { .. }
+            | Effect::AnswerAsk { .. } => self.order_memory(effect),
             Effect::ReadActivity { gpus } => self.read_activity(gpus),
             Effect::WakeAt(at) => self.timer = Some(at.as_nanos()),
             Effect::Emit(report) => self.emit(report),
@@ -661,6 +691,61 @@ impl Control {
             Report::Resumed { job } => {
                 happening.kind = "resumed";
                 happening.job = self.job_name(Some(job));
+            }
+            Report::Reclaimed {
+                job,
+                reclaim,
+                handles,
+                bytes,
+                tokens,
+                took,
+            } => {
+                happening.kind = "reclaimed";
+                happening.job = self.job_name(Some(job));
+                happening.value_ns = crate::clock::nanos(took);
+                happening.text = format!(
+                    "reclaim {}: {} handles, {} MiB on each GPU, {} tokens to compute again",
+                    reclaim.0,
+                    handles.0,
+                    bytes.0 >> 20,
+                    tokens.0
+                );
+            }
+            Report::Restored { job, bytes } => {
+                happening.kind = "restored";
+                happening.job = self.job_name(Some(job));
+                happening.text = format!("{} MiB on each GPU", bytes.0 >> 20);
+            }
+            Report::Unreclaimable { job, phase } => {
+                happening.kind = "unreclaimable";
+                happening.job = self.job_name(Some(job));
+                happening.text = match phase {
+                    Phase::Preparing => "a thread is inside the driver, or it does not answer",
+                    _ => "its channels were not disabled in time",
+                }
+                .into();
+            }
+            Report::Pressure {
+                session,
+                gpu: on,
+                used,
+                reservation,
+            } => {
+                happening.kind = "pressure";
+                happening.gpu = gpu(on);
+                happening.session = session.0;
+                let (used, reservation) = (used.0 >> 20, reservation.0 >> 20);
+                happening.text = format!("{used} MiB in use, {reservation} MiB to be mapped");
+            }
+            Report::Denied {
+                session,
+                gpu: on,
+                bytes,
+            } => {
+                happening.kind = "denied";
+                happening.gpu = gpu(on);
+                happening.session = session.0;
+                happening.text = format!("{} MiB are not to be had in time", bytes.0 >> 20);
             }
         }
         self.tell(happening);

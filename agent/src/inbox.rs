@@ -72,6 +72,8 @@ pub struct Newcomer {
     pub membarrier: bool,
     /// Generation of the agent it obeyed before; 0: none.
     pub last_agent_generation: u64,
+    /// It takes orders about memory.
+    pub takes_memory: bool,
     /// Its page; None for a client that could not take it.
     pub page: Option<SharedPage>,
     /// The control file it sent; not looked at yet.
@@ -145,6 +147,8 @@ pub enum Said {
     },
     /// Launches began or ceased to wait on the gate.
     GateWait(bool),
+    /// Something about memory, word for word.
+    Memory(Box<v1::client_event::Event>),
 }
 
 /// Activity of one device, from a page or from a message.
@@ -200,7 +204,7 @@ pub struct Channel {
 }
 
 /// What a process is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Tell {
     /// What it is; the first message.
     Welcome(Welcome),
@@ -227,6 +231,8 @@ pub enum Tell {
         /// The GPU.
         device_instance: u32,
     },
+    /// An order about memory, word for word.
+    Memory(Box<v1::agent_command::Command>),
 }
 
 /// See [`Tell::Welcome`].

@@ -106,6 +106,7 @@ impl Sessions {
             driver: printable(&hello.driver_version),
             membarrier: hello.membarrier,
             last_agent_generation: hello.last_agent_generation,
+            takes_memory: hello.memory != 0,
             // A page of another major means other words: the client does not use it either.
             page: greeted
                 .page
@@ -261,7 +262,7 @@ fn said(event: Event) -> Option<Said> {
         | Event::Usage(_)
         | Event::Demand(_)
         | Event::Mapped(_)
-        | Event::Pressure(_) => return None,
+        | Event::Pressure(_) => Said::Memory(Box::new(event)),
         Event::DeviceSeen(seen) => Said::Device {
             slot: seen.slot,
             uuid: seen.uuid.try_into().ok()?,
@@ -358,6 +359,7 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
                 .collect(),
             device_instance: i32::try_from(device_instance).unwrap_or(-1),
         }),
+        Tell::Memory(command) => *command,
     };
     v1::AgentCommand {
         command: Some(command),

@@ -24,6 +24,8 @@ pub struct Config {
     pub enable_retry: Duration,
     /// A new agent knows nothing of online: its gates stay shut at least this long after the start.
     pub start_hold: Duration,
+    /// How memory is shared.
+    pub sharing: Sharing,
 }
 
 impl Config {
@@ -43,6 +45,7 @@ impl Default for Config {
             disable_retries: 3,
             enable_retry: Duration::from_millis(10),
             start_hold: Duration::from_millis(500),
+            sharing: Sharing::default(),
         }
     }
 }
@@ -160,6 +163,34 @@ impl Default for Reserving {
             step: Bytes::mib(2),
             min: Bytes::mib(64),
             max: Bytes::mib(16 << 10),
+        }
+    }
+}
+
+/// How memory is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// From a demand to the last answer of a reclaim; beyond, the job is unreclaimable for now and
+    /// the demand is not met.
+    pub reclaim_deadline: Duration,
+    /// Memory is given back to a job at most this often.
+    pub restore_interval: Duration,
+    /// A process that could not map what it was promised is promised nothing more for this long.
+    pub map_retry: Duration,
+    /// What was promised to an allocation and is not allocated after this long is taken back.
+    pub promise_lasts: Duration,
+    /// How online's reservations grow and shrink.
+    pub reserving: Reserving,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Self {
+            reclaim_deadline: Duration::from_millis(20),
+            restore_interval: Duration::from_secs(1),
+            map_retry: Duration::from_millis(100),
+            promise_lasts: Duration::from_secs(1),
+            reserving: Reserving::default(),
         }
     }
 }

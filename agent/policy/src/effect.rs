@@ -1,7 +1,8 @@
 //! What the shell must do, as data and in the order it must be done.
 
 use crate::event::Order;
-use crate::ids::{GpuId, GpuSet, JobId, SessionId};
+use crate::ids::{AskId, Bytes, GpuId, GpuSet, Handles, JobId, KvId, ReclaimId, SessionId, Tokens};
+use crate::reclaim::{Direction, Phase};
 use crate::time::Instant;
 use core::time::Duration;
 
@@ -30,6 +31,61 @@ pub enum Effect {
         /// The job.
         job: JobId,
     },
+    /// Close the job's launch gate on every device, and make calls that may hold the driver's locks
+    /// wait too: a reclaim is under way.
+    HoldLaunchGate {
+        /// The job.
+        job: JobId,
+    },
+    /// Ask a process whether a thread of it is inside a call that may hold the driver's locks, once
+    /// its launch gate is held. Answered by `Prepared`.
+    Prepare {
+        /// The order.
+        reclaim: ReclaimId,
+        /// Who.
+        session: SessionId,
+        /// When the answer is no use any more.
+        until: Instant,
+    },
+    /// Have a process take or give back the stripes of [`crate::node::Node::stripes`], in that
+    /// order. Every channel of its job is disabled, and stays so until it has answered by `Moved`.
+    Move {
+        /// The order.
+        reclaim: ReclaimId,
+        /// Who.
+        session: SessionId,
+        /// Its KV cache.
+        kv: KvId,
+        /// Which way.
+        direction: Direction,
+        /// When to be done.
+        until: Instant,
+    },
+    /// Nobody waits for that move any more: stop where it stands, and say where that is.
+    CancelMove {
+        /// The order.
+        reclaim: ReclaimId,
+        /// Who.
+        session: SessionId,
+    },
+    /// Have an online process map its elastic cache up or down to this. Answered by `Mapped`.
+    Map {
+        /// Who.
+        session: SessionId,
+        /// Its KV cache.
+        kv: KvId,
+        /// All that is to be mapped of it.
+        bytes: Bytes,
+    },
+    /// Tell an online process whether its demand is met.
+    AnswerAsk {
+        /// Who.
+        session: SessionId,
+        /// Its number for the demand.
+        ask: AskId,
+        /// Whether it is.
+        granted: Granted,
+    },
     /// Read the activity words of every online process on these GPUs and send them as events.
     ReadActivity {
         /// Which.
@@ -39,6 +95,15 @@ pub enum Effect {
     WakeAt(Instant),
     /// Tell people: an event, a metric, a log line.
     Emit(Report),
+}
+
+/// Whether a demand for memory is met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granted {
+    /// The memory is there for it.
+    Yes,
+    /// It is not, and will not be in time.
+    No,
 }
 
 /// Whether an enable is given up when online turns out to be busy.
@@ -125,6 +190,55 @@ pub enum Report {
         gpu: GpuId,
         /// The gap.
         gap: Duration,
+    },
+    /// Memory was taken from a job.
+    Reclaimed {
+        /// The job.
+        job: JobId,
+        /// The order, for `explain`.
+        reclaim: ReclaimId,
+        /// On each of its GPUs.
+        handles: Handles,
+        /// On each of its GPUs.
+        bytes: Bytes,
+        /// What its requests compute again.
+        tokens: Tokens,
+        /// From the demand to the last answer.
+        took: Duration,
+    },
+    /// Memory was given back to a job.
+    Restored {
+        /// The job.
+        job: JobId,
+        /// On each of its GPUs.
+        bytes: Bytes,
+    },
+    /// Nothing can be taken from a job for now.
+    Unreclaimable {
+        /// The job.
+        job: JobId,
+        /// Where its last reclaim stood.
+        phase: Phase,
+    },
+    /// Online came under pressure.
+    Pressure {
+        /// The process.
+        session: SessionId,
+        /// Where.
+        gpu: GpuId,
+        /// In use.
+        used: Bytes,
+        /// To be mapped from here on.
+        reservation: Bytes,
+    },
+    /// A demand of online was not met.
+    Denied {
+        /// The process.
+        session: SessionId,
+        /// Where.
+        gpu: GpuId,
+        /// How much it was.
+        bytes: Bytes,
     },
     /// The operator paused a job.
     Paused {

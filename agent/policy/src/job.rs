@@ -21,6 +21,7 @@ use crate::config::{Config, Means, OnMaxGated};
 use crate::effect::{Effect, Look, Report};
 use crate::event::{Order, Standing};
 use crate::ids::{Channels, Generation, GpuId, GpuSet, JobId, SessionId};
+use crate::reclaim::{Hold, Sight};
 use crate::time::Instant;
 use crate::view::{JobState, JobView, Reason};
 use core::time::Duration;
@@ -72,9 +73,14 @@ struct Member {
 impl Member {
     /// It uses a GPU on which nothing is known that could be disabled.
     fn is_bare(&self) -> bool {
+        self.channels.iter().all(|held| held.1.0 == 0) || self.is_hidden()
+    }
+
+    /// It uses a GPU on which nothing of it is known, so nothing of it can be known to be disabled.
+    fn is_hidden(&self) -> bool {
         let held = self.channels.iter().filter(|held| held.1.0 > 0);
         let held: GpuSet = held.map(|held| held.0).collect();
-        held.is_empty() || !self.gpus.minus(held).is_empty()
+        !self.gpus.minus(held).is_empty()
     }
 }
 
@@ -115,6 +121,7 @@ enum Why {
     Gates,
     Operator,
     Skipped,
+    Memory,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +137,8 @@ enum LaunchGate {
     Unset,
     Open,
     Closed,
+    /// A reclaim is under way.
+    Held,
 }
 
 #[derive(Clone, Debug)]
@@ -143,6 +152,8 @@ pub(crate) struct Job {
     want: Want,
     failures: u32,
     skip_until: Option<Instant>,
+    /// What a reclaim keeps it from.
+    pub hold: Hold,
     launch_gate: LaunchGate,
     /// Since when it has had no turn, and whether that was reported.
     gated_since: Option<Instant>,
@@ -172,6 +183,7 @@ impl Job {
             want: Want::Run,
             failures: 0,
             skip_until: None,
+            hold: Hold::No,
             launch_gate: LaunchGate::Unset,
             gated_since: None,
             reported: false,
@@ -407,6 +419,8 @@ impl Job {
             Want::Gate(Why::Operator)
         } else if self.skip_until.is_some_and(|until| now < until) {
             Want::Gate(Why::Skipped)
+        } else if self.hold >= Hold::Stopped {
+            Want::Gate(Why::Memory)
         } else if gpus.minus(world.open).is_empty() || self.breathes(world, now) {
             Want::Run
         } else {
@@ -535,6 +549,9 @@ impl Job {
 
     fn order(&mut self, generation: &mut Generation, now: Instant, out: &mut Vec<Effect>) {
         let enable = self.want == Want::Run || self.mode != Mode::Managed;
+        if enable && self.hold == Hold::Frozen {
+            return;
+        }
         let waits = self.mode == Mode::Managed
             && self
                 .lanes
@@ -591,7 +608,9 @@ impl Job {
                 self.launch_gate != LaunchGate::Open && !self.all(LaneState::Disabled)
             }
         };
-        let (wanted, effect) = if closed {
+        let (wanted, effect) = if self.hold != Hold::No {
+            (LaunchGate::Held, Effect::HoldLaunchGate { job: self.id })
+        } else if closed {
             (LaunchGate::Closed, Effect::CloseLaunchGate { job: self.id })
         } else {
             (LaunchGate::Open, Effect::OpenLaunchGate { job: self.id })
@@ -652,6 +671,20 @@ impl Job {
         }
     }
 
+    pub fn sessions(&self) -> impl Iterator<Item = SessionId> + '_ {
+        self.members.iter().map(|member| member.session)
+    }
+
+    /// The job as a reclaim sees it.
+    pub fn sight(&self, means: Means) -> Sight {
+        let hidden = self.members.iter().any(Member::is_hidden) || self.lanes.is_empty();
+        Sight {
+            stopped: self.mode == Mode::Managed && !hidden && self.all(LaneState::Disabled),
+            beyond_control: means != Means::Channels || self.mode != Mode::Managed || hidden,
+            runs: self.want == Want::Run && self.all(LaneState::Enabled),
+        }
+    }
+
     /// The GPU whose preemption the job still owes an answer to.
     pub fn preempted_by(&self) -> Option<GpuId> {
         self.preempted_by
@@ -673,6 +706,7 @@ impl Job {
             reason: match self.want {
                 Want::Run => Reason::None,
                 Want::Gate(Why::Operator) => Reason::Paused,
+                Want::Gate(Why::Memory) => Reason::Reclaim,
                 Want::Gate(_) => Reason::Gate(self.gpus.minus(world.open)),
             },
             paused: self.paused,
@@ -680,7 +714,7 @@ impl Job {
             sessions: u32::try_from(self.members.len()).unwrap_or(u32::MAX),
             channels: Channels(held.fold(0u32, |sum, held| sum.saturating_add(held.1.0))),
             preemptions: self.preemptions,
-            launch_gate_closed: self.launch_gate == LaunchGate::Closed,
+            launch_gate_closed: matches!(self.launch_gate, LaunchGate::Closed | LaunchGate::Held),
         }
     }
 }

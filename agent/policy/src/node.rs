@@ -14,11 +14,13 @@ use crate::effect::{Effect, Report};
 use crate::event::{Event, Order, Reading};
 use crate::gap::Learner;
 use crate::gate::{Cooling, Gate, Online};
-use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, SessionId};
+use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, ReclaimId, SessionId, StripeId};
 use crate::job::{Job, Outcome, World};
+use crate::ledger::Ledger;
+use crate::memory::{Memory, MemoryEvent};
 use crate::online::Session;
 use crate::time::Instant;
-use crate::view::{GateState, GpuView, JobView};
+use crate::view::{ElasticView, GateState, GpuView, JobMemoryView, JobView, StripeView};
 use core::time::Duration;
 
 /// One GPU: its gate and its books.
@@ -101,6 +103,7 @@ pub struct Node {
     sessions: Vec<Session>,
     /// Offline jobs, in the order they came.
     jobs: Vec<Job>,
+    memory: Memory,
     /// `Pause` of all jobs holds for those to come.
     pause_new: bool,
     world: World,
@@ -141,6 +144,7 @@ impl Node {
             gpus: vec![gpu; gpus],
             sessions: Vec::new(),
             jobs: Vec::new(),
+            memory: Memory::new(config.sharing, gpus),
             pause_new: false,
             world: World {
                 all,
@@ -154,12 +158,24 @@ impl Node {
     /// Takes one event and appends what must be done. `now` never goes back.
     pub fn step(&mut self, event: Event, now: Instant, out: &mut Vec<Effect>) {
         self.take(event, now, out);
+        self.finish_step(event == Event::Tick, now, out);
+    }
+
+    /// The same for an event about memory.
+    pub fn step_memory(&mut self, event: MemoryEvent<'_>, now: Instant, out: &mut Vec<Effect>) {
+        let jobs = &self.jobs;
+        let offline = |session| jobs.iter().any(|job| job.has(session));
+        self.memory.take(event, offline, now);
+        self.finish_step(false, now, out);
+    }
+
+    fn finish_step(&mut self, ticked: bool, now: Instant, out: &mut Vec<Effect>) {
         self.settle(now, out);
         self.world.shut = GpuSet::EMPTY;
         let next = self.deadline(now);
         // A tick used up the shell's timer, so even an unchanged one is set again.
         if let Some(at) = next
-            && (next != self.timer || event == Event::Tick)
+            && (next != self.timer || ticked)
         {
             out.push(Effect::WakeAt(at));
         }
@@ -326,6 +342,7 @@ impl Node {
             return;
         };
         self.sessions.remove(place);
+        self.memory.gone(session);
         for gpu in &mut self.gpus {
             gpu.charges.session_gone(session);
         }
@@ -384,12 +401,13 @@ impl Node {
     /// A process leaves its job, unless that is `stays`.
     fn leave(&mut self, session: SessionId, stays: Option<JobId>, out: &mut Vec<Effect>) {
         let means = self.config.means;
-        let gpus = &mut self.gpus;
+        let (gpus, memory) = (&mut self.gpus, &mut self.memory);
         self.jobs.retain_mut(|job| {
             if stays == Some(job.id) || !job.has(session) {
                 return true;
             }
             job.gone(session, means);
+            memory.gone(session);
             if job.is_empty()
                 && let Some(gpu) = job.preempted_by()
             {
@@ -429,9 +447,20 @@ impl Node {
             }
         }
         self.settle_gates(now);
-        for job in &mut self.jobs {
-            let outcome = job.settle(&self.config, &self.world, &mut self.generation, now, out);
-            book(&mut self.gpus, job, outcome, out);
+        let means = self.config.means;
+        self.memory
+            .plan(&self.jobs, means, self.world.busy, now, out);
+        // A reclaim that goes on changes what its job must not do, which may let it go on: from
+        // idle it takes at most a hold, a stop and a freeze to get anywhere.
+        for _ in 0..=4 {
+            for job in &mut self.jobs {
+                self.memory.set_hold(job);
+                let outcome = job.settle(&self.config, &self.world, &mut self.generation, now, out);
+                book(&mut self.gpus, job, outcome, out);
+            }
+            if !self.memory.advance(&self.jobs, means, now, out) {
+                break;
+            }
         }
     }
 
@@ -529,6 +558,7 @@ impl Node {
         gates
             .chain(lapses)
             .chain(jobs)
+            .chain(self.memory.deadline(now))
             .chain([start])
             .filter(|at| *at > now)
             .min()
@@ -580,6 +610,35 @@ impl Node {
     /// Every job, in the order they came.
     pub fn jobs(&self) -> impl Iterator<Item = JobView> + '_ {
         self.jobs.iter().map(|job| job.view(&self.world))
+    }
+
+    /// The books of one GPU's memory.
+    #[must_use]
+    pub fn ledger(&self, gpu: GpuId) -> Option<&Ledger> {
+        self.memory.ledger(gpu)
+    }
+
+    /// What an [`Effect::Move`] is about, in order; nothing once it is over.
+    #[must_use]
+    pub fn stripes(&self, reclaim: ReclaimId) -> &[StripeId] {
+        self.memory.stripes(reclaim)
+    }
+
+    /// Memory of one job; `None` if it registered none.
+    #[must_use]
+    pub fn job_memory(&self, job: JobId) -> Option<JobMemoryView> {
+        self.memory.job(job)
+    }
+
+    /// Every elastic cache.
+    pub fn elastics(&self, now: Instant) -> impl Iterator<Item = ElasticView> + '_ {
+        self.memory.elastics(now)
+    }
+
+    /// The stripe behind a handle of a job's cache.
+    #[must_use]
+    pub fn stripe_of(&self, job: JobId, handle: u32) -> Option<StripeView> {
+        self.memory.stripe_of(job, handle)
     }
 
     /// Whether that online process froze while busy and does not count for now.

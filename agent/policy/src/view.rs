@@ -1,6 +1,11 @@
 //! What a node looks like to people: read by `status`, never by a decision.
 
-use crate::ids::{Channels, GpuId, GpuSet, JobId};
+use crate::holders::Backing;
+use crate::ids::{
+    BlockId, Bytes, Channels, GpuId, GpuSet, JobId, KvId, SessionId, StripeId, Tokens,
+};
+use crate::memory::Choice;
+use crate::reclaim::Phase;
 use crate::time::Instant;
 use core::time::Duration;
 
@@ -104,6 +109,8 @@ pub enum Reason {
     Gate(GpuSet),
     /// The operator paused it.
     Paused,
+    /// Memory is being taken from it or given back.
+    Reclaim,
 }
 
 /// One job.
@@ -129,4 +136,69 @@ pub struct JobView {
     pub preemptions: u64,
     /// Its launch gate is closed although channels do the gating: stalled, given up or not settled.
     pub launch_gate_closed: bool,
+}
+
+/// Memory of one offline job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobMemoryView {
+    /// Stripes of its KV cache.
+    pub stripes: u32,
+    /// Of these, without memory of their own, or pinned.
+    pub taken: u32,
+    /// Where a reclaim of it stands.
+    pub phase: Phase,
+    /// Whether anything can be taken from it.
+    pub fit: bool,
+    /// Requests whose blocks are known.
+    pub requests: u32,
+    /// Reclaims so far.
+    pub reclaims: u64,
+    /// Tokens that those made its requests compute again.
+    pub tokens: Tokens,
+    /// Blocks that they invalidated.
+    pub blocks_lost: u64,
+}
+
+/// One elastic cache of an online process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ElasticView {
+    /// Whose.
+    pub session: SessionId,
+    /// Where.
+    pub gpu: GpuId,
+    /// Which of its caches.
+    pub kv: KvId,
+    /// In blocks with content.
+    pub used: Bytes,
+    /// With memory behind it.
+    pub mapped: Bytes,
+    /// To be mapped.
+    pub reservation: Bytes,
+    /// To be mapped beyond use.
+    pub headroom: Bytes,
+    /// Calm that costs the headroom one step.
+    pub interval: Duration,
+    /// Pressure events so far.
+    pub events: u64,
+    /// The same per minute, lately.
+    pub rate_per_minute: f64,
+}
+
+/// One stripe, and why it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StripeView {
+    /// Which.
+    pub stripe: StripeId,
+    /// Handles of it, per rank.
+    pub handles: u32,
+    /// Its first and last block.
+    pub blocks: Option<(BlockId, BlockId)>,
+    /// Whether it can be taken.
+    pub backing: Backing,
+    /// Requests that hold a block of it.
+    pub requests: u32,
+    /// What taking it would make them compute again.
+    pub tokens: Tokens,
+    /// The last time it was chosen.
+    pub choice: Option<Choice>,
 }

@@ -176,6 +176,7 @@ impl Control {
                     ..Happening::default()
                 });
             }
+            Said::Memory(said) => self.hear_memory(id, *said),
             Said::GateWait(waiting) => self.tell(Happening {
                 kind: if waiting {
                     "launches_wait"

@@ -8,7 +8,7 @@ use super::session::Session;
 use super::{Control, Gang, Job, gpu_id};
 use crate::channel::{Batch, Via};
 use crate::config::Level;
-use crate::gate;
+use crate::gate::{self, Gate};
 use crate::inbox::Tell;
 use crate::issue::{Issued, Order as Prepared, Outcome, Release, Task};
 use crate::journal::Place;
@@ -41,7 +41,7 @@ impl Control {
             self.jobs.push(Job {
                 uid,
                 name: Arc::from(name),
-                launches_wait: true,
+                launches: Gate::Closed,
                 gangs: self.gpus.iter().map(|_| Gang::default()).collect(),
             });
             self.jobs.len() - 1
@@ -342,9 +342,9 @@ impl Control {
     }
 
     /// Holds the launches of a job on every device, or no longer.
-    pub(super) fn set_launch_gate(&mut self, job: JobId, closed: bool) {
+    pub(super) fn set_launch_gate(&mut self, job: JobId, gate: Gate) {
         if let Some(state) = self.job(job) {
-            state.launches_wait = closed;
+            state.launches = gate;
             self.refresh_gates(job);
         }
     }
@@ -361,14 +361,19 @@ impl Control {
                 gang.is_none_or(|gang| !gang.launches_pass)
             } else {
                 let held = || gang.is_none_or(Gang::holds_launches);
-                state.launches_wait || (launch_gated && held())
+                state.launches != Gate::Open || (launch_gated && held())
             }
+        };
+        let word = |launch_gated: bool, gpu: Option<GpuId>| match closed(launch_gated, gpu) {
+            true if state.launches == Gate::Held => Gate::Held,
+            true => Gate::Closed,
+            false => Gate::Open,
         };
         for session in self.sessions.values_mut().filter(|s| s.job == Some(job)) {
             let gated = session.launch_gated;
             if let Some(page) = &session.page {
                 for (slot, words) in session.slots.iter().zip(&page.gates) {
-                    gate::set(words, closed(gated, slot.gpu));
+                    gate::set(words, word(gated, slot.gpu));
                 }
             } else {
                 session.tell_gates(|gpu| closed(gated, Some(gpu)));
@@ -575,7 +580,7 @@ impl Control {
 
     fn open_all_gates(&mut self, job: JobId) {
         if let Some(state) = self.job(job) {
-            state.launches_wait = false;
+            state.launches = Gate::Open;
             for gang in &mut state.gangs {
                 gang.launches_pass = true;
             }

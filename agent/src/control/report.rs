@@ -316,6 +316,7 @@ fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
 fn reason(view: &JobView) -> String {
     match (view.state, view.reason) {
         (_, Reason::Paused) => "paused by the operator".to_owned(),
+        (_, Reason::Reclaim) => "memory is taken from it or given back".to_owned(),
         (JobState::Unmanaged, _) => "its channels cannot be controlled; launches wait".to_owned(),
         (JobState::Unknown, _) => "a disable failed; enabling everything first".to_owned(),
         (_, Reason::Gate(gpus)) => {

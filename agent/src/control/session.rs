@@ -61,6 +61,8 @@ pub struct Session {
     pub released: u64,
     /// It was under an agent before.
     pub was_gated: bool,
+    /// It takes orders about memory.
+    pub takes_memory: bool,
     /// Some of its channels cannot be controlled, so its launches wait while its job is disabled.
     pub launch_gated: bool,
     /// Policy says it makes no progress.
@@ -174,6 +176,7 @@ impl Session {
             progress_ns: 0,
             released: 0,
             was_gated: newcomer.last_agent_generation != 0,
+            takes_memory: newcomer.takes_memory,
             launch_gated: false,
             lapsed: false,
             note: String::new(),

@@ -294,7 +294,7 @@ impl Trial {
                         agent_generation: 1,
                     }));
                     for words in newcomer.page.iter().flat_map(|page| &page.gates) {
-                        gate::set(words, false);
+                        gate::set(words, gate::Gate::Open);
                     }
                     self.attached = Some(Attached {
                         page: newcomer.page,

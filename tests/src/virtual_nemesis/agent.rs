@@ -380,7 +380,9 @@ impl World {
             match effect {
                 Effect::Disable(order) => self.order(order, true, Look::First),
                 Effect::Enable { order, look } => self.order(order, false, look),
-                Effect::CloseLaunchGate { job } => self.launch_gate(job, true),
+                Effect::CloseLaunchGate { job } | Effect::HoldLaunchGate { job } => {
+                    self.launch_gate(job, true);
+                }
                 Effect::OpenLaunchGate { job } => self.launch_gate(job, false),
                 Effect::ReadActivity { .. } => self.read_words(None),
                 Effect::WakeAt(at) => {
@@ -392,6 +394,12 @@ impl World {
                     self.at(at, Ev::Agent(epoch, In::Timer(at)));
                 }
                 Effect::Emit(_) => {}
+                // Nobody shares memory in these schedules.
+                Effect::Prepare { .. }
+                | Effect::Move { .. }
+                | Effect::CancelMove { .. }
+                | Effect::Map { .. }
+                | Effect::AnswerAsk { .. } => {}
             }
         }
     }

@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tidegate_policy::config::Config;
 use tidegate_policy::effect::{Effect, Look, Report};
 use tidegate_policy::event::{Event, Order, Reading, Standing};
-use tidegate_policy::ids::{Channels, GpuId, GpuSet, GraphId, JobId, Launches, SessionId};
+use tidegate_policy::ids::{
+    Channels, GpuId, GpuSet, GraphId, JobId, Launches, ReclaimId, SessionId,
+};
+use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
 
@@ -40,6 +43,12 @@ pub struct Bench {
     /// Every effect, with the time and in order; the test takes what it wants.
     pub effects: Vec<(u64, Effect)>,
     buffer: Vec<Effect>,
+    /// Jobs whose launch gate is held for a reclaim.
+    pub held_jobs: BTreeSet<JobId>,
+    /// Orders about memory that no process has seen yet, oldest first.
+    pub orders: VecDeque<Effect>,
+    /// Moves that no answer was given to.
+    pub moving: BTreeSet<(ReclaimId, SessionId)>,
 }
 
 impl Bench {
@@ -56,6 +65,9 @@ impl Bench {
             reports: Vec::new(),
             effects: Vec::new(),
             buffer: Vec::new(),
+            held_jobs: BTreeSet::new(),
+            orders: VecDeque::new(),
+            moving: BTreeSet::new(),
         }
     }
 
@@ -71,32 +83,76 @@ impl Bench {
             self.buffer.clear();
             let mut buffer = std::mem::take(&mut self.buffer);
             self.node.step(event, now, &mut buffer);
-            for effect in &buffer {
-                self.effects.push((self.now, *effect));
-                match *effect {
-                    Effect::Disable(order) => self.issue(order, false),
-                    Effect::Enable { order, .. } => self.issue(order, true),
-                    Effect::WakeAt(at) => {
-                        assert!(at > now, "a timer in the past would never end");
-                        self.timer = Some(at.as_nanos());
-                    }
-                    Effect::ReadActivity { gpus } => {
-                        for (&(session, gpu), words) in &self.online {
-                            if gpus.contains(gpu) {
-                                let reading = words.reading;
-                                todo.push_back(Event::Activity {
-                                    session,
-                                    gpu,
-                                    reading,
-                                });
-                            }
+            self.carry_out(&buffer, &mut todo);
+            self.buffer = buffer;
+        }
+    }
+
+    /// The same for an event about memory.
+    pub fn send_memory(&mut self, event: MemoryEvent<'_>) {
+        let (now, mut buffer, mut todo) = (self.at(), Vec::new(), VecDeque::new());
+        self.node.step_memory(event, now, &mut buffer);
+        self.carry_out(&buffer, &mut todo);
+        for event in todo {
+            self.send(event);
+        }
+    }
+
+    fn carry_out(&mut self, buffer: &[Effect], todo: &mut VecDeque<Event>) {
+        let now = self.at();
+        for effect in buffer {
+            self.effects.push((self.now, *effect));
+            match *effect {
+                Effect::Disable(order) => self.issue(order, false),
+                Effect::Enable { order, .. } => {
+                    let of = |moving: &&(ReclaimId, SessionId)| self.jobs[&moving.1] == order.job;
+                    assert_eq!(
+                        self.moving.iter().find(of),
+                        None,
+                        "enabled while memory moves"
+                    );
+                    self.issue(order, true);
+                }
+                Effect::WakeAt(at) => {
+                    assert!(at > now, "a timer in the past would never end");
+                    self.timer = Some(at.as_nanos());
+                }
+                Effect::ReadActivity { gpus } => {
+                    for (&(session, gpu), words) in &self.online {
+                        if gpus.contains(gpu) {
+                            let reading = words.reading;
+                            todo.push_back(Event::Activity {
+                                session,
+                                gpu,
+                                reading,
+                            });
                         }
                     }
-                    Effect::Emit(report) => self.reports.push(report),
-                    Effect::CloseLaunchGate { .. } | Effect::OpenLaunchGate { .. } => {}
+                }
+                Effect::Emit(report) => self.reports.push(report),
+                Effect::HoldLaunchGate { job } => drop(self.held_jobs.insert(job)),
+                Effect::CloseLaunchGate { job } | Effect::OpenLaunchGate { job } => {
+                    self.held_jobs.remove(&job);
+                }
+                Effect::Prepare { session, .. } => {
+                    let job = self.jobs[&session];
+                    assert!(self.held_jobs.contains(&job), "asked beside launches");
+                    self.orders.push_back(*effect);
+                }
+                Effect::Move {
+                    reclaim, session, ..
+                } => {
+                    let job = self.jobs[&session];
+                    assert!(self.held_jobs.contains(&job), "moves beside launches");
+                    let enabled = |held: &&(JobId, bool)| held.0 == job && held.1;
+                    assert_eq!(self.held.values().find(enabled), None, "moves beside work");
+                    self.moving.insert((reclaim, session));
+                    self.orders.push_back(*effect);
+                }
+                Effect::CancelMove { .. } | Effect::Map { .. } | Effect::AnswerAsk { .. } => {
+                    self.orders.push_back(*effect)
                 }
             }
-            self.buffer = buffer;
         }
     }
 
@@ -246,6 +302,7 @@ impl Bench {
             issued.list.retain(|listed| *listed != session);
         }
         self.jobs.remove(&session);
+        self.moving.retain(|moving| moving.1 != session);
         self.send(Event::OfflineGone { session });
     }
 

@@ -3,6 +3,7 @@
 mod bench;
 mod learning;
 mod ledger;
+mod memory;
 mod orders;
 mod reserve;
 mod select;

@@ -1,0 +1,781 @@
+//! Who gets which memory: online's demands, and the offline jobs they are met from.
+//!
+//! ```text
+//!   use, demands                       ledger   who holds each byte of a GPU
+//!        | MemoryEvent                 reserve  online's reservation: what it wants mapped
+//!        v                             select   which stripes cost least
+//!   Node::step_memory --> Memory       reclaim  one job: hold, disable, move, let go
+//!        |                             books    its ranks, and what was taken of it
+//!        v Effect
+//!   hold, prepare, move, map, answer
+//! ```
+//!
+//! A demand is met from what is free, at once; else stripes are taken from the job that loses the
+//! fewest tokens by it. No demand waits for longer than the deadline of a reclaim, and no job is
+//! waited for. What is free and wanted by nobody is given back, at most once per interval: to a job
+//! whose channels are disabled anyway, or to one that runs while online is idle.
+//!
+//! Invariants: nothing is promised that is not free; sums are the ledger's. Like the gate, all this
+//! is settled from what is known and `now`, after every event.
+
+mod books;
+mod event;
+mod online;
+
+use crate::config::{Means, Sharing};
+use crate::effect::{Effect, Granted, Report};
+use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId, Tokens};
+use crate::job::Job;
+use crate::ledger::{Ledger, Place};
+use crate::reclaim::{Answer, Direction, Phase, Turn};
+use crate::select::{Greedy, Pick, Select};
+use crate::time::Instant;
+use crate::view::{ElasticView, JobMemoryView, StripeView};
+use books::Books;
+pub use books::Choice;
+pub use event::MemoryEvent;
+use online::{Ask, Elastic, give_up};
+
+/// The memory of a node.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    sharing: Sharing,
+    ledgers: Vec<Ledger>,
+    elastic: Vec<Elastic>,
+    counted: Vec<(SessionId, GpuId, Bytes)>,
+    asks: Vec<Ask>,
+    jobs: Vec<Books>,
+    last: ReclaimId,
+    rule: Greedy,
+}
+
+impl Clone for Memory {
+    fn clone(&self) -> Self {
+        Self {
+            sharing: self.sharing,
+            ledgers: self.ledgers.clone(),
+            elastic: self.elastic.clone(),
+            counted: self.counted.clone(),
+            asks: self.asks.clone(),
+            jobs: self.jobs.clone(),
+            last: self.last,
+            // Only holds memory between selections.
+            rule: Greedy::default(),
+        }
+    }
+}
+
+impl Memory {
+    pub fn new(sharing: Sharing, gpus: usize) -> Self {
+        Self {
+            sharing,
+            ledgers: vec![Ledger::new(Bytes::ZERO); gpus],
+            elastic: Vec::new(),
+            counted: Vec::new(),
+            asks: Vec::new(),
+            jobs: Vec::new(),
+            last: ReclaimId(0),
+            rule: Greedy::default(),
+        }
+    }
+
+    /// Takes one event. `offline` says whose sessions belong to a job.
+    pub fn take(
+        &mut self,
+        event: MemoryEvent<'_>,
+        offline: impl Fn(SessionId) -> bool,
+        now: Instant,
+    ) {
+        match event {
+            MemoryEvent::Pool { gpu, bytes } => {
+                if let Some(ledger) = self.ledgers.get_mut(gpu.index())
+                    && ledger.pool().is_zero()
+                {
+                    *ledger = Ledger::new(bytes);
+                }
+            }
+            MemoryEvent::KvRegistered {
+                session,
+                job,
+                gpu,
+                kv,
+                layout,
+                backed,
+                fixed,
+                reclaimable,
+            } => {
+                if !self.jobs.iter().any(|books| books.job == job) {
+                    self.jobs.push(Books::new(job));
+                }
+                let books = self.jobs.iter_mut().find(|books| books.job == job);
+                let ledger = self.ledgers.get_mut(gpu.index());
+                if let (Some(books), Some(ledger)) = (books, ledger) {
+                    let rank = (session, gpu, kv);
+                    books.register(rank, layout, backed, (fixed, reclaimable), ledger);
+                }
+            }
+            MemoryEvent::ElasticRegistered {
+                session,
+                gpu,
+                kv,
+                mapped,
+                most,
+            } => {
+                let Some(ledger) = self.ledgers.get_mut(gpu.index()) else {
+                    return;
+                };
+                let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
+                if self.elastic.iter_mut().find(known).is_none() {
+                    let elastic = Elastic::new((session, gpu, kv), most, &self.sharing, now);
+                    self.elastic.push(elastic);
+                }
+                if let Some(elastic) = self.elastic.iter_mut().find(known) {
+                    elastic.mapped_is(mapped, ledger, &self.sharing, now);
+                }
+            }
+            MemoryEvent::KvGone { session, kv } => {
+                for elastic in self
+                    .elastic
+                    .iter_mut()
+                    .filter(|e| (e.session, e.kv) == (session, kv))
+                {
+                    if let Some(ledger) = self.ledgers.get_mut(elastic.gpu.index()) {
+                        elastic.close(ledger);
+                    }
+                }
+                self.elastic.retain(|e| (e.session, e.kv) != (session, kv));
+                for books in &mut self.jobs {
+                    for rank in books.ranks.clone() {
+                        if let Some(ledger) = self.ledgers.get_mut(rank.gpu.index())
+                            && (rank.session, rank.kv) == (session, kv)
+                        {
+                            books.machine.gone(session);
+                            books.unregister(session, Some(kv), ledger);
+                        }
+                    }
+                }
+                self.drop_empty();
+            }
+            MemoryEvent::Published {
+                session,
+                request,
+                tokens,
+                blocks,
+            } => {
+                if let Some(books) = self.books_of(session) {
+                    books.holders.publish(request, tokens, blocks);
+                }
+            }
+            MemoryEvent::Forgotten { session, request } => {
+                if let Some(books) = self.books_of(session) {
+                    match request {
+                        Some(request) => books.holders.forget(request),
+                        None => books.holders.forget_all(),
+                    }
+                }
+            }
+            MemoryEvent::Withheld { session, log } => {
+                if let Some(books) = self.books_of(session) {
+                    books.withheld = books.withheld.max(log);
+                }
+            }
+            MemoryEvent::Prepared {
+                reclaim,
+                session,
+                answer,
+            } => {
+                if let Some(books) = self.books_of(session) {
+                    let phase = if books.machine.id == reclaim {
+                        Phase::Preparing
+                    } else {
+                        Phase::Idle
+                    };
+                    books.machine.answered(session, phase, answer);
+                }
+            }
+            MemoryEvent::Moved {
+                reclaim,
+                session,
+                answer,
+                stripes,
+                log,
+            } => {
+                let Self { jobs, ledgers, .. } = self;
+                let of = |books: &&mut Books| books.ranks.iter().any(|r| r.session == session);
+                if let Some(books) = jobs.iter_mut().find(of) {
+                    let all = stripes.len() >= books.machine.stripes.len();
+                    let answer = match answer {
+                        Answer::Done if !all => Answer::Refused,
+                        answer => answer,
+                    };
+                    let phase = if books.machine.id == reclaim {
+                        Phase::Moving
+                    } else {
+                        Phase::Idle
+                    };
+                    if books.machine.answered(session, phase, answer)
+                        && !books.machine.waiting().contains(&session)
+                    {
+                        books.moved(session, stripes, log, ledgers);
+                    }
+                }
+            }
+            MemoryEvent::Usage { session, kv, used } => {
+                let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
+                if let Some(elastic) = self.elastic.iter_mut().find(known) {
+                    elastic.used = used.min(elastic.mapped());
+                    let gpu = elastic.gpu;
+                    self.note_use(session, gpu);
+                }
+            }
+            MemoryEvent::Mapped {
+                session,
+                kv,
+                mapped,
+            } => {
+                let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
+                if let Some(elastic) = self.elastic.iter_mut().find(known)
+                    && let Some(ledger) = self.ledgers.get_mut(elastic.gpu.index())
+                {
+                    elastic.mapped_is(mapped, ledger, &self.sharing, now);
+                    let gpu = elastic.gpu;
+                    self.note_use(session, gpu);
+                }
+            }
+            MemoryEvent::Counted {
+                session,
+                gpu,
+                bytes,
+            } => {
+                self.count(session, gpu, bytes, offline(session));
+            }
+            MemoryEvent::Asked {
+                session,
+                ask,
+                gpu,
+                kv,
+                bytes,
+            } => {
+                // A later demand for the same cache replaces an earlier one.
+                self.withdraw(|known| {
+                    known.session == session
+                        && (known.id == ask || (kv.is_some() && known.kv == kv))
+                });
+                let until = now.after(self.sharing.reclaim_deadline);
+                let promised = false;
+                self.asks.push(Ask {
+                    session,
+                    id: ask,
+                    gpu,
+                    kv,
+                    bytes,
+                    until,
+                    promised,
+                });
+            }
+            MemoryEvent::Withdrawn { session, ask } => {
+                self.withdraw(|known| (known.session, known.id) == (session, ask));
+            }
+        }
+    }
+
+    fn books_of(&mut self, session: SessionId) -> Option<&mut Books> {
+        let of = |books: &&mut Books| books.ranks.iter().any(|rank| rank.session == session);
+        self.jobs.iter_mut().find(of)
+    }
+
+    fn note_use(&mut self, session: SessionId, gpu: GpuId) {
+        let caches = self
+            .elastic
+            .iter()
+            .filter(|e| (e.session, e.gpu) == (session, gpu));
+        let used: Bytes = caches.map(|e| e.used).sum();
+        let counted = self.counted.iter().find(|c| (c.0, c.1) == (session, gpu));
+        let counted = counted.map_or(Bytes::ZERO, |counted| counted.2);
+        if let Some(ledger) = self.ledgers.get_mut(gpu.index()) {
+            ledger.set_used(session, used.plus(counted));
+        }
+    }
+
+    fn count(&mut self, session: SessionId, gpu: GpuId, bytes: Bytes, offline: bool) {
+        let Some(ledger) = self.ledgers.get_mut(gpu.index()) else {
+            return;
+        };
+        let place = self
+            .counted
+            .iter()
+            .position(|c| (c.0, c.1) == (session, gpu));
+        let place = place.unwrap_or_else(|| {
+            self.counted.push((session, gpu, Bytes::ZERO));
+            self.counted.len() - 1
+        });
+        let before = core::mem::replace(&mut self.counted[place].2, bytes);
+        let (more, less) = (bytes.minus(before), before.minus(bytes));
+        if offline {
+            ledger.adopt(session, Place::Offline, more);
+            ledger.shift(session, Place::Offline, Place::Free, less);
+            return;
+        }
+        let mut rest = more;
+        for ask in self
+            .asks
+            .iter_mut()
+            .filter(|a| a.promised && (a.session, a.gpu) == (session, gpu))
+        {
+            let used = ledger.shift(
+                session,
+                Place::InFlight,
+                Place::Headroom,
+                ask.bytes.min(rest),
+            );
+            (ask.bytes, rest) = (ask.bytes.minus(used), rest.minus(used));
+        }
+        ledger.adopt(session, Place::Headroom, rest);
+        give_up(session, less, ledger);
+        self.note_use(session, gpu);
+    }
+
+    fn withdraw(&mut self, which: impl Fn(&Ask) -> bool) {
+        let ledgers = &mut self.ledgers;
+        self.asks.retain(|ask| {
+            let goes = which(ask);
+            if goes
+                && ask.promised
+                && let Some(ledger) = ledgers.get_mut(ask.gpu.index())
+            {
+                ledger.shift(ask.session, Place::InFlight, Place::Free, ask.bytes);
+            }
+            !goes
+        });
+    }
+
+    /// A process is gone with all it had.
+    pub fn gone(&mut self, session: SessionId) {
+        for books in &mut self.jobs {
+            books.machine.gone(session);
+            books.ranks.retain(|rank| rank.session != session);
+        }
+        self.drop_empty();
+        self.elastic.retain(|elastic| elastic.session != session);
+        self.counted.retain(|counted| counted.0 != session);
+        self.asks.retain(|ask| ask.session != session);
+        for ledger in &mut self.ledgers {
+            ledger.close(session);
+        }
+    }
+
+    fn drop_empty(&mut self) {
+        self.jobs.retain(|books| !books.ranks.is_empty());
+    }
+
+    /// Promises what is free, begins reclaims for the rest, and gives back what nobody wants.
+    pub fn plan(
+        &mut self,
+        jobs: &[Job],
+        means: Means,
+        busy: GpuSet,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
+        for elastic in &mut self.elastic {
+            elastic.settle(now, out);
+        }
+        let lapsed = |ask: &Ask| ask.promised && (now >= ask.until || ask.bytes.is_zero());
+        self.withdraw(lapsed);
+        for gpu in 0..self.ledgers.len() {
+            let Ok(gpu) = u8::try_from(gpu).map(GpuId) else {
+                continue;
+            };
+            self.promise(gpu, now, out);
+            let lacking = self.lacking(gpu, now);
+            let coming: Bytes = self.jobs.iter().map(|books| books.coming(gpu)).sum();
+            let missing = lacking.minus(self.ledgers[gpu.index()].free().plus(coming));
+            if !missing.is_zero() {
+                self.take_from_somebody(gpu, missing, jobs, means, now);
+            }
+            self.deny(gpu, now, out);
+        }
+        self.cancel(now, out);
+        self.give_back(jobs, means, busy, now);
+    }
+
+    fn promise(&mut self, gpu: GpuId, now: Instant, out: &mut Vec<Effect>) {
+        let ledger = &mut self.ledgers[gpu.index()];
+        for ask in self
+            .asks
+            .iter_mut()
+            .filter(|ask| ask.gpu == gpu && !ask.promised)
+        {
+            if ledger.free() < ask.bytes {
+                continue;
+            }
+            let known = |e: &&mut Elastic| e.session == ask.session && Some(e.kv) == ask.kv;
+            match (ask.kv, self.elastic.iter_mut().find(known)) {
+                (Some(_), Some(elastic)) => {
+                    elastic.promise(ask.bytes, ledger, out);
+                    ask.bytes = Bytes::ZERO;
+                }
+                (Some(_), None) => ask.bytes = Bytes::ZERO,
+                (None, _) => {
+                    ledger.shift(ask.session, Place::Free, Place::InFlight, ask.bytes);
+                }
+            }
+            ask.promised = true;
+            ask.until = now.after(self.sharing.promise_lasts);
+            out.push(ask.answer(Granted::Yes));
+        }
+        self.asks
+            .retain(|ask| !(ask.promised && ask.bytes.is_zero()));
+        // Demands come first: they wait, and a reservation does not.
+        let waits: Bytes = self
+            .asks
+            .iter()
+            .filter(|a| a.gpu == gpu && !a.promised)
+            .map(|a| a.bytes)
+            .sum();
+        for elastic in self.elastic.iter_mut().filter(|elastic| elastic.gpu == gpu) {
+            let spare = ledger.free().minus(waits);
+            elastic.promise(elastic.lacks(now).min(spare), ledger, out);
+        }
+    }
+
+    /// What online wants on a GPU and was not promised.
+    fn lacking(&self, gpu: GpuId, now: Instant) -> Bytes {
+        let asks = self
+            .asks
+            .iter()
+            .filter(|ask| ask.gpu == gpu && !ask.promised);
+        let elastic = self.elastic.iter().filter(|elastic| elastic.gpu == gpu);
+        asks.map(|ask| ask.bytes)
+            .chain(elastic.map(|elastic| elastic.lacks(now)))
+            .sum()
+    }
+
+    /// Begins with the job that loses least by it; of those that have less than is missing, the one
+    /// that has most.
+    fn take_from_somebody(
+        &mut self,
+        gpu: GpuId,
+        missing: Bytes,
+        jobs: &[Job],
+        means: Means,
+        now: Instant,
+    ) {
+        let reachable = |books: &Books| {
+            let job = jobs.iter().find(|job| job.id == books.job);
+            job.is_some_and(|job| !job.sight(means).beyond_control)
+        };
+        let mut missing = missing;
+        while !missing.is_zero() {
+            let mut best: Option<(Bytes, u64, usize, Vec<Pick>)> = None;
+            for (place, books) in self.jobs.iter().enumerate() {
+                if !books.is_open() || !books.gpus().contains(gpu) || !reachable(books) {
+                    continue;
+                }
+                let mut picked = Vec::new();
+                let selected = self.rule.select(&books.holders, missing, &mut picked);
+                let short = missing.minus(selected.bytes);
+                let better = best
+                    .as_ref()
+                    .is_none_or(|known| (short, selected.tokens.0) < (known.0, known.1));
+                if better && !picked.is_empty() {
+                    best = Some((short, selected.tokens.0, place, picked));
+                }
+            }
+            let Some((short, _, place, picked)) = best else {
+                return;
+            };
+            missing = short;
+            let stripes = picked.iter().map(|pick| pick.stripe).collect();
+            self.jobs[place].picks = picked;
+            self.begin(place, Direction::Take, stripes, jobs, now);
+        }
+    }
+
+    fn begin(
+        &mut self,
+        place: usize,
+        direction: Direction,
+        stripes: Vec<StripeId>,
+        jobs: &[Job],
+        now: Instant,
+    ) {
+        self.last = ReclaimId(self.last.0 + 1);
+        let books = &mut self.jobs[place];
+        books.begun = now;
+        let until = now.after(self.sharing.reclaim_deadline);
+        let job = jobs.iter().find(|job| job.id == books.job);
+        let sessions = job.into_iter().flat_map(Job::sessions);
+        books
+            .machine
+            .begin(self.last, direction, stripes, sessions, until);
+    }
+
+    fn deny(&mut self, gpu: GpuId, now: Instant, out: &mut Vec<Effect>) {
+        let hope = self.jobs.iter().any(|books| !books.coming(gpu).is_zero());
+        self.asks.retain(|ask| {
+            let stays = ask.gpu != gpu || ask.promised || (hope && now < ask.until);
+            if !stays {
+                let Ask {
+                    session,
+                    gpu,
+                    bytes,
+                    ..
+                } = *ask;
+                out.push(ask.answer(Granted::No));
+                out.push(Effect::Emit(Report::Denied {
+                    session,
+                    gpu,
+                    bytes,
+                }));
+            }
+            stays
+        });
+    }
+
+    /// A take that nobody waits for any more ends where it stands.
+    fn cancel(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        for place in 0..self.jobs.len() {
+            let books = &self.jobs[place];
+            let takes = books.machine.direction == Some(Direction::Take);
+            let over = books.machine.phase == Phase::Idle || books.machine.cancelled;
+            if !takes
+                || over
+                || books
+                    .gpus()
+                    .iter()
+                    .any(|gpu| !self.lacking(gpu, now).is_zero())
+            {
+                continue;
+            }
+            let machine = &mut self.jobs[place].machine;
+            machine.cancel();
+            if machine.phase == Phase::Moving && machine.sent {
+                let reclaim = machine.id;
+                let cancels = machine.waiting().iter();
+                out.extend(cancels.map(|session| Effect::CancelMove {
+                    reclaim,
+                    session: *session,
+                }));
+            }
+        }
+    }
+
+    fn give_back(&mut self, jobs: &[Job], means: Means, busy: GpuSet, now: Instant) {
+        for place in 0..self.jobs.len() {
+            let books = &self.jobs[place];
+            let gpus = books.gpus();
+            if !books.machine.is_fit() || self.restores_at(books).is_some_and(|at| now < at) {
+                continue;
+            }
+            let Some(job) = jobs.iter().find(|job| job.id == books.job) else {
+                continue;
+            };
+            let sight = job.sight(means);
+            let quiet = sight.runs && gpus.intersection(busy).is_empty();
+            let wanted = gpus.iter().any(|gpu| !self.lacking(gpu, now).is_zero());
+            if wanted || sight.beyond_control || !(sight.stopped || quiet) {
+                continue;
+            }
+            // Every rank gets as much, and two may be on one GPU.
+            let room = gpus.iter().map(|gpu| {
+                let ranks = books.ranks.iter().filter(|rank| rank.gpu == gpu).count() as u64;
+                Bytes(self.ledgers[gpu.index()].free().0 / ranks.max(1))
+            });
+            let stripes = books.restorable(room.min().unwrap_or_default());
+            if !stripes.is_empty() {
+                self.begin(place, Direction::GiveBack, stripes, jobs, now);
+                self.jobs[place].restored_at = Some(now);
+            }
+        }
+    }
+
+    fn restores_at(&self, books: &Books) -> Option<Instant> {
+        books
+            .restored_at
+            .map(|at| at.after(self.sharing.restore_interval))
+    }
+
+    /// What a reclaim keeps the job from.
+    pub fn set_hold(&self, job: &mut Job) {
+        let books = self.jobs.iter().find(|books| books.job == job.id);
+        job.hold = books.map(|books| books.machine.hold()).unwrap_or_default();
+    }
+
+    /// Goes on with every reclaim as far as it goes; jobs have settled under their holds. Says
+    /// whether a hold changed.
+    pub fn advance(
+        &mut self,
+        jobs: &[Job],
+        means: Means,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) -> bool {
+        let mut changed = false;
+        for books in &mut self.jobs {
+            let Some(job) = jobs.iter().find(|job| job.id == books.job) else {
+                continue;
+            };
+            let ranks: Vec<SessionId> = books.ranks.iter().map(|rank| rank.session).collect();
+            let phase = books.machine.phase;
+            match books
+                .machine
+                .advance(job.sight(means), ranks.into_iter(), now)
+            {
+                Turn::Waits => {}
+                Turn::Went => {
+                    changed = true;
+                    if books.machine.phase == Phase::Moving {
+                        books.start_moving(&mut self.ledgers);
+                    }
+                }
+                Turn::GivenUp => {
+                    changed = true;
+                    books.picks.clear();
+                    books.machine.stripes.clear();
+                    if !books.machine.is_fit() {
+                        let job = books.job;
+                        out.push(Effect::Emit(Report::Unreclaimable { job, phase }));
+                    }
+                }
+                Turn::Over => {
+                    changed = true;
+                    books.finish(now, out);
+                }
+            }
+            // Under its hold only: a job is held before anybody is asked, and frozen before anybody
+            // moves.
+            if !books.machine.sent && books.machine.hold() == job.hold {
+                books.machine.sent = true;
+                send(books, out);
+            }
+        }
+        changed
+    }
+
+    /// When time alone changes something.
+    pub fn deadline(&self, now: Instant) -> Option<Instant> {
+        let reclaims = self
+            .jobs
+            .iter()
+            .filter_map(|books| books.machine.deadline());
+        let asks = self.asks.iter().map(|ask| ask.until);
+        let reserves = self
+            .elastic
+            .iter()
+            .filter_map(|elastic| elastic.reserve.due());
+        let restores = self.jobs.iter().filter_map(|books| {
+            let any = books.holders.candidates().count() < books.holders.layout().len();
+            self.restores_at(books).filter(|_| any)
+        });
+        let retries = self.elastic.iter().map(Elastic::retries_at);
+        reclaims
+            .chain(asks)
+            .chain(reserves)
+            .chain(restores)
+            .chain(retries)
+            .filter(|at| *at > now)
+            .min()
+    }
+
+    pub fn ledger(&self, gpu: GpuId) -> Option<&Ledger> {
+        self.ledgers.get(gpu.index())
+    }
+
+    /// The stripes of the reclaim under way of that number.
+    pub fn stripes(&self, reclaim: ReclaimId) -> &[StripeId] {
+        let of = |books: &&Books| books.machine.id == reclaim && books.machine.phase != Phase::Idle;
+        self.jobs
+            .iter()
+            .find(of)
+            .map_or(&[], |books| &books.machine.stripes)
+    }
+
+    pub fn job(&self, job: JobId) -> Option<JobMemoryView> {
+        let books = self.jobs.iter().find(|books| books.job == job)?;
+        let stripes = books.holders.layout().len();
+        let backed = books.holders.candidates().count();
+        Some(JobMemoryView {
+            stripes: u32::try_from(stripes).unwrap_or(u32::MAX),
+            taken: u32::try_from(stripes - backed).unwrap_or(u32::MAX),
+            phase: books.machine.phase,
+            fit: books.is_open() || books.machine.phase != Phase::Idle,
+            requests: u32::try_from(books.holders.holders().len()).unwrap_or(u32::MAX),
+            reclaims: books.reclaims,
+            tokens: books.tokens,
+            blocks_lost: books.blocks_lost,
+        })
+    }
+
+    pub fn elastics(&self, now: Instant) -> impl Iterator<Item = ElasticView> + '_ {
+        self.elastic.iter().map(move |elastic| ElasticView {
+            session: elastic.session,
+            gpu: elastic.gpu,
+            kv: elastic.kv,
+            used: elastic.used,
+            mapped: elastic.mapped(),
+            reservation: elastic.reserve.reservation(),
+            headroom: elastic.reserve.headroom(),
+            interval: elastic.reserve.interval(),
+            events: elastic.reserve.events(),
+            rate_per_minute: elastic.reserve.rate_per_minute(now),
+        })
+    }
+
+    /// What is known of the stripe behind a handle of a job's first rank on a GPU.
+    pub fn stripe_of(&self, job: JobId, handle: u32) -> Option<StripeView> {
+        let books = self.jobs.iter().find(|books| books.job == job)?;
+        let stripe = books.holders.layout().stripe_of_handle(handle)?;
+        let holders = books
+            .holders
+            .holders()
+            .iter()
+            .filter(|holder| holder.holds(stripe));
+        let fresh = holders.clone().filter(|holder| !holder.is_hit());
+        let known = books.holders.layout().stripe(stripe)?;
+        Some(StripeView {
+            stripe,
+            handles: u32::try_from(known.handles.len()).unwrap_or(u32::MAX),
+            blocks: known
+                .blocks
+                .first()
+                .copied()
+                .zip(known.blocks.last().copied()),
+            backing: books.holders.backing(stripe),
+            requests: u32::try_from(holders.count()).unwrap_or(u32::MAX),
+            tokens: Tokens(fresh.map(|holder| holder.tokens().0).sum()),
+            choice: books
+                .choices
+                .iter()
+                .rev()
+                .find(|c| c.pick.stripe == stripe)
+                .copied(),
+        })
+    }
+}
+
+fn send(books: &Books, out: &mut Vec<Effect>) {
+    let machine = &books.machine;
+    let (reclaim, until) = (machine.id, machine.until);
+    match (machine.phase, machine.direction) {
+        (Phase::Preparing, _) => {
+            let sessions = machine.waiting().iter().copied();
+            out.extend(sessions.map(|session| Effect::Prepare {
+                reclaim,
+                session,
+                until,
+            }));
+        }
+        (Phase::Moving, Some(direction)) => {
+            let moves = books.ranks.iter().map(|rank| Effect::Move {
+                reclaim,
+                session: rank.session,
+                kv: rank.kv,
+                direction,
+                until,
+            });
+            out.extend(moves);
+        }
+        _ => {}
+    }
+}

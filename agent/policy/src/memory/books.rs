@@ -1,0 +1,337 @@
+//! One offline job's memory: its ranks, who holds what, and what was taken.
+
+use crate::effect::{Effect, Report};
+use crate::holders::{Backing, Holders};
+use crate::ids::{
+    Bytes, GpuId, GpuSet, Handles, JobId, KvId, LogSeq, ReclaimId, SessionId, StripeId, Tokens,
+};
+use crate::layout::Layout;
+use crate::ledger::{Ledger, Place};
+use crate::reclaim::{Direction, Phase, Reclaim};
+use crate::select::Pick;
+use crate::time::Instant;
+use std::collections::VecDeque;
+
+/// Choices kept for `explain`.
+const KEPT: usize = 256;
+
+/// Why a stripe was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// In which reclaim.
+    pub reclaim: ReclaimId,
+    /// When that began.
+    pub at: Instant,
+    /// In which place: 0 is the first that was chosen.
+    pub nth: u32,
+    /// What it cost, and whom.
+    pub pick: Pick,
+}
+
+/// The cache of one process.
+#[derive(Clone, Debug)]
+pub(super) struct Rank {
+    pub session: SessionId,
+    pub gpu: GpuId,
+    pub kv: KvId,
+    fixed: Bytes,
+    reclaimable: bool,
+    /// Per stripe: no memory of its own stands behind it.
+    lacks: Vec<bool>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Books {
+    pub job: JobId,
+    pub ranks: Vec<Rank>,
+    pub holders: Holders,
+    /// Per stripe: the log entry that names its blocks as lost, while they are.
+    lost: Vec<LogSeq>,
+    pub withheld: LogSeq,
+    pub machine: Reclaim,
+    pub begun: Instant,
+    pub restored_at: Option<Instant>,
+    pub picks: Vec<Pick>,
+    pub choices: VecDeque<Choice>,
+    pub reclaims: u64,
+    pub tokens: Tokens,
+    pub blocks_lost: u64,
+}
+
+impl Books {
+    pub fn new(job: JobId) -> Self {
+        Self {
+            job,
+            ranks: Vec::new(),
+            holders: Holders::default(),
+            lost: Vec::new(),
+            withheld: LogSeq(0),
+            machine: Reclaim::default(),
+            begun: Instant::default(),
+            restored_at: None,
+            picks: Vec::new(),
+            choices: VecDeque::new(),
+            reclaims: 0,
+            tokens: Tokens(0),
+            blocks_lost: 0,
+        }
+    }
+
+    /// A rank says what it has. Its word counts, not what was known.
+    pub fn register(
+        &mut self,
+        (session, gpu, kv): (SessionId, GpuId, KvId),
+        layout: Layout,
+        backed: &[bool],
+        (fixed, reclaimable): (Bytes, bool),
+        ledger: &mut Ledger,
+    ) {
+        self.unregister(session, Some(kv), ledger);
+        if self.ranks.is_empty() && layout != *self.holders.layout() {
+            self.lost = vec![LogSeq(0); layout.len()];
+            self.holders = Holders::new(layout.clone());
+        }
+        // Cut otherwise than the others, a stripe does not mean the same everywhere; and answers are
+        // told apart by their process.
+        let alone = self.ranks.iter().all(|rank| rank.session != session);
+        let alike = alone && layout == *self.holders.layout();
+        let stripes = 0..if alike { layout.len() } else { 0 };
+        let rank = Rank {
+            session,
+            gpu,
+            kv,
+            fixed,
+            reclaimable: reclaimable && alike,
+            lacks: stripes
+                .map(|nth| !backed.get(nth).copied().unwrap_or(false))
+                .collect(),
+        };
+        ledger.adopt(session, Place::Offline, rank.held(&layout));
+        self.ranks.push(rank);
+        for nth in (0u32..).take(self.holders.layout().len()) {
+            self.settle_backing(StripeId(nth));
+        }
+    }
+
+    /// What one rank lacks is gone for all.
+    fn settle_backing(&mut self, stripe: StripeId) -> Backing {
+        let gone = self.ranks.iter().any(|rank| rank.lacks(stripe));
+        let backing = if gone {
+            Backing::Taken
+        } else {
+            Backing::Backed
+        };
+        self.holders.set_backing(stripe, backing);
+        backing
+    }
+
+    /// A cache of a process is gone, or all of them; its memory is nobody's.
+    pub fn unregister(&mut self, session: SessionId, kv: Option<KvId>, ledger: &mut Ledger) {
+        let layout = self.holders.layout();
+        self.ranks.retain(|rank| {
+            let goes = rank.session == session && kv.is_none_or(|kv| kv == rank.kv);
+            if goes {
+                ledger.shift(session, Place::Offline, Place::Free, rank.held(layout));
+                // Whatever it was moving is void.
+                for place in [Place::Quarantined, Place::InFlight] {
+                    let moving = ledger.account(session).at(place);
+                    ledger.shift(session, place, Place::Free, moving);
+                }
+            }
+            !goes
+        });
+    }
+
+    pub fn gpus(&self) -> GpuSet {
+        self.ranks.iter().map(|rank| rank.gpu).collect()
+    }
+
+    /// Whether anything may be taken from it now.
+    pub fn is_open(&self) -> bool {
+        self.machine.is_fit() && !self.ranks.is_empty() && self.ranks.iter().all(|r| r.reclaimable)
+    }
+
+    /// Bytes on one GPU that a take under way will free.
+    pub fn coming(&self, gpu: GpuId) -> Bytes {
+        let takes = self.machine.phase != Phase::Idle
+            && self.machine.direction == Some(Direction::Take)
+            && !self.machine.overdue
+            && !self.machine.cancelled;
+        if !takes || !self.gpus().contains(gpu) {
+            return Bytes::ZERO;
+        }
+        self.planned()
+    }
+
+    fn planned(&self) -> Bytes {
+        let stripes = self.machine.stripes.iter();
+        stripes.map(|s| self.holders.layout().bytes(*s)).sum()
+    }
+
+    /// Stripes to give back of which the engine knows that they are lost, at most `room` bytes.
+    pub fn restorable(&self, room: Bytes) -> Vec<StripeId> {
+        let (layout, mut room) = (self.holders.layout(), room);
+        (0u32..)
+            .map(StripeId)
+            .zip(&self.lost)
+            .filter(|(stripe, lost)| {
+                self.holders.backing(*stripe) == Backing::Taken && **lost <= self.withheld
+            })
+            .map(|(stripe, _)| stripe)
+            .take_while(|stripe| {
+                let fits = layout.bytes(*stripe) <= room;
+                room = room.minus(layout.bytes(*stripe));
+                fits
+            })
+            .collect()
+    }
+
+    /// Its channels are disabled: memory begins to move.
+    pub fn start_moving(&mut self, ledgers: &mut [Ledger]) {
+        let (layout, stripes) = (self.holders.layout().clone(), self.machine.stripes.clone());
+        for rank in &self.ranks {
+            let Some(ledger) = ledgers.get_mut(rank.gpu.index()) else {
+                continue;
+            };
+            for stripe in &stripes {
+                let bytes = layout.bytes(*stripe);
+                match (self.machine.direction, rank.lacks(*stripe)) {
+                    (Some(Direction::Take), false) => {
+                        ledger.shift(rank.session, Place::Offline, Place::Quarantined, bytes);
+                    }
+                    (Some(Direction::GiveBack), true) => {
+                        ledger.shift(rank.session, Place::Free, Place::InFlight, bytes);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        if self.machine.direction == Some(Direction::Take) {
+            for (nth, pick) in (0u32..).zip(&self.picks) {
+                self.holders.set_backing(pick.stripe, Backing::Taken);
+                self.holders.hit(pick.stripe);
+                if self.choices.len() == KEPT {
+                    self.choices.pop_front();
+                }
+                self.choices.push_back(Choice {
+                    reclaim: self.machine.id,
+                    at: self.begun,
+                    nth,
+                    pick: *pick,
+                });
+            }
+        }
+    }
+
+    /// One process said what it did, once and for all.
+    pub fn moved(
+        &mut self,
+        session: SessionId,
+        stripes: &[StripeId],
+        log: LogSeq,
+        ledgers: &mut [Ledger],
+    ) {
+        let Self {
+            ranks,
+            machine,
+            holders,
+            lost,
+            ..
+        } = self;
+        let Some(direction) = machine.direction else {
+            return;
+        };
+        for rank in ranks.iter_mut().filter(|rank| rank.session == session) {
+            let Some(ledger) = ledgers.get_mut(rank.gpu.index()) else {
+                continue;
+            };
+            for stripe in &machine.stripes {
+                let (bytes, done) = (holders.layout().bytes(*stripe), stripes.contains(stripe));
+                let lacked = rank.lacks(*stripe);
+                match (direction, lacked, done) {
+                    (Direction::Take, false, true) => {
+                        ledger.shift(session, Place::Quarantined, Place::Free, bytes);
+                        rank.set_lacks(*stripe, true);
+                        if let Some(lost) = lost.get_mut(stripe.0 as usize) {
+                            *lost = log.max(*lost);
+                        }
+                    }
+                    (Direction::Take, false, false) => {
+                        ledger.shift(session, Place::Quarantined, Place::Offline, bytes);
+                    }
+                    (Direction::GiveBack, true, true) => {
+                        ledger.shift(session, Place::InFlight, Place::Offline, bytes);
+                        rank.set_lacks(*stripe, false);
+                    }
+                    (Direction::GiveBack, true, false) => {
+                        ledger.shift(session, Place::InFlight, Place::Free, bytes);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Everybody answered or is gone.
+    pub fn finish(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        let layout = self.holders.layout().clone();
+        let (mut handles, mut bytes) = (0u32, Bytes::ZERO);
+        for stripe in core::mem::take(&mut self.machine.stripes) {
+            let gone = self.settle_backing(stripe) == Backing::Taken;
+            let takes = self.machine.direction == Some(Direction::Take);
+            if gone == takes {
+                let known = layout.stripe(stripe);
+                let count = known.map_or(0, |stripe| stripe.handles.len());
+                handles = handles.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
+                bytes = bytes.plus(layout.bytes(stripe));
+                if takes {
+                    self.blocks_lost += known.map_or(0, |stripe| stripe.blocks.len() as u64);
+                }
+            }
+        }
+        let job = self.job;
+        match self.machine.direction {
+            Some(Direction::Take) => {
+                let tokens = self.picks.iter().map(|pick| pick.extra.0).sum();
+                self.reclaims += 1;
+                self.tokens = Tokens(self.tokens.0.saturating_add(tokens));
+                out.push(Effect::Emit(Report::Reclaimed {
+                    job,
+                    reclaim: self.machine.id,
+                    handles: Handles(handles),
+                    bytes,
+                    tokens: Tokens(tokens),
+                    took: now.since(self.begun),
+                }));
+            }
+            Some(Direction::GiveBack) => {
+                self.restored_at = Some(now);
+                out.push(Effect::Emit(Report::Restored { job, bytes }));
+            }
+            None => {}
+        }
+        self.picks.clear();
+    }
+}
+
+impl Rank {
+    /// What stands behind it.
+    fn held(&self, layout: &Layout) -> Bytes {
+        (0u32..)
+            .zip(&self.lacks)
+            .filter(|stripe| !stripe.1)
+            .map(|stripe| layout.bytes(StripeId(stripe.0)))
+            .sum::<Bytes>()
+            .plus(self.fixed)
+    }
+
+    fn lacks(&self, stripe: StripeId) -> bool {
+        self.lacks.get(stripe.0 as usize).copied().unwrap_or(false)
+    }
+
+    fn set_lacks(&mut self, stripe: StripeId, lacks: bool) {
+        if let Some(known) = self.lacks.get_mut(stripe.0 as usize) {
+            *known = lacks;
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What can move the memory side of a [`crate::node::Node`].
+//!
+//! As with [`crate::event::Event`], anything may come in any state, late, twice or for a name nobody
+//! knows. These carry lists, so they have a door of their own, [`crate::node::Node::step_memory`].
+
+use crate::ids::{
+    AskId, BlockId, Bytes, GpuId, JobId, KvId, LogSeq, ReclaimId, RequestId, SessionId, StripeId,
+    Tokens,
+};
+use crate::layout::Layout;
+use crate::reclaim::Answer;
+
+/// One thing that happened.
+#[derive(Clone, Debug)]
+pub enum MemoryEvent<'a> {
+    /// How much of a GPU's memory is shared out. Only the first word counts.
+    Pool {
+        /// Which GPU.
+        gpu: GpuId,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// An offline process registered a KV cache, or said again what it has. Replaces what was known
+    /// of this session and KV cache.
+    KvRegistered {
+        /// The process.
+        session: SessionId,
+        /// Its job.
+        job: JobId,
+        /// Where the cache is.
+        gpu: GpuId,
+        /// Which of its caches.
+        kv: KvId,
+        /// Its stripes; every rank cuts alike.
+        layout: Layout,
+        /// Per stripe: whether memory of its own stands behind it. Missing entries do not.
+        backed: &'a [bool],
+        /// Bytes that belong to no stripe.
+        fixed: Bytes,
+        /// Whether anything of it may be taken.
+        reclaimable: bool,
+    },
+    /// An online process registered a KV cache that grows and shrinks.
+    ElasticRegistered {
+        /// The process.
+        session: SessionId,
+        /// Where the cache is.
+        gpu: GpuId,
+        /// Which of its caches.
+        kv: KvId,
+        /// What is mapped of it.
+        mapped: Bytes,
+        /// What could be mapped of it at most.
+        most: Bytes,
+    },
+    /// A KV cache is gone.
+    KvGone {
+        /// The process.
+        session: SessionId,
+        /// Which of its caches.
+        kv: KvId,
+    },
+    /// An engine's request holds these blocks; replaces what it held.
+    Published {
+        /// The process that schedules.
+        session: SessionId,
+        /// Which request.
+        request: RequestId,
+        /// What it would compute again.
+        tokens: Tokens,
+        /// Every block it holds.
+        blocks: &'a [BlockId],
+    },
+    /// An engine's request ended or gave up its blocks; `None`: all of them.
+    Forgotten {
+        /// The process that schedules.
+        session: SessionId,
+        /// Which request.
+        request: Option<RequestId>,
+    },
+    /// The engine withholds what the log named up to here.
+    Withheld {
+        /// The process that schedules.
+        session: SessionId,
+        /// The last such entry.
+        log: LogSeq,
+    },
+    /// Answer to `Prepare`.
+    Prepared {
+        /// Which order.
+        reclaim: ReclaimId,
+        /// Who answers.
+        session: SessionId,
+        /// What.
+        answer: Answer,
+    },
+    /// Answer to `Move`.
+    Moved {
+        /// Which order.
+        reclaim: ReclaimId,
+        /// Who answers.
+        session: SessionId,
+        /// What.
+        answer: Answer,
+        /// Stripes that were moved; for a late answer none yet.
+        stripes: &'a [StripeId],
+        /// The log entry that names their blocks.
+        log: LogSeq,
+    },
+    /// What an online process uses of its elastic cache.
+    Usage {
+        /// The process.
+        session: SessionId,
+        /// Which of its caches.
+        kv: KvId,
+        /// In blocks that hold content.
+        used: Bytes,
+    },
+    /// What an online process has mapped, after an order or of its own.
+    Mapped {
+        /// The process.
+        session: SessionId,
+        /// Which of its caches.
+        kv: KvId,
+        /// All that is mapped of it.
+        mapped: Bytes,
+    },
+    /// Memory that is only counted: weights, workspaces.
+    Counted {
+        /// The process.
+        session: SessionId,
+        /// Where.
+        gpu: GpuId,
+        /// All of it.
+        bytes: Bytes,
+    },
+    /// Online needs more than is mapped for it, or an allocation of it would not fit.
+    Asked {
+        /// The process.
+        session: SessionId,
+        /// Its number for the demand.
+        ask: AskId,
+        /// Where.
+        gpu: GpuId,
+        /// The elastic cache it is for, or an allocation.
+        kv: Option<KvId>,
+        /// How much more.
+        bytes: Bytes,
+    },
+    /// It no longer needs that.
+    Withdrawn {
+        /// The process.
+        session: SessionId,
+        /// Its number for the demand.
+        ask: AskId,
+    },
+}

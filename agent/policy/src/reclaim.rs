@@ -1,0 +1,269 @@
+//! Taking stripes from one offline job, and giving them back: order, undo, and what a crash leaves.
+//!
+//! ```text
+//!              begin              every thread outside        every channel disabled
+//!   Idle ----------------> Preparing -------------> Disabling -------------> Moving
+//!    ^    launches held        |                        |                      |
+//!    |                         | inside, overdue,       | overdue, a disable   | every process
+//!    |                         | cancelled              | failed, cancelled    | answered or is gone
+//!    +-------------------------+------------------------+----------------------+
+//! ```
+//!
+//! *Take* maps the quarantine page over the stripes, releases their handles and appends their blocks
+//! to the job's log; *give back* makes handles and maps them where the page was. Both are done by
+//! the job's own processes, each for its rank, and both in this order. Undo is only needed before
+//! `Moving`, and is then no more than letting the launches go and the gate decide: nothing was
+//! changed. From `Moving` on there is no way back, only on: the answers say what was done, and what
+//! was not stands as before.
+//!
+//! Invariants. Nothing is moved while a channel of the job may be enabled, and none is enabled
+//! before every process answered or is gone: one that is stopped in between keeps its job disabled,
+//! and nobody else waits for it. Blocks are lost before they are back: what is taken is given back
+//! only after the engine said that it withholds it. What a crash leaves is read from the next
+//! registration: a process knows itself which of its stripes stand, and an agent that comes back
+//! believes that and not its own memory.
+//!
+//! A job that did not answer in time, or had a thread in a call that may hold the driver's locks, is
+//! *unfit*: nothing is taken from it until it has answered and has run again.
+
+use crate::ids::{ReclaimId, SessionId, StripeId};
+use crate::time::Instant;
+
+/// Which way memory moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the job.
+    Take,
+    /// Back to it.
+    GiveBack,
+}
+
+/// What a job must not do for the sake of a reclaim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Hold {
+    /// Nothing is held.
+    #[default]
+    No,
+    /// Its launches wait.
+    Launches,
+    /// And its channels are to be disabled.
+    Stopped,
+    /// And none may be enabled, whatever happens.
+    Frozen,
+}
+
+/// Where a reclaim stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// There is none.
+    #[default]
+    Idle,
+    /// Processes look whether a thread is inside the driver.
+    Preparing,
+    /// Channels are being disabled.
+    Disabling,
+    /// Processes change their mappings.
+    Moving,
+}
+
+/// How a process answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// As ordered.
+    Done,
+    /// Not, or not in full: a thread is inside, the driver refused, it came too late to begin.
+    Refused,
+    /// It is still at it: another answer follows.
+    Late,
+}
+
+/// Why nothing is taken from a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Unfit {
+    answered: bool,
+    ran: bool,
+}
+
+/// The machine of one job.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reclaim {
+    pub phase: Phase,
+    pub id: ReclaimId,
+    pub direction: Option<Direction>,
+    /// In the order they are taken.
+    pub stripes: Vec<StripeId>,
+    pub until: Instant,
+    /// Processes whose answer is missing.
+    waiting: Vec<SessionId>,
+    /// Whether the orders of this phase went out.
+    pub sent: bool,
+    pub overdue: bool,
+    pub cancelled: bool,
+    unfit: Option<Unfit>,
+}
+
+/// What came of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It waits.
+    Waits,
+    /// It went on to the next phase.
+    Went,
+    /// It was given up before anything was changed.
+    GivenUp,
+    /// Everybody has answered or is gone.
+    Over,
+}
+
+/// The job as the machine sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sight {
+    /// Every channel of it is disabled, and known to be.
+    pub stopped: bool,
+    /// Its disables fail, or its channels are not controlled.
+    pub beyond_control: bool,
+    /// It runs.
+    pub runs: bool,
+}
+
+impl Reclaim {
+    pub fn hold(&self) -> Hold {
+        match self.phase {
+            Phase::Idle => Hold::No,
+            Phase::Preparing => Hold::Launches,
+            Phase::Disabling => Hold::Stopped,
+            Phase::Moving => Hold::Frozen,
+        }
+    }
+
+    pub fn is_fit(&self) -> bool {
+        self.phase == Phase::Idle && self.unfit.is_none()
+    }
+
+    pub fn begin(
+        &mut self,
+        id: ReclaimId,
+        direction: Direction,
+        stripes: Vec<StripeId>,
+        sessions: impl Iterator<Item = SessionId>,
+        until: Instant,
+    ) {
+        self.phase = Phase::Preparing;
+        (self.id, self.direction, self.until) = (id, Some(direction), until);
+        self.stripes = stripes;
+        self.wait_for(sessions);
+        (self.overdue, self.cancelled) = (false, false);
+    }
+
+    fn wait_for(&mut self, sessions: impl Iterator<Item = SessionId>) {
+        self.waiting.clear();
+        self.waiting.extend(sessions);
+        self.sent = false;
+    }
+
+    pub fn waiting(&self) -> &[SessionId] {
+        &self.waiting
+    }
+
+    /// An answer to the orders of this phase. Says whether it was waited for.
+    pub fn answered(&mut self, session: SessionId, phase: Phase, answer: Answer) -> bool {
+        if self.phase != phase || !self.waiting.contains(&session) {
+            // Late, from before it was given up: the process lives.
+            if let Some(unfit) = &mut self.unfit {
+                unfit.answered = true;
+            }
+            return false;
+        }
+        match (phase, answer) {
+            (Phase::Moving, Answer::Late) => self.overdue = true,
+            (Phase::Preparing, Answer::Refused | Answer::Late) => {
+                self.waiting.clear();
+                self.cancelled = true;
+                self.unfit = Some(Unfit {
+                    answered: true,
+                    ran: false,
+                });
+            }
+            (_, answer) => {
+                self.waiting.retain(|known| *known != session);
+                if answer == Answer::Refused {
+                    self.unfit = Some(Unfit {
+                        answered: true,
+                        ran: false,
+                    });
+                }
+            }
+        }
+        true
+    }
+
+    pub fn gone(&mut self, session: SessionId) {
+        self.waiting.retain(|known| *known != session);
+    }
+
+    /// Nobody needs it any more.
+    pub fn cancel(&mut self) {
+        self.cancelled = self.phase != Phase::Idle;
+    }
+
+    pub fn advance(
+        &mut self,
+        sight: Sight,
+        ranks: impl Iterator<Item = SessionId>,
+        now: Instant,
+    ) -> Turn {
+        if let Some(unfit) = &mut self.unfit {
+            unfit.ran = unfit.ran || (sight.runs && self.phase == Phase::Idle);
+            self.unfit = Some(*unfit).filter(|unfit| !(unfit.answered && unfit.ran));
+        }
+        let late = now >= self.until;
+        match self.phase {
+            Phase::Idle => Turn::Waits,
+            Phase::Preparing | Phase::Disabling if self.cancelled || sight.beyond_control => {
+                self.end(Turn::GivenUp)
+            }
+            Phase::Preparing | Phase::Disabling if late => {
+                let answered = self.waiting.is_empty();
+                self.unfit = Some(Unfit {
+                    answered,
+                    ran: false,
+                });
+                self.end(Turn::GivenUp)
+            }
+            Phase::Preparing if self.waiting.is_empty() => {
+                self.phase = Phase::Disabling;
+                Turn::Went
+            }
+            Phase::Disabling if sight.stopped => {
+                self.phase = Phase::Moving;
+                self.wait_for(ranks);
+                Turn::Went
+            }
+            Phase::Moving if self.waiting.is_empty() => {
+                if self.overdue {
+                    self.unfit = Some(Unfit {
+                        answered: true,
+                        ran: false,
+                    });
+                }
+                self.end(Turn::Over)
+            }
+            Phase::Moving => {
+                self.overdue = self.overdue || late;
+                Turn::Waits
+            }
+            Phase::Preparing | Phase::Disabling => Turn::Waits,
+        }
+    }
+
+    fn end(&mut self, turn: Turn) -> Turn {
+        self.phase = Phase::Idle;
+        self.waiting.clear();
+        turn
+    }
+
+    /// When time alone changes something.
+    pub fn deadline(&self) -> Option<Instant> {
+        (self.phase != Phase::Idle && !self.overdue).then_some(self.until)
+    }
+}

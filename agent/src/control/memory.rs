@@ -1,0 +1,445 @@
+//! Memory between the policy and the processes: messages in, orders out.
+//!
+//! Nothing is decided here. What a process says of its memory becomes an event of the policy; an
+//! order of the policy becomes a command to the process, or, where nobody is there to take it, an
+//! answer that says so. What an online engine uses is read from its page, at every round and when it
+//! says that it is under pressure.
+
+use super::Control;
+use crate::config::Role;
+use crate::events::Happening;
+use crate::inbox::Tell;
+use std::sync::atomic::Ordering::Acquire;
+use tidegate_policy::effect::{Effect, Granted};
+use tidegate_policy::ids::{
+    AskId, BlockId, Bytes, GpuId, KvId, LogSeq, ReclaimId, RequestId, SessionId, StripeId, Tokens,
+};
+use tidegate_policy::layout::{Layout, MAX_BLOCKS, Stripe};
+use tidegate_policy::memory::MemoryEvent;
+use tidegate_policy::reclaim::{Answer, Direction};
+use tidegate_policy::time::Instant;
+use tidegate_proto::v1::agent_command::Command;
+use tidegate_proto::v1::client_event::Event as Said;
+use tidegate_proto::v1::{self, MemoryResult};
+
+/// An elastic cache whose use is read from a page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Watched {
+    session: u64,
+    slot: usize,
+    kv: KvId,
+    used: u64,
+}
+
+impl Control {
+    /// Steps the policy with one event about memory, and with all that follows from it.
+    pub(super) fn feed_memory(&mut self, event: MemoryEvent<'_>) {
+        if !self.may_step() {
+            return;
+        }
+        let mut effects = std::mem::take(&mut self.effects);
+        effects.clear();
+        let now = Instant::from_nanos(self.now);
+        self.node.step_memory(event, now, &mut effects);
+        for &effect in &effects {
+            self.carry_out(effect);
+        }
+        self.effects = effects;
+        self.drain();
+    }
+
+    /// Says how much of each GPU is shared out.
+    pub(super) fn share_pools(&mut self, bytes: u64) {
+        for gpu in 0..self.gpus.len() {
+            let gpu = super::gpu_id(gpu);
+            let bytes = Bytes(bytes);
+            self.feed_memory(MemoryEvent::Pool { gpu, bytes });
+        }
+    }
+
+    pub(super) fn hear_memory(&mut self, id: u64, said: Said) {
+        let Some(session) = self.sessions.get(&id) else {
+            return;
+        };
+        let slot_of = |slot: u32| session.slots.get(slot as usize).and_then(|slot| slot.gpu);
+        let (role, job) = (session.role, session.job);
+        let session = SessionId(id);
+        match said {
+            Said::KvRegistered(kv) => {
+                let Some(gpu) = slot_of(kv.slot) else { return };
+                self.register(session, role, gpu, kv);
+            }
+            Said::KvGone(gone) => {
+                let kv = KvId(gone.kv);
+                self.watched.retain(|w| (w.session, w.kv) != (id, kv));
+                self.feed_memory(MemoryEvent::KvGone { session, kv });
+            }
+            Said::Prepared(prepared) => self.feed_memory(MemoryEvent::Prepared {
+                reclaim: ReclaimId(prepared.seq),
+                session,
+                answer: answer(prepared.result()),
+            }),
+            Said::Reclaimed(done) => self.moved(
+                session,
+                done.seq,
+                done.result(),
+                &done.stripes,
+                done.log_seq,
+            ),
+            Said::Restored(done) => {
+                self.moved(session, done.seq, done.result(), &done.stripes, 0);
+            }
+            // Only the job's own processes say who holds its blocks.
+            Said::Requests(requests) if job.is_some() => {
+                if requests.snapshot {
+                    let request = None;
+                    self.feed_memory(MemoryEvent::Forgotten { session, request });
+                }
+                for held in requests.set {
+                    let blocks: Vec<BlockId> = held.blocks.iter().copied().map(BlockId).collect();
+                    self.feed_memory(MemoryEvent::Published {
+                        session,
+                        request: RequestId(held.request),
+                        tokens: Tokens(held.tokens.into()),
+                        blocks: &blocks,
+                    });
+                }
+                for request in requests.forgotten {
+                    let request = Some(RequestId(request));
+                    self.feed_memory(MemoryEvent::Forgotten { session, request });
+                }
+            }
+            Said::Withheld(withheld) => {
+                let log = LogSeq(withheld.log_seq);
+                self.feed_memory(MemoryEvent::Withheld { session, log });
+            }
+            Said::Usage(usage) => {
+                let Some(gpu) = slot_of(usage.slot) else {
+                    return;
+                };
+                let bytes = usage.plain_bytes.saturating_add(usage.unregistered_bytes);
+                let bytes = Bytes(bytes);
+                self.feed_memory(MemoryEvent::Counted {
+                    session,
+                    gpu,
+                    bytes,
+                });
+            }
+            Said::Demand(demand) => {
+                let ask = AskId(demand.ticket);
+                let Some(gpu) = slot_of(demand.slot).filter(|_| role == Role::Online) else {
+                    return self.answer_ask(session, ask, Granted::No);
+                };
+                self.feed_memory(MemoryEvent::Asked {
+                    session,
+                    ask,
+                    gpu,
+                    kv: (demand.kv != 0).then_some(KvId(demand.kv)),
+                    bytes: Bytes(demand.bytes),
+                });
+            }
+            Said::Mapped(mapped) => self.feed_memory(MemoryEvent::Mapped {
+                session,
+                kv: KvId(mapped.kv),
+                mapped: Bytes(mapped.mapped_bytes),
+            }),
+            Said::Pressure(pressure) => self.feed_memory(MemoryEvent::Usage {
+                session,
+                kv: KvId(pressure.kv),
+                used: Bytes(pressure.used_bytes),
+            }),
+            _ => {}
+        }
+    }
+
+    fn register(&mut self, session: SessionId, role: Role, gpu: GpuId, said: v1::KvRegistered) {
+        let kv = KvId(said.kv);
+        let Some((layout, backed)) = stripes(&said) else {
+            return self.tell_of(session, "kv_refused", "its stripes make no sense");
+        };
+        let sum = |which: &dyn Fn(usize) -> bool| -> Bytes {
+            (0u32..)
+                .take(layout.len())
+                .filter(|nth| which(*nth as usize))
+                .map(|nth| layout.bytes(StripeId(nth)))
+                .sum()
+        };
+        let fixed = Bytes(said.fixed_bytes);
+        let owner = self.sessions.get(&session.0);
+        match owner.and_then(|owner| owner.job) {
+            Some(job) => {
+                if !said.refused.is_empty() {
+                    self.tell_of(session, "kv_not_reclaimable", &said.refused);
+                }
+                self.feed_memory(MemoryEvent::KvRegistered {
+                    session,
+                    job,
+                    gpu,
+                    kv,
+                    layout,
+                    backed: &backed,
+                    fixed,
+                    reclaimable: said.refused.is_empty() && !said.elastic,
+                });
+            }
+            None if role == Role::Online && said.elastic => {
+                let slot = said.slot as usize;
+                self.watched
+                    .retain(|w| (w.session, w.kv) != (session.0, kv));
+                self.watched.push(Watched {
+                    session: session.0,
+                    slot,
+                    kv,
+                    used: 0,
+                });
+                let mapped = sum(&|nth| backed[nth]);
+                let most = sum(&|_| true);
+                self.feed_memory(MemoryEvent::ElasticRegistered {
+                    session,
+                    gpu,
+                    kv,
+                    mapped,
+                    most,
+                });
+            }
+            None => {}
+        }
+    }
+
+    fn moved(
+        &mut self,
+        session: SessionId,
+        seq: u64,
+        result: MemoryResult,
+        stripes: &[u32],
+        log: u64,
+    ) {
+        let stripes: Vec<StripeId> = stripes.iter().copied().map(StripeId).collect();
+        self.feed_memory(MemoryEvent::Moved {
+            reclaim: ReclaimId(seq),
+            session,
+            answer: answer(result),
+            stripes: &stripes,
+            log: LogSeq(log),
+        });
+    }
+
+    /// What engines use, from their pages.
+    pub(super) fn read_usage(&mut self) {
+        for place in 0..self.watched.len() {
+            let watched = self.watched[place];
+            let page = self.sessions.get(&watched.session);
+            let page = page.and_then(|session| session.page.as_ref());
+            let Some(words) = page.and_then(|page| page.memory.get(watched.slot)) else {
+                continue;
+            };
+            let version = words.version.load(Acquire);
+            let used = words.used.load(Acquire);
+            let torn = version % 2 == 1 || words.version.load(Acquire) != version;
+            if !torn && used != watched.used {
+                self.watched[place].used = used;
+                self.feed_memory(MemoryEvent::Usage {
+                    session: SessionId(watched.session),
+                    kv: watched.kv,
+                    used: Bytes(used),
+                });
+            }
+        }
+    }
+
+    /// An order about memory goes to its process.
+    pub(super) fn order_memory(&mut self, effect: Effect) {
+        match effect {
+            Effect::Prepare {
+                reclaim,
+                session,
+                until,
+            } => {
+                let prepare = Command::Prepare(v1::Prepare {
+                    seq: reclaim.0,
+                    deadline_ns: until.as_nanos(),
+                });
+                if !self.tell_memory(session, prepare) {
+                    self.unanswerable.push((reclaim, session));
+                }
+            }
+            Effect::Move {
+                reclaim,
+                session,
+                kv,
+                direction,
+                until,
+            } => {
+                let stripes = self.node.stripes(reclaim).iter();
+                let stripes = stripes.map(|stripe| stripe.0).collect();
+                let (seq, kv, deadline_ns) = (reclaim.0, kv.0, until.as_nanos());
+                // A process that does not listen may be anywhere in an earlier order: it is waited
+                // for until it is gone.
+                self.tell_memory(
+                    session,
+                    match direction {
+                        Direction::Take => Command::Reclaim(v1::Reclaim {
+                            seq,
+                            kv,
+                            stripes,
+                            deadline_ns,
+                        }),
+                        Direction::GiveBack => Command::Restore(v1::Restore {
+                            seq,
+                            kv,
+                            stripes,
+                            deadline_ns,
+                        }),
+                    },
+                );
+            }
+            Effect::CancelMove { reclaim, session } => {
+                let seq = reclaim.0;
+                self.tell_memory(session, Command::CancelReclaim(v1::CancelReclaim { seq }));
+            }
+            Effect::Map { session, kv, bytes } => {
+                self.map_orders += 1;
+                let target = v1::MapTarget {
+                    seq: self.map_orders,
+                    kv: kv.0,
+                    bytes: bytes.0,
+                };
+                self.tell_memory(session, Command::MapTarget(target));
+            }
+            Effect::AnswerAsk {
+                session,
+                ask,
+                granted,
+            } => self.answer_ask(session, ask, granted),
+            _ => {}
+        }
+    }
+
+    fn answer_ask(&mut self, session: SessionId, ask: AskId, granted: Granted) {
+        let answer = v1::DemandAnswer {
+            ticket: ask.0,
+            granted: granted == Granted::Yes,
+        };
+        self.tell_memory(session, Command::DemandAnswer(answer));
+    }
+
+    fn tell_memory(&mut self, session: SessionId, command: Command) -> bool {
+        let session = self.sessions.get_mut(&session.0);
+        session.is_some_and(|session| {
+            session.takes_memory && session.tell(Tell::Memory(Box::new(command)))
+        })
+    }
+
+    fn tell_of(&self, session: SessionId, kind: &'static str, text: &str) {
+        self.tell(Happening {
+            kind,
+            session: session.0,
+            text: text.to_owned(),
+            ..Happening::default()
+        });
+    }
+
+    /// Answers for processes that nobody could ask.
+    pub(super) fn answer_for_the_deaf(&mut self) -> bool {
+        let Some((reclaim, session)) = self.unanswerable.pop() else {
+            return false;
+        };
+        self.feed_memory(MemoryEvent::Prepared {
+            reclaim,
+            session,
+            answer: Answer::Refused,
+        });
+        true
+    }
+}
+
+const fn answer(result: MemoryResult) -> Answer {
+    match result {
+        MemoryResult::Ok => Answer::Done,
+        MemoryResult::Late => Answer::Late,
+        _ => Answer::Refused,
+    }
+}
+
+/// Stripes as a process lists them; `None` if the lists contradict each other or are out of bounds.
+fn stripes(said: &v1::KvRegistered) -> Option<(Layout, Vec<bool>)> {
+    let count = said.first_block.len();
+    let blocks: u64 = said.blocks.iter().map(|blocks| u64::from(*blocks)).sum();
+    let handles: u64 = said.handles.iter().map(|handles| u64::from(*handles)).sum();
+    let bounded = blocks <= 2 * u64::from(MAX_BLOCKS) && handles <= u64::from(MAX_BLOCKS);
+    if said.blocks.len() != count || said.handles.len() != count || !bounded {
+        return None;
+    }
+    let mut next = 0u32;
+    let mut stripes = Vec::with_capacity(count);
+    for nth in 0..count {
+        let end = said.first_block[nth].checked_add(said.blocks[nth])?;
+        if end > said.block_count {
+            return None;
+        }
+        stripes.push(Stripe {
+            handles: (next..next + said.handles[nth]).collect(),
+            blocks: (said.first_block[nth]..end).map(BlockId).collect(),
+        });
+        next += said.handles[nth];
+    }
+    let bit = |nth: usize| {
+        let byte = said.backed.get(nth / 8).copied().unwrap_or(0);
+        byte >> (nth % 8) & 1 == 1
+    };
+    let backed = (0..count).map(bit).collect();
+    Some((
+        Layout::of_stripes(stripes, Bytes(said.handle_bytes)),
+        backed,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said() -> v1::KvRegistered {
+        v1::KvRegistered {
+            kv: 1,
+            handle_bytes: 1 << 21,
+            block_count: 8,
+            first_block: vec![0, 3],
+            blocks: vec![4, 5],
+            handles: vec![2, 3],
+            backed: vec![0b10],
+            ..v1::KvRegistered::default()
+        }
+    }
+
+    #[test]
+    fn stripes_are_read_as_listed_and_handles_numbered_on() {
+        let (layout, backed) = stripes(&said()).expect("they make sense");
+        assert_eq!(backed, [false, true]);
+        assert_eq!(layout.stripe_of_handle(4), Some(StripeId(1)));
+        assert_eq!(layout.bytes(StripeId(1)), Bytes::mib(6));
+        assert_eq!(layout.stripes_of(BlockId(3)).count(), 2, "at the border");
+    }
+
+    #[test]
+    fn lists_that_contradict_each_other_are_refused() {
+        let shorter = v1::KvRegistered {
+            handles: vec![1],
+            ..said()
+        };
+        let beyond = v1::KvRegistered {
+            block_count: 7,
+            ..said()
+        };
+        let huge = v1::KvRegistered {
+            blocks: vec![u32::MAX, 1],
+            ..said()
+        };
+        let many = v1::KvRegistered {
+            handles: vec![u32::MAX, u32::MAX],
+            ..said()
+        };
+        for wrong in [shorter, beyond, huge, many] {
+            assert_eq!(stripes(&wrong), None);
+        }
+    }
+}
