@@ -2,3 +2,5 @@
 
 pub mod demand;
 pub mod headroom;
+pub mod offline;
+pub mod selection;

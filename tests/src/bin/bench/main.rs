@@ -12,6 +12,9 @@
 //!
 //! * `headroom`: the memory that online keeps mapped ahead over hours of each `--trace`, against the
 //!   best constant headroom with the same rate of pressure; in virtual time.
+//! * `selection`: tokens lost per reclaim by the policy's choice against first-in-first-out, over
+//!   sizes, rates, layouts and handles, in a pool worn by each `--trace`; in virtual time.
+//! * `reclaim`: what choosing stripes takes.
 //!
 //! Without a name, `hook`, `edge` and `attach` run. Figures are printed as a table and, with `--json FILE`, written under the keys named there.
 
@@ -19,11 +22,14 @@ mod attach;
 mod edge;
 mod headroom;
 mod hook;
+mod reclaim;
+mod selection;
 
 use clap::{Parser, ValueEnum};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tidegate_replay::input::InputError;
 
 /// Measures what Tidegate costs.
 #[derive(Debug, Parser)]
@@ -41,7 +47,7 @@ struct Args {
     /// Rounds of native and preloaded runs for `hook`.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// Traces for `headroom`; the built-in generators if none is named.
+    /// Traces for `headroom` and `selection`; the built-in generators if none is named.
     #[arg(long = "trace", value_name = "FILE", num_args = 1..)]
     traces: Vec<PathBuf>,
 }
@@ -52,7 +58,17 @@ enum What {
     Edge,
     Attach,
     Headroom,
+    Selection,
+    Reclaim,
 }
+
+/// Measures something over traces.
+type OverTraces = fn(&[PathBuf]) -> Result<Vec<Row>, InputError>;
+
+const OVER_TRACES: [(What, OverTraces); 2] = [
+    (What::Headroom, headroom::measure),
+    (What::Selection, selection::measure),
+];
 
 /// One line of the table: key, value, unit, target or nothing.
 #[derive(Debug)]
@@ -145,12 +161,17 @@ fn main() -> ExitCode {
     if wants(What::Attach) {
         rows.extend(attach::measure());
     }
-    if args.what.contains(&What::Headroom) {
-        match headroom::measure(&args.traces) {
-            Ok(found) => rows.extend(found),
-            Err(error) => {
-                eprintln!("bench: {error}");
-                return ExitCode::FAILURE;
+    if args.what.contains(&What::Reclaim) {
+        rows.extend(reclaim::measure());
+    }
+    for (what, measure) in OVER_TRACES {
+        if args.what.contains(&what) {
+            match measure(&args.traces) {
+                Ok(found) => rows.extend(found),
+                Err(error) => {
+                    eprintln!("bench: {error}");
+                    return ExitCode::FAILURE;
+                }
             }
         }
     }

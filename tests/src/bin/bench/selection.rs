@@ -1,0 +1,89 @@
+//! Tokens lost per reclaim, by rule, over the grid.
+
+use super::{Row, headroom};
+use std::path::PathBuf;
+use tidegate_policy::ids::Bytes;
+use tidegate_replay::clock::Time;
+use tidegate_replay::input::InputError;
+use tidegate_replay::trace::{self, Lengths, Request, Trace};
+use tidegate_tests::memory::offline::Outermost;
+use tidegate_tests::memory::selection::{grid, reclaims, run};
+
+pub fn measure(files: &[PathBuf]) -> Result<Vec<Row>, InputError> {
+    let traces = backlogs(files)?;
+    let points = grid();
+    println!("tokens lost per reclaim, mean of {} traces", traces.len());
+    println!(
+        "{:<8} {:>10} {:>9} {:>7} {:>10} {:>10} {:>10} {:>10} {:>7}",
+        "layout",
+        "handle MiB",
+        "size MiB",
+        "per min",
+        "tokens",
+        "fifo",
+        "address",
+        "requests",
+        "saved"
+    );
+    let (mut worst, mut paper) = (f64::INFINITY, Vec::new());
+    for point in points {
+        let mut sums = [0u64; 4];
+        for (_, trace) in &traces {
+            let lost = run(trace, point);
+            worst = worst.min(lost.saved());
+            for (sum, lost) in
+                sums.iter_mut()
+                    .zip([lost.greedy, lost.fifo, lost.address, lost.requests])
+            {
+                *sum += lost;
+            }
+        }
+        let reclaims = f64::from(reclaims(point.rate)) * traces.len() as f64;
+        let [greedy, fifo, address, requests] = sums.map(|sum| sum as f64 / reclaims);
+        let saved = 1.0 - greedy / fifo.max(1.0);
+        if point.outermost == Outermost::Layer && point.handle == Bytes::mib(2) {
+            paper.push(saved);
+        }
+        println!(
+            "{:<8} {:>10} {:>9} {:>7} {greedy:>10.0} {fifo:>10.0} {address:>10.0} {requests:>10.0} {:>6.1}%",
+            point.outermost.name(),
+            point.handle.0 >> 20,
+            point.size.0 >> 20,
+            point.rate,
+            100.0 * saved,
+        );
+    }
+    println!();
+    let mean = paper.iter().sum::<f64>() / paper.len().max(1) as f64;
+    Ok(vec![
+        Row::new("selection.layer_2mib.saved_mean", 100.0 * mean, "%").at_least(22.9),
+        Row::new(
+            "selection.saved_least_of_any_trace_and_point",
+            100.0 * worst,
+            "%",
+        )
+        .at_least(0.0),
+    ])
+}
+
+/// Requests to serve, whole: their arrivals only give their order.
+fn backlogs(files: &[PathBuf]) -> Result<Vec<(String, Trace)>, InputError> {
+    if files.is_empty() {
+        return headroom::load(files);
+    }
+    let named = files.iter().map(|file| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let lengths = |lengths: Vec<Lengths>| {
+            let requests = lengths.into_iter().map(|lengths| Request {
+                arrival: Time::ZERO,
+                input_tokens: lengths.input_tokens,
+                output_tokens: lengths.output_tokens,
+            });
+            Trace::new(requests.collect())
+        };
+        let trace = trace::read(file)
+            .or_else(|error| trace::read_lengths(file).map(lengths).map_err(|_| error))?;
+        Ok((name.into_owned(), trace))
+    });
+    named.collect()
+}
