@@ -6,6 +6,7 @@ mod probe;
 mod release;
 mod replay;
 mod table;
+mod trace;
 
 use crate::device::Device;
 use anyhow::Context;
@@ -72,6 +73,20 @@ enum Command {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+    /// Record what happens on the node, for a trace viewer such as <https://ui.perfetto.dev>.
+    Trace {
+        /// For how long.
+        #[arg(long, default_value = "10", value_name = "S", value_parser = recording)]
+        seconds: f64,
+        /// Where to.
+        #[arg(
+            long,
+            short,
+            default_value = "tidegate-trace.json",
+            value_name = "FILE"
+        )]
+        output: PathBuf,
+    },
     /// What would I harvest, and what would it cost? Needs no agent and no GPU.
     Replay(Box<replay::Args>),
     /// Whether this node can do what Tidegate asks of it, and what to do where it cannot.
@@ -93,6 +108,11 @@ enum Output {
     Table,
     /// One object, or one a line.
     Json,
+}
+
+fn recording(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|s| (0.1..=3_600.0).contains(s));
+    seconds.ok_or_else(|| "give a number of seconds from 0.1 to 3600".to_owned())
 }
 
 /// The agent cannot be spoken to.
@@ -223,6 +243,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
             jobs("resumed", &answer.into_inner().jobs)
         }
         Command::Hooks { pid, output } => hooks(cli, *pid, *output).await,
+        Command::Trace { seconds, output } => trace::run(cli, *seconds, output).await,
         Command::Doctor(_) | Command::Release { .. } | Command::Replay(_) => Ok(()),
     }
 }

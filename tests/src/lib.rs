@@ -468,13 +468,20 @@ impl Node {
     /// When it cannot be started.
     #[must_use]
     pub fn tidegate(&self, args: &[&str]) -> Output {
-        Command::new(built("tidegate"))
+        let mut command = self.tidegate_command(args);
+        command.output().expect("tidegate starts")
+    }
+
+    /// The command line tool, to be started.
+    #[must_use]
+    pub fn tidegate_command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(built("tidegate"));
+        command
             .args(args)
             .env("TIDEGATE_RUN_DIR", self.run_dir())
             .env("TIDEGATE_VGPU_DIR", self.vgpu_dir())
-            .stdin(Stdio::null())
-            .output()
-            .expect("tidegate starts")
+            .stdin(Stdio::null());
+        command
     }
 
     /// `command` as it runs on this node: the virtual driver, its shim, and no library of ours.

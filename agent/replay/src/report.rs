@@ -207,13 +207,16 @@ pub fn setting(spec: &Spec, seeds: u64) -> Vec<(&'static str, String)> {
             ),
         ),
         (
-            "Costs",
+            "Switch",
             format!(
-                "disable and save {} ms, enable and restore {} ms, decode gaps \"{}\"",
+                "{} ms to disable and save, {} ms to enable and restore",
                 ms(spec.costs.disable_save),
                 ms(spec.costs.enable_restore),
-                spec.online.gaps.name
             ),
+        ),
+        (
+            "Gaps",
+            format!("between decodes as in preset \"{}\"", spec.online.gaps.name),
         ),
         ("Seeds", seeds.to_string()),
     ]

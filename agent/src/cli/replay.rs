@@ -36,7 +36,7 @@ use tidegate_replay::trace::{Cut, Lengths, Trace, read_cut, read_lengths};
 pub struct Args {
     /// Online requests: Azure, BurstGPT, Mooncake or CSV with arrival_s,input_tokens,output_tokens;
     /// gzipped or not.
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["synthetic", "scenarios"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "scenarios", required_unless_present_any = ["synthetic", "scenarios"])]
     trace: Option<PathBuf>,
     /// Online requests drawn from published figures instead: conversation, code or caller.
     #[arg(long, value_name = "PRESET", conflicts_with_all = ["trace", "scenarios"], value_parser = preset)]
@@ -69,7 +69,7 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(1..))]
     offline_chunk: u32,
     /// Memory for the KV caches of both, GiB. What two models leave of 90 % of the GPU unless given.
-    #[arg(long, value_name = "GIB", conflicts_with = "scenarios", value_parser = gib)]
+    #[arg(allow_negative_numbers = true, long, value_name = "GIB", conflicts_with = "scenarios", value_parser = gib)]
     kv_gib: Option<f64>,
     /// Decode gaps of the online engine: overlap, vllm or sync.
     #[arg(long, value_name = "PRESET", default_value = "vllm", conflicts_with = "scenarios",
@@ -80,15 +80,15 @@ pub struct Args {
           value_parser = clap::value_parser!(u64).range(1..))]
     thin: u64,
     /// Multiply the times between arrivals.
-    #[arg(long, value_name = "FACTOR", default_value = "1", conflicts_with = "scenarios",
+    #[arg(allow_negative_numbers = true, long, value_name = "FACTOR", default_value = "1", conflicts_with = "scenarios",
           value_parser = factor)]
     stretch: f64,
     /// Begin at this second of the trace.
-    #[arg(long, value_name = "S", default_value = "0", conflicts_with = "scenarios",
+    #[arg(allow_negative_numbers = true, long, value_name = "S", default_value = "0", conflicts_with = "scenarios",
           value_parser = seconds)]
     from: Duration,
     /// Replay so many seconds; to the end unless given (1200 of a synthetic one).
-    #[arg(long, value_name = "S", conflicts_with = "scenarios", value_parser = seconds)]
+    #[arg(allow_negative_numbers = true, long, value_name = "S", conflicts_with = "scenarios", value_parser = seconds)]
     length: Option<Duration>,
 
     /// A table of scenarios to run instead.
@@ -114,7 +114,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
     /// Disable and save takes this long, and so does enable and restore.
-    #[arg(long, value_name = "MS", value_parser = switch)]
+    #[arg(allow_negative_numbers = true, long, value_name = "MS", value_parser = switch)]
     switch_ms: Option<Duration>,
     /// Threads; one per core unless given.
     #[arg(long, value_name = "N")]
@@ -135,12 +135,13 @@ pub struct Args {
 }
 
 const AFTER_HELP: &str = "\
-Compute policies: Standalone, NoControl, KernelPreempt, LayerPreempt, GPreempt, TemporalShare(N),
-  Channel, ChannelNoCooldown, Tidegate, TidegateHints, Oracle, OracleUnlimited
-Memory policies: UVM, Prism, StaticMem, StaticSplit, Tidegate, TidegateNoMiad, TidegateFifo,
-  TidegateLayerBoundary, Oracle
-Compared unless told otherwise: NoControl+Prism, KernelPreempt+UVM, GPreempt+UVM, Channel+UVM,
-  Channel+Prism, Channel+StaticMem, Tidegate, Oracle";
+Compute policies: Standalone, NoControl, KernelPreempt, LayerPreempt, GPreempt,
+  TemporalShare(N), Channel, ChannelNoCooldown, Tidegate, TidegateHints, Oracle,
+  OracleUnlimited
+Memory policies: UVM, Prism, StaticMem, StaticSplit, Tidegate, TidegateNoMiad,
+  TidegateFifo, TidegateLayerBoundary, Oracle
+Compared unless told otherwise: NoControl+Prism, KernelPreempt+UVM,
+  GPreempt+UVM, Channel+UVM, Channel+Prism, Channel+StaticMem, Tidegate, Oracle";
 
 /// The command line asks for something that is not there.
 #[derive(Debug, thiserror::Error)]
@@ -395,7 +396,7 @@ fn requests(args: &Args, cut: &Cut) -> anyhow::Result<(Trace, String)> {
         ))
         .into());
     }
-    Ok((trace, format!("synthetic {}, seed 1", preset.name)))
+    Ok((trace, format!("synthetic {}", preset.name)))
 }
 
 /// Bytes that the weights of both models, two bytes a parameter, leave of 90 % of the GPU.

@@ -10,8 +10,9 @@ const NAME: usize = 27;
 #[must_use]
 pub fn text(report: &Report) -> String {
     let mut out = String::from("\n");
-    let _ = writeln!(out, "{}", report.source);
+    out += &wrapped(&report.source, 78);
     for (name, value) in &report.setting {
+        let value = wrapped(value, 66).trim_end().replace('\n', "\n           ");
         let _ = writeln!(out, "  {name:<8} {value}");
     }
     out.push('\n');

@@ -15,6 +15,8 @@
 //! * `selection`: tokens lost per reclaim by the policy's choice against first-in-first-out, over
 //!   sizes, rates, layouts and handles, in a pool worn by each `--trace`; in virtual time.
 //! * `reclaim`: what choosing stripes takes.
+//! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
+//!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //!
 //! Without a name, `hook`, `edge` and `attach` run. Figures are printed as a table and, with `--json FILE`, written under the keys named there.
 
@@ -23,6 +25,7 @@ mod edge;
 mod headroom;
 mod hook;
 mod reclaim;
+mod replay;
 mod selection;
 
 use clap::{Parser, ValueEnum};
@@ -60,6 +63,7 @@ enum What {
     Headroom,
     Selection,
     Reclaim,
+    Replay,
 }
 
 /// Measures something over traces.
@@ -174,6 +178,9 @@ fn main() -> ExitCode {
                 }
             }
         }
+    }
+    if args.what.contains(&What::Replay) {
+        rows.extend(replay::measure());
     }
     println!("{:<44} {:>12} {:<4} target", "figure", "value", "unit");
     for row in &rows {

@@ -1,0 +1,495 @@
+//! `tidegate replay` as a user meets it: what it answers, what it writes, and what it says when it
+//! is asked for something that is not there.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+use tidegate_replay::spec::{Compute, Memory};
+use tidegate_replay::timeline::check;
+
+/// A directory of one test's own, with a trace, lengths and a table of scenarios in it.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Self {
+        static ONCE: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "tidegate-replay-{}-{}",
+            std::process::id(),
+            ONCE.fetch_add(1, Ordering::Relaxed)
+        );
+        let dir = Self(std::env::temp_dir().join(name));
+        std::fs::create_dir_all(&dir.0).expect("a temporary directory");
+        let rows: String = (0..120)
+            .map(|i| {
+                format!(
+                    "{}.{:03},{},{}\n",
+                    i / 3,
+                    137 * i % 1000 / 3 + 333 * (i % 3),
+                    200 + 17 * i % 900,
+                    5 + i % 40
+                )
+            })
+            .collect();
+        dir.write(
+            "busy.csv",
+            &format!("arrival_s,input_tokens,output_tokens\n{rows}"),
+        );
+        dir.write("docs.csv", "input_tokens,output_tokens\n900,60\n2000,30\n");
+        dir.write(
+            "table.csv",
+            "id,gpu,online_trace,thin_keep_1_in,online_model,offline_model,offline_lengths,offline_chunk_tokens,kv_pool_gib\n\
+             S1,h200,busy,1,llama-3.1-8b,qwen2.5-7b,docs,2048,8\n\
+             S2,a100,busy,2,qwen2.5-7b,llama-3.1-8b,docs,512,4\n",
+        );
+        dir
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.0.join(name), text).expect("the directory is ours");
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// Runs `tidegate replay` here.
+    fn replay(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .arg("replay")
+            .args(args)
+            .current_dir(&self.0)
+            .output()
+            .expect("the program starts")
+    }
+
+    fn answer(&self, args: &[&str]) -> String {
+        let output = self.replay(args);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {told}");
+        assert!(
+            told.is_empty(),
+            "nothing is drawn where there is no terminal: {told}"
+        );
+        String::from_utf8(output.stdout).expect("text")
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const USUAL: [&str; 7] = [
+    "NoControl+Prism",
+    "KernelPreempt+UVM",
+    "GPreempt+UVM",
+    "Channel+UVM",
+    "Channel+Prism",
+    "Channel+StaticMem",
+    "Tidegate ",
+];
+
+#[test]
+fn a_trace_is_answered_with_a_table_words_and_every_file_asked_for() {
+    let dir = Dir::new();
+    let mut args = vec![
+        "--trace",
+        "busy.csv",
+        "--online",
+        "llama-3.1-8b",
+        "--offline",
+        "qwen2.5-7b",
+    ];
+    args.extend([
+        "--gpu",
+        "h200",
+        "--offline-lengths",
+        "docs.csv",
+        "--kv-gib",
+        "8",
+        "--seeds",
+        "2",
+    ]);
+    args.extend([
+        "--thin",
+        "2",
+        "--stretch",
+        "1.5",
+        "--json",
+        "all.json",
+        "--csv",
+        "all.csv",
+    ]);
+    args.extend(["--html", "all.html", "--timeline", "all.trace.json"]);
+    let table = dir.answer(&args);
+    for line in table.lines() {
+        assert!(line.chars().count() <= 80, "{line:?}");
+    }
+    for part in USUAL.iter().chain(&[
+        "busy.csv: one request in 2, times stretched by 1.5",
+        "online alone",
+        "With Tidegate you would harvest",
+        "It would cost online's users",
+    ]) {
+        assert!(table.contains(part), "{part:?} is not in\n{table}");
+    }
+    let json: Value = serde_json::from_str(&dir.read("all.json")).expect("JSON");
+    let results = json["results"].as_array().expect("a list");
+    assert_eq!(results.len(), 2 * 8, "two seeds, eight policies");
+    for result in results {
+        assert_eq!(result["cut"], "one request in 2, times stretched by 1.5");
+        assert_eq!(result["disable_save_us"], 300.0);
+        assert_eq!(result["faults"], 0, "{result}");
+    }
+    let offline = |compute: &str| {
+        let found = results.iter().find(|result| result["compute"] == compute);
+        found.expect("it was asked for")["offline_tokens_per_s"]
+            .as_f64()
+            .expect("a number")
+    };
+    assert!(offline("Tidegate") > 0.0 && offline("NoControl") > 0.0);
+    assert_eq!(dir.read("all.csv").lines().count(), 1 + 2 * 8);
+    assert!(dir.read("all.html").contains("Who has the GPU"));
+    let drawn = check(dir.read("all.trace.json").as_bytes()).expect("a viewer reads it");
+    assert!(drawn > 100, "{drawn} events");
+}
+
+#[test]
+fn a_table_of_scenarios_is_the_same_to_the_byte_however_many_threads() {
+    let dir = Dir::new();
+    let run = |threads, out| {
+        let told = dir.answer(&[
+            "--scenarios",
+            "table.csv",
+            "--traces",
+            ".",
+            "--out",
+            out,
+            "--seeds",
+            "2",
+            "--threads",
+            threads,
+        ]);
+        assert!(
+            told.lines().all(|line| line.chars().count() <= 80),
+            "{told}"
+        );
+        assert!(
+            told.contains("S1 (every request)") && told.contains("S2 (one request in 2)"),
+            "{told}"
+        );
+        dir.read(&format!("{out}/results.csv"))
+    };
+    let one = run("1", "one");
+    assert_eq!(one, run("4", "four"));
+    let head = "scenario,seed,compute,memory,ttft_increase_pct,tpot_increase_pct,\
+                preemptions_per_request_max,preempt_latency_p99_us,offline_tokens_per_s,\
+                offline_vs_channel_prism,offline_vs_oracle,reclaims,lost_tokens,faults,";
+    assert!(one.starts_with(head), "{one}");
+    let rows: Vec<Vec<&str>> = one
+        .lines()
+        .skip(1)
+        .map(|row| row.split(',').collect())
+        .collect();
+    assert_eq!(rows.len(), 2 * 2 * 8);
+    assert_eq!(rows[0][..4], ["S1", "1", "NoControl", "Prism"]);
+    assert_eq!(rows[31][..4], ["S2", "2", "Oracle", "Oracle"]);
+    let prism = rows
+        .iter()
+        .find(|row| row[2..4] == ["Channel", "Prism"])
+        .expect("a row");
+    assert_eq!(prism[9], "1.0000", "Channel+Prism over itself");
+    let only = dir.answer(&[
+        "--scenarios",
+        "table.csv",
+        "--traces",
+        ".",
+        "--out",
+        "only",
+        "--only",
+        "s2",
+        "--policy",
+        "Tidegate",
+    ]);
+    assert!(only.contains("S2") && !only.contains("S1"), "{only}");
+    assert_eq!(
+        dir.read("only/results.csv").lines().count(),
+        1 + 3,
+        "three seeds unless told"
+    );
+}
+
+#[test]
+fn options_change_what_they_name() {
+    let dir = Dir::new();
+    let base = [
+        "--trace",
+        "busy.csv",
+        "--policy",
+        "Channel",
+        "--memory",
+        "Prism,StaticMem",
+        "--csv",
+        "f.csv",
+    ];
+    let rows = |more: &[&str]| -> Vec<Vec<String>> {
+        let _ = dir.answer(&[&base[..], more].concat());
+        let text = dir.read("f.csv");
+        let cells = |row: &str| row.split(',').map(str::to_owned).collect();
+        text.lines().map(cells).collect()
+    };
+    let plain = rows(&[]);
+    assert_eq!(plain.len(), 3, "one policy, two memories, one seed");
+    let at = |name: &str| {
+        plain[0]
+            .iter()
+            .position(|column| column == name)
+            .expect("a column")
+    };
+    for (more, column, value) in [
+        (&["--switch-ms", "0.05"][..], "disable_save_us", "50.000"),
+        (&["--from", "10", "--length", "20"], "online_requests", "60"),
+        (&["--seeds", "3"], "seed", "1"),
+        (
+            &["--synthetic", "caller", "--length", "30"],
+            "cut",
+            "\"seconds 0 to 30\"",
+        ),
+    ] {
+        let base = if more[0] == "--synthetic" {
+            &base[2..]
+        } else {
+            &base[..]
+        };
+        let _ = dir.answer(&[base, more].concat());
+        let text = dir.read("f.csv");
+        let row: Vec<&str> = text.lines().nth(1).expect("a row").split(',').collect();
+        assert_eq!(row[at(column)], value.trim_matches('"'), "{more:?}");
+    }
+    assert_ne!(rows(&["--gaps", "sync"])[1], plain[1]);
+    assert_ne!(rows(&["--gpu", "a100"])[1], plain[1]);
+    assert_ne!(
+        rows(&["--online", "custom:layers=16,hidden=2048,heads=16"])[1],
+        plain[1]
+    );
+    assert_ne!(rows(&["--offline-chunk", "8192"])[1], plain[1]);
+    assert_eq!(rows(&[]), plain, "the same seed gives the same figures");
+}
+
+#[test]
+fn what_is_not_there_is_answered_with_what_is() {
+    let dir = Dir::new();
+    let trace = ["--trace", "busy.csv"];
+    let table = ["--scenarios", "table.csv", "--traces", ".", "--out", "out"];
+    let ask = |first: &[&'static str], more: &[&'static str]| [first, more].concat();
+    for (args, code, parts) in [
+        (vec![], 2, vec!["--trace <FILE>"]),
+        (
+            ask(&trace, &["--gpu", "h20"]),
+            2,
+            vec!["no GPU \"h20\"", "did you mean h200?"],
+        ),
+        (
+            ask(&trace, &["--online", "lama-3.1-8b"]),
+            2,
+            vec!["no model", "did you mean llama-3.1-8b?"],
+        ),
+        (
+            ask(&trace, &["--offline", "custom:layers=1"]),
+            2,
+            vec!["no model", "custom:layers=L"],
+        ),
+        (
+            ask(&trace, &["--policy", "Chanel"]),
+            2,
+            vec!["no compute policy", "did you mean Channel?"],
+        ),
+        (
+            ask(&trace, &["--policy", "Channel+Prsm"]),
+            2,
+            vec!["no memory policy", "did you mean Prism?"],
+        ),
+        (
+            ask(&trace, &["--memory", "uwm"]),
+            2,
+            vec!["no memory policy", "did you mean UVM?"],
+        ),
+        (
+            ask(&trace, &["--gaps", "vlm"]),
+            2,
+            vec!["no decode-gap preset", "did you mean vllm?"],
+        ),
+        (
+            vec!["--synthetic", "cod"],
+            2,
+            vec!["no synthetic trace", "did you mean code?"],
+        ),
+        (
+            vec!["--synthetic", "code", "--length", "0"],
+            2,
+            vec!["no request is left"],
+        ),
+        (ask(&trace, &["--thin", "0"]), 2, vec!["--thin"]),
+        (ask(&trace, &["--stretch", "-1"]), 2, vec!["--stretch"]),
+        (ask(&trace, &["--seeds", "0"]), 2, vec!["--seeds"]),
+        (ask(&trace, &["--threads", "0"]), 2, vec!["--threads"]),
+        (
+            ask(&trace, &["--switch-ms", "fast"]),
+            2,
+            vec!["milliseconds from 0 to 1000"],
+        ),
+        (ask(&trace, &["--kv-gib", "0"]), 2, vec!["above 0"]),
+        (
+            ask(&trace, &["--offline-chunk", "0"]),
+            2,
+            vec!["--offline-chunk"],
+        ),
+        (
+            ask(
+                &trace,
+                &["--online", "custom:layers=200,hidden=20000,heads=100"],
+            ),
+            2,
+            vec!["do not fit", "--kv-gib"],
+        ),
+        (ask(&trace, &["--traces", "."]), 2, vec!["--scenarios"]),
+        (ask(&trace, &table), 2, vec!["cannot be used with"]),
+        (
+            vec!["--scenarios", "table.csv"],
+            2,
+            vec!["--traces", "--out"],
+        ),
+        (
+            ask(&table, &["--only", "S3"]),
+            2,
+            vec!["no scenario \"S3\"", "did you mean S1?"],
+        ),
+        (
+            ask(&table, &["--html", "x.html"]),
+            2,
+            vec!["cannot be used with"],
+        ),
+        (
+            vec!["--trace", "none.csv"],
+            1,
+            vec!["cannot read none.csv", "check the path"],
+        ),
+        (
+            ask(&trace, &["--from", "9000"]),
+            1,
+            vec!["busy.csv", "no requests that this cut keeps"],
+        ),
+        (
+            ask(&trace, &["--offline-lengths", "busy2.csv"]),
+            1,
+            vec!["cannot read busy2.csv"],
+        ),
+        (
+            ask(&trace, &["--kv-gib", "0.001"]),
+            1,
+            vec!["busy.csv", "bytes of KV cache"],
+        ),
+        (
+            ask(&trace, &["--json", "no/such/dir.json"]),
+            1,
+            vec!["cannot write no/such/dir.json"],
+        ),
+        (ask(&trace, &["--html", "."]), 1, vec!["cannot write ."]),
+    ] {
+        let output = dir.replay(&args);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
+        for part in parts {
+            assert!(
+                told.contains(part),
+                "{part:?} is not in {told:?} ({args:?})"
+            );
+        }
+        assert!(!told.contains("panicked"), "{told}");
+        assert!(output.stdout.is_empty(), "{args:?} printed a result");
+    }
+}
+
+#[test]
+fn a_broken_file_is_named_with_line_and_field() {
+    let dir = Dir::new();
+    let head = "arrival_s,input_tokens,output_tokens\n";
+    for (name, text, parts) in [
+        ("empty.csv", "", "empty.csv: no requests"),
+        ("only-head.csv", head, "only-head.csv: no requests"),
+        (
+            "zero.csv",
+            &format!("{head}0,0,1\n"),
+            "zero.csv:2: field input_tokens: \"0\"",
+        ),
+        (
+            "back.csv",
+            &format!("{head}2,1,1\n1,1,1\n"),
+            "back.csv:3: field arrival_s: 1 is before",
+        ),
+        (
+            "word.csv",
+            &format!("{head}1,1,many\n"),
+            "word.csv:2: field output_tokens: \"many\"",
+        ),
+        (
+            "short.csv",
+            &format!("{head}1,1\n"),
+            "short.csv:2: field output_tokens is missing",
+        ),
+        ("other.csv", "a,b\n1,2\n", "other.csv:1: not a trace"),
+        (
+            "long.csv",
+            &format!("{head}{}", "9".repeat(2 << 20)),
+            "long.csv:2: too large: more than 1 MiB",
+        ),
+    ] {
+        dir.write(name, text);
+        let output = dir.replay(&["--trace", name]);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(parts), "{parts:?} is not in {told:?}");
+        assert_eq!(told.lines().count(), 1, "one line: {told}");
+    }
+    let table = dir.read("table.csv").replace("a100", "a10");
+    dir.write("table.csv", &table);
+    let output = dir.replay(&["--scenarios", "table.csv", "--traces", ".", "--out", "out"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        told.contains("table.csv:3: field gpu: there is no GPU \"a10\"; did you mean a100?"),
+        "{told}"
+    );
+    assert!(
+        !Path::new(&dir.0).join("out").exists(),
+        "nothing is made for a table that is wrong"
+    );
+}
+
+#[test]
+fn help_names_every_policy_and_fits_a_terminal() {
+    let output = Dir::new().replay(&["--help"]);
+    let help = String::from_utf8(output.stdout).expect("text");
+    for (name, _) in Compute::NAMES {
+        let name = if name.starts_with("TemporalShare") {
+            "TemporalShare(N)"
+        } else {
+            name
+        };
+        assert!(help.contains(name), "{name}");
+    }
+    for (name, _) in Memory::NAMES {
+        assert!(help.contains(name), "{name}");
+    }
+    let after = help
+        .split("Compute policies:")
+        .nth(1)
+        .expect("they are listed");
+    assert!(
+        after.lines().all(|line| line.chars().count() <= 80),
+        "{after}"
+    );
+}
