@@ -1,15 +1,23 @@
-//! KV memory is taken from a running offline engine and given back without a fault or a wrong token.
+//! KV memory is taken from a running offline engine and given back without a fault or a wrong token; online's grows ahead
+//! of need.
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tidegate_proto::v1::agent_command::Command;
 use tidegate_proto::v1::client_event::Event;
-use tidegate_proto::v1::{MemoryResult, Role};
+use tidegate_proto::v1::{self, MemoryResult, Role};
 use tidegate_tests::engine::{Engine, Wrong, judge};
 use tidegate_tests::stand_in::{Gate, StandIn};
-use tidegate_tests::{Node, wait_for};
-use tidegate_vgpu::history;
+use tidegate_tests::{Node, Running, compile, monotonic_ns, wait_for};
+use tidegate_vgpu::control::Control;
+use tidegate_vgpu::history::{self, Kind};
 
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_millis(2_000);
+/// What the agent gives a reclaim by default.
+const DEADLINE: Duration = Duration::from_millis(20);
 
 /// A node with a stand-in for the agent, and an engine that runs.
 struct Stage {
@@ -35,21 +43,44 @@ impl Stage {
         stage
     }
 
-    /// Reclaims while the engine runs, and lets it go on.
-    fn take(&mut self, stripes: &[u32]) -> u64 {
-        let kv = self.agent.cache(0).kv;
+    fn kv(&self) -> u32 {
+        self.agent.cache(0).kv
+    }
+
+    fn set(&self, knob: &str, value: &str) {
+        let control = Control::connect(&self.node.vgpu_dir()).expect("the device listens");
+        control.set(knob, value).expect("a knob of the device");
+    }
+
+    /// Holds the gate, sees that nobody is inside a call that may hold locks, and disables the channels.
+    fn shut(&mut self) {
         let prepared = self.agent.prepare(0, PATIENCE);
         assert_eq!(prepared.result(), MemoryResult::Ok, "{prepared:?}");
         self.agent.channels(0, true);
-        let answers = self.agent.reclaim(0, kv, stripes);
+    }
+
+    fn open(&mut self) {
+        self.agent.channels(0, false);
+        self.agent.gate(0, Gate::Open);
+    }
+
+    /// Reclaims while the engine runs, and lets it go on.
+    fn take(&mut self, stripes: &[u32]) -> v1::Reclaimed {
+        self.shut();
+        let answers = self.agent.reclaim(0, self.kv(), stripes);
+        self.open();
         let [done] = &answers[..] else {
             panic!("one answer, not {answers:?}")
         };
+        done.clone()
+    }
+
+    /// As [`Self::take`], and all of it is taken.
+    fn take_all(&mut self, stripes: &[u32]) -> v1::Reclaimed {
+        let done = self.take(stripes);
         assert_eq!(done.result(), MemoryResult::Ok, "{done:?}");
         assert_eq!(done.stripes, stripes);
-        self.agent.channels(0, false);
-        self.agent.gate(0, Gate::Open);
-        done.log_seq
+        done
     }
 
     fn withheld(&self, seq: u64) {
@@ -60,17 +91,20 @@ impl Stage {
             });
     }
 
-    fn give(&mut self, stripes: &[u32]) {
-        let kv = self.agent.cache(0).kv;
-        let prepared = self.agent.prepare(0, PATIENCE);
-        assert_eq!(prepared.result(), MemoryResult::Ok, "{prepared:?}");
-        self.agent.channels(0, true);
-        let answers = self.agent.restore(0, kv, stripes);
-        assert_eq!(answers.len(), 1, "{answers:?}");
-        assert_eq!(answers[0].result(), MemoryResult::Ok, "{answers:?}");
-        assert_eq!(answers[0].stripes, stripes);
-        self.agent.channels(0, false);
-        self.agent.gate(0, Gate::Open);
+    fn give(&mut self, stripes: &[u32]) -> v1::Restored {
+        self.shut();
+        let answers = self.agent.restore(0, self.kv(), stripes);
+        self.open();
+        let [done] = &answers[..] else {
+            panic!("one answer, not {answers:?}")
+        };
+        done.clone()
+    }
+
+    fn give_all(&mut self, stripes: &[u32]) {
+        let done = self.give(stripes);
+        assert_eq!(done.result(), MemoryResult::Ok, "{done:?}");
+        assert_eq!(done.stripes, stripes);
     }
 
     /// Ends the engine; it must have seen no wrong token, and the device nothing wrong.
@@ -90,11 +124,19 @@ fn an_engine_whose_memory_is_taken_and_given_back_makes_the_same_tokens() {
         assert_eq!(cache.first_block.len(), stripes, "{layout}");
         assert_eq!(cache.refused, "");
         let blocks: u64 = cache.blocks[..3].iter().copied().map(u64::from).sum();
-        let seq = stage.take(&[0, 1, 2]);
+        let taken = stage.take_all(&[0, 1, 2]);
+        assert_eq!(
+            taken.released_bytes,
+            cache.handles[..3]
+                .iter()
+                .map(|n| u64::from(*n))
+                .sum::<u64>()
+                * cache.handle_bytes
+        );
         stage.engine.goes_on(128);
         assert_eq!(stage.engine.told(), (blocks, 0), "{layout}");
-        stage.withheld(seq);
-        stage.give(&[0, 1, 2]);
+        stage.withheld(taken.log_seq);
+        stage.give_all(&[0, 1, 2]);
         stage.engine.goes_on(256);
         assert_eq!(stage.engine.told(), (blocks, blocks), "{layout}");
         stage.end();
@@ -104,7 +146,7 @@ fn an_engine_whose_memory_is_taken_and_given_back_makes_the_same_tokens() {
 #[test]
 fn an_engine_that_does_not_heed_what_it_lost_makes_a_wrong_token() {
     let mut stage = Stage::new(&[], &["--ignore-lost"], &[]);
-    stage.take(&(0..31).collect::<Vec<u32>>());
+    stage.take_all(&(0..31).collect::<Vec<u32>>());
     let status = wait_for("the engine's end", || {
         stage
             .engine
@@ -114,4 +156,475 @@ fn an_engine_that_does_not_heed_what_it_lost_makes_a_wrong_token() {
             .expect("a child of ours")
     });
     assert_eq!(status.code(), Some(3), "it found a wrong token");
+}
+
+#[test]
+fn nothing_is_given_back_before_the_engine_withholds_it() {
+    let mut stage = Stage::new(&[], &[], &[]);
+    stage.shut();
+    let taken = stage.agent.reclaim(0, stage.kv(), &[4, 5]);
+    // The engine is gated, so it has not polled yet.
+    let early = stage.agent.restore(0, stage.kv(), &[4, 5]);
+    assert_eq!(early[0].result(), MemoryResult::NotWithheld, "{early:?}");
+    stage.open();
+    stage.withheld(taken[0].log_seq);
+    stage.give_all(&[4, 5]);
+    stage.engine.goes_on(64);
+    stage.end();
+}
+
+#[test]
+fn without_a_held_gate_nothing_is_taken() {
+    let mut stage = Stage::new(&[], &[], &[]);
+    let answers = stage.agent.reclaim(0, stage.kv(), &[1]);
+    assert_eq!(answers[0].result(), MemoryResult::Refused, "{answers:?}");
+    stage.engine.goes_on(64);
+    assert_eq!(stage.engine.told(), (0, 0));
+    stage.end();
+}
+
+#[test]
+fn a_thread_inside_a_call_that_holds_the_drivers_locks_puts_a_reclaim_off_and_nothing_hangs() {
+    let mut stage = Stage::new(
+        &[],
+        &["--ns", "100000"],
+        &[("TIDEGATE_VGPU_LOCKS", "calls")],
+    );
+    let calls = [
+        ("copy", "cuMemcpyDtoH_v2"),
+        ("free", "cuMemFree_v2"),
+        ("host_free", "cuMemFreeHost"),
+        ("unload", "cuModuleUnload"),
+        ("sync", "cuCtxSynchronize"),
+        ("context", "cuCtxDestroy_v2"),
+        ("launch", "a launch"),
+    ];
+    for (stripe, (call, name)) in (0..).zip(calls) {
+        stage.engine.calls(call);
+        // The gate shuts because online is busy, and online wants memory.
+        stage.agent.channels(0, true);
+        let asked = monotonic_ns();
+        let prepared = stage.agent.prepare(0, DEADLINE);
+        let took = Duration::from_nanos(monotonic_ns() - asked);
+        assert_eq!(
+            prepared.result(),
+            MemoryResult::ThreadInside,
+            "{call}: {prepared:?}"
+        );
+        assert_eq!(prepared.inside, name, "{call}");
+        assert!(
+            took < Duration::from_secs(1),
+            "{call}: answered after {took:?}"
+        );
+        let refused = stage
+            .agent
+            .order_reclaim(0, stage.kv(), &[stripe], DEADLINE);
+        let answers = stage.agent.reclaimed(0, refused);
+        let last = answers.last().expect("an answer");
+        assert_eq!(
+            last.result(),
+            MemoryResult::ThreadInside,
+            "{call}: {answers:?}"
+        );
+        assert!(last.stripes.is_empty());
+        stage.open();
+        stage.engine.line(&format!("called {call}"), 1);
+        stage.engine.goes_on(16);
+        stage.take_all(&[stripe]);
+        stage.engine.goes_on(16);
+    }
+    stage.end();
+}
+
+#[test]
+fn a_reclaim_waits_for_a_call_that_goes_on() {
+    let mut stage = Stage::new(&[], &[], &[("TIDEGATE_VGPU_LOCKS", "calls")]);
+    for (stripe, call) in [(0, "copy"), (1, "launch")] {
+        stage.engine.calls(call);
+        stage.take_all(&[stripe]);
+        stage.engine.line(&format!("called {call}"), 1);
+    }
+    stage.engine.goes_on(64);
+    stage.end();
+}
+
+#[test]
+fn a_mapping_that_fails_half_way_is_undone_and_the_engine_goes_on() {
+    let mut stage = Stage::new(&[], &[], &[]);
+    stage.set("fail_map", "1:3");
+    let done = stage.take(&[0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(done.result(), MemoryResult::OutOfMemory, "{done:?}");
+    assert!(done.stripes.is_empty(), "{done:?}");
+    stage.engine.goes_on(64);
+    let (lost, back) = stage.engine.told();
+    assert_eq!(lost, back, "what was not taken is back");
+    let taken = stage.take_all(&[0, 1, 2, 3]);
+    stage.withheld(taken.log_seq);
+    stage.engine.goes_on(64);
+    stage.end();
+}
+
+#[test]
+fn out_of_handles_nothing_is_given_back_and_nothing_leaks() {
+    let mut stage = Stage::new(&[], &[], &[]);
+    let taken = stage.take_all(&[2, 3, 4]);
+    stage.withheld(taken.log_seq);
+    stage.set("fail_create", "1:2");
+    let done = stage.give(&[2, 3, 4]);
+    assert_eq!(done.result(), MemoryResult::OutOfMemory, "{done:?}");
+    assert!(done.stripes.is_empty());
+    stage.give_all(&[2, 3, 4]);
+    stage.engine.goes_on(64);
+    let pid = stage.engine.process.pid();
+    let records = history::read(&stage.node.vgpu_dir()).expect("the device keeps a history");
+    let count = |kind| {
+        records
+            .iter()
+            .filter(|r| r.pid == pid && r.kind == kind)
+            .count()
+    };
+    let failed = 2;
+    assert_eq!(
+        count(Kind::MemoryDown),
+        3 + failed,
+        "taken, and made in vain"
+    );
+    stage.end();
+}
+
+#[test]
+fn a_victim_that_dies_in_the_middle_leaves_nothing_behind() {
+    let mut stage = Stage::new(&["--set", "unmap_us=20000"], &[], &[]);
+    stage.shut();
+    let kv = stage.kv();
+    stage
+        .agent
+        .order_reclaim(0, kv, &(0..20).collect::<Vec<u32>>(), PATIENCE);
+    let pid = stage.engine.process.pid();
+    let records = || history::read(&stage.node.vgpu_dir()).expect("the device keeps a history");
+    wait_for("the first mapping to go", || {
+        records()
+            .iter()
+            .find(|r| r.pid == pid && r.kind == Kind::Unmap)
+            .map(|_| ())
+    });
+    stage.engine.process.signal(libc::SIGKILL);
+    wait_for("the session's end", || {
+        stage.agent.with(0, |s| s.ended().then_some(()))?
+    });
+    wait_for("all of its memory to be free", || {
+        let records = records();
+        let count = |kind| {
+            records
+                .iter()
+                .filter(|r| r.pid == pid && r.kind == kind)
+                .count()
+        };
+        (count(Kind::MemoryUp) == count(Kind::MemoryDown)).then_some(())
+    });
+    // Its job's memory is begun anew by the next engine of that name.
+    let next = Engine::start(
+        &stage.node,
+        &format!("memory-{}", stage.node.device.pid()),
+        &[],
+    );
+    stage.agent.let_run(1);
+    wait_for("the next engine's tokens", || {
+        (next.tokens() >= 64).then_some(())
+    });
+    assert_eq!(next.told(), (0, 0));
+    next.stop();
+}
+
+#[test]
+fn a_stopped_victim_answers_when_it_runs_again_and_nothing_was_done() {
+    let mut stage = Stage::new(&[], &[], &[]);
+    stage.shut();
+    stage.engine.process.signal(libc::SIGSTOP);
+    let kv = stage.kv();
+    let seq = stage.agent.order_reclaim(0, kv, &[1, 2], DEADLINE);
+    std::thread::sleep(DEADLINE * 3);
+    let answered = |event: &Event| matches!(event, Event::Reclaimed(done) if done.seq == seq);
+    let early = stage
+        .agent
+        .with(0, |session| session.heard().iter().any(answered));
+    assert_eq!(early, Some(false), "a stopped process says nothing");
+    stage.engine.process.signal(libc::SIGCONT);
+    let answers = stage.agent.reclaimed(0, seq);
+    let last = answers.last().expect("an answer");
+    assert_eq!(last.result(), MemoryResult::Cancelled, "{answers:?}");
+    assert!(last.stripes.is_empty());
+    stage.open();
+    stage.engine.goes_on(64);
+    assert_eq!(stage.engine.told(), (0, 0));
+    stage.end();
+}
+
+#[test]
+fn a_cancelled_reclaim_stops_between_groups_and_says_what_it_took() {
+    let mut stage = Stage::new(&["--set", "unmap_us=500"], &["--blocks", "256"], &[]);
+    stage.shut();
+    let all: Vec<u32> = (0..255).collect();
+    let kv = stage.kv();
+    let seq = stage.agent.order_reclaim(0, kv, &all, PATIENCE);
+    stage
+        .agent
+        .say(0, Command::CancelReclaim(v1::CancelReclaim { seq }));
+    let answers = stage.agent.reclaimed(0, seq);
+    let last = answers.last().expect("an answer");
+    assert_eq!(last.result(), MemoryResult::Cancelled, "{answers:?}");
+    assert!(
+        last.stripes.len() < all.len(),
+        "{} stripes",
+        last.stripes.len()
+    );
+    let taken = last.stripes.len() as u64;
+    stage.open();
+    stage.engine.goes_on(128);
+    assert_eq!(stage.engine.told(), (taken, 0));
+    stage.end();
+}
+
+#[test]
+fn a_backed_allocation_answers_like_the_drivers_own() {
+    let node = Node::device_only(&["--gpus", "2"]);
+    let program = compile("kv_answers", &["-lcuda"]);
+    for what in [
+        "range",
+        "attributes",
+        "free",
+        "free_waits",
+        "context",
+        "peers",
+        "rdma",
+        "retain",
+    ] {
+        let mut command = node.preloaded(&program, "");
+        command.arg(what);
+        let out = Running::start(what, &mut command).succeed();
+        assert_eq!(out.trim(), "ok", "{what}");
+    }
+}
+
+#[test]
+fn memory_that_others_hold_is_never_taken_and_said_so_once() {
+    let node = Node::device_only(&[]);
+    let mut agent = StandIn::start(&node, Role::Offline);
+    let mut command = node.preloaded(compile("kv_answers", &["-lcuda"]), "offline");
+    command.arg("shared").stdin(Stdio::piped());
+    let program = Running::start("kv_answers", &mut command);
+    agent.let_run(0);
+    let kv = agent.hear(0, "the refusal", |event| match event {
+        Event::KvRegistered(kv) if !kv.refused.is_empty() => Some(kv.kv),
+        _ => None,
+    });
+    let prepared = agent.prepare(0, PATIENCE);
+    assert_eq!(prepared.result(), MemoryResult::Ok);
+    let answers = agent.reclaim(0, kv, &[0]);
+    assert_eq!(answers[0].result(), MemoryResult::Refused, "{answers:?}");
+    agent.gate(0, Gate::Open);
+    let notes = agent.with(0, |session| {
+        let notes = session.heard().iter();
+        notes
+            .filter(|event| matches!(event, Event::Note(note) if note.kind == "kv_shared"))
+            .count()
+    });
+    assert_eq!(notes, Some(1));
+    drop(program);
+}
+
+#[test]
+fn an_offline_program_sees_its_share_and_gets_no_more() {
+    let node = Node::device_only(&[]);
+    let agent = StandIn::start(&node, Role::Offline);
+    let mut command = node.preloaded(compile("kv_answers", &["-lcuda"]), "offline");
+    command.arg("share");
+    let program = Running::start("kv_answers", &mut command);
+    agent.let_run(0);
+    agent.say(
+        0,
+        Command::Share(v1::Share {
+            slot: 0,
+            total_bytes: 64 << 20,
+        }),
+    );
+    assert_eq!(program.succeed().trim(), "ok");
+}
+
+#[test]
+fn the_c_interface_does_nothing_without_the_library() {
+    let node = Node::device_only(&[]);
+    let mut command = node.plain(compile("kv_absent", &["-lcuda"]));
+    assert_eq!(
+        Running::start("kv_absent", &mut command).succeed().trim(),
+        "ok"
+    );
+}
+
+/// A running `apps/kv_online.c`.
+struct Online {
+    process: Running,
+    stdin: ChildStdin,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Online {
+    fn start(node: &Node) -> Self {
+        let mut command = node.preloaded(compile("kv_online", &["-lcuda"]), "online");
+        command
+            .stdin(Stdio::piped())
+            .env("TIDEGATE_JOB", format!("online-{}", node.device.pid()));
+        let mut process = Running::start("kv_online", &mut command);
+        let stdin = process.child.stdin.take().expect("stdin is piped");
+        let lines = BufReader::new(process.child.stdout.take().expect("stdout is piped"));
+        let mut online = Self {
+            process,
+            stdin,
+            lines,
+        };
+        assert!(online.line().starts_with("ready "));
+        online
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a pipe can be read");
+        line
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.stdin, "{what}").expect("the program lives");
+        self.line().trim().to_owned()
+    }
+}
+
+const BLOCK: u64 = 2 << 20;
+
+fn map(agent: &mut StandIn, kv: u32, bytes: u64) -> v1::Mapped {
+    let seq = agent.seq();
+    agent.say(0, Command::MapTarget(v1::MapTarget { seq, kv, bytes }));
+    agent.hear(0, "Mapped", |event| match event {
+        Event::Mapped(mapped) if mapped.seq == seq => Some(*mapped),
+        _ => None,
+    })
+}
+
+#[test]
+fn online_grows_inside_its_headroom_without_a_call_and_asks_for_more_beyond_it() {
+    let node = Node::device_only(&[]);
+    let mut agent = StandIn::start(&node, Role::Online);
+    let mut online = Online::start(&node);
+    let cache = agent.cache(0);
+    assert!(cache.elastic);
+    assert_eq!(cache.fixed_bytes, BLOCK, "block 0 always has memory");
+    assert_eq!(online.ask("reserve 4"), "0 0 0", "nothing is mapped yet");
+    let demand = |least: u64| {
+        agent.hear(0, "a demand", |event| match event {
+            Event::Demand(demand) if demand.kv == cache.kv && demand.bytes >= least => {
+                Some(demand.bytes)
+            }
+            _ => None,
+        })
+    };
+    assert_eq!(demand(1), 4 * BLOCK);
+    let mapped = map(&mut agent, cache.kv, 8 * BLOCK);
+    assert_eq!(
+        (mapped.result(), mapped.mapped_bytes),
+        (MemoryResult::Ok, 8 * BLOCK)
+    );
+
+    let mappings = || {
+        let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+        records
+            .iter()
+            .filter(|r| matches!(r.kind, Kind::Map | Kind::MemoryUp))
+            .count()
+    };
+    let before = mappings();
+    assert_eq!(online.ask("reserve 8"), "8 1 8");
+    assert_eq!(
+        mappings(),
+        before,
+        "growth inside the headroom calls nobody"
+    );
+    assert_eq!(
+        online.ask("check"),
+        "ok",
+        "blocks have memory of their own, the rest takes writes"
+    );
+    assert_eq!(online.ask("use 7"), "0");
+    let words = agent.with(0, |session| {
+        let words = &session.page().memory[0];
+        let of = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Acquire);
+        (of(&words.used), of(&words.reserved), of(&words.mapped))
+    });
+    assert_eq!(words, Some((7 * BLOCK, 8 * BLOCK, 8 * BLOCK)));
+    let pressed = |session: &tidegate_tests::stand_in::Session| {
+        let heard = session.heard().iter();
+        heard
+            .filter(|event| matches!(event, Event::Pressure(_)))
+            .count()
+    };
+    assert_eq!(agent.with(0, pressed), Some(0), "7 of 8 are no pressure");
+    assert_eq!(online.ask("use 8"), "0");
+    agent.hear(0, "pressure", |event| match event {
+        Event::Pressure(pressure) => Some(pressure.used_bytes),
+        _ => None,
+    });
+
+    // What is reserved is never taken, what is free is given up from the top.
+    assert_eq!(map(&mut agent, cache.kv, 0).mapped_bytes, 8 * BLOCK);
+    assert_eq!(online.ask("release 5"), "5");
+    assert_eq!(map(&mut agent, cache.kv, 4 * BLOCK).mapped_bytes, 4 * BLOCK);
+    assert_eq!(map(&mut agent, cache.kv, 0).mapped_bytes, 3 * BLOCK);
+    assert_eq!(online.ask("check"), "ok");
+    let released = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+    let pid = online.process.pid();
+    let freed = released
+        .iter()
+        .filter(|r| r.pid == pid && r.kind == Kind::MemoryDown);
+    assert_eq!(freed.count(), 5, "memory was really given back");
+}
+
+#[test]
+fn online_that_gets_less_than_it_wants_keeps_what_it_got() {
+    let node = Node::device_only(&["--set", "fail_create=1:6"]);
+    let mut agent = StandIn::start(&node, Role::Online);
+    let mut online = Online::start(&node);
+    let kv = agent.cache(0).kv;
+    let mapped = map(&mut agent, kv, 8 * BLOCK);
+    assert_eq!(mapped.result(), MemoryResult::OutOfMemory, "{mapped:?}");
+    let got = mapped.mapped_bytes / BLOCK;
+    assert!((1..8).contains(&got), "{mapped:?}");
+    assert_eq!(online.ask("reserve 8"), format!("{got} 1 {got}"));
+    assert_eq!(online.ask("check"), "ok");
+    assert_eq!(map(&mut agent, kv, 8 * BLOCK).mapped_bytes, 8 * BLOCK);
+}
+
+#[test]
+fn requests_in_flight_reach_the_agents_page() {
+    let node = Node::device_only(&[]);
+    let agent = StandIn::start(&node, Role::Online);
+    let mut online = Online::start(&node);
+    agent.cache(0);
+    let word = || {
+        let load = |s: &tidegate_tests::stand_in::Session| {
+            let page = &s.page().process;
+            (
+                page.in_flight.load(Ordering::Acquire),
+                page.doorbell.load(Ordering::Acquire),
+            )
+        };
+        agent.with(0, load).expect("attached")
+    };
+    assert_eq!(word().0, 0, "no hints so far");
+    let silent = word().1;
+    online.ask("flight 2");
+    let (count, rung) = word();
+    assert_eq!(count, 3);
+    assert!(rung > silent);
+    online.ask("flight 1");
+    assert_eq!(word().0, 2);
+    online.ask("flight 0");
+    assert_eq!(word().0, 1);
 }

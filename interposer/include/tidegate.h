@@ -14,7 +14,7 @@
  * What an engine does at each step, after the step's outputs are on the host and before it accepts them:
  *
  *   tg_poll(step, ...)         every rank that schedules gets the same answer at the same step
- *   for each lost block:       requests that hold it go back to waiting, with prompt and accepted tokens only; all their
+ *   for each lost block:       (it may be withheld already: it came back and was lost again) requests that hold it go back to waiting, with prompt and accepted tokens only; all their
  *                              in-flight output is dropped; it and their later blocks leave the prefix cache; the
  *                              allocator does not hand it out
  *   for each block back:       the allocator may hand it out again

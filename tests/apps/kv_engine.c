@@ -6,9 +6,11 @@
  *   ready BASE BYTES         the cache stands and is registered
  *   lost N                   blocks lost at a step
  *   back N                   blocks back at a step
- *   tokens N                 accepted in all, every 64
+ *   tokens N                 accepted in all, every 64 (--say)
  *   end tokens N recomputed N
- * A line on standard input ends it (or its end does); so do --tokens. */
+ *   calling NAME TID         a thread of its own is about to make that call, which waits for the GPU
+ *   called NAME              the call returned
+ * "call NAME" on standard input makes such a call; any other line, or the end, ends the program; so do --tokens. */
 #include "../../interposer/include/tidegate.h"
 #include "kv.h"
 #include "vmm.h"
@@ -19,6 +21,9 @@
 enum { LAYERS = 4, PER_BLOCK = 4, PART = 512 << 10, SLOT = 4096, MAX_BLOCKS = 512, MAX_REQUESTS = 16, MAX_LENGTH = 64 };
 
 CUresult cuMemAllocHost_v2(void **, size_t);
+CUresult cuMemFreeHost(void *);
+CUresult cuModuleUnload(CUmodule);
+CUresult cuCtxGetCurrent(CUcontext *);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);
 CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream);
 
@@ -33,7 +38,7 @@ struct request {
 };
 
 static const char *usage = "kv_engine [--layout layers|blocks] [--blocks N] [--requests N] [--length N] [--tokens N]\n"
-                           "          [--ns N] [--ignore-lost]";
+                           "          [--ns N] [--say N] [--seed N] [--ignore-lost]";
 
 static struct tg_api tg;
 static struct kv_kernels kernels;
@@ -42,7 +47,7 @@ static CUdeviceptr cache, table_at, out_at;
 static uint64_t *table, *out;
 static uint32_t blocks = 32, request_count = 4, length = 24, free_list[MAX_BLOCKS], free_count, kv_number;
 static int layers_outermost, ignore_lost;
-static uint64_t total, recomputed, ns = 200000, next_seed = 1;
+static uint64_t total, recomputed, ns = 200000, next_seed = 1, say = 64;
 static char withheld[MAX_BLOCKS];
 static struct request requests[MAX_REQUESTS];
 static atomic_int stop;
@@ -127,7 +132,7 @@ static void poll_lost(uint64_t step)
         return;
     }
     for (size_t i = 0; i < lost_count; i++) {
-        CHECK(lost[i] > 0 && lost[i] < blocks && !withheld[lost[i]]);
+        CHECK(lost[i] > 0 && lost[i] < blocks);
         withheld[lost[i]] = 1;
         for (uint32_t f = 0; f < free_count; f++)
             if (free_list[f] == lost[i]) free_list[f--] = free_list[--free_count];
@@ -158,7 +163,7 @@ static void accept(struct request *r, uint64_t token)
         exit(3);
     }
     r->tokens[r->accepted++] = token;
-    if (++total % 64 == 0) {
+    if (++total % say == 0) {
         printf("tokens %llu\n", (unsigned long long)total);
         fflush(stdout);
     }
@@ -178,11 +183,50 @@ static int preempt_youngest(void)
     return youngest != 0;
 }
 
-static void *wait_for_stop(void *unused)
+/* A call that waits for the GPU, which spins for a while. */
+static void make_call(const char *name, CUcontext engine)
 {
-    char line[64];
-    (void)unused;
-    if (!fgets(line, sizeof line, stdin)) line[0] = 0;
+    const uint64_t spin_ns = 300000000;
+    CUdeviceptr plain;
+    CUmodule module;
+    CUstream other;
+    CUcontext context;
+    CUdevice device;
+    void *host;
+    uint64_t value;
+    int makes_context = !strcmp(name, "context");
+    if (makes_context) {
+        MUST(cuDeviceGet(&device, 0));
+        MUST(cuCtxCreate_v2(&context, 0, device));
+    }
+    CUfunction spin = tg_kernel("tg_spin_ns");
+    MUST(cuModuleLoadData(&module, TG_PTX));
+    MUST(cuMemAlloc_v2(&plain, 4 * MIB));
+    MUST(cuMemAllocHost_v2(&host, 4096));
+    MUST(cuStreamCreate(&other, 0));
+    tg_spin(spin, other, spin_ns, 1);
+    if (!strcmp(name, "launch"))
+        for (int i = 1; i < 1024; i++) tg_spin(spin, other, 1000, 1);
+    printf("calling %s %d\n", name, (int)gettid());
+    fflush(stdout);
+    if (!strcmp(name, "copy")) MUST(cuMemcpyDtoH_v2(&value, plain, 8));
+    else if (!strcmp(name, "free")) MUST(cuMemFree_v2(plain));
+    else if (!strcmp(name, "host_free")) MUST(cuMemFreeHost(host));
+    else if (!strcmp(name, "unload")) MUST(cuModuleUnload(module));
+    else if (!strcmp(name, "launch")) tg_spin(spin, other, 1000, 1);
+    else if (!strcmp(name, "sync")) MUST(cuCtxSynchronize());
+    else if (makes_context) MUST(cuCtxDestroy_v2(context));
+    else exit(2);
+    printf("called %s\n", name);
+    fflush(stdout);
+    MUST(cuCtxSetCurrent(engine));
+}
+
+static void *obey(void *context)
+{
+    char line[64], name[32];
+    MUST(cuCtxSetCurrent(context));
+    while (fgets(line, sizeof line, stdin) && sscanf(line, "call %31s", name) == 1) make_call(name, context);
     stop = 1;
     return 0;
 }
@@ -217,6 +261,8 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[i], "--requests")) request_count = (uint32_t)atoi(value);
         else if (!strcmp(argv[i], "--length")) length = (uint32_t)atoi(value);
         else if (!strcmp(argv[i], "--tokens")) limit = strtoull(value, 0, 10);
+        else if (!strcmp(argv[i], "--say")) say = strtoull(value, 0, 10);
+        else if (!strcmp(argv[i], "--seed")) next_seed += strtoull(value, 0, 10);
         else if (!strcmp(argv[i], "--ns")) ns = strtoull(value, 0, 10);
         else {
             fprintf(stderr, "usage: %s\n", usage);
@@ -224,7 +270,7 @@ int main(int argc, char **argv)
         }
         i++;
     }
-    CHECK(blocks <= MAX_BLOCKS && request_count <= MAX_REQUESTS && length <= MAX_LENGTH);
+    CHECK(say && blocks <= MAX_BLOCKS && request_count <= MAX_REQUESTS && length <= MAX_LENGTH);
     CHECK(tg_open(&tg) == TG_ABI_VERSION);
     MUST(tg.attach(0, 0, 1));
     tg_context(0);
@@ -240,7 +286,9 @@ int main(int argc, char **argv)
     fflush(stdout);
     for (uint32_t b = 1; b < blocks; b++) free_list[free_count++] = b;
     for (uint32_t i = 0; i < request_count; i++) begin(&requests[i]);
-    MUST(pthread_create(&waiter, 0, wait_for_stop, 0));
+    CUcontext context;
+    MUST(cuCtxGetCurrent(&context));
+    MUST(pthread_create(&waiter, 0, obey, context));
     while (!stop && total < limit) {
         uint64_t *at = table;
         int any = 0;

@@ -1,6 +1,7 @@
 //! KV memory under test: a running engine (`apps/kv_engine.c`), and what the device's history says of its mappings.
 
-use crate::{Node, Running, compile, wait_for};
+use crate::clock::DEADLINE;
+use crate::{Node, Running, compile, wait_for, wait_until};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -91,19 +92,79 @@ impl Engine {
         self.numbers("tokens ").last().copied().unwrap_or(0)
     }
 
+    /// Writes it a line.
+    ///
+    /// # Panics
+    /// When it is gone.
+    #[track_caller]
+    pub fn tell(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("stdin is piped");
+        writeln!(stdin, "{line}").expect("the engine lives");
+    }
+
+    /// Waits for the `count`-th line that begins with `word`; its numbers.
+    ///
+    /// # Panics
+    /// When it does not come.
+    #[track_caller]
+    pub fn line(&self, word: &str, count: usize) -> Vec<u64> {
+        let name = format!("line {count} of {word:?}");
+        wait_for(&name, || {
+            let lines = self.lines.lock().expect("not poisoned");
+            let mut mine = lines.iter().filter_map(|line| line.strip_prefix(word));
+            let rest = mine.nth(count - 1)?;
+            Some(rest.split(' ').filter_map(|n| n.parse().ok()).collect())
+        })
+    }
+
+    /// Has it make a call that waits for the GPU, from a thread of its own, and waits until that thread sleeps in it.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[track_caller]
+    pub fn calls(&mut self, call: &str) {
+        self.tell(&format!("call {call}"));
+        let tid = self.line(&format!("calling {call} "), 1)[0];
+        let stat = format!("/proc/{}/task/{tid}/stat", self.process.pid());
+        let mut asleep = 0;
+        wait_for("the call to wait", || {
+            let text = std::fs::read_to_string(&stat).ok()?;
+            let sleeps = text
+                .rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.trim_start().starts_with('S'));
+            asleep = if sleeps { asleep + 1 } else { 0 };
+            (asleep == 5).then_some(())
+        });
+    }
+
     /// Waits until it has accepted so many more tokens.
     ///
     /// # Panics
     /// When it does not go on.
     #[track_caller]
     pub fn goes_on(&mut self, tokens: u64) {
+        if let Err(end) = self.progress(tokens) {
+            panic!("{end}");
+        }
+    }
+
+    /// As [`Self::goes_on`]; otherwise what became of it.
+    ///
+    /// # Errors
+    /// When it ended, or stands still.
+    pub fn progress(&mut self, tokens: u64) -> Result<(), String> {
         let from = self.tokens();
-        let name = format!("{tokens} tokens after {from}");
-        wait_for(&name, || {
-            let ended = self.process.child.try_wait().expect("a child of ours");
-            assert!(ended.is_none(), "the engine ended: {ended:?}");
-            (self.tokens() >= from + tokens).then_some(())
+        let went = wait_until(DEADLINE, || match self.process.child.try_wait() {
+            Ok(Some(status)) => Some(Err(format!("the engine ended: {status}"))),
+            _ => (self.tokens() >= from + tokens).then_some(Ok(())),
         });
+        went.unwrap_or_else(|| {
+            let now = self.tokens();
+            Err(format!(
+                "the engine stands still: {now} tokens, {from} before"
+            ))
+        })
     }
 
     /// Ends it; it must not have failed.

@@ -14,6 +14,7 @@ pub mod judge;
 pub mod memory;
 pub mod online;
 pub mod peer;
+pub mod reclaims;
 pub mod schedules;
 pub mod stand_in;
 pub mod view;

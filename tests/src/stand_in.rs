@@ -39,6 +39,18 @@ pub struct Session {
 }
 
 impl Session {
+    /// The page shared with the process.
+    #[must_use]
+    pub fn page(&self) -> &tidegate_abi::page::Page {
+        &self.page
+    }
+
+    /// Whether its stream has ended.
+    #[must_use]
+    pub const fn ended(&self) -> bool {
+        self.ended
+    }
+
     /// Everything the process has said, in order.
     #[must_use]
     pub fn heard(&self) -> &[Event] {
@@ -295,14 +307,30 @@ impl StandIn {
     /// When it does not answer for good.
     #[track_caller]
     pub fn reclaim(&mut self, at: usize, kv: u32, stripes: &[u32]) -> Vec<v1::Reclaimed> {
+        let seq = self.order_reclaim(at, kv, stripes, Duration::from_secs(2));
+        self.reclaimed(at, seq)
+    }
+
+    /// Orders stripes of session `at` to be taken; the order's number.
+    pub fn order_reclaim(&mut self, at: usize, kv: u32, stripes: &[u32], limit: Duration) -> u64 {
         let seq = self.seq();
         let order = v1::Reclaim {
             seq,
             kv,
             stripes: stripes.to_vec(),
-            deadline_ns: after(Duration::from_secs(2)),
+            deadline_ns: after(limit),
         };
         self.say(at, Command::Reclaim(order));
+        seq
+    }
+
+    /// Every answer to a reclaim that was ordered.
+    ///
+    /// # Panics
+    /// When it is not answered for good.
+    #[track_caller]
+    #[must_use]
+    pub fn reclaimed(&self, at: usize, seq: u64) -> Vec<v1::Reclaimed> {
         self.answers(at, "Reclaimed", |event| match event {
             Event::Reclaimed(done) if done.seq == seq => Some((done.clone(), done.result())),
             _ => None,

@@ -14,7 +14,8 @@
 //!   best constant headroom with the same rate of pressure; in virtual time.
 //! * `selection`: tokens lost per reclaim by the policy's choice against first-in-first-out, over
 //!   sizes, rates, layouts and handles, in a pool worn by each `--trace`; in virtual time.
-//! * `reclaim`: what choosing stripes takes.
+//! * `reclaim`: what choosing stripes takes, what the library takes to take and give back a handle (and
+//!   with the costs of an A100's driver), and a reservation inside the headroom.
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //!
@@ -24,6 +25,7 @@ mod attach;
 mod edge;
 mod headroom;
 mod hook;
+mod mapping;
 mod reclaim;
 mod replay;
 mod selection;
@@ -167,6 +169,7 @@ fn main() -> ExitCode {
     }
     if args.what.contains(&What::Reclaim) {
         rows.extend(reclaim::measure());
+        rows.extend(mapping::measure());
     }
     for (what, measure) in OVER_TRACES {
         if args.what.contains(&what) {

@@ -85,7 +85,12 @@ fn put(data: *mut c_void, attribute: i32, address: u64, found: &Allocation) -> C
                 data.cast::<i32>(),
                 ordinal.unwrap_or(context::current()?.ordinal),
             ),
-            10 | 15 | 21 => store(data.cast::<u32>(), 0),
+            10 | 21 => store(data.cast::<u32>(), 0),
+            15 => {
+                let plain = found.context.is_some();
+                let rdma = device && (plain || found.flags & memory::RDMA != 0);
+                store(data.cast::<u32>(), u32::from(rdma))
+            }
             11 | 19 => store(data.cast::<u64>(), found.base),
             12 | 18 => store(data.cast::<usize>(), found.bytes as usize),
             13 => store(data.cast::<u32>(), 1),

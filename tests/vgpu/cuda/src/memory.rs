@@ -163,9 +163,12 @@ impl Drop for Owned {
     }
 }
 
-/// Notes that device memory is mapped at an address.
-pub fn announce(base: u64, bytes: u64, place: Place) {
-    memory().add(base, bytes, place, 0, None);
+/// Flag of mapped memory that other devices may reach directly.
+pub const RDMA: u32 = 1 << 31;
+
+/// Notes that device memory is mapped at an address, and whether other devices may reach it.
+pub fn announce(base: u64, bytes: u64, place: Place, rdma: bool) {
+    memory().add(base, bytes, place, if rdma { RDMA } else { 0 }, None);
 }
 
 /// Notes host memory that the application registered.

@@ -27,6 +27,7 @@ struct Handle {
     object: u32,
     bytes: u64,
     handle_types: i32,
+    flags: [u8; 8],
     /// References of the application.
     held: u32,
     /// Mappings.
@@ -40,6 +41,8 @@ struct Mapping {
     handle: u64,
     /// `CU_MEM_ACCESS_FLAGS_PROT_*` in force.
     access: i32,
+    /// Devices with access, one bit each.
+    devices: u32,
 }
 
 struct Space {
@@ -202,6 +205,7 @@ pub fn create(
             object,
             bytes: bytes as u64,
             handle_types: properties.handle_types,
+            flags: properties.flags,
             held: 1,
             mapped: 0,
         },
@@ -261,15 +265,16 @@ pub fn map(at: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64
         return Err(CUresult::INVALID_VALUE);
     }
     found.mapped += 1;
-    let ordinal = found.ordinal;
+    let (ordinal, rdma) = (found.ordinal, found.flags[1] != 0);
     let mapping = Mapping {
         bytes,
         offset,
         handle,
         access: 0,
+        devices: 0,
     };
     space.mappings.insert(at, mapping);
-    memory::announce(at, bytes, Place::Device(ordinal));
+    memory::announce(at, bytes, Place::Device(ordinal), rdma);
     Ok(())
 }
 
@@ -323,12 +328,18 @@ pub fn set_access(
     if access.is_null() || count == 0 {
         return Err(CUresult::INVALID_VALUE);
     }
-    let mut flags = 0;
+    let (mut flags, mut given, mut taken) = (0, 0_u32, 0_u32);
     for i in 0..count {
         // SAFETY: the caller's array has `count` entries and is not null.
         let access = read(unsafe { access.add(i) })?;
         if access.location.kind == DEVICE {
             context::device(access.location.id)?;
+            let bit = 1 << access.location.id;
+            if access.flags == 0 {
+                taken |= bit;
+            } else {
+                given |= bit;
+            }
         }
         flags |= access.flags;
     }
@@ -350,6 +361,7 @@ pub fn set_access(
         }
         if let Some(mapping) = space.mappings.get_mut(&base) {
             mapping.access = flags;
+            mapping.devices = (mapping.devices | given) & !taken;
         }
     }
     Ok(())
@@ -358,11 +370,13 @@ pub fn set_access(
 /// `cuMemGetAccess`.
 pub fn get_access(out: *mut u64, location: *const Location, at: CUdeviceptr) -> CudaResult {
     driver::get()?;
-    read(location)?;
+    let location = read(location)?;
     let space = space();
     let found = space.mappings.range(..=at).next_back();
     let inside = found.filter(|(base, mapping)| at < *base + mapping.bytes);
-    let access = inside.ok_or(CUresult::INVALID_VALUE)?.1.access;
+    let mapping = inside.ok_or(CUresult::INVALID_VALUE)?.1;
+    let has = location.kind == DEVICE && mapping.devices >> location.id & 1 != 0;
+    let access = if has { mapping.access } else { 0 };
     // SAFETY: `out` is the caller's place for the flags.
     unsafe { store(out, access as u64) }
 }
@@ -381,6 +395,7 @@ pub fn properties(out: *mut Properties, handle: u64) -> CudaResult {
     let handle = space.handles.get(&handle).ok_or(CUresult::INVALID_VALUE)?;
     let properties = Properties {
         handle_types: handle.handle_types,
+        flags: handle.flags,
         ..Properties::of_device(handle.ordinal)
     };
     // SAFETY: `out` is the caller's place for the struct.
