@@ -12,6 +12,8 @@ pub const NV01_ROOT_NON_PRIV: u32 = 0x1;
 pub const NV01_ROOT_CLIENT: u32 = 0x41;
 /// `NV01_DEVICE_0`.
 pub const NV01_DEVICE_0: u32 = 0x80;
+/// `NV_CONFIDENTIAL_COMPUTE`; a child of the client, whose handle it is given again.
+pub const NV_CONFIDENTIAL_COMPUTE: u32 = 0xcb33;
 /// `NV20_SUBDEVICE_0`.
 pub const NV20_SUBDEVICE_0: u32 = 0x2080;
 /// `NV01_MEMORY_SYSTEM`.

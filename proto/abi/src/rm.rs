@@ -127,10 +127,13 @@ pub const NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2: u32 = 0x205;
 pub const NV0000_CTRL_CMD_GPU_GET_PROBED_IDS: u32 = 0x214;
 pub const NV0000_CTRL_CMD_GPU_ATTACH_IDS: u32 = 0x215;
 // Controls of NV2080 (a subdevice).
+pub const NV2080_CTRL_CMD_GPU_GET_INFO_V2: u32 = 0x2080_0102;
 pub const NV2080_CTRL_CMD_GPU_GET_GID_INFO: u32 = 0x2080_014a;
 pub const NV2080_CTRL_CMD_FB_GET_INFO_V2: u32 = 0x2080_1303;
 pub const NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS: u32 = 0x2080_110b;
 pub const NV2080_CTRL_CMD_RC_SOFT_DISABLE_WATCHDOG: u32 = 0x2080_2210;
+// Of NV_CONFIDENTIAL_COMPUTE.
+pub const NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES: u32 = 0xcb33_0101;
 // Controls of NVA06C (a TSG), NVA06F and NVC36F (a channel).
 pub const NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06c_0101;
 pub const NVA06C_CTRL_CMD_SET_TIMESLICE: u32 = 0xa06c_0103;
@@ -333,6 +336,43 @@ pub struct FbInfoV2 {
     pub list: [[u32; 2]; FB_INFO_PLACES],
 }
 const _: () = assert!(core::mem::size_of::<FbInfoV2>() == 1028);
+/// `NV2080_CTRL_GPU_GET_INFO_V2_PARAMS` with the most places any branch has; how many a branch looks
+/// at is [`Branch::gpu_info_size`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuInfoV2 {
+    pub list_size: u32,
+    /// Index and value.
+    pub list: [[u32; 2]; GPU_INFO_PLACES],
+}
+pub const GPU_INFO_PLACES: usize = 0x46;
+const _: () = assert!(core::mem::size_of::<GpuInfoV2>() == Branch::B595.gpu_info_size());
+/// `NV2080_CTRL_GPU_INFO_INDEX_GPU_SMC_MODE`.
+pub const GPU_INFO_SMC_MODE: u32 = 0x2a;
+/// Its values: MIG cannot be had, is on, is off, and is to change with the next reset.
+pub const SMC_MODE_UNSUPPORTED: u32 = 0;
+pub const SMC_MODE_ENABLED: u32 = 1;
+pub const SMC_MODE_DISABLED: u32 = 2;
+pub const SMC_MODE_ENABLE_PENDING: u32 = 3;
+pub const SMC_MODE_DISABLE_PENDING: u32 = 4;
+
+/// `NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES_PARAMS`; the oldest branch lacks the last byte
+/// ([`Branch::capabilities_size`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConfidentialCapabilities {
+    pub cpu: u8,
+    pub gpus: u8,
+    pub environment: u8,
+    /// 0: off.
+    pub feature: u8,
+    pub dev_tools: u8,
+    pub multi_gpu: u8,
+}
+const _: () = assert!(core::mem::size_of::<ConfidentialCapabilities>() == 6);
+/// `NV_CONF_COMPUTE_SYSTEM_FEATURE_HCC_ENABLED`.
+pub const CONFIDENTIAL_FEATURE_HCC: u8 = 2;
+
 /// `NV2080_CTRL_FB_INFO_INDEX_RAM_SIZE`.
 pub const FB_INFO_RAM_SIZE: u32 = 0x07;
 /// `NV2080_CTRL_FB_INFO_INDEX_TOTAL_RAM_SIZE`.
@@ -435,6 +475,26 @@ impl Branch {
             Self::B580 => 580,
             Self::B590 => 590,
             Self::B595 => 595,
+        }
+    }
+
+    /// Bytes of [`GpuInfoV2`].
+    #[must_use]
+    pub const fn gpu_info_size(self) -> usize {
+        let places = match self {
+            Self::B535 => 0x40,
+            Self::B550 | Self::B570 => 0x41,
+            Self::B580 | Self::B590 | Self::B595 => GPU_INFO_PLACES,
+        };
+        4 + 8 * places
+    }
+
+    /// Bytes of [`ConfidentialCapabilities`].
+    #[must_use]
+    pub const fn capabilities_size(self) -> usize {
+        match self {
+            Self::B535 => 5,
+            _ => 6,
         }
     }
 

@@ -223,7 +223,7 @@ pub fn alloc_size(class: u32, branch: rm::Branch) -> Option<usize> {
     Some(match class {
         class::NV01_ROOT | class::NV01_ROOT_NON_PRIV | class::NV01_ROOT_CLIENT => 4,
         class::NV01_DEVICE_0 => 56,
-        class::NV20_SUBDEVICE_0 => 4,
+        class::NV20_SUBDEVICE_0 | class::NV_CONFIDENTIAL_COMPUTE => 4,
         class::NV01_MEMORY_SYSTEM | class::NV01_MEMORY_LOCAL_USER => 128,
         class::FERMI_VASPACE_A => branch.vaspace_alloc_size(),
         class::KEPLER_CHANNEL_GROUP_A => 20,

@@ -30,6 +30,7 @@ enum Target {
     Subdevice,
     Tsg,
     Channel,
+    Confidential,
 }
 
 fn target_of(body: &Body) -> Option<Target> {
@@ -38,6 +39,7 @@ fn target_of(body: &Body) -> Option<Target> {
         Body::Subdevice { .. } => Target::Subdevice,
         Body::Tsg { .. } => Target::Tsg,
         Body::Channel { .. } => Target::Channel,
+        Body::Confidential => Target::Confidential,
         _ => return None,
     })
 }
@@ -64,6 +66,12 @@ impl World {
             rm::NV0000_CTRL_CMD_GPU_GET_PROBED_IDS => (Target::Root, size_of::<rm::ProbedIds>()),
             rm::NV0000_CTRL_CMD_GPU_ATTACH_IDS => (Target::Root, size_of::<rm::AttachIds>()),
             rm::NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 => (Target::Root, size_of::<rm::IdInfoV2>()),
+            rm::NV2080_CTRL_CMD_GPU_GET_INFO_V2 => {
+                (Target::Subdevice, self.setup.branch.gpu_info_size())
+            }
+            rm::NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES => {
+                (Target::Confidential, self.setup.branch.capabilities_size())
+            }
             rm::NV2080_CTRL_CMD_GPU_GET_GID_INFO => (Target::Subdevice, size_of::<rm::GidInfo>()),
             rm::NV2080_CTRL_CMD_FB_GET_INFO_V2 => (Target::Subdevice, size_of::<rm::FbInfoV2>()),
             rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => {
@@ -188,6 +196,14 @@ impl World {
                 info.numa_id = -1;
                 put(call.nested, &info);
             }
+            rm::NV2080_CTRL_CMD_GPU_GET_INFO_V2 => self.gpu_info(call)?,
+            rm::NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES => {
+                call.nested.fill(0);
+                if self.knobs.confidential {
+                    let at = std::mem::offset_of!(rm::ConfidentialCapabilities, feature);
+                    call.nested[at] = rm::CONFIDENTIAL_FEATURE_HCC;
+                }
+            }
             rm::NV2080_CTRL_CMD_GPU_GET_GID_INFO => {
                 let mut info = get::<rm::GidInfo>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
                 let gpu = self
@@ -224,6 +240,20 @@ impl World {
                 put(call.nested, &rm::WorkSubmitToken { token: key as u32 });
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Which modes the GPU is in. A list is read and answered in place, as long as this branch's is.
+    fn gpu_info(&self, call: &mut Call<'_>) -> Result<(), Status> {
+        let asked = word(call.nested, 0) as usize;
+        for at in (4..call.nested.len()).step_by(8).take(asked) {
+            let value = match word(call.nested, at) {
+                rm::GPU_INFO_SMC_MODE if self.knobs.mig => rm::SMC_MODE_ENABLED,
+                rm::GPU_INFO_SMC_MODE => rm::SMC_MODE_DISABLED,
+                _ => return Err(Status::NOT_SUPPORTED),
+            };
+            put_word(call.nested, at + 4, value);
         }
         Ok(())
     }

@@ -71,6 +71,10 @@ pub(crate) struct Knobs {
     pub(crate) deaf_disable: u32,
     /// `deaf_enable = N`: the same for enables.
     pub(crate) deaf_enable: u32,
+    /// `mig = 0 | 1`: whether the GPUs are split into instances.
+    pub(crate) mig: bool,
+    /// `confidential = 0 | 1`: whether they compute confidentially.
+    pub(crate) confidential: bool,
     /// `preempt_timeout = N`: the next N disables do not get their channels off the hardware: the
     /// first channel of the list is killed (Xid 109) and the answer is 0x65.
     pub(crate) preempt_timeout: u32,
@@ -120,6 +124,8 @@ impl Default for Knobs {
             fail_disable_p: 0.0,
             deaf_disable: 0,
             deaf_enable: 0,
+            mig: false,
+            confidential: false,
             preempt_timeout: 0,
             hang: (0, 0),
             reuse_clients: false,
@@ -144,6 +150,14 @@ fn counted<T>(value: &str, absent: T, rest: impl Fn(&str) -> Option<T>) -> Optio
     match value.split_once(':') {
         Some((count, after)) => Some((number(count)?, rest(after)?)),
         None => Some((number(value)?, absent)),
+    }
+}
+
+fn flag(value: &str) -> Option<bool> {
+    match value {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
     }
 }
 
@@ -248,13 +262,9 @@ impl Knobs {
             "deaf_enable" => self.deaf_enable = number(value)?,
             "preempt_timeout" => self.preempt_timeout = number(value)?,
             "hang" => self.hang = counted(value, 0, micros)?,
-            "reuse_clients" => {
-                self.reuse_clients = match value {
-                    "0" => false,
-                    "1" => true,
-                    _ => return None,
-                }
-            }
+            "mig" => self.mig = flag(value)?,
+            "confidential" => self.confidential = flag(value)?,
+            "reuse_clients" => self.reuse_clients = flag(value)?,
             _ => return Some(false),
         }
         Some(true)

@@ -327,7 +327,9 @@ impl World {
             .object(wanted.root, wanted.parent)
             .ok_or(Status::INVALID_OBJECT_PARENT)?;
         let fits = match wanted.class {
-            class::NV01_DEVICE_0 => matches!(parent.body, Body::Root),
+            class::NV01_DEVICE_0 | class::NV_CONFIDENTIAL_COMPUTE => {
+                matches!(parent.body, Body::Root)
+            }
             class::NV20_SUBDEVICE_0
             | class::FERMI_VASPACE_A
             | class::KEPLER_CHANNEL_GROUP_A
@@ -373,6 +375,7 @@ impl World {
                 }
                 Ok(Body::Device { gpu })
             }
+            class::NV_CONFIDENTIAL_COMPUTE => Ok(Body::Confidential),
             class::NV20_SUBDEVICE_0 => {
                 let params = get::<rm::Nv2080Alloc>(call.nested).ok_or(bad)?;
                 if params.sub_device_id != 0 {

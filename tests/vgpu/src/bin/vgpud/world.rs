@@ -82,6 +82,7 @@ pub(crate) enum Body {
         key: u64,
     },
     Usermode,
+    Confidential,
     Memory {
         id: MemoryId,
     },
