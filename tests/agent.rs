@@ -1,60 +1,14 @@
 //! What the agent does for, and against, peers that behave in every way.
 
-use serde_json::Value;
 use tidegate_tests::peer::Peer;
-use tidegate_tests::{Node, clock, wait_for, wait_until};
+use tidegate_tests::view::{counter, disabled, process, status, wait_all, wait_so};
+use tidegate_tests::{Node, Offline, clock, wait_for, watch};
 use tidegate_vgpu::control::Control;
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
 
 fn at_level(level: &str) -> String {
     format!("{FIXED}[channel]\nlevel = \"{level}\"\n")
-}
-
-fn status(node: &Node) -> Value {
-    let output = node.tidegate(&["status", "--output", "json"]);
-    serde_json::from_slice(&output.stdout).expect("status is JSON")
-}
-
-fn counter(node: &Node, name: &str) -> u64 {
-    let status = status(node);
-    let counters = status["counters"].as_array().expect("a list");
-    let row = counters.iter().find(|row| row["name"] == name);
-    row.expect("the counter exists")["value"]
-        .as_u64()
-        .expect("a number")
-}
-
-/// Disabled flags of the channels of `client`.
-fn disabled(node: &Node, client: u32) -> Vec<bool> {
-    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
-    let channels = device.channels().expect("the device answers");
-    channels
-        .iter()
-        .filter(|channel| channel.client == client)
-        .map(|channel| channel.disabled)
-        .collect()
-}
-
-#[track_caller]
-fn wait_so(what: &str, mut is_so: impl FnMut() -> bool) {
-    wait_for(what, || is_so().then_some(()));
-}
-
-#[track_caller]
-fn wait_all(node: &Node, client: u32, want: bool) {
-    let all = || {
-        let flags = disabled(node, client);
-        (!flags.is_empty() && flags.iter().all(|&flag| flag == want)).then_some(())
-    };
-    let state = if want { "disabled" } else { "enabled" };
-    if wait_until(clock::DEADLINE, all).is_none() {
-        let log = std::fs::read_to_string(node.agent_log()).unwrap_or_default();
-        panic!(
-            "channels of {client:#x} are not {state}: {:?}\n{log}",
-            disabled(node, client)
-        );
-    }
 }
 
 /// An idle online process on GPU 0.
@@ -559,7 +513,7 @@ fn events_tell_the_story_of_a_preemption() {
         let kinds: Vec<String> = text
             .lines()
             .filter_map(|line| {
-                let event: Value = serde_json::from_str(line).ok()?;
+                let event: serde_json::Value = serde_json::from_str(line).ok()?;
                 Some(event["kind"].as_str()?.to_owned())
             })
             .collect();
@@ -704,4 +658,39 @@ fn three_hundred_processes_attach_at_once() {
         processes == Some(300)
             && status["jobs"][0]["sessions"].as_array().map(Vec::len) == Some(300)
     });
+}
+
+/// A stopped process keeps its socket open; only that it does not answer tells.
+#[test]
+fn a_client_that_is_stopped_is_noticed_and_attaches_again_when_it_goes_on() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let pid = offline.process.pid();
+    let row = |pid| process(&node, pid).map(|row| row["note"].as_str().unwrap_or("").to_owned());
+    wait_so("it to attach", || row(pid).as_deref() == Some(""));
+    offline.process.signal(libc::SIGSTOP);
+    wait_so("its silence to show", || {
+        row(pid).is_some_and(|note| note.contains("connection lost"))
+    });
+    // Its channels are gated all the same.
+    online.ask("busy 0");
+    watch::wait_all(&node, &[pid], true);
+    online.ask("idle 0");
+    watch::wait_all(&node, &[pid], false);
+    offline.process.signal(libc::SIGCONT);
+    wait_so("it to attach again", || row(pid).as_deref() == Some(""));
+    offline.stop();
+}
+
+#[test]
+fn a_process_says_which_driver_it_sees() {
+    let node = Node::new(&["--driver", "570.211.01"], FIXED);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let row = process(&node, offline.process.pid()).expect("it is attached");
+    assert_eq!(row["driver_version"], "570.211.01");
+    assert_eq!(status(&node)["driver_version"], "570.211.01");
+    offline.stop();
 }

@@ -12,6 +12,7 @@ use crate::issue::{self, Issuer};
 use crate::journal::{Journal, Marked};
 use crate::level::{self, Refused};
 use crate::notify::Notifier;
+use crate::obstacle::{self, Mps};
 use crate::peers::{self, Connection, Crowd, Pages};
 use crate::reaper::Reaper;
 use crate::reconcile::{self, Reconciled};
@@ -141,7 +142,15 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         run_dir: config.run_dir.clone(),
     };
     let mut self_test = SelfTest::new(&driver, &setting);
+    let mps = Mps::of(&options.device);
+    let obstacles = obstacle::look(&driver, &mps);
+    for obstacle in &obstacles {
+        tracing::warn!("channels are not touched: {obstacle}");
+    }
     let choice = level::choose(config.level, &driver, |level| {
+        if let Some(obstacle) = obstacles.first() {
+            return Err(obstacle.to_string());
+        }
         match self_test.outcome(level) {
             Outcome::Failed(why) => Err(format!("self-test: {why}")),
             Outcome::Proven | Outcome::CallsOnly => Ok(()),
@@ -167,6 +176,8 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         prover: prove::start(mailbox.clone()).map_err(starting("start the prover"))?,
         reprover: prove::start_again(mailbox.clone()).map_err(starting("start the prover"))?,
         prove_every_ns: clock::nanos(config.prove_every),
+        stall_ns: clock::nanos(config.tuning.stall_after),
+        answer_ns: clock::nanos(config.tuning.answer_within),
         teller,
         inbox,
         mailbox: mailbox.clone(),
@@ -177,8 +188,11 @@ pub fn run(options: &Options) -> Result<(), AppError> {
             level_note: choice.note,
             scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
             self_test,
+            obstacles,
         },
     };
+    obstacle::watch(mps, parts.about.mps(), mailbox.clone())
+        .map_err(starting("start looking for MPS"))?;
     let server = Serving {
         run_dir: &run_dir,
         passed: RefCell::new(passed),
@@ -293,8 +307,16 @@ fn issuers(
 /// The policy's settings from the operator's.
 fn policy_config(config: &Config, level: Level) -> policy::Config {
     policy::Config {
+        frozen_after: config.tuning.frozen_after,
+        start_hold: config.tuning.start_hold,
+        disable_retries: config.tuning.disable_retries,
         cooldown: match config.gate.cooldown {
-            Cooldown::Learn => policy::Cooldown::default(),
+            Cooldown::Learn => policy::Cooldown::Learnt(policy::Learning {
+                window: config.tuning.cooldown_window,
+                min: config.tuning.cooldown_min,
+                max: config.tuning.cooldown_max,
+                ..policy::Learning::default()
+            }),
             Cooldown::Fixed(time) => policy::Cooldown::Fixed(time),
         },
         means: if level == Level::L5 {
@@ -402,7 +424,12 @@ impl Serving<'_> {
         ));
         let runtime = v1::runtime_server::RuntimeServer::new(sessions)
             .max_decoding_message_size(MESSAGE_LIMIT);
+        // A library that does not listen must not be taken for one that does: its orders would wait in
+        // the connection.
+        let keep_alive = self.config.tuning.keep_alive;
         Ok(builder()
+            .http2_keepalive_interval(Some(keep_alive))
+            .http2_keepalive_timeout(Some(keep_alive))
             .layer(Authorisation(Socket::Hook))
             .add_service(runtime)
             .serve_with_incoming(connections))

@@ -5,9 +5,12 @@
 //! each row: the last one wins, a path it does not know is an error that names the path and the line.
 //! Durations carry their unit in the value ("2ms"), so that no reader has to guess it.
 
+mod tuning;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+pub use tuning::Tuning;
 
 /// Where the file is unless `--config` says otherwise. It may be absent.
 pub const FILE: &str = "/etc/tidegate/agent.toml";
@@ -39,6 +42,8 @@ pub struct Config {
     pub agent_loss: AgentLoss,
     /// `[limits]`
     pub limits: Limits,
+    /// Times and counts of all sections.
+    pub tuning: Tuning,
     /// `[log]`
     pub log: Log,
 }
@@ -273,6 +278,7 @@ impl Default for Config {
                 reclaim_deadline: Duration::from_millis(20),
                 restore_interval: Duration::from_secs(1),
             },
+            tuning: Tuning::default(),
             log: Log {
                 format: LogFormat::Text,
                 level: "info".to_owned(),
@@ -410,6 +416,16 @@ impl Config {
         let mut config = Self::default();
         for row in rows {
             config.apply(&row)?;
+            let Tuning {
+                cooldown_min,
+                cooldown_max,
+                ..
+            } = config.tuning;
+            if row.key.starts_with("gate.cooldown_") && cooldown_min > cooldown_max {
+                return Err(row.wrong(format!(
+                    "gate.cooldown_min ({cooldown_min:?}) is above gate.cooldown_max ({cooldown_max:?})"
+                )));
+            }
         }
         Ok(config)
     }
@@ -476,6 +492,7 @@ impl Config {
                     row.one_of(&[("text", LogFormat::Text), ("json", LogFormat::Json)])?;
             }
             "log.level" => row.text("a level")?.clone_into(&mut self.log.level),
+            _ if tuning::apply(&mut self.tuning, row)? => {}
             _ => return Err(row.unknown(&row.key)),
         }
         Ok(())
@@ -691,6 +708,7 @@ pub fn duration(text: &str) -> Option<Duration> {
 fn nearest(key: &str) -> Option<&'static str> {
     PATHS
         .into_iter()
+        .chain(tuning::paths())
         .map(|path| (distance(key, path), path))
         .min()
         .filter(|&(distance, path)| distance <= 1 + path.len() / 4)
@@ -822,7 +840,7 @@ mod tests {
 
     #[test]
     fn every_documented_path_is_known() {
-        for path in PATHS {
+        for path in PATHS.into_iter().chain(tuning::paths()) {
             let (section, key) = path.rsplit_once('.').expect("dotted");
             let text = if section == "identity.rules" {
                 format!("[[{section}]]\n{key} = false\n")

@@ -29,6 +29,7 @@ use crate::issue::{Guards, Issuer};
 use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
 use crate::latency::Latencies;
 use crate::notify::Notifier;
+use crate::obstacle::Obstacle;
 use crate::prove::{Prover, Reprover};
 use crate::rm::Gpu;
 use claims::Claims;
@@ -51,8 +52,6 @@ use waiting::Waiting;
 pub const HEARTBEAT_NS: u64 = 50_000_000;
 /// A turn this late: processes may have given up on this agent.
 pub const LATE_NS: u64 = 250_000_000;
-/// An issue thread without an answer for this long is stalled.
-pub const STALL_NS: u64 = 50_000_000;
 /// How long processes that were handed over, or attached anew, may take to say what they have: within
 /// the second that their own soft landing waits.
 const ADOPTION_NS: u64 = HANDING_OVER_NS * 8 / 10;
@@ -88,6 +87,10 @@ pub struct Parts {
     pub reprover: Reprover,
     /// How often that is, beside after every disable.
     pub prove_every_ns: u64,
+    /// An issue thread without an answer for this long is stalled.
+    pub stall_ns: u64,
+    /// How long a process may take to disable its own channels.
+    pub answer_ns: u64,
     /// Where happenings go.
     pub teller: Teller,
     /// Where messages come from.
@@ -126,6 +129,8 @@ pub struct Control {
     proofs: Proofs,
     prove_every_ns: u64,
     prove_at: u64,
+    stall_ns: u64,
+    answer_ns: u64,
     teller: Teller,
     notifier: Arc<Notifier>,
     notified: u64,
@@ -246,6 +251,8 @@ impl Control {
             reprover: parts.reprover,
             proofs: Proofs::default(),
             prove_every_ns: parts.prove_every_ns,
+            stall_ns: parts.stall_ns,
+            answer_ns: parts.answer_ns,
             prove_at: now,
             teller: parts.teller,
             notifier: parts.notifier,
@@ -292,7 +299,7 @@ impl Control {
             .gpus
             .iter()
             .filter(|gpu| gpu.pending != 0 && !gpu.stalled)
-            .map(|gpu| gpu.pending_since + STALL_NS)
+            .map(|gpu| gpu.pending_since + self.stall_ns)
             .min();
         let adopted = self.adopted.iter().map(|adopted| adopted.due_ns).min();
         [self.timer, stall, adopted, self.remote_deadline()]
@@ -498,10 +505,31 @@ impl Control {
                 self.releases = self.releases.saturating_sub(1);
                 self.give_back(places);
             }
+            Input::Mps(pid) => self.see_mps(pid),
             Input::Ask(ask) => self.answer(ask),
             Input::Stop => self.begin_end(),
             Input::HandOver => self.hand_over(),
         }
+    }
+
+    /// MPS came or went. The level stays as it was chosen; clients that are reported while it runs
+    /// are not managed.
+    fn see_mps(&mut self, pid: Option<i32>) {
+        let about = &mut self.about.obstacles;
+        about.retain(|obstacle| !matches!(obstacle, Obstacle::Mps(_)));
+        about.extend(pid.map(Obstacle::Mps));
+        self.tell(Happening {
+            kind: if pid.is_some() {
+                "obstacle"
+            } else {
+                "obstacle_gone"
+            },
+            text: pid.map_or_else(
+                || "MPS ended".to_owned(),
+                |pid| Obstacle::Mps(pid).to_string(),
+            ),
+            ..Happening::default()
+        });
     }
 
     fn answer(&mut self, ask: Ask) {
@@ -789,7 +817,7 @@ impl Control {
     fn look_for_stalls(&mut self) {
         for index in 0..self.gpus.len() {
             let gpu = &mut self.gpus[index];
-            if gpu.pending != 0 && !gpu.stalled && self.now >= gpu.pending_since + STALL_NS {
+            if gpu.pending != 0 && !gpu.stalled && self.now >= gpu.pending_since + self.stall_ns {
                 gpu.stalled = true;
                 self.counters.stalls += 1;
                 self.feed(Event::IssueStalled { gpu: gpu_id(index) });

@@ -34,6 +34,8 @@ pub enum Input {
     Issued(Issued),
     /// Channels that are in no list any more have been enabled, or are gone.
     Released(Vec<Place>),
+    /// MPS runs, as this process, or no longer.
+    Mps(Option<i32>),
     /// Somebody wants an answer.
     Ask(Ask),
     /// Enable everything, then end.

@@ -37,6 +37,7 @@ pub mod journal;
 pub mod latency;
 pub mod level;
 pub mod notify;
+pub mod obstacle;
 pub mod peers;
 pub mod prove;
 pub mod reaper;

@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use tidegate_abi::class::{
-    ENGINE_TYPE_GR0, HOPPER_CHANNEL_GPFIFO_A, KEPLER_CHANNEL_GROUP_A, NV01_DEVICE_0,
-    NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
+    ENGINE_TYPE_GR0, HOPPER_CHANNEL_GPFIFO_A, KEPLER_CHANNEL_GROUP_A, NV_CONFIDENTIAL_COMPUTE,
+    NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
 };
 use tidegate_abi::rm::{self, Branch, Status};
 
@@ -104,6 +104,9 @@ parameters!(
     [u8; 2],
     [u8; 3],
     LongChannelAlloc,
+    rm::GpuInfoV2,
+    rm::ConfidentialCapabilities,
+    u32,
     (),
 );
 
@@ -197,19 +200,31 @@ impl ControlFile {
     fn control<T: Parameters>(
         &self,
         (client, object): (u32, u32),
-        (cmd, what): (u32, &'static str),
+        what: (u32, &'static str),
         parameters: &mut T,
     ) -> Result<()> {
+        self.control_part((client, object), what, parameters, size_of::<T>())
+    }
+
+    /// As [`Self::control`], for a branch that knows only the first `bytes` of the parameters.
+    fn control_part<T: Parameters>(
+        &self,
+        (client, object): (u32, u32),
+        (cmd, what): (u32, &'static str),
+        parameters: &mut T,
+        bytes: usize,
+    ) -> Result<()> {
+        let bytes = bytes.min(size_of::<T>());
         let mut call = rm::Nvos54 {
             h_client: client,
             h_object: object,
             cmd,
-            params: if size_of::<T>() == 0 {
+            params: if bytes == 0 {
                 0
             } else {
                 std::ptr::from_mut(parameters) as u64
             },
-            params_size: u32::try_from(size_of::<T>()).unwrap_or(u32::MAX),
+            params_size: u32::try_from(bytes).unwrap_or(u32::MAX),
             ..rm::Nvos54::default()
         };
         ioctl(self.0.as_fd(), rm::NV_ESC_RM_CONTROL, what, &mut call)?;
@@ -523,6 +538,7 @@ const DEVICE_HANDLE: u32 = 0x7d00_0000;
 const SUBDEVICE_HANDLE: u32 = 0x7d10_0000;
 const GROUP_HANDLE: u32 = 0x7d20_0000;
 const CHANNEL_HANDLE: u32 = 0x7d30_0000;
+const CONFIDENTIAL_HANDLE: u32 = 0x7d40_0000;
 
 impl Subdevice {
     /// Opens the GPU with a file and a client of its own.
@@ -583,6 +599,54 @@ impl Subdevice {
     /// RM's answer. After a failed disable the state of the pairs is unknown.
     pub fn set_channels(&self, buffer: &mut rm::DisableChannels) -> Result<()> {
         self.file.set_channels(self.client, self.subdevice, buffer)
+    }
+
+    /// Whether the GPU is, or will be after its next reset, split into instances (MIG).
+    ///
+    /// # Errors
+    /// When the driver does not say; `NOT_SUPPORTED` where there is no such thing.
+    pub fn is_split(&self, branch: Branch) -> Result<bool> {
+        let mut info = rm::GpuInfoV2 {
+            list_size: 1,
+            list: [[0; 2]; rm::GPU_INFO_PLACES],
+        };
+        info.list[0][0] = rm::GPU_INFO_SMC_MODE;
+        self.file.control_part(
+            (self.client, self.subdevice),
+            (rm::NV2080_CTRL_CMD_GPU_GET_INFO_V2, "GPU_GET_INFO_V2"),
+            &mut info,
+            branch.gpu_info_size(),
+        )?;
+        Ok([
+            rm::SMC_MODE_ENABLED,
+            rm::SMC_MODE_ENABLE_PENDING,
+            rm::SMC_MODE_DISABLE_PENDING,
+        ]
+        .contains(&info.list[0][1]))
+    }
+
+    /// Whether the node's GPUs compute confidentially.
+    ///
+    /// # Errors
+    /// When the driver does not say; `INVALID_CLASS` or `NOT_SUPPORTED` where there is no such thing.
+    pub fn is_confidential(&self, branch: Branch) -> Result<bool> {
+        let mut client = self.client;
+        let object = self.file.alloc(
+            (self.client, self.client, CONFIDENTIAL_HANDLE),
+            (NV_CONFIDENTIAL_COMPUTE, "a confidential computing object"),
+            Some(&mut client),
+        )?;
+        let mut capabilities = rm::ConfidentialCapabilities::default();
+        self.file.control_part(
+            (self.client, object),
+            (
+                rm::NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES,
+                "SYSTEM_GET_CAPABILITIES",
+            ),
+            &mut capabilities,
+            branch.capabilities_size(),
+        )?;
+        Ok(capabilities.feature != 0)
     }
 
     /// See [`ControlFile::exists`].

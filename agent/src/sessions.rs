@@ -26,9 +26,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(5);
 const OUTBOX: usize = 1_024;
 /// Largest message of a client: a snapshot of 1 024 channels is under 64 KiB.
 pub const MESSAGE_LIMIT: usize = 1 << 20;
-/// Messages a client may send in a burst, and per second afterwards. Above, its stream is read slower.
+/// Messages a client may send in a burst.
 const BURST: u64 = 4_096;
-const PER_SECOND: u64 = 4_096;
 
 /// Hook reports of the attached processes, for status.
 #[derive(Debug, Default)]
@@ -59,6 +58,7 @@ impl HookReports {
 pub struct Sessions {
     identity: Identity,
     limits: v1::Limits,
+    messages_per_second: u32,
     mailbox: Mailbox,
     reaper: Arc<Reaper>,
     hooks: Arc<HookReports>,
@@ -76,6 +76,7 @@ impl Sessions {
         Self {
             identity: config.identity.clone(),
             limits: limits(config),
+            messages_per_second: config.tuning.messages_per_second,
             mailbox,
             reaper,
             hooks,
@@ -170,6 +171,7 @@ impl v1::runtime_server::Runtime for Sessions {
             events,
             self.mailbox.clone(),
             Arc::clone(&self.hooks),
+            Allowance::new(now_ns(), self.messages_per_second),
         ));
         let limits = self.limits;
         let commands = tokio_stream::wrappers::ReceiverStream::new(tell_rx)
@@ -184,8 +186,8 @@ async fn listen(
     mut events: Streaming<v1::ClientEvent>,
     mailbox: Mailbox,
     hooks: Arc<HookReports>,
+    mut allowance: Allowance,
 ) {
-    let mut allowance = Allowance::new(now_ns());
     loop {
         let event = match events.next().await {
             Some(Ok(message)) => message.event,
@@ -219,19 +221,22 @@ async fn listen(
 struct Allowance {
     left: u64,
     filled_ns: u64,
+    /// Time of one.
+    each_ns: u64,
 }
 
 impl Allowance {
-    const fn new(now: u64) -> Self {
+    fn new(now: u64, per_second: u32) -> Self {
         Self {
             left: BURST,
             filled_ns: now,
+            each_ns: 1_000_000_000 / u64::from(per_second.max(1)),
         }
     }
 
     /// Takes one; how long to wait when there is none.
     fn take(&mut self, now: u64) -> Option<Duration> {
-        let each = 1_000_000_000 / PER_SECOND;
+        let each = self.each_ns;
         let fresh = now.saturating_sub(self.filled_ns) / each;
         self.left = (self.left + fresh).min(BURST);
         self.filled_ns += fresh * each;
@@ -391,9 +396,9 @@ fn limits(config: &Config) -> v1::Limits {
     let nanos = crate::clock::nanos;
     let AgentLoss { action, max_hold } = config.agent_loss;
     v1::Limits {
-        probe_interval_ns: 0,
+        probe_interval_ns: nanos(config.tuning.probe_interval),
         busy_suspect_ns: nanos(config.gate.busy_suspect),
-        schedule_hold_ns: 0,
+        schedule_hold_ns: nanos(config.tuning.schedule_hold),
         on_agent_loss: match action {
             OnAgentLoss::Hold => v1::OnAgentLoss::Hold,
             OnAgentLoss::Run => v1::OnAgentLoss::Run,
@@ -409,9 +414,10 @@ mod tests {
 
     #[test]
     fn a_flood_is_read_at_the_allowed_rate() {
-        let mut allowance = Allowance::new(0);
+        let per_second = 4_096;
+        let mut allowance = Allowance::new(0, per_second);
         let mut now = 0;
-        let messages = BURST + 10 * PER_SECOND;
+        let messages = BURST + 10 * u64::from(per_second);
         for _ in 0..messages {
             if let Some(pause) = allowance.take(now) {
                 now += crate::clock::nanos(pause);

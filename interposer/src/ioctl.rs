@@ -10,7 +10,7 @@ use crate::process::{self, Process, process};
 use crate::{clock, resolve, sys, trace};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use tidegate_abi::rm::{self, Nvos00, Nvos54, Xfer};
+use tidegate_abi::rm::{self, Nvos00, Nvos54, RmApiVersion, Xfer};
 use tidegate_abi::{class, uvm};
 use tidegate_core::gate::{Agent, holds_schedule};
 use tidegate_core::rm::{Call, Graph, Lifted, Record, uvm_register};
@@ -25,6 +25,8 @@ pub struct Rm {
     pub outbox: Vec<Up>,
     /// A descriptor of the control file and a client made on it.
     pub control: Option<(c_int, u32)>,
+    /// Version of the driver, as it told the driver's library; empty before.
+    pub driver: String,
     /// Tickets the agent let go.
     pub granted: Vec<u64>,
     tickets: u64,
@@ -386,6 +388,12 @@ unsafe fn after(
         return;
     }
     if result != 0 {
+        return;
+    }
+    // SAFETY: as above.
+    if let Some(said) = unsafe { call.read::<RmApiVersion>(rm::NV_ESC_CHECK_VERSION_STR) } {
+        let text = said.version.split(|byte| *byte == 0).next();
+        rm.driver = String::from_utf8_lossy(text.unwrap_or_default()).into_owned();
         return;
     }
     // SAFETY: as above.

@@ -376,7 +376,7 @@ impl Reporter {
                 .unwrap_or_default(),
             pid: std::process::id().cast_signed(),
             membarrier: self.process.membarrier,
-            driver_version: String::new(),
+            driver_version: sys::lock(&self.process.rm).driver.clone(),
             last_agent_generation: self.generation,
             memory: talk::VERSION,
         }

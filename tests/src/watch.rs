@@ -3,36 +3,10 @@
 //! The verdicts are the device's: [`Testimony`] holds its history and answers questions of order.
 //! [`status`] is only ever asked for what a user reads there.
 
+pub use crate::view::{counter, status};
 use crate::{Node, clock, wait_until};
-use serde_json::Value;
 use tidegate_vgpu::control::{ChannelState, Control};
 use tidegate_vgpu::history::{self, Kind, Record};
-
-/// `tidegate status --output json`.
-///
-/// # Panics
-/// When no agent serves.
-#[track_caller]
-#[must_use]
-pub fn status(node: &Node) -> Value {
-    let output = node.tidegate(&["status", "--output", "json"]);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no status: {output:?}"))
-}
-
-/// One of the agent's counters.
-///
-/// # Panics
-/// When there is no such counter.
-#[track_caller]
-#[must_use]
-pub fn counter(node: &Node, name: &str) -> u64 {
-    let status = status(node);
-    let counters = status["counters"].as_array().into_iter().flatten();
-    counters
-        .filter(|row| row["name"] == name)
-        .find_map(|row| row["value"].as_u64())
-        .unwrap_or_else(|| panic!("no counter {name}"))
-}
 
 /// The channels that the processes `pids` have on the device now.
 ///

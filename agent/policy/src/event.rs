@@ -119,7 +119,7 @@ pub enum Event {
         status: u32,
     },
     /// Answer to `Enable`: not carried out, because the activity word read right before said busy.
-    /// The shell sends that reading next.
+    /// The shell has sent that reading first, so that the gate is shut when this arrives.
     EnableSkipped {
         /// The order.
         order: Order,

@@ -133,6 +133,7 @@ fn process(status: &v1::ProcessStatus) -> Value {
         "rule": status.rule,
         "job": status.job,
         "library_version": status.library_version,
+        "driver_version": status.driver_version,
         "devices": status.devices.iter().map(|device| json!({
             "slot": device.slot,
             "gpu": device.gpu,

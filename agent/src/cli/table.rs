@@ -97,6 +97,9 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
             or_dash(&levels.join(", "))
         );
     }
+    for obstacle in &report.obstacles {
+        let _ = writeln!(text, "no channel control: {}", obstacle.text);
+    }
     for note in [&report.driver_note, &report.level_note] {
         if !note.is_empty() {
             let _ = writeln!(text, "note: {note}");

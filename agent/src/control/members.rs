@@ -327,6 +327,10 @@ impl Control {
             return;
         }
         session.clients.insert(client, Client::Asked);
+        if self.about.mps().is_some() {
+            self.refuse(id, client, "MPS runs: launches wait instead");
+            return;
+        }
         match &session.file {
             File::Looking => {}
             File::Control(file) => {

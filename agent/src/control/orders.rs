@@ -19,9 +19,6 @@ use tidegate_policy::event::{Event, Order};
 use tidegate_policy::ids::{Generation, GpuId, JobId};
 use tidegate_policy::time::Instant;
 
-/// How long a process may take to disable its own channels before that counts as failed.
-const REMOTE_NS: u64 = 100_000_000;
-
 impl Control {
     /// The job a process names, else its cgroup, else itself. Jobs of different users never mix.
     pub(super) fn job_of(&mut self, session: &Session, named: &str) -> JobId {
@@ -438,7 +435,7 @@ impl Control {
             failed,
             entered_ns: self.now,
             returned_ns: self.now,
-            deadline_ns: self.now + REMOTE_NS,
+            deadline_ns: self.now + self.answer_ns,
         };
         if let Some(gang) = self.gang(order.job, order.gpu) {
             gang.remote = Some(remote);

@@ -4,6 +4,7 @@ use super::Control;
 use super::gang::Applied;
 use super::session::Session;
 use crate::config::Level;
+use crate::obstacle::Obstacle;
 use crate::rm::uuid_text;
 use crate::selftest::{self, Outcome};
 use crate::sessions::{level, role};
@@ -27,6 +28,19 @@ pub struct About {
     pub scheduling: String,
     /// What the self-test found.
     pub self_test: selftest::Report,
+    /// What rules the channel levels out; MPS comes and goes.
+    pub obstacles: Vec<Obstacle>,
+}
+
+impl About {
+    /// The process of MPS, if it runs.
+    #[must_use]
+    pub fn mps(&self) -> Option<i32> {
+        self.obstacles.iter().find_map(|obstacle| match obstacle {
+            Obstacle::Mps(pid) => Some(*pid),
+            _ => None,
+        })
+    }
 }
 
 /// Things counted since the start.
@@ -127,7 +141,7 @@ impl Control {
             processes: self.sessions.values().map(|s| self.process(s)).collect(),
             counters: self.counters.rows(),
             self_test: Some(self_test(&self.about.self_test)),
-            obstacles: Vec::new(),
+            obstacles: self.about.obstacles.iter().map(obstacle).collect(),
         }
     }
 
@@ -237,6 +251,7 @@ impl Control {
                 .map(|name| name.to_string())
                 .unwrap_or_default(),
             library_version: session.version.clone(),
+            driver_version: session.driver.clone(),
             devices: session
                 .slots
                 .iter()
@@ -262,6 +277,17 @@ impl Control {
         };
         status.set_role(role(session.role));
         status
+    }
+}
+
+fn obstacle(found: &Obstacle) -> v1::Obstacle {
+    v1::Obstacle {
+        kind: found.kind().to_owned(),
+        gpu: found
+            .gpu()
+            .and_then(|gpu| i32::try_from(gpu).ok())
+            .unwrap_or(-1),
+        text: found.to_string(),
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Session {
     pub job: Option<JobId>,
     /// Version of its library.
     pub version: String,
+    /// Version of the driver as it saw it.
+    pub driver: String,
     /// Plain counts, else atomic adds.
     pub membarrier: bool,
     /// None: edges travel on the stream.
@@ -160,6 +162,7 @@ impl Session {
             rule: newcomer.rule,
             job: None,
             version: newcomer.version,
+            driver: newcomer.driver,
             membarrier: newcomer.membarrier,
             page: newcomer.page.map(Arc::new),
             outbox: Some(newcomer.outbox),

@@ -848,6 +848,9 @@ pub struct ProcessStatus {
     pub hooks: ::prost::alloc::vec::Vec<HookRow>,
     #[prost(message, repeated, tag = "16")]
     pub unhooked: ::prost::alloc::vec::Vec<UnhookedAbi>,
+    /// Version of the driver as its driver library saw it; empty until it asked.
+    #[prost(string, tag = "17")]
+    pub driver_version: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeviceStatus {

@@ -68,10 +68,9 @@ fn device_of(command: &[String]) -> Option<String> {
 
 /// Processes of NVIDIA's multi-process service.
 pub(super) fn mps() -> Vec<(i32, String)> {
-    all()
+    crate::obstacle::mps_processes(Path::new("/proc"))
+        .into_iter()
         .map(|pid| (pid, name(pid)))
-        // The kernel keeps 15 characters of nvidia-cuda-mps-server and nvidia-cuda-mps-control.
-        .filter(|(_, name)| name == "nvidia-cuda-mps")
         .collect()
 }
 
