@@ -215,16 +215,40 @@ pub fn preemptions(history: &[Record], offline: u32, served: &[Served], span: Sp
             _ => {}
         }
     }
-    let within = |r: &Served| {
-        begins
-            .iter()
-            .filter(|at| (r.arrival_ns..=r.last_ns).contains(at))
-            .count()
-    };
-    Preemptions {
-        total: begins.len(),
-        per_request: served.iter().map(within).collect(),
+    Preemptions::at(&begins, served)
+}
+
+impl Preemptions {
+    /// Those that began at `begins_ns`.
+    #[must_use]
+    pub fn at(begins_ns: &[u64], served: &[Served]) -> Self {
+        let within = |r: &Served| {
+            begins_ns
+                .iter()
+                .filter(|at| (r.arrival_ns..=r.last_ns).contains(at))
+                .count()
+        };
+        Self {
+            total: begins_ns.len(),
+            per_request: served.iter().map(within).collect(),
+        }
     }
+}
+
+/// Stretches of `span` in which no request was in flight: what is known of idle time where the device
+/// keeps no history. `served` is in the order of arrival.
+#[must_use]
+pub fn idle_between(served: &[Served], span: Span) -> Vec<Span> {
+    let mut idle = Vec::new();
+    let mut since = span.from_ns;
+    for request in served {
+        if request.arrival_ns > since {
+            push(&mut idle, span, since, request.arrival_ns);
+        }
+        since = since.max(request.last_ns);
+    }
+    push(&mut idle, span, since, span.to_ns);
+    idle
 }
 
 fn ms(ns: u64) -> f64 {
@@ -294,6 +318,18 @@ mod tests {
             "a request of one token has no time per further token"
         );
         assert_eq!(tpot_ms(&served[..1]), Spread::default());
+    }
+
+    #[test]
+    fn without_a_history_idle_is_where_no_request_is_in_flight() {
+        let served = [
+            request(10, 20, 40, 2),
+            request(30, 50, 60, 2),
+            request(80, 85, 90, 2),
+        ];
+        let idle = [span(0, 10), span(60, 80), span(90, 100)];
+        assert_eq!(idle_between(&served, span(0, 100)), idle);
+        assert_eq!(idle_between(&[], span(0, 100)), [span(0, 100)]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `scripts/bench hook|edge|attach`: what Tidegate costs, as ratios and medians of one run.
+//! `scripts/bench WHAT...`: what Tidegate costs, as ratios and medians of one run.
 //!
 //! * `hook`: nanoseconds of a launch through the library against the same launch without it, on a
 //!   driver that does nothing, for one thread and for eight. The process is busy throughout, as in
@@ -9,7 +9,8 @@
 //!   lane of a process without a page.
 //! * `attach`: from the start of the first context to the agent's welcome, and what the library
 //!   adds to its host process.
-//!
+//! * `demo`: the demo three times on its own trace and on each `--trace`: medians of what users wait
+//!   and of what offline gets, against the bars they have to clear. Takes ten minutes and more.
 //! * `headroom`: the memory that online keeps mapped ahead over hours of each `--trace`, against the
 //!   best constant headroom with the same rate of pressure; in virtual time.
 //! * `selection`: tokens lost per reclaim by the policy's choice against first-in-first-out, over
@@ -19,9 +20,11 @@
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //!
-//! Without a name, `hook`, `edge` and `attach` run. Figures are printed as a table and, with `--json FILE`, written under the keys named there.
+//! Without a name, `hook`, `edge` and `attach` run. Figures are printed as a table and, with
+//! `--json FILE`, written under the keys named there.
 
 mod attach;
+mod demo;
 mod edge;
 mod headroom;
 mod hook;
@@ -52,9 +55,13 @@ struct Args {
     /// Rounds of native and preloaded runs for `hook`.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// Traces for `headroom` and `selection`; the built-in generators if none is named.
+    /// Traces for `headroom` and `selection`, instead of the built-in generators, and for `demo`,
+    /// besides its own.
     #[arg(long = "trace", value_name = "FILE", num_args = 1..)]
     traces: Vec<PathBuf>,
+    /// Length of each run of `demo`, seconds.
+    #[arg(long, default_value_t = 30)]
+    seconds: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -62,6 +69,7 @@ enum What {
     Hook,
     Edge,
     Attach,
+    Demo,
     Headroom,
     Selection,
     Reclaim,
@@ -166,6 +174,15 @@ fn main() -> ExitCode {
     }
     if wants(What::Attach) {
         rows.extend(attach::measure());
+    }
+    if args.what.contains(&What::Demo) {
+        match demo::measure(&args.traces, args.seconds) {
+            Ok(found) => rows.extend(found),
+            Err(error) => {
+                eprintln!("bench: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
     }
     if args.what.contains(&What::Reclaim) {
         rows.extend(reclaim::measure());

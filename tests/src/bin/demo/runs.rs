@@ -215,17 +215,26 @@ impl Runs<'_> {
         standalone: f64,
     ) -> anyhow::Result<()> {
         let latency = preempt_latency(&self.stand.tidegate(&["status"])?);
+        // Hardware keeps no history; then the agent's word and the requests have to do.
+        let begun = self.stand.preempted_ns()?;
         let history = self.stand.history()?;
-        let idle = figures::idle(history, seen.online, seen.span);
+        let (preemptions, idle) = if history.is_empty() {
+            let begun: Vec<u64> = begun
+                .into_iter()
+                .filter(|at| (seen.span.from_ns..seen.span.to_ns).contains(at))
+                .collect();
+            let idle = figures::idle_between(&seen.served, seen.span);
+            (Preemptions::at(&begun, &seen.served), idle)
+        } else {
+            let pid = offline.process.pid();
+            let preemptions = figures::preemptions(history, pid, &seen.served, seen.span);
+            let idle = figures::idle(history, seen.online, seen.span);
+            (preemptions, idle)
+        };
         let cooldown = figures::true_cooldown(seen.longest_gap);
         let harvestable_share = figures::harvestable_share(&idle, cooldown, seen.span);
         run.gated = Some(Gated {
-            preemptions: figures::preemptions(
-                history,
-                offline.process.pid(),
-                &seen.served,
-                seen.span,
-            ),
+            preemptions,
             latency_us: latency,
             harvestable_share,
             cooldown,

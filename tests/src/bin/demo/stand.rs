@@ -188,6 +188,12 @@ impl Stand {
     /// # Errors
     /// When it fails.
     pub fn tidegate(&self, args: &[&str]) -> anyhow::Result<Value> {
+        let mut lines = self.tidegate_lines(args)?;
+        lines.pop().context("tidegate said nothing")
+    }
+
+    /// Every value of what `tidegate ARGS --output json` says.
+    fn tidegate_lines(&self, args: &[&str]) -> anyhow::Result<Vec<Value>> {
         let output = Command::new(built("tidegate"))
             .args(args)
             .args(["--output", "json"])
@@ -201,7 +207,22 @@ impl Stand {
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        Ok(serde_json::from_slice(&output.stdout)?)
+        let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
+        Ok(values.collect::<Result<_, _>>()?)
+    }
+
+    /// When the agent's preemptions began, by its own events.
+    ///
+    /// # Errors
+    /// When it does not say.
+    pub fn preempted_ns(&self) -> anyhow::Result<Vec<u64>> {
+        let lines = self.tidegate_lines(&["events"])?;
+        let preempted = lines.iter().filter(|event| event["kind"] == "preempted");
+        let begun = |event: &Value| {
+            let [at, latency] = ["at_ns", "value_ns"].map(|key| event[key].as_u64());
+            at?.checked_sub(latency?)
+        };
+        Ok(preempted.filter_map(begun).collect())
     }
 
     /// Asks `look` until it answers.
