@@ -484,12 +484,44 @@ fn help_names_every_policy_and_fits_a_terminal() {
     for (name, _) in Memory::NAMES {
         assert!(help.contains(name), "{name}");
     }
-    let after = help
-        .split("Compute policies:")
-        .nth(1)
-        .expect("they are listed");
-    assert!(
-        after.lines().all(|line| line.chars().count() <= 80),
-        "{after}"
-    );
+    // The agent's directory is an option of every command.
+    for line in help
+        .lines()
+        .filter(|line| !line.contains("TIDEGATE_RUN_DIR"))
+    {
+        assert!(line.chars().count() <= 80, "{line:?}");
+    }
+}
+
+#[test]
+fn a_recording_says_what_it_lacks() {
+    let dir = Dir::new();
+    for (args, code, part) in [
+        (
+            &["--output", "live.json"][..],
+            3,
+            "no agent listens on nobody/status.sock",
+        ),
+        (
+            &["--output", "no/live.json"],
+            1,
+            "cannot write no/live.json",
+        ),
+        (
+            &["--output", "live.json", "--seconds", "0"],
+            2,
+            "from 0.1 to 3600",
+        ),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["--run-dir", "nobody", "trace"])
+            .args(args)
+            .current_dir(&dir.0)
+            .output()
+            .expect("the program starts");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{told}");
+        assert!(told.contains(part), "{part:?} is not in {told:?}");
+    }
+    assert!(!dir.0.join("live.json").exists());
 }

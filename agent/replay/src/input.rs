@@ -150,6 +150,7 @@ pub struct Lines<'a> {
     raw: Vec<u8>,
     line: usize,
     bytes: u64,
+    max_bytes: u64,
 }
 
 impl std::fmt::Debug for Lines<'_> {
@@ -192,6 +193,7 @@ impl<'a> Lines<'a> {
             raw: Vec::new(),
             line: 0,
             bytes: 0,
+            max_bytes: MAX_BYTES,
         })
     }
 
@@ -219,8 +221,8 @@ impl<'a> Lines<'a> {
                 let limit = format!("{} MiB in one line", MAX_LINE >> 20);
                 return Err(self.large(limit, "is this a text file with line ends?"));
             }
-            if self.bytes > MAX_BYTES {
-                let limit = format!("{} GiB of text", MAX_BYTES >> 30);
+            if self.bytes > self.max_bytes {
+                let limit = format!("{} GiB of text", self.max_bytes >> 30);
                 return Err(self.large(limit, "cut the file"));
             }
             let text = String::from_utf8_lossy(&self.raw);
@@ -465,6 +467,19 @@ mod tests {
             told.contains("endless:1:") && told.contains("1 MiB in one line"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn a_few_bytes_that_unpack_to_gigabytes_are_refused_at_the_limit() {
+        let nothing = std::iter::repeat_n(b'\n', 1 << 22).collect::<Vec<u8>>();
+        let mut packer = flate2::read::GzEncoder::new(&nothing[..], flate2::Compression::best());
+        let mut packed = Vec::new();
+        packer.read_to_end(&mut packed).expect("in memory");
+        assert!(packed.len() < 10_000);
+        let mut lines = Lines::of(Path::new("bomb.gz"), &packed[..]).expect("gzip");
+        lines.max_bytes = 1 << 20;
+        let told = lines.next_line().expect_err("too large").to_string();
+        assert!(told.starts_with("bomb.gz:1048577: too large"), "{told}");
     }
 
     #[test]

@@ -32,107 +32,120 @@ use tidegate_replay::trace::{Cut, Lengths, Trace, read_cut, read_lengths};
 
 /// What to replay, and what to write.
 #[derive(Debug, clap::Args)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_help = AFTER_HELP, next_line_help = true)]
 pub struct Args {
-    /// Online requests: Azure, BurstGPT, Mooncake or CSV with arrival_s,input_tokens,output_tokens;
-    /// gzipped or not.
-    #[arg(long, value_name = "FILE", conflicts_with = "scenarios", required_unless_present_any = ["synthetic", "scenarios"])]
+    /// Online requests: Azure, BurstGPT, Mooncake, or CSV with
+    /// arrival_s,input_tokens,output_tokens; gzipped or not
+    #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = REQUESTS,
+          conflicts_with = "scenarios", required_unless_present_any = ["synthetic", "scenarios"])]
     trace: Option<PathBuf>,
-    /// Online requests drawn from published figures instead: conversation, code or caller.
-    #[arg(long, value_name = "PRESET", conflicts_with_all = ["trace", "scenarios"], value_parser = preset)]
+    /// Online requests from published figures: conversation, code, caller
+    #[arg(long, value_name = "PRESET", help_heading = REQUESTS, value_parser = preset,
+          conflicts_with_all = ["trace", "scenarios"])]
     synthetic: Option<Preset>,
-    /// The GPU: h100, h200 or a100.
-    #[arg(long, default_value = "h200", conflicts_with = "scenarios", value_parser = scenarios::gpu)]
-    gpu: Gpu,
-    /// Online's model: llama-3.1-8b, qwen2.5-7b or custom:layers=L,hidden=H,heads=N.
-    #[arg(
-        long,
-        default_value = "llama-3.1-8b",
-        conflicts_with = "scenarios",
-        value_name = "MODEL"
-    )]
-    online: String,
-    /// The offline job's model.
-    #[arg(
-        long,
-        default_value = "qwen2.5-7b",
-        conflicts_with = "scenarios",
-        value_name = "MODEL"
-    )]
-    offline: String,
-    /// Lengths of the offline requests: CSV with input_tokens,output_tokens. Lengths of a chat
-    /// service unless given.
-    #[arg(long, value_name = "FILE", conflicts_with = "scenarios")]
-    offline_lengths: Option<PathBuf>,
-    /// Prompt tokens of one offline iteration.
-    #[arg(long, value_name = "TOKENS", default_value_t = 2_048, conflicts_with = "scenarios",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    offline_chunk: u32,
-    /// Memory for the KV caches of both, GiB. What two models leave of 90 % of the GPU unless given.
-    #[arg(allow_negative_numbers = true, long, value_name = "GIB", conflicts_with = "scenarios", value_parser = gib)]
-    kv_gib: Option<f64>,
-    /// Decode gaps of the online engine: overlap, vllm or sync.
-    #[arg(long, value_name = "PRESET", default_value = "vllm", conflicts_with = "scenarios",
-          value_parser = scenarios::gap_preset)]
-    gaps: GapModel,
-    /// Keep about one online request in N; keeps bursts as they are.
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "scenarios",
-          value_parser = clap::value_parser!(u64).range(1..))]
+    /// Keep about one request in N; bursts stay as they are
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = REQUESTS,
+          conflicts_with = "scenarios", value_parser = clap::value_parser!(u64).range(1..))]
     thin: u64,
-    /// Multiply the times between arrivals.
-    #[arg(allow_negative_numbers = true, long, value_name = "FACTOR", default_value = "1", conflicts_with = "scenarios",
-          value_parser = factor)]
+    /// Multiply the times between arrivals
+    #[arg(long, value_name = "FACTOR", default_value = "1", help_heading = REQUESTS,
+          conflicts_with = "scenarios", allow_negative_numbers = true, value_parser = factor)]
     stretch: f64,
-    /// Begin at this second of the trace.
-    #[arg(allow_negative_numbers = true, long, value_name = "S", default_value = "0", conflicts_with = "scenarios",
-          value_parser = seconds)]
+    /// Begin at this second of the trace
+    #[arg(long, value_name = "S", default_value = "0", help_heading = REQUESTS,
+          conflicts_with = "scenarios", allow_negative_numbers = true, value_parser = seconds)]
     from: Duration,
-    /// Replay so many seconds; to the end unless given (1200 of a synthetic one).
-    #[arg(allow_negative_numbers = true, long, value_name = "S", conflicts_with = "scenarios", value_parser = seconds)]
+    /// Replay so many seconds; else to the end, or 1200 of a synthetic trace
+    #[arg(long, value_name = "S", help_heading = REQUESTS, conflicts_with = "scenarios",
+          allow_negative_numbers = true, value_parser = seconds)]
     length: Option<Duration>,
+    /// Lengths of the offline requests: CSV with input_tokens,output_tokens;
+    /// else those of a chat service
+    #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = REQUESTS,
+          conflicts_with = "scenarios")]
+    offline_lengths: Option<PathBuf>,
 
-    /// A table of scenarios to run instead.
-    #[arg(long, value_name = "FILE", requires_all = ["traces", "out"])]
-    scenarios: Option<PathBuf>,
-    /// Where the table's traces are.
-    #[arg(long, value_name = "DIR", requires = "scenarios")]
-    traces: Option<PathBuf>,
-    /// Where to write results.csv.
-    #[arg(long, value_name = "DIR", requires = "scenarios")]
-    out: Option<PathBuf>,
-    /// Only these scenarios of the table.
-    #[arg(long, value_name = "ID", value_delimiter = ',', requires = "scenarios")]
-    only: Vec<String>,
+    /// Online's model: llama-3.1-8b, qwen2.5-7b, or one of your own,
+    /// custom:layers=L,hidden=H,heads=N[,kv-heads=K][,inner=I][,vocabulary=V]
+    /// with costs scaled from llama's
+    #[arg(long, value_name = "MODEL", default_value = "llama-3.1-8b", verbatim_doc_comment,
+          help_heading = NODE, conflicts_with = "scenarios")]
+    online: String,
+    /// The offline job's model
+    #[arg(long, value_name = "MODEL", default_value = "qwen2.5-7b", help_heading = NODE,
+          conflicts_with = "scenarios")]
+    offline: String,
+    /// The GPU: h100, h200, a100
+    #[arg(long, default_value = "h200", help_heading = NODE, conflicts_with = "scenarios",
+          value_parser = scenarios::gpu)]
+    gpu: Gpu,
+    /// Memory for the KV caches of both, GiB; else what the weights of both
+    /// models leave of 90 % of the GPU
+    #[arg(long, value_name = "GIB", verbatim_doc_comment, help_heading = NODE,
+          conflicts_with = "scenarios", allow_negative_numbers = true, value_parser = gib)]
+    kv_gib: Option<f64>,
+    /// Prompt tokens of one offline iteration
+    #[arg(long, value_name = "TOKENS", default_value_t = 2_048, help_heading = NODE,
+          conflicts_with = "scenarios", value_parser = clap::value_parser!(u32).range(1..))]
+    offline_chunk: u32,
+    /// Pauses between online's decodes: overlap, vllm, sync
+    #[arg(long, value_name = "PRESET", default_value = "vllm", help_heading = NODE,
+          conflicts_with = "scenarios", value_parser = scenarios::gap_preset)]
+    gaps: GapModel,
 
-    /// Compute policies, or pairs COMPUTE+MEMORY.
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    /// Compute policies, or pairs COMPUTE+MEMORY
+    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = COMPARED)]
     policy: Vec<String>,
-    /// Memory policies.
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    /// Memory policies
+    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = COMPARED)]
     memory: Vec<String>,
-    /// Repeat with seeds 1 to N.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    /// Repeat with seeds 1 to N; 1 unless given, 3 for a table of scenarios
+    #[arg(long, value_name = "N", help_heading = COMPARED,
+          value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
-    /// Disable and save takes this long, and so does enable and restore.
-    #[arg(allow_negative_numbers = true, long, value_name = "MS", value_parser = switch)]
+    /// Disable and save takes this long, and so does enable and restore
+    #[arg(long, value_name = "MS", help_heading = COMPARED, allow_negative_numbers = true,
+          value_parser = switch)]
     switch_ms: Option<Duration>,
-    /// Threads; one per core unless given.
-    #[arg(long, value_name = "N")]
+    /// Threads; one per core unless given
+    #[arg(long, value_name = "N", help_heading = COMPARED)]
     threads: Option<NonZeroUsize>,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
+
+    /// All figures as JSON
+    #[arg(long, value_name = "FILE", help_heading = WRITTEN)]
     json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
+    /// All figures as CSV
+    #[arg(long, value_name = "FILE", help_heading = WRITTEN)]
     csv: Option<PathBuf>,
-    /// Write a report with plots, one HTML file without anything beside it.
-    #[arg(long, value_name = "FILE", conflicts_with = "scenarios")]
+    /// A report with plots: one HTML file without anything beside it
+    #[arg(long, value_name = "FILE", help_heading = WRITTEN, conflicts_with = "scenarios")]
     html: Option<PathBuf>,
-    /// Write what happened, second by second, for <https://ui.perfetto.dev>: of Tidegate, or of the
-    /// first policy asked for.
-    #[arg(long, value_name = "FILE", conflicts_with = "scenarios")]
+    /// What happened, for https://ui.perfetto.dev: under Tidegate, or else
+    /// under the first policy asked for
+    #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = WRITTEN,
+          conflicts_with = "scenarios")]
     timeline: Option<PathBuf>,
+
+    /// A table of scenarios to run instead of one pair
+    #[arg(long, value_name = "FILE", help_heading = TABLE, requires_all = ["traces", "out"])]
+    scenarios: Option<PathBuf>,
+    /// Where the table's traces are
+    #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "scenarios")]
+    traces: Option<PathBuf>,
+    /// Where to write results.csv
+    #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "scenarios")]
+    out: Option<PathBuf>,
+    /// Only these scenarios of the table
+    #[arg(long, value_name = "ID", value_delimiter = ',', help_heading = TABLE,
+          requires = "scenarios")]
+    only: Vec<String>,
 }
+
+const REQUESTS: &str = "Requests";
+const NODE: &str = "Models and GPU";
+const COMPARED: &str = "What is compared";
+const WRITTEN: &str = "What is written";
+const TABLE: &str = "Many scenarios";
 
 const AFTER_HELP: &str = "\
 Compute policies: Standalone, NoControl, KernelPreempt, LayerPreempt, GPreempt,
