@@ -2,14 +2,14 @@
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidegate_agent::device::Device;
 use tidegate_probe::bench::{Bench, Options};
 use tidegate_probe::report::{Line, Reporter, Verdict, emit};
 use tidegate_probe::suite::{self, Plan};
-use tidegate_probe::{actor, clock, hold, probes, render, worker};
+use tidegate_probe::{actor, clock, hold, machine, probes, render, worker};
 
 /// Measures what this node's driver and GPU do, on contexts of its own. It touches no other process and
 /// leaves no channel disabled, also when it is interrupted.
@@ -29,11 +29,15 @@ enum Command {
     Run(Run),
     /// Lists the probes.
     List,
+    /// Says where this is, as the first line of results.
+    Machine,
     /// Makes a page of results that were written with --results.
     Page {
-        /// The results.
-        results: PathBuf,
-        /// Directory for `<gpu>-<driver>.md` and `.json`; standard output unless given.
+        /// The results, of several runs on one machine if so.
+        #[arg(required = true)]
+        results: Vec<PathBuf>,
+        /// Directory for `<gpu>-<driver>.md` and `.json`; standard output unless given. Results of the
+        /// virtual GPU are not filed.
         #[arg(long, value_name = "DIR")]
         into: Option<PathBuf>,
     },
@@ -135,6 +139,10 @@ fn main() -> ExitCode {
             list();
             Ok(true)
         }
+        Command::Machine => {
+            emit(&Line::Machine(Box::new(machine::describe())));
+            Ok(true)
+        }
         Command::Page { results, into } => page(&results, into.as_deref()).map(|()| true),
         Command::Worker => worker::run().map(|()| true),
         Command::Actor { part } => actor::run(&part).map(|()| true),
@@ -216,20 +224,25 @@ fn one(one: &One) -> anyhow::Result<bool> {
     Ok(verdict != Verdict::Fail)
 }
 
-fn page(results: &std::path::Path, into: Option<&std::path::Path>) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(results)
-        .with_context(|| format!("cannot read {}", results.display()))?;
-    let lines = render::parse(&text).with_context(|| results.display().to_string())?;
-    let page = render::page(&lines)?;
-    match into {
-        None => print!("{page}"),
-        Some(dir) => {
-            std::fs::create_dir_all(dir)?;
-            let stem = render::stem(&lines)?;
-            std::fs::write(dir.join(format!("{stem}.md")), page)?;
-            std::fs::write(dir.join(format!("{stem}.json")), text)?;
-            println!("{}", dir.join(format!("{stem}.md")).display());
-        }
+fn page(results: &[PathBuf], into: Option<&Path>) -> anyhow::Result<()> {
+    let (mut lines, mut text) = (Vec::new(), String::new());
+    for path in results {
+        let one = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        lines.extend(render::parse(&one).with_context(|| path.display().to_string())?);
+        text.push_str(&one);
     }
+    let page = render::page(&lines)?;
+    let Some(dir) = into else {
+        print!("{page}");
+        return Ok(());
+    };
+    let gpu = &render::machine(&lines)?.gpu;
+    anyhow::ensure!(gpu != "virtual", "figures of the virtual GPU are not filed");
+    std::fs::create_dir_all(dir)?;
+    let stem = render::stem(&lines)?;
+    std::fs::write(dir.join(format!("{stem}.md")), page)?;
+    std::fs::write(dir.join(format!("{stem}.json")), text)?;
+    println!("{}", dir.join(format!("{stem}.md")).display());
     Ok(())
 }

@@ -110,13 +110,16 @@ pub fn parse(text: &str) -> anyhow::Result<Vec<Line>> {
 /// # Errors
 /// When they do not say.
 pub fn machine(lines: &[Line]) -> anyhow::Result<&Machine> {
-    lines
-        .iter()
-        .find_map(|line| match line {
-            Line::Machine(machine) => Some(machine.as_ref()),
-            _ => None,
-        })
+    machines(lines)
+        .next()
         .context("the results do not say on which machine they were found")
+}
+
+fn machines(lines: &[Line]) -> impl Iterator<Item = &Machine> {
+    lines.iter().filter_map(|line| match line {
+        Line::Machine(machine) => Some(machine.as_ref()),
+        _ => None,
+    })
 }
 
 /// A file name without extension for results: GPU and driver.
@@ -152,6 +155,11 @@ pub fn stem(lines: &[Line]) -> anyhow::Result<String> {
 /// When the results do not name their machine.
 pub fn page(lines: &[Line]) -> anyhow::Result<String> {
     let machine = machine(lines)?;
+    let same = |run: &Machine| (&run.gpu, &run.driver) == (&machine.gpu, &machine.driver);
+    anyhow::ensure!(
+        machines(lines).all(same),
+        "the results are of several machines"
+    );
     let mut page = String::new();
     let w = &mut page;
     writeln!(
@@ -160,7 +168,10 @@ pub fn page(lines: &[Line]) -> anyhow::Result<String> {
         machine.gpu,
         or(&machine.driver, "absent")
     )?;
-    writeln!(w, "Found on {} with `{}`", machine.date, machine.command)?;
+    let runs: Vec<String> = machines(lines)
+        .map(|run| format!("on {} with `{}`", run.date, run.command))
+        .collect();
+    writeln!(w, "Found {}", runs.join(", "))?;
     writeln!(
         w,
         "on kernel {}{}, {} processors, {}{}.\n",
@@ -284,6 +295,18 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part} is not in\n{page}");
         }
+    }
+
+    #[test]
+    fn runs_of_several_machines_are_no_page() {
+        let mut both = lines();
+        let mut other = machine(&both).expect("named").clone();
+        other.driver = "595.45.04".to_owned();
+        both.push(Line::Machine(Box::new(other)));
+        assert!(page(&both).is_err());
+        both.extend(lines());
+        both.remove(lines().len());
+        assert!(page(&both).is_ok());
     }
 
     #[test]

@@ -1,0 +1,107 @@
+"""An agent and programs with or without the library, for a comparison of runs."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+
+
+class Node:
+    """Where the built files are, and a directory for one run."""
+
+    def __init__(self, home, level=None):
+        self.home = home
+        self.dir = tempfile.TemporaryDirectory(prefix="tidegate-run-")
+        self.level = level
+        self.agent = None
+
+    def environment(self, role=None):
+        """Of a program: the library preloaded if it has a role."""
+        env = dict(os.environ)
+        env["TIDEGATE_RUN_DIR"] = self.dir.name
+        if role:
+            library = os.path.join(self.home, "libtidegate.so")
+            env["LD_PRELOAD"] = ":".join(filter(None, [library, env.get("LD_PRELOAD")]))
+            env["TIDEGATE_ROLE"] = role
+        return env
+
+    def __enter__(self):
+        if self.level is None:
+            return self
+        config = os.path.join(self.dir.name, "agent.toml")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write('[identity]\ntrust_env_uids = ["self"]\n')
+            if self.level != "best":
+                file.write(f'[channel]\nlevel = "{self.level}"\n')
+        vgpu = os.environ.get("TIDEGATE_VGPU_DIR")
+        device = f"virtual={vgpu}" if vgpu else "real"
+        with open(os.path.join(self.dir.name, "agent.log"), "w", encoding="utf-8") as log:
+            self.agent = subprocess.Popen(
+                [os.path.join(self.home, "tidegate-agent"), "--config", config, "--device", device],
+                env=self.environment(), stdin=subprocess.DEVNULL, stderr=log)
+        end = time.monotonic() + 20
+        while self.status() is None:
+            if self.agent.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the agent does not serve: {self.log()}")
+            time.sleep(0.1)
+        return self
+
+    def log(self):
+        with open(os.path.join(self.dir.name, "agent.log"), encoding="utf-8") as log:
+            return log.read()[-2000:]
+
+    def ask(self, what):
+        """Lines of JSON that `tidegate` answers; None while nobody serves."""
+        asked = subprocess.run([os.path.join(self.home, "tidegate"), what, "--output", "json"],
+                               env=self.environment(), capture_output=True, text=True, check=False)
+        return asked.stdout if asked.returncode == 0 else None
+
+    def status(self):
+        """What `tidegate status` says; None while nobody serves."""
+        said = self.ask("status")
+        return json.loads(said) if said else None
+
+    def events(self):
+        """What happened on the node so far."""
+        return [json.loads(line) for line in (self.ask("events") or "").splitlines()]
+
+    def __exit__(self, *_):
+        if self.agent:
+            # A clean stop enables everything.
+            self.agent.send_signal(signal.SIGTERM)
+            try:
+                self.agent.wait(10)
+            except subprocess.TimeoutExpired:
+                self.agent.kill()
+                self.agent.wait()
+        self.dir.cleanup()
+
+
+def stop(process):
+    """Ends a program, politely first."""
+    if process and process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def report_gate(lines, probe, run, status):
+    """Level, preemptions and latencies, as the agent counts them."""
+    if not status:
+        return
+    text = f"{run}: level {status['level']}"
+    if status["level_note"]:
+        text += f" ({status['level_note']})"
+    lines.note(probe, text)
+    for gpu in status["gpus"]:
+        lines.figure(probe, f"{run}: preemptions", gpu["preemptions"])
+        lines.figure(probe, f"{run}: cooldown", gpu["cooldown_ns"] / 1e6, "ms")
+        latency = gpu["preempt_latency"]
+        if latency and latency["count"]:
+            lines.figure(probe, f"{run}: preemption latency p50", latency["p50_ns"] / 1e3, "us")
+            lines.figure(probe, f"{run}: preemption latency p99", latency["p99_ns"] / 1e3, "us")

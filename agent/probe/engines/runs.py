@@ -1,0 +1,125 @@
+"""Two programs alone, together without control, and together with Tidegate: P14 and P16 differ in the programs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import lines
+import node
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+HOME = os.environ.get("TIDEGATE_HOME", os.path.dirname(HERE))
+
+ALONE = [("online alone", ["online"], None), ("offline alone", ["offline"], None)]
+UNCONTROLLED = ("uncontrolled", ["online", "offline"], None)
+LAUNCH_GATE = ("launch gate (L5)", ["online", "offline"], "L5")
+TIDEGATE = ("Tidegate", ["online", "offline"], "best")
+
+
+class Program:
+    """A program of a run: says `ready`, begins at an instant it reads, ends with figures."""
+
+    def __init__(self, here, command, role, preloaded, log):
+        self.log, self.role = log, role
+        self.process = subprocess.Popen(
+            [sys.executable, *command(role)], env=here.environment(role if preloaded else None), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def say(self, text):
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, what):
+        line = self.process.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            raise RuntimeError(f"{self.role} ended without {what}: {self.log.read()[-800:]}")
+        return line
+
+
+class Comparison:
+    """Runs of one probe. `command(role)` is a program's arguments; logs and timelines go to `out`."""
+
+    def __init__(self, probe, command, seconds, out):
+        self.probe, self.command, self.seconds, self.out = probe, command, seconds, out
+
+    def one(self, name, roles, level):
+        """What each role said at its end, and what the agent saw."""
+        programs, logs, said = {}, {}, {}
+        with node.Node(HOME, level) as here:
+            try:
+                # One after the other, offline first: gated from its first launch, it would not get ready beside an
+                # online program that starts up.
+                for role in sorted(roles):
+                    log = os.path.join(self.out, f"{self.probe}-{name}-{role}.log".replace(" ", "-"))
+                    logs[role] = open(log, "w+", encoding="utf-8")
+                    programs[role] = Program(here, self.command, role, level is not None, logs[role])
+                    programs[role].hear("being ready")
+                start = time.monotonic() + 0.5
+                for program in programs.values():
+                    program.say(repr(start))
+                if "online" in programs:
+                    said["online"] = json.loads(programs["online"].hear("figures"))
+                else:
+                    time.sleep(self.seconds)
+                if level:
+                    said["status"], said["events"] = here.status(), here.events()
+                if "offline" in programs:
+                    programs["offline"].say("stop")
+                    said["offline"] = json.loads(programs["offline"].hear("figures"))
+                return said
+            finally:
+                for program in programs.values():
+                    node.stop(program.process)
+                for log in logs.values():
+                    log.close()
+
+    def report(self, name, said):
+        online, offline = said.get("online"), said.get("offline")
+        if online:
+            lines.figure(self.probe, f"{name}: requests", online["requests"])
+            lines.spread(self.probe, f"{name}: TTFT", online["ttft_s"], "ms", 1e3)
+            lines.spread(self.probe, f"{name}: TPOT", online["tpot_s"], "ms", 1e3)
+        if offline:
+            lines.figure(self.probe, f"{name}: offline tokens/s", offline["tokens"] / offline["seconds"])
+        node.report_gate(lines, self.probe, name, said.get("status"))
+
+    def all(self, runs):
+        """Every run; one that breaks costs its own figures only."""
+        broken = []
+        for name, roles, level in runs:
+            try:
+                said = self.one(name, roles, level)
+            except (RuntimeError, ValueError, OSError) as error:
+                broken.append(name)
+                lines.note(self.probe, f"{name}: {error}")
+                continue
+            self.report(name, said)
+            if said.get("events"):
+                self.timeline(name, said)
+        if broken:
+            raise RuntimeError(f"no figures of {', '.join(broken)}")
+
+    def timeline(self, name, said):
+        """Ten seconds of requests and gate, for Perfetto (the Chrome trace format)."""
+        spans = said.get("online", {}).get("spans", [])
+        events = [event for event in said["events"] if event["at_ns"]]
+        begin = spans[len(spans) // 2][0] if spans else (events[0]["at_ns"] / 1e9 if events else 0)
+        trace = []
+
+        def add(at, text, track, duration=None):
+            if begin <= at < begin + 10:
+                kind = {"ph": "i", "s": "t"} if duration is None else {"ph": "X", "dur": duration * 1e6}
+                trace.append({"name": text, "ts": (at - begin) * 1e6, "pid": 1, "tid": track, **kind})
+
+        for number, (arrival, first, last) in enumerate(spans):
+            add(arrival, "waiting and prefill", 10 + number % 32, first - arrival)
+            add(first, "decode", 10 + number % 32, last - first)
+        for event in events:
+            add(event["at_ns"] / 1e9, f"{event['kind']} {event['text']}".strip(), 1)
+        path = os.path.join(self.out, f"{self.probe}-timeline.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": trace}, file)
+        lines.note(self.probe, f"{name}: ten seconds of it are in {os.path.basename(path)}, for Perfetto")

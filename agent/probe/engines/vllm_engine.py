@@ -1,0 +1,153 @@
+"""One process of P16: an unmodified vLLM engine, answering requests (`online`) or working through batches (`offline`).
+
+It speaks as serve.py does. The model has Llama-3-8B's shape and random weights (`load_format="dummy"`) from a config.json
+written here; no tokenizer is loaded, prompts are token ids. Nothing of vLLM is changed, and nothing here knows Tidegate.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import select
+import sys
+import tempfile
+import time
+
+import serve
+
+# Shape of Llama-3-8B.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": False,
+    "bos_token_id": 128000, "eos_token_id": 128001,
+}
+# A gate may stay shut for longer than the engine's patience with a step.
+PATIENCE = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}
+
+
+def arguments(kind, folder, share, compiled):
+    """Engine arguments, as far as this vLLM has them."""
+    wanted = {
+        "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16",
+        "max_model_len": 8192, "gpu_memory_utilization": share, "enable_prefix_caching": False,
+        "disable_log_stats": True, "seed": 0, "attention_backend": "FLASH_ATTN",
+    }
+    if not compiled:
+        # CUDA graphs of decode steps without a compiler run of minutes before them.
+        wanted["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    known = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def sampling(tokens, final):
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    kind = RequestOutputKind.FINAL_ONLY if final else RequestOutputKind.DELTA
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, output_kind=kind)
+
+
+def prompt(length, draw):
+    return {"prompt_token_ids": [draw.randrange(1000, 120000) for _ in range(length)]}
+
+
+async def ask(engine, number, length, tokens, draw):
+    """Times of a request's tokens."""
+    times = []
+    async for out in engine.generate(prompt(length, draw), sampling(tokens, False), f"request-{number}"):
+        times += [time.monotonic()] * sum(len(one.token_ids) for one in out.outputs)
+    return times
+
+
+async def online(folder, options):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**arguments(AsyncEngineArgs, folder, options.share, options.compiled)))
+    draw = random.Random(options.seed)
+    await asyncio.gather(*(ask(engine, f"warm-{n}", 256, 16, draw) for n in range(8)))
+    start = await asyncio.to_thread(wait_for_start)
+    requests = trace(options)
+
+    async def one(number, at, length, tokens):
+        await asyncio.sleep(max(0.0, start + at - time.monotonic()))
+        return at, await ask(engine, number, length, tokens, draw)
+
+    served = await asyncio.gather(*(one(n, *request) for n, request in enumerate(requests)))
+    engine.shutdown()
+    ttft = [times[0] - (start + at) for at, times in served if times]
+    tpot = [(times[-1] - times[0]) / (len(times) - 1) for _, times in served if len(times) > 1]
+    spans = [[start + at, times[0], times[-1]] for at, times in served if times]
+    return {"requests": len(ttft), "ttft_s": ttft, "tpot_s": tpot, "spans": spans}
+
+
+def offline(folder, options):
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+
+    engine = LLM(**arguments(EngineArgs, folder, options.share, options.compiled))
+    draw = random.Random(options.seed + 1)
+    engine.generate([prompt(256, draw) for _ in range(4)], sampling(8, True), use_tqdm=False)
+    start = wait_for_start()
+    read = written = 0
+    # Small batches: what is not finished at the end does not count.
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        batch = [prompt(1024, draw) for _ in range(8)]
+        for out in engine.generate(batch, sampling(64, True), use_tqdm=False):
+            read += len(out.prompt_token_ids)
+            written += len(out.outputs[0].token_ids)
+    return {"tokens": read + written, "written": written, "seconds": time.monotonic() - start}
+
+
+def wait_for_start():
+    print("ready", flush=True)
+    start = float(sys.stdin.readline())
+    time.sleep(max(0.0, start - time.monotonic()))
+    return start
+
+
+def trace(options):
+    """Requests of a CSV with the columns arrival_s,input_tokens,output_tokens, or drawn."""
+    if not options.trace:
+        return serve.schedule(options.seconds, options.seed)
+    with open(options.trace, encoding="utf-8") as file:
+        names = file.readline().strip().split(",")
+        at = [names.index(name) for name in ("arrival_s", "input_tokens", "output_tokens")]
+        rows = [line.strip().split(",") for line in file if line.strip()]
+    requests = [(float(row[at[0]]), min(7000, int(row[at[1]])), min(1000, int(row[at[2]]))) for row in rows]
+    return [request for request in requests if request[0] < options.seconds]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=["online", "offline"])
+    parser.add_argument("--seconds", type=float, default=45)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--share", type=float, default=0.4, help="of the GPU's memory")
+    parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model: minutes, once")
+    parser.add_argument("--trace", help="CSV with arrival_s,input_tokens,output_tokens")
+    options = parser.parse_args()
+    for name, value in PATIENCE.items():
+        os.environ.setdefault(name, value)
+    # Results are for standard output alone, whatever vLLM and its children print there.
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    sys.stdout = results
+    with tempfile.TemporaryDirectory(prefix="tidegate-model-") as folder:
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as config:
+            json.dump(CONFIG, config)
+        if options.role == "online":
+            result = asyncio.run(online(folder, options))
+        else:
+            result = offline(folder, options)
+    print(json.dumps(result), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    main()
