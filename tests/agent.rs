@@ -694,3 +694,48 @@ fn a_process_says_which_driver_it_sees() {
     assert_eq!(status(&node)["driver_version"], "570.211.01");
     offline.stop();
 }
+
+/// The driver waits for each disabled channel of a process whose files are closed, with the locks of
+/// all GPUs held: a minute here. The agent holds the files until it has enabled the channels.
+#[test]
+fn a_gated_process_that_is_killed_stalls_nobody_and_runs_no_more_than_what_was_on_the_gpu() {
+    let node = Node::new(&["--set", "stop_channel_wait_us=60000000"], FIXED);
+    let mut online = idle_online(&node);
+    let mut other = Peer::attached(&node, "offline", "other");
+    let (client, _) = other.channels(0, 2);
+    let mut offline = Offline::start(&node, 20_000_000, &[0]);
+    offline.running();
+    let pid = offline.process.pid();
+    online.ask("busy 0");
+    watch::wait_all(&node, &[pid], true);
+    wait_all(&node, client, true);
+    let killed = tidegate_tests::monotonic_ns();
+    offline.process.signal(libc::SIGKILL);
+    wait_so("its channels to be gone", || {
+        watch::channels(&node, &[pid]).is_empty()
+    });
+    let ran = watch::Testimony::of(&node).finished_after(&[pid], killed);
+    assert!(
+        ran <= 1,
+        "{ran} kernels of a dead process ran beside online"
+    );
+    online.ask("idle 0");
+    wait_all(&node, client, false);
+}
+
+#[test]
+fn hooks_of_every_attached_process_are_reported_while_it_launches_and_while_it_waits() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    online.ask("busy 0");
+    let pid = offline.process.pid();
+    watch::wait_all(&node, &[pid], true);
+    wait_so("its hooks", || {
+        let output = node.tidegate(&["hooks", &pid.to_string()]);
+        String::from_utf8_lossy(&output.stdout).contains("cuLaunchKernel ")
+    });
+    online.ask("idle 0");
+    offline.stop();
+}

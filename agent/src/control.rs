@@ -362,7 +362,7 @@ impl Control {
                 .filter(|marked| marked.device_instance == instance);
             let places: Vec<_> = here.map(|marked| marked.place).collect();
             if !places.is_empty() {
-                self.release(gpu_id(index), places);
+                self.release(gpu_id(index), places, None);
             }
         }
     }

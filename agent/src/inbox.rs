@@ -149,6 +149,8 @@ pub enum Said {
     },
     /// Launches began or ceased to wait on the gate.
     GateWait(bool),
+    /// Its descriptor of the UVM file.
+    Uvm(i32),
     /// Something about memory, word for word.
     Memory(Box<v1::client_event::Event>),
 }

@@ -17,8 +17,9 @@ use crate::channel::{Batch, ChannelControl};
 use crate::clock::now_ns;
 use crate::inbox::{Input, Mailbox};
 use crate::journal::Journal;
-use crate::rm::RmError;
+use crate::rm::{ControlFile, RmError};
 use crate::sys::SharedPage;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_abi::page::ACTIVITY_BUSY;
@@ -77,9 +78,25 @@ pub struct Order {
     pub unconditional: bool,
 }
 
-/// Pairs that left the lists and may be disabled, in batches of one client each.
+/// Pairs that left the lists and may be disabled.
 #[derive(Debug)]
-pub struct Release(pub Vec<Batch>);
+pub struct Release {
+    /// In batches of one client each.
+    pub batches: Vec<Batch>,
+    /// Of a process that ended: what it had queued is thrown away first, and its files are held until
+    /// its channels are enabled, because the driver waits, with the locks of all GPUs held, for each
+    /// disabled channel of a process whose files are closed.
+    pub dead: Option<Arc<Files>>,
+}
+
+/// The driver's files of a process, held open.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// On which its RM clients were made.
+    pub control: Option<Arc<ControlFile>>,
+    /// On which its channels are registered.
+    pub uvm: Option<OwnedFd>,
+}
 
 /// What a GPU's thread is given to do, in order.
 #[derive(Debug)]
@@ -155,16 +172,30 @@ pub fn start(
                         mailbox.put(Input::Issued(issued));
                     }
                     Task::Release(release) => {
-                        for batch in &release.0 {
+                        for batch in &release.batches {
+                            if release.dead.is_some() {
+                                throw_away(batch, &*control);
+                            }
                             enable_what_is_left(gpu, batch, &*control);
                         }
-                        let places = release.0.into_iter().flat_map(|batch| batch.places);
+                        drop(release.dead);
+                        let places = release.batches.into_iter().flat_map(|batch| batch.places);
                         mailbox.put(Input::Released(places.collect()));
                     }
                 }
             }
         })?;
     Ok(task_tx)
+}
+
+/// Drops what the channels of a dead process have queued, so that enabling them runs no more than what
+/// was on the GPU. A driver that does not take it runs all of it, once, which is what it does without.
+fn throw_away(batch: &Batch, control: &dyn ChannelControl) {
+    let mut rewinding = batch.clone();
+    rewinding.call.rewind_gp_put = 1;
+    if control.exists(batch.call.h_client_list[0]) {
+        let _ = control.set(&rewinding, true);
+    }
 }
 
 /// Enables the pairs of a batch that still exist.

@@ -12,6 +12,7 @@
 use crate::inbox::{Input, Mailbox};
 use crate::rm::{ControlFile, Owner, RmError};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 /// What the prover is asked.
@@ -35,6 +36,15 @@ pub enum Claim {
         /// The client it reports.
         client: u32,
     },
+    /// Take a copy of a process' UVM file.
+    Uvm {
+        /// The session.
+        session: u64,
+        /// Its process.
+        pid: i32,
+        /// The process' own descriptor.
+        fd: i32,
+    },
 }
 
 /// What the prover found.
@@ -55,6 +65,13 @@ pub enum Proof {
         client: u32,
         /// The file it was created on; None: not proven.
         file: Option<Arc<ControlFile>>,
+    },
+    /// A copy of its UVM file (None: it is not, or cannot be had).
+    Uvm {
+        /// The session.
+        session: u64,
+        /// Only ever held.
+        file: Option<OwnedFd>,
     },
 }
 
@@ -160,7 +177,20 @@ fn look(claim: Claim) -> Proof {
                 file,
             }
         }
+        Claim::Uvm { session, pid, fd } => Proof::Uvm {
+            session,
+            file: uvm_file(pid, fd),
+        },
     }
+}
+
+/// A copy of descriptor `fd` of a process, if it is the driver's UVM file.
+fn uvm_file(pid: i32, fd: i32) -> Option<OwnedFd> {
+    let node = std::fs::metadata("/dev/nvidia-uvm").ok()?.rdev();
+    let pidfd = crate::sys::pidfd_open(pid).ok()?;
+    let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
+    let (major, minor) = crate::sys::character_device(file.as_fd())?;
+    (libc::makedev(major, minor) == node).then_some(file)
 }
 
 /// Another control file of the process that owns `client`: a process may open the device twice.

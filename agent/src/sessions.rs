@@ -307,6 +307,7 @@ fn said(event: Event) -> Option<Said> {
             text: printable(&note.text),
         },
         Event::GateWait(wait) => Said::GateWait(wait.waiting),
+        Event::UvmFile(file) => Said::Uvm(file.fd),
     })
 }
 

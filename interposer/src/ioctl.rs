@@ -25,6 +25,8 @@ pub struct Rm {
     pub outbox: Vec<Up>,
     /// A descriptor of the control file and a client made on it.
     pub control: Option<(c_int, u32)>,
+    /// The descriptor of the UVM file on which channels are registered.
+    pub uvm: Option<c_int>,
     /// Version of the driver, as it told the driver's library; empty before.
     pub driver: String,
     /// Tickets the agent let go.
@@ -366,6 +368,9 @@ unsafe fn after(
             let register = unsafe { bytes(argument as u64, size_of::<uvm::UvmRegisterChannel>()) };
             if let Some(call) = uvm_register(register) {
                 let mut rm = sys::lock(&process.rm);
+                if rm.uvm.replace(fd) != Some(fd) && process.attached.load(Acquire) {
+                    process.bell.ring();
+                }
                 rm.graph.apply(call, &mut records);
                 rm.say(process, records);
             }

@@ -89,6 +89,7 @@ pub fn run(process: &'static Process) {
         page: None,
         generation: 0,
         stream_ns: 0,
+        uvm: None,
         hooks_at_ns: 0,
         hooks_calls: 0,
         waiting: false,
@@ -177,6 +178,8 @@ struct Reporter {
     generation: u64,
     /// When the stream last stood.
     stream_ns: u64,
+    /// The UVM descriptor the agent was told of.
+    uvm: Option<i32>,
     hooks_at_ns: u64,
     hooks_calls: u64,
     waiting: bool,
@@ -351,8 +354,10 @@ impl Reporter {
                 }
                 () = tokio::time::sleep(TICK), if self.looks() => self.look(),
                 () = tokio::time::sleep(memory.unwrap_or_default()), if memory.is_some() => self.deliver(&up),
-                () = tokio::time::sleep(Duration::from_secs(1)) => self.hooks(&up, false),
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
+            // Not an arm of its own: one that ends every few milliseconds would begin it anew for ever.
+            self.hooks(&up, false);
         }
     }
 
@@ -399,13 +404,19 @@ impl Reporter {
             }),
         );
         self.devices = 0;
-        self.hooks_calls = 0;
+        self.uvm = None;
+        self.hooks(up, true);
         self.talk.attach(self.process, &mut |event| send(up, event));
         self.deliver(up);
     }
 
     /// Sends what other threads left here.
     fn deliver(&mut self, up: &Up1) {
+        let uvm = sys::lock(&self.process.rm).uvm;
+        if let Some(fd) = uvm.filter(|_| uvm != self.uvm) {
+            self.uvm = uvm;
+            send(up, Event::UvmFile(v1::UvmFile { fd }));
+        }
         for device in self.process.seen_devices() {
             let bit = 1 << device;
             if self.devices & bit == 0
@@ -543,15 +554,16 @@ impl Reporter {
 
     /// The state of every hook, if it changed.
     fn hooks(&mut self, up: &Up1, always: bool) {
-        let rows = rows();
-        let calls = rows.iter().map(|row| row.calls).sum();
         let now = clock::now_ns();
-        let due = now.saturating_sub(self.hooks_at_ns) >= HOOKS_EVERY_NS;
-        let news = due && calls != self.hooks_calls;
-        if !always && !news {
+        if !always && now.saturating_sub(self.hooks_at_ns) < HOOKS_EVERY_NS {
             return;
         }
         self.hooks_at_ns = now;
+        let rows = rows();
+        let calls = rows.iter().map(|row| row.calls).sum();
+        if !always && calls == self.hooks_calls {
+            return;
+        }
         self.hooks_calls = calls;
         send(
             up,

@@ -177,6 +177,14 @@ impl Control {
                 });
             }
             Said::Memory(said) => self.hear_memory(id, *said),
+            Said::Uvm(fd) => {
+                let pid = self.sessions.get(&id).map_or(0, |s| s.process.pid);
+                let _ = self.prover.send(Claim::Uvm {
+                    session: id,
+                    pid,
+                    fd,
+                });
+            }
             Said::GateWait(waiting) => self.tell(Happening {
                 kind: if waiting {
                     "launches_wait"
@@ -384,6 +392,11 @@ impl Control {
                         session.clients.remove(&client);
                     }
                     self.ask_about(id, client);
+                }
+            }
+            Proof::Uvm { session: id, file } => {
+                if let Some(session) = self.sessions.get_mut(&id) {
+                    session.uvm = file;
                 }
             }
             Proof::Client {
@@ -742,7 +755,7 @@ impl Control {
         self.waiting.remove(id);
         self.claims.release_all(id);
         self.proofs.drop_all(id);
-        let Some(session) = self.sessions.remove(&id) else {
+        let Some(mut session) = self.sessions.remove(&id) else {
             return;
         };
         match session.role {
@@ -758,7 +771,10 @@ impl Control {
                     .filter_map(|held| Some((held.gpu, held.place?)))
                     .collect();
                 match leaves {
-                    Leaves::ForGood => self.retire(id, session.job, places),
+                    Leaves::ForGood => {
+                        let files = Arc::new(session.take_files());
+                        self.retire_with(id, session.job, places, Some(files));
+                    }
                     Leaves::ToReturn => {
                         let due_ns = self.now + ADOPTION_NS;
                         let left = places.into_iter().map(|(_, place)| Adopted {

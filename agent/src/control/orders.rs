@@ -10,7 +10,7 @@ use crate::channel::{Batch, Via};
 use crate::config::Level;
 use crate::gate::{self, Gate};
 use crate::inbox::Tell;
-use crate::issue::{Issued, Order as Prepared, Outcome, Release, Task};
+use crate::issue::{Files, Issued, Order as Prepared, Outcome, Release, Task};
 use crate::journal::Place;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
@@ -67,6 +67,17 @@ impl Control {
         job: Option<JobId>,
         places: Vec<(Option<GpuId>, Place)>,
     ) {
+        self.retire_with(session, job, places, None);
+    }
+
+    /// As [`Self::retire`], of a process that ended with these files.
+    pub(super) fn retire_with(
+        &mut self,
+        session: u64,
+        job: Option<JobId>,
+        places: Vec<(Option<GpuId>, Place)>,
+        dead: Option<Arc<Files>>,
+    ) {
         let mut free = Vec::new();
         let mut left: Vec<(GpuId, Vec<Place>)> = Vec::new();
         for (gpu, place) in places {
@@ -86,13 +97,13 @@ impl Control {
             if self.level == Level::L3 {
                 self.release_remote(session, job, gpu, places);
             } else {
-                self.release(gpu, places);
+                self.release(gpu, places, dead.clone());
             }
         }
     }
 
     /// Has the issue thread enable pairs behind every order that still names them.
-    pub(super) fn release(&mut self, gpu: GpuId, places: Vec<Place>) {
+    pub(super) fn release(&mut self, gpu: GpuId, places: Vec<Place>, dead: Option<Arc<Files>>) {
         let mut batches: Vec<Batch> = Vec::new();
         for place in places {
             let (client, channel) = self.journal.pair(place);
@@ -112,14 +123,15 @@ impl Control {
             .get(gpu.index())
             .and_then(|gpu| gpu.issuer.as_ref());
         self.releases += 1;
+        let release = Task::Release(Release { batches, dead });
         let unsent = match issuer {
-            Some(issuer) => match issuer.try_send(Task::Release(Release(batches))) {
+            Some(issuer) => match issuer.try_send(release) {
                 Err(refused) => refused.into_inner(),
                 Ok(()) => return,
             },
-            None => Task::Release(Release(batches)),
+            None => release,
         };
-        if let Task::Release(Release(batches)) = unsent {
+        if let Task::Release(Release { batches, .. }) = unsent {
             // The driver owes thousands of answers, or this level asks nothing of it here: a thread of
             // its own may wait.
             let places = batches.iter().flat_map(|batch| &batch.places);

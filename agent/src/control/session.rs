@@ -3,6 +3,7 @@
 use crate::config::Role;
 use crate::identity::Credentials;
 use crate::inbox::{Activity, Channel, Newcomer, Outbox, Process, Tell};
+use crate::issue::Files;
 use crate::journal::Place;
 use crate::rm::ControlFile;
 use crate::sys::SharedPage;
@@ -51,6 +52,8 @@ pub struct Session {
     pub rings: Rate,
     /// Its control file.
     pub file: File,
+    /// A copy of its UVM file, held until its channels are enabled.
+    pub uvm: Option<OwnedFd>,
     /// Its RM clients.
     pub clients: HashMap<u32, Client>,
     /// Its channels.
@@ -173,6 +176,7 @@ impl Session {
             } else {
                 File::None
             },
+            uvm: None,
             clients: HashMap::new(),
             channels: Vec::new(),
             tickets: Vec::new(),
@@ -222,6 +226,18 @@ impl Session {
                     self.slots[at].gate = wanted;
                 }
             }
+        }
+    }
+
+    /// The driver's files of it, for who has to hold them longer.
+    pub fn take_files(&mut self) -> Files {
+        let control = match &self.file {
+            File::Control(file) => Some(Arc::clone(file)),
+            File::None | File::Looking => None,
+        };
+        Files {
+            control,
+            uvm: self.uvm.take(),
         }
     }
 

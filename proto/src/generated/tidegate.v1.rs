@@ -3,7 +3,7 @@
 pub struct ClientEvent {
     #[prost(
         oneof = "client_event::Event",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22"
     )]
     pub event: ::core::option::Option<client_event::Event>,
 }
@@ -53,7 +53,16 @@ pub mod client_event {
         Mapped(super::Mapped),
         #[prost(message, tag = "21")]
         Pressure(super::Pressure),
+        #[prost(message, tag = "22")]
+        UvmFile(super::UvmFile),
     }
+}
+/// The process' own descriptor of /dev/nvidia-uvm, on which its channels are registered. The agent takes
+/// a copy: as long as it has one, the driver does not stop the channels of a process that died.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UvmFile {
+    #[prost(int32, tag = "1")]
+    pub fd: i32,
 }
 /// First message of every Attach stream.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
