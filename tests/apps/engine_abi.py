@@ -1,0 +1,70 @@
+"""What an engine's plugin says through the library, by the module it uses. argv[1]: the role."""
+
+import ctypes
+import sys
+
+from tidegate_engines import abi
+from tidegate_engines.job import Cut, Region
+
+MIB = 1 << 20
+BLOCKS, BLOCK = 32, 2 * MIB
+
+role = sys.argv[1]
+library = abi.library()
+if role == "none":
+    assert library is None
+    print("no library")
+    sys.exit(0)
+assert library is not None
+cuda = ctypes.CDLL("libcuda.so.1")
+
+
+def ok(code):
+    assert code == 0, code
+
+
+device, context, at = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+ok(cuda.cuInit(0))
+ok(cuda.cuDeviceGet(ctypes.byref(device), 0))
+ok(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+ok(cuda.cuCtxSetCurrent(context))
+
+library.attach(0, 1)
+library.attach(0, 1)  # a second module of the same process
+flags = abi.ELASTIC if role == "online" else 0
+library.begin_scope(0, flags)
+ok(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(BLOCKS * BLOCK)))
+library.end_scope()
+rows = [Region(base=at.value, stride=BLOCK, block_bytes=BLOCK, first_block=0, blocks=BLOCKS)]
+try:
+    library.register([Region(0x1000, BLOCK, BLOCK, 0, BLOCKS)], 1, flags)
+except abi.TidegateError as error:
+    assert error.errno == 22, error
+else:
+    raise AssertionError("memory of no scope was registered")
+kv = library.register(rows, 1, flags)
+
+if role == "offline":
+    job = abi.Offline(library)
+    assert job.poll(1) == Cut([], [], 0), job.poll(1)
+    job.publish(7, 40, [1, 2, 3])
+    job.publish(7, 48, [1, 2, 3, 4])
+    job.forget(7)
+    job.forget(7)
+    job.ack_withheld(0)
+    library.call("tg_kv_unregister", kv)
+else:
+    job = abi.Online(library, kv)
+    job.in_flight(1)
+    ids: list[int] = []
+    for _ in range(500):
+        ids += job.reserve(4 - len(ids))
+        if len(ids) == 4:
+            break
+        job.wait(0.02)
+    assert sorted(ids) == [1, 2, 3, 4], ids
+    job.usage(2, 4)
+    job.release([3, 4])
+    assert job.reserve(1) == [3]
+    job.in_flight(0)
+print("ok")
