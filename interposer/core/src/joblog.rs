@@ -453,7 +453,6 @@ mod tests {
         ) {
             let shared = shared();
             let mut reader = Reader::at_end(&shared);
-            let mut missing = [0_i32; 64];
             let mut held = Vec::new();
             let mut told = [false; 64];
             let mut step = 0;
@@ -464,7 +463,7 @@ mod tests {
                 } else if let Some((first, count)) = held.pop() {
                     shared.regain(first, count).expect("room");
                 }
-                missing = [0; 64];
+                let mut missing = [0_i32; 64];
                 for (first, count) in &held {
                     (*first..first + count).for_each(|id| missing[id as usize] += 1);
                 }
