@@ -11,9 +11,9 @@
 //!      +-- no block left, or blocks lost -------+     prompt and tokens so far are read again
 //! ```
 //!
-//! Admission is vLLM's: first come, first served; a prompt is read in chunks, beside decodes; one
-//! is admitted only if the blocks of its whole prompt are there, and some for those that run; who
-//! needs a block when there is none pushes the last to have joined back to the front of the queue.
+//! Admission is vLLM's: first come, first served; a prompt is read in chunks, beside decodes, and
+//! takes blocks chunk by chunk; who needs a block when there is none pushes the last to have joined
+//! back to the front of the queue. What an admission leaves free is a setting ([`Spare`]).
 //!
 //! Invariant: every request gets each of its tokens once, whatever is taken from it meanwhile.
 
@@ -66,9 +66,10 @@ pub struct Store {
 /// Blocks that an admission leaves free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spare {
-    /// None: the limit follows what is wanted.
+    /// None, and of a prompt only the part that is read next has to fit.
     None,
-    /// One for each request that runs: the backlog never ends, and would fill the last block.
+    /// The rest of its prompt, and one for each request that runs: the backlog never ends, and
+    /// would fill the last block.
     OneEach,
 }
 
@@ -233,13 +234,14 @@ impl Batch {
     }
 
     /// Blocks without which it could do nothing in its next iteration: what it holds, one for each
-    /// request whose last block is full, and, when none runs, the first prompt.
+    /// request whose last block is full, and, when none runs, the first prompt's next part.
     #[must_use]
     pub fn needs(&self) -> u32 {
         let first = self.waiting.front().filter(|_| self.running.is_empty());
         let first = first.map_or(0, |slot| {
             let sequence = &self.sequences[*slot as usize];
-            blocks_of(sequence.prompt) - sequence.held
+            let read = sequence.prompt.min(sequence.cached + self.budget());
+            blocks_of(read) - sequence.held
         });
         self.store.used + self.growth() + first
     }
@@ -370,14 +372,18 @@ impl Batch {
             let sequence = &self.sequences[slot as usize];
             let (cached, prompt, held) = (sequence.cached, sequence.prompt, sequence.held);
             let new = (prompt - cached).min(budget);
+            let now = blocks_of(cached + new) - held;
             let whole = blocks_of(prompt) - held;
-            let begun = held > 0;
-            if new == 0 || whole > available || (!begun && available - whole < spare) {
+            let fits = match self.store.spare {
+                Spare::None => now <= available,
+                Spare::OneEach => whole <= available && (held > 0 || available - whole >= spare),
+            };
+            if new == 0 || !fits {
                 break;
             }
-            available -= whole;
+            available -= whole.min(available);
             budget -= new;
-            for _ in 0..whole {
+            for _ in 0..now {
                 self.take_block(slot);
             }
             let (t, c) = (f64::from(new), f64::from(cached));

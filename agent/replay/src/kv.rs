@@ -1,13 +1,13 @@
 //! Blocks of KV cache: who holds which, and which are backed by memory.
 //!
 //! A *block* is 16 tokens of every layer. A *stripe* is the least that memory can be taken or given
-//! in: all handles that back one range of blocks in every layer. With the block outermost (one
-//! block's layers side by side) and a block of a handle's size or more that is one block; with the
-//! layer outermost it is as many blocks as one handle holds of one layer.
+//! in: all handles that back one range of blocks in every layer. Blocks are outermost here (one
+//! block's layers side by side), so a stripe is one handle, or a whole block where that has several.
+//! Blocks need not divide a handle: one that lies across two is lost with either.
 //!
 //! Free blocks leave in the order in which they came, as in vLLM's queue, so requests interleave on
 //! stripes as they arrived and ended. Invariant: a block is free, held by one sequence, or withheld
-//! (its stripe is not backed); the counts always add up.
+//! (a stripe of it is not backed); the counts always add up.
 
 use std::collections::VecDeque;
 
@@ -26,13 +26,14 @@ const WITHHELD: u32 = u32::MAX - 1;
 /// One engine's blocks, each with its number.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    per_stripe: u32,
+    block: u64,
+    stripe: u64,
     /// Sequence that holds it, [`FREE`] or [`WITHHELD`].
     holder: Vec<u32>,
     free: VecDeque<u32>,
     backed: Vec<bool>,
     backed_stripes: u32,
-    /// Held blocks of each stripe.
+    /// Held blocks with a byte in each stripe.
     held: Vec<u32>,
     /// When each block was last taken: the number of that taking.
     taken: Vec<u64>,
@@ -40,19 +41,21 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// As many whole stripes as fit into `blocks`, at least one, all backed.
+    /// As many blocks of `block` bytes as fit into `bytes`, over stripes of `stripe`, all backed.
     #[must_use]
-    pub fn new(blocks: u32, per_stripe: u32) -> Self {
-        let per_stripe = per_stripe.max(1);
-        let stripes = (blocks / per_stripe).max(1);
+    pub fn new(bytes: u64, block: u64, stripe: u64) -> Self {
+        let (block, stripe) = (block.max(1), stripe.max(1));
+        let blocks = u32::try_from(bytes / block).map_or(WITHHELD - 1, |blocks| blocks);
+        let stripes = (u64::from(blocks) * block).div_ceil(stripe) as usize;
         Self {
-            per_stripe,
-            holder: vec![FREE; (stripes * per_stripe) as usize],
-            free: (0..stripes * per_stripe).collect(),
-            backed: vec![true; stripes as usize],
-            backed_stripes: stripes,
-            held: vec![0; stripes as usize],
-            taken: vec![0; (stripes * per_stripe) as usize],
+            block,
+            stripe,
+            holder: vec![FREE; blocks as usize],
+            free: (0..blocks).collect(),
+            backed: vec![true; stripes],
+            backed_stripes: u32::try_from(stripes).unwrap_or(u32::MAX),
+            held: vec![0; stripes],
+            taken: vec![0; blocks as usize],
             takings: 0,
         }
     }
@@ -75,35 +78,40 @@ impl Blocks {
         self.backed_stripes
     }
 
-    /// Blocks of one stripe.
-    #[must_use]
-    pub fn per_stripe(&self) -> u32 {
-        self.per_stripe
-    }
-
     /// Whether that stripe is backed.
     #[must_use]
     pub fn is_backed(&self, stripe: u32) -> bool {
         self.backed.get(stripe as usize).copied().unwrap_or(false)
     }
 
-    /// Held blocks of that stripe.
+    /// Held blocks with a byte in that stripe.
     #[must_use]
     pub fn held(&self, stripe: u32) -> u32 {
         self.held.get(stripe as usize).copied().unwrap_or(0)
     }
 
-    /// The stripe of a block.
+    /// The stripes that hold a byte of a block.
     #[must_use]
-    pub fn stripe_of(&self, block: u32) -> u32 {
-        block / self.per_stripe
+    pub fn stripes_of(&self, block: u32) -> std::ops::RangeInclusive<usize> {
+        let from = u64::from(block) * self.block;
+        (from / self.stripe) as usize..=((from + self.block - 1) / self.stripe) as usize
+    }
+
+    /// The blocks with a byte in a stripe.
+    #[must_use]
+    pub fn blocks_in(&self, stripe: u32) -> std::ops::Range<u32> {
+        let from = u64::from(stripe) * self.stripe;
+        let blocks = self.holder.len() as u64;
+        let end = (from + self.stripe).div_ceil(self.block).min(blocks);
+        let narrow = |block: u64| u32::try_from(block).unwrap_or(u32::MAX);
+        narrow((from / self.block).min(blocks))..narrow(end)
     }
 
     /// Sequences that hold blocks of that stripe, one for each block.
     pub fn holders(&self, stripe: u32) -> impl Iterator<Item = u32> + '_ {
-        let from = (stripe * self.per_stripe) as usize;
-        let blocks = self.holder.iter().skip(from).take(self.per_stripe as usize);
-        blocks.copied().filter(|holder| *holder < WITHHELD)
+        self.blocks_in(stripe)
+            .map(|block| self.holder[block as usize])
+            .filter(|holder| *holder < WITHHELD)
     }
 
     /// Held blocks, each after the sequence that holds it, in the order in which they were taken.
@@ -119,21 +127,28 @@ impl Blocks {
         held.collect()
     }
 
+    fn whole(&self, block: u32) -> bool {
+        self.stripes_of(block).all(|stripe| self.backed[stripe])
+    }
+
     /// Gives `sequence` a free block.
     pub fn take(&mut self, sequence: u32) -> Option<u32> {
         let block = self.free.pop_front()?;
         self.holder[block as usize] = sequence;
         self.takings += 1;
         self.taken[block as usize] = self.takings;
-        self.held[(block / self.per_stripe) as usize] += 1;
+        for stripe in self.stripes_of(block) {
+            self.held[stripe] += 1;
+        }
         Some(block)
     }
 
     /// Takes `block` back from who holds it.
     pub fn give(&mut self, block: u32) {
-        let stripe = (block / self.per_stripe) as usize;
-        self.held[stripe] -= 1;
-        if self.backed[stripe] {
+        for stripe in self.stripes_of(block) {
+            self.held[stripe] -= 1;
+        }
+        if self.whole(block) {
             self.holder[block as usize] = FREE;
             self.free.push_back(block);
         } else {
@@ -149,34 +164,34 @@ impl Blocks {
                 self.backed_stripes -= 1;
             }
         }
-        let (backed, per_stripe) = (&self.backed, self.per_stripe);
-        let holder = &mut self.holder;
-        self.free.retain(|block| {
-            let stays = backed[(block / per_stripe) as usize];
+        let mut free = core::mem::take(&mut self.free);
+        free.retain(|block| {
+            let stays = self.whole(*block);
             if !stays {
-                holder[*block as usize] = WITHHELD;
+                self.holder[*block as usize] = WITHHELD;
             }
             stays
         });
+        self.free = free;
     }
 
     /// Backs up to `count` stripes that are not, lowest first; says how many.
     pub fn restore(&mut self, count: u32) -> u32 {
         let mut restored = 0;
-        for stripe in 0..self.backed.len() {
+        for stripe in 0..self.stripes() {
             if restored == count {
                 break;
             }
-            // A stripe whose lost blocks are still held comes back when they were given up.
-            if self.backed[stripe] || self.held[stripe] > 0 {
+            if self.backed[stripe as usize] {
                 continue;
             }
-            self.backed[stripe] = true;
+            self.backed[stripe as usize] = true;
             restored += 1;
-            let from = u32::try_from(stripe).unwrap_or(u32::MAX) * self.per_stripe;
-            for block in from..from + self.per_stripe {
-                self.holder[block as usize] = FREE;
-                self.free.push_back(block);
+            for block in self.blocks_in(stripe) {
+                if self.holder[block as usize] == WITHHELD && self.whole(block) {
+                    self.holder[block as usize] = FREE;
+                    self.free.push_back(block);
+                }
             }
         }
         self.backed_stripes += restored;
@@ -193,10 +208,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_block_is_free_held_or_withheld_and_the_counts_add_up(
-            per_stripe in 1u32..5,
+            block in 1u64..9,
+            stripe in 1u64..9,
             steps in prop::collection::vec((0u8..4, any::<u32>()), 0..200),
         ) {
-            let mut blocks = Blocks::new(24, per_stripe);
+            let mut blocks = Blocks::new(97, block, stripe);
             let mut held: Vec<u32> = Vec::new();
             for (what, which) in steps {
                 let stripe = which % blocks.stripes();
@@ -206,8 +222,7 @@ mod tests {
                         let got = blocks.take(which % 7);
                         prop_assert_eq!(got.is_some(), there > 0);
                         if let Some(block) = got {
-                            prop_assert!(blocks.is_backed(blocks.stripe_of(block)));
-                            prop_assert!(!held.contains(&block));
+                            prop_assert!(whole(&blocks, block) && !held.contains(&block));
                             held.push(block);
                         }
                     }
@@ -215,19 +230,33 @@ mod tests {
                         let block = held.swap_remove(which as usize % held.len());
                         blocks.give(block);
                     }
-                    2 => blocks.withhold(&[stripe]),
+                    2 => {
+                        blocks.withhold(&[stripe]);
+                        let lost: Vec<u32> = held.iter().copied()
+                            .filter(|block| !whole(&blocks, *block)).collect();
+                        held.retain(|block| whole(&blocks, *block));
+                        for block in lost {
+                            blocks.give(block);
+                        }
+                    }
                     3 => { blocks.restore(which % 3); }
                     _ => {}
                 }
-                let live = |block: &&u32| blocks.is_backed(blocks.stripe_of(**block));
-                let backed_held = held.iter().filter(live).count() as u32;
-                prop_assert_eq!(
-                    blocks.available() + backed_held,
-                    blocks.backed_stripes() * blocks.per_stripe()
-                );
-                let sums = (0..blocks.stripes()).map(|s| blocks.held(s)).sum::<u32>();
-                prop_assert_eq!(sums as usize, held.len());
+                let all = 97 / block as u32;
+                let usable = (0..all).filter(|block| whole(&blocks, *block)).count();
+                prop_assert_eq!(blocks.available() as usize + held.len(), usable);
+                for stripe in 0..blocks.stripes() {
+                    let here = blocks.blocks_in(stripe);
+                    let of_held = held.iter().filter(|block| here.contains(block)).count();
+                    prop_assert_eq!(blocks.held(stripe) as usize, of_held);
+                    prop_assert_eq!(blocks.holders(stripe).count(), of_held);
+                }
             }
         }
+    }
+
+    fn whole(blocks: &Blocks, block: u32) -> bool {
+        let mut stripes = blocks.stripes_of(block);
+        stripes.all(|stripe| blocks.is_backed(stripe as u32))
     }
 }

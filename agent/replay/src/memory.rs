@@ -84,13 +84,15 @@ impl Pool {
     }
 }
 
-/// Blocks of the least run that fills whole handles, with the block outermost: what is taken and
-/// given as one. A block that fills none within 64 is padded to whole handles.
+/// Bytes that are taken and given as one, with blocks outermost: a handle, or a whole block where
+/// that has several.
 #[must_use]
-pub fn blocks_per_stripe(block: u64) -> u32 {
-    (1..=64)
-        .find(|blocks| (u64::from(*blocks) * block).is_multiple_of(HANDLE_BYTES))
-        .unwrap_or(1)
+pub const fn stripe_of(block: u64) -> u64 {
+    if block.is_multiple_of(HANDLE_BYTES) {
+        block
+    } else {
+        HANDLE_BYTES
+    }
 }
 
 /// What online would hold after its next iteration, in bytes of whole handles.
@@ -152,8 +154,7 @@ pub fn make(spec: &Spec, alone: Option<&Alone>) -> Box<dyn Policy> {
         | Memory::TidegateFifo
         | Memory::TidegateLayerBoundary => {
             let block = u64::from(BLOCK_TOKENS) * spec.offline.model.shape.kv_bytes_per_token();
-            let stripe = u64::from(blocks_per_stripe(block)) * block;
-            Box::new(tidegate::Tidegate::new(spec, whole(stripe)))
+            Box::new(tidegate::Tidegate::new(spec, stripe_of(block)))
         }
         Memory::Oracle => Box::new(oracle::Oracle),
     }

@@ -6,7 +6,7 @@ use crate::trace::Request;
 
 fn store(limit: u32, paged: bool) -> Store {
     Store {
-        pages: paged.then(|| Blocks::new(limit, 1)),
+        pages: paged.then(|| Blocks::new(u64::from(limit), 1, 1)),
         used: 0,
         limit,
         spare: Spare::OneEach,

@@ -31,6 +31,12 @@ use crate::costs::HANDLE_BYTES;
 use crate::record::Reclaim;
 use crate::spec::{Memory, Spec};
 
+/// Share of online's reservation whose use is pressure. At 90 % a prompt of a thousand tokens meets
+/// less headroom than it needs, and waits: TTFT then rises by up to 6 % over ten workloads, at 75 %
+/// by at most 1.2 %, for 1 % of offline's tokens.
+const PRESSURE_PERCENT: u8 = 75;
+/// Least headroom, where the pool has eight times as much: the long prompts of a chat.
+const LEAST_HEADROOM: u64 = 1 << 30;
 /// Between two gates that are shut only to give memory back to offline.
 const RESTORE_INTERVAL: u64 = 1_000_000_000;
 
@@ -83,6 +89,8 @@ impl Tidegate {
         let costs = &spec.costs;
         let ns = |span: std::time::Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         let usual = Reserving {
+            pressure_percent: PRESSURE_PERCENT,
+            min: Bytes((spec.kv_pool_bytes / 8).min(LEAST_HEADROOM)),
             max: Bytes(spec.kv_pool_bytes),
             ..Reserving::default()
         };
@@ -265,15 +273,12 @@ impl Tidegate {
         let Some(pages) = &pool.offline.store.pages else {
             return;
         };
-        let per_stripe = pages.per_stripe();
         let stripes = pages.stripes();
         let holders = self.holders.get_or_insert_with(|| {
             let handles = u32::try_from(self.stripe / HANDLE_BYTES).unwrap_or(u32::MAX);
             let stripe = |stripe: u32| Stripe {
                 handles: (stripe * handles..(stripe + 1) * handles).collect(),
-                blocks: (stripe * per_stripe..(stripe + 1) * per_stripe)
-                    .map(BlockId)
-                    .collect(),
+                blocks: pages.blocks_in(stripe).map(BlockId).collect(),
             };
             let layout =
                 Layout::of_stripes((0..stripes).map(stripe).collect(), Bytes(HANDLE_BYTES));

@@ -105,7 +105,7 @@ pub(super) struct World<'a> {
 fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
     let limit = u32::try_from(bytes / block.max(1)).unwrap_or(u32::MAX);
     Store {
-        pages: paged.then(|| Blocks::new(limit, memory::blocks_per_stripe(block))),
+        pages: paged.then(|| Blocks::new(bytes, block, memory::stripe_of(block))),
         used: 0,
         limit,
         spare,
