@@ -1,12 +1,18 @@
 //! The demo's promises that need no quiet machine: what it measures with, not how well it did.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use tidegate_replay::decisions;
 use tidegate_tests::{BUILT, Running, TempDir};
 
 /// Runs the demo with `args`; returns its table and its JSON.
 fn demo(args: &[&str]) -> (String, Value) {
+    demo_with(args, &[])
+}
+
+fn demo_with(args: &[&str], env: &[(&str, &Path)]) -> (String, Value) {
     let dir = TempDir::new();
     let json = dir.path().join("figures.json");
     let _ = &*BUILT;
@@ -17,6 +23,7 @@ fn demo(args: &[&str]) -> (String, Value) {
             .arg("--json")
             .arg(&json)
             .env("TIDEGATE_TESTS_BUILT", "1")
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped()),
@@ -62,4 +69,20 @@ fn every_figure_is_measured_in_a_short_run_too() {
     positive("/runs/tidegate/harvest_ratio");
     assert_eq!(figures["runs"]["alone"]["offline_tokens_per_s"], 0.0);
     assert!(table.contains("with offline, Tidegate"), "{table}");
+}
+
+/// Replay decides what the agent decided, event by event.
+#[test]
+fn what_the_agent_recorded_of_the_demo_is_decided_again_by_replay() {
+    let dir = TempDir::new();
+    let recording = dir.path().join("decisions");
+    let (table, _) = demo_with(&["--seconds", "4"], &[("TIDEGATE_RECORD", &recording)]);
+    let recording = std::fs::read(recording).expect("the agent wrote its decisions");
+    match decisions::replay(&recording[..]) {
+        Ok(replayed) => assert!(
+            replayed.events > 100 && replayed.effects > 50,
+            "{replayed:?}\n{table}"
+        ),
+        Err(error) => panic!("{error}\n{table}"),
+    }
 }

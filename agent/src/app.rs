@@ -16,6 +16,7 @@ use crate::obstacle::{self, Mps};
 use crate::peers::{self, Connection, Crowd, Pages};
 use crate::reaper::Reaper;
 use crate::reconcile::{self, Reconciled};
+use crate::recorder::Recorder;
 use crate::rm::{self, Driver, Gpu, RmError, Subdevice};
 use crate::rundir::{self, RunDir, RunDirError};
 use crate::selftest::{self, Outcome, SelfTest};
@@ -56,6 +57,8 @@ pub struct Options {
     pub vgpu_shim: Option<PathBuf>,
     /// Ask a running agent to step aside.
     pub replace: bool,
+    /// Where decisions are recorded.
+    pub record: Option<PathBuf>,
 }
 
 /// Why the agent does not run.
@@ -163,7 +166,10 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let (teller, events) = EventLog::start().map_err(starting("start the event thread"))?;
     let gpus = issuers(&driver, choice.level, &journal, &mailbox, fifo)?;
     let notifier = Arc::new(Notifier::from_environment());
+    let recorder = options.record.as_deref().map(Recorder::start).transpose();
+    let recorder = recorder.map_err(starting("begin the recording"))?;
     let parts = Parts {
+        recorder,
         policy: policy_config(config, choice.level),
         level: choice.level,
         rings_per_second: config.limits.rings_per_second,

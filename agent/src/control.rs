@@ -31,6 +31,7 @@ use crate::latency::Latencies;
 use crate::notify::Notifier;
 use crate::obstacle::Obstacle;
 use crate::prove::{Prover, Reprover};
+use crate::recorder::Recorder;
 use crate::rm::Gpu;
 use claims::Claims;
 use gang::Gang;
@@ -101,6 +102,8 @@ pub struct Parts {
     pub notifier: Arc<Notifier>,
     /// What status says of the node.
     pub about: report::About,
+    /// Where decisions are recorded, if they are.
+    pub recorder: Option<Recorder>,
 }
 
 pub use report::About;
@@ -109,6 +112,7 @@ pub use report::About;
 #[derive(Debug)]
 pub struct Control {
     node: Node,
+    recorder: Option<Recorder>,
     level: Level,
     rings_per_second: u32,
     /// Bytes of each GPU that are shared out; 0: none.
@@ -224,7 +228,12 @@ impl Control {
             })
             .collect();
         let count = u8::try_from(gpus.len()).unwrap_or(u8::MAX);
+        let mut recorder = parts.recorder;
+        if let Some(recorder) = &mut recorder {
+            recorder.begin(&parts.policy, count, Instant::from_nanos(now));
+        }
         Self {
+            recorder,
             node: Node::new(parts.policy, count, Instant::from_nanos(now)),
             level: parts.level,
             rings_per_second: parts.rings_per_second,
@@ -587,8 +596,11 @@ impl Control {
             }
             let mut effects = std::mem::take(&mut self.effects);
             effects.clear();
-            self.node
-                .step(event, Instant::from_nanos(self.now), &mut effects);
+            let now = Instant::from_nanos(self.now);
+            self.node.step(event, now, &mut effects);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.stepped(event, now, &effects);
+            }
             for &effect in &effects {
                 self.carry_out(effect);
             }

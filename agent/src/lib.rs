@@ -42,6 +42,7 @@ pub mod peers;
 pub mod prove;
 pub mod reaper;
 pub mod reconcile;
+pub mod recorder;
 #[allow(unsafe_code)]
 pub mod rm;
 pub mod rundir;

@@ -29,6 +29,9 @@ struct Arguments {
     /// Ask a running agent to hand over, and take its place.
     #[arg(long)]
     replace: bool,
+    /// Write every decision, and what it was made from, to a file that replay makes them from again.
+    #[arg(long, env = "TIDEGATE_RECORD", value_name = "FILE")]
+    record: Option<PathBuf>,
     /// Be the GPU work that the self-test looks at.
     #[arg(long, hide = true)]
     self_test_work: bool,
@@ -69,6 +72,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         device: arguments.device,
         vgpu_shim: arguments.vgpu_shim,
         replace: arguments.replace,
+        record: arguments.record,
     };
     Ok(app::run(&options)?)
 }

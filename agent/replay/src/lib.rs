@@ -29,6 +29,7 @@ pub mod cases;
 pub mod clock;
 pub mod compute;
 pub mod costs;
+pub mod decisions;
 pub mod engine;
 pub mod estimate;
 pub mod evaluation;

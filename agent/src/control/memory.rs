@@ -40,7 +40,11 @@ impl Control {
         let mut effects = std::mem::take(&mut self.effects);
         effects.clear();
         let now = Instant::from_nanos(self.now);
+        let recorded = self.recorder.is_some().then(|| event.clone());
         self.node.step_memory(event, now, &mut effects);
+        if let (Some(recorder), Some(event)) = (&mut self.recorder, recorded) {
+            recorder.stepped_memory(&event, now, &effects);
+        }
         for &effect in &effects {
             self.carry_out(effect);
         }

@@ -1,0 +1,633 @@
+//! A node's decisions, recorded as they were made, and made again from what it was told.
+//!
+//! `tidegate-agent --record FILE` writes every event that its policy takes and every effect that the
+//! policy answers with. The policy is a function of its settings and those events, so replaying them
+//! must give the same effects in the same order, to the last field: [`replay`] checks that. A
+//! recording from a machine where something went wrong can so be looked at, and changed rules tried
+//! on it, anywhere.
+//!
+//! ```text
+//!   tidegate-decisions 1 GPUS STARTED            first line
+//!   config FIELD...                              times in ns
+//!   event NOW NAME FIELD...                      what the policy was told, and when
+//!   effect TEXT                                  what it answered; one line for each
+//!   lost COUNT                                   so many lines are missing here
+//! ```
+//!
+//! Of what is told about memory the pools and what processes allocate are recorded; for all that
+//! has to do with a registered KV cache a `lost` line stands.
+
+use std::io::{BufRead, Write};
+
+use tidegate_policy::config::{Config, Cooldown, Learning, Means, OnMaxGated, Suspects};
+use tidegate_policy::effect::Effect;
+use tidegate_policy::event::{Event, Order, Reading, Standing};
+use tidegate_policy::ids::{
+    Bytes, Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
+};
+use tidegate_policy::memory::MemoryEvent;
+use tidegate_policy::node::Node;
+use tidegate_policy::time::{Instant, nanos};
+
+const MAGIC: &str = "tidegate-decisions 1";
+
+/// Why a recording cannot be replayed, or what differed.
+#[derive(Debug, thiserror::Error)]
+pub enum DecisionsError {
+    /// It cannot be read.
+    #[error("cannot read the recording")]
+    Read(#[from] std::io::Error),
+    /// A line that is none of a recording.
+    #[error("line {line}: not a recording of this version: {text:?}")]
+    Format {
+        /// From 1.
+        line: usize,
+        /// What stands there.
+        text: String,
+    },
+    /// Lines are missing.
+    #[error(
+        "line {line}: {count} lines were not written: the disk was too slow; nothing after this can be replayed"
+    )]
+    Lost {
+        /// From 1.
+        line: usize,
+        /// How many.
+        count: u64,
+    },
+    /// The policy decided otherwise.
+    #[error("line {line}: recorded {recorded:?}, replayed {replayed:?}")]
+    Differs {
+        /// From 1.
+        line: usize,
+        /// What the node did.
+        recorded: Option<String>,
+        /// What the policy says.
+        replayed: Option<String>,
+    },
+}
+
+/// What was replayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Events taken.
+    pub events: u64,
+    /// Effects compared.
+    pub effects: u64,
+}
+
+/// Writes what begins a recording.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_start(
+    out: &mut impl Write,
+    config: &Config,
+    gpus: u8,
+    now: Instant,
+) -> std::io::Result<()> {
+    writeln!(out, "{MAGIC} {gpus} {}", now.as_nanos())?;
+    write!(out, "config")?;
+    for field in config_fields(config) {
+        write!(out, " {field}")?;
+    }
+    writeln!(out)
+}
+
+/// Writes one event.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_event(out: &mut impl Write, event: &Event, now: Instant) -> std::io::Result<()> {
+    let (name, fields, count) = event_fields(event);
+    write!(out, "event {} {name}", now.as_nanos())?;
+    for field in &fields[..count] {
+        write!(out, " {field}")?;
+    }
+    writeln!(out)
+}
+
+/// Writes one event about memory: a pool, or what a process allocated. Others are holes.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_memory(
+    out: &mut impl Write,
+    event: &MemoryEvent<'_>,
+    now: Instant,
+) -> std::io::Result<()> {
+    let now = now.as_nanos();
+    match event {
+        MemoryEvent::Pool { gpu, bytes } => {
+            writeln!(out, "event {now} memory_pool {} {}", gpu.0, bytes.0)
+        }
+        MemoryEvent::Counted {
+            session,
+            gpu,
+            bytes,
+        } => writeln!(
+            out,
+            "event {now} memory_counted {} {} {}",
+            session.0, gpu.0, bytes.0
+        ),
+        _ => write_lost(out, 1),
+    }
+}
+
+/// Writes one effect.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_effect(out: &mut impl Write, effect: &Effect) -> std::io::Result<()> {
+    writeln!(out, "effect {effect:?}")
+}
+
+/// Writes that `count` lines are missing.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_lost(out: &mut impl Write, count: u64) -> std::io::Result<()> {
+    writeln!(out, "lost {count}")
+}
+
+/// Feeds a recording to a node of its own and compares what it answers with what was recorded.
+///
+/// # Errors
+/// When the recording is not one, has holes, or differs.
+pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
+    let mut node: Option<Node> = None;
+    let mut start = None;
+    let mut expected = std::collections::VecDeque::new();
+    let mut effects = Vec::new();
+    let mut replayed = Replayed::default();
+    let mut last = 0;
+    for (index, text) in recording.lines().enumerate() {
+        let (line, text) = (index + 1, text?);
+        last = line;
+        let bad = || DecisionsError::Format {
+            line,
+            text: text.chars().take(120).collect(),
+        };
+        let (kind, rest) = text.split_once(' ').ok_or_else(bad)?;
+        match (kind, &mut node) {
+            ("tidegate-decisions", None) => {
+                let rest = rest.strip_prefix("1 ").ok_or_else(bad)?;
+                start = Some(
+                    numbers(rest)
+                        .filter(|fields| fields.len() == 2)
+                        .ok_or_else(bad)?,
+                );
+            }
+            ("config", None) => {
+                let start = start.take().ok_or_else(bad)?;
+                let config = numbers(rest).and_then(|f| config_of(&f)).ok_or_else(bad)?;
+                let gpus = u8::try_from(start[0]).map_err(|_| bad())?;
+                node = Some(Node::new(config, gpus, Instant::from_nanos(start[1])));
+            }
+            ("event", Some(node)) => {
+                differs(line, None, expected.pop_front())?;
+                let mut words = rest.splitn(3, ' ');
+                let now = words.next().and_then(|now| now.parse().ok());
+                let name = words.next().ok_or_else(bad)?;
+                let fields = numbers(words.next().unwrap_or_default()).ok_or_else(bad)?;
+                let now = Instant::from_nanos(now.ok_or_else(bad)?);
+                effects.clear();
+                if let Some(event) = memory_event_of(name, &fields) {
+                    node.step_memory(event, now, &mut effects);
+                } else {
+                    let event = event_of(name, &fields).ok_or_else(bad)?;
+                    node.step(event, now, &mut effects);
+                }
+                expected.extend(effects.iter().map(|effect| format!("{effect:?}")));
+                replayed.events += 1;
+            }
+            ("effect", Some(_)) => {
+                differs(line, Some(rest.to_owned()), expected.pop_front())?;
+                replayed.effects += 1;
+            }
+            ("lost", _) => {
+                let count = rest.parse().map_err(|_| bad())?;
+                return Err(DecisionsError::Lost { line, count });
+            }
+            _ => return Err(bad()),
+        }
+    }
+    // A recording that was cut off may lack the effects of its last event.
+    if node.is_none() {
+        return Err(DecisionsError::Format {
+            line: last + 1,
+            text: String::new(),
+        });
+    }
+    Ok(replayed)
+}
+
+fn differs(
+    line: usize,
+    recorded: Option<String>,
+    replayed: Option<String>,
+) -> Result<(), DecisionsError> {
+    if recorded == replayed {
+        return Ok(());
+    }
+    Err(DecisionsError::Differs {
+        line,
+        recorded,
+        replayed,
+    })
+}
+
+fn numbers(text: &str) -> Option<Vec<u64>> {
+    text.split_whitespace()
+        .map(|word| word.parse().ok())
+        .collect()
+}
+
+fn config_fields(config: &Config) -> [u64; 15] {
+    let learning = match config.cooldown {
+        Cooldown::Learnt(learning) => learning,
+        Cooldown::Fixed(_) => Learning::default(),
+    };
+    [
+        match config.cooldown {
+            Cooldown::Learnt(_) => 0,
+            Cooldown::Fixed(span) => 1 + nanos(span),
+        },
+        nanos(learning.window),
+        learning.window_gaps,
+        learning.warm_up,
+        u64::from(learning.repeats),
+        nanos(learning.min),
+        nanos(learning.max),
+        u64::from(config.means == Means::LaunchGate),
+        nanos(config.frozen_after),
+        u64::from(config.suspects == Suspects::Ignore),
+        nanos(config.max_gated),
+        match config.on_max_gated {
+            OnMaxGated::Hold => 0,
+            OnMaxGated::Breathe(turn) => 1 + nanos(turn),
+        },
+        u64::from(config.disable_retries),
+        nanos(config.enable_retry),
+        nanos(config.start_hold),
+    ]
+}
+
+fn config_of(fields: &[u64]) -> Option<Config> {
+    let fields: [u64; 15] = fields.try_into().ok()?;
+    let span = core::time::Duration::from_nanos;
+    Some(Config {
+        cooldown: match fields[0].checked_sub(1) {
+            None => Cooldown::Learnt(Learning {
+                window: span(fields[1]),
+                window_gaps: fields[2],
+                warm_up: fields[3],
+                repeats: u32::try_from(fields[4]).ok()?,
+                min: span(fields[5]),
+                max: span(fields[6]),
+            }),
+            Some(fixed) => Cooldown::Fixed(span(fixed)),
+        },
+        means: if fields[7] == 0 {
+            Means::Channels
+        } else {
+            Means::LaunchGate
+        },
+        frozen_after: span(fields[8]),
+        suspects: if fields[9] == 0 {
+            Suspects::Busy
+        } else {
+            Suspects::Ignore
+        },
+        max_gated: span(fields[10]),
+        on_max_gated: match fields[11].checked_sub(1) {
+            None => OnMaxGated::Hold,
+            Some(turn) => OnMaxGated::Breathe(span(turn)),
+        },
+        disable_retries: u32::try_from(fields[12]).ok()?,
+        enable_retry: span(fields[13]),
+        start_hold: span(fields[14]),
+        ..Config::default()
+    })
+}
+
+/// Name and fields of an event, and how many.
+fn event_fields(event: &Event) -> (&'static str, [u64; 8], usize) {
+    let order = |order: &Order| {
+        [
+            u64::from(order.gpu.0),
+            u64::from(order.job.0),
+            order.generation.0,
+        ]
+    };
+    let job = |job: &Option<JobId>| job.map_or(0, |job| 1 + u64::from(job.0));
+    let (name, fields): (_, &[u64]) = match event {
+        Event::OnlineAttached { session } => ("online_attached", &[session.0]),
+        Event::OnlineGone { session } => ("online_gone", &[session.0]),
+        Event::Activity {
+            session,
+            gpu,
+            reading,
+        } => (
+            "activity",
+            &[
+                session.0,
+                u64::from(gpu.0),
+                reading.generation,
+                u64::from(reading.busy),
+                reading.busy_since.as_nanos(),
+                reading.idle_since.as_nanos(),
+                reading.launches.0,
+                reading.graph.0,
+            ],
+        ),
+        Event::Progress { session, at } => ("progress", &[session.0, at.as_nanos()]),
+        Event::Suspected {
+            session,
+            gpu,
+            suspect,
+        } => (
+            "suspected",
+            &[session.0, u64::from(gpu.0), u64::from(*suspect)],
+        ),
+        Event::RequestStarted { session, request } => ("request_started", &[session.0, request.0]),
+        Event::RequestEnded { session, request } => ("request_ended", &[session.0, request.0]),
+        Event::OfflineAttached {
+            session,
+            job,
+            gpus,
+            standing,
+        } => (
+            "offline_attached",
+            &[
+                session.0,
+                u64::from(job.0),
+                gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu.0),
+                u64::from(*standing == Standing::Unknown),
+            ],
+        ),
+        Event::OfflineGone { session } => ("offline_gone", &[session.0]),
+        Event::ChannelsChanged {
+            session,
+            gpu,
+            channels,
+            grown,
+        } => (
+            "channels_changed",
+            &[
+                session.0,
+                u64::from(gpu.0),
+                u64::from(channels.0),
+                u64::from(*grown),
+            ],
+        ),
+        Event::Disabled {
+            order: of,
+            entered,
+            returned,
+        } => {
+            let [gpu, job, generation] = order(of);
+            (
+                "disabled",
+                &[
+                    gpu,
+                    job,
+                    generation,
+                    entered.as_nanos(),
+                    returned.as_nanos(),
+                ],
+            )
+        }
+        Event::DisableFailed { order: of, status } => {
+            let [gpu, job, generation] = order(of);
+            (
+                "disable_failed",
+                &[gpu, job, generation, u64::from(*status)],
+            )
+        }
+        Event::Enabled { order: of } => ("enabled", &order(of)),
+        Event::EnableFailed { order: of, status } => {
+            let [gpu, job, generation] = order(of);
+            ("enable_failed", &[gpu, job, generation, u64::from(*status)])
+        }
+        Event::EnableSkipped { order: of } => ("enable_skipped", &order(of)),
+        Event::IssueStalled { gpu } => ("issue_stalled", &[u64::from(gpu.0)]),
+        Event::Pause { job: of } => ("pause", &[job(of)]),
+        Event::Resume { job: of } => ("resume", &[job(of)]),
+        Event::Reissue { job: of } => ("reissue", &[job(of)]),
+        Event::Tick => ("tick", &[]),
+    };
+    let mut all = [0; 8];
+    all[..fields.len()].copy_from_slice(fields);
+    (name, all, fields.len())
+}
+
+fn memory_event_of(name: &str, fields: &[u64]) -> Option<MemoryEvent<'static>> {
+    let gpu = |at: usize| Some(GpuId(u8::try_from(*fields.get(at)?).ok()?));
+    let bytes = |at: usize| fields.get(at).copied().map(Bytes);
+    match name {
+        "memory_pool" => Some(MemoryEvent::Pool {
+            gpu: gpu(0)?,
+            bytes: bytes(1)?,
+        }),
+        "memory_counted" => Some(MemoryEvent::Counted {
+            session: SessionId(*fields.first()?),
+            gpu: gpu(1)?,
+            bytes: bytes(2)?,
+        }),
+        _ => None,
+    }
+}
+
+fn event_of(name: &str, fields: &[u64]) -> Option<Event> {
+    let session = |at: usize| fields.get(at).copied().map(SessionId);
+    let gpu = |at: usize| Some(GpuId(u8::try_from(*fields.get(at)?).ok()?));
+    let narrow = |at: usize| u32::try_from(*fields.get(at)?).ok();
+    let flag = |at: usize| Some(*fields.get(at)? != 0);
+    let time = |at: usize| fields.get(at).copied().map(Instant::from_nanos);
+    let order = || {
+        Some(Order {
+            gpu: gpu(0)?,
+            job: JobId(narrow(1)?),
+            generation: Generation(*fields.get(2)?),
+        })
+    };
+    let job = || {
+        let named = fields.first()?.checked_sub(1);
+        named.map_or(Some(None), |job| {
+            Some(Some(JobId(u32::try_from(job).ok()?)))
+        })
+    };
+    Some(match name {
+        "online_attached" => Event::OnlineAttached {
+            session: session(0)?,
+        },
+        "online_gone" => Event::OnlineGone {
+            session: session(0)?,
+        },
+        "activity" => Event::Activity {
+            session: session(0)?,
+            gpu: gpu(1)?,
+            reading: Reading {
+                generation: *fields.get(2)?,
+                busy: flag(3)?,
+                busy_since: time(4)?,
+                idle_since: time(5)?,
+                launches: Launches(*fields.get(6)?),
+                graph: GraphId(*fields.get(7)?),
+            },
+        },
+        "progress" => Event::Progress {
+            session: session(0)?,
+            at: time(1)?,
+        },
+        "suspected" => Event::Suspected {
+            session: session(0)?,
+            gpu: gpu(1)?,
+            suspect: flag(2)?,
+        },
+        "request_started" => Event::RequestStarted {
+            session: session(0)?,
+            request: RequestId(*fields.get(1)?),
+        },
+        "request_ended" => Event::RequestEnded {
+            session: session(0)?,
+            request: RequestId(*fields.get(1)?),
+        },
+        "offline_attached" => {
+            let mask = *fields.get(2)?;
+            Event::OfflineAttached {
+                session: session(0)?,
+                job: JobId(narrow(1)?),
+                gpus: (0..64u8)
+                    .filter(|gpu| mask >> gpu & 1 == 1)
+                    .map(GpuId)
+                    .collect::<GpuSet>(),
+                standing: if flag(3)? {
+                    Standing::Unknown
+                } else {
+                    Standing::Enabled
+                },
+            }
+        }
+        "offline_gone" => Event::OfflineGone {
+            session: session(0)?,
+        },
+        "channels_changed" => Event::ChannelsChanged {
+            session: session(0)?,
+            gpu: gpu(1)?,
+            channels: Channels(narrow(2)?),
+            grown: flag(3)?,
+        },
+        "disabled" => Event::Disabled {
+            order: order()?,
+            entered: time(3)?,
+            returned: time(4)?,
+        },
+        "disable_failed" => Event::DisableFailed {
+            order: order()?,
+            status: narrow(3)?,
+        },
+        "enabled" => Event::Enabled { order: order()? },
+        "enable_failed" => Event::EnableFailed {
+            order: order()?,
+            status: narrow(3)?,
+        },
+        "enable_skipped" => Event::EnableSkipped { order: order()? },
+        "issue_stalled" => Event::IssueStalled { gpu: gpu(0)? },
+        "pause" => Event::Pause { job: job()? },
+        "resume" => Event::Resume { job: job()? },
+        "reissue" => Event::Reissue { job: job()? },
+        "tick" => Event::Tick,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Events of every kind, from numbers.
+    fn event(kind: usize, f: [u64; 8]) -> Event {
+        const NAMES: [&str; 20] = [
+            "online_attached",
+            "online_gone",
+            "activity",
+            "progress",
+            "suspected",
+            "request_started",
+            "request_ended",
+            "offline_attached",
+            "offline_gone",
+            "channels_changed",
+            "disabled",
+            "disable_failed",
+            "enabled",
+            "enable_failed",
+            "enable_skipped",
+            "issue_stalled",
+            "pause",
+            "resume",
+            "reissue",
+            "tick",
+        ];
+        event_of(NAMES[kind % NAMES.len()], &f).expect("every name is known")
+    }
+
+    fn record(events: &[(usize, [u64; 8], u64)]) -> Vec<u8> {
+        let (mut now, mut out, mut effects) = (0, Vec::new(), Vec::new());
+        let config = Config::default();
+        write_start(&mut out, &config, 2, Instant::default()).expect("memory");
+        let mut node = Node::new(config, 2, Instant::default());
+        for (kind, fields, after) in events {
+            now += after;
+            let (event, now) = (event(*kind, *fields), Instant::from_nanos(now));
+            effects.clear();
+            node.step(event, now, &mut effects);
+            write_event(&mut out, &event, now).expect("memory");
+            for effect in &effects {
+                write_effect(&mut out, effect).expect("memory");
+            }
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_recorded_is_decided_again_and_a_changed_line_is_noticed(
+            events in prop::collection::vec(
+                (0usize..20, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..60,
+            ),
+            cut: prop::sample::Index,
+        ) {
+            let recording = record(&events);
+            let replayed = replay(&recording[..]).expect("the same decisions");
+            prop_assert_eq!(replayed.events, events.len() as u64);
+            let text = String::from_utf8(recording).expect("text");
+            let lines: Vec<&str> = text.lines().collect();
+            let effects: Vec<usize> = (0..lines.len())
+                .filter(|at| lines[*at].starts_with("effect ")).collect();
+            if !effects.is_empty() {
+                let mut changed = lines.clone();
+                changed[effects[cut.index(effects.len())]] = "effect Nothing";
+                let changed = changed.join("\n");
+                let differs = matches!(replay(changed.as_bytes()), Err(DecisionsError::Differs { .. }));
+                prop_assert!(differs);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_recording_or_has_holes_is_one_error() {
+        for bad in ["", "hello", "event 1 tick", "tidegate-decisions 2 1 0\n"] {
+            let told = replay(bad.as_bytes()).expect_err("not a recording");
+            assert!(matches!(told, DecisionsError::Format { .. }), "{told}");
+        }
+        let mut recording = record(&[(19, [0; 8], 5)]);
+        write_lost(&mut recording, 7).expect("memory");
+        let told = replay(&recording[..]).expect_err("a hole").to_string();
+        assert!(told.contains("7 lines were not written"), "{told}");
+    }
+}
