@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidegate_tests::virtual_nemesis::{Break, Totals, run_all};
-use tidegate_tests::{reclaims, schedules};
+use tidegate_tests::{reclaims, schedules, virtual_reclaim};
 
 /// Random schedules against Tidegate.
 #[derive(Debug, Parser)]
@@ -23,30 +23,36 @@ struct Args {
 enum What {
     /// Online bursts, gaps, fork, exec, kill and agent restarts against the gate.
     Gate(Gate),
-    /// Stripes taken and given back, kills and agent restarts under a running engine.
+    /// Stripes taken and given back, kills, engine and agent restarts under a running engine.
     Reclaim(Reclaim),
 }
 
 #[derive(Debug, clap::Args)]
 struct Reclaim {
     /// What runs the schedules.
-    #[arg(long, value_enum, default_value_t = Processes::Real)]
-    mode: Processes,
-    /// How many.
-    #[arg(long, default_value_t = 200)]
-    schedules: u64,
+    #[arg(long, value_enum, default_value_t = Mode::Virtual)]
+    mode: Mode,
+    /// How many; by default 2000 in virtual time and 200 with processes.
+    #[arg(long)]
+    schedules: Option<u64>,
     /// Seed of the first; the next has the next seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Also writes the figures there.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Breaks something on purpose in virtual time, to see that it is noticed.
+    #[arg(long = "break", hide = true, default_value = "nothing", value_parser = reclaim_breaks)]
+    broken: virtual_reclaim::Break,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Processes {
-    /// Real processes on a virtual GPU, in real time.
-    Real,
+fn reclaim_breaks(name: &str) -> Result<virtual_reclaim::Break, String> {
+    let all = virtual_reclaim::Break::NAMES;
+    let known = || all.map(|known| known.0).join(", ");
+    let found = all.iter().find(|known| known.0 == name);
+    found
+        .map(|known| known.1)
+        .ok_or_else(|| format!("one of {}", known()))
 }
 
 #[derive(Debug, clap::Args)]
@@ -116,18 +122,68 @@ fn main() -> ExitCode {
 }
 
 fn reclaim(wanted: &Reclaim) -> ExitCode {
-    let Processes::Real = wanted.mode;
-    let totals = reclaims::run(wanted.seed, wanted.schedules, |seed, totals| {
+    let (violations, figures, empty) = match wanted.mode {
+        Mode::Virtual => reclaim_virtual(wanted),
+        Mode::Real => reclaim_real(wanted),
+    };
+    for (seed, what) in violations.iter().take(SHOWN) {
+        println!("seed {seed}: {what}");
+    }
+    if let Some((seed, _)) = violations.first() {
+        let mode = wanted.mode.name();
+        println!("replay: scripts/nemesis reclaim --mode {mode} --schedules 1 --seed {seed}");
+    }
+    println!("{figures}");
+    if let Some(path) = &wanted.json
+        && let Err(error) = std::fs::write(path, format!("{figures:#}\n"))
+    {
+        eprintln!("nemesis: cannot write the figures: {error}");
+        return ExitCode::from(2);
+    }
+    if !violations.is_empty() {
+        ExitCode::from(1)
+    } else if empty {
+        println!("nemesis: too little happened: less was taken or given back than schedules run");
+        ExitCode::from(2)
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// Violations with their seeds, the figures, and whether too little happened for a verdict.
+type Outcome = (Vec<(u64, String)>, serde_json::Value, bool);
+
+fn reclaim_virtual(wanted: &Reclaim) -> Outcome {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let schedules = wanted.schedules.unwrap_or(2_000);
+    let totals = virtual_reclaim::run_all(wanted.seed, schedules, threads, wanted.broken);
+    let figures = totals.figures;
+    let json = serde_json::json!({
+        "schedules": totals.schedules,
+        "violations": totals.violations.len(),
+        "wrong_tokens": figures.wrong_tokens,
+        "lost_requests": figures.lost_requests,
+        "faults": figures.faults,
+        "reclaims": figures.reclaims,
+        "restores": figures.restores,
+        "requests_hit": figures.hit,
+        "tokens": figures.tokens,
+        "granted": figures.granted,
+        "denied": figures.denied,
+        "edges": figures.edges,
+        "seed": wanted.seed,
+    });
+    let empty = totals.is_empty();
+    (totals.violations, json, empty)
+}
+
+fn reclaim_real(wanted: &Reclaim) -> Outcome {
+    let schedules = wanted.schedules.unwrap_or(200);
+    let totals = reclaims::run(wanted.seed, schedules, |seed, totals| {
         if totals.schedules.is_multiple_of(20) {
             eprintln!("{} schedules, last seed {seed}", totals.schedules);
         }
     });
-    for (seed, what) in totals.violations.iter().take(SHOWN) {
-        println!("seed {seed}: {what}");
-    }
-    if let Some((seed, _)) = totals.violations.first() {
-        println!("replay: scripts/nemesis reclaim --mode real --schedules 1 --seed {seed}");
-    }
     let figures = serde_json::json!({
         "schedules": totals.schedules,
         "violations": totals.violations.len(),
@@ -141,21 +197,8 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
         "agent_restarts": totals.restarts,
         "seed": wanted.seed,
     });
-    println!("{figures}");
-    if let Some(path) = &wanted.json
-        && let Err(error) = std::fs::write(path, format!("{figures:#}\n"))
-    {
-        eprintln!("nemesis: cannot write the figures: {error}");
-        return ExitCode::from(2);
-    }
-    if !totals.violations.is_empty() {
-        ExitCode::from(1)
-    } else if totals.taken < totals.schedules {
-        println!("nemesis: too little happened: fewer stripes taken than schedules run");
-        ExitCode::from(2)
-    } else {
-        ExitCode::SUCCESS
-    }
+    let empty = totals.taken < totals.schedules;
+    (totals.violations, figures, empty)
 }
 
 /// Violations that are printed.

@@ -20,7 +20,7 @@
 mod agent;
 mod judge;
 mod process;
-mod script;
+pub(crate) mod script;
 mod world;
 
 pub use judge::Figures;

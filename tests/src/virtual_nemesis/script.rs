@@ -3,13 +3,13 @@
 use tidegate_device::Rng;
 
 /// A microsecond.
-pub(super) const US: u64 = 1_000;
+pub(crate) const US: u64 = 1_000;
 /// A millisecond.
-pub(super) const MS: u64 = 1_000_000;
+pub(crate) const MS: u64 = 1_000_000;
 
 /// Draws.
 #[derive(Clone, Debug)]
-pub(super) struct Dice(Rng);
+pub(crate) struct Dice(Rng);
 
 impl Dice {
     pub fn new(seed: u64) -> Self {
