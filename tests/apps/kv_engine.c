@@ -173,6 +173,16 @@ static void accept(struct request *r, uint64_t token)
     }
 }
 
+/* Oldest first: who has waited longest gets the free blocks. */
+static void by_age(uint32_t *order)
+{
+    for (uint32_t i = 0; i < request_count; i++) {
+        uint32_t at = i;
+        for (; at > 0 && requests[order[at - 1]].seed > requests[i].seed; at--) order[at] = order[at - 1];
+        order[at] = i;
+    }
+}
+
 /* When nobody can go on, the youngest gives up what it holds; whether it held anything. */
 static int preempt_youngest(void)
 {
@@ -291,10 +301,12 @@ int main(int argc, char **argv)
     MUST(pthread_create(&waiter, 0, obey, context));
     while (!stop && total < limit) {
         uint64_t *at = table;
+        uint32_t order[MAX_REQUESTS];
         int any = 0;
+        by_age(order);
         for (uint32_t i = 0; i < request_count; i++) {
-            requests[i].ran = 0;
-            any |= schedule(&requests[i], i, &at);
+            requests[order[i]].ran = 0;
+            any |= schedule(&requests[order[i]], order[i], &at);
         }
         MUST(cuMemcpyDtoHAsync_v2(out, out_at, MAX_REQUESTS * 8, stream));
         MUST(cuStreamSynchronize(stream));
