@@ -34,8 +34,16 @@ const READY_NS: u64 = 30_000_000_000;
 const ANSWER_NS: u64 = 2_000_000_000;
 /// How long enabled work may take to go on.
 const RESUME_NS: u64 = 2_000_000_000;
-/// How long disabled work must stand still: a hundred kernels.
+/// How long disabled work must stand still, at least ...
 const STILL: Duration = Duration::from_millis(10);
+/// ... and this many times the longest that enabled work stood still while it was watched: a machine
+/// that keeps the work from running must not pass for a driver that stopped it.
+const STILL_FACTOR: u32 = 10;
+/// And no longer than this.
+const STILL_MOST: Duration = Duration::from_millis(500);
+/// How often enabled work is watched move, and how often a level is tried.
+const WATCHED: usize = 8;
+const ROUNDS: usize = 2;
 /// After a disable returned, until what its last kernel wrote has reached the host.
 const SETTLE: Duration = Duration::from_millis(1);
 /// How long the child may take to end.
@@ -92,13 +100,18 @@ pub fn run(driver: &Driver, place: &Place) -> Result<Vec<(Level, Outcome)>, NotP
         answers: Vec::new(),
         next_seq: 1,
         own: Vec::new(),
+        still: STILL,
     };
     for gpu in &driver.gpus {
         trial
             .own
             .push(Subdevice::open(gpu).map_err(NotPossible::Subdevice)?);
     }
-    let outcome = trial.wait_ready().map(|()| {
+    let outcome = trial.wait_ready().and_then(|()| {
+        trial.still = trial.watch().map_err(NotPossible::Child)?;
+        Ok(())
+    });
+    let outcome = outcome.map(|()| {
         [Level::L1, Level::L2, Level::L3]
             .into_iter()
             .map(|level| (level, trial.attempt(driver, level)))
@@ -272,6 +285,8 @@ struct Trial {
     next_seq: u64,
     /// The agent's own subdevices, by GPU.
     own: Vec<Subdevice>,
+    /// How long disabled work must stand still here.
+    still: Duration,
 }
 
 impl Trial {
@@ -384,15 +399,62 @@ impl Trial {
         .ok_or(NotPossible::NotAttached)
     }
 
-    /// Every counter, as the child has them now.
-    fn counters(&mut self) -> Result<Vec<u64>, String> {
+    /// Every counter, as the child has them now, with how much is queued behind it.
+    fn counters(&mut self) -> Result<Vec<(u64, u64)>, String> {
         let input = self.child.input.as_mut();
         let asked = input.is_some_and(|input| writeln!(input, "read").is_ok());
         let line = self.until(ANSWER_NS, Self::line).filter(|_| asked);
         let line = line.ok_or("its GPU work does not answer")?;
         line.split(' ')
-            .map(|word| word.parse().map_err(|_| line.clone()))
-            .collect()
+            .map(|word| {
+                let (value, queued) = word.split_once(':')?;
+                Some((value.parse().ok()?, queued.parse().ok()?))
+            })
+            .collect::<Option<_>>()
+            .ok_or(line.clone())
+    }
+
+    /// As [`Self::counters`], once there is work queued behind each: what has nothing to do stands still
+    /// whatever the driver did.
+    fn loaded(&mut self) -> Result<Vec<u64>, String> {
+        let limit = now_ns() + ANSWER_NS;
+        loop {
+            let counters = self.counters()?;
+            if counters.iter().all(|(_, queued)| *queued != 0) {
+                return Ok(counters.into_iter().map(|(value, _)| value).collect());
+            }
+            if now_ns() >= limit {
+                return Err("its GPU work is not kept queued".to_owned());
+            }
+        }
+    }
+
+    /// Waits until every counter has left `before`; the first that has not in time.
+    fn moved(&mut self, before: &[u64]) -> Result<Result<(), usize>, String> {
+        let limit = now_ns() + RESUME_NS;
+        loop {
+            let now = self.counters()?;
+            let stands = before.iter().zip(&now).position(|(a, (b, _))| a == b);
+            match stands {
+                None => return Ok(Ok(())),
+                Some(ordinal) if now_ns() >= limit => return Ok(Err(ordinal)),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Watches enabled work for how long it stands still by itself; how long disabled work must.
+    fn watch(&mut self) -> Result<Duration, String> {
+        let mut longest = 0;
+        for _ in 0..WATCHED {
+            let before = self.loaded()?;
+            let from = now_ns();
+            self.moved(&before)?
+                .map_err(|_| "its GPU work does not go on".to_owned())?;
+            longest = longest.max(now_ns() - from);
+        }
+        let factored = Duration::from_nanos(longest) * STILL_FACTOR;
+        Ok(factored.clamp(STILL, STILL_MOST))
     }
 
     /// Turns for a while.
@@ -401,7 +463,7 @@ impl Trial {
     }
 
     fn attempt(&mut self, driver: &Driver, level: Level) -> Outcome {
-        let tried = self.try_level(driver, level);
+        let tried = (0..ROUNDS).try_for_each(|_| self.try_level(driver, level));
         if let Err(why) = tried {
             // Whatever this level left: the next one and the child's end want it enabled.
             for level in [Level::L2, Level::L1] {
@@ -417,9 +479,9 @@ impl Trial {
         // Orders are repeated, so each must be harmless the second time.
         self.set_all(driver, level, true)?;
         self.pass(SETTLE);
-        let stopped = self.counters()?;
-        self.pass(STILL);
-        let still = self.counters()?;
+        let stopped = self.loaded()?;
+        self.pass(self.still);
+        let still = self.loaded()?;
         let went_on = stopped.iter().zip(&still).position(|(a, b)| a != b);
         if let Some(ordinal) = went_on {
             return Err(format!(
@@ -428,20 +490,9 @@ impl Trial {
         }
         self.set_all(driver, level, false)?;
         self.set_all(driver, level, false)?;
-        let limit = now_ns() + RESUME_NS;
-        loop {
-            let now = self.counters()?;
-            let stands = still.iter().zip(&now).position(|(a, b)| a == b);
-            match stands {
-                None => return Ok(()),
-                Some(ordinal) if now_ns() >= limit => {
-                    return Err(format!(
-                        "the driver says enabled, and work on CUDA device {ordinal} stands still"
-                    ));
-                }
-                Some(_) => {}
-            }
-        }
+        self.moved(&still)?.map_err(|ordinal| {
+            format!("the driver says enabled, and work on CUDA device {ordinal} stands still")
+        })
     }
 
     /// Disables or enables all channels of the child, GPU by GPU, the way `level` does it.

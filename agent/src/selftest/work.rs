@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! stdout: ready                       every counter moves
-//! stdin:  read                        stdout: COUNTER...  by CUDA ordinal
+//! stdin:  read                        stdout: COUNTER:QUEUED ...  by CUDA ordinal
 //! stdin:  (end)                       ends
 //! stdout: error TEXT                  and ends with 1
 //! ```
@@ -48,7 +48,7 @@ SPIN:
 /// Length of a kernel.
 const KERNEL_NS: u64 = 100_000;
 /// Kernels kept queued: enough to outlast a turn of the loop below.
-const QUEUED: u64 = 16;
+const QUEUED: u64 = 64;
 /// A turn of the loop.
 const TURN: Duration = Duration::from_millis(1);
 /// Longer than the library's soft landing takes.
@@ -184,8 +184,12 @@ impl Work {
             }
             match self.asked.recv_timeout(TURN) {
                 Ok(()) => {
-                    let values = self.gpus.iter().map(|gpu| gpu.value().to_string());
-                    say(&values.collect::<Vec<_>>().join(" "));
+                    let of = |gpu: &Gpu| {
+                        let value = gpu.value();
+                        format!("{value}:{}", gpu.launched.saturating_sub(value))
+                    };
+                    let values: Vec<_> = self.gpus.iter().map(of).collect();
+                    say(&values.join(" "));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
