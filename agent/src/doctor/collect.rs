@@ -47,12 +47,14 @@ pub fn node(options: &Options, agent: Agent) -> Node {
         .map_or(LevelChoice::Auto, |config| config.level);
     let tries = agent.status().is_none().then_some(choice);
     let agent_pid = run_dir.holder.as_ref().filter(|_| run_dir.holder_lives);
+    let (processes, hidden) = processes::on_gpus(&options.device);
     Node {
         system: system::collect(agent_pid.map(|holder| holder.pid)),
         driver: driver::collect(&options.device, tries),
         config,
         agents: processes::agents(),
-        processes: processes::on_gpus(&options.device),
+        processes,
+        hidden,
         run_dir,
         agent,
     }

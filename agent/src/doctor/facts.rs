@@ -43,6 +43,8 @@ pub struct Node {
     pub agents: Vec<AgentProcess>,
     /// Processes that use the GPUs.
     pub processes: Vec<GpuProcess>,
+    /// Processes that this user may not look into.
+    pub hidden: usize,
 }
 
 /// Kernel and limits.

@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::doctor::facts::{AgentProcess, GpuProcess};
 use crate::identity::printable;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -74,47 +75,47 @@ pub(super) fn mps() -> Vec<(i32, String)> {
         .collect()
 }
 
-/// Processes that use the GPUs of `device`.
-pub(super) fn on_gpus(device: &Device) -> Vec<GpuProcess> {
+/// Processes that use the GPUs of `device`, and how many processes may not be looked into.
+pub(super) fn on_gpus(device: &Device) -> (Vec<GpuProcess>, usize) {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
-    all()
-        .filter(|&pid| pid != own && uses(pid, device))
-        .filter(|&pid| !matches!(name(pid).as_str(), AGENT | "nvidia-cuda-mps"))
-        .map(|pid| {
-            let environment = strings(pid, "environ");
-            let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-            describe(
-                pid,
-                name(pid),
-                &strings(pid, "cmdline"),
-                &environment,
-                &maps,
-            )
-        })
-        .collect()
+    let mut found = Vec::new();
+    let mut hidden = 0;
+    for pid in all().filter(|&pid| pid != own) {
+        match uses(pid, device) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                // The kernel's own threads have no command line.
+                hidden += usize::from(!strings(pid, "cmdline").is_empty());
+            }
+            Ok(true) if !matches!(name(pid).as_str(), AGENT | "nvidia-cuda-mps") => {
+                let environment = strings(pid, "environ");
+                let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+                let command = strings(pid, "cmdline");
+                found.push(describe(pid, name(pid), &command, &environment, &maps));
+            }
+            // Ended meanwhile, or no concern of ours.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    (found, hidden)
 }
 
-fn uses(pid: i32, device: &Device) -> bool {
+fn uses(pid: i32, device: &Device) -> io::Result<bool> {
     match device {
         Device::Real => {
-            let files = fs::read_dir(format!("/proc/{pid}/fd"))
-                .into_iter()
-                .flatten()
-                .flatten();
-            files
+            let files = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
+            Ok(files
                 .filter_map(|file| fs::read_link(file.path()).ok())
-                .any(|target| target == Path::new(UVM))
+                .any(|target| target == Path::new(UVM)))
         }
         Device::Virtual(dir) => {
             let mut wanted = crate::device::DIR_ENV.as_bytes().to_vec();
             wanted.push(b'=');
             wanted.extend(dir.as_os_str().as_bytes());
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment
+            let environment = fs::read(format!("/proc/{pid}/environ"))?;
+            Ok(environment
                 .split(|&byte| byte == 0)
                 .any(|entry| entry == wanted)
-                && fs::read_to_string(format!("/proc/{pid}/maps"))
-                    .is_ok_and(|maps| maps.contains("/libcuda.so"))
+                && fs::read_to_string(format!("/proc/{pid}/maps"))?.contains("/libcuda.so"))
         }
     }
 }
@@ -197,7 +198,7 @@ mod tests {
     fn this_process_is_no_agent_and_uses_no_gpu() {
         let own = i32::try_from(std::process::id()).expect("a pid");
         assert!(!is_agent(own));
-        assert!(!uses(own, &Device::Virtual("/nowhere".into())));
-        assert!(!uses(own, &Device::Real));
+        assert!(uses(own, &Device::Virtual("/nowhere".into())).is_ok_and(|uses| !uses));
+        assert!(uses(own, &Device::Real).is_ok_and(|uses| !uses));
     }
 }

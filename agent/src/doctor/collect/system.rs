@@ -71,6 +71,8 @@ mod tests {
     fn the_unified_hierarchy_is_found_where_it_is_mounted() {
         let unified = "proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n";
         assert_eq!(cgroup2(unified), Some("/sys/fs/cgroup".into()));
+        let inner = format!("cgroup2 /var/lib/box/cgroup cgroup2 rw 0 0\n{unified}");
+        assert_eq!(cgroup2(&inner), Some("/sys/fs/cgroup".into()));
         let hybrid = "tmpfs /sys/fs/cgroup tmpfs ro 0 0\n\
                       cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n\
                       cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n";

@@ -96,6 +96,7 @@ fn facts(device: Device) -> Facts {
             device: Some(device.to_string()),
         }],
         processes: Vec::new(),
+        hidden: 0,
     };
     Facts {
         device,

@@ -87,6 +87,10 @@ fn unmanaged(view: &View<'_>) -> Check {
     } else if !ignored.is_empty() {
         let text = format!("ignored: {}", list(&ignored));
         Check::warn(ID, text).remedy("add a rule to [[identity.rules]] that matches them")
+    } else if view.node.hidden > 0 {
+        let hidden = count(view.node.hidden, "process");
+        Check::skip(ID, format!("{hidden} of other users cannot be looked into"))
+            .remedy("run doctor as root")
     } else {
         Check::pass(
             ID,
@@ -236,6 +240,9 @@ mod tests {
         });
         assert_eq!(result, Skip);
         assert!(text.contains("1 process on the GPUs"), "{text}");
+        let (result, text) = outcome("unmanaged-processes", |node| node.hidden = 3);
+        assert_eq!(result, Skip);
+        assert!(text.contains("3 processes of other users"), "{text}");
         let (_, text) = outcome("unmanaged-processes", |node| {
             for pid in 20..26 {
                 add(node, python(pid), None);
@@ -289,6 +296,15 @@ mod tests {
             outcome("engine-timeouts", |node| add(node, raised(), offline)).0,
             Pass
         );
+        let alone = outcome("engine-timeouts", |node| {
+            let process = GpuProcess {
+                nccl: false,
+                nccl_timeout_s: None,
+                ..raised()
+            };
+            add(node, process, offline);
+        });
+        assert_eq!(alone.0, Pass, "without NCCL there is no watchdog of NCCL");
         let breathing = outcome("engine-timeouts", |node| {
             let config = node.config.1.as_mut().expect("valid");
             config.gate.long_gate = LongGate::Breathe;
