@@ -78,7 +78,7 @@ const PIPE_DIR: &str = "/tmp/nvidia-mps";
 const PIPE_DIR_ENV: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
 /// What the kernel keeps (15 characters) of nvidia-cuda-mps-control and nvidia-cuda-mps-server.
-const PROCESS: &str = "nvidia-cuda-mps";
+pub const MPS_PROCESS: &str = "nvidia-cuda-mps";
 /// How often MPS is looked for.
 const EVERY: Duration = Duration::from_secs(2);
 
@@ -105,7 +105,7 @@ impl Mps {
 
 fn is_mps(proc_dir: &Path, pid: i32) -> bool {
     std::fs::read_to_string(proc_dir.join(pid.to_string()).join("comm"))
-        .is_ok_and(|name| name.trim_end() == PROCESS)
+        .is_ok_and(|name| name.trim_end() == MPS_PROCESS)
 }
 
 /// Processes of MPS, by a directory in the shape of /proc.
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn mps_is_known_by_the_name_of_its_processes() {
         let dir = std::env::temp_dir().join(format!("tidegate-mps-{}", std::process::id()));
-        for (pid, name) in [("7", "bash"), ("8", PROCESS), ("self", PROCESS)] {
+        for (pid, name) in [("7", "bash"), ("8", MPS_PROCESS), ("self", MPS_PROCESS)] {
             std::fs::create_dir_all(dir.join(pid)).expect("writable");
             std::fs::write(dir.join(pid).join("comm"), format!("{name}\n")).expect("writable");
         }

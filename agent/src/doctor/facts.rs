@@ -5,6 +5,7 @@
 use crate::config::Config;
 use crate::device::Device;
 use crate::level;
+use crate::obstacle::Obstacle;
 use crate::rundir::Holder;
 use std::path::PathBuf;
 use tidegate_driver_patch::module::Module;
@@ -81,10 +82,8 @@ pub struct Driver {
     pub file: Found<(PathBuf, Module)>,
     /// Version of the firmware of each GPU, as /proc/driver/nvidia says.
     pub firmware: Vec<(String, String)>,
-    /// GPU instances (MIG) that exist.
-    pub mig: Vec<PathBuf>,
-    /// Processes of NVIDIA's multi-process service.
-    pub mps: Vec<(i32, String)>,
+    /// What rules the channel levels out; None: the agent was asked instead, or there is no driver.
+    pub obstacles: Option<Found<Vec<Obstacle>>>,
     /// The level that the self-test reaches; None: the agent was asked instead.
     pub level: Option<Found<level::Choice>>,
 }

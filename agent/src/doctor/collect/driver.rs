@@ -5,10 +5,12 @@ use crate::causes::with_causes;
 use crate::config::LevelChoice;
 use crate::device::Device;
 use crate::doctor::facts::{Driver, Found, LoadedModule};
+use crate::obstacle::{self, Mps, Obstacle};
 use crate::{level, rm, selftest};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use tidegate_driver_patch::module::{self, Module};
 
 /// `tries`: the choice of level to try on throw-away channels.
@@ -19,17 +21,22 @@ pub(super) fn collect(device: &Device, tries: Option<LevelChoice>) -> Driver {
     };
     let files = files(names);
     let is_there = files.iter().any(|(name, _)| name == "nvidiactl");
-    let (answer, level) = if is_there {
-        ask(tries)
+    let answers = if is_there {
+        ask(device, tries)
     } else {
-        (Err("there is no driver to ask".to_owned()), None)
+        Answers {
+            version: Err("there is no driver to ask".to_owned()),
+            obstacles: None,
+            level: None,
+        }
     };
     let is_real = *device == Device::Real;
     let proc = Path::new("/proc/driver/nvidia");
     Driver {
         files,
-        answer,
-        level,
+        answer: answers.version,
+        obstacles: answers.obstacles,
+        level: answers.level,
         loaded: is_real.then(loaded).flatten(),
         file: if is_real {
             file()
@@ -41,12 +48,6 @@ pub(super) fn collect(device: &Device, tries: Option<LevelChoice>) -> Driver {
         } else {
             Vec::new()
         },
-        mig: if is_real {
-            instances(&proc.join("capabilities"))
-        } else {
-            Vec::new()
-        },
-        mps: super::processes::mps(),
     }
 }
 
@@ -84,26 +85,51 @@ fn is_device(name: &str) -> bool {
     }
 }
 
-type Answers = (Found<(String, usize)>, Option<Found<level::Choice>>);
+/// What the driver itself says.
+struct Answers {
+    version: Found<(String, usize)>,
+    obstacles: Option<Found<Vec<Obstacle>>>,
+    level: Option<Found<level::Choice>>,
+}
 
-/// Asks who the driver is, then tries the level.
-fn ask(tries: Option<LevelChoice>) -> Answers {
-    let driver = match patiently(rm::enumerate) {
-        Ok(Ok(driver)) => driver,
-        Ok(Err(error)) => return (Err(with_causes(&error)), None),
-        Err(late) => return (Err(format!("the driver gives {late}")), None),
+/// Asks who the driver is, and, with a choice of level, what an agent would ask of it.
+fn ask(device: &Device, tries: Option<LevelChoice>) -> Answers {
+    let nothing_else = |version| Answers {
+        version,
+        obstacles: None,
+        level: None,
     };
-    let answer = Ok((driver.version.clone(), driver.gpus.len()));
-    let level = tries.map(|choice| {
-        let tried = patiently(move || {
-            level::choose(choice, &driver, |level| selftest::calls(&driver, level))
-                .map_err(|error| with_causes(&error))
-        });
-        tried
-            .map_err(|late| format!("the self-test on throw-away channels gives {late}"))
-            .and_then(|tried| tried)
+    let driver = match patiently(rm::enumerate) {
+        Ok(Ok(driver)) => Arc::new(driver),
+        Ok(Err(error)) => return nothing_else(Err(with_causes(&error))),
+        Err(late) => return nothing_else(Err(format!("the driver gives {late}"))),
+    };
+    let version = Ok((driver.version.clone(), driver.gpus.len()));
+    let Some(choice) = tries else {
+        return nothing_else(version);
+    };
+    let mps = Mps::of(device);
+    let obstacles = patiently({
+        let driver = Arc::clone(&driver);
+        move || obstacle::look(&driver, &mps)
     });
-    (answer, level)
+    let first = obstacles.as_ref().ok().and_then(|found| found.first());
+    let forbidden = first.map(ToString::to_string);
+    let tried = patiently(move || {
+        level::choose(choice, &driver, |level| match &forbidden {
+            Some(why) => Err(why.clone()),
+            None => selftest::calls(&driver, level),
+        })
+        .map_err(|error| with_causes(&error))
+    });
+    let level = tried
+        .map_err(|late| format!("the self-test on throw-away channels gives {late}"))
+        .and_then(|tried| tried);
+    Answers {
+        version,
+        obstacles: Some(obstacles.map_err(|late| format!("the driver gives {late}"))),
+        level: Some(level),
+    }
 }
 
 fn loaded() -> Option<LoadedModule> {
@@ -157,19 +183,6 @@ fn firmware(gpus: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// MIG's GPU instances: `gpuN/mig/giM`.
-fn instances(capabilities: &Path) -> Vec<PathBuf> {
-    let below = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
-    below(capabilities.to_owned())
-        .flat_map(|gpu| below(gpu.path().join("mig")))
-        .map(|entry| entry.path())
-        .filter(|path| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with("gi"))
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,13 +219,6 @@ mod tests {
             ("0000:01:00.0".to_owned(), "580.95.05".to_owned())
         );
         assert_eq!(found[1].1, "N/A");
-        let capabilities = dir.join("capabilities");
-        fs::create_dir_all(capabilities.join("gpu0/mig/gi3/ci0")).expect("writable");
-        fs::create_dir_all(capabilities.join("gpu1/mig")).expect("writable");
-        assert_eq!(
-            instances(&capabilities),
-            [capabilities.join("gpu0/mig/gi3")]
-        );
         let _ = fs::remove_dir_all(&dir);
     }
 

@@ -1,4 +1,4 @@
-//! Processes, as /proc shows them: agents, MPS servers, and those that use the GPUs.
+//! Processes, as /proc shows them: agents, and those that use the GPUs.
 //!
 //! On a real GPU whoever computes holds `/dev/nvidia-uvm` open; tools that only look (nvidia-smi, DCGM)
 //! do not. A virtual GPU's users have its driver library mapped and its directory in their environment.
@@ -6,6 +6,7 @@
 use crate::device::Device;
 use crate::doctor::facts::{AgentProcess, GpuProcess};
 use crate::identity::printable;
+use crate::obstacle;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -67,14 +68,6 @@ fn device_of(command: &[String]) -> Option<String> {
     Some(Device::Real.to_string())
 }
 
-/// Processes of NVIDIA's multi-process service.
-pub(super) fn mps() -> Vec<(i32, String)> {
-    crate::obstacle::mps_processes(Path::new("/proc"))
-        .into_iter()
-        .map(|pid| (pid, name(pid)))
-        .collect()
-}
-
 /// Processes that use the GPUs of `device`, and how many processes may not be looked into.
 pub(super) fn on_gpus(device: &Device) -> (Vec<GpuProcess>, usize) {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
@@ -86,7 +79,7 @@ pub(super) fn on_gpus(device: &Device) -> (Vec<GpuProcess>, usize) {
                 // The kernel's own threads have no command line.
                 hidden += usize::from(!strings(pid, "cmdline").is_empty());
             }
-            Ok(true) if !matches!(name(pid).as_str(), AGENT | "nvidia-cuda-mps") => {
+            Ok(true) if !matches!(name(pid).as_str(), AGENT | obstacle::MPS_PROCESS) => {
                 let environment = strings(pid, "environ");
                 let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
                 let command = strings(pid, "cmdline");

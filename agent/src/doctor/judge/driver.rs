@@ -179,49 +179,41 @@ fn patch(view: &View<'_>) -> Check {
     }
 }
 
-fn mig(view: &View<'_>) -> Check {
-    const ID: &str = "mig";
-    if view.is_virtual() {
-        return Check::skip(ID, VIRTUAL);
-    }
-    let instances = view.driver().mig.len();
-    if !is_there(view) {
-        Check::skip(ID, NO_DRIVER)
-    } else if instances == 0 {
-        Check::pass(ID, "no GPU instances")
+/// What rules the channel levels out, of one kind: as the agent says, else as the driver does.
+fn obstacle(view: &View<'_>, id: &'static str, kind: &str, none: &str, remedy: &str) -> Check {
+    let found: Vec<String> = match (view.node.agent.status(), &view.driver().obstacles) {
+        (Some(status), _) => {
+            let of_kind = status.obstacles.iter().filter(|found| found.kind == kind);
+            of_kind.map(|found| found.text.clone()).collect()
+        }
+        (None, Some(Ok(found))) => {
+            let of_kind = found.iter().filter(|found| found.kind() == kind);
+            of_kind.map(ToString::to_string).collect()
+        }
+        (None, Some(Err(why))) => return Check::skip(id, why),
+        (None, None) => return Check::skip(id, NO_DRIVER),
+    };
+    if found.is_empty() {
+        Check::pass(id, none)
     } else {
-        Check::warn(
-            ID,
-            format!(
-                "{}: channels of a GPU instance are not controlled",
-                count(instances, "GPU instance")
-            ),
-        )
-        .remedy("nvidia-smi -mig 0 on the GPUs that are to be shared, or expect gated launches")
+        Check::warn(id, found.join("; ")).remedy(remedy)
     }
+}
+
+fn mig(view: &View<'_>) -> Check {
+    let remedy = "nvidia-smi -mig 0 on the GPUs that are to be shared, then reset them";
+    obstacle(view, "mig", "mig", "no GPU is split into instances", remedy)
 }
 
 fn mps(view: &View<'_>) -> Check {
-    const ID: &str = "mps";
-    match view.driver().mps.first() {
-        None => Check::pass(ID, "no MPS server"),
-        Some((pid, name)) => Check::warn(
-            ID,
-            format!("{name} ({pid}): all clients of a server share its channels"),
-        )
-        .remedy("stop MPS (echo quit | nvidia-cuda-mps-control) on GPUs that are to be shared"),
-    }
+    let remedy = "stop MPS where GPUs are to be shared: echo quit | nvidia-cuda-mps-control";
+    obstacle(view, "mps", "mps", "no MPS server", remedy)
 }
 
 fn confidential(view: &View<'_>) -> Check {
-    const ID: &str = "confidential-computing";
-    if view.is_virtual() {
-        return Check::skip(ID, VIRTUAL);
-    }
-    Check::skip(
-        ID,
-        "not asked: nvidia-smi conf-compute -f says whether it is on",
-    )
+    let id = "confidential-computing";
+    let remedy = "launches are gated instead; turn it off where GPUs are to be shared";
+    obstacle(view, id, "confidential_computing", "off", remedy)
 }
 
 fn level(view: &View<'_>) -> Check {
@@ -295,7 +287,8 @@ mod tests {
     use crate::doctor::facts::Node;
     use crate::doctor::judge::healthy::{self, outcome, outcome_virtual};
     use crate::level::Choice;
-    use tidegate_proto::v1::{ChannelLevel, LevelTest, SelfTest};
+    use crate::obstacle::Obstacle;
+    use tidegate_proto::v1::{self, ChannelLevel, LevelTest, SelfTest};
 
     #[test]
     fn a_machine_without_a_driver_is_told_so_once() {
@@ -305,6 +298,7 @@ mod tests {
             node.driver.answer = Err("there is no driver".to_owned());
             node.driver.loaded = None;
             node.driver.firmware.clear();
+            node.driver.obstacles = None;
             node.driver.level = None;
         };
         assert_eq!(outcome("device-files", none).0, Fail);
@@ -314,6 +308,8 @@ mod tests {
             "gsp",
             "driver-patch",
             "mig",
+            "mps",
+            "confidential-computing",
             "channel-level",
         ] {
             assert_eq!(outcome(id, none).0, Skip, "{id}");
@@ -401,14 +397,47 @@ mod tests {
     }
 
     #[test]
-    fn mig_and_mps_are_warned_of() {
-        let (result, _) = outcome("mig", |node| node.driver.mig = vec!["gi0".into()]);
-        assert_eq!(result, Warn);
-        let (result, text) = outcome("mps", |node| {
-            node.driver.mps = vec![(7, "nvidia-cuda-mps".to_owned())];
+    fn what_rules_the_channel_levels_out_is_the_agents_word_or_the_drivers() {
+        let all = [
+            ("mig", Obstacle::Mig(1), "GPU 1"),
+            ("mps", Obstacle::Mps(7), "process 7"),
+            (
+                "confidential-computing",
+                Obstacle::ConfidentialComputing,
+                "key rotation",
+            ),
+        ];
+        for (id, found, named) in all {
+            let told = |node: &mut Node| {
+                healthy::status(node).obstacles.push(v1::Obstacle {
+                    kind: found.kind().to_owned(),
+                    text: found.to_string(),
+                    ..v1::Obstacle::default()
+                });
+            };
+            let asked = |answer| {
+                |node: &mut Node| {
+                    healthy::without_agent(node);
+                    node.driver.obstacles = answer;
+                }
+            };
+            for (result, text) in [
+                outcome(id, told),
+                outcome(id, asked(Some(Ok(vec![found.clone()])))),
+            ] {
+                assert_eq!(result, Warn, "{id}");
+                assert!(text.contains(named), "{text}");
+            }
+            assert_eq!(outcome(id, asked(Some(Ok(Vec::new())))).0, Pass);
+            let late = Some(Err("no answer".to_owned()));
+            assert_eq!(outcome(id, asked(late)).0, Skip);
+            assert_eq!(outcome(id, asked(None)).0, Skip);
+        }
+        let (result, _) = outcome("mig", |node| {
+            healthy::without_agent(node);
+            node.driver.obstacles = Some(Ok(vec![Obstacle::Mps(7)]));
         });
-        assert_eq!(result, Warn);
-        assert!(text.contains("nvidia-cuda-mps (7)"), "{text}");
+        assert_eq!(result, Pass, "MPS is not MIG");
     }
 
     #[test]
@@ -455,13 +484,7 @@ mod tests {
 
     #[test]
     fn a_virtual_gpu_has_no_module_to_judge() {
-        for id in [
-            "driver-module",
-            "gsp",
-            "driver-patch",
-            "mig",
-            "confidential-computing",
-        ] {
+        for id in ["driver-module", "gsp", "driver-patch"] {
             let (result, text) = outcome_virtual(id, |_| {});
             assert_eq!(result, Skip, "{id}");
             assert!(text.contains("virtual GPU"), "{text}");

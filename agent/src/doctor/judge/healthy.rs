@@ -63,8 +63,7 @@ fn facts(device: Device) -> Facts {
             firmware: ["0000:01:00.0", "0000:02:00.0"]
                 .map(|gpu| (gpu.to_owned(), "580.95.05".to_owned()))
                 .to_vec(),
-            mig: Vec::new(),
-            mps: Vec::new(),
+            obstacles: Some(Ok(Vec::new())),
             level: None,
         },
         config: ("/etc/tidegate/agent.toml".into(), Ok(config)),

@@ -87,15 +87,16 @@ fn unmanaged(view: &View<'_>) -> Check {
     } else if !ignored.is_empty() {
         let text = format!("ignored: {}", list(&ignored));
         Check::warn(ID, text).remedy("add a rule to [[identity.rules]] that matches them")
-    } else if view.node.hidden > 0 {
-        let hidden = count(view.node.hidden, "process");
-        Check::skip(ID, format!("{hidden} of other users cannot be looked into"))
-            .remedy("run doctor as root")
     } else {
-        Check::pass(
-            ID,
-            format!("{} attached", count(status.processes.len(), "process")),
-        )
+        let attached = format!("{} attached", count(status.processes.len(), "process"));
+        match view.node.hidden {
+            0 => Check::pass(ID, attached),
+            hidden => Check::skip(
+                ID,
+                format!("{attached}; {hidden} others cannot be looked into"),
+            )
+            .remedy("run doctor as root with CAP_SYS_PTRACE"),
+        }
     }
 }
 
@@ -242,7 +243,7 @@ mod tests {
         assert!(text.contains("1 process on the GPUs"), "{text}");
         let (result, text) = outcome("unmanaged-processes", |node| node.hidden = 3);
         assert_eq!(result, Skip);
-        assert!(text.contains("3 processes of other users"), "{text}");
+        assert!(text.contains("3 others cannot be looked into"), "{text}");
         let (_, text) = outcome("unmanaged-processes", |node| {
             for pid in 20..26 {
                 add(node, python(pid), None);
