@@ -21,13 +21,19 @@ fn says(command: &mut Command, role: &str) -> String {
 #[test]
 fn an_offline_plugin_registers_polls_and_publishes() {
     let node = Node::new(&[], "");
-    assert_eq!(says(&mut node.preloaded("python3", "offline"), "offline"), "ok\n");
+    assert_eq!(
+        says(&mut node.preloaded("python3", "offline"), "offline"),
+        "ok\n"
+    );
 }
 
 #[test]
 fn an_online_plugin_grows_within_its_headroom() {
     let node = Node::new(&[], "");
-    assert_eq!(says(&mut node.preloaded("python3", "online"), "online"), "ok\n");
+    assert_eq!(
+        says(&mut node.preloaded("python3", "online"), "online"),
+        "ok\n"
+    );
 }
 
 #[test]

@@ -93,6 +93,29 @@ fn gpu(status: &v1::GpuStatus) -> Value {
         "preemptions_per_unit": per_unit.map(|per| json!({
             "unit": per.unit, "units": per.units, "mean": per.mean, "max": per.max,
         })),
+        "memory": status.memory.as_ref().map(gpu_memory),
+    })
+}
+
+fn gpu_memory(memory: &v1::GpuMemory) -> Value {
+    json!({
+        "pool_bytes": memory.pool_bytes,
+        "free_bytes": memory.free_bytes,
+        "in_flight_bytes": memory.in_flight_bytes,
+        "headroom_bytes": memory.headroom_bytes,
+        "online_bytes": memory.online_bytes,
+        "offline_bytes": memory.offline_bytes,
+        "quarantined_bytes": memory.quarantined_bytes,
+        "caches": memory.caches.iter().map(|cache| json!({
+            "session": cache.session,
+            "kv": cache.kv,
+            "used_bytes": cache.used_bytes,
+            "mapped_bytes": cache.mapped_bytes,
+            "reservation_bytes": cache.reservation_bytes,
+            "headroom_bytes": cache.headroom_bytes,
+            "pressure_events": cache.pressure_events,
+            "pressure_per_minute": cache.pressure_per_minute,
+        })).collect::<Vec<_>>(),
     })
 }
 
@@ -115,6 +138,14 @@ fn job(status: &v1::JobStatus) -> Value {
         "state_ns": status.state_ns,
         "preemptions": status.preemptions,
         "channels": status.channels,
+        "memory": status.memory.as_ref().map(|memory| json!({
+            "stripes": memory.stripes,
+            "stripes_taken": memory.stripes_taken,
+            "reclaimable": memory.reclaimable,
+            "reclaims": memory.reclaims,
+            "blocks_invalidated": memory.blocks_invalidated,
+            "tokens_lost": memory.tokens_lost,
+        })),
     })
 }
 

@@ -10,7 +10,7 @@ use crate::selftest::{self, Outcome};
 use crate::sessions::{level, role};
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
-use tidegate_policy::ids::GpuId;
+use tidegate_policy::ids::{GpuId, JobId};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::{GateState, JobState, JobView, Reason};
 use tidegate_proto::v1;
@@ -166,6 +166,7 @@ impl Control {
             channels_disabled: small(disabled),
             ..v1::GpuStatus::default()
         };
+        status.memory = self.gpu_memory(id);
         if let Some(view) = self.node.gpu(id, Instant::from_nanos(self.now)) {
             status.set_gate(match view.gate {
                 GateState::Open => v1::GateState::Open,
@@ -196,6 +197,46 @@ impl Control {
         status
     }
 
+    fn gpu_memory(&self, gpu: GpuId) -> Option<v1::GpuMemory> {
+        let ledger = self.node.ledger(gpu)?;
+        let totals = ledger.totals();
+        let now = Instant::from_nanos(self.now);
+        let caches = self.node.elastics(now).filter(|cache| cache.gpu == gpu);
+        (!ledger.pool().is_zero()).then(|| v1::GpuMemory {
+            pool_bytes: ledger.pool().0,
+            free_bytes: totals.free.0,
+            in_flight_bytes: totals.in_flight.0,
+            headroom_bytes: totals.headroom.0,
+            online_bytes: totals.online.0,
+            offline_bytes: totals.offline.0,
+            quarantined_bytes: totals.quarantined.0,
+            caches: caches
+                .map(|cache| v1::ElasticCache {
+                    session: cache.session.0,
+                    kv: cache.kv.0,
+                    used_bytes: cache.used.0,
+                    mapped_bytes: cache.mapped.0,
+                    reservation_bytes: cache.reservation.0,
+                    headroom_bytes: cache.headroom.0,
+                    pressure_events: cache.events,
+                    pressure_per_minute: cache.rate_per_minute,
+                })
+                .collect(),
+        })
+    }
+
+    fn job_memory(&self, job: JobId) -> Option<v1::JobMemory> {
+        let view = self.node.job_memory(job)?;
+        Some(v1::JobMemory {
+            stripes: view.stripes,
+            stripes_taken: view.taken,
+            reclaimable: view.fit,
+            reclaims: view.reclaims,
+            blocks_invalidated: view.blocks_lost,
+            tokens_lost: view.tokens.0,
+        })
+    }
+
     fn job_status(&self, view: JobView) -> v1::JobStatus {
         let sessions = self
             .sessions
@@ -213,6 +254,7 @@ impl Control {
             sessions,
             state_ns: self.now.saturating_sub(view.since.as_nanos()),
             preemptions: view.preemptions,
+            memory: self.job_memory(view.job),
             channels: view.channels.0,
             ..v1::JobStatus::default()
         };

@@ -774,6 +774,72 @@ pub struct GpuStatus {
     /// Disables per unit, and which unit that is.
     #[prost(message, optional, tag = "15")]
     pub preemptions_per_unit: ::core::option::Option<PreemptionsPerUnit>,
+    /// Unset: its memory is not shared.
+    #[prost(message, optional, tag = "16")]
+    pub memory: ::core::option::Option<GpuMemory>,
+}
+/// Every byte of the shared pool is in exactly one of these.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GpuMemory {
+    #[prost(uint64, tag = "1")]
+    pub pool_bytes: u64,
+    #[prost(uint64, tag = "2")]
+    pub free_bytes: u64,
+    /// Promised, not mapped yet.
+    #[prost(uint64, tag = "3")]
+    pub in_flight_bytes: u64,
+    /// Mapped by online ahead of need.
+    #[prost(uint64, tag = "4")]
+    pub headroom_bytes: u64,
+    #[prost(uint64, tag = "5")]
+    pub online_bytes: u64,
+    #[prost(uint64, tag = "6")]
+    pub offline_bytes: u64,
+    /// Taken from offline, not yet released.
+    #[prost(uint64, tag = "7")]
+    pub quarantined_bytes: u64,
+    /// Elastic caches of online engines.
+    #[prost(message, repeated, tag = "8")]
+    pub caches: ::prost::alloc::vec::Vec<ElasticCache>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct ElasticCache {
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    #[prost(uint32, tag = "2")]
+    pub kv: u32,
+    #[prost(uint64, tag = "3")]
+    pub used_bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub mapped_bytes: u64,
+    /// To be mapped.
+    #[prost(uint64, tag = "5")]
+    pub reservation_bytes: u64,
+    /// To be mapped beyond use.
+    #[prost(uint64, tag = "6")]
+    pub headroom_bytes: u64,
+    #[prost(uint64, tag = "7")]
+    pub pressure_events: u64,
+    #[prost(double, tag = "8")]
+    pub pressure_per_minute: f64,
+}
+/// KV memory of an offline job.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobMemory {
+    #[prost(uint32, tag = "1")]
+    pub stripes: u32,
+    #[prost(uint32, tag = "2")]
+    pub stripes_taken: u32,
+    /// Nothing is taken from it for now when false.
+    #[prost(bool, tag = "3")]
+    pub reclaimable: bool,
+    #[prost(uint64, tag = "4")]
+    pub reclaims: u64,
+    #[prost(uint64, tag = "5")]
+    pub blocks_invalidated: u64,
+    /// Computed again for all reclaims.
+    #[prost(uint64, tag = "6")]
+    pub tokens_lost: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Latency {
@@ -817,6 +883,9 @@ pub struct JobStatus {
     pub preemptions: u64,
     #[prost(uint32, tag = "8")]
     pub channels: u32,
+    /// Unset: it registered no KV cache.
+    #[prost(message, optional, tag = "9")]
+    pub memory: ::core::option::Option<JobMemory>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProcessStatus {
