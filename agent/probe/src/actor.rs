@@ -8,7 +8,7 @@ use nix::unistd::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use tidegate_abi::rm::DisableChannels;
+use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
 use tidegate_agent::clock::now_ns;
 use tidegate_agent::rm::{Driver, Gpu, RmError, Subdevice};
 
@@ -19,7 +19,7 @@ pub struct Part {
     pub minor: u32,
     /// Device instance.
     pub device_instance: u32,
-    /// Clients and channels; at most 64.
+    /// Clients and channels.
     pub pairs: Vec<(u32, u32)>,
     /// User to become first.
     pub uid: Option<u32>,
@@ -86,8 +86,9 @@ pub fn chain(error: &RmError) -> String {
 }
 
 fn call(subdevice: &Subdevice, pairs: &[(u32, u32)], disable: bool) -> Result<(), RmError> {
-    let mut call = list(pairs, disable);
-    subdevice.set_channels(&mut call)
+    pairs
+        .chunks(MAX_PAIRS)
+        .try_for_each(|pairs| subdevice.set_channels(&mut list(pairs, disable)))
 }
 
 /// A call about these pairs; those beyond 64 are counted but have no place.

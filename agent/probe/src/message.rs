@@ -256,6 +256,6 @@ pub struct Own {
     pub client: u32,
     /// A subdevice of that client.
     pub subdevice: u32,
-    /// Channels of that client; at most 64.
+    /// Channels of that client.
     pub channels: Vec<u32>,
 }

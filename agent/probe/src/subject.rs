@@ -217,18 +217,10 @@ impl<'a> Subject<'a> {
                 now_ns() - start
             }
             None => {
-                let mut ns = 0;
-                for channels in self.own.channels.chunks(MAX_PAIRS) {
-                    let own = Own {
-                        channels: channels.to_vec(),
-                        ..self.own.clone()
-                    };
-                    let done = self
-                        .worker
-                        .call("control", vec![Op::Channels { disable, own }])?;
-                    ns += done.first().map_or(0, |done| done.ns);
-                }
-                ns
+                let own = self.own.clone();
+                let op = Op::Channels { disable, own };
+                let done = self.worker.call("control", vec![op])?;
+                done.first().map_or(0, |done| done.ns)
             }
         };
         if !disable {

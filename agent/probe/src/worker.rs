@@ -15,7 +15,7 @@ use std::io::{BufRead, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
-use tidegate_abi::rm::Branch;
+use tidegate_abi::rm::{Branch, MAX_PAIRS};
 use tidegate_agent::rm::{ControlFile, RmError};
 
 /// `CU_CTX_SCHED_SPIN` and `CU_CTX_SCHED_BLOCKING_SYNC`.
@@ -137,9 +137,10 @@ fn controlled(
 
 fn set_own(disable: bool, own: &Own) -> anyhow::Result<Done> {
     let pairs: Vec<(u32, u32)> = own.channels.iter().map(|c| (own.client, *c)).collect();
-    let mut call = list(&pairs, disable);
     controlled(own, |file| {
-        file.set_channels(own.client, own.subdevice, &mut call)
+        pairs.chunks(MAX_PAIRS).try_for_each(|pairs| {
+            file.set_channels(own.client, own.subdevice, &mut list(pairs, disable))
+        })
     })
 }
 

@@ -8,8 +8,9 @@ use crate::subject::Way;
 use std::time::Duration;
 use tidegate_agent::latency::Latencies;
 
-/// Blocks that fill the largest GPU there is with work: what a disable has to save is then there.
-const FULL: u32 = 2_048;
+/// Blocks of 256 threads that fill a GPU of 132 multiprocessors once: what a disable has to save is then
+/// there.
+const FULL: u32 = 132 * 8;
 
 pub(super) fn foreign(bench: &Bench) -> anyhow::Result<Ending> {
     by(bench, Way::Foreign, 1_000)
