@@ -33,7 +33,11 @@ struct Found {
 
 impl Found {
     fn by(node: &Node, arguments: &[&str]) -> Self {
-        let output = Running::start("tidegate-probe", &mut probes(node, arguments)).finish();
+        Self::from_command(&mut probes(node, arguments))
+    }
+
+    fn from_command(command: &mut Command) -> Self {
+        let output = Running::start("tidegate-probe", command).finish();
         let text = String::from_utf8(output.stdout).expect("JSON is text");
         let lines = text
             .lines()
@@ -247,6 +251,20 @@ fn killing_a_disabled_process_is_seen_to_stall_others_and_enabling_first_not() {
         longest("EnableFirst")
     );
     found.expect("end", "PASS", "");
+}
+
+#[test]
+fn locks_within_a_process_that_would_hinder_a_reclaim_are_found() {
+    let node = Node::device_only(&[]);
+    let mut command = probes(&node, &["--only", "P7b"]);
+    let found = Found::from_command(command.env("TIDEGATE_VGPU_LOCKS", "calls+sync"));
+    found.expect("P7b", "FAIL", "beside stream sync, spinning");
+    let blocked = |case: &str| found.figure("P7b", &format!("{case}: calls that block"));
+    assert_eq!(blocked("nothing"), 0.0);
+    assert!(blocked("cuMemFree") > 0.0);
+    assert!(blocked("launch into a full queue") > 0.0);
+    found.note("P7b", "cuMemFree (hangs)");
+    assert_eq!(left_disabled(&node), []);
 }
 
 #[test]
