@@ -93,8 +93,6 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             reader: Reader::at_end(log),
             joined: true,
         };
-        drop(membership);
-        start::once(process);
         Ok(())
     })
 }
@@ -278,10 +276,19 @@ pub unsafe extern "C" fn tg_poll(
     })
 }
 
+/// Starts the library's threads in a process that schedules and never makes a context. Joining a job
+/// does not: the greeting carries the file that proves a process' channels, which it opens later.
+fn speak(process: &'static Process) {
+    if !process.started.load(Acquire) {
+        start::once(process);
+    }
+}
+
 /// `tg_ack_withheld`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tg_ack_withheld(seq: u64) -> c_int {
     answered(|process| {
+        speak(process);
         log_of(process)?.acknowledge(seq);
         Ok(())
     })
@@ -308,6 +315,7 @@ pub unsafe extern "C" fn tg_publish_request(
             // SAFETY: this function's contract.
             unsafe { core::slice::from_raw_parts(blocks, count) }
         };
+        speak(process);
         let mut requests = sys::lock(&process.memory.requests);
         let held = requests.all.entry(request).or_default();
         if held.tokens == tokens && held.blocks == blocks {

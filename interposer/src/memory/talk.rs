@@ -63,7 +63,8 @@ impl Talk {
         memory.session.fetch_add(1, AcqRel);
         sys::lock(&memory.orders).clear();
         sys::lock(&memory.open).clear();
-        sys::lock(&memory.outbox).clear();
+        // What happened without an agent is told to the next; what stands is described anew.
+        sys::lock(&memory.outbox).retain(|event| matches!(event, Event::Note(_)));
         sys::lock(&memory.cancelled).clear();
         sys::lock(&memory.answered).clear();
         memory.answers.fetch_add(1, AcqRel);
