@@ -1,7 +1,7 @@
 //! `tidegate doctor`: whether this node can do what Tidegate asks of it, and what to do where it cannot.
 //!
 //! Two halves that never mix: [`collect`] asks the kernel, the driver, the agent and the files of this
-//! node and writes down what they say ([`facts`]); [`judge`] makes checks of that, without asking
+//! node and writes down what they say ([`facts`]); [`judge()`] makes checks of that, without asking
 //! anybody. So every outcome can be had in a test, on a machine that has none of the faults.
 //!
 //! A check is PASS, WARN (it works, but worse than it could), FAIL (it does not work), or SKIP (it

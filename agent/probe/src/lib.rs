@@ -12,7 +12,7 @@
 //! ```
 //!
 //! * [`suite`], [`report`], [`machine`], [`render`]: which probes run, what they say, as files and tables.
-//! * [`probes`], [`bench`]: the probes and what each is given.
+//! * [`probes`], [`mod@bench`]: the probes and what each is given.
 //! * [`worker`], [`message`], [`link`], [`cuda`], [`kernels`]: the throw-away process, from both ends.
 //! * [`subject`], [`hold`], [`actor`]: channels that are disabled, and that nothing stays so.
 //! * [`trace`]: driver calls as the preloaded library saw them.
