@@ -6,6 +6,7 @@
 //! says that it is under pressure.
 
 use super::Control;
+use super::session::Held;
 use crate::config::Role;
 use crate::events::Happening;
 use crate::inbox::Tell;
@@ -263,7 +264,12 @@ impl Control {
                     seq: reclaim.0,
                     deadline_ns: until.as_nanos(),
                 });
-                if !self.tell_memory(session, prepare) {
+                let known = self.sessions.get(&session.0);
+                let stoppable = known.is_some_and(|known| {
+                    let uses = known.gpus().next().is_some();
+                    !known.launch_gated && all_stoppable(&known.channels, uses)
+                });
+                if !stoppable || !self.tell_memory(session, prepare) {
                     self.unanswerable.push((reclaim, session));
                 }
             }
@@ -357,6 +363,13 @@ impl Control {
     }
 }
 
+/// Whether a disable of a process' managed channels stops all of it. One that shows no channel, or one
+/// whose client is not proven, would still write to memory that is taken from under it.
+fn all_stoppable(channels: &[Held], uses_a_gpu: bool) -> bool {
+    let managed = channels.iter().all(|held| held.place.is_some());
+    managed && (!channels.is_empty() || !uses_a_gpu)
+}
+
 const fn answer(result: MemoryResult) -> Answer {
     match result {
         MemoryResult::Ok => Answer::Done,
@@ -401,6 +414,33 @@ fn stripes(said: &v1::KvRegistered) -> Option<(Layout, Vec<bool>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inbox::Channel;
+    use crate::journal::Places;
+
+    #[test]
+    fn memory_is_taken_only_where_every_channel_can_be_stopped() {
+        let channel = Channel {
+            client: 1,
+            channel: 2,
+            tsg: 2,
+            engine: tidegate_abi::class::Engine::Graphics,
+            device_instance: Some(0),
+            uuid: None,
+            subdevice: 0,
+        };
+        let held = |place| Held {
+            channel,
+            gpu: Some(GpuId(0)),
+            place,
+        };
+        let place = Places::without(&[]).take();
+        assert!(place.is_some());
+        let managed = held(place);
+        assert!(all_stoppable(&[managed, managed], true));
+        assert!(!all_stoppable(&[managed, held(None)], true));
+        assert!(!all_stoppable(&[], true));
+        assert!(all_stoppable(&[], false));
+    }
 
     fn said() -> v1::KvRegistered {
         v1::KvRegistered {
