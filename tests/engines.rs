@@ -29,7 +29,7 @@ fn an_offline_plugin_registers_polls_and_publishes() {
 
 #[test]
 fn an_online_plugin_grows_within_its_headroom() {
-    let node = Node::new(&[], "");
+    let node = Node::new(&[], "[memory]\npool_mib = 256\n");
     assert_eq!(
         says(&mut node.preloaded("python3", "online"), "online"),
         "ok\n"

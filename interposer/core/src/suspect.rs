@@ -70,13 +70,18 @@ impl Run {
 }
 
 /// Names the reason, or none yet.
+///
+/// Launches are steady only after twice the time: within the first, the last of a few launches is as
+/// recent, and what it left behind would get two names.
 #[must_use]
 pub fn name(facts: Facts, busy_suspect_ns: u64, now_ns: u64) -> Option<Reason> {
-    if now_ns.saturating_sub(facts.busy_since_ns) < busy_suspect_ns {
+    let busy_ns = now_ns.saturating_sub(facts.busy_since_ns);
+    if busy_ns < busy_suspect_ns {
         return None;
     }
     if now_ns.saturating_sub(facts.last_launch_ns) < busy_suspect_ns {
-        return Some(Reason::SteadyLaunches);
+        let steady = busy_ns >= busy_suspect_ns.saturating_mul(2);
+        return steady.then_some(Reason::SteadyLaunches);
     }
     Some(if facts.waits_on_host {
         Reason::ParkedStream
@@ -125,6 +130,13 @@ mod tests {
             last_launch_ns: 105,
             ..facts
         };
-        assert_eq!(name(steady, 100, 110), Some(Reason::SteadyLaunches));
+        assert_eq!(name(steady, 100, 204), None);
+        assert_eq!(name(steady, 100, 205), Some(Reason::PersistentKernel));
+        let steady = Facts {
+            last_launch_ns: 150,
+            ..steady
+        };
+        assert_eq!(name(steady, 100, 209), None);
+        assert_eq!(name(steady, 100, 210), Some(Reason::SteadyLaunches));
     }
 }
