@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use tidegate_tests::{Node, Running};
+use tidegate_tests::{Node, Running, TRUSTING};
 
 fn says(command: &mut Command, role: &str) -> String {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -29,7 +29,7 @@ fn an_offline_plugin_registers_polls_and_publishes() {
 
 #[test]
 fn an_online_plugin_grows_within_its_headroom() {
-    let node = Node::new(&[], "[memory]\npool_mib = 256\n");
+    let node = Node::new(&[], &format!("{TRUSTING}[memory]\npool_mib = 256\n"));
     assert_eq!(
         says(&mut node.preloaded("python3", "online"), "online"),
         "ok\n"
