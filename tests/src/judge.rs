@@ -41,6 +41,8 @@ pub struct Schedule {
     pub agentless: Vec<Range<u64>>,
     /// Offline processes.
     pub offline: BTreeSet<u32>,
+    /// When each of those that were killed was.
+    pub killed: BTreeMap<u32, u64>,
     /// The process of the requests.
     pub online: u32,
 }
@@ -67,6 +69,19 @@ pub struct Verdict {
 struct Channels {
     /// (client, channel) -> disabled since.
     known: BTreeMap<(u32, u32), Option<u64>>,
+    /// (client, channel) -> its process.
+    owner: BTreeMap<(u32, u32), u32>,
+}
+
+impl Channels {
+    /// The process is dead: its channels are the gate's no more. The agent drops their queue and enables
+    /// them, so that the driver can take them down; what was on the GPU then ends beside online, and
+    /// nothing of them may run before.
+    fn bury(&mut self, pid: u32) {
+        let owner = &self.owner;
+        self.known
+            .retain(|channel, _| owner.get(channel) != Some(&pid));
+    }
 }
 
 /// One contiguous stretch in which every offline channel was disabled.
@@ -96,9 +111,31 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
     let mut enables: Vec<u64> = Vec::new();
     let mut last_enable = 0;
 
+    let mut deaths: Vec<(u64, u32)> = schedule
+        .killed
+        .iter()
+        .map(|(pid, at)| (*at, *pid))
+        .collect();
+    deaths.sort_unstable();
+    let mut deaths = deaths.into_iter().peekable();
+    let mut let_go: BTreeSet<u32> = BTreeSet::new();
+
     for record in records.iter().filter(|r| schedule.offline.contains(&r.pid)) {
+        while let Some((_, pid)) = deaths.next_if(|(at, _)| *at <= record.at_ns) {
+            channels.bury(pid);
+        }
+        let dead = schedule
+            .killed
+            .get(&record.pid)
+            .is_some_and(|at| *at <= record.at_ns);
         let channel = (record.client, record.object);
+        channels.owner.insert(channel, record.pid);
         match record.kind {
+            Kind::EnableEnd if dead => {
+                let_go.insert(record.pid);
+            }
+            Kind::ChannelUp | Kind::ChannelDown | Kind::DisableEnd if dead => {}
+            Kind::TsgRun if let_go.contains(&record.pid) => {}
             Kind::ChannelUp => {
                 channels.known.insert(channel, None);
             }

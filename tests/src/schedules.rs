@@ -144,7 +144,9 @@ impl Nemesis {
             0 => {
                 // An offline program dies, and its operator starts another.
                 if let Some(offline) = self.offline.pop() {
-                    schedule.offline.insert(offline.process.pid());
+                    let pid = offline.process.pid();
+                    schedule.offline.insert(pid);
+                    schedule.killed.insert(pid, monotonic_ns());
                     drop(offline);
                 }
                 self.refill(1);
