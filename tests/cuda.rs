@@ -4,8 +4,8 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use tidegate_tests::{Node, Running, built, compile, monotonic_ns};
-use tidegate_vgpu::history::{self, Kind};
+use tidegate_tests::{Node, Running, built, compile, monotonic_ns, wait_for};
+use tidegate_vgpu::history::{self, Kind, Record};
 
 fn run(node: &Node, program: &str) {
     let program = compile(program, &["-lcuda"]);
@@ -70,7 +70,12 @@ fn the_device_records_every_mapping_and_charges_what_it_costs() {
     let before = monotonic_ns();
     run(&node, "kv_pages");
     let took = Duration::from_nanos(monotonic_ns() - before);
-    let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+    // The device takes back what a dead program held when it hears of the death.
+    let records = wait_for("the pages to be taken back", || {
+        let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+        let down = |record: &&Record| record.kind == Kind::MemoryDown && record.tag == 2 << 20;
+        (records.iter().filter(down).count() >= 6).then_some(records)
+    });
     let of = |kind| records.iter().filter(move |record| record.kind == kind);
     let pages = |kind| of(kind).filter(|record| record.tag == 2 << 20).count();
     let unmapped: Vec<_> = of(Kind::Unmap)
