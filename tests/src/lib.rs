@@ -17,6 +17,7 @@ pub mod peer;
 pub mod reclaims;
 pub mod schedules;
 pub mod stand_in;
+pub mod sweep;
 pub mod view;
 pub mod virtual_nemesis;
 pub mod virtual_reclaim;

@@ -23,8 +23,8 @@ mod process;
 pub(crate) mod script;
 mod world;
 
+use crate::sweep;
 pub use judge::Figures;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is broken on purpose, to see that the judge notices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,37 +100,14 @@ pub fn run(seed: u64, broken: Break) -> (Vec<String>, Figures) {
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
 #[must_use]
 pub fn run_all(seed: u64, schedules: u64, threads: usize, broken: Break) -> Totals {
-    let next = AtomicU64::new(0);
-    let work = || {
-        let mut totals = Totals::default();
-        loop {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            if n >= schedules {
-                return totals;
-            }
-            let seed = seed.wrapping_add(n);
-            let (violations, figures) = run(seed, broken);
-            totals.schedules += 1;
-            totals.figures.add(&figures);
-            let violations = violations.into_iter().map(|what| Violation { seed, what });
-            totals.violations.extend(violations);
-        }
-    };
     let mut all = Totals::default();
-    let parts: Vec<Totals> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        // A thread that panicked takes the run with it: a verdict over the rest would be a lie.
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("a schedule panicked"))
-            .collect()
-    });
-    for part in parts {
-        all.schedules += part.schedules;
-        all.figures.add(&part.figures);
-        all.violations.extend(part.violations);
+    for (seed, (violations, figures)) in sweep::seeds(seed, schedules, threads, |s| run(s, broken))
+    {
+        all.schedules += 1;
+        all.figures.add(&figures);
+        let violations = violations.into_iter().map(|what| Violation { seed, what });
+        all.violations.extend(violations);
     }
-    all.violations.sort_by_key(|violation| violation.seed);
     all
 }
 

@@ -19,7 +19,7 @@
 mod engine;
 mod world;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sweep;
 
 /// What is broken on purpose, to see that it is noticed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,34 +128,14 @@ pub fn run(seed: u64, broken: Break) -> (Vec<String>, Figures) {
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
 #[must_use]
 pub fn run_all(seed: u64, schedules: u64, threads: usize, broken: Break) -> Totals {
-    let next = AtomicU64::new(0);
-    let work = || {
-        let mut totals = Totals::default();
-        loop {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            if n >= schedules {
-                return totals;
-            }
-            let seed = seed.wrapping_add(n);
-            let (violations, figures) = run(seed, broken);
-            totals.schedules += 1;
-            totals.figures.add(&figures);
-            totals
-                .violations
-                .extend(violations.into_iter().map(|what| (seed, what)));
-        }
-    };
     let mut all = Totals::default();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        for thread in threads {
-            let part = thread.join().expect("a schedule panicked");
-            all.schedules += part.schedules;
-            all.figures.add(&part.figures);
-            all.violations.extend(part.violations);
-        }
-    });
-    all.violations.sort();
+    for (seed, (violations, figures)) in sweep::seeds(seed, schedules, threads, |s| run(s, broken))
+    {
+        all.schedules += 1;
+        all.figures.add(&figures);
+        let violations = violations.into_iter().map(|what| (seed, what));
+        all.violations.extend(violations);
+    }
     all
 }
 
