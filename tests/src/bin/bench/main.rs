@@ -6,7 +6,8 @@
 //! * `edge`: from just before an online launch to the entry of the last disable ioctl (stamped in
 //!   the calling thread), and to the return of the last disable, on 1 and on 8 virtual GPUs; and
 //!   the return with the driver's locks as they are, with patch A and with patch B; and the slower
-//!   lane of a process without a page.
+//!   lane of a process without a page. Beside it the floor: two threads in a row woken by nothing
+//!   but each other. And what the three kinds of locks add for each millisecond a disable takes.
 //! * `attach`: from the start of the first context to the agent's welcome, and what the library
 //!   adds to its host process.
 //! * `demo`: the demo three times on its own trace and on each `--trace`: medians of what users wait
@@ -26,6 +27,7 @@
 mod attach;
 mod demo;
 mod edge;
+mod floor;
 mod headroom;
 mod hook;
 mod mapping;
