@@ -29,7 +29,7 @@ fn an_offline_plugin_registers_polls_and_publishes() {
 
 #[test]
 fn an_online_plugin_grows_within_its_headroom() {
-    let node = Node::new(&[], &format!("{TRUSTING}[memory]\npool_mib = 256\n"));
+    let node = Node::new(&[], &format!("{TRUSTING}[memory]\npool = \"256MiB\"\n"));
     assert_eq!(
         says(&mut node.preloaded("python3", "online"), "online"),
         "ok\n"

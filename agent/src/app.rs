@@ -173,7 +173,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         policy: policy_config(config, choice.level),
         level: choice.level,
         rings_per_second: config.limits.rings_per_second,
-        pool: u64::from(config.memory.pool_mib) << 20,
+        pool: config.memory.pool,
         believe_unproven: config.unproven == Unproven::FirstClaim,
         gpus,
         generation,
@@ -344,9 +344,9 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
             restore_interval: config.memory.restore_interval,
             reserving: policy::Reserving {
                 pressure_every: config.memory.pressure_every,
-                step: Bytes::mib(config.memory.step_mib.into()),
-                min: Bytes::mib(config.memory.headroom_min_mib.into()),
-                max: Bytes::mib(config.memory.headroom_max_mib.into()),
+                step: Bytes(config.memory.step),
+                min: Bytes(config.memory.headroom_min),
+                max: Bytes(config.memory.headroom_max),
                 ..policy::Reserving::default()
             },
             ..policy::Sharing::default()

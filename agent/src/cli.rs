@@ -1,5 +1,6 @@
 //! The command line `tidegate`: a thin client of the gRPC services.
 
+mod config;
 mod doctor;
 mod json;
 mod probe;
@@ -91,6 +92,9 @@ enum Command {
     Replay(Box<replay::Args>),
     /// Whether this node can do what Tidegate asks of it, and what to do where it cannot.
     Doctor(doctor::Arguments),
+    /// Look at and check the configuration.
+    #[command(subcommand)]
+    Config(config::Command),
     /// Enable every channel a dead agent left disabled.
     Release {
         /// The device to speak to: "real" or "virtual=DIR"; what the last agent used unless given.
@@ -167,6 +171,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         }
         Command::Replay(args) => replay::run(args)?,
         Command::Doctor(arguments) => return doctor::run(cli, arguments),
+        Command::Config(command) => config::run(cli, command)?,
         _ => runtime()?.block_on(ask(cli)).map_err(|error| {
             match error.downcast::<tonic::Status>() {
                 Ok(status) => Refusal::from(&status).into(),
@@ -244,7 +249,9 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         }
         Command::Hooks { pid, output } => hooks(cli, *pid, *output).await,
         Command::Trace { seconds, output } => trace::run(cli, *seconds, output).await,
-        Command::Doctor(_) | Command::Release { .. } | Command::Replay(_) => Ok(()),
+        Command::Doctor(_) | Command::Release { .. } | Command::Replay(_) | Command::Config(_) => {
+            Ok(())
+        }
     }
 }
 

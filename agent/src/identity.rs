@@ -162,7 +162,7 @@ mod tests {
         let rule = |uid, cgroup: Option<&str>, role| Rule {
             uid,
             cgroup: cgroup.map(str::to_owned),
-            role,
+            ..Rule::giving(role)
         };
         Identity {
             trust_env_uids: vec![7],

@@ -6,7 +6,7 @@ use clap::Parser;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidegate_agent::app::{self, AppError, Options};
-use tidegate_agent::config::{Config, FILE};
+use tidegate_agent::config::Sources;
 use tidegate_agent::device::Device;
 use tidegate_agent::selftest::work;
 
@@ -26,6 +26,9 @@ struct Arguments {
     /// The agent's directory, instead of the configured one.
     #[arg(long, env = tidegate_proto::RUN_DIR_ENV, value_name = "DIR")]
     run_dir: Option<PathBuf>,
+    /// A setting, over files and environment: `--set gate.cooldown=20ms`. May be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment)]
+    set: Vec<(String, String)>,
     /// Ask a running agent to hand over, and take its place.
     #[arg(long)]
     replace: bool,
@@ -58,17 +61,44 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let optional = arguments.config.is_none();
-    let file = arguments.config.unwrap_or_else(|| FILE.into());
-    let mut config =
-        Config::load(&file, optional, std::env::vars()).context("the configuration is refused")?;
-    if let Some(run_dir) = arguments.run_dir {
-        config.run_dir = run_dir;
+fn assignment(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("give KEY=VALUE")?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+/// What the configuration is made of.
+fn sources(arguments: &Arguments) -> Sources {
+    let assigned = arguments.set.iter().cloned();
+    let mut flags: Vec<_> = assigned
+        .map(|(key, value)| ("--set".to_owned(), key, value))
+        .collect();
+    flags.extend(arguments.run_dir.as_ref().map(|run_dir| {
+        let variable = std::env::var_os(tidegate_proto::RUN_DIR_ENV);
+        let name = if variable.as_deref() == Some(run_dir.as_os_str()) {
+            tidegate_proto::RUN_DIR_ENV
+        } else {
+            "--run-dir"
+        };
+        let path = run_dir.to_string_lossy().into_owned();
+        (name.to_owned(), "node.run_dir".to_owned(), path)
+    }));
+    Sources {
+        optional: arguments.config.is_none(),
+        environment: tidegate_agent::config::environment(),
+        flags,
+        ..arguments
+            .config
+            .as_deref()
+            .map_or_else(Sources::default, Sources::of)
     }
-    app::init_logs(&config);
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let sources = sources(&arguments);
+    let loaded = sources.load().context("the configuration is refused")?;
+    app::init_logs(&loaded.config);
     let options = Options {
-        config,
+        config: loaded.config,
         device: arguments.device,
         vgpu_shim: arguments.vgpu_shim,
         replace: arguments.replace,

@@ -16,8 +16,7 @@ fn facts(device: Device) -> Facts {
     let mut config = Config::default();
     config.identity.rules.push(Rule {
         uid: Some(1_001),
-        cgroup: None,
-        role: Role::Offline,
+        ..Rule::giving(Role::Offline)
     });
     let mut status = v1::GetStatusResponse {
         version: version.to_owned(),

@@ -1,0 +1,326 @@
+//! The layers, and what is refused.
+
+use super::*;
+use crate::config::{Cooldown, Level, LevelChoice, Role, settings};
+use std::time::Duration;
+
+fn load(text: &str, environment: &[(&str, &str)]) -> Result<Config, String> {
+    let dir = std::env::temp_dir().join(format!("tidegate-config-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("writable");
+    let name = text
+        .bytes()
+        .fold(7_u64, |sum, b| sum.wrapping_mul(31) + u64::from(b));
+    let file = dir.join(format!("{name}.toml"));
+    std::fs::write(&file, text).expect("writable");
+    let environment = environment
+        .iter()
+        .map(|&(name, value)| (name.to_owned(), value.to_owned()));
+    Config::load(&file, false, environment).map_err(|error| {
+        error
+            .to_string()
+            .replace(&format!("{}", file.display()), "FILE")
+    })
+}
+
+#[test]
+fn an_absent_file_is_the_default() {
+    let config = Config::load(Path::new("/nonexistent/agent.toml"), true, []);
+    assert_eq!(config.expect("optional"), Config::default());
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_its_path_and_line() {
+    assert_eq!(
+        load("[gate]\n\ncooldwon = \"5ms\"\n", &[]),
+        Err("FILE:3: unknown key `gate.cooldwon`; did you mean `gate.cooldown`?".to_owned())
+    );
+    assert_eq!(
+        load("[gates]\n", &[]),
+        Err("FILE:1: unknown key `gates`".to_owned())
+    );
+    assert_eq!(
+        load(
+            "[identity]\n[[identity.rules]]\nuid = 1\nroll = \"online\"\n",
+            &[]
+        ),
+        Err(
+            "FILE:4: unknown key `identity.rules.roll`; did you mean `identity.rules.role`?"
+                .to_owned()
+        )
+    );
+    assert_eq!(
+        load("", &[("TIDEGATE_GATE__QUX", "1")]),
+        Err("environment variable TIDEGATE_GATE__QUX: unknown key `gate.qux`".to_owned())
+    );
+}
+
+#[test]
+fn a_value_without_its_unit_is_refused() {
+    assert_eq!(
+        load("[gate]\nmax_gated = \"240\"\n", &[]),
+        Err(
+            "FILE:2: `gate.max_gated`: `240` is not a time: a number and one of ns, us, ms, s, min, h"
+                .to_owned()
+        )
+    );
+    assert_eq!(
+        load("[gate]\nmax_gated = 240\n", &[]),
+        Err("FILE:2: `gate.max_gated`: expected a time such as \"5ms\", in quotes".to_owned())
+    );
+}
+
+#[test]
+fn broken_toml_is_refused_with_its_line() {
+    let error = load("[gate]\ncooldown = \n", &[]).expect_err("not TOML");
+    assert!(error.starts_with("FILE:2: "), "{error}");
+}
+
+#[test]
+fn the_environment_wins_over_the_file() {
+    let config = load(
+        "[gate]\ncooldown = \"5ms\"\n[identity]\ntrust_env_uids = [7]\n",
+        &[
+            ("TIDEGATE_GATE__COOLDOWN", "9ms"),
+            ("TIDEGATE_CHANNEL__LEVEL", "L3"),
+            ("TIDEGATE_IDENTITY__TRUST_ENV_UIDS", "[8, \"self\"]"),
+            ("TIDEGATE_ROLE", "online"),
+        ],
+    )
+    .expect("valid");
+    assert_eq!(
+        config.gate.cooldown,
+        Cooldown::Fixed(Duration::from_millis(9))
+    );
+    assert_eq!(config.level, LevelChoice::Forced(Level::L3));
+    let own = nix::unistd::Uid::effective().as_raw();
+    assert_eq!(config.identity.trust_env_uids, [8, own]);
+}
+
+#[test]
+fn rules_keep_their_order_and_need_a_condition_and_a_role() {
+    let text = "[[identity.rules]]\ncgroup = \"/online.slice/\"\nrole = \"online\"\n\
+                [[identity.rules]]\nuid = 1000\nrole = \"offline\"\n";
+    let rules = load(text, &[]).expect("valid").identity.rules;
+    assert_eq!(rules[0].cgroup.as_deref(), Some("/online.slice"));
+    assert_eq!((rules[1].uid, rules[1].role), (Some(1000), Role::Offline));
+    assert!(load("[[identity.rules]]\nrole = \"online\"\n", &[]).is_err());
+    assert!(load("[[identity.rules]]\nuid = 1\n", &[]).is_err());
+}
+
+/// A directory with an agent.toml of this text and these drop-ins; gone with the value.
+struct Files(PathBuf);
+
+impl Files {
+    fn new(name: &str, text: &str, drop_ins: &[(&str, &str)]) -> Self {
+        let dir = std::env::temp_dir().join(format!("tg-config-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("agent.toml.d")).expect("writable");
+        std::fs::write(dir.join("agent.toml"), text).expect("writable");
+        for (name, text) in drop_ins {
+            std::fs::write(dir.join("agent.toml.d").join(name), text).expect("writable");
+        }
+        Self(dir)
+    }
+
+    fn sources(&self) -> Sources {
+        Sources::of(&self.0.join("agent.toml"))
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn each_layer_lies_over_the_one_before_and_is_named_as_the_origin() {
+    let files = Files::new(
+        "layers",
+        "[gate]\ncooldown = \"1ms\"\nmax_gated = \"1s\"\nbreathe = \"1ms\"\ncooldown_max = \"1s\"\n\
+         frozen_after = \"1s\"\n",
+        &[
+            ("20-late.toml", "[gate]\nmax_gated = \"3s\"\n"),
+            (
+                "10-early.toml",
+                "[gate]\nmax_gated = \"2s\"\nbreathe = \"2ms\"\n",
+            ),
+            ("30-not.conf", "not TOML"),
+        ],
+    );
+    let text = |text: &str| text.to_owned();
+    let sources = Sources {
+        environment: vec![
+            (text("TIDEGATE_GATE__COOLDOWN"), text("4ms")),
+            (text("TIDEGATE_GATE__COOLDOWN_MAX"), text("4s")),
+            (text("TIDEGATE_GATE__FROZEN_AFTER"), text("4s")),
+        ],
+        flags: vec![
+            (text("--set"), text("gate.cooldown_max"), text("5s")),
+            (text("--set"), text("gate.frozen_after"), text("5s")),
+        ],
+        set: vec![(text("gate.frozen_after"), text("6s"), text("uid 0"))],
+        ..files.sources()
+    };
+    let loaded = sources.load().expect("valid");
+    let dir = format!("{}", files.0.display());
+    let row = |path: &str| {
+        let setting = setting(path).expect("a setting");
+        let origin = loaded.origin(setting).to_string();
+        (setting.show(&loaded.config), origin.replace(&dir, "DIR"))
+    };
+    let expect = [
+        ("gate.cooldown_min", "\"2ms\"", "default"),
+        (
+            "gate.breathe",
+            "\"2ms\"",
+            "DIR/agent.toml.d/10-early.toml:3",
+        ),
+        (
+            "gate.max_gated",
+            "\"3s\"",
+            "DIR/agent.toml.d/20-late.toml:2",
+        ),
+        (
+            "gate.cooldown",
+            "\"4ms\"",
+            "environment variable TIDEGATE_GATE__COOLDOWN",
+        ),
+        ("gate.cooldown_max", "\"5s\"", "flag --set"),
+        ("gate.frozen_after", "\"6s\"", "set by uid 0"),
+    ];
+    for (path, value, origin) in expect {
+        assert_eq!(row(path), (text(value), text(origin)), "{path}");
+    }
+}
+
+#[test]
+fn rules_of_drop_ins_follow_those_of_the_file_and_keep_their_lines() {
+    let rule = |uid: u32| format!("\n[[identity.rules]]\nuid = {uid}\nrole = \"online\"\n");
+    let files = Files::new(
+        "rules",
+        &(rule(1) + &rule(2)),
+        &[
+            ("slurm.toml", &rule(3)),
+            ("a.toml", "[gate]\nbreathe = \"9ms\"\n"),
+        ],
+    );
+    let rules = files.sources().load().expect("valid").config.identity.rules;
+    let places: Vec<_> = rules
+        .iter()
+        .map(|rule| {
+            let Origin::File { path, line } = &rule.origin else {
+                panic!("{rule:?}");
+            };
+            (
+                rule.uid,
+                path.file_name().and_then(|name| name.to_str()),
+                *line,
+            )
+        })
+        .collect();
+    let file = Some("agent.toml");
+    assert_eq!(
+        places,
+        [
+            (Some(1), file, 2),
+            (Some(2), file, 6),
+            (Some(3), Some("slurm.toml"), 2)
+        ]
+    );
+    let sources = Sources {
+        environment: vec![(
+            "TIDEGATE_IDENTITY__RULES".to_owned(),
+            "[{ uid = 9, role = \"ignore\" }]".to_owned(),
+        )],
+        ..files.sources()
+    };
+    let rules = sources.load().expect("valid").config.identity.rules;
+    assert_eq!(rules.len(), 1, "the environment replaces them: {rules:?}");
+}
+
+#[test]
+fn every_setting_refuses_a_boolean_and_reads_what_it_shows() {
+    for path in settings::paths() {
+        let (section, key) = path.rsplit_once('.').expect("dotted");
+        let text = if section == "identity.rules" {
+            format!("[[{section}]]\n{key} = false\n")
+        } else {
+            format!("[{section}]\n{key} = false\n")
+        };
+        let error = load(&text, &[]).expect_err("no setting is a boolean");
+        assert!(!error.contains("unknown key"), "{error}");
+    }
+    let text = "[identity]\ntrust_env_uids = [3, 4]\n[[identity.rules]]\nuid = 1\ncgroup = \"/a\\\"b\"\n\
+                role = \"online\"\n[gate]\ncooldown = \"1500us\"\nlong_gate = \"breathe\"\n[channel]\n\
+                level = \"L2\"\nlibrary = \"/x y\"\n[memory]\npool = \"3GiB\"\nstep = \"6MiB\"\n\
+                [log]\nlevel = \"info,tonic=warn\"\n";
+    for config in [Config::default(), load(text, &[]).expect("valid")] {
+        let mut shown = String::new();
+        for setting in &SETTINGS {
+            let (section, key) = setting.path.split_once('.').expect("dotted");
+            shown.push_str(&format!("{section}.{key} = {}\n", setting.show(&config)));
+        }
+        let mut again = load(&shown, &[]).expect("what is shown can be read");
+        for (rule, old) in again.identity.rules.iter_mut().zip(&config.identity.rules) {
+            rule.origin = old.origin.clone();
+        }
+        assert_eq!(again, config, "{shown}");
+    }
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused_at_the_later_one() {
+    assert_eq!(
+        load("[gate]\ncooldown_max = \"1s\"\ncooldown_min = \"2s\"\n", &[]),
+        Err("FILE:3: `gate.cooldown_min`: gate.cooldown_min (\"2s\") is above gate.cooldown_max (\"1s\")".to_owned())
+    );
+    let error = load("[memory]\nheadroom_max = \"1MiB\"\n", &[]).expect_err("below 64 MiB");
+    assert!(
+        error.starts_with("FILE:2: `memory.headroom_max`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_size_without_its_unit_and_a_level_that_is_none_are_refused() {
+    let error = load("[memory]\npool = 40960\n", &[]).expect_err("no unit");
+    assert!(
+        error.contains("expected a size such as \"64MiB\""),
+        "{error}"
+    );
+    let error = load("[log]\nlevel = \"info=loud\"\n", &[]).expect_err("no level");
+    assert!(error.starts_with("FILE:2: `log.level`"), "{error}");
+    let error = load("", &[("TIDEGATE_GATE__PROBE_INTERVAL", "5ms")]).expect_err("too long");
+    assert!(
+        error.contains("5ms is out of range: 200us to 1ms"),
+        "{error}"
+    );
+}
+
+#[test]
+fn only_what_counts_at_run_time_and_is_not_about_identity_can_be_set() {
+    for setting in &SETTINGS {
+        let expected = setting.applies != crate::config::Applies::Restart
+            && !setting.path.starts_with("identity");
+        assert_eq!(setting.can_be_set(), expected, "{}", setting.path);
+    }
+    let changes = |new: &str| {
+        let files = Files::new("changes", new, &[]);
+        let new = files.sources().load().expect("valid");
+        let changes = Loaded::default().changes(&new);
+        changes
+            .iter()
+            .map(|change| change.setting.path)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        changes("[gate]\ncooldown_min = \"2ms\"\n"),
+        [""; 0],
+        "as it was"
+    );
+    assert_eq!(
+        changes("[log]\nlevel = \"debug\"\n[gate]\nbreathe = \"1ms\"\n"),
+        ["gate.breathe", "log.level"]
+    );
+}
