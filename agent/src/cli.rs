@@ -1,5 +1,6 @@
 //! The command line `tidegate`: a thin client of the gRPC services.
 
+mod cdi;
 mod config;
 mod doctor;
 mod json;
@@ -10,8 +11,9 @@ mod table;
 mod trace;
 
 use crate::device::Device;
+use crate::manual;
 use anyhow::Context;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -95,6 +97,20 @@ enum Command {
     /// Look at and check the configuration.
     #[command(subcommand)]
     Config(config::Command),
+    /// Give containers the library and the agent's socket, by the Container Device Interface.
+    #[command(subcommand)]
+    Cdi(cdi::Command),
+    /// What a shell reads to complete this command's arguments.
+    Completions {
+        /// Which.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages of this command into a directory.
+    #[command(hide = true)]
+    Man {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// Enable every channel a dead agent left disabled.
     Release {
         /// The device to speak to: "real" or "virtual=DIR"; what the last agent used unless given.
@@ -172,6 +188,9 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         Command::Replay(args) => replay::run(args)?,
         Command::Doctor(arguments) => return doctor::run(cli, arguments),
         Command::Config(command) => config::run(cli, command)?,
+        Command::Cdi(command) => cdi::run(&cli.run_dir, command)?,
+        Command::Completions { shell } => write(&manual::completions(Cli::command(), *shell))?,
+        Command::Man { dir } => manual::pages(Cli::command(), dir)?,
         _ => runtime()?.block_on(ask(cli)).map_err(|error| {
             match error.downcast::<tonic::Status>() {
                 Ok(status) => Refusal::from(&status).into(),
@@ -249,9 +268,14 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         }
         Command::Hooks { pid, output } => hooks(cli, *pid, *output).await,
         Command::Trace { seconds, output } => trace::run(cli, *seconds, output).await,
-        Command::Doctor(_) | Command::Release { .. } | Command::Replay(_) | Command::Config(_) => {
-            Ok(())
-        }
+        // Done without an agent, above.
+        Command::Doctor(_)
+        | Command::Release { .. }
+        | Command::Replay(_)
+        | Command::Config(_)
+        | Command::Cdi(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => Ok(()),
     }
 }
 
@@ -363,8 +387,12 @@ fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {
 
 /// Writes to standard output; a reader that has left is no error.
 fn print(text: &str) -> anyhow::Result<()> {
+    write(text.as_bytes())
+}
+
+fn write(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(error).context("cannot write")
         }

@@ -36,6 +36,7 @@ pub mod issue;
 pub mod journal;
 pub mod latency;
 pub mod level;
+pub mod manual;
 pub mod notify;
 pub mod obstacle;
 pub mod peers;

@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidegate_agent::app::{self, AppError, Options};
@@ -38,6 +39,9 @@ struct Arguments {
     /// Be the GPU work that the self-test looks at.
     #[arg(long, hide = true)]
     self_test_work: bool,
+    /// Write this program's manual page.
+    #[arg(long, hide = true)]
+    manual: bool,
 }
 
 const EXIT_CODES: &str =
@@ -48,7 +52,12 @@ fn main() -> ExitCode {
     if arguments.self_test_work {
         return work::run();
     }
-    match run(arguments) {
+    let done = if arguments.manual {
+        manual()
+    } else {
+        run(arguments)
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tidegate-agent: {error:#}");
@@ -59,6 +68,11 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+fn manual() -> anyhow::Result<()> {
+    let page = tidegate_agent::manual::page(Arguments::command(), "8")?;
+    Ok(std::io::stdout().write_all(&page)?)
 }
 
 fn assignment(text: &str) -> Result<(String, String), String> {
