@@ -136,7 +136,7 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
     ] {
         found.expect(probe, "PASS", "");
     }
-    for probe in ["P8", "P10b", "P15"] {
+    for probe in ["P8", "P10b", "P15", "P15m"] {
         found.expect(probe, "SKIP", "--kernel-is-ours");
     }
     found.note("P6", "cuMemSetAccess: UVM_MAP_EXTERNAL_ALLOCATION");
@@ -237,7 +237,7 @@ fn a_driver_that_hangs_costs_the_probe_its_time_and_nothing_stays_disabled() {
 #[test]
 fn killing_a_disabled_process_is_seen_to_stall_others_and_enabling_first_not() {
     let node = Node::device_only(&["--set", "stop_channel_wait_us=300000"]);
-    let found = Found::by(&node, &["--only", "P8,P10b,P15", "--kernel-is-ours"]);
+    let found = Found::by(&node, &["--only", "P8,P10b", "--kernel-is-ours"]);
     found.expect("P8", "PASS", "");
     found.expect("P10b", "PASS", "");
     let longest = |precaution: &str| {
@@ -251,6 +251,73 @@ fn killing_a_disabled_process_is_seen_to_stall_others_and_enabling_first_not() {
         longest("EnableFirst")
     );
     found.expect("end", "PASS", "");
+}
+
+#[test]
+fn a_green_context_is_held_too_and_a_graph_keeps_the_processors_it_was_recorded_on() {
+    let node = Node::device_only(&[]);
+    let found = Found::by(&node, &["--only", "P15", "--kernel-is-ours"]);
+    found.expect("P15", "PASS", "");
+    let channels = ["without a green context", "with one"]
+        .map(|when| found.figure("P15", &format!("channels {when}")));
+    assert!(channels[0] < channels[1], "{channels:?}");
+    let names = ["outside it", "in it"].map(|place| format!("SMs a kernel ran on {place}"));
+    assert_eq!(found.figure("P15", &names[0]), 132.0);
+    // A quarter of 132, in eights.
+    assert_eq!(found.figure("P15", &names[1]), 40.0);
+    assert_eq!(
+        found.figure("P15", "SMs a graph recorded outside ran on in it"),
+        132.0
+    );
+    assert_eq!(left_disabled(&node), []);
+}
+
+/// Stands in for the MPS daemon: notes what it is told, and where its pipes are. Clients of the virtual
+/// driver are not told apart from others by it, so they have channels of their own.
+const MPS_DAEMON: &str = "#!/bin/sh
+echo \"${1:-$(cat)} in $CUDA_MPS_PIPE_DIRECTORY\" >> \"$MPS_SAID\"
+";
+
+#[test]
+fn the_mps_daemon_of_a_probe_ends_with_it_however_it_ends() {
+    use std::os::unix::fs::PermissionsExt;
+    for killed in [false, true] {
+        let node = Node::device_only(&[]);
+        let said = node.dir().join("said");
+        let daemon = node.dir().join("nvidia-cuda-mps-control");
+        std::fs::write(&daemon, MPS_DAEMON).expect("a script");
+        std::fs::set_permissions(&daemon, std::fs::Permissions::from_mode(0o755)).expect("chmod");
+        let mut path = node.dir().as_os_str().to_owned();
+        path.push(":");
+        path.push(std::env::var_os("PATH").expect("a PATH"));
+        let mut command = probes(&node, &["--only", "P15m", "--kernel-is-ours"]);
+        command.env("PATH", path).env("MPS_SAID", &said);
+        let lines = || std::fs::read_to_string(&said).unwrap_or_default();
+        if killed {
+            let suite = Running::start("tidegate-probe", &mut command);
+            wait_for("the daemon to be started", || {
+                lines().starts_with("-d in ").then_some(())
+            });
+            suite.signal(libc::SIGKILL);
+        } else {
+            let found = Found::from_command(&mut command);
+            found.expect("P15m", "PASS", "");
+            assert!(found.figure("P15m", "channels of a client") > 0.0);
+        }
+        wait_for("the daemon to be told to quit", || {
+            lines().contains("quit -t 5 in ").then_some(())
+        });
+        let places: BTreeSet<String> = lines()
+            .lines()
+            .filter_map(|line| Some(line.split_once(" in ")?.1.to_owned()))
+            .collect();
+        assert!(places.len() == 1, "one daemon, its own pipes: {places:?}");
+        assert!(
+            places.iter().all(|place| place.ends_with("/mps/pipes")),
+            "{places:?}"
+        );
+        assert_eq!(left_disabled(&node), []);
+    }
 }
 
 #[test]

@@ -7,8 +7,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use tidegate_abi::cuda::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule,
-    CUresult, CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgreenCtx,
+    CUmodule, CUresult, CUstream,
 };
 
 /// What a driver call said instead of success.
@@ -70,14 +70,14 @@ const NON_BLOCKING: c_uint = 1;
 const RELAXED: c_int = 2;
 
 macro_rules! driver {
-    ($($name:ident ( $($ty:ty),* $(,)? );)*) => {
-        /// The driver's functions.
+    ($(#[$doc:meta])* $table:ident: $($name:ident ( $($ty:ty),* $(,)? );)*) => {
+        $(#[$doc])*
         #[allow(non_snake_case)]
-        pub struct Cuda {
+        pub struct $table {
             $($name: unsafe extern "C" fn($($ty),*) -> CUresult,)*
         }
 
-        impl Cuda {
+        impl $table {
             /// Loads the driver's library.
             ///
             /// # Errors
@@ -110,15 +110,17 @@ macro_rules! driver {
             }
         }
 
-        impl std::fmt::Debug for Cuda {
+        impl std::fmt::Debug for $table {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("Cuda")
+                f.write_str(stringify!($table))
             }
         }
     };
 }
 
 driver! {
+    /// The driver's functions.
+    Cuda:
     cuInit(c_uint);
     cuDeviceGet(*mut CUdevice, c_int);
     cuDeviceGetName(*mut c_char, c_int, CUdevice);
@@ -157,6 +159,31 @@ driver! {
     cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64);
     cuGraphLaunch(CUgraphExec, CUstream);
 }
+
+driver! {
+    /// The driver's functions for green contexts, since CUDA 12.5.
+    Green:
+    cuDeviceGetDevResource(CUdevice, *mut Resource, c_int);
+    cuDevSmResourceSplitByCount(*mut Resource, *mut c_uint, *const Resource, *mut Resource, c_uint, c_uint);
+    cuDevResourceGenerateDesc(*mut *mut c_void, *mut Resource, c_uint);
+    cuGreenCtxCreate(*mut CUgreenCtx, *mut c_void, CUdevice, c_uint);
+    cuGreenCtxStreamCreate(*mut CUstream, CUgreenCtx, c_uint, c_int);
+}
+
+/// `CUdevResource`: its type, the driver's own bytes, and, of type SM, the number of multiprocessors.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Resource {
+    kind: c_int,
+    own: [c_int; 23],
+    count: c_uint,
+    rest: [c_int; 11],
+}
+const _: () = assert!(size_of::<Resource>() == 144);
+
+/// `CU_DEV_RESOURCE_TYPE_SM` and `CU_GREEN_CTX_DEFAULT_STREAM`.
+const SM: c_int = 1;
+const DEFAULT_STREAM: c_uint = 1;
 
 /// One call, its result as an error with the function's name.
 macro_rules! call {
@@ -447,6 +474,62 @@ impl Cuda {
     pub fn launch_graph(&self, exec: Handle, stream: Handle) -> Result {
         call!(self, cuGraphLaunch(exec as CUgraphExec, stream as CUstream))
     }
+}
+
+impl Green {
+    /// Multiprocessors (SMs) of a device.
+    ///
+    /// # Errors
+    /// The driver's; so below.
+    pub fn multiprocessors(&self, device: CUdevice) -> Result<u32> {
+        Ok(self.all(device)?.count)
+    }
+
+    fn all(&self, device: CUdevice) -> Result<Resource> {
+        let mut all = Resource::NONE;
+        call!(self, cuDeviceGetDevResource(device, &raw mut all, SM))?;
+        Ok(all)
+    }
+
+    /// A stream of a new green context of at least `least` multiprocessors, and how many it has.
+    pub fn stream(&self, device: CUdevice, least: u32) -> Result<(Handle, u32)> {
+        let all = self.all(device)?;
+        let (mut part, mut rest, mut groups) = (Resource::NONE, Resource::NONE, 1);
+        call!(
+            self,
+            cuDevSmResourceSplitByCount(
+                &raw mut part,
+                &raw mut groups,
+                &raw const all,
+                &raw mut rest,
+                0,
+                least
+            )
+        )?;
+        let (mut description, mut green, mut stream) = (null_mut(), null_mut(), null_mut());
+        call!(
+            self,
+            cuDevResourceGenerateDesc(&raw mut description, &raw mut part, 1)
+        )?;
+        call!(
+            self,
+            cuGreenCtxCreate(&raw mut green, description, device, DEFAULT_STREAM)
+        )?;
+        call!(
+            self,
+            cuGreenCtxStreamCreate(&raw mut stream, green, NON_BLOCKING, 0)
+        )?;
+        Ok((stream as Handle, part.count))
+    }
+}
+
+impl Resource {
+    const NONE: Self = Self {
+        kind: 0,
+        own: [0; 23],
+        count: 0,
+        rest: [0; 11],
+    };
 }
 
 fn ready(result: Result) -> Result<bool> {

@@ -6,6 +6,7 @@
 //!   mid-kernel, whether the kernel runs.
 //! * `tg_count(counter, ns, tag)`: spins once, then adds one.
 //! * `tg_spin_ns(ns, tag)`: spins.
+//! * `tg_sms(seen, ns)`: every block marks the byte of the multiprocessor it runs on, then spins.
 
 use std::ffi::CStr;
 
@@ -75,6 +76,26 @@ bra L3;
 L5:
 ret;
 }
+.visible .entry tg_sms(.param .u64 seen, .param .u64 ns)
+{
+.reg .u64 %a, %b, %c, %d, %e, %f;
+.reg .u32 %s, %o;
+.reg .pred %p;
+ld.param.u64 %e, [seen];
+ld.param.u64 %a, [ns];
+mov.u32 %s, %smid;
+cvt.u64.u32 %f, %s;
+add.u64 %e, %e, %f;
+mov.u32 %o, 1;
+st.volatile.global.u8 [%e], %o;
+mov.u64 %b, %globaltimer;
+L7:
+mov.u64 %c, %globaltimer;
+sub.u64 %d, %c, %b;
+setp.lt.u64 %p, %d, %a;
+@%p bra L7;
+ret;
+}
 ";
 
 /// What the worker launches.
@@ -86,6 +107,8 @@ pub struct Kernels {
     pub count: crate::cuda::Handle,
     /// `tg_steps`.
     pub steps: crate::cuda::Handle,
+    /// `tg_sms`.
+    pub sms: crate::cuda::Handle,
 }
 
 impl Kernels {
@@ -99,6 +122,7 @@ impl Kernels {
             spin: cuda.function(module, c"tg_spin_ns")?,
             count: cuda.function(module, c"tg_count")?,
             steps: cuda.function(module, c"tg_steps")?,
+            sms: cuda.function(module, c"tg_sms")?,
         })
     }
 }

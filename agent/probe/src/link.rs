@@ -21,6 +21,8 @@ pub struct Preload {
     pub library: Option<PathBuf>,
     /// Where a `libcuda.so.1` lies that is not the system's.
     pub driver: Option<PathBuf>,
+    /// Pipe directory of the MPS daemon whose client the worker is.
+    pub mps: Option<PathBuf>,
 }
 
 /// A worker process. Killed with this value: who disabled its channels enables them first.
@@ -68,6 +70,9 @@ impl Worker {
         }
         if let Some(driver) = &preload.driver {
             command.env("LD_LIBRARY_PATH", driver);
+        }
+        if let Some(pipes) = &preload.mps {
+            command.env("CUDA_MPS_PIPE_DIRECTORY", pipes);
         }
         let mut child = command.spawn().context("cannot start a worker")?;
         let requests = child.stdin.take().context("a worker's input")?;

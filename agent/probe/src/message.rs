@@ -107,6 +107,23 @@ pub enum Op {
     Stream,
     /// `cuStreamDestroy` of the lane's stream.
     DestroyStream,
+    /// Makes a green context and from now on uses a stream of it on this lane. `value`: the number of its
+    /// multiprocessors.
+    Green {
+        /// Multiprocessors to ask for.
+        least: u32,
+    },
+    /// The device's multiprocessors. `value`: their number.
+    Multiprocessors,
+    /// Runs `tg_sms` on the lane's stream to its end. `value`: the multiprocessors its blocks ran on.
+    Sms {
+        /// Blocks of 1024 threads.
+        blocks: u32,
+        /// Time each block stays.
+        ns: u64,
+        /// Not launched directly but by a graph that was recorded in the primary context.
+        graph: bool,
+    },
     /// `cuModuleLoadData`.
     Module,
     /// `cuMemAlloc`. `value`: address.

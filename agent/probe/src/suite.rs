@@ -312,5 +312,10 @@ pub fn preload(library: Option<&Path>, scratch: &Path) -> anyhow::Result<Preload
             _ => driver = Some(dir),
         }
     }
-    Ok(Preload { library, driver })
+    let mps = None;
+    Ok(Preload {
+        library,
+        driver,
+        mps,
+    })
 }

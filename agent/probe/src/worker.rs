@@ -6,7 +6,7 @@
 
 use crate::actor::list;
 use crate::clock::now_ns;
-use crate::cuda::{Cuda, Handle, Launch};
+use crate::cuda::{Cuda, Green, Handle, Launch};
 use crate::kernels::{Kernels, PTX};
 use crate::message::{Answer, Call, Done, Op, Own, Request, Wait};
 use anyhow::{Context, bail};
@@ -24,6 +24,8 @@ const SCHED_BLOCK: u32 = 4;
 /// `CU_EVENT_DISABLE_TIMING`, and with `CU_EVENT_BLOCKING_SYNC`.
 const EVENT_SPIN: u32 = 2;
 const EVENT_BLOCK: u32 = 3;
+/// Bytes that multiprocessors mark: more than any GPU has.
+const MARKS: usize = 4096;
 /// Calls in one batch of a cost: fewer than a channel's queue holds.
 const BATCH: u32 = 200;
 
@@ -240,6 +242,18 @@ impl Lane {
                 self.stream = None;
                 plain(timed(|| cuda.destroy_stream(stream))?)
             }
+            Op::Green { least } => {
+                let (ns, (stream, sms)) = timed(|| Green::load()?.stream(device.device, *least))?;
+                self.stream = Some(stream);
+                let value = u64::from(sms);
+                Done { ns, value }
+            }
+            Op::Multiprocessors => {
+                let (ns, count) = timed(|| Green::load()?.multiprocessors(device.device))?;
+                let value = u64::from(count);
+                Done { ns, value }
+            }
+            Op::Sms { blocks, ns, graph } => device.sms(stream, *blocks, *ns, *graph)?,
             Op::Module => plain(timed(|| cuda.module(PTX).map(|_| ()))?),
             Op::Alloc { bytes } => valued(timed(|| cuda.alloc(*bytes))?),
             Op::Free { at } => plain(timed(|| cuda.free(*at))?),
@@ -312,6 +326,37 @@ impl Device {
             threads: 1,
             arguments,
         }
+    }
+
+    /// Multiprocessors on which the blocks of a kernel run.
+    fn sms(&self, stream: Handle, blocks: u32, stay_ns: u64, graph: bool) -> anyhow::Result<Done> {
+        let cuda = &self.cuda;
+        let seen_at = cuda.alloc_host(MARKS as u64)?;
+        let marks = || {
+            // SAFETY: pinned memory of that size from the line above, which nobody frees before we do;
+            // the device writes to it only while the kernel below runs.
+            unsafe { std::slice::from_raw_parts_mut(seen_at as *mut u8, MARKS) }
+        };
+        marks().fill(0);
+        let launch = Launch {
+            function: self.kernels.sms,
+            blocks,
+            threads: 1024,
+            arguments: &[seen_at, stay_ns],
+        };
+        let (ns, ()) = timed(|| {
+            if graph {
+                let recorder = cuda.stream()?;
+                let exec = cuda.graph(recorder, || cuda.launch(recorder, launch))?;
+                cuda.launch_graph(exec, stream)?;
+            } else {
+                cuda.launch(stream, launch)?;
+            }
+            cuda.wait_stream(stream)
+        })?;
+        let value = marks().iter().filter(|mark| **mark != 0).count() as u64;
+        cuda.free_host(seen_at)?;
+        Ok(Done { ns, value })
     }
 
     fn cost(&self, stream: Handle, call: Call, batches: u32) -> anyhow::Result<Done> {

@@ -59,8 +59,8 @@ pub struct Entry {
     pub args: [u64; ARGS],
     /// Grid and block as launched.
     pub dims: [u32; 6],
-    /// Spare, zero.
-    pub spare: [u64; 2],
+    /// Of a kernel: the first multiprocessor it may run on, and how many.
+    pub sms: [u64; 2],
 }
 const _: () = assert!(core::mem::size_of::<Entry>() == 256);
 

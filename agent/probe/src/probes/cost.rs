@@ -13,7 +13,7 @@ pub(super) fn hook(bench: &Bench) -> anyhow::Result<Ending> {
     }
     let bare = Preload {
         library: None,
-        driver: bench.options.preload.driver.clone(),
+        ..bench.options.preload.clone()
     };
     let mut hooked = bench.worker("hooked", Wait::Spin)?;
     let mut native = bench.bare_worker("native", &bare)?;

@@ -9,6 +9,7 @@ mod lasting;
 mod memory;
 mod schedule;
 mod shape;
+mod sharing;
 
 use crate::bench::{Bench, Ending};
 use std::time::Duration;
@@ -76,7 +77,8 @@ probes! {
     "P4" A 60 lasting::long, "do long-disabled channels stay healthy?";
     "P8" B 300 death::killed_while_disabled, "what does killing a process cost the node while its channels are disabled?";
     "P10b" B 60 schedule::unschedule, "what does GPFIFO_SCHEDULE(0) do?";
-    "P15" B 60 schedule::sharing, "MPS and green contexts";
+    "P15" B 60 sharing::green, "does the gate hold a green context, and where do graphs recorded outside it run?";
+    "P15m" B 90 sharing::mps, "has an MPS client channels of its own, and whose work stops when they are disabled?";
 }
 
 /// The probe with this id, whatever its case.

@@ -1,7 +1,7 @@
-//! P10 and P15: the other controls of a TSG, and sharing by MPS and green contexts. All of it on the
-//! probe's own TSGs; runlists and policies of the GPU are never touched.
+//! P10: the other controls of a TSG. All of it on the probe's own TSGs; runlists and policies of the GPU
+//! are never touched.
 
-use crate::bench::{Bench, Ending, SOON, STILL, fail, pass, skip};
+use crate::bench::{Bench, Ending, SOON, STILL, fail, pass};
 use crate::message::{Op, Own};
 use crate::subject::Subject;
 use std::time::Duration;
@@ -96,10 +96,4 @@ pub(super) fn unschedule(bench: &Bench) -> anyhow::Result<Ending> {
     } else {
         fail("the kernel ran on while its TSG was off the runlist")
     })
-}
-
-pub(super) fn sharing(_: &Bench) -> anyhow::Result<Ending> {
-    Ok(skip(
-        "not measured by this suite yet: MPS and green contexts are not used by Tidegate",
-    ))
 }

@@ -335,7 +335,7 @@ pub fn entry(op: Op, arguments: &[u64]) -> Entry {
         launch: 0,
         args,
         dims: [0; 6],
-        spare: [0; 2],
+        sms: [0; 2],
     }
 }
 

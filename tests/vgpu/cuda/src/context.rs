@@ -7,7 +7,9 @@ use std::cell::RefCell;
 use std::env;
 use std::ffi::c_void;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tidegate_abi::class::{
@@ -29,6 +31,7 @@ use crate::capturing;
 use crate::channel::{Channel, Mapped, Point};
 use crate::driver;
 use crate::gpu::{Gpu, Space};
+use crate::green::Sms;
 use crate::handle::{Kind, Pinned};
 use crate::locks;
 use crate::memory;
@@ -52,6 +55,10 @@ pub struct Context {
     pub id: u64,
     /// Flags as created.
     pub flags: AtomicU32,
+    /// The multiprocessors its kernels run on.
+    pub sms: Sms,
+    /// The green context it belongs to, or null.
+    pub green: AtomicPtr<c_void>,
     /// For the streams.
     pub legacy_mark: LegacyMark,
     groups: [Group; 3],
@@ -74,8 +81,8 @@ struct Group {
 }
 
 impl Context {
-    /// Makes a context on the GPU of `ordinal`.
-    pub fn new(ordinal: CUdevice, flags: u32) -> CudaResult<&'static Pinned<Self>> {
+    /// Makes a context on the GPU of `ordinal`, whose kernels run on `sms`.
+    pub fn new(ordinal: CUdevice, flags: u32, sms: Sms) -> CudaResult<&'static Pinned<Self>> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let gpu = device(ordinal)?;
         let space = gpu.space()?;
@@ -101,6 +108,8 @@ impl Context {
             ordinal,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             flags: AtomicU32::new(flags),
+            sms,
+            green: AtomicPtr::default(),
             legacy_mark: LegacyMark::default(),
             groups,
             next: Default::default(),
@@ -385,7 +394,7 @@ pub fn create(out: *mut CUcontext, flags: u32, ordinal: CUdevice) -> CudaResult 
     if out.is_null() {
         return Err(CUresult::INVALID_VALUE);
     }
-    let context = Context::new(ordinal, flags)?;
+    let context = Context::new(ordinal, flags, Sms::ALL)?;
     with_stack(|stack| stack.push(Some(context)))?;
     // SAFETY: `out` is the caller's place for a context.
     unsafe { store(out, context.handle()) }
@@ -561,7 +570,7 @@ pub fn primary_retain(out: *mut CUcontext, ordinal: CUdevice) -> CudaResult {
     let primary = &mut primaries[ordinal as usize];
     let context = match primary.context {
         Some(context) => context,
-        None => Context::new(ordinal, primary.flags)?,
+        None => Context::new(ordinal, primary.flags, Sms::ALL)?,
     };
     primary.context = Some(context);
     primary.retained += 1;

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use tidegate_abi::cuda::{CUfunction, CUhostFn, CUlaunchConfig, CUresult, CUstream};
 
 use crate::capturing;
+use crate::green::Sms;
 use crate::handle::Pinned;
 use crate::module::{self, Function};
 use crate::result::CudaResult;
@@ -29,6 +30,7 @@ pub fn check_dims(dims: &[u32; 6]) -> CudaResult {
 /// # Safety
 /// `params` and `extra` are as [`Function::gather`] wants them.
 pub unsafe fn kernel(
+    sms: Sms,
     function: &'static Pinned<Function>,
     dims: [u32; 6],
     shared: u32,
@@ -44,6 +46,7 @@ pub unsafe fn kernel(
         shared,
         params,
         words,
+        sms,
     })
 }
 
@@ -66,8 +69,9 @@ pub fn launch(
     // SAFETY: a stream handle of the application, by the API's contract.
     let stream = unsafe { stream::resolve(stream, default)? };
     let dims = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
+    let (sms, function) = (stream.context.sms, module::function(function)?);
     // SAFETY: parameters of the application, by the API's contract.
-    let kernel = unsafe { kernel(module::function(function)?, dims, shared, params, extra)? };
+    let kernel = unsafe { kernel(sms, function, dims, shared, params, extra)? };
     work::enqueue_kernel(stream, &kernel)
 }
 

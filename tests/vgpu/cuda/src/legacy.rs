@@ -116,6 +116,7 @@ pub fn launch_grid_async(
         shared: prepared.shared,
         params,
         words: prepared.bytes.min(ARGS * 8).div_ceil(8) as u32,
+        sms: stream.context.sms,
     };
     work::enqueue_kernel(stream, &kernel)
 }

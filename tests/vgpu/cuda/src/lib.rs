@@ -40,6 +40,7 @@ mod exports;
 mod futex;
 mod gpu;
 mod graph;
+mod green;
 mod handle;
 mod host;
 mod image;

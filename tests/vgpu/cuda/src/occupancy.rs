@@ -6,7 +6,7 @@ use crate::module;
 use crate::result::{CudaResult, store};
 
 /// Multiprocessors of the virtual GPU.
-const PROCESSORS: i32 = 132;
+pub const PROCESSORS: i32 = 132;
 const THREADS: u64 = 2048;
 const BLOCKS: u64 = 32;
 const SHARED: u64 = 233_472;

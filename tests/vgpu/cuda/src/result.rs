@@ -19,6 +19,7 @@ pub mod code {
     pub const FILE_NOT_FOUND: CUresult = CUresult(301);
     pub const HOST_MEMORY_ALREADY_REGISTERED: CUresult = CUresult(712);
     pub const HOST_MEMORY_NOT_REGISTERED: CUresult = CUresult(713);
+    pub const INVALID_RESOURCE_CONFIGURATION: CUresult = CUresult(915);
     pub const GRAPH_EXEC_UPDATE_FAILURE: CUresult = CUresult(910);
 }
 

@@ -334,7 +334,8 @@ pub fn create(out: *mut CUstream, flags: u32) -> CudaResult {
     create_with_priority(out, flags, 0)
 }
 
-fn named(handle: CUstream, default: DefaultStream) -> CudaResult<&'static Pinned<Stream>> {
+/// The stream a caller names.
+pub fn named(handle: CUstream, default: DefaultStream) -> CudaResult<&'static Pinned<Stream>> {
     // SAFETY: a stream handle of the application, by the API's contract.
     unsafe { resolve(handle, default) }
 }
@@ -384,22 +385,35 @@ pub fn id(default: DefaultStream, handle: CUstream, out: *mut u64) -> CudaResult
     unsafe { store(out, named(handle, default)?.id) }
 }
 
-/// `cuStreamGetCtx`.
+/// `cuStreamGetCtx`: fails for a stream of a green context.
 pub fn get_context(default: DefaultStream, handle: CUstream, out: *mut *mut c_void) -> CudaResult {
+    let context = named(handle, default)?.context;
+    if !context.green.load(Ordering::Acquire).is_null() {
+        return Err(CUresult::INVALID_CONTEXT);
+    }
     // SAFETY: `out` is the caller's place for a context.
-    unsafe { store(out, named(handle, default)?.context.handle()) }
+    unsafe { store(out, context.handle()) }
 }
 
-/// `cuStreamGetCtx_v2`: no stream is of a green context.
+/// `cuStreamGetCtx_v2`: the context, or the green context, of a stream.
 pub fn get_context_v2(
     default: DefaultStream,
     handle: CUstream,
     out: *mut *mut c_void,
     green: *mut *mut c_void,
 ) -> CudaResult {
-    // SAFETY: `green` is null or the caller's place for a context.
-    unsafe { crate::result::store_optional(green, std::ptr::null_mut()) };
-    get_context(default, handle, out)
+    let context = named(handle, default)?.context;
+    let of = context.green.load(Ordering::Acquire);
+    let plain = if of.is_null() {
+        context.handle()
+    } else {
+        std::ptr::null_mut()
+    };
+    // SAFETY: `green` is null or the caller's place for a context, and so is `out`.
+    unsafe {
+        crate::result::store_optional(green, of);
+        store(out, plain)
+    }
 }
 
 /// `cuStreamGetDevice`.

@@ -13,6 +13,7 @@ use crate::capturing;
 use crate::channel::{Point, entry};
 use crate::copy::{Copy, Fill};
 use crate::event::Event;
+use crate::green::Sms;
 use crate::handle::Pinned;
 use crate::memory::Owned;
 use crate::module::Function;
@@ -59,6 +60,8 @@ pub struct Kernel {
     pub params: [u64; ARGS],
     /// Words of it in use.
     pub words: u32,
+    /// Where it runs: those of the context it was given to, also when its graph is launched elsewhere.
+    pub sms: Sms,
 }
 
 impl Kernel {
@@ -71,7 +74,7 @@ impl Kernel {
             launch,
             args: self.params,
             dims: self.dims,
-            spare: [0; 2],
+            sms: [u64::from(self.sms.first), u64::from(self.sms.count)],
         }
     }
 }

@@ -496,7 +496,7 @@ impl Queue {
             launch: 0,
             args: [0; ring::ARGS],
             dims: [0; 6],
-            spare: [0; 2],
+            sms: [0; 2],
         };
         entry.args[..args.len()].copy_from_slice(args);
         let number = self.put.fetch_add(1, Ordering::Relaxed);

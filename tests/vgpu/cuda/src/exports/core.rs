@@ -2,13 +2,13 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUresult, CUstream, CUuuid};
+use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUresult, CUstream, CUuuid};
 
 use super::{export, exports};
 use crate::result::code_of;
 use crate::stream::DefaultStream;
 use crate::{
-    context, device, driver, event, launch, proc_address, result, settings, stream, values,
+    context, device, driver, event, green, launch, proc_address, result, settings, stream, values,
 };
 
 exports! {
@@ -76,6 +76,17 @@ exports! {
     cuProfilerStart() => settings::no_effect;
     cuProfilerStop() => settings::no_effect;
     cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) => context::priority_range;
+
+    cuDeviceGetDevResource(device: CUdevice, resource: *mut green::Resource, kind: c_uint) => green::of_device;
+    cuCtxGetDevResource(context: CUcontext, resource: *mut green::Resource, kind: c_uint) => green::of_context;
+    cuGreenCtxGetDevResource(green: CUgreenCtx, resource: *mut green::Resource, kind: c_uint) => green::of_green;
+    cuDevSmResourceSplitByCount(list: *mut green::Resource, groups: *mut c_uint, input: *const green::Resource, remaining: *mut green::Resource, flags: c_uint, least: c_uint) => green::split;
+    cuDevResourceGenerateDesc(description: *mut *mut c_void, list: *const green::Resource, count: c_uint) => green::describe;
+    cuGreenCtxCreate(green: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: c_uint) => green::create;
+    cuGreenCtxDestroy(green: CUgreenCtx) => green::destroy;
+    cuCtxFromGreenCtx(context: *mut CUcontext, green: CUgreenCtx) => green::context_of;
+    cuGreenCtxStreamCreate(stream: *mut CUstream, green: CUgreenCtx, flags: c_uint, priority: c_int) => green::create_stream;
+    cuStreamGetGreenCtx(stream: CUstream, green: *mut CUgreenCtx) => green::of_stream;
 
     cuStreamCreate(stream: *mut CUstream, flags: c_uint) => stream::create;
     cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int) => stream::create_with_priority;

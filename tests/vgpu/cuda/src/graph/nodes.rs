@@ -8,8 +8,10 @@ use tidegate_abi::cuda::{
 };
 
 use super::{Graph, instance, named, node_named, numbers};
+use crate::context;
 use crate::copy::{Fill, Memcpy3d};
 use crate::event;
+use crate::green::Sms;
 use crate::handle::Pinned;
 use crate::launch;
 use crate::module::{self, Function};
@@ -66,9 +68,11 @@ const _: () = assert!(size_of::<KernelParams>() == 72);
 
 impl KernelParamsV1 {
     fn work(&self, function: &'static Pinned<Function>) -> CudaResult<Work> {
+        let sms = context::current().map_or(Sms::ALL, |context| context.sms);
+        let (dims, params) = (self.dims, self.params);
         // SAFETY: parameters of the application, by the API's contract.
         let kernel =
-            unsafe { launch::kernel(function, self.dims, self.shared, self.params, self.extra) };
+            unsafe { launch::kernel(sms, function, dims, self.shared, params, self.extra) };
         kernel.map(Work::Kernel)
     }
 }

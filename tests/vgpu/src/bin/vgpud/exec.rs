@@ -30,6 +30,7 @@ const FOREVER: u64 = kernel_id("tg_forever");
 const KV_STORE: u64 = kernel_id("tg_kv_store");
 const KV_TOKEN: u64 = kernel_id("tg_kv_token");
 const STEPS: u64 = kernel_id("tg_steps");
+const SMS: u64 = kernel_id("tg_sms");
 
 /// Bytes a copy moves in a nanosecond.
 const COPY_BYTES_PER_NS: u64 = 20;
@@ -99,7 +100,7 @@ fn duration(entry: &Entry, unknown_kernel_ns: u64) -> u64 {
     match entry.op {
         op if op == Op::Kernel as u32 => match entry.kernel {
             SPIN => entry.args[0],
-            COUNT => entry.args[1],
+            COUNT | SMS => entry.args[1],
             STORE | TOUCH => entry.args[2],
             KV_STORE => entry.args[3],
             KV_TOKEN => entry.args[4],
@@ -506,6 +507,7 @@ fn kernel(pid: u32, entry: &Entry, stepped: u64) -> Result<(), Trouble> {
         COUNT => add_to(pid, args[0], 1)?,
         STEPS => add_to(pid, args[0], args[1].saturating_sub(stepped))?,
         STORE => sys::write_process(pid, args[0], &args[1].to_le_bytes())?,
+        SMS => mark_sms(pid, entry)?,
         KV_STORE => kv::store(pid, args)?,
         KV_TOKEN => kv::token(pid, args)?,
         ADD => add(pid, args[0], args[1], args[2], args[3])?,
@@ -528,6 +530,21 @@ fn add_to(pid: u32, counter: u64, steps: u64) -> Result<(), Trouble> {
     sys::read_process(pid, counter, &mut value)?;
     let value = u64::from_le_bytes(value).wrapping_add(steps);
     Ok(sys::write_process(pid, counter, &value.to_le_bytes())?)
+}
+
+/// `tg_sms`: each block marks the byte of the multiprocessor it runs on. The first blocks go to one each.
+fn mark_sms(pid: u32, entry: &Entry) -> Result<(), Trouble> {
+    let [first, count] = entry.sms;
+    let blocks = entry.dims[..3]
+        .iter()
+        .map(|size| u64::from(*size))
+        .product();
+    let marks = vec![1; count.min(blocks) as usize];
+    Ok(sys::write_process(
+        pid,
+        entry.args[0].wrapping_add(first),
+        &marks,
+    )?)
 }
 
 fn copy(pid: u32, to: u64, from: u64, bytes: u64) -> Result<(), Trouble> {
