@@ -169,7 +169,7 @@ fn a_process_that_rings_without_end_loses_its_page() {
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 1);
     let mut hostile = Peer::attached(&node, "online", "");
-    hostile.ask("ring 500");
+    hostile.tell("ring 30000");
     wait_so("the page's end", || counter(&node, "pages_dropped") == 1);
     // It counted as busy, and no longer does.
     wait_all(&node, client, false);

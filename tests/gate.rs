@@ -19,10 +19,10 @@ fn of(records: &[Record], pid: u32, kind: Kind) -> Vec<Record> {
         .collect()
 }
 
-/// Offline stops for the `kernels` that `command` has online launch, and resumes a cooldown after the
-/// last of them ended on the device.
+/// Offline stops for the `kernels` that `commands` have online launch behind a hold, and resumes a cooldown
+/// after the last of them ended on the device.
 #[track_caller]
-fn offline_stops_for(command: &str, kernels: usize) {
+fn offline_stops_for(commands: &[&str], kernels: usize) {
     let node = Node::new(
         &["--gpus", "1"],
         &format!("{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n"),
@@ -34,7 +34,9 @@ fn offline_stops_for(command: &str, kernels: usize) {
     // A process that has just attached counts as busy: its own edge comes first.
     watch::wait_open(&node, 0, online.process.pid());
     let begun = tidegate_tests::monotonic_ns();
-    online.say(command);
+    for command in commands {
+        online.say(command);
+    }
     let worker = online.process.pid();
 
     // The burst's busy edge disables every channel of the offline program.
@@ -43,6 +45,7 @@ fn offline_stops_for(command: &str, kernels: usize) {
             .into_iter()
             .find(|r| r.at_ns > begun)
     });
+    online.say("release");
     let enabled = wait_for("the enable after the cooldown", || {
         of(&history(&node), pid, Kind::EnableEnd)
             .into_iter()
@@ -81,10 +84,10 @@ fn offline_stops_for(command: &str, kernels: usize) {
 
 #[test]
 fn offline_stops_for_a_burst_and_resumes_where_it_was() {
-    offline_stops_for("burst 20 3000000", 20);
+    offline_stops_for(&["hold", "launch 20 3000000"], 21);
 }
 
 #[test]
 fn work_on_a_stream_that_was_destroyed_under_it_keeps_offline_stopped_to_its_end() {
-    offline_stops_for("orphan 300000000", 1);
+    offline_stops_for(&["orphan"], 1);
 }

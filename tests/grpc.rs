@@ -2,8 +2,7 @@
 //! reflection in both versions that clients speak.
 
 use std::path::PathBuf;
-use std::time::Duration;
-use tidegate_tests::{Node, TRUSTING};
+use tidegate_tests::{Node, TRUSTING, clock};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -24,7 +23,7 @@ async fn connect(path: PathBuf) -> Channel {
         }
     });
     Endpoint::from_static("http://localhost")
-        .timeout(Duration::from_secs(10))
+        .timeout(clock::DEADLINE)
         .connect_with_connector(connector)
         .await
         .expect("the agent listens")

@@ -64,9 +64,9 @@ impl Programs {
         let pid = [self.offline.process.pid()];
         for _ in 0..times {
             wait_finished(node, &pid, 3, monotonic_ns());
-            self.online.say("launch 1 60000000");
+            self.online.say("hold");
             wait_all(node, &pid, true);
-            self.online.say("sync");
+            self.online.say("release");
             wait_all(node, &pid, false);
         }
         assert!(self.offline.stop() > 0);
@@ -108,14 +108,14 @@ fn on_linux_5_10_an_offline_process_acknowledges_its_closed_gate() {
     let pid = [offline.process.pid()];
     for _ in 0..3 {
         wait_finished(&node, &pid, 3, monotonic_ns());
-        online.say("launch 1 300000000");
+        online.say("hold");
         wait_for("the launches to stop", || {
             let dry = |channel: &ChannelState| channel.queued == 0;
             let waits = status(&node)["gpus"][0]["gate"] == "closed";
             (waits && channels(&node, &pid).iter().all(dry)).then_some(())
         });
         let dry = monotonic_ns();
-        online.say("sync");
+        online.say("release");
         let of_online = [online.process.pid()];
         wait_finished(&node, &of_online, 1, dry);
         let testimony = Testimony::of(&node);

@@ -2,10 +2,11 @@
 
 use std::io::{BufRead, BufReader};
 
+use tidegate_tests::clock::Stalls;
 use tidegate_tests::watch::{self, Testimony, status};
 use tidegate_tests::{Node, Online, Running, TRUSTING, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::control::ChannelState;
-use tidegate_vgpu::history::{self, Kind};
+use tidegate_vgpu::history::{self, Kind, Record};
 
 fn offline(node: &Node) -> Running {
     let offline = compile("offline", &["-lcuda"]);
@@ -61,17 +62,20 @@ fn forked_children_start_over_and_see_no_descriptor_of_the_library() {
 fn online_runs_without_an_agent_and_is_found_by_one_that_comes_late() {
     let mut node = Node::device_only(&[]);
     let mut online = Online::start(&node, 0);
-    let before = monotonic_ns();
-    let after = online.say("burst 5 100000");
-    assert!(after - before < 1_000_000_000, "nothing waits for an agent");
+    let (stalls, before) = (Stalls::watch(), monotonic_ns());
+    let took = online.say("burst 5 100000") - before;
+    assert!(
+        took < 1_000_000_000 + stalls.ns(),
+        "nothing waits for an agent: {took} ns"
+    );
     node.start_agent(TRUSTING);
     let mut offline = offline(&node);
     wait_for("offline to run", || {
         (finished(&node, offline.pid()) > 5).then_some(())
     });
-    online.say("launch 1 300000000");
+    online.say("hold");
     wait_for("offline to stop", || all_are(&node, offline.pid(), true));
-    online.say("sync");
+    online.say("release");
     wait_for("offline to run again", || {
         all_are(&node, offline.pid(), false)
     });
@@ -139,21 +143,32 @@ fn offline_told_to_fail_without_an_agent_gets_an_error_for_each_launch_until_one
 fn channels_made_while_the_job_is_gated_run_nothing_until_it_may() {
     let node = Node::new(&["--gpus", "2"], TRUSTING);
     let mut online = Online::start(&node, 0);
-    online.say("launch 1 1500000000");
+    online.say("hold");
     let program = compile("offline", &["-lcuda"]);
     let mut command = node.preloaded(&program, "offline");
     let mut offline = Running::start("offline", command.args(["200000", "0", "1"]));
     let pid = offline.pid();
-    let idle = online.say("sync");
+    wait_for("channels that are born gated", || {
+        let on_both = |gpu| channels_of(&node, pid).iter().any(|one| one.gpu == gpu);
+        (on_both(0) && on_both(1)).then(|| all_are(&node, pid, true))?
+    });
+    online.say("release");
     wait_for("offline to run", || {
         (finished(&node, pid) > 10).then_some(())
     });
     let records = history::read(&node.vgpu_dir()).expect("the device writes its history");
+    // The job runs as a whole: not on the other GPU either.
     let first = records
         .iter()
-        .find(|record| record.kind == Kind::KernelStart && record.pid == pid && record.gpu == 0)
+        .find(|record| record.kind == Kind::KernelStart && record.pid == pid)
         .expect("it ran");
-    assert!(first.at_ns > idle, "nothing ran before online was idle");
+    let busy = online.process.pid();
+    let ended = |record: &&Record| record.kind == Kind::KernelEnd && record.pid == busy;
+    let idle = records.iter().find(ended).expect("it was waited for");
+    assert!(
+        first.at_ns > idle.at_ns,
+        "nothing ran before online was idle"
+    );
     let _ = offline.child.kill();
 }
 
@@ -167,10 +182,10 @@ fn at_level_3_the_process_disables_and_enables_its_own_channels() {
     wait_for("offline to run", || {
         (finished(&node, pid) > 5).then_some(())
     });
-    online.say("launch 1 200000000");
+    online.say("hold");
     wait_for("offline to stop", || all_are(&node, pid, true));
     let before = finished(&node, pid);
-    online.say("sync");
+    online.say("release");
     wait_for("offline to run again", || {
         (finished(&node, pid) > before + 5).then_some(())
     });
@@ -196,8 +211,10 @@ fn a_killed_agent_leaves_no_channel_disabled_and_no_launch_passes_until_one_retu
     wait_for("offline to run", || {
         (finished(&node, pid) > 5).then_some(())
     });
-    online.say("launch 1 60000000000");
+    online.say("hold");
     wait_for("offline to stop", || all_are(&node, pid, true));
+    let (stalls, heard) = (Stalls::watch(), monotonic_ns());
+    assert_eq!(status(&node)["gpus"][0]["gate"], "closed");
     let agent = node.agent.take().expect("it runs");
     agent.signal(libc::SIGKILL);
     let killed = monotonic_ns();
@@ -205,13 +222,18 @@ fn a_killed_agent_leaves_no_channel_disabled_and_no_launch_passes_until_one_retu
     wait_for("the process to enable its own channels", || {
         all_are(&node, pid, false)
     });
-    let stuck = monotonic_ns() - killed;
+    let enabled = Testimony::of(&node)
+        .all(&[pid], Kind::EnableEnd)
+        .map(|record| record.at_ns)
+        .find(|at| *at > heard)
+        .expect("they are enabled");
+    let (waited, stuck) = (enabled - heard, enabled.saturating_sub(killed));
     assert!(
-        stuck >= 300_000_000,
-        "a successor is waited for first: {stuck} ns"
+        waited >= 800_000_000,
+        "a successor is waited for first: {waited} ns"
     );
     assert!(
-        stuck <= 1_200_000_000,
+        stuck <= 1_200_000_000 + stalls.ns(),
         "no channel stays disabled: {stuck} ns"
     );
     // What was queued runs; the gate holds the rest.

@@ -9,6 +9,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use tidegate_tests::clock::Stalls;
 use tidegate_tests::watch::{
     Testimony, channels, counter, status, wait_all, wait_finished, wait_open,
 };
@@ -20,8 +21,8 @@ const CONFIG: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown 
 const LANDING_NS: u64 = 1_000_000_000;
 /// What two busy cores may add to it: the processes' own wake-ups.
 const SLACK_NS: u64 = 500_000_000;
-/// A successor is waited for at least this long, counted from the loss: the last heartbeat may be
-/// 50 ms older than it.
+/// A successor is waited for at least this long, counted from an instant after which the agent was
+/// still heard of: its last heartbeat may be 50 ms older than that.
 const PATIENCE_NS: u64 = 800_000_000;
 
 /// An online program on GPU 1 that answers all the time.
@@ -81,9 +82,9 @@ struct Gated {
 }
 
 impl Gated {
-    /// With `ns` of online work under way.
+    /// With online work under way that ends when it is told to.
     #[track_caller]
-    fn start(config: &str, ns: u64) -> Self {
+    fn start(config: &str) -> Self {
         let node = Node::new(&["--gpus", "2"], config);
         let mut offline = Offline::start(&node, 500_000, &[0]);
         offline.running();
@@ -92,7 +93,7 @@ impl Gated {
         let mut online = Online::start(&node, 0);
         wait_open(&node, 0, online.process.pid());
         let count = wait_all(&node, &pid, false);
-        online.say(&format!("launch 1 {ns}"));
+        online.say("hold");
         assert_eq!(wait_all(&node, &pid, true), count);
         Self {
             serving,
@@ -119,20 +120,36 @@ impl Gated {
         })
     }
 
-    /// The offline process enables every channel of its own within the bound after `lost`.
+    /// Has the agent, which answers until then, vanish by `how`.
     #[track_caller]
-    fn lands_by_itself(&self, lost: u64) {
+    fn lose_agent(&mut self, how: impl FnOnce(&mut Node)) -> Loss {
+        let stalls = Stalls::watch();
+        let heard = monotonic_ns();
+        assert_eq!(attached(&self.node), 3);
+        how(&mut self.node);
+        Loss {
+            heard,
+            lost: monotonic_ns(),
+            stalls,
+        }
+    }
+
+    /// The offline process enables every channel of its own within the bound after `loss`.
+    #[track_caller]
+    fn lands_by_itself(&self, loss: &Loss) {
+        let lost = loss.lost;
         wait_all(&self.node, &self.pid, false);
-        let (at, caller) = self.enabled_after(lost);
+        let (at, caller) = self.enabled_after(loss.heard);
         assert_eq!(caller, self.pid[0], "the process enables its own channels");
-        let stuck = at - lost;
+        let (stuck, still) = (at.saturating_sub(lost), loss.stalls.ns());
         assert!(
-            stuck <= LANDING_NS + SLACK_NS,
-            "disabled for {stuck} ns without an agent"
+            stuck <= LANDING_NS + SLACK_NS + still,
+            "disabled for {stuck} ns without an agent; the machine stood still for {still} ns"
         );
+        let waited = at - loss.heard;
         assert!(
-            stuck >= PATIENCE_NS,
-            "a successor is waited for: {stuck} ns"
+            waited >= PATIENCE_NS,
+            "a successor is waited for: {waited} ns"
         );
     }
 
@@ -161,12 +178,14 @@ impl Gated {
     /// them; the offline program then finishes what it has counted.
     #[track_caller]
     fn the_gate_works(mut self) {
-        self.online.say("sync");
+        self.online.say("release");
         wait_open(&self.node, 0, self.online.process.pid());
         wait_finished(&self.node, &self.pid, 3, monotonic_ns());
         assert_eq!(wait_all(&self.node, &self.pid, false), self.count);
         let begun = monotonic_ns();
-        self.online.say("burst 1 100000000");
+        self.online.say("hold");
+        wait_all(&self.node, &self.pid, true);
+        self.online.say("release");
         let (from, to) = wait_for("a shut and an open gate", || {
             Testimony::of(&self.node).shut(&self.pid, self.count, begun)
         });
@@ -192,6 +211,23 @@ impl Gated {
             "a kernel that ended did not count: {counted} of {ended}"
         );
     }
+}
+
+/// How an agent was lost.
+struct Loss {
+    /// It still answered after this.
+    heard: u64,
+    /// It was gone by then.
+    lost: u64,
+    /// How long the machine has stood still since `heard`.
+    stalls: Stalls,
+}
+
+/// Kills the agent of a node.
+fn kill(node: &mut Node) {
+    let agent = node.agent.take().expect("it runs");
+    agent.signal(libc::SIGKILL);
+    drop(agent);
 }
 
 /// Stops a process, and waits until all its threads have.
@@ -242,9 +278,9 @@ fn without_an_agent_online_works_and_offline_waits_with_one_line_until_it_comes(
         (attached(&node) == 3).then_some(())
     });
     let count = wait_all(&node, &pid, false);
-    online.say("launch 1 300000000");
+    online.say("hold");
     assert_eq!(wait_all(&node, &pid, true), count);
-    online.say("sync");
+    online.say("release");
     assert_eq!(wait_all(&node, &pid, false), count);
     offline.signal(libc::SIGTERM);
     offline.succeed();
@@ -271,23 +307,20 @@ fn an_offline_process_that_gave_up_waiting_runs_and_is_gated_by_an_agent_that_co
     node.start_agent(CONFIG);
     wait_for("both to attach", || (attached(&node) == 2).then_some(()));
     wait_finished(&node, &pid, 3, monotonic_ns());
-    online.say("launch 1 300000000");
+    online.say("hold");
     wait_all(&node, &pid, true);
-    online.say("sync");
+    online.say("release");
     wait_all(&node, &pid, false);
     assert!(offline.stop() > 0);
 }
 
 #[test]
 fn a_killed_agent_leaves_channels_disabled_for_a_second_at_most_and_its_successor_gates_again() {
-    let mut gated = Gated::start(CONFIG, 3_000_000_000);
-    let agent = gated.node.agent.take().expect("it runs");
-    let lost = monotonic_ns();
-    agent.signal(libc::SIGKILL);
-    drop(agent);
+    let mut gated = Gated::start(CONFIG);
+    let loss = gated.lose_agent(kill);
     gated.serving.goes_on();
     gated.online.say("launch 3 1000");
-    gated.lands_by_itself(lost);
+    gated.lands_by_itself(&loss);
     gated.launches_wait();
     assert!(!gated.node.tidegate(&["status"]).status.success());
     gated.node.start_agent(CONFIG);
@@ -298,13 +331,10 @@ fn a_killed_agent_leaves_channels_disabled_for_a_second_at_most_and_its_successo
 #[test]
 fn without_an_agent_offline_runs_again_where_configuration_says_so() {
     let config = format!("{CONFIG}[agent_loss]\naction = \"run\"\n");
-    let mut gated = Gated::start(&config, 3_000_000_000);
-    let agent = gated.node.agent.take().expect("it runs");
-    let lost = monotonic_ns();
-    agent.signal(libc::SIGKILL);
-    drop(agent);
-    gated.lands_by_itself(lost);
-    let landed = gated.enabled_after(lost).0;
+    let mut gated = Gated::start(&config);
+    let loss = gated.lose_agent(kill);
+    gated.lands_by_itself(&loss);
+    let landed = gated.enabled_after(loss.heard).0;
     // Many more than the few that were queued.
     wait_finished(&gated.node, &gated.pid, 50, landed);
     gated.node.start_agent(&config);
@@ -313,15 +343,13 @@ fn without_an_agent_offline_runs_again_where_configuration_says_so() {
 
 #[test]
 fn an_agent_that_stopped_while_offline_was_disabled_finds_it_enabled_and_asserts_itself() {
-    let mut gated = Gated::start(CONFIG, 4_000_000_000);
+    let mut gated = Gated::start(CONFIG);
     let agent = gated.agent().pid();
-    let lost = monotonic_ns();
-    freeze(gated.agent());
+    let loss = gated.lose_agent(|node| freeze(node.agent.as_ref().expect("it runs")));
     gated.serving.goes_on();
     gated.online.say("launch 3 1000");
-    gated.lands_by_itself(lost);
+    gated.lands_by_itself(&loss);
     gated.launches_wait();
-    gated.online.say("launch 1 500000000");
     let back = monotonic_ns();
     gated.agent().signal(libc::SIGCONT);
     // Online is still busy, so every channel is disabled again, without being enabled first.
@@ -343,13 +371,13 @@ fn an_agent_that_stopped_while_offline_was_disabled_finds_it_enabled_and_asserts
 
 #[test]
 fn an_agent_that_stopped_while_offline_ran_sees_the_busy_edge_when_it_goes_on() {
-    let mut gated = Gated::start(CONFIG, 1_000_000);
-    gated.online.say("sync");
+    let mut gated = Gated::start(CONFIG);
+    gated.online.say("release");
     wait_open(&gated.node, 0, gated.online.process.pid());
     wait_finished(&gated.node, &gated.pid, 3, monotonic_ns());
     freeze(gated.agent());
     let stopped = monotonic_ns();
-    gated.online.say("launch 1 3000000000");
+    gated.online.say("hold");
     gated.serving.goes_on();
     // It took the agent for gone, and enabled what was not even disabled.
     let (_, caller) = gated.enabled_after(stopped);
@@ -367,7 +395,7 @@ fn an_agent_that_stopped_while_offline_ran_sees_the_busy_edge_when_it_goes_on() 
 
 #[test]
 fn an_agent_told_to_end_enables_everything_before_it_does() {
-    let mut gated = Gated::start(CONFIG, 3_000_000_000);
+    let mut gated = Gated::start(CONFIG);
     let agent = gated.node.agent.take().expect("it runs");
     let pid = agent.pid();
     let told = monotonic_ns();
@@ -386,7 +414,7 @@ fn an_agent_told_to_end_enables_everything_before_it_does() {
 
 #[test]
 fn a_successor_that_replaces_an_agent_keeps_offline_disabled_while_online_is_busy() {
-    let mut gated = Gated::start(CONFIG, 3_000_000_000);
+    let mut gated = Gated::start(CONFIG);
     let asked = monotonic_ns();
     gated.node.replace_agent(CONFIG).succeed();
     gated.serving.goes_on();
@@ -395,13 +423,14 @@ fn a_successor_that_replaces_an_agent_keeps_offline_disabled_while_online_is_bus
         (attached(&gated.node) == 3).then_some(())
     });
     wait_all(&gated.node, &gated.pid, true);
-    gated.online.say("sync");
+    let released = monotonic_ns();
+    gated.online.say("release");
     wait_all(&gated.node, &gated.pid, false);
     // A hand-over that takes longer than the second it is allowed ends in a landing.
     let testimony = Testimony::of(&gated.node);
     let early: Vec<_> = testimony
         .all(&gated.pid, Kind::EnableEnd)
-        .filter(|record| record.at_ns > asked && record.at_ns < asked + PATIENCE_NS)
+        .filter(|record| record.at_ns > asked && record.at_ns < released.min(asked + PATIENCE_NS))
         .collect();
     assert!(early.is_empty(), "enabled during a hand-over: {early:?}");
     gated.the_gate_works();
@@ -409,7 +438,7 @@ fn a_successor_that_replaces_an_agent_keeps_offline_disabled_while_online_is_bus
 
 #[test]
 fn release_enables_a_frozen_process_that_a_killed_agent_left_disabled() {
-    let mut gated = Gated::start(CONFIG, 3_000_000_000);
+    let mut gated = Gated::start(CONFIG);
     freeze(&gated.offline.process);
     let agent = gated.node.agent.take().expect("it runs");
     let lost = monotonic_ns();

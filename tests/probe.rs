@@ -3,10 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::Value;
-use tidegate_tests::{Node, Running, built, wait_for, wait_until};
+use tidegate_tests::{Node, Running, built, clock, wait_for, wait_until};
 use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::{self, Kind};
 
@@ -355,7 +354,7 @@ fn a_suite_that_is_killed_at_any_moment_leaves_nothing_disabled() {
         while_disabled += usize::from(channels.iter().any(|channel| channel.disabled));
         suite.signal(signal);
         // Of the suite, its probe, its workers and its guardian nobody is left.
-        let gone = wait_until(Duration::from_secs(30), || {
+        let gone = wait_until(clock::DEADLINE, || {
             processes(&node).is_empty().then_some(())
         });
         assert!(

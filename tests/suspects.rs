@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 
+use tidegate_tests::clock::Stalls;
 use tidegate_tests::view::{finished_after, process, status, table, wait_so};
 use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::control::Control;
@@ -175,7 +176,7 @@ fn an_ignored_suspect_that_launches_again_closes_the_gate() {
     offline.running();
     let pid = offline.process.pid();
     let mut online = Online::start(&node, 0);
-    online.send("burst 1 2000000000");
+    online.send("burst 1 6000000000");
     is_named(&node, online.process.pid(), "persistent_kernel");
     let known = monotonic_ns();
     wait_for("offline to run beside it", || {
@@ -186,7 +187,7 @@ fn an_ignored_suspect_that_launches_again_closes_the_gate() {
         named(&node, online.process.pid()).is_none()
     });
     let begun = monotonic_ns();
-    online.say("burst 1 100000000");
+    online.say("hold");
     let stop = |r: &tidegate_vgpu::history::Record| {
         r.kind == Kind::DisableEnd && r.pid == pid && r.at_ns > begun
     };
@@ -205,12 +206,15 @@ fn a_frozen_process_is_named_and_lapses_after_5_s_until_it_goes_on() {
     let mut online = Online::start(&node, 0);
     online.say("forever");
     wait_so("offline to be gated", || gated(&node, pid));
-    let frozen = monotonic_ns();
+    let (stalls, frozen) = (Stalls::watch(), monotonic_ns());
     online.process.signal(libc::SIGSTOP);
     is_named(&node, online.process.pid(), "stopped_process");
     let woken = wait_for("offline to run", || finished_after(&node, pid, frozen));
     let after = woken - frozen;
-    assert!(after > 4_500_000_000, "it lapsed after {after} ns");
+    assert!(
+        after + stalls.ns() > 4_500_000_000,
+        "it lapsed after {after} ns"
+    );
     online.process.signal(libc::SIGCONT);
     wait_so("its activity to count again", || gated(&node, pid));
     wait_so("its name to go", || {

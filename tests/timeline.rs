@@ -37,10 +37,11 @@ fn a_recording_of_a_live_node_opens_in_a_viewer_and_tells_its_preemptions() {
     };
     for _ in 0..3 {
         let before = preempted(&known());
-        online.say("burst 5 2000000");
+        online.say("hold");
         wait_for("the preemption", || {
             (preempted(&known()) > before).then_some(())
         });
+        online.say("release");
         watch::wait_open(&node, 0, online.process.pid());
     }
     recording.signal(libc::SIGINT);

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use tidegate_tests::{Node, Running, built, wait_for};
+use tidegate_tests::{Node, Running, built, clock, wait_for};
 
 const UNITS: [&str; 4] = [
     "tidegate-agent.service",
@@ -130,7 +130,7 @@ fn a_client_that_was_there_first_is_answered_on_the_socket_of_its_name() {
     assert!(paused.status.success(), "control.sock: {}", said(&paused));
     // hook.sock greets; the others wait for the client to speak.
     let mut hook = UnixStream::connect(node.run_dir().join("hook.sock")).expect("systemd listens");
-    hook.set_read_timeout(Some(std::time::Duration::from_secs(10)))
+    hook.set_read_timeout(Some(clock::DEADLINE))
         .expect("a timeout");
     let mut greeting = [0; 12];
     std::io::Read::read_exact(&mut hook, &mut greeting).expect("a greeting");

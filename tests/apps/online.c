@@ -3,15 +3,28 @@
  *   graph COUNT NS    one graph of COUNT kernels, captured once per (COUNT, NS) and launched
  *   sync              waits for everything launched
  *   burst COUNT NS    launch and sync
+ *   hold              a host function that does not return, and a kernel behind it: busy until it is told otherwise
+ *   release           lets the host functions of all holds return, and waits for everything launched
  *   request COUNT NS GAP   a prefill of one kernel of 4 NS, then COUNT decode iterations: a graph of one kernel of NS,
  *                     waited for, and a gap of GAP nanoseconds between two; answers "ok END START LONGEST LAUNCHES": when the
  *                     last iteration was done, when the first launch was made, the longest gap, graph launches
- *   orphan NS         one kernel of NS nanoseconds on a stream of its own, which is destroyed while it runs
+ *   orphan            a hold on a stream of its own, which is destroyed under it
  *   forever           a kernel that never ends
  *   try NS            one kernel of NS nanoseconds; answers "ok RESULT ERRNO", errno being 4321 before the call
  * Device ordinal: first argument, 0 by default. */
 #include "tg.h"
 #include <errno.h>
+#include <semaphore.h>
+
+CUresult cuLaunchHostFunc(CUstream, void (*)(void *), void *);
+
+static sem_t gate;
+
+static void wait_for_release(void *unused)
+{
+    (void)unused;
+    while (sem_wait(&gate)) {}
+}
 
 /* Waits until `at`: sleeps most of the way, since a gap must leave the processor to others, and spins the rest. */
 static void until(uint64_t at)
@@ -33,6 +46,8 @@ int main(int argc, char **argv)
     CUgraphExec exec = 0;
     unsigned long long graph_count = 0, graph_ns = 0, tag = 1;
     uint64_t first = 0, longest = 0;
+    int holds = 0;
+    MUST(sem_init(&gate, 0, 0));
     MUST(cuStreamCreate(&stream, 1));
     printf("ok %llu\n", (unsigned long long)tg_now());
     fflush(stdout);
@@ -84,8 +99,16 @@ int main(int argc, char **argv)
         } else if (!strcmp(what, "orphan")) {
             CUstream orphan;
             MUST(cuStreamCreate(&orphan, 1));
-            tg_spin(spin, orphan, count, tag++);
+            MUST(cuLaunchHostFunc(orphan, wait_for_release, 0));
+            tg_spin(spin, orphan, 1000, tag++);
+            holds++;
             MUST(cuStreamDestroy_v2(orphan));
+        } else if (!strcmp(what, "hold")) {
+            MUST(cuLaunchHostFunc(stream, wait_for_release, 0));
+            tg_spin(spin, stream, 1000, tag++);
+            holds++;
+        } else if (!strcmp(what, "release")) {
+            for (; holds > 0; holds--) sem_post(&gate);
         } else if (!strcmp(what, "try")) {
             uint64_t tried_ns = count;
             void *args[] = {&tried_ns, &tag};
@@ -98,7 +121,7 @@ int main(int argc, char **argv)
             fprintf(stderr, "online: unknown command %s\n", what);
             return 2;
         }
-        if (burst || !strcmp(what, "sync")) MUST(cuStreamSynchronize(stream));
+        if (burst || !strcmp(what, "sync") || !strcmp(what, "release")) MUST(cuStreamSynchronize(stream));
         printf("ok %llu\n", (unsigned long long)tg_now());
         fflush(stdout);
     }

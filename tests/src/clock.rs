@@ -4,10 +4,12 @@
     reason = "the one file of the tests that reads a clock"
 )]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a test waits for something that must happen before it fails.
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// `CLOCK_MONOTONIC` in nanoseconds, comparable with the shared page and the device's history.
 #[must_use]
@@ -41,5 +43,56 @@ pub fn wait_until<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Op
             return None;
         }
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// How long the machine stood still: a thread that only sleeps adds up by how much later than it asked
+/// it was woken. A promise of a time is judged with that added to it.
+#[derive(Debug)]
+pub struct Stalls {
+    late_ns: Arc<AtomicU64>,
+    enough: Arc<AtomicBool>,
+}
+
+impl Stalls {
+    const NAP: Duration = Duration::from_millis(5);
+    /// What a busy machine is late by at every turn is no standstill.
+    const USUAL: Duration = Duration::from_millis(20);
+
+    /// Begins to watch.
+    #[must_use]
+    pub fn watch() -> Self {
+        let (late_ns, enough) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (sum, end) = (Arc::clone(&late_ns), Arc::clone(&enough));
+        std::thread::spawn(move || {
+            let mut last = monotonic_ns();
+            while !end.load(Ordering::Relaxed) {
+                std::thread::sleep(Self::NAP);
+                let now = monotonic_ns();
+                let late = Duration::from_nanos(now - last).saturating_sub(Self::NAP);
+                if late > Self::USUAL {
+                    sum.fetch_add(
+                        u64::try_from(late.as_nanos()).unwrap_or(u64::MAX),
+                        Ordering::Relaxed,
+                    );
+                }
+                last = now;
+            }
+        });
+        Self { late_ns, enough }
+    }
+
+    /// So far, in nanoseconds.
+    #[must_use]
+    pub fn ns(&self) -> u64 {
+        // The watcher may not have been woken since the last one.
+        std::thread::sleep(Self::NAP);
+        self.late_ns.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Stalls {
+    fn drop(&mut self) {
+        self.enough.store(true, Ordering::Relaxed);
     }
 }

@@ -199,7 +199,7 @@ impl Running {
         };
         let out = drain(stdout.map(|pipe| Box::new(pipe) as _));
         let err = drain(stderr.map(|pipe| Box::new(pipe) as _));
-        let limit = clock::DEADLINE * 3;
+        let limit = clock::DEADLINE * 2;
         let status = wait_until(limit, || {
             self.child.try_wait().expect("a child can be waited for")
         });
