@@ -18,6 +18,9 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
+/// How long a process may take to obey where no test asks for less.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
 /// How a launch gate stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
@@ -295,10 +298,14 @@ impl StandIn {
         let seq = self.seq();
         let deadline_ns = after(limit);
         self.say(at, Command::Prepare(v1::Prepare { seq, deadline_ns }));
-        self.hear(at, "Prepared", |event| match event {
-            Event::Prepared(prepared) if prepared.seq == seq => Some(prepared.clone()),
+        // That it is late may be said before what came of it.
+        let answers = self.answers(at, "Prepared", |event| match event {
+            Event::Prepared(prepared) if prepared.seq == seq => {
+                Some((prepared.clone(), prepared.result()))
+            }
             _ => None,
-        })
+        });
+        answers.last().expect("an answer for good").clone()
     }
 
     /// Takes stripes of session `at`, whose gate is held and whose channels are disabled; every answer.
@@ -307,7 +314,7 @@ impl StandIn {
     /// When it does not answer for good.
     #[track_caller]
     pub fn reclaim(&mut self, at: usize, kv: u32, stripes: &[u32]) -> Vec<v1::Reclaimed> {
-        let seq = self.order_reclaim(at, kv, stripes, Duration::from_secs(2));
+        let seq = self.order_reclaim(at, kv, stripes, PATIENCE);
         self.reclaimed(at, seq)
     }
 
@@ -348,7 +355,7 @@ impl StandIn {
             seq,
             kv,
             stripes: stripes.to_vec(),
-            deadline_ns: after(Duration::from_secs(2)),
+            deadline_ns: after(PATIENCE),
         };
         self.say(at, Command::Restore(order));
         self.answers(at, "Restored", |event| match event {
