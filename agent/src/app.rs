@@ -3,7 +3,7 @@
 
 use crate::activation::{ActivationError, Passed};
 use crate::channel::DriverControl;
-use crate::config::{Config, Cooldown, Level, LogFormat, LongGate, Suspects, Unproven};
+use crate::config::{Config, Cooldown, Level, LongGate, Suspects, Unproven};
 use crate::control::{About, Control, Parts};
 use crate::device::{Device, DeviceError};
 use crate::events::EventLog;
@@ -11,6 +11,8 @@ use crate::inbox::{self, Input, Mailbox};
 use crate::issue::{self, Issuer};
 use crate::journal::{Journal, Marked};
 use crate::level::{self, Refused};
+use crate::logs::LogLevel;
+use crate::metrics::serve::{Endpoint, Exporter};
 use crate::notify::Notifier;
 use crate::obstacle::{self, Mps};
 use crate::peers::{self, Connection, Crowd, Pages};
@@ -20,8 +22,9 @@ use crate::recorder::Recorder;
 use crate::rm::{self, Driver, Gpu, RmError, Subdevice};
 use crate::rundir::{self, RunDir, RunDirError};
 use crate::selftest::{self, Outcome, SelfTest};
-use crate::service::{Authorisation, Service, Socket};
+use crate::service::{Authorisation, Denials, Service, Socket};
 use crate::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
+use crate::watcher::{Keep, Watched, Watcher};
 use crate::{clock, prove, sys};
 use std::cell::RefCell;
 use std::io;
@@ -59,6 +62,8 @@ pub struct Options {
     pub replace: bool,
     /// Where decisions are recorded.
     pub record: Option<PathBuf>,
+    /// What is logged.
+    pub log_level: LogLevel,
 }
 
 /// Why the agent does not run.
@@ -87,6 +92,14 @@ pub enum AppError {
         /// Why.
         source: io::Error,
     },
+    /// The metrics endpoint.
+    #[error("cannot serve metrics on {listen}: choose another `metrics.listen`, or \"off\"")]
+    Metrics {
+        /// Where.
+        listen: crate::config::Listen,
+        /// Why.
+        source: io::Error,
+    },
     /// The control thread is gone.
     #[error("the control thread ended by itself")]
     ControlLost,
@@ -108,20 +121,6 @@ impl AppError {
 
 fn starting(what: &'static str) -> impl Fn(io::Error) -> AppError {
     move |source| AppError::Start { what, source }
-}
-
-/// Sends logs to standard error.
-pub fn init_logs(config: &Config) {
-    let filter = tracing_subscriber::EnvFilter::try_new(&config.log.level)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_target(false);
-    match config.log.format {
-        LogFormat::Text => logs.with_ansi(false).init(),
-        LogFormat::Json => logs.json().init(),
-    }
 }
 
 /// Runs the agent until it is told to end.
@@ -199,6 +198,14 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     };
     obstacle::watch(mps, parts.about.mps(), mailbox.clone())
         .map_err(starting("start looking for MPS"))?;
+    let keep = config.watching.history_file().map(|file| Keep {
+        file,
+        bytes: config.watching.history_size,
+        every: config.watching.history_every,
+    });
+    // Ends after the control thread, with the last slice of time.
+    let (_watcher, watched) = Watcher::start(mailbox.clone(), Arc::clone(&events), keep)
+        .map_err(starting("start the watcher thread"))?;
     let server = Serving {
         run_dir: &run_dir,
         passed: RefCell::new(passed),
@@ -207,6 +214,9 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         mailbox,
         events,
         notifier,
+        log_level: options.log_level.clone(),
+        denials: Arc::default(),
+        watched,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -364,6 +374,9 @@ struct Serving<'a> {
     mailbox: Mailbox,
     events: Arc<EventLog>,
     notifier: Arc<Notifier>,
+    log_level: LogLevel,
+    denials: Arc<Denials>,
+    watched: Arc<Watched>,
 }
 
 impl Serving<'_> {
@@ -383,6 +396,7 @@ impl Serving<'_> {
             self.mailbox.clone(),
             Arc::clone(&self.events),
             Arc::clone(&hooks),
+            self.log_level.clone(),
         );
         let sessions = Sessions::new(self.config, self.mailbox.clone(), reaper, hooks);
         // Last before serving: whoever connects finds everything in place.
@@ -390,6 +404,18 @@ impl Serving<'_> {
         let hook = self.serve_hook(sessions)?;
         let control = self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?;
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
+        if let Some(listen) = &self.config.watching.metrics {
+            let endpoint = Endpoint::listen(listen).map_err(|source| AppError::Metrics {
+                listen: listen.clone(),
+                source,
+            })?;
+            tracing::info!("metrics are served at {}", endpoint.place());
+            tokio::spawn(endpoint.serve(Exporter::new(
+                self.mailbox.clone(),
+                Arc::clone(&self.watched),
+                Arc::clone(&self.denials),
+            )));
+        }
         self.notifier.ready("serving");
         tokio::pin!(hook, control, status);
         loop {
@@ -436,7 +462,7 @@ impl Serving<'_> {
         Ok(builder()
             .http2_keepalive_interval(Some(keep_alive))
             .http2_keepalive_timeout(Some(keep_alive))
-            .layer(Authorisation(Socket::Hook))
+            .layer(Authorisation(Socket::Hook, Arc::clone(&self.denials)))
             .add_service(runtime)
             .serve_with_incoming(connections))
     }
@@ -477,7 +503,7 @@ impl Serving<'_> {
         };
         Ok(builder()
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
-            .layer(Authorisation(socket))
+            .layer(Authorisation(socket, Arc::clone(&self.denials)))
             .add_service(node)
             .add_service(control)
             .add_service(health_server)

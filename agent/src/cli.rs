@@ -3,10 +3,12 @@
 mod cdi;
 mod config;
 mod doctor;
+mod events;
 mod json;
 mod probe;
 mod release;
 mod replay;
+mod report;
 mod table;
 mod trace;
 
@@ -18,7 +20,6 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidegate_proto::{CONTROL_SOCKET, RUN_DIR, RUN_DIR_ENV, STATUS_SOCKET, v1};
-use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint};
 
 /// Look at and steer the GPU colocation of this node.
@@ -47,16 +48,13 @@ enum Command {
         output: Output,
     },
     /// What happened, oldest first.
-    Events {
-        /// Go on as things happen.
-        #[arg(long, short)]
-        follow: bool,
-        /// From this number on.
-        #[arg(long, default_value_t = 0, value_name = "SEQ")]
-        since: u64,
-        /// How to print it.
-        #[arg(long, short, value_enum, default_value_t = Output::Table)]
-        output: Output,
+    Events(events::Args),
+    /// What was harvested over days, from the history the agent keeps. Needs no agent.
+    Report(report::Args),
+    /// What the agent logs from now on.
+    LogLevel {
+        /// error, warn, info, debug, trace, or a filter; as configured unless given.
+        filter: Option<String>,
     },
     /// Close the gate of a job, or of every job, until `resume`.
     Pause {
@@ -135,6 +133,25 @@ fn recording(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "give a number of seconds from 0.1 to 3600".to_owned())
 }
 
+/// A time back from now, in nanoseconds: "90s", "30m", "12h", "7d".
+fn ago(text: &str) -> Result<u64, String> {
+    let split = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "s" => 1,
+        "m" | "min" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => 0,
+    };
+    let number = number.parse::<u64>().ok();
+    let ns = number.and_then(|number| number.checked_mul(seconds * 1_000_000_000));
+    ns.filter(|&ns| ns != 0)
+        .ok_or_else(|| "give a number and one of s, m, h, d".to_owned())
+}
+
 /// The agent cannot be spoken to.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreachable {
@@ -186,6 +203,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
             release::run(&cli.run_dir, device.as_deref(), vgpu_shim.as_deref())?;
         }
         Command::Replay(args) => replay::run(args)?,
+        Command::Report(args) => report::run(args)?,
         Command::Doctor(arguments) => return doctor::run(cli, arguments),
         Command::Config(command) => config::run(cli, command)?,
         Command::Cdi(command) => cdi::run(&cli.run_dir, command)?,
@@ -241,11 +259,8 @@ impl From<&tonic::Status> for Refusal {
 async fn ask(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Status { output } => status(cli, *output).await,
-        Command::Events {
-            follow,
-            since,
-            output,
-        } => events(cli, *follow, *since, *output).await,
+        Command::Events(args) => events::run(cli, args).await,
+        Command::LogLevel { filter } => log_level(cli, filter.as_deref()).await,
         Command::Pause { job } => {
             let channel = cli.connect(CONTROL_SOCKET).await?;
             let request = v1::PauseRequest {
@@ -275,7 +290,8 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         | Command::Config(_)
         | Command::Cdi(_)
         | Command::Completions { .. }
-        | Command::Man { .. } => Ok(()),
+        | Command::Man { .. }
+        | Command::Report(_) => Ok(()),
     }
 }
 
@@ -355,26 +371,16 @@ async fn hooks(cli: &Cli, pid: Option<i32>, output: Output) -> anyhow::Result<()
     }
 }
 
-async fn events(cli: &Cli, follow: bool, since: u64, output: Output) -> anyhow::Result<()> {
-    let channel = cli.connect(STATUS_SOCKET).await?;
-    let request = v1::WatchEventsRequest {
-        since_seq: since,
-        no_follow: !follow,
+async fn log_level(cli: &Cli, filter: Option<&str>) -> anyhow::Result<()> {
+    let channel = cli.connect(CONTROL_SOCKET).await?;
+    let request = v1::SetLogLevelRequest {
+        filter: filter.unwrap_or_default().to_owned(),
     };
-    let mut events = v1::node_client::NodeClient::new(channel)
-        .watch_events(request)
+    let answer = v1::control_client::ControlClient::new(channel)
+        .set_log_level(request)
         .await?
         .into_inner();
-    while let Some(message) = events.next().await {
-        let Some(event) = message?.event else {
-            continue;
-        };
-        match output {
-            Output::Table => print(&table::event(&event))?,
-            Output::Json => print(&format!("{}\n", json::event(&event)))?,
-        }
-    }
-    Ok(())
+    print(&format!("{} (before: {})\n", answer.filter, answer.before))
 }
 
 fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {

@@ -14,6 +14,7 @@ mod rules;
 mod settings;
 mod tuning;
 mod value;
+mod watching;
 
 pub use load::{Change, Loaded, Sources, environment};
 pub use origin::{ConfigError, Origin};
@@ -22,6 +23,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 pub use tuning::Tuning;
+pub use watching::{Kept, Listen, Watching};
 
 /// Where the file is unless `--config` says otherwise. It may be absent.
 pub const FILE: &str = "/etc/tidegate/agent.toml";
@@ -55,6 +57,8 @@ pub struct Config {
     pub limits: Limits,
     /// Times and counts of all sections.
     pub tuning: Tuning,
+    /// `[metrics]` and `[history]`
+    pub watching: Watching,
     /// `[log]`
     pub log: Log,
 }
@@ -305,6 +309,7 @@ impl Default for Config {
                 restore_interval: Duration::from_secs(1),
             },
             tuning: Tuning::default(),
+            watching: Watching::default(),
             log: Log {
                 format: LogFormat::Text,
                 level: "info".to_owned(),

@@ -33,6 +33,7 @@ use crate::obstacle::Obstacle;
 use crate::prove::{Prover, Reprover};
 use crate::recorder::Recorder;
 use crate::rm::Gpu;
+use crate::usage::Usage;
 use claims::Claims;
 use gang::Gang;
 use proofs::Proofs;
@@ -142,6 +143,8 @@ pub struct Control {
     waiting: Waiting,
     about: report::About,
     counters: report::Counters,
+    usage: Usage,
+    reclaims: Latencies,
     events: VecDeque<Event>,
     effects: Vec<Effect>,
     now: u64,
@@ -191,6 +194,7 @@ struct GpuState {
     stalled: bool,
     preempt: Latencies,
     gate: Latencies,
+    pressure_events: u64,
 }
 
 #[derive(Debug)]
@@ -201,10 +205,14 @@ struct Job {
     launches: Gate,
     /// By GPU.
     gangs: Vec<Gang>,
+    /// Launches of its processes that are gone.
+    launched: u64,
+    /// Blocks that reclaims invalidated, as counted so far.
+    blocks_lost: u64,
 }
 
 /// A GPU's index as policy names it.
-fn gpu_id(index: usize) -> GpuId {
+pub(crate) fn gpu_id(index: usize) -> GpuId {
     GpuId(u8::try_from(index).unwrap_or(u8::MAX))
 }
 
@@ -225,6 +233,7 @@ impl Control {
                 stalled: false,
                 preempt: Latencies::new(),
                 gate: Latencies::new(),
+                pressure_events: 0,
             })
             .collect();
         let count = u8::try_from(gpus.len()).unwrap_or(u8::MAX);
@@ -270,6 +279,8 @@ impl Control {
             inbox: parts.inbox,
             about: parts.about,
             counters: report::Counters::default(),
+            usage: Usage::new(usize::from(count), now),
+            reclaims: Latencies::new(),
             events: VecDeque::with_capacity(1_024),
             effects: Vec::with_capacity(1_024),
             now,
@@ -340,6 +351,14 @@ impl Control {
         self.give_up_on_remotes();
         self.release_unclaimed(self.now);
         self.prove_all_again();
+        self.account();
+    }
+
+    /// Adds the time since the last call to what stood until now. After the effects are handed on, so
+    /// that no order waits for it.
+    fn account(&mut self) {
+        self.usage
+            .stand(self.node.standing(), self.node.runs(), self.now);
     }
 
     /// Ends what was adopted to be claimed until `due_ns`: what a process claimed is policy's, the rest
@@ -546,6 +565,9 @@ impl Control {
             Ask::Report(answer) => {
                 let _ = answer.send(Box::new(self.report()));
             }
+            Ask::Usage(answer) => {
+                let _ = answer.send(Box::new(self.totals()));
+            }
             Ask::Pause(job, answer) => {
                 let jobs = self.steer(job.as_deref(), |job| Event::Pause { job });
                 let _ = answer.send(jobs);
@@ -605,6 +627,7 @@ impl Control {
                 self.carry_out(effect);
             }
             self.effects = effects;
+            self.account();
         }
     }
 
@@ -740,6 +763,8 @@ impl Control {
                 tokens,
                 took,
             } => {
+                self.reclaims.record(crate::clock::nanos(took));
+                self.count_lost_blocks(job);
                 happening.kind = "reclaimed";
                 happening.job = self.job_name(Some(job));
                 happening.value_ns = crate::clock::nanos(took);
@@ -771,6 +796,9 @@ impl Control {
                 used,
                 reservation,
             } => {
+                if let Some(state) = self.gpus.get_mut(on.index()) {
+                    state.pressure_events += 1;
+                }
                 happening.kind = "pressure";
                 happening.gpu = gpu(on);
                 happening.session = session.0;
@@ -799,10 +827,22 @@ impl Control {
     }
 
     fn tell(&self, happening: Happening) {
+        let session = self.sessions.get(&happening.session);
         self.teller.tell(Happening {
             at_ns: self.now,
+            pid: happening
+                .pid
+                .max(session.map_or(0, |session| session.peer.pid)),
             ..happening
         });
+    }
+
+    /// Adds to the node's books what the last reclaim of `job` invalidated.
+    fn count_lost_blocks(&mut self, id: JobId) {
+        let lost = self.node.job_memory(id).map_or(0, |view| view.blocks_lost);
+        let Some(job) = self.job(id) else { return };
+        let before = std::mem::replace(&mut job.blocks_lost, lost);
+        self.counters.blocks_invalidated += lost.saturating_sub(before);
     }
 
     fn job_name(&self, job: Option<JobId>) -> Option<Arc<str>> {

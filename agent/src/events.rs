@@ -26,6 +26,8 @@ pub struct Happening {
     pub gpu: Option<u32>,
     /// 0: not about one session.
     pub session: u64,
+    /// The session's process; 0: unknown, or not about one.
+    pub pid: i32,
     /// None: not about one job.
     pub job: Option<Arc<str>>,
     /// For people; empty: the kind says it all.
@@ -98,6 +100,7 @@ impl EventLog {
             gpu = happening.gpu,
             session = (happening.session != 0).then_some(happening.session),
             job = happening.job.as_deref(),
+            pid = (happening.pid != 0).then_some(happening.pid),
             value_us = (happening.value_ns != 0).then_some(happening.value_ns / 1_000),
             "{}{}{}",
             happening.kind,
@@ -116,6 +119,7 @@ impl EventLog {
             job: happening.job.as_deref().unwrap_or_default().to_owned(),
             text: happening.text,
             value_ns: happening.value_ns,
+            pid: happening.pid,
         };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == KEPT {
@@ -148,8 +152,12 @@ impl EventLog {
 
     /// Happenings lost because the queue was full.
     #[must_use]
-    pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+    pub fn lost(&self) -> v1::Counter {
+        v1::Counter {
+            name: "events_lost".to_owned(),
+            help: "Events lost because the queue to the log was full".to_owned(),
+            value: self.lost.load(Ordering::Relaxed),
+        }
     }
 }
 

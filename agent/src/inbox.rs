@@ -257,6 +257,8 @@ pub struct Welcome {
 pub enum Ask {
     /// How the node stands.
     Report(Answer<Box<v1::GetStatusResponse>>),
+    /// Only the totals of its GPUs and jobs: quicker than a report, for whoever asks often.
+    Usage(Answer<Box<v1::GetStatusResponse>>),
     /// Close a job's gate (None: of every job) until resumed; answers which jobs.
     Pause(Option<String>, Answer<Vec<String>>),
     /// Undo a pause.

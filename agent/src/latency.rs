@@ -1,4 +1,5 @@
-//! Latencies of one GPU, counted without allocating.
+//! Latencies of one GPU, counted without allocating: exactly enough for quantiles, and in a few
+//! buckets whose counts any number of nodes can be added up by.
 
 use hdrhistogram::Histogram;
 use tidegate_proto::v1;
@@ -6,28 +7,93 @@ use tidegate_proto::v1;
 /// Longer ones count as this long.
 const MOST_NS: u64 = 60_000_000_000;
 
+/// Bounds of the buckets, ns: around the promised millisecond.
+pub const BOUNDS_NS: [u64; 10] = [
+    50_000, 100_000, 200_000, 300_000, 500_000, 750_000, 1_000_000, 2_000_000, 5_000_000,
+    10_000_000,
+];
+
+/// Counts of times between fixed bounds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Buckets {
+    bounds: &'static [u64],
+    /// One more than bounds: the last is beyond them.
+    counts: Vec<u64>,
+    sum_ns: u64,
+    /// s^2.
+    squares: f64,
+}
+
+impl Buckets {
+    /// Empty ones, up to each of `bounds` (ns, rising).
+    #[must_use]
+    pub fn new(bounds: &'static [u64]) -> Self {
+        Self {
+            bounds,
+            counts: vec![0; bounds.len() + 1],
+            ..Self::default()
+        }
+    }
+
+    /// Counts one.
+    pub fn record(&mut self, ns: u64) {
+        let place = self.bounds.partition_point(|&bound| bound < ns);
+        if let Some(count) = self.counts.get_mut(place) {
+            *count += 1;
+        }
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+        #[expect(clippy::cast_precision_loss, reason = "a moment, for people")]
+        let seconds = ns as f64 / 1e9;
+        self.squares += seconds * seconds;
+    }
+
+    /// How many were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// As the protocol says it.
+    #[must_use]
+    pub fn message(&self) -> v1::Histogram {
+        v1::Histogram {
+            bounds_ns: self.bounds.to_vec(),
+            counts: self.counts.clone(),
+            sum_ns: self.sum_ns,
+            sum_squares_s2: self.squares,
+        }
+    }
+}
+
 /// A histogram with three significant figures, 1 ns to a minute.
 #[derive(Debug)]
-pub struct Latencies(Option<Histogram<u64>>);
+pub struct Latencies {
+    exact: Option<Histogram<u64>>,
+    buckets: Buckets,
+}
 
 impl Latencies {
     /// An empty one.
     #[must_use]
     pub fn new() -> Self {
-        Self(Histogram::new_with_bounds(1, MOST_NS, 3).ok())
+        Self {
+            exact: Histogram::new_with_bounds(1, MOST_NS, 3).ok(),
+            buckets: Buckets::new(&BOUNDS_NS),
+        }
     }
 
     /// Counts one.
     pub fn record(&mut self, ns: u64) {
-        if let Some(histogram) = &mut self.0 {
+        if let Some(histogram) = &mut self.exact {
             histogram.saturating_record(ns.max(1));
         }
+        self.buckets.record(ns);
     }
 
     /// As the protocol says it.
     #[must_use]
     pub fn summary(&self) -> v1::Latency {
-        self.0
+        self.exact
             .as_ref()
             .filter(|histogram| !histogram.is_empty())
             .map_or_else(v1::Latency::default, |histogram| v1::Latency {
@@ -35,6 +101,7 @@ impl Latencies {
                 p50_ns: histogram.value_at_quantile(0.5),
                 p99_ns: histogram.value_at_quantile(0.99),
                 max_ns: histogram.max(),
+                histogram: Some(self.buckets.message()),
             })
     }
 }

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use tidegate_agent::app::{self, AppError, Options};
 use tidegate_agent::config::Sources;
 use tidegate_agent::device::Device;
+use tidegate_agent::logs;
 use tidegate_agent::selftest::work;
 
 /// Gates offline GPU work while online work needs the GPU.
@@ -110,13 +111,14 @@ fn sources(arguments: &Arguments) -> Sources {
 fn run(arguments: Arguments) -> anyhow::Result<()> {
     let sources = sources(&arguments);
     let loaded = sources.load().context("the configuration is refused")?;
-    app::init_logs(&loaded.config);
+    let log_level = logs::init(&loaded.config);
     let options = Options {
         config: loaded.config,
         device: arguments.device,
         vgpu_shim: arguments.vgpu_shim,
         replace: arguments.replace,
         record: arguments.record,
+        log_level,
     };
     Ok(app::run(&options)?)
 }

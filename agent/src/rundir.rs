@@ -138,27 +138,36 @@ impl RunDir {
         group: Option<&str>,
     ) -> Result<std::os::unix::net::UnixListener, RunDirError> {
         let path = self.path.join(name);
-        let bind = || {
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            let listener = std::os::unix::net::UnixListener::bind(&path)?;
-            listener.set_nonblocking(true)?;
-            if let Some(group) = group
-                && let Ok(Some(group)) = nix::unistd::Group::from_name(group)
-            {
-                // Only root may; others keep their own group.
-                let _ = nix::unistd::chown(&path, None, Some(group.gid));
-            }
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
-            Ok(listener)
-        };
-        bind().map_err(|source| RunDirError::Prepare {
+        bind_at(&path, mode, group).map_err(|source| RunDirError::Prepare {
             path: path.clone(),
             source,
         })
     }
+}
+
+/// Listens on `path`, in place of whatever was there, with `mode` and for `group`.
+///
+/// # Errors
+/// When it cannot.
+pub fn bind_at(
+    path: &Path,
+    mode: u32,
+    group: Option<&str>,
+) -> io::Result<std::os::unix::net::UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = std::os::unix::net::UnixListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    if let Some(group) = group
+        && let Ok(Some(group)) = nix::unistd::Group::from_name(group)
+    {
+        // Only root may; others keep their own group.
+        let _ = nix::unistd::chown(path, None, Some(group.gid));
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    Ok(listener)
 }
 
 /// Who holds, or last held, the lock of `dir`.

@@ -6,8 +6,10 @@
 
 use crate::events::{Compacted, EventLog};
 use crate::inbox::{Answer, Ask, Input, Mailbox};
+use crate::logs::LogLevel;
 use crate::sessions::HookReports;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tidegate_proto::v1;
@@ -28,7 +30,7 @@ pub enum Socket {
 }
 
 /// Every method there is, and the sockets that serve it. A path that ends in `/` is a whole service.
-pub const METHODS: [(&str, &[Socket]); 8] = [
+pub const METHODS: [(&str, &[Socket]); 9] = [
     ("/tidegate.v1.Runtime/Attach", &[Socket::Hook]),
     (
         "/tidegate.v1.Node/GetStatus",
@@ -40,6 +42,7 @@ pub const METHODS: [(&str, &[Socket]); 8] = [
     ),
     ("/tidegate.v1.Control/Pause", &[Socket::Control]),
     ("/tidegate.v1.Control/Resume", &[Socket::Control]),
+    ("/tidegate.v1.Control/SetLogLevel", &[Socket::Control]),
     (
         "/grpc.health.v1.Health/",
         &[Socket::Control, Socket::Status],
@@ -54,23 +57,47 @@ pub const METHODS: [(&str, &[Socket]); 8] = [
     ),
 ];
 
+/// Whether a row of [`METHODS`] is about `path`.
+fn names(method: &str, path: &str) -> bool {
+    method == path || (method.ends_with('/') && path.starts_with(method))
+}
+
 /// Whether `socket` serves `path`.
 #[must_use]
 pub fn serves(socket: Socket, path: &str) -> bool {
-    METHODS.iter().any(|(method, sockets)| {
-        let named = *method == path || (method.ends_with('/') && path.starts_with(method));
-        named && sockets.contains(&socket)
-    })
+    METHODS
+        .iter()
+        .any(|(method, sockets)| names(method, path) && sockets.contains(&socket))
 }
 
-/// Refuses what [`METHODS`] does not allow, before any service sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct Authorisation(pub Socket);
+/// Calls that were refused, by method; those that no socket serves are counted together.
+#[derive(Debug, Default)]
+pub struct Denials([AtomicU64; METHODS.len() + 1]);
+
+impl Denials {
+    fn count(&self, path: &str) {
+        let known = METHODS.iter().position(|(method, _)| names(method, path));
+        self.0[known.unwrap_or(METHODS.len())].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many of each since the start.
+    #[must_use]
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        let methods = METHODS.iter().map(|(method, _)| *method).chain(["other"]);
+        let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
+        methods.zip(counts).collect()
+    }
+}
+
+/// Refuses what [`METHODS`] does not allow, before any service sees it, and counts it.
+#[derive(Clone, Debug)]
+pub struct Authorisation(pub Socket, pub Arc<Denials>);
 
 /// See [`Authorisation`].
 #[derive(Clone, Debug)]
 pub struct Authorised<S> {
     socket: Socket,
+    denials: Arc<Denials>,
     inner: S,
 }
 
@@ -80,6 +107,7 @@ impl<S> tower::Layer<S> for Authorisation {
     fn layer(&self, inner: S) -> Authorised<S> {
         Authorised {
             socket: self.0,
+            denials: Arc::clone(&self.1),
             inner,
         }
     }
@@ -104,6 +132,7 @@ where
         if serves(self.socket, request.uri().path()) {
             return Box::pin(self.inner.call(request));
         }
+        self.denials.count(request.uri().path());
         let refusal = Status::permission_denied("this socket does not serve this method");
         Box::pin(async move { Ok(refusal.into_http()) })
     }
@@ -120,16 +149,23 @@ pub struct Service {
     mailbox: Mailbox,
     events: Arc<EventLog>,
     hooks: Arc<HookReports>,
+    log_level: LogLevel,
 }
 
 impl Service {
     /// A service that asks the control thread behind `mailbox`.
     #[must_use]
-    pub const fn new(mailbox: Mailbox, events: Arc<EventLog>, hooks: Arc<HookReports>) -> Self {
+    pub const fn new(
+        mailbox: Mailbox,
+        events: Arc<EventLog>,
+        hooks: Arc<HookReports>,
+        log_level: LogLevel,
+    ) -> Self {
         Self {
             mailbox,
             events,
             hooks,
+            log_level,
         }
     }
 
@@ -166,11 +202,7 @@ impl v1::node_server::Node for Service {
         request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         let mut report = *self.ask(Ask::Report).await?;
-        report.counters.push(v1::Counter {
-            name: "events_lost".to_owned(),
-            help: "Events lost because the queue to the log was full".to_owned(),
-            value: self.events.lost(),
-        });
+        report.counters.push(self.events.lost());
         if request.get_ref().hooks {
             for process in &mut report.processes {
                 if let Some(hooks) = self.hooks.get(process.session) {
@@ -267,6 +299,21 @@ impl v1::control_server::Control for Service {
     ) -> Result<Response<v1::ResumeResponse>, Status> {
         let jobs = self.jobs(request.into_inner().job, Ask::Resume).await?;
         Ok(Response::new(v1::ResumeResponse { jobs }))
+    }
+
+    async fn set_log_level(
+        &self,
+        request: Request<v1::SetLogLevelRequest>,
+    ) -> Result<Response<v1::SetLogLevelResponse>, Status> {
+        let changed = self
+            .log_level
+            .set(&request.into_inner().filter)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        tracing::warn!(before = changed.before, now = changed.now, "log level set");
+        Ok(Response::new(v1::SetLogLevelResponse {
+            before: changed.before,
+            filter: changed.now,
+        }))
     }
 }
 

@@ -16,12 +16,22 @@ use tidegate_abi::page::Page;
 /// `CLOCK_MONOTONIC` in nanoseconds.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// `CLOCK_REALTIME` in milliseconds.
+#[must_use]
+pub fn realtime_ms() -> u64 {
+    clock_ns(libc::CLOCK_REALTIME) / 1_000_000
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut at = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `at` is a valid timespec to write to; the clock id always exists on Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut at) };
+    // SAFETY: `at` is a valid timespec to write to; both clock ids always exist on Linux.
+    unsafe { libc::clock_gettime(clock, &raw mut at) };
     at.tv_sec.cast_unsigned() * 1_000_000_000 + at.tv_nsec.cast_unsigned()
 }
 

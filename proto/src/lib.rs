@@ -37,6 +37,10 @@ pub const DESCRIPTOR: &[u8] = include_bytes!("generated/tidegate.v1.bin");
 
 /// Default directory of the agent's sockets; `TIDEGATE_RUN_DIR` overrides it on both sides.
 pub const RUN_DIR: &str = "/run/tidegate";
+/// Default directory of what the agent keeps over restarts of the node.
+pub const STATE_DIR: &str = "/var/lib/tidegate";
+/// File in it with the history that `tidegate report` reads.
+pub const HISTORY_FILE: &str = "history.ring";
 /// Name of the environment variable that overrides [`RUN_DIR`].
 pub const RUN_DIR_ENV: &str = "TIDEGATE_RUN_DIR";
 /// Socket of [`v1::runtime_server`]; world-writable, greets.

@@ -83,6 +83,8 @@ fn add(sum: &mut PerUnit, charged: u64) {
     sum.units += 1;
     sum.preemptions += charged;
     sum.max = sum.max.max(charged);
+    sum.untouched += u64::from(charged == 0);
+    sum.once += u64::from(charged == 1);
 }
 
 #[cfg(test)]
@@ -107,6 +109,7 @@ mod tests {
             (sum.unit, sum.units, sum.preemptions, sum.max),
             (Unit::Request, 3, 3, 2)
         );
+        assert_eq!((sum.untouched, sum.once), (1, 1));
     }
 
     #[test]
@@ -120,5 +123,6 @@ mod tests {
             (sum.unit, sum.units, sum.preemptions, sum.max),
             (Unit::BusyPeriod, 2, 1, 1)
         );
+        assert_eq!((sum.untouched, sum.once), (1, 1));
     }
 }

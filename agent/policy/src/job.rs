@@ -694,6 +694,15 @@ impl Job {
         self.gpus
     }
 
+    /// Whether its work may be on its GPUs: until a disable has returned it is.
+    pub fn runs(&self) -> bool {
+        match self.state {
+            JobState::Running | JobState::Breathing | JobState::Disabling => true,
+            JobState::Unmanaged => self.want == Want::Run,
+            JobState::Gated | JobState::Enabling | JobState::Unknown => false,
+        }
+    }
+
     pub fn view(&self, world: &World) -> JobView {
         let held = self
             .members

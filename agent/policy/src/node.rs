@@ -20,7 +20,7 @@ use crate::ledger::Ledger;
 use crate::memory::{Memory, MemoryEvent};
 use crate::online::Session;
 use crate::time::Instant;
-use crate::view::{ElasticView, GateState, GpuView, JobMemoryView, JobView, StripeView};
+use crate::view::{ElasticView, GateState, GpuView, JobMemoryView, JobView, Standing, StripeView};
 use core::time::Duration;
 
 /// One GPU: its gate and its books.
@@ -596,6 +596,20 @@ impl Node {
             .all
             .iter()
             .filter_map(move |gpu| self.gpu(gpu, now))
+    }
+
+    /// Where online is busy and where gates are open. Cheap: for after every step.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        Standing {
+            busy: self.world.busy,
+            open: self.world.open,
+        }
+    }
+
+    /// Every job with the GPUs it uses, and whether it may run on them. Cheap: for after every step.
+    pub fn runs(&self) -> impl Iterator<Item = (JobId, GpuSet, bool)> + '_ {
+        self.jobs.iter().map(|job| (job.id, job.gpus(), job.runs()))
     }
 
     /// One job.

@@ -79,6 +79,19 @@ pub struct PerUnit {
     pub preemptions: u64,
     /// Most charged to one.
     pub max: u64,
+    /// Units that were charged none.
+    pub untouched: u64,
+    /// Units that were charged one.
+    pub once: u64,
+}
+
+/// What holds at one instant, for whoever adds up time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// GPUs on which an online process counts as busy.
+    pub busy: GpuSet,
+    /// GPUs whose gate is open.
+    pub open: GpuSet,
 }
 
 /// How a job stands.

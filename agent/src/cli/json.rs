@@ -201,6 +201,7 @@ pub fn event(event: &v1::Event) -> Value {
         "gpu": event.gpu,
         "session": event.session,
         "job": event.job,
+        "pid": event.pid,
         "text": event.text,
         "value_ns": event.value_ns,
     })

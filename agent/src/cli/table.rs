@@ -5,6 +5,11 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use std::fmt::Write;
 use tidegate_proto::v1;
 
+/// A table as every command prints them, as wide as it is.
+pub fn new(header: &[&str]) -> Table {
+    table(header, None)
+}
+
 fn table(header: &[&str], width: Option<u16>) -> Table {
     let mut table = Table::new();
     table
@@ -19,7 +24,8 @@ fn table(header: &[&str], width: Option<u16>) -> Table {
     table
 }
 
-fn right(table: &mut Table, columns: &[usize]) {
+/// Columns of numbers.
+pub fn right(table: &mut Table, columns: &[usize]) {
     for &column in columns {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -28,7 +34,7 @@ fn right(table: &mut Table, columns: &[usize]) {
 }
 
 /// Appends a table without the blanks that fill its lines.
-fn append(text: &mut String, table: &Table) {
+pub fn append(text: &mut String, table: &Table) {
     for line in table.to_string().lines() {
         let _ = writeln!(text, "{}", line.trim_end());
     }
@@ -394,7 +400,9 @@ pub fn event(event: &v1::Event) -> String {
     if !event.job.is_empty() {
         let _ = write!(line, "  job {}", event.job);
     }
-    if event.session != 0 {
+    if event.pid != 0 {
+        let _ = write!(line, "  pid {}", event.pid);
+    } else if event.session != 0 {
         let _ = write!(line, "  session {}", event.session);
     }
     if event.value_ns != 0 {

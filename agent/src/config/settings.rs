@@ -6,7 +6,7 @@ use super::tuning::ms;
 use super::value::{Named, Row, quoted, quoted_name, show_bytes, show_duration};
 use super::{
     Config, ConfigError, Cooldown, Level, LevelChoice, LogFormat, LongGate, OnAgentLoss,
-    SelfTestKind, Suspects, Unproven,
+    SelfTestKind, Suspects, Unproven, watching,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -124,7 +124,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 39] = [
+pub static SETTINGS: [Setting; 43] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -309,6 +309,38 @@ pub static SETTINGS: [Setting; 39] = [
         "limits.keep_alive",
         Restart,
         time(tuning.keep_alive, ms(100), ms(60_000))
+    ),
+    setting!(
+        "metrics.listen",
+        Restart,
+        |config, row| {
+            config.watching.metrics = watching::listen(row)?;
+            Ok(())
+        },
+        |config| quoted(&watching::show_listen(&config.watching))
+    ),
+    setting!(
+        "history.file",
+        Restart,
+        |config, row| {
+            config.watching.history = watching::kept(row)?;
+            Ok(())
+        },
+        |config| quoted(&watching::show_kept(&config.watching))
+    ),
+    setting!(
+        "history.size",
+        Restart,
+        |config, row| {
+            config.watching.history_size = watching::size(row)?;
+            Ok(())
+        },
+        |config| quoted(&show_bytes(config.watching.history_size))
+    ),
+    setting!(
+        "history.every",
+        Restart,
+        time(watching.history_every, ms(1_000), HOUR)
     ),
     setting!("log.format", Restart, named(log.format)),
     setting!(

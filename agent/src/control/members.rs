@@ -56,6 +56,7 @@ impl Control {
         self.tell(Happening {
             kind: "attached",
             session: id,
+            pid: session.peer.pid,
             job: self.job_name(session.job),
             text: format!(
                 "pid {} {} is {:?} ({})",
@@ -210,8 +211,14 @@ impl Control {
             session.note = "uses a GPU this node does not have".to_owned();
             return;
         };
+        // A process that comes back goes on counting where it was; all it launched under another agent,
+        // or in an earlier session, is in no books of this one.
+        let counted = session.page.as_ref().filter(|_| session.was_gated);
         *slot = Slot {
             gpu: Some(gpu),
+            launched_before: counted.map_or(slot.launched_before, |page| {
+                page.devices[at as usize].total.load(Ordering::Relaxed)
+            }),
             ..*slot
         };
         if let Some(page) = &session.page {
@@ -758,6 +765,9 @@ impl Control {
         let Some(mut session) = self.sessions.remove(&id) else {
             return;
         };
+        if let Some(job) = session.job.and_then(|job| self.job(job)) {
+            job.launched = job.launched.saturating_add(session.launches());
+        }
         match session.role {
             Role::Online => {
                 self.rebuild_guards();

@@ -40,6 +40,8 @@ impl Control {
                 name: Arc::from(name),
                 launches: Gate::Closed,
                 gangs: self.gpus.iter().map(|_| Gang::default()).collect(),
+                launched: 0,
+                blocks_lost: 0,
             });
             self.jobs.len() - 1
         });

@@ -8,6 +8,7 @@ use crate::obstacle::Obstacle;
 use crate::rm::uuid_text;
 use crate::selftest::{self, Outcome};
 use crate::sessions::{level, role};
+use crate::usage::Usage;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
 use tidegate_policy::ids::{GpuId, JobId};
@@ -58,6 +59,7 @@ pub struct Counters {
     pub pages_dropped: u64,
     pub remotes_late: u64,
     pub notes: u64,
+    pub blocks_invalidated: u64,
 }
 
 impl Counters {
@@ -120,12 +122,39 @@ impl Counters {
                 "Orders of level L3 that a process did not answer",
             ),
             row("notes", self.notes, "Remarks of attached processes"),
+            row(
+                "invalidated_blocks",
+                self.blocks_invalidated,
+                "KV blocks whose content offline jobs lost to reclaims",
+            ),
         ]
     }
 }
 
 impl Control {
+    /// GPUs without their latencies, and jobs.
+    pub(super) fn totals(&self) -> v1::GetStatusResponse {
+        let usage = self.usage.at(self.now);
+        v1::GetStatusResponse {
+            agent_generation: self.generation,
+            gpus: (0..self.gpus.len())
+                .map(|at| self.gpu(at, &usage))
+                .collect(),
+            jobs: self
+                .node
+                .jobs()
+                .map(|view| self.job_status(view, &usage))
+                .collect(),
+            ..v1::GetStatusResponse::default()
+        }
+    }
+
     pub(super) fn report(&self) -> v1::GetStatusResponse {
+        let v1::GetStatusResponse { mut gpus, jobs, .. } = self.totals();
+        for (gpu, state) in gpus.iter_mut().zip(&self.gpus) {
+            gpu.preempt_latency = Some(state.preempt.summary());
+            gpu.gate_latency = Some(state.gate.summary());
+        }
         v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             agent_generation: self.generation,
@@ -136,16 +165,17 @@ impl Control {
             level: level(self.level).into(),
             level_note: self.about.level_note.clone(),
             scheduling: self.about.scheduling.clone(),
-            gpus: (0..self.gpus.len()).map(|at| self.gpu(at)).collect(),
-            jobs: self.node.jobs().map(|view| self.job_status(view)).collect(),
+            gpus,
+            jobs,
             processes: self.sessions.values().map(|s| self.process(s)).collect(),
             counters: self.counters.rows(),
             self_test: Some(self_test(&self.about.self_test)),
             obstacles: self.about.obstacles.iter().map(obstacle).collect(),
+            reclaim_latency: Some(self.reclaims.summary()),
         }
     }
 
-    fn gpu(&self, at: usize) -> v1::GpuStatus {
+    fn gpu(&self, at: usize, usage: &Usage) -> v1::GpuStatus {
         let id = super::gpu_id(at);
         let state = &self.gpus[at];
         let gangs = self.jobs.iter().filter_map(|job| job.gangs.get(at));
@@ -160,10 +190,11 @@ impl Control {
         let mut status = v1::GpuStatus {
             index: small(at),
             uuid: uuid_text(&state.gpu.uuid),
-            preempt_latency: Some(state.preempt.summary()),
-            gate_latency: Some(state.gate.summary()),
             channels: small(channels),
             channels_disabled: small(disabled),
+            usage: usage.message(at),
+            pressure_events: state.pressure_events,
+            disabled_ns: self.longest_disabled(id),
             ..v1::GpuStatus::default()
         };
         status.memory = self.gpu_memory(id);
@@ -192,9 +223,32 @@ impl Control {
                 units: per.units,
                 mean,
                 max: per.max,
+                preemptions: per.preemptions,
+                untouched: per.untouched,
+                once: per.once,
             });
         }
         status
+    }
+
+    /// How long the job that waits longest for `gpu` has been disabled.
+    fn longest_disabled(&self, gpu: GpuId) -> u64 {
+        let gated = self
+            .node
+            .jobs()
+            .filter(|job| job.state == JobState::Gated && job.gpus.contains(gpu));
+        let since = gated.map(|job| job.since.as_nanos()).min();
+        since.map_or(0, |since| self.now.saturating_sub(since))
+    }
+
+    /// Launches of a job under this agent, by all its processes.
+    pub(super) fn launches(&self, id: JobId) -> u64 {
+        let gone = usize::try_from(id.0)
+            .ok()
+            .and_then(|at| self.jobs.get(at))
+            .map_or(0, |job| job.launched);
+        let members = self.sessions.values().filter(|s| s.job == Some(id));
+        members.fold(gone, |sum, session| sum.saturating_add(session.launches()))
     }
 
     fn gpu_memory(&self, gpu: GpuId) -> Option<v1::GpuMemory> {
@@ -237,7 +291,7 @@ impl Control {
         })
     }
 
-    fn job_status(&self, view: JobView) -> v1::JobStatus {
+    fn job_status(&self, view: JobView, usage: &Usage) -> v1::JobStatus {
         let sessions = self
             .sessions
             .values()
@@ -256,6 +310,9 @@ impl Control {
             preemptions: view.preemptions,
             memory: self.job_memory(view.job),
             channels: view.channels.0,
+            launches: self.launches(view.job),
+            attached_ns: usage.job(view.job).attached,
+            running_ns: usage.job(view.job).running,
             ..v1::JobStatus::default()
         };
         status.set_state(match view.state {

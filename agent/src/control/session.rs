@@ -87,6 +87,8 @@ pub struct Slot {
     pub suspect: u32,
     /// Without a page: the launch gate as last told, closed or not.
     pub gate: Option<bool>,
+    /// Launches it had made before this session.
+    pub launched_before: u64,
 }
 
 /// The control file a process sent.
@@ -190,6 +192,20 @@ impl Session {
             peer: newcomer.peer,
         };
         (session, file)
+    }
+
+    /// Launches in this session, as its page says; 0 for a process without one.
+    #[must_use]
+    pub fn launches(&self) -> u64 {
+        let Some(page) = &self.page else { return 0 };
+        let devices = self.slots.iter().zip(&page.devices);
+        devices
+            .filter(|(slot, _)| slot.gpu.is_some())
+            .map(|(slot, words)| {
+                let total = words.total.load(std::sync::atomic::Ordering::Relaxed);
+                total.saturating_sub(slot.launched_before)
+            })
+            .fold(0, u64::saturating_add)
     }
 
     /// Whether its activity closes gates.

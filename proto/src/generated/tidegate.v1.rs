@@ -702,6 +702,9 @@ pub struct GetStatusResponse {
     /// What on this node rules the channel levels out.
     #[prost(message, repeated, tag = "15")]
     pub obstacles: ::prost::alloc::vec::Vec<Obstacle>,
+    /// Of reclaims that took memory.
+    #[prost(message, optional, tag = "16")]
+    pub reclaim_latency: ::core::option::Option<Latency>,
 }
 /// Whether the channel levels were seen to do what the driver says.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -777,6 +780,51 @@ pub struct GpuStatus {
     /// Unset: its memory is not shared.
     #[prost(message, optional, tag = "16")]
     pub memory: ::core::option::Option<GpuMemory>,
+    #[prost(message, optional, tag = "17")]
+    pub usage: ::core::option::Option<GpuUsage>,
+    /// Times online engines used nine tenths of what is mapped for them.
+    #[prost(uint64, tag = "18")]
+    pub pressure_events: u64,
+    /// How long the job that waits longest for this GPU has been disabled; 0: none is.
+    #[prost(uint64, tag = "19")]
+    pub disabled_ns: u64,
+}
+/// Totals of one GPU since the agent's start; readers take differences.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GpuUsage {
+    #[prost(uint64, tag = "1")]
+    pub observed_ns: u64,
+    /// An online process counted as busy.
+    #[prost(uint64, tag = "2")]
+    pub online_busy_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub gate_open_ns: u64,
+    /// An offline job's work may have been on it: its channels were enabled, or its launches passed.
+    #[prost(uint64, tag = "4")]
+    pub offline_running_ns: u64,
+    /// Busy edges.
+    #[prost(uint64, tag = "5")]
+    pub edges: u64,
+    /// Times online left it idle between two busy periods.
+    #[prost(message, optional, tag = "6")]
+    pub gaps: ::core::option::Option<Histogram>,
+    /// By GPU index: online was busy on that one and this one at once.
+    #[prost(uint64, repeated, tag = "7")]
+    pub overlap_ns: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Histogram {
+    /// Upper bounds, rising.
+    #[prost(uint64, repeated, tag = "1")]
+    pub bounds_ns: ::prost::alloc::vec::Vec<u64>,
+    /// Up to each bound and above the one before; the last is above all bounds.
+    #[prost(uint64, repeated, tag = "2")]
+    pub counts: ::prost::alloc::vec::Vec<u64>,
+    #[prost(uint64, tag = "3")]
+    pub sum_ns: u64,
+    /// Of the squares, in seconds squared.
+    #[prost(double, tag = "4")]
+    pub sum_squares_s2: f64,
 }
 /// Every byte of the shared pool is in exactly one of these.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -841,7 +889,7 @@ pub struct JobMemory {
     #[prost(uint64, tag = "6")]
     pub tokens_lost: u64,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Latency {
     #[prost(uint64, tag = "1")]
     pub count: u64,
@@ -851,6 +899,9 @@ pub struct Latency {
     pub p99_ns: u64,
     #[prost(uint64, tag = "4")]
     pub max_ns: u64,
+    /// Unset before the first.
+    #[prost(message, optional, tag = "5")]
+    pub histogram: ::core::option::Option<Histogram>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PreemptionsPerUnit {
@@ -863,6 +914,14 @@ pub struct PreemptionsPerUnit {
     pub mean: f64,
     #[prost(uint64, tag = "4")]
     pub max: u64,
+    /// Of all units.
+    #[prost(uint64, tag = "5")]
+    pub preemptions: u64,
+    /// Units that were charged none, and one.
+    #[prost(uint64, tag = "6")]
+    pub untouched: u64,
+    #[prost(uint64, tag = "7")]
+    pub once: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JobStatus {
@@ -886,6 +945,15 @@ pub struct JobStatus {
     /// Unset: it registered no KV cache.
     #[prost(message, optional, tag = "9")]
     pub memory: ::core::option::Option<JobMemory>,
+    /// By all its processes on all its GPUs, under this agent.
+    #[prost(uint64, tag = "10")]
+    pub launches: u64,
+    /// How long it had a process under this agent, and how long of that its work may have been on its
+    /// GPUs.
+    #[prost(uint64, tag = "11")]
+    pub attached_ns: u64,
+    #[prost(uint64, tag = "12")]
+    pub running_ns: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProcessStatus {
@@ -989,6 +1057,9 @@ pub struct Event {
     /// Set where the event has one, e.g. the preemption latency.
     #[prost(uint64, tag = "8")]
     pub value_ns: u64,
+    /// Of the session's process; 0: not about one.
+    #[prost(int32, tag = "9")]
+    pub pid: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PauseRequest {
@@ -1011,6 +1082,21 @@ pub struct ResumeRequest {
 pub struct ResumeResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLogLevelRequest {
+    /// A level (error, warn, info, debug, trace) or a filter such as "info,tidegate_agent::control=debug".
+    /// Empty: as configured.
+    #[prost(string, tag = "1")]
+    pub filter: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLogLevelResponse {
+    /// Before and now.
+    #[prost(string, tag = "1")]
+    pub before: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub filter: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -2107,6 +2193,31 @@ pub mod control_client {
                 .insert(GrpcMethod::new("tidegate.v1.Control", "Resume"));
             self.inner.unary(req, path, codec).await
         }
+        /// What the agent logs from now on; INVALID_ARGUMENT when the filter cannot be read.
+        pub async fn set_log_level(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetLogLevelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetLogLevelResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tidegate.v1.Control/SetLogLevel",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tidegate.v1.Control", "SetLogLevel"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2131,6 +2242,14 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::ResumeRequest>,
         ) -> std::result::Result<tonic::Response<super::ResumeResponse>, tonic::Status>;
+        /// What the agent logs from now on; INVALID_ARGUMENT when the filter cannot be read.
+        async fn set_log_level(
+            &self,
+            request: tonic::Request<super::SetLogLevelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetLogLevelResponse>,
+            tonic::Status,
+        >;
     }
     /// Served on control.sock.
     #[derive(Debug)]
@@ -2280,6 +2399,51 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ResumeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Control/SetLogLevel" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetLogLevelSvc<T: Control>(pub Arc<T>);
+                    impl<
+                        T: Control,
+                    > tonic::server::UnaryService<super::SetLogLevelRequest>
+                    for SetLogLevelSvc<T> {
+                        type Response = super::SetLogLevelResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetLogLevelRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::set_log_level(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetLogLevelSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

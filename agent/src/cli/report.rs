@@ -1,0 +1,448 @@
+//! `tidegate report`: what was harvested over days.
+
+use super::{print, table};
+use crate::clock::unix_ms;
+use crate::history::summary::{Gaps, Job, Summary, summarise};
+use crate::history::{self, Slice, Subject};
+use clap::{Args as ClapArgs, ValueEnum};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use tidegate_proto::{HISTORY_FILE, STATE_DIR};
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    /// How far back: "7d", "12h", "30m".
+    #[arg(long, default_value = "7d", value_name = "TIME", value_parser = super::ago)]
+    since: u64,
+    /// The agent's `history.file`, or a copy of one.
+    #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join(HISTORY_FILE))]
+    file: PathBuf,
+    /// Launches per second of a job with its GPUs to itself, where you know it: JOB=RATE.
+    #[arg(long, value_name = "JOB=RATE", value_parser = rate)]
+    standalone: Vec<(String, f64)>,
+    /// How to print it. csv: every slice, the inputs of a scheduler.
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Of csv: slices of what.
+    #[arg(long, value_enum, default_value_t = Of::Gpus)]
+    of: Of,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    Table,
+    /// The summary as one object.
+    Json,
+    /// The history, a slice a line.
+    Csv,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Of {
+    /// Busy, open and harvested time, gaps, preemptions, memory.
+    Gpus,
+    /// Busy time of two GPUs.
+    Pairs,
+    /// Offline jobs.
+    Jobs,
+}
+
+fn rate(text: &str) -> Result<(String, f64), String> {
+    let parsed = text.rsplit_once('=').and_then(|(job, rate)| {
+        let rate: f64 = rate
+            .parse()
+            .ok()
+            .filter(|rate: &f64| *rate > 0.0 && rate.is_finite())?;
+        Some((job.to_owned(), rate))
+    });
+    parsed.ok_or_else(|| "give a job and its launches per second, e.g. batch=2400".to_owned())
+}
+
+/// Prints the report.
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut slices = history::read(&args.file).map_err(|error| {
+        let file = args.file.display();
+        match error.kind() {
+            std::io::ErrorKind::NotFound => anyhow::anyhow!(
+                "there is no history at {file}: set `history.file` in the agent's configuration, or \
+                 name the file with --file"
+            ),
+            _ => anyhow::anyhow!("cannot read {file}: {error}"),
+        }
+    })?;
+    let from = unix_ms().saturating_sub(args.since / 1_000_000);
+    slices.retain(|slice| slice.span.end_unix_ms > from);
+    anyhow::ensure!(
+        !slices.is_empty(),
+        "{} knows nothing of the last {}",
+        args.file.display(),
+        table::time(args.since)
+    );
+    if args.output == Output::Csv {
+        return print(&csv(&slices, args.of));
+    }
+    let summary = summarise(
+        &slices,
+        &args.standalone.iter().cloned().collect::<BTreeMap<_, _>>(),
+    );
+    match args.output {
+        Output::Json => print(&format!("{:#}\n", as_json(&summary))),
+        _ => print(&text(&summary)),
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn gap(gaps: &Gaps, q: f64) -> String {
+    match gaps.quantile(q) {
+        _ if gaps.count == 0 => "-".to_owned(),
+        None => "> 5 min".to_owned(),
+        Some(ns) => format!("<= {}", table::time(ns)),
+    }
+}
+
+/// Mebibytes of memory.
+fn mib(bytes: u64) -> String {
+    (bytes >> 20).to_string()
+}
+
+fn ns_of_ms(ms: u64) -> u64 {
+    ms.saturating_mul(1_000_000)
+}
+
+fn text(summary: &Summary) -> String {
+    let mut text = String::new();
+    let period = ns_of_ms(summary.end_unix_ms.saturating_sub(summary.begin_unix_ms));
+    let observed = summary
+        .gpus
+        .iter()
+        .map(|gpu| gpu.observed)
+        .max()
+        .unwrap_or(0);
+    let _ = writeln!(
+        text,
+        "{} of the last {} are in the history\n",
+        table::time(observed.min(period)),
+        table::time(period)
+    );
+    let mut gpus = table::new(&[
+        "GPU",
+        "ONLINE",
+        "HARVESTED",
+        "OF IDLE",
+        "BURSTINESS",
+        "GAPS",
+        "p50",
+        "p90",
+        "p99",
+        "PREEMPTIONS",
+    ]);
+    for gpu in &summary.gpus {
+        let idle = 1.0 - gpu.busy;
+        let of_idle = if idle > 0.0 {
+            (gpu.harvested / idle).min(1.0)
+        } else {
+            0.0
+        };
+        gpus.add_row([
+            gpu.gpu.to_string(),
+            percent(gpu.busy),
+            percent(gpu.harvested),
+            percent(of_idle),
+            format!("{:.2}", gpu.busy_cv),
+            gpu.gaps.count.to_string(),
+            gap(&gpu.gaps, 0.5),
+            gap(&gpu.gaps, 0.9),
+            gap(&gpu.gaps, 0.99),
+            gpu.preemptions.to_string(),
+        ]);
+    }
+    table::right(&mut gpus, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    table::append(&mut text, &gpus);
+    text.push_str(
+        "(ONLINE: busy. HARVESTED: offline work could run. BURSTINESS: of the busy share from slice to\n\
+         slice, standard deviation over mean. GAPS: times online left the GPU idle, and how long.)\n\n",
+    );
+    if summary.jobs.is_empty() {
+        text.push_str("no offline job was attached\n");
+    } else {
+        text.push_str(&jobs(&summary.jobs));
+    }
+    memory(summary, &mut text);
+    let aligned: Vec<_> = summary
+        .pairs
+        .iter()
+        .filter_map(|pair| Some(format!("{}-{} {:.2}", pair.a, pair.b, pair.alignment?)))
+        .collect();
+    if !aligned.is_empty() {
+        let _ = writeln!(
+            text,
+            "\nalignment of GPUs (busy together / busy on either): {}",
+            aligned.join(", ")
+        );
+    }
+    text
+}
+
+fn jobs(jobs: &[Job]) -> String {
+    let mut text = String::new();
+    let mut rows = table::new(&[
+        "JOB",
+        "GPUS",
+        "ATTACHED",
+        "RAN",
+        "LAUNCHES",
+        "STANDALONE/s",
+        "THROUGHPUT",
+        "GPUS SAVED",
+    ]);
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    for job in jobs {
+        let rate = job.standalone.map(|(rate, basis)| {
+            let basis = basis.name().replace('_', " ");
+            format!("{rate:.0} ({basis})")
+        });
+        rows.add_row([
+            job.name.clone(),
+            job.gpus.to_string(),
+            table::time(job.attached),
+            table::time(job.running),
+            job.launches.to_string(),
+            or_dash(rate),
+            or_dash(job.fraction.map(percent)),
+            or_dash(job.saved.map(|saved| format!("{saved:.2}"))),
+        ]);
+    }
+    table::right(&mut rows, &[1, 2, 3, 4, 5, 6, 7]);
+    table::append(&mut text, &rows);
+    let saved: f64 = jobs.iter().filter_map(|job| job.saved).sum();
+    let _ = writeln!(
+        text,
+        "(THROUGHPUT: launches, as a share of what the job does standalone. {saved:.2} GPUs saved in all.)"
+    );
+    text
+}
+
+fn memory(summary: &Summary, text: &mut String) {
+    for gpu in &summary.gpus {
+        let Some(memory) = &gpu.memory else { continue };
+        let _ = writeln!(
+            text,
+            "\nmemory of GPU {}, MiB: online left {} of {} on average, {} in the worst 5 % of time, {} at \
+             the least; burstiness of its use {:.2}; {} times under pressure",
+            gpu.gpu,
+            mib(memory.mean),
+            mib(memory.pool),
+            mib(memory.p5),
+            mib(memory.min),
+            memory.used_cv,
+            gpu.pressure,
+        );
+    }
+}
+
+fn as_json(summary: &Summary) -> Value {
+    let gpus = summary.gpus.iter().map(|gpu| {
+        json!({
+            "gpu": gpu.gpu,
+            "observed_ns": gpu.observed,
+            "online_busy": gpu.busy,
+            "idle": 1.0 - gpu.busy,
+            "gate_open": gpu.open,
+            "harvested": gpu.harvested,
+            "preemptions": gpu.preemptions,
+            "pressure_events": gpu.pressure,
+            "busy_cv": gpu.busy_cv,
+            "gaps": {
+                "count": gpu.gaps.count,
+                "mean_s": gpu.gaps.mean_s,
+                "cv": gpu.gaps.cv,
+                "bounds_ns": crate::usage::GAP_BOUNDS_NS,
+                "counts": gpu.gaps.counts,
+            },
+            "memory": gpu.memory.map(|memory| json!({
+                "pool_bytes": memory.pool,
+                "available_mean_bytes": memory.mean,
+                "available_p5_bytes": memory.p5,
+                "available_min_bytes": memory.min,
+                "used_cv": memory.used_cv,
+            })),
+        })
+    });
+    let pairs = summary
+        .pairs
+        .iter()
+        .map(|pair| json!({"a": pair.a, "b": pair.b, "alignment": pair.alignment}));
+    let jobs = summary.jobs.iter().map(|job| {
+        json!({
+            "job": job.name,
+            "gpus": job.gpus,
+            "attached_ns": job.attached,
+            "running_ns": job.running,
+            "launches": job.launches,
+            "standalone_launches_per_s": job.standalone.map(|(rate, _)| rate),
+            "standalone_basis": job.standalone.map(|(_, basis)| basis.name()),
+            "throughput_fraction": job.fraction,
+            "gpus_saved": job.saved,
+        })
+    });
+    json!({
+        "begin_unix_ms": summary.begin_unix_ms,
+        "end_unix_ms": summary.end_unix_ms,
+        "gpus": gpus.collect::<Vec<_>>(),
+        "pairs": pairs.collect::<Vec<_>>(),
+        "jobs": jobs.collect::<Vec<_>>(),
+        "gpus_saved": summary.jobs.iter().filter_map(|job| job.saved).sum::<f64>(),
+    })
+}
+
+/// A field of CSV.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+fn csv(slices: &[Slice], of: Of) -> String {
+    let mut out = String::from("end_unix_ms,length_ns,");
+    match of {
+        Of::Gpus => {
+            out.push_str(
+                "gpu,busy_ns,open_ns,running_ns,edges,preemptions,wakes,pressure_events,\
+                 pool_bytes,available_mean_bytes,available_min_bytes,gap_sum_ns",
+            );
+            for bound in crate::usage::GAP_BOUNDS_NS {
+                let _ = write!(out, ",gaps_le_{}ms", bound / 1_000_000);
+            }
+            out.push_str(",gaps_above\n");
+        }
+        Of::Pairs => out.push_str("a,b,both_busy_ns,either_busy_ns\n"),
+        Of::Jobs => out.push_str("job,gpus,attached_ns,running_ns,launches,undisturbed\n"),
+    }
+    for slice in slices {
+        let span = slice.span;
+        let row = match (&slice.subject, of) {
+            (Subject::Gpu(gpu), Of::Gpus) => {
+                let mut row = format!(
+                    "{},{},{},{},{},{},{},{},{},{},{},{}",
+                    gpu.gpu,
+                    gpu.busy,
+                    gpu.open,
+                    gpu.running,
+                    gpu.edges,
+                    gpu.preemptions,
+                    gpu.wakes,
+                    gpu.pressure,
+                    gpu.pool,
+                    gpu.available_mean,
+                    gpu.available_min,
+                    gpu.gap_sum,
+                );
+                for count in gpu.gaps {
+                    let _ = write!(row, ",{count}");
+                }
+                row
+            }
+            (Subject::Pair(pair), Of::Pairs) => {
+                format!("{},{},{},{}", pair.a, pair.b, pair.both, pair.either)
+            }
+            (Subject::Job(job), Of::Jobs) => format!(
+                "{},{},{},{},{},{}",
+                quoted(&job.name),
+                job.gpus.count_ones(),
+                job.attached,
+                job.running,
+                job.launches,
+                u8::from(job.undisturbed)
+            ),
+            _ => continue,
+        };
+        let _ = writeln!(out, "{},{},{row}", span.end_unix_ms, span.length_ns);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{GpuSlice, JobSlice, PairSlice, Span};
+
+    const S: u64 = 1_000_000_000;
+
+    fn slices() -> Vec<Slice> {
+        let of = |subject| Slice {
+            span: Span {
+                end_unix_ms: 100_000,
+                length_ns: 60 * S,
+            },
+            subject,
+        };
+        let mut gpu = GpuSlice {
+            busy: 24 * S,
+            running: 30 * S,
+            preemptions: 12,
+            pool: 1_024 << 20,
+            available_mean: 512 << 20,
+            available_min: 128 << 20,
+            ..GpuSlice::default()
+        };
+        gpu.gaps[5] = 9;
+        gpu.gaps[16] = 1;
+        let job = JobSlice {
+            name: "a,\"b\"".to_owned(),
+            gpus: 1,
+            attached: 60 * S,
+            running: 30 * S,
+            launches: 3_000,
+            undisturbed: false,
+        };
+        let pair = PairSlice {
+            a: 0,
+            b: 1,
+            both: 1,
+            either: 4,
+        };
+        vec![
+            of(Subject::Gpu(gpu)),
+            of(Subject::Pair(pair)),
+            of(Subject::Job(job)),
+        ]
+    }
+
+    #[test]
+    fn the_table_says_what_was_harvested_and_what_it_saved() {
+        let given = BTreeMap::from([("a,\"b\"".to_owned(), 100.0)]);
+        let text = text(&summarise(&slices(), &given));
+        for part in [
+            "60 s of the last 60 s",
+            "40.0 %",
+            "50.0 %",
+            "83.3 %",
+            "<= 50 ms",
+            "> 5 min",
+            "100 (given)",
+            "0.50 GPUs saved in all",
+            "online left 512 of 1024 on average",
+            "0-1 0.25",
+        ] {
+            assert!(text.contains(part), "{part}:\n{text}");
+        }
+    }
+
+    #[test]
+    fn csv_has_a_line_per_slice_and_as_many_fields_as_its_head() {
+        for (of, lines) in [(Of::Gpus, 2), (Of::Pairs, 2), (Of::Jobs, 2)] {
+            let text = csv(&slices(), of);
+            assert_eq!(text.lines().count(), lines, "{text}");
+            if of != Of::Jobs {
+                let fields: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
+                assert_eq!(fields[0], fields[1], "{text}");
+            }
+        }
+        assert!(csv(&slices(), Of::Jobs).contains("\"a,\"\"b\"\"\",1,"));
+    }
+}

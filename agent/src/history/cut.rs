@@ -1,0 +1,284 @@
+//! From totals that only grow to slices of time.
+
+use super::{GAPS, GpuSlice, JobSlice, PairSlice, Slice, Span, Subject};
+use std::collections::BTreeMap;
+use tidegate_proto::v1;
+
+/// A job counts as undisturbed when at most one part in this many of a slice was not its own.
+const DISTURBED: u64 = 50;
+
+/// The slice under way.
+#[derive(Clone, Debug, Default)]
+pub struct Cut {
+    begin: Option<v1::GetStatusResponse>,
+    newest: Option<v1::GetStatusResponse>,
+    /// By GPU: the least, the sum and the number of samples of the memory online leaves.
+    available: Vec<(u64, u128, u64)>,
+}
+
+fn observed(status: &v1::GetStatusResponse) -> u64 {
+    let usage = status.gpus.first().and_then(|gpu| gpu.usage.as_ref());
+    usage.map_or(0, |usage| usage.observed_ns)
+}
+
+/// What online neither uses nor keeps.
+const fn available(memory: &v1::GpuMemory) -> u64 {
+    memory
+        .pool_bytes
+        .saturating_sub(memory.online_bytes)
+        .saturating_sub(memory.headroom_bytes)
+}
+
+fn small(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+impl Cut {
+    /// The newest totals.
+    #[must_use]
+    pub fn newest(&self) -> Option<v1::GetStatusResponse> {
+        self.newest.clone()
+    }
+
+    /// Takes the totals at `unix_ms`; the slices since the last cut when that was `every` ns ago, or when
+    /// these are the `last` totals there will be.
+    pub fn see(
+        &mut self,
+        status: v1::GetStatusResponse,
+        unix_ms: u64,
+        every: u64,
+        last: bool,
+    ) -> Option<Vec<Slice>> {
+        self.available.resize(status.gpus.len(), (u64::MAX, 0, 0));
+        for (seen, gpu) in self.available.iter_mut().zip(&status.gpus) {
+            if let Some(memory) = &gpu.memory {
+                let bytes = available(memory);
+                *seen = (seen.0.min(bytes), seen.1 + u128::from(bytes), seen.2 + 1);
+            }
+        }
+        let Some(begin) = &self.begin else {
+            self.begin = Some(status.clone());
+            self.newest = Some(status);
+            return None;
+        };
+        let length = observed(&status).saturating_sub(observed(begin));
+        if length == 0 || (length < every && !last) {
+            self.newest = Some(status);
+            return None;
+        }
+        let span = Span {
+            end_unix_ms: unix_ms,
+            length_ns: length,
+        };
+        let slices = self.slices(begin, &status, span);
+        self.available.clear();
+        self.begin = Some(status.clone());
+        self.newest = Some(status);
+        Some(slices)
+    }
+
+    fn slices(
+        &self,
+        begin: &v1::GetStatusResponse,
+        end: &v1::GetStatusResponse,
+        span: Span,
+    ) -> Vec<Slice> {
+        let gpus: Vec<_> = begin.gpus.iter().zip(&end.gpus).collect();
+        let of = |subject| Slice { span, subject };
+        let mut slices = Vec::new();
+        for (at, &(old, new)) in gpus.iter().enumerate() {
+            let gpu = gpu_slice(at, old, new, self.available.get(at));
+            slices.push(of(Subject::Gpu(gpu)));
+        }
+        for (a, &(old, new)) in gpus.iter().enumerate() {
+            for (b, &(old_b, new_b)) in gpus.iter().enumerate().skip(a + 1) {
+                let overlap = |gpu: &v1::GpuStatus| {
+                    let usage = gpu.usage.as_ref();
+                    usage.and_then(|usage| usage.overlap_ns.get(b).copied())
+                };
+                let both = overlap(new).unwrap_or(0) - overlap(old).unwrap_or(0);
+                let busy = |old: &v1::GpuStatus, new: &v1::GpuStatus| {
+                    let busy =
+                        |gpu: &v1::GpuStatus| gpu.usage.as_ref().map_or(0, |u| u.online_busy_ns);
+                    busy(new) - busy(old)
+                };
+                let pair = PairSlice {
+                    a: index(a),
+                    b: index(b),
+                    both,
+                    either: busy(old, new) + busy(old_b, new_b) - both,
+                };
+                slices.push(of(Subject::Pair(pair)));
+            }
+        }
+        let before = by_name(&begin.jobs);
+        for (name, mut job) in by_name(&end.jobs) {
+            if let Some(old) = before.get(&name) {
+                // A job that went and came again by the same name began anew.
+                let since = |new: u64, old: u64| new.checked_sub(old).unwrap_or(new);
+                job.attached = since(job.attached, old.attached);
+                job.running = since(job.running, old.running);
+                job.launches = since(job.launches, old.launches);
+            }
+            let whole = |time: u64| time + time / DISTURBED >= span.length_ns;
+            job.undisturbed = whole(job.attached) && whole(job.running);
+            slices.push(of(Subject::Job(job)));
+        }
+        slices
+    }
+}
+
+fn index(at: usize) -> u16 {
+    u16::try_from(at).unwrap_or(u16::MAX)
+}
+
+fn gpu_slice(
+    at: usize,
+    old: &v1::GpuStatus,
+    new: &v1::GpuStatus,
+    available: Option<&(u64, u128, u64)>,
+) -> GpuSlice {
+    let none = v1::GpuUsage::default();
+    let (a, b) = (
+        old.usage.as_ref().unwrap_or(&none),
+        new.usage.as_ref().unwrap_or(&none),
+    );
+    let empty = v1::Histogram::default();
+    let (gaps_a, gaps_b) = (
+        a.gaps.as_ref().unwrap_or(&empty),
+        b.gaps.as_ref().unwrap_or(&empty),
+    );
+    let mut slice = GpuSlice {
+        gpu: index(at),
+        busy: b.online_busy_ns - a.online_busy_ns,
+        open: b.gate_open_ns - a.gate_open_ns,
+        running: b.offline_running_ns - a.offline_running_ns,
+        edges: small(b.edges - a.edges),
+        preemptions: small(new.preemptions - old.preemptions),
+        wakes: small(new.wakes - old.wakes),
+        pressure: small(new.pressure_events - old.pressure_events),
+        gap_sum: gaps_b.sum_ns - gaps_a.sum_ns,
+        gap_squares: (gaps_b.sum_squares_s2 - gaps_a.sum_squares_s2).max(0.0),
+        ..GpuSlice::default()
+    };
+    for place in 0..GAPS {
+        let count = |gaps: &v1::Histogram| gaps.counts.get(place).copied().unwrap_or(0);
+        slice.gaps[place] = small(count(gaps_b) - count(gaps_a));
+    }
+    if let (Some(memory), Some(&(least, sum, samples))) = (&new.memory, available)
+        && samples != 0
+    {
+        slice.pool = memory.pool_bytes;
+        slice.available_min = least;
+        slice.available_mean = u64::try_from(sum / u128::from(samples)).unwrap_or(u64::MAX);
+    }
+    slice
+}
+
+/// Jobs of one name as one.
+fn by_name(jobs: &[v1::JobStatus]) -> BTreeMap<String, JobSlice> {
+    let mut named = BTreeMap::<String, JobSlice>::new();
+    for job in jobs {
+        let own = named.entry(job.name.clone()).or_insert_with(|| JobSlice {
+            name: job.name.clone(),
+            ..JobSlice::default()
+        });
+        for &gpu in job.gpus.iter().filter(|&&gpu| gpu < 64) {
+            own.gpus |= 1 << gpu;
+        }
+        own.attached += job.attached_ns;
+        own.running += job.running_ns;
+        own.launches += job.launches;
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(
+        observed: u64,
+        busy: u64,
+        job: Option<(u64, u64)>,
+        online: u64,
+    ) -> v1::GetStatusResponse {
+        let gpu = v1::GpuStatus {
+            preemptions: busy / 10,
+            usage: Some(v1::GpuUsage {
+                observed_ns: observed,
+                online_busy_ns: busy,
+                overlap_ns: vec![busy],
+                ..v1::GpuUsage::default()
+            }),
+            memory: Some(v1::GpuMemory {
+                pool_bytes: 100,
+                online_bytes: online,
+                ..v1::GpuMemory::default()
+            }),
+            ..v1::GpuStatus::default()
+        };
+        let job = job.map(|(running, launches)| v1::JobStatus {
+            name: "batch".to_owned(),
+            gpus: vec![0],
+            attached_ns: running,
+            running_ns: running,
+            launches,
+            ..v1::JobStatus::default()
+        });
+        v1::GetStatusResponse {
+            gpus: vec![gpu],
+            jobs: job.into_iter().collect(),
+            ..v1::GetStatusResponse::default()
+        }
+    }
+
+    #[test]
+    fn slices_are_differences_and_memory_is_the_mean_and_the_least_of_its_samples() {
+        let mut cut = Cut::default();
+        assert_eq!(cut.see(status(100, 50, None, 10), 1, 100, false), None);
+        assert_eq!(
+            cut.see(status(150, 60, Some((10, 3)), 70), 2, 100, false),
+            None
+        );
+        let slices = cut
+            .see(status(200, 90, Some((60, 9)), 40), 3, 100, false)
+            .expect("cut");
+        let span = Span {
+            end_unix_ms: 3,
+            length_ns: 100,
+        };
+        assert!(slices.iter().all(|slice| slice.span == span));
+        let Subject::Gpu(gpu) = &slices[0].subject else {
+            panic!("a GPU first")
+        };
+        assert_eq!((gpu.busy, gpu.preemptions), (40, 4));
+        assert_eq!(
+            (gpu.available_min, gpu.available_mean),
+            (30, (90 + 30 + 60) / 3)
+        );
+        let Subject::Job(job) = &slices[1].subject else {
+            panic!("then its job")
+        };
+        assert_eq!((job.running, job.launches, job.undisturbed), (60, 9, false));
+        // The next begins where this one ended, and a job by the same name that began anew counts whole.
+        let slices = cut
+            .see(status(300, 90, Some((99, 4)), 40), 4, 100, false)
+            .expect("cut");
+        let Subject::Job(job) = &slices[1].subject else {
+            panic!("a job")
+        };
+        assert_eq!(job.launches, 4);
+    }
+
+    #[test]
+    fn the_last_slice_is_as_long_as_it_got_and_none_is_empty() {
+        let mut cut = Cut::default();
+        cut.see(status(100, 0, None, 0), 1, 100, false);
+        assert_eq!(cut.see(status(100, 0, None, 0), 1, 100, true), None);
+        let slices = cut
+            .see(status(130, 10, None, 0), 2, 100, true)
+            .expect("cut");
+        assert_eq!(slices[0].span.length_ns, 30);
+    }
+}

@@ -1,0 +1,163 @@
+//! Where logs go, and what is logged, which can be changed while the agent runs.
+//!
+//! One filter stands in front of everything. [`LogLevel`] holds it and the one that was configured, to
+//! which an empty request goes back.
+
+use crate::config::{Config, LogFormat};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+
+/// The filter in front of the logs. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct LogLevel {
+    handle: reload::Handle<EnvFilter, Registry>,
+    filters: Arc<Mutex<Filters>>,
+}
+
+#[derive(Debug)]
+struct Filters {
+    configured: String,
+    now: String,
+}
+
+/// A filter that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`{filter}` is not a log level: use error, warn, info, debug or trace, or a filter such as \
+     \"info,tidegate_agent::control=debug\" ({why})"
+)]
+pub struct BadFilter {
+    filter: String,
+    why: String,
+}
+
+/// What was in force, and what is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// Before.
+    pub before: String,
+    /// From here on.
+    pub now: String,
+}
+
+/// Sends logs to standard error, in the configured format.
+#[must_use]
+pub fn init(config: &Config) -> LogLevel {
+    let (level, subscriber) = filtered(&config.log.level);
+    let written = fmt::layer().with_writer(io::stderr).with_target(false);
+    match config.log.format {
+        LogFormat::Text => subscriber.with(written.with_ansi(false)).init(),
+        LogFormat::Json => subscriber.with(written.json().flatten_event(true)).init(),
+    }
+    level
+}
+
+type Filtered = tracing_subscriber::layer::Layered<reload::Layer<EnvFilter, Registry>, Registry>;
+
+fn filtered(configured: &str) -> (LogLevel, Filtered) {
+    let parsed = parse(configured);
+    let in_force = if parsed.is_ok() { configured } else { "info" };
+    let (layer, handle) = reload::Layer::new(parsed.unwrap_or_else(|_| EnvFilter::new("info")));
+    let level = LogLevel {
+        handle,
+        filters: Arc::new(Mutex::new(Filters {
+            configured: in_force.to_owned(),
+            now: in_force.to_owned(),
+        })),
+    };
+    (level, tracing_subscriber::registry().with(layer))
+}
+
+fn parse(filter: &str) -> Result<EnvFilter, BadFilter> {
+    // A bare word that is no level would be taken for the name of a module, and silence everything.
+    let plain = !filter.contains(['=', ',', '[']);
+    if plain
+        && filter
+            .parse::<tracing::level_filters::LevelFilter>()
+            .is_err()
+    {
+        return Err(BadFilter {
+            filter: filter.to_owned(),
+            why: "there is no such level".to_owned(),
+        });
+    }
+    EnvFilter::try_new(filter).map_err(|error| BadFilter {
+        filter: filter.to_owned(),
+        why: error.to_string(),
+    })
+}
+
+impl LogLevel {
+    /// Logs what `filter` lets through from now on; empty: what was configured.
+    ///
+    /// # Errors
+    /// When it is not a filter; nothing changes then.
+    pub fn set(&self, filter: &str) -> Result<Changed, BadFilter> {
+        let mut filters = self.filters.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = if filter.is_empty() {
+            filters.configured.clone()
+        } else {
+            filter.to_owned()
+        };
+        self.apply(&wanted)?;
+        let before = std::mem::replace(&mut filters.now, wanted.clone());
+        Ok(Changed {
+            before,
+            now: wanted,
+        })
+    }
+
+    /// The configuration says `filter` from now on.
+    ///
+    /// # Errors
+    /// When it is not a filter; nothing changes then.
+    pub fn configure(&self, filter: &str) -> Result<(), BadFilter> {
+        self.apply(filter)?;
+        let mut filters = self.filters.lock().unwrap_or_else(PoisonError::into_inner);
+        filter.clone_into(&mut filters.configured);
+        filter.clone_into(&mut filters.now);
+        Ok(())
+    }
+
+    fn apply(&self, filter: &str) -> Result<(), BadFilter> {
+        self.handle
+            .reload(parse(filter)?)
+            .map_err(|error| BadFilter {
+                filter: filter.to_owned(),
+                why: error.to_string(),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_request_goes_back_to_what_was_configured_and_a_bad_one_changes_nothing() {
+        let (level, _subscriber) = filtered("warn");
+        let set = |filter: &str| {
+            level
+                .set(filter)
+                .map(|changed| (changed.before, changed.now))
+        };
+        let pair = |before: &str, now: &str| (before.to_owned(), now.to_owned());
+        assert_eq!(set("debug").expect("a level"), pair("warn", "debug"));
+        assert!(set("verbose").is_err());
+        assert!(set("info,x=loud").is_err());
+        assert_eq!(
+            set("info,tidegate_agent=trace").expect("a filter"),
+            pair("debug", "info,tidegate_agent=trace")
+        );
+        assert_eq!(
+            set("").expect("the configured"),
+            pair("info,tidegate_agent=trace", "warn")
+        );
+        level.configure("error").expect("a level");
+        assert!(level.configure("loud").is_err());
+        assert_eq!(set("").expect("the configured"), pair("error", "error"));
+    }
+}

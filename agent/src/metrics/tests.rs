@@ -1,0 +1,144 @@
+use super::*;
+
+fn status(jobs: usize) -> v1::GetStatusResponse {
+    let memory = v1::GpuMemory {
+        pool_bytes: 1 << 30,
+        quarantined_bytes: 6 << 20,
+        ..v1::GpuMemory::default()
+    };
+    let gpu = |index| v1::GpuStatus {
+        index,
+        uuid: format!("GPU-{index}"),
+        preemptions: 3,
+        usage: Some(v1::GpuUsage {
+            gaps: Some(crate::latency::Buckets::new(&crate::usage::GAP_BOUNDS_NS).message()),
+            overlap_ns: vec![0; 2],
+            ..v1::GpuUsage::default()
+        }),
+        preemptions_per_unit: Some(v1::PreemptionsPerUnit {
+            unit: "request".to_owned(),
+            units: 5,
+            preemptions: 4,
+            untouched: 2,
+            once: 2,
+            ..v1::PreemptionsPerUnit::default()
+        }),
+        memory: Some(memory.clone()),
+        ..v1::GpuStatus::default()
+    };
+    let job = |n| v1::JobStatus {
+        name: format!("job {n}"),
+        launches: 10,
+        ..v1::JobStatus::default()
+    };
+    v1::GetStatusResponse {
+        version: "0.1.0".to_owned(),
+        gpus: vec![gpu(0), gpu(1)],
+        jobs: (0..jobs).map(job).collect(),
+        ..v1::GetStatusResponse::default()
+    }
+}
+
+fn scrape(status: v1::GetStatusResponse) -> Scrape {
+    let shares = Shares {
+        aligned: vec![1.0, 0.5],
+        ..Shares::default()
+    };
+    Scrape {
+        shares: vec![shares; status.gpus.len()],
+        status,
+        denied: vec![("/tidegate.v1.Control/Pause", 2)],
+        history_lost: 0,
+    }
+}
+
+fn series(text: &str, name: &str) -> usize {
+    let of = |line: &&str| line.starts_with(name) && line[name.len()..].starts_with(['{', ' ']);
+    text.lines().filter(of).count()
+}
+
+#[test]
+fn counters_end_in_total_in_both_formats_and_units_are_said_where_there_is_a_place_for_them() {
+    let open = render(scrape(status(1)), Format::OpenMetrics);
+    assert!(open.ends_with("# EOF\n"));
+    assert!(open.contains("# TYPE tidegate_preemptions counter\n"));
+    assert!(open.contains("# UNIT tidegate_preempt_latency_seconds seconds\n"));
+    let text = render(scrape(status(1)), Format::Text);
+    assert!(text.contains("# TYPE tidegate_preemptions_total counter\n"));
+    assert!(
+        text.contains("tidegate_preemptions_total{gpu=\"1\",UUID=\"GPU-1\",reason=\"online\"} 3\n")
+            || text.contains("reason=\"online\"")
+    );
+    assert!(!text.contains("# EOF") && !text.contains("# UNIT"));
+    for line in text.lines().filter(|line| line.starts_with("# TYPE")) {
+        let name = line.split(' ').nth(2).expect("a name");
+        let is_counter = line.ends_with(" counter");
+        assert_eq!(is_counter, name.ends_with("_total"), "{line}");
+    }
+}
+
+#[test]
+fn a_histogram_of_preemptions_tells_none_one_and_more_apart() {
+    let text = render(scrape(status(0)), Format::Text);
+    let at = |le: &str| {
+        let found = text.lines().find(|line| {
+            line.starts_with("tidegate_preemptions_per_request_bucket{")
+                && line.contains(&format!("le=\"{le}\""))
+        });
+        found
+            .and_then(|line| line.rsplit(' ').next())
+            .map(str::to_owned)
+    };
+    assert_eq!(at("0.0").or_else(|| at("0")).as_deref(), Some("2"));
+    assert_eq!(at("1.0").or_else(|| at("1")).as_deref(), Some("4"));
+    assert_eq!(at("+Inf").as_deref(), Some("5"));
+}
+
+#[test]
+fn there_are_no_more_series_than_gpus_and_a_bounded_number_of_jobs() {
+    let text = render(scrape(status(1_000)), Format::Text);
+    assert_eq!(series(&text, "tidegate_job_launches_total"), JOBS);
+    assert!(text.contains(&format!(
+        "tidegate_job_launches_total{{job=\"{OTHER}\"}} {}\n",
+        (1_000 - (JOBS - 1)) * 10
+    )));
+    assert_eq!(series(&text, "tidegate_quarantined_pages"), 2);
+    assert_eq!(series(&text, "tidegate_pair_alignment"), 1);
+    let mut hostile = status(0);
+    for n in 0..500 {
+        hostile.processes.push(v1::ProcessStatus {
+            library_version: format!("v{n}"),
+            ..v1::ProcessStatus::default()
+        });
+    }
+    let text = render(scrape(hostile), Format::Text);
+    assert!(series(&text, "tidegate_clients") <= 4, "{text}");
+}
+
+#[test]
+fn a_job_s_name_cannot_break_out_of_its_label() {
+    let mut named = status(1);
+    named.jobs[0].name = "x\"} 1\ntidegate_evil 1 \\".to_owned();
+    let text = render(scrape(named), Format::Text);
+    assert!(!text.lines().any(|line| line.starts_with("tidegate_evil")));
+    assert!(
+        text.contains("{job=\"x\\\"} 1tidegate_evil 1 \\\\\"}"),
+        "{text}"
+    );
+}
+
+#[test]
+fn names_are_unique_and_every_metric_has_help() {
+    let text = render(scrape(status(1)), Format::Text);
+    let mut names: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# HELP "))
+        .map(|rest| rest.split_once(' ').expect("help"))
+        .inspect(|(name, help)| assert!(help.len() > 10, "{name}"))
+        .map(|(name, _)| name)
+        .collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+}

@@ -1,0 +1,315 @@
+//! Where a node's time goes: what online used of each GPU, what offline got of the rest.
+//!
+//! The control thread says how things stand after every decision; between two of these nothing
+//! changes, so the time in between belongs to the former. What comes out are totals since the agent's
+//! start, from which a reader takes differences: metrics, the history on disk, `tidegate report`.
+//!
+//! *Running* is when an offline job's work may be on a GPU: its channels are enabled, or its launches
+//! pass. Whether it had work to do is not known to the agent; its launches are counted beside.
+//! A *gap* is the time online left a GPU idle between two busy periods. The *overlap* of two GPUs is
+//! the time in which online was busy on both.
+//!
+//! Invariant: of each GPU `busy <= observed` and `open <= observed`, and the overlap of two is at most
+//! the busy time of either. Nothing is allocated after a job was first seen.
+
+use crate::latency::Buckets;
+use tidegate_policy::ids::{GpuId, GpuSet, JobId};
+use tidegate_policy::view::Standing;
+use tidegate_proto::v1;
+
+/// Bounds of the histogram of gaps, ns.
+pub const GAP_BOUNDS_NS: [u64; 16] = [
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+    10_000_000_000,
+    30_000_000_000,
+    60_000_000_000,
+    300_000_000_000,
+];
+
+/// Totals of one GPU since the start, ns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpuTime {
+    /// An online process counted as busy.
+    pub busy: u64,
+    /// The gate was open.
+    pub open: u64,
+    /// An offline job's work may have been on it.
+    pub running: u64,
+    /// Busy edges.
+    pub edges: u64,
+    /// Gaps that ended.
+    pub gaps: Buckets,
+    /// Since when online is idle; None: it is busy, or never was.
+    idle_since: Option<u64>,
+}
+
+/// Totals of one job since it came, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobTime {
+    /// It had a process.
+    pub attached: u64,
+    /// Its work may have been on its GPUs.
+    pub running: u64,
+    /// GPUs it uses, or used last.
+    pub gpus: GpuSet,
+    is_attached: bool,
+    runs: bool,
+}
+
+/// All totals of a node.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    started: u64,
+    until: u64,
+    standing: Standing,
+    running: GpuSet,
+    gpus: Vec<GpuTime>,
+    jobs: Vec<JobTime>,
+    /// Of GPUs `a < b`, in the order (0,1), (0,2), ... (1,2), ...
+    overlaps: Vec<u64>,
+}
+
+/// Where the pair `a < b` of `count` GPUs is in a list of all pairs.
+const fn pair(count: usize, a: usize, b: usize) -> usize {
+    a * (2 * count - a - 1) / 2 + (b - a - 1)
+}
+
+impl Usage {
+    /// Nothing used of `count` GPUs yet.
+    #[must_use]
+    pub fn new(count: usize, now: u64) -> Self {
+        let gpu = GpuTime {
+            gaps: Buckets::new(&GAP_BOUNDS_NS),
+            ..GpuTime::default()
+        };
+        Self {
+            started: now,
+            until: now,
+            standing: Standing::default(),
+            running: GpuSet::EMPTY,
+            gpus: vec![gpu; count],
+            jobs: Vec::new(),
+            overlaps: vec![0; count * count.saturating_sub(1) / 2],
+        }
+    }
+
+    /// From `now` on things stand like this; until now they stood as said before.
+    pub fn stand(
+        &mut self,
+        standing: Standing,
+        jobs: impl Iterator<Item = (JobId, GpuSet, bool)>,
+        now: u64,
+    ) {
+        self.advance(now);
+        for index in 0..self.gpus.len() {
+            let id = crate::control::gpu_id(index);
+            let gpu = &mut self.gpus[index];
+            match (self.standing.busy.contains(id), standing.busy.contains(id)) {
+                (false, true) => {
+                    gpu.edges += 1;
+                    if let Some(since) = gpu.idle_since.take() {
+                        gpu.gaps.record(now - since);
+                    }
+                }
+                (true, false) => gpu.idle_since = Some(now),
+                _ => {}
+            }
+        }
+        self.standing = standing;
+        self.running = GpuSet::EMPTY;
+        for job in &mut self.jobs {
+            (job.is_attached, job.runs) = (false, false);
+        }
+        for (id, gpus, runs) in jobs {
+            let Ok(index) = usize::try_from(id.0) else {
+                continue;
+            };
+            if index >= self.jobs.len() {
+                self.jobs.resize(index + 1, JobTime::default());
+            }
+            let job = &mut self.jobs[index];
+            (job.is_attached, job.runs, job.gpus) = (true, runs, gpus);
+            if runs {
+                self.running = self.running.union(gpus);
+            }
+        }
+    }
+
+    fn advance(&mut self, now: u64) {
+        let time = now.saturating_sub(self.until);
+        self.until = self.until.max(now);
+        let count = self.gpus.len();
+        for index in 0..count {
+            let id = crate::control::gpu_id(index);
+            let gpu = &mut self.gpus[index];
+            if self.standing.open.contains(id) {
+                gpu.open += time;
+            }
+            if self.running.contains(id) {
+                gpu.running += time;
+            }
+            if self.standing.busy.contains(id) {
+                gpu.busy += time;
+                for other in index + 1..count {
+                    if self.standing.busy.contains(crate::control::gpu_id(other)) {
+                        self.overlaps[pair(count, index, other)] += time;
+                    }
+                }
+            }
+        }
+        for job in &mut self.jobs {
+            job.attached += if job.is_attached { time } else { 0 };
+            job.running += if job.runs { time } else { 0 };
+        }
+    }
+
+    /// The same, up to `now`.
+    #[must_use]
+    pub fn at(&self, now: u64) -> Self {
+        let mut copy = self.clone();
+        copy.advance(now);
+        copy
+    }
+
+    /// Time since the start, ns.
+    #[must_use]
+    pub const fn observed(&self) -> u64 {
+        self.until - self.started
+    }
+
+    /// Totals by GPU.
+    #[must_use]
+    pub fn gpus(&self) -> &[GpuTime] {
+        &self.gpus
+    }
+
+    /// Totals of a job, if it was ever seen.
+    #[must_use]
+    pub fn job(&self, job: JobId) -> JobTime {
+        let index = usize::try_from(job.0).unwrap_or(usize::MAX);
+        self.jobs.get(index).copied().unwrap_or_default()
+    }
+
+    /// Time in which online was busy on both GPUs, ns.
+    #[must_use]
+    pub fn overlap(&self, a: GpuId, b: GpuId) -> u64 {
+        let (a, b) = (a.index().min(b.index()), a.index().max(b.index()));
+        if a == b {
+            return self.gpus.get(a).map_or(0, |gpu| gpu.busy);
+        }
+        let place = pair(self.gpus.len(), a, b);
+        self.overlaps.get(place).copied().unwrap_or(0)
+    }
+
+    /// What status says of GPU `at`.
+    #[must_use]
+    pub fn message(&self, at: usize) -> Option<v1::GpuUsage> {
+        let gpu = self.gpus.get(at)?;
+        let id = crate::control::gpu_id(at);
+        Some(v1::GpuUsage {
+            observed_ns: self.observed(),
+            online_busy_ns: gpu.busy,
+            gate_open_ns: gpu.open,
+            offline_running_ns: gpu.running,
+            edges: gpu.edges,
+            gaps: Some(gpu.gaps.message()),
+            overlap_ns: (0..self.gpus.len())
+                .map(|other| self.overlap(id, crate::control::gpu_id(other)))
+                .collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn set(bits: u8) -> GpuSet {
+        (0..3u8)
+            .filter(|bit| bits & (1 << bit) != 0)
+            .map(GpuId)
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn time_is_added_to_what_stood_and_to_nothing_else(
+            steps in prop::collection::vec((0u64..1_000, 0u8..8, 0u8..8, 0u8..8), 1..60),
+        ) {
+            let mut usage = Usage::new(3, 100);
+            let (mut now, mut before) = (100, (0u8, 0u8, 0u8));
+            let mut busy = [0; 3];
+            let (mut open, mut running, mut both, mut edges) = (0, 0, 0, 0);
+            for (time, is_busy, is_open, runs) in steps {
+                now += time;
+                for (gpu, total) in busy.iter_mut().enumerate() {
+                    *total += if before.0 & (1 << gpu) != 0 { time } else { 0 };
+                }
+                open += if before.1 & 1 != 0 { time } else { 0 };
+                running += if before.2 & 1 != 0 { time } else { 0 };
+                both += if before.0 & 6 == 6 { time } else { 0 };
+                edges += u64::from(before.0 & 1 == 0 && is_busy & 1 != 0);
+                let standing = Standing { busy: set(is_busy), open: set(is_open) };
+                usage.stand(standing, [(JobId(1), set(runs), true)].into_iter(), now);
+                before = (is_busy, is_open, runs);
+            }
+            prop_assert_eq!(usage.observed(), now - 100);
+            for (gpu, total) in usage.gpus().iter().zip(busy) {
+                prop_assert_eq!(gpu.busy, total);
+            }
+            prop_assert_eq!(usage.gpus()[0].open, open);
+            prop_assert_eq!(usage.gpus()[0].running, running);
+            prop_assert_eq!(usage.gpus()[0].edges, edges);
+            prop_assert_eq!(usage.overlap(GpuId(2), GpuId(1)), both);
+            prop_assert!(usage.gpus()[0].gaps.count() <= edges);
+        }
+    }
+
+    #[test]
+    fn a_gap_is_from_the_idle_edge_to_the_next_busy_edge() {
+        let mut usage = Usage::new(1, 0);
+        let busy = |on: bool| Standing {
+            busy: set(u8::from(on)),
+            open: GpuSet::EMPTY,
+        };
+        let none = || std::iter::empty();
+        usage.stand(busy(true), none(), 10);
+        usage.stand(busy(false), none(), 20);
+        usage.stand(busy(false), none(), 1_000_020);
+        usage.stand(busy(true), none(), 3_000_020);
+        let gaps = usage.gpus()[0].gaps.message();
+        assert_eq!(usage.gpus()[0].gaps.count(), 1);
+        assert_eq!(gaps.counts[2], 1, "3 ms are above 2 and not above 5");
+        assert_eq!(gaps.sum_ns, 3_000_000);
+    }
+
+    #[test]
+    fn a_job_that_left_adds_no_time() {
+        let mut usage = Usage::new(1, 0);
+        usage.stand(
+            Standing::default(),
+            [(JobId(0), set(1), true)].into_iter(),
+            0,
+        );
+        usage.stand(
+            Standing::default(),
+            [(JobId(0), set(1), false)].into_iter(),
+            10,
+        );
+        usage.stand(Standing::default(), std::iter::empty(), 30);
+        let job = usage.at(100).job(JobId(0));
+        assert_eq!((job.running, job.attached), (10, 30));
+    }
+}
