@@ -9,6 +9,7 @@
 
 pub mod clock;
 pub mod engine;
+pub mod exposition;
 pub mod figures;
 pub mod judge;
 pub mod memory;

@@ -1,0 +1,250 @@
+//! What Prometheus scrapes of a running node is complete, well-formed and true, and what dashboard and
+//! alerts ask for is there.
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use tidegate_tests::exposition::{Exposition, named};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, wait_for, watch};
+
+const MONITORING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/monitoring");
+
+fn socket(node: &Node) -> std::path::PathBuf {
+    node.dir().join("metrics.sock")
+}
+
+fn config(node: &Node) -> String {
+    format!(
+        "{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n[memory]\npool = \"256MiB\"\n\
+         [metrics]\nlisten = \"unix:{}\"\n",
+        socket(node).display()
+    )
+}
+
+/// Head and body of the answer to `request`.
+fn ask(mut stream: impl Read + Write, request: &str) -> (String, String) {
+    write!(stream, "{request}\r\nHost: x\r\n\r\n").expect("the endpoint listens");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.to_owned(), body.to_owned())
+}
+
+fn scrape(node: &Node) -> (String, Exposition) {
+    let stream = UnixStream::connect(socket(node)).expect("the endpoint listens");
+    let (head, body) = ask(stream, "GET /metrics HTTP/1.1");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let read = Exposition::read(&body).unwrap_or_else(|wrong| panic!("{wrong}\n{body}"));
+    (body, read)
+}
+
+/// Names that a dashboard or an alert asks for, without those of other exporters.
+fn asked_for() -> BTreeSet<String> {
+    let read = |file: &str| {
+        std::fs::read_to_string(Path::new(MONITORING).join(file)).expect("it is shipped")
+    };
+    let dashboard: Value = serde_json::from_str(&read("dashboard.json")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels").iter();
+    let targets = panels
+        .filter_map(|panel| panel["targets"].as_array())
+        .flatten();
+    let mut expressions: Vec<String> = targets
+        .map(|target| target["expr"].as_str().expect("an expression").to_owned())
+        .collect();
+    let variables = dashboard["templating"]["list"]
+        .as_array()
+        .expect("variables");
+    let queries = variables
+        .iter()
+        .filter_map(|of| of["query"]["query"].as_str());
+    expressions.extend(queries.map(str::to_owned));
+    let alerts = read("alerts.yml");
+    let rules = alerts
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("expr: "));
+    expressions.extend(rules.map(str::to_owned));
+    assert!(expressions.len() > 40, "{expressions:?}");
+    let names = expressions.iter().flat_map(|expression| named(expression));
+    names.filter(|name| name.starts_with("tidegate_")).collect()
+}
+
+#[test]
+fn a_scrape_of_a_working_node_is_well_formed_true_and_all_that_dashboard_and_alerts_need() {
+    let mut node = Node::device_only(&["--gpus", "2"]);
+    node.start_agent(&config(&node));
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    for _ in 0..3 {
+        online.say("burst 5 2000000");
+        watch::wait_open(&node, 0, online.process.pid());
+    }
+    let gpu: &[(&str, &str)] = &[("gpu", "0")];
+    let (text, seen) = wait_for("the last minute's shares, with work in them", || {
+        let (text, seen) = scrape(&node);
+        let busy = seen.sum("tidegate_online_busy_ratio", gpu)?;
+        let ran = seen.sum("tidegate_offline_running_ratio", gpu)?;
+        (busy > 0.0 && ran > 0.0).then_some((text, seen))
+    });
+    for name in asked_for() {
+        assert!(
+            seen.series.iter().any(|series| series.name == name),
+            "{name} is asked for and not there:\n{text}"
+        );
+    }
+    let status = watch::status(&node);
+    let uuid = status["gpus"][0]["uuid"].as_str().expect("a UUID");
+    let own = [("gpu", "0"), ("UUID", uuid)];
+    let preemptions = status["gpus"][0]["preemptions"].as_f64().expect("a count");
+    assert!(preemptions >= 3.0);
+    assert_eq!(
+        seen.sum("tidegate_preemptions_total", &own),
+        Some(preemptions)
+    );
+    assert_eq!(
+        seen.sum("tidegate_preempt_latency_seconds_count", &own),
+        Some(preemptions)
+    );
+    let latency = seen.sum("tidegate_preempt_latency_seconds_sum", &own);
+    assert!(
+        latency.is_some_and(|sum| sum > 0.0 && sum < 60.0),
+        "{latency:?}"
+    );
+    let part = |name: &str| seen.sum(name, &own).unwrap_or_else(|| panic!("no {name}"));
+    let observed = part("tidegate_observed_seconds_total");
+    for name in ["online_busy", "gate_open", "offline_running"] {
+        let time = part(&format!("tidegate_{name}_seconds_total"));
+        assert!(
+            time > 0.0 && time <= observed,
+            "{name}: {time} of {observed}"
+        );
+    }
+    let idle = part("tidegate_idle_compute_ratio") + part("tidegate_online_busy_ratio");
+    assert!((idle - 1.0).abs() < 1e-9, "{idle}");
+    assert!((part("tidegate_cooldown_seconds") - 0.02).abs() < 1e-9);
+    assert!(part("tidegate_online_idle_gap_seconds_count") >= 2.0);
+    assert_eq!(part("tidegate_gate_state"), 1.0, "one state holds");
+    let channels = seen.sum("tidegate_channels", gpu).expect("channels");
+    assert_eq!(
+        channels,
+        status["gpus"][0]["channels"].as_f64().expect("a count")
+    );
+    assert_eq!(
+        seen.sum("tidegate_pool_bytes", &own),
+        Some(f64::from(256 << 20)),
+        "every byte of the pool is in one state"
+    );
+    assert_eq!(
+        seen.sum("tidegate_clients", &[("role", "online")]),
+        Some(1.0)
+    );
+    assert_eq!(
+        seen.sum("tidegate_clients", &[("role", "offline")]),
+        Some(1.0)
+    );
+    assert_eq!(seen.sum("tidegate_unmanaged_clients", &[]), Some(0.0));
+    let launches = seen.all("tidegate_job_launches_total", &[]);
+    assert!(
+        launches.len() == 1 && launches[0].value > 0.0,
+        "{launches:?}"
+    );
+    assert_eq!(
+        seen.all("tidegate_pair_alignment", &[("a", "0"), ("b", "1")])
+            .len(),
+        1
+    );
+    promtool(&["check", "metrics"], Some(&text));
+    offline.stop();
+}
+
+#[test]
+fn alert_rules_are_rules() {
+    let rules = Path::new(MONITORING).join("alerts.yml");
+    promtool(&["check", "rules", rules.to_str().expect("a path")], None);
+}
+
+/// Runs promtool, if this machine has it.
+fn promtool(args: &[&str], input: Option<&str>) {
+    let mut command = Command::new("promtool");
+    command
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let Ok(mut child) = command.spawn() else {
+        eprintln!("SKIPPED: promtool {args:?}: not installed (Debian: prometheus)");
+        return;
+    };
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin
+        .write_all(input.unwrap_or_default().as_bytes())
+        .expect("promtool reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("promtool ends");
+    assert!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn the_endpoint_answers_what_it_has_refuses_the_rest_and_is_off_unless_asked_for() {
+    let mut node = Node::device_only(&[]);
+    node.start_agent(TRUSTING);
+    let log = || std::fs::read_to_string(node.agent_log()).unwrap_or_default();
+    assert!(!log().contains("metrics are served"), "{}", log());
+    node.agent.take();
+    node.start_agent(&format!(
+        "{TRUSTING}\n[metrics]\nlisten = \"127.0.0.1:0\"\n"
+    ));
+    let log = std::fs::read_to_string(node.agent_log()).expect("a log");
+    let address = log
+        .split("metrics are served at http://")
+        .nth(1)
+        .and_then(|rest| rest.split('/').next())
+        .unwrap_or_else(|| panic!("no address in the log:\n{log}"));
+    let get = |request: &str| {
+        ask(
+            std::net::TcpStream::connect(address).expect("it listens"),
+            request,
+        )
+    };
+    let (head, body) =
+        get("GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0");
+    assert!(head.contains("application/openmetrics-text"), "{head}");
+    assert!(body.ends_with("# EOF\n"));
+    assert!(get("GET / HTTP/1.1").0.starts_with("HTTP/1.1 404"));
+    assert!(get("POST /metrics HTTP/1.1").0.starts_with("HTTP/1.1 405"));
+    // Scrapers that say nothing hold no more than their own places: the gate's services go on.
+    let idle: Vec<_> = (0..64)
+        .map(|_| std::net::TcpStream::connect(address).expect("the queue takes them"))
+        .collect();
+    assert!(node.tidegate(&["status"]).status.success());
+    drop(idle);
+    let (head, _) = get("GET /metrics HTTP/1.1");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_said_with_its_setting() {
+    let node = Node::device_only(&[]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("its address").to_string();
+    let output = node
+        .agent_command()
+        .env("TIDEGATE_METRICS__LISTEN", &address)
+        .output()
+        .expect("the agent starts");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("metrics.listen") && said.contains(&address),
+        "{said}"
+    );
+}
