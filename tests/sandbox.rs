@@ -3,8 +3,8 @@
 
 use std::process::Command;
 use tidegate_tests::peer::Peer;
-use tidegate_tests::view::{disabled, process, status, wait_so};
-use tidegate_tests::{Node, Offline, Online, built, compile, monotonic_ns, watch};
+use tidegate_tests::view::{disabled, finished_after, process, status, wait_so};
+use tidegate_tests::{Node, Offline, Online, built, compile, monotonic_ns, wait_for, watch};
 use tidegate_vgpu::history::{self, Kind};
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"50ms\"\n";
@@ -36,6 +36,14 @@ fn begun(node: &Node, pid: u32, from: u64, to: u64) -> usize {
     records.iter().filter(began).count()
 }
 
+/// When the device finished the kernel that `online` launched after `from`.
+#[track_caller]
+fn end_after(node: &Node, online: &Online, from: u64) -> u64 {
+    wait_for("the end of online work in the history", || {
+        finished_after(node, online.process.pid(), from)
+    })
+}
+
 #[test]
 fn launches_of_an_unproven_process_wait_for_online_work_and_pass_after_the_cooldown() {
     let node = Node::new(&[], FIXED);
@@ -51,11 +59,14 @@ fn launches_of_an_unproven_process_wait_for_online_work_and_pass_after_the_coold
 
     for _ in 0..2 {
         let from = monotonic_ns();
-        let to = online.say("burst 100 3000000");
-        // The gate is shut at a launch: what was queued before, four kernels, runs beside the burst.
-        let beside = begun(&node, pid, from + 50_000_000, to);
-        assert!(beside <= 4, "{beside} kernels began beside online work");
-        watch::wait_finished(&node, &[pid], 10, to);
+        online.say("hold");
+        // The gate is shut at a launch: what was queued before, four kernels of a millisecond, still runs.
+        wait_for("its launches to wait", || {
+            let now = monotonic_ns();
+            (begun(&node, pid, now - 500_000_000, now) == 0).then_some(())
+        });
+        online.say("release");
+        watch::wait_finished(&node, &[pid], 10, end_after(&node, &online, from));
     }
     offline.stop();
 }
@@ -71,11 +82,12 @@ fn edges_of_an_online_process_without_descriptors_gate_an_offline_one() {
     let mut online = Online::from_command(&mut command);
     watch::wait_open(&node, 0, online.process.pid());
     assert_eq!(lane(&node, online.process.pid()).as_deref(), Some("stream"));
-    let from = monotonic_ns();
-    online.send("burst 200 3000000");
+    online.say("hold");
     watch::wait_all(&node, &[pid], true);
-    let to = online.answer();
-    let beside = begun(&node, pid, from + 200_000_000, to);
+    let from = monotonic_ns();
+    online.say("release");
+    let to = end_after(&node, &online, from);
+    let beside = begun(&node, pid, from, to);
     assert_eq!(beside, 0, "kernels began while channels were disabled");
     watch::wait_finished(&node, &[pid], 10, to);
     offline.stop();
