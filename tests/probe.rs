@@ -235,7 +235,7 @@ fn a_driver_that_hangs_costs_the_probe_its_time_and_nothing_stays_disabled() {
 
 #[test]
 fn killing_a_disabled_process_is_seen_to_stall_others_and_enabling_first_not() {
-    let node = Node::device_only(&["--set", "stop_channel_wait_us=300000"]);
+    let node = Node::device_only(&["--set", "stop_channel_wait_us=1000000"]);
     let found = Found::by(&node, &["--only", "P8,P10b", "--kernel-is-ours"]);
     found.expect("P8", "PASS", "");
     found.expect("P10b", "PASS", "");
@@ -243,9 +243,9 @@ fn killing_a_disabled_process_is_seen_to_stall_others_and_enabling_first_not() {
         let name = format!("ThousandKernels, {precaution}: longest control of another process");
         found.figure("P8", &name)
     };
-    assert!(longest("None") > 250.0, "{} ms", longest("None"));
+    assert!(longest("None") > 900.0, "{} ms", longest("None"));
     assert!(
-        longest("EnableFirst") < 250.0,
+        longest("EnableFirst") < 900.0,
         "{} ms",
         longest("EnableFirst")
     );

@@ -86,9 +86,10 @@ fn one(
             victim.worker.call("work", vec![Op::Spin { ns }])?;
         }
         Queued::ThousandKernels => {
+            // As long as the one: it must not run dry before it is disabled.
             let count = Op::Count {
                 kernels: 900,
-                ns: 1_000_000,
+                ns: 20_000_000,
             };
             victim.worker.call("work", vec![count])?;
         }
