@@ -131,10 +131,10 @@ pub enum OnMaxGated {
 /// How an online process' reservation grows and shrinks; the rule stands in [`crate::reserve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserving {
-    /// Mean time between two pressure events that the operator accepts: one minute over the target
+    /// Mean time between two shortages that the operator accepts: one minute over the target
     /// rate per minute.
     pub pressure_every: Duration,
-    /// Share of the reservation, in per cent, whose use is pressure.
+    /// Share of the reservation, in per cent, whose use is pressure: more is mapped ahead of need.
     pub pressure_percent: u8,
     /// What is given back at once: a handle, or a stripe where layers are outermost.
     pub step: Bytes,
@@ -145,7 +145,7 @@ pub struct Reserving {
 }
 
 impl Reserving {
-    /// The headroom times this on pressure, in per cent, until it has once sufficed for
+    /// The headroom times this on a shortage, in per cent, until it has once sufficed for
     /// `pressure_every`: a first burst is met by doubling.
     pub const FIRST_GROWTH: u64 = 200;
     /// The same from then on. Small steps follow the load better than large ones: of 10 to
@@ -173,8 +173,11 @@ pub struct Sharing {
     /// From a demand to the last answer of a reclaim; beyond, the job is unreclaimable for now and
     /// the demand is not met.
     pub reclaim_deadline: Duration,
-    /// Memory is given back to a job at most this often.
+    /// Memory is given back to a job that runs at most this often.
     pub restore_interval: Duration,
+    /// Most that moves in one reclaim, on each GPU: the first of it is mapped for online while the
+    /// rest is still being taken, and a demand never waits behind more than this being given back.
+    pub batch: Bytes,
     /// A process that could not map what it was promised is promised nothing more for this long.
     pub map_retry: Duration,
     /// What was promised to an allocation and is not allocated after this long is taken back.
@@ -188,6 +191,7 @@ impl Default for Sharing {
         Self {
             reclaim_deadline: Duration::from_millis(20),
             restore_interval: Duration::from_secs(1),
+            batch: Bytes::mib(256),
             map_retry: Duration::from_millis(100),
             promise_lasts: Duration::from_secs(1),
             reserving: Reserving::default(),

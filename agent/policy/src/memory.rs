@@ -12,8 +12,9 @@
 //!
 //! A demand is met from what is free, at once; else stripes are taken from the job that loses the
 //! fewest tokens by it. No demand waits for longer than the deadline of a reclaim, and no job is
-//! waited for. What is free and wanted by nobody is given back, at most once per interval: to a job
-//! whose channels are disabled anyway, or to one that runs while online is idle.
+//! waited for. What is free and wanted by nobody is given back: to a job whose
+//! channels are disabled anyway, or, at most once per interval, to one that runs while online is
+//! idle.
 //!
 //! Invariants: nothing is promised that is not free; sums are the ledger's. Like the gate, all this
 //! is settled from what is known and `now`, after every event.
@@ -261,6 +262,10 @@ impl Memory {
                     known.session == session
                         && (known.id == ask || (kv.is_some() && known.kv == kv))
                 });
+                let known = |e: &&mut Elastic| (e.session, Some(e.kv)) == (session, kv);
+                if let Some(elastic) = self.elastic.iter_mut().find(known) {
+                    elastic.asks(bytes);
+                }
                 let until = now.after(self.sharing.reclaim_deadline);
                 let promised = false;
                 self.asks.push(Ask {
@@ -451,8 +456,8 @@ impl Memory {
             .sum()
     }
 
-    /// Begins with the job that loses least by it; of those that have less than is missing, the one
-    /// that has most.
+    /// Begins with the job that loses least by it, one batch at a time; of those that have less than
+    /// that, the one that has most.
     fn take_from_somebody(
         &mut self,
         gpu: GpuId,
@@ -467,14 +472,15 @@ impl Memory {
         };
         let mut missing = missing;
         while !missing.is_zero() {
+            let batch = missing.min(self.sharing.batch);
             let mut best: Option<(Bytes, u64, usize, Vec<Pick>)> = None;
             for (place, books) in self.jobs.iter().enumerate() {
                 if !books.is_open() || !books.gpus().contains(gpu) || !reachable(books) {
                     continue;
                 }
                 let mut picked = Vec::new();
-                let selected = self.rule.select(&books.holders, missing, &mut picked);
-                let short = missing.minus(selected.bytes);
+                let selected = self.rule.select(&books.holders, batch, &mut picked);
+                let short = batch.minus(selected.bytes);
                 let better = best
                     .as_ref()
                     .is_none_or(|known| (short, selected.tokens.0) < (known.0, known.1));
@@ -485,10 +491,14 @@ impl Memory {
             let Some((short, _, place, picked)) = best else {
                 return;
             };
-            missing = short;
+            missing = missing.minus(batch.minus(short));
             let stripes = picked.iter().map(|pick| pick.stripe).collect();
             self.jobs[place].picks = picked;
             self.begin(place, Direction::Take, stripes, jobs, now);
+            if short.is_zero() {
+                // The rest is chosen when this is done: who else has it would lose more.
+                return;
+            }
         }
     }
 
@@ -565,13 +575,14 @@ impl Memory {
         for place in 0..self.jobs.len() {
             let books = &self.jobs[place];
             let gpus = books.gpus();
-            if !books.machine.is_fit() || self.restores_at(books).is_some_and(|at| now < at) {
-                continue;
-            }
             let Some(job) = jobs.iter().find(|job| job.id == books.job) else {
                 continue;
             };
             let sight = job.sight(means);
+            let early = self.restores_at(books).is_some_and(|at| now < at);
+            if !books.machine.is_fit() || (early && !sight.stopped) {
+                continue;
+            }
             let quiet = sight.runs && gpus.intersection(busy).is_empty();
             let wanted = gpus.iter().any(|gpu| !self.lacking(gpu, now).is_zero());
             if wanted || sight.beyond_control || !(sight.stopped || quiet) {
@@ -582,7 +593,8 @@ impl Memory {
                 let ranks = books.ranks.iter().filter(|rank| rank.gpu == gpu).count() as u64;
                 Bytes(self.ledgers[gpu.index()].free().0 / ranks.max(1))
             });
-            let stripes = books.restorable(room.min().unwrap_or_default());
+            let room = room.min().unwrap_or_default();
+            let stripes = books.restorable(room, self.sharing.batch);
             if !stripes.is_empty() {
                 self.begin(place, Direction::GiveBack, stripes, jobs, now);
                 self.jobs[place].restored_at = Some(now);

@@ -1,26 +1,32 @@
 //! How much memory online keeps mapped ahead of need.
 //!
 //! *Reservation*: what online has mapped. *Headroom*: what it maps beyond its use. *Pressure*: 90 %
-//! of the reservation is in use. Pressure may cost a reclaim while a request waits, so the operator
-//! sets how often there may be some, and the headroom is driven to what that takes:
+//! of the reservation is in use, and the headroom is mapped anew before it is needed. *Shortage*:
+//! the use went beyond the reservation, so that online waited for a reclaim. The operator sets how
+//! often that may be, and the headroom is driven to what that takes:
 //!
 //! ```text
-//!   pressure                        headroom x 1.12 (x 2 until it once sufficed); map up to it
-//!   no pressure for an interval T   headroom - one step
+//!   pressure                        map up to use and headroom
+//!   shortage                        headroom x 1.12 (x 2 until it once sufficed); map up to it
+//!   no shortage for an interval T   headroom - one step
 //!   use falls                       what is mapped beyond use and headroom is given back
-//!   T = step / (headroom x ln 1.12) x the accepted time between two pressure events
+//!   T = step / (headroom x ln 1.12) x the accepted time between two shortages
 //! ```
 //!
-//! T is chosen so that what one pressure event adds is gone when the next one is due. So the
-//! headroom is at rest only where pressure comes as often as accepted, whatever the load looks
-//! like; if it comes more often, T soon lasts longer than the calm between, and the headroom grows.
+//! Pressure alone does not grow the headroom: a burst that rises slower than memory is mapped meets
+//! pressure again and again and never waits, and grew it until offline had the memory of half the
+//! day only.
+//!
+//! T is chosen so that what one shortage adds is gone when the next one is due. So the headroom is
+//! at rest only where shortages come as often as accepted, whatever the load looks like; if they
+//! come more often, T soon lasts longer than the calm between, and the headroom grows.
 //! The plain rule, T x 2 when a sliding window holds too many events and T - delta otherwise, kept
 //! the rate at a tenth of the target for hours and offline without most of the memory: a window
 //! forgets how far the headroom is from where it should be, and one outlier takes as long to give
 //! back as many.
 //!
 //! Invariants: the headroom stays within its clamps; the reservation never falls to where the use
-//! of that moment would be pressure; pressure is one event, and relieved by the answer to it.
+//! of that moment would be pressure; pressure is relieved by the answer to it.
 
 use crate::config::Reserving;
 use crate::ids::Bytes;
@@ -28,7 +34,7 @@ use crate::time::{Instant, nanos};
 use core::time::Duration;
 use std::collections::VecDeque;
 
-/// Pressure events remembered for the rate that status shows.
+/// Shortages remembered for the rate that status shows.
 const REMEMBERED: usize = 64;
 
 /// What changed, and to which reservation.
@@ -48,13 +54,13 @@ pub struct Reserve {
     used: Bytes,
     reservation: Bytes,
     headroom: Bytes,
-    /// The last pressure event, or the start.
-    pressed: Instant,
+    /// The last shortage, or the start.
+    short: Instant,
     /// Since when the headroom is what it is.
     since: Instant,
     /// It has sufficed for `pressure_every` once.
     sufficed: bool,
-    /// Pressure events, oldest first.
+    /// Shortages, oldest first.
     recent: VecDeque<Instant>,
     events: u64,
 }
@@ -75,7 +81,7 @@ impl Reserve {
             used: Bytes::ZERO,
             reservation: config.min.round_up(config.step),
             headroom: config.min,
-            pressed: now,
+            short: now,
             since: now,
             sufficed: false,
             recent: VecDeque::with_capacity(REMEMBERED),
@@ -106,13 +112,13 @@ impl Reserve {
         Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX).max(1))
     }
 
-    /// Pressure events so far.
+    /// Shortages so far.
     #[must_use]
     pub const fn events(&self) -> u64 {
         self.events
     }
 
-    /// Pressure events per minute: over the last 64 of them, or since the start.
+    /// Shortages per minute: over the last 64 of them, or since the start.
     #[must_use]
     pub fn rate_per_minute(&self, now: Instant) -> f64 {
         let begin = match self.recent.front() {
@@ -139,7 +145,7 @@ impl Reserve {
             self.since = now;
         }
         let every = self.config.pressure_every;
-        self.sufficed = self.sufficed || (self.events > 0 && now.since(self.pressed) > every);
+        self.sufficed = self.sufficed || (self.events > 0 && now.since(self.short) > every);
         if used >= self.mark() {
             return Some(self.press(now));
         }
@@ -151,6 +157,14 @@ impl Reserve {
     }
 
     fn press(&mut self, now: Instant) -> Change {
+        if self.used > self.reservation {
+            self.fell_short(now);
+        }
+        self.reservation = self.wanted();
+        Change::Grow(self.reservation)
+    }
+
+    fn fell_short(&mut self, now: Instant) {
         let Reserving { min, max, .. } = self.config;
         let growth = if self.sufficed {
             Reserving::GROWTH
@@ -162,11 +176,9 @@ impl Reserve {
             self.recent.pop_front();
         }
         self.recent.push_back(now);
-        (self.pressed, self.since) = (now, now);
+        (self.short, self.since) = (now, now);
         let grown = Bytes(self.headroom.times(growth).0 / 100);
         self.headroom = grown.clamp(min, max);
-        self.reservation = self.wanted();
-        Change::Grow(self.reservation)
     }
 
     /// Use and headroom, and never so little that this use is pressure.

@@ -191,7 +191,7 @@ pub struct ElasticView {
     pub headroom: Bytes,
     /// Calm that costs the headroom one step.
     pub interval: Duration,
-    /// Pressure events so far.
+    /// Times its use went beyond the reservation.
     pub events: u64,
     /// The same per minute, lately.
     pub rate_per_minute: f64,

@@ -168,9 +168,10 @@ impl Books {
         stripes.map(|s| self.holders.layout().bytes(*s)).sum()
     }
 
-    /// Stripes to give back of which the engine knows that they are lost, at most `room` bytes.
-    pub fn restorable(&self, room: Bytes) -> Vec<StripeId> {
-        let (layout, mut room) = (self.holders.layout(), room);
+    /// Stripes to give back of which the engine knows that they are lost: at most `room` bytes, and
+    /// no more than one beyond `batch`.
+    pub fn restorable(&self, room: Bytes, batch: Bytes) -> Vec<StripeId> {
+        let (layout, mut room, mut chosen) = (self.holders.layout(), room, Bytes::ZERO);
         (0u32..)
             .map(StripeId)
             .zip(&self.lost)
@@ -179,8 +180,9 @@ impl Books {
             })
             .map(|(stripe, _)| stripe)
             .take_while(|stripe| {
-                let fits = layout.bytes(*stripe) <= room;
-                room = room.minus(layout.bytes(*stripe));
+                let bytes = layout.bytes(*stripe);
+                let fits = bytes <= room && chosen < batch;
+                (room, chosen) = (room.minus(bytes), chosen.plus(bytes));
                 fits
             })
             .collect()

@@ -18,6 +18,8 @@ pub(super) struct Elastic {
     /// Promised by `Map`, and not said to be mapped yet.
     promised: Bytes,
     pub used: Bytes,
+    /// The most it asked to have mapped since it was last settled.
+    asked: Bytes,
     pub reserve: Reserve,
     retry_at: Instant,
 }
@@ -37,6 +39,7 @@ impl Elastic {
             mapped: Bytes::ZERO,
             promised: Bytes::ZERO,
             used: Bytes::ZERO,
+            asked: Bytes::ZERO,
             reserve: Reserve::new(sharing.reserving, now),
             retry_at: now,
         }
@@ -63,8 +66,18 @@ impl Elastic {
         self.wanted().minus(self.mapped.plus(self.promised))
     }
 
-    /// Tells the use to the reservation, also when its interval is over.
+    /// It waits for so much more.
+    pub fn asks(&mut self, bytes: Bytes) {
+        self.asked = self.asked.max(self.mapped.plus(self.promised).plus(bytes));
+    }
+
+    /// Tells the use to the reservation, also when its interval is over; before that, what a demand
+    /// would make it.
     pub fn settle(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        let asked = core::mem::take(&mut self.asked);
+        if asked > self.reserve.reservation() {
+            self.reserve.settle(asked, now);
+        }
         match self.reserve.settle(self.used, now) {
             Some(Change::Grow(reservation)) => out.push(Effect::Emit(Report::Pressure {
                 session: self.session,

@@ -700,5 +700,20 @@ fn online_under_pressure_is_mapped_ahead_and_what_it_leaves_is_given_back() {
         .node
         .elastics(Instant::from_nanos(world.bench.now))
         .next();
-    assert!(rate.is_some_and(|view| view.events == 1 && view.mapped == Bytes(world.mapped)));
+    assert!(rate.is_some_and(|view| view.events == 0 && view.mapped == Bytes(world.mapped)));
+}
+
+#[test]
+fn online_that_waits_for_more_than_is_mapped_is_kept_more_headroom() {
+    let mut world = colocated(STRIPES);
+    let view = |world: &World| {
+        let now = Instant::from_nanos(world.bench.now);
+        world.bench.node.elastics(now).next().expect("it is there")
+    };
+    let before = view(&world);
+    world.ask(before.reservation.0 - world.mapped + 10, true);
+    world.calm();
+    let after = view(&world);
+    assert_eq!(after.events, 1);
+    assert!(after.headroom > before.headroom, "{after:?}");
 }
