@@ -8,6 +8,7 @@ mod oracle;
 mod prism;
 mod static_mem;
 mod static_split;
+mod stripes;
 mod tidegate;
 mod uvm;
 

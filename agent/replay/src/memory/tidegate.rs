@@ -16,25 +16,18 @@
 
 use std::collections::VecDeque;
 
-use tidegate_policy::config::Reserving;
-use tidegate_policy::holders::{Backing, Holders};
-use tidegate_policy::ids::{BlockId, Bytes, RequestId, StripeId, Tokens};
-use tidegate_policy::layout::{Layout, Stripe};
+use tidegate_policy::config::{Reserving, Sharing};
+use tidegate_policy::ids::Bytes;
 use tidegate_policy::reserve::Reserve;
-use tidegate_policy::select::{Count, Greedy, Order, Ordered, Pick, Select};
 use tidegate_policy::time::Instant;
 
+use super::stripes::{Stripes, Taken};
 use super::{NEVER, Policy, Pool, Wants};
-use crate::batch::Slot;
 use crate::clock::Time;
 use crate::costs::HANDLE_BYTES;
 use crate::record::Reclaim;
 use crate::spec::{Memory, Spec};
 
-/// Share of online's reservation whose use is pressure. At 90 % a prompt of a thousand tokens meets
-/// less headroom than it needs, and waits: TTFT then rises by up to 6 % over ten workloads, at 75 %
-/// by at most 1.2 %, for 1 % of offline's tokens.
-const PRESSURE_PERCENT: u8 = 75;
 /// Least headroom, where the pool has eight times as much: the long prompts of a chat.
 const LEAST_HEADROOM: u64 = 1 << 30;
 /// Between two gates that are shut only to give memory back to offline.
@@ -57,15 +50,12 @@ struct Coming {
 #[derive(Debug)]
 pub(super) struct Tidegate {
     reserve: Reserve,
-    select: Box<dyn Selects>,
+    stripes: Stripes,
     stops: Stops,
     pool: u64,
-    stripe: u64,
     /// Mapped for online.
     mapped: u64,
     coming: VecDeque<Coming>,
-    /// Backs offline.
-    offline: u64,
     /// When offline's side of the last reclaim or restore is done.
     settled: u64,
     restored: u64,
@@ -73,23 +63,18 @@ pub(super) struct Tidegate {
     take: u64,
     map: u64,
     back: u64,
+    /// Handles that move in one reclaim: the first batch is mapped while the rest is still taken.
+    batch: u64,
     /// A gate that is shut and opened for a restore, ns.
     gate: u64,
     disable: u64,
-    picked: Vec<Pick>,
-    holders: Option<Holders>,
-    in_order: bool,
 }
-
-trait Selects: Select + std::fmt::Debug {}
-impl<S: Select + std::fmt::Debug> Selects for S {}
 
 impl Tidegate {
     pub fn new(spec: &Spec, offline_stripe: u64) -> Self {
         let costs = &spec.costs;
         let ns = |span: std::time::Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         let usual = Reserving {
-            pressure_percent: PRESSURE_PERCENT,
             min: Bytes((spec.kv_pool_bytes / 8).min(LEAST_HEADROOM)),
             max: Bytes(spec.kv_pool_bytes),
             ..Reserving::default()
@@ -101,52 +86,31 @@ impl Tidegate {
             },
             _ => usual,
         };
-        let select: Box<dyn Selects> = match spec.memory {
-            Memory::TidegateFifo => Box::new(Ordered::new(Order::Fifo)),
-            _ => Box::new(Greedy::new(Count::Tokens)),
-        };
         let reserve = Reserve::new(reserving, Instant::default());
         let mapped = reserve.reservation().0.min(spec.kv_pool_bytes);
         Self {
             reserve,
-            select,
+            stripes: Stripes::new(offline_stripe, spec.memory == Memory::TidegateFifo),
             stops: match spec.memory {
                 Memory::TidegateLayerBoundary => Stops::AtLayers,
                 _ => Stops::Anywhere,
             },
             pool: spec.kv_pool_bytes,
-            stripe: offline_stripe,
             mapped,
             coming: VecDeque::new(),
-            offline: u64::MAX,
             settled: 0,
             restored: 0,
             take: ns(costs.quarantine_handle + costs.release_handle),
             map: ns(costs.create_handle + costs.map_handle).max(1),
             back: ns(costs.quarantine_handle),
+            batch: Sharing::default().batch.0 / HANDLE_BYTES,
             gate: ns(costs.disable_save + costs.enable_restore),
             disable: ns(costs.disable_save),
-            picked: Vec::new(),
-            holders: None,
-            in_order: spec.memory == Memory::TidegateFifo,
         }
     }
 
-    /// The stripes that online's first reservation does not leave are withheld from the start.
     fn begin(&mut self, pool: &mut Pool) {
-        if self.offline != u64::MAX {
-            return;
-        }
-        let Some(pages) = &mut pool.offline.store.pages else {
-            return;
-        };
-        let backs = (self.pool - self.mapped) / self.stripe;
-        let beyond: Vec<u32> = (0..pages.stripes())
-            .filter(|stripe| u64::from(*stripe) >= backs)
-            .collect();
-        pages.withhold(&beyond);
-        self.offline = u64::from(pages.backed_stripes()) * self.stripe;
-        pool.offline.store.limit = u32::MAX;
+        self.stripes.begin(self.pool - self.mapped, pool);
     }
 
     fn on_its_way(&self) -> u64 {
@@ -156,7 +120,7 @@ impl Tidegate {
 
     fn free(&self) -> u64 {
         self.pool
-            .saturating_sub(self.mapped + self.on_its_way() + self.offline)
+            .saturating_sub(self.mapped + self.on_its_way() + self.stripes.backed())
     }
 
     /// Takes in what has been mapped by now.
@@ -211,7 +175,8 @@ impl Tidegate {
         let taken = self.reclaim((handles - at_once) * HANDLE_BYTES, now, pool);
         let handles = (handles - at_once).min(taken.handles);
         if handles > 0 {
-            let begins = (begins + at_once * self.map).max(self.settled);
+            let ready = self.settled - taken.handles.saturating_sub(self.batch) * self.take;
+            let begins = (begins + at_once * self.map).max(ready);
             self.coming.push_back(Coming { begins, handles });
         }
         if taken.handles > 0 {
@@ -228,100 +193,23 @@ impl Tidegate {
 
     /// Takes stripes of at least `bytes` from offline.
     fn reclaim(&mut self, bytes: u64, now: u64, pool: &mut Pool) -> Taken {
-        if bytes == 0 || self.offline == 0 {
-            return Taken::default();
+        let taken = self.stripes.take(bytes, pool);
+        if taken.handles == 0 {
+            return taken;
         }
-        self.tell_holders(pool);
-        let mut picked = core::mem::take(&mut self.picked);
-        picked.clear();
-        if let Some(holders) = &self.holders {
-            self.select.select(holders, Bytes(bytes), &mut picked);
-        }
-        let Some(pages) = &mut pool.offline.store.pages else {
-            return Taken::default();
-        };
-        let stripes: Vec<u32> = picked.iter().map(|pick| pick.stripe.0).collect();
-        let mut hit: Vec<Slot> = stripes.iter().flat_map(|s| pages.holders(*s)).collect();
-        hit.sort_unstable();
-        hit.dedup();
-        pages.withhold(&stripes);
-        let tokens = pool.offline.lose(&hit);
-        pool.lost_tokens += tokens;
-        let bytes = stripes.len() as u64 * self.stripe;
-        self.offline -= bytes;
-        let handles = bytes / HANDLE_BYTES;
         let stopped = match self.stops {
+            Stops::Anywhere if pool.gated => 0,
             Stops::Anywhere => self.disable,
             Stops::AtLayers => self.disable + pool.offline_layer_left,
         };
-        let stopped = if pool.gated && self.stops == Stops::Anywhere {
-            0
-        } else {
-            stopped
-        };
-        self.settled = self.settled.max(now + stopped) + handles * self.take;
-        self.picked = picked;
-        Taken {
-            handles,
-            requests: u32::try_from(hit.len()).unwrap_or(u32::MAX),
-            tokens,
-        }
+        self.settled = self.settled.max(now + stopped) + taken.handles * self.take;
+        taken
     }
 
-    /// Who holds what, as the offline engine's plugin would have told it.
-    fn tell_holders(&mut self, pool: &Pool) {
-        let Some(pages) = &pool.offline.store.pages else {
-            return;
-        };
-        let stripes = pages.stripes();
-        let holders = self.holders.get_or_insert_with(|| {
-            let handles = u32::try_from(self.stripe / HANDLE_BYTES).unwrap_or(u32::MAX);
-            let stripe = |stripe: u32| Stripe {
-                handles: (stripe * handles..(stripe + 1) * handles).collect(),
-                blocks: pages.blocks_in(stripe).map(BlockId).collect(),
-            };
-            let layout =
-                Layout::of_stripes((0..stripes).map(stripe).collect(), Bytes(HANDLE_BYTES));
-            Holders::new(layout)
-        });
-        holders.forget_all();
-        for stripe in 0..stripes {
-            let backing = if pages.is_backed(stripe) {
-                Backing::Backed
-            } else {
-                Backing::Taken
-            };
-            holders.set_backing(StripeId(stripe), backing);
-        }
-        let tokens = |slot| Tokens(u64::from(pool.offline.at_stake(slot)));
-        let request = |slot| RequestId(u64::from(slot));
-        let mut held = pages.in_order_taken();
-        if self.in_order {
-            // First in, first out goes by the order of publication.
-            for (slot, block) in held {
-                holders.extend(request(slot), tokens(slot), &[BlockId(block)]);
-            }
-            return;
-        }
-        held.sort_unstable();
-        let mut blocks = Vec::new();
-        for of_one in held.chunk_by(|a, b| a.0 == b.0) {
-            let slot = of_one[0].0;
-            blocks.clear();
-            blocks.extend(of_one.iter().map(|(_, block)| BlockId(*block)));
-            holders.publish(request(slot), tokens(slot), &blocks);
-        }
-    }
-
-    /// Gives what is free back to offline; says how many handles.
-    fn restore(&mut self, pool: &mut Pool) -> u64 {
-        let stripes = u32::try_from(self.free() / self.stripe).unwrap_or(u32::MAX);
-        let Some(pages) = pool.offline.store.pages.as_mut().filter(|_| stripes > 0) else {
-            return 0;
-        };
-        let bytes = u64::from(pages.restore(stripes)) * self.stripe;
-        self.offline += bytes;
-        bytes / HANDLE_BYTES
+    /// Gives up to `most` handles of what is free back to offline; says how many.
+    fn restore(&mut self, most: u64, pool: &mut Pool) -> u64 {
+        let bytes = self.free().min(most.saturating_mul(HANDLE_BYTES));
+        self.stripes.restore(bytes, pool)
     }
 
     /// Online uses, or is about to use, so many bytes.
@@ -352,13 +240,6 @@ impl Tidegate {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Taken {
-    handles: u64,
-    requests: u32,
-    tokens: u64,
-}
-
 impl Policy for Tidegate {
     fn online_wants(&mut self, wants: Wants, now: u64, pool: &mut Pool) -> u64 {
         self.begin(pool);
@@ -372,20 +253,20 @@ impl Policy for Tidegate {
         self.begin(pool);
         let used = pool.online_used();
         self.settle(used, now, pool);
-        if pool.gated {
+        if pool.gated && self.settled <= now {
             // In the shadow of the closed gate.
-            let handles = self.restore(pool);
-            self.settled = self.settled.max(now) + handles * (self.back + self.map);
+            let handles = self.restore(self.batch, pool);
+            self.settled = now + handles * (self.back + self.map);
         }
     }
 
     fn offline_wants(&mut self, now: u64, pool: &mut Pool) -> u64 {
         self.begin(pool);
-        if now < self.restored + RESTORE_INTERVAL || self.free() < self.stripe {
+        if now < self.restored + RESTORE_INTERVAL || self.free() < self.stripes.bytes() {
             return 0;
         }
         self.restored = now;
-        match self.restore(pool) {
+        match self.restore(u64::MAX, pool) {
             0 => 0,
             handles => self.gate + handles * self.back,
         }

@@ -1,0 +1,178 @@
+//! Offline's memory as stripes: which are taken, and what that costs its requests.
+//!
+//! The policies that take memory back share this, so that they differ in how much they take and
+//! when, and in nothing else. Which stripes go is decided by the agent's own code,
+//! `tidegate_policy::select`. Invariant: what backs offline is a whole number of stripes, and no
+//! request holds a block of one that is gone.
+
+use tidegate_policy::holders::{Backing, Holders};
+use tidegate_policy::ids::{BlockId, Bytes, RequestId, StripeId, Tokens};
+use tidegate_policy::layout::{Layout, Stripe};
+use tidegate_policy::select::{Count, Greedy, Order, Ordered, Pick, Select};
+
+use super::Pool;
+use crate::batch::Slot;
+use crate::costs::HANDLE_BYTES;
+
+/// What one take came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub handles: u64,
+    /// Offline requests that lost blocks.
+    pub requests: u32,
+    /// Tokens they compute again.
+    pub tokens: u64,
+}
+
+trait Selects: Select + std::fmt::Debug {}
+impl<S: Select + std::fmt::Debug> Selects for S {}
+
+/// Offline's stripes.
+#[derive(Debug)]
+pub(super) struct Stripes {
+    bytes: u64,
+    /// Backs offline; `None` before the first use.
+    backed: Option<u64>,
+    select: Box<dyn Selects>,
+    in_order: bool,
+    picked: Vec<Pick>,
+    holders: Option<Holders>,
+}
+
+impl Stripes {
+    /// Stripes of so many bytes; taken oldest first if `in_order`, else by marginal token cost.
+    pub fn new(bytes: u64, in_order: bool) -> Self {
+        Self {
+            bytes,
+            backed: None,
+            select: if in_order {
+                Box::new(Ordered::new(Order::Fifo))
+            } else {
+                Box::new(Greedy::new(Count::Tokens))
+            },
+            in_order,
+            picked: Vec::new(),
+            holders: None,
+        }
+    }
+
+    /// Bytes of one.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes that back offline.
+    pub fn backed(&self) -> u64 {
+        self.backed.unwrap_or(u64::MAX)
+    }
+
+    /// Leaves offline `bytes` the first time it is called; what is beyond is withheld from the
+    /// start.
+    pub fn begin(&mut self, bytes: u64, pool: &mut Pool) {
+        let Some(pages) = pool.offline.store.pages.as_mut() else {
+            return;
+        };
+        if self.backed.is_some() {
+            return;
+        }
+        let backs = bytes / self.bytes;
+        let beyond: Vec<u32> = (0..pages.stripes())
+            .filter(|stripe| u64::from(*stripe) >= backs)
+            .collect();
+        pages.withhold(&beyond);
+        self.backed = Some(u64::from(pages.backed_stripes()) * self.bytes);
+        pool.offline.store.limit = u32::MAX;
+    }
+
+    /// Takes stripes of at least `bytes`, as far as there are any.
+    pub fn take(&mut self, bytes: u64, pool: &mut Pool) -> Taken {
+        if bytes == 0 || self.backed.is_none_or(|backed| backed == 0) {
+            return Taken::default();
+        }
+        self.tell_holders(pool);
+        let mut picked = core::mem::take(&mut self.picked);
+        picked.clear();
+        if let Some(holders) = &self.holders {
+            self.select.select(holders, Bytes(bytes), &mut picked);
+        }
+        let stripes: Vec<u32> = picked.iter().map(|pick| pick.stripe.0).collect();
+        self.picked = picked;
+        self.withhold(&stripes, pool)
+    }
+
+    fn withhold(&mut self, stripes: &[u32], pool: &mut Pool) -> Taken {
+        let (Some(pages), Some(backed)) = (&mut pool.offline.store.pages, &mut self.backed) else {
+            return Taken::default();
+        };
+        let mut hit: Vec<Slot> = stripes.iter().flat_map(|s| pages.holders(*s)).collect();
+        hit.sort_unstable();
+        hit.dedup();
+        pages.withhold(stripes);
+        let tokens = pool.offline.lose(&hit);
+        pool.lost_tokens += tokens;
+        let bytes = stripes.len() as u64 * self.bytes;
+        *backed -= bytes;
+        Taken {
+            handles: bytes / HANDLE_BYTES,
+            requests: u32::try_from(hit.len()).unwrap_or(u32::MAX),
+            tokens,
+        }
+    }
+
+    /// Gives back up to `bytes`; says how many handles.
+    pub fn restore(&mut self, bytes: u64, pool: &mut Pool) -> u64 {
+        let stripes = u32::try_from(bytes / self.bytes).unwrap_or(u32::MAX);
+        let pages = pool.offline.store.pages.as_mut().filter(|_| stripes > 0);
+        let (Some(pages), Some(backed)) = (pages, &mut self.backed) else {
+            return 0;
+        };
+        let bytes = u64::from(pages.restore(stripes)) * self.bytes;
+        *backed += bytes;
+        bytes / HANDLE_BYTES
+    }
+
+    /// Who holds what, as the offline engine's plugin would have told it.
+    fn tell_holders(&mut self, pool: &Pool) {
+        let Some(pages) = &pool.offline.store.pages else {
+            return;
+        };
+        let stripes = pages.stripes();
+        let holders = self.holders.get_or_insert_with(|| {
+            let handles = u32::try_from(self.bytes / HANDLE_BYTES).unwrap_or(u32::MAX);
+            let stripe = |stripe: u32| Stripe {
+                handles: (stripe * handles..(stripe + 1) * handles).collect(),
+                blocks: pages.blocks_in(stripe).map(BlockId).collect(),
+            };
+            let layout =
+                Layout::of_stripes((0..stripes).map(stripe).collect(), Bytes(HANDLE_BYTES));
+            Holders::new(layout)
+        });
+        holders.forget_all();
+        for stripe in 0..stripes {
+            let backing = if pages.is_backed(stripe) {
+                Backing::Backed
+            } else {
+                Backing::Taken
+            };
+            holders.set_backing(StripeId(stripe), backing);
+        }
+        let tokens = |slot| Tokens(u64::from(pool.offline.at_stake(slot)));
+        let request = |slot| RequestId(u64::from(slot));
+        let mut held = pages.in_order_taken();
+        if self.in_order {
+            // First in, first out goes by the order of publication.
+            for (slot, block) in held {
+                holders.extend(request(slot), tokens(slot), &[BlockId(block)]);
+            }
+            return;
+        }
+        held.sort_unstable();
+        let mut blocks = Vec::new();
+        for of_one in held.chunk_by(|a, b| a.0 == b.0) {
+            let slot = of_one[0].0;
+            blocks.clear();
+            blocks.extend(of_one.iter().map(|(_, block)| BlockId(*block)));
+            holders.publish(request(slot), tokens(slot), &blocks);
+        }
+    }
+}
