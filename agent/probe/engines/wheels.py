@@ -98,10 +98,14 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         wheels = os.path.join(scratch, "wheels")
         pip("download", "--quiet", "--no-deps", *platforms(options.python), "--dest", wheels, *needed)
-        size = sum(os.path.getsize(os.path.join(wheels, name)) for name in os.listdir(wheels))
+        sizes = {name: os.path.getsize(os.path.join(wheels, name)) for name in os.listdir(wheels)}
+        size = sum(sizes.values())
         print(f"{size / MIB:.0f} MiB of at most {MOST // MIB}")
         if size > MOST:
-            sys.exit(f"wheels: the bundle has {size / MIB:.0f} MiB, more than {MOST // MIB}: bring a machine that has more")
+            for name in sorted(sizes, key=sizes.get, reverse=True)[:10]:
+                print(f"{sizes[name] / MIB:6.0f} MiB  {name}")
+            sys.exit(f"wheels: the bundle has {size / MIB:.0f} MiB, more than {MOST // MIB}: name what is not needed there "
+                     "after --without, or bring a machine that has more")
         bundle = os.path.join(scratch, "bundle.tar")
         subprocess.run(["tar", "-C", scratch, "-cf", bundle, "wheels"], check=True)
         shutil.rmtree(wheels)
