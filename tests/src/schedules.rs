@@ -36,13 +36,16 @@ impl Rng {
     }
 }
 
-const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n";
+/// The configuration of its agents.
+pub const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n";
 
 /// A node that lives through many schedules.
 #[derive(Debug)]
 pub struct Nemesis {
-    node: Node,
-    offline: Vec<Offline>,
+    /// Where everything runs.
+    pub node: Node,
+    /// Offline programs that run.
+    pub offline: Vec<Offline>,
     /// Records of the history already judged.
     judged: usize,
 }
@@ -51,7 +54,12 @@ impl Nemesis {
     /// Starts the device, the agent and the first offline program.
     #[must_use]
     pub fn new() -> Self {
-        let node = Node::new(&["--gpus", "1"], AGENT);
+        Self::on(Node::new(&["--gpus", "1"], AGENT))
+    }
+
+    /// Starts the first offline program on a node that has its agent.
+    #[must_use]
+    pub fn on(node: Node) -> Self {
         let mut nemesis = Self {
             node,
             offline: Vec::new(),
@@ -89,6 +97,16 @@ impl Nemesis {
 
     /// Runs and judges the schedule of `seed`.
     pub fn run(&mut self, seed: u64) -> (Verdict, u64) {
+        self.run_with(seed, 40, &mut Self::fault)
+    }
+
+    /// As [`Self::run`], with something else that goes wrong, in `percent` of the schedules.
+    pub fn run_with(
+        &mut self,
+        seed: u64,
+        percent: u64,
+        strike: &mut dyn FnMut(&mut Self, &mut Rng, &mut Schedule),
+    ) -> (Verdict, u64) {
         let mut rng = Rng(seed);
         let mut schedule = Schedule::default();
         let wanted = 1 + usize::from(rng.percent(30));
@@ -100,7 +118,7 @@ impl Nemesis {
         let gap = rng.between(200_000, 2_500_000);
         let iteration = rng.between(200_000, 1_000_000);
         let requests = rng.between(4, 7);
-        let fault_at = rng.percent(40).then(|| rng.between(1, requests));
+        let fault_at = rng.percent(percent).then(|| rng.between(1, requests));
         for number in 0..requests {
             // The first request carries the gaps a cooldown is learnt from.
             let iterations = if number == 0 { 40 } else { rng.between(2, 20) };
@@ -114,7 +132,7 @@ impl Nemesis {
                 .gaps_per_request
                 .push(usize::try_from(iterations).unwrap_or(usize::MAX));
             if Some(number) == fault_at {
-                self.fault(&mut rng, &mut schedule);
+                strike(self, &mut rng, &mut schedule);
             }
             if rng.percent(80) {
                 self.offline_runs(request.end_ns);
@@ -138,19 +156,33 @@ impl Nemesis {
         (verdict, end - start)
     }
 
+    /// An offline program dies, and its operator starts another.
+    pub fn kill_offline(&mut self, schedule: &mut Schedule) {
+        if let Some(offline) = self.offline.pop() {
+            let pid = offline.process.pid();
+            schedule.offline.insert(pid);
+            schedule.killed.insert(pid, monotonic_ns());
+            drop(offline);
+        }
+        self.refill(1);
+    }
+
+    /// The agent stops for a while: its clients take it for dead.
+    pub fn stop_agent(&mut self, rng: &mut Rng, schedule: &mut Schedule) {
+        let from = monotonic_ns();
+        if let Some(agent) = &self.node.agent {
+            agent.signal(libc::SIGSTOP);
+            let gone = rng.between(50, 700);
+            wait_until(Duration::from_millis(gone), || None::<()>);
+            agent.signal(libc::SIGCONT);
+        }
+        schedule.excused.push(from..monotonic_ns() + 1_500_000_000);
+    }
+
     fn fault(&mut self, rng: &mut Rng, schedule: &mut Schedule) {
         let from = monotonic_ns();
         match rng.between(0, 4) {
-            0 => {
-                // An offline program dies, and its operator starts another.
-                if let Some(offline) = self.offline.pop() {
-                    let pid = offline.process.pid();
-                    schedule.offline.insert(pid);
-                    schedule.killed.insert(pid, monotonic_ns());
-                    drop(offline);
-                }
-                self.refill(1);
-            }
+            0 => self.kill_offline(schedule),
             1 => {
                 // The agent is killed and started again.
                 self.node.agent = None;
@@ -160,16 +192,7 @@ impl Nemesis {
                 self.node.start_agent(AGENT);
                 schedule.excused.push(from..monotonic_ns() + 1_500_000_000);
             }
-            2 => {
-                // The agent stops for a while: its clients take it for dead.
-                if let Some(agent) = &self.node.agent {
-                    agent.signal(libc::SIGSTOP);
-                    let gone = rng.between(50, 700);
-                    wait_until(Duration::from_millis(gone), || None::<()>);
-                    agent.signal(libc::SIGCONT);
-                }
-                schedule.excused.push(from..monotonic_ns() + 1_500_000_000);
-            }
+            2 => self.stop_agent(rng, schedule),
             _ => {
                 // A second online program comes, works once and is killed.
                 let mut other = Online::start(&self.node, 0);

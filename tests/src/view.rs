@@ -122,3 +122,13 @@ pub fn cpu_ns(pid: u32) -> u64 {
     // Fields 14 and 15 of proc(5), of which the first two are cut off; ticks are 10 ms on Linux.
     (fields[11] + fields[12]) * 10_000_000
 }
+
+/// A number of /proc/PID/status, such as VmRSS in KiB; NaN when there is none.
+#[must_use]
+pub fn status_value(pid: u32, field: &str) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or(f64::NAN)
+}

@@ -1,15 +1,15 @@
-//! `nemesis gate|reclaim`: random schedules against the gate, or against KV memory that is taken from a running engine,
-//! judged from the device's own history.
+//! `nemesis gate|reclaim|operators`: random schedules against the gate, against KV memory that is taken from a running
+//! engine, or beside what happens on a machine that people operate, judged from the device's own history.
 //!
 //! Exit codes: 0 every promise held; 1 one was broken (the seed that replays it is printed);
 //! 2 too little happened for a verdict, or the command line is wrong.
 #![forbid(unsafe_code)]
 
 use clap::{Parser, Subcommand, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidegate_tests::virtual_nemesis::{Break, Totals, run_all};
-use tidegate_tests::{reclaims, schedules, virtual_reclaim};
+use tidegate_tests::{operators, reclaims, schedules, virtual_reclaim};
 
 /// Random schedules against Tidegate.
 #[derive(Debug, Parser)]
@@ -25,6 +25,24 @@ enum What {
     Gate(Gate),
     /// Stripes taken and given back, kills, engine and agent restarts under a running engine.
     Reclaim(Reclaim),
+    /// Killed, stopped and frozen processes, full disks, jumping clocks, second agents, under a working gate.
+    Operators(Operators),
+}
+
+#[derive(Debug, clap::Args)]
+struct Operators {
+    /// For how long.
+    #[arg(long, default_value_t = 180)]
+    seconds: u64,
+    /// Seed of the first schedule; the next has the next seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A directory with the programs of an earlier version, which take over now and then.
+    #[arg(long, value_name = "DIR")]
+    older: Option<PathBuf>,
+    /// Also writes the figures there.
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -100,6 +118,7 @@ fn main() -> ExitCode {
     let gate = match Args::parse().what {
         What::Gate(gate) => gate,
         What::Reclaim(wanted) => return reclaim(&wanted),
+        What::Operators(wanted) => return operate(&wanted),
     };
     let totals = match gate.mode {
         Mode::Virtual => {
@@ -126,15 +145,63 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
         Mode::Virtual => reclaim_virtual(wanted),
         Mode::Real => reclaim_real(wanted),
     };
+    let mode = wanted.mode.name();
+    let replay = format!("reclaim --mode {mode} --schedules 1");
+    let why = "less was taken or given back than schedules run";
+    conclude(
+        (violations, figures, empty),
+        &replay,
+        why,
+        wanted.json.as_deref(),
+    )
+}
+
+fn operate(wanted: &Operators) -> ExitCode {
+    let (seed, seconds) = (wanted.seed, wanted.seconds);
+    let report = operators::run_for(seed, seconds, wanted.older.clone(), |seed, report| {
+        if report.schedules.is_multiple_of(20) {
+            eprintln!("{} schedules, last seed {seed}", report.schedules);
+        }
+    });
+    for missing in &report.missing {
+        println!("SKIPPED: {missing}");
+    }
+    let figures = serde_json::json!({
+        "schedules": report.schedules,
+        "violations": report.violations.len(),
+        "incidents": report.incidents,
+        "preemptions": report.preemptions,
+        "worst_stuck_ms": report.worst_stuck_ns as f64 / 1e6,
+        "rss_mib": [report.rss_mib.0, report.rss_mib.1],
+        "descriptors": [report.descriptors.0, report.descriptors.1],
+        "seed": seed,
+    });
+    let empty = report.preemptions < report.schedules;
+    let outcome = (report.violations, figures, empty);
+    let why = "fewer preemptions than schedules run";
+    conclude(
+        outcome,
+        "operators --seconds 5",
+        why,
+        wanted.json.as_deref(),
+    )
+}
+
+/// Prints what came of it, and says so by the exit code.
+fn conclude(
+    (violations, figures, empty): Outcome,
+    replay: &str,
+    why: &str,
+    json: Option<&Path>,
+) -> ExitCode {
     for (seed, what) in violations.iter().take(SHOWN) {
         println!("seed {seed}: {what}");
     }
     if let Some((seed, _)) = violations.first() {
-        let mode = wanted.mode.name();
-        println!("replay: scripts/nemesis reclaim --mode {mode} --schedules 1 --seed {seed}");
+        println!("replay: scripts/nemesis {replay} --seed {seed}");
     }
     println!("{figures}");
-    if let Some(path) = &wanted.json
+    if let Some(path) = json
         && let Err(error) = std::fs::write(path, format!("{figures:#}\n"))
     {
         eprintln!("nemesis: cannot write the figures: {error}");
@@ -143,7 +210,7 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
     if !violations.is_empty() {
         ExitCode::from(1)
     } else if empty {
-        println!("nemesis: too little happened: less was taken or given back than schedules run");
+        println!("nemesis: too little happened: {why}");
         ExitCode::from(2)
     } else {
         ExitCode::SUCCESS

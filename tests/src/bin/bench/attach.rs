@@ -1,17 +1,10 @@
 //! What attaching takes, and what the library adds to its host.
 
 use crate::{Row, quantile};
+use tidegate_tests::view::status_value;
 use tidegate_tests::watch::Testimony;
 use tidegate_tests::{Node, Online, TRUSTING, built, monotonic_ns, wait_for};
 use tidegate_vgpu::history::Kind;
-
-fn status_value(pid: u32, field: &str) -> f64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    text.lines()
-        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
-        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
-        .unwrap_or(f64::NAN)
-}
 
 /// From the process' first RM client, which the driver makes with the first context, to the agent's
 /// attaching it.

@@ -10,6 +10,8 @@
 //!   but each other. And what the three kinds of locks add for each millisecond a disable takes.
 //! * `attach`: from the start of the first context to the agent's welcome, and what the library
 //!   adds to its host process.
+//! * `agent`: its memory, its processor time while nothing happens, its start with 8 virtual GPUs, and what
+//!   `--restarts` restarts under load cost the programs on the node.
 //! * `demo`: the demo three times on its own trace and on each `--trace`: medians of what users wait
 //!   and of what offline gets, against the bars they have to clear. Takes ten minutes and more.
 //! * `headroom`: the memory that online keeps mapped ahead over hours of each `--trace`, against the
@@ -24,6 +26,7 @@
 //! Without a name, `hook`, `edge` and `attach` run. Figures are printed as a table and, with
 //! `--json FILE`, written under the keys named there.
 
+mod agent;
 mod attach;
 mod demo;
 mod edge;
@@ -54,6 +57,9 @@ struct Args {
     /// Busy edges measured for each row of `edge`.
     #[arg(long, default_value_t = 400)]
     edges: u32,
+    /// Restarts measured for `agent`.
+    #[arg(long, default_value_t = 100)]
+    restarts: usize,
     /// Rounds of native and preloaded runs for `hook`.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
@@ -71,6 +77,7 @@ enum What {
     Hook,
     Edge,
     Attach,
+    Agent,
     Demo,
     Headroom,
     Selection,
@@ -176,6 +183,9 @@ fn main() -> ExitCode {
     }
     if wants(What::Attach) {
         rows.extend(attach::measure());
+    }
+    if args.what.contains(&What::Agent) {
+        rows.extend(agent::measure(args.restarts));
     }
     if args.what.contains(&What::Demo) {
         match demo::measure(&args.traces, args.seconds) {
