@@ -10,6 +10,7 @@ mod release;
 mod replay;
 mod report;
 mod table;
+mod top;
 mod trace;
 
 use crate::device::Device;
@@ -47,6 +48,8 @@ enum Command {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+    /// The node, live: GPUs, gates, jobs, processes.
+    Top(top::Args),
     /// What happened, oldest first.
     Events(events::Args),
     /// What was harvested over days, from the history the agent keeps. Needs no agent.
@@ -260,6 +263,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Status { output } => status(cli, *output).await,
         Command::Events(args) => events::run(cli, args).await,
+        Command::Top(args) => top::run(cli, args).await,
         Command::LogLevel { filter } => log_level(cli, filter.as_deref()).await,
         Command::Pause { job } => {
             let channel = cli.connect(CONTROL_SOCKET).await?;

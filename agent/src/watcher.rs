@@ -13,13 +13,15 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use tidegate_proto::v1;
 use tokio::sync::oneshot;
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_secs(1);
+
+/// How long the agent's end waits for the last slice: a disk may hang.
+const END: Duration = Duration::from_secs(1);
 
 /// What it saw, for readers.
 #[derive(Debug)]
@@ -61,11 +63,11 @@ pub struct Keep {
     pub every: Duration,
 }
 
-/// The thread; it ends with this value.
+/// The thread; it is told to end with this value.
 #[derive(Debug)]
 pub struct Watcher {
     stop_tx: Option<crossbeam_channel::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    done_rx: crossbeam_channel::Receiver<()>,
 }
 
 impl Watcher {
@@ -85,12 +87,16 @@ impl Watcher {
         });
         let (stop_tx, stop_rx) = crossbeam_channel::bounded(0);
         let own = Arc::clone(&watched);
-        let thread = std::thread::Builder::new()
+        let (done_tx, done_rx) = crossbeam_channel::bounded(1);
+        std::thread::Builder::new()
             .name("tg-watch".to_owned())
-            .spawn(move || watch(&mailbox, &own, keep, &stop_rx))?;
+            .spawn(move || {
+                watch(&mailbox, &own, keep, &stop_rx);
+                let _ = done_tx.send(());
+            })?;
         let watcher = Self {
             stop_tx: Some(stop_tx),
-            thread: Some(thread),
+            done_rx,
         };
         Ok((watcher, watched))
     }
@@ -99,9 +105,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         drop(self.stop_tx.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        let _ = self.done_rx.recv_timeout(END);
     }
 }
 

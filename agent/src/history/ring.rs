@@ -36,7 +36,7 @@ impl Ring {
             .open(path)?;
         let places = (bytes / SIZE as u64).max(1);
         let bytes = places * SIZE as u64;
-        let last = numbered(&mut (&file).take(u64::MAX))?
+        let last = numbered(&mut whole(&file)?)?
             .into_iter()
             .map(|(number, _)| number)
             .max();
@@ -63,6 +63,15 @@ impl Ring {
         self.next += 1;
         Ok(())
     }
+}
+
+/// All there is of `file`, which must have an end.
+fn whole(file: &File) -> io::Result<impl Read> {
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Err(io::Error::other("this is no regular file"));
+    }
+    Ok(file.take(about.len()))
 }
 
 fn numbered(from: &mut impl Read) -> io::Result<Vec<(u64, Slice)>> {
@@ -94,7 +103,8 @@ fn numbered(from: &mut impl Read) -> io::Result<Vec<(u64, Slice)>> {
 /// # Errors
 /// When it cannot be read.
 pub fn read(path: &Path) -> io::Result<Vec<Slice>> {
-    let mut found = numbered(&mut File::open(path)?)?;
+    let file = File::open(path)?;
+    let mut found = numbered(&mut whole(&file)?)?;
     found.sort_by_key(|(number, _)| *number);
     Ok(found.into_iter().map(|(_, slice)| slice).collect())
 }
@@ -184,6 +194,12 @@ mod tests {
             again.append(&slice(99)).expect("room");
             prop_assert_eq!(ends(&scratch.0).last().copied(), Some(99));
         }
+    }
+
+    #[test]
+    fn a_device_without_an_end_is_no_history() {
+        let endless = Path::new("/dev/zero");
+        assert!(read(endless).is_err() && Ring::open(endless, BYTES).is_err());
     }
 
     #[test]

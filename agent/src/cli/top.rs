@@ -1,0 +1,201 @@
+//! `tidegate top`: the node, live, in a terminal.
+//!
+//! Two things are asked of the agent, as any reader may: its status twice a second, and its events, for
+//! the latency of each preemption. [`model`] keeps what was heard and knows no terminal; [`draw`] makes
+//! frames of it and knows no agent. An agent that is absent or lost is shown as such, and asked again.
+
+mod draw;
+mod model;
+
+use super::{Cli, colours, print};
+use crate::clock::now_ns;
+use clap::Args as ClapArgs;
+use model::{Heard, Model, Sort};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use std::io::IsTerminal;
+use std::time::Duration;
+use tidegate_proto::{STATUS_SOCKET, v1};
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+
+/// How often the status is asked for.
+const EVERY: Duration = Duration::from_millis(500);
+/// How long a lost agent is left alone before it is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Width of `--once` where there is no terminal.
+const WIDE: u16 = 120;
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    /// Print one frame as plain text and end.
+    #[arg(long)]
+    once: bool,
+    /// Order of the processes.
+    #[arg(long, value_enum, default_value_t = Sort::Role)]
+    sort: Sort,
+}
+
+/// Shows the node until the user has seen enough.
+pub(super) async fn run(cli: &Cli, args: &Args) -> anyhow::Result<()> {
+    if args.once {
+        return once(cli, args).await;
+    }
+    anyhow::ensure!(
+        std::io::stdout().is_terminal() && std::io::stdin().is_terminal(),
+        "this is no terminal; `tidegate top --once` prints one frame"
+    );
+    let (heard_tx, mut heard_rx) = mpsc::channel(64);
+    let mut keys = keys()?;
+    let mut model = Model::new(args.sort, colours());
+    let mut terminal = ratatui::try_init()?;
+    let listening = listen(cli, heard_tx);
+    tokio::pin!(listening);
+    let mut ticks = tokio::time::interval(EVERY);
+    let shown = loop {
+        if let Err(error) = terminal.draw(|frame| draw::draw(frame, &model, now_ns())) {
+            break Err(error.into());
+        }
+        tokio::select! {
+            () = &mut listening => {}
+            heard = heard_rx.recv() => {
+                if let Some(heard) = heard {
+                    model.hear(heard, now_ns());
+                }
+            }
+            key = keys.recv() => match key {
+                Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
+                    let interrupt = key.modifiers.contains(KeyModifiers::CONTROL)
+                        && key.code == KeyCode::Char('c');
+                    match key.code {
+                        _ if interrupt => break Ok(()),
+                        KeyCode::Char('q') => break Ok(()),
+                        KeyCode::Esc if !model.help => break Ok(()),
+                        KeyCode::Char('h' | '?') => model.help = !model.help,
+                        KeyCode::Char('s') => model.sort = model.sort.next(),
+                        _ => model.help = false,
+                    }
+                }
+                Some(_) => {}
+                None => break Ok(()),
+            },
+            _ = ticks.tick() => {}
+        }
+    };
+    ratatui::restore();
+    shown
+}
+
+/// The terminal's events, from a thread that ends with the process.
+fn keys() -> anyhow::Result<mpsc::Receiver<Event>> {
+    let (key_tx, key_rx) = mpsc::channel(16);
+    std::thread::Builder::new()
+        .name("keys".to_owned())
+        .spawn(move || {
+            while let Ok(event) = event::read() {
+                if key_tx.blocking_send(event).is_err() {
+                    return;
+                }
+            }
+        })?;
+    Ok(key_rx)
+}
+
+/// Asks and listens for as long as it is polled.
+async fn listen(cli: &Cli, heard_tx: mpsc::Sender<Heard>) {
+    loop {
+        let Err(lost) = attend(cli, &heard_tx).await;
+        if heard_tx.send(Heard::Lost(lost.to_string())).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn attend(
+    cli: &Cli,
+    heard_tx: &mpsc::Sender<Heard>,
+) -> anyhow::Result<std::convert::Infallible> {
+    let said = |status: tonic::Status| super::Refusal::from(&status);
+    let mut client = v1::node_client::NodeClient::new(cli.connect(STATUS_SOCKET).await?);
+    let request = v1::WatchEventsRequest {
+        since_seq: 0,
+        no_follow: false,
+    };
+    let mut events = client
+        .watch_events(request)
+        .await
+        .map_err(said)?
+        .into_inner();
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let heard = tokio::select! {
+            message = events.next() => match message {
+                Some(message) => match message.map_err(said)?.event {
+                    Some(event) => Heard::Event(event),
+                    None => continue,
+                },
+                None => anyhow::bail!("the agent ended"),
+            },
+            _ = ticks.tick() => {
+                let mut request = tonic::Request::new(v1::GetStatusRequest::default());
+                request.set_timeout(ANSWER);
+                let status = client.get_status(request).await.map_err(said)?;
+                Heard::Status(Box::new(status.into_inner()))
+            }
+        };
+        if heard_tx.send(heard).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn once(cli: &Cli, args: &Args) -> anyhow::Result<()> {
+    let mut model = Model::new(args.sort, false);
+    for round in 0..2 {
+        // Shares and rates are differences.
+        if round != 0 {
+            tokio::time::sleep(EVERY).await;
+        }
+        let status = super::report(cli, false).await?;
+        model.hear(Heard::Status(Box::new(status)), now_ns());
+    }
+    let channel = cli.connect(STATUS_SOCKET).await?;
+    let request = v1::WatchEventsRequest {
+        since_seq: 0,
+        no_follow: true,
+    };
+    let mut events = v1::node_client::NodeClient::new(channel)
+        .watch_events(request)
+        .await?
+        .into_inner();
+    while let Some(message) = events.next().await {
+        if let Some(event) = message?.event {
+            model.hear(Heard::Event(event), now_ns());
+        }
+    }
+    let width = super::terminal_width().unwrap_or(WIDE);
+    print(&frame(&model, width, draw::height(&model), now_ns())?)
+}
+
+/// One frame as text.
+fn frame(model: &Model, width: u16, height: u16, now: u64) -> anyhow::Result<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height))?;
+    terminal.draw(|frame| draw::draw(frame, model, now))?;
+    let buffer = terminal.backend().buffer();
+    let mut text = String::new();
+    for y in 0..height {
+        let line: String = (0..width).map(|x| buffer[(x, y)].symbol()).collect();
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,406 @@
+//! Frames: GPUs on top, then jobs, then processes, and what the keys do.
+
+use super::model::Model;
+use crate::cli::{json, table};
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, Wrap};
+use tidegate_proto::v1;
+
+/// Cells of a bar.
+const BAR: usize = 5;
+/// Cells of the latencies of late.
+const SPARK: usize = 12;
+/// What a full cell of them stands for: the promised millisecond.
+const FULL_NS: u64 = 1_000_000;
+const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Lines beside the rows of jobs and processes: title, gates explained, heads, blanks, keys.
+const FIXED: u16 = 9;
+
+/// Names come from tenants: what would steer a terminal is not shown.
+fn clean(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+fn small(count: usize) -> u16 {
+    u16::try_from(count).unwrap_or(u16::MAX)
+}
+
+/// Lines that show everything.
+pub fn height(model: &Model) -> u16 {
+    let status = model.status.as_ref();
+    let rows = |of: fn(&v1::GetStatusResponse) -> usize| small(status.map_or(1, of).max(1));
+    rows(|status| status.gpus.len())
+        .saturating_add(rows(|status| status.jobs.len()))
+        .saturating_add(rows(|status| status.processes.len()))
+        .saturating_add(FIXED)
+}
+
+struct Paint {
+    colours: bool,
+    /// What is shown is old.
+    stale: bool,
+}
+
+impl Paint {
+    fn of(&self, colour: Color) -> Style {
+        match (self.colours, self.stale) {
+            (_, true) => Style::new().add_modifier(Modifier::DIM),
+            (true, false) => Style::new().fg(colour),
+            (false, false) => Style::new(),
+        }
+    }
+
+    fn strong(&self) -> Style {
+        if self.stale {
+            Style::new().add_modifier(Modifier::DIM)
+        } else {
+            Style::new().add_modifier(Modifier::BOLD)
+        }
+    }
+
+    fn gate(&self, gate: v1::GateState) -> Style {
+        self.of(match gate {
+            v1::GateState::Open => Color::Green,
+            v1::GateState::Closed => Color::Red,
+            v1::GateState::Cooling | v1::GateState::Unspecified => Color::Yellow,
+        })
+    }
+}
+
+/// Draws `model` as it stands at `now`.
+pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
+    let area = frame.area();
+    let paint = Paint {
+        colours: model.colours,
+        stale: model.lost.is_some(),
+    };
+    let Some(status) = &model.status else {
+        nobody(frame, model, area);
+        return;
+    };
+    let jobs = small(status.jobs.len().max(1)) + 1;
+    let [title, gpus, legend, _, job_rows, _, processes, keys] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(small(status.gpus.len()) + 1),
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(jobs.min((area.height / 4).max(2))),
+        Constraint::Length(1),
+        Constraint::Min(2),
+        Constraint::Length(1),
+    ])
+    .areas(area);
+    frame.render_widget(title_line(model, status, now), title);
+    draw_gpus(frame, model, status, &paint, gpus);
+    let mut said = vec![
+        Span::styled("open", paint.gate(v1::GateState::Open)),
+        Span::raw(": offline runs   "),
+        Span::styled("closed", paint.gate(v1::GateState::Closed)),
+        Span::raw(": online has the GPU   "),
+        Span::styled("cooling", paint.gate(v1::GateState::Cooling)),
+        Span::raw(": online just stopped"),
+    ];
+    for span in &mut said {
+        if paint.stale || span.style == Style::new() {
+            span.style = span.style.add_modifier(Modifier::DIM);
+        }
+    }
+    frame.render_widget(Line::from(said), legend);
+    draw_jobs(frame, status, &paint, job_rows);
+    draw_processes(frame, model, &paint, processes);
+    let keys_line = format!("q quit   h help   s sort (by {})", model.sort.name());
+    frame.render_widget(
+        Line::styled(keys_line, Style::new().add_modifier(Modifier::DIM)),
+        keys,
+    );
+    if model.help {
+        help(frame, area);
+    }
+}
+
+fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'static> {
+    if let Some((_, since)) = &model.lost {
+        let seconds = now.saturating_sub(*since) / 1_000_000_000;
+        let gone = format!(
+            " THE AGENT IS GONE for {seconds} s: online runs on, offline waits. What follows is old: "
+        );
+        let style = Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED);
+        let style = if model.colours {
+            style.fg(Color::Red)
+        } else {
+            style
+        };
+        return Line::styled(gone, style);
+    }
+    let level = json::level_name(status.level());
+    let mut text = format!(
+        " up {}   driver {}   {}",
+        table::time(status.uptime_ns),
+        clean(&status.driver_version),
+        if level == "L5" {
+            "no channel control: launches wait".to_owned()
+        } else {
+            format!("channel control {level}")
+        },
+    );
+    for obstacle in &status.obstacles {
+        text.push_str("   ");
+        text.push_str(&obstacle.kind);
+    }
+    Line::from(vec![
+        Span::styled(
+            format!("Tidegate {}", clean(&status.version)),
+            Style::new().add_modifier(Modifier::BOLD),
+        ),
+        Span::raw(text),
+    ])
+}
+
+/// Names of columns, those of numbers on the right.
+fn heads<const N: usize>(names: [&'static str; N], numbers: &[usize]) -> Row<'static> {
+    let names = names.into_iter().enumerate().map(|(at, name)| {
+        let side = if numbers.contains(&at) {
+            Alignment::Right
+        } else {
+            Alignment::Left
+        };
+        Line::raw(name).alignment(side)
+    });
+    Row::new(names.collect::<Vec<_>>())
+}
+
+/// `share` as a bar and a number.
+fn bar(share: f64, style: Style) -> Line<'static> {
+    let share = share.clamp(0.0, 1.0);
+    let full = (share * BAR as f64).round() as usize;
+    Line::from(vec![
+        Span::styled("█".repeat(full), style),
+        Span::styled(
+            "░".repeat(BAR - full),
+            Style::new().add_modifier(Modifier::DIM),
+        ),
+        Span::raw(format!("{:>4.0}%", share * 100.0)),
+    ])
+}
+
+/// Latencies as columns, a full one being [`FULL_NS`] or more.
+fn spark(latencies: &[u64], paint: &Paint) -> Line<'static> {
+    let cell = |&ns: &u64| {
+        let eighth = (ns * 8 / FULL_NS).min(7);
+        let colour = if ns > FULL_NS {
+            Color::Red
+        } else {
+            Color::Cyan
+        };
+        let column = EIGHTHS[usize::try_from(eighth).unwrap_or(7)];
+        Span::styled(column.to_string(), paint.of(colour))
+    };
+    Line::from(latencies.iter().map(cell).collect::<Vec<_>>())
+}
+
+fn headroom(gpu: &v1::GpuStatus, style: Style) -> Line<'static> {
+    let Some(memory) = gpu.memory.as_ref().filter(|memory| memory.pool_bytes != 0) else {
+        return Line::styled("not shared", Style::new().add_modifier(Modifier::DIM));
+    };
+    #[expect(clippy::cast_precision_loss, reason = "a share, for people")]
+    let share = memory.headroom_bytes as f64 / memory.pool_bytes as f64;
+    bar(share, style)
+}
+
+fn draw_gpus(
+    frame: &mut Frame<'_>,
+    model: &Model,
+    status: &v1::GetStatusResponse,
+    paint: &Paint,
+    area: Rect,
+) {
+    let rows = status.gpus.iter().enumerate().map(|(at, gpu)| {
+        let lately = model.lately(at);
+        let latency = gpu
+            .preempt_latency
+            .as_ref()
+            .filter(|latency| latency.count != 0);
+        let gate = format!("{} {}", json::gate(gpu), table::time(gpu.state_ns));
+        Row::new([
+            Line::raw(gpu.index.to_string()),
+            Line::styled(gate, paint.gate(gpu.gate())),
+            bar(lately.online, paint.of(Color::Magenta)),
+            bar(lately.offline, paint.of(Color::Green)),
+            Line::raw(gpu.preemptions.to_string()).alignment(Alignment::Right),
+            Line::raw(latency.map_or_else(|| "-".to_owned(), |l| table::time(l.p99_ns)))
+                .alignment(Alignment::Right),
+            spark(&model.latencies(gpu.index, SPARK), paint),
+            headroom(gpu, paint.of(Color::Blue)),
+        ])
+    });
+    let head = [
+        "GPU",
+        "GATE",
+        "ONLINE",
+        "OFFLINE",
+        "PREEMPT.",
+        "p99",
+        "LATENCY ≤1ms",
+        "HEADROOM",
+    ];
+    let widths = [
+        Constraint::Length(3),
+        Constraint::Length(13),
+        Constraint::Length(10),
+        Constraint::Length(10),
+        Constraint::Length(8),
+        Constraint::Length(6),
+        Constraint::Length(small(SPARK)),
+        Constraint::Min(10),
+    ];
+    let table = Table::new(rows, widths)
+        .header(heads(head, &[4, 5]).style(paint.strong()))
+        .column_spacing(1);
+    frame.render_widget(table, area);
+}
+
+fn draw_jobs(frame: &mut Frame<'_>, status: &v1::GetStatusResponse, paint: &Paint, area: Rect) {
+    if status.jobs.is_empty() {
+        let none = "No offline job is attached. Start one with LD_PRELOAD=libtidegate.so TIDEGATE_ROLE=offline.";
+        frame.render_widget(Paragraph::new(none).wrap(Wrap { trim: true }), area);
+        return;
+    }
+    let rows = status.jobs.iter().map(|job| {
+        let gpus: Vec<_> = job.gpus.iter().map(u32::to_string).collect();
+        let colour = match job.state() {
+            v1::JobState::Running => Color::Green,
+            v1::JobState::Gated => Color::Red,
+            _ => Color::Yellow,
+        };
+        let state = format!("{} {}", json::job_state(job), table::time(job.state_ns));
+        Row::new([
+            Line::raw(clean(&job.name)),
+            Line::styled(state, paint.of(colour)),
+            Line::raw(gpus.join(",")),
+            Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
+            Line::raw(clean(&job.reason)),
+        ])
+    });
+    let widths = [
+        Constraint::Length(20),
+        Constraint::Length(14),
+        Constraint::Length(8),
+        Constraint::Length(8),
+        Constraint::Min(12),
+    ];
+    let table = Table::new(rows, widths).header(
+        heads(["OFFLINE JOB", "STATE", "GPUS", "PREEMPT.", "WHY"], &[3]).style(paint.strong()),
+    );
+    frame.render_widget(table, area);
+}
+
+fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rect) {
+    let processes = model.processes();
+    if processes.is_empty() {
+        frame.render_widget(Paragraph::new("No process is attached."), area);
+        return;
+    }
+    let visible = usize::from(area.height.saturating_sub(1));
+    let hidden = processes.len().saturating_sub(visible);
+    let shown = if hidden == 0 {
+        visible
+    } else {
+        visible.saturating_sub(1)
+    };
+    let mut rows: Vec<_> = processes
+        .iter()
+        .take(shown)
+        .map(|process| process_row(model, process, paint))
+        .collect();
+    if hidden != 0 {
+        let more = format!("and {} more", processes.len() - shown);
+        rows.push(Row::new([Line::raw(""), Line::raw(more)]));
+    }
+    let widths = [
+        Constraint::Length(8),
+        Constraint::Length(16),
+        Constraint::Length(8),
+        Constraint::Length(12),
+        Constraint::Length(10),
+        Constraint::Min(10),
+    ];
+    let head = ["PID", "PROCESS", "ROLE", "GPU", "LAUNCHES/s", "NOTE"];
+    let table = Table::new(rows, widths).header(heads(head, &[4]).style(paint.strong()));
+    frame.render_widget(table, area);
+}
+
+fn process_row(model: &Model, process: &v1::ProcessStatus, paint: &Paint) -> Row<'static> {
+    let colour = match process.role() {
+        v1::Role::Online => Color::Magenta,
+        v1::Role::Offline => Color::Green,
+        _ => Color::Gray,
+    };
+    let device = |device: &v1::DeviceStatus| {
+        let state = match (process.role(), device.busy) {
+            (v1::Role::Online, true) => " busy",
+            (v1::Role::Online, false) => " idle",
+            _ => "",
+        };
+        format!("{}{state}", device.gpu)
+    };
+    let devices: Vec<_> = process.devices.iter().map(device).collect();
+    Row::new([
+        Line::raw(process.pid.to_string()),
+        Line::raw(clean(&process.name)),
+        Line::styled(json::role(process), paint.of(colour)),
+        Line::raw(devices.join(",")),
+        Line::raw(model.rate(process).to_string()).alignment(Alignment::Right),
+        Line::raw(clean(&process.note)),
+    ])
+}
+
+/// No agent has been heard yet.
+fn nobody(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let strong = Style::new().add_modifier(Modifier::BOLD);
+    let mut lines = vec![Line::styled("Tidegate", strong), Line::raw("")];
+    match &model.lost {
+        None => lines.push(Line::raw("asking the agent ...")),
+        Some((why, _)) => {
+            lines.push(Line::raw(clean(why)));
+            lines.push(Line::raw(""));
+            lines.push(Line::raw("Start it:   systemctl start tidegate-agent"));
+            lines.push(Line::raw("Look why:   tidegate doctor"));
+            lines.push(Line::raw("Elsewhere:  tidegate --run-dir DIR top"));
+            lines.push(Line::raw(""));
+            lines.push(Line::raw("Trying again every second. q quits."));
+        }
+    }
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), area);
+}
+
+fn help(frame: &mut Frame<'_>, area: Rect) {
+    let lines = [
+        "GATE      open: offline runs; closed: online has the GPU;",
+        "          cooling: online stopped, and may go on at once",
+        "ONLINE    share of the last 5 s in which online was busy",
+        "OFFLINE   share in which offline work could run",
+        "PREEMPT.  times offline was taken off the GPU",
+        "p99       from online's ring to offline off the GPU",
+        "LATENCY   the last 12 of these; a full column is 1 ms",
+        "HEADROOM  memory kept mapped for online ahead of need",
+        "",
+        "s sorts processes, h closes this, q quits",
+    ];
+    let width = 62.min(area.width);
+    let height = (small(lines.len()) + 2).min(area.height);
+    let place = Rect {
+        x: (area.width - width) / 2,
+        y: (area.height - height) / 2,
+        width,
+        height,
+    };
+    frame.render_widget(Clear, place);
+    let text: Vec<_> = lines.into_iter().map(Line::raw).collect();
+    let block = Block::bordered().title(" what this shows ");
+    frame.render_widget(Paragraph::new(text).block(block), place);
+}

@@ -1,0 +1,215 @@
+use super::model::{Heard, Model, Sort};
+use super::{draw, frame};
+use tidegate_proto::v1;
+
+const S: u64 = 1_000_000_000;
+
+fn gpu(index: u32, observed: u64, busy: u64) -> v1::GpuStatus {
+    let closed = index % 2 == 1;
+    let mut status = v1::GpuStatus {
+        index,
+        uuid: format!("GPU-{index}"),
+        state_ns: 3 * S,
+        preemptions: 12,
+        usage: Some(v1::GpuUsage {
+            observed_ns: observed,
+            online_busy_ns: busy,
+            offline_running_ns: observed - busy,
+            ..v1::GpuUsage::default()
+        }),
+        preempt_latency: Some(v1::Latency {
+            count: 12,
+            p99_ns: 420_000,
+            ..v1::Latency::default()
+        }),
+        memory: Some(v1::GpuMemory {
+            pool_bytes: 100,
+            headroom_bytes: 50,
+            ..v1::GpuMemory::default()
+        }),
+        ..v1::GpuStatus::default()
+    };
+    status.set_gate(if closed {
+        v1::GateState::Closed
+    } else {
+        v1::GateState::Open
+    });
+    status
+}
+
+fn process(pid: i32, role: v1::Role, name: &str, launches: u64) -> v1::ProcessStatus {
+    let mut status = v1::ProcessStatus {
+        session: u64::from(pid.unsigned_abs()),
+        pid,
+        name: name.to_owned(),
+        devices: vec![v1::DeviceStatus {
+            launches,
+            ..v1::DeviceStatus::default()
+        }],
+        ..v1::ProcessStatus::default()
+    };
+    status.set_role(role);
+    status
+}
+
+fn status(gpus: u32, at: u64) -> v1::GetStatusResponse {
+    let mut job = v1::JobStatus {
+        name: "batch".to_owned(),
+        gpus: (0..gpus).collect(),
+        preemptions: 12,
+        state_ns: 3 * S,
+        reason: "online is idle".to_owned(),
+        ..v1::JobStatus::default()
+    };
+    job.set_state(v1::JobState::Running);
+    let mut status = v1::GetStatusResponse {
+        version: "0.1.0".to_owned(),
+        agent_generation: 1,
+        driver_version: "580.95.05".to_owned(),
+        gpus: (0..gpus).map(|index| gpu(index, at, at / 4)).collect(),
+        jobs: vec![job],
+        processes: vec![
+            process(20, v1::Role::Offline, "python", at / S * 100),
+            process(30, v1::Role::Online, "vllm", at / S * 10),
+        ],
+        ..v1::GetStatusResponse::default()
+    };
+    status.set_level(v1::ChannelLevel::L1Agent);
+    status
+}
+
+fn model(gpus: u32) -> Model {
+    let mut model = Model::new(Sort::Role, false);
+    for (seq, value_ns) in [(1, 125_000), (2, 500_000), (3, 2_000_000)] {
+        let event = v1::Event {
+            seq,
+            kind: "preempted".to_owned(),
+            value_ns,
+            ..v1::Event::default()
+        };
+        // Events of the past may come before the first status.
+        model.hear(Heard::Event(event), 99 * S);
+    }
+    model.hear(Heard::Status(Box::new(status(gpus, 100 * S))), 100 * S);
+    model.hear(Heard::Status(Box::new(status(gpus, 104 * S))), 104 * S);
+    model
+}
+
+fn shown(model: &Model, width: u16, height: u16) -> String {
+    frame(model, width, height, 105 * S).expect("a frame")
+}
+
+#[test]
+fn one_gpu_in_a_small_terminal_is_told_in_one_frame() {
+    let found = shown(&model(1), 80, 24);
+    let expected = "\
+Tidegate 0.1.0 up 0   driver 580.95.05   channel control L1
+GPU GATE          ONLINE     OFFLINE    PREEMPT.    p99 LATENCY ≤1ms HEADROOM
+0   open 3.0 s    █░░░░  25% ████░  75%       12 420 us ▂▅█          ███░░  50%
+open: offline runs   closed: online has the GPU   cooling: online just stopped
+
+OFFLINE JOB          STATE          GPUS     PREEMPT. WHY
+batch                running 3.0 s  0              12 online is idle
+
+PID      PROCESS          ROLE     GPU          LAUNCHES/s NOTE
+30       vllm             online   0 idle               10
+20       python           offline  0                   100
+";
+    assert!(
+        found.starts_with(expected),
+        "{found}\n--- expected\n{expected}"
+    );
+    assert!(
+        found
+            .trim_end()
+            .ends_with("q quit   h help   s sort (by role)"),
+        "{found}"
+    );
+}
+
+#[test]
+fn eight_gpus_fit_and_what_does_not_is_counted() {
+    let mut crowded = status(8, 105 * S);
+    for pid in 100..140 {
+        crowded
+            .processes
+            .push(process(pid, v1::Role::Ignore, "other", 0));
+    }
+    let mut model = model(8);
+    model.hear(Heard::Status(Box::new(crowded)), 105 * S);
+    let found = shown(&model, 120, 40);
+    assert!(found.contains("\n7   closed 3.0 s"), "{found}");
+    let listed = found.lines().filter(|line| line.contains("other")).count();
+    assert!(
+        found.contains(&format!("and {} more", 40 - listed)),
+        "{found}"
+    );
+    let all = shown(&model, 120, draw::height(&model));
+    assert!(!all.contains(" more") && all.contains("\n139"), "{all}");
+}
+
+#[test]
+fn processes_are_sorted_as_asked() {
+    let mut model = model(1);
+    let order = |model: &Model| -> Vec<i32> {
+        model
+            .processes()
+            .iter()
+            .map(|process| process.pid)
+            .collect()
+    };
+    assert_eq!(order(&model), [30, 20]);
+    model.sort = model.sort.next();
+    assert_eq!(order(&model), [20, 30]);
+    model.sort = model.sort.next();
+    assert_eq!(order(&model), [20, 30], "100 launches a second before 10");
+}
+
+#[test]
+fn an_absent_agent_and_a_lost_one_are_told_apart() {
+    let mut absent = Model::new(Sort::Role, false);
+    assert!(shown(&absent, 80, 24).contains("asking the agent"));
+    absent.hear(Heard::Lost("no agent listens on /run/x".to_owned()), S);
+    let found = shown(&absent, 80, 24);
+    assert!(
+        found.contains("/run/x") && found.contains("systemctl start"),
+        "{found}"
+    );
+    let mut lost = model(1);
+    lost.hear(Heard::Lost("the agent ended".to_owned()), 105 * S);
+    let found = shown(&lost, 80, 24);
+    assert!(
+        found.contains("THE AGENT IS GONE for 0 s: online runs on"),
+        "{found}"
+    );
+    assert!(
+        found.contains("batch"),
+        "what it said last is still there: {found}"
+    );
+    assert!(lost.latencies(0, 12).is_empty(), "they are told again");
+    lost.hear(Heard::Status(Box::new(status(1, 106 * S))), 106 * S);
+    assert!(!shown(&lost, 80, 24).contains("GONE"));
+}
+
+#[test]
+fn names_that_would_steer_the_terminal_do_not() {
+    let mut evil = status(1, 105 * S);
+    evil.processes[0].name = "\u{1b}[2Jgone".to_owned();
+    evil.jobs[0].name = "a\nb".to_owned();
+    let mut model = model(1);
+    model.hear(Heard::Status(Box::new(evil)), 105 * S);
+    let found = shown(&model, 80, 24);
+    assert!(
+        found.contains("?[2Jgone") && found.contains("a?b"),
+        "{found}"
+    );
+}
+
+#[test]
+fn no_terminal_is_too_small() {
+    let mut model = model(8);
+    model.help = true;
+    for (width, height) in [(1, 1), (10, 3), (20, 10), (300, 100)] {
+        let _ = shown(&model, width, height);
+    }
+}

@@ -1,0 +1,308 @@
+//! What a node did can be followed, summed up over days, and looked at in a terminal.
+
+use serde_json::Value;
+use std::process::Command;
+use tidegate_tests::{Node, Offline, Online, TRUSTING, wait_for, watch};
+
+fn json_lines(text: &str) -> Vec<Value> {
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect()
+}
+
+fn said(node: &Node, args: &[&str]) -> String {
+    let output = node.tidegate(args);
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {why}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn events_are_chosen_by_kind_process_and_time_and_name_their_process() {
+    let node = Node::new(&[], TRUSTING);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let pid = offline.process.pid();
+    let asked = |args: &str| {
+        let words = ["events", "--output", "json"].into_iter();
+        let words: Vec<_> = words.chain(args.split_whitespace()).collect();
+        json_lines(&said(&node, &words))
+    };
+    let attached = asked("--kind attached");
+    assert_eq!(attached.len(), 1, "{attached:?}");
+    assert_eq!(attached[0]["pid"], pid);
+    let own = asked(&format!("--pid {pid}"));
+    assert!(
+        !own.is_empty() && own.iter().all(|event| event["pid"] == pid),
+        "{own:?}"
+    );
+    assert!(asked("--kind preempted,woken --pid 1").is_empty());
+    assert_eq!(asked("--kind attached --since 1h"), attached);
+    let after = attached[0]["seq"].as_u64().expect("a number") + 1;
+    assert!(asked(&format!("--kind attached --since {after}")).is_empty());
+    offline.stop();
+}
+
+#[test]
+fn logs_are_json_when_asked_and_their_level_changes_while_the_agent_runs() {
+    let config = format!("{TRUSTING}\n[log]\nformat = \"json\"\nlevel = \"warn\"\n");
+    let node = Node::new(&[], &config);
+    let log = || std::fs::read_to_string(node.agent_log()).expect("a log");
+    assert!(
+        !log().contains("\"attached"),
+        "info is not logged: {}",
+        log()
+    );
+    let answer = said(&node, &["log-level", "info"]);
+    assert_eq!(answer, "info (before: warn)\n");
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    wait_for("the attach in the log", || {
+        log().contains("attached: pid").then_some(())
+    });
+    let bad = node.tidegate(&["log-level", "verbose"]);
+    assert_eq!(bad.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&bad.stderr).contains("`verbose` is not a log level"));
+    assert_eq!(said(&node, &["log-level"]), "warn (before: info)\n");
+    let before = log().lines().count();
+    offline.running();
+    offline.stop();
+    wait_for("its end", || {
+        said(&node, &["events"]).contains("exited").then_some(())
+    });
+    assert_eq!(log().lines().count(), before, "{}", log());
+    for line in json_lines(&log()) {
+        assert!(
+            line["level"].is_string() && line["timestamp"].is_string(),
+            "{line}"
+        );
+        assert!(line["message"].is_string(), "{line}");
+    }
+}
+
+fn keeping(file: &std::path::Path) -> String {
+    format!(
+        "{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n[history]\nfile = \"{}\"\nsize = \"1MiB\"\nevery = \"1s\"\n",
+        file.display()
+    )
+}
+
+#[test]
+fn a_report_tells_what_was_harvested_and_survives_a_killed_agent() {
+    let mut node = Node::device_only(&["--gpus", "2"]);
+    let file = node.dir().join("history.ring");
+    let config = keeping(&file);
+    node.start_agent(&config);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    let name = file.to_str().expect("a path");
+    let report = |node: &Node| {
+        let output = node.tidegate(&["report", "--file", name, "--output", "json"]);
+        serde_json::from_slice::<Value>(&output.stdout).ok()
+    };
+    let found = wait_for("a slice with both at work", || {
+        online.say("burst 5 2000000");
+        watch::wait_open(&node, 0, online.process.pid());
+        report(&node).filter(|report| {
+            let gpu = &report["gpus"][0];
+            let counted = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0);
+            counted(&gpu["online_busy"])
+                && counted(&gpu["preemptions"])
+                && counted(&gpu["gaps"]["count"])
+                && counted(&report["jobs"][0]["throughput_fraction"])
+        })
+    });
+    let gpu = &found["gpus"][0];
+    let share = |name: &str| gpu[name].as_f64().expect("a share");
+    assert!(
+        share("harvested") > 0.0 && share("harvested") <= 1.0,
+        "{found:#}"
+    );
+    assert!(
+        share("online_busy") + share("gate_open") <= 1.0 + 1e-9,
+        "{found:#}"
+    );
+    let job = &found["jobs"][0];
+    assert!(
+        job["launches"].as_u64() > Some(0) && job["gpus"] == 1,
+        "{found:#}"
+    );
+    assert!(
+        job["gpus_saved"].as_f64().expect("known") > 0.0,
+        "{found:#}"
+    );
+    assert_eq!(
+        found["pairs"].as_array().map(Vec::len),
+        Some(1),
+        "{found:#}"
+    );
+    assert_eq!(found["gpus"][1]["online_busy"], 0.0, "{found:#}");
+    let observed = |report: &Value| report["gpus"][0]["observed_ns"].as_u64().expect("a time");
+    // Killed at any moment, it leaves what it had written, and its successor goes on behind it.
+    node.agent.take().expect("an agent").signal(libc::SIGKILL);
+    let known = observed(&report(&node).expect("still readable"));
+    node.start_agent(&config);
+    wait_for("the successor's slices", || {
+        report(&node).filter(|report| observed(report) > known)
+    });
+    let agent = node.agent.take().expect("an agent");
+    agent.signal(libc::SIGTERM);
+    agent.succeed();
+    let text = said(&node, &["report", "--file", name]);
+    assert!(
+        text.contains("HARVESTED") && text.contains("GPUs saved in all"),
+        "{text}"
+    );
+    let csv = said(&node, &["report", "--file", name, "--output", "csv"]);
+    let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    assert!(
+        rows.len() > 2 && rows.iter().all(|row| row.len() == rows[0].len()),
+        "{csv}"
+    );
+    assert_eq!(
+        std::fs::metadata(&file).expect("a file").len() / (1 << 10),
+        1_023
+    );
+}
+
+#[test]
+fn a_history_that_cannot_be_kept_stops_nothing_and_is_kept_again_when_it_can() {
+    let mut node = Node::device_only(&[]);
+    let place = node.dir().join("missing");
+    node.start_agent(&keeping(&place.join("history.ring")));
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    let log = || std::fs::read_to_string(node.agent_log()).expect("a log");
+    wait_for("a complaint", || {
+        log()
+            .contains("the history takes nothing for now")
+            .then_some(())
+    });
+    online.say("burst 5 2000000");
+    wait_for("the preemption all the same", || {
+        (watch::status(&node)["gpus"][0]["preemptions"].as_u64() > Some(0)).then_some(())
+    });
+    std::fs::create_dir(&place).expect("the directory");
+    wait_for("the history", || {
+        log().contains("the history is kept again").then_some(())
+    });
+    assert_eq!(
+        log().matches("takes nothing for now").count(),
+        1,
+        "said once"
+    );
+    offline.stop();
+}
+
+/// A terminal with a program in it.
+struct Terminal(String);
+
+impl Terminal {
+    fn tmux(&self, args: &[&str]) -> String {
+        let output = Command::new("tmux")
+            .args(["-L", &self.0, "-f", "/dev/null"])
+            .args(args)
+            .output()
+            .expect("tmux starts");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn wait(&self, what: &str, shown: impl Fn(&str) -> bool) -> String {
+        let mut last = String::new();
+        let found = tidegate_tests::wait_until(tidegate_tests::clock::DEADLINE, || {
+            last = self.tmux(&["capture-pane", "-p", "-t", "top"]);
+            shown(&last).then(|| last.clone())
+        });
+        // For whoever wants to look at what was shown.
+        if let Some(dir) = std::env::var_os("TIDEGATE_TESTS_FRAMES") {
+            let painted = self.tmux(&["capture-pane", "-e", "-p", "-t", "top"]);
+            let file = std::path::Path::new(&dir).join(format!("{}.ansi", what.replace(' ', "-")));
+            std::fs::write(file, painted).expect("the directory is there");
+        }
+        found.unwrap_or_else(|| panic!("no {what} in\n{last}"))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.tmux(&["kill-server"]);
+    }
+}
+
+#[test]
+fn top_shows_a_node_in_a_real_terminal_obeys_its_keys_and_says_that_the_agent_is_gone() {
+    if Command::new("tmux").arg("-V").output().is_err() {
+        eprintln!("SKIPPED: tmux is not installed");
+        return;
+    }
+    let mut node = Node::new(&["--gpus", "2"], TRUSTING);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    let terminal = Terminal(format!("tg-{}", std::process::id()));
+    let tidegate = tidegate_tests::built("tidegate");
+    let line = format!(
+        "{} --run-dir {} top; echo ended with $?; sleep 1000",
+        tidegate.display(),
+        node.run_dir().display()
+    );
+    terminal.tmux(&[
+        "new-session",
+        "-d",
+        "-s",
+        "top",
+        "-x",
+        "80",
+        "-y",
+        "24",
+        &line,
+    ]);
+    let pids = [offline.process.pid(), online.process.pid()];
+    let first = terminal.wait("node with its processes", |text| {
+        pids.iter().all(|pid| text.contains(&pid.to_string())) && text.contains("open")
+    });
+    assert!(
+        first.contains("HEADROOM") && first.contains("sort (by role)"),
+        "{first}"
+    );
+    terminal.tmux(&["send-keys", "-t", "top", "s"]);
+    terminal.wait("other order", |text| text.contains("sort (by pid)"));
+    terminal.tmux(&["send-keys", "-t", "top", "h"]);
+    terminal.wait("help", |text| text.contains("what this shows"));
+    terminal.tmux(&["send-keys", "-t", "top", "h"]);
+    terminal.wait("no help", |text| !text.contains("what this shows"));
+    node.agent.take().expect("an agent").signal(libc::SIGKILL);
+    let gone = terminal.wait("lost agent", |text| text.contains("THE AGENT IS GONE"));
+    assert!(
+        gone.contains(&pids[0].to_string()),
+        "what it said last stays: {gone}"
+    );
+    node.start_agent(TRUSTING);
+    terminal.wait("agent that is back", |text| {
+        !text.contains("GONE") && text.contains("up ")
+    });
+    terminal.tmux(&["send-keys", "-t", "top", "q"]);
+    terminal.wait("end", |text| text.contains("ended with 0"));
+    let once = said(&node, &["top", "--once"]);
+    assert!(once.contains("GATE") && once.contains("HEADROOM"), "{once}");
+    let absent = Terminal(format!("tg-absent-{}", std::process::id()));
+    let line = format!("{} --run-dir /nonexistent top", tidegate.display());
+    absent.tmux(&[
+        "new-session",
+        "-d",
+        "-s",
+        "top",
+        "-x",
+        "80",
+        "-y",
+        "24",
+        &line,
+    ]);
+    absent.wait("absent agent", |text| {
+        text.contains("systemctl start tidegate-agent")
+    });
+}
