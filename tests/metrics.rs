@@ -88,7 +88,9 @@ fn a_scrape_of_a_working_node_is_well_formed_true_and_all_that_dashboard_and_ale
         let (text, seen) = scrape(&node);
         let busy = seen.sum("tidegate_online_busy_ratio", gpu)?;
         let ran = seen.sum("tidegate_offline_running_ratio", gpu)?;
-        (busy > 0.0 && ran > 0.0).then_some((text, seen))
+        // A process says what it launched about once a second.
+        let launches = seen.sum("tidegate_job_launches_total", &[])?;
+        (busy > 0.0 && ran > 0.0 && launches > 0.0).then_some((text, seen))
     });
     for name in asked_for() {
         assert!(
