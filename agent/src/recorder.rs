@@ -22,6 +22,7 @@ const QUEUE: usize = 65_536;
 #[derive(Debug)]
 enum Entry {
     Start(Box<Config>, u8, Instant),
+    Configured(Box<Config>, Instant),
     Event(Event, Instant),
     Effect(Effect),
     Memory(MemoryEvent<'static>, Instant),
@@ -65,6 +66,14 @@ impl Recorder {
     /// A node with these settings begins.
     pub fn begin(&mut self, config: &Config, gpus: u8, now: Instant) {
         self.send(Entry::Start(Box::new(*config), gpus, now));
+    }
+
+    /// Policy goes on with these settings and answered with `effects`.
+    pub fn configured(&mut self, config: &Config, now: Instant, effects: &[Effect]) {
+        self.send(Entry::Configured(Box::new(*config), now));
+        for effect in effects {
+            self.send(Entry::Effect(*effect));
+        }
     }
 
     /// Policy took `event` and answered with `effects`.
@@ -125,6 +134,9 @@ fn write(mut out: BufWriter<File>, entry_rx: &Receiver<Entry>) -> io::Result<()>
         match entry {
             Entry::Start(config, gpus, now) => {
                 decisions::write_start(&mut out, &config, gpus, now)?;
+            }
+            Entry::Configured(config, now) => {
+                decisions::write_configured(&mut out, &config, now)?;
             }
             Entry::Event(event, now) => decisions::write_event(&mut out, &event, now)?,
             Entry::Effect(effect) => decisions::write_effect(&mut out, &effect)?,

@@ -139,6 +139,12 @@ pub enum Event {
         /// Which.
         job: Option<JobId>,
     },
+    /// The operator takes the node out of use for offline work, or back into it: while it is drained no
+    /// job runs, those to come included, whatever is paused or resumed meanwhile.
+    Drain {
+        /// Whether it is drained from here on.
+        drained: bool,
+    },
     /// What the agent believes about channels may be wrong (it was stopped, or a process released
     /// its own): order the wanted state again, without enabling anything first.
     Reissue {

@@ -232,6 +232,11 @@ impl Learner {
         in_window + Duration::from_nanos(u64::try_from(left).unwrap_or(0))
     }
 
+    /// Learns by other rules from here on; what was learnt stays.
+    pub const fn configure(&mut self, learning: Learning) {
+        self.learning = learning;
+    }
+
     /// How long online must stay idle.
     #[must_use]
     pub fn cooldown(&self, now: Instant) -> Duration {

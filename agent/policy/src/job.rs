@@ -45,6 +45,8 @@ pub(crate) struct World {
     pub stalled: GpuSet,
     /// Gates that are open or have cooled for about as long as they ever do.
     pub breathable: GpuSet,
+    /// No job may run.
+    pub drained: bool,
 }
 
 /// What a job's turn means for the GPUs' books.
@@ -415,7 +417,7 @@ impl Job {
         } else {
             self.gpus
         };
-        if self.paused {
+        if self.paused || world.drained {
             Want::Gate(Why::Operator)
         } else if self.skip_until.is_some_and(|until| now < until) {
             Want::Gate(Why::Skipped)

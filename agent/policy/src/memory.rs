@@ -80,6 +80,14 @@ impl Memory {
         }
     }
 
+    /// Goes on by other rules.
+    pub fn configure(&mut self, sharing: Sharing, now: Instant) {
+        self.sharing = sharing;
+        for elastic in &mut self.elastic {
+            elastic.reserve.configure(sharing.reserving, now);
+        }
+    }
+
     /// Takes one event. `offline` says whose sessions belong to a job.
     pub fn take(
         &mut self,

@@ -169,6 +169,26 @@ impl Node {
         self.finish_step(false, now, out);
     }
 
+    /// Goes on with other settings, as if it had been made with them, save what was learnt. What gates
+    /// offline work, and how long a new agent waits, stays as it was made with.
+    pub fn configure(&mut self, config: Config, now: Instant, out: &mut Vec<Effect>) {
+        let config = Config {
+            means: self.config.means,
+            start_hold: self.config.start_hold,
+            ..config
+        };
+        for gpu in &mut self.gpus {
+            match (config.cooldown, &mut gpu.learner) {
+                (Cooldown::Learnt(learning), Some(learner)) => learner.configure(learning),
+                (Cooldown::Learnt(learning), None) => gpu.learner = Some(Learner::new(learning)),
+                (Cooldown::Fixed(_), _) => gpu.learner = None,
+            }
+        }
+        self.memory.configure(config.sharing, now);
+        self.config = config;
+        self.finish_step(true, now, out);
+    }
+
     fn finish_step(&mut self, ticked: bool, now: Instant, out: &mut Vec<Effect>) {
         self.settle(now, out);
         self.world.shut = GpuSet::EMPTY;
@@ -307,6 +327,7 @@ impl Node {
             }
             Event::Pause { job } => self.pause(job, true, out),
             Event::Resume { job } => self.pause(job, false, out),
+            Event::Drain { drained } => self.world.drained = drained,
             Event::Reissue { job } => {
                 for known in self
                     .jobs
@@ -468,10 +489,12 @@ impl Node {
         let World {
             all,
             shut: mut shut_now,
+            drained,
             ..
         } = self.world;
         let mut world = World {
             all,
+            drained,
             ..World::default()
         };
         for id in all.iter() {
@@ -653,6 +676,12 @@ impl Node {
     #[must_use]
     pub fn stripe_of(&self, job: JobId, handle: u32) -> Option<StripeView> {
         self.memory.stripe_of(job, handle)
+    }
+
+    /// Whether no offline job may run.
+    #[must_use]
+    pub const fn is_drained(&self) -> bool {
+        self.world.drained
     }
 
     /// Whether that online process froze while busy and does not count for now.

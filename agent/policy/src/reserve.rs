@@ -65,17 +65,22 @@ pub struct Reserve {
     events: u64,
 }
 
+/// Rules that can be kept.
+fn sane(config: Reserving) -> Reserving {
+    Reserving {
+        step: config.step.max(Bytes(1)),
+        min: config.min.max(config.step).max(Bytes(1)),
+        max: config.max.max(config.min).max(config.step),
+        pressure_percent: config.pressure_percent.clamp(1, 100),
+        ..config
+    }
+}
+
 impl Reserve {
     /// Nothing used, the least headroom mapped.
     #[must_use]
     pub fn new(config: Reserving, now: Instant) -> Self {
-        let config = Reserving {
-            step: config.step.max(Bytes(1)),
-            min: config.min.max(config.step).max(Bytes(1)),
-            max: config.max.max(config.min).max(config.step),
-            pressure_percent: config.pressure_percent.clamp(1, 100),
-            ..config
-        };
+        let config = sane(config);
         Self {
             started: now,
             used: Bytes::ZERO,
@@ -88,6 +93,15 @@ impl Reserve {
             events: 0,
             config,
         }
+    }
+
+    /// Goes on by other rules: the headroom moves into their bounds at once.
+    pub fn configure(&mut self, config: Reserving, now: Instant) {
+        self.config = sane(config);
+        self.headroom = self.headroom.clamp(self.config.min, self.config.max);
+        self.since = now;
+        // What it has too much is given back when it is settled next.
+        self.reservation = self.reservation.max(self.wanted());
     }
 
     /// What is to be mapped.

@@ -30,6 +30,8 @@ use tidegate_policy::node::Node;
 use tidegate_policy::time::{Instant, nanos};
 
 const MAGIC: &str = "tidegate-decisions 1";
+/// Not told to the policy as an event.
+const CONFIGURED: &str = "configured";
 
 /// Why a recording cannot be replayed, or what differed.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +104,22 @@ pub fn write_event(out: &mut impl Write, event: &Event, now: Instant) -> std::io
     let (name, fields, count) = event_fields(event);
     write!(out, "event {} {name}", now.as_nanos())?;
     for field in &fields[..count] {
+        write!(out, " {field}")?;
+    }
+    writeln!(out)
+}
+
+/// Writes that the node went on with other settings.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_configured(
+    out: &mut impl Write,
+    config: &Config,
+    now: Instant,
+) -> std::io::Result<()> {
+    write!(out, "event {} {CONFIGURED}", now.as_nanos())?;
+    for field in config_fields(config) {
         write!(out, " {field}")?;
     }
     writeln!(out)
@@ -192,7 +210,10 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
                 let fields = numbers(words.next().unwrap_or_default()).ok_or_else(bad)?;
                 let now = Instant::from_nanos(now.ok_or_else(bad)?);
                 effects.clear();
-                if let Some(event) = memory_event_of(name, &fields) {
+                if name == CONFIGURED {
+                    let config = config_of(&fields).ok_or_else(bad)?;
+                    node.configure(config, now, &mut effects);
+                } else if let Some(event) = memory_event_of(name, &fields) {
                     node.step_memory(event, now, &mut effects);
                 } else {
                     let event = event_of(name, &fields).ok_or_else(bad)?;
@@ -415,6 +436,7 @@ fn event_fields(event: &Event) -> (&'static str, [u64; 8], usize) {
         Event::Pause { job: of } => ("pause", &[job(of)]),
         Event::Resume { job: of } => ("resume", &[job(of)]),
         Event::Reissue { job: of } => ("reissue", &[job(of)]),
+        Event::Drain { drained } => ("drain", &[u64::from(*drained)]),
         Event::Tick => ("tick", &[]),
     };
     let mut all = [0; 8];
@@ -537,6 +559,7 @@ fn event_of(name: &str, fields: &[u64]) -> Option<Event> {
         "issue_stalled" => Event::IssueStalled { gpu: gpu(0)? },
         "pause" => Event::Pause { job: job()? },
         "resume" => Event::Resume { job: job()? },
+        "drain" => Event::Drain { drained: flag(0)? },
         "reissue" => Event::Reissue { job: job()? },
         "tick" => Event::Tick,
         _ => return None,

@@ -88,6 +88,16 @@ impl Bench {
         }
     }
 
+    /// Other settings, and the effects that need no answer.
+    pub fn configure(&mut self, config: Config) {
+        let (now, mut buffer, mut todo) = (self.at(), Vec::new(), VecDeque::new());
+        self.node.configure(config, now, &mut buffer);
+        self.carry_out(&buffer, &mut todo);
+        for event in todo {
+            self.send(event);
+        }
+    }
+
     /// The same for an event about memory.
     pub fn send_memory(&mut self, event: MemoryEvent<'_>) {
         let (now, mut buffer, mut todo) = (self.at(), Vec::new(), VecDeque::new());

@@ -42,6 +42,7 @@ enum Op {
     Resume(Option<u32>),
     Stalled(u8),
     Reissue,
+    Drain(bool),
 }
 
 fn op(failures: bool) -> impl Strategy<Value = Op> {
@@ -62,6 +63,7 @@ fn op(failures: bool) -> impl Strategy<Value = Op> {
         2 => prop::option::of(job).prop_map(Op::Resume),
         1 => gpu.prop_map(Op::Stalled),
         1 => Just(Op::Reissue),
+        1 => any::<bool>().prop_map(Op::Drain),
     ]
 }
 
@@ -110,6 +112,7 @@ fn apply(bench: &mut Bench, op: Op) {
         }),
         Op::Stalled(g) => bench.send(Event::IssueStalled { gpu: GpuId(g) }),
         Op::Reissue => bench.send(Event::Reissue { job: None }),
+        Op::Drain(drained) => bench.send(Event::Drain { drained }),
     }
 }
 
@@ -189,6 +192,7 @@ proptest! {
             apply(&mut bench, op);
         }
         bench.send(Event::Resume { job: None });
+        bench.send(Event::Drain { drained: false });
         let keys: Vec<_> = bench.online.keys().copied().collect();
         for (session, gpu) in keys {
             bench.idle(session, gpu, 10, 0);
@@ -274,7 +278,7 @@ fn wild() -> impl Strategy<Value = Event> {
         any::<bool>(),
         0u32..3,
     );
-    (0u8..21, numbers).prop_map(|(kind, (s, g, a, b, flag, j))| {
+    (0u8..22, numbers).prop_map(|(kind, (s, g, a, b, flag, j))| {
         let (session, gpu, job) = (SessionId(s), GpuId(g), JobId(j));
         let (at, bt) = (Instant::from_nanos(a), Instant::from_nanos(b));
         let order = Order {
@@ -350,6 +354,7 @@ fn wild() -> impl Strategy<Value = Event> {
             19 => Event::Reissue {
                 job: flag.then_some(job),
             },
+            20 => Event::Drain { drained: flag },
             _ => Event::Tick,
         }
     })
@@ -503,6 +508,63 @@ fn a_job_whose_disables_keep_failing_is_given_up_enabled_and_held_by_its_launch_
         usize::from(GPUS),
         "resume gives it another chance"
     );
+}
+
+#[test]
+fn a_drained_node_runs_nothing_offline_until_it_is_undrained() {
+    let mut bench = running(config());
+    bench.send(Event::Drain { drained: true });
+    assert_eq!(disables(&bench), usize::from(GPUS));
+    bench.answer_all();
+    let later = (SessionId(11), JobId(1));
+    bench.attach_offline(later.0, later.1, GpuSet::first(GPUS));
+    bench.answer_all();
+    bench.send(Event::Pause { job: Some(JOB) });
+    bench.effects.clear();
+    bench.send(Event::Resume { job: None });
+    bench.pass(10 * COOLDOWN);
+    let state = |bench: &Bench, job| bench.node.job(job).map(|job| job.state);
+    for job in [JOB, later.1] {
+        assert_eq!(state(&bench, job), Some(JobState::Gated), "{job:?}");
+    }
+    assert!(
+        !bench
+            .effects
+            .iter()
+            .any(|(_, e)| matches!(e, Effect::Enable { .. }))
+    );
+    assert!(bench.node.is_drained());
+    bench.send(Event::Pause { job: Some(JOB) });
+    bench.send(Event::Drain { drained: false });
+    bench.answer_all();
+    assert_eq!(
+        state(&bench, JOB),
+        Some(JobState::Gated),
+        "what was paused stays so"
+    );
+    assert_eq!(state(&bench, later.1), Some(JobState::Running));
+}
+
+#[test]
+fn a_new_cooldown_counts_for_the_idle_time_that_runs_already() {
+    for (new, opens) in [(COOLDOWN / 4, true), (4 * COOLDOWN, false)] {
+        let mut bench = running(config());
+        bench.busy(ENGINE, GPU);
+        bench.answer_all();
+        bench.idle(ENGINE, GPU, 1, 0);
+        bench.pass(COOLDOWN / 2);
+        bench.configure(Config {
+            cooldown: Cooldown::Fixed(Duration::from_nanos(new)),
+            ..config()
+        });
+        bench.answer_all();
+        let state = || bench.node.job(JOB).map(|job| job.state);
+        assert_eq!(state() == Some(JobState::Running), opens, "{new}");
+        bench.pass(COOLDOWN);
+        bench.answer_all();
+        let state = bench.node.job(JOB).map(|job| job.state);
+        assert_eq!(state == Some(JobState::Running), opens, "{new}");
+    }
 }
 
 #[test]
