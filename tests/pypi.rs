@@ -1,5 +1,6 @@
 //! Unmodified packages from PyPI run to their end on the virtual GPU, with and without the library,
-//! and an agent sees every launch they make.
+//! and an agent sees every launch they make. Clients that are not ours speak to its socket as the README
+//! tells them to.
 //!
 //! `tests/pypi/run` installs them and sets `TIDEGATE_PYPI`; without it the tests say that they did
 //! not run.
@@ -103,4 +104,51 @@ fn every_launch_of_cuda_bindings_is_counted() {
 #[test]
 fn every_launch_of_numba_cuda_is_counted() {
     counts("numba_smoke.py", &[("cuLaunchKernel", 11)]);
+}
+
+/// The README's example in that language, on the sockets of `node`.
+fn example(node: &Node, begin: &str, end: &str) -> String {
+    let readme = include_str!("../README.md");
+    let from = readme.find(begin).expect("the README has an example");
+    let text = &readme[from..];
+    let text = &text[..text.find(end).expect("the example ends")];
+    text.replace("/run/tidegate", &node.run_dir().display().to_string())
+}
+
+#[test]
+fn the_python_example_of_the_readme_reads_the_status() {
+    let Some(python) = python() else {
+        return;
+    };
+    let node = Node::new(&["--gpus", "2"], TRUSTING);
+    let file = node.dir().join("example.py");
+    std::fs::write(&file, example(&node, "import grpc\n", "```")).expect("writable");
+    let out = Running::start(
+        "python",
+        node.plain(&python).arg(&file).env_remove("LD_PRELOAD"),
+    );
+    let out = out.succeed();
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(lines.len(), 2, "{out}");
+    for line in lines {
+        assert!(
+            line.starts_with("GPU-") && line.ends_with(" idle 0"),
+            "{out}"
+        );
+    }
+}
+
+#[test]
+fn the_grpcurl_example_of_the_readme_reads_the_status() {
+    let Some(python) = python() else {
+        return;
+    };
+    let node = Node::new(&[], TRUSTING);
+    let line = example(&node, "grpcurl -plaintext", "\n");
+    let mut words = line.split_whitespace();
+    let program = words.next().expect("a program");
+    let mut command = node.plain(python.with_file_name(program));
+    let out = Running::start("grpcurl", command.args(words).env_remove("LD_PRELOAD")).succeed();
+    let status: Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(status["gpus"].as_array().map(Vec::len), Some(1), "{out}");
 }

@@ -2,12 +2,13 @@
 //! The only file that knows every concrete type.
 
 use crate::activation::{ActivationError, Passed};
+use crate::authority::{Authorisation, Denials, Operators, Socket};
 use crate::channel::DriverControl;
-use crate::config::{Config, Cooldown, Level, LongGate, Suspects, Unproven};
+use crate::config::{Config, Cooldown, Level, Loaded, LongGate, Sources, Suspects, Unproven};
 use crate::control::{About, Control, Parts};
 use crate::device::{Device, DeviceError};
 use crate::events::EventLog;
-use crate::inbox::{self, Input, Mailbox};
+use crate::inbox::{self, Input, Mailbox, Tunables};
 use crate::issue::{self, Issuer};
 use crate::journal::{Journal, Marked};
 use crate::level::{self, Refused};
@@ -19,10 +20,11 @@ use crate::peers::{self, Connection, Crowd, Pages};
 use crate::reaper::Reaper;
 use crate::reconcile::{self, Reconciled};
 use crate::recorder::Recorder;
+use crate::reload::InForce;
 use crate::rm::{self, Driver, Gpu, RmError, Subdevice};
 use crate::rundir::{self, RunDir, RunDirError};
 use crate::selftest::{self, Outcome, SelfTest};
-use crate::service::{Authorisation, Denials, Service, Socket};
+use crate::service::Service;
 use crate::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
 use crate::watcher::{Keep, Watched, Watcher};
 use crate::{clock, prove, sys};
@@ -52,8 +54,10 @@ const CALLS: usize = 16;
 /// How the agent was started.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Where settings come from.
+    pub sources: Sources,
     /// Settings.
-    pub config: Config,
+    pub loaded: Loaded,
     /// Which GPUs.
     pub device: Device,
     /// The virtual device's shim.
@@ -130,7 +134,7 @@ fn starting(what: &'static str) -> impl Fn(io::Error) -> AppError {
 pub fn run(options: &Options) -> Result<(), AppError> {
     options.device.enter(options.vgpu_shim.as_deref())?;
     let passed = Passed::from_environment()?;
-    let config = &options.config;
+    let config = &options.loaded.config;
     let mut run_dir = take_run_dir(options)?;
     let journal = Arc::new(run_dir.journal()?);
     let driver = rm::enumerate()?;
@@ -169,9 +173,8 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let recorder = recorder.map_err(starting("begin the recording"))?;
     let parts = Parts {
         recorder,
-        policy: policy_config(config, choice.level),
+        tunables: tunables(config, choice.level),
         level: choice.level,
-        rings_per_second: config.limits.rings_per_second,
         pool: config.memory.pool,
         believe_unproven: config.unproven == Unproven::FirstClaim,
         gpus,
@@ -180,9 +183,6 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         adopted,
         prover: prove::start(mailbox.clone()).map_err(starting("start the prover"))?,
         reprover: prove::start_again(mailbox.clone()).map_err(starting("start the prover"))?,
-        prove_every_ns: clock::nanos(config.prove_every),
-        stall_ns: clock::nanos(config.tuning.stall_after),
-        answer_ns: clock::nanos(config.tuning.answer_within),
         teller,
         inbox,
         mailbox: mailbox.clone(),
@@ -206,10 +206,22 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     // Ends after the control thread, with the last slice of time.
     let (_watcher, watched) = Watcher::start(mailbox.clone(), Arc::clone(&events), keep)
         .map_err(starting("start the watcher thread"))?;
+    let crowd = Arc::new(Crowd::new(config.limits.connections_per_uid));
+    let in_force = InForce::new(
+        options.sources.clone(),
+        options.loaded.clone(),
+        choice.level,
+        mailbox.clone(),
+        options.log_level.clone(),
+        Arc::clone(&crowd),
+        Arc::clone(&notifier),
+    );
     let server = Serving {
         run_dir: &run_dir,
         passed: RefCell::new(passed),
         config,
+        crowd,
+        in_force: Arc::new(in_force),
         generation,
         mailbox,
         events,
@@ -235,7 +247,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
 }
 
 fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
-    let path = &options.config.run_dir;
+    let path = &options.loaded.config.run_dir;
     let device = options.device.to_string();
     let held = match RunDir::take(path, &device) {
         Err(held @ RunDirError::Held(..)) if options.replace => held,
@@ -320,6 +332,18 @@ fn issuers(
     Ok(gpus)
 }
 
+/// What the control thread can be told while it runs.
+#[must_use]
+pub fn tunables(config: &Config, level: Level) -> Tunables {
+    Tunables {
+        policy: policy_config(config, level),
+        rings_per_second: config.limits.rings_per_second,
+        prove_every_ns: clock::nanos(config.prove_every),
+        stall_ns: clock::nanos(config.tuning.stall_after),
+        answer_ns: clock::nanos(config.tuning.answer_within),
+    }
+}
+
 /// The policy's settings from the operator's.
 fn policy_config(config: &Config, level: Level) -> policy::Config {
     policy::Config {
@@ -370,6 +394,8 @@ struct Serving<'a> {
     run_dir: &'a RunDir,
     passed: RefCell<Passed>,
     config: &'a Config,
+    crowd: Arc<Crowd>,
+    in_force: Arc<InForce>,
     generation: u64,
     mailbox: Mailbox,
     events: Arc<EventLog>,
@@ -389,6 +415,7 @@ impl Serving<'_> {
             signal(SignalKind::interrupt()).map_err(starting("listen for signals"))?;
         let mut replace =
             signal(SignalKind::user_defined1()).map_err(starting("listen for signals"))?;
+        let mut hangup = signal(SignalKind::hangup()).map_err(starting("listen for signals"))?;
         let reaper =
             Reaper::start(self.mailbox.clone()).map_err(starting("start the reaper thread"))?;
         let hooks = Arc::new(HookReports::default());
@@ -397,8 +424,10 @@ impl Serving<'_> {
             Arc::clone(&self.events),
             Arc::clone(&hooks),
             self.log_level.clone(),
+            Arc::clone(&self.in_force),
         );
-        let sessions = Sessions::new(self.config, self.mailbox.clone(), reaper, hooks);
+        let in_force = self.in_force.running();
+        let sessions = Sessions::new(in_force, self.mailbox.clone(), reaper, hooks);
         // Last before serving: whoever connects finds everything in place.
         let mut control_done = start_control(parts, fifo)?;
         let hook = self.serve_hook(sessions)?;
@@ -432,6 +461,9 @@ impl Serving<'_> {
                     tracing::info!("a successor asks for the node: handing over");
                     self.mailbox.put(Input::HandOver);
                 }
+                _ = hangup.recv() => {
+                    let _ = self.in_force.reload("SIGHUP");
+                }
                 done = &mut control_done => {
                     tracing::info!("tidegate-agent ends");
                     return done.map_err(|_| AppError::ControlLost);
@@ -451,7 +483,7 @@ impl Serving<'_> {
         tokio::spawn(peers::accept_greeted(
             listener,
             Arc::new(Pages::new(self.generation)),
-            Arc::new(Crowd::new(self.config.limits.connections_per_uid)),
+            Arc::clone(&self.crowd),
             connection_tx,
         ));
         let runtime = v1::runtime_server::RuntimeServer::new(sessions)
@@ -462,7 +494,7 @@ impl Serving<'_> {
         Ok(builder()
             .http2_keepalive_interval(Some(keep_alive))
             .http2_keepalive_timeout(Some(keep_alive))
-            .layer(Authorisation(Socket::Hook, Arc::clone(&self.denials)))
+            .layer(self.authorisation(Socket::Hook))
             .add_service(runtime)
             .serve_with_incoming(connections))
     }
@@ -503,13 +535,21 @@ impl Serving<'_> {
         };
         Ok(builder()
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
-            .layer(Authorisation(socket, Arc::clone(&self.denials)))
+            .layer(self.authorisation(socket))
             .add_service(node)
             .add_service(control)
             .add_service(health_server)
             .add_service(reflection().build_v1().map_err(broken)?)
             .add_service(reflection().build_v1alpha().map_err(broken)?)
             .serve_with_incoming(connections))
+    }
+
+    fn authorisation(&self, socket: Socket) -> Authorisation {
+        Authorisation {
+            socket,
+            operators: Operators::of_this_machine(),
+            denials: Arc::clone(&self.denials),
+        }
     }
 
     fn listen(&self, name: &str, mode: u32, group: Option<&str>) -> Result<Listening, AppError> {

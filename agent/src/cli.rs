@@ -4,11 +4,13 @@ mod cdi;
 mod config;
 mod doctor;
 mod events;
+mod explain;
 mod json;
 mod probe;
 mod release;
 mod replay;
 mod report;
+mod steer;
 mod table;
 mod top;
 mod trace;
@@ -69,6 +71,24 @@ enum Command {
         /// The job.
         job: Option<String>,
     },
+    /// Let no offline job run, those to come included, until `undrain`.
+    Drain,
+    /// Undo `drain`.
+    Undrain,
+    /// Change a setting on the running agent, until it ends: `gate.cooldown=20ms`.
+    Set {
+        /// KEY=VALUE, or KEY with --unset.
+        #[arg(value_name = "KEY=VALUE")]
+        assignment: String,
+        /// Take back what was set.
+        #[arg(long)]
+        unset: bool,
+    },
+    /// Make the agent read its configuration again; says what changed, and what needs a restart.
+    Reload,
+    /// Why a process is what it is and runs or waits, or why a memory handle was taken.
+    #[command(subcommand)]
+    Explain(explain::What),
     /// The hooks of attached processes: installed, resolved, calls.
     Hooks {
         /// One process.
@@ -208,7 +228,6 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         Command::Replay(args) => replay::run(args)?,
         Command::Report(args) => report::run(args)?,
         Command::Doctor(arguments) => return doctor::run(cli, arguments),
-        Command::Config(command) => config::run(cli, command)?,
         Command::Cdi(command) => cdi::run(&cli.run_dir, command)?,
         Command::Completions { shell } => write(&manual::completions(Cli::command(), *shell))?,
         Command::Man { dir } => manual::pages(Cli::command(), dir)?,
@@ -285,13 +304,18 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
                 .await?;
             jobs("resumed", &answer.into_inner().jobs)
         }
+        Command::Drain => steer::drain(cli).await,
+        Command::Undrain => steer::undrain(cli).await,
+        Command::Set { assignment, unset } => steer::set(cli, assignment, *unset).await,
+        Command::Reload => steer::reload(cli).await,
+        Command::Explain(what) => explain::run(cli, what).await,
+        Command::Config(command) => config::run(cli, command).await,
         Command::Hooks { pid, output } => hooks(cli, *pid, *output).await,
         Command::Trace { seconds, output } => trace::run(cli, *seconds, output).await,
         // Done without an agent, above.
         Command::Doctor(_)
         | Command::Release { .. }
         | Command::Replay(_)
-        | Command::Config(_)
         | Command::Cdi(_)
         | Command::Completions { .. }
         | Command::Man { .. }

@@ -16,9 +16,12 @@ mod tuning;
 mod value;
 mod watching;
 
+use crate::identity::Qos;
 pub use load::{Change, Loaded, Sources, environment};
 pub use origin::{ConfigError, Origin};
+pub use rules::show_rule;
 pub use settings::{Applies, SETTINGS, Setting, setting};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -64,13 +67,27 @@ pub struct Config {
 }
 
 /// `[identity]`: which process is what.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// `trust_env_uids`: processes of these users may name either role by `TIDEGATE_ROLE`. A number,
     /// or "self" for the agent's own user.
     pub trust_env_uids: Vec<u32>,
+    /// `labels`: the directory with files in which the node's own services say more of pods, containers
+    /// and Slurm jobs ([`crate::identity::labels`]).
+    pub labels: PathBuf,
     /// `rules`, in order; the first that matches decides. Nothing matches: ignore.
     pub rules: Vec<Rule>,
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self {
+            trust_env_uids: Vec::new(),
+            // Beside the agent's own directory, which is mounted into containers.
+            labels: PathBuf::from("/run/tidegate-labels"),
+            rules: Vec::new(),
+        }
+    }
 }
 
 /// `[[identity.rules]]`. Every condition that is given must hold.
@@ -78,8 +95,20 @@ pub struct Identity {
 pub struct Rule {
     /// User of the process.
     pub uid: Option<u32>,
-    /// The cgroup is this one or below it.
+    /// A group of the process.
+    pub gid: Option<u32>,
+    /// The cgroup is this one or below it; `*` and `?` stand for characters of one component.
     pub cgroup: Option<String>,
+    /// The unit of the system's service manager, with `*` and `?`.
+    pub unit: Option<String>,
+    /// Kubernetes' class of service, from the cgroup's path.
+    pub qos: Option<Qos>,
+    /// Id of the pod, from the cgroup's path.
+    pub pod: Option<String>,
+    /// Partition of the Slurm job, as the node's prolog wrote it down.
+    pub slurm_partition: Option<String>,
+    /// Labels of its pod, container or Slurm job, as somebody wrote them down.
+    pub labels: BTreeMap<String, String>,
     /// What such a process is.
     pub role: Role,
     /// Where it stands.
@@ -92,7 +121,13 @@ impl Rule {
     pub const fn giving(role: Role) -> Self {
         Self {
             uid: None,
+            gid: None,
             cgroup: None,
+            unit: None,
+            qos: None,
+            pod: None,
+            slurm_partition: None,
+            labels: BTreeMap::new(),
             role,
             origin: Origin::Default,
         }

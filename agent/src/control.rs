@@ -18,13 +18,14 @@ mod orders;
 mod proofs;
 mod report;
 mod session;
+mod steer;
 mod waiting;
 
 use crate::clock::now_ns;
 use crate::config::{Level, Role};
 use crate::events::{Happening, Teller};
 use crate::gate::Gate;
-use crate::inbox::{Ask, Inbox, Input, Mailbox};
+use crate::inbox::{Inbox, Input, Mailbox, Tunables};
 use crate::issue::{Guards, Issuer};
 use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
 use crate::latency::Latencies;
@@ -65,12 +66,10 @@ const TURN: usize = 64;
 /// What the control thread is made of.
 #[derive(Debug)]
 pub struct Parts {
-    /// The policy's settings.
-    pub policy: tidegate_policy::config::Config,
+    /// Settings that may change.
+    pub tunables: Tunables,
     /// How channels are controlled.
     pub level: Level,
-    /// Rings of one page per second that are believed.
-    pub rings_per_second: u32,
     /// Bytes of each GPU that are shared out; 0: none.
     pub pool: u64,
     /// Clients of processes without a control file belong to the first that reports them.
@@ -87,12 +86,6 @@ pub struct Parts {
     pub prover: Prover,
     /// Where proofs go that are to be made again.
     pub reprover: Reprover,
-    /// How often that is, beside after every disable.
-    pub prove_every_ns: u64,
-    /// An issue thread without an answer for this long is stalled.
-    pub stall_ns: u64,
-    /// How long a process may take to disable its own channels.
-    pub answer_ns: u64,
     /// Where happenings go.
     pub teller: Teller,
     /// Where messages come from.
@@ -120,6 +113,8 @@ pub struct Control {
     pool: u64,
     believe_unproven: bool,
     ignore_suspects: bool,
+    /// How long gates stay shut after the start.
+    start_hold_ns: u64,
     generation: u64,
     gpus: Vec<GpuState>,
     jobs: Vec<Job>,
@@ -238,17 +233,25 @@ impl Control {
             .collect();
         let count = u8::try_from(gpus.len()).unwrap_or(u8::MAX);
         let mut recorder = parts.recorder;
+        let Tunables {
+            policy,
+            rings_per_second,
+            prove_every_ns,
+            stall_ns,
+            answer_ns,
+        } = parts.tunables;
         if let Some(recorder) = &mut recorder {
-            recorder.begin(&parts.policy, count, Instant::from_nanos(now));
+            recorder.begin(&policy, count, Instant::from_nanos(now));
         }
         Self {
             recorder,
-            node: Node::new(parts.policy, count, Instant::from_nanos(now)),
+            node: Node::new(policy, count, Instant::from_nanos(now)),
             level: parts.level,
-            rings_per_second: parts.rings_per_second,
+            rings_per_second,
             pool: parts.pool,
             believe_unproven: parts.believe_unproven,
-            ignore_suspects: parts.policy.suspects == Suspects::Ignore,
+            start_hold_ns: crate::clock::nanos(policy.start_hold),
+            ignore_suspects: policy.suspects == Suspects::Ignore,
             generation: parts.generation,
             gpus,
             jobs: Vec::new(),
@@ -268,9 +271,9 @@ impl Control {
             prover: parts.prover,
             reprover: parts.reprover,
             proofs: Proofs::default(),
-            prove_every_ns: parts.prove_every_ns,
-            stall_ns: parts.stall_ns,
-            answer_ns: parts.answer_ns,
+            prove_every_ns,
+            stall_ns,
+            answer_ns,
             prove_at: now,
             teller: parts.teller,
             notifier: parts.notifier,
@@ -535,6 +538,12 @@ impl Control {
             }
             Input::Mps(pid) => self.see_mps(pid),
             Input::Ask(ask) => self.answer(ask),
+            Input::Configure(tunables) => self.configure(&tunables),
+            Input::Audit(kind, text) => self.tell(Happening {
+                kind,
+                text,
+                ..Happening::default()
+            }),
             Input::Stop => self.begin_end(),
             Input::HandOver => self.hand_over(),
         }
@@ -560,46 +569,6 @@ impl Control {
         });
     }
 
-    fn answer(&mut self, ask: Ask) {
-        match ask {
-            Ask::Report(answer) => {
-                let _ = answer.send(Box::new(self.report()));
-            }
-            Ask::Usage(answer) => {
-                let _ = answer.send(Box::new(self.totals()));
-            }
-            Ask::Pause(job, answer) => {
-                let jobs = self.steer(job.as_deref(), |job| Event::Pause { job });
-                let _ = answer.send(jobs);
-            }
-            Ask::Resume(job, answer) => {
-                let jobs = self.steer(job.as_deref(), |job| Event::Resume { job });
-                let _ = answer.send(jobs);
-            }
-        }
-    }
-
-    /// Feeds an event for one job by name, or for all; returns which.
-    fn steer(&mut self, name: Option<&str>, event: fn(Option<JobId>) -> Event) -> Vec<String> {
-        let live = self.live_jobs();
-        let Some(name) = name else {
-            self.feed(event(None));
-            return live
-                .into_iter()
-                .filter_map(|job| self.job_name(Some(job)))
-                .map(|name| name.to_string())
-                .collect();
-        };
-        let mut steered = Vec::new();
-        for job in live {
-            if self.job_name(Some(job)).is_some_and(|own| *own == *name) {
-                self.feed(event(Some(job)));
-                steered.push(name.to_owned());
-            }
-        }
-        steered
-    }
-
     /// Steps the policy with one event, and with all that follow from it.
     fn feed(&mut self, event: Event) {
         self.events.push_back(event);
@@ -623,12 +592,16 @@ impl Control {
             if let Some(recorder) = &mut self.recorder {
                 recorder.stepped(event, now, &effects);
             }
-            for &effect in &effects {
-                self.carry_out(effect);
-            }
-            self.effects = effects;
-            self.account();
+            self.carry_out_all(effects);
         }
+    }
+
+    fn carry_out_all(&mut self, effects: Vec<Effect>) {
+        for &effect in &effects {
+            self.carry_out(effect);
+        }
+        self.effects = effects;
+        self.account();
     }
 
     fn carry_out(&mut self, effect: Effect) {

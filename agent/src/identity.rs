@@ -1,22 +1,40 @@
 //! Which process is online, which is offline: decided from what the kernel says of a socket's peer
 //! and the operator's ordered rules, never from what the process says of itself.
 //!
+//! Credentials of the socket -> its cgroup -> where it runs ([`place`]) and what the node's own services
+//! say of that ([`labels`]) -> the first rule whose every condition holds ([`rules`]).
+//!
 //! A process may ask to be treated as *offline* when a rule makes it online (it gives up a right). It
 //! becomes online by its own word only when the configuration trusts its user. No rule: ignored.
 
+pub mod labels;
+pub mod place;
+pub mod rules;
+
 use crate::config::{Identity, Role};
 use crate::inbox::Process;
+use labels::Labels;
+use place::Place;
+pub use place::Qos;
+use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 
 /// What the kernel says of a process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// Its id in the agent's pid namespace.
     pub pid: i32,
     /// Its effective user when it connected.
     pub uid: u32,
+    /// Its groups, the effective one first.
+    pub groups: Vec<u32>,
     /// Path in the cgroup2 hierarchy (or the longest of a v1 hierarchy); empty if unknown.
     pub cgroup: String,
+    /// Where it runs, by all its hierarchies.
+    pub place: Place,
+    /// Why it is taken to be in a container that the agent is not in; empty: it is not.
+    pub contained: String,
     /// Ticks since boot at which it started: with `pid` it names a process for good.
     pub started: u64,
     /// `comm`.
@@ -34,6 +52,35 @@ impl Credentials {
     }
 }
 
+impl std::fmt::Display for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "uid {}, process {} ({})", self.uid, self.pid, self.name)
+    }
+}
+
+/// Everything a rule looks at.
+#[derive(Clone, Debug)]
+pub struct Subject<'a> {
+    /// What the kernel says.
+    pub peer: &'a Credentials,
+    /// Where it runs.
+    pub place: &'a Place,
+    /// What is said of that.
+    pub labels: Labels,
+}
+
+impl<'a> Subject<'a> {
+    /// A process, with the labels of where it runs.
+    #[must_use]
+    pub fn of(peer: &'a Credentials, identity: &Identity) -> Self {
+        Self {
+            peer,
+            place: &peer.place,
+            labels: labels::of(&identity.labels, &peer.place),
+        }
+    }
+}
+
 /// A role and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
@@ -43,74 +90,83 @@ pub struct Decision {
     pub rule: String,
 }
 
-/// Applies the rules to a process that `wishes` for a role (None: it did not say).
-#[must_use]
-pub fn decide(identity: &Identity, peer: &Credentials, wishes: Option<Role>) -> Decision {
-    if let Some(role) = wishes.filter(|_| identity.trust_env_uids.contains(&peer.uid)) {
-        return Decision {
-            role,
-            rule: format!("trusted user {}: its own word", peer.uid),
-        };
-    }
-    let matched = identity.rules.iter().enumerate().find(|(_, rule)| {
-        rule.uid.is_none_or(|uid| uid == peer.uid)
-            && rule
-                .cgroup
-                .as_deref()
-                .is_none_or(|prefix| is_below(&peer.cgroup, prefix))
-    });
-    let Some((at, rule)) = matched else {
-        return Decision {
-            role: Role::Ignore,
-            rule: "no rule matched".to_owned(),
-        };
-    };
-    let mut text = format!("rule {}:", at + 1);
-    if let Some(uid) = rule.uid {
-        text.push_str(&format!(" uid {uid}"));
-    }
-    if let Some(cgroup) = &rule.cgroup {
-        text.push_str(&format!(" cgroup {cgroup}"));
-    }
-    if rule.role == Role::Online && wishes == Some(Role::Offline) {
-        return Decision {
-            role: Role::Offline,
-            rule: format!("{text}, lowered at its own wish"),
-        };
-    }
-    Decision {
-        role: rule.role,
-        rule: text,
+impl Qos {
+    /// As rules name it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::BestEffort => "besteffort",
+            Self::Burstable => "burstable",
+            Self::Guaranteed => "guaranteed",
+        }
     }
 }
 
-/// Whether `path` is `prefix` or a cgroup below it; "/online" is not above "/online-batch".
-fn is_below(path: &str, prefix: &str) -> bool {
-    path.strip_prefix(prefix)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-/// Reads what /proc says of the peer, and whether it still is the same process afterwards.
+/// Reads what /proc says of the peer of a socket, and whether it still is the same process afterwards.
 ///
 /// # Errors
 /// When the process ended meanwhile, or its files cannot be read.
-pub fn credentials(pid: i32, uid: u32, pidfd: BorrowedFd<'_>) -> std::io::Result<Credentials> {
-    let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}"));
-    let stat = read("stat")?;
-    let name = String::from_utf8_lossy(&read("comm")?).trim().to_owned();
-    let cgroup = read("cgroup").unwrap_or_default();
+pub fn credentials(pid: i32, uid: u32, pidfd: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let credentials = Credentials {
+        uid,
+        ..of_process(pid)?
+    };
     if crate::sys::pidfd_ended(pidfd) {
-        return Err(std::io::Error::new(
-            std::io::ErrorKind::NotFound,
-            "the process ended",
-        ));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the process ended"));
     }
+    Ok(credentials)
+}
+
+/// Reads what /proc says of a process, its user too.
+///
+/// # Errors
+/// When there is no such process, or its files cannot be read.
+pub fn of_process(pid: i32) -> io::Result<Credentials> {
+    let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}"));
+    let text = |file: &str| read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let stat = text("stat")?;
+    let status = text("status")?;
+    let name = text("comm")?.trim().to_owned();
+    let cgroups = text("cgroup").unwrap_or_default();
+    let ids = |field: &str| -> Vec<u32> {
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let ids = line.unwrap_or_default().split_whitespace();
+        ids.filter_map(|id| id.parse().ok()).collect()
+    };
+    // Real, effective, saved, of the file system.
+    let effective = |field: &str| ids(field).get(1).copied().unwrap_or(u32::MAX);
+    let mut groups = vec![effective("Gid:")];
+    groups.extend(ids("Groups:"));
+    let cgroup = cgroup_of(&cgroups);
     Ok(Credentials {
         pid,
-        uid,
-        cgroup: cgroup_of(&String::from_utf8_lossy(&cgroup)),
-        started: started_of(&String::from_utf8_lossy(&stat)).unwrap_or(0),
+        uid: effective("Uid:"),
+        groups,
+        place: Place::of(&cgroups),
+        contained: contained(pid, &cgroup),
+        cgroup,
+        started: started_of(&stat).unwrap_or(0),
         name: printable(&name),
+    })
+}
+
+/// Why a process is taken to be in a container that this one is not in: it has another namespace of
+/// processes or of users, or a container in its cgroup's path. Empty: it is not.
+fn contained(pid: i32, cgroup: &str) -> String {
+    let link =
+        |pid: &str, name: &str| std::fs::read_link(PathBuf::from(format!("/proc/{pid}/ns/{name}")));
+    let pid = pid.to_string();
+    for (name, what) in [("pid", "processes"), ("user", "users")] {
+        match (link("self", name), link(&pid, name)) {
+            (Ok(own), Ok(its)) if own == its => {}
+            (Ok(_), Ok(_)) => return format!("it is in another namespace of {what}"),
+            _ => return format!("its namespace of {what} cannot be read"),
+        }
+    }
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let foreign = place::containers(cgroup).find(|id| !own.contains(id));
+    foreign.map_or_else(String::new, |id| {
+        format!("it is in container {}", &id[..12])
     })
 }
 
@@ -145,63 +201,7 @@ pub fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Rule;
     use std::os::fd::AsFd;
-
-    fn peer(uid: u32, cgroup: &str) -> Credentials {
-        Credentials {
-            pid: 1,
-            uid,
-            cgroup: cgroup.to_owned(),
-            started: 1,
-            name: "x".to_owned(),
-        }
-    }
-
-    fn rules() -> Identity {
-        let rule = |uid, cgroup: Option<&str>, role| Rule {
-            uid,
-            cgroup: cgroup.map(str::to_owned),
-            ..Rule::giving(role)
-        };
-        Identity {
-            trust_env_uids: vec![7],
-            rules: vec![
-                rule(Some(1000), Some("/a"), Role::Ignore),
-                rule(None, Some("/a"), Role::Online),
-                rule(Some(1000), None, Role::Offline),
-            ],
-        }
-    }
-
-    #[test]
-    fn the_first_rule_whose_every_condition_holds_decides() {
-        let role = |uid, cgroup| decide(&rules(), &peer(uid, cgroup), None).role;
-        assert_eq!(role(1000, "/a/b"), Role::Ignore);
-        assert_eq!(role(5, "/a"), Role::Online);
-        assert_eq!(role(1000, "/other"), Role::Offline);
-        assert_eq!(role(5, "/ab"), Role::Ignore, "/a is not above /ab");
-    }
-
-    #[test]
-    fn no_process_raises_itself_to_online() {
-        for uid in [5, 1000] {
-            for cgroup in ["/", "/x", ""] {
-                let decision = decide(&rules(), &peer(uid, cgroup), Some(Role::Online));
-                assert_ne!(decision.role, Role::Online, "{uid} {cgroup}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_process_may_lower_itself_and_a_trusted_user_may_choose() {
-        let decision = decide(&rules(), &peer(5, "/a"), Some(Role::Offline));
-        assert_eq!(decision.role, Role::Offline);
-        let decision = decide(&rules(), &peer(1000, "/x"), Some(Role::Ignore));
-        assert_eq!(decision.role, Role::Offline, "ignored is not lower");
-        let decision = decide(&rules(), &peer(7, "/x"), Some(Role::Online));
-        assert_eq!(decision.role, Role::Online);
-    }
 
     #[test]
     fn a_name_cannot_forge_the_start_time() {
@@ -227,7 +227,11 @@ mod tests {
     fn this_process_can_be_read() {
         let pid = i32::try_from(std::process::id()).expect("a pid");
         let pidfd = crate::sys::pidfd_open(pid).expect("pidfds exist");
-        let own = credentials(pid, 0, pidfd.as_fd()).expect("alive");
+        let own = credentials(pid, 7, pidfd.as_fd()).expect("alive");
         assert!(own.started > 0);
+        assert_eq!(own.uid, 7, "as it was when it connected");
+        let gid = nix::unistd::Gid::effective().as_raw();
+        assert_eq!(own.groups.first(), Some(&gid));
+        assert_eq!(own.contained, "", "nobody is in a container of his own");
     }
 }

@@ -38,6 +38,10 @@ pub enum Input {
     Mps(Option<i32>),
     /// Somebody wants an answer.
     Ask(Ask),
+    /// Other settings are in force.
+    Configure(Box<Tunables>),
+    /// An operator did something: a kind of event, and who did what.
+    Audit(&'static str, String),
     /// Enable everything, then end.
     Stop,
     /// A successor waits: leave the channels as they are and end.
@@ -263,6 +267,38 @@ pub enum Ask {
     Pause(Option<String>, Answer<Vec<String>>),
     /// Undo a pause.
     Resume(Option<String>, Answer<Vec<String>>),
+    /// Let no offline job run, or let them again; answers which jobs there are.
+    Drain(bool, Answer<Vec<String>>),
+    /// How a process is attached, and why it runs or waits.
+    Explain(i32, Answer<Box<Standing>>),
+    /// What is known of a handle of one job's cache, or of every job's.
+    Handle(u32, Option<String>, Answer<Vec<v1::HandleStatus>>),
+}
+
+/// How a process stands with the agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Standing {
+    /// Its connections.
+    pub attached: Vec<v1::ProcessStatus>,
+    /// Their jobs.
+    pub jobs: Vec<v1::JobStatus>,
+    /// Why it runs or waits.
+    pub reasons: Vec<String>,
+}
+
+/// Settings of the control thread that may change while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunables {
+    /// The policy's.
+    pub policy: tidegate_policy::config::Config,
+    /// Rings of one page per second that are believed.
+    pub rings_per_second: u32,
+    /// How often proofs are made again, beside after every disable.
+    pub prove_every_ns: u64,
+    /// An issue thread without an answer for this long is stalled.
+    pub stall_ns: u64,
+    /// How long a process may take to disable its own channels.
+    pub answer_ns: u64,
 }
 
 /// Takes one answer.

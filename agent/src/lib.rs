@@ -20,6 +20,7 @@
 
 pub mod activation;
 pub mod app;
+pub mod authority;
 pub mod causes;
 pub mod channel;
 pub mod cli;
@@ -47,12 +48,14 @@ pub mod prove;
 pub mod reaper;
 pub mod reconcile;
 pub mod recorder;
+pub mod reload;
 #[allow(unsafe_code)]
 pub mod rm;
 pub mod rundir;
 pub mod selftest;
 pub mod service;
 pub mod sessions;
+pub mod span;
 #[allow(unsafe_code)]
 pub mod sys;
 pub mod usage;

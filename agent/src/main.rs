@@ -113,7 +113,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let loaded = sources.load().context("the configuration is refused")?;
     let log_level = logs::init(&loaded.config);
     let options = Options {
-        config: loaded.config,
+        sources,
+        loaded,
         device: arguments.device,
         vgpu_shim: arguments.vgpu_shim,
         replace: arguments.replace,

@@ -54,6 +54,12 @@ impl Notifier {
         self.say(&format!("READY=1\nSTATUS={status}\n"));
     }
 
+    /// The agent reads its configuration again; [`Self::ready`] is to follow.
+    pub fn reloading(&self) {
+        let now_us = crate::clock::now_ns() / 1_000;
+        self.say(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}\n"));
+    }
+
     /// The control thread made a turn.
     pub fn alive(&self) {
         self.say("WATCHDOG=1\n");

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -107,7 +107,7 @@ impl Pages {
 /// Counts the connections of each user, so that one user cannot take all descriptors.
 #[derive(Debug)]
 pub struct Crowd {
-    limit: usize,
+    limit: AtomicUsize,
     own_uid: u32,
     by_uid: Mutex<HashMap<u32, usize>>,
 }
@@ -124,16 +124,21 @@ impl Crowd {
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
-            limit,
+            limit: AtomicUsize::new(limit),
             own_uid: nix::unistd::Uid::effective().as_raw(),
             by_uid: Mutex::default(),
         }
     }
 
+    /// At most `limit` from here on; who is in stays in.
+    pub fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
     fn enter(self: &Arc<Self>, uid: u32) -> Option<Place> {
         let mut by_uid = self.by_uid.lock().unwrap_or_else(PoisonError::into_inner);
         let here = by_uid.entry(uid).or_default();
-        if *here >= self.limit && uid != self.own_uid {
+        if *here >= self.limit.load(Ordering::Relaxed) && uid != self.own_uid {
             return None;
         }
         *here += 1;

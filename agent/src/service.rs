@@ -1,142 +1,23 @@
-//! The Node and Control services, and who may call what on which socket.
+//! The Node and Control services.
 //!
-//! No decisions: a request becomes a question to the control thread, its answer a message. Which
-//! method is served where stands in one table ([`METHODS`]); a method that is not in it is refused, so
-//! a new one needs a row before it can be called.
+//! No decisions: a request becomes a question to the control thread or to the configuration in force,
+//! its answer a message. Whatever changes the node is an event that names who asked for it. Who may ask
+//! is decided before ([`crate::authority`]).
 
+use crate::config::{Change, show_rule};
 use crate::events::{Compacted, EventLog};
+use crate::identity::rules::{Trial, decide, trials};
+use crate::identity::{self, Qos, Subject};
 use crate::inbox::{Answer, Ask, Input, Mailbox};
 use crate::logs::LogLevel;
+use crate::peers::Peer;
+use crate::reload::{InForce, SetError, change};
 use crate::sessions::HookReports;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 use tidegate_proto::v1;
 use tokio::sync::{mpsc, oneshot};
-use tonic::body::Body;
-use tonic::codegen::http;
 use tonic::{Request, Response, Status};
-
-/// One of the agent's sockets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Socket {
-    /// World-writable; preloaded libraries.
-    Hook,
-    /// Root and group `tidegate`.
-    Control,
-    /// World-writable; readers.
-    Status,
-}
-
-/// Every method there is, and the sockets that serve it. A path that ends in `/` is a whole service.
-pub const METHODS: [(&str, &[Socket]); 9] = [
-    ("/tidegate.v1.Runtime/Attach", &[Socket::Hook]),
-    (
-        "/tidegate.v1.Node/GetStatus",
-        &[Socket::Control, Socket::Status],
-    ),
-    (
-        "/tidegate.v1.Node/WatchEvents",
-        &[Socket::Control, Socket::Status],
-    ),
-    ("/tidegate.v1.Control/Pause", &[Socket::Control]),
-    ("/tidegate.v1.Control/Resume", &[Socket::Control]),
-    ("/tidegate.v1.Control/SetLogLevel", &[Socket::Control]),
-    (
-        "/grpc.health.v1.Health/",
-        &[Socket::Control, Socket::Status],
-    ),
-    (
-        "/grpc.reflection.v1.ServerReflection/",
-        &[Socket::Control, Socket::Status],
-    ),
-    (
-        "/grpc.reflection.v1alpha.ServerReflection/",
-        &[Socket::Control, Socket::Status],
-    ),
-];
-
-/// Whether a row of [`METHODS`] is about `path`.
-fn names(method: &str, path: &str) -> bool {
-    method == path || (method.ends_with('/') && path.starts_with(method))
-}
-
-/// Whether `socket` serves `path`.
-#[must_use]
-pub fn serves(socket: Socket, path: &str) -> bool {
-    METHODS
-        .iter()
-        .any(|(method, sockets)| names(method, path) && sockets.contains(&socket))
-}
-
-/// Calls that were refused, by method; those that no socket serves are counted together.
-#[derive(Debug, Default)]
-pub struct Denials([AtomicU64; METHODS.len() + 1]);
-
-impl Denials {
-    fn count(&self, path: &str) {
-        let known = METHODS.iter().position(|(method, _)| names(method, path));
-        self.0[known.unwrap_or(METHODS.len())].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How many of each since the start.
-    #[must_use]
-    pub fn counts(&self) -> Vec<(&'static str, u64)> {
-        let methods = METHODS.iter().map(|(method, _)| *method).chain(["other"]);
-        let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
-        methods.zip(counts).collect()
-    }
-}
-
-/// Refuses what [`METHODS`] does not allow, before any service sees it, and counts it.
-#[derive(Clone, Debug)]
-pub struct Authorisation(pub Socket, pub Arc<Denials>);
-
-/// See [`Authorisation`].
-#[derive(Clone, Debug)]
-pub struct Authorised<S> {
-    socket: Socket,
-    denials: Arc<Denials>,
-    inner: S,
-}
-
-impl<S> tower::Layer<S> for Authorisation {
-    type Service = Authorised<S>;
-
-    fn layer(&self, inner: S) -> Authorised<S> {
-        Authorised {
-            socket: self.0,
-            denials: Arc::clone(&self.1),
-            inner,
-        }
-    }
-}
-
-impl<S, B> tower::Service<http::Request<B>> for Authorised<S>
-where
-    S: tower::Service<http::Request<B>, Response = http::Response<Body>>,
-    S::Future: Send + 'static,
-{
-    type Response = http::Response<Body>;
-    type Error = S::Error;
-    type Future = std::pin::Pin<
-        Box<dyn Future<Output = Result<http::Response<Body>, S::Error>> + Send + 'static>,
-    >;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        if serves(self.socket, request.uri().path()) {
-            return Box::pin(self.inner.call(request));
-        }
-        self.denials.count(request.uri().path());
-        let refusal = Status::permission_denied("this socket does not serve this method");
-        Box::pin(async move { Ok(refusal.into_http()) })
-    }
-}
 
 /// How long the control thread may take for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -150,6 +31,16 @@ pub struct Service {
     events: Arc<EventLog>,
     hooks: Arc<HookReports>,
     log_level: LogLevel,
+    in_force: Arc<InForce>,
+}
+
+/// Who asks, for the record.
+fn who<T>(request: &Request<T>) -> String {
+    let peer = request.extensions().get::<Peer>();
+    peer.map_or_else(
+        || "somebody".to_owned(),
+        |peer| peer.credentials.to_string(),
+    )
 }
 
 impl Service {
@@ -160,12 +51,14 @@ impl Service {
         events: Arc<EventLog>,
         hooks: Arc<HookReports>,
         log_level: LogLevel,
+        in_force: Arc<InForce>,
     ) -> Self {
         Self {
             mailbox,
             events,
             hooks,
             log_level,
+            in_force,
         }
     }
 
@@ -203,6 +96,7 @@ impl v1::node_server::Node for Service {
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         let mut report = *self.ask(Ask::Report).await?;
         report.counters.push(self.events.lost());
+        (report.config_error, report.config_pending) = self.in_force.standing();
         if request.get_ref().hooks {
             for process in &mut report.processes {
                 if let Some(hooks) = self.hooks.get(process.session) {
@@ -212,6 +106,72 @@ impl v1::node_server::Node for Service {
             }
         }
         Ok(Response::new(report))
+    }
+
+    async fn get_config(
+        &self,
+        _request: Request<v1::GetConfigRequest>,
+    ) -> Result<Response<v1::GetConfigResponse>, Status> {
+        Ok(Response::new(self.in_force.settings()))
+    }
+
+    async fn explain(
+        &self,
+        request: Request<v1::ExplainRequest>,
+    ) -> Result<Response<v1::ExplainResponse>, Status> {
+        let pid = request.get_ref().pid;
+        let gone = || Status::not_found(format!("there is no process {pid}"));
+        if pid <= 0 {
+            return Err(gone());
+        }
+        let peer = identity::of_process(pid).map_err(|_| gone())?;
+        let standing = *self.ask(|answer| Ask::Explain(pid, answer)).await?;
+        let loaded = self.in_force.loaded();
+        let rules = &loaded.config.identity;
+        let subject = Subject::of(&peer, rules);
+        let decision = decide(rules, &subject, None);
+        let mut reasons = standing.reasons;
+        if standing.attached.is_empty() {
+            reasons.push("it is not attached: it runs no GPU work under the library".to_owned());
+        }
+        for process in &standing.attached {
+            if process.role != i32::from(crate::sessions::role(decision.role)) {
+                reasons.push(format!(
+                    "it attached as what it is by: {}; the rules in force count when it attaches anew",
+                    process.rule
+                ));
+            }
+        }
+        Ok(Response::new(v1::ExplainResponse {
+            pid,
+            name: peer.name.clone(),
+            uid: peer.uid,
+            gid: peer.groups.first().copied().unwrap_or_default(),
+            cgroup: peer.cgroup.clone(),
+            facts: facts(&subject),
+            trials: trials(rules, &subject).iter().map(trial).collect(),
+            role: crate::sessions::role(decision.role).into(),
+            rule: decision.rule,
+            attached: standing.attached,
+            jobs: standing.jobs,
+            reasons,
+        }))
+    }
+
+    async fn explain_handle(
+        &self,
+        request: Request<v1::ExplainHandleRequest>,
+    ) -> Result<Response<v1::ExplainHandleResponse>, Status> {
+        let v1::ExplainHandleRequest { handle, job } = request.into_inner();
+        let named = Some(job).filter(|job| !job.is_empty());
+        let handles = self
+            .ask(|answer| Ask::Handle(handle, named, answer))
+            .await?;
+        if handles.is_empty() {
+            let none = format!("no attached job has a KV cache with a handle {handle}");
+            return Err(Status::not_found(none));
+        }
+        Ok(Response::new(v1::ExplainHandleResponse { handles }))
     }
 
     type WatchEventsStream =
@@ -283,13 +243,66 @@ async fn follow(
     }
 }
 
+fn fact(name: &str, value: &str) -> v1::Fact {
+    v1::Fact {
+        name: name.to_owned(),
+        value: value.to_owned(),
+    }
+}
+
+/// What rules can look at, beside user, groups and cgroup.
+fn facts(subject: &Subject<'_>) -> Vec<v1::Fact> {
+    let place = subject.place;
+    let found = [
+        ("unit", place.unit.as_deref()),
+        ("container", place.container.as_deref()),
+        ("qos", place.qos.map(Qos::name)),
+        ("pod", place.pod.as_deref()),
+        ("slurm_job", place.slurm_job.as_deref()),
+    ];
+    let found = found.into_iter();
+    let mut facts: Vec<_> = found
+        .filter_map(|(name, value)| Some(fact(name, value?)))
+        .collect();
+    let labels = subject.labels.iter();
+    facts.extend(labels.map(|(name, value)| fact(&format!("label {name}"), value)));
+    facts
+}
+
+fn trial(trial: &Trial<'_>) -> v1::RuleTrial {
+    v1::RuleTrial {
+        number: u32::try_from(trial.number).unwrap_or(u32::MAX),
+        origin: trial.rule.origin.to_string(),
+        rule: show_rule(trial.rule),
+        matched: trial.mismatch.is_none(),
+        mismatch: trial.mismatch.clone().unwrap_or_default(),
+    }
+}
+
+fn changes(changes: &[Change]) -> Vec<v1::SettingChange> {
+    changes.iter().map(change).collect()
+}
+
+/// "every job", or which.
+fn which(job: &str) -> String {
+    if job.is_empty() {
+        "every job".to_owned()
+    } else {
+        format!("job `{}`", identity::printable(job))
+    }
+}
+
 #[tonic::async_trait]
 impl v1::control_server::Control for Service {
     async fn pause(
         &self,
         request: Request<v1::PauseRequest>,
     ) -> Result<Response<v1::PauseResponse>, Status> {
-        let jobs = self.jobs(request.into_inner().job, Ask::Pause).await?;
+        let who = who(&request);
+        let job = request.into_inner().job;
+        let said = format!("pause {}: by {who}", which(&job));
+        let jobs = self.jobs(job, Ask::Pause).await?;
+        self.in_force.audit("operator", said);
         Ok(Response::new(v1::PauseResponse { jobs }))
     }
 
@@ -297,7 +310,11 @@ impl v1::control_server::Control for Service {
         &self,
         request: Request<v1::ResumeRequest>,
     ) -> Result<Response<v1::ResumeResponse>, Status> {
-        let jobs = self.jobs(request.into_inner().job, Ask::Resume).await?;
+        let who = who(&request);
+        let job = request.into_inner().job;
+        let said = format!("resume {}: by {who}", which(&job));
+        let jobs = self.jobs(job, Ask::Resume).await?;
+        self.in_force.audit("operator", said);
         Ok(Response::new(v1::ResumeResponse { jobs }))
     }
 
@@ -305,68 +322,68 @@ impl v1::control_server::Control for Service {
         &self,
         request: Request<v1::SetLogLevelRequest>,
     ) -> Result<Response<v1::SetLogLevelResponse>, Status> {
+        let who = who(&request);
         let changed = self
             .log_level
             .set(&request.into_inner().filter)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         tracing::warn!(before = changed.before, now = changed.now, "log level set");
+        let text = format!("log level {}: by {who}", changed.now);
+        self.in_force.audit("operator", text);
         Ok(Response::new(v1::SetLogLevelResponse {
             before: changed.before,
             filter: changed.now,
         }))
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_method_of_the_contract_is_in_the_table_and_every_row_is_a_method() {
-        let text = include_str!("../../proto/tidegate/v1/tidegate.proto");
-        let mut methods = Vec::new();
-        let mut service = "";
-        for line in text.lines() {
-            let mut words = line.split_whitespace();
-            match (words.next(), words.next()) {
-                (Some("service"), Some(name)) => service = name,
-                (Some("rpc"), Some(rest)) => {
-                    let name = rest.split('(').next().expect("a name");
-                    methods.push(format!("/tidegate.v1.{service}/{name}"));
-                }
-                _ => {}
-            }
-        }
-        assert!(!methods.is_empty());
-        let rows: Vec<_> = METHODS
-            .iter()
-            .map(|(method, _)| (*method).to_owned())
-            .filter(|method| method.starts_with("/tidegate"))
-            .collect();
-        assert_eq!(rows, methods);
+    async fn drain(
+        &self,
+        request: Request<v1::DrainRequest>,
+    ) -> Result<Response<v1::DrainResponse>, Status> {
+        let jobs = self.ask(|answer| Ask::Drain(true, answer)).await?;
+        let text = format!("by {}", who(&request));
+        self.in_force.audit("drained", text);
+        Ok(Response::new(v1::DrainResponse { jobs }))
     }
 
-    #[test]
-    fn nothing_but_attaching_is_served_on_the_hook_socket() {
-        for (method, _) in METHODS {
-            assert_eq!(
-                serves(Socket::Hook, method),
-                method == "/tidegate.v1.Runtime/Attach",
-                "{method}"
-            );
-        }
+    async fn undrain(
+        &self,
+        request: Request<v1::UndrainRequest>,
+    ) -> Result<Response<v1::UndrainResponse>, Status> {
+        let jobs = self.ask(|answer| Ask::Drain(false, answer)).await?;
+        let text = format!("by {}", who(&request));
+        self.in_force.audit("undrained", text);
+        Ok(Response::new(v1::UndrainResponse { jobs }))
     }
 
-    #[test]
-    fn nothing_that_changes_the_node_is_served_on_the_status_socket() {
-        for method in [
-            "/tidegate.v1.Control/Pause",
-            "/tidegate.v1.Control/Resume",
-            "/tidegate.v1.Runtime/Attach",
-            "/tidegate.v1.Control/Unheard",
-            "/tidegate.v1.Node/Unheard",
-        ] {
-            assert!(!serves(Socket::Status, method), "{method}");
-        }
+    async fn set(
+        &self,
+        request: Request<v1::SetRequest>,
+    ) -> Result<Response<v1::SetResponse>, Status> {
+        let who = who(&request);
+        let v1::SetRequest { path, value, unset } = request.into_inner();
+        let value = Some(value.as_str()).filter(|_| !unset);
+        let changed = self.in_force.set(&path, value, &who);
+        let changed = changed.map_err(|error| match error {
+            SetError::Refused(why) => Status::invalid_argument(why),
+            SetError::NotAtRunTime(why) => Status::failed_precondition(why),
+        })?;
+        Ok(Response::new(v1::SetResponse {
+            changes: changes(&changed),
+        }))
+    }
+
+    async fn reload(
+        &self,
+        request: Request<v1::ReloadRequest>,
+    ) -> Result<Response<v1::ReloadResponse>, Status> {
+        let changed = self.in_force.reload(&who(&request));
+        let changed = changed.map_err(|why| {
+            let old = "the configuration is refused and the old one stays in force";
+            Status::failed_precondition(format!("{old}: {why}"))
+        })?;
+        Ok(Response::new(v1::ReloadResponse {
+            changes: changes(&changed),
+        }))
     }
 }

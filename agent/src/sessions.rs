@@ -5,8 +5,9 @@
 //! here, so that the control thread's queue is.
 
 use crate::clock::now_ns;
-use crate::config::{AgentLoss, Config, Identity, Level, OnAgentLoss, Role};
-use crate::identity::{decide, printable};
+use crate::config::{AgentLoss, Config, Level, Loaded, OnAgentLoss, Role};
+use crate::identity::rules::decide;
+use crate::identity::{Subject, printable};
 use crate::inbox::{Activity, Channel, Input, Mailbox, Newcomer, RmChange, Said, Tell};
 use crate::peers::{Greeted, Peer};
 use crate::reaper::Reaper;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_proto::v1;
 use tidegate_proto::v1::client_event::Event;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -56,27 +57,23 @@ impl HookReports {
 /// The Runtime service.
 #[derive(Debug)]
 pub struct Sessions {
-    identity: Identity,
-    limits: v1::Limits,
-    messages_per_second: u32,
+    in_force: watch::Receiver<Arc<Loaded>>,
     mailbox: Mailbox,
     reaper: Arc<Reaper>,
     hooks: Arc<HookReports>,
 }
 
 impl Sessions {
-    /// A service that decides by `config`.
+    /// A service that decides by what is in force when a process attaches.
     #[must_use]
-    pub fn new(
-        config: &Config,
+    pub const fn new(
+        in_force: watch::Receiver<Arc<Loaded>>,
         mailbox: Mailbox,
         reaper: Arc<Reaper>,
         hooks: Arc<HookReports>,
     ) -> Self {
         Self {
-            identity: config.identity.clone(),
-            limits: limits(config),
-            messages_per_second: config.tuning.messages_per_second,
+            in_force,
             mailbox,
             reaper,
             hooks,
@@ -84,7 +81,7 @@ impl Sessions {
     }
 
     fn newcomer(
-        &self,
+        config: &Config,
         peer: &Peer,
         greeted: Greeted,
         hello: v1::Hello,
@@ -96,7 +93,8 @@ impl Sessions {
             v1::Role::Ignore => Some(Role::Ignore),
             v1::Role::Unspecified => None,
         };
-        let decision = decide(&self.identity, &peer.credentials, wishes);
+        let subject = Subject::of(&peer.credentials, &config.identity);
+        let decision = decide(&config.identity, &subject, wishes);
         Newcomer {
             session: greeted.session,
             peer: (*peer.credentials).clone(),
@@ -160,7 +158,8 @@ impl v1::runtime_server::Runtime for Sessions {
             .try_clone()
             .map_err(|error| Status::resource_exhausted(error.to_string()))?;
         let (tell_tx, tell_rx) = mpsc::channel(OUTBOX);
-        let newcomer = self.newcomer(&peer, greeted, hello, tell_tx);
+        let loaded = Arc::clone(&self.in_force.borrow());
+        let newcomer = Self::newcomer(&loaded.config, &peer, greeted, hello, tell_tx);
         self.mailbox.put(Input::Attached(Box::new(newcomer)));
         if let Err(error) = self.reaper.watch(process, pidfd) {
             self.mailbox.put(Input::Disconnected(session));
@@ -171,9 +170,9 @@ impl v1::runtime_server::Runtime for Sessions {
             events,
             self.mailbox.clone(),
             Arc::clone(&self.hooks),
-            Allowance::new(now_ns(), self.messages_per_second),
+            Allowance::new(now_ns(), loaded.config.tuning.messages_per_second),
         ));
-        let limits = self.limits;
+        let limits = limits(&loaded.config);
         let commands = tokio_stream::wrappers::ReceiverStream::new(tell_rx)
             .map(move |tell| Ok(command(tell, limits)));
         Ok(Response::new(Box::pin(commands)))

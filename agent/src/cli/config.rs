@@ -5,6 +5,7 @@ use crate::config::{Applies, FILE, Loaded, SETTINGS, Sources, environment};
 use anyhow::Context;
 use clap::Subcommand;
 use std::path::{Path, PathBuf};
+use tidegate_proto::v1;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -14,28 +15,34 @@ pub enum Command {
         #[arg(default_value = FILE)]
         file: PathBuf,
     },
-    /// Every setting and its value: what an agent would make of a file, its drop-ins and this shell's
-    /// environment.
+    /// Every setting and its value: of the running agent, or what an agent would make of a file, its
+    /// drop-ins and this shell's environment.
     Dump {
-        /// The file.
-        #[arg(default_value = FILE)]
-        file: PathBuf,
+        /// The file; without one the running agent is asked.
+        file: Option<PathBuf>,
         /// Where each value came from, and from when a change of it would count.
         #[arg(long)]
         origin: bool,
     },
 }
 
-pub fn run(_cli: &Cli, command: &Command) -> anyhow::Result<()> {
+pub async fn run(cli: &Cli, command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Check { file } => check(file),
         Command::Dump { file, origin } => {
-            let sources = Sources {
-                environment: environment(),
-                optional: file == Path::new(FILE),
-                ..Sources::of(file)
+            let rows = match file {
+                Some(file) => {
+                    let sources = Sources {
+                        environment: environment(),
+                        ..Sources::of(file)
+                    };
+                    rows(&load(&sources)?)
+                }
+                None => {
+                    let running = super::steer::settings(cli).await?.settings;
+                    running.into_iter().map(row).collect()
+                }
             };
-            let rows = rows(&load(&sources)?);
             print(&dump(&rows, *origin))
         }
     }
@@ -59,6 +66,24 @@ struct Row {
     value: String,
     origin: String,
     applies: &'static str,
+}
+
+fn row(setting: v1::Setting) -> Row {
+    let applies = match setting.applies() {
+        v1::SettingApplies::Unspecified | v1::SettingApplies::Now => Applies::Now,
+        v1::SettingApplies::NextAttach => Applies::NextAttach,
+        v1::SettingApplies::Restart => Applies::Restart,
+    };
+    Row {
+        path: setting.path,
+        value: setting.value,
+        origin: if setting.pending.is_empty() {
+            setting.origin
+        } else {
+            format!("{}, after a restart {}", setting.origin, setting.pending)
+        },
+        applies: self::applies(applies),
+    }
 }
 
 const fn applies(applies: Applies) -> &'static str {

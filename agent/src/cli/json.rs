@@ -20,7 +20,12 @@ pub fn job_state(job: &v1::JobStatus) -> String {
 
 /// A process' role.
 pub fn role(process: &v1::ProcessStatus) -> String {
-    short(process.role().as_str_name(), "ROLE_")
+    role_name(process.role())
+}
+
+/// "online".
+pub fn role_name(role: v1::Role) -> String {
+    short(role.as_str_name(), "ROLE_")
 }
 
 /// Why a device is busy.
@@ -64,6 +69,9 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         "obstacles": report.obstacles.iter().map(|obstacle| json!({
             "kind": obstacle.kind, "gpu": obstacle.gpu, "text": obstacle.text,
         })).collect::<Vec<_>>(),
+        "drained": report.drained,
+        "config_error": report.config_error,
+        "config_pending": report.config_pending,
         "gpus": report.gpus.iter().map(gpu).collect::<Vec<_>>(),
         "jobs": report.jobs.iter().map(job).collect::<Vec<_>>(),
         "processes": processes(&report.processes),

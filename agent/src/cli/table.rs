@@ -1,6 +1,7 @@
 //! Status, hooks and events for people.
 
 use super::json;
+pub use crate::span::time;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use std::fmt::Write;
 use tidegate_proto::v1;
@@ -37,27 +38,6 @@ pub fn right(table: &mut Table, columns: &[usize]) {
 pub fn append(text: &mut String, table: &Table) {
     for line in table.to_string().lines() {
         let _ = writeln!(text, "{}", line.trim_end());
-    }
-}
-
-/// A time with two or three figures.
-pub fn time(ns: u64) -> String {
-    let scaled = |unit: u64, name: &str| {
-        let whole = ns / unit;
-        if whole >= 10 {
-            format!("{whole} {name}")
-        } else {
-            format!("{whole}.{} {name}", ns % unit * 10 / unit)
-        }
-    };
-    match ns {
-        0 => "0".to_owned(),
-        1..1_000 => format!("{ns} ns"),
-        1_000..1_000_000 => scaled(1_000, "us"),
-        1_000_000..1_000_000_000 => scaled(1_000_000, "ms"),
-        1_000_000_000..120_000_000_000 => scaled(1_000_000_000, "s"),
-        120_000_000_000..7_200_000_000_000 => scaled(60_000_000_000, "min"),
-        _ => scaled(3_600_000_000_000, "h"),
     }
 }
 
@@ -105,6 +85,20 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     }
     for obstacle in &report.obstacles {
         let _ = writeln!(text, "no channel control: {}", obstacle.text);
+    }
+    if report.drained {
+        text.push_str("drained: no offline job runs until `tidegate undrain`\n");
+    }
+    if !report.config_error.is_empty() {
+        let _ = writeln!(
+            text,
+            "configuration refused, the old one is in force: {}",
+            report.config_error
+        );
+    }
+    if !report.config_pending.is_empty() {
+        let keys = report.config_pending.join(", ");
+        let _ = writeln!(text, "configuration: a restart is needed for {keys}");
     }
     for note in [&report.driver_note, &report.level_note] {
         if !note.is_empty() {

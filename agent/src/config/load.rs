@@ -1,7 +1,7 @@
 //! From the layers to a checked configuration.
 
 use super::value::{Item, Row};
-use super::{Config, ConfigError, FILE, Origin, SETTINGS, Setting, setting};
+use super::{Applies, Config, ConfigError, FILE, Origin, SETTINGS, Setting, setting};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -55,11 +55,38 @@ pub struct Change {
     pub origin: Origin,
 }
 
+impl From<Config> for Loaded {
+    fn from(config: Config) -> Self {
+        Self {
+            config,
+            origins: BTreeMap::new(),
+        }
+    }
+}
+
 impl Loaded {
     /// Where the value of `setting` came from.
     #[must_use]
     pub fn origin(&self, setting: &Setting) -> Origin {
         self.origins.get(setting.path).cloned().unwrap_or_default()
+    }
+
+    /// With what takes a restart as it was in `old`.
+    #[must_use]
+    pub fn keeping(&self, old: &Self) -> Self {
+        let mut kept = self.clone();
+        for setting in SETTINGS.iter().filter(|s| s.applies == Applies::Restart) {
+            let (before, origin) = (setting.show(&old.config), old.origin(setting));
+            if before == setting.show(&kept.config) {
+                continue;
+            }
+            let row = Row::of_text(setting.path.to_owned(), &before, origin.clone());
+            // What was taken once is taken again.
+            if (setting.take)(&mut kept.config, &row).is_ok() {
+                kept.origins.insert(setting.path, origin);
+            }
+        }
+        kept
     }
 
     /// What differs in `new`, in the order of [`SETTINGS`].

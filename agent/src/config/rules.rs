@@ -1,13 +1,22 @@
 //! `[identity]`: users and rules.
 
-use super::value::{Named, Row, quoted};
+use super::value::{Named, Row, quoted, quoted_name};
 use super::{ConfigError, Role, Rule};
+use crate::identity::Qos;
 
 impl Named for Role {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("online", Self::Online),
         ("offline", Self::Offline),
         ("ignore", Self::Ignore),
+    ];
+}
+
+impl Named for Qos {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("besteffort", Self::BestEffort),
+        ("burstable", Self::Burstable),
+        ("guaranteed", Self::Guaranteed),
     ];
 }
 
@@ -55,36 +64,84 @@ impl Row {
                 value: value.clone(),
                 items: Vec::new(),
             };
-            match name.as_str() {
-                "uid" => {
-                    let uid = value.as_integer().and_then(|uid| u32::try_from(uid).ok());
-                    rule.uid = Some(uid.ok_or_else(|| inner.wrong("expected a user id"))?);
-                }
-                "cgroup" => {
-                    let path = inner.text("a cgroup path")?;
-                    if !path.starts_with('/') {
-                        return Err(inner.wrong("a cgroup path begins with /"));
-                    }
-                    rule.cgroup = Some(path.trim_end_matches('/').to_owned());
-                }
-                "role" => role = Some(inner.named()?),
-                _ => return Err(inner.unknown()),
-            }
+            inner.condition(name, &mut rule, &mut role)?;
         }
         rule.role = role.ok_or_else(|| whole.wrong("a rule needs a role"))?;
-        if rule.uid.is_none() && rule.cgroup.is_none() {
-            return Err(whole.wrong("a rule needs a uid or a cgroup"));
+        let bare = Rule {
+            origin: rule.origin.clone(),
+            ..Rule::giving(rule.role)
+        };
+        if rule == bare {
+            return Err(whole.wrong("a rule needs a condition, such as a uid or a cgroup"));
         }
         Ok(rule)
+    }
+
+    /// Takes one key of a rule.
+    fn condition(
+        &self,
+        name: &str,
+        rule: &mut Rule,
+        role: &mut Option<Role>,
+    ) -> Result<(), ConfigError> {
+        let id = |what: &str| {
+            let id = self
+                .value
+                .as_integer()
+                .and_then(|id| u32::try_from(id).ok());
+            id.ok_or_else(|| self.wrong(format!("expected a {what} id")))
+        };
+        let text = |what: &str| self.text(what).map(|text| Some(text.to_owned()));
+        match name {
+            "uid" => rule.uid = Some(id("user")?),
+            "gid" => rule.gid = Some(id("group")?),
+            "cgroup" => {
+                let path = self.text("a cgroup path")?;
+                if !path.starts_with('/') {
+                    return Err(self.wrong("a cgroup path begins with /"));
+                }
+                rule.cgroup = Some(path.trim_end_matches('/').to_owned());
+            }
+            "unit" => rule.unit = text("a unit such as \"vllm.service\"")?,
+            "qos" => rule.qos = Some(self.named()?),
+            "pod" => rule.pod = text("the id of a pod")?.map(|id| id.to_lowercase()),
+            "slurm_partition" => rule.slurm_partition = text("the name of a partition")?,
+            "labels" => {
+                let expected =
+                    "expected a table of texts, such as { \"koordinator.sh/qosClass\" = \"BE\" }";
+                let table = self.value.as_table().ok_or_else(|| self.wrong(expected))?;
+                for (name, value) in table {
+                    let value = value.as_str().ok_or_else(|| self.wrong(expected))?;
+                    rule.labels.insert(name.clone(), value.to_owned());
+                }
+            }
+            "role" => *role = Some(self.named()?),
+            _ => return Err(self.unknown()),
+        }
+        Ok(())
     }
 }
 
 /// A rule as a TOML table in one line.
-pub(super) fn show_rule(rule: &Rule) -> String {
+pub fn show_rule(rule: &Rule) -> String {
     let mut fields = Vec::new();
+    let mut text = |name: &str, value: Option<&String>| {
+        fields.extend(value.map(|value| format!("{name} = {}", quoted(value))));
+    };
+    text("cgroup", rule.cgroup.as_ref());
+    text("unit", rule.unit.as_ref());
+    text("pod", rule.pod.as_ref());
+    text("slurm_partition", rule.slurm_partition.as_ref());
     fields.extend(rule.uid.map(|uid| format!("uid = {uid}")));
-    let cgroup = rule.cgroup.as_deref();
-    fields.extend(cgroup.map(|path| format!("cgroup = {}", quoted(path))));
-    fields.push(format!("role = {}", super::value::quoted_name(rule.role)));
+    fields.extend(rule.gid.map(|gid| format!("gid = {gid}")));
+    fields.extend(rule.qos.map(|qos| format!("qos = {}", quoted_name(qos))));
+    if !rule.labels.is_empty() {
+        let labels = rule.labels.iter();
+        let labels: Vec<_> = labels
+            .map(|(name, value)| format!("{} = {}", quoted(name), quoted(value)))
+            .collect();
+        fields.push(format!("labels = {{ {} }}", labels.join(", ")));
+    }
+    fields.push(format!("role = {}", quoted_name(rule.role)));
     format!("{{ {} }}", fields.join(", "))
 }

@@ -58,7 +58,13 @@ pub fn setting(path: &str) -> Option<&'static Setting> {
 pub(super) fn paths() -> impl Iterator<Item = &'static str> {
     let rules = [
         "identity.rules.uid",
+        "identity.rules.gid",
         "identity.rules.cgroup",
+        "identity.rules.unit",
+        "identity.rules.qos",
+        "identity.rules.pod",
+        "identity.rules.slurm_partition",
+        "identity.rules.labels",
         "identity.rules.role",
     ];
     SETTINGS.iter().map(|setting| setting.path).chain(rules)
@@ -124,7 +130,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 43] = [
+pub static SETTINGS: [Setting; 44] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -142,6 +148,15 @@ pub static SETTINGS: [Setting; 43] = [
             Ok(())
         },
         |config| format!("{:?}", config.identity.trust_env_uids)
+    ),
+    setting!(
+        "identity.labels",
+        NextAttach,
+        |config, row| {
+            config.identity.labels = PathBuf::from(row.path()?);
+            Ok(())
+        },
+        |config| quoted(&config.identity.labels.to_string_lossy())
     ),
     setting!(
         "identity.rules",

@@ -172,6 +172,9 @@ impl Control {
             self_test: Some(self_test(&self.about.self_test)),
             obstacles: self.about.obstacles.iter().map(obstacle).collect(),
             reclaim_latency: Some(self.reclaims.summary()),
+            drained: self.node.is_drained(),
+            // What the control thread does not know.
+            ..v1::GetStatusResponse::default()
         }
     }
 
@@ -291,7 +294,15 @@ impl Control {
         })
     }
 
-    fn job_status(&self, view: JobView, usage: &Usage) -> v1::JobStatus {
+    /// Why a job is as it is.
+    pub(super) fn job_reason(&self, view: &JobView) -> String {
+        if self.node.is_drained() && !view.paused && view.reason == Reason::Paused {
+            return "the node is drained".to_owned();
+        }
+        reason(view)
+    }
+
+    pub(super) fn job_status(&self, view: JobView, usage: &Usage) -> v1::JobStatus {
         let sessions = self
             .sessions
             .values()
@@ -303,7 +314,7 @@ impl Control {
                 .job_name(Some(view.job))
                 .map(|name| name.to_string())
                 .unwrap_or_default(),
-            reason: reason(&view),
+            reason: self.job_reason(&view),
             gpus: view.gpus.iter().map(|gpu| u32::from(gpu.0)).collect(),
             sessions,
             state_ns: self.now.saturating_sub(view.since.as_nanos()),
@@ -316,7 +327,7 @@ impl Control {
             ..v1::JobStatus::default()
         };
         status.set_state(match view.state {
-            _ if view.paused => v1::JobState::Paused,
+            _ if view.paused || self.node.is_drained() => v1::JobState::Paused,
             JobState::Running | JobState::Breathing | JobState::Enabling => v1::JobState::Running,
             JobState::Disabling | JobState::Gated => v1::JobState::Gated,
             JobState::Unknown => v1::JobState::Unknown,
@@ -325,7 +336,7 @@ impl Control {
         status
     }
 
-    fn process(&self, session: &Session) -> v1::ProcessStatus {
+    pub(super) fn process(&self, session: &Session) -> v1::ProcessStatus {
         let mut note = session.note.clone();
         if session.outbox.is_none() {
             if !note.is_empty() {

@@ -5,10 +5,10 @@
 //! most [`LIMIT`]; a flood of them gets the answer that was made within the last [`FRESH`].
 
 use super::{Format, Scrape, render};
+use crate::authority::Denials;
 use crate::clock::now_ns;
 use crate::config::Listen;
 use crate::inbox::{Ask, Input, Mailbox};
-use crate::service::Denials;
 use crate::watcher::Watched;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};

@@ -161,8 +161,9 @@ impl Server {
         let reaper = Reaper::new().map_err(prepare("watch it"))?;
         let mut config = Config::default();
         config.identity.trust_env_uids = vec![nix::unistd::Uid::effective().as_raw()];
+        let in_force = tokio::sync::watch::Sender::new(Arc::new(config.into())).subscribe();
         let sessions = Sessions::new(
-            &config,
+            in_force,
             mailbox,
             Arc::new(reaper),
             Arc::new(HookReports::default()),

@@ -705,6 +705,15 @@ pub struct GetStatusResponse {
     /// Of reclaims that took memory.
     #[prost(message, optional, tag = "16")]
     pub reclaim_latency: ::core::option::Option<Latency>,
+    /// No offline job runs, by Control.Drain.
+    #[prost(bool, tag = "20")]
+    pub drained: bool,
+    /// Why the configuration was refused when it was read last; empty: it is in force.
+    #[prost(string, tag = "21")]
+    pub config_error: ::prost::alloc::string::String,
+    /// Settings whose new value waits for a restart.
+    #[prost(string, repeated, tag = "22")]
+    pub config_pending: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Whether the channel levels were seen to do what the driver says.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1061,6 +1070,202 @@ pub struct Event {
     #[prost(int32, tag = "9")]
     pub pid: i32,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetConfigRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetConfigResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub settings: ::prost::alloc::vec::Vec<Setting>,
+    /// Why the configuration was refused when it was read last.
+    #[prost(string, tag = "2")]
+    pub error: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Setting {
+    /// Section and name, e.g. "gate.cooldown".
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    /// As TOML.
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+    /// "default", "FILE:LINE", "environment variable NAME", "flag NAME", "set by WHO".
+    #[prost(string, tag = "3")]
+    pub origin: ::prost::alloc::string::String,
+    #[prost(enumeration = "SettingApplies", tag = "4")]
+    pub applies: i32,
+    /// What it will be after a restart; empty: the same.
+    #[prost(string, tag = "5")]
+    pub pending: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExplainRequest {
+    #[prost(int32, tag = "1")]
+    pub pid: i32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainResponse {
+    #[prost(int32, tag = "1")]
+    pub pid: i32,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub uid: u32,
+    #[prost(uint32, tag = "4")]
+    pub gid: u32,
+    #[prost(string, tag = "5")]
+    pub cgroup: ::prost::alloc::string::String,
+    /// What its cgroup says, and what the node's own files say of that, e.g. "qos" = "besteffort".
+    #[prost(message, repeated, tag = "6")]
+    pub facts: ::prost::alloc::vec::Vec<Fact>,
+    /// The rules in force, in order, up to the one that matched.
+    #[prost(message, repeated, tag = "7")]
+    pub trials: ::prost::alloc::vec::Vec<RuleTrial>,
+    /// What they would make of it if it attached at this moment without a wish of its own.
+    #[prost(enumeration = "Role", tag = "8")]
+    pub role: i32,
+    #[prost(string, tag = "9")]
+    pub rule: ::prost::alloc::string::String,
+    /// As it is attached; empty when it is not.
+    #[prost(message, repeated, tag = "10")]
+    pub attached: ::prost::alloc::vec::Vec<ProcessStatus>,
+    #[prost(message, repeated, tag = "11")]
+    pub jobs: ::prost::alloc::vec::Vec<JobStatus>,
+    /// Why it runs or waits; the first sentence says which.
+    #[prost(string, repeated, tag = "12")]
+    pub reasons: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Fact {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuleTrial {
+    /// From 1.
+    #[prost(uint32, tag = "1")]
+    pub number: u32,
+    /// Where it stands.
+    #[prost(string, tag = "2")]
+    pub origin: ::prost::alloc::string::String,
+    /// Its conditions and its role, as TOML.
+    #[prost(string, tag = "3")]
+    pub rule: ::prost::alloc::string::String,
+    #[prost(bool, tag = "4")]
+    pub matched: bool,
+    /// The first condition that does not hold, and what there is instead.
+    #[prost(string, tag = "5")]
+    pub mismatch: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExplainHandleRequest {
+    /// As the job's engine counts them, from 0.
+    #[prost(uint32, tag = "1")]
+    pub handle: u32,
+    /// Empty: every job.
+    #[prost(string, tag = "2")]
+    pub job: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainHandleResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub handles: ::prost::alloc::vec::Vec<HandleStatus>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HandleStatus {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub stripe: u32,
+    /// Handles that go with it, on each GPU.
+    #[prost(uint32, tag = "3")]
+    pub handles: u32,
+    /// -1: none.
+    #[prost(int64, tag = "4")]
+    pub first_block: i64,
+    #[prost(int64, tag = "5")]
+    pub last_block: i64,
+    /// "own" memory behind it, "taken", "pinned", or on its way.
+    #[prost(string, tag = "6")]
+    pub backing: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "7")]
+    pub requests: u32,
+    /// To compute again if it went at this moment.
+    #[prost(uint64, tag = "8")]
+    pub tokens: u64,
+    /// Unset: never, or too long ago to be kept.
+    #[prost(message, optional, tag = "9")]
+    pub choice: ::core::option::Option<HandleChoice>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HandleChoice {
+    #[prost(uint64, tag = "1")]
+    pub reclaim: u64,
+    /// CLOCK_MONOTONIC.
+    #[prost(uint64, tag = "2")]
+    pub at_ns: u64,
+    /// 0: the first that was chosen in that reclaim.
+    #[prost(uint32, tag = "3")]
+    pub rank: u32,
+    /// What it cost beyond those chosen before it.
+    #[prost(uint64, tag = "4")]
+    pub tokens: u64,
+    /// Requests that this hit.
+    #[prost(uint32, tag = "5")]
+    pub requests: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SettingChange {
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub old_value: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub new_value: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub origin: ::prost::alloc::string::String,
+    /// From when the new value counts.
+    #[prost(enumeration = "SettingApplies", tag = "5")]
+    pub applies: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetRequest {
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    /// As TOML, or the text itself.
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+    /// Take back what was set instead.
+    #[prost(bool, tag = "3")]
+    pub unset: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SetResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub changes: ::prost::alloc::vec::Vec<SettingChange>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReloadRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReloadResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub changes: ::prost::alloc::vec::Vec<SettingChange>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainResponse {
+    #[prost(string, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UndrainRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UndrainResponse {
+    #[prost(string, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PauseRequest {
     /// Empty: every job.
@@ -1399,6 +1604,40 @@ impl JobState {
             "JOB_STATE_PAUSED" => Some(Self::Paused),
             "JOB_STATE_UNKNOWN" => Some(Self::Unknown),
             "JOB_STATE_UNMANAGED" => Some(Self::Unmanaged),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SettingApplies {
+    Unspecified = 0,
+    /// A change counts at once.
+    Now = 1,
+    /// For processes that attach from then on.
+    NextAttach = 2,
+    Restart = 3,
+}
+impl SettingApplies {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SETTING_APPLIES_UNSPECIFIED",
+            Self::Now => "SETTING_APPLIES_NOW",
+            Self::NextAttach => "SETTING_APPLIES_NEXT_ATTACH",
+            Self::Restart => "SETTING_APPLIES_RESTART",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SETTING_APPLIES_UNSPECIFIED" => Some(Self::Unspecified),
+            "SETTING_APPLIES_NOW" => Some(Self::Now),
+            "SETTING_APPLIES_NEXT_ATTACH" => Some(Self::NextAttach),
+            "SETTING_APPLIES_RESTART" => Some(Self::Restart),
             _ => None,
         }
     }
@@ -1826,6 +2065,79 @@ pub mod node_client {
                 .insert(GrpcMethod::new("tidegate.v1.Node", "WatchEvents"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Every setting in force, and where its value came from.
+        pub async fn get_config(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetConfigRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetConfigResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tidegate.v1.Node/GetConfig",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tidegate.v1.Node", "GetConfig"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What the rules make of a process, and why it runs or waits at this moment. NOT_FOUND when there is
+        /// no such process.
+        pub async fn explain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/tidegate.v1.Node/Explain");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("tidegate.v1.Node", "Explain"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What is known of a handle of the jobs' KV caches, and why it was taken last.
+        pub async fn explain_handle(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainHandleRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainHandleResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tidegate.v1.Node/ExplainHandle",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tidegate.v1.Node", "ExplainHandle"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1861,6 +2173,28 @@ pub mod node_server {
             request: tonic::Request<super::WatchEventsRequest>,
         ) -> std::result::Result<
             tonic::Response<Self::WatchEventsStream>,
+            tonic::Status,
+        >;
+        /// Every setting in force, and where its value came from.
+        async fn get_config(
+            &self,
+            request: tonic::Request<super::GetConfigRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetConfigResponse>,
+            tonic::Status,
+        >;
+        /// What the rules make of a process, and why it runs or waits at this moment. NOT_FOUND when there is
+        /// no such process.
+        async fn explain(
+            &self,
+            request: tonic::Request<super::ExplainRequest>,
+        ) -> std::result::Result<tonic::Response<super::ExplainResponse>, tonic::Status>;
+        /// What is known of a handle of the jobs' KV caches, and why it was taken last.
+        async fn explain_handle(
+            &self,
+            request: tonic::Request<super::ExplainHandleRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainHandleResponse>,
             tonic::Status,
         >;
     }
@@ -2026,6 +2360,137 @@ pub mod node_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Node/GetConfig" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetConfigSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::GetConfigRequest>
+                    for GetConfigSvc<T> {
+                        type Response = super::GetConfigResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetConfigRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::get_config(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetConfigSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Node/Explain" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::ExplainRequest>
+                    for ExplainSvc<T> {
+                        type Response = super::ExplainResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::explain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Node/ExplainHandle" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainHandleSvc<T: Node>(pub Arc<T>);
+                    impl<
+                        T: Node,
+                    > tonic::server::UnaryService<super::ExplainHandleRequest>
+                    for ExplainHandleSvc<T> {
+                        type Response = super::ExplainHandleResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainHandleRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::explain_handle(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainHandleSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)
@@ -2218,6 +2683,93 @@ pub mod control_client {
                 .insert(GrpcMethod::new("tidegate.v1.Control", "SetLogLevel"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lets no offline job run, those to come included, until Undrain, whatever is paused or resumed.
+        pub async fn drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tidegate.v1.Control/Drain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("tidegate.v1.Control", "Drain"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn undrain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UndrainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UndrainResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tidegate.v1.Control/Undrain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tidegate.v1.Control", "Undrain"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Changes a setting on the running agent, over files, environment and flags, until the agent ends.
+        /// INVALID_ARGUMENT when the value does not fit; FAILED_PRECONDITION when it takes a restart.
+        pub async fn set(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetRequest>,
+        ) -> std::result::Result<tonic::Response<super::SetResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/tidegate.v1.Control/Set");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("tidegate.v1.Control", "Set"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads the configuration again. FAILED_PRECONDITION when it is refused: the old one stays in force.
+        pub async fn reload(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReloadRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReloadResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tidegate.v1.Control/Reload",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tidegate.v1.Control", "Reload"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2250,6 +2802,26 @@ pub mod control_server {
             tonic::Response<super::SetLogLevelResponse>,
             tonic::Status,
         >;
+        /// Lets no offline job run, those to come included, until Undrain, whatever is paused or resumed.
+        async fn drain(
+            &self,
+            request: tonic::Request<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainResponse>, tonic::Status>;
+        async fn undrain(
+            &self,
+            request: tonic::Request<super::UndrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::UndrainResponse>, tonic::Status>;
+        /// Changes a setting on the running agent, over files, environment and flags, until the agent ends.
+        /// INVALID_ARGUMENT when the value does not fit; FAILED_PRECONDITION when it takes a restart.
+        async fn set(
+            &self,
+            request: tonic::Request<super::SetRequest>,
+        ) -> std::result::Result<tonic::Response<super::SetResponse>, tonic::Status>;
+        /// Reads the configuration again. FAILED_PRECONDITION when it is refused: the old one stays in force.
+        async fn reload(
+            &self,
+            request: tonic::Request<super::ReloadRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReloadResponse>, tonic::Status>;
     }
     /// Served on control.sock.
     #[derive(Debug)]
@@ -2444,6 +3016,178 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SetLogLevelSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Control/Drain" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::DrainRequest>
+                    for DrainSvc<T> {
+                        type Response = super::DrainResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Control/Undrain" => {
+                    #[allow(non_camel_case_types)]
+                    struct UndrainSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::UndrainRequest>
+                    for UndrainSvc<T> {
+                        type Response = super::UndrainResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UndrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::undrain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UndrainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Control/Set" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::SetRequest>
+                    for SetSvc<T> {
+                        type Response = super::SetResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::set(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Control/Reload" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReloadSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::ReloadRequest>
+                    for ReloadSvc<T> {
+                        type Response = super::ReloadResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReloadRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::reload(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReloadSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

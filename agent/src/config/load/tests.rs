@@ -251,7 +251,9 @@ fn every_setting_refuses_a_boolean_and_reads_what_it_shows() {
         let error = load(&text, &[]).expect_err("no setting is a boolean");
         assert!(!error.contains("unknown key"), "{error}");
     }
-    let text = "[identity]\ntrust_env_uids = [3, 4]\n[[identity.rules]]\nuid = 1\ncgroup = \"/a\\\"b\"\n\
+    let text = "[identity]\ntrust_env_uids = [3, 4]\n[[identity.rules]]\nuid = 1\ngid = 2\ncgroup = \"/a\\\"b\"\n\
+                unit = \"*.service\"\nqos = \"besteffort\"\npod = \"x\"\nslurm_partition = \"p\"\n\
+                labels = { \"k/q\" = \"BE\" }\n\
                 role = \"online\"\n[gate]\ncooldown = \"1500us\"\nlong_gate = \"breathe\"\n[channel]\n\
                 level = \"L2\"\nlibrary = \"/x y\"\n[memory]\npool = \"3GiB\"\nstep = \"6MiB\"\n\
                 [log]\nlevel = \"info,tonic=warn\"\n";
@@ -305,6 +307,16 @@ fn only_what_counts_at_run_time_and_is_not_about_identity_can_be_set() {
             && !setting.path.starts_with("identity");
         assert_eq!(setting.can_be_set(), expected, "{}", setting.path);
     }
+    let old = Loaded::default();
+    let text = "[memory]\npool = \"1GiB\"\n[channel]\nlevel = \"L5\"\n[gate]\nbreathe = \"1ms\"\n";
+    let new = Files::new("keeping", text, &[])
+        .sources()
+        .load()
+        .expect("valid");
+    let kept = new.keeping(&old);
+    let paths = |changes: Vec<Change>| changes.iter().map(|c| c.setting.path).collect::<Vec<_>>();
+    assert_eq!(paths(old.changes(&kept)), ["gate.breathe"]);
+    assert_eq!(paths(kept.changes(&new)), ["channel.level", "memory.pool"]);
     let changes = |new: &str| {
         let files = Files::new("changes", new, &[]);
         let new = files.sources().load().expect("valid");

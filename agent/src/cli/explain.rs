@@ -1,0 +1,199 @@
+//! `tidegate explain`: why a process is what it is and does what it does, why a handle was taken.
+
+use super::table::time;
+use super::{Cli, Output, print};
+use clap::Subcommand;
+use serde_json::json;
+use tidegate_proto::{STATUS_SOCKET, v1};
+use v1::node_client::NodeClient;
+
+#[derive(Debug, Subcommand)]
+pub enum What {
+    /// Which rule makes a process online or offline, and why it runs or waits at this moment.
+    Pid {
+        /// Its id, as the node counts.
+        pid: i32,
+        /// How to print it.
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+    /// What a memory handle of an offline job's KV cache is worth, and why it was taken last.
+    Handle {
+        /// Its number in the job's cache, from 0.
+        handle: u32,
+        /// Only of this job.
+        #[arg(long)]
+        job: Option<String>,
+        /// How to print it.
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+}
+
+pub async fn run(cli: &Cli, what: &What) -> anyhow::Result<()> {
+    let mut node = NodeClient::new(cli.connect(STATUS_SOCKET).await?);
+    match what {
+        What::Pid { pid, output } => {
+            let answer = node.explain(v1::ExplainRequest { pid: *pid }).await?;
+            let found = answer.into_inner();
+            match output {
+                Output::Table => print(&process(&found)),
+                Output::Json => print(&format!("{:#}\n", process_json(&found))),
+            }
+        }
+        What::Handle {
+            handle,
+            job,
+            output,
+        } => {
+            let request = v1::ExplainHandleRequest {
+                handle: *handle,
+                job: job.clone().unwrap_or_default(),
+            };
+            let found = node.explain_handle(request).await?.into_inner().handles;
+            match output {
+                Output::Table => {
+                    let texts: Vec<_> = found.iter().map(|h| self::handle(*handle, h)).collect();
+                    print(&texts.join("\n"))
+                }
+                Output::Json => {
+                    let rows: Vec<_> = found.iter().map(handle_json).collect();
+                    print(&format!(
+                        "{:#}\n",
+                        json!({ "handle": handle, "jobs": rows })
+                    ))
+                }
+            }
+        }
+    }
+}
+
+fn process(found: &v1::ExplainResponse) -> String {
+    let mut text = format!(
+        "process {} ({}), uid {}, gid {}\n  cgroup  {}\n",
+        found.pid, found.name, found.uid, found.gid, found.cgroup
+    );
+    for fact in &found.facts {
+        text.push_str(&format!("  {}  {}\n", fact.name, fact.value));
+    }
+    text.push_str("rules, in order\n");
+    if found.trials.is_empty() {
+        text.push_str("  none are configured\n");
+    }
+    for trial in &found.trials {
+        text.push_str(&format!(
+            "  {}. {}  # {}\n",
+            trial.number, trial.rule, trial.origin
+        ));
+        let fared = if trial.matched {
+            "matches"
+        } else {
+            &trial.mismatch
+        };
+        text.push_str(&format!("     {fared}\n"));
+    }
+    text.push_str(&format!(
+        "role\n  {}: {}\n",
+        super::json::role_name(found.role()),
+        found.rule
+    ));
+    for process in &found.attached {
+        text.push_str(&format!(
+            "attached, session {}\n  {}: {}\n",
+            process.session,
+            super::json::role(process),
+            process.rule
+        ));
+    }
+    text.push_str("at this moment\n");
+    for reason in &found.reasons {
+        text.push_str(&format!("  {reason}\n"));
+    }
+    text
+}
+
+fn process_json(found: &v1::ExplainResponse) -> serde_json::Value {
+    let facts = found.facts.iter();
+    let facts: serde_json::Map<_, _> = facts
+        .map(|fact| (fact.name.clone(), fact.value.clone().into()))
+        .collect();
+    let trials = found.trials.iter().map(|trial| {
+        json!({
+            "number": trial.number,
+            "origin": trial.origin,
+            "rule": trial.rule,
+            "matched": trial.matched,
+            "mismatch": trial.mismatch,
+        })
+    });
+    json!({
+        "pid": found.pid,
+        "name": found.name,
+        "uid": found.uid,
+        "gid": found.gid,
+        "cgroup": found.cgroup,
+        "facts": facts,
+        "trials": trials.collect::<Vec<_>>(),
+        "role": super::json::role_name(found.role()),
+        "rule": found.rule,
+        "attached": super::json::processes(&found.attached),
+        "reasons": found.reasons,
+    })
+}
+
+fn handle(number: u32, found: &v1::HandleStatus) -> String {
+    let blocks = if found.first_block < 0 {
+        "no block".to_owned()
+    } else {
+        format!("blocks {} to {}", found.first_block, found.last_block)
+    };
+    let mut text = format!(
+        "handle {number} of job {}: stripe {}, {} handles on each GPU, {blocks}\n",
+        found.job, found.stripe, found.handles
+    );
+    let standing = match found.backing.as_str() {
+        "own" => format!(
+            "it has memory of its own; taking it would cost {} tokens of {} requests",
+            found.tokens, found.requests
+        ),
+        "pinned" => "it is never taken: the engine cannot do without one of its blocks".to_owned(),
+        _ => "it is taken, or on its way".to_owned(),
+    };
+    text.push_str(&format!("  {standing}\n"));
+    match &found.choice {
+        Some(choice) => text.push_str(&format!(
+            "  taken last in reclaim {} (at {} of the machine's clock), as number {} of its choice: it cost \
+             {} more tokens, of {} requests that nothing chosen before had hit\n",
+            choice.reclaim,
+            time(choice.at_ns),
+            u64::from(choice.rank) + 1,
+            choice.tokens,
+            choice.requests
+        )),
+        None => text.push_str("  it was not taken lately\n"),
+    }
+    text
+}
+
+fn handle_json(found: &v1::HandleStatus) -> serde_json::Value {
+    let choice = found.choice.as_ref().map(|choice| {
+        json!({
+            "reclaim": choice.reclaim,
+            "at_ns": choice.at_ns,
+            "rank": choice.rank,
+            "tokens": choice.tokens,
+            "requests": choice.requests,
+        })
+    });
+    json!({
+        "job": found.job,
+        "stripe": found.stripe,
+        "handles": found.handles,
+        "first_block": found.first_block,
+        "last_block": found.last_block,
+        "backing": found.backing,
+        "requests": found.requests,
+        "tokens": found.tokens,
+        "choice": choice,
+    })
+}
