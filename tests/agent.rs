@@ -635,7 +635,7 @@ fn what_a_process_enabled_while_the_agent_was_stopped_is_disabled_again() {
     online.ask("busy 0");
     wait_all(&node, client, true);
     let agent = node.agent.as_ref().expect("it runs");
-    agent.signal(libc::SIGSTOP);
+    agent.freeze();
     offline.ask("land");
     assert!(disabled(&node, client).iter().all(|&flag| !flag));
     agent.signal(libc::SIGCONT);

@@ -127,7 +127,7 @@ fn a_stuck_agent_and_what_a_dead_one_left_are_found_and_left_as_they_are() {
     doctor(&node).says("stuck-channels", "pass", "3 disabled, by a closed gate");
 
     let agent = node.agent.take().expect("it runs");
-    agent.signal(libc::SIGSTOP);
+    agent.freeze();
     let report = doctor(&node);
     report.says(
         "agent",

@@ -230,18 +230,6 @@ fn kill(node: &mut Node) {
     drop(agent);
 }
 
-/// Stops a process, and waits until all its threads have.
-#[track_caller]
-fn freeze(process: &Running) {
-    process.signal(libc::SIGSTOP);
-    let mut status = 0;
-    let pid = process.pid().cast_signed();
-    // SAFETY: `status` is valid to write to; a child of ours, not waited for by anyone else now.
-    let stopped = unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) };
-    assert_eq!(stopped, pid, "a child can be waited for");
-    assert!(libc::WIFSTOPPED(status), "it stopped");
-}
-
 /// Attached processes in status.
 fn attached(node: &Node) -> usize {
     status(node)["processes"].as_array().map_or(0, Vec::len)
@@ -345,7 +333,7 @@ fn without_an_agent_offline_runs_again_where_configuration_says_so() {
 fn an_agent_that_stopped_while_offline_was_disabled_finds_it_enabled_and_asserts_itself() {
     let mut gated = Gated::start(CONFIG);
     let agent = gated.agent().pid();
-    let loss = gated.lose_agent(|node| freeze(node.agent.as_ref().expect("it runs")));
+    let loss = gated.lose_agent(|node| node.agent.as_ref().expect("it runs").freeze());
     gated.serving.goes_on();
     gated.online.say("launch 3 1000");
     gated.lands_by_itself(&loss);
@@ -375,7 +363,7 @@ fn an_agent_that_stopped_while_offline_ran_sees_the_busy_edge_when_it_goes_on() 
     gated.online.say("release");
     wait_open(&gated.node, 0, gated.online.process.pid());
     wait_finished(&gated.node, &gated.pid, 3, monotonic_ns());
-    freeze(gated.agent());
+    gated.agent().freeze();
     let stopped = monotonic_ns();
     gated.online.say("hold");
     gated.serving.goes_on();
@@ -439,7 +427,7 @@ fn a_successor_that_replaces_an_agent_keeps_offline_disabled_while_online_is_bus
 #[test]
 fn release_enables_a_frozen_process_that_a_killed_agent_left_disabled() {
     let mut gated = Gated::start(CONFIG);
-    freeze(&gated.offline.process);
+    gated.offline.process.freeze();
     let agent = gated.node.agent.take().expect("it runs");
     let lost = monotonic_ns();
     agent.signal(libc::SIGKILL);

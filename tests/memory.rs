@@ -340,7 +340,7 @@ fn a_victim_that_dies_in_the_middle_leaves_nothing_behind() {
 fn a_stopped_victim_answers_when_it_runs_again_and_nothing_was_done() {
     let mut stage = Stage::new(&[], &[], &[]);
     stage.shut();
-    stage.engine.process.signal(libc::SIGSTOP);
+    stage.engine.process.freeze();
     let kv = stage.kv();
     let seq = stage.agent.order_reclaim(0, kv, &[1, 2], DEADLINE);
     std::thread::sleep(DEADLINE * 3);

@@ -185,6 +185,21 @@ impl Running {
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
+    /// Stops it, and waits until all its threads have: they go on for a while after the signal was sent.
+    ///
+    /// # Panics
+    /// When it has ended.
+    #[track_caller]
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        let pid = self.pid().cast_signed();
+        // SAFETY: `status` is valid to write to; a child of ours, not waited for by anyone else now.
+        let stopped = unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) };
+        assert_eq!(stopped, pid, "a child can be waited for");
+        assert!(libc::WIFSTOPPED(status), "it stopped");
+    }
+
     /// Waits for its end and returns what it wrote to the pipes it was given.
     ///
     /// # Panics
