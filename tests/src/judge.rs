@@ -91,6 +91,14 @@ struct Shut {
     to: u64,
 }
 
+/// An enable: when the caller entered the driver, and when it took effect. A request that begins in between finds
+/// offline work, which its own busy edge stops; the wake was none of its time.
+#[derive(Clone, Copy, Debug)]
+struct Wake {
+    asked: u64,
+    at: u64,
+}
+
 fn within(spans: &[Range<u64>], at: u64) -> bool {
     spans.iter().any(|span| span.contains(&at))
 }
@@ -108,7 +116,7 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
     let mut open_shut: Option<u64> = None;
     let mut running: BTreeMap<(u32, u32, u32), u64> = BTreeMap::new();
     let mut ran: Vec<(u64, u64)> = Vec::new();
-    let mut enables: Vec<u64> = Vec::new();
+    let mut enables: Vec<Wake> = Vec::new();
     let mut last_enable = 0;
 
     let mut deaths: Vec<(u64, u32)> = schedule
@@ -159,7 +167,10 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
                     }
                     // One wake enables many channels within a moment.
                     if record.at_ns > last_enable + 1_000_000 && record.at_ns >= schedule.start_ns {
-                        enables.push(record.at_ns);
+                        enables.push(Wake {
+                            asked: record.value,
+                            at: record.at_ns,
+                        });
                     }
                     last_enable = record.at_ns;
                 }
@@ -307,15 +318,15 @@ fn judge_edges(
 }
 
 /// No wake before the online program was idle for the cooldown its own gaps ask for.
-fn judge_wakes(schedule: &Schedule, records: &[Record], enables: &[u64], verdict: &mut Verdict) {
-    for wake in enables {
+fn judge_wakes(schedule: &Schedule, records: &[Record], enables: &[Wake], verdict: &mut Verdict) {
+    for Wake { asked, at: wake } in enables {
         if within(&schedule.excused, *wake) {
             continue;
         }
         let begun = schedule
             .requests
             .iter()
-            .filter(|r| r.start_ns < *wake)
+            .filter(|r| r.start_ns < *asked)
             .count();
         let Some(last) = begun.checked_sub(1) else {
             continue;
