@@ -21,8 +21,10 @@ pub struct Case {
 pub const ALONE: Case = Case::of(Compute::Standalone, Memory::Prism);
 /// What offline throughput is compared with: Valve's strongest baseline.
 pub const CHANNEL_PRISM: Case = Case::of(Compute::Channel, Memory::Prism);
-/// The limit: what a policy that knows the future gets within the same bounds.
+/// What a policy that knows the future gets within the same bounds and at the same costs.
 pub const ORACLE: Case = Case::of(Compute::Oracle, Memory::Oracle);
+/// The same with memory that moves for nothing: above every policy, and out of reach of each.
+pub const BOUND: Case = Case::of(Compute::Oracle, Memory::Bound);
 /// What the agent does.
 pub const TIDEGATE: Case = Case::of(Compute::Tidegate, Memory::Tidegate);
 
@@ -86,6 +88,7 @@ impl fmt::Display for Case {
         match *self {
             TIDEGATE => out.write_str("Tidegate"),
             ORACLE => out.write_str("Oracle"),
+            BOUND => out.write_str("Bound"),
             Self { compute, memory } => write!(out, "{}+{}", compute.name(), memory.name()),
         }
     }

@@ -4,7 +4,8 @@
 //! it wants; the policy grants a limit and says how long online waits for it. Offline's limit
 //! follows. Everything is counted in bytes of whole handles.
 
-mod oracle;
+mod bound;
+pub mod oracle;
 mod prism;
 mod static_mem;
 mod static_split;
@@ -141,9 +142,9 @@ pub trait Policy: Debug {
     }
 }
 
-/// The policy of `spec`.
+/// The policy of `spec`; `horizon` is one of [`oracle::HORIZONS`] for the one that knows the future.
 #[must_use]
-pub fn make(spec: &Spec, alone: Option<&Alone>) -> Box<dyn Policy> {
+pub fn make(spec: &Spec, alone: Option<&Alone>, horizon: Option<u64>) -> Box<dyn Policy> {
     let peak = alone.map_or(0, |alone| alone.kv_peak_bytes);
     match spec.memory {
         Memory::Uvm => Box::new(uvm::Uvm::new(spec)),
@@ -157,6 +158,10 @@ pub fn make(spec: &Spec, alone: Option<&Alone>) -> Box<dyn Policy> {
             let block = u64::from(BLOCK_TOKENS) * spec.offline.model.shape.kv_bytes_per_token();
             Box::new(tidegate::Tidegate::new(spec, stripe_of(block)))
         }
-        Memory::Oracle => Box::new(oracle::Oracle),
+        Memory::Oracle => {
+            let block = u64::from(BLOCK_TOKENS) * spec.offline.model.shape.kv_bytes_per_token();
+            Box::new(oracle::Oracle::new(spec, alone, horizon, stripe_of(block)))
+        }
+        Memory::Bound => Box::new(bound::Bound),
     }
 }

@@ -10,6 +10,7 @@ mod world;
 use std::time::Duration;
 
 use crate::kv::blocks_of;
+use crate::memory::oracle::HORIZONS;
 use crate::record::Outcome;
 use crate::spec::{Compute, Memory, Spec, SpecError};
 
@@ -24,6 +25,17 @@ pub struct Stretch {
     pub oldest: u64,
 }
 
+/// What online uses at a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// When, in ns.
+    pub at: u64,
+    /// Bytes of whole handles.
+    pub bytes: u64,
+    /// How long online had been idle in all, in ns.
+    pub idle: u64,
+}
+
 /// What online does by itself.
 #[derive(Clone, Debug, Default)]
 pub struct Alone {
@@ -31,6 +43,8 @@ pub struct Alone {
     pub outcome: Outcome,
     /// Every idle time before the last token, decode gaps included.
     pub stretches: Vec<Stretch>,
+    /// What it uses at each launch.
+    pub demand: Vec<Demand>,
     /// The longest decode gap.
     pub longest_gap: Duration,
     /// Most KV cache in use, bytes.
@@ -92,15 +106,17 @@ pub fn alone(spec: &Spec) -> Result<Alone, SpecError> {
     check(spec)?;
     let alone = Spec {
         compute: Compute::Standalone,
-        memory: Memory::Oracle,
+        memory: Memory::Bound,
         ..spec.clone()
     };
-    let mut world = world::World::new(&alone, None);
+    let mut world = world::World::new(&alone, None, None);
     let outcome = world.run();
+    let (stretches, demand) = world.into_plan();
     Ok(Alone {
         longest_gap: outcome.cooldown.longest_gap,
         kv_peak_bytes: outcome.online_kv_peak_bytes,
-        stretches: world.into_stretches(),
+        stretches,
+        demand,
         outcome,
     })
 }
@@ -115,7 +131,15 @@ pub fn paired(spec: &Spec, alone: &Alone) -> Result<Outcome, SpecError> {
     if spec.compute == Compute::Standalone {
         return Ok(alone.outcome.clone());
     }
-    Ok(world::World::new(spec, Some(alone)).run())
+    let run = |horizon| world::World::new(spec, Some(alone), horizon).run();
+    if spec.memory == Memory::Oracle {
+        // What it should have looked for is known afterwards.
+        let all = HORIZONS.into_iter().map(run);
+        let tokens =
+            |outcome: &Outcome| outcome.offline.prompt_tokens + outcome.offline.generated_tokens;
+        return Ok(all.max_by_key(tokens).unwrap_or_default());
+    }
+    Ok(run(None))
 }
 
 /// Runs `spec`, and before it online alone. For several policies of one scenario use [`alone`] once

@@ -153,8 +153,10 @@ pub enum Memory {
     TidegateFifo,
     /// The same, reclaiming only between two layers.
     TidegateLayerBoundary,
-    /// Knows the future: moving and losing memory costs nothing.
+    /// Knows the future, at the same costs.
     Oracle,
+    /// Moving and losing memory costs nothing: what no policy can have.
+    Bound,
 }
 
 /// The six combinations of the paper's Figure 10, in its order.
@@ -199,7 +201,7 @@ impl Compute {
 
 impl Memory {
     /// Every memory policy with its name.
-    pub const NAMES: [(&'static str, Self); 9] = [
+    pub const NAMES: [(&'static str, Self); 10] = [
         ("UVM", Self::Uvm),
         ("Prism", Self::Prism),
         ("StaticMem", Self::StaticMem),
@@ -209,6 +211,7 @@ impl Memory {
         ("TidegateFifo", Self::TidegateFifo),
         ("TidegateLayerBoundary", Self::TidegateLayerBoundary),
         ("Oracle", Self::Oracle),
+        ("Bound", Self::Bound),
     ];
 
     /// Whether it matters to it which of offline's blocks stand where.
@@ -220,6 +223,7 @@ impl Memory {
                 | Self::TidegateNoMiad
                 | Self::TidegateFifo
                 | Self::TidegateLayerBoundary
+                | Self::Oracle
         )
     }
 

@@ -22,6 +22,8 @@ const SUBSET: [&str; 3] = ["P03", "P06", "P09"];
 const MEMORY_BURSTY: [&str; 4] = ["P07", "P08", "P09", "P10"];
 const OURS: (Compute, Memory) = (Compute::Tidegate, Memory::Tidegate);
 const LIMIT: (Compute, Memory) = (Compute::Oracle, Memory::Oracle);
+/// Above every policy: memory moves for nothing.
+const BOUND: (Compute, Memory) = (Compute::Oracle, Memory::Bound);
 
 fn data() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
@@ -96,11 +98,12 @@ fn the_figure_has_the_papers_shape_and_ours_keeps_its_bounds() {
         let id = spec.scenario.clone();
         let all: Vec<_> = FIGURE_10
             .into_iter()
-            .chain([LIMIT])
+            .chain([LIMIT, BOUND])
             .map(|pair| (pair, Compared::run(&spec, &alone, pair)))
             .collect();
         let of = |pair| &all.iter().find(|known| known.0 == pair).expect("it ran").1;
         let limit = of(LIMIT).tokens();
+        assert!(of(LIMIT).keeps_the_bounds() && limit <= of(BOUND).tokens());
         for ((compute, memory), found) in &all {
             println!(
                 "{id} seed {}  {:>14}+{:<10} TTFT {:+8.2} %  TPOT {:+7.2} %  per request max {:>4}  \
@@ -214,7 +217,7 @@ fn a_preemption_waits_for_an_iteration_a_layer_or_nothing() {
         spec.offline.limits.prefill_tokens = 8_192;
         let alone = run::alone(&spec).expect("a run");
         let longest = |compute| {
-            let found = Compared::run(&spec, &alone, (compute, Memory::Oracle));
+            let found = Compared::run(&spec, &alone, (compute, Memory::Bound));
             let latencies = found.outcome.preemptions.iter().map(|p| p.latency());
             latencies.max().unwrap_or_default()
         };

@@ -100,6 +100,20 @@ impl Stripes {
         self.withhold(&stripes, pool)
     }
 
+    /// Takes up to `bytes` in stripes that nobody holds a block of: nothing is lost by it.
+    pub fn take_unheld(&mut self, bytes: u64, pool: &mut Pool) -> Taken {
+        let Some(pages) = &pool.offline.store.pages else {
+            return Taken::default();
+        };
+        let most = (bytes / self.bytes) as usize;
+        let unheld: Vec<u32> = (0..pages.stripes())
+            .rev()
+            .filter(|stripe| pages.is_backed(*stripe) && pages.held(*stripe) == 0)
+            .take(most)
+            .collect();
+        self.withhold(&unheld, pool)
+    }
+
     fn withhold(&mut self, stripes: &[u32], pool: &mut Pool) -> Taken {
         let (Some(pages), Some(backed)) = (&mut pool.offline.store.pages, &mut self.backed) else {
             return Taken::default();
@@ -122,7 +136,8 @@ impl Stripes {
     /// Gives back up to `bytes`; says how many handles.
     pub fn restore(&mut self, bytes: u64, pool: &mut Pool) -> u64 {
         let stripes = u32::try_from(bytes / self.bytes).unwrap_or(u32::MAX);
-        let pages = pool.offline.store.pages.as_mut().filter(|_| stripes > 0);
+        let pages = pool.offline.store.pages.as_mut();
+        let pages = pages.filter(|pages| stripes > 0 && pages.backed_stripes() < pages.stripes());
         let (Some(pages), Some(backed)) = (pages, &mut self.backed) else {
             return 0;
         };

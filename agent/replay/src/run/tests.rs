@@ -89,7 +89,7 @@ fn every_online_request_gets_its_tokens_under_every_pair_of_policies() {
 #[test]
 fn time_is_worked_switched_or_idle_once() {
     for compute in every_compute() {
-        let mut spec = spec(compute, Memory::Oracle);
+        let mut spec = spec(compute, Memory::Bound);
         spec.timeline = true;
         let outcome = run(&spec).expect("a run");
         let used = outcome.gpu.online + outcome.gpu.offline + outcome.gpu.switching;
@@ -112,14 +112,23 @@ fn time_is_worked_switched_or_idle_once() {
 
 #[test]
 fn the_oracles_delay_nobody_and_keep_their_rule() {
-    let spec = spec(Compute::Oracle, Memory::Oracle);
+    let spec = spec(Compute::Oracle, Memory::Bound);
     let alone = alone(&spec).expect("a run");
     let once = paired(&spec, &alone).expect("a run");
-    for (with, without) in once.requests.iter().zip(&alone.outcome.requests) {
-        assert_eq!(with.first_token, without.first_token);
-        assert_eq!(with.last_token, without.last_token);
+    let paying = Spec {
+        memory: Memory::Oracle,
+        ..spec.clone()
+    };
+    let paying = paired(&paying, &alone).expect("a run");
+    for oracle in [&once, &paying] {
+        for (with, without) in oracle.requests.iter().zip(&alone.outcome.requests) {
+            assert_eq!(with.first_token, without.first_token);
+            assert_eq!(with.last_token, without.last_token);
+        }
+        assert_eq!(oracle.preemptions_per_request_max(), 1);
     }
-    assert_eq!(once.preemptions_per_request_max(), 1);
+    assert!(paying.offline_tokens_per_s() > 0.0);
+    assert!(paying.offline_tokens_per_s() <= once.offline_tokens_per_s());
     let spec = Spec {
         compute: Compute::OracleUnlimited,
         ..spec
@@ -131,7 +140,7 @@ fn the_oracles_delay_nobody_and_keep_their_rule() {
 
 #[test]
 fn no_policy_that_keeps_the_bounds_harvests_more_gpu_time_than_the_oracle() {
-    let spec = spec(Compute::Oracle, Memory::Oracle);
+    let spec = spec(Compute::Oracle, Memory::Bound);
     let alone = alone(&spec).expect("a run");
     let limit = paired(&spec, &alone).expect("a run");
     for compute in every_compute().filter(|compute| *compute != Compute::OracleUnlimited) {
@@ -158,17 +167,17 @@ fn no_policy_that_keeps_the_bounds_harvests_more_gpu_time_than_the_oracle() {
 
 #[test]
 fn a_cooldown_of_twice_the_longest_gap_preempts_each_request_at_most_once() {
-    let outcome = run(&spec(Compute::Channel, Memory::Oracle)).expect("a run");
+    let outcome = run(&spec(Compute::Channel, Memory::Bound)).expect("a run");
     assert_eq!(outcome.preemptions_per_request_max(), 1);
     assert_eq!(outcome.cooldown.woken_in_gap, 0);
-    let without = run(&spec(Compute::ChannelNoCooldown, Memory::Oracle)).expect("a run");
+    let without = run(&spec(Compute::ChannelNoCooldown, Memory::Bound)).expect("a run");
     assert!(without.preemptions_per_request_max() > 10);
 }
 
 #[test]
 fn a_preemption_takes_what_its_mechanism_takes() {
     let longest = |compute| {
-        let outcome = run(&spec(compute, Memory::Oracle)).expect("a run");
+        let outcome = run(&spec(compute, Memory::Bound)).expect("a run");
         let latencies = outcome
             .preemptions
             .iter()
@@ -219,7 +228,7 @@ fn what_cannot_be_run_is_one_error_that_says_why() {
 #[test]
 fn a_delay_does_not_change_the_gaps_of_later_requests() {
     let slow = |each| {
-        let mut spec = spec(Compute::Channel, Memory::Oracle);
+        let mut spec = spec(Compute::Channel, Memory::Bound);
         spec.costs = spec.costs.with_switch(each);
         run(&spec).expect("a run")
     };

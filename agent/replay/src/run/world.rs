@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use super::Stretch;
 use super::slots::{NEVER, Slot, Slots};
+use super::{Demand, Stretch};
 use crate::baselines::KERNELS_PER_LAYER;
 use crate::batch::{Batch, Iteration, Progress, Spare, Store};
 use crate::clock::Time;
@@ -20,7 +20,7 @@ use crate::memory::{self, Pool, Wants};
 use crate::record::{Outcome, Preemption, Request, Span, SpanKind};
 use crate::rng::{Rng, splitmix64};
 use crate::run::Alone;
-use crate::spec::Spec;
+use crate::spec::{Compute, Spec};
 
 /// Offline and the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +100,9 @@ pub(super) struct World<'a> {
     wastes: u64,
     outcome: Outcome,
     stretches: Vec<Stretch>,
+    /// What online used at each launch, while it runs alone.
+    demand: Vec<Demand>,
+    idle: u64,
 }
 
 fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
@@ -116,7 +119,7 @@ fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
 const BACKLOG: usize = 64;
 
 impl<'a> World<'a> {
-    pub fn new(spec: &'a Spec, alone: Option<&Alone>) -> Self {
+    pub fn new(spec: &'a Spec, alone: Option<&Alone>, horizon: Option<u64>) -> Self {
         let block = |bytes_per_token: u64| bytes_per_token * u64::from(BLOCK_TOKENS);
         let online_block = block(spec.online.model.shape.kv_bytes_per_token());
         let offline_block = block(spec.offline.model.shape.kv_bytes_per_token());
@@ -162,7 +165,7 @@ impl<'a> World<'a> {
         Self {
             slots: Slots::new(),
             compute: compute::make(spec, alone),
-            memory: memory::make(spec, alone),
+            memory: memory::make(spec, alone, horizon),
             pool,
             commands: Vec::new(),
             state: State::Off,
@@ -186,6 +189,8 @@ impl<'a> World<'a> {
             wastes: 0,
             outcome,
             stretches: Vec::new(),
+            demand: Vec::new(),
+            idle: 0,
             spec,
         }
     }
@@ -237,9 +242,9 @@ impl<'a> World<'a> {
         outcome
     }
 
-    /// Idle times of online, once it ran.
-    pub fn into_stretches(self) -> Vec<Stretch> {
-        self.stretches
+    /// Idle times of online and its demands, once it ran.
+    pub fn into_plan(self) -> (Vec<Stretch>, Vec<Demand>) {
+        (self.stretches, self.demand)
     }
 
     fn span(&mut self, kind: SpanKind, from: u64, to: u64) {
@@ -322,6 +327,13 @@ impl<'a> World<'a> {
         self.outcome.online_iterations += 1;
         self.starved = false;
         self.note_idle(now);
+        if self.spec.compute == Compute::Standalone {
+            self.demand.push(Demand {
+                at: now,
+                bytes: used,
+                idle: self.idle,
+            });
+        }
         let mut work = Work::new(iteration);
         work.left += waits;
         self.online = Some(work);
@@ -346,6 +358,7 @@ impl<'a> World<'a> {
             *longest = (*longest).max(gap);
         }
         if now > from {
+            self.idle += now - from;
             self.stretches.push(Stretch {
                 from,
                 to: now,
