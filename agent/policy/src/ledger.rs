@@ -21,6 +21,11 @@
 //! free. Invariant: free and all accounts always add up to the pool, whatever processes report. A
 //! move therefore takes what is there, at most what was asked, and says how much that was; a move
 //! that no arrow shows takes nothing.
+//!
+//! What a process says it holds when the pool has no such bytes left is kept beside the accounts, as
+//! *excess* of a place. It moves along the arrows as bytes do, goes first when its process gives
+//! something back, and is filled from whatever becomes free before anybody is promised that. So no
+//! byte is free while somebody holds more than the pool knew of.
 
 use crate::ids::{Bytes, SessionId};
 
@@ -143,6 +148,16 @@ pub struct Ledger {
     free: Bytes,
     /// By process. An account without a byte may stay until its process is gone.
     accounts: Vec<(SessionId, Account)>,
+    /// In the order it came.
+    excess: Vec<Excess>,
+}
+
+/// Held, and not in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Excess {
+    owner: SessionId,
+    place: Place,
+    bytes: Bytes,
 }
 
 impl Ledger {
@@ -153,6 +168,7 @@ impl Ledger {
             pool,
             free: pool,
             accounts: Vec::new(),
+            excess: Vec::new(),
         }
     }
 
@@ -175,6 +191,12 @@ impl Ledger {
             Ok(place) => self.accounts[place].1,
             Err(_) => Account::default(),
         }
+    }
+
+    /// What processes hold beyond what the pool has.
+    #[must_use]
+    pub fn excess(&self) -> Bytes {
+        self.excess.iter().map(|excess| excess.bytes).sum()
     }
 
     /// Every process with its account, by id.
@@ -203,16 +225,65 @@ impl Ledger {
         if !from.leads_to(to) {
             return Bytes::ZERO;
         }
-        self.put(owner, from, to, bytes)
+        if to == Place::Free {
+            let beyond = self.drop_excess(owner, from, bytes);
+            let moved = self.put(owner, from, to, bytes.minus(beyond));
+            self.fill();
+            return beyond.plus(moved);
+        }
+        let moved = self.put(owner, from, to, bytes);
+        let beyond = self.drop_excess(owner, from, bytes.minus(moved));
+        self.add_excess(owner, to, beyond);
+        moved.plus(beyond)
     }
 
     /// What a process turns out to hold, found in its own report: an earlier agent, or the driver,
-    /// gave it. Says how many of the bytes the pool had; the rest are not this pool's.
+    /// gave it. Says how many of the bytes the pool had; the rest is its excess.
     pub fn adopt(&mut self, owner: SessionId, place: Place, bytes: Bytes) -> Bytes {
         if place == Place::Free {
             return Bytes::ZERO;
         }
-        self.put(owner, Place::Free, place, bytes)
+        let moved = self.put(owner, Place::Free, place, bytes);
+        self.add_excess(owner, place, bytes.minus(moved));
+        moved
+    }
+
+    fn add_excess(&mut self, owner: SessionId, place: Place, bytes: Bytes) {
+        let same = |known: &&mut Excess| (known.owner, known.place) == (owner, place);
+        if bytes.is_zero() {
+        } else if let Some(known) = self.excess.iter_mut().find(same) {
+            known.bytes = known.bytes.plus(bytes);
+        } else {
+            self.excess.push(Excess {
+                owner,
+                place,
+                bytes,
+            });
+        }
+    }
+
+    fn drop_excess(&mut self, owner: SessionId, place: Place, bytes: Bytes) -> Bytes {
+        let same = |known: &Excess| (known.owner, known.place) == (owner, place);
+        let Some(at) = self.excess.iter().position(same) else {
+            return Bytes::ZERO;
+        };
+        let dropped = bytes.min(self.excess[at].bytes);
+        self.excess[at].bytes = self.excess[at].bytes.minus(dropped);
+        if self.excess[at].bytes.is_zero() {
+            self.excess.remove(at);
+        }
+        dropped
+    }
+
+    /// Who holds more than the pool knew of gets what is free.
+    fn fill(&mut self) {
+        let mut left = core::mem::take(&mut self.excess);
+        left.retain_mut(|excess| {
+            let moved = self.put(excess.owner, Place::Free, excess.place, excess.bytes);
+            excess.bytes = excess.bytes.minus(moved);
+            !excess.bytes.is_zero()
+        });
+        self.excess = left;
     }
 
     /// What a process uses, out of what it has mapped. Says what it is taken to use.
@@ -226,11 +297,13 @@ impl Ledger {
 
     /// A process is gone, and with it all it held. Says how much that was.
     pub fn close(&mut self, owner: SessionId) -> Bytes {
+        self.excess.retain(|excess| excess.owner != owner);
         let Ok(place) = self.find(owner) else {
             return Bytes::ZERO;
         };
         let (_, account) = self.accounts.remove(place);
         self.free = self.free.plus(account.sum());
+        self.fill();
         account.sum()
     }
 

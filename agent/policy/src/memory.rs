@@ -88,11 +88,12 @@ impl Memory {
         }
     }
 
-    /// Takes one event. `offline` says whose sessions belong to a job.
+    /// Takes one event. `job_of` says to which job an offline process belongs: one of a job may only
+    /// schedule, and have no memory itself.
     pub fn take(
         &mut self,
         event: MemoryEvent<'_>,
-        offline: impl Fn(SessionId) -> bool,
+        job_of: impl Fn(SessionId) -> Option<JobId>,
         now: Instant,
     ) {
         match event {
@@ -112,7 +113,16 @@ impl Memory {
                 backed,
                 fixed,
                 reclaimable,
+                counted,
             } => {
+                let same =
+                    |known: &&mut (SessionId, GpuId, Bytes)| (known.0, known.1) == (session, gpu);
+                let known = self.counted.iter_mut().find(same);
+                if let (Some(known), Some(ledger)) = (known, self.ledgers.get_mut(gpu.index())) {
+                    let moves = counted.min(known.2);
+                    known.2 = known.2.minus(moves);
+                    ledger.shift(session, Place::Offline, Place::Free, moves);
+                }
                 if !self.jobs.iter().any(|books| books.job == job) {
                     self.jobs.push(Books::new(job));
                 }
@@ -139,7 +149,7 @@ impl Memory {
                     self.elastic.push(elastic);
                 }
                 if let Some(elastic) = self.elastic.iter_mut().find(known) {
-                    elastic.mapped_is(mapped, ledger, &self.sharing, now);
+                    elastic.mapped_is((mapped, true), ledger, &self.sharing, now);
                 }
             }
             MemoryEvent::KvGone { session, kv } => {
@@ -171,12 +181,12 @@ impl Memory {
                 tokens,
                 blocks,
             } => {
-                if let Some(books) = self.books_of(session) {
+                if let Some(books) = self.books_of(job_of(session)) {
                     books.holders.publish(request, tokens, blocks);
                 }
             }
             MemoryEvent::Forgotten { session, request } => {
-                if let Some(books) = self.books_of(session) {
+                if let Some(books) = self.books_of(job_of(session)) {
                     match request {
                         Some(request) => books.holders.forget(request),
                         None => books.holders.forget_all(),
@@ -184,7 +194,7 @@ impl Memory {
                 }
             }
             MemoryEvent::Withheld { session, log } => {
-                if let Some(books) = self.books_of(session) {
+                if let Some(books) = self.books_of(job_of(session)) {
                     books.withheld = books.withheld.max(log);
                 }
             }
@@ -193,7 +203,7 @@ impl Memory {
                 session,
                 answer,
             } => {
-                if let Some(books) = self.books_of(session) {
+                if let Some(books) = self.books_of(job_of(session)) {
                     let phase = if books.machine.id == reclaim {
                         Phase::Preparing
                     } else {
@@ -241,12 +251,13 @@ impl Memory {
                 session,
                 kv,
                 mapped,
+                last,
             } => {
                 let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
                 if let Some(elastic) = self.elastic.iter_mut().find(known)
                     && let Some(ledger) = self.ledgers.get_mut(elastic.gpu.index())
                 {
-                    elastic.mapped_is(mapped, ledger, &self.sharing, now);
+                    elastic.mapped_is((mapped, last), ledger, &self.sharing, now);
                     let gpu = elastic.gpu;
                     self.note_use(session, gpu);
                 }
@@ -256,7 +267,7 @@ impl Memory {
                 gpu,
                 bytes,
             } => {
-                self.count(session, gpu, bytes, offline(session));
+                self.count(session, gpu, bytes, job_of(session).is_some());
             }
             MemoryEvent::Asked {
                 session,
@@ -292,9 +303,8 @@ impl Memory {
         }
     }
 
-    fn books_of(&mut self, session: SessionId) -> Option<&mut Books> {
-        let of = |books: &&mut Books| books.ranks.iter().any(|rank| rank.session == session);
-        self.jobs.iter_mut().find(of)
+    fn books_of(&mut self, job: Option<JobId>) -> Option<&mut Books> {
+        self.jobs.iter_mut().find(|books| Some(books.job) == job)
     }
 
     fn note_use(&mut self, session: SessionId, gpu: GpuId) {
@@ -381,9 +391,11 @@ impl Memory {
         self.jobs.retain(|books| !books.ranks.is_empty());
     }
 
-    /// Promises what is free, begins reclaims for the rest, and gives back what nobody wants.
+    /// Promises what is free, begins reclaims for the rest, and gives back what nobody wants. A node
+    /// that has just `started` does neither: who holds what is told as processes attach.
     pub fn plan(
         &mut self,
+        started: bool,
         jobs: &[Job],
         means: Means,
         busy: GpuSet,
@@ -391,7 +403,7 @@ impl Memory {
         out: &mut Vec<Effect>,
     ) {
         for elastic in &mut self.elastic {
-            elastic.settle(now, out);
+            elastic.settle(&self.sharing, now, out);
         }
         let lapsed = |ask: &Ask| ask.promised && (now >= ask.until || ask.bytes.is_zero());
         self.withdraw(lapsed);
@@ -399,6 +411,10 @@ impl Memory {
             let Ok(gpu) = u8::try_from(gpu).map(GpuId) else {
                 continue;
             };
+            if started {
+                self.deny(gpu, now, out);
+                continue;
+            }
             self.promise(gpu, now, out);
             let lacking = self.lacking(gpu, now);
             let coming: Bytes = self.jobs.iter().map(|books| books.coming(gpu)).sum();
@@ -409,7 +425,9 @@ impl Memory {
             self.deny(gpu, now, out);
         }
         self.cancel(now, out);
-        self.give_back(jobs, means, busy, now);
+        if !started {
+            self.give_back(jobs, means, busy, now);
+        }
     }
 
     fn promise(&mut self, gpu: GpuId, now: Instant, out: &mut Vec<Effect>) {
@@ -426,6 +444,7 @@ impl Memory {
             match (ask.kv, self.elastic.iter_mut().find(known)) {
                 (Some(_), Some(elastic)) => {
                     elastic.promise(ask.bytes, ledger, out);
+                    elastic.keep(&self.sharing, now);
                     ask.bytes = Bytes::ZERO;
                 }
                 (Some(_), None) => ask.bytes = Bytes::ZERO,
@@ -689,11 +708,13 @@ impl Memory {
             self.restores_at(books).filter(|_| any)
         });
         let retries = self.elastic.iter().map(Elastic::retries_at);
+        let shrinks = self.elastic.iter().filter_map(Elastic::shrinks_at);
         reclaims
             .chain(asks)
             .chain(reserves)
             .chain(restores)
             .chain(retries)
+            .chain(shrinks)
             .filter(|at| *at > now)
             .min()
     }

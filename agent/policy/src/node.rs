@@ -164,8 +164,8 @@ impl Node {
     /// The same for an event about memory.
     pub fn step_memory(&mut self, event: MemoryEvent<'_>, now: Instant, out: &mut Vec<Effect>) {
         let jobs = &self.jobs;
-        let offline = |session| jobs.iter().any(|job| job.has(session));
-        self.memory.take(event, offline, now);
+        let job_of = |session| jobs.iter().find(|job| job.has(session)).map(|job| job.id);
+        self.memory.take(event, job_of, now);
         self.finish_step(false, now, out);
     }
 
@@ -469,8 +469,9 @@ impl Node {
         }
         self.settle_gates(now);
         let means = self.config.means;
+        let started = now < self.started.after(self.config.start_hold);
         self.memory
-            .plan(&self.jobs, means, self.world.busy, now, out);
+            .plan(started, &self.jobs, means, self.world.busy, now, out);
         // A reclaim that goes on changes what its job must not do, which may let it go on: from
         // idle it takes at most a hold, a stop and a freeze to get anywhere.
         for _ in 0..=4 {

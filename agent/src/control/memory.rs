@@ -30,6 +30,8 @@ pub(super) struct Watched {
     slot: usize,
     kv: KvId,
     used: u64,
+    /// Number of the latest order about what is mapped.
+    ordered: u64,
 }
 
 impl Control {
@@ -122,8 +124,11 @@ impl Control {
                 let Some(gpu) = slot_of(usage.slot) else {
                     return;
                 };
-                let bytes = usage.plain_bytes.saturating_add(usage.unregistered_bytes);
-                let bytes = Bytes(bytes);
+                let unregistered = Bytes(usage.unregistered_bytes);
+                let bytes = Bytes(usage.plain_bytes).plus(unregistered);
+                if let Some(known) = self.sessions.get_mut(&id) {
+                    known.slots[usage.slot as usize].unregistered = unregistered;
+                }
                 self.feed_memory(MemoryEvent::Counted {
                     session,
                     gpu,
@@ -147,6 +152,10 @@ impl Control {
                 session,
                 kv: KvId(mapped.kv),
                 mapped: Bytes(mapped.mapped_bytes),
+                last: self
+                    .watched
+                    .iter()
+                    .all(|w| (w.session, w.kv.0) != (id, mapped.kv) || w.ordered <= mapped.seq),
             }),
             Said::Pressure(pressure) => self.feed_memory(MemoryEvent::Usage {
                 session,
@@ -170,6 +179,17 @@ impl Control {
                 .sum()
         };
         let fixed = Bytes(said.fixed_bytes);
+        let held = sum(&|nth| backed[nth]).plus(fixed);
+        // Until it was registered it was counted with what no cache has.
+        let mut counted = Bytes::ZERO;
+        if let Some(slot) = self
+            .sessions
+            .get_mut(&session.0)
+            .and_then(|known| known.slots.get_mut(said.slot as usize))
+        {
+            counted = held.min(slot.unregistered);
+            slot.unregistered = slot.unregistered.minus(counted);
+        }
         let owner = self.sessions.get(&session.0);
         match owner.and_then(|owner| owner.job) {
             Some(job) => {
@@ -185,6 +205,7 @@ impl Control {
                     backed: &backed,
                     fixed,
                     reclaimable: said.refused.is_empty() && !said.elastic,
+                    counted,
                 });
             }
             None if role == Role::Online && said.elastic => {
@@ -196,6 +217,7 @@ impl Control {
                     slot,
                     kv,
                     used: 0,
+                    ordered: 0,
                 });
                 let mapped = sum(&|nth| backed[nth]);
                 let most = sum(&|_| true);
@@ -309,6 +331,10 @@ impl Control {
             }
             Effect::Map { session, kv, bytes } => {
                 self.map_orders += 1;
+                let same = |w: &&mut Watched| (w.session, w.kv) == (session.0, kv);
+                if let Some(watched) = self.watched.iter_mut().find(same) {
+                    watched.ordered = self.map_orders;
+                }
                 let target = v1::MapTarget {
                     seq: self.map_orders,
                     kv: kv.0,

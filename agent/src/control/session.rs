@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::{DEVICES, DeviceWords};
 use tidegate_policy::event::Reading;
-use tidegate_policy::ids::{GpuId, GraphId, JobId, Launches};
+use tidegate_policy::ids::{Bytes, GpuId, GraphId, JobId, Launches};
 use tidegate_policy::time::Instant;
 
 /// Channels one session may have managed.
@@ -89,6 +89,8 @@ pub struct Slot {
     pub gate: Option<bool>,
     /// Launches it had made before this session.
     pub launched_before: u64,
+    /// Memory made for a KV cache that is not registered, as last told.
+    pub unregistered: Bytes,
 }
 
 /// The control file a process sent.

@@ -39,6 +39,8 @@ pub enum MemoryEvent<'a> {
         fixed: Bytes,
         /// Whether anything of it may be taken.
         reclaimable: bool,
+        /// What of it was only counted until now, as what the process allocated.
+        counted: Bytes,
     },
     /// An online process registered a KV cache that grows and shrinks.
     ElasticRegistered {
@@ -124,6 +126,8 @@ pub enum MemoryEvent<'a> {
         kv: KvId,
         /// All that is mapped of it.
         mapped: Bytes,
+        /// It answers the latest order; otherwise that is still to come.
+        last: bool,
     },
     /// Memory that is only counted: weights, workspaces.
     Counted {

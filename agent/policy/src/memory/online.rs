@@ -22,6 +22,10 @@ pub(super) struct Elastic {
     asked: Bytes,
     pub reserve: Reserve,
     retry_at: Instant,
+    /// What was mapped for a demand stays until then: it asks again for what it demanded.
+    kept_until: Instant,
+    /// What it was last told to shrink to, and when to tell it again: it keeps what it reserved.
+    shrinks: Option<(Bytes, Instant)>,
 }
 
 impl Elastic {
@@ -42,6 +46,8 @@ impl Elastic {
             asked: Bytes::ZERO,
             reserve: Reserve::new(sharing.reserving, now),
             retry_at: now,
+            kept_until: now,
+            shrinks: None,
         }
     }
 
@@ -71,25 +77,39 @@ impl Elastic {
         self.asked = self.asked.max(self.mapped.plus(self.promised).plus(bytes));
     }
 
-    /// Tells the use to the reservation, also when its interval is over; before that, what a demand
-    /// would make it.
-    pub fn settle(&mut self, now: Instant, out: &mut Vec<Effect>) {
+    /// Tells the use to the reservation, also when its interval is over, and before that what a
+    /// demand would make it; has it give back what is mapped beyond.
+    pub fn settle(&mut self, sharing: &Sharing, now: Instant, out: &mut Vec<Effect>) {
         let asked = core::mem::take(&mut self.asked);
         if asked > self.reserve.reservation() {
             self.reserve.settle(asked, now);
         }
-        match self.reserve.settle(self.used, now) {
-            Some(Change::Grow(reservation)) => out.push(Effect::Emit(Report::Pressure {
+        if let Some(Change::Grow(reservation)) = self.reserve.settle(self.used, now) {
+            out.push(Effect::Emit(Report::Pressure {
                 session: self.session,
                 gpu: self.gpu,
                 used: self.used,
                 reservation,
-            })),
-            Some(Change::Shrink(_)) if self.promised.is_zero() && self.wanted() < self.mapped => {
-                out.push(self.map(self.wanted()));
-            }
-            _ => {}
+            }));
         }
+        if self.shrinks_at().is_some_and(|at| now >= at) {
+            let wanted = self.wanted();
+            self.shrinks = Some((wanted, now.after(sharing.promise_lasts)));
+            out.push(self.map(wanted));
+        }
+    }
+
+    /// When it is to give something back, if there is anything.
+    pub fn shrinks_at(&self) -> Option<Instant> {
+        let wanted = self.wanted();
+        let again = self.shrinks.filter(|told| told.0 == wanted);
+        let at = again.map_or(self.kept_until, |told| told.1.max(self.kept_until));
+        (self.promised.is_zero() && wanted < self.mapped).then_some(at)
+    }
+
+    /// A demand of it is met: what is mapped for it stays for a while.
+    pub fn keep(&mut self, sharing: &Sharing, now: Instant) {
+        self.kept_until = now.after(sharing.promise_lasts);
     }
 
     fn map(&self, bytes: Bytes) -> Effect {
@@ -110,10 +130,10 @@ impl Elastic {
         given
     }
 
-    /// It has this much mapped, and is done with what it was told.
+    /// It has this much mapped, and, if that is its `last` word, is done with what it was told.
     pub fn mapped_is(
         &mut self,
-        mapped: Bytes,
+        (mapped, last): (Bytes, bool),
         ledger: &mut Ledger,
         sharing: &Sharing,
         now: Instant,
@@ -122,12 +142,12 @@ impl Elastic {
         let kept = more.min(self.promised);
         let arrived = ledger.shift(self.session, Place::InFlight, Place::Headroom, kept);
         ledger.adopt(self.session, Place::Headroom, more.minus(arrived));
-        let left = self.promised.minus(kept);
-        if !left.is_zero() {
-            ledger.shift(self.session, Place::InFlight, Place::Free, left);
+        self.promised = self.promised.minus(kept);
+        if last && !self.promised.is_zero() {
+            ledger.shift(self.session, Place::InFlight, Place::Free, self.promised);
+            self.promised = Bytes::ZERO;
             self.retry_at = now.after(sharing.map_retry);
         }
-        self.promised = Bytes::ZERO;
         give_up(self.session, less, ledger);
         self.mapped = mapped;
     }

@@ -85,7 +85,11 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut bench = Bench::new(config(), GPUS);
+        Self::with(config())
+    }
+
+    fn with(config: Config) -> Self {
+        let mut bench = Bench::new(config, GPUS);
         for gpu in 0..GPUS {
             let gpu = GpuId(gpu);
             bench.send_memory(MemoryEvent::Pool { gpu, bytes: POOL });
@@ -196,6 +200,7 @@ impl World {
             backed: &backed,
             fixed: Bytes(7),
             reclaimable: true,
+            counted: Bytes::ZERO,
         });
     }
 
@@ -286,6 +291,7 @@ impl World {
                 session,
                 kv,
                 mapped,
+                last: true,
             });
         }
     }
@@ -716,4 +722,144 @@ fn online_that_waits_for_more_than_is_mapped_is_kept_more_headroom() {
     let after = view(&world);
     assert_eq!(after.events, 1);
     assert!(after.headroom > before.headroom, "{after:?}");
+}
+
+#[test]
+fn a_new_agent_promises_nothing_until_processes_had_time_to_attach() {
+    let mut world = World::with(Config {
+        start_hold: Duration::from_millis(500),
+        ..config()
+    });
+    world.ask(50, true);
+    assert_eq!(granted(&world), [Granted::No]);
+    assert_eq!(world.target, None, "an offline process may hold all of it");
+    world.bench.pass(600 * MS);
+    world.check();
+    assert!(world.target.is_some(), "by now it would have said so");
+}
+
+#[test]
+fn a_cache_that_was_counted_is_not_counted_again_when_it_is_registered() {
+    let mut world = World::new();
+    world.map(100);
+    let (session, gpu) = (SessionId(10), GpuId(0));
+    world
+        .bench
+        .attach_offline(session, JobId(0), GpuSet::of(gpu));
+    let free = |world: &World| world.bench.node.ledger(gpu).expect("it is there").free();
+    let before = free(&world);
+    let all = Bytes(u64::from(STRIPES) * STRIPE + 7);
+    let bytes = Bytes(all.0 + 30);
+    world.tell(MemoryEvent::Counted {
+        session,
+        gpu,
+        bytes,
+    });
+    world.tell(MemoryEvent::KvRegistered {
+        session,
+        job: JobId(0),
+        gpu,
+        kv: KV,
+        layout: layout(),
+        backed: &[true; STRIPES as usize],
+        fixed: Bytes(7),
+        reclaimable: true,
+        counted: all,
+    });
+    assert_eq!(free(&world), before.minus(bytes));
+    let bytes = Bytes(30);
+    world.tell(MemoryEvent::Counted {
+        session,
+        gpu,
+        bytes,
+    });
+    assert_eq!(free(&world), before.minus(all).minus(bytes));
+}
+
+#[test]
+fn a_process_that_only_schedules_answers_and_speaks_for_its_job() {
+    let mut world = colocated(STRIPES);
+    let session = SessionId(11);
+    world.bench.attach_offline(session, JobId(0), GpuSet::EMPTY);
+    let blocks: Vec<BlockId> = (0..3 * 2).map(BlockId).collect();
+    world.tell(MemoryEvent::Published {
+        session,
+        request: RequestId(1),
+        tokens: Tokens(900),
+        blocks: &blocks,
+    });
+    world.ask(15, false);
+    let asked: BTreeSet<SessionId> = world.open.iter().map(|open| open.0.session).collect();
+    assert_eq!(asked, [SessionId(10), session].into());
+    world.answer(0, Answer::Done);
+    world.answer(0, Answer::Done);
+    world.bench.answer_all();
+    world.check();
+    let (order, picked) = world.open[0].clone();
+    assert_eq!(order.session, SessionId(10), "who has no memory moves none");
+    assert_eq!(picked, [StripeId(3)], "those before it cost tokens");
+    world.answer(0, Answer::Done);
+    assert_eq!(granted(&world), [Granted::Yes]);
+}
+
+#[test]
+fn what_was_mapped_for_a_demand_stays_for_a_while_and_goes_if_it_is_not_used() {
+    let mut world = World::new();
+    world.map(100);
+    let before = world.mapped;
+    world.ask(100, true);
+    world.map(100);
+    assert_eq!(world.mapped, before + 100);
+    let now = Instant::from_nanos(world.bench.now);
+    let view = world.bench.node.elastics(now).next().expect("it is there");
+    let wanted = view.reservation.0;
+    assert!(wanted < world.mapped);
+    world.bench.pass(500 * MS);
+    world.check();
+    assert_eq!(world.target, None, "it may ask again for what it demanded");
+    world.bench.pass(600 * MS);
+    world.check();
+    assert_eq!(world.target, Some(wanted));
+    world.target = None;
+    let (session, kv, mapped) = (ONLINE, KV, Bytes(world.mapped));
+    world.tell(MemoryEvent::Mapped {
+        session,
+        kv,
+        mapped,
+        last: true,
+    });
+    world.bench.pass(1_100 * MS);
+    world.check();
+    assert_eq!(
+        world.target,
+        Some(wanted),
+        "told again: it may have kept what it reserved"
+    );
+}
+
+#[test]
+fn an_answer_to_an_earlier_order_takes_back_no_promise() {
+    let mut world = World::new();
+    world.map(100);
+    world.ask(100, true);
+    let target = world.target.expect("it is promised more");
+    let (session, kv, gpu) = (ONLINE, KV, GpuId(0));
+    let promised = |world: &World| {
+        let ledger = world.bench.node.ledger(gpu).expect("it is there");
+        ledger.account(ONLINE).in_flight
+    };
+    let before = promised(&world);
+    let mut say = |mapped, last| {
+        let mapped = Bytes(mapped);
+        world.tell(MemoryEvent::Mapped {
+            session,
+            kv,
+            mapped,
+            last,
+        });
+        promised(&world)
+    };
+    assert_eq!(say(target - 40, false), Bytes(40));
+    assert_eq!(before, Bytes(100));
+    assert_eq!(say(target - 40, true), Bytes::ZERO);
 }

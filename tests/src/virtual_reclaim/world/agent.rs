@@ -241,6 +241,7 @@ impl World {
                     backed: &backed,
                     fixed: Bytes::ZERO,
                     reclaimable: true,
+                    counted: Bytes::ZERO,
                 });
             }
             Said::Prepared(reclaim, answer) => {
@@ -300,6 +301,7 @@ impl World {
                     session,
                     kv,
                     mapped,
+                    last: true,
                 });
             }
             Said::Used(used) => {
