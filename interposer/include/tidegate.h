@@ -86,7 +86,8 @@ struct tg_api {
     /* Hot, inside what is mapped ahead. Up to `want` further blocks of an elastic cache; fewer when that runs out, and
      * then more is asked for. Ask again later. */
     int (*reserve)(uint32_t kv, uint32_t want, uint32_t *ids, uint32_t *granted);
-    /* Hot. Gives blocks back; nothing on the GPU may use them any more. */
+    /* Hot. Gives blocks back; nothing on the GPU may use them any more, not even to write what nobody reads: memory
+     * behind blocks that are not reserved comes and goes while the engine runs. */
     int (*release)(uint32_t kv, const uint32_t *ids, size_t count);
     /* Hot. How many of the reserved blocks hold content. */
     int (*usage)(uint32_t kv, uint32_t used_blocks);

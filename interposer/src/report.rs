@@ -406,7 +406,7 @@ impl Reporter {
         self.devices = 0;
         self.uvm = None;
         self.hooks(up, true);
-        self.talk.attach(self.process, &mut |event| send(up, event));
+        self.talk.attach(self.process);
         self.deliver(up);
     }
 

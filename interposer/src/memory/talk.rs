@@ -34,27 +34,14 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// A new session: what stands, and from here on every change.
-    pub fn attach(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
+    /// A new session: the next [`Self::deliver`] says what stands, and each after it what changed.
+    pub fn attach(&mut self, process: &Process) {
         self.void(process);
         *self = Self {
             undescribed: true,
             ..Self::default()
         };
-        let mut requests = sys::lock(&process.memory.requests);
-        requests.changed.clear();
-        let all = requests.all.iter();
-        let set = all.map(|(id, held)| held.message(*id)).collect::<Vec<_>>();
-        drop(requests);
-        if !set.is_empty() {
-            send(Event::Requests(v1::Requests {
-                snapshot: true,
-                set,
-                forgotten: Vec::new(),
-            }));
-        }
         process.memory.changed();
-        self.deliver(process, send);
     }
 
     /// Ends a session: its orders are void, and whoever waits for an answer goes on without.
@@ -71,7 +58,8 @@ impl Talk {
         sys::futex_wake(&memory.answers);
     }
 
-    /// Sends what other threads left, and that an order is late.
+    /// Sends what other threads left, and that an order is late. The agent has been told of the devices
+    /// in use before: a cache on one that it does not know is nobody's.
     pub fn deliver(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
         let memory = &process.memory;
         if self.undescribed
@@ -82,6 +70,8 @@ impl Talk {
             for kv in state.kvs.values() {
                 send(Event::KvRegistered(membership.describe(kv)));
             }
+            drop(membership);
+            self.snapshot(process, send);
         }
         if self.undescribed {
             return;
@@ -107,6 +97,22 @@ impl Talk {
         drop(open);
         self.requests(process, now, send);
         self.usages(process, now, send);
+    }
+
+    /// Every request, after the caches whose blocks they hold.
+    fn snapshot(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
+        let mut requests = sys::lock(&process.memory.requests);
+        requests.changed.clear();
+        let all = requests.all.iter();
+        let set = all.map(|(id, held)| held.message(*id)).collect::<Vec<_>>();
+        drop(requests);
+        if !set.is_empty() {
+            send(Event::Requests(v1::Requests {
+                snapshot: true,
+                set,
+                forgotten: Vec::new(),
+            }));
+        }
     }
 
     fn requests(&mut self, process: &Process, now: u64, send: &mut impl FnMut(Event)) {
@@ -144,7 +150,10 @@ impl Talk {
         self.usage_at_ns = now;
         let usages = process.seen_devices().map(|device| state.usage(device));
         let usages: Vec<v1::MemoryUsage> = usages.collect();
+        // What was registered until now is no longer in the figures: that is said first.
+        let said = std::mem::take(&mut *sys::lock(&memory.outbox));
         drop(state);
+        said.into_iter().for_each(&mut *send);
         for usage in &usages {
             if !self.usage.contains(usage) {
                 send(Event::Usage(*usage));
