@@ -154,12 +154,13 @@ impl Sources {
     /// On the first thing that is wrong, with its place.
     pub fn load(&self) -> Result<Loaded, ConfigError> {
         let mut loaded = Loaded::default();
-        for row in self.rows()? {
+        let rows = self.rows()?;
+        for row in &rows {
             let setting = setting(&row.key).ok_or_else(|| row.unknown())?;
-            (setting.take)(&mut loaded.config, &row)?;
+            (setting.take)(&mut loaded.config, row)?;
             loaded.origins.insert(setting.path, row.origin.clone());
-            loaded.check(&row)?;
         }
+        loaded.check(&rows)?;
         Ok(loaded)
     }
 
@@ -197,8 +198,9 @@ pub fn environment() -> Vec<(String, String)> {
 }
 
 impl Loaded {
-    /// What two settings ask of each other. `row` is the one taken last.
-    fn check(&self, row: &Row) -> Result<(), ConfigError> {
+    /// What two settings ask of each other, once all of `rows` are taken: the first of two may
+    /// contradict the default that the second replaces.
+    fn check(&self, rows: &[Row]) -> Result<(), ConfigError> {
         for (low, high) in [
             ("gate.cooldown_min", "gate.cooldown_max"),
             ("memory.headroom_min", "memory.headroom_max"),
@@ -208,7 +210,8 @@ impl Loaded {
                 "gate.cooldown_min" => config.tuning.cooldown_min > config.tuning.cooldown_max,
                 _ => config.memory.headroom_min > config.memory.headroom_max,
             };
-            if above && (row.key == low || row.key == high) {
+            let mut said = rows.iter().rev();
+            if above && let Some(row) = said.find(|row| row.key == low || row.key == high) {
                 let value = |path| setting(path).map_or_else(String::new, |s| s.show(config));
                 return Err(row.wrong(format!(
                     "{low} ({}) is above {high} ({})",

@@ -282,6 +282,12 @@ fn settings_that_contradict_each_other_are_refused_at_the_later_one() {
         error.starts_with("FILE:2: `memory.headroom_max`"),
         "{error}"
     );
+    let both = "[memory]\nheadroom_max = \"16MiB\"\nheadroom_min = \"4MiB\"\n";
+    assert_eq!(
+        load(both, &[]).map(|_| ()),
+        Ok(()),
+        "each against the other, not a default"
+    );
 }
 
 #[test]
