@@ -164,7 +164,7 @@ fn round(
     if let Begin::Quiet(quiet) = begun
         && ask(process, driver, device) == Answer::Done
     {
-        let last_graph = finish(words, device, watch, sums);
+        let taken = finish(words, device, watch, sums);
         if let Published::Idle { .. } = quiet.publish(&fences, &words.activity, all) {
             let launches = sums.entered.wrapping_sub(watch.entered_at_idle);
             watch.entered_at_idle = sums.entered;
@@ -179,9 +179,13 @@ fn round(
             process::ring(page);
             return false;
         }
-        // Taken back: the period goes on, and its graph is still its own unless another came.
-        if let Some((slot, graph)) = last_graph {
+        // Taken back: the period goes on, and its graph is still its own unless another came. The launch
+        // that came may be the one that waits: its note was there before it was counted.
+        if let Some((slot, graph)) = taken.graph {
             let _ = slot.graph.compare_exchange(0, graph, Relaxed, Relaxed);
+        }
+        for slot in taken.waited {
+            slot.waits_on_host.store(1, Relaxed);
         }
     }
     watch.last_busy_ns = now;
@@ -201,13 +205,16 @@ fn round(
     true
 }
 
-/// Writes what goes with an idle edge, before it is rung; the graph it took, and from which slot.
-fn finish(
-    words: &DeviceWords,
-    device: usize,
-    watch: &Watch,
-    sums: Sums,
-) -> Option<(&'static Slot, u64)> {
+/// What an idle edge takes from the slots.
+struct Taken {
+    /// The last graph, and from which slot.
+    graph: Option<(&'static Slot, u64)>,
+    /// Slots that had made a stream wait.
+    waited: Vec<&'static Slot>,
+}
+
+/// Writes what goes with an idle edge, before it is rung.
+fn finish(words: &DeviceWords, device: usize, watch: &Watch, sums: Sums) -> Taken {
     let synced = slots_of(device)
         .filter(|slot| slot.sync_entered.load(Acquire) == slot.counts.entered.load(Acquire))
         .map(|slot| slot.sync_ns.load(Relaxed))
@@ -230,10 +237,11 @@ fn finish(
     words
         .graph
         .store(graph.map_or(0, |(_, graph)| graph), Release);
-    for slot in slots_of(device) {
-        slot.waits_on_host.store(0, Relaxed);
+    let waited = slots_of(device).filter(|slot| slot.waits_on_host.swap(0, Relaxed) != 0);
+    Taken {
+        graph,
+        waited: waited.collect(),
     }
-    graph
 }
 
 fn name(
