@@ -184,12 +184,18 @@ impl Sampler {
         let thread = {
             let (stop, longest) = (Arc::clone(&stop), Arc::clone(&longest));
             std::thread::spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
+                loop {
+                    // One begins after the process is gone: the thread may start late, and the driver
+                    // may give the memory back before it waits for the channels.
+                    let last = stop.load(Ordering::Relaxed);
                     // Enabling its own idle channel takes the locks a disable takes, and changes nothing.
                     let mut call = crate::actor::list(&[(own.client(), own.channel)], false);
                     let start = now_ns();
                     let _ = own.set_own(&mut call);
                     longest.fetch_max(now_ns() - start, Ordering::Relaxed);
+                    if last {
+                        break;
+                    }
                 }
             })
         };
