@@ -89,6 +89,14 @@ impl Stripes {
         if bytes == 0 || self.backed.is_none_or(|backed| backed == 0) {
             return Taken::default();
         }
+        if !self.in_order {
+            let costless = self.costless(bytes.div_ceil(self.bytes), pool);
+            if costless.len() as u64 * self.bytes >= bytes {
+                // What the selection would say too: stripes that cost nothing come first, the lowest
+                // before the others. To tell it who holds what takes longer than the rest of a replay.
+                return self.withhold(&costless, pool);
+            }
+        }
         self.tell_holders(pool);
         let mut picked = core::mem::take(&mut self.picked);
         picked.clear();
@@ -112,6 +120,19 @@ impl Stripes {
             .take(most)
             .collect();
         self.withhold(&unheld, pool)
+    }
+
+    /// The first `most` stripes that nobody holds a block of who has computed anything.
+    fn costless(&self, most: u64, pool: &Pool) -> Vec<u32> {
+        let Some(pages) = &pool.offline.store.pages else {
+            return Vec::new();
+        };
+        let nothing = |slot| pool.offline.at_stake(slot) == 0;
+        let backed = (0..pages.stripes()).filter(|stripe| pages.is_backed(*stripe));
+        let costless =
+            backed.filter(|stripe| pages.held(*stripe) == 0 || pages.holders(*stripe).all(nothing));
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        costless.take(most).collect()
     }
 
     fn withhold(&mut self, stripes: &[u32], pool: &mut Pool) -> Taken {
