@@ -554,6 +554,22 @@ impl Batch {
         lost.sum()
     }
 
+    /// Every sequence that holds blocks, by slot, with those.
+    pub fn holders(&self) -> impl Iterator<Item = (Slot, &[u32])> {
+        let all = (0..).zip(&self.sequences);
+        all.filter(|(_, sequence)| sequence.held > 0)
+            .map(|(slot, sequence)| (slot, &*sequence.blocks))
+    }
+
+    /// Blocks of those whose first prompt tokens are being read: nothing is computed yet that could
+    /// be lost with them.
+    pub fn begun(&self) -> impl Iterator<Item = u32> + '_ {
+        let parts = self.parts.iter();
+        let parts = parts.map(|part| &self.sequences[part.slot as usize]);
+        let begun = parts.filter(|sequence| !sequence.running && sequence.cached == 0);
+        begun.flat_map(|sequence| sequence.blocks.iter().copied())
+    }
+
     /// Tokens a sequence would have to compute again if it lost a block.
     #[must_use]
     pub fn at_stake(&self, slot: Slot) -> u32 {

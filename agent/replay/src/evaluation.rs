@@ -5,11 +5,12 @@
 //! the order workload, policy, and are the same however many threads there were.
 
 use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
 
 use crate::cases::{ALONE, CHANNEL_PRISM, Case, ORACLE};
 use crate::figures::{Beside, Figures};
 use crate::record::Outcome;
-use crate::run::run;
+use crate::run::{self, Attempt};
 use crate::spec::{Spec, SpecError};
 use crate::sweep::in_parallel;
 
@@ -52,13 +53,19 @@ pub struct EvaluationError {
     pub source: SpecError,
 }
 
-const BESIDE: [Case; 3] = [ALONE, CHANNEL_PRISM, ORACLE];
+const BESIDE: [Case; 2] = [CHANNEL_PRISM, ORACLE];
 
 /// How many runs [`evaluate`] makes.
 #[must_use]
 pub fn runs(workloads: usize, cases: &[Case]) -> usize {
-    let asked = cases.iter().filter(|case| !BESIDE.contains(case)).count();
-    workloads * (BESIDE.len() + asked)
+    let beside = BESIDE.map(|case| Attempt::of(case.memory).len());
+    let asked = cases.iter().filter(|case| is_only_asked(**case)).count();
+    workloads * (1 + beside.iter().sum::<usize>() + asked)
+}
+
+/// Whether it is run for no other reason than that it was asked for.
+fn is_only_asked(case: Case) -> bool {
+    case != ALONE && !BESIDE.contains(&case)
 }
 
 /// Runs each of `workloads` under each of `cases`. `keep` tells whose outcome is wanted whole, and
@@ -82,41 +89,72 @@ pub fn evaluate(
             ..base.clone()
         }
     };
-    let outcome = |spec: &Spec| {
-        run(spec).map_err(|source| EvaluationError {
-            scenario: spec.scenario.clone(),
+    let named = |workload: usize| {
+        move |source| EvaluationError {
+            scenario: workloads[workload].spec.scenario.clone(),
             source,
-        })
+        }
     };
     let pairs = |cases: &[Case]| -> Vec<(usize, Case)> {
         let all = 0..workloads.len();
         all.flat_map(|workload| cases.iter().map(move |case| (workload, *case)))
             .collect()
     };
-    let beside = in_parallel(
+    let alone = in_parallel(
         threads,
-        &pairs(&BESIDE),
-        |(workload, case)| outcome(&spec(*workload, *case)),
+        &pairs(&[ALONE]),
+        |(workload, case)| run::alone(&spec(*workload, *case)).map_err(named(*workload)),
         |_| done(),
     )?;
+    let beside = pairs(&BESIDE);
+    let best: Vec<Mutex<(usize, Outcome)>> = beside.iter().map(|_| Mutex::default()).collect();
+    // An attempt takes as long as any other run, so each is a piece of work.
+    let attempts: Vec<(usize, usize, Attempt)> = (0..)
+        .zip(&beside)
+        .flat_map(|(place, (_, case))| {
+            let attempts = (0..).zip(Attempt::of(case.memory));
+            attempts.map(move |(turn, attempt)| (place, turn, attempt))
+        })
+        .collect();
+    in_parallel(
+        threads,
+        &attempts,
+        |(place, turn, attempt)| {
+            let (workload, case) = beside[*place];
+            let outcome = run::attempt(&spec(workload, case), &alone[workload], *attempt)
+                .map_err(named(workload))?;
+            let mut best = best[*place].lock().unwrap_or_else(PoisonError::into_inner);
+            if (outcome.offline.tokens(), *turn) >= (best.1.offline.tokens(), best.0) {
+                *best = (*turn, outcome);
+            }
+            Ok(())
+        },
+        |_| done(),
+    )?;
+    let best = best.into_iter().map(Mutex::into_inner);
+    let beside: Vec<Outcome> = best
+        .map(|best| best.unwrap_or_else(PoisonError::into_inner).1)
+        .collect();
     let ran = in_parallel(
         threads,
         &pairs(cases),
         |(workload, case)| {
             let spec = spec(*workload, *case);
             let known = &beside[workload * BESIDE.len()..][..BESIDE.len()];
+            let alone = &alone[*workload];
             let own;
             let outcome = match BESIDE.iter().position(|other| other == case) {
                 Some(place) => &known[place],
+                None if *case == ALONE => &alone.outcome,
                 None => {
-                    own = outcome(&spec)?;
+                    own = run::paired(&spec, alone).map_err(named(*workload))?;
                     &own
                 }
             };
             let beside = Beside {
-                alone: &known[0],
-                channel_prism: &known[1],
-                oracle: &known[2],
+                alone: &alone.outcome,
+                channel_prism: &known[0],
+                oracle: &known[1],
             };
             Ok(Ran {
                 workload: *workload,
@@ -125,12 +163,12 @@ pub fn evaluate(
             })
         },
         |(_, case)| {
-            if !BESIDE.contains(case) {
+            if is_only_asked(*case) {
                 done();
             }
         },
     )?;
-    let alone = beside.into_iter().step_by(BESIDE.len()).collect();
+    let alone = alone.into_iter().map(|alone| alone.outcome).collect();
     Ok(Evaluation { alone, ran })
 }
 

@@ -11,6 +11,8 @@
 
 use std::collections::VecDeque;
 
+use crate::bits::Bits;
+
 /// Tokens of a block.
 pub const BLOCK_TOKENS: u32 = 16;
 
@@ -30,9 +32,16 @@ pub struct Blocks {
     stripe: u64,
     /// Sequence that holds it, [`FREE`] or [`WITHHELD`].
     holder: Vec<u32>,
-    free: VecDeque<u32>,
-    backed: Vec<bool>,
+    /// Free blocks, each with the number it had in `queued` when it came. Where that has changed
+    /// since, the block was withheld meanwhile and the entry is void.
+    free: VecDeque<(u32, u32)>,
+    queued: Vec<u32>,
+    available: u32,
+    stripes: u32,
+    withheld: Bits,
     backed_stripes: u32,
+    /// Backed stripes that nobody holds a block of.
+    unheld: Bits,
     /// Held blocks with a byte in each stripe.
     held: Vec<u32>,
     /// When each block was last taken: the number of that taking.
@@ -47,13 +56,22 @@ impl Blocks {
         let (block, stripe) = (block.max(1), stripe.max(1));
         let blocks = u32::try_from(bytes / block).map_or(WITHHELD - 1, |blocks| blocks);
         let stripes = (u64::from(blocks) * block).div_ceil(stripe) as usize;
+        let mut unheld = Bits::new(stripes);
+        for stripe in 0..stripes {
+            unheld.insert(stripe);
+        }
+        let count = u32::try_from(stripes).unwrap_or(u32::MAX);
         Self {
             block,
             stripe,
             holder: vec![FREE; blocks as usize],
-            free: (0..blocks).collect(),
-            backed: vec![true; stripes],
-            backed_stripes: u32::try_from(stripes).unwrap_or(u32::MAX),
+            free: (0..blocks).map(|block| (block, 0)).collect(),
+            queued: vec![0; blocks as usize],
+            available: blocks,
+            stripes: count,
+            withheld: Bits::new(stripes),
+            backed_stripes: count,
+            unheld,
             held: vec![0; stripes],
             taken: vec![0; blocks as usize],
             takings: 0,
@@ -63,13 +81,13 @@ impl Blocks {
     /// Blocks that can be taken.
     #[must_use]
     pub fn available(&self) -> u32 {
-        u32::try_from(self.free.len()).unwrap_or(u32::MAX)
+        self.available
     }
 
     /// Stripes, backed or not.
     #[must_use]
     pub fn stripes(&self) -> u32 {
-        u32::try_from(self.backed.len()).unwrap_or(u32::MAX)
+        self.stripes
     }
 
     /// Stripes that are backed.
@@ -81,13 +99,23 @@ impl Blocks {
     /// Whether that stripe is backed.
     #[must_use]
     pub fn is_backed(&self, stripe: u32) -> bool {
-        self.backed.get(stripe as usize).copied().unwrap_or(false)
+        stripe < self.stripes && !self.withheld.has(stripe as usize)
     }
 
     /// Held blocks with a byte in that stripe.
     #[must_use]
     pub fn held(&self, stripe: u32) -> u32 {
         self.held.get(stripe as usize).copied().unwrap_or(0)
+    }
+
+    /// Backed stripes that nobody holds a block of, the lowest first.
+    pub fn unheld(&self) -> impl Iterator<Item = u32> + '_ {
+        self.unheld.rising().map(|stripe| stripe as u32)
+    }
+
+    /// The same, the highest first.
+    pub fn unheld_from_the_top(&self) -> impl Iterator<Item = u32> + '_ {
+        self.unheld.falling().map(|stripe| stripe as u32)
     }
 
     /// The stripes that hold a byte of a block.
@@ -128,17 +156,39 @@ impl Blocks {
     }
 
     fn whole(&self, block: u32) -> bool {
-        self.stripes_of(block).all(|stripe| self.backed[stripe])
+        self.stripes_of(block)
+            .all(|stripe| !self.withheld.has(stripe))
+    }
+
+    fn free(&mut self, block: u32) {
+        let queued = &mut self.queued[block as usize];
+        *queued = queued.wrapping_add(1);
+        self.holder[block as usize] = FREE;
+        self.free.push_back((block, *queued));
+        self.available += 1;
+        if self.free.len() > 2 * self.holder.len() {
+            let (queued, holder) = (&self.queued, &self.holder);
+            self.free.retain(|(block, number)| {
+                holder[*block as usize] == FREE && queued[*block as usize] == *number
+            });
+        }
     }
 
     /// Gives `sequence` a free block.
     pub fn take(&mut self, sequence: u32) -> Option<u32> {
-        let block = self.free.pop_front()?;
+        let block = loop {
+            let (block, number) = self.free.pop_front()?;
+            if self.holder[block as usize] == FREE && self.queued[block as usize] == number {
+                break block;
+            }
+        };
+        self.available -= 1;
         self.holder[block as usize] = sequence;
         self.takings += 1;
         self.taken[block as usize] = self.takings;
         for stripe in self.stripes_of(block) {
             self.held[stripe] += 1;
+            self.unheld.remove(stripe);
         }
         Some(block)
     }
@@ -147,10 +197,12 @@ impl Blocks {
     pub fn give(&mut self, block: u32) {
         for stripe in self.stripes_of(block) {
             self.held[stripe] -= 1;
+            if self.held[stripe] == 0 && !self.withheld.has(stripe) {
+                self.unheld.insert(stripe);
+            }
         }
         if self.whole(block) {
-            self.holder[block as usize] = FREE;
-            self.free.push_back(block);
+            self.free(block);
         } else {
             self.holder[block as usize] = WITHHELD;
         }
@@ -160,40 +212,36 @@ impl Blocks {
     /// them back.
     pub fn withhold(&mut self, stripes: &[u32]) {
         for stripe in stripes {
-            if core::mem::take(&mut self.backed[*stripe as usize]) {
+            if self.withheld.insert(*stripe as usize) {
                 self.backed_stripes -= 1;
             }
-        }
-        let mut free = core::mem::take(&mut self.free);
-        free.retain(|block| {
-            let stays = self.whole(*block);
-            if !stays {
-                self.holder[*block as usize] = WITHHELD;
+            self.unheld.remove(*stripe as usize);
+            for block in self.blocks_in(*stripe) {
+                let holder = &mut self.holder[block as usize];
+                if *holder == FREE {
+                    *holder = WITHHELD;
+                    self.available -= 1;
+                }
             }
-            stays
-        });
-        self.free = free;
+        }
     }
 
     /// Backs up to `count` stripes that are not, lowest first; says how many.
     pub fn restore(&mut self, count: u32) -> u32 {
-        let mut restored = 0;
-        for stripe in 0..self.stripes() {
-            if restored == count {
-                break;
+        let lowest = self.withheld.rising().take(count as usize);
+        let lowest: Vec<u32> = lowest.map(|stripe| stripe as u32).collect();
+        for stripe in &lowest {
+            self.withheld.remove(*stripe as usize);
+            if self.held(*stripe) == 0 {
+                self.unheld.insert(*stripe as usize);
             }
-            if self.backed[stripe as usize] {
-                continue;
-            }
-            self.backed[stripe as usize] = true;
-            restored += 1;
-            for block in self.blocks_in(stripe) {
+            for block in self.blocks_in(*stripe) {
                 if self.holder[block as usize] == WITHHELD && self.whole(block) {
-                    self.holder[block as usize] = FREE;
-                    self.free.push_back(block);
+                    self.free(block);
                 }
             }
         }
+        let restored = u32::try_from(lowest.len()).unwrap_or(u32::MAX);
         self.backed_stripes += restored;
         restored
     }
@@ -251,6 +299,10 @@ mod tests {
                     prop_assert_eq!(blocks.held(stripe) as usize, of_held);
                     prop_assert_eq!(blocks.holders(stripe).count(), of_held);
                 }
+                let nobodys = |stripe: &u32| blocks.is_backed(*stripe) && blocks.held(*stripe) == 0;
+                let nobodys: Vec<u32> = (0..blocks.stripes()).filter(nobodys).collect();
+                prop_assert!(blocks.unheld().eq(nobodys.iter().copied()));
+                prop_assert!(blocks.unheld_from_the_top().eq(nobodys.into_iter().rev()));
             }
         }
     }

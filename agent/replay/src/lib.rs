@@ -25,6 +25,7 @@
 
 pub mod baselines;
 pub mod batch;
+mod bits;
 pub mod cases;
 pub mod clock;
 pub mod compute;

@@ -114,6 +114,14 @@ pub struct OfflineTotals {
     pub kills: u64,
 }
 
+impl OfflineTotals {
+    /// Tokens kept.
+    #[must_use]
+    pub const fn tokens(&self) -> u64 {
+        self.prompt_tokens + self.generated_tokens
+    }
+}
+
 /// Where the GPU's time went; the rest was idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuTotals {
@@ -177,8 +185,7 @@ impl Outcome {
     /// Offline tokens kept, per second.
     #[must_use]
     pub fn offline_tokens_per_s(&self) -> f64 {
-        let tokens = self.offline.prompt_tokens + self.offline.generated_tokens;
-        tokens as f64 / self.length.as_secs_f64().max(f64::MIN_POSITIVE)
+        self.offline.tokens() as f64 / self.length.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
     /// Share of the time in which offline ran.

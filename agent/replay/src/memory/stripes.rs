@@ -114,11 +114,7 @@ impl Stripes {
             return Taken::default();
         };
         let most = (bytes / self.bytes) as usize;
-        let unheld: Vec<u32> = (0..pages.stripes())
-            .rev()
-            .filter(|stripe| pages.is_backed(*stripe) && pages.held(*stripe) == 0)
-            .take(most)
-            .collect();
+        let unheld: Vec<u32> = pages.unheld_from_the_top().take(most).collect();
         self.withhold(&unheld, pool)
     }
 
@@ -128,11 +124,18 @@ impl Stripes {
             return Vec::new();
         };
         let nothing = |slot| pool.offline.at_stake(slot) == 0;
-        let backed = (0..pages.stripes()).filter(|stripe| pages.is_backed(*stripe));
-        let costless =
-            backed.filter(|stripe| pages.held(*stripe) == 0 || pages.holders(*stripe).all(nothing));
         let most = usize::try_from(most).unwrap_or(usize::MAX);
-        costless.take(most).collect()
+        let begun = pool.offline.begun();
+        let mut costless: Vec<u32> = begun
+            .flat_map(|block| pages.stripes_of(block))
+            .map(|stripe| stripe as u32)
+            .filter(|stripe| pages.holders(*stripe).all(nothing))
+            .chain(pages.unheld().take(most))
+            .collect();
+        costless.sort_unstable();
+        costless.dedup();
+        costless.truncate(most);
+        costless
     }
 
     fn withhold(&mut self, stripes: &[u32], pool: &mut Pool) -> Taken {
@@ -194,21 +197,18 @@ impl Stripes {
         }
         let tokens = |slot| Tokens(u64::from(pool.offline.at_stake(slot)));
         let request = |slot| RequestId(u64::from(slot));
-        let mut held = pages.in_order_taken();
         if self.in_order {
             // First in, first out goes by the order of publication.
-            for (slot, block) in held {
+            for (slot, block) in pages.in_order_taken() {
                 holders.extend(request(slot), tokens(slot), &[BlockId(block)]);
             }
             return;
         }
-        held.sort_unstable();
-        let mut blocks = Vec::new();
-        for of_one in held.chunk_by(|a, b| a.0 == b.0) {
-            let slot = of_one[0].0;
-            blocks.clear();
-            blocks.extend(of_one.iter().map(|(_, block)| BlockId(*block)));
-            holders.publish(request(slot), tokens(slot), &blocks);
+        let mut own = Vec::new();
+        for (slot, blocks) in pool.offline.holders() {
+            own.clear();
+            own.extend(blocks.iter().copied().map(BlockId));
+            holders.publish(request(slot), tokens(slot), &own);
         }
     }
 }
