@@ -14,9 +14,14 @@
 //! Invariants: an entry is readable before the agent is told that the memory is gone; nothing is
 //! overwritten that the engine has not withheld; a block comes back only after that. No process that
 //! dies in the middle keeps another from going on: an entry is one store, and whoever comes next
-//! moves the head over it.
+//! moves the head over it. Room is *promised* before anything is counted, so that ranks that lose
+//! blocks at once cannot both be told that the last place is theirs; of a process that dies in between
+//! the promise stays, and makes the log shorter by what one call can need.
+//!
+//! The memory is generic over its words and sizes, so that the same code runs under loom.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use crate::word::{Tally, Word};
+use core::sync::atomic::Ordering::{Acquire, Release};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// `TIDEJOB1`, little endian.
@@ -33,25 +38,40 @@ const FIRST_BITS: u32 = 20;
 const LAP_BITS: u32 = 23;
 const CUT_BITS: u32 = 40;
 
-/// The memory, valid when zeroed.
+/// The memory, valid when zeroed: `E` entries, the cuts of `C` steps and `N` blocks.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub struct Shared {
+pub struct Shared<
+    W = AtomicU64,
+    B = AtomicU8,
+    const E: usize = ENTRIES,
+    const C: usize = CUTS,
+    const N: usize = BLOCKS,
+> {
     /// [`MAGIC`] once it is in use.
-    magic: AtomicU64,
+    magic: W,
     /// Ranks of the job.
     world: AtomicU32,
     _pad: [u32; 13],
     /// Entries appended.
-    head: AtomicU64,
+    head: W,
     /// Entries up to here are withheld by the engine.
-    withheld: AtomicU64,
-    _pad2: [u64; 6],
-    cuts: [AtomicU64; CUTS],
-    entries: [AtomicU64; ENTRIES],
+    withheld: W,
+    /// Entries that calls under way may still append.
+    promised: W,
+    _pad2: [u64; 5],
+    cuts: [W; C],
+    entries: [W; E],
     /// Parts that a block misses, over all stripes and ranks.
-    missing: [AtomicU8; BLOCKS],
+    missing: [B; N],
 }
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(offset_of!(Shared, head) == 64);
+    assert!(offset_of!(Shared, cuts) == 128);
+    assert!(size_of::<Shared>() == 128 + 8 * (CUTS + ENTRIES) + BLOCKS);
+};
 
 /// Why the log refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,9 +99,8 @@ pub struct News {
 }
 
 impl News {
-    fn encode(self, number: u64) -> u64 {
-        let lap = (number / ENTRIES as u64 + 1) & ((1 << LAP_BITS) - 1);
-        lap << (COUNT_BITS + FIRST_BITS + 1)
+    fn encode(self, lap: u64) -> u64 {
+        (lap & ((1 << LAP_BITS) - 1)) << (COUNT_BITS + FIRST_BITS + 1)
             | u64::from(self.lost) << (COUNT_BITS + FIRST_BITS)
             | u64::from(self.first) << COUNT_BITS
             | u64::from(self.count)
@@ -100,11 +119,42 @@ const fn lap_of(word: u64) -> u64 {
     word >> (COUNT_BITS + FIRST_BITS + 1)
 }
 
-fn index(number: u64) -> usize {
-    usize::try_from(number % ENTRIES as u64).unwrap_or(0)
+impl<W: Word + Default, B: Tally + Default, const E: usize, const C: usize, const N: usize> Default
+    for Shared<W, B, E, C, N>
+{
+    /// On the stack, so only for sizes that fit there.
+    fn default() -> Self {
+        Self {
+            magic: W::default(),
+            world: AtomicU32::new(0),
+            _pad: [0; 13],
+            head: W::default(),
+            withheld: W::default(),
+            promised: W::default(),
+            _pad2: [0; 5],
+            cuts: core::array::from_fn(|_| W::default()),
+            entries: core::array::from_fn(|_| W::default()),
+            missing: core::array::from_fn(|_| B::default()),
+        }
+    }
 }
 
-impl Shared {
+/// Entries that a call may append, given back at its end.
+struct Promise<'a, W: Word>(&'a W, u64);
+
+impl<W: Word> Drop for Promise<'_, W> {
+    fn drop(&mut self) {
+        self.0.fetch_add(self.1.wrapping_neg());
+    }
+}
+
+impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W, B, E, C, N> {
+    /// The place of an entry, and what says there that it is written.
+    fn place(&self, number: u64) -> (&W, u64) {
+        let at = usize::try_from(number % E as u64).unwrap_or(0);
+        (&self.entries[at], number / E as u64 + 1)
+    }
+
     /// Entries appended so far.
     #[must_use]
     pub fn head(&self) -> u64 {
@@ -119,38 +169,53 @@ impl Shared {
 
     /// The engine withholds every block lost up to `number`.
     pub fn acknowledge(&self, number: u64) {
-        self.withheld.fetch_max(number.min(self.head()), AcqRel);
+        let number = number.min(self.head());
+        let mut known = self.withheld();
+        while known < number {
+            match self.withheld.compare_exchange(known, number) {
+                Ok(_) => break,
+                Err(found) => known = found,
+            }
+        }
     }
 
     /// Moves the head over entries whose writer did not; where it is then.
     fn help(&self) -> u64 {
         loop {
             let head = self.head.load(Acquire);
-            let word = self.entries[index(head)].load(Acquire);
-            if lap_of(word) != lap_of(NOTHING.encode(head)) {
+            let (place, lap) = self.place(head);
+            if lap_of(place.load(Acquire)) != lap_of(NOTHING.encode(lap)) {
                 return head;
             }
-            let _ = self.head.compare_exchange(head, head + 1, AcqRel, Acquire);
+            let _ = self.head.compare_exchange(head, head + 1);
         }
     }
 
-    fn append(&self, news: News) -> Result<(), Refused> {
+    /// Promises room for as many entries as a call about `count` blocks can need: every second block
+    /// at worst makes one of its own.
+    ///
+    /// Of two that promise at once the later sees both. What is read before the head is never ahead of
+    /// it, and an entry appended meanwhile counts as promised too: too little room is seen at worst.
+    fn promise(&self, count: u32) -> Result<Promise<'_, W>, Refused> {
+        let most = u64::from(count / 2 + 1);
+        self.promised.fetch_add(most);
+        let promise = Promise(&self.promised, most);
+        let withheld = self.withheld();
+        let promised = self.promised.load(Acquire);
+        if self.head() - withheld + promised > E as u64 {
+            return Err(Refused::Unread);
+        }
+        Ok(promise)
+    }
+
+    /// Appends an entry for which there is room.
+    fn append(&self, news: News) {
         loop {
-            let head = self.help();
-            if head - self.withheld() >= ENTRIES as u64 {
-                return Err(Refused::Unread);
-            }
-            let place = &self.entries[index(head)];
-            let old = place.load(Acquire);
-            if lap_of(old) == lap_of(news.encode(head)) {
-                continue;
-            }
-            if place
-                .compare_exchange(old, news.encode(head), AcqRel, Acquire)
-                .is_ok()
-            {
+            let (place, lap) = self.place(self.help());
+            let (old, new) = (place.load(Acquire), news.encode(lap));
+            if lap_of(old) != lap_of(new) && place.compare_exchange(old, new).is_ok() {
                 self.help();
-                return Ok(());
+                return;
             }
         }
     }
@@ -161,22 +226,23 @@ impl Shared {
         first: u32,
         count: u32,
         lost: bool,
-        changed: impl Fn(&AtomicU8) -> bool,
+        changed: impl Fn(&B) -> bool,
     ) -> Result<u64, Refused> {
         let blocks = (first as usize)
             .checked_add(count as usize)
             .and_then(|end| self.missing.get(first as usize..end))
             .ok_or(Refused::Block)?;
+        let _promise = self.promise(count)?;
         let mut run: Option<(u32, u32)> = None;
         for (id, block) in (first..).zip(blocks) {
             if changed(block) {
                 run = Some(run.map_or((id, 1), |(start, length)| (start, length + 1)));
             } else if let Some((first, count)) = run.take() {
-                self.append(News { lost, first, count })?;
+                self.append(News { lost, first, count });
             }
         }
         if let Some((first, count)) = run {
-            self.append(News { lost, first, count })?;
+            self.append(News { lost, first, count });
         }
         Ok(self.head())
     }
@@ -186,30 +252,22 @@ impl Shared {
     /// # Errors
     /// When there is no room; then nothing was counted.
     pub fn lose(&self, first: u32, count: u32) -> Result<u64, Refused> {
-        // Every second block at worst makes an entry of its own.
-        let most = u64::from(count / 2 + 1);
-        if self.head() + most - self.withheld() > ENTRIES as u64 {
-            return Err(Refused::Unread);
-        }
-        self.append_runs(first, count, true, |block| block.fetch_add(1, AcqRel) == 0)
+        self.append_runs(first, count, true, |block| block.raise() == 0)
     }
 
     /// A part of each block of a range is there again.
     ///
     /// # Errors
-    /// When there is no room.
+    /// When there is no room; then nothing was counted.
     pub fn regain(&self, first: u32, count: u32) -> Result<u64, Refused> {
-        self.append_runs(first, count, false, |block| {
-            let less = |value: u8| value.checked_sub(1);
-            block.fetch_update(AcqRel, Acquire, less) == Ok(1)
-        })
+        self.append_runs(first, count, false, |block| block.lower() == 1)
     }
 
     /// Whether a block misses a part.
     #[must_use]
     pub fn is_missing(&self, block: u32) -> bool {
         let block = self.missing.get(block as usize);
-        block.is_some_and(|block| block.load(Acquire) != 0)
+        block.is_some_and(|block| block.load() != 0)
     }
 
     /// Where the log ends for `step`: the same for everyone who asks.
@@ -218,8 +276,8 @@ impl Shared {
     /// When so many later steps were asked for that it is not known any more.
     pub fn cut(&self, step: u64) -> Result<u64, Refused> {
         const MASK: u64 = (1 << CUT_BITS) - 1;
-        let tag = (step / CUTS as u64 + 1) & (u64::MAX >> CUT_BITS);
-        let place = &self.cuts[usize::try_from(step % CUTS as u64).unwrap_or(0)];
+        let tag = (step / C as u64 + 1) & (u64::MAX >> CUT_BITS);
+        let place = &self.cuts[usize::try_from(step % C as u64).unwrap_or(0)];
         loop {
             let known = place.load(Acquire);
             if known >> CUT_BITS == tag {
@@ -230,10 +288,7 @@ impl Shared {
             }
             let cut = self.head() & MASK;
             let fresh = tag << CUT_BITS | cut;
-            if place
-                .compare_exchange(known, fresh, AcqRel, Acquire)
-                .is_ok()
-            {
+            if place.compare_exchange(known, fresh).is_ok() {
                 return Ok(cut);
             }
         }
@@ -241,7 +296,7 @@ impl Shared {
 
     /// The entry of this number, which is below the head.
     fn entry(&self, number: u64) -> News {
-        News::decode(self.entries[index(number)].load(Acquire))
+        News::decode(self.place(number).0.load(Acquire))
     }
 
     /// Takes zeroed memory into use for a job of `world` ranks.
@@ -283,7 +338,9 @@ pub struct Step {
 impl Reader {
     /// Begins where the log ends.
     #[must_use]
-    pub fn at_end(shared: &Shared) -> Self {
+    pub fn at_end<W: Word, B: Tally, const E: usize, const C: usize, const N: usize>(
+        shared: &Shared<W, B, E, C, N>,
+    ) -> Self {
         Self {
             next: shared.head(),
         }
@@ -297,7 +354,11 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Shared::cut`].
-    pub fn look(&self, shared: &Shared, step: u64) -> Result<Step, Refused> {
+    pub fn look<W: Word, B: Tally, const E: usize, const C: usize, const N: usize>(
+        &self,
+        shared: &Shared<W, B, E, C, N>,
+        step: u64,
+    ) -> Result<Step, Refused> {
         let cut = shared.cut(step)?;
         let mut news = Step {
             upto: self.next.max(cut),
@@ -343,7 +404,8 @@ mod tests {
             _pad: [0; 13],
             head: AtomicU64::new(0),
             withheld: AtomicU64::new(0),
-            _pad2: [0; 6],
+            promised: AtomicU64::new(0),
+            _pad2: [0; 5],
             cuts: *<Box<[AtomicU64; CUTS]>>::try_from(words(CUTS)).expect("that many"),
             entries: *<Box<[AtomicU64; ENTRIES]>>::try_from(words(ENTRIES)).expect("that many"),
             missing: *<Box<[AtomicU8; BLOCKS]>>::try_from(bytes).expect("that many"),

@@ -4,7 +4,7 @@
 //! sequentially consistent fence on both sides; the store-buffer explorer has cells that it
 //! schedules and drains itself. One implementation of the protocol serves all three.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// One 64-bit word that threads share.
 pub trait Word {
@@ -20,6 +20,16 @@ pub trait Word {
     /// Adds with a read-modify-write and returns what was there; sequentially consistent, and on
     /// x86-64 a full fence.
     fn fetch_add(&self, value: u64) -> u64;
+}
+
+/// One byte that threads share and count with. Both changes acquire and release.
+pub trait Tally {
+    /// Reads it, acquiring.
+    fn load(&self) -> u8;
+    /// Adds one; what was there.
+    fn raise(&self) -> u8;
+    /// Takes one away, but from nothing; what was there.
+    fn lower(&self) -> u8;
 }
 
 /// The two sides of an asymmetric fence.
@@ -50,5 +60,19 @@ impl Word for AtomicU64 {
     #[inline(always)]
     fn fetch_add(&self, value: u64) -> u64 {
         Self::fetch_add(self, value, Ordering::SeqCst)
+    }
+}
+
+impl Tally for AtomicU8 {
+    fn load(&self) -> u8 {
+        Self::load(self, Ordering::Acquire)
+    }
+    fn raise(&self) -> u8 {
+        self.fetch_add(1, Ordering::AcqRel)
+    }
+    fn lower(&self) -> u8 {
+        let less = |value: u8| value.checked_sub(1);
+        self.fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
+            .unwrap_or_else(|found| found)
     }
 }

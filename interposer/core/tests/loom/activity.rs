@@ -1,52 +1,12 @@
 //! The activity protocol under the C11 memory model, membarrier modelled as a sequentially
 //! consistent fence on both sides: two launching threads, one prober.
 
+use crate::cell::{Cell, Fenced};
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU64, Ordering};
 use tidegate_core::activity::{Begin, Counts, Published, begin, busy_edge, enter_if_busy};
 use tidegate_core::capture::Announce;
-use tidegate_core::word::{Fences, Word};
-
-#[derive(Debug)]
-struct Cell(AtomicU64);
-
-impl Cell {
-    fn new(value: u64) -> Self {
-        Self(AtomicU64::new(value))
-    }
-}
-
-impl Word for Cell {
-    fn load(&self, order: Ordering) -> u64 {
-        self.0.load(order)
-    }
-    fn store(&self, value: u64, order: Ordering) {
-        self.0.store(value, order);
-    }
-    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
-        self.0
-            .compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst)
-    }
-    fn fetch_add(&self, value: u64) -> u64 {
-        // Loom takes a sequentially consistent access for acquire and release only; the trait asks
-        // for a full fence, which a locked instruction is.
-        fence(Ordering::SeqCst);
-        let before = self.0.fetch_add(value, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        before
-    }
-}
-
-struct Fenced;
-
-impl Fences for Fenced {
-    fn light() {
-        fence(Ordering::SeqCst);
-    }
-    fn heavy(&self) {
-        fence(Ordering::SeqCst);
-    }
-}
+use tidegate_core::word::{Fences as _, Word as _};
 
 struct Process {
     activity: Cell,
