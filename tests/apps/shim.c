@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -147,6 +148,16 @@ int main(void)
         CHECK(mmap(0, 4096, PROT_READ, MAP_SHARED, file, 0) != MAP_FAILED);
     }
     CHECK(mmap(0, 4096, PROT_READ, MAP_SHARED, gpu, 0) == MAP_FAILED && errno == EINVAL);
+
+    /* A call of the driver takes no descriptor, so it works where there is none; and the limit stays what it was. */
+    struct rlimit had, none;
+    CHECK(getrlimit(RLIMIT_NOFILE, &had) == 0);
+    none = (struct rlimit){ 3, had.rlim_max };
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0 && dup(0) == -1 && errno == EMFILE);
+    CHECK(attached(ctl, client) == 0);
+    CHECK(dup(0) == -1 && errno == EMFILE);
+    CHECK(getrlimit(RLIMIT_NOFILE, &none) == 0 && none.rlim_cur == 3);
+    CHECK(setrlimit(RLIMIT_NOFILE, &had) == 0);
     puts("ok");
     return 0;
 }

@@ -8,6 +8,7 @@
 use core::ffi::{c_int, c_void};
 use core::mem;
 use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use tidegate_abi::rm::{self, Branch};
 
@@ -374,6 +375,54 @@ fn iov(bytes: &mut [u8]) -> libc::iovec {
     }
 }
 
+/// A fresh connection with both its ends.
+fn pair() -> Result<(Fd, Fd), Errno> {
+    let mut pair = [-1; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: `pair` has room for the two descriptors.
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) } != 0 {
+        return Err(errno());
+    }
+    Ok((Fd(pair[0]), Fd(pair[1])))
+}
+
+/// Sets the limit of descriptors; what it was.
+fn limit(to: &libc::rlimit) -> Result<libc::rlimit, Errno> {
+    let mut was = *to;
+    // SAFETY: both are valid limits of this process.
+    match unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, to, &raw mut was) } {
+        0 => Ok(was),
+        _ => Err(errno()),
+    }
+}
+
+/// Does `what` beyond the process' soft limit of descriptors: a call of the driver needs none, and must not fail
+/// here for the lack of those that only the virtual one takes.
+fn lend<T>(what: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut own = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `own` is valid to write to.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut own) } != 0 {
+        return Err(errno());
+    }
+    let lent = libc::rlimit {
+        rlim_cur: own.rlim_max,
+        ..own
+    };
+    limit(&lent)?;
+    let done = what();
+    let meanwhile = limit(&own)?;
+    if meanwhile.rlim_cur != lent.rlim_cur {
+        // Somebody else set it while it was raised.
+        limit(&meanwhile)?;
+    }
+    done
+}
+
 /// Sends a request and waits for its answer, which overwrites `params` and `nested`.
 fn exchange(
     fd: c_int,
@@ -382,13 +431,10 @@ fn exchange(
     nested: &mut [u8],
     named: Option<c_int>,
 ) -> Result<(Reply, Option<Fd>), Errno> {
-    let mut pair = [-1; 2];
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: `pair` has room for the two descriptors.
-    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) } != 0 {
-        return Err(errno());
-    }
-    let (ours, theirs) = (Fd(pair[0]), Fd(pair[1]));
+    let (ours, theirs) = match pair() {
+        Err(libc::EMFILE) => lend(pair)?,
+        other => other?,
+    };
     match send(fd, request, params, nested, theirs.0, named) {
         // A named descriptor that is not open: the driver, too, gets to say so itself.
         Err(libc::EBADF) if named.is_some() => {
