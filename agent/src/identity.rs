@@ -1,11 +1,12 @@
 //! Which process is online, which is offline: decided from what the kernel says of a socket's peer
-//! and the operator's ordered rules, never from what the process says of itself.
+//! and the operator's ordered rules.
 //!
 //! Credentials of the socket -> its cgroup -> where it runs ([`place`]) and what the node's own services
 //! say of that ([`labels`]) -> the first rule whose every condition holds ([`rules`]).
 //!
-//! A process may ask to be treated as *offline* when a rule makes it online (it gives up a right). It
-//! becomes online by its own word only when the configuration trusts its user. No rule: ignored.
+//! What a process says of itself only ever takes something from it: one that asks for it is *offline*
+//! where a rule makes it online or none matches; where a rule says that it is left alone, it is. It becomes
+//! online by its own word only when the configuration trusts its user. No rule and no word: ignored.
 
 pub mod labels;
 pub mod place;

@@ -47,9 +47,14 @@ pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) 
         .pop()
         .filter(|trial| trial.mismatch.is_none());
     let Some(Trial { number, rule, .. }) = matched else {
+        let (role, rule) = if wishes == Some(Role::Offline) {
+            (Role::Offline, "no rule matched: its own word")
+        } else {
+            (Role::Ignore, "no rule matched")
+        };
         return Decision {
-            role: Role::Ignore,
-            rule: "no rule matched".to_owned(),
+            role,
+            rule: rule.to_owned(),
         };
     };
     let text = format!("rule {number}:{}", conditions(rule));
