@@ -666,6 +666,10 @@ impl Control {
             Report::Woken { job } => {
                 happening.kind = "woken";
                 happening.job = self.job_name(Some(job));
+                let gangs = self.jobs.get(job.0 as usize).map(|job| &job.gangs);
+                let looks = gangs.into_iter().flatten().map(|gang| gang.looked_ns);
+                let looked = looks.filter(|&looked| looked != 0).min();
+                happening.value_ns = self.since_look(looked.unwrap_or(0));
             }
             Report::DisableFailed {
                 order,

@@ -32,7 +32,8 @@ pub struct Happening {
     pub job: Option<Arc<str>>,
     /// For people; empty: the kind says it all.
     pub text: String,
-    /// Where there is one, e.g. a latency.
+    /// Where there is one: of "preempted" the latency; of "woken" and "`wake_overtaken`" (an enable that took effect
+    /// after online had begun, with its disable behind it) the time since online was last looked at.
     pub value_ns: u64,
 }
 

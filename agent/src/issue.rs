@@ -120,6 +120,8 @@ pub struct Issued {
     pub disable: bool,
     /// What happened.
     pub outcome: Outcome,
+    /// When the words that forbid an enable were read before its first ioctl; 0 if they were not.
+    pub looked_ns: u64,
     /// Entry of the last ioctl; 0 if none was made.
     pub entered_ns: u64,
     /// Its return.
@@ -252,16 +254,20 @@ fn carry_out(
         command: order.command,
         disable: order.disable,
         outcome: Outcome::Done,
+        looked_ns: 0,
         entered_ns: 0,
         returned_ns: 0,
     };
     for batch in order.batches.iter() {
-        if !order.disable
-            && !order.unconditional
-            && (!order.wanted.is(order.command, false) || order.guards.any_busy())
-        {
-            issued.outcome = Outcome::Withheld;
-            break;
+        if !order.disable && !order.unconditional {
+            let looked_ns = now_ns();
+            if !order.wanted.is(order.command, false) || order.guards.any_busy() {
+                issued.outcome = Outcome::Withheld;
+                break;
+            }
+            if issued.looked_ns == 0 {
+                issued.looked_ns = looked_ns;
+            }
         }
         if order.disable {
             for &place in &batch.places {

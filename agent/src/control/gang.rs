@@ -27,6 +27,8 @@ pub struct Gang {
     pub outstanding: u32,
     /// What the newest order asked for.
     pub disable: bool,
+    /// When the words of online processes were read for the last enable; 0: they were not.
+    pub looked_ns: u64,
     /// At level L5: launches may pass.
     pub launches_pass: bool,
     /// What the last answer said.

@@ -8,6 +8,7 @@ use super::session::Session;
 use super::{Control, Gang, Job, gpu_id};
 use crate::channel::{Batch, Via};
 use crate::config::Level;
+use crate::events::Happening;
 use crate::gate::{self, Gate};
 use crate::inbox::Tell;
 use crate::issue::{Files, Issued, Order as Prepared, Outcome, Release, Task};
@@ -265,7 +266,10 @@ impl Control {
                     returned: Instant::from_nanos(issued.returned_ns.max(entered)),
                 });
             }
-            Outcome::Done => self.feed(Event::Enabled { order }),
+            Outcome::Done => {
+                self.took_effect(order, issued.looked_ns);
+                self.feed(Event::Enabled { order });
+            }
             Outcome::Withheld => {
                 self.counters.enables_withheld += 1;
                 self.read_activity(tidegate_policy::ids::GpuSet::of(order.gpu));
@@ -277,6 +281,34 @@ impl Control {
             self.prove_again(order.job, order.gpu);
         }
         self.release_job_tickets(order.job);
+    }
+
+    /// An enable took effect; online was last looked at `looked_ns`. If it began meanwhile, its disable is on the way
+    /// already, and policy will not call this a wake.
+    fn took_effect(&mut self, order: Order, looked_ns: u64) {
+        let Some(gang) = self.gang(order.job, order.gpu) else {
+            return;
+        };
+        gang.looked_ns = looked_ns;
+        if gang.newest != order.generation && gang.disable {
+            self.counters.wakes_overtaken += 1;
+            let happening = Happening {
+                kind: "wake_overtaken",
+                gpu: Some(u32::from(order.gpu.0)),
+                job: self.job_name(Some(order.job)),
+                value_ns: self.since_look(looked_ns),
+                ..Happening::default()
+            };
+            self.tell(happening);
+        }
+    }
+
+    /// How long ago online was looked at; 0: it was not.
+    pub(super) fn since_look(&self, looked_ns: u64) -> u64 {
+        match looked_ns {
+            0 => 0,
+            looked => self.now.saturating_sub(looked),
+        }
     }
 
     /// Notes what an answer says of the channels.

@@ -53,6 +53,7 @@ pub struct Counters {
     pub disables_failed: u64,
     pub enables_failed: u64,
     pub enables_withheld: u64,
+    pub wakes_overtaken: u64,
     pub foreign_claims: u64,
     pub proofs_lapsed: u64,
     pub channels_refused: u64,
@@ -95,6 +96,11 @@ impl Counters {
                 "enables_withheld",
                 self.enables_withheld,
                 "Enables given up because online was busy again",
+            ),
+            row(
+                "wakes_overtaken",
+                self.wakes_overtaken,
+                "Enables that took effect after online had begun, with their disable behind them",
             ),
             row(
                 "foreign_claims",
