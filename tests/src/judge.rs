@@ -6,6 +6,11 @@
 //! of all its channels; no enable comes before the online program has been idle for twice the
 //! longest decode gap of the schedule (200 ms before 32 gaps); a request whose gaps are stationary
 //! is preempted at most once.
+//!
+//! One thing the device cannot tell: when a wake was decided. The agent reads online's word right before it
+//! enables, and a busy machine may hold it up in between, for as long as it likes; meanwhile a request begins,
+//! whose own edge then takes the wake back. Such a wake is [`Late`]: it is excused if the agent's event says that it
+//! read the word before the device had anything of that request.
 
 use crate::Request;
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,6 +67,57 @@ pub struct Verdict {
     pub worst_stuck_ns: u64,
     /// Time offline was on the engine.
     pub offline_ran_ns: u64,
+    /// Wakes inside a request whose edge then shut the gate, to be dated by [`Self::date`].
+    pub late: Vec<Late>,
+}
+
+/// A wake that took effect inside a request and was taken back by the request's edge.
+#[derive(Clone, Debug)]
+pub struct Late {
+    /// When it was asked for, and when it took effect.
+    wake: Wake,
+    /// When the device had something of the request: its edge was rung before that.
+    rung_by: u64,
+    /// For people.
+    what: String,
+}
+
+/// What an event of the agent says of a wake: when it read online's word, and when it heard that the enable was done.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// See above.
+    pub looked: u64,
+    /// See above.
+    pub heard: u64,
+}
+
+impl Verdict {
+    /// Whether the agent has to say when it looked.
+    #[must_use]
+    pub fn is_undated(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// Takes the agent's word on the late wakes: those that no look explains are violations.
+    pub fn date(&mut self, looks: &[Look]) {
+        for Late {
+            wake,
+            rung_by,
+            what,
+        } in self.late.drain(..)
+        {
+            let explains = |look: &&Look| {
+                look.looked <= wake.asked && wake.at <= look.heard && look.looked < rung_by
+            };
+            if !looks.iter().any(|look| explains(&look)) {
+                let before = |look: &&Look| look.looked <= wake.at;
+                let last = looks.iter().rev().find(before);
+                self.violations.push(format!(
+                    "{what}; the device had its first kernel at {rung_by}, the agent had looked at {last:?}"
+                ));
+            }
+        }
+    }
 }
 
 /// State of the offline channels over time, rebuilt from the history.
@@ -222,8 +278,15 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
             }
         }
     }
-    judge_edges(schedule, records, &shut, &ran, end_ns, &mut verdict);
-    judge_wakes(schedule, records, &enables, &mut verdict);
+    let late = judge_wakes(schedule, records, &enables, &shut, &mut verdict);
+    judge_edges(
+        schedule,
+        records,
+        (&shut, &late),
+        &ran,
+        end_ns,
+        &mut verdict,
+    );
     verdict.wakes = enables.len() as u64;
     verdict
 }
@@ -267,15 +330,17 @@ fn stationary(schedule: &Schedule, records: &[Record], number: usize) -> bool {
 fn judge_edges(
     schedule: &Schedule,
     records: &[Record],
-    shut: &[Shut],
+    (shut, late): (&[Shut], &BTreeSet<usize>),
     ran: &[(u64, u64)],
     end_ns: u64,
     verdict: &mut Verdict,
 ) {
     for (number, request) in schedule.requests.iter().enumerate() {
-        let already = shut
-            .iter()
-            .any(|s| s.from <= request.start_ns && request.start_ns < s.to);
+        // A wake that was under way makes no difference to what it found.
+        let already = !late.contains(&number)
+            && shut
+                .iter()
+                .any(|s| s.from <= request.start_ns && request.start_ns < s.to);
         let begun = shut
             .iter()
             .filter(|s| s.from > request.start_ns && s.from < request.end_ns + EDGE_DEADLINE_NS)
@@ -317,30 +382,66 @@ fn judge_edges(
     }
 }
 
-/// No wake before the online program was idle for the cooldown its own gaps ask for.
-fn judge_wakes(schedule: &Schedule, records: &[Record], enables: &[Wake], verdict: &mut Verdict) {
-    for Wake { asked, at: wake } in enables {
-        if within(&schedule.excused, *wake) {
+/// When the device had the first kernel of a request.
+fn first_kernel(schedule: &Schedule, records: &[Record], request: &Request) -> u64 {
+    let kernel = records.iter().find(|r| {
+        r.kind == Kind::KernelStart && r.pid == schedule.online && r.at_ns >= request.start_ns
+    });
+    kernel.map_or(request.end_ns, |kernel| kernel.at_ns)
+}
+
+/// No wake before the online program was idle for the cooldown its own gaps ask for. Returns the requests that a
+/// wake came late into.
+fn judge_wakes(
+    schedule: &Schedule,
+    records: &[Record],
+    enables: &[Wake],
+    shut: &[Shut],
+    verdict: &mut Verdict,
+) -> BTreeSet<usize> {
+    let mut requests = BTreeSet::new();
+    for wake in enables {
+        let Wake { asked, at } = *wake;
+        if within(&schedule.excused, at) {
             continue;
         }
-        let begun = schedule
-            .requests
-            .iter()
-            .filter(|r| r.start_ns < *asked)
-            .count();
+        let begun = schedule.requests.iter().filter(|r| r.start_ns < at).count();
         let Some(last) = begun.checked_sub(1) else {
             continue;
         };
         let request = schedule.requests[last];
-        if *wake < request.end_ns {
-            if stationary(schedule, records, last) {
-                verdict.violations.push(format!(
-                    "woken at {wake} inside request {last} ({}..{})",
-                    request.start_ns, request.end_ns
-                ));
-            }
+        let inside = at < request.end_ns;
+        if inside && !stationary(schedule, records, last) {
             continue;
         }
+        // Of a wake inside a request: its first event, after a whole cooldown, and taken back.
+        let first = |s: &Shut| !(request.start_ns..at).contains(&s.from);
+        let back = |s: &Shut| (at..request.end_ns + EDGE_DEADLINE_NS).contains(&s.from);
+        if inside && shut.iter().all(first) && shut.iter().any(back) {
+            requests.insert(last);
+            if asked >= request.start_ns {
+                verdict.late.push(Late {
+                    wake: *wake,
+                    rung_by: first_kernel(schedule, records, &request),
+                    what: format!(
+                        "woken at {at} (asked for at {asked}) inside request {last} ({}..{})",
+                        request.start_ns, request.end_ns
+                    ),
+                });
+            }
+        } else if inside {
+            verdict.violations.push(format!(
+                "woken at {at} (asked for at {asked}) inside request {last} ({}..{}), neither held up on its way there nor taken back",
+                request.start_ns, request.end_ns
+            ));
+            continue;
+        }
+        // The request before the wake was decided on.
+        let begun = begun - usize::from(inside);
+        let Some(last) = begun.checked_sub(1) else {
+            continue;
+        };
+        let request = schedule.requests[last];
         let cooldown = cooldown_after(schedule, begun);
         // The device's own time: the program may learn of its end long after it, on a busy machine.
         let idle = records
@@ -350,11 +451,103 @@ fn judge_wakes(schedule: &Schedule, records: &[Record], enables: &[Wake], verdic
             .filter(|at| *at <= request.end_ns)
             .max()
             .unwrap_or(request.end_ns);
-        if *wake < idle + cooldown {
+        if at < idle + cooldown {
             verdict.violations.push(format!(
                 "woken {} ns after request {last}, before 2 x its longest gap ({cooldown} ns)",
-                wake - idle
+                at - idle
             ));
         }
+    }
+    requests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const ONLINE: u32 = 1;
+    const OFFLINE: u32 = 2;
+
+    fn record(at_ms: u64, kind: Kind, pid: u32, asked_ms: u64) -> Record {
+        let mut record = Record::new(at_ms * MS, kind);
+        record.pid = pid;
+        record.client = 7;
+        record.object = 9;
+        record.value = asked_ms * MS;
+        record
+    }
+
+    /// Two requests, 10..20 ms and 400..420 ms, that one offline channel is disabled for; the device has the first
+    /// kernel of the second one 1 ms after its beginning. `wakes`: when an enable was asked for and took effect, and
+    /// when it was taken back.
+    fn judged(wakes: &[(u64, u64, Option<u64>)]) -> Verdict {
+        let request = |from: u64, to: u64| Request {
+            start_ns: from * MS,
+            end_ns: to * MS,
+            longest_gap_ns: MS,
+        };
+        let schedule = Schedule {
+            requests: vec![request(10, 20), request(400, 420)],
+            gaps_per_request: vec![5, 5],
+            offline: [OFFLINE].into(),
+            online: ONLINE,
+            ..Schedule::default()
+        };
+        let mut records = vec![
+            record(1, Kind::ChannelUp, OFFLINE, 0),
+            record(11, Kind::KernelStart, ONLINE, 0),
+            record(12, Kind::DisableEnd, OFFLINE, 0),
+            record(20, Kind::KernelEnd, ONLINE, 0),
+            record(401, Kind::KernelStart, ONLINE, 0),
+            record(420, Kind::KernelEnd, ONLINE, 0),
+        ];
+        for (asked, at, back) in wakes {
+            records.push(record(*at, Kind::EnableEnd, OFFLINE, *asked));
+            records.extend(back.map(|back| record(back, Kind::DisableEnd, OFFLINE, 0)));
+        }
+        records.sort_by_key(|record| record.at_ns);
+        judge(&schedule, &records, 4_000 * MS)
+    }
+
+    fn look(looked_ms: u64, heard_ms: u64) -> Look {
+        Look {
+            looked: looked_ms * MS,
+            heard: heard_ms * MS,
+        }
+    }
+
+    #[test]
+    fn a_wake_that_was_held_up_into_a_request_is_excused_by_when_the_agent_looked() {
+        let mut verdict = judged(&[(402, 403, Some(404))]);
+        assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
+        verdict.date(&[look(300, 301), look(399, 405)]);
+        assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
+    }
+
+    #[test]
+    fn a_wake_that_was_decided_inside_a_request_is_a_violation() {
+        for looks in [&[look(402, 405)][..], &[], &[look(300, 301)]] {
+            let mut verdict = judged(&[(402, 403, Some(404))]);
+            verdict.date(looks);
+            assert_eq!(verdict.violations.len(), 1, "{looks:?}");
+        }
+    }
+
+    #[test]
+    fn a_wake_inside_a_request_is_taken_back_and_comes_once() {
+        let stays = judged(&[(399, 403, None)]);
+        assert!(stays.violations[0].contains("nor taken back"), "{stays:?}");
+        let twice = judged(&[(399, 403, Some(404)), (406, 407, Some(408))]);
+        assert!(twice.violations.len() >= 2, "{twice:?}");
+    }
+
+    #[test]
+    fn a_late_wake_has_waited_for_its_cooldown() {
+        let mut soon = judged(&[(399, 403, Some(404))]);
+        soon.date(&[look(399, 405)]);
+        assert!(soon.violations.is_empty(), "{soon:?}");
+        let early = judged(&[(100, 110, Some(411))]);
+        assert!(early.violations[0].contains("before 2 x"), "{early:?}");
     }
 }

@@ -36,6 +36,8 @@ pub struct Report {
     pub missing: Vec<String>,
     /// Disables of running offline work.
     pub preemptions: u64,
+    /// Wakes that were held up on their way until a request had begun, and that it took back.
+    pub late_wakes: u64,
     /// Longest time a channel stayed disabled without a live agent, in nanoseconds.
     pub worst_stuck_ns: u64,
     /// The agent's resident memory in MiB when it was warm, and at the end of the same life.
@@ -548,7 +550,7 @@ pub fn run_for(
         let spared = share < 0.66;
         let this = seed.wrapping_add(number);
         let mut failed = None;
-        let (verdict, _) = nemesis.run_with(this, 100, &mut |nemesis, rng, schedule| {
+        let (mut verdict, _) = nemesis.run_with(this, 100, &mut |nemesis, rng, schedule| {
             // Each in its turn, so that a short run has them all.
             let eligible = INCIDENTS
                 .iter()
@@ -561,6 +563,8 @@ pub fn run_for(
                 .map(|why| format!("{name}: {why}"));
         });
         ground.restore();
+        report.late_wakes += verdict.late.len() as u64;
+        nemesis.date(&mut verdict);
         report.schedules += 1;
         report.preemptions += verdict.preemptions;
         report.worst_stuck_ns = report.worst_stuck_ns.max(verdict.worst_stuck_ns);

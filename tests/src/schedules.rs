@@ -5,7 +5,7 @@
 //! one or two offline programs, and mixes requests, pauses and faults drawn from its seed. What
 //! happened is judged by [`crate::judge`] from the device's history.
 
-use crate::judge::{Schedule, Verdict, judge};
+use crate::judge::{Look, Schedule, Verdict, judge};
 use crate::virtual_nemesis::{Totals, Violation};
 use crate::{Node, Offline, Online, monotonic_ns, wait_until};
 use std::time::Duration;
@@ -97,10 +97,43 @@ impl Nemesis {
 
     /// Runs and judges the schedule of `seed`.
     pub fn run(&mut self, seed: u64) -> (Verdict, u64) {
-        self.run_with(seed, 40, &mut Self::fault)
+        let (mut verdict, took) = self.run_with(seed, 40, &mut Self::fault);
+        self.date(&mut verdict);
+        (verdict, took)
     }
 
-    /// As [`Self::run`], with something else that goes wrong, in `percent` of the schedules.
+    /// Asks the agent about wakes that only it can date.
+    pub fn date(&self, verdict: &mut Verdict) {
+        if verdict.is_undated() {
+            verdict.date(&self.looks());
+        }
+    }
+
+    /// What the agent says of its wakes.
+    fn looks(&self) -> Vec<Look> {
+        let wakes = [
+            "events",
+            "--kind",
+            "woken,wake_overtaken",
+            "--output",
+            "json",
+        ];
+        let output = self.node.tidegate(&wakes);
+        let text = String::from_utf8_lossy(&output.stdout);
+        let events = text.lines().filter_map(|line| {
+            let event: serde_json::Value = serde_json::from_str(line).ok()?;
+            let heard = event["at_ns"].as_u64()?;
+            let since = event["value_ns"].as_u64().filter(|&since| since != 0)?;
+            Some(Look {
+                looked: heard.checked_sub(since)?,
+                heard,
+            })
+        });
+        events.collect()
+    }
+
+    /// As [`Self::run`], with something else that goes wrong, in `percent` of the schedules. Late wakes are not dated
+    /// yet.
     pub fn run_with(
         &mut self,
         seed: u64,

@@ -171,6 +171,7 @@ fn operate(wanted: &Operators) -> ExitCode {
         "violations": report.violations.len(),
         "incidents": report.incidents,
         "preemptions": report.preemptions,
+        "late_wakes": report.late_wakes,
         "worst_stuck_ms": report.worst_stuck_ns as f64 / 1e6,
         "rss_mib": [report.rss_mib.0, report.rss_mib.1],
         "descriptors": [report.descriptors.0, report.descriptors.1],
