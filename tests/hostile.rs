@@ -9,7 +9,7 @@ use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{
     counter, cpu_ns, disabled, process, records, status, wait_all, wait_so,
 };
-use tidegate_tests::{Node, clock, monotonic_ns, wait_for};
+use tidegate_tests::{Node, Offline, clock, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::history::Kind;
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
@@ -459,5 +459,36 @@ fn no_word_of_the_thief_leaves_the_engine_disabled() {
         wait_all(&stolen.honest.node, stolen.honest.client, false);
         stolen.honest.turns(1);
         assert_eq!(stolen.touched(begun), 0, "{escape}");
+    }
+}
+
+#[test]
+fn no_name_steers_the_terminal_of_whoever_looks() {
+    let node = Node::new(&[], FIXED);
+    let app = node.dir().join("e\u{1b}[2Jx\u{9b}");
+    std::fs::copy(compile("offline", &["-lcuda"]), &app).expect("the directory is ours");
+    let mut command = node.preloaded(app, "offline");
+    command
+        .args(["1000000", "0"])
+        .env("TIDEGATE_JOB", "b\u{1b}]0;t\u{7}\nFORGED \u{202e}");
+    let mut offline = Offline::from_command(&mut command);
+    offline.running();
+    let pid = offline.process.pid().to_string();
+    let shown: [(&[&str], &str); 6] = [
+        (&["status"], "e?[2Jx?"),
+        (&["events"], "b?]0;t??FORGED ?"),
+        (&["hooks"], "e?[2Jx?"),
+        (&["top", "--once"], "e?[2Jx?"),
+        (&["explain", "pid", &pid], "e?[2Jx?"),
+        (&["pause"], "b?]0;t??FORGED ?"),
+    ];
+    for (args, name) in shown {
+        let output = node.tidegate(args);
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(text.contains(name), "{args:?}: {text:?}");
+        let steers = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+        assert!(!text.contains(steers), "{args:?}: {text:?}");
+        let forged = |line: &str| line.trim_start().starts_with("FORGED");
+        assert!(!text.lines().any(forged), "{args:?}: {text}");
     }
 }

@@ -419,9 +419,9 @@ fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// Writes to standard output; a reader that has left is no error.
+/// Writes to standard output, without what would steer a terminal; a reader that has left is no error.
 fn print(text: &str) -> anyhow::Result<()> {
-    write(text.as_bytes())
+    write(crate::plain::lines(text).as_bytes())
 }
 
 fn write(bytes: &[u8]) -> anyhow::Result<()> {

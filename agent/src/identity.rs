@@ -14,6 +14,7 @@ pub mod rules;
 
 use crate::config::{Identity, Role};
 use crate::inbox::Process;
+use crate::plain;
 use labels::Labels;
 use place::Place;
 pub use place::Qos;
@@ -147,7 +148,7 @@ pub fn of_process(pid: i32) -> io::Result<Credentials> {
         contained: contained(pid, &cgroup),
         cgroup,
         started: started_of(&stat).unwrap_or(0),
-        name: printable(&name),
+        name: plain::name(&name),
     })
 }
 
@@ -188,15 +189,6 @@ fn cgroup_of(text: &str) -> String {
 fn started_of(stat: &str) -> Option<u64> {
     let after_name = stat.rsplit_once(')')?.1;
     after_name.split_whitespace().nth(19)?.parse().ok()
-}
-
-/// `text` without what could fool a terminal, and not longer than a name should be.
-#[must_use]
-pub fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .take(64)
-        .collect()
 }
 
 #[cfg(test)]

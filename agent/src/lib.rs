@@ -44,6 +44,7 @@ pub mod metrics;
 pub mod notify;
 pub mod obstacle;
 pub mod peers;
+pub mod plain;
 pub mod prove;
 pub mod reaper;
 pub mod reconcile;

@@ -288,7 +288,7 @@ fn which(job: &str) -> String {
     if job.is_empty() {
         "every job".to_owned()
     } else {
-        format!("job `{}`", identity::printable(job))
+        format!("job `{}`", crate::plain::name(job))
     }
 }
 

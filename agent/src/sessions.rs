@@ -6,10 +6,11 @@
 
 use crate::clock::now_ns;
 use crate::config::{AgentLoss, Config, Level, Loaded, OnAgentLoss, Role};
+use crate::identity::Subject;
 use crate::identity::rules::decide;
-use crate::identity::{Subject, printable};
 use crate::inbox::{Activity, Channel, Input, Mailbox, Newcomer, RmChange, Said, Tell};
 use crate::peers::{Greeted, Peer};
+use crate::plain;
 use crate::reaper::Reaper;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -100,9 +101,9 @@ impl Sessions {
             peer: (*peer.credentials).clone(),
             role: decision.role,
             rule: decision.rule,
-            job: printable(&hello.job),
-            version: printable(&hello.version),
-            driver: printable(&hello.driver_version),
+            job: plain::name(&hello.job),
+            version: plain::name(&hello.version),
+            driver: plain::name(&hello.driver_version),
             membarrier: hello.membarrier,
             last_agent_generation: hello.last_agent_generation,
             takes_memory: hello.memory != 0,
@@ -302,8 +303,8 @@ fn said(event: Event) -> Option<Said> {
             reason: u32::try_from(suspect.reason).unwrap_or(0),
         },
         Event::Note(note) => Said::Note {
-            kind: printable(&note.kind),
-            text: printable(&note.text),
+            kind: plain::name(&note.kind),
+            text: plain::name(&note.text),
         },
         Event::GateWait(wait) => Said::GateWait(wait.waiting),
         Event::UvmFile(file) => Said::Uvm(file.fd),

@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::doctor::collect::{self, Options};
 use crate::doctor::facts::{Agent, Facts};
 use crate::doctor::{self, CHECKS, Check, Group, Outcome};
+use crate::plain;
 use crate::rundir;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -81,18 +82,18 @@ pub(super) fn run(cli: &Cli, arguments: &Arguments) -> anyhow::Result<u8> {
     }
     let facts = collect(cli, arguments, device).map_err(NotStarted)?;
     let mut checks = doctor::judge(&facts);
+    for check in &mut checks {
+        check.evidence = plain::lines(&check.evidence);
+    }
     if !arguments.only.is_empty() {
         checks.retain(|check| arguments.only.iter().any(|id| id == check.id));
     }
     match arguments.output {
         super::Output::Table => {
             let width = super::terminal_width().map_or(WIDTH, usize::from);
-            print(&table(
-                &facts,
-                &checks,
-                width.max(NARROWEST),
-                super::colours(),
-            ))?;
+            let text = table(&facts, &checks, width.max(NARROWEST), super::colours());
+            // Painted, and what tenants wrote is cleaned above.
+            super::write(text.as_bytes())?;
         }
         super::Output::Json => print(&format!("{:#}\n", as_json(&facts, &checks)))?,
     }

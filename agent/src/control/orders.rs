@@ -13,6 +13,7 @@ use crate::gate::{self, Gate};
 use crate::inbox::Tell;
 use crate::issue::{Files, Issued, Order as Prepared, Outcome, Release, Task};
 use crate::journal::Place;
+use crate::plain;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
 use tidegate_policy::effect::Look;
@@ -26,7 +27,7 @@ impl Control {
         let name = if !named.is_empty() {
             named.to_owned()
         } else if session.peer.cgroup.len() > 1 {
-            session.peer.cgroup.clone()
+            plain::line(&session.peer.cgroup)
         } else {
             format!("pid {}", session.peer.pid)
         };

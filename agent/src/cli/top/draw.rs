@@ -2,6 +2,7 @@
 
 use super::model::Model;
 use crate::cli::{json, table};
+use crate::plain;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -18,13 +19,6 @@ const FULL_NS: u64 = 1_000_000;
 const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Lines beside the rows of jobs and processes: title, gates explained, heads, blanks, keys.
 const FIXED: u16 = 9;
-
-/// Names come from tenants: what would steer a terminal is not shown.
-fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
-}
 
 fn small(count: usize) -> u16 {
     u16::try_from(count).unwrap_or(u16::MAX)
@@ -141,7 +135,7 @@ fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'
     let mut text = format!(
         " up {}   driver {}   {}",
         table::time(status.uptime_ns),
-        clean(&status.driver_version),
+        plain::line(&status.driver_version),
         if level == "L5" {
             "no channel control: launches wait".to_owned()
         } else {
@@ -154,7 +148,7 @@ fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'
     }
     Line::from(vec![
         Span::styled(
-            format!("Tidegate {}", clean(&status.version)),
+            format!("Tidegate {}", plain::line(&status.version)),
             Style::new().add_modifier(Modifier::BOLD),
         ),
         Span::raw(text),
@@ -279,11 +273,11 @@ fn draw_jobs(frame: &mut Frame<'_>, status: &v1::GetStatusResponse, paint: &Pain
         };
         let state = format!("{} {}", json::job_state(job), table::time(job.state_ns));
         Row::new([
-            Line::raw(clean(&job.name)),
+            Line::raw(plain::line(&job.name)),
             Line::styled(state, paint.of(colour)),
             Line::raw(gpus.join(",")),
             Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
-            Line::raw(clean(&job.reason)),
+            Line::raw(plain::line(&job.reason)),
         ])
     });
     let widths = [
@@ -351,11 +345,11 @@ fn process_row(model: &Model, process: &v1::ProcessStatus, paint: &Paint) -> Row
     let devices: Vec<_> = process.devices.iter().map(device).collect();
     Row::new([
         Line::raw(process.pid.to_string()),
-        Line::raw(clean(&process.name)),
+        Line::raw(plain::line(&process.name)),
         Line::styled(json::role(process), paint.of(colour)),
         Line::raw(devices.join(",")),
         Line::raw(model.rate(process).to_string()).alignment(Alignment::Right),
-        Line::raw(clean(&process.note)),
+        Line::raw(plain::line(&process.note)),
     ])
 }
 
@@ -366,7 +360,7 @@ fn nobody(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     match &model.lost {
         None => lines.push(Line::raw("asking the agent ...")),
         Some((why, _)) => {
-            lines.push(Line::raw(clean(why)));
+            lines.push(Line::raw(plain::line(why)));
             lines.push(Line::raw(""));
             lines.push(Line::raw("Start it:   systemctl start tidegate-agent"));
             lines.push(Line::raw("Look why:   tidegate doctor"));

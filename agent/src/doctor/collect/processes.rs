@@ -5,8 +5,8 @@
 
 use crate::device::Device;
 use crate::doctor::facts::{AgentProcess, GpuProcess};
-use crate::identity::printable;
 use crate::obstacle;
+use crate::plain;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -21,7 +21,7 @@ fn all() -> impl Iterator<Item = i32> {
 }
 
 fn name(pid: i32) -> String {
-    super::line(format!("/proc/{pid}/comm")).map_or_else(String::new, |name| printable(&name))
+    super::line(format!("/proc/{pid}/comm")).map_or_else(String::new, |name| plain::name(&name))
 }
 
 /// Strings that end with a zero, as in `cmdline` and `environ`.
