@@ -344,3 +344,32 @@ fn nix_uid() -> u32 {
     // SAFETY: plain system call.
     unsafe { libc::geteuid() }
 }
+
+#[test]
+fn a_socket_that_somebody_removed_is_bound_anew_and_whoever_comes_finds_the_agent() {
+    let node = Node::new(&[], FIXED);
+    let before = Peer::attached(&node, "offline", "before");
+    for name in ["hook.sock", "status.sock", "control.sock"] {
+        std::fs::remove_file(node.run_dir().join(name)).expect("the agent made it");
+    }
+    let removed = || {
+        let said = node
+            .tidegate(&["events", "--kind", "socket_removed"])
+            .stdout;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        (said.matches("is bound anew").count() == 3).then_some(said)
+    };
+    wait_for("all three to be bound anew", removed);
+    let after = Peer::attached(&node, "offline", "after");
+    let jobs = run(&node, &["drain"]);
+    assert!(jobs.contains("before") && jobs.contains("after"), "{jobs}");
+    let mode = |name: &str| {
+        let about = std::fs::metadata(node.run_dir().join(name)).expect("it is there");
+        std::os::unix::fs::PermissionsExt::mode(&about.permissions()) & 0o777
+    };
+    assert_eq!(
+        ["hook.sock", "status.sock", "control.sock"].map(mode),
+        [0o666, 0o666, 0o660]
+    );
+    drop((before, after));
+}

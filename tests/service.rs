@@ -143,3 +143,22 @@ fn restarts_under_load_lose_nothing_and_stop_nobody() {
     loaded.the_gate_works();
     loaded.finish();
 }
+
+#[test]
+fn a_socket_of_the_managers_that_was_removed_is_named_and_left_to_the_manager() {
+    let node = Node::device_only(&[]);
+    let manager = Manager::new(&node, TRUSTING, WATCHDOG);
+    let agent = manager.start(&node);
+    let hook = node.run_dir().join("hook.sock");
+    std::fs::remove_file(&hook).expect("the manager made it");
+    wait_for("the agent to say so", || {
+        let said = node
+            .tidegate(&["events", "--kind", "socket_removed"])
+            .stdout;
+        String::from_utf8_lossy(&said)
+            .contains("until its socket unit is restarted")
+            .then_some(())
+    });
+    assert!(!hook.exists(), "it is not the agent's to make");
+    drop(agent);
+}

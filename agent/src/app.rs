@@ -26,18 +26,21 @@ use crate::rundir::{self, RunDir, RunDirError};
 use crate::selftest::{self, Outcome, SelfTest};
 use crate::service::Service;
 use crate::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
+use crate::sockets::{self, Maker};
 use crate::watcher::{Keep, Watched, Watcher};
 use crate::{clock, prove, sys};
 use std::cell::RefCell;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_policy::config as policy;
 use tidegate_policy::ids::Bytes;
 use tidegate_proto::{CONTROL_SOCKET, DESCRIPTOR, HOOK_SOCKET, STATUS_SOCKET, v1};
+use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
@@ -479,13 +482,15 @@ impl Serving<'_> {
         &self,
         sessions: Sessions,
     ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
-        let (listener, connection_tx, connections) = self.listen(HOOK_SOCKET, 0o666, None)?;
-        tokio::spawn(peers::accept_greeted(
-            listener,
+        let (pages, crowd) = (
             Arc::new(Pages::new(self.generation)),
             Arc::clone(&self.crowd),
-            connection_tx,
-        ));
+        );
+        let connections =
+            self.listen(HOOK_SOCKET, 0o666, None, move |listener, connection_tx| {
+                let (pages, crowd) = (Arc::clone(&pages), Arc::clone(&crowd));
+                tokio::spawn(peers::accept_greeted(listener, pages, crowd, connection_tx))
+            })?;
         let runtime = v1::runtime_server::RuntimeServer::new(sessions)
             .max_decoding_message_size(MESSAGE_LIMIT);
         // A library that does not listen must not be taken for one that does: its orders would wait in
@@ -507,8 +512,9 @@ impl Serving<'_> {
         service: &Service,
     ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
         let group = (socket == Socket::Control).then_some(rundir::GROUP);
-        let (listener, connection_tx, connections) = self.listen(name, mode, group)?;
-        tokio::spawn(peers::accept_plain(listener, connection_tx));
+        let connections = self.listen(name, mode, group, |listener, connection_tx| {
+            tokio::spawn(peers::accept_plain(listener, connection_tx))
+        })?;
         let node = v1::node_server::NodeServer::new(service.clone())
             .max_decoding_message_size(MESSAGE_LIMIT);
         let control = v1::control_server::ControlServer::new(service.clone())
@@ -552,26 +558,40 @@ impl Serving<'_> {
         }
     }
 
-    fn listen(&self, name: &str, mode: u32, group: Option<&str>) -> Result<Listening, AppError> {
+    /// Listens on a socket of the run directory for as long as the agent runs, and has `accept` take connections.
+    fn listen(
+        &self,
+        name: &str,
+        mode: u32,
+        group: Option<&'static str>,
+        accept: impl Fn(UnixListener, ConnectionSender) -> JoinHandle<()> + Send + 'static,
+    ) -> Result<ReceiverStream<io::Result<Connection>>, AppError> {
         let passed = self
             .passed
             .borrow_mut()
             .take(name.trim_end_matches(".sock"));
-        let listener = match passed {
-            Some(listener) => listener,
-            None => self.run_dir.bind(name, mode, group)?,
+        let (listener, maker) = match passed {
+            Some(listener) => (listener, Maker::Manager),
+            None => (
+                self.run_dir.bind(name, mode, group)?,
+                Maker::Agent { mode, group },
+            ),
         };
-        let listener = tokio::net::UnixListener::from_std(listener).map_err(starting("listen"))?;
+        let address = listener.local_addr().map_err(starting("listen"))?;
+        let path = address.as_pathname().map(Path::to_owned);
+        let listener = UnixListener::from_std(listener).map_err(starting("listen"))?;
         let (connection_tx, connection_rx) = mpsc::channel(BACKLOG);
-        Ok((listener, connection_tx, ReceiverStream::new(connection_rx)))
+        let accept = move |listener| accept(listener, connection_tx.clone());
+        match path {
+            Some(path) => sockets::keep(path, maker, self.mailbox.clone(), listener, accept),
+            // One without a file cannot be removed.
+            None => drop(accept(listener)),
+        }
+        Ok(ReceiverStream::new(connection_rx))
     }
 }
 
-type Listening = (
-    tokio::net::UnixListener,
-    mpsc::Sender<io::Result<Connection>>,
-    ReceiverStream<io::Result<Connection>>,
-);
+type ConnectionSender = mpsc::Sender<io::Result<Connection>>;
 
 fn builder() -> Server {
     Server::builder()

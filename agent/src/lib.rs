@@ -56,6 +56,7 @@ pub mod rundir;
 pub mod selftest;
 pub mod service;
 pub mod sessions;
+pub mod sockets;
 pub mod span;
 #[allow(unsafe_code)]
 pub mod sys;
