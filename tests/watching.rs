@@ -197,6 +197,92 @@ fn a_history_that_cannot_be_kept_stops_nothing_and_is_kept_again_when_it_can() {
     offline.stop();
 }
 
+/// A file system in memory that this thread and what it starts see, and nobody else.
+struct Small(std::path::PathBuf);
+
+impl Small {
+    /// Mounts one of `kib` KiB; None where nobody may.
+    fn mount(at: &std::path::Path, kib: u32) -> Option<Self> {
+        // SAFETY: plain system call; what it parts is this thread's, which starts no other before it ends.
+        if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+            return None;
+        }
+        let options = format!("size={kib}k");
+        let small = Self(at.to_owned());
+        let private = small.run("mount", &["--make-rprivate", "/"], None);
+        let mounted =
+            private && small.run("mount", &["-t", "tmpfs", "-o", &options, "none"], Some(at));
+        mounted.then_some(small)
+    }
+
+    fn run(&self, program: &str, arguments: &[&str], at: Option<&std::path::Path>) -> bool {
+        let mut command = std::process::Command::new(program);
+        let status = command.args(arguments).args(at).status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    fn fill(&self) {
+        let mut file = std::fs::File::create(self.0.join("full")).expect("room for a name");
+        while std::io::Write::write_all(&mut file, &[1; 512]).is_ok() {}
+    }
+
+    fn grow(&self, kib: u32) {
+        let options = format!("remount,size={kib}k");
+        assert!(
+            self.run("mount", &["-o", &options], Some(&self.0)),
+            "it grows"
+        );
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        self.run("umount", &["-l"], Some(&self.0));
+    }
+}
+
+#[test]
+fn a_full_file_system_under_the_run_directory_and_the_history_stops_nothing_and_is_said_once() {
+    let mut node = Node::device_only(&[]);
+    let run_dir = node.run_dir();
+    // Room for the journal, which an agent makes before anything else, and not for the history.
+    let Some(small) = Small::mount(&run_dir, 512) else {
+        eprintln!("SKIPPED: no file system may be mounted here");
+        return;
+    };
+    let config = keeping(&run_dir.join("history.ring"));
+    let complaints = |node: &Node| {
+        let log = std::fs::read_to_string(node.agent_log()).expect("a log");
+        log.matches("takes nothing for now: No space left").count()
+    };
+    node.start_agent(&config);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let mut online = Online::start(&node, 0);
+    let turn = |node: &Node, online: &mut Online| {
+        watch::wait_open(node, 0, online.process.pid());
+        online.say("burst 5 2000000");
+        wait_for("a preemption", || {
+            (watch::status(node)["gpus"][0]["preemptions"].as_u64() > Some(0)).then_some(())
+        });
+    };
+    wait_for("a complaint", || (complaints(&node) == 1).then_some(()));
+    small.fill();
+    turn(&node, &mut online);
+    // The next agent finds not a byte left, but for the journal of this one.
+    node.agent = None;
+    node.start_agent(&config);
+    turn(&node, &mut online);
+    wait_for("a complaint", || (complaints(&node) == 2).then_some(()));
+    small.grow(16 << 10);
+    wait_for("the history", || {
+        let log = std::fs::read_to_string(node.agent_log()).expect("a log");
+        log.contains("the history is kept again").then_some(())
+    });
+    assert_eq!(complaints(&node), 2, "said once in each life");
+    offline.stop();
+}
+
 /// A terminal with a program in it.
 struct Terminal(String);
 
