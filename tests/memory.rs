@@ -1,8 +1,7 @@
 //! KV memory is taken from a running offline engine and given back without a fault or a wrong token; online's grows ahead
 //! of need.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use tidegate_proto::v1::agent_command::Command;
 use tidegate_proto::v1::client_event::Event;
 use tidegate_proto::v1::{self, MemoryResult, Role};
 use tidegate_tests::clock::Stalls;
+use tidegate_tests::elastic::Elastic;
 use tidegate_tests::engine::{Engine, Wrong, judge};
 use tidegate_tests::stand_in::{Gate, PATIENCE, StandIn};
 use tidegate_tests::{Node, Running, compile, monotonic_ns, wait_for};
@@ -461,43 +461,6 @@ fn the_c_interface_does_nothing_without_the_library() {
     );
 }
 
-/// A running `apps/kv_online.c`.
-struct Online {
-    process: Running,
-    stdin: ChildStdin,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Online {
-    fn start(node: &Node) -> Self {
-        let mut command = node.preloaded(compile("kv_online", &["-lcuda"]), "online");
-        command
-            .stdin(Stdio::piped())
-            .env("TIDEGATE_JOB", format!("online-{}", node.device.pid()));
-        let mut process = Running::start("kv_online", &mut command);
-        let stdin = process.child.stdin.take().expect("stdin is piped");
-        let lines = BufReader::new(process.child.stdout.take().expect("stdout is piped"));
-        let mut online = Self {
-            process,
-            stdin,
-            lines,
-        };
-        assert!(online.line().starts_with("ready "));
-        online
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("a pipe can be read");
-        line
-    }
-
-    fn ask(&mut self, what: &str) -> String {
-        writeln!(self.stdin, "{what}").expect("the program lives");
-        self.line().trim().to_owned()
-    }
-}
-
 const BLOCK: u64 = 2 << 20;
 
 fn map(agent: &mut StandIn, kv: u32, bytes: u64) -> v1::Mapped {
@@ -513,7 +476,7 @@ fn map(agent: &mut StandIn, kv: u32, bytes: u64) -> v1::Mapped {
 fn online_grows_inside_its_headroom_without_a_call_and_asks_for_more_beyond_it() {
     let node = Node::device_only(&[]);
     let mut agent = StandIn::start(&node, Role::Online);
-    let mut online = Online::start(&node);
+    let mut online = Elastic::start(&node);
     let cache = agent.cache(0);
     assert!(cache.elastic);
     assert_eq!(cache.fixed_bytes, BLOCK, "block 0 always has memory");
@@ -547,10 +510,11 @@ fn online_grows_inside_its_headroom_without_a_call_and_asks_for_more_beyond_it()
         before,
         "growth inside the headroom calls nobody"
     );
+    assert_eq!(online.ask("check"), "ok", "blocks have memory of their own");
     assert_eq!(
-        online.ask("check"),
+        online.ask("stray"),
         "ok",
-        "blocks have memory of their own, the rest takes writes"
+        "the rest takes writes, and keeps them to itself"
     );
     assert_eq!(online.ask("use 7"), "0");
     let words = agent.with(0, |session| {
@@ -590,7 +554,7 @@ fn online_grows_inside_its_headroom_without_a_call_and_asks_for_more_beyond_it()
 fn online_that_gets_less_than_it_wants_keeps_what_it_got() {
     let node = Node::device_only(&["--set", "fail_create=1:6"]);
     let mut agent = StandIn::start(&node, Role::Online);
-    let mut online = Online::start(&node);
+    let mut online = Elastic::start(&node);
     let kv = agent.cache(0).kv;
     let mapped = map(&mut agent, kv, 8 * BLOCK);
     assert_eq!(mapped.result(), MemoryResult::OutOfMemory, "{mapped:?}");
@@ -605,7 +569,7 @@ fn online_that_gets_less_than_it_wants_keeps_what_it_got() {
 fn requests_in_flight_reach_the_agents_page() {
     let node = Node::device_only(&[]);
     let agent = StandIn::start(&node, Role::Online);
-    let mut online = Online::start(&node);
+    let mut online = Elastic::start(&node);
     agent.cache(0);
     let word = || {
         let load = |s: &tidegate_tests::stand_in::Session| {

@@ -2,7 +2,9 @@
  *   reserve N        GRANTED LOWEST HIGHEST
  *   release N        gives the N highest back: RELEASED
  *   use N            says that N blocks hold content: 0
- *   check            writes to every block it may use and to one it may not, and reads back: ok
+ *   check            writes to every block it may use, and reads back: ok
+ *   stray            writes to a block it may not use, which only works while the agent changes nothing, and reads back
+ *                    what the last check wrote: ok
  *   flight N         requests in flight: 0
  *   bench N          nanoseconds of a reserve and release of one block inside the headroom, mean of N
  * It begins with "ready BASE BYTES". */
@@ -20,26 +22,40 @@ static int by_number(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void check(CUdeviceptr cache)
+static CUdeviceptr word_of(CUdeviceptr cache, uint32_t block) { return cache + (uint64_t)block * BLOCK + 64; }
+
+static void read_back(CUdeviceptr cache)
 {
     uint64_t word;
-    uint32_t free_block = 0;
     for (uint32_t i = 0; i < held_count; i++) {
-        word = 1000 + held[i];
-        MUST(cuMemcpyHtoD_v2(cache + (uint64_t)held[i] * BLOCK + 64, &word, 8));
-    }
-    for (uint32_t b = 1; b < BLOCKS && !free_block; b++) {
-        free_block = b;
-        for (uint32_t i = 0; i < held_count; i++)
-            if (held[i] == b) free_block = 0;
-    }
-    word = 7;
-    if (free_block) MUST(cuMemcpyHtoD_v2(cache + (uint64_t)free_block * BLOCK + 64, &word, 8));
-    for (uint32_t i = 0; i < held_count; i++) {
-        MUST(cuMemcpyDtoH_v2(&word, cache + (uint64_t)held[i] * BLOCK + 64, 8));
-        CHECK(word == 1000 + held[i]);
+        MUST(cuMemcpyDtoH_v2(&word, word_of(cache, held[i]), 8));
+        if (word != 1000 + held[i]) {
+            fprintf(stderr, "block %u holds %#llx, not %u\n", held[i], (unsigned long long)word, 1000 + held[i]);
+            exit(3);
+        }
     }
     puts("ok");
+}
+
+static void check(CUdeviceptr cache)
+{
+    for (uint32_t i = 0; i < held_count; i++) {
+        uint64_t word = 1000 + held[i];
+        MUST(cuMemcpyHtoD_v2(word_of(cache, held[i]), &word, 8));
+    }
+    read_back(cache);
+}
+
+static void stray(CUdeviceptr cache)
+{
+    static const uint64_t word = 7;
+    for (uint32_t block = 1, i; block < BLOCKS; block++) {
+        for (i = 0; i < held_count && held[i] != block; i++) continue;
+        if (i < held_count) continue;
+        MUST(cuMemcpyHtoD_v2(word_of(cache, block), &word, 8));
+        break;
+    }
+    read_back(cache);
 }
 
 int main(void)
@@ -77,6 +93,8 @@ int main(void)
             printf("%d\n", tg.requests_in_flight(number));
         } else if (!strcmp(what, "check")) {
             check(cache);
+        } else if (!strcmp(what, "stray")) {
+            stray(cache);
         } else if (!strcmp(what, "bench")) {
             uint32_t id;
             uint64_t start = tg_now();

@@ -8,6 +8,7 @@
 //! waited for.
 
 pub mod clock;
+pub mod elastic;
 pub mod engine;
 pub mod exposition;
 pub mod figures;
@@ -17,6 +18,7 @@ pub mod memory;
 pub mod online;
 pub mod operators;
 pub mod peer;
+pub mod real_reclaims;
 pub mod reclaims;
 pub mod restarts;
 pub mod schedules;

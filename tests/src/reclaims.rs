@@ -9,7 +9,6 @@ use crate::schedules::Rng;
 use crate::stand_in::{Gate, StandIn};
 use crate::{Node, monotonic_ns, wait_for};
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use tidegate_proto::v1::client_event::Event;
 use tidegate_proto::v1::{MemoryResult, Role};
@@ -268,20 +267,12 @@ pub fn run(seed: u64, count: u64, mut progress: impl FnMut(u64, &Totals)) -> Tot
     let mut stage = None;
     for seed in seed..seed + count {
         let mut rng = Rng(seed);
-        let ran = catch_unwind(AssertUnwindSafe(|| {
+        let ran = crate::sweep::caught(|| {
             stage
                 .get_or_insert_with(|| Stage::new(&mut rng))
                 .run(&mut rng, &mut totals)
-        }));
-        let broken = match ran {
-            Ok(Ok(())) => None,
-            Ok(Err(what)) => Some(what),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().cloned();
-                Some(text.unwrap_or_else(|| "the schedule did not go through".to_owned()))
-            }
-        };
-        if let Some(what) = broken {
+        });
+        if let Err(what) = ran {
             totals.violations.push((seed, what));
             stage = None;
         }

@@ -1,5 +1,6 @@
 //! Many schedules, each of its own seed, on all cores.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Runs the `count` seeds from `first` on, on `threads` threads; what each came to, in order of seed.
@@ -33,4 +34,15 @@ pub fn seeds<R: Send>(
     });
     all.sort_by_key(|(nth, _)| *nth);
     all.into_iter().map(|(_, result)| result).collect()
+}
+
+/// A schedule that may panic where it cannot go on; what was wrong.
+///
+/// # Errors
+/// What the schedule says, or its panic.
+pub fn caught(schedule: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(schedule)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        Err(text.unwrap_or_else(|| "the schedule did not go through".to_owned()))
+    })
 }

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidegate_tests::virtual_nemesis::{Break, Totals, run_all};
-use tidegate_tests::{operators, reclaims, schedules, virtual_reclaim};
+use tidegate_tests::{operators, real_reclaims, reclaims, schedules, virtual_reclaim};
 
 /// Random schedules against Tidegate.
 #[derive(Debug, Parser)]
@@ -48,8 +48,8 @@ struct Operators {
 #[derive(Debug, clap::Args)]
 struct Reclaim {
     /// What runs the schedules.
-    #[arg(long, value_enum, default_value_t = Mode::Virtual)]
-    mode: Mode,
+    #[arg(long, value_enum, default_value_t = ReclaimMode::Virtual)]
+    mode: ReclaimMode,
     /// How many; by default 2000 in virtual time and 200 with processes.
     #[arg(long)]
     schedules: Option<u64>,
@@ -59,18 +59,18 @@ struct Reclaim {
     /// Also writes the figures there.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Breaks something on purpose in virtual time, to see that it is noticed.
-    #[arg(long = "break", hide = true, default_value = "nothing", value_parser = reclaim_breaks)]
-    broken: virtual_reclaim::Break,
+    /// Breaks something on purpose, to see that it is noticed.
+    #[arg(long = "break", hide = true, default_value = "nothing")]
+    broken: String,
 }
 
-fn reclaim_breaks(name: &str) -> Result<virtual_reclaim::Break, String> {
-    let all = virtual_reclaim::Break::NAMES;
-    let known = || all.map(|known| known.0).join(", ");
+/// What is broken, by name; each mode has its own.
+fn named<T: Copy>(all: &[(&str, T)], name: &str) -> Result<T, String> {
+    let known = || all.iter().map(|known| known.0).collect::<Vec<_>>();
     let found = all.iter().find(|known| known.0 == name);
     found
         .map(|known| known.1)
-        .ok_or_else(|| format!("one of {}", known()))
+        .ok_or_else(|| format!("--break {name}: one of {}", known().join(", ")))
 }
 
 #[derive(Debug, clap::Args)]
@@ -98,6 +98,26 @@ enum Mode {
     Virtual,
     /// Real processes on a virtual GPU, in real time.
     Real,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ReclaimMode {
+    /// Device model, agent core, interposer core and an engine in one process, in virtual time.
+    Virtual,
+    /// Real processes on a virtual GPU, in real time.
+    Real,
+    /// As real, but with a stand-in for the agent, which orders any stripe at any moment.
+    StandIn,
+}
+
+impl ReclaimMode {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Virtual => "virtual",
+            Self::Real => "real",
+            Self::StandIn => "stand-in",
+        }
+    }
 }
 
 impl Mode {
@@ -141,9 +161,17 @@ fn main() -> ExitCode {
 }
 
 fn reclaim(wanted: &Reclaim) -> ExitCode {
-    let (violations, figures, empty) = match wanted.mode {
-        Mode::Virtual => reclaim_virtual(wanted),
-        Mode::Real => reclaim_real(wanted),
+    let outcome = match wanted.mode {
+        ReclaimMode::Virtual => reclaim_virtual(wanted),
+        ReclaimMode::Real => reclaim_real(wanted),
+        ReclaimMode::StandIn => reclaim_stand_in(wanted),
+    };
+    let (violations, figures, empty) = match outcome {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            eprintln!("nemesis: {error}");
+            return ExitCode::from(2);
+        }
     };
     let mode = wanted.mode.name();
     let replay = format!("reclaim --mode {mode} --schedules 1");
@@ -221,10 +249,11 @@ fn conclude(
 /// Violations with their seeds, the figures, and whether too little happened for a verdict.
 type Outcome = (Vec<(u64, String)>, serde_json::Value, bool);
 
-fn reclaim_virtual(wanted: &Reclaim) -> Outcome {
+fn reclaim_virtual(wanted: &Reclaim) -> Result<Outcome, String> {
+    let broken = named(&virtual_reclaim::Break::NAMES, &wanted.broken)?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let schedules = wanted.schedules.unwrap_or(2_000);
-    let totals = virtual_reclaim::run_all(wanted.seed, schedules, threads, wanted.broken);
+    let totals = virtual_reclaim::run_all(wanted.seed, schedules, threads, broken);
     let figures = totals.figures;
     let json = serde_json::json!({
         "schedules": totals.schedules,
@@ -242,15 +271,46 @@ fn reclaim_virtual(wanted: &Reclaim) -> Outcome {
         "seed": wanted.seed,
     });
     let empty = totals.is_empty();
-    (totals.violations, json, empty)
+    Ok((totals.violations, json, empty))
 }
 
-fn reclaim_real(wanted: &Reclaim) -> Outcome {
+fn went(schedules: u64, seed: u64) {
+    if schedules.is_multiple_of(20) {
+        eprintln!("{schedules} schedules, last seed {seed}");
+    }
+}
+
+fn reclaim_real(wanted: &Reclaim) -> Result<Outcome, String> {
+    let broken = named(&real_reclaims::Break::NAMES, &wanted.broken)?;
+    let schedules = wanted.schedules.unwrap_or(200);
+    let totals = real_reclaims::run(wanted.seed, schedules, broken, |seed, totals| {
+        went(totals.schedules, seed);
+    });
+    let figures = serde_json::json!({
+        "schedules": totals.schedules,
+        "violations": totals.violations.len(),
+        "wrong_tokens": totals.wrong_tokens,
+        "lost_requests": totals.lost_requests,
+        "faults": totals.faults,
+        "blocks_lost": totals.lost,
+        "blocks_back": totals.back,
+        "bursts_granted": totals.granted,
+        "bursts_short": totals.short,
+        "kills": totals.kills,
+        "agent_kills": totals.agents,
+        "online_kills": totals.onlines,
+        "stops": totals.stops,
+        "seed": wanted.seed,
+    });
+    let empty = totals.is_empty();
+    Ok((totals.violations, figures, empty))
+}
+
+fn reclaim_stand_in(wanted: &Reclaim) -> Result<Outcome, String> {
+    named(&[("nothing", ())], &wanted.broken)?;
     let schedules = wanted.schedules.unwrap_or(200);
     let totals = reclaims::run(wanted.seed, schedules, |seed, totals| {
-        if totals.schedules.is_multiple_of(20) {
-            eprintln!("{} schedules, last seed {seed}", totals.schedules);
-        }
+        went(totals.schedules, seed);
     });
     let figures = serde_json::json!({
         "schedules": totals.schedules,
@@ -266,7 +326,7 @@ fn reclaim_real(wanted: &Reclaim) -> Outcome {
         "seed": wanted.seed,
     });
     let empty = totals.taken < totals.schedules;
-    (totals.violations, figures, empty)
+    Ok((totals.violations, figures, empty))
 }
 
 /// Violations that are printed.

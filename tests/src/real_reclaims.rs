@@ -1,0 +1,438 @@
+//! Random schedules of bursts and deaths, with a real agent between a running engine and an online cache.
+//!
+//! One device serves all schedules, one agent as long as it lives. In each an online program (`apps/kv_online.c`) wants
+//! more memory than is free beside the offline engine (`apps/kv_engine.c`), which the agent takes from that, and gives
+//! it up again. Engine, agent and online program are killed, or the engine is stopped for a while, at random moments: at
+//! once, or at a step of the reclaim as the device sees it. What happened is judged by the engine, which compares every
+//! token with what an undisturbed run makes of it, and by the device's history: nothing is unmapped beside an enabled
+//! channel, nothing faults, what was allocated is freed with its owner, and both together never hold more than there is.
+
+use crate::elastic::Elastic;
+use crate::engine::{Engine, judge};
+use crate::schedules::Rng;
+use crate::{Node, monotonic_ns, wait_until};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::time::Duration;
+use tidegate_vgpu::history::{self, Kind, Record};
+
+/// What all schedules came to.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Schedules run.
+    pub schedules: u64,
+    /// Seed and what was broken.
+    pub violations: Vec<(u64, String)>,
+    /// Engines that found a wrong token.
+    pub wrong_tokens: u64,
+    /// Engines that ended or stood still with requests unanswered.
+    pub lost_requests: u64,
+    /// Faults the device saw.
+    pub faults: u64,
+    /// Blocks that engines were told are lost, and back.
+    pub lost: u64,
+    /// See `lost`.
+    pub back: u64,
+    /// Bursts that got all they wanted.
+    pub granted: u64,
+    /// Bursts that had to do with less.
+    pub short: u64,
+    /// Engines killed.
+    pub kills: u64,
+    /// Agents killed and followed.
+    pub agents: u64,
+    /// Online programs killed.
+    pub onlines: u64,
+    /// Engines stopped for a while.
+    pub stops: u64,
+}
+
+impl Totals {
+    /// Whether too little happened for a verdict.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.granted < self.schedules || self.lost < 2 * self.schedules || self.back == 0
+    }
+}
+
+/// What is broken on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Break {
+    /// Nothing.
+    Nothing,
+    /// The engine goes on with blocks that it was told are lost.
+    IgnoreLost,
+    /// The judge is shown no disable.
+    NoDisable,
+    /// The judge is shown no release of memory.
+    NoRelease,
+}
+
+impl Break {
+    /// By name.
+    pub const NAMES: [(&str, Self); 4] = [
+        ("nothing", Self::Nothing),
+        ("ignore-lost", Self::IgnoreLost),
+        ("no-disable", Self::NoDisable),
+        ("no-release", Self::NoRelease),
+    ];
+}
+
+/// Beside 64 MiB of the engine's, online's 32 blocks do not fit.
+const POOL_MIB: u64 = 96;
+const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"2ms\"\n[memory]\npool = \"96MiB\"\n\
+                     headroom_min = \"4MiB\"\nheadroom_max = \"8MiB\"\nrestore_interval = \"20ms\"\n";
+/// Beyond the pool: quarantine pages, online's block 0, and what contexts hold without a word to anybody.
+const BESIDE: u64 = 24 << 20;
+/// How long a burst asks before it has to do with less.
+const BURST: Duration = Duration::from_millis(1_500);
+const LAYOUTS: [&str; 2] = ["blocks", "layers"];
+
+/// When something dies.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    After(Duration),
+    /// The engine's next record of this kind.
+    At(Kind),
+}
+
+impl Moment {
+    fn draw(rng: &mut Rng) -> Self {
+        match rng.between(0, 6) {
+            0 => Self::At(Kind::DisableBegin),
+            1 => Self::At(Kind::DisableEnd),
+            2 => Self::At(Kind::Unmap),
+            3 => Self::At(Kind::MemoryDown),
+            _ => Self::After(Duration::from_micros(rng.between(0, 20_000))),
+        }
+    }
+}
+
+struct Stage {
+    engine: Engine,
+    online: Elastic,
+    node: Node,
+    broken: Break,
+    /// Blocks online holds.
+    held: u64,
+    engines: u64,
+    /// Every engine and the addresses of its cache.
+    ranges: BTreeMap<u32, Range<u64>>,
+    /// Every process, and since when what it gets is the agent's to give: an engine is born with all it wants.
+    takers: BTreeMap<u32, u64>,
+    dead: BTreeSet<u32>,
+}
+
+impl Stage {
+    fn new(rng: &mut Rng, broken: Break) -> Result<Self, String> {
+        let node = Node::new(&["--set", "poison=0xa5", "--set", "unmap_us=100"], AGENT);
+        let engine = start(&node, rng, 0, broken);
+        let online = Elastic::start(&node);
+        let mut stage = Self {
+            engine,
+            online,
+            node,
+            broken,
+            held: 0,
+            engines: 0,
+            ranges: BTreeMap::new(),
+            takers: BTreeMap::new(),
+            dead: BTreeSet::new(),
+        };
+        stage.takers.insert(stage.online.process.pid(), 0);
+        stage.settle()?;
+        Ok(stage)
+    }
+
+    /// A new engine runs.
+    fn settle(&mut self) -> Result<(), String> {
+        self.engine.progress(16)?;
+        let range = self.engine.ready();
+        let pid = self.engine.process.pid();
+        self.ranges.insert(pid, range);
+        self.takers.insert(pid, monotonic_ns());
+        Ok(())
+    }
+
+    fn records(&self) -> Vec<Record> {
+        history::read(&self.node.vgpu_dir()).unwrap_or_default()
+    }
+
+    /// Online wants more, and gets it before long or does with less.
+    fn burst(&mut self, rng: &mut Rng, totals: &mut Totals) -> Result<(), String> {
+        let wanted = rng.between(20, 31);
+        let got = wait_until(BURST, || {
+            self.ask(wanted)
+                .map(|held| held >= wanted)
+                .filter(|all| *all)
+        });
+        if got.is_some() {
+            totals.granted += 1;
+        } else {
+            totals.short += 1;
+        }
+        self.check()
+    }
+
+    fn ask(&mut self, wanted: u64) -> Option<u64> {
+        let missing = wanted.saturating_sub(self.held);
+        let answer = self.online.ask(&format!("reserve {missing}"));
+        self.held += answer.split(' ').next()?.parse::<u64>().ok()?;
+        Some(self.held)
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        match self.online.ask("check").as_str() {
+            "ok" => Ok(()),
+            _ => Err("online lost what it wrote".to_owned()),
+        }
+    }
+
+    fn calm(&mut self) {
+        self.online.ask(&format!("release {}", self.held));
+        self.held = 0;
+    }
+
+    /// Online begins to want more; `then` happens at some moment of what follows.
+    fn amid(&mut self, rng: &mut Rng, then: impl FnOnce(&mut Self, &mut Rng)) {
+        self.calm();
+        let pid = self.engine.process.pid();
+        let moment = Moment::draw(rng);
+        let seen = self.records().len();
+        self.ask(28);
+        match moment {
+            Moment::After(time) => std::thread::sleep(time),
+            Moment::At(kind) => {
+                // A reclaim may be put off, or not be needed.
+                wait_until(Duration::from_millis(300), || {
+                    self.ask(28);
+                    let records = self.records();
+                    let fresh = records.get(seen..).unwrap_or_default();
+                    fresh
+                        .iter()
+                        .any(|r| r.pid == pid && r.kind == kind)
+                        .then_some(())
+                });
+            }
+        }
+        then(self, rng);
+    }
+
+    fn kill_engine(&mut self, rng: &mut Rng) -> Result<(), String> {
+        let pid = self.engine.process.pid();
+        self.engine.process.signal(libc::SIGKILL);
+        let _ = self.engine.process.child.wait();
+        self.dead.insert(pid);
+        // The next takes all it wants at its birth: it begins when online has given up what it took.
+        self.calm();
+        let room = (POOL_MIB << 20) / 3 + BESIDE;
+        let gave = wait_until(crate::clock::DEADLINE, || {
+            (held_in_all(&self.records()) <= room).then_some(())
+        });
+        gave.ok_or_else(|| "online keeps what it gave up".to_owned())?;
+        self.engines += 1;
+        self.engine = start(&self.node, rng, self.engines, self.broken);
+        self.settle()
+    }
+
+    fn kill_online(&mut self) {
+        self.online.process.signal(libc::SIGKILL);
+        let _ = self.online.process.child.wait();
+        self.dead.insert(self.online.process.pid());
+        self.held = 0;
+        self.online = Elastic::start(&self.node);
+        self.takers.insert(self.online.process.pid(), 0);
+    }
+
+    fn kill_agent(&mut self, rng: &mut Rng) {
+        self.node.agent = None;
+        let gone = Duration::from_millis(rng.between(0, 300));
+        std::thread::sleep(gone);
+        self.node.start_agent(AGENT);
+    }
+
+    fn fault(&mut self, rng: &mut Rng, totals: &mut Totals) -> Result<(), String> {
+        let mut ended = Ok(());
+        match rng.between(0, 8) {
+            0..3 => {
+                totals.kills += 1;
+                self.amid(rng, |stage, rng| ended = stage.kill_engine(rng));
+            }
+            3..5 => {
+                totals.agents += 1;
+                self.amid(rng, Self::kill_agent);
+            }
+            5 => {
+                totals.onlines += 1;
+                self.amid(rng, |stage, _| stage.kill_online());
+            }
+            _ => {
+                totals.stops += 1;
+                self.amid(rng, |stage, rng| {
+                    stage.engine.process.signal(libc::SIGSTOP);
+                    std::thread::sleep(Duration::from_millis(rng.between(1, 80)));
+                    stage.engine.process.signal(libc::SIGCONT);
+                });
+            }
+        }
+        ended?;
+        self.check()
+    }
+
+    fn run(&mut self, rng: &mut Rng, totals: &mut Totals) -> Result<(), String> {
+        let from = monotonic_ns();
+        let fault_at = rng.percent(50).then(|| rng.between(0, 2));
+        let (mut pid, mut before) = (self.engine.process.pid(), self.engine.told());
+        for turn in 0..2 {
+            if Some(turn) == fault_at {
+                self.fault(rng, totals)?;
+            }
+            self.burst(rng, totals)?;
+            self.online.ask(&format!("use {}", self.held));
+            self.goes_on(rng.between(1, 3) * 8, totals)?;
+            self.check()?;
+            self.online.ask("use 0");
+            self.calm();
+            self.goes_on(rng.between(1, 3) * 8, totals)?;
+            if self.engine.process.pid() != pid {
+                (pid, before) = (self.engine.process.pid(), (0, 0));
+            }
+            let told = self.engine.told();
+            totals.lost += told.0 - before.0;
+            totals.back += told.1 - before.1;
+            before = told;
+        }
+        self.judge(from, totals)
+    }
+
+    fn goes_on(&mut self, tokens: u64, totals: &mut Totals) -> Result<(), String> {
+        self.engine.progress(tokens).inspect_err(|end| {
+            if end.contains("exit status: 3") {
+                totals.wrong_tokens += 1;
+            } else {
+                totals.lost_requests += 1;
+            }
+        })
+    }
+
+    fn judge(&mut self, from_ns: u64, totals: &mut Totals) -> Result<(), String> {
+        // A dead process' memory is free once the device has seen it go.
+        let mut unfreed = None;
+        wait_until(crate::clock::DEADLINE, || {
+            unfreed = self.unfreed();
+            unfreed.is_none().then_some(())
+        });
+        if let Some(pid) = unfreed {
+            return Err(format!("memory of the dead process {pid} was not freed"));
+        }
+        let records = self.shown();
+        for (pid, range) in &self.ranges {
+            let wrong = judge(&records, *pid, range);
+            let fresh = wrong.faults.iter().filter(|r| r.at_ns >= from_ns);
+            totals.faults += fresh.count() as u64;
+            if let Some(fault) = wrong.faults.first() {
+                return Err(format!("the device faulted: {fault:?}"));
+            }
+            if let Some(unmap) = wrong.unmaps.first() {
+                return Err(format!(
+                    "a mapping changed while a channel was enabled: {unmap:?}"
+                ));
+            }
+        }
+        if let Some(most) = overdrawn(&records, &self.takers) {
+            return Err(format!(
+                "{} MiB were held at once, of {POOL_MIB} MiB",
+                most >> 20
+            ));
+        }
+        let dead = std::mem::take(&mut self.dead);
+        self.ranges.retain(|pid, _| !dead.contains(pid));
+        Ok(())
+    }
+
+    fn shown(&self) -> Vec<Record> {
+        let mut records = self.records();
+        records.retain(|record| match self.broken {
+            Break::NoDisable => record.kind != Kind::DisableEnd,
+            Break::NoRelease => record.kind != Kind::MemoryDown,
+            _ => true,
+        });
+        records
+    }
+
+    fn unfreed(&self) -> Option<u32> {
+        let records = self.shown();
+        self.dead.iter().copied().find(|pid| {
+            let count = |kind| {
+                let mine = records.iter().filter(|r| r.pid == *pid && r.kind == kind);
+                mine.count()
+            };
+            count(Kind::MemoryUp) != count(Kind::MemoryDown)
+        })
+    }
+}
+
+/// Bytes of device memory that are allocated.
+fn held_in_all(records: &[Record]) -> u64 {
+    let sum = |kind| -> u64 {
+        let of = records.iter().filter(|r| r.kind == kind);
+        of.map(|r| r.tag).sum()
+    };
+    sum(Kind::MemoryUp).saturating_sub(sum(Kind::MemoryDown))
+}
+
+/// What all processes held when one of `takers` was given more than there is.
+fn overdrawn(records: &[Record], takers: &BTreeMap<u32, u64>) -> Option<u64> {
+    let mut ordered: Vec<&Record> = records
+        .iter()
+        .filter(|record| matches!(record.kind, Kind::MemoryUp | Kind::MemoryDown))
+        .collect();
+    // Of one moment, what goes comes first.
+    ordered.sort_by_key(|record| (record.at_ns, record.kind == Kind::MemoryUp));
+    let mut held = 0_u64;
+    ordered.into_iter().find_map(|record| {
+        if record.kind == Kind::MemoryDown {
+            held = held.saturating_sub(record.tag);
+            return None;
+        }
+        held += record.tag;
+        let from = takers.get(&record.pid)?;
+        (record.at_ns > *from && held > (POOL_MIB << 20) + BESIDE).then_some(held)
+    })
+}
+
+fn start(node: &Node, rng: &mut Rng, number: u64, broken: Break) -> Engine {
+    let job = format!("reclaims-{}", node.device.pid());
+    let layout = LAYOUTS[usize::try_from(rng.between(0, 2)).unwrap_or(0)];
+    let seed = (number * 1_000_000 + 1).to_string();
+    let mut args = vec![
+        "--layout", layout, "--ns", "50000", "--say", "8", "--seed", &seed,
+    ];
+    if broken == Break::IgnoreLost {
+        args.push("--ignore-lost");
+    }
+    Engine::start(node, &job, &args)
+}
+
+/// Runs `count` schedules from `seed` on.
+pub fn run(seed: u64, count: u64, broken: Break, mut progress: impl FnMut(u64, &Totals)) -> Totals {
+    let mut totals = Totals::default();
+    let mut stage: Option<Stage> = None;
+    for seed in seed..seed + count {
+        let mut rng = Rng(seed);
+        let ran = crate::sweep::caught(|| {
+            let here = match &mut stage {
+                Some(stage) => stage,
+                none => none.insert(Stage::new(&mut rng, broken)?),
+            };
+            here.run(&mut rng, &mut totals)
+        });
+        if let Err(what) = ran {
+            totals.violations.push((seed, what));
+            stage = None;
+        }
+        totals.schedules += 1;
+        progress(seed, &totals);
+    }
+    totals
+}
