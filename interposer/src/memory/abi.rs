@@ -171,8 +171,8 @@ fn register(
     elastic: bool,
 ) -> Result<u32, BadKv> {
     let memory = &process.memory;
-    let membership = sys::lock(&memory.membership);
     let mut state = sys::lock(&memory.state);
+    let membership = sys::lock(&memory.membership);
     let State {
         backed,
         kvs,
@@ -198,6 +198,8 @@ fn register(
     drop(state);
     serve(process);
     memory.changed();
+    // Rung while the state was held, the reporter may have put it off.
+    process.bell.ring();
     Ok(id)
 }
 

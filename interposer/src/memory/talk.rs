@@ -27,6 +27,7 @@ const USAGE_EVERY_NS: u64 = 100_000_000;
 pub struct Talk {
     /// The caches have not been described in this session.
     undescribed: bool,
+    delivered_ns: u64,
     usage_at_ns: u64,
     requests_at_ns: u64,
     usage: Vec<v1::MemoryUsage>,
@@ -62,6 +63,8 @@ impl Talk {
     /// in use before: a cache on one that it does not know is nobody's.
     pub fn deliver(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
         let memory = &process.memory;
+        let now = clock::now_ns();
+        self.delivered_ns = now;
         if self.undescribed
             && let Ok(state) = memory.state.try_lock()
         {
@@ -83,7 +86,6 @@ impl Talk {
             self.withheld = withheld;
             send(Event::Withheld(v1::Withheld { log_seq: withheld }));
         }
-        let now = clock::now_ns();
         let mut open = sys::lock(&memory.open);
         for entry in open.iter_mut() {
             if !entry.late && now >= entry.order.deadline_ns {
@@ -176,7 +178,8 @@ impl Talk {
             || memory.log().map_or(0, Shared::withheld) != self.withheld;
         // A job's log is shared memory: no process can wake another's reporter.
         let poll = unsaid || memory.log().is_some();
-        let wakes = [deadline, poll.then(|| now + EVERY_NS)];
+        // Since the last time, not from here on: what else wakes the reporter must not put it off.
+        let wakes = [deadline, poll.then(|| self.delivered_ns + EVERY_NS)];
         let next = wakes.into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(now).max(100_000)))
     }
