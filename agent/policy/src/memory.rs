@@ -138,6 +138,7 @@ impl Memory {
                 gpu,
                 kv,
                 mapped,
+                fixed,
                 most,
             } => {
                 let Some(ledger) = self.ledgers.get_mut(gpu.index()) else {
@@ -150,6 +151,8 @@ impl Memory {
                 }
                 if let Some(elastic) = self.elastic.iter_mut().find(known) {
                     elastic.mapped_is((mapped, true), ledger, &self.sharing, now);
+                    elastic.fixed_is(fixed, ledger);
+                    self.note_use(session, gpu);
                 }
             }
             MemoryEvent::KvGone { session, kv } => {
@@ -275,6 +278,7 @@ impl Memory {
                 gpu,
                 kv,
                 bytes,
+                mapped,
             } => {
                 // A later demand for the same cache replaces an earlier one.
                 self.withdraw(|known| {
@@ -282,9 +286,8 @@ impl Memory {
                         && (known.id == ask || (kv.is_some() && known.kv == kv))
                 });
                 let known = |e: &&mut Elastic| (e.session, Some(e.kv)) == (session, kv);
-                if let Some(elastic) = self.elastic.iter_mut().find(known) {
-                    elastic.asks(bytes);
-                }
+                let elastic = self.elastic.iter_mut().find(known);
+                let bytes = elastic.map_or(bytes, |elastic| elastic.asks(bytes, mapped));
                 let until = now.after(self.sharing.reclaim_deadline);
                 let promised = false;
                 self.asks.push(Ask {
@@ -312,7 +315,7 @@ impl Memory {
             .elastic
             .iter()
             .filter(|e| (e.session, e.gpu) == (session, gpu));
-        let used: Bytes = caches.map(|e| e.used).sum();
+        let used: Bytes = caches.map(|e| e.used.plus(e.fixed())).sum();
         let counted = self.counted.iter().find(|c| (c.0, c.1) == (session, gpu));
         let counted = counted.map_or(Bytes::ZERO, |counted| counted.2);
         if let Some(ledger) = self.ledgers.get_mut(gpu.index()) {
@@ -471,16 +474,19 @@ impl Memory {
         }
     }
 
-    /// What online wants on a GPU and was not promised.
+    /// What online wants on a GPU and was not promised. A cache's reservation counts what it asked for.
     fn lacking(&self, gpu: GpuId, now: Instant) -> Bytes {
         let asks = self
             .asks
             .iter()
             .filter(|ask| ask.gpu == gpu && !ask.promised);
         let elastic = self.elastic.iter().filter(|elastic| elastic.gpu == gpu);
-        asks.map(|ask| ask.bytes)
-            .chain(elastic.map(|elastic| elastic.lacks(now)))
-            .sum()
+        let beyond = elastic.map(|elastic| {
+            let own = |ask: &&Ask| (ask.session, ask.kv) == (elastic.session, Some(elastic.kv));
+            let asked = asks.clone().find(own).map_or(Bytes::ZERO, |ask| ask.bytes);
+            elastic.lacks(now).minus(asked)
+        });
+        asks.clone().map(|ask| ask.bytes).chain(beyond).sum()
     }
 
     /// Begins with the job that loses least by it, one batch at a time; of those that have less than

@@ -146,6 +146,7 @@ impl Control {
                     gpu,
                     kv: (demand.kv != 0).then_some(KvId(demand.kv)),
                     bytes: Bytes(demand.bytes),
+                    mapped: demand.mapped_bytes.map(Bytes),
                 });
             }
             Said::Mapped(mapped) => self.feed_memory(MemoryEvent::Mapped {
@@ -226,6 +227,7 @@ impl Control {
                     gpu,
                     kv,
                     mapped,
+                    fixed,
                     most,
                 });
             }

@@ -367,10 +367,10 @@ pub unsafe extern "C" fn tg_reserve(kv: u32, want: u32, ids: *mut u32, granted: 
         let got = elastic.reserve(want, ids);
         write_usage(process, device, &elastic, None);
         let short = want - got;
-        let bytes = elastic.demand(short);
+        let (bytes, mapped) = (elastic.demand(short), elastic.mapped_bytes());
         drop(elastic);
         if short > 0 && bytes > 0 {
-            talk::demand(process, device, kv, bytes);
+            talk::demand(process, device, bytes, Some((kv, mapped)));
         }
         // SAFETY: not null, and the caller's.
         unsafe { granted.write(got) };

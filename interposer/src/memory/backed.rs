@@ -168,6 +168,12 @@ impl Backed {
         self.ranges.values()
     }
 
+    /// Bytes of a device's quarantine pages.
+    pub fn page_bytes(&self, device: usize) -> u64 {
+        let pages = self.quarantine.keys().filter(|(at, _)| *at == device);
+        pages.map(|(_, bytes)| bytes).sum()
+    }
+
     fn access(&self, context: usize, device: usize) -> Vec<Access> {
         let own = ordinal(device);
         let peers = self.peers.get(&context).into_iter().flatten().copied();

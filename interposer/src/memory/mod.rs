@@ -109,8 +109,8 @@ pub struct Memory {
     log: AtomicPtr<Shared>,
     requests: Mutex<Requests>,
     tickets: AtomicU64,
-    /// Demands that were answered, by ticket.
-    answered: Mutex<BTreeMap<u64, bool>>,
+    /// Demands that a thread waits for, by ticket, with their answers.
+    awaited: Mutex<BTreeMap<u64, Option<bool>>>,
     /// Futex: raised with every answer to a demand.
     answers: AtomicU32,
 }
@@ -137,7 +137,7 @@ impl Default for Memory {
             log: AtomicPtr::new(core::ptr::null_mut()),
             requests: Mutex::default(),
             tickets: AtomicU64::new(0),
-            answered: Mutex::default(),
+            awaited: Mutex::default(),
             answers: AtomicU32::new(0),
         }
     }
@@ -181,7 +181,8 @@ impl State {
             ..v1::MemoryUsage::default()
         };
         let plain = self.plain.values().filter(|(at, _)| *at == device);
-        usage.plain_bytes = plain.map(|(_, bytes)| bytes).sum();
+        usage.plain_bytes =
+            plain.map(|(_, bytes)| bytes).sum::<u64>() + self.backed.page_bytes(device);
         for range in self.backed.all().filter(|range| range.device == device) {
             let own = range.own_bytes();
             usage.quarantined_bytes += range.bytes - own;

@@ -54,7 +54,6 @@ impl Talk {
         // What happened without an agent is told to the next; what stands is described anew.
         sys::lock(&memory.outbox).retain(|event| matches!(event, Event::Note(_)));
         sys::lock(&memory.cancelled).clear();
-        sys::lock(&memory.answered).clear();
         memory.answers.fetch_add(1, AcqRel);
         sys::futex_wake(&memory.answers);
     }
@@ -218,7 +217,10 @@ impl Talk {
                 }
             }
             Command::DemandAnswer(answer) => {
-                sys::lock(&memory.answered).insert(answer.ticket, answer.granted);
+                // Nobody waits for what was asked ahead of need.
+                if let Some(place) = sys::lock(&memory.awaited).get_mut(&answer.ticket) {
+                    *place = Some(answer.granted);
+                }
                 memory.answers.fetch_add(1, AcqRel);
                 sys::futex_wake(&memory.answers);
             }
@@ -263,19 +265,28 @@ impl Memory {
     }
 }
 
-/// Asks for memory ahead of need; nobody waits.
-pub fn demand(process: &Process, device: usize, kv: u32, bytes: u64) -> u64 {
-    let ticket = process.memory.ticket();
+/// Asks for memory ahead of need; nobody waits. For a cache: which, and what is mapped of it.
+pub fn demand(process: &Process, device: usize, bytes: u64, cache: Option<(u32, u64)>) {
+    say_demand(process, process.memory.ticket(), device, bytes, cache);
+}
+
+fn say_demand(
+    process: &Process,
+    ticket: u64,
+    device: usize,
+    bytes: u64,
+    cache: Option<(u32, u64)>,
+) {
     super::say(
         process,
         Event::Demand(v1::Demand {
             ticket,
             slot: u32::try_from(device).unwrap_or(0),
-            kv,
+            kv: cache.map_or(0, |(kv, _)| kv),
             bytes,
+            mapped_bytes: cache.map(|(_, mapped)| mapped),
         }),
     );
-    ticket
 }
 
 /// Asks for room for a plain allocation and waits; whether it was granted.
@@ -288,16 +299,20 @@ pub fn ask(process: &Process, device: usize, bytes: u64) -> bool {
     }
     let session = memory.session.load(Acquire);
     let end = clock::now_ns() + PATIENCE_NS;
-    let ticket = demand(process, device, 0, bytes);
-    loop {
+    let ticket = memory.ticket();
+    sys::lock(&memory.awaited).insert(ticket, None);
+    say_demand(process, ticket, device, bytes, None);
+    let granted = loop {
         let seen = memory.answers.load(Acquire);
-        if let Some(granted) = sys::lock(&memory.answered).remove(&ticket) {
-            return granted;
+        if let Some(granted) = sys::lock(&memory.awaited).get(&ticket).copied().flatten() {
+            break granted;
         }
         let now = clock::now_ns();
         if now >= end || session != memory.session.load(Acquire) {
-            return false;
+            break false;
         }
         sys::futex_wait(&memory.answers, seen, end - now);
-    }
+    };
+    sys::lock(&memory.awaited).remove(&ticket);
+    granted
 }

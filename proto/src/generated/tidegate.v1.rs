@@ -606,6 +606,9 @@ pub struct Demand {
     /// Beyond what is mapped (kv), or of the allocation.
     #[prost(uint64, tag = "4")]
     pub bytes: u64,
+    /// What is mapped of the kv as this is asked: an earlier target may be under way. Unset by a library that does not say.
+    #[prost(uint64, optional, tag = "5")]
+    pub mapped_bytes: ::core::option::Option<u64>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DemandAnswer {

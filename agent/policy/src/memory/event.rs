@@ -52,6 +52,8 @@ pub enum MemoryEvent<'a> {
         kv: KvId,
         /// What is mapped of it.
         mapped: Bytes,
+        /// Bytes that always have memory, beside those.
+        fixed: Bytes,
         /// What could be mapped of it at most.
         most: Bytes,
     },
@@ -150,6 +152,9 @@ pub enum MemoryEvent<'a> {
         kv: Option<KvId>,
         /// How much more.
         bytes: Bytes,
+        /// More than this, of the cache: a promise may be arriving while it asks. None: more than all
+        /// that was promised.
+        mapped: Option<Bytes>,
     },
     /// It no longer needs that.
     Withdrawn {

@@ -14,6 +14,8 @@ pub(super) struct Elastic {
     pub gpu: GpuId,
     pub kv: KvId,
     most: Bytes,
+    /// Has memory as long as it stands, and counts as used.
+    fixed: Bytes,
     mapped: Bytes,
     /// Promised by `Map`, and not said to be mapped yet.
     promised: Bytes,
@@ -40,6 +42,7 @@ impl Elastic {
             gpu,
             kv,
             most,
+            fixed: Bytes::ZERO,
             mapped: Bytes::ZERO,
             promised: Bytes::ZERO,
             used: Bytes::ZERO,
@@ -53,6 +56,10 @@ impl Elastic {
 
     pub const fn mapped(&self) -> Bytes {
         self.mapped
+    }
+
+    pub const fn fixed(&self) -> Bytes {
+        self.fixed
     }
 
     /// When it may be promised something again.
@@ -72,9 +79,13 @@ impl Elastic {
         self.wanted().minus(self.mapped.plus(self.promised))
     }
 
-    /// It waits for so much more.
-    pub fn asks(&mut self, bytes: Bytes) {
-        self.asked = self.asked.max(self.mapped.plus(self.promised).plus(bytes));
+    /// It waits for `bytes` more than it had mapped when it asked, as far as it ever maps. Says what
+    /// that is beyond all it was promised.
+    pub fn asks(&mut self, bytes: Bytes, mapped: Option<Bytes>) -> Bytes {
+        let promised = self.mapped.plus(self.promised);
+        let wanted = mapped.unwrap_or(promised).plus(bytes).min(self.most);
+        self.asked = self.asked.max(wanted);
+        wanted.minus(promised)
     }
 
     /// Tells the use to the reservation, also when its interval is over, and before that what a
@@ -152,11 +163,18 @@ impl Elastic {
         self.mapped = mapped;
     }
 
+    /// So much of it always has memory.
+    pub fn fixed_is(&mut self, fixed: Bytes, ledger: &mut Ledger) {
+        ledger.adopt(self.session, Place::Headroom, fixed.minus(self.fixed));
+        give_up(self.session, self.fixed.minus(fixed), ledger);
+        self.fixed = fixed;
+    }
+
     /// It is gone, but its process is not.
     pub fn close(&mut self, ledger: &mut Ledger) {
         ledger.shift(self.session, Place::InFlight, Place::Free, self.promised);
-        give_up(self.session, self.mapped, ledger);
-        (self.promised, self.mapped) = (Bytes::ZERO, Bytes::ZERO);
+        give_up(self.session, self.mapped.plus(self.fixed), ledger);
+        (self.promised, self.mapped, self.fixed) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
     }
 }
 

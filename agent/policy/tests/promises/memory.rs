@@ -13,6 +13,7 @@ use tidegate_policy::ids::{
     StripeId, Tokens,
 };
 use tidegate_policy::layout::{Layout, Stripe};
+use tidegate_policy::ledger::Place;
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::reclaim::{Answer, Direction, Phase};
 use tidegate_policy::time::Instant;
@@ -22,6 +23,8 @@ const POOL: Bytes = Bytes(1_000);
 const STRIPES: u32 = 8;
 /// Bytes of a stripe: two handles of ten.
 const STRIPE: u64 = 20;
+/// Of online's cache, beside what grows.
+const FIXED: Bytes = Bytes(5);
 const MS: u64 = 1_000_000;
 const ONLINE: SessionId = SessionId(1);
 const KV: KvId = KvId(1);
@@ -115,6 +118,7 @@ impl World {
             gpu,
             kv,
             mapped: Bytes::ZERO,
+            fixed: FIXED,
             most: Bytes(2_000),
         });
         world
@@ -276,6 +280,7 @@ impl World {
             gpu,
             kv,
             bytes,
+            mapped: kv.map(|_| Bytes(self.mapped)),
         });
     }
 
@@ -862,4 +867,54 @@ fn an_answer_to_an_earlier_order_takes_back_no_promise() {
     assert_eq!(say(target - 40, false), Bytes(40));
     assert_eq!(before, Bytes(100));
     assert_eq!(say(target - 40, true), Bytes::ZERO);
+}
+
+#[test]
+fn a_demand_while_memory_arrives_counts_what_has_arrived() {
+    let mut world = World::new();
+    world.map(100);
+    let before = world.mapped;
+    world.ask(100, true);
+    assert_eq!(world.target, Some(before + 100));
+    world.mapped = before + 60;
+    world.ask(40, true);
+    assert_eq!(world.target, Some(before + 100), "that much is on its way");
+    assert_eq!(granted(&world), [Granted::Yes, Granted::Yes]);
+    world.map(100);
+    let ledger = world.bench.node.ledger(GpuId(0)).expect("it is there");
+    let mapped = ledger.account(ONLINE).mapped();
+    assert_eq!(mapped, FIXED.plus(Bytes(before + 100)));
+}
+
+#[test]
+fn a_demand_that_waits_is_taken_once() {
+    let mut world = colocated(STRIPES);
+    let now = Instant::from_nanos(world.bench.now);
+    let view = world.bench.node.elastics(now).next().expect("it is there");
+    let asked = view.reservation.0 - world.mapped + 2 * STRIPE;
+    world.ask(asked, true);
+    world.answer(0, Answer::Done);
+    world.bench.answer_all();
+    world.check();
+    let (_, picked) = world.open[0].clone();
+    let now = Instant::from_nanos(world.bench.now);
+    let view = world.bench.node.elastics(now).next().expect("it is there");
+    let headroom = view.reservation.0 - world.mapped;
+    assert!(headroom > 0, "it is short of that as well");
+    assert_eq!(picked.len() as u64, asked.max(headroom).div_ceil(STRIPE));
+}
+
+#[test]
+fn a_caches_fixed_part_is_counted_as_long_as_it_stands() {
+    let mut world = World::new();
+    world.map(100);
+    let account = |world: &World| {
+        let ledger = world.bench.node.ledger(GpuId(0));
+        ledger.expect("it is there").account(ONLINE)
+    };
+    assert_eq!(account(&world).mapped(), FIXED.plus(Bytes(world.mapped)));
+    assert_eq!(account(&world).at(Place::Online), FIXED);
+    let (session, kv) = (ONLINE, KV);
+    world.tell(MemoryEvent::KvGone { session, kv });
+    assert_eq!(account(&world).sum(), Bytes::ZERO);
 }

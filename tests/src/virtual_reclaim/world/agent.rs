@@ -292,6 +292,7 @@ impl World {
                     gpu,
                     kv,
                     mapped,
+                    fixed: Bytes::ZERO,
                     most,
                 });
             }
@@ -324,6 +325,7 @@ impl World {
                     gpu,
                     kv,
                     bytes,
+                    mapped: None,
                 });
             }
             Said::Withdrawn(ask) => {
