@@ -10,8 +10,8 @@
 use crate::elastic::Elastic;
 use crate::engine::{Engine, judge};
 use crate::schedules::Rng;
-use crate::{Node, monotonic_ns, wait_until};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::{Node, monotonic_ns, view, wait_until};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 use tidegate_vgpu::history::{self, Kind, Record};
@@ -78,12 +78,15 @@ impl Break {
     ];
 }
 
-/// Beside 64 MiB of the engine's, online's 32 blocks do not fit.
+/// Beside the engine's 32 stripes, online's 32 blocks do not fit.
 const POOL_MIB: u64 = 96;
+/// What an engine begins with: its stripes, a quarantine page, and a chunk for plain allocations.
+const ENGINE_MIB: u64 = 64 + 2 + CHUNK_MIB;
+/// The driver cuts small allocations out of chunks of this; the agent counts what was asked for. The engine's two are
+/// some KiB in one chunk, and the online program has none.
+const CHUNK_MIB: u64 = 2;
 const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"2ms\"\n[memory]\npool = \"96MiB\"\n\
                      headroom_min = \"4MiB\"\nheadroom_max = \"8MiB\"\nrestore_interval = \"20ms\"\n";
-/// Beyond the pool: quarantine pages, online's block 0, and what contexts hold without a word to anybody.
-const BESIDE: u64 = 24 << 20;
 /// How long a burst asks before it has to do with less.
 const BURST: Duration = Duration::from_millis(1_500);
 const LAYOUTS: [&str; 2] = ["blocks", "layers"];
@@ -118,9 +121,10 @@ struct Stage {
     engines: u64,
     /// Every engine and the addresses of its cache.
     ranges: BTreeMap<u32, Range<u64>>,
-    /// Every process, and since when what it gets is the agent's to give: an engine is born with all it wants.
-    takers: BTreeMap<u32, u64>,
-    dead: BTreeSet<u32>,
+    /// Since when the agent knows all that is held. A process is born with memory that nobody gave it.
+    known_ns: u64,
+    /// Processes that ended, and when: the device hears of it a little later, as no driver does.
+    dead: BTreeMap<u32, u64>,
 }
 
 impl Stage {
@@ -136,22 +140,33 @@ impl Stage {
             held: 0,
             engines: 0,
             ranges: BTreeMap::new(),
-            takers: BTreeMap::new(),
-            dead: BTreeSet::new(),
+            known_ns: 0,
+            dead: BTreeMap::new(),
         };
-        stage.takers.insert(stage.online.process.pid(), 0);
         stage.settle()?;
         Ok(stage)
     }
 
-    /// A new engine runs.
+    /// A new engine runs, and the agent knows of it.
     fn settle(&mut self) -> Result<(), String> {
         self.engine.progress(16)?;
         let range = self.engine.ready();
-        let pid = self.engine.process.pid();
-        self.ranges.insert(pid, range);
-        self.takers.insert(pid, monotonic_ns());
-        Ok(())
+        self.ranges.insert(self.engine.process.pid(), range);
+        self.known()
+    }
+
+    /// Waits until the agent counts what living processes hold, all of it.
+    fn known(&mut self) -> Result<(), String> {
+        let known = wait_until(crate::clock::DEADLINE, || {
+            let held = held_by_the_living(&self.records(), &self.dead);
+            let status = view::status(&self.node);
+            let places = ["in_flight", "headroom", "online", "offline", "quarantined"];
+            let bytes = |place| number(&status["gpus"][0]["memory"][format!("{place}_bytes")]);
+            let counted = places.map(bytes).iter().sum::<u64>();
+            (counted + (CHUNK_MIB << 20) >= held).then_some(())
+        });
+        self.known_ns = monotonic_ns();
+        known.ok_or_else(|| "the agent does not count all that is held".to_owned())
     }
 
     fn records(&self) -> Vec<Record> {
@@ -222,12 +237,12 @@ impl Stage {
         let pid = self.engine.process.pid();
         self.engine.process.signal(libc::SIGKILL);
         let _ = self.engine.process.child.wait();
-        self.dead.insert(pid);
+        self.dead.insert(pid, monotonic_ns());
         // The next takes all it wants at its birth: it begins when online has given up what it took.
         self.calm();
-        let room = (POOL_MIB << 20) / 3 + BESIDE;
+        let room = (POOL_MIB - ENGINE_MIB) << 20;
         let gave = wait_until(crate::clock::DEADLINE, || {
-            (held_in_all(&self.records()) <= room).then_some(())
+            (held_by_the_living(&self.records(), &self.dead) <= room).then_some(())
         });
         gave.ok_or_else(|| "online keeps what it gave up".to_owned())?;
         self.engines += 1;
@@ -235,13 +250,13 @@ impl Stage {
         self.settle()
     }
 
-    fn kill_online(&mut self) {
+    fn kill_online(&mut self) -> Result<(), String> {
         self.online.process.signal(libc::SIGKILL);
         let _ = self.online.process.child.wait();
-        self.dead.insert(self.online.process.pid());
+        self.dead.insert(self.online.process.pid(), monotonic_ns());
         self.held = 0;
         self.online = Elastic::start(&self.node);
-        self.takers.insert(self.online.process.pid(), 0);
+        self.known()
     }
 
     fn kill_agent(&mut self, rng: &mut Rng) {
@@ -264,7 +279,7 @@ impl Stage {
             }
             5 => {
                 totals.onlines += 1;
-                self.amid(rng, |stage, _| stage.kill_online());
+                self.amid(rng, |stage, _| ended = stage.kill_online());
             }
             _ => {
                 totals.stops += 1;
@@ -318,7 +333,12 @@ impl Stage {
     fn judge(&mut self, from_ns: u64, totals: &mut Totals) -> Result<(), String> {
         // A dead process' memory is free once the device has seen it go.
         let mut unfreed = None;
-        wait_until(crate::clock::DEADLINE, || {
+        // Shown no release, it waits in vain.
+        let patience = match self.broken {
+            Break::NoRelease => Duration::from_secs(1),
+            _ => crate::clock::DEADLINE,
+        };
+        wait_until(patience, || {
             unfreed = self.unfreed();
             unfreed.is_none().then_some(())
         });
@@ -339,14 +359,14 @@ impl Stage {
                 ));
             }
         }
-        if let Some(most) = overdrawn(&records, &self.takers) {
+        if let Some(most) = overdrawn(&records, from_ns.max(self.known_ns), &self.dead) {
             return Err(format!(
                 "{} MiB were held at once, of {POOL_MIB} MiB",
                 most >> 20
             ));
         }
         let dead = std::mem::take(&mut self.dead);
-        self.ranges.retain(|pid, _| !dead.contains(pid));
+        self.ranges.retain(|pid, _| !dead.contains_key(pid));
         Ok(())
     }
 
@@ -362,7 +382,7 @@ impl Stage {
 
     fn unfreed(&self) -> Option<u32> {
         let records = self.shown();
-        self.dead.iter().copied().find(|pid| {
+        self.dead.keys().copied().find(|pid| {
             let count = |kind| {
                 let mine = records.iter().filter(|r| r.pid == *pid && r.kind == kind);
                 mine.count()
@@ -372,33 +392,46 @@ impl Stage {
     }
 }
 
-/// Bytes of device memory that are allocated.
-fn held_in_all(records: &[Record]) -> u64 {
-    let sum = |kind| -> u64 {
-        let of = records.iter().filter(|r| r.kind == kind);
-        of.map(|r| r.tag).sum()
-    };
-    sum(Kind::MemoryUp).saturating_sub(sum(Kind::MemoryDown))
-}
-
-/// What all processes held when one of `takers` was given more than there is.
-fn overdrawn(records: &[Record], takers: &BTreeMap<u32, u64>) -> Option<u64> {
+/// Device memory as it is allocated and freed, in order; of one moment, what goes comes first.
+fn in_order(records: &[Record]) -> Vec<&Record> {
     let mut ordered: Vec<&Record> = records
         .iter()
         .filter(|record| matches!(record.kind, Kind::MemoryUp | Kind::MemoryDown))
         .collect();
-    // Of one moment, what goes comes first.
     ordered.sort_by_key(|record| (record.at_ns, record.kind == Kind::MemoryUp));
-    let mut held = 0_u64;
-    ordered.into_iter().find_map(|record| {
-        if record.kind == Kind::MemoryDown {
-            held = held.saturating_sub(record.tag);
-            return None;
-        }
-        held += record.tag;
-        let from = takers.get(&record.pid)?;
-        (record.at_ns > *from && held > (POOL_MIB << 20) + BESIDE).then_some(held)
+    ordered
+}
+
+fn count(held: &mut BTreeMap<u32, u64>, record: &Record) {
+    let of = held.entry(record.pid).or_default();
+    *of = match record.kind {
+        Kind::MemoryUp => *of + record.tag,
+        _ => of.saturating_sub(record.tag),
+    };
+}
+
+fn held_by_the_living(records: &[Record], dead: &BTreeMap<u32, u64>) -> u64 {
+    let mut held = BTreeMap::new();
+    in_order(records).iter().for_each(|r| count(&mut held, r));
+    held.retain(|pid, _| !dead.contains_key(pid));
+    held.values().sum()
+}
+
+/// What all processes held when one was given more than there is, from `known_ns` on.
+fn overdrawn(records: &[Record], known_ns: u64, dead: &BTreeMap<u32, u64>) -> Option<u64> {
+    let mut held = BTreeMap::new();
+    in_order(records).into_iter().find_map(|record| {
+        count(&mut held, record);
+        let lives = |pid: &u32| dead.get(pid).is_none_or(|ended| record.at_ns < *ended);
+        let sum = held.iter().filter(|of| lives(of.0)).map(|of| of.1).sum();
+        let given = record.kind == Kind::MemoryUp && record.at_ns > known_ns;
+        (given && sum > (POOL_MIB + CHUNK_MIB) << 20).then_some(sum)
     })
+}
+
+fn number(value: &serde_json::Value) -> u64 {
+    let text = value.as_str().and_then(|text| text.parse().ok());
+    value.as_u64().or(text).unwrap_or(0)
 }
 
 fn start(node: &Node, rng: &mut Rng, number: u64, broken: Break) -> Engine {
