@@ -1,9 +1,10 @@
 //! While IDLE stands, nothing runs: the shipped library against a driver that knows what is running.
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use tidegate_tests::{Node, Running, TRUSTING, built, compile, compile_driver};
+use tidegate_tests::{Node, Running, TRUSTING, built, compile, compile_driver, watch};
 
 /// How many launches: `TIDEGATE_STRESS_LAUNCHES=10000000`.
 fn setting(name: &str, default: u64) -> u64 {
@@ -88,4 +89,19 @@ fn where_membarrier_is_refused_none_runs_while_idle_stands_either() {
     let run = run(&node, command, share, setting("TIDEGATE_SEED", 1), 3);
     assert_eq!(run.counted, run.made);
     assert!(run.idle >= 50, "an empty run: {}", run.idle);
+}
+
+#[test]
+fn a_thread_that_ends_inside_a_launch_does_not_keep_its_process_busy() {
+    let node = Node::new(&[], TRUSTING);
+    let mut command = node.preloaded(compile("ends_inside", &["-lcuda"]), "online");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = Running::start("ends_inside", &mut command);
+    let mut line = String::new();
+    let pipe = program.child.stdout.as_mut().expect("stdout is piped");
+    let read = BufReader::new(pipe).read_line(&mut line);
+    assert_eq!((read.ok(), line.as_str()), (Some(5), "gone\n"));
+    watch::wait_open(&node, 0, program.pid());
+    drop(program.child.stdin.take());
+    program.succeed();
 }

@@ -153,7 +153,11 @@ fn round(
     let now = clock::now_ns();
     let sums = match &begun {
         Begin::Idle => return false,
-        Begin::Inside(sums) | Begin::Quiet(Quiet { sums, .. }) => *sums,
+        Begin::Inside(sums) => {
+            count_out(device);
+            *sums
+        }
+        Begin::Quiet(Quiet { sums, .. }) => *sums,
     };
     if sums.entered != watch.entered || watch.last_launch_ns == 0 {
         watch.entered = sums.entered;
@@ -370,6 +374,21 @@ fn within(driver: &Driver, context: usize, question: impl FnOnce() -> CUresult) 
     }
 }
 
+/// Counts threads out that ended inside the driver: they never come back from it. What they launched is asked of
+/// the streams that their slots name.
+fn count_out(device: usize) {
+    for slot in slots_of(device) {
+        let owner = slot.owner.load(Acquire);
+        let entered = slot.counts.entered.load(Acquire);
+        if owner != 0
+            && entered != slot.counts.returned.load(Acquire)
+            && !sys::thread_exists(owner.cast_signed())
+        {
+            slot.counts.returned.store(entered, Release);
+        }
+    }
+}
+
 /// Frees the slots of threads that are gone, on devices that are idle, keeping their sums.
 fn retire(process: &'static Process) {
     let Some(all) = slots() else { return };
@@ -386,7 +405,6 @@ fn retire(process: &'static Process) {
         if words.activity.load(Acquire) & ACTIVITY_BUSY != 0 {
             continue;
         }
-        // A thread that ended inside the driver never came back from it.
         let entered = slot.counts.entered.swap(0, AcqRel);
         slot.counts.returned.store(0, Release);
         process.retired[device].entered.fetch_add(entered, AcqRel);
