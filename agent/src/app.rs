@@ -382,7 +382,10 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
             reserving: policy::Reserving {
                 pressure_every: config.memory.pressure_every,
                 step: Bytes(config.memory.step),
-                min: Bytes(config.memory.headroom_min),
+                min: match config.memory.headroom_min {
+                    0 => policy::Reserving::of_pool(Bytes(config.memory.pool)).min,
+                    bytes => Bytes(bytes),
+                },
                 max: Bytes(config.memory.headroom_max),
                 ..policy::Reserving::default()
             },

@@ -170,7 +170,8 @@ pub struct Memory {
     pub pool: u64,
     /// `pressure_every`: how often on average an online engine may run out of headroom.
     pub pressure_every: Duration,
-    /// `headroom_min`: fewest bytes mapped beyond an online engine's use.
+    /// `headroom_min`: fewest bytes mapped beyond an online engine's use; 0: an eighth of the pool, 1.25
+    /// GiB at most.
     pub headroom_min: u64,
     /// `headroom_max`: most.
     pub headroom_max: u64,
@@ -336,8 +337,8 @@ impl Default for Config {
             },
             memory: Memory {
                 pool: 0,
-                pressure_every: Duration::from_secs(30),
-                headroom_min: 64 << 20,
+                pressure_every: Duration::from_secs(15),
+                headroom_min: 0,
                 headroom_max: 16 << 30,
                 step: 2 << 20,
                 reclaim_deadline: Duration::from_millis(20),

@@ -28,8 +28,6 @@ use crate::costs::HANDLE_BYTES;
 use crate::record::Reclaim;
 use crate::spec::{Memory, Spec};
 
-/// Least headroom, where the pool has eight times as much: the long prompts of a chat.
-const LEAST_HEADROOM: u64 = 1 << 30;
 /// Between two gates that are shut only to give memory back to offline.
 const RESTORE_INTERVAL: u64 = 1_000_000_000;
 
@@ -75,9 +73,8 @@ impl Tidegate {
         let costs = &spec.costs;
         let ns = |span: std::time::Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         let usual = Reserving {
-            min: Bytes((spec.kv_pool_bytes / 8).min(LEAST_HEADROOM)),
             max: Bytes(spec.kv_pool_bytes),
-            ..Reserving::default()
+            ..Reserving::of_pool(Bytes(spec.kv_pool_bytes))
         };
         let reserving = match spec.memory {
             Memory::TidegateNoMiad => Reserving {
