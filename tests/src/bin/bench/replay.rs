@@ -1,5 +1,5 @@
-//! How fast replay is: one simulated iteration on one core, and the whole table of the paper's
-//! Figure 10 on all of them.
+//! How fast replay is: simulated iterations on one core, and the whole table of the paper's
+//! Figure 10, with the oracle's six attempts at each pair, on all of them.
 
 use crate::Row;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tidegate_replay::evaluation::{Workload, evaluate};
 use tidegate_replay::gap::VLLM;
 use tidegate_replay::generator::{CALLER, CONVERSATION};
 use tidegate_replay::hardware::{H200, Model};
-use tidegate_replay::run::run;
+use tidegate_replay::run::{alone, paired};
 use tidegate_replay::scenarios;
 use tidegate_replay::spec::{Batching, Offline, Online, Spec};
 use tidegate_replay::sweep::cores;
@@ -62,12 +62,19 @@ pub fn measure() -> Vec<Row> {
         let mut each = Vec::new();
         for _ in 0..5 {
             let begun = monotonic_ns();
-            if let Ok(outcome) = run(&spec) {
-                let iterations = outcome.online_iterations + outcome.offline.iterations;
-                each.push((monotonic_ns() - begun) as f64 / iterations.max(1) as f64);
+            let alone = alone(&spec);
+            if let Ok((outcome, alone)) =
+                alone.and_then(|alone| paired(&spec, &alone).map(|outcome| (outcome, alone)))
+            {
+                // Those of the run alone are simulated too.
+                let iterations = alone.outcome.online_iterations
+                    + outcome.online_iterations
+                    + outcome.offline.iterations;
+                each.push(iterations as f64 * 1e9 / (monotonic_ns() - begun).max(1) as f64);
             }
         }
-        rows.push(Row::new("replay.iteration_ns", crate::median(each), "ns").at_most(1_000.0));
+        let rate = Row::new("replay.iterations_per_s", crate::median(each), "/s");
+        rows.push(rate.at_least(1_000_000.0));
     }
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
     match figure_10(&data) {
