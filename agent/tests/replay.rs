@@ -221,6 +221,30 @@ fn a_table_of_scenarios_is_the_same_to_the_byte_however_many_threads() {
         1 + 3,
         "three seeds unless told"
     );
+    let swept = dir.answer(&[
+        "--scenarios",
+        "table.csv",
+        "--traces",
+        ".",
+        "--out",
+        "swept",
+        "--seeds",
+        "1",
+        "--policy",
+        "Tidegate",
+        "--switch-ms",
+        "0.05,1",
+    ]);
+    let heads = ["Disable and save 50 us", "Disable and save 1000 us"];
+    let places = heads.map(|head| swept.find(head).expect("a table for each cost"));
+    assert!(places[0] < places[1], "{swept}");
+    let swept_rows = dir.read("swept/results.csv");
+    let with = |cost: &str| swept_rows.matches(&format!(",{cost},{cost},")).count();
+    assert_eq!((with("50.000"), with("1000.000")), (2, 2), "{swept_rows}");
+    assert!(
+        swept.contains("twice the longest decode gap"),
+        "true against learnt: {swept}"
+    );
 }
 
 #[test]
@@ -252,6 +276,8 @@ fn options_change_what_they_name() {
     };
     for (more, column, value) in [
         (&["--switch-ms", "0.05"][..], "disable_save_us", "50.000"),
+        (&["--timeslice-us", "40"], "timeslice_switch_us", "40.000"),
+        (&["--fault-us", "20.5"], "fault_group_us", "20.500"),
         (&["--from", "10", "--length", "20"], "online_requests", "60"),
         (&["--seeds", "3"], "seed", "1"),
         (
@@ -341,6 +367,16 @@ fn what_is_not_there_is_answered_with_what_is() {
             ask(&trace, &["--switch-ms", "fast"]),
             2,
             vec!["milliseconds from 0 to 1000"],
+        ),
+        (
+            ask(&trace, &["--switch-ms", "0.1,0.2"]),
+            2,
+            vec!["add --scenarios, or give one"],
+        ),
+        (
+            ask(&trace, &["--fault-us", "-1"]),
+            2,
+            vec!["microseconds from 0 to 1000000"],
         ),
         (ask(&trace, &["--kv-gib", "0"]), 2, vec!["above 0"]),
         (

@@ -26,6 +26,8 @@ pub struct Figures {
     pub case: Case,
     /// Disable and save, enable and restore: microseconds.
     pub switch_us: [f64; 2],
+    /// A switch between time slices, and a batch of page faults: microseconds.
+    pub swept_us: [f64; 2],
     /// What online pays.
     pub interference: Interference,
     /// Time to first token, milliseconds.
@@ -92,6 +94,8 @@ impl Figures {
             seed: spec.seed,
             case: Case::of(spec.compute, spec.memory),
             switch_us: [spec.costs.disable_save, spec.costs.enable_restore]
+                .map(|cost| cost.as_secs_f64() * 1e6),
+            swept_us: [spec.costs.timeslice_switch, spec.costs.fault_group]
                 .map(|cost| cost.as_secs_f64() * 1e6),
             interference: interference(beside.alone, outcome),
             ttft_ms: Spread::of(ttft_ms(outcome)),
@@ -200,7 +204,7 @@ fn some(value: Option<f64>) -> Cell {
 
 /// The table's columns, in order. Increases, shares and ratios of tokens are as in [`Figures`];
 /// units are in the names.
-pub const COLUMNS: [Column; 40] = [
+pub const COLUMNS: [Column; 42] = [
     ("scenario", |f| Cell::Text(f.scenario.clone())),
     ("seed", |f| Cell::Whole(f.seed)),
     ("compute", |f| Cell::Text(f.case.compute.name())),
@@ -263,6 +267,8 @@ pub const COLUMNS: [Column; 40] = [
     ("cooldown_ms", |f| some(f.cooldown_ms.1)),
     ("disable_save_us", |f| Cell::Real(f.switch_us[0], 3)),
     ("enable_restore_us", |f| Cell::Real(f.switch_us[1], 3)),
+    ("timeslice_switch_us", |f| Cell::Real(f.swept_us[0], 3)),
+    ("fault_group_us", |f| Cell::Real(f.swept_us[1], 3)),
     ("online_requests", |f| Cell::Whole(f.requests as u64)),
     ("cut", |f| Cell::Text(f.cut.clone())),
 ];

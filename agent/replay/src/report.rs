@@ -43,6 +43,10 @@ pub struct Row {
     pub gpu_share: f64,
     /// Offline tokens over the oracle's.
     pub vs_oracle: Option<f64>,
+    /// Offline tokens over those of Channel+Prism.
+    pub vs_channel_prism: Option<f64>,
+    /// The cooldown learnt by the end, and twice the longest decode gap there was, milliseconds.
+    pub cooldown_ms: Option<(f64, f64)>,
     /// Reclaims per minute, and their durations, milliseconds.
     pub reclaims: (f64, Spread),
     /// Offline tokens computed again, per second.
@@ -96,7 +100,12 @@ impl Row {
     pub fn of(case: Case, figures: &[&Figures]) -> Self {
         let each = || figures.iter().copied();
         let minutes = |f: &Figures| (f.seconds / 60.0).max(f64::MIN_POSITIVE);
-        let ratios: Vec<f64> = each().filter_map(|f| f.vs_oracle).collect();
+        let over = |other: fn(&Figures) -> Option<f64>| {
+            let ratios: Vec<f64> = each().filter_map(other).collect();
+            (!ratios.is_empty()).then(|| mean(ratios.into_iter()))
+        };
+        let learnt: Option<Vec<f64>> = each().map(|f| f.cooldown_ms.1).collect();
+        let longest = || mean(each().map(|f| f.cooldown_ms.0));
         Self {
             case,
             increase: (
@@ -112,7 +121,11 @@ impl Row {
             preempt_us: spread(each().map(|f| &f.preempt_us)),
             tokens_per_s: mean(each().map(|f| f.offline_tokens_per_s)),
             gpu_share: mean(each().map(|f| f.shares[1])),
-            vs_oracle: (!ratios.is_empty()).then(|| mean(ratios.iter().copied())),
+            vs_oracle: over(|f| f.vs_oracle),
+            vs_channel_prism: over(|f| f.vs_channel_prism),
+            cooldown_ms: learnt
+                .filter(|learnt| !learnt.is_empty())
+                .map(|learnt| (mean(learnt.into_iter()), longest())),
             reclaims: (
                 mean(each().map(|f| f.reclaims as f64 / minutes(f))),
                 spread(each().map(|f| &f.reclaim_ms)),

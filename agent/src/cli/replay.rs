@@ -103,10 +103,19 @@ pub struct Args {
     #[arg(long, value_name = "N", help_heading = COMPARED,
           value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
-    /// Disable and save takes this long, and so does enable and restore
-    #[arg(long, value_name = "MS", help_heading = COMPARED, allow_negative_numbers = true,
-          value_parser = switch)]
-    switch_ms: Option<Duration>,
+    /// Disable and save takes this long, and so does enable and restore; of
+    /// several values, a table of scenarios is run with each
+    #[arg(long, value_name = "MS", value_delimiter = ',', verbatim_doc_comment,
+          help_heading = COMPARED, allow_negative_numbers = true, value_parser = switch)]
+    switch_ms: Vec<Duration>,
+    /// One switch between two programs' time slices (GPreempt, NoControl)
+    #[arg(long, value_name = "US", value_delimiter = ',', help_heading = COMPARED,
+          allow_negative_numbers = true, value_parser = micros)]
+    timeslice_us: Vec<Duration>,
+    /// One batch of page faults (UVM)
+    #[arg(long, value_name = "US", value_delimiter = ',', help_heading = COMPARED,
+          allow_negative_numbers = true, value_parser = micros)]
+    fault_us: Vec<Duration>,
     /// Threads; one per core unless given
     #[arg(long, value_name = "N", help_heading = COMPARED)]
     threads: Option<NonZeroUsize>,
@@ -202,6 +211,36 @@ fn switch(text: &str) -> Result<Duration, String> {
     switch.ok_or_else(|| "give a number of milliseconds from 0 to 1000".to_owned())
 }
 
+fn micros(text: &str) -> Result<Duration, String> {
+    let us = text.parse().ok().filter(|us| (0.0..=1e6).contains(us));
+    let span = us.map(|us: f64| Duration::from_secs_f64(us / 1e6));
+    span.ok_or_else(|| "give a number of microseconds from 0 to 1000000".to_owned())
+}
+
+/// The costs to run with: each value of one with each of the others.
+fn swept(args: &Args) -> Vec<Costs> {
+    let mut all = vec![Costs::default()];
+    let mut with = |values: &[Duration], set: fn(Costs, Duration) -> Costs| {
+        if !values.is_empty() {
+            let before = core::mem::take(&mut all);
+            let each = values.iter();
+            all = each
+                .flat_map(|value| before.iter().map(move |costs| set(*costs, *value)))
+                .collect();
+        }
+    };
+    with(&args.fault_us, |costs, fault_group| Costs {
+        fault_group,
+        ..costs
+    });
+    with(&args.timeslice_us, |costs, timeslice_switch| Costs {
+        timeslice_switch,
+        ..costs
+    });
+    with(&args.switch_ms, Costs::with_switch);
+    all
+}
+
 /// Carries the command out.
 ///
 /// # Errors
@@ -220,8 +259,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 fn run_one(args: &Args, cases: &[Case]) -> anyhow::Result<()> {
     let (mut spec, source, cut) = pair(args)?;
+    let &[costs] = &*swept(args) else {
+        let told = "several values of --switch-ms, --timeslice-us or --fault-us are for a table of \
+                    scenarios: add --scenarios, or give one";
+        return Err(Usage(told.to_owned()).into());
+    };
     spec.timeline = args.html.is_some() || args.timeline.is_some();
-    let workloads = seeded(args, &spec, &cut.to_string(), 1);
+    let workloads = seeded(args, &spec, costs, &cut.to_string(), 1);
     let shown = cases
         .iter()
         .find(|case| **case == TIDEGATE)
@@ -268,25 +312,39 @@ fn run_table(args: &Args, file: &Path, cases: &[Case]) -> anyhow::Result<()> {
     let asked = |id: &str| args.only.iter().any(|only| only.eq_ignore_ascii_case(id));
     scenarios.retain(|scenario| args.only.is_empty() || asked(&scenario.id));
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-    let mut workloads = Vec::new();
+    let mut specs = Vec::new();
     for scenario in &scenarios {
-        let spec = scenario.spec()?;
-        workloads.extend(seeded(args, &spec, &scenario.cut.to_string(), 3));
+        specs.push(scenario.spec()?);
+    }
+    let swept = swept(args);
+    let mut workloads = Vec::new();
+    for costs in &swept {
+        for (scenario, spec) in scenarios.iter().zip(&specs) {
+            workloads.extend(seeded(args, spec, *costs, &scenario.cut.to_string(), 3));
+        }
     }
     let evaluation = compute(args, &workloads, cases, |_, _| false)?;
     let figures = figures_of(evaluation);
     write(&out.join("results.csv"), &csv(&figures))?;
     write_figures(args, &figures)?;
-    let blocks: Vec<(String, Vec<Row>)> = scenarios
-        .iter()
-        .map(|scenario| {
-            let own = |figures: &&Figures| figures.scenario == scenario.id;
-            let own: Vec<&Figures> = figures.iter().filter(own).collect();
-            let title = format!("{} ({})", scenario.id, scenario.cut);
-            (title, cases.iter().map(|case| row(*case, &own)).collect())
-        })
-        .collect();
-    super::print(&table::scenarios(&blocks))?;
+    // By costs, then by scenario, each with its seeds and cases.
+    let per_costs = (figures.len() / swept.len()).max(1);
+    for (costs, figures) in swept.iter().zip(figures.chunks(per_costs)) {
+        let per_scenario = (figures.len() / scenarios.len().max(1)).max(1);
+        let blocks: Vec<(String, Vec<Row>)> = scenarios
+            .iter()
+            .zip(figures.chunks(per_scenario))
+            .map(|(scenario, own)| {
+                let own: Vec<&Figures> = own.iter().collect();
+                let title = format!("{} ({})", scenario.id, scenario.cut);
+                (title, cases.iter().map(|case| row(*case, &own)).collect())
+            })
+            .collect();
+        if swept.len() > 1 {
+            super::print(&costs_in_words(costs))?;
+        }
+        super::print(&table::scenarios(&blocks))?;
+    }
     super::print(&format!(
         "\nwritten: {}\n",
         out.join("results.csv").display()
@@ -301,20 +359,27 @@ fn row(case: Case, figures: &[&Figures]) -> Row {
     Row::of(case, &own.collect::<Vec<_>>())
 }
 
+fn costs_in_words(costs: &Costs) -> String {
+    let us = |cost: Duration| cost.as_secs_f64() * 1e6;
+    format!(
+        "\nDisable and save {} us, enable and restore {} us\n\
+         Time-slice switch {} us, batch of page faults {} us\n",
+        us(costs.disable_save),
+        us(costs.enable_restore),
+        us(costs.timeslice_switch),
+        us(costs.fault_group),
+    )
+}
+
 /// The same pair with each seed.
-fn seeded(args: &Args, spec: &Spec, cut: &str, seeds: u64) -> Vec<Workload> {
-    let workload = |seed| {
-        let mut spec = Spec {
+fn seeded(args: &Args, spec: &Spec, costs: Costs, cut: &str, seeds: u64) -> Vec<Workload> {
+    let workload = |seed| Workload {
+        spec: Spec {
             seed,
+            costs,
             ..spec.clone()
-        };
-        if let Some(switch) = args.switch_ms {
-            spec.costs = spec.costs.with_switch(switch);
-        }
-        Workload {
-            spec,
-            cut: cut.to_owned(),
-        }
+        },
+        cut: cut.to_owned(),
     };
     (1..=args.seeds.unwrap_or(seeds)).map(workload).collect()
 }

@@ -105,19 +105,28 @@ pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
         for row in rows {
             out += &line(row);
         }
+        // Whoever learns sees the same gaps.
+        if let Some((learnt, there_was)) = rows.iter().find_map(|row| row.cooldown_ms) {
+            let _ = writeln!(
+                out,
+                "  cooldown learnt {learnt:.2} ms, twice the longest decode gap {there_was:.2} ms"
+            );
+        }
     }
     let Some((_, first)) = scenarios.first().filter(|_| scenarios.len() > 1) else {
         return out;
     };
     let _ = writeln!(
         out,
-        "\nAll {} scenarios: largest increases and preemptions, mean share of the oracle\n\
-         {:NAME$}{:>10}{:>10}{:>13}{:>9}{:>10}",
+        "\nAll {} scenarios: largest increases and preemptions, mean tokens over those of\n\
+         Channel+Prism and over the oracle's\n\
+         {:NAME$}{:>9}{:>9}{:>12}{:>7}{:>7}{:>9}",
         scenarios.len(),
         "",
         "TTFT",
         "TPOT",
-        "preemptions",
+        "preempt.",
+        "Prism",
         "oracle",
         "in bounds",
     );
@@ -125,12 +134,14 @@ pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
         let each = || scenarios.iter().filter_map(|(_, rows)| rows.get(place));
         let most = |of: fn(&Row) -> f64| each().map(of).fold(f64::MIN, f64::max);
         let preemptions = each().map(|row| row.per_request.1).max().unwrap_or(0);
-        let shares: Vec<f64> = each().filter_map(|row| row.vs_oracle).collect();
-        let share = (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64);
+        let mean = |of: fn(&Row) -> Option<f64>| {
+            let known: Vec<f64> = each().filter_map(of).collect();
+            (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+        };
         let within = each().filter(|row| row.within_bounds()).count();
         let _ = writeln!(
             out,
-            "{:<NAME$}{:>10}{:>10}{:>13}{:>9}{:>10}",
+            "{:<NAME$}{:>9}{:>9}{:>12}{:>7}{:>7}{:>9}",
             name(first),
             percent(most(|row| row.increase.0)),
             percent(most(|row| row.increase.1)),
@@ -139,7 +150,8 @@ pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
             } else {
                 "-".to_owned()
             },
-            ratio(share),
+            ratio(mean(|row| row.vs_channel_prism)),
+            ratio(mean(|row| row.vs_oracle)),
             format!("{within} of {}", scenarios.len()),
         );
     }
@@ -170,6 +182,8 @@ mod tests {
             tokens_per_s: 10_102.0 * scale,
             gpu_share: 0.18,
             vs_oracle: Some(0.93),
+            vs_channel_prism: Some(0.98),
+            cooldown_ms: Some((19.8 * scale, 20.0)),
             reclaims: (0.1, spread(3.0)),
             lost_per_s: 1.0,
             faults: 0,
