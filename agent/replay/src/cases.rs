@@ -47,8 +47,8 @@ impl Case {
     }
 
     /// The cases that `policies` and `memories` name; [`Case::usual`] if neither names any. A
-    /// policy without a memory is tried with each of `memories`, or with Tidegate's; memories
-    /// without a policy with Tidegate's.
+    /// policy without a memory is tried with each of `memories`, or with Tidegate's (an oracle with
+    /// the oracle's); memories without a policy with Tidegate's.
     ///
     /// # Errors
     /// When a name is unknown.
@@ -59,9 +59,6 @@ impl Case {
         let mut known = Vec::new();
         for name in memories {
             known.push(memory(name)?);
-        }
-        if known.is_empty() {
-            known.push(Memory::Tidegate);
         }
         let mut cases = Vec::new();
         let tidegate = ["Tidegate".to_owned()];
@@ -75,11 +72,22 @@ impl Case {
                 continue;
             }
             let compute = compute(name)?;
+            if known.is_empty() {
+                cases.push(Self::of(compute, usual_memory(compute)));
+            }
             cases.extend(known.iter().map(|memory| Self::of(compute, *memory)));
         }
         let mut seen = std::collections::HashSet::new();
         cases.retain(|case| seen.insert(*case));
         Ok(cases)
+    }
+}
+
+/// What goes with a compute policy that is named alone.
+const fn usual_memory(compute: Compute) -> Memory {
+    match compute {
+        Compute::Oracle | Compute::OracleUnlimited => Memory::Oracle,
+        _ => Memory::Tidegate,
     }
 }
 
@@ -152,6 +160,13 @@ mod tests {
             named(&["tidegate", "Tidegate+Tidegate"], &[]),
             Ok(vec!["Tidegate".to_owned()])
         );
+        assert_eq!(
+            named(&["Oracle", "OracleUnlimited", "Channel"], &[]),
+            Ok(["Oracle", "OracleUnlimited+Oracle", "Channel+Tidegate"]
+                .map(str::to_owned)
+                .into())
+        );
+        assert_eq!(named(&["Oracle"], &["Bound"]), Ok(vec!["Bound".to_owned()]));
         assert_eq!(named(&[], &[]).map(|cases| cases.len()), Ok(8));
     }
 
