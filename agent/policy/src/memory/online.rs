@@ -19,6 +19,8 @@ pub(super) struct Elastic {
     mapped: Bytes,
     /// Promised by `Map`, and not said to be mapped yet.
     promised: Bytes,
+    /// What it was told last to have mapped.
+    target: Bytes,
     pub used: Bytes,
     /// The most it asked to have mapped since it was last settled.
     asked: Bytes,
@@ -45,6 +47,7 @@ impl Elastic {
             fixed: Bytes::ZERO,
             mapped: Bytes::ZERO,
             promised: Bytes::ZERO,
+            target: Bytes::ZERO,
             used: Bytes::ZERO,
             asked: Bytes::ZERO,
             reserve: Reserve::new(sharing.reserving, now),
@@ -106,7 +109,7 @@ impl Elastic {
         if self.shrinks_at().is_some_and(|at| now >= at) {
             let wanted = self.wanted();
             self.shrinks = Some((wanted, now.after(sharing.promise_lasts)));
-            out.push(self.map(wanted));
+            out.push(self.order(wanted));
         }
     }
 
@@ -123,7 +126,8 @@ impl Elastic {
         self.kept_until = now.after(sharing.promise_lasts);
     }
 
-    fn map(&self, bytes: Bytes) -> Effect {
+    fn order(&mut self, bytes: Bytes) -> Effect {
+        self.target = bytes;
         Effect::Map {
             session: self.session,
             kv: self.kv,
@@ -136,7 +140,8 @@ impl Elastic {
         let given = ledger.shift(self.session, Place::Free, Place::InFlight, bytes);
         if !given.is_zero() {
             self.promised = self.promised.plus(given);
-            out.push(self.map(self.mapped.plus(self.promised)));
+            let target = self.mapped.plus(self.promised);
+            out.push(self.order(target));
         }
         given
     }
@@ -161,6 +166,12 @@ impl Elastic {
         }
         give_up(self.session, less, ledger);
         self.mapped = mapped;
+        if !last {
+            // What it gave back before it heard of a higher target, it will map again for that.
+            let again = self.target.minus(mapped.plus(self.promised));
+            let again = ledger.shift(self.session, Place::Free, Place::InFlight, again);
+            self.promised = self.promised.plus(again);
+        }
     }
 
     /// So much of it always has memory.

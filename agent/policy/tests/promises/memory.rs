@@ -918,3 +918,28 @@ fn a_caches_fixed_part_is_counted_as_long_as_it_stands() {
     world.tell(MemoryEvent::KvGone { session, kv });
     assert_eq!(account(&world).sum(), Bytes::ZERO);
 }
+
+#[test]
+fn what_is_given_back_before_a_higher_target_is_heard_stays_promised() {
+    let mut world = World::new();
+    world.map(100);
+    world.ask(100, true);
+    world.map(100);
+    let most = world.mapped;
+    world.bench.pass(1_100 * MS);
+    world.check();
+    let less = world.target.expect("it gives back what it does not use");
+    assert!(less < most);
+    world.ask(50, true);
+    assert_eq!(world.target, Some(most + 50));
+    let (session, kv, mapped, last) = (ONLINE, KV, Bytes(less), false);
+    world.tell(MemoryEvent::Mapped {
+        session,
+        kv,
+        mapped,
+        last,
+    });
+    let target = Bytes(world.target.expect("it was told"));
+    let ledger = world.bench.node.ledger(GpuId(0)).expect("it is there");
+    assert_eq!(ledger.account(ONLINE).sum(), FIXED.plus(target));
+}
