@@ -163,7 +163,13 @@ impl Stage {
             let places = ["in_flight", "headroom", "online", "offline", "quarantined"];
             let bytes = |place| number(&status["gpus"][0]["memory"][format!("{place}_bytes")]);
             let counted = places.map(bytes).iter().sum::<u64>();
-            (counted + (CHUNK_MIB << 20) >= held).then_some(())
+            // Until the agent has seen them end, it counts what the dead held.
+            let processes = status["processes"].as_array();
+            let of_dead = processes.into_iter().flatten().any(|process| {
+                let dead = |pid: &u32| u64::from(*pid) == number(&process["pid"]);
+                self.dead.keys().any(dead)
+            });
+            (!of_dead && counted + (CHUNK_MIB << 20) >= held).then_some(())
         });
         self.known_ns = monotonic_ns();
         known.ok_or_else(|| "the agent does not count all that is held".to_owned())
