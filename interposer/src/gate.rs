@@ -6,16 +6,14 @@ use core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
-use tidegate_abi::page::{GATE_CLOSED, GATE_HELD, GATE_STATE, Page};
+use tidegate_abi::gate::{is_held, sleeps_on, waits};
+use tidegate_abi::page::{GATE_CLOSED, Page};
 use tidegate_core::gate::{self as core_gate, Capture, OnTimeout, Role, TURN_NS, Turn};
 
-/// The gate as a launch sees it. A word that an agent has not written yet is closed: a process is
-/// shown its page before the agent has heard of the device.
+/// The gate of a device, as it stands.
 fn word(page: &Page, device: usize) -> u64 {
-    match page.gates.get(device).map(|gate| gate.gate.load(Acquire)) {
-        None | Some(0) => GATE_CLOSED,
-        Some(word) => word,
-    }
+    let gate = page.gates.get(device);
+    gate.map_or(GATE_CLOSED, |gate| gate.gate.load(Acquire))
 }
 
 /// One turn of a launch that is not captured.
@@ -24,14 +22,6 @@ pub fn turn(process: &Process, page: &Page, device: usize) -> Turn {
         Role::Offline => core_gate::turn(Role::Offline, word(page, device), Capture::None),
         _ => Turn::Pass,
     }
-}
-
-/// Whether the gate of any device in use is closed.
-pub fn any_closed(process: &Process) -> bool {
-    let page = process.page();
-    process
-        .seen_devices()
-        .any(|device| word(page, device) & GATE_STATE != 0)
 }
 
 /// Whether a reclaim is under way on any device in use.
@@ -43,22 +33,20 @@ fn held_at(process: &Process) -> Option<&'static AtomicU64> {
     let page = process.page();
     process.seen_devices().find_map(|device| {
         let gate = &page.gates.get(device)?.gate;
-        (gate.load(Acquire) & GATE_STATE == GATE_HELD).then_some(gate)
+        is_held(gate.load(Acquire)).then_some(gate)
     })
 }
 
 /// Waits while a reclaim is under way, at most one turn.
 pub fn wait_while_held(process: &Process) {
     if let Some(gate) = held_at(process) {
-        sleep_on(gate, |seen| seen & GATE_STATE == GATE_HELD);
+        sleep_on(gate, is_held);
     }
 }
 
 /// Sleeps a turn on a gate word, if it `keeps` one.
 fn sleep_on(gate: &AtomicU64, keeps: impl FnOnce(u64) -> bool) {
-    let seen = gate.load(Acquire);
-    if keeps(seen) {
-        let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
+    if let Some(low) = sleeps_on(gate, keeps) {
         sys::futex_wait(sys::low_half(gate), low, TURN_NS);
     }
 }
@@ -77,7 +65,7 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) -> Turn {
         process.bell.ring();
     }
     if let Some(gate) = page.gates.get(device) {
-        sleep_on(&gate.gate, |seen| seen == 0 || seen & GATE_STATE != 0);
+        sleep_on(&gate.gate, waits);
     }
     if process.waiting.fetch_sub(1, AcqRel) == 1 {
         process.bell.ring();

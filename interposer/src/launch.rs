@@ -19,8 +19,7 @@ use core::sync::atomic::fence;
 use tidegate_abi::cuda::{CUlaunchConfig, CUresult, CUstream, CudaLaunchParams};
 use tidegate_abi::page::{DEVICES, DeviceWords, Page};
 use tidegate_core::activity::busy_edge;
-use tidegate_core::gate::{Capture, Role, Turn};
-use tidegate_core::word::Fences as _;
+use tidegate_core::gate::{self as core_gate, Capture, Role, Turn};
 
 /// What a launch touches.
 #[derive(Clone, Copy, Debug)]
@@ -204,21 +203,14 @@ fn begin(
     device: usize,
 ) -> Option<&'static Page> {
     loop {
-        if shared {
-            slot.counts.add_entered();
-        } else {
-            slot.counts.raise_entered();
-            Membarrier::light();
-        }
-        fence(SeqCst);
-        let page = process.page();
-        if gate::turn(process, page, device) == Turn::Pass {
+        let mut page = process.page();
+        let passes = || {
+            fence(SeqCst);
+            page = process.page();
+            gate::turn(process, page, device) == Turn::Pass
+        };
+        if core_gate::enter::<_, Membarrier>(&slot.counts, shared, passes) {
             return Some(page);
-        }
-        if shared {
-            slot.counts.subtract_entered();
-        } else {
-            slot.counts.lower_entered();
         }
         if gate::wait(process, page, device) == Turn::Fail {
             return None;

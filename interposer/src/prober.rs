@@ -6,22 +6,21 @@
 //! [`tidegate_core::activity`]; here are the questions to the streams, the figures that go with the
 //! edge, and the slots of threads that are gone.
 
+use crate::clock;
 use crate::contexts::Contexts;
 use crate::driver::{self, Driver};
 use crate::ioctl::Up;
 use crate::process::{self, Process, slots};
 use crate::slots::{ANNOUNCE, Slot};
 use crate::sys::{self, Membarrier};
-use crate::{clock, gate};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::collections::BTreeSet;
 use tidegate_abi::cuda::{CU_STREAM_LEGACY, CUcontext, CUevent, CUresult, CUstream};
 use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, DeviceWords, Page};
 use tidegate_core::activity::{Begin, Counts, Published, Quiet, Sums, begin};
-use tidegate_core::gate::Role;
+use tidegate_core::gate::{Role, obeyed};
 use tidegate_core::suspect::{self, Facts, Reason, Run};
-use tidegate_core::word::Fences as _;
 
 /// Longest sleep with nothing to do, after which slots of dead threads are looked for.
 const REST_NS: u64 = 1_000_000_000;
@@ -441,14 +440,13 @@ fn acknowledge(process: &'static Process, page: &'static Page) {
         let seen = word.load(Acquire);
         let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
         waits.push((sys::low_half(word), low));
-        Membarrier.heavy();
-        let sums = Sums::of(|| pairs(process, device));
+        let (obeyed, sums) = obeyed(&Membarrier, seen, || pairs(process, device));
         let words = &page.devices[device];
         words.total.store(sums.entered, Relaxed);
         if words.gate_ack.load(Relaxed) == seen {
             continue;
         }
-        if gate::any_closed(process) && sums.entered != sums.returned {
+        if !obeyed {
             inside = true;
             continue;
         }

@@ -4,7 +4,9 @@
 //! captures: a captured launch runs nothing, and what a capture holds up may be what the agent
 //! waits for.
 
-use tidegate_abi::page::{GATE_OPEN, GATE_STATE};
+use crate::activity::{Counts, Sums};
+use crate::word::{Fences, Word};
+use tidegate_abi::gate::waits;
 
 /// What the process is, as far as it knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,9 +103,45 @@ pub const TURN_NS: u64 = 50_000_000;
 #[must_use]
 pub fn turn(role: Role, gate: u64, capture: Capture) -> Turn {
     match (role, capture) {
-        (Role::Offline, Capture::None) if gate & GATE_STATE != GATE_OPEN => Turn::Wait,
+        (Role::Offline, Capture::None) if waits(gate) => Turn::Wait,
         _ => Turn::Pass,
     }
+}
+
+/// One try of a launch: raises `entered` and then looks at the gate, as [`obeyed`] relies on. `false`:
+/// nothing was begun. `shared`: other threads raise the same pair.
+pub fn enter<W: Word, F: Fences>(
+    counts: &Counts<W>,
+    shared: bool,
+    passes: impl FnOnce() -> bool,
+) -> bool {
+    if shared {
+        counts.add_entered();
+    } else {
+        counts.raise_entered();
+        F::light();
+    }
+    if passes() {
+        return true;
+    }
+    if shared {
+        counts.subtract_entered();
+    } else {
+        counts.lower_entered();
+    }
+    false
+}
+
+/// Whether the gate word `seen`, read before, is obeyed: every launch that begins from here on sees it,
+/// and none that did not is inside the driver. With the sums that say so.
+pub fn obeyed<'a, W: Word + 'a, I: Iterator<Item = &'a Counts<W>>>(
+    fences: &impl Fences,
+    seen: u64,
+    pairs: impl Fn() -> I,
+) -> (bool, Sums) {
+    fences.heavy();
+    let sums = Sums::of(pairs);
+    (!waits(seen) || sums.entered == sums.returned, sums)
 }
 
 /// Who would answer a request to schedule a new channel.
@@ -130,14 +168,14 @@ pub fn holds_schedule(role: Role, agent: Agent, enable: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_abi::page::GATE_CLOSED;
+    use tidegate_abi::page::{GATE_CLOSED, GATE_OPEN};
 
     #[test]
     fn only_an_offline_launch_outside_a_capture_waits_and_only_on_a_closed_gate() {
         for role in [Role::Unknown, Role::Online, Role::Offline, Role::Ignore] {
             for gate in [GATE_OPEN, GATE_CLOSED, 4 | GATE_CLOSED, 8] {
                 for capture in [Capture::Active, Capture::None] {
-                    let waits = role == Role::Offline && gate & 3 == 1 && capture == Capture::None;
+                    let waits = role == Role::Offline && gate != 8 && capture == Capture::None;
                     assert_eq!(turn(role, gate, capture) == Turn::Wait, waits);
                 }
             }

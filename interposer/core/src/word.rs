@@ -4,23 +4,8 @@
 //! sequentially consistent fence on both sides; the store-buffer explorer has cells that it
 //! schedules and drains itself. One implementation of the protocol serves all three.
 
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-
-/// One 64-bit word that threads share.
-pub trait Word {
-    /// Reads the word.
-    fn load(&self, order: Ordering) -> u64;
-    /// Writes the word.
-    fn store(&self, value: u64, order: Ordering);
-    /// Writes `new` if the word is `current`; sequentially consistent, and on x86-64 a full fence.
-    ///
-    /// # Errors
-    /// The value found, when it is not `current`.
-    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
-    /// Adds with a read-modify-write and returns what was there; sequentially consistent, and on
-    /// x86-64 a full fence.
-    fn fetch_add(&self, value: u64) -> u64;
-}
+use core::sync::atomic::{AtomicU8, Ordering};
+pub use tidegate_abi::word::Word;
 
 /// One byte that threads share and count with. Both changes acquire and release.
 pub trait Tally {
@@ -42,25 +27,6 @@ pub trait Fences {
     fn light();
     /// The side of the prober.
     fn heavy(&self);
-}
-
-impl Word for AtomicU64 {
-    #[inline(always)]
-    fn load(&self, order: Ordering) -> u64 {
-        Self::load(self, order)
-    }
-    #[inline(always)]
-    fn store(&self, value: u64, order: Ordering) {
-        Self::store(self, value, order);
-    }
-    #[inline(always)]
-    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
-        Self::compare_exchange(self, current, new, Ordering::SeqCst, Ordering::SeqCst)
-    }
-    #[inline(always)]
-    fn fetch_add(&self, value: u64) -> u64 {
-        Self::fetch_add(self, value, Ordering::SeqCst)
-    }
 }
 
 impl Tally for AtomicU8 {

@@ -5,15 +5,19 @@
 //! * [`class`]: class and engine numbers, and what they mean for gating.
 //! * [`cuda`]: the slice of the CUDA driver API whose types cross our hooks.
 //! * [`vmm`]: the structs of its virtual memory management.
-//! * [`page`]: the page an agent shares with one preloaded process.
+//! * [`page`]: the page an agent shares with one preloaded process; [`gate`]: how its gate words are
+//!   used; [`word`]: what such words can do.
 //!
-//! Nothing here has behaviour beyond decoding, and nothing depends on anything: the three users
-//! must agree on these bytes, and a size that drifts must fail the build, not a run.
+//! Nothing here has behaviour beyond decoding and the words that two processes share, and nothing
+//! depends on anything: the users must agree on these bytes, and a size that drifts must fail the
+//! build, not a run.
 #![no_std]
 
 pub mod class;
 pub mod cuda;
+pub mod gate;
 pub mod page;
 pub mod rm;
 pub mod uvm;
 pub mod vmm;
+pub mod word;

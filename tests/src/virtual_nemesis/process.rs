@@ -196,8 +196,8 @@ impl Harvesting {
     /// Whether a launch passes the gate.
     pub fn passes(&self, attached_once: bool) -> bool {
         let closed = self.gate_closed || !attached_once || self.landing != Landing::Obeying;
-        let word = if closed { GATE_CLOSED } else { GATE_OPEN };
-        turn(Role::Offline, word, Capture::None) == Turn::Pass
+        let state = if closed { GATE_CLOSED } else { GATE_OPEN };
+        turn(Role::Offline, 4 | state, Capture::None) == Turn::Pass
     }
 }
 

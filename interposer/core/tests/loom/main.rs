@@ -5,4 +5,5 @@
 
 mod activity;
 mod cell;
+mod gate;
 mod joblog;

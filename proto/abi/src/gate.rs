@@ -1,0 +1,72 @@
+//! The gate word of a page: the agent that sets it, and the launches that wait on it.
+//!
+//! ```text
+//! agent                              launch of an offline process
+//!   store generation + 1 | state       raise `entered`, fence, read the word
+//!   wake, unless it only closed          open: call the driver
+//!                                        else lower `entered`, sleep while the low half is
+//!                                        what was read, and begin again
+//! ```
+//!
+//! Invariant: a launch sleeps only on a word that it has seen closed, and every change of such a word
+//! to one on which it would not sleep is followed by a wake. The low half alone is compared: two words
+//! that agree in it are 2^30 changes apart.
+
+use crate::page::{GATE_CLOSED, GATE_HELD, GATE_OPEN, GATE_STATE};
+use crate::word::Word;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// What launches do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// They pass.
+    Open,
+    /// They wait.
+    Closed,
+    /// They wait, and so do calls that may hold the driver's locks: a reclaim is under way.
+    Held,
+}
+
+impl Gate {
+    /// The state bits.
+    #[must_use]
+    pub const fn state(self) -> u64 {
+        match self {
+            Self::Open => GATE_OPEN,
+            Self::Closed => GATE_CLOSED,
+            Self::Held => GATE_HELD,
+        }
+    }
+}
+
+/// Sets a gate. `true`: who sleeps on the word may no longer have to, and is to be woken. One writer a
+/// page.
+#[must_use = "who waits on it has to be woken"]
+pub fn set<W: Word>(word: &W, gate: Gate) -> bool {
+    let before = word.load(Relaxed);
+    if before & GATE_STATE == gate.state() {
+        return false;
+    }
+    word.store(((before >> 2) + 1) << 2 | gate.state(), Release);
+    gate == Gate::Open || before & GATE_STATE == GATE_HELD
+}
+
+/// Whether launches wait on a gate word. One that no agent has written yet is closed: a process is
+/// shown its page before the agent has heard of the device.
+#[must_use]
+pub const fn waits(word: u64) -> bool {
+    word == 0 || word & GATE_STATE != GATE_OPEN
+}
+
+/// Whether a reclaim is under way.
+#[must_use]
+pub const fn is_held(word: u64) -> bool {
+    word & GATE_STATE == GATE_HELD
+}
+
+/// What a futex on the low half has to find there for its caller to sleep; `None`: it must not, because
+/// the word is no longer one that it waits for.
+pub fn sleeps_on<W: Word>(word: &W, waits: impl FnOnce(u64) -> bool) -> Option<u32> {
+    let seen = word.load(Acquire);
+    waits(seen).then_some((seen & 0xffff_ffff) as u32)
+}
