@@ -172,8 +172,10 @@ fn contained(pid: i32, cgroup: &str) -> String {
     })
 }
 
-/// The path in `/proc/PID/cgroup`: the cgroup2 line, else the longest of the others.
-fn cgroup_of(text: &str) -> String {
+/// The path in `/proc/PID/cgroup`: the cgroup2 line, else the longest of the others, as far as no tenant
+/// has made it longer.
+#[must_use]
+pub fn cgroup_of(text: &str) -> String {
     let path = |line: &str| line.splitn(3, ':').nth(2).map(str::to_owned);
     let unified = text
         .lines()
@@ -181,7 +183,11 @@ fn cgroup_of(text: &str) -> String {
         .and_then(path)
         .filter(|path| path != "/");
     unified
-        .or_else(|| text.lines().filter_map(path).max_by_key(String::len))
+        .or_else(|| {
+            text.lines()
+                .filter_map(path)
+                .max_by_key(|path| place::trusted(path).len())
+        })
         .unwrap_or_default()
 }
 
@@ -214,6 +220,9 @@ mod tests {
             "/x/y"
         );
         assert_eq!(cgroup_of(""), "");
+        let tenants =
+            "2:cpu:/online.slice/a.service\n1:name=systemd:/u/user@7.service/long/of/its/own\n";
+        assert_eq!(cgroup_of(tenants), "/online.slice/a.service");
     }
 
     #[test]

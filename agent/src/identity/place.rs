@@ -57,7 +57,7 @@ impl Place {
     pub fn of_path(path: &str) -> Self {
         let mut place = Self::default();
         let mut slurm = false;
-        for component in path.split('/').filter(|component| !component.is_empty()) {
+        for component in components(trusted(path)) {
             place.read_pod(component);
             if place.unit.is_none()
                 && [".service", ".scope"]
@@ -68,14 +68,9 @@ impl Place {
             }
             if let Some(id) = container(component) {
                 place.container = Some(id.to_owned());
-                break;
             }
-            if component.starts_with("user@") && component.ends_with(".service") {
-                break;
-            }
-            if slurm && let Some(job) = component.strip_prefix("job_").filter(|id| is_number(id)) {
+            if let Some(job) = slurm_job(component).filter(|_| slurm) {
                 place.slurm_job = Some(job.to_owned());
-                break;
             }
             slurm |= is_slurm(component);
         }
@@ -137,6 +132,26 @@ impl Place {
     }
 }
 
+fn components(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|component| !component.is_empty())
+}
+
+/// The part of a path in which no tenant has a say: up to the first component that is delegated.
+#[must_use]
+pub fn trusted(path: &str) -> &str {
+    let mut slurm = false;
+    let mut end = 0;
+    for component in path.split('/') {
+        end += component.len() + 1;
+        let user = component.starts_with("user@") && component.ends_with(".service");
+        if container(component).is_some() || user || (slurm && slurm_job(component).is_some()) {
+            break;
+        }
+        slurm |= is_slurm(component);
+    }
+    path.get(..end - 1).unwrap_or(path)
+}
+
 /// The container's id in a component that a runtime made.
 fn container(component: &str) -> Option<&str> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
@@ -163,6 +178,10 @@ fn is_slurm(component: &str) -> bool {
         || component.starts_with("slurm_")
         || component == "slurmstepd.scope"
         || component.ends_with("_slurmstepd.scope")
+}
+
+fn slurm_job(component: &str) -> Option<&str> {
+    component.strip_prefix("job_").filter(|id| is_number(id))
 }
 
 fn is_number(text: &str) -> bool {
