@@ -225,7 +225,7 @@ pub fn summarise(slices: &[Slice], standalone: &BTreeMap<String, f64>) -> Summar
             .map(|((a, b), (both, either))| Pair {
                 a,
                 b,
-                alignment: ratio(both, either),
+                alignment: ratio(both, either).map(|share| share.min(1.0)),
             })
             .collect(),
         jobs: jobs
