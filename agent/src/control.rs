@@ -301,8 +301,7 @@ impl Control {
 
     /// Runs until it is told to end.
     pub fn run(mut self) {
-        self.feed(Event::Tick);
-        self.share_pools(self.pool);
+        self.begin();
         loop {
             self.turn();
             match self.end {
@@ -331,8 +330,16 @@ impl Control {
             .fold(self.beat + HEARTBEAT_NS, u64::min)
     }
 
-    /// Reads everything that changed since the last turn.
-    fn turn(&mut self) {
+    /// Before the first turn.
+    #[doc(hidden)]
+    pub fn begin(&mut self) {
+        self.feed(Event::Tick);
+        self.share_pools(self.pool);
+    }
+
+    /// Reads everything that changed since the last turn, and never waits.
+    #[doc(hidden)]
+    pub fn turn(&mut self) {
         self.stamp();
         self.read_bells();
         for _ in 0..TURN {

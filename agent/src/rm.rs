@@ -167,6 +167,13 @@ impl ControlFile {
         }
     }
 
+    /// Any file, for who answers the calls on it himself.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn stand_in(file: OwnedFd) -> Self {
+        Self(file)
+    }
+
     /// Version string of the loaded driver.
     ///
     /// # Errors

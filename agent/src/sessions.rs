@@ -253,7 +253,9 @@ impl Allowance {
     }
 }
 
-fn said(event: Event) -> Option<Said> {
+/// What the control thread is told of a message; none: nothing, or it does not parse.
+#[must_use]
+pub fn said(event: Event) -> Option<Said> {
     Some(match event {
         // A second Hello says nothing new.
         Event::Hello(_) | Event::Hooks(_) => return None,

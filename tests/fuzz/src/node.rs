@@ -1,0 +1,392 @@
+//! A node of three processes: an online and an offline one that behave, and a hostile one.
+//!
+//! The agent is its control thread as it ships, turned by hand. What stands around it answers here: the
+//! prover knows whose an RM client is by the client's number, and the issue thread of the one GPU
+//! does what it is ordered and keeps what stands disabled. Whatever the hostile process does, after every
+//! turn:
+//!
+//! * an order names only channels of clients that were proven to be an offline process' own;
+//! * the agent has written nothing into the hostile page that is the process' to write;
+//! * nobody else lost a page, a channel, a role or an open gate;
+//! * what the agent says of the node is bounded and printable;
+//!
+//! and at the end the online process still takes the GPU back from the offline one.
+
+use crate::directory;
+use crossbeam_channel::{Receiver, unbounded};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::mem::offset_of;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::{Arc, LazyLock};
+use tidegate_abi::page::{
+    ACTIVITY_BUSY, BYTES, DEVICES, DeviceWords, GATE_OPEN, GATE_STATE, GateWords, Page,
+    ProcessWords,
+};
+use tidegate_agent::app::tunables;
+use tidegate_agent::channel::Batch;
+use tidegate_agent::clock::now_ns;
+use tidegate_agent::config::{Config, Level, Role};
+use tidegate_agent::control::{About, Control, Parts};
+use tidegate_agent::events::EventLog;
+use tidegate_agent::identity::Credentials;
+use tidegate_agent::inbox::{Ask, Channel, Input, Mailbox, Newcomer, RmChange, Said, Tell, inbox};
+use tidegate_agent::issue::{Issued, Outcome, Task};
+use tidegate_agent::journal::Journal;
+use tidegate_agent::notify::Notifier;
+use tidegate_agent::prove::{Again, Aged, Claim, Proof};
+use tidegate_agent::rm::{ControlFile, Gpu, Owner};
+use tidegate_agent::sys::{SharedPage, SharedWords};
+use tidegate_proto::v1;
+use tokio::sync::{mpsc, oneshot};
+
+/// The sessions.
+pub const ONLINE: u64 = 1;
+pub const OFFLINE: u64 = 2;
+pub const HOSTILE: u64 = 3;
+/// The GPU.
+pub const UUID: [u8; 16] = [7; 16];
+/// Words of a page.
+pub const WORDS: usize = BYTES / 8;
+const GENERATION: u64 = 5;
+/// Bytes in which the agent describes three processes, one of them with all the channels it may have.
+const REPORT: usize = 1 << 20;
+
+/// Places of words in a page.
+pub const DOORBELL: usize = (offset_of!(Page, process) + offset_of!(ProcessWords, doorbell)) / 8;
+pub const MEMORY: usize = offset_of!(Page, memory) / 8;
+const AGENT: std::ops::Range<usize> = offset_of!(Page, header) / 8..offset_of!(Page, process) / 8;
+const GATES: std::ops::Range<usize> = offset_of!(Page, gates) / 8..MEMORY;
+
+/// The activity word of a place.
+pub const fn activity(slot: usize) -> usize {
+    (offset_of!(Page, devices) + slot % DEVICES * size_of::<DeviceWords>()) / 8
+}
+
+/// The client of a session that it can prove: its number begins with the session's.
+pub const fn client_of(session: u64) -> u32 {
+    (session as u32) << 28
+}
+
+static JOURNAL: LazyLock<Arc<Journal>> =
+    LazyLock::new(|| Arc::new(Journal::open(&directory("node")).expect("a journal in memory")));
+
+fn any_file() -> File {
+    File::open("/dev/null").expect("there is one")
+}
+
+pub struct Node {
+    control: Control,
+    mailbox: Mailbox,
+    claims_rx: Receiver<Claim>,
+    again_rx: Receiver<Again>,
+    tasks_rx: Receiver<Task>,
+    /// The processes' views of their pages, and where they listen.
+    pages: [SharedWords; 3],
+    tells_rx: [mpsc::Receiver<Tell>; 3],
+    roles: [Role; 3],
+    /// The hostile page as it was before the turn.
+    before: Vec<u64>,
+    disabled: BTreeSet<(u32, u32)>,
+}
+
+impl Node {
+    /// A node whose third process is `hostile` and was under an agent before, or not.
+    pub fn new(hostile: Role, was_gated: bool) -> Self {
+        let (mailbox, inbox) = inbox();
+        let (prover, claims_rx) = unbounded();
+        let (reprover, again_rx) = unbounded();
+        let (issuer, tasks_rx) = unbounded();
+        let (teller, _) = EventLog::start().expect("a thread");
+        let gpu = Gpu {
+            minor: 0,
+            device_instance: 0,
+            uuid: UUID,
+        };
+        let control = Control::new(Parts {
+            tunables: tunables(&Config::default(), Level::L1),
+            level: Level::L1,
+            pool: 8 << 30,
+            believe_unproven: false,
+            gpus: vec![(gpu, Some(issuer))],
+            generation: GENERATION,
+            journal: Arc::clone(&JOURNAL),
+            adopted: Vec::new(),
+            prover,
+            reprover,
+            teller,
+            inbox,
+            mailbox: mailbox.clone(),
+            notifier: Arc::new(Notifier::default()),
+            about: About::default(),
+            recorder: None,
+        });
+        let roles = [Role::Online, Role::Offline, hostile];
+        let mut pages = Vec::new();
+        let mut tells_rx = Vec::new();
+        for (at, role) in roles.into_iter().enumerate() {
+            let (page, file) = SharedPage::create().expect("a page");
+            pages.push(SharedWords::map(file.as_fd(), WORDS).expect("of that size"));
+            let (tell_tx, tell_rx) = mpsc::channel(64);
+            tells_rx.push(tell_rx);
+            let session = at as u64 + 1;
+            mailbox.put(Input::Attached(Box::new(Newcomer {
+                session,
+                peer: Credentials {
+                    pid: 100 + session as i32,
+                    uid: 1_000 + session as u32,
+                    started: session,
+                    ..Credentials::default()
+                },
+                role,
+                rule: "rule 1".to_owned(),
+                job: "job".to_owned(),
+                version: "1".to_owned(),
+                driver: "580".to_owned(),
+                membarrier: true,
+                last_agent_generation: u64::from(was_gated && session == HOSTILE),
+                takes_memory: true,
+                page: Some(page),
+                control_file: Some(any_file().into()),
+                outbox: tell_tx,
+            })));
+        }
+        let [one, two, three]: [_; 3] = pages.try_into().expect("three");
+        let tells_rx = tells_rx.try_into().expect("three");
+        let mut node = Self {
+            control,
+            mailbox,
+            claims_rx,
+            again_rx,
+            tasks_rx,
+            pages: [one, two, three],
+            tells_rx,
+            roles,
+            before: vec![0; WORDS],
+            disabled: BTreeSet::new(),
+        };
+        node.control.begin();
+        for session in [ONLINE, OFFLINE] {
+            node.say(
+                session,
+                Said::Device {
+                    slot: 0,
+                    uuid: UUID,
+                },
+            );
+        }
+        node.say(
+            OFFLINE,
+            Said::Rm {
+                snapshot: true,
+                changes: vec![
+                    RmChange::ClientUp(client_of(OFFLINE)),
+                    RmChange::ChannelUp(Self::own_channel()),
+                ],
+            },
+        );
+        node.settle();
+        node
+    }
+
+    /// The one channel of the offline process that behaves.
+    fn own_channel() -> Channel {
+        Channel {
+            client: client_of(OFFLINE),
+            channel: 1,
+            tsg: 1,
+            engine: tidegate_abi::class::Engine::Graphics,
+            device_instance: Some(0),
+            uuid: Some(UUID),
+            subdevice: 0,
+        }
+    }
+
+    /// The hostile process writes a word of its page.
+    pub fn write(&self, word: usize, value: u64) {
+        self.pages[2][word % WORDS].store(value, Release);
+    }
+
+    /// The hostile process rings.
+    pub fn ring(&self) {
+        self.pages[2][DOORBELL].fetch_add(1, AcqRel);
+    }
+
+    /// A process says something.
+    pub fn say(&self, session: u64, said: Said) {
+        self.mailbox.put(Input::Said(session, said));
+    }
+
+    /// Any other input about the hostile process.
+    pub fn input(&self, input: Input) {
+        self.mailbox.put(input);
+    }
+
+    /// The agent takes turns until nobody has anything more to say.
+    pub fn settle(&mut self) {
+        for round in 0.. {
+            assert!(round < 256, "the agent does not come to rest");
+            for (before, word) in self.before.iter_mut().zip(&self.pages[2][..]) {
+                *before = word.load(Acquire);
+            }
+            self.control.turn();
+            self.look_at_pages();
+            if !self.answer() {
+                break;
+            }
+        }
+        for tells_rx in &mut self.tells_rx {
+            while tells_rx.try_recv().is_ok() {}
+        }
+    }
+
+    /// Answers what the agent asked of those around it; whether there was anything.
+    fn answer(&mut self) -> bool {
+        let mut any = false;
+        while let Ok(claim) = self.claims_rx.try_recv() {
+            any = true;
+            let file = || Arc::new(ControlFile::stand_in(any_file().into()));
+            self.mailbox.put(Input::Proof(match claim {
+                Claim::File { session, .. } => Proof::File {
+                    session,
+                    file: Some(file()),
+                },
+                Claim::Client {
+                    session, client, ..
+                } => Proof::Client {
+                    session,
+                    client,
+                    file: owns(session, client).then(file),
+                },
+                Claim::Uvm { session, .. } => Proof::Uvm {
+                    session,
+                    file: None,
+                },
+            }));
+        }
+        while let Ok(again) = self.again_rx.try_recv() {
+            any = true;
+            let owner = if owns(again.session, again.client) {
+                Owner::Own
+            } else {
+                Owner::Foreign
+            };
+            self.mailbox.put(Input::Aged(Aged {
+                session: again.session,
+                client: again.client,
+                seq: again.seq,
+                owner: Some(owner),
+            }));
+        }
+        while let Ok(task) = self.tasks_rx.try_recv() {
+            any = true;
+            match task {
+                Task::Order(order) => {
+                    for batch in order.batches.iter() {
+                        self.carry_out(batch, order.disable);
+                    }
+                    let now = now_ns();
+                    self.mailbox.put(Input::Issued(Issued {
+                        gpu: 0,
+                        job: order.job,
+                        command: order.command,
+                        disable: order.disable,
+                        outcome: Outcome::Done,
+                        looked_ns: now,
+                        entered_ns: now,
+                        returned_ns: now,
+                    }));
+                }
+                Task::Release(release) => {
+                    let mut places = Vec::new();
+                    for batch in release.batches {
+                        self.carry_out(&batch, false);
+                        places.extend(batch.places);
+                    }
+                    self.mailbox.put(Input::Released(places));
+                }
+            }
+        }
+        any
+    }
+
+    fn carry_out(&mut self, batch: &Batch, disable: bool) {
+        for at in 0..batch.places.len() {
+            let pair = (batch.call.h_client_list[at], batch.call.h_channel_list[at]);
+            let session = u64::from(pair.0 >> 28);
+            let offline =
+                (1..=3).contains(&session) && self.roles[session as usize - 1] == Role::Offline;
+            assert!(offline, "an order names a channel of {session}: {pair:x?}");
+            if disable {
+                self.disabled.insert(pair);
+            } else {
+                self.disabled.remove(&pair);
+            }
+        }
+    }
+
+    fn look_at_pages(&self) {
+        for (at, word) in self.pages[2].iter().enumerate() {
+            assert!(
+                AGENT.contains(&at) || GATES.contains(&at) || word.load(Acquire) == self.before[at],
+                "the agent wrote word {at} of a page, which is the process'"
+            );
+        }
+        for gate in GATES.step_by(size_of::<GateWords>() / 8) {
+            let state = |page: usize| self.pages[page][gate].load(Acquire) & GATE_STATE;
+            assert_eq!(state(0), GATE_OPEN, "a gate of the online process");
+            assert!(state(1) < 3, "a gate of the offline process");
+        }
+    }
+
+    fn report(&mut self) -> v1::GetStatusResponse {
+        let (answer_tx, mut answer_rx) = oneshot::channel();
+        self.mailbox.put(Input::Ask(Ask::Report(answer_tx)));
+        self.settle();
+        *answer_rx.try_recv().expect("the agent answers")
+    }
+
+    /// What must be true whatever the hostile process did.
+    pub fn judge(mut self) {
+        let report = self.report();
+        let bytes = prost::Message::encoded_len(&report);
+        assert!(bytes < REPORT, "{bytes} bytes of status");
+        let text = |text: &str| !text.chars().any(char::is_control);
+        for process in &report.processes {
+            assert!(process.channels <= 1_024, "{process:?}");
+            for said in [&process.note, &process.job, &process.name] {
+                assert!(text(said), "{said:?} would reach a terminal");
+            }
+            if process.session == HOSTILE {
+                continue;
+            }
+            assert_eq!(process.lane, "page", "{process:?}");
+            assert_eq!(process.note, "", "{process:?}");
+            let channels = u32::from(process.session == OFFLINE);
+            assert_eq!(process.channels, channels, "{process:?}");
+            assert_eq!(process.proven, channels == 1, "{process:?}");
+        }
+        for session in [ONLINE, OFFLINE] {
+            let there = report.processes.iter().any(|p| p.session == session);
+            assert!(there, "process {session} is gone");
+        }
+        // Busy: the offline process loses the GPU, and the hostile one cannot keep it.
+        let word = &self.pages[0][activity(0)];
+        word.store(
+            ((word.load(Acquire) >> 1) + 1) << 1 | ACTIVITY_BUSY,
+            Release,
+        );
+        self.pages[0][DOORBELL].fetch_add(1, AcqRel);
+        self.settle();
+        let own = Self::own_channel();
+        assert!(
+            self.disabled.contains(&(own.client, own.channel)),
+            "offline runs beside a busy online process"
+        );
+    }
+}
+
+fn owns(session: u64, client: u32) -> bool {
+    u64::from(client >> 28) == session
+}
