@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -9,12 +10,13 @@ import time
 
 
 class Node:
-    """Where the built files are, and a directory for one run."""
+    """Where the built files are, and a directory for one run. With `pool`, a size in words of the configuration, so
+    much of the GPU's memory is shared, and vLLM finds the plugin in the folder that TIDEGATE_PLUGIN names."""
 
-    def __init__(self, home, level=None):
+    def __init__(self, home, level=None, pool=None):
         self.home = home
         self.dir = tempfile.TemporaryDirectory(prefix="tidegate-run-")
-        self.level = level
+        self.level, self.pool = level, pool
         self.agent = None
 
     def environment(self, role=None):
@@ -24,7 +26,9 @@ class Node:
         if role:
             library = os.path.join(self.home, "libtidegate.so")
             env["LD_PRELOAD"] = ":".join(filter(None, [library, env.get("LD_PRELOAD")]))
-            env["TIDEGATE_ROLE"] = role
+            env["TIDEGATE_ROLE"] = env["TIDEGATE_JOB"] = role
+            if self.pool:
+                env["PYTHONPATH"] = ":".join(filter(None, [os.environ["TIDEGATE_PLUGIN"], env.get("PYTHONPATH")]))
         return env
 
     def __enter__(self):
@@ -35,6 +39,8 @@ class Node:
             file.write('[identity]\ntrust_env_uids = ["self"]\n')
             if self.level != "best":
                 file.write(f'[channel]\nlevel = "{self.level}"\n')
+            if self.pool:
+                file.write(f'[memory]\npool = "{self.pool}"\n')
         vgpu = os.environ.get("TIDEGATE_VGPU_DIR")
         device = f"virtual={vgpu}" if vgpu else "real"
         with open(os.path.join(self.dir.name, "agent.log"), "w", encoding="utf-8") as log:
@@ -99,9 +105,21 @@ def report_gate(lines, probe, run, status):
         text += f" ({status['level_note']})"
     lines.note(probe, text)
     for gpu in status["gpus"]:
+        memory = gpu.get("memory")
+        if memory and int(memory.get("pool_bytes") or 0):
+            lines.note(probe, f"{run}: memory {json.dumps(memory)}")
         lines.figure(probe, f"{run}: preemptions", gpu["preemptions"])
         lines.figure(probe, f"{run}: cooldown", gpu["cooldown_ns"] / 1e6, "ms")
         latency = gpu["preempt_latency"]
         if latency and latency["count"]:
             lines.figure(probe, f"{run}: preemption latency p50", latency["p50_ns"] / 1e3, "us")
             lines.figure(probe, f"{run}: preemption latency p99", latency["p99_ns"] / 1e3, "us")
+
+
+def report_reclaims(lines, probe, run, events):
+    """How often memory was taken, and what that made the offline engine compute again."""
+    reclaims = [event["text"] for event in events if event["kind"] == "reclaimed"]
+    if reclaims:
+        again = sum(int(found) for text in reclaims for found in re.findall(r"(\d+) tokens? to compute again", text))
+        lines.figure(probe, f"{run}: reclaims", len(reclaims))
+        lines.figure(probe, f"{run}: tokens to compute again", again)

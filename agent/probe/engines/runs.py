@@ -18,6 +18,11 @@ LAUNCH_GATE = ("launch gate (L5)", ["online", "offline"], "L5")
 TIDEGATE = ("Tidegate", ["online", "offline"], "best")
 
 
+def shared(pool):
+    """Tidegate with so much of the GPU's memory in common, by the engine's plugin."""
+    return ("Tidegate with shared memory", ["online", "offline"], "best", pool)
+
+
 class Program:
     """A program of a run: says `ready`, begins at an instant it reads, ends with figures."""
 
@@ -45,10 +50,10 @@ class Comparison:
     def __init__(self, probe, command, seconds, out):
         self.probe, self.command, self.seconds, self.out = probe, command, seconds, out
 
-    def one(self, name, roles, level):
+    def one(self, name, roles, level, pool=None):
         """What each role said at its end, and what the agent saw."""
         programs, logs, said = {}, {}, {}
-        with node.Node(HOME, level) as here:
+        with node.Node(HOME, level, pool) as here:
             try:
                 # One after the other, offline first: gated from its first launch, it would not get ready beside an
                 # online program that starts up.
@@ -84,14 +89,18 @@ class Comparison:
             lines.spread(self.probe, f"{name}: TPOT", online["tpot_s"], "ms", 1e3)
         if offline:
             lines.figure(self.probe, f"{name}: offline tokens/s", offline["tokens"] / offline["seconds"])
+            if "wrong" in offline:
+                lines.figure(self.probe, f"{name}: offline requests", offline["requests"])
+                lines.figure(self.probe, f"{name}: wrong answers", offline["wrong"])
         node.report_gate(lines, self.probe, name, said.get("status"))
+        node.report_reclaims(lines, self.probe, name, said.get("events", []))
 
     def all(self, runs):
         """Every run; one that breaks costs its own figures only."""
         broken = []
-        for name, roles, level in runs:
+        for name, *how in runs:
             try:
-                said = self.one(name, roles, level)
+                said = self.one(name, *how)
             except (RuntimeError, ValueError, OSError) as error:
                 broken.append(name)
                 lines.note(self.probe, f"{name}: {error}")
@@ -99,6 +108,8 @@ class Comparison:
             self.report(name, said)
             if said.get("events"):
                 self.timeline(name, said)
+            if said.get("offline", {}).get("wrong"):
+                raise RuntimeError(f"{name}: {said['offline']['wrong']} wrong answers")
         if broken:
             raise RuntimeError(f"no figures of {', '.join(broken)}")
 

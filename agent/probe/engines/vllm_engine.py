@@ -64,7 +64,7 @@ async def ask(engine, number, length, tokens, draw):
     return times
 
 
-async def online(folder, options):
+async def online(folder, options, results):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -72,7 +72,7 @@ async def online(folder, options):
         AsyncEngineArgs(**arguments(AsyncEngineArgs, folder, options.share, options.compiled)))
     draw = random.Random(options.seed)
     await asyncio.gather(*(ask(engine, f"warm-{n}", 256, 16, draw) for n in range(8)))
-    start = await asyncio.to_thread(wait_for_start)
+    start = await asyncio.to_thread(wait_for_start, results)
     requests = trace(options)
 
     async def one(number, at, length, tokens):
@@ -87,14 +87,14 @@ async def online(folder, options):
     return {"requests": len(ttft), "ttft_s": ttft, "tpot_s": tpot, "spans": spans}
 
 
-def offline(folder, options):
+def offline(folder, options, results):
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
 
     engine = LLM(**arguments(EngineArgs, folder, options.share, options.compiled))
     draw = random.Random(options.seed + 1)
     engine.generate([prompt(256, draw) for _ in range(4)], sampling(8, True), use_tqdm=False)
-    start = wait_for_start()
+    start = wait_for_start(results)
     read = written = 0
     # Small batches: what is not finished at the end does not count.
     while not select.select([sys.stdin], [], [], 0)[0]:
@@ -105,8 +105,8 @@ def offline(folder, options):
     return {"tokens": read + written, "written": written, "seconds": time.monotonic() - start}
 
 
-def wait_for_start():
-    print("ready", flush=True)
+def wait_for_start(results):
+    print("ready", file=results, flush=True)
     start = float(sys.stdin.readline())
     time.sleep(max(0.0, start - time.monotonic()))
     return start
@@ -135,17 +135,16 @@ def main():
     options = parser.parse_args()
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
-    # Results are for standard output alone, whatever vLLM and its children print there.
+    # Standard output is for results alone: what vLLM, its logger and its children write there goes to the log.
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sys.stdout = results
     with tempfile.TemporaryDirectory(prefix="tidegate-model-") as folder:
         with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as config:
             json.dump(CONFIG, config)
         if options.role == "online":
-            result = asyncio.run(online(folder, options))
+            result = asyncio.run(online(folder, options, results))
         else:
-            result = offline(folder, options)
+            result = offline(folder, options, results)
     print(json.dumps(result), file=results, flush=True)
 
 

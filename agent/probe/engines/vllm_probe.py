@@ -1,6 +1,9 @@
 """P16: two unmodified vLLM engines on one GPU: alone, together without control, and with Tidegate.
 
-    vllm_probe.py [--seconds N] [--trace FILE] [--compiled] [--out DIR]
+    vllm_probe.py [--seconds N] [--trace FILE] [--compiled] [--pool SIZE] [--out DIR]
+
+With --pool, a fifth run shares so much of the GPU's memory between the two: what both allocate, their weights included,
+has to fit into it but for the KV caches, which grow and shrink.
 """
 
 import argparse
@@ -15,6 +18,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--trace")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--pool", help="memory to share, such as 96GiB")
+    parser.add_argument("--only", help="runs, as their names begin")
     parser.add_argument("--out", default=".")
     # What shows here, on the virtual GPU, that the comparison works: another program in vLLM's place.
     parser.add_argument("--engine", default=os.path.join(runs.HERE, "vllm_engine.py"))
@@ -31,7 +36,11 @@ def main():
     with lines.Probe("P16"):
         compared = runs.Comparison("P16", command, options.seconds, options.out)
         # What counts first: a machine may be taken away, and engines are slow to start.
-        compared.all([runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1]])
+        chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1]]
+        if options.pool:
+            chosen.insert(2, runs.shared(options.pool))
+        only = options.only.split(",") if options.only else [""]
+        compared.all([run for run in chosen if run[0].startswith(tuple(only))])
 
 
 if __name__ == "__main__":
