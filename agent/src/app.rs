@@ -383,7 +383,9 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
                 pressure_every: config.memory.pressure_every,
                 step: Bytes(config.memory.step),
                 min: match config.memory.headroom_min {
-                    0 => policy::Reserving::of_pool(Bytes(config.memory.pool)).min,
+                    0 => policy::Reserving::of_pool(Bytes(config.memory.pool))
+                        .min
+                        .min(Bytes(config.memory.headroom_max)),
                     bytes => Bytes(bytes),
                 },
                 max: Bytes(config.memory.headroom_max),

@@ -277,9 +277,13 @@ fn settings_that_contradict_each_other_are_refused_at_the_later_one() {
         load("[gate]\ncooldown_max = \"1s\"\ncooldown_min = \"2s\"\n", &[]),
         Err("FILE:3: `gate.cooldown_min`: gate.cooldown_min (\"2s\") is above gate.cooldown_max (\"1s\")".to_owned())
     );
-    let error = load("[memory]\nheadroom_max = \"1MiB\"\n", &[]).expect_err("below 64 MiB");
+    let error = load(
+        "[memory]\nheadroom_max = \"1MiB\"\nheadroom_min = \"64MiB\"\n",
+        &[],
+    )
+    .expect_err("above 1 MiB");
     assert!(
-        error.starts_with("FILE:2: `memory.headroom_max`"),
+        error.starts_with("FILE:3: `memory.headroom_min`"),
         "{error}"
     );
     let both = "[memory]\nheadroom_max = \"16MiB\"\nheadroom_min = \"4MiB\"\n";
