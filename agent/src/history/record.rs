@@ -163,7 +163,8 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, Slice)> {
             name: {
                 let name: [u8; NAME] = from.take();
                 let end = name.iter().position(|&byte| byte == 0).unwrap_or(NAME);
-                String::from_utf8_lossy(&name[..end]).into_owned()
+                // Written as text: anything else is not a record of this file.
+                std::str::from_utf8(&name[..end]).ok()?.to_owned()
             },
         }),
         _ => return None,

@@ -46,6 +46,18 @@ fn needed(class: u32) -> usize {
     }
 }
 
+/// Bytes of a bind's parameters, an engine type.
+const ENGINE_TYPE: usize = 4;
+
+/// Whether a control says which engine a channel runs on, with parameters of a size to say it.
+fn binds(control: &[u8]) -> Option<bool> {
+    let size = word(control, offset_of!(Nvos54, params_size))?;
+    Some(
+        word(control, offset_of!(Nvos54, cmd))? == rm::NVA06F_CTRL_CMD_BIND
+            && size as usize >= ENGINE_TYPE,
+    )
+}
+
 /// The nested parameters of an allocation or a control.
 #[must_use]
 pub fn nested(escape: u32, argument: &[u8]) -> Option<Nested> {
@@ -62,17 +74,12 @@ pub fn nested(escape: u32, argument: &[u8]) -> Option<Nested> {
             needed(word(argument, offset_of!(Nvos21, h_class))?),
             offset_of!(Nvos21, status),
         ),
-        (rm::NV_ESC_RM_CONTROL, size) if size == size_of::<Nvos54>() => {
-            let said = word(argument, offset_of!(Nvos54, params_size))?;
-            let bind = word(argument, offset_of!(Nvos54, cmd))? == rm::NVA06F_CTRL_CMD_BIND;
-            let needed = if bind && said >= 4 { 4 } else { 0 };
-            (
-                long(argument, offset_of!(Nvos54, params))?,
-                said,
-                needed,
-                offset_of!(Nvos54, status),
-            )
-        }
+        (rm::NV_ESC_RM_CONTROL, size) if size == size_of::<Nvos54>() => (
+            long(argument, offset_of!(Nvos54, params))?,
+            word(argument, offset_of!(Nvos54, params_size))?,
+            if binds(argument)? { ENGINE_TYPE } else { 0 },
+            offset_of!(Nvos54, status),
+        ),
         _ => return None,
     };
     (address != 0).then_some(Nested {
@@ -106,7 +113,7 @@ pub fn decode(escape: u32, argument: &[u8], parameters: &[u8]) -> Option<Call> {
         }
         (rm::NV_ESC_RM_CONTROL, size) if size == size_of::<Nvos54>() => {
             succeeded(argument, offset_of!(Nvos54, status))?;
-            if word(argument, offset_of!(Nvos54, cmd))? != rm::NVA06F_CTRL_CMD_BIND {
+            if !binds(argument)? {
                 return None;
             }
             Some(Call::Bind {

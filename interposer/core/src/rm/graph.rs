@@ -201,6 +201,10 @@ impl Graph {
         params: Params,
         records: &mut Vec<Record>,
     ) {
+        // The driver gives nothing the handle 0, and what depends on nothing names it.
+        if handle == 0 || client == 0 && !is_root(class) {
+            return;
+        }
         if is_root(class) {
             self.lift(handle, handle, records);
             self.insert(handle, handle, handle, class, Params::None);
