@@ -306,6 +306,95 @@ fn options_change_what_they_name() {
     assert_eq!(rows(&[]), plain, "the same seed gives the same figures");
 }
 
+/// Tables of Llama on an H200, ten times as slow as its fit.
+fn slow_tables(dir: &Dir) {
+    let at = dir.0.join("slow");
+    std::fs::create_dir_all(at).expect("the directory is ours");
+    dir.write(
+        "slow/iteration_prefill.csv",
+        "gpu,model,new_tokens,prior_context,attention_ms,total_ms\n\
+         h200,llama-3.1-8b,16,0,4,52\nh200,llama-3.1-8b,2048,0,28,450\n",
+    );
+    dir.write(
+        "slow/iteration_decode.csv",
+        "gpu,model,batch,context_per_seq,attention_ms,total_ms\n\
+         h200,llama-3.1-8b,1,128,3,50\nh200,llama-3.1-8b,64,2048,45,96\n",
+    );
+}
+
+#[test]
+fn tables_that_are_given_are_used_and_named_in_every_result() {
+    let dir = Dir::new();
+    slow_tables(&dir);
+    let pair = ["--trace", "busy.csv", "--policy", "Tidegate"];
+    let written = [
+        "--json",
+        "f.json",
+        "--html",
+        "f.html",
+        "--timeline",
+        "f.trace",
+    ];
+    let run = |more: &[&str]| {
+        let told = dir.answer(&[&pair[..], &written, more].concat());
+        let figures: Value = serde_json::from_str(&dir.read("f.json")).expect("JSON");
+        (told, figures["results"][0].clone())
+    };
+    let (told, fitted) = run(&[]);
+    assert!(!told.contains("slow"), "{told}");
+    assert_eq!(
+        (&fitted["online_times"], &fitted["offline_times"]),
+        (&"fit".into(), &"fit".into())
+    );
+    let (told, loaded) = run(&["--calibration", "slow"]);
+    let words = "iteration times of llama-3.1-8b from slow";
+    assert!(told.contains(words), "{told}");
+    assert!(dir.read("f.html").contains(words) && dir.read("f.trace").contains(words));
+    assert_eq!(
+        (&loaded["online_times"], &loaded["offline_times"]),
+        (&"tables".into(), &"fit".into())
+    );
+    let tpot = |figures: &Value| figures["tpot_p50_ms"].as_f64().expect("a number");
+    assert!(tpot(&loaded) > 5.0 * tpot(&fitted), "{loaded}");
+
+    let table = [
+        "--scenarios",
+        "table.csv",
+        "--traces",
+        ".",
+        "--out",
+        "out",
+        "--only",
+        "S1",
+    ];
+    let calibrated = [
+        &table[..],
+        &["--policy", "Tidegate", "--calibration", "slow"],
+    ]
+    .concat();
+    let told = dir.answer(&calibrated);
+    assert!(
+        told.contains(words) && dir.read("out/results.csv").contains(",tables,fit,"),
+        "{told}"
+    );
+    // Nothing of them would be used.
+    let whole = [&table[..6], &["--calibration", "slow"]].concat();
+    let output = dir.replay(&whole);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("S2") && told.contains("qwen2.5-7b on a100, llama-3.1-8b on a100"),
+        "{told}"
+    );
+    dir.write("slow/iteration_decode.csv", "gpu,model,batch\n");
+    let output = dir.replay(&[&pair[..], &["--calibration", "slow"]].concat());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        told.contains("slow/iteration_decode.csv:1: field context_per_seq is missing"),
+        "{told}"
+    );
+}
+
 #[test]
 fn what_is_not_there_is_answered_with_what_is() {
     let dir = Dir::new();

@@ -20,7 +20,8 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::engine::{CostModel, Limits};
+use crate::calibration::Cost;
+use crate::engine::Limits;
 use crate::kv::{BLOCK_TOKENS, Blocks, blocks_of};
 use crate::spec::Batching;
 
@@ -121,7 +122,7 @@ struct Part {
 /// The engine.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    cost: CostModel,
+    cost: Cost,
     limits: Limits,
     batching: Batching,
     sequences: Vec<Sequence>,
@@ -151,7 +152,7 @@ pub struct Batch {
 impl Batch {
     /// An idle engine.
     #[must_use]
-    pub fn new(cost: CostModel, limits: Limits, batching: Batching, store: Store) -> Self {
+    pub fn new(cost: Cost, limits: Limits, batching: Batching, store: Store) -> Self {
         let limits = Limits {
             prefill_tokens: limits.prefill_tokens.max(1),
             running: limits.running.max(1),
@@ -299,7 +300,7 @@ impl Batch {
         self.make_room();
         let growth = self.growth();
         self.parts.clear();
-        let area = self.read_prompts(growth);
+        let attention_ms = self.read_prompts(growth);
         let prompt_tokens: u32 = self.parts.iter().map(|part| part.new).sum();
         self.decoding =
             !self.running.is_empty() && (self.parts.is_empty() || self.batching == Batching::Mixed);
@@ -313,30 +314,24 @@ impl Batch {
         let decodes = if self.decoding { self.running.len() } else { 0 };
         let decodes = u32::try_from(decodes).unwrap_or(u32::MAX);
         Some(Iteration {
-            ns: self.duration(prompt_tokens, area, decodes),
+            ns: self.duration(prompt_tokens, attention_ms, decodes),
             prompt_tokens,
             decodes,
         })
     }
 
     /// A mixed iteration reads the prompt tokens and one token of each decode in one pass.
-    fn duration(&self, prompt_tokens: u32, area: f64, decodes: u32) -> u64 {
-        let [p0, p1, p2] = self.cost.prefill_ms;
-        let [d0, d1, d2] = self.cost.decode_ms;
-        let context = if decodes > 0 {
-            self.context as f64
-        } else {
-            0.0
-        };
-        let decode = d0 + d1 * f64::from(decodes) + d2 * context;
+    fn duration(&self, prompt_tokens: u32, attention_ms: f64, decodes: u32) -> u64 {
+        let context = if decodes > 0 { self.context } else { 0 };
+        let decode = || self.cost.decode_ms(decodes, context);
         let ms = if prompt_tokens == 0 {
-            decode
+            decode()
         } else {
-            let tokens = f64::from(prompt_tokens) + f64::from(decodes);
-            let prefill = p0 + p1 * tokens + p2 * area + d2 * context;
+            let cost = &self.cost;
+            let prefill = cost.prefill_ms(prompt_tokens, attention_ms, decodes, context);
             match self.batching {
                 // Below a few hundred tokens reading the weights is what takes the time.
-                Batching::Mixed => prefill.max(decode),
+                Batching::Mixed => prefill.max(decode()),
                 Batching::PrefillFirst => prefill,
             }
         };
@@ -361,9 +356,9 @@ impl Batch {
         }
     }
 
-    /// Fills `parts` and takes their blocks; says the area they cost.
+    /// Fills `parts` and takes their blocks; says what their attention takes, ms.
     fn read_prompts(&mut self, growth: u32) -> f64 {
-        let mut area = 0.0;
+        let mut attention_ms = 0.0;
         let mut budget = self.budget();
         let spare = self.spare();
         let mut available = self.store.available().saturating_sub(growth);
@@ -386,12 +381,11 @@ impl Batch {
             for _ in 0..now {
                 self.take_block(slot);
             }
-            let (t, c) = (f64::from(new), f64::from(cached));
-            area += t * (t + 2.0 * c);
+            attention_ms += self.cost.attention_ms(new, cached);
             let stamp = self.sequences[slot as usize].stamp;
             self.parts.push(Part { slot, stamp, new });
         }
-        area
+        attention_ms
     }
 
     fn take_growth(&mut self) {

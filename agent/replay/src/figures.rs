@@ -28,6 +28,10 @@ pub struct Figures {
     pub switch_us: [f64; 2],
     /// A switch between time slices, and a batch of page faults: microseconds.
     pub swept_us: [f64; 2],
+    /// What the times of online's and offline's iterations are from.
+    pub times: [&'static str; 2],
+    /// Taking a handle from offline, and making one for online: microseconds.
+    pub handle_us: [f64; 2],
     /// What online pays.
     pub interference: Interference,
     /// Time to first token, milliseconds.
@@ -97,6 +101,12 @@ impl Figures {
                 .map(|cost| cost.as_secs_f64() * 1e6),
             swept_us: [spec.costs.timeslice_switch, spec.costs.fault_group]
                 .map(|cost| cost.as_secs_f64() * 1e6),
+            times: [&spec.online.model, &spec.offline.model].map(|model| model.cost.source()),
+            handle_us: [
+                spec.costs.quarantine_handle + spec.costs.release_handle,
+                spec.costs.create_handle + spec.costs.map_handle,
+            ]
+            .map(|cost| cost.as_secs_f64() * 1e6),
             interference: interference(beside.alone, outcome),
             ttft_ms: Spread::of(ttft_ms(outcome)),
             tpot_ms: Spread::of(tpot_ms(outcome)),
@@ -204,7 +214,7 @@ fn some(value: Option<f64>) -> Cell {
 
 /// The table's columns, in order. Increases, shares and ratios of tokens are as in [`Figures`];
 /// units are in the names.
-pub const COLUMNS: [Column; 42] = [
+pub const COLUMNS: [Column; 46] = [
     ("scenario", |f| Cell::Text(f.scenario.clone())),
     ("seed", |f| Cell::Whole(f.seed)),
     ("compute", |f| Cell::Text(f.case.compute.name())),
@@ -269,6 +279,10 @@ pub const COLUMNS: [Column; 42] = [
     ("enable_restore_us", |f| Cell::Real(f.switch_us[1], 3)),
     ("timeslice_switch_us", |f| Cell::Real(f.swept_us[0], 3)),
     ("fault_group_us", |f| Cell::Real(f.swept_us[1], 3)),
+    ("take_handle_us", |f| Cell::Real(f.handle_us[0], 3)),
+    ("make_handle_us", |f| Cell::Real(f.handle_us[1], 3)),
+    ("online_times", |f| Cell::Text(f.times[0].to_owned())),
+    ("offline_times", |f| Cell::Text(f.times[1].to_owned())),
     ("online_requests", |f| Cell::Whole(f.requests as u64)),
     ("cut", |f| Cell::Text(f.cut.clone())),
 ];

@@ -10,6 +10,7 @@
 //! then scaled from the fitted model of the same GPU by the work they do: weights read and KV read
 //! for a decode, multiplications for a prefill.
 
+use crate::calibration::Cost;
 use crate::engine::CostModel;
 
 /// A GPU.
@@ -101,7 +102,7 @@ pub struct Model {
     /// What it is.
     pub shape: Shape,
     /// What its iterations cost.
-    pub cost: CostModel,
+    pub cost: Cost,
 }
 
 /// Fits, by GPU and model: prefill per iteration, token and squared token; decode per iteration,
@@ -170,37 +171,43 @@ impl Shape {
     }
 }
 
+/// The fit of this model on `gpu`, with the model's shape.
+fn fit(gpu: &Gpu, name: &str) -> Option<(CostModel, Shape)> {
+    let (_, model, prefill_ms, decode_ms) = FITS
+        .into_iter()
+        .find(|fit| fit.0 == gpu.name && fit.1 == name)?;
+    let (_, shape) = MODELS.into_iter().find(|known| known.0 == model)?;
+    let fit = CostModel {
+        name: model,
+        prefill_ms,
+        decode_ms,
+    };
+    Some((fit, shape))
+}
+
 impl Model {
     /// A model of [`MODELS`] on `gpu`; `None` if that pair has no fit.
     #[must_use]
     pub fn named(gpu: &Gpu, name: &str) -> Option<Self> {
-        let (_, model, prefill_ms, decode_ms) = FITS
-            .into_iter()
-            .find(|fit| fit.0 == gpu.name && fit.1 == name)?;
-        let (_, shape) = MODELS.into_iter().find(|known| known.0 == model)?;
-        let cost = CostModel {
-            name: model,
-            prefill_ms,
-            decode_ms,
-        };
+        let (fit, shape) = fit(gpu, name)?;
         Some(Self {
-            name: model.to_owned(),
+            name: name.to_owned(),
             shape,
-            cost,
+            cost: Cost::Fit(fit),
         })
     }
 
     /// A model of any shape on `gpu`, scaled from the Llama fit of that GPU.
     #[must_use]
     pub fn custom(gpu: &Gpu, name: &str, shape: Shape) -> Option<Self> {
-        let known = Self::named(gpu, "llama-3.1-8b")?;
-        let weights = shape.parameters() as f64 / known.shape.parameters() as f64;
-        let kv = shape.kv_bytes_per_token() as f64 / known.shape.kv_bytes_per_token() as f64;
+        let (known, known_shape) = fit(gpu, "llama-3.1-8b")?;
+        let weights = shape.parameters() as f64 / known_shape.parameters() as f64;
+        let kv = shape.kv_bytes_per_token() as f64 / known_shape.kv_bytes_per_token() as f64;
         let area = |shape: &Shape| f64::from(shape.layers) * f64::from(shape.hidden);
-        let attention = area(&shape) / area(&known.shape);
-        let [p0, p1, p2] = known.cost.prefill_ms;
-        let [d0, d1, d2] = known.cost.decode_ms;
-        let cost = CostModel {
+        let attention = area(&shape) / area(&known_shape);
+        let [p0, p1, p2] = known.prefill_ms;
+        let [d0, d1, d2] = known.decode_ms;
+        let fit = CostModel {
             name: "custom",
             prefill_ms: [p0 * weights, p1 * weights, p2 * attention],
             decode_ms: [d0 * weights, d1 * weights, d2 * kv],
@@ -208,7 +215,7 @@ impl Model {
         Some(Self {
             name: name.to_owned(),
             shape,
-            cost,
+            cost: Cost::Fit(fit),
         })
     }
 }
@@ -243,10 +250,8 @@ mod tests {
             .expect("a fit")
             .cost;
         let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.15;
-        assert!(near(fitted.decode_ms[0], scaled.decode_ms[0]), "{scaled:?}");
-        assert!(
-            near(fitted.prefill_ms[1], scaled.prefill_ms[1]),
-            "{scaled:?}"
-        );
+        assert!(near(fitted.decode_ms(1, 0), scaled.decode_ms(1, 0)));
+        let prompt = |cost: &Cost| cost.prefill_ms(2_048, 0.0, 0, 0);
+        assert!(near(prompt(&fitted), prompt(&scaled)));
     }
 }

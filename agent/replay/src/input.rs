@@ -128,6 +128,14 @@ pub enum InputError {
         /// What to do.
         remedy: &'static str,
     },
+    /// Rows that belong to others are not there.
+    #[error("{}: no rows for {what}; add them", file.display())]
+    Rows {
+        /// Its path.
+        file: PathBuf,
+        /// Of what, and why they are looked for.
+        what: String,
+    },
     /// Nothing in it.
     #[error("{}: no {what} in it; give a file with at least one", file.display())]
     Empty {

@@ -13,7 +13,8 @@
 //! * [`estimate`]: the trace on one GPU, alone;
 //! * [`spec`], [`run`], [`record`], [`pair`]: two workloads on one GPU under a policy, what came of
 //!   it, and what it cost online;
-//! * [`hardware`] and [`costs`]: what things take, each figure with its source;
+//! * [`hardware`] and [`costs`]: what things take, each figure with its source; [`calibration`]:
+//!   the same from somebody's tables;
 //! * [`scenarios`], [`cases`], [`evaluation`], [`sweep`]: whole tables of such runs;
 //! * [`figures`] and [`report`]: what is said of them; [`timeline`]: what happened, for a trace
 //!   viewer.
@@ -26,6 +27,7 @@
 pub mod baselines;
 pub mod batch;
 mod bits;
+pub mod calibration;
 pub mod cases;
 pub mod clock;
 pub mod compute;

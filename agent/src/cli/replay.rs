@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use tidegate_replay::calibration::Calibration;
 use tidegate_replay::cases::{Case, TIDEGATE};
 use tidegate_replay::costs::Costs;
 use tidegate_replay::engine::Limits;
@@ -92,6 +93,10 @@ pub struct Args {
     #[arg(long, value_name = "PRESET", default_value = "vllm", help_heading = NODE,
           conflicts_with = "scenarios", value_parser = scenarios::gap_preset)]
     gaps: GapModel,
+    /// Iteration times and handle costs from the tables in DIR instead of the
+    /// fits that ship: iteration_prefill.csv, iteration_decode.csv, costs.csv
+    #[arg(long, value_name = "DIR", verbatim_doc_comment, help_heading = NODE)]
+    calibration: Option<PathBuf>,
 
     /// Compute policies, or pairs COMPUTE+MEMORY
     #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = COMPARED)]
@@ -218,8 +223,9 @@ fn micros(text: &str) -> Result<Duration, String> {
 }
 
 /// The costs to run with: each value of one with each of the others.
-fn swept(args: &Args) -> Vec<Costs> {
-    let mut all = vec![Costs::default()];
+fn swept(args: &Args, calibration: Option<&Calibration>) -> Vec<Costs> {
+    let usual = Costs::default();
+    let mut all = vec![calibration.map_or(usual, |tables| tables.costs(usual))];
     let mut with = |values: &[Duration], set: fn(Costs, Duration) -> Costs| {
         if !values.is_empty() {
             let before = core::mem::take(&mut all);
@@ -251,15 +257,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for file in files.into_iter().flatten() {
         writable(file)?;
     }
+    let calibration = args.calibration.as_deref().map(Calibration::load);
+    let calibration = calibration.transpose()?;
     match &args.scenarios {
-        Some(file) => run_table(args, file, &cases),
-        None => run_one(args, &cases),
+        Some(file) => run_table(args, file, &cases, calibration.as_ref()),
+        None => run_one(args, &cases, calibration.as_ref()),
     }
 }
 
-fn run_one(args: &Args, cases: &[Case]) -> anyhow::Result<()> {
+/// `spec` by the tables that were given.
+fn calibrate(calibration: Option<&Calibration>, spec: &mut Spec) -> anyhow::Result<()> {
+    let applied = calibration.map_or(Ok(()), |tables| tables.apply(spec));
+    Ok(applied.map_err(Usage::from)?)
+}
+
+fn run_one(args: &Args, cases: &[Case], calibration: Option<&Calibration>) -> anyhow::Result<()> {
     let (mut spec, source, cut) = pair(args)?;
-    let &[costs] = &*swept(args) else {
+    calibrate(calibration, &mut spec)?;
+    let &[costs] = &*swept(args, calibration) else {
         let told = "several values of --switch-ms, --timeslice-us or --fault-us are for a table of \
                     scenarios: add --scenarios, or give one";
         return Err(Usage(told.to_owned()).into());
@@ -274,9 +289,11 @@ fn run_one(args: &Args, cases: &[Case]) -> anyhow::Result<()> {
         workload == 0 && (args.html.is_some() || spec.timeline && shown == Some(&case))
     };
     let evaluation = compute(args, &workloads, cases, keep)?;
+    let mut setting = report::setting(&spec, workloads.len() as u64);
+    setting.extend(calibration.map(|tables| ("Tables", tables.words([&spec]))));
     let report = Report {
         source,
-        setting: report::setting(&spec, workloads.len() as u64),
+        setting,
         alone: Alone::of(&evaluation),
         rows: report::rows(&evaluation, cases),
     };
@@ -293,7 +310,11 @@ fn run_one(args: &Args, cases: &[Case]) -> anyhow::Result<()> {
     }
     let shown = kept.iter().find(|drawn| Some(&drawn.case) == shown);
     if let (Some(file), Some(shown)) = (&args.timeline, shown) {
-        let about = json!({ "source": report.source, "policy": shown.case.to_string(), "seed": 1 });
+        let mut about =
+            json!({ "source": report.source, "policy": shown.case.to_string(), "seed": 1 });
+        if let Some(tables) = calibration {
+            about["tables"] = tables.words([&spec]).into();
+        }
         write_timeline(file, &Timeline::of(shown.outcome), &about)?;
     }
     let figures = figures_of(evaluation);
@@ -301,7 +322,12 @@ fn run_one(args: &Args, cases: &[Case]) -> anyhow::Result<()> {
     super::print(&table::text(&report))
 }
 
-fn run_table(args: &Args, file: &Path, cases: &[Case]) -> anyhow::Result<()> {
+fn run_table(
+    args: &Args,
+    file: &Path,
+    cases: &[Case],
+    calibration: Option<&Calibration>,
+) -> anyhow::Result<()> {
     let traces = args.traces.as_deref().unwrap_or(Path::new("."));
     let out = args.out.as_deref().unwrap_or(Path::new("."));
     let mut scenarios = scenarios::read(file, traces)?;
@@ -314,9 +340,11 @@ fn run_table(args: &Args, file: &Path, cases: &[Case]) -> anyhow::Result<()> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let mut specs = Vec::new();
     for scenario in &scenarios {
-        specs.push(scenario.spec()?);
+        let mut spec = scenario.spec()?;
+        calibrate(calibration, &mut spec).with_context(|| scenario.id.clone())?;
+        specs.push(spec);
     }
-    let swept = swept(args);
+    let swept = swept(args, calibration);
     let mut workloads = Vec::new();
     for costs in &swept {
         for (scenario, spec) in scenarios.iter().zip(&specs) {
@@ -344,6 +372,9 @@ fn run_table(args: &Args, file: &Path, cases: &[Case]) -> anyhow::Result<()> {
             super::print(&costs_in_words(costs))?;
         }
         super::print(&table::scenarios(&blocks))?;
+    }
+    if let Some(tables) = calibration {
+        super::print(&format!("\nTables: {}\n", tables.words(&specs)))?;
     }
     super::print(&format!(
         "\nwritten: {}\n",

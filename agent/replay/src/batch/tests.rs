@@ -24,7 +24,7 @@ proptest! {
         let limits = Limits { prefill_tokens, running };
         let mut plain = Server::new(LLAMA_3_1_8B, limits);
         let mut batch = Batch::new(
-            LLAMA_3_1_8B, limits, Batching::PrefillFirst, store(100_000, true),
+            Cost::Fit(LLAMA_3_1_8B), limits, Batching::PrefillFirst, store(100_000, true),
         );
         let mut arrivals = requests.iter().enumerate().peekable();
         let mut steps = 0;
@@ -72,7 +72,7 @@ proptest! {
         faults in prop::collection::vec((0u8..12, any::<u32>()), 0..60),
     ) {
         let limits = Limits { prefill_tokens: 256, running: 8 };
-        let mut batch = Batch::new(LLAMA_3_1_8B, limits, Batching::Mixed, store(blocks, true));
+        let mut batch = Batch::new(Cost::Fit(LLAMA_3_1_8B), limits, Batching::Mixed, store(blocks, true));
         for (id, (input, output)) in requests.iter().enumerate() {
             batch.admit(id as u64, *input, *output);
         }

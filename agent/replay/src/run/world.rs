@@ -127,14 +127,14 @@ impl<'a> World<'a> {
         let pool = Pool {
             bytes,
             online: Batch::new(
-                spec.online.model.cost,
+                spec.online.model.cost.clone(),
                 spec.online.limits,
                 spec.online.batching,
                 store(bytes, online_block, Spare::None, false),
             ),
             online_block,
             offline: Batch::new(
-                spec.offline.model.cost,
+                spec.offline.model.cost.clone(),
                 spec.offline.limits,
                 spec.offline.batching,
                 store(bytes, offline_block, Spare::OneEach, spec.memory.is_paged()),
