@@ -673,6 +673,9 @@ impl Memory {
                     if books.machine.phase == Phase::Moving {
                         books.start_moving(&mut self.ledgers);
                     }
+                    if books.machine.stripes.is_empty() {
+                        books.machine.give_up();
+                    }
                 }
                 Turn::GivenUp => {
                     changed = true;

@@ -262,6 +262,11 @@ impl Reclaim {
         turn
     }
 
+    /// There is nothing to move after all.
+    pub fn give_up(&mut self) {
+        self.end(Turn::GivenUp);
+    }
+
     /// When time alone changes something.
     pub fn deadline(&self) -> Option<Instant> {
         (self.phase != Phase::Idle && !self.overdue).then_some(self.until)

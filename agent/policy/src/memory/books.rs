@@ -190,25 +190,24 @@ impl Books {
 
     /// Its channels are disabled: memory begins to move.
     pub fn start_moving(&mut self, ledgers: &mut [Ledger]) {
-        let (layout, stripes) = (self.holders.layout().clone(), self.machine.stripes.clone());
-        for rank in &self.ranks {
-            let Some(ledger) = ledgers.get_mut(rank.gpu.index()) else {
-                continue;
-            };
-            for stripe in &stripes {
-                let bytes = layout.bytes(*stripe);
-                match (self.machine.direction, rank.lacks(*stripe)) {
-                    (Some(Direction::Take), false) => {
-                        ledger.shift(rank.session, Place::Offline, Place::Quarantined, bytes);
-                    }
-                    (Some(Direction::GiveBack), true) => {
-                        ledger.shift(rank.session, Place::Free, Place::InFlight, bytes);
-                    }
-                    _ => {}
+        let layout = self.holders.layout().clone();
+        let mut stripes = core::mem::take(&mut self.machine.stripes);
+        let takes = self.machine.direction == Some(Direction::Take);
+        if takes {
+            for rank in &self.ranks {
+                let Some(ledger) = ledgers.get_mut(rank.gpu.index()) else {
+                    continue;
+                };
+                for stripe in stripes.iter().filter(|stripe| !rank.lacks(**stripe)) {
+                    let bytes = layout.bytes(*stripe);
+                    ledger.shift(rank.session, Place::Offline, Place::Quarantined, bytes);
                 }
             }
+        } else {
+            stripes.retain(|stripe| self.promise(*stripe, layout.bytes(*stripe), ledgers));
         }
-        if self.machine.direction == Some(Direction::Take) {
+        self.machine.stripes = stripes;
+        if takes {
             for (nth, pick) in (0u32..).zip(&self.picks) {
                 self.holders.set_backing(pick.stripe, Backing::Taken);
                 self.holders.hit(pick.stripe);
@@ -223,6 +222,23 @@ impl Books {
                 });
             }
         }
+    }
+
+    /// Promises a stripe to every rank that lacks it, or to none: what was free when it was chosen may
+    /// have been promised to online since.
+    fn promise(&self, stripe: StripeId, bytes: Bytes, ledgers: &mut [Ledger]) -> bool {
+        let lacking = || self.ranks.iter().filter(|rank| rank.lacks(stripe));
+        let fits = self.gpus().iter().all(|gpu| {
+            let here = lacking().filter(|rank| rank.gpu == gpu).count() as u64;
+            let free = ledgers.get(gpu.index()).map_or(Bytes::ZERO, Ledger::free);
+            bytes.times(here) <= free
+        });
+        for rank in lacking().filter(|_| fits) {
+            if let Some(ledger) = ledgers.get_mut(rank.gpu.index()) {
+                ledger.shift(rank.session, Place::Free, Place::InFlight, bytes);
+            }
+        }
+        fits
     }
 
     /// One process said what it did, once and for all.

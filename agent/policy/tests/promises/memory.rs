@@ -160,6 +160,7 @@ impl World {
                     let stripes = self.bench.node.stripes(reclaim).to_vec();
                     assert!(!stripes.is_empty());
                     if direction == Direction::GiveBack {
+                        self.is_promised(session, &stripes);
                         let withheld = self.withheld.get(&job).copied().unwrap_or(0);
                         for stripe in &stripes {
                             let lost = self.lost_at.get(&(job, stripe.0)).copied().unwrap_or(0);
@@ -188,6 +189,19 @@ impl World {
                 _ => {}
             }
         }
+    }
+
+    /// What a process is told to map again is kept for it, and for nobody else.
+    fn is_promised(&self, session: SessionId, stripes: &[StripeId]) {
+        let Process { gpu, backed, .. } = &self.processes[&session];
+        let fresh = stripes.iter().filter(|stripe| !backed.contains(&stripe.0));
+        let bytes = Bytes(STRIPE).times(fresh.count() as u64);
+        let ledger = self.bench.node.ledger(*gpu).expect("it is there");
+        let kept = ledger.account(session).at(Place::InFlight);
+        assert!(
+            kept >= bytes,
+            "{bytes:?} are given back, {kept:?} kept for it"
+        );
     }
 
     fn register(&mut self, session: SessionId) {
@@ -693,6 +707,40 @@ fn the_cheapest_stripe_goes_and_comes_back_once_withheld() {
     assert_eq!(world.processes[&session].backed.len(), STRIPES as usize);
     let restored = |report: &Report| matches!(report, Report::Restored { .. });
     assert!(world.bench.reports.iter().any(restored));
+}
+
+#[test]
+fn what_online_is_promised_while_a_job_is_stopped_is_not_given_back_to_it() {
+    let mut world = colocated(STRIPES);
+    let session = SessionId(10);
+    world.ask(4 * STRIPE, false);
+    while !world.open.is_empty() {
+        world.answer(0, Answer::Done);
+        world.bench.answer_all();
+        world.check();
+    }
+    assert_eq!(granted(&world), [Granted::Yes]);
+    let taken = STRIPES as usize - world.processes[&session].backed.len();
+    assert_eq!(taken, 4);
+    let (job, log) = (JobId(0), world.logs[&JobId(0)]);
+    world.withheld.insert(job, log);
+    let log = LogSeq(log);
+    world.tell(MemoryEvent::Withheld { session, log });
+    // Online did not need it: all four are to come back, and the job is asked to let its launches wait.
+    while world.open.is_empty() {
+        world.bench.pass(50 * MS);
+        world.bench.answer_all();
+        world.check();
+    }
+    // Meanwhile online takes the room of three.
+    world.ask(2 * STRIPE + 1, false);
+    assert_eq!(granted(&world), [Granted::Yes, Granted::Yes]);
+    world.answer(0, Answer::Done);
+    world.bench.answer_all();
+    world.check();
+    assert_eq!(world.open[0].1.len(), 1, "of four");
+    world.answer(0, Answer::Done);
+    assert_eq!(world.processes[&session].backed.len(), STRIPES as usize - 3);
 }
 
 #[test]
