@@ -58,7 +58,9 @@ enum Lost {
 }
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(10);
-const LAST_BACKOFF: Duration = Duration::from_millis(500);
+/// A new agent wakes nobody and gives nobody memory for half a second, so that all are heard before:
+/// who looks for it comes well within that, on a busy machine too.
+const LAST_BACKOFF: Duration = Duration::from_millis(100);
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// How long the soft landing waits for mappings that are being changed.
 const SETTLE_NS: u64 = 50_000_000;

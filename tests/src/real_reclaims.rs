@@ -267,7 +267,9 @@ impl Stage {
 
     fn kill_agent(&mut self, rng: &mut Rng) {
         self.node.agent = None;
-        let gone = Duration::from_millis(rng.between(0, 300));
+        // Shorter and longer than processes look for it ever more rarely.
+        let most = if rng.percent(30) { 1_500 } else { 300 };
+        let gone = Duration::from_millis(rng.between(0, most));
         std::thread::sleep(gone);
         self.node.start_agent(AGENT);
     }
