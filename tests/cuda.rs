@@ -53,7 +53,17 @@ fn with_the_lock_model_mapping_waits_for_calls_that_wait_for_the_gpu() {
             .env("TIDEGATE_VGPU_LOCKS", model);
         Running::start(&format!("locks {call} {model}"), &mut command).succeed();
     };
-    for call in ["copy", "free", "host_free", "unload", "launch"] {
+    let calls = [
+        "copy",
+        "free",
+        "host_free",
+        "load",
+        "unload",
+        "stream",
+        "event",
+        "launch",
+    ];
+    for call in calls {
         mapping("waits", call, "calls");
     }
     mapping("passes", "copy", "off");

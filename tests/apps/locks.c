@@ -13,6 +13,7 @@ enum { QUEUE = 1024, PAGE = 2 * MIB };
 CUresult cuMemFreeHost(void *);
 CUresult cuMemAllocHost_v2(void **, size_t);
 CUresult cuModuleUnload(CUmodule);
+CUresult cuEventDestroy_v2(CUevent);
 CUresult cuLaunchHostFunc(CUstream, void (*)(void *), void *);
 
 static CUcontext context;
@@ -20,6 +21,7 @@ static CUfunction spin;
 static CUstream stream;
 static CUdeviceptr plain, page;
 static CUmodule module;
+static CUevent event;
 static void *host;
 static const char *which;
 static sem_t gate;
@@ -50,6 +52,7 @@ static void *other(void *argument)
 {
     struct caller *me = argument;
     uint64_t word;
+    CUmodule fresh;
     MUST(cuCtxSetCurrent(context));
     me->tid = (int)gettid();
     if (!strcmp(which, "copy")) MUST(cuMemcpyDtoH_v2(&word, plain, 8));
@@ -58,6 +61,9 @@ static void *other(void *argument)
     else if (!strcmp(which, "unload")) MUST(cuModuleUnload(module));
     else if (!strcmp(which, "launch")) tg_spin(spin, stream, 1000, 2);
     else if (!strcmp(which, "sync")) MUST(cuCtxSynchronize());
+    else if (!strcmp(which, "load")) MUST(cuModuleLoadData(&fresh, TG_PTX));
+    else if (!strcmp(which, "stream")) MUST(cuStreamDestroy_v2(stream));
+    else if (!strcmp(which, "event")) MUST(cuEventDestroy_v2(event));
     else exit(2);
     me->returned = 1;
     return 0;
@@ -106,6 +112,8 @@ int main(int argc, char **argv)
     MUST(cuMemMap(page, PAGE, 0, handle, 0));
     MUST(cuStreamCreate(&stream, 0));
     MUST(cuLaunchHostFunc(stream, hold, 0));
+    MUST(cuEventCreate(&event, 0));
+    if (!strcmp(which, "event")) MUST(cuEventRecord(event, stream));
     if (!strcmp(which, "launch"))
         for (int i = 1; i < QUEUE; i++) tg_spin(spin, stream, 1000, 1);
     MUST(pthread_create(&first.thread, 0, other, &first));

@@ -15,6 +15,7 @@ use crate::channel::{Point, entry};
 use crate::context::{self, Context};
 use crate::driver;
 use crate::handle::{Kind, Pinned};
+use crate::locks;
 use crate::result::{CudaResult, store};
 use crate::stream::{DefaultStream, Engine, Stream};
 use crate::work::{self, Work};
@@ -143,6 +144,11 @@ pub fn create(out: *mut CUevent, flags: u32) -> CudaResult {
 /// `cuEventDestroy`: a pending record still runs, and means nothing to anybody.
 pub fn destroy(handle: CUevent) -> CudaResult {
     let event = named(handle)?;
+    let (gpu, point) = {
+        let state = event.state();
+        (state.context.gpu, state.point)
+    };
+    let _held = locks::waiting_call(gpu, || point.map_or(Ok(()), |point| point.wait()))?;
     if !event.retire() {
         return Err(CUresult::INVALID_HANDLE);
     }

@@ -14,6 +14,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 
 use crate::gpu::Gpu;
+use crate::result::CudaResult;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Model {
@@ -116,6 +117,15 @@ fn hold_if(wanted: bool, gpu: &Gpu) -> Held {
 /// For a call that the model counts.
 pub fn call(gpu: &Gpu) -> Held {
     hold_if(model() >= Model::Calls, gpu)
+}
+
+/// For a call that the model counts and that need not wait by the manual: `wait` is done under the lock.
+pub fn waiting_call(gpu: &Gpu, wait: impl FnOnce() -> CudaResult) -> CudaResult<Held> {
+    let held = call(gpu);
+    if model() >= Model::Calls {
+        wait()?;
+    }
+    Ok(held)
 }
 
 /// For a call that synchronises and does nothing else.

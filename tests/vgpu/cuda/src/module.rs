@@ -229,7 +229,8 @@ fn read_file(name: *const c_char) -> CudaResult<Image> {
 
 /// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
 pub fn load_data(out: *mut CUmodule, at: *const c_void) -> CudaResult {
-    let _held = locks::call(context::current()?.gpu);
+    let context = context::current()?;
+    let _held = locks::waiting_call(context.gpu, || context.synchronize())?;
     let image = read_image(at)?;
     // SAFETY: `out` is the caller's place for a module.
     unsafe { store(out, Module::load(image)) }
@@ -248,7 +249,8 @@ pub fn load_data_ex(
 
 /// `cuModuleLoad`.
 pub fn load(out: *mut CUmodule, name: *const c_char) -> CudaResult {
-    let _held = locks::call(context::current()?.gpu);
+    let context = context::current()?;
+    let _held = locks::waiting_call(context.gpu, || context.synchronize())?;
     // SAFETY: `out` is the caller's place for a module.
     unsafe { store(out, Module::load(read_file(name)?)) }
 }

@@ -346,7 +346,7 @@ pub fn destroy(handle: CUstream) -> CudaResult {
         return Err(CUresult::INVALID_HANDLE);
     }
     let stream = named(handle, DefaultStream::Legacy)?;
-    let _held = locks::call(stream.context.gpu);
+    let _held = locks::waiting_call(stream.context.gpu, || stream.synchronize())?;
     capturing::destroy_stream(stream);
     stream.context.forget(stream);
     Ok(())
