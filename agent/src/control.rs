@@ -151,6 +151,8 @@ pub struct Control {
     watched: Vec<memory::Watched>,
     /// Processes that could not be asked about memory, by reclaim.
     unanswerable: Vec<(ReclaimId, SessionId)>,
+    /// What offline processes are shown may have changed.
+    shares_stale: bool,
     map_orders: u64,
     /// Releases without an answer.
     releases: u32,
@@ -293,6 +295,7 @@ impl Control {
             next_seq: 1,
             watched: Vec::new(),
             unanswerable: Vec::new(),
+            shares_stale: false,
             map_orders: 0,
             releases: 0,
             end: End::No,
@@ -358,6 +361,7 @@ impl Control {
         self.look_for_stalls();
         self.read_usage();
         while self.answer_for_the_deaf() {}
+        self.tell_shares();
         self.give_up_on_remotes();
         self.release_unclaimed(self.now);
         self.prove_all_again();

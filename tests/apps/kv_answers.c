@@ -169,6 +169,32 @@ static void shared(void)
     if (fgets(line, sizeof line, stdin)) return;
 }
 
+/* A share between 32 and 48 MiB, once the agent has said so. */
+static void less(void)
+{
+    size_t free_bytes, total;
+    do {
+        usleep(1000);
+        MUST(cuMemGetInfo_v2(&free_bytes, &total));
+    } while (total > 48 * MIB || total < 32 * MIB);
+    CHECK(free_bytes == total);
+}
+
+/* Allocated without a scope, as one of as many ranks as the argument says. Waits for a line before it ends. */
+static void guessed(uint32_t world)
+{
+    char line[8];
+    uint32_t kv;
+    CUdeviceptr at;
+    MUST(cuMemAlloc_v2(&at, 8 * MIB));
+    struct tg_kv_region region = {at, MIB, MIB, 0, 8};
+    MUST(tg.attach(0, 0, world));
+    MUST(tg.kv_register(&region, 1, 1, 0, &kv));
+    if (fgets(line, sizeof line, stdin)) return;
+}
+static void guessed_alone(void) { guessed(1); }
+static void guessed_of_two(void) { guessed(2); }
+
 /* A share of 64 MiB, once the agent has said so. */
 static void share(void)
 {
@@ -202,7 +228,8 @@ int main(int argc, char **argv)
         void (*ask)(void);
     } asks[] = {{"range", range},   {"attributes", attributes}, {"free", freeing}, {"free_waits", free_waits},
                 {"context", context}, {"peers", peers},         {"rdma", rdma},    {"retain", retain},
-                {"shared", shared}, {"share", share}};
+                {"shared", shared}, {"share", share}, {"less", less}, {"guessed", guessed_alone},
+                {"guessed_of_two", guessed_of_two}};
     CHECK(tg_open(&tg) == TG_ABI_VERSION);
     tg_context(0);
     for (size_t i = 0; i < sizeof asks / sizeof *asks; i++)

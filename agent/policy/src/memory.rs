@@ -732,6 +732,32 @@ impl Memory {
         self.ledgers.get(gpu.index())
     }
 
+    /// What an offline process may believe it has of a GPU: the pool without the least headroom, what
+    /// online has that never shrinks, and what other offline processes believe they have, taken from
+    /// them or not; never less than it has. None where nothing is shared out.
+    pub fn share(&self, session: SessionId, gpu: GpuId) -> Option<Bytes> {
+        let pool = self.ledger(gpu)?.pool();
+        let elastic = self.elastic.iter().filter(|elastic| elastic.gpu == gpu);
+        let caches = elastic.clone().count().max(1) as u64;
+        let kept = elastic
+            .map(Elastic::fixed)
+            .sum::<Bytes>()
+            .plus(self.sharing.reserving.min.times(caches));
+        let counted = self.counted.iter().filter(|counted| counted.1 == gpu);
+        let counted = counted.map(|counted| (counted.0, counted.2));
+        let claims = self.jobs.iter().flat_map(|books| books.claims(gpu));
+        let (mut own, mut others) = (Bytes::ZERO, kept);
+        for (owner, bytes) in counted.chain(claims) {
+            let sum = if owner == session {
+                &mut own
+            } else {
+                &mut others
+            };
+            *sum = sum.plus(bytes);
+        }
+        (!pool.is_zero()).then(|| pool.minus(others).max(own))
+    }
+
     /// The stripes of the reclaim under way of that number.
     pub fn stripes(&self, reclaim: ReclaimId) -> &[StripeId] {
         let of = |books: &&Books| books.machine.id == reclaim && books.machine.phase != Phase::Idle;

@@ -14,7 +14,9 @@ use crate::effect::{Effect, Report};
 use crate::event::{Event, Order, Reading};
 use crate::gap::Learner;
 use crate::gate::{Cooling, Gate, Online};
-use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, ReclaimId, SessionId, StripeId};
+use crate::ids::{
+    Bytes, Generation, GpuId, GpuSet, JobId, MAX_GPUS, ReclaimId, SessionId, StripeId,
+};
 use crate::job::{Job, Outcome, World};
 use crate::ledger::Ledger;
 use crate::memory::{Memory, MemoryEvent};
@@ -654,6 +656,12 @@ impl Node {
     #[must_use]
     pub fn ledger(&self, gpu: GpuId) -> Option<&Ledger> {
         self.memory.ledger(gpu)
+    }
+
+    /// What an offline process may believe it has of a GPU; `None` where nothing is shared out.
+    #[must_use]
+    pub fn share(&self, session: SessionId, gpu: GpuId) -> Option<Bytes> {
+        self.memory.share(session, gpu)
     }
 
     /// What an [`Effect::Move`] is about, in order; nothing once it is over.

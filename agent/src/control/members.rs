@@ -211,6 +211,7 @@ impl Control {
             session.note = "uses a GPU this node does not have".to_owned();
             return;
         };
+        self.shares_stale = true;
         // A process that comes back goes on counting where it was; all it launched under another agent,
         // or in an earlier session, is in no books of this one.
         let counted = session.page.as_ref().filter(|_| session.was_gated);
@@ -765,6 +766,7 @@ impl Control {
         let Some(mut session) = self.sessions.remove(&id) else {
             return;
         };
+        self.shares_stale = true;
         if let Some(job) = session.job.and_then(|job| self.job(job)) {
             job.launched = job.launched.saturating_add(session.launches());
         }

@@ -6,7 +6,7 @@
 //! says that it is under pressure.
 
 use super::Control;
-use super::session::Held;
+use super::session::{Held, Session, Slot};
 use crate::config::Role;
 use crate::events::Happening;
 use crate::inbox::Tell;
@@ -40,6 +40,7 @@ impl Control {
         if !self.may_step() {
             return;
         }
+        self.shares_stale = true;
         let mut effects = std::mem::take(&mut self.effects);
         effects.clear();
         let now = Instant::from_nanos(self.now);
@@ -272,6 +273,32 @@ impl Control {
                     kv: watched.kv,
                     used: Bytes(used),
                 });
+            }
+        }
+    }
+
+    /// Tells offline processes what their share of each GPU has become.
+    pub(super) fn tell_shares(&mut self) {
+        if !std::mem::take(&mut self.shares_stale) {
+            return;
+        }
+        let node = &self.node;
+        let offline = |session: &&mut Session| session.job.is_some() && session.takes_memory;
+        for session in self.sessions.values_mut().filter(offline) {
+            for at in 0..session.slots.len() {
+                let Slot {
+                    gpu, share: told, ..
+                } = session.slots[at];
+                let share = gpu.and_then(|gpu| node.share(SessionId(session.id), gpu));
+                let Some(bytes) = share.filter(|_| share != told) else {
+                    continue;
+                };
+                let slot = u32::try_from(at).unwrap_or(u32::MAX);
+                let total_bytes = bytes.0;
+                let command = Command::Share(v1::Share { slot, total_bytes });
+                if session.tell(Tell::Memory(Box::new(command))) {
+                    session.slots[at].share = share;
+                }
             }
         }
     }

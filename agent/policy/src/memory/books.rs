@@ -163,6 +163,12 @@ impl Books {
         self.planned()
     }
 
+    /// What each process believes its cache has on a GPU, taken from it or not.
+    pub fn claims(&self, gpu: GpuId) -> impl Iterator<Item = (SessionId, Bytes)> + '_ {
+        let ranks = self.ranks.iter().filter(move |rank| rank.gpu == gpu);
+        ranks.map(|rank| (rank.session, rank.claimed(self.holders.layout())))
+    }
+
     fn planned(&self) -> Bytes {
         let stripes = self.machine.stripes.iter();
         stripes.map(|s| self.holders.layout().bytes(*s)).sum()
@@ -339,6 +345,15 @@ impl Rank {
             .zip(&self.lacks)
             .filter(|stripe| !stripe.1)
             .map(|stripe| layout.bytes(StripeId(stripe.0)))
+            .sum::<Bytes>()
+            .plus(self.fixed)
+    }
+
+    /// What stood behind it at its birth.
+    fn claimed(&self, layout: &Layout) -> Bytes {
+        let stripes = (0u32..).take(self.lacks.len());
+        stripes
+            .map(|nth| layout.bytes(StripeId(nth)))
             .sum::<Bytes>()
             .plus(self.fixed)
     }
