@@ -10,7 +10,9 @@
  *   end tokens N recomputed N
  *   calling NAME TID         a thread of its own is about to make that call, which waits for the GPU
  *   called NAME              the call returned
- * "call NAME" on standard input makes such a call; any other line, or the end, ends the program; so do --tokens. */
+ *   second 0|1               a second cache is gone, or stands
+ * "call NAME" on standard input makes such a call, "second 0|1" such a cache; any other line, or the end, ends the program;
+ * so do --tokens. */
 #include "../../interposer/include/tidegate.h"
 #include "kv.h"
 #include "vmm.h"
@@ -23,6 +25,7 @@ enum { LAYERS = 4, PER_BLOCK = 4, PART = 512 << 10, SLOT = 4096, MAX_BLOCKS = 51
 CUresult cuMemAllocHost_v2(void **, size_t);
 CUresult cuMemFreeHost(void *);
 CUresult cuModuleUnload(CUmodule);
+CUresult cuEventDestroy_v2(CUevent);
 CUresult cuCtxGetCurrent(CUcontext *);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);
 CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream);
@@ -196,10 +199,11 @@ static int preempt_youngest(void)
 /* A call that waits for the GPU, which spins for a while. */
 static void make_call(const char *name, CUcontext engine)
 {
-    const uint64_t spin_ns = 300000000;
+    const uint64_t spin_ns = 600000000;
     CUdeviceptr plain;
-    CUmodule module;
+    CUmodule module, fresh;
     CUstream other;
+    CUevent event;
     CUcontext context;
     CUdevice device;
     void *host;
@@ -215,6 +219,8 @@ static void make_call(const char *name, CUcontext engine)
     MUST(cuMemAllocHost_v2(&host, 4096));
     MUST(cuStreamCreate(&other, 0));
     tg_spin(spin, other, spin_ns, 1);
+    MUST(cuEventCreate(&event, 0));
+    if (!strcmp(name, "event")) MUST(cuEventRecord(event, other));
     if (!strcmp(name, "launch"))
         for (int i = 1; i < 1024; i++) tg_spin(spin, other, 1000, 1);
     printf("calling %s %d\n", name, (int)gettid());
@@ -224,6 +230,9 @@ static void make_call(const char *name, CUcontext engine)
     else if (!strcmp(name, "host_free")) MUST(cuMemFreeHost(host));
     else if (!strcmp(name, "unload")) MUST(cuModuleUnload(module));
     else if (!strcmp(name, "launch")) tg_spin(spin, other, 1000, 1);
+    else if (!strcmp(name, "load")) MUST(cuModuleLoadData(&fresh, TG_PTX));
+    else if (!strcmp(name, "stream")) MUST(cuStreamDestroy_v2(other));
+    else if (!strcmp(name, "event")) MUST(cuEventDestroy_v2(event));
     else if (!strcmp(name, "sync")) MUST(cuCtxSynchronize());
     else if (makes_context) MUST(cuCtxDestroy_v2(context));
     else exit(2);
@@ -232,11 +241,36 @@ static void make_call(const char *name, CUcontext engine)
     MUST(cuCtxSetCurrent(engine));
 }
 
+/* A second cache beside the one that is used, and its end. */
+static void second_cache(int wanted)
+{
+    static CUdeviceptr second;
+    static uint32_t number;
+    if (wanted) {
+        MUST(tg.kv_scope_begin(0, 0));
+        MUST(cuMemAlloc_v2(&second, 4 * MIB));
+        MUST(tg.kv_scope_end());
+        struct tg_kv_region region = {second, 2 * MIB, 2 * MIB, 0, 2};
+        MUST(tg.kv_register(&region, 1, 0, 0, &number));
+    } else {
+        MUST(tg.kv_unregister(number));
+        MUST(cuMemFree_v2(second));
+    }
+    printf("second %d\n", wanted);
+    fflush(stdout);
+}
+
 static void *obey(void *context)
 {
     char line[64], name[32];
     MUST(cuCtxSetCurrent(context));
-    while (fgets(line, sizeof line, stdin) && sscanf(line, "call %31s", name) == 1) make_call(name, context);
+    for (;;) {
+        int wanted;
+        if (!fgets(line, sizeof line, stdin)) break;
+        if (sscanf(line, "call %31s", name) == 1) make_call(name, context);
+        else if (sscanf(line, "second %d", &wanted) == 1) second_cache(wanted);
+        else break;
+    }
     stop = 1;
     return 0;
 }

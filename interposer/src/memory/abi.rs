@@ -180,8 +180,12 @@ fn register(
         ..
     } = &mut *state;
     let mut cache = Kv::new(*kvs_made + 1, backed, regions, protected, elastic)?;
-    if env::kv_guess().is_some() && membership.world > 1 {
-        "its memory was guessed, and the job has more than one rank".clone_into(&mut cache.refused);
+    if env::kv_guess().is_some() && membership.world != 1 {
+        "its memory was guessed, and the job has more than one rank, or was not joined yet"
+            .clone_into(&mut cache.refused);
+    } else if !elastic && kvs.values().any(|other| other.elastic.is_none()) {
+        // Lost blocks are told by number, and each cache has its own.
+        "the process has another cache".clone_into(&mut cache.refused);
     }
     if elastic {
         let vmm = vmm().ok_or(BadKv::NoMemory)?;
