@@ -65,7 +65,7 @@ pub fn compare(uses: &[Use], target: f64) -> Comparison {
     let config = Reserving {
         pressure_every: Duration::from_secs_f64(60.0 / target),
         max: pool,
-        ..Reserving::default()
+        ..Reserving::of_pool(pool)
     };
     let adaptive = adaptive(uses, config, pool);
     let allowed = adaptive.rate.max(target);

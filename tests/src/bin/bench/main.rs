@@ -19,7 +19,8 @@
 //! * `selection`: tokens lost per reclaim by the policy's choice against first-in-first-out, over
 //!   sizes, rates, layouts and handles, in a pool worn by each `--trace`; in virtual time.
 //! * `reclaim`: what choosing stripes takes, what the library takes to take and give back a handle (and
-//!   with the costs of an A100's driver), and a reservation inside the headroom.
+//!   with the costs of an A100's driver), a reclaim in the middle of a prefill against waiting for the
+//!   end of a layer or an iteration, and a reservation inside the headroom.
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //!
