@@ -273,6 +273,10 @@ impl Control {
             }
             Outcome::Withheld => {
                 self.counters.enables_withheld += 1;
+                if issued.looked_ns != 0 {
+                    // It was held up behind a first batch, which runs until policy's next order.
+                    self.overtaken(order, issued.looked_ns);
+                }
                 self.read_activity(tidegate_policy::ids::GpuSet::of(order.gpu));
                 self.feed(Event::EnableSkipped { order });
             }
@@ -292,16 +296,20 @@ impl Control {
         };
         gang.looked_ns = looked_ns;
         if gang.newest != order.generation && gang.disable {
-            self.counters.wakes_overtaken += 1;
-            let happening = Happening {
-                kind: "wake_overtaken",
-                gpu: Some(u32::from(order.gpu.0)),
-                job: self.job_name(Some(order.job)),
-                value_ns: self.since_look(looked_ns),
-                ..Happening::default()
-            };
-            self.tell(happening);
+            self.overtaken(order, looked_ns);
         }
+    }
+
+    fn overtaken(&mut self, order: Order, looked_ns: u64) {
+        self.counters.wakes_overtaken += 1;
+        let happening = Happening {
+            kind: "wake_overtaken",
+            gpu: Some(u32::from(order.gpu.0)),
+            job: self.job_name(Some(order.job)),
+            value_ns: self.since_look(looked_ns),
+            ..Happening::default()
+        };
+        self.tell(happening);
     }
 
     /// How long ago online was looked at; 0: it was not.
