@@ -7,10 +7,14 @@
 
 use crate::floor::Relay;
 use crate::{Row, quantile};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tidegate_tests::peer::Peer;
 use tidegate_tests::watch::status;
-use tidegate_tests::{Node, Offline, Online, TRUSTING, wait_until};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, monotonic_ns, wait_until};
 use tidegate_vgpu::history::{self, Kind, Record};
 
 struct Edges {
@@ -20,6 +24,8 @@ struct Edges {
     returned_us: Vec<f64>,
     /// Two wake-ups in a row, in the same pauses.
     floor_us: Vec<f64>,
+    /// Connections of strangers a second.
+    flood_rate: f64,
 }
 
 fn history(node: &Node) -> Vec<Record> {
@@ -36,8 +42,63 @@ fn micros(from: u64, to: u64) -> f64 {
 enum Lane {
     /// The doorbell in the page, rung by a launch.
     Page,
+    /// As the page, while strangers connect to the agent's socket as often as [`Flood`] says.
+    Flooded,
     /// A message on the stream, as of a client that gets no descriptors.
     Stream,
+}
+
+/// A stranger who connects and hangs up, again and again, until it is dropped.
+struct Flood {
+    enough: Arc<AtomicBool>,
+    connected: Arc<AtomicU64>,
+    begun: u64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Flood {
+    /// Connections a millisecond.
+    const RATE: u64 = 10;
+
+    fn start(node: &Node) -> Self {
+        let (enough, connected) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (end, count) = (Arc::clone(&enough), Arc::clone(&connected));
+        let socket = node.run_dir().join("hook.sock");
+        let begun = monotonic_ns();
+        let thread = std::thread::spawn(move || {
+            let mut tried = 0;
+            while !end.load(Ordering::Relaxed) {
+                while tried < (monotonic_ns() - begun) / 1_000_000 * Self::RATE {
+                    tried += 1;
+                    if UnixStream::connect(&socket).is_ok() {
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                wait_until(Duration::from_millis(1), || None::<()>);
+            }
+        });
+        Self {
+            enough,
+            connected,
+            begun,
+            thread: Some(thread),
+        }
+    }
+
+    /// Connections a second so far.
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    fn rate(&self) -> f64 {
+        self.connected.load(Ordering::Relaxed) as f64 * 1e9 / (monotonic_ns() - self.begun) as f64
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.enough.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// Makes one busy edge and the idle edge after it; when it began.
@@ -45,7 +106,7 @@ type Edge = Box<dyn FnMut() -> u64>;
 
 fn edge(node: &Node, lane: Lane) -> Edge {
     match lane {
-        Lane::Page => {
+        Lane::Page | Lane::Flooded => {
             let mut online = Online::start(node, 0);
             Box::new(move || online.request(0, 25_000, 0).start_ns)
         }
@@ -89,6 +150,7 @@ fn run(gpus: u32, fixed: Option<(&str, u32)>, lane: Lane, edges: u32) -> Edges {
     let fifo = status(&node)["scheduling"] == "SCHED_FIFO";
     let mut starts = Vec::new();
     let mut floor_us = Vec::new();
+    let flood = (lane == Lane::Flooded).then(|| Flood::start(&node));
     let relay = Relay::start();
     for number in 0..edges {
         starts.push(edge());
@@ -98,6 +160,7 @@ fn run(gpus: u32, fixed: Option<(&str, u32)>, lane: Lane, edges: u32) -> Edges {
         floor_us.push(micros(0, relay.run()));
         wait_until(Duration::from_millis(2), || None::<()>);
     }
+    let flood_rate = flood.map(|flood| flood.rate()).unwrap_or_default();
     floor_us.sort_by(f64::total_cmp);
     let records = history(&node);
     let mut found = Edges {
@@ -105,6 +168,7 @@ fn run(gpus: u32, fixed: Option<(&str, u32)>, lane: Lane, edges: u32) -> Edges {
         entered_us: Vec::new(),
         returned_us: Vec::new(),
         floor_us,
+        flood_rate,
     };
     for (number, start) in starts.iter().enumerate() {
         let end = starts.get(number + 1).copied().unwrap_or(u64::MAX);
@@ -168,6 +232,21 @@ pub fn measure(edges: u32) -> Vec<Row> {
             "",
         ));
     }
+    let idle = out.iter().find(|row| row.key == "edge.gpus_1.p99_us");
+    let idle = idle.map_or(f64::NAN, |row| row.value);
+    let found = run(1, None, Lane::Flooded, edges);
+    let [p50, p99] = rows("edge.gpus_1_flooded", &found.entered_us);
+    let ratio = p99.value / idle;
+    out.extend([
+        Row::new(
+            "edge.gpus_1_flooded.connections_per_s",
+            found.flood_rate,
+            "",
+        ),
+        p50,
+        p99,
+        Row::new("edge.gpus_1_flooded.p99_ratio", ratio, "of idle").at_most(1.2),
+    ]);
     let found = run(1, None, Lane::Stream, edges);
     out.extend(rows("edge.gpus_1_grpc_lane", &found.entered_us));
     for patch in ["none", "A", "B"] {

@@ -6,12 +6,14 @@
 //! * `edge`: from just before an online launch to the entry of the last disable ioctl (stamped in
 //!   the calling thread), and to the return of the last disable, on 1 and on 8 virtual GPUs; and
 //!   the return with the driver's locks as they are, with patch A and with patch B; and the slower
-//!   lane of a process without a page. Beside it the floor: two threads in a row woken by nothing
+//!   lane of a process without a page, and an agent to whom strangers connect ten thousand times a second. Beside it the floor: two threads in a row woken by nothing
 //!   but each other. And what the three kinds of locks add for each millisecond a disable takes.
 //! * `attach`: from the start of the first context to the agent's welcome, and what the library
 //!   adds to its host process.
 //! * `agent`: its memory, its processor time while nothing happens, its start with 8 virtual GPUs, and what
 //!   `--restarts` restarts under load cost the programs on the node.
+//! * `recovery`: how soon the agent has forgotten a killed program, and how soon the next agent has enabled 256 channels
+//!   that a killed one left disabled.
 //! * `demo`: the demo three times on its own trace and on each `--trace`: medians of what users wait
 //!   and of what offline gets, against the bars they have to clear. Takes ten minutes and more.
 //! * `headroom`: the memory that online keeps mapped ahead over hours of each `--trace`, against the
@@ -36,6 +38,7 @@ mod headroom;
 mod hook;
 mod mapping;
 mod reclaim;
+mod recovery;
 mod replay;
 mod selection;
 
@@ -61,6 +64,9 @@ struct Args {
     /// Restarts measured for `agent`.
     #[arg(long, default_value_t = 100)]
     restarts: usize,
+    /// Programs killed for `recovery`.
+    #[arg(long, default_value_t = 50)]
+    kills: usize,
     /// Rounds of native and preloaded runs for `hook`.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
@@ -79,6 +85,7 @@ enum What {
     Edge,
     Attach,
     Agent,
+    Recovery,
     Demo,
     Headroom,
     Selection,
@@ -187,6 +194,9 @@ fn main() -> ExitCode {
     }
     if args.what.contains(&What::Agent) {
         rows.extend(agent::measure(args.restarts));
+    }
+    if args.what.contains(&What::Recovery) {
+        rows.extend(recovery::measure(args.kills, 5));
     }
     if args.what.contains(&What::Demo) {
         match demo::measure(&args.traces, args.seconds) {
