@@ -321,6 +321,8 @@ pub struct Node {
     pub device: Running,
     /// How its agents try the channel levels: "calls" is quick, and only they use the device.
     pub self_test: &'static str,
+    /// The library of the programs to come, where it is not the one that was built.
+    pub library: Option<PathBuf>,
     config: PathBuf,
     dir: TempDir,
 }
@@ -361,6 +363,7 @@ impl Node {
             agent: None,
             device,
             self_test: "calls",
+            library: None,
             config,
             dir,
         }
@@ -527,7 +530,10 @@ impl Node {
     #[must_use]
     pub fn preloaded(&self, command: impl AsRef<OsStr>, role: &str) -> Command {
         let mut command = self.plain(command);
-        let mut preload = built("libtidegate.so").into_os_string();
+        let library = self.library.clone();
+        let mut preload = library
+            .unwrap_or_else(|| built("libtidegate.so"))
+            .into_os_string();
         preload.push(":");
         preload.push(built("libvgpu_rm.so"));
         command.env("LD_PRELOAD", preload);

@@ -130,6 +130,8 @@ impl Ground {
             );
             other
                 .args(command.get_args())
+                .arg("--vgpu-shim")
+                .arg(crate::built("libvgpu_rm.so"))
                 .envs(
                     command
                         .get_envs()
@@ -299,15 +301,25 @@ impl Ground {
         self.kill_agent(nemesis, rng, schedule)
     }
 
+    /// The older agent, an offline program with the older library, or both: until the next agent and
+    /// the next such program.
     fn mix_versions(
         &mut self,
         nemesis: &mut Nemesis,
-        _: &mut Rng,
+        rng: &mut Rng,
         schedule: &mut Schedule,
     ) -> Result<(), String> {
+        let (agent, library) = [(true, false), (false, true), (true, true)]
+            [usize::try_from(rng.between(0, 3)).unwrap_or(0)];
         let from = monotonic_ns();
         self.end_agent(nemesis)?;
-        self.succeed(nemesis, schedule, from, true);
+        self.succeed(nemesis, schedule, from, agent);
+        if library {
+            let older = self.older.as_ref();
+            nemesis.node.library = older.map(|dir| dir.join("libtidegate.so"));
+            nemesis.kill_offline(schedule);
+            nemesis.node.library = None;
+        }
         Ok(())
     }
 

@@ -186,6 +186,17 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
 
 fn operate(wanted: &Operators) -> ExitCode {
     let (seed, seconds) = (wanted.seed, wanted.seconds);
+    if let Some(dir) = &wanted.older {
+        for name in ["tidegate-agent", "libtidegate.so"] {
+            if !dir.join(name).is_file() {
+                eprintln!(
+                    "nemesis: --older {}: no {name} in it (scripts/earlier builds both)",
+                    dir.display()
+                );
+                return ExitCode::from(2);
+            }
+        }
+    }
     let report = operators::run_for(seed, seconds, wanted.older.clone(), |seed, report| {
         if report.schedules.is_multiple_of(20) {
             eprintln!("{} schedules, last seed {seed}", report.schedules);
