@@ -30,7 +30,7 @@ pub enum DemoError {
     Json(#[from] serde_json::Error),
 }
 
-fn once(trace: Option<&Path>, seconds: u64, file: &Path) -> Result<Value, DemoError> {
+pub(super) fn once(trace: Option<&Path>, seconds: u64, file: &Path) -> Result<Value, DemoError> {
     let mut command = Command::new(built("demo"));
     command
         .args(["--seconds", &seconds.to_string(), "--json"])
@@ -49,7 +49,7 @@ fn once(trace: Option<&Path>, seconds: u64, file: &Path) -> Result<Value, DemoEr
 }
 
 /// A figure of each run, found by its path.
-fn all(runs: &[Value], path: &str) -> Vec<f64> {
+pub(super) fn all(runs: &[Value], path: &str) -> Vec<f64> {
     let of = |run: &Value| {
         run.pointer(path)
             .and_then(Value::as_f64)
@@ -59,7 +59,7 @@ fn all(runs: &[Value], path: &str) -> Vec<f64> {
 }
 
 /// The median over the runs of one figure over another of the same run.
-fn ratio(runs: &[Value], over: &str, under: &str) -> f64 {
+pub(super) fn ratio(runs: &[Value], over: &str, under: &str) -> f64 {
     let pairs = all(runs, over).into_iter().zip(all(runs, under));
     median(pairs.map(|(over, under)| over / under).collect())
 }

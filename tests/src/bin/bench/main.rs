@@ -25,6 +25,8 @@
 //!   end of a layer or an iteration, and a reservation inside the headroom.
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
+//! * `replay-demo`: the demo, `--runs` times, against replay of the same requests: preemptions and
+//!   offline tokens of both, and how far they are apart. Two minutes a run.
 //!
 //! Without a name, `hook`, `edge` and `attach` run. Figures are printed as a table and, with
 //! `--json FILE`, written under the keys named there.
@@ -40,6 +42,7 @@ mod mapping;
 mod reclaim;
 mod recovery;
 mod replay;
+mod replay_demo;
 mod selection;
 
 use clap::{Parser, ValueEnum};
@@ -74,7 +77,10 @@ struct Args {
     /// besides its own.
     #[arg(long = "trace", value_name = "FILE", num_args = 1..)]
     traces: Vec<PathBuf>,
-    /// Length of each run of `demo`, seconds.
+    /// Runs of the demo for `replay-demo`.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
+    runs: u64,
+    /// Length of each run of `demo` and `replay-demo`, seconds.
     #[arg(long, default_value_t = 30)]
     seconds: u64,
 }
@@ -91,6 +97,7 @@ enum What {
     Selection,
     Reclaim,
     Replay,
+    ReplayDemo,
 }
 
 /// Measures something over traces.
@@ -224,6 +231,15 @@ fn main() -> ExitCode {
     }
     if args.what.contains(&What::Replay) {
         rows.extend(replay::measure());
+    }
+    if args.what.contains(&What::ReplayDemo) {
+        match replay_demo::measure(args.runs, args.seconds) {
+            Ok(found) => rows.extend(found),
+            Err(error) => {
+                eprintln!("bench: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
     }
     println!("{:<44} {:>12} {:<4} target", "figure", "value", "unit");
     for row in &rows {

@@ -5,7 +5,6 @@
 //! online one three times: alone; with the offline one beside it; with Tidegate between them.
 
 mod interrupt;
-mod plan;
 mod progress;
 mod runs;
 mod stand;
@@ -18,11 +17,11 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Parser;
 
-use crate::plan::{COST, Wanted};
 use crate::progress::Progress;
 use crate::runs::{Program, Runs};
 use crate::stand::{Device, Stand};
 use crate::table::Header;
+use tidegate_tests::plan::{self, COST, Wanted};
 
 /// Shows on one GPU, virtual or real, what Tidegate does: the same online requests served alone,
 /// beside an offline job without control, and beside it with Tidegate.

@@ -11,10 +11,10 @@ use tidegate_replay::engine::CostModel;
 use tidegate_replay::report::text::thousands;
 use tidegate_replay::spread::Spread;
 use tidegate_tests::figures::{self, Preemptions, Served, Span};
+use tidegate_tests::plan::{COST, GAPS, Plan};
 use tidegate_tests::{Running, monotonic_ns};
 
 use crate::interrupt;
-use crate::plan::{COST, GAPS, Plan};
 use crate::progress::Progress;
 use crate::stand::{Lane, Stand};
 
