@@ -33,13 +33,14 @@ pub mod watch;
 pub use clock::{monotonic_ns, wait_for, wait_until};
 pub use online::{Offline, Online, Request};
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// The directory with the built binaries and preload libraries.
 ///
@@ -81,13 +82,14 @@ pub fn built(name: &str) -> PathBuf {
     path
 }
 
-/// Compiles `apps/<name>.c` with `flags` appended; returns the program.
+/// Compiles `apps/<name>.c` with `flags` appended, once a process; returns the program.
 ///
 /// # Panics
 /// When it does not compile.
 #[must_use]
 pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
     static ONCE: AtomicU32 = AtomicU32::new(0);
+    static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("apps/{name}.c"));
     let apps = BUILT.join("apps");
     std::fs::create_dir_all(&apps).expect("the target directory is writable");
@@ -97,6 +99,10 @@ pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
         .collect();
     let program = apps.join(format!("{name}{label}"));
+    let made = || MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if made().contains(&program) {
+        return program;
+    }
     let unique = format!(
         "{}.{}",
         std::process::id(),
@@ -123,6 +129,7 @@ pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
         String::from_utf8_lossy(&output.stderr)
     );
     std::fs::rename(&fresh, &program).expect("the target directory is writable");
+    made().insert(program.clone());
     program
 }
 

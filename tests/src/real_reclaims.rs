@@ -11,10 +11,11 @@ use crate::elastic::Elastic;
 use crate::engine::{Engine, judge};
 use crate::schedules::Rng;
 use crate::{Node, monotonic_ns, view, wait_until};
+use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
-use tidegate_vgpu::history::{self, Kind, Record};
+use tidegate_vgpu::history::{Kind, Reader, Record};
 
 /// What all schedules came to.
 #[derive(Clone, Debug, Default)]
@@ -111,10 +112,31 @@ impl Moment {
     }
 }
 
+/// What the history has of channels and memory. Its many kernels are not kept, and nothing is read twice.
+struct Seen {
+    reader: Reader,
+    records: Vec<Record>,
+}
+
+impl Seen {
+    fn catch_up(&mut self) {
+        const LEFT_OUT: [Kind; 4] = [
+            Kind::KernelStart,
+            Kind::KernelEnd,
+            Kind::TsgRun,
+            Kind::TsgStop,
+        ];
+        let fresh = self.reader.read_new().unwrap_or_default().into_iter();
+        self.records
+            .extend(fresh.filter(|record| !LEFT_OUT.contains(&record.kind)));
+    }
+}
+
 struct Stage {
     engine: Engine,
     online: Elastic,
     node: Node,
+    seen: RefCell<Seen>,
     broken: Break,
     /// Blocks online holds.
     held: u64,
@@ -130,12 +152,15 @@ struct Stage {
 impl Stage {
     fn new(rng: &mut Rng, broken: Break) -> Result<Self, String> {
         let node = Node::new(&["--set", "poison=0xa5", "--set", "unmap_us=100"], AGENT);
+        let reader = Reader::open(&node.vgpu_dir()).map_err(|error| error.to_string())?;
+        let records = Vec::new();
         let engine = start(&node, rng, 0, broken);
         let online = Elastic::start(&node);
         let mut stage = Self {
             engine,
             online,
             node,
+            seen: RefCell::new(Seen { reader, records }),
             broken,
             held: 0,
             engines: 0,
@@ -175,8 +200,9 @@ impl Stage {
         known.ok_or_else(|| "the agent does not count all that is held".to_owned())
     }
 
-    fn records(&self) -> Vec<Record> {
-        history::read(&self.node.vgpu_dir()).unwrap_or_default()
+    fn records(&self) -> Ref<'_, [Record]> {
+        self.seen.borrow_mut().catch_up();
+        Ref::map(self.seen.borrow(), |seen| seen.records.as_slice())
     }
 
     /// Online wants more, and gets it before long or does with less.
@@ -379,7 +405,7 @@ impl Stage {
     }
 
     fn shown(&self) -> Vec<Record> {
-        let mut records = self.records();
+        let mut records = self.records().to_vec();
         records.retain(|record| match self.broken {
             Break::NoDisable => record.kind != Kind::DisableEnd,
             Break::NoRelease => record.kind != Kind::MemoryDown,
