@@ -1,9 +1,11 @@
 //! The real agent takes KV memory from a running offline engine for an online one, and gives it back.
 
+use std::time::Duration;
 use tidegate_tests::elastic::Elastic;
 use tidegate_tests::engine::{Engine, Wrong, judge};
-use tidegate_tests::{Node, Running, compile, view, wait_for};
-use tidegate_vgpu::history;
+use tidegate_tests::{Node, Running, compile, monotonic_ns, view, wait_for, wait_until};
+use tidegate_vgpu::control::Control;
+use tidegate_vgpu::history::{self, Kind};
 
 /// What online and offline share is smaller than what both could use: beside 64 MiB of the engine's, 24 blocks of 2 MiB
 /// do not fit.
@@ -14,6 +16,8 @@ const SHARED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[memory]\npool = 
 struct Stage {
     engine: Engine,
     online: Elastic,
+    /// Blocks online holds.
+    held: u64,
     node: Node,
 }
 
@@ -27,18 +31,24 @@ impl Stage {
         let mut stage = Self {
             engine,
             online,
+            held: 0,
             node,
         };
         stage.take();
         stage
     }
 
+    /// Asks for what lacks of 24 blocks.
+    fn reserve(&mut self) {
+        let answer = self.online.ask(&format!("reserve {}", 24 - self.held));
+        let granted = answer.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+        self.held += granted.unwrap_or_else(|| panic!("the online program answered {answer:?}"));
+    }
+
     fn take(&mut self) {
-        let mut held = 0;
         wait_for("24 blocks for online", || {
-            let answer = self.online.ask(&format!("reserve {}", 24 - held));
-            held += answer.split(' ').next()?.parse::<u64>().ok()?;
-            (held == 24).then_some(())
+            self.reserve();
+            (self.held == 24).then_some(())
         });
         assert_eq!(self.online.ask("check"), "ok");
         wait_for("the engine to be told", || {
@@ -48,12 +58,49 @@ impl Stage {
     }
 
     fn release(&mut self) {
-        assert_eq!(self.online.ask("release 24"), "24");
+        let held = std::mem::take(&mut self.held).to_string();
+        assert_eq!(self.online.ask(&format!("release {held}")), held);
         wait_for("every lost block to be back", || {
             let (lost, back) = self.engine.told();
             (lost == back).then_some(())
         });
         self.engine.goes_on(64);
+    }
+
+    /// Whether the device has a record of the engine of this kind, later than `after`.
+    fn has(&self, kind: Kind, after: u64) -> bool {
+        let records = history::read(&self.node.vgpu_dir()).expect("the device keeps a history");
+        let pid = self.engine.process.pid();
+        let mut late = records.iter().rev().take_while(|r| r.at_ns > after);
+        late.any(|r| r.kind == kind && r.pid == pid)
+    }
+
+    /// Waits until the engine has taken a mapping away and put nothing in its place, which takes it so
+    /// long; when that was.
+    fn in_a_move(&mut self, lasting_us: u64) -> u64 {
+        let control = Control::connect(&self.node.vgpu_dir()).expect("the device listens");
+        // The mapping goes at once; the call returns so much later.
+        control.set("unmap_us", lasting_us).expect("a knob");
+        let begun = monotonic_ns();
+        wait_for("the engine to take a mapping away", || {
+            self.reserve();
+            self.has(Kind::Unmap, begun).then_some(())
+        });
+        control.set("unmap_us", 0).expect("a knob");
+        monotonic_ns()
+    }
+
+    fn end_agent(&mut self, by: i32) {
+        let agent = self.node.agent.take().expect("there is an agent");
+        agent.signal(by);
+        agent.finish();
+    }
+
+    /// The engine runs again, and online has what it was granted.
+    fn goes_on(&mut self) {
+        self.engine.goes_on(64);
+        assert_eq!(self.online.ask("check"), "ok");
+        self.release();
     }
 
     fn end(self) {
@@ -113,22 +160,19 @@ fn a_second_cache_in_a_process_keeps_its_job_from_being_reclaimed_as_long_as_it_
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(said.contains("the process has another cache"), "{said}");
     // Online gets what is free, and is told that there is no more.
-    let mut held = 0;
     wait_for("a demand to be denied", || {
-        let answer = stage.online.ask(&format!("reserve {}", 24 - held));
-        held += answer.split(' ').next()?.parse::<u64>().ok()?;
+        stage.reserve();
         let denied = stage.node.tidegate(&["events", "--kind", "denied"]);
         (!denied.stdout.is_empty()).then_some(())
     });
-    assert!(held < 24, "{held} blocks");
+    assert!(stage.held < 24, "{} blocks", stage.held);
     stage.engine.goes_on(64);
     assert_eq!(stage.engine.told(), before, "nothing was taken");
     stage.engine.tell("second 0");
     stage.engine.line("second 0", 1);
     wait_for("24 blocks for online", || {
-        let answer = stage.online.ask(&format!("reserve {}", 24 - held));
-        held += answer.split(' ').next()?.parse::<u64>().ok()?;
-        (held == 24).then_some(())
+        stage.reserve();
+        (stage.held == 24).then_some(())
     });
     stage.release();
     stage.end();
@@ -137,12 +181,54 @@ fn a_second_cache_in_a_process_keeps_its_job_from_being_reclaimed_as_long_as_it_
 #[test]
 fn an_agent_that_comes_later_knows_what_stands_and_gives_back_what_it_did_not_take() {
     let mut stage = Stage::new();
-    let agent = stage.node.agent.take().expect("there is an agent");
-    agent.signal(libc::SIGKILL);
-    drop(agent);
+    stage.end_agent(libc::SIGKILL);
     stage.node.start_agent(SHARED);
-    stage.engine.goes_on(64);
-    assert_eq!(stage.online.ask("check"), "ok");
+    stage.goes_on();
+    stage.end();
+}
+
+#[test]
+fn a_process_stopped_in_the_middle_of_a_move_is_enabled_by_nobody_before_it_has_ended_it() {
+    let mut stage = Stage::new();
     stage.release();
+    for end in [libc::SIGKILL, libc::SIGTERM] {
+        let moving = stage.in_a_move(3_000_000);
+        stage.engine.process.signal(libc::SIGSTOP);
+        assert!(!stage.has(Kind::Map, moving), "it was stopped too late");
+        stage.end_agent(end);
+        let released = stage.node.tidegate(&["release"]);
+        let said = String::from_utf8_lossy(&released.stdout).into_owned();
+        assert!(said.contains("wait for their process"), "{said}");
+        stage.node.start_agent(SHARED);
+        // Longer than an agent waits for those who have something to claim.
+        let enabled = wait_until(Duration::from_secs(2), || {
+            stage.has(Kind::EnableEnd, moving).then_some(())
+        });
+        assert!(enabled.is_none(), "channels were enabled over a hole");
+        stage.engine.process.signal(libc::SIGCONT);
+        stage.goes_on();
+    }
+    stage.take();
+    stage.release();
+    stage.end();
+}
+
+#[test]
+fn an_agent_that_comes_in_the_middle_of_a_move_enables_nothing_before_it_has_ended() {
+    let mut stage = Stage::new();
+    stage.release();
+    // Shorter than its own patience with an agent that is gone.
+    let moving = stage.in_a_move(600_000);
+    stage.end_agent(libc::SIGKILL);
+    stage.node.start_agent(SHARED);
+    wait_for("the engine to run", || {
+        stage.has(Kind::EnableEnd, moving).then_some(())
+    });
+    let records = history::read(&stage.node.vgpu_dir()).expect("the device keeps a history");
+    let pid = stage.engine.process.pid();
+    let mut since = records.iter().filter(|r| r.at_ns > moving && r.pid == pid);
+    let first = since.find(|r| matches!(r.kind, Kind::Map | Kind::EnableEnd));
+    assert_eq!(first.map(|record| record.kind), Some(Kind::Map));
+    stage.goes_on();
     stage.end();
 }

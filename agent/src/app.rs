@@ -277,7 +277,8 @@ fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
     }
 }
 
-/// Enables what a dead agent left disabled; returns what a living one handed over instead.
+/// Enables what a dead agent left disabled; returns what a living one handed over instead, and what
+/// processes in the middle of a change of their memory have to claim.
 fn take_over(journal: &Journal, driver: &Driver) -> Result<Vec<Marked>, AppError> {
     if journal.is_handing_over(clock::now_ns()) {
         return Ok(journal.marked());
@@ -286,7 +287,9 @@ fn take_over(journal: &Journal, driver: &Driver) -> Result<Vec<Marked>, AppError
     if done != Reconciled::default() {
         tracing::warn!("an earlier agent left channels disabled: {done}");
     }
-    Ok(Vec::new())
+    let mut left = journal.marked();
+    left.retain(|marked| marked.mover.is_some());
+    Ok(left)
 }
 
 fn report_self_test(report: &selftest::Report) {

@@ -376,7 +376,7 @@ impl Control {
     }
 
     /// Ends what was adopted to be claimed until `due_ns`: what a process claimed is policy's, the rest
-    /// is enabled.
+    /// is enabled, but where the process is in the middle of changing its memory's mappings.
     fn release_unclaimed(&mut self, due_ns: u64) {
         if self.adopted.iter().all(|adopted| adopted.due_ns > due_ns) {
             return;
@@ -397,6 +397,12 @@ impl Control {
         let due = due.into_iter().map(|adopted| adopted.marked);
         let (claimed, unclaimed): (Vec<_>, Vec<_>) = due.partition(is_claimed);
         self.give_back(claimed.into_iter().map(|marked| marked.place).collect());
+        let (moving, unclaimed): (Vec<_>, Vec<_>) =
+            unclaimed.into_iter().partition(Marked::is_moving);
+        let due_ns = self.now + ADOPTION_NS;
+        let again = moving.into_iter();
+        self.adopted
+            .extend(again.map(|marked| Adopted { marked, due_ns }));
         for index in 0..self.gpus.len() {
             let instance = self.gpus[index].gpu.device_instance;
             let here = unclaimed

@@ -4,11 +4,13 @@
 //! and cleared after it was enabled, so that what is marked after a crash is a superset of what is
 //! disabled. Whoever comes next (a successor, `tidegate release`) enables everything marked; enabling a
 //! channel twice is harmless, and a record of a channel that is gone is refused by the driver and
-//! cleared. Nothing is ever synced: a machine that loses its memory loses its channels too.
+//! cleared. A record also says that the process is changing its memory's mappings at the agent's word: its
+//! channels are enabled when it has ended that or is gone, since the GPU would fault where nothing is
+//! mapped. Nothing is ever synced: a machine that loses its memory loses its channels too.
 //!
 //! ```text
 //! word 0 magic+version | 1 agent generation | 2 handing over since | 3 records | 4.. records
-//! record: (client << 32 | channel) , (device instance << 32 | DISABLED or 0)
+//! record: (client << 32 | channel) , (device instance << 32 | process id << 8 if MOVING | MOVING | DISABLED)
 //! ```
 
 use crate::sys::SharedWords;
@@ -26,6 +28,10 @@ const HEADER: usize = 4;
 pub const RECORDS: usize = 16_384;
 const WORDS: usize = HEADER + 2 * RECORDS;
 const DISABLED: u64 = 1;
+const MOVING: u64 = 2;
+/// Where a process id begins; Linux has none above 22 bits.
+const PROCESS: u32 = 8;
+const PROCESS_MASK: u64 = 0xff_ffff << PROCESS;
 
 /// How long `handing over` keeps others from enabling.
 pub const HANDING_OVER_NS: u64 = 1_000_000_000;
@@ -51,6 +57,21 @@ pub struct Marked {
     pub channel: u32,
     /// The GPU.
     pub device_instance: u32,
+    /// The process that was changing its memory's mappings when last heard of.
+    pub mover: Option<u32>,
+}
+
+impl Marked {
+    /// Whether its process may be in the middle of changing mappings.
+    #[must_use]
+    pub fn is_moving(&self) -> bool {
+        // One that has ended has no program, even before its parent has heard of it.
+        let ended = |pid: u32| {
+            std::fs::read_link(format!("/proc/{pid}/exe"))
+                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        self.mover.is_some_and(|pid| !ended(pid))
+    }
 }
 
 impl Journal {
@@ -126,13 +147,26 @@ impl Journal {
     /// The channel is about to be disabled.
     pub fn mark(&self, place: Place) {
         let [_, state] = self.record(place);
-        state.store(state.load(Ordering::Relaxed) | DISABLED, Ordering::Release);
+        state.fetch_or(DISABLED, Ordering::AcqRel);
     }
 
     /// The channel was enabled, or is gone.
     pub fn clear(&self, place: Place) {
         let [_, state] = self.record(place);
-        state.store(state.load(Ordering::Relaxed) & !DISABLED, Ordering::Release);
+        state.fetch_and(!DISABLED, Ordering::AcqRel);
+    }
+
+    /// Process `pid` is about to be told to change mappings that the channel may use.
+    pub fn begin_move(&self, place: Place, pid: u32) {
+        let [_, state] = self.record(place);
+        let by = (u64::from(pid) << PROCESS) & PROCESS_MASK;
+        state.fetch_or(by | MOVING, Ordering::AcqRel);
+    }
+
+    /// It has ended that.
+    pub fn end_move(&self, place: Place) {
+        let [_, state] = self.record(place);
+        state.fetch_and(!(PROCESS_MASK | MOVING), Ordering::AcqRel);
     }
 
     /// Everything marked.
@@ -159,6 +193,7 @@ impl Journal {
             client,
             channel,
             device_instance: low(state >> 32),
+            mover: (state & MOVING != 0).then(|| low((state & PROCESS_MASK) >> PROCESS)),
         }
     }
 
@@ -238,6 +273,9 @@ mod tests {
         journal.describe(b, 0xc1d0_0001, 0x5c00_0011, 3);
         journal.mark(a);
         journal.mark(b);
+        journal.begin_move(a, std::process::id());
+        journal.begin_move(b, u32::MAX);
+        journal.end_move(b);
         journal.clear(b);
         drop(journal);
         let journal = Journal::find(&dir).expect("readable").expect("there");
@@ -251,6 +289,9 @@ mod tests {
             ),
             (0xc1d0_0001, 0x5c00_0010, 3)
         );
+        assert!(marked[0].is_moving(), "{marked:?}");
+        journal.end_move(marked[0].place);
+        assert!(!journal.described(marked[0].place).is_moving());
         assert_eq!(journal.next_generation(), 2);
         let mut left = Places::without(&marked);
         assert!((1..RECORDS).all(|_| left.take().is_some_and(|place| place != marked[0].place)));

@@ -3,7 +3,8 @@
 //!
 //! A successor that was handed the node leaves the channels as they are: their processes attach again
 //! within milliseconds, and policy decides. What nobody has claimed by the end of the hand-over is
-//! enabled then ([`start_late`]).
+//! enabled then ([`start_late`]). Neither does anybody enable channels whose process is in the middle of
+//! changing mappings: it attaches when it has ended that, or is gone.
 
 use crate::channel::{Batch, ChannelControl, DriverControl, Via};
 use crate::inbox::{Input, Mailbox};
@@ -22,6 +23,8 @@ pub struct Reconciled {
     pub gone: usize,
     /// Still marked: the driver did not take the call, or the GPU is not there.
     pub failed: usize,
+    /// Still marked: their process is changing its memory's mappings.
+    pub moving: usize,
 }
 
 impl fmt::Display for Reconciled {
@@ -30,7 +33,14 @@ impl fmt::Display for Reconciled {
             f,
             "{} channels enabled, {} were gone, {} could not be enabled",
             self.enabled, self.gone, self.failed
-        )
+        )?;
+        match self.moving {
+            0 => Ok(()),
+            moving => write!(
+                f,
+                ", {moving} wait for their process to end a change of its memory"
+            ),
+        }
     }
 }
 
@@ -63,13 +73,17 @@ pub fn enable(
     marked: Vec<Marked>,
 ) -> Result<Reconciled, RmError> {
     let mut by_gpu: BTreeMap<u32, Vec<Marked>> = BTreeMap::new();
+    let mut done = Reconciled::default();
     for marked in marked {
+        if marked.is_moving() {
+            done.moving += 1;
+            continue;
+        }
         by_gpu
             .entry(marked.device_instance)
             .or_default()
             .push(marked);
     }
-    let mut done = Reconciled::default();
     for (instance, marked) in by_gpu {
         let gpu = driver
             .gpus

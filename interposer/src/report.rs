@@ -13,8 +13,8 @@
 use crate::channels::{self, Outcome};
 use crate::greet::{Greeted, control_file, greet};
 use crate::ioctl::{GRANTS, Up};
-use crate::memory::settled;
 use crate::memory::talk::{self, Talk};
+use crate::memory::{is_changing, settle};
 use crate::process::Process;
 use crate::resolve::{DEEPBIND_LOADS, unhooked};
 use crate::sys::{self, Bell};
@@ -62,8 +62,6 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// who looks for it comes well within that, on a busy machine too.
 const LAST_BACKOFF: Duration = Duration::from_millis(100);
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
-/// How long the soft landing waits for mappings that are being changed.
-const SETTLE_NS: u64 = 50_000_000;
 /// How often an offline process looks at its agent's heartbeat.
 const TICK: Duration = Duration::from_millis(25);
 const HOOKS_EVERY_NS: u64 = 1_000_000_000;
@@ -287,9 +285,8 @@ impl Reporter {
                     self.process.swap_page(self.process.private);
                 }
                 Effect::EnableChannels => {
-                    if !settled(self.process, SETTLE_NS) {
-                        log::debug(|| "a mapping change does not end".to_owned());
-                    }
+                    // Nothing may run over a range where nothing is mapped.
+                    settle(self.process);
                     if !channels::enable_all(self.process) {
                         log::debug(|| "some channels could not be enabled".to_owned());
                     }
@@ -317,6 +314,13 @@ impl Reporter {
     async fn session(&mut self, signals: &AsyncFd<OwnedFd>) -> Result<(), Lost> {
         let path = format!("{}/{}", env::run_dir(), tidegate_proto::HOOK_SOCKET);
         let process = self.process;
+        // An agent that knows this process may enable its channels: not over a range where nothing is mapped.
+        let settling = async {
+            while process.role() == Role::Offline && is_changing(process) {
+                tokio::time::sleep(TICK).await;
+            }
+        };
+        self.while_looking(settling).await;
         let greeting = async {
             let stream = UnixStream::connect(path).await.map_err(Lost::Connect)?;
             let greeted = greet(&stream, process).await.map_err(Lost::Greet)?;

@@ -579,9 +579,15 @@ impl Control {
             return None;
         };
         held.place = Some(place);
+        let mover = session
+            .moving
+            .then_some(session.process.pid.cast_unsigned());
         let instance = self.gpus.get(gpu.index())?.gpu.device_instance;
         self.journal
             .describe(place, channel.client, channel.channel, instance);
+        if let Some(pid) = mover {
+            self.journal.begin_move(place, pid);
+        }
         Some(gpu)
     }
 

@@ -244,6 +244,9 @@ impl Control {
         stripes: &[u32],
         log: u64,
     ) {
+        if result != MemoryResult::Late {
+            self.note_move(session, false);
+        }
         let stripes: Vec<StripeId> = stripes.iter().copied().map(StripeId).collect();
         self.feed_memory(MemoryEvent::Moved {
             reclaim: ReclaimId(seq),
@@ -252,6 +255,22 @@ impl Control {
             stripes: &stripes,
             log: LogSeq(log),
         });
+    }
+
+    /// Writes down for a successor whether the process may be in the middle of changing mappings.
+    fn note_move(&mut self, session: SessionId, moving: bool) {
+        let Some(known) = self.sessions.get_mut(&session.0) else {
+            return;
+        };
+        known.moving = moving;
+        for place in known.channels.iter().filter_map(|held| held.place) {
+            if moving {
+                self.journal
+                    .begin_move(place, known.process.pid.cast_unsigned());
+            } else {
+                self.journal.end_move(place);
+            }
+        }
     }
 
     /// What engines use, from their pages.
@@ -331,6 +350,7 @@ impl Control {
                 direction,
                 until,
             } => {
+                self.note_move(session, true);
                 let stripes = self.node.stripes(reclaim).iter();
                 let stripes = stripes.map(|stripe| stripe.0).collect();
                 let (seq, kv, deadline_ns) = (reclaim.0, kv.0, until.as_nanos());

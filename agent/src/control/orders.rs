@@ -608,10 +608,15 @@ impl Control {
 
     // ------------------------------------------------------------ the end
 
+    /// All but jobs that are changing their memory's mappings: they enable themselves when they have ended that.
     pub(super) fn enable_everything(&mut self) {
         self.release_unclaimed(u64::MAX);
         let jobs = u32::try_from(self.jobs.len()).unwrap_or(0);
         for job in (0..jobs).map(JobId) {
+            let mut sessions = self.sessions.values();
+            if sessions.any(|session| session.moving && session.job == Some(job)) {
+                continue;
+            }
             self.open_all_gates(job);
             for gpu in (0..self.gpus.len()).map(gpu_id) {
                 let Some(gang) = self.gang(job, gpu) else {

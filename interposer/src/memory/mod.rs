@@ -222,14 +222,15 @@ fn serve(process: &'static Process) {
     }
 }
 
-/// Waits until no mapping is being changed, at most `limit_ns`; whether none is.
-pub fn settled(process: &Process, limit_ns: u64) -> bool {
-    let end = crate::clock::now_ns() + limit_ns;
-    while process.memory.changing.load(Acquire) {
-        if crate::clock::now_ns() >= end {
-            return false;
-        }
+/// Whether a mapping is being changed.
+pub fn is_changing(process: &Process) -> bool {
+    process.memory.changing.load(Acquire)
+}
+
+/// Waits until no mapping is being changed. What changes them stops after the range it is at, once the agent
+/// is gone; only a driver that does not answer takes longer than that.
+pub fn settle(process: &Process) {
+    while is_changing(process) {
         sys::sleep_ns(200_000);
     }
-    true
 }
