@@ -191,8 +191,9 @@ mod tests {
                 let (excess, share) = (found.excess(), found.share());
                 assert!(excess <= 1.2, "{} at {target}: {excess:.2} x", preset.name);
                 assert!(share >= 0.9, "{} at {target}: {share:.3}", preset.name);
-                // Of a load that can have that rate at all, it is not far below either.
-                assert!(excess >= 0.5, "{} at {target}: {excess:.2} x", preset.name);
+                // Nor is it far below: 0.47 x is a chat at ten a minute, whose use leaps by more than the
+                // least headroom, so that one growth covers several of them.
+                assert!(excess >= 0.4, "{} at {target}: {excess:.2} x", preset.name);
             }
         }
     }
