@@ -9,4 +9,4 @@ docker run -d --name offline --gpus device=0 \
     -v /run/tidegate/hook.sock:/run/tidegate/hook.sock:ro \
     -e LD_PRELOAD=/opt/tidegate/libtidegate.so -e TIDEGATE_ROLE=offline \
     -e VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=86400 \
-    -v "$PWD:/work" --entrypoint python3 vllm/vllm-openai:latest /work/batch.py
+    -v "$PWD:/job" --entrypoint python3 vllm/vllm-openai:latest /job/batch.py

@@ -8,4 +8,4 @@ podman run -d --name online --device nvidia.com/gpu=0 --device tidegate.dev/colo
 # A closed gate may last for hours; the engine has to be told to wait that long.
 podman run -d --name offline --device nvidia.com/gpu=0 --device tidegate.dev/colo=offline \
     -e VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=86400 \
-    -v "$PWD:/work" --entrypoint python3 docker.io/vllm/vllm-openai:latest /work/batch.py
+    -v "$PWD:/job" --entrypoint python3 docker.io/vllm/vllm-openai:latest /job/batch.py
