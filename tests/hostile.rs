@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use tidegate_proto::greeting::{Greeting, LEN};
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{
-    counter, cpu_ns, disabled, process, records, status, wait_all, wait_so,
+    counter, cpu_ns, descriptors, disabled, process, records, status, wait_all, wait_so,
 };
 use tidegate_tests::{Node, Offline, clock, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::history::Kind;
@@ -86,11 +86,6 @@ impl Honest {
 }
 
 /// Descriptors a process holds.
-fn descriptors(pid: u32) -> usize {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd"));
-    entries.expect("the process lives").count()
-}
-
 fn connect(node: &Node) -> UnixStream {
     let stream = UnixStream::connect(node.run_dir().join("hook.sock")).expect("the agent listens");
     let limit = Some(clock::DEADLINE);

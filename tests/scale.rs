@@ -2,6 +2,7 @@
 //! a job stops and runs as a whole.
 
 use std::process::Command;
+use tidegate_tests::view::descriptors;
 use tidegate_tests::watch::{
     Testimony, channels, counter, status, wait_all, wait_finished, wait_open,
 };
@@ -336,10 +337,6 @@ fn handles_freed_and_used_again_never_lead_to_a_wrong_or_a_missed_disable() {
 }
 
 /// Descriptors of the process `pid`.
-fn descriptors(pid: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
-}
-
 #[test]
 fn three_hundred_processes_that_attach_at_once_are_served_and_leave_nothing_behind() {
     const CROWD: usize = 300;

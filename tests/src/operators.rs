@@ -8,7 +8,7 @@
 
 use crate::judge::Schedule;
 use crate::schedules::{AGENT, Nemesis, Rng};
-use crate::view::status_value;
+use crate::view::{descriptors, status_value};
 use crate::{Node, Running, clock, compile, monotonic_ns, wait_until};
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -381,10 +381,6 @@ fn run(program: &str, arguments: &[&str], at: &Path) -> bool {
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
-}
-
-fn descriptors(pid: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
 /// Lets a process have no more than `count` descriptors; what it might have had.

@@ -25,6 +25,12 @@ pub fn table(node: &Node) -> String {
     String::from_utf8_lossy(&node.tidegate(&["status"]).stdout).into_owned()
 }
 
+/// Descriptors that a process has open; 0 once it is gone.
+#[must_use]
+pub fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
 /// One counter of the agent.
 ///
 /// # Panics

@@ -1,6 +1,7 @@
 //! How soon what somebody's death left is in order again: a program's, and an agent's with many channels disabled.
 
 use crate::{Row, median};
+use tidegate_tests::view::descriptors;
 use tidegate_tests::watch::{Testimony, channels, wait_all, wait_open};
 use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::history::Kind;
@@ -34,10 +35,6 @@ pub fn measure(kills: usize, deaths: usize) -> Vec<Row> {
         Row::new("recovery.reconciled_p50_ms", median(reconciled), "ms").at_most(100.0),
         Row::new("recovery.served_p50_ms", median(served), "ms").at_most(300.0),
     ]
-}
-
-fn descriptors(pid: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
 /// When the agent said of `pid` that it is gone, by its own clock, which is this process'.
