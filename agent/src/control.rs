@@ -12,6 +12,7 @@
 
 mod claims;
 mod gang;
+mod leaving;
 mod members;
 mod memory;
 mod orders;
@@ -19,6 +20,7 @@ mod proofs;
 mod report;
 mod session;
 mod steer;
+mod telling;
 mod waiting;
 
 use crate::clock::now_ns;
@@ -27,7 +29,7 @@ use crate::events::{Happening, Teller};
 use crate::gate::Gate;
 use crate::inbox::{Inbox, Input, Mailbox, Tunables};
 use crate::issue::{Guards, Issuer};
-use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
+use crate::journal::{Journal, Marked, Place, Places};
 use crate::latency::Latencies;
 use crate::notify::Notifier;
 use crate::obstacle::Obstacle;
@@ -37,17 +39,17 @@ use crate::rm::Gpu;
 use crate::usage::Usage;
 use claims::Claims;
 use gang::Gang;
+use leaving::{ADOPTION_NS, Adopted};
 use proofs::Proofs;
 use session::Session;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidegate_policy::config::Suspects;
-use tidegate_policy::effect::{Effect, Look, Report};
+use tidegate_policy::effect::{Effect, Look};
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId, ReclaimId, SessionId};
 use tidegate_policy::node::Node;
-use tidegate_policy::reclaim::Phase;
 use tidegate_policy::time::Instant;
 use waiting::Waiting;
 
@@ -55,9 +57,6 @@ use waiting::Waiting;
 pub const HEARTBEAT_NS: u64 = 50_000_000;
 /// A turn this late: processes may have given up on this agent.
 pub const LATE_NS: u64 = 250_000_000;
-/// How long processes that were handed over, or attached anew, may take to say what they have: within
-/// the second that their own soft landing waits.
-const ADOPTION_NS: u64 = HANDING_OVER_NS * 8 / 10;
 /// How long the end waits for the last enables.
 const END_NS: u64 = 2_000_000_000;
 /// Messages taken in one turn before the doorbells are looked at again.
@@ -157,15 +156,6 @@ pub struct Control {
     /// Releases without an answer.
     releases: u32,
     end: End,
-}
-
-/// A channel that may be disabled and is in no list until its process has said again what it has: it was
-/// handed over by an earlier agent, or the process attached anew.
-#[derive(Clone, Copy, Debug)]
-struct Adopted {
-    marked: Marked,
-    /// When it is enabled unless it was claimed.
-    due_ns: u64,
 }
 
 /// How the thread ends.
@@ -373,46 +363,6 @@ impl Control {
     fn account(&mut self) {
         self.usage
             .stand(self.node.standing(), self.node.runs(), self.now);
-    }
-
-    /// Ends what was adopted to be claimed until `due_ns`: what a process claimed is policy's, the rest
-    /// is enabled, but where the process is in the middle of changing its memory's mappings.
-    fn release_unclaimed(&mut self, due_ns: u64) {
-        if self.adopted.iter().all(|adopted| adopted.due_ns > due_ns) {
-            return;
-        }
-        let adopted = std::mem::take(&mut self.adopted);
-        let (due, later): (Vec<_>, Vec<_>) = adopted
-            .into_iter()
-            .partition(|adopted| adopted.due_ns <= due_ns);
-        self.adopted = later;
-        let is_claimed = |marked: &Marked| {
-            self.sessions.values().any(|session| {
-                session.channels.iter().any(|held| {
-                    let own = (held.channel.client, held.channel.channel);
-                    held.place.is_some() && own == (marked.client, marked.channel)
-                })
-            })
-        };
-        let due = due.into_iter().map(|adopted| adopted.marked);
-        let (claimed, unclaimed): (Vec<_>, Vec<_>) = due.partition(is_claimed);
-        self.give_back(claimed.into_iter().map(|marked| marked.place).collect());
-        let (moving, unclaimed): (Vec<_>, Vec<_>) =
-            unclaimed.into_iter().partition(Marked::is_moving);
-        let due_ns = self.now + ADOPTION_NS;
-        let again = moving.into_iter();
-        self.adopted
-            .extend(again.map(|marked| Adopted { marked, due_ns }));
-        for index in 0..self.gpus.len() {
-            let instance = self.gpus[index].gpu.device_instance;
-            let here = unclaimed
-                .iter()
-                .filter(|marked| marked.device_instance == instance);
-            let places: Vec<_> = here.map(|marked| marked.place).collect();
-            if !places.is_empty() {
-                self.release(gpu_id(index), places, None);
-            }
-        }
     }
 
     /// Stamps `now`, and gives the signs of life when they are due.
@@ -658,177 +608,11 @@ impl Control {
         }
     }
 
-    fn emit(&mut self, report: Report) {
-        let mut happening = Happening::default();
-        let gpu = |gpu: GpuId| Some(u32::from(gpu.0));
-        match report {
-            Report::Preempted {
-                gpu: on,
-                rang,
-                entered,
-                returned,
-                jobs: _,
-            } => {
-                let latency = returned.as_nanos().saturating_sub(rang.as_nanos());
-                if let Some(state) = self.gpus.get_mut(on.index()) {
-                    state.preempt.record(latency);
-                    state
-                        .gate
-                        .record(entered.as_nanos().saturating_sub(rang.as_nanos()));
-                }
-                happening.kind = "preempted";
-                happening.gpu = gpu(on);
-                happening.value_ns = latency;
-            }
-            Report::Woken { job } => {
-                happening.kind = "woken";
-                happening.job = self.job_name(Some(job));
-                let gangs = self.jobs.get(job.0 as usize).map(|job| &job.gangs);
-                let looks = gangs.into_iter().flatten().map(|gang| gang.looked_ns);
-                let looked = looks.filter(|&looked| looked != 0).min();
-                happening.value_ns = self.since_look(looked.unwrap_or(0));
-            }
-            Report::DisableFailed {
-                order,
-                status,
-                failures,
-            } => {
-                self.counters.disables_failed += 1;
-                happening.kind = "disable_failed";
-                happening.gpu = gpu(order.gpu);
-                happening.job = self.job_name(Some(order.job));
-                happening.text = format!("status {status:#x}, {failures} in a row");
-            }
-            Report::EnableFailed { order, status } => {
-                self.counters.enables_failed += 1;
-                happening.kind = "enable_failed";
-                happening.gpu = gpu(order.gpu);
-                happening.job = self.job_name(Some(order.job));
-                happening.text = format!("status {status:#x}");
-            }
-            Report::Unmanaged { job } => {
-                happening.kind = "unmanaged";
-                happening.job = self.job_name(Some(job));
-                happening.text = "its channels cannot be controlled; launches wait instead".into();
-            }
-            Report::MaxGated { job, since } => {
-                happening.kind = "max_gated";
-                happening.job = self.job_name(Some(job));
-                happening.value_ns = self.now.saturating_sub(since.as_nanos());
-            }
-            Report::Breathed { job } => {
-                happening.kind = "breathed";
-                happening.job = self.job_name(Some(job));
-            }
-            Report::IssueStalled { gpu: on } => {
-                happening.kind = "issue_stalled";
-                happening.gpu = gpu(on);
-                happening.text = "the driver does not return from a call".into();
-            }
-            Report::Lapsed { session } => {
-                self.set_lapsed(session, true);
-                happening.kind = "lapsed";
-                happening.session = session.0;
-                happening.text = "busy without progress; its activity no longer counts".into();
-            }
-            Report::Recovered { session } => {
-                self.set_lapsed(session, false);
-                happening.kind = "recovered";
-                happening.session = session.0;
-            }
-            Report::CooldownViolated { gpu: on, gap } => {
-                happening.kind = "cooldown_violated";
-                happening.gpu = gpu(on);
-                happening.value_ns = crate::clock::nanos(gap);
-            }
-            Report::Paused { job } => {
-                happening.kind = "paused";
-                happening.job = self.job_name(Some(job));
-            }
-            Report::Resumed { job } => {
-                happening.kind = "resumed";
-                happening.job = self.job_name(Some(job));
-            }
-            Report::Reclaimed {
-                job,
-                reclaim,
-                handles,
-                bytes,
-                tokens,
-                took,
-            } => {
-                self.reclaims.record(crate::clock::nanos(took));
-                self.count_lost_blocks(job);
-                happening.kind = "reclaimed";
-                happening.job = self.job_name(Some(job));
-                happening.value_ns = crate::clock::nanos(took);
-                happening.text = format!(
-                    "reclaim {}: {} handles, {} MiB on each GPU, {} tokens to compute again",
-                    reclaim.0,
-                    handles.0,
-                    bytes.0 >> 20,
-                    tokens.0
-                );
-            }
-            Report::Restored { job, bytes } => {
-                happening.kind = "restored";
-                happening.job = self.job_name(Some(job));
-                happening.text = format!("{} MiB on each GPU", bytes.0 >> 20);
-            }
-            Report::Unreclaimable { job, phase } => {
-                happening.kind = "unreclaimable";
-                happening.job = self.job_name(Some(job));
-                happening.text = match phase {
-                    Phase::Preparing => "a thread is inside the driver, or it does not answer",
-                    _ => "its channels were not disabled in time",
-                }
-                .into();
-            }
-            Report::Pressure {
-                session,
-                gpu: on,
-                used,
-                reservation,
-            } => {
-                if let Some(state) = self.gpus.get_mut(on.index()) {
-                    state.pressure_events += 1;
-                }
-                happening.kind = "pressure";
-                happening.gpu = gpu(on);
-                happening.session = session.0;
-                let (used, reservation) = (used.0 >> 20, reservation.0 >> 20);
-                happening.text = format!("{used} MiB in use, {reservation} MiB to be mapped");
-            }
-            Report::Denied {
-                session,
-                gpu: on,
-                bytes,
-            } => {
-                happening.kind = "denied";
-                happening.gpu = gpu(on);
-                happening.session = session.0;
-                happening.text = format!("{} MiB are not to be had in time", bytes.0 >> 20);
-            }
-        }
-        self.tell(happening);
-    }
-
     fn set_lapsed(&mut self, session: SessionId, lapsed: bool) {
         if let Some(state) = self.sessions.get_mut(&session.0) {
             state.lapsed = lapsed;
             self.rebuild_guards();
         }
-    }
-
-    fn tell(&self, happening: Happening) {
-        let session = self.sessions.get(&happening.session);
-        self.teller.tell(Happening {
-            at_ns: self.now,
-            pid: happening
-                .pid
-                .max(session.map_or(0, |session| session.peer.pid)),
-            ..happening
-        });
     }
 
     /// Adds to the node's books what the last reclaim of `job` invalidated.

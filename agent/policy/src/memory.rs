@@ -22,16 +22,16 @@
 mod books;
 mod event;
 mod online;
+mod views;
 
 use crate::config::{Means, Sharing};
 use crate::effect::{Effect, Granted, Report};
-use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId, Tokens};
+use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId};
 use crate::job::Job;
 use crate::ledger::{Ledger, Place};
 use crate::reclaim::{Answer, Direction, Phase, Turn};
 use crate::select::{Greedy, Pick, Select};
 use crate::time::Instant;
-use crate::view::{ElasticView, JobMemoryView, StripeView};
 use books::Books;
 pub use books::Choice;
 pub use event::MemoryEvent;
@@ -726,107 +726,6 @@ impl Memory {
             .chain(shrinks)
             .filter(|at| *at > now)
             .min()
-    }
-
-    pub fn ledger(&self, gpu: GpuId) -> Option<&Ledger> {
-        self.ledgers.get(gpu.index())
-    }
-
-    /// What an offline process may believe it has of a GPU: the pool without the least headroom, what
-    /// online has that never shrinks, and what other offline processes believe they have, taken from
-    /// them or not; never less than it has. None where nothing is shared out.
-    pub fn share(&self, session: SessionId, gpu: GpuId) -> Option<Bytes> {
-        let pool = self.ledger(gpu)?.pool();
-        let elastic = self.elastic.iter().filter(|elastic| elastic.gpu == gpu);
-        let caches = elastic.clone().count().max(1) as u64;
-        let kept = elastic
-            .map(Elastic::fixed)
-            .sum::<Bytes>()
-            .plus(self.sharing.reserving.min.times(caches));
-        let counted = self.counted.iter().filter(|counted| counted.1 == gpu);
-        let counted = counted.map(|counted| (counted.0, counted.2));
-        let claims = self.jobs.iter().flat_map(|books| books.claims(gpu));
-        let (mut own, mut others) = (Bytes::ZERO, kept);
-        for (owner, bytes) in counted.chain(claims) {
-            let sum = if owner == session {
-                &mut own
-            } else {
-                &mut others
-            };
-            *sum = sum.plus(bytes);
-        }
-        (!pool.is_zero()).then(|| pool.minus(others).max(own))
-    }
-
-    /// The stripes of the reclaim under way of that number.
-    pub fn stripes(&self, reclaim: ReclaimId) -> &[StripeId] {
-        let of = |books: &&Books| books.machine.id == reclaim && books.machine.phase != Phase::Idle;
-        self.jobs
-            .iter()
-            .find(of)
-            .map_or(&[], |books| &books.machine.stripes)
-    }
-
-    pub fn job(&self, job: JobId) -> Option<JobMemoryView> {
-        let books = self.jobs.iter().find(|books| books.job == job)?;
-        let stripes = books.holders.layout().len();
-        let backed = books.holders.candidates().count();
-        Some(JobMemoryView {
-            stripes: u32::try_from(stripes).unwrap_or(u32::MAX),
-            taken: u32::try_from(stripes - backed).unwrap_or(u32::MAX),
-            phase: books.machine.phase,
-            fit: books.is_open() || books.machine.phase != Phase::Idle,
-            requests: u32::try_from(books.holders.holders().len()).unwrap_or(u32::MAX),
-            reclaims: books.reclaims,
-            tokens: books.tokens,
-            blocks_lost: books.blocks_lost,
-        })
-    }
-
-    pub fn elastics(&self, now: Instant) -> impl Iterator<Item = ElasticView> + '_ {
-        self.elastic.iter().map(move |elastic| ElasticView {
-            session: elastic.session,
-            gpu: elastic.gpu,
-            kv: elastic.kv,
-            used: elastic.used,
-            mapped: elastic.mapped(),
-            reservation: elastic.reserve.reservation(),
-            headroom: elastic.reserve.headroom(),
-            interval: elastic.reserve.interval(),
-            events: elastic.reserve.events(),
-            rate_per_minute: elastic.reserve.rate_per_minute(now),
-        })
-    }
-
-    /// What is known of the stripe behind a handle of a job's first rank on a GPU.
-    pub fn stripe_of(&self, job: JobId, handle: u32) -> Option<StripeView> {
-        let books = self.jobs.iter().find(|books| books.job == job)?;
-        let stripe = books.holders.layout().stripe_of_handle(handle)?;
-        let holders = books
-            .holders
-            .holders()
-            .iter()
-            .filter(|holder| holder.holds(stripe));
-        let fresh = holders.clone().filter(|holder| !holder.is_hit());
-        let known = books.holders.layout().stripe(stripe)?;
-        Some(StripeView {
-            stripe,
-            handles: u32::try_from(known.handles.len()).unwrap_or(u32::MAX),
-            blocks: known
-                .blocks
-                .first()
-                .copied()
-                .zip(known.blocks.last().copied()),
-            backing: books.holders.backing(stripe),
-            requests: u32::try_from(holders.count()).unwrap_or(u32::MAX),
-            tokens: Tokens(fresh.map(|holder| holder.tokens().0).sum()),
-            choice: books
-                .choices
-                .iter()
-                .rev()
-                .find(|c| c.pick.stripe == stripe)
-                .copied(),
-        })
     }
 }
 

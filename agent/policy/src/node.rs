@@ -658,6 +658,12 @@ impl Node {
         self.memory.ledger(gpu)
     }
 
+    /// Whether a process was told to change its memory's mappings, and has not said that it ended.
+    #[must_use]
+    pub fn is_moving(&self, session: SessionId) -> bool {
+        self.memory.is_moving(session)
+    }
+
     /// What an offline process may believe it has of a GPU; `None` where nothing is shared out.
     #[must_use]
     pub fn share(&self, session: SessionId, gpu: GpuId) -> Option<Bytes> {

@@ -1,14 +1,11 @@
-//! Processes come, report their devices and channels, and go.
-//!
-//! A lost connection is not a death: the page goes on telling edges, the channels go on being gated,
-//! and the process attaches again as a new session, which takes the place of the old one. Only the end
-//! of the process gives back what it held.
+//! Processes come and report their devices and channels.
 
+use super::leaving::Leaves;
 use super::session::{CHANNELS, Client, File, Held, Session, Slot, TICKETS, Ticket, reading};
-use super::{ADOPTION_NS, Adopted, Control, claims::Verdict, gpu_id};
+use super::{Control, claims::Verdict, gpu_id};
 use crate::config::{Level, Role};
 use crate::events::Happening;
-use crate::inbox::{Channel, Newcomer, Process, RmChange, Said, Tell, Welcome};
+use crate::inbox::{Channel, Newcomer, RmChange, Said, Tell, Welcome};
 use crate::issue::Guards;
 use crate::prove::{Claim, Proof};
 use crate::rm::ControlFile;
@@ -579,13 +576,11 @@ impl Control {
             return None;
         };
         held.place = Some(place);
-        let mover = session
-            .moving
-            .then_some(session.process.pid.cast_unsigned());
+        let pid = session.process.pid.cast_unsigned();
         let instance = self.gpus.get(gpu.index())?.gpu.device_instance;
         self.journal
             .describe(place, channel.client, channel.channel, instance);
-        if let Some(pid) = mover {
+        if self.node.is_moving(SessionId(id)) {
             self.journal.begin_move(place, pid);
         }
         Some(gpu)
@@ -704,123 +699,4 @@ impl Control {
                 gang.is_none_or(super::Gang::is_settled)
             })
     }
-
-    // ------------------------------------------------------------ ends
-
-    /// The connection is lost. The process may be dying or may come back; its page still speaks.
-    pub(super) fn disconnect(&mut self, id: u64) {
-        let Some(session) = self.sessions.get_mut(&id) else {
-            return;
-        };
-        session.outbox = None;
-        session.tickets.clear();
-        self.tell(Happening {
-            kind: "disconnected",
-            session: id,
-            ..Happening::default()
-        });
-    }
-
-    /// A process ended.
-    pub(super) fn bury(&mut self, process: Process) {
-        let ended: Vec<u64> = self
-            .sessions
-            .values()
-            .filter(|session| session.process == process)
-            .map(|session| session.id)
-            .collect();
-        for id in ended {
-            let job = self.sessions.get(&id).and_then(|session| session.job);
-            self.tell(Happening {
-                kind: "exited",
-                session: id,
-                job: self.job_name(job),
-                text: format!("pid {}", process.pid),
-                ..Happening::default()
-            });
-            self.remove(id, Leaves::ForGood);
-        }
-    }
-
-    /// A client that rings beyond all measure loses its page, and with it its say.
-    pub(super) fn drop_page(&mut self, id: u64) {
-        self.counters.pages_dropped += 1;
-        self.waiting.remove(id);
-        let Some(session) = self.sessions.get_mut(&id) else {
-            return;
-        };
-        session.page = None;
-        session.role = Role::Ignore;
-        "rang beyond the allowed rate: its page was dropped".clone_into(&mut session.note);
-        self.tell(Happening {
-            kind: "page_dropped",
-            session: id,
-            text: "rang beyond the allowed rate".to_owned(),
-            ..Happening::default()
-        });
-        self.rebuild_guards();
-        self.feed(Event::OnlineGone {
-            session: SessionId(id),
-        });
-    }
-
-    /// Takes a session out of everything.
-    fn remove(&mut self, id: u64, leaves: Leaves) {
-        self.waiting.remove(id);
-        self.claims.release_all(id);
-        self.proofs.drop_all(id);
-        let Some(mut session) = self.sessions.remove(&id) else {
-            return;
-        };
-        self.shares_stale = true;
-        if let Some(job) = session.job.and_then(|job| self.job(job)) {
-            job.launched = job.launched.saturating_add(session.launches());
-        }
-        match session.role {
-            Role::Online => {
-                self.rebuild_guards();
-                self.feed(Event::OnlineGone {
-                    session: SessionId(id),
-                });
-            }
-            Role::Offline => {
-                let managed = session.channels.iter();
-                let places: Vec<_> = managed
-                    .filter_map(|held| Some((held.gpu, held.place?)))
-                    .collect();
-                match leaves {
-                    Leaves::ForGood => {
-                        let files = Arc::new(session.take_files());
-                        self.retire_with(id, session.job, places, Some(files));
-                    }
-                    Leaves::ToReturn => {
-                        let due_ns = self.now + ADOPTION_NS;
-                        let left = places.into_iter().map(|(_, place)| Adopted {
-                            marked: self.journal.described(place),
-                            due_ns,
-                        });
-                        self.adopted.extend(left);
-                    }
-                }
-                if let Some(job) = session.job {
-                    for gpu in session.gpus().collect::<GpuSet>().iter() {
-                        self.prepare(job, gpu, false);
-                    }
-                }
-                self.feed(Event::OfflineGone {
-                    session: SessionId(id),
-                });
-            }
-            Role::Ignore => {}
-        }
-    }
-}
-
-/// How a session ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaves {
-    /// Its process ended.
-    ForGood,
-    /// Its process attached again: what it held stays as it is until the process has said what stands.
-    ToReturn,
 }

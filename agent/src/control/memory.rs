@@ -244,9 +244,6 @@ impl Control {
         stripes: &[u32],
         log: u64,
     ) {
-        if result != MemoryResult::Late {
-            self.note_move(session, false);
-        }
         let stripes: Vec<StripeId> = stripes.iter().copied().map(StripeId).collect();
         self.feed_memory(MemoryEvent::Moved {
             reclaim: ReclaimId(seq),
@@ -255,14 +252,14 @@ impl Control {
             stripes: &stripes,
             log: LogSeq(log),
         });
+        self.note_move(session, self.node.is_moving(session));
     }
 
     /// Writes down for a successor whether the process may be in the middle of changing mappings.
-    fn note_move(&mut self, session: SessionId, moving: bool) {
-        let Some(known) = self.sessions.get_mut(&session.0) else {
+    fn note_move(&self, session: SessionId, moving: bool) {
+        let Some(known) = self.sessions.get(&session.0) else {
             return;
         };
-        known.moving = moving;
         for place in known.channels.iter().filter_map(|held| held.place) {
             if moving {
                 self.journal

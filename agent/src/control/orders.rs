@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tidegate_abi::rm::Status;
 use tidegate_policy::effect::Look;
 use tidegate_policy::event::{Event, Order};
-use tidegate_policy::ids::{Generation, GpuId, JobId};
+use tidegate_policy::ids::{Generation, GpuId, JobId, SessionId};
 use tidegate_policy::time::Instant;
 
 impl Control {
@@ -614,7 +614,8 @@ impl Control {
         let jobs = u32::try_from(self.jobs.len()).unwrap_or(0);
         for job in (0..jobs).map(JobId) {
             let mut sessions = self.sessions.values();
-            if sessions.any(|session| session.moving && session.job == Some(job)) {
+            let moves = |id| self.node.is_moving(SessionId(id));
+            if sessions.any(|session| session.job == Some(job) && moves(session.id)) {
                 continue;
             }
             self.open_all_gates(job);

@@ -72,8 +72,6 @@ pub struct Session {
     pub launch_gated: bool,
     /// Policy says it makes no progress.
     pub lapsed: bool,
-    /// It was told to change its memory's mappings, and has not said that it ended.
-    pub moving: bool,
     /// Why it is not managed, or what is odd.
     pub note: String,
 }
@@ -194,7 +192,6 @@ impl Session {
             takes_memory: newcomer.takes_memory,
             launch_gated: false,
             lapsed: false,
-            moving: false,
             note: String::new(),
             peer: newcomer.peer,
         };
