@@ -176,11 +176,17 @@ impl Layout {
         self.stripes.get(stripe.0 as usize)
     }
 
+    /// Handles of the stripe, per rank.
+    #[must_use]
+    pub fn handles(&self, stripe: StripeId) -> u32 {
+        let known = self.stripe(stripe);
+        known.map_or(0, |stripe| narrow(stripe.handles.len() as u64))
+    }
+
     /// What taking the stripe yields on each GPU of the job.
     #[must_use]
     pub fn bytes(&self, stripe: StripeId) -> Bytes {
-        let handles = self.stripe(stripe).map_or(0, |stripe| stripe.handles.len());
-        self.handle.times(handles as u64)
+        self.handle.times(self.handles(stripe).into())
     }
 
     /// The stripes a block lies in, by number.

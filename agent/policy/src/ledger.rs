@@ -199,6 +199,21 @@ impl Ledger {
         self.excess.iter().map(|excess| excess.bytes).sum()
     }
 
+    /// What one process holds beyond what the pool has.
+    #[must_use]
+    pub fn excess_of(&self, owner: SessionId) -> Bytes {
+        let own = self.excess.iter().filter(|excess| excess.owner == owner);
+        own.map(|excess| excess.bytes).sum()
+    }
+
+    /// Every process that holds a byte, some more than once.
+    pub fn holders(&self) -> impl Iterator<Item = SessionId> + '_ {
+        let accounts = self.accounts.iter();
+        let accounts = accounts.filter(|account| !account.1.sum().is_zero());
+        let excess = self.excess.iter().map(|excess| excess.owner);
+        accounts.map(|account| account.0).chain(excess)
+    }
+
     /// Every process with its account, by id.
     pub fn accounts(&self) -> impl Iterator<Item = (SessionId, Account)> + '_ {
         self.accounts.iter().copied()

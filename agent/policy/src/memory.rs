@@ -140,13 +140,15 @@ impl Memory {
                 mapped,
                 fixed,
                 most,
+                handle,
             } => {
                 let Some(ledger) = self.ledgers.get_mut(gpu.index()) else {
                     return;
                 };
                 let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
                 if self.elastic.iter_mut().find(known).is_none() {
-                    let elastic = Elastic::new((session, gpu, kv), most, &self.sharing, now);
+                    let elastic =
+                        Elastic::new((session, gpu, kv), (most, handle), &self.sharing, now);
                     self.elastic.push(elastic);
                 }
                 if let Some(elastic) = self.elastic.iter_mut().find(known) {

@@ -22,7 +22,9 @@ use crate::ledger::Ledger;
 use crate::memory::{Memory, MemoryEvent};
 use crate::online::Session;
 use crate::time::Instant;
-use crate::view::{ElasticView, GateState, GpuView, JobMemoryView, JobView, Standing, StripeView};
+use crate::view::{
+    ElasticView, GateState, GpuView, JobMemoryView, JobView, OwnerView, Standing, StripeView,
+};
 use core::time::Duration;
 
 /// One GPU: its gate and its books.
@@ -680,6 +682,12 @@ impl Node {
     #[must_use]
     pub fn job_memory(&self, job: JobId) -> Option<JobMemoryView> {
         self.memory.job(job)
+    }
+
+    /// Who has what of one GPU's pool, by id.
+    #[must_use]
+    pub fn owners(&self, gpu: GpuId) -> Vec<OwnerView> {
+        self.memory.owners(gpu)
     }
 
     /// Every elastic cache.

@@ -2,8 +2,9 @@
 
 use crate::holders::Backing;
 use crate::ids::{
-    BlockId, Bytes, Channels, GpuId, GpuSet, JobId, KvId, SessionId, StripeId, Tokens,
+    BlockId, Bytes, Channels, GpuId, GpuSet, Handles, JobId, KvId, SessionId, StripeId, Tokens,
 };
+use crate::ledger::Account;
 use crate::memory::Choice;
 use crate::reclaim::Phase;
 use crate::time::Instant;
@@ -170,6 +171,48 @@ pub struct JobMemoryView {
     pub tokens: Tokens,
     /// Blocks that they invalidated.
     pub blocks_lost: u64,
+}
+
+/// What one process has of a GPU's pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerView {
+    /// Who.
+    pub session: SessionId,
+    /// Its part of the pool by place. Over all owners, each place adds up to the pool's.
+    pub account: Account,
+    /// What it holds beyond what the pool has.
+    pub excess: Bytes,
+    /// Handles of its KV caches. What is no KV cache, or a fixed part of one, has none here.
+    pub handles: HandlesView,
+}
+
+/// Handles of KV caches by where they stand, each counted once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandlesView {
+    /// Back it.
+    pub held: Handles,
+    /// Being taken, not yet released.
+    pub quarantined: Handles,
+    /// Promised, not mapped yet.
+    pub in_flight: Handles,
+    /// Taken and released: the quarantine page stands behind them.
+    pub taken: Handles,
+}
+
+impl HandlesView {
+    /// Those of both.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        const fn sum(one: Handles, other: Handles) -> Handles {
+            Handles(one.0.saturating_add(other.0))
+        }
+        Self {
+            held: sum(self.held, other.held),
+            quarantined: sum(self.quarantined, other.quarantined),
+            in_flight: sum(self.in_flight, other.in_flight),
+            taken: sum(self.taken, other.taken),
+        }
+    }
 }
 
 /// One elastic cache of an online process.

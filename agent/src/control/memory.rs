@@ -223,6 +223,7 @@ impl Control {
                 });
                 let mapped = sum(&|nth| backed[nth]);
                 let most = sum(&|_| true);
+                let handle = layout.handle();
                 self.feed_memory(MemoryEvent::ElasticRegistered {
                     session,
                     gpu,
@@ -230,6 +231,7 @@ impl Control {
                     mapped,
                     fixed,
                     most,
+                    handle,
                 });
             }
             None => {}

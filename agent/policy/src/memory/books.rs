@@ -10,6 +10,7 @@ use crate::ledger::{Ledger, Place};
 use crate::reclaim::{Direction, Phase, Reclaim};
 use crate::select::Pick;
 use crate::time::Instant;
+use crate::view::HandlesView;
 use std::collections::VecDeque;
 
 /// Choices kept for `explain`.
@@ -149,6 +150,40 @@ impl Books {
     /// Whether anything may be taken from it now.
     pub fn is_open(&self) -> bool {
         self.machine.is_fit() && !self.ranks.is_empty() && self.ranks.iter().all(|r| r.reclaimable)
+    }
+
+    /// Whether a process was told to change its mappings, and has not said that it ended.
+    pub fn moves(&self, session: SessionId) -> bool {
+        self.machine.phase == Phase::Moving && self.machine.waiting().contains(&session)
+    }
+
+    /// The handles of each process' cache on a GPU, by where they stand.
+    pub fn handles(&self, gpu: GpuId) -> impl Iterator<Item = (SessionId, HandlesView)> + '_ {
+        let ranks = self.ranks.iter().filter(move |rank| rank.gpu == gpu);
+        ranks.map(|rank| (rank.session, self.handles_of(rank)))
+    }
+
+    fn handles_of(&self, rank: &Rank) -> HandlesView {
+        let layout = self.holders.layout();
+        let count = |lacks: bool, stripes: &mut dyn Iterator<Item = StripeId>| {
+            let has = |stripe: &StripeId| rank.lacks.get(stripe.0 as usize) == Some(&lacks);
+            let handles = stripes.filter(has).map(|stripe| layout.handles(stripe));
+            handles.fold(0u32, u32::saturating_add)
+        };
+        let all = |lacks| count(lacks, &mut (0u32..).take(layout.len()).map(StripeId));
+        let takes = self.machine.direction == Some(Direction::Take);
+        let moving = |lacks| {
+            let moves = self.moves(rank.session) && takes != lacks;
+            let stripes = self.machine.stripes.iter().filter(|_| moves);
+            count(lacks, &mut stripes.copied())
+        };
+        let (quarantined, in_flight) = (moving(false), moving(true));
+        HandlesView {
+            held: Handles(all(false).saturating_sub(quarantined)),
+            quarantined: Handles(quarantined),
+            in_flight: Handles(in_flight),
+            taken: Handles(all(true).saturating_sub(in_flight)),
+        }
     }
 
     /// Bytes on one GPU that a take under way will free.
@@ -304,11 +339,10 @@ impl Books {
             let gone = self.settle_backing(stripe) == Backing::Taken;
             let takes = self.machine.direction == Some(Direction::Take);
             if gone == takes {
-                let known = layout.stripe(stripe);
-                let count = known.map_or(0, |stripe| stripe.handles.len());
-                handles = handles.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
+                handles = handles.saturating_add(layout.handles(stripe));
                 bytes = bytes.plus(layout.bytes(stripe));
                 if takes {
+                    let known = layout.stripe(stripe);
                     self.blocks_lost += known.map_or(0, |stripe| stripe.blocks.len() as u64);
                 }
             }

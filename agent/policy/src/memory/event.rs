@@ -56,6 +56,8 @@ pub enum MemoryEvent<'a> {
         fixed: Bytes,
         /// What could be mapped of it at most.
         most: Bytes,
+        /// Bytes of one of its handles.
+        handle: Bytes,
     },
     /// A KV cache is gone.
     KvGone {

@@ -2,10 +2,11 @@
 
 use crate::config::Sharing;
 use crate::effect::{Effect, Granted, Report};
-use crate::ids::{AskId, Bytes, GpuId, KvId, SessionId};
+use crate::ids::{AskId, Bytes, GpuId, Handles, KvId, SessionId};
 use crate::ledger::{Ledger, Place};
 use crate::reserve::{Change, Reserve};
 use crate::time::Instant;
+use crate::view::HandlesView;
 
 /// An elastic cache.
 #[derive(Clone, Debug)]
@@ -14,6 +15,7 @@ pub(super) struct Elastic {
     pub gpu: GpuId,
     pub kv: KvId,
     most: Bytes,
+    handle: Bytes,
     /// Has memory as long as it stands, and counts as used.
     fixed: Bytes,
     mapped: Bytes,
@@ -35,7 +37,7 @@ pub(super) struct Elastic {
 impl Elastic {
     pub fn new(
         (session, gpu, kv): (SessionId, GpuId, KvId),
-        most: Bytes,
+        (most, handle): (Bytes, Bytes),
         sharing: &Sharing,
         now: Instant,
     ) -> Self {
@@ -44,6 +46,7 @@ impl Elastic {
             gpu,
             kv,
             most,
+            handle,
             fixed: Bytes::ZERO,
             mapped: Bytes::ZERO,
             promised: Bytes::ZERO,
@@ -63,6 +66,19 @@ impl Elastic {
 
     pub const fn fixed(&self) -> Bytes {
         self.fixed
+    }
+
+    /// Its handles by where they stand.
+    pub fn handles(&self) -> HandlesView {
+        let count = |bytes: Bytes| {
+            let handles = bytes.0.checked_div(self.handle.0).unwrap_or(0);
+            Handles(u32::try_from(handles).unwrap_or(u32::MAX))
+        };
+        HandlesView {
+            held: count(self.mapped),
+            in_flight: count(self.promised),
+            ..HandlesView::default()
+        }
     }
 
     /// When it may be promised something again.

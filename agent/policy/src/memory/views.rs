@@ -7,7 +7,8 @@ use crate::ids::{Bytes, GpuId, JobId, ReclaimId, SessionId, StripeId, Tokens};
 use crate::ledger::Ledger;
 use crate::reclaim::Phase;
 use crate::time::Instant;
-use crate::view::{ElasticView, JobMemoryView, StripeView};
+use crate::view::{ElasticView, HandlesView, JobMemoryView, OwnerView, StripeView};
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Memory {
     pub fn ledger(&self, gpu: GpuId) -> Option<&Ledger> {
@@ -16,10 +17,33 @@ impl Memory {
 
     /// Whether a process was told to change its mappings, and has not said that it ended.
     pub fn is_moving(&self, session: SessionId) -> bool {
-        let moves = |books: &Books| {
-            books.machine.phase == Phase::Moving && books.machine.waiting().contains(&session)
+        self.jobs.iter().any(|books| books.moves(session))
+    }
+
+    /// Who holds something of a GPU's pool, or has a cache there, by id.
+    pub fn owners(&self, gpu: GpuId) -> Vec<OwnerView> {
+        let Some(ledger) = self.ledger(gpu) else {
+            return Vec::new();
         };
-        self.jobs.iter().any(moves)
+        let online = self.elastic.iter().filter(|elastic| elastic.gpu == gpu);
+        let online = online.map(|elastic| (elastic.session, elastic.handles()));
+        let offline = self.jobs.iter().flat_map(|books| books.handles(gpu));
+        let mut handles: BTreeMap<SessionId, HandlesView> = BTreeMap::new();
+        for (session, cache) in online.chain(offline) {
+            let sum = handles.entry(session).or_default();
+            *sum = sum.plus(cache);
+        }
+        let holders = ledger.holders();
+        let sessions: BTreeSet<_> = holders.chain(handles.keys().copied()).collect();
+        sessions
+            .into_iter()
+            .map(|session| OwnerView {
+                session,
+                account: ledger.account(session),
+                excess: ledger.excess_of(session),
+                handles: handles.get(&session).copied().unwrap_or_default(),
+            })
+            .collect()
     }
 
     /// What an offline process may believe it has of a GPU: the pool without the least headroom, what
@@ -101,7 +125,7 @@ impl Memory {
         let known = books.holders.layout().stripe(stripe)?;
         Some(StripeView {
             stripe,
-            handles: u32::try_from(known.handles.len()).unwrap_or(u32::MAX),
+            handles: books.holders.layout().handles(stripe),
             blocks: known
                 .blocks
                 .first()

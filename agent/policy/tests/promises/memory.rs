@@ -11,14 +11,15 @@ use tidegate_policy::config::{Config, Cooldown, Reserving, Sharing};
 use tidegate_policy::effect::{Effect, Granted, Report};
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::{
-    AskId, BlockId, Bytes, GpuId, GpuSet, JobId, KvId, LogSeq, ReclaimId, RequestId, SessionId,
-    StripeId, Tokens,
+    AskId, BlockId, Bytes, GpuId, GpuSet, Handles, JobId, KvId, LogSeq, ReclaimId, RequestId,
+    SessionId, StripeId, Tokens,
 };
 use tidegate_policy::layout::{Layout, Stripe};
 use tidegate_policy::ledger::Place;
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::reclaim::{Answer, Direction, Phase};
 use tidegate_policy::time::Instant;
+use tidegate_policy::view::HandlesView;
 
 const GPUS: u8 = 2;
 const POOL: Bytes = Bytes(1_000);
@@ -122,6 +123,7 @@ impl World {
             mapped: Bytes::ZERO,
             fixed: FIXED,
             most: Bytes(2_000),
+            handle: layout().handle(),
         });
         world
     }
@@ -190,6 +192,51 @@ impl World {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Shown by owner, each place has what the books have there, and each cache the handles its
+    /// process has, in the places where their bytes are.
+    fn owners_add_up(&self, gpu: GpuId) {
+        let ledger = self.bench.node.ledger(gpu).expect("it is there");
+        let owners = self.bench.node.owners(gpu);
+        for place in Place::ALL.into_iter().filter(|place| *place != Place::Free) {
+            let shown: Bytes = owners.iter().map(|owner| owner.account.at(place)).sum();
+            assert_eq!(shown, ledger.totals().at(place), "{}", place.name());
+        }
+        let excess: Bytes = owners.iter().map(|owner| owner.excess).sum();
+        assert_eq!(excess, ledger.excess());
+        let handle = layout().handle();
+        for owner in &owners {
+            let HandlesView {
+                held,
+                quarantined,
+                in_flight,
+                taken,
+            } = owner.handles;
+            let real = self.processes.get(&owner.session);
+            if let Some(process) = real.filter(|process| process.gpu == gpu) {
+                let backed = 2 * u32::try_from(process.backed.len()).expect("few");
+                assert_eq!(held.0 + quarantined.0, backed, "{owner:?}");
+                assert_eq!(in_flight.0 + taken.0, 2 * STRIPES - backed, "{owner:?}");
+                let account = owner.account;
+                // Counted before it was attached, it was taken for online.
+                if owner.excess.is_zero() && account.mapped().is_zero() {
+                    let bytes = |handles: Handles| handle.times(handles.0.into());
+                    assert_eq!(account.quarantined, bytes(quarantined), "{owner:?}");
+                    assert_eq!(account.in_flight, bytes(in_flight), "{owner:?}");
+                    assert!(account.offline >= bytes(held), "{owner:?}");
+                }
+            } else if owner.session == ONLINE && gpu == GpuId(0) {
+                assert_eq!(u64::from(held.0), self.mapped / handle.0, "{owner:?}");
+                assert_eq!((quarantined, taken), (Handles(0), Handles(0)));
+            } else {
+                assert_eq!(owner.handles, HandlesView::default(), "{owner:?}");
+            }
+        }
+        let here = self.processes.iter().filter(|known| known.1.gpu == gpu);
+        for session in here.map(|known| *known.0) {
+            assert!(owners.iter().any(|owner| owner.session == session));
         }
     }
 
@@ -494,6 +541,9 @@ fn apply(world: &mut World, op: Op) {
         }
     }
     world.check();
+    for gpu in 0..GPUS {
+        world.owners_add_up(GpuId(gpu));
+    }
 }
 
 proptest! {

@@ -294,6 +294,7 @@ impl World {
                     mapped,
                     fixed: Bytes::ZERO,
                     most,
+                    handle: Bytes(1),
                 });
             }
             Said::Mapped(mapped) => {
