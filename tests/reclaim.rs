@@ -1,5 +1,6 @@
 //! The real agent takes KV memory from a running offline engine for an online one, and gives it back.
 
+use serde_json::Value;
 use std::time::Duration;
 use tidegate_tests::elastic::Elastic;
 use tidegate_tests::engine::{Engine, Wrong, judge};
@@ -11,6 +12,36 @@ use tidegate_vgpu::history::{self, Kind};
 /// do not fit.
 const SHARED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[memory]\npool = \"96MiB\"\nheadroom_min = \"4MiB\"\n\
                       headroom_max = \"16MiB\"\nrestore_interval = \"100ms\"\n";
+
+const HANDLE: u64 = 2 << 20;
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// What a process has of the pool.
+#[derive(Debug)]
+struct Owned(Value);
+
+impl Owned {
+    /// Bytes in one place.
+    fn bytes(&self, place: &str) -> u64 {
+        number(&self.0[format!("{place}_bytes")])
+    }
+
+    /// Handles that back it, are being taken, are promised, and were taken.
+    fn handles(&self) -> [u64; 4] {
+        let names = [
+            "handles",
+            "handles_quarantined",
+            "handles_in_flight",
+            "handles_taken",
+        ];
+        names.map(|name| number(&self.0[name]))
+    }
+}
 
 /// A node on which online has taken from a running engine.
 struct Stage {
@@ -67,6 +98,25 @@ impl Stage {
         self.engine.goes_on(64);
     }
 
+    /// What status says that a process has of the pool. All owners together have in each place what the pool has there.
+    fn owned(&self, pid: u32) -> Owned {
+        let status = view::status(&self.node);
+        let memory = &status["gpus"][0]["memory"];
+        let owners = memory["owners"].as_array().expect("a list");
+        for place in ["in_flight", "headroom", "online", "offline", "quarantined"] {
+            let field = format!("{place}_bytes");
+            let owned = owners.iter().map(|owner| number(&owner[&field]));
+            assert_eq!(owned.sum::<u64>(), number(&memory[&field]), "{memory}");
+        }
+        let session = |list: &Value, key: &str, value: &Value| {
+            let row = list.as_array()?.iter().find(|row| row[key] == *value);
+            row.cloned()
+        };
+        let process = session(&status["processes"], "pid", &pid.into()).expect("it is attached");
+        let owner = session(&memory["owners"], "session", &process["session"]);
+        Owned(owner.unwrap_or_else(|| panic!("{pid} owns nothing: {memory}")))
+    }
+
     /// Whether the device has a record of the engine of this kind, later than `after`.
     fn has(&self, kind: Kind, after: u64) -> bool {
         let records = history::read(&self.node.vgpu_dir()).expect("the device keeps a history");
@@ -114,7 +164,34 @@ impl Stage {
 #[test]
 fn the_agent_takes_memory_for_online_from_a_running_engine_and_gives_it_back() {
     let mut stage = Stage::new();
+    let (offline, online) = (stage.engine.process.pid(), stage.online.process.pid());
+    let range = stage.engine.ready();
+    // The first holds block 0, which stays.
+    let all = (range.end - range.start) / HANDLE - 1;
+    // Status says whose handles they are now.
+    wait_for("status to show what online has", || {
+        let owned = stage.owned(online);
+        let bytes = owned.bytes("headroom") + owned.bytes("online");
+        let [held, ..] = owned.handles();
+        (held >= 24 && bytes >= held * HANDLE).then_some(())
+    });
+    let owned = stage.owned(offline);
+    let [.., taken] = owned.handles();
+    assert!(taken > 0, "{owned:?}");
+    assert_eq!(owned.handles().iter().sum::<u64>(), all, "{owned:?}");
+    for (pid, role) in [(offline, "offline"), (online, "online")] {
+        let (table, pid) = (view::table(&stage.node), pid.to_string());
+        let (_, owners) = table.split_once("HANDLES").expect("a table of owners");
+        let row = owners
+            .lines()
+            .find(|line| line.split_whitespace().next() == Some(&pid));
+        let row = row.unwrap_or_else(|| panic!("{pid} is missing:\n{table}"));
+        assert!(row.contains(role), "{row}");
+    }
     stage.release();
+    wait_for("status to show that all came back", || {
+        (stage.owned(offline).handles() == [all, 0, 0, 0]).then_some(())
+    });
     stage.end();
 }
 
@@ -195,6 +272,13 @@ fn a_process_stopped_in_the_middle_of_a_move_is_enabled_by_nobody_before_it_has_
         let moving = stage.in_a_move(3_000_000);
         stage.engine.process.signal(libc::SIGSTOP);
         assert!(!stage.has(Kind::Map, moving), "it was stopped too late");
+        let owned = stage.owned(stage.engine.process.pid());
+        let [_, quarantined, ..] = owned.handles();
+        assert!(
+            quarantined > 0,
+            "it is in the middle of losing some: {owned:?}"
+        );
+        assert_eq!(owned.bytes("quarantined"), quarantined * HANDLE);
         stage.end_agent(end);
         let released = stage.node.tidegate(&["release"]);
         let said = String::from_utf8_lossy(&released.stdout).into_owned();

@@ -124,6 +124,19 @@ fn gpu_memory(memory: &v1::GpuMemory) -> Value {
             "pressure_events": cache.pressure_events,
             "pressure_per_minute": cache.pressure_per_minute,
         })).collect::<Vec<_>>(),
+        "owners": memory.owners.iter().map(|owner| json!({
+            "session": owner.session,
+            "in_flight_bytes": owner.in_flight_bytes,
+            "headroom_bytes": owner.headroom_bytes,
+            "online_bytes": owner.online_bytes,
+            "offline_bytes": owner.offline_bytes,
+            "quarantined_bytes": owner.quarantined_bytes,
+            "excess_bytes": owner.excess_bytes,
+            "handles": owner.handles,
+            "handles_quarantined": owner.handles_quarantined,
+            "handles_in_flight": owner.handles_in_flight,
+            "handles_taken": owner.handles_taken,
+        })).collect::<Vec<_>>(),
     })
 }
 

@@ -1,5 +1,7 @@
 //! Status, hooks and events for people.
 
+mod memory;
+
 use super::json;
 pub use crate::span::time;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
@@ -118,7 +120,7 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
             unit.unit.replace('_', " ")
         );
     }
-    memory(report, &mut text);
+    memory::status(report, width, &mut text);
     text.push('\n');
     if report.jobs.is_empty() {
         text.push_str("no offline job is attached\n");
@@ -150,58 +152,6 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         append(&mut text, &table);
     }
     text
-}
-
-/// Who holds the shared memory, where some is shared.
-fn memory(report: &v1::GetStatusResponse, text: &mut String) {
-    let mib = |bytes: u64| bytes >> 20;
-    for gpu in &report.gpus {
-        let Some(memory) = &gpu.memory else { continue };
-        let _ = writeln!(
-            text,
-            "memory of GPU {}, MiB: {} free, {} promised, {} headroom, {} online, {} offline, \
-             {} quarantined of {}",
-            gpu.index,
-            mib(memory.free_bytes),
-            mib(memory.in_flight_bytes),
-            mib(memory.headroom_bytes),
-            mib(memory.online_bytes),
-            mib(memory.offline_bytes),
-            mib(memory.quarantined_bytes),
-            mib(memory.pool_bytes),
-        );
-        for cache in &memory.caches {
-            let _ = writeln!(
-                text,
-                "  session {}: {} of {} MiB in use, headroom {} MiB, {:.1} pressure events per minute",
-                cache.session,
-                mib(cache.used_bytes),
-                mib(cache.mapped_bytes),
-                mib(cache.headroom_bytes),
-                cache.pressure_per_minute,
-            );
-        }
-    }
-    for job in &report.jobs {
-        if let Some(memory) = &job.memory {
-            let _ = writeln!(
-                text,
-                "  {}: {} of {} stripes taken{}, {} reclaims, {} blocks invalidated, {} tokens to \
-                 compute again",
-                job.name,
-                memory.stripes_taken,
-                memory.stripes,
-                if memory.reclaimable {
-                    ""
-                } else {
-                    " (nothing more for now)"
-                },
-                memory.reclaims,
-                memory.blocks_invalidated,
-                memory.tokens_lost,
-            );
-        }
-    }
 }
 
 fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {

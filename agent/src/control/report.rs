@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
 use tidegate_policy::ids::{GpuId, JobId};
 use tidegate_policy::time::Instant;
-use tidegate_policy::view::{GateState, JobState, JobView, Reason};
+use tidegate_policy::view::{GateState, JobState, JobView, OwnerView, Reason};
 use tidegate_proto::v1;
 
 /// What does not change while an agent lives.
@@ -138,7 +138,7 @@ impl Counters {
 }
 
 impl Control {
-    /// GPUs without their latencies, and jobs.
+    /// GPUs without their latencies and the owners of their memory, and jobs.
     pub(super) fn totals(&self) -> v1::GetStatusResponse {
         let usage = self.usage.at(self.now);
         v1::GetStatusResponse {
@@ -160,6 +160,10 @@ impl Control {
         for (gpu, state) in gpus.iter_mut().zip(&self.gpus) {
             gpu.preempt_latency = Some(state.preempt.summary());
             gpu.gate_latency = Some(state.gate.summary());
+            if let (Some(memory), Ok(index)) = (&mut gpu.memory, u8::try_from(gpu.index)) {
+                let owners = self.node.owners(GpuId(index));
+                memory.owners = owners.iter().map(owner).collect();
+            }
         }
         v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -285,6 +289,7 @@ impl Control {
                     pressure_per_minute: cache.rate_per_minute,
                 })
                 .collect(),
+            owners: Vec::new(),
         })
     }
 
@@ -404,6 +409,28 @@ fn obstacle(found: &Obstacle) -> v1::Obstacle {
             .and_then(|gpu| i32::try_from(gpu).ok())
             .unwrap_or(-1),
         text: found.to_string(),
+    }
+}
+
+const fn owner(view: &OwnerView) -> v1::MemoryOwner {
+    let OwnerView {
+        session,
+        account,
+        excess,
+        handles,
+    } = view;
+    v1::MemoryOwner {
+        session: session.0,
+        in_flight_bytes: account.in_flight.0,
+        headroom_bytes: account.headroom.0,
+        online_bytes: account.online.0,
+        offline_bytes: account.offline.0,
+        quarantined_bytes: account.quarantined.0,
+        excess_bytes: excess.0,
+        handles: handles.held.0,
+        handles_quarantined: handles.quarantined.0,
+        handles_in_flight: handles.in_flight.0,
+        handles_taken: handles.taken.0,
     }
 }
 

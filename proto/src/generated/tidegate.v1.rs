@@ -861,6 +861,41 @@ pub struct GpuMemory {
     /// Elastic caches of online engines.
     #[prost(message, repeated, tag = "8")]
     pub caches: ::prost::alloc::vec::Vec<ElasticCache>,
+    /// Everyone who holds some of it, or has a KV cache on this GPU.
+    #[prost(message, repeated, tag = "9")]
+    pub owners: ::prost::alloc::vec::Vec<MemoryOwner>,
+}
+/// What one process has of a GPU's pool. Over all owners, each place adds up to the pool's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MemoryOwner {
+    /// Of GetStatusResponse.processes.
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    #[prost(uint64, tag = "2")]
+    pub in_flight_bytes: u64,
+    #[prost(uint64, tag = "3")]
+    pub headroom_bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub online_bytes: u64,
+    #[prost(uint64, tag = "5")]
+    pub offline_bytes: u64,
+    #[prost(uint64, tag = "6")]
+    pub quarantined_bytes: u64,
+    /// Held beside those: the pool has no such bytes.
+    #[prost(uint64, tag = "7")]
+    pub excess_bytes: u64,
+    /// Handles of its KV caches, each in one of these. They back it.
+    #[prost(uint32, tag = "8")]
+    pub handles: u32,
+    /// Being taken, not yet released.
+    #[prost(uint32, tag = "9")]
+    pub handles_quarantined: u32,
+    /// Promised, not mapped yet.
+    #[prost(uint32, tag = "10")]
+    pub handles_in_flight: u32,
+    /// Taken and released: the quarantine page stands behind them.
+    #[prost(uint32, tag = "11")]
+    pub handles_taken: u32,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct ElasticCache {

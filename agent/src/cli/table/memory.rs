@@ -1,0 +1,183 @@
+//! The shared memory of each GPU for people: by place, by owner, by cache, by job.
+
+use super::{append, or_dash, right, table};
+use crate::cli::json;
+use comfy_table::Table;
+use std::fmt::Write;
+use tidegate_proto::v1;
+
+const fn mib(bytes: u64) -> u64 {
+    bytes >> 20
+}
+
+/// Who holds the shared memory, where some is shared.
+pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) {
+    for gpu in &report.gpus {
+        let Some(memory) = &gpu.memory else { continue };
+        let _ = writeln!(
+            text,
+            "\nmemory of GPU {}, MiB: {} free, {} promised, {} headroom, {} online, {} offline, \
+             {} quarantined of {}",
+            gpu.index,
+            mib(memory.free_bytes),
+            mib(memory.in_flight_bytes),
+            mib(memory.headroom_bytes),
+            mib(memory.online_bytes),
+            mib(memory.offline_bytes),
+            mib(memory.quarantined_bytes),
+            mib(memory.pool_bytes),
+        );
+        // An agent of an earlier version names none.
+        if !memory.owners.is_empty() {
+            append(text, &owners(report, memory, width));
+            text.push_str(
+                "(HANDLES back KV caches; MOVING: being taken or promised; TAKEN: by others)\n",
+            );
+        }
+        for cache in &memory.caches {
+            let owner = process(report, cache.session).map_or_else(
+                || format!("session {}", cache.session),
+                |process| format!("{} (pid {})", process.name, process.pid),
+            );
+            let _ = writeln!(
+                text,
+                "  {owner}: {} of {} MiB in use, headroom {} MiB, {:.1} pressure events per minute",
+                mib(cache.used_bytes),
+                mib(cache.mapped_bytes),
+                mib(cache.headroom_bytes),
+                cache.pressure_per_minute,
+            );
+        }
+    }
+    for job in &report.jobs {
+        if let Some(memory) = &job.memory {
+            let _ = writeln!(
+                text,
+                "  {}: {} of {} stripes taken{}, {} reclaims, {} blocks invalidated, {} tokens to \
+                 compute again",
+                job.name,
+                memory.stripes_taken,
+                memory.stripes,
+                if memory.reclaimable {
+                    ""
+                } else {
+                    " (nothing more for now)"
+                },
+                memory.reclaims,
+                memory.blocks_invalidated,
+                memory.tokens_lost,
+            );
+        }
+    }
+}
+
+fn process(report: &v1::GetStatusResponse, session: u64) -> Option<&v1::ProcessStatus> {
+    report.processes.iter().find(|row| row.session == session)
+}
+
+fn owners(report: &v1::GetStatusResponse, memory: &v1::GpuMemory, width: Option<u16>) -> Table {
+    let header = [
+        "PID", "NAME", "ROLE", "JOB", "MIB", "OF WHICH", "HANDLES", "MOVING", "TAKEN",
+    ];
+    let mut table = table(&header, width);
+    for owner in &memory.owners {
+        let places = [
+            (owner.in_flight_bytes, "promised"),
+            (owner.headroom_bytes, "headroom"),
+            (owner.online_bytes, "online"),
+            (owner.offline_bytes, "offline"),
+            (owner.quarantined_bytes, "quarantined"),
+            (owner.excess_bytes, "beyond the pool"),
+        ];
+        let held = places.iter().map(|place| place.0).sum();
+        let places = places.iter().filter(|place| place.0 != 0);
+        let places: Vec<_> = places
+            .map(|(bytes, place)| format!("{} {place}", mib(*bytes)))
+            .collect();
+        let (pid, name, role, job) = process(report, owner.session).map_or_else(
+            || ("-".to_owned(), "-", "-".to_owned(), "-"),
+            |process| {
+                let pid = process.pid.to_string();
+                (pid, &*process.name, json::role(process), &*process.job)
+            },
+        );
+        let moving = owner
+            .handles_quarantined
+            .saturating_add(owner.handles_in_flight);
+        table.add_row([
+            pid,
+            name.to_owned(),
+            role,
+            or_dash(job).to_owned(),
+            mib(held).to_string(),
+            or_dash(&places.join(", ")).to_owned(),
+            owner.handles.to_string(),
+            moving.to_string(),
+            owner.handles_taken.to_string(),
+        ]);
+    }
+    right(&mut table, &[0, 4, 6, 7, 8]);
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_owner_has_a_row_and_an_agent_that_names_none_is_shown_by_place() {
+        let mut report = v1::GetStatusResponse {
+            gpus: vec![v1::GpuStatus {
+                memory: Some(v1::GpuMemory {
+                    pool_bytes: 8 << 20,
+                    free_bytes: 4 << 20,
+                    offline_bytes: 3 << 20,
+                    quarantined_bytes: 1 << 20,
+                    ..v1::GpuMemory::default()
+                }),
+                ..v1::GpuStatus::default()
+            }],
+            processes: vec![v1::ProcessStatus {
+                session: 7,
+                pid: 41,
+                name: "python".to_owned(),
+                role: v1::Role::Offline.into(),
+                job: "batch".to_owned(),
+                ..v1::ProcessStatus::default()
+            }],
+            ..v1::GetStatusResponse::default()
+        };
+        let shown = |report: &v1::GetStatusResponse| {
+            let mut text = String::new();
+            status(report, Some(100), &mut text);
+            text
+        };
+        let places = "\nmemory of GPU 0, MiB: 4 free, 0 promised, 0 headroom, 0 online, 3 offline, \
+                      1 quarantined of 8\n";
+        assert_eq!(shown(&report), places);
+        let owner = |session| v1::MemoryOwner {
+            session,
+            offline_bytes: 3 << 20,
+            quarantined_bytes: 1 << 20,
+            handles: 3,
+            handles_quarantined: 1,
+            handles_in_flight: 1,
+            handles_taken: 4,
+            ..v1::MemoryOwner::default()
+        };
+        let memory = report.gpus[0].memory.as_mut().expect("it is shared");
+        memory.owners = vec![owner(7), owner(8)];
+        let text = shown(&report);
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        let numbers = ["4", "3", "offline,", "1", "quarantined", "3", "2", "4"];
+        let row = |who: [&'static str; 4]| [&who[..], &numbers].concat();
+        assert!(
+            rows.contains(&row(["41", "python", "offline", "batch"])),
+            "{text}"
+        );
+        assert!(rows.contains(&row(["-", "-", "-", "-"])), "{text}");
+    }
+}
