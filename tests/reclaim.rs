@@ -188,6 +188,14 @@ fn the_agent_takes_memory_for_online_from_a_running_engine_and_gives_it_back() {
         let row = row.unwrap_or_else(|| panic!("{pid} is missing:\n{table}"));
         assert!(row.contains(role), "{row}");
     }
+    let status = view::status(&stage.node);
+    let cache = &status["gpus"][0]["memory"]["caches"][0];
+    assert_eq!(cache["pressure_target_per_minute"], 4.0, "{cache}");
+    let table = view::table(&stage.node);
+    assert!(
+        table.contains(" pressure events per minute (target 4.0)\n"),
+        "{table}"
+    );
     stage.release();
     wait_for("status to show that all came back", || {
         (stage.owned(offline).handles() == [all, 0, 0, 0]).then_some(())

@@ -142,6 +142,13 @@ impl Reserve {
         self.recent.len() as f64 * 60.0 / now.since(begin).as_secs_f64().max(1.0)
     }
 
+    /// What that is steered towards; `None` if shortages may follow each other at once.
+    #[must_use]
+    pub fn target_per_minute(&self) -> Option<f64> {
+        let every = self.config.pressure_every.as_secs_f64();
+        (every > 0.0).then_some(60.0 / every)
+    }
+
     /// When the headroom loses a step if nothing happens before.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {

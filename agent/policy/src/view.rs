@@ -238,6 +238,8 @@ pub struct ElasticView {
     pub events: u64,
     /// The same per minute, lately.
     pub rate_per_minute: f64,
+    /// What that is steered towards, if there is such a rate.
+    pub target_per_minute: Option<f64>,
 }
 
 /// One stripe, and why it was taken.

@@ -123,6 +123,7 @@ fn gpu_memory(memory: &v1::GpuMemory) -> Value {
             "headroom_bytes": cache.headroom_bytes,
             "pressure_events": cache.pressure_events,
             "pressure_per_minute": cache.pressure_per_minute,
+            "pressure_target_per_minute": cache.pressure_target_per_minute,
         })).collect::<Vec<_>>(),
         "owners": memory.owners.iter().map(|owner| json!({
             "session": owner.session,

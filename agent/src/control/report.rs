@@ -287,6 +287,7 @@ impl Control {
                     headroom_bytes: cache.headroom.0,
                     pressure_events: cache.events,
                     pressure_per_minute: cache.rate_per_minute,
+                    pressure_target_per_minute: cache.target_per_minute.unwrap_or(0.0),
                 })
                 .collect(),
             owners: Vec::new(),

@@ -917,6 +917,9 @@ pub struct ElasticCache {
     pub pressure_events: u64,
     #[prost(double, tag = "8")]
     pub pressure_per_minute: f64,
+    /// What its headroom is steered towards; 0: none.
+    #[prost(double, tag = "9")]
+    pub pressure_target_per_minute: f64,
 }
 /// KV memory of an offline job.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -109,6 +109,7 @@ impl Memory {
             interval: elastic.reserve.interval(),
             events: elastic.reserve.events(),
             rate_per_minute: elastic.reserve.rate_per_minute(now),
+            target_per_minute: elastic.reserve.target_per_minute(),
         })
     }
 

@@ -39,7 +39,7 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
                 || format!("session {}", cache.session),
                 |process| format!("{} (pid {})", process.name, process.pid),
             );
-            let _ = writeln!(
+            let _ = write!(
                 text,
                 "  {owner}: {} of {} MiB in use, headroom {} MiB, {:.1} pressure events per minute",
                 mib(cache.used_bytes),
@@ -47,6 +47,11 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
                 mib(cache.headroom_bytes),
                 cache.pressure_per_minute,
             );
+            let target = cache.pressure_target_per_minute;
+            if target > 0.0 {
+                let _ = write!(text, " (target {target:.1})");
+            }
+            text.push('\n');
         }
     }
     for job in &report.jobs {
@@ -133,6 +138,10 @@ mod tests {
                     free_bytes: 4 << 20,
                     offline_bytes: 3 << 20,
                     quarantined_bytes: 1 << 20,
+                    caches: vec![v1::ElasticCache {
+                        session: 9,
+                        ..v1::ElasticCache::default()
+                    }],
                     ..v1::GpuMemory::default()
                 }),
                 ..v1::GpuStatus::default()
@@ -153,7 +162,8 @@ mod tests {
             text
         };
         let places = "\nmemory of GPU 0, MiB: 4 free, 0 promised, 0 headroom, 0 online, 3 offline, \
-                      1 quarantined of 8\n";
+                      1 quarantined of 8\n  session 9: 0 of 0 MiB in use, headroom 0 MiB, 0.0 pressure events \
+                      per minute\n";
         assert_eq!(shown(&report), places);
         let owner = |session| v1::MemoryOwner {
             session,
