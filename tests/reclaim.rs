@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use std::time::Duration;
+use tidegate_replay::decisions;
 use tidegate_tests::elastic::Elastic;
 use tidegate_tests::engine::{Engine, Wrong, judge};
 use tidegate_tests::{Node, Running, compile, monotonic_ns, view, wait_for, wait_until};
@@ -54,7 +55,12 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let node = Node::new(&["--set", "poison=0xa5"], SHARED);
+        let mut node = Node::device_only(&["--set", "poison=0xa5"]);
+        let recording = node.dir().join("decisions");
+        node.start_agent_by(SHARED, |mut agent| {
+            agent.arg("--record").arg(recording);
+            agent
+        });
         let job = format!("shared-{}", node.device.pid());
         let mut engine = Engine::start(&node, &job, &["--requests", "2"]);
         engine.goes_on(64);
@@ -163,6 +169,38 @@ impl Stage {
 
 #[test]
 fn the_agent_takes_memory_for_online_from_a_running_engine_and_gives_it_back() {
+    let mut stage = Stage::new();
+    stage.release();
+    stage.end_agent(libc::SIGTERM);
+    // What it decided is decided again from what it was told.
+    let recording = std::fs::read(stage.node.dir().join("decisions")).expect("it was recorded");
+    let replayed = decisions::replay(&recording[..]).expect("the same decisions");
+    assert!(
+        replayed.events > 50 && replayed.effects > 20,
+        "{replayed:?}"
+    );
+    let text = String::from_utf8(recording).expect("text");
+    for kind in [
+        "kv_registered",
+        "elastic_registered",
+        "published",
+        "prepared",
+        "moved",
+        "withheld",
+        "asked",
+    ] {
+        assert!(
+            text.contains(&format!(" memory_{kind} ")),
+            "{kind} is not in the recording"
+        );
+    }
+    stage.node.start_agent(SHARED);
+    stage.goes_on();
+    stage.end();
+}
+
+#[test]
+fn status_says_whose_handles_they_are() {
     let mut stage = Stage::new();
     let (offline, online) = (stage.engine.process.pid(), stage.online.process.pid());
     let range = stage.engine.ready();

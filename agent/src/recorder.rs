@@ -1,8 +1,9 @@
 //! What policy is told and what it answers, written to a file as it happens.
 //!
 //! For `--record FILE`; the format is [`tidegate_replay::decisions`]'. The control thread copies each
-//! event and effect into a queue that was made beforehand, and never waits: what does not fit is
-//! counted, and the recording says that it has a hole. A thread of its own writes.
+//! event and effect into a queue that was made beforehand, those about memory, which carry lists, as
+//! lines, and never waits: what does not fit is counted, and the recording says that it has a hole. A
+//! thread of its own writes.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::fs::File;
@@ -25,9 +26,8 @@ enum Entry {
     Configured(Box<Config>, Instant),
     Event(Event, Instant),
     Effect(Effect),
-    Memory(MemoryEvent<'static>, Instant),
-    /// An event that no recording holds: what follows cannot be replayed.
-    Unrecorded,
+    /// An event about memory, as it is written.
+    Memory(String),
     Lost(u64),
 }
 
@@ -84,23 +84,9 @@ impl Recorder {
         }
     }
 
-    /// Policy took `event` about memory and answered with `effects`. Of these events a recording
-    /// holds those that every process causes; one with a registered cache cannot be replayed.
+    /// Policy took `event` about memory and answered with `effects`.
     pub fn stepped_memory(&mut self, event: &MemoryEvent<'_>, now: Instant, effects: &[Effect]) {
-        let plain = match *event {
-            MemoryEvent::Pool { gpu, bytes } => MemoryEvent::Pool { gpu, bytes },
-            MemoryEvent::Counted {
-                session,
-                gpu,
-                bytes,
-            } => MemoryEvent::Counted {
-                session,
-                gpu,
-                bytes,
-            },
-            _ => return self.send(Entry::Unrecorded),
-        };
-        self.send(Entry::Memory(plain, now));
+        self.send(Entry::Memory(decisions::memory::line(event, now)));
         for effect in effects {
             self.send(Entry::Effect(*effect));
         }
@@ -140,8 +126,7 @@ fn write(mut out: BufWriter<File>, entry_rx: &Receiver<Entry>) -> io::Result<()>
             }
             Entry::Event(event, now) => decisions::write_event(&mut out, &event, now)?,
             Entry::Effect(effect) => decisions::write_effect(&mut out, &effect)?,
-            Entry::Memory(event, now) => decisions::write_memory(&mut out, &event, now)?,
-            Entry::Unrecorded => decisions::write_lost(&mut out, 1)?,
+            Entry::Memory(line) => writeln!(out, "{line}")?,
             Entry::Lost(count) => decisions::write_lost(&mut out, count)?,
         }
         if entry_rx.is_empty() {

@@ -7,19 +7,22 @@
 //! on it, anywhere.
 //!
 //! ```text
-//!   tidegate-decisions 1 GPUS STARTED            first line
+//!   tidegate-decisions 2 GPUS STARTED            first line
 //!   config FIELD...                              times in ns
 //!   event NOW NAME FIELD...                      what the policy was told, and when
 //!   effect TEXT                                  what it answered; one line for each
 //!   lost COUNT                                   so many lines are missing here
 //! ```
 //!
-//! Of what is told about memory the pools and what processes allocate are recorded; for all that
-//! has to do with a registered KV cache a `lost` line stands.
+//! What is told about memory has lists, and its lines are made and read in [`memory`].
+
+pub mod memory;
 
 use std::io::{BufRead, Write};
 
-use tidegate_policy::config::{Config, Cooldown, Learning, Means, OnMaxGated, Suspects};
+use tidegate_policy::config::{
+    Config, Cooldown, Learning, Means, OnMaxGated, Reserving, Sharing, Suspects,
+};
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Order, Reading, Standing};
 use tidegate_policy::ids::{
@@ -29,7 +32,7 @@ use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
 use tidegate_policy::time::{Instant, nanos};
 
-const MAGIC: &str = "tidegate-decisions 1";
+const MAGIC: &str = "tidegate-decisions 2";
 /// Not told to the policy as an event.
 const CONFIGURED: &str = "configured";
 
@@ -125,33 +128,6 @@ pub fn write_configured(
     writeln!(out)
 }
 
-/// Writes one event about memory: a pool, or what a process allocated. Others are holes.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn write_memory(
-    out: &mut impl Write,
-    event: &MemoryEvent<'_>,
-    now: Instant,
-) -> std::io::Result<()> {
-    let now = now.as_nanos();
-    match event {
-        MemoryEvent::Pool { gpu, bytes } => {
-            writeln!(out, "event {now} memory_pool {} {}", gpu.0, bytes.0)
-        }
-        MemoryEvent::Counted {
-            session,
-            gpu,
-            bytes,
-        } => writeln!(
-            out,
-            "event {now} memory_counted {} {} {}",
-            session.0, gpu.0, bytes.0
-        ),
-        _ => write_lost(out, 1),
-    }
-}
-
 /// Writes one effect.
 ///
 /// # Errors
@@ -189,7 +165,7 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
         let (kind, rest) = text.split_once(' ').ok_or_else(bad)?;
         match (kind, &mut node) {
             ("tidegate-decisions", None) => {
-                let rest = rest.strip_prefix("1 ").ok_or_else(bad)?;
+                let rest = rest.strip_prefix("2 ").ok_or_else(bad)?;
                 start = Some(
                     numbers(rest)
                         .filter(|fields| fields.len() == 2)
@@ -213,8 +189,11 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
                 if name == CONFIGURED {
                     let config = config_of(&fields).ok_or_else(bad)?;
                     node.configure(config, now, &mut effects);
-                } else if let Some(event) = memory_event_of(name, &fields) {
-                    node.step_memory(event, now, &mut effects);
+                } else if let Some(name) = name.strip_prefix(memory::PREFIX) {
+                    let step = |event: MemoryEvent<'_>| {
+                        node.step_memory(event, now, &mut effects);
+                    };
+                    memory::read(name, &fields, step).ok_or_else(bad)?;
                 } else {
                     let event = event_of(name, &fields).ok_or_else(bad)?;
                     node.step(event, now, &mut effects);
@@ -264,7 +243,18 @@ fn numbers(text: &str) -> Option<Vec<u64>> {
         .collect()
 }
 
-fn config_fields(config: &Config) -> [u64; 15] {
+/// Settings as numbers: of the gate, then of memory.
+const CONFIG_FIELDS: usize = 25;
+
+fn config_fields(config: &Config) -> [u64; CONFIG_FIELDS] {
+    let Sharing {
+        reclaim_deadline,
+        restore_interval,
+        batch,
+        map_retry,
+        promise_lasts,
+        reserving,
+    } = config.sharing;
     let learning = match config.cooldown {
         Cooldown::Learnt(learning) => learning,
         Cooldown::Fixed(_) => Learning::default(),
@@ -291,11 +281,21 @@ fn config_fields(config: &Config) -> [u64; 15] {
         u64::from(config.disable_retries),
         nanos(config.enable_retry),
         nanos(config.start_hold),
+        nanos(reclaim_deadline),
+        nanos(restore_interval),
+        batch.0,
+        nanos(map_retry),
+        nanos(promise_lasts),
+        nanos(reserving.pressure_every),
+        u64::from(reserving.pressure_percent),
+        reserving.step.0,
+        reserving.min.0,
+        reserving.max.0,
     ]
 }
 
 fn config_of(fields: &[u64]) -> Option<Config> {
-    let fields: [u64; 15] = fields.try_into().ok()?;
+    let fields: [u64; CONFIG_FIELDS] = fields.try_into().ok()?;
     let span = core::time::Duration::from_nanos;
     Some(Config {
         cooldown: match fields[0].checked_sub(1) {
@@ -328,7 +328,20 @@ fn config_of(fields: &[u64]) -> Option<Config> {
         disable_retries: u32::try_from(fields[12]).ok()?,
         enable_retry: span(fields[13]),
         start_hold: span(fields[14]),
-        ..Config::default()
+        sharing: Sharing {
+            reclaim_deadline: span(fields[15]),
+            restore_interval: span(fields[16]),
+            batch: Bytes(fields[17]),
+            map_retry: span(fields[18]),
+            promise_lasts: span(fields[19]),
+            reserving: Reserving {
+                pressure_every: span(fields[20]),
+                pressure_percent: u8::try_from(fields[21]).ok()?,
+                step: Bytes(fields[22]),
+                min: Bytes(fields[23]),
+                max: Bytes(fields[24]),
+            },
+        },
     })
 }
 
@@ -442,23 +455,6 @@ fn event_fields(event: &Event) -> (&'static str, [u64; 8], usize) {
     let mut all = [0; 8];
     all[..fields.len()].copy_from_slice(fields);
     (name, all, fields.len())
-}
-
-fn memory_event_of(name: &str, fields: &[u64]) -> Option<MemoryEvent<'static>> {
-    let gpu = |at: usize| Some(GpuId(u8::try_from(*fields.get(at)?).ok()?));
-    let bytes = |at: usize| fields.get(at).copied().map(Bytes);
-    match name {
-        "memory_pool" => Some(MemoryEvent::Pool {
-            gpu: gpu(0)?,
-            bytes: bytes(1)?,
-        }),
-        "memory_counted" => Some(MemoryEvent::Counted {
-            session: SessionId(*fields.first()?),
-            gpu: gpu(1)?,
-            bytes: bytes(2)?,
-        }),
-        _ => None,
-    }
 }
 
 fn event_of(name: &str, fields: &[u64]) -> Option<Event> {
@@ -599,17 +595,64 @@ mod tests {
         event_of(NAMES[kind % NAMES.len()], &f).expect("every name is known")
     }
 
+    /// Name and fields of events about memory of every kind, from numbers.
+    fn memory_event(kind: usize, f: [u64; 8]) -> (&'static str, Vec<u64>) {
+        let [a, b, c, d, e, ..] = f;
+        let (gpu, mib) = (b % 2, |n: u64| n << 20);
+        let stripe = |backed, nth| vec![backed, 2, 2 * nth, 2 * nth + 1, 2, nth, nth + 1];
+        let kv = [
+            vec![a, b, gpu, c, mib(d), e % 2, 0, mib(2), 3],
+            stripe(1, 0),
+            stripe(d % 2, 1),
+            stripe(e % 2, 2),
+        ];
+        match kind % 14 {
+            0 => ("pool", vec![gpu, mib(16)]),
+            1 => ("kv_registered", kv.concat()),
+            2 => (
+                "elastic_registered",
+                vec![a, gpu, c, 0, mib(d), mib(64), mib(2)],
+            ),
+            3 => ("kv_gone", vec![a, c]),
+            4 => ("published", vec![a, b, c, 2, d, e]),
+            5 => ("forgotten", if c > 0 { vec![a, 1, c] } else { vec![a, 0] }),
+            6 => ("withheld", vec![a, b]),
+            7 => ("prepared", vec![a, b, c % 3]),
+            8 => ("moved", vec![a, b, c % 3, d, 1, e]),
+            9 => ("usage", vec![a, c, mib(d)]),
+            10 => ("mapped", vec![a, c, mib(d), e % 2]),
+            11 => ("counted", vec![a, gpu, mib(d)]),
+            12 => ("asked", vec![a, c, gpu, mib(d), 1, e, 0]),
+            _ => ("withdrawn", vec![a, c]),
+        }
+    }
+
     fn record(events: &[(usize, [u64; 8], u64)]) -> Vec<u8> {
         let (mut now, mut out, mut effects) = (0, Vec::new(), Vec::new());
-        let config = Config::default();
+        let mut config = Config::default();
+        config.sharing.reserving.min = Bytes::mib(2);
         write_start(&mut out, &config, 2, Instant::default()).expect("memory");
         let mut node = Node::new(config, 2, Instant::default());
         for (kind, fields, after) in events {
             now += after;
-            let (event, now) = (event(*kind, *fields), Instant::from_nanos(now));
+            let now = Instant::from_nanos(now);
             effects.clear();
-            node.step(event, now, &mut effects);
-            write_event(&mut out, &event, now).expect("memory");
+            if *kind < 20 {
+                let event = event(*kind, *fields);
+                node.step(event, now, &mut effects);
+                write_event(&mut out, &event, now).expect("memory");
+            } else {
+                let (name, fields) = memory_event(*kind, *fields);
+                let step = |event: MemoryEvent<'_>| {
+                    writeln!(out, "{}", memory::line(&event, now)).expect("memory");
+                    node.step_memory(event, now, &mut effects);
+                };
+                memory::read(name, &fields, step).expect("every name is known");
+                let line = out.split(|byte| *byte == b'\n').rev().nth(1);
+                let fields: Vec<String> = fields.iter().map(u64::to_string).collect();
+                let end = format!("{name} {}", fields.join(" "));
+                assert!(line.expect("one").ends_with(end.as_bytes()), "{end}");
+            }
             for effect in &effects {
                 write_effect(&mut out, effect).expect("memory");
             }
@@ -621,7 +664,7 @@ mod tests {
         #[test]
         fn what_was_recorded_is_decided_again_and_a_changed_line_is_noticed(
             events in prop::collection::vec(
-                (0usize..20, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..60,
+                (0usize..48, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..90,
             ),
             cut: prop::sample::Index,
         ) {
@@ -644,9 +687,22 @@ mod tests {
 
     #[test]
     fn what_is_no_recording_or_has_holes_is_one_error() {
-        for bad in ["", "hello", "event 1 tick", "tidegate-decisions 2 1 0\n"] {
+        for bad in ["", "hello", "event 1 tick", "tidegate-decisions 1 1 0\n"] {
             let told = replay(bad.as_bytes()).expect_err("not a recording");
             assert!(matches!(told, DecisionsError::Format { .. }), "{told}");
+        }
+        let start = String::from_utf8(record(&[])).expect("text");
+        for bad in [
+            "memory_pool 0",
+            "memory_pool 0 1 2",
+            "memory_published 1 1 1 2 3",
+            "memory_x",
+        ] {
+            let told = replay(format!("{start}event 1 {bad}\n").as_bytes()).expect_err("too few");
+            assert!(
+                matches!(told, DecisionsError::Format { line: 3, .. }),
+                "{told}"
+            );
         }
         let mut recording = record(&[(19, [0; 8], 5)]);
         write_lost(&mut recording, 7).expect("memory");
