@@ -8,11 +8,13 @@
 //! # Cost of a selection
 //!
 //! With S stripes, and E entries in the requests' lists (a request and a stripe it holds): costs
-//! are summed in one pass over the lists and heaped in one over the stripes. When a stripe is
-//! taken, each request it newly hits is walked once, and never again in this selection; each entry
-//! walked lowers one stripe's cost and pushes it to the heap anew, where its older entries are
-//! recognised and dropped. So there are at most S + E pushes, and time is O(S + E log(S + E)) at
-//! worst and O(S + E) when few requests are hit. [`Selected::work`] counts them.
+//! are summed in one pass over the lists. Only the cheapest stripes are heaped, those below a line;
+//! when none of them is left, the line rises to admit four times as many, so that it rises O(log S)
+//! times, with a pass over the stripes each. When a stripe is taken, each request it newly hits is
+//! walked once, and never again in this selection; each entry walked lowers one stripe's cost and
+//! pushes that stripe anew if it is below the line, where its older entries are recognised and
+//! dropped. So there are at most S + E pushes, and time is O(S log S + E log(S + E)) at worst and
+//! O(S + E) when few requests are hit. [`Selected::work`] counts them.
 
 use crate::holders::{Holder, Holders};
 use crate::ids::{Bytes, StripeId, Tokens};
@@ -81,6 +83,43 @@ pub struct Greedy {
     draft: Draft,
     costs: Vec<u64>,
     heap: BinaryHeap<Reverse<(u64, u32)>>,
+    below: Vec<(u64, u32)>,
+}
+
+/// The cost up to which stripes are heaped. Invariant: whatever is open and costs no more is in the
+/// heap, at its cost, so that the heap's least is the least of all.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    /// Nothing is below it before it first rises.
+    cost: u64,
+    /// How many stripes it admits when it rises.
+    admits: usize,
+}
+
+impl Line {
+    const fn below(stripes: usize) -> Self {
+        Self {
+            cost: 0,
+            admits: stripes / 16 + 1,
+        }
+    }
+
+    /// Rises, and says which open stripes are below it; false when none is open.
+    fn rise(&mut self, costs: &[u64], open: &[Open], below: &mut Vec<(u64, u32)>) -> bool {
+        let known = (0u32..).zip(costs).zip(open);
+        let still = known.filter(|known| *known.1 == Open::Yes);
+        below.clear();
+        below.extend(still.map(|((id, cost), _)| (*cost, id)));
+        let Some(last) = below.len().checked_sub(1) else {
+            return false;
+        };
+        let nth = last.min(self.admits - 1);
+        let (_, (cost, _), _) = below.select_nth_unstable(nth);
+        self.cost = *cost;
+        below.retain(|known| known.0 <= self.cost);
+        self.admits *= 4;
+        true
+    }
 }
 
 impl Greedy {
@@ -108,6 +147,7 @@ impl Select for Greedy {
             draft,
             costs,
             heap,
+            below,
         } = self;
         draft.begin(from);
         costs.clear();
@@ -119,14 +159,18 @@ impl Select for Greedy {
                 *known = known.saturating_add(cost);
             }
         }
-        let mut entries = core::mem::take(heap).into_vec();
-        entries.clear();
-        let candidates = from.candidates();
-        entries.extend(candidates.map(|stripe| Reverse((costs[stripe.0 as usize], stripe.0))));
-        *heap = BinaryHeap::from(entries);
-        while draft.selected.bytes < need
-            && let Some(Reverse((cost, id))) = heap.pop()
-        {
+        heap.clear();
+        let mut line = Line::below(from.layout().len());
+        while draft.selected.bytes < need {
+            let Some(Reverse((cost, id))) = heap.pop() else {
+                if line.rise(costs, &draft.open, below) {
+                    let cheap = below.iter().map(|known| Reverse(*known));
+                    heap.extend(cheap);
+                    draft.selected.work += costs.len() as u64;
+                    continue;
+                }
+                break;
+            };
             draft.selected.work += 1;
             if cost != costs[id as usize] || draft.open[id as usize] == Open::No {
                 continue;
@@ -139,7 +183,7 @@ impl Select for Greedy {
                     let known = &mut costs[stripe.0 as usize];
                     *known = known.saturating_sub(cost);
                     draft.selected.work += 1;
-                    if draft.open[stripe.0 as usize] == Open::Yes {
+                    if *known <= line.cost && draft.open[stripe.0 as usize] == Open::Yes {
                         heap.push(Reverse((*known, stripe.0)));
                     }
                 }
