@@ -18,8 +18,8 @@ class NoRequeue(LostBlocks):
 class NoDrop(LostBlocks):
     """What a hit request has under way is used."""
 
-    def __init__(self, scheduler, job, engine: Engine):
-        super().__init__(scheduler, job, engine)
+    def __init__(self, scheduler, job, engine: Engine, run: int):
+        super().__init__(scheduler, job, engine, run)
         if isinstance(engine, StaleEngine):
             engine.requeue = lambda scheduler, request, now: Engine.requeue(
                 engine, scheduler, request, now
@@ -94,8 +94,8 @@ class NoParted(LostBlocks):
 class KeepPrevious(LostBlocks):
     """A request resumed in the very next step is taken for one that never stopped."""
 
-    def __init__(self, scheduler, job, engine: Engine):
-        super().__init__(scheduler, job, engine)
+    def __init__(self, scheduler, job, engine: Engine, run: int):
+        super().__init__(scheduler, job, engine, run)
         original = engine.requeue
 
         def requeue(scheduler, request, now):
@@ -109,16 +109,16 @@ class KeepPrevious(LostBlocks):
 class TellNobody(LostBlocks):
     """Workers are not told that a request has left."""
 
-    def __init__(self, scheduler, job, engine: Engine):
-        super().__init__(scheduler, job, engine)
+    def __init__(self, scheduler, job, engine: Engine, run: int):
+        super().__init__(scheduler, job, engine, run)
         engine.tell_preempted = lambda output, requeued: None
 
 
 class KeepPlaceholders(LostBlocks):
     """The request still counts output that will never come."""
 
-    def __init__(self, scheduler, job, engine: Engine):
-        super().__init__(scheduler, job, engine)
+    def __init__(self, scheduler, job, engine: Engine, run: int):
+        super().__init__(scheduler, job, engine, run)
         engine.drop_in_flight = lambda request: None
 
 
@@ -146,7 +146,7 @@ ABLATIONS = [
     Ablation(NoDisown),
     Ablation(DisownLostOnly),
     Ablation(NoWithhold),
-    Ablation(NoParted, asynchronous=(True,), traffic=TIGHT),
+    Ablation(NoParted, asynchronous=(True,), traffic=(*TIGHT, ("run", 1))),
     Ablation(KeepPrevious, asynchronous=(True,), second_runner=(False,)),
     Ablation(
         TellNobody, second_runner=(True,), stale_engine=False, traffic=(("priorities", True),)

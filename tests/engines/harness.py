@@ -15,6 +15,7 @@ import vllm.config as configuration
 from fake import VOCABULARY, Agent, Engine, Gpu, SecondWorker, Worker, truth
 from tidegate_engines.vllm import hooks, versions
 from tidegate_engines.vllm.lost import LostBlocks
+from tidegate_engines.vllm.together import TogetherQueue
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
@@ -49,6 +50,8 @@ class Case:
     reclaim: float = 0.01
     give_back: float = 0.3
     abort: float = 0.01
+    #: Blocks of a stripe, which a request's blocks are kept to; with 1 the engine places them.
+    run: int = 4
     #: Blocks that never come back.
     forever: int = 0
     prefix_caching: bool = True
@@ -172,7 +175,8 @@ class Rig:
         self.agent = Agent(self.gpu)
         self.scheduler = make_scheduler(case, case.blocks)
         if case.plugin:
-            state = lost_blocks(self.scheduler, self.agent, versions.engine(Scheduler))
+            engine = versions.engine(Scheduler)
+            state = lost_blocks(self.scheduler, self.agent, engine, case.run)
             hooks.watch(self.scheduler, state)
         if case.second_runner:
             self.worker: Worker = SecondWorker(self.gpu, case.asynchronous, moment, case.running)
@@ -194,6 +198,17 @@ class Rig:
             number = self.state._numbers[request.request_id]
             table = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
             assert self.agent.published[number] == table, (self.case, request.request_id)
+
+    def check_free(self) -> None:
+        """The index of free blocks holds what their list holds, and every stripe's count is right."""
+        queue = self.scheduler.kv_cache_manager.block_pool.free_block_queue
+        if isinstance(queue, TogetherQueue):
+            free = sorted(block.block_id for block in queue.get_all_free_blocks())
+            assert free == sorted(block for stripe in queue.free for block in stripe), self.case
+            assert len(free) == queue.num_free_blocks, self.case
+            counts = [(len(stripe), at) for at, stripe in enumerate(queue.free)]
+            indexed = [(n, at) for n, stripes in enumerate(queue.with_free) for at in stripes]
+            assert sorted(counts) == sorted(indexed), self.case
 
 
 def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
@@ -247,6 +262,7 @@ def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
                 got[name] += tokens
             if strict:
                 rig.check_published()
+                rig.check_free()
             if gpu.quarantined and rng.random() < case.give_back:
                 back = sorted(gpu.quarantined - forever)
                 agent.give(rng.sample(back, rng.randint(0, len(back))))

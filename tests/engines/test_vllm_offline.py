@@ -24,6 +24,7 @@ TRAFFIC = {
     "priorities": dict(priorities=True),
     "no prefix cache": dict(prefix_caching=False),
     "a third of the blocks never comes back": dict(blocks=64, forever=16),
+    "blocks where vLLM puts them": dict(run=1),
     "blocks of vLLM's usual size": dict(block_size=16, blocks=24, token_budget=64),
 }
 MODES = list(product((False, True), (False, True)))
@@ -89,7 +90,7 @@ def test_every_clause_is_needed(ablation: Ablation, record):
 @pytest.mark.parametrize("plugin,wrong", [(LostBlocks, 0), (DirectHoldersOnly, 1)])
 def test_what_was_written_from_garbage_is_followed_through_duplicate_blocks(plugin, wrong):
     """B writes blocks 4 and 5 from its own, lost copy of block 2; C holds them, and another copy."""
-    rig = Rig(Case(0, asynchronous=True, blocks=64, token_budget=40), plugin)
+    rig = Rig(Case(0, asynchronous=True, blocks=64, token_budget=40, run=1), plugin)
     schedule, worker = rig.scheduler.schedule, rig.worker
     prefix = list(range(1, 17))
     longer = prefix + list(range(20, 28))

@@ -50,6 +50,7 @@ def library(monkeypatch):
     monkeypatch.setattr(abi.Offline, "poll", lambda self, step: Cut())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: noted.calls.append("empty"))
     monkeypatch.setattr(worker, "registered", None)
+    monkeypatch.setattr(worker, "_stride", None)
     return noted
 
 
@@ -121,6 +122,7 @@ def test_only_the_cache_is_allocated_in_a_scope_and_then_registered(
     assert worker.registered == 7 and library.protected == 1
     assert [(r.stride, r.block_bytes, r.blocks) for r in library.rows] == [(16, 16, 5)] * 2
     assert library.rows[1].base - library.rows[0].base == 5 * 16
+    assert worker.stripe_run(kv) == worker.HANDLE // 16
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,7 @@ def test_an_online_engine_of_several_ranks_keeps_a_fixed_reservation(library, al
 def test_a_scheduler_made_after_registering_has_its_state(role, kind, library, monkeypatch):
     monkeypatch.setenv("TIDEGATE_ROLE", role)
     monkeypatch.setattr(worker, "registered", 7)
+    monkeypatch.setattr(worker, "_stride", 256 << 10)
     monkeypatch.setattr(hooks, "start_looking", lambda state: None)
     for owner, name in ((Scheduler, "__init__"), (Worker, "initialize_from_config")):
         monkeypatch.setattr(owner, name, owner.__dict__[name])  # put back afterwards
@@ -181,6 +184,8 @@ def test_a_scheduler_made_after_registering_has_its_state(role, kind, library, m
     plugin.register()  # vLLM loads plugins more than once
     scheduler = make_scheduler(Case(0), 48)
     assert type(getattr(scheduler, hooks.STATE)) is kind
+    queue = scheduler.kv_cache_manager.block_pool.free_block_queue
+    assert getattr(queue, "run", None) == (8 if role == "offline" else None)
 
 
 def test_without_a_role_or_a_library_nothing_happens(monkeypatch):

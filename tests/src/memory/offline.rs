@@ -1,13 +1,19 @@
 //! An offline engine's KV pool under load: who holds which block, and what a reclaim does to it.
 //!
 //! Requests of a trace come in its order, the next as soon as there is room, as in a batch that
-//! never ends: at most 1,024 at once, admitted when their prompt fits and one block in a hundred stays
-//! free, grown by a block every 16 tokens in the order of the batch, preempted youngest first when
-//! blocks run out, ended at their own length. Blocks come from the head of one free queue and go
-//! back to its tail, last first, as in vLLM. So what lies on one handle is what the trace's own
-//! arrivals and ends left there. Time is that of the calibrated iterations, 16 decodes to a step.
+//! never ends: at most 1,024 at once, admitted when their prompt fits, grown by a block every 16
+//! tokens in the order of the batch, preempted youngest first when blocks run out, ended at their
+//! own length. Blocks come from the head of one free queue and go back to its tail, last first, as
+//! in vLLM, or are chosen as our plugin for vLLM chooses them. So what lies on one handle is what
+//! the trace's own arrivals and ends left there. Time is that of the calibrated iterations, 16
+//! decodes to a step.
+
+mod free;
+
+pub use free::Placement;
 
 use super::demand::BLOCK;
+use free::Free;
 use std::collections::VecDeque;
 use std::time::Duration;
 use tidegate_policy::holders::{Backing, Holders};
@@ -89,7 +95,7 @@ pub struct Offline {
     admitted: u64,
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
-    free: VecDeque<BlockId>,
+    free: Free,
     /// By block: taken stripes it lies in.
     gone: Vec<u32>,
     blocks: usize,
@@ -101,7 +107,7 @@ pub struct Offline {
 impl Offline {
     /// An empty pool.
     #[must_use]
-    pub fn new(trace: &Trace, layout: Layout) -> Self {
+    pub fn new(trace: &Trace, layout: Layout, placement: Placement) -> Self {
         let stripes = (0u32..).take(layout.len()).map(StripeId);
         let last = stripes.filter_map(|s| layout.stripe(s)?.blocks.last().copied());
         let blocks = last.max().map_or(0, |block| block.0 + 1);
@@ -112,7 +118,7 @@ impl Offline {
             admitted: 0,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            free: (0..blocks).map(BlockId).collect(),
+            free: Free::new(placement, &layout, blocks),
             gone: vec![0; blocks as usize],
             blocks: blocks as usize,
             holders: Holders::new(layout),
@@ -155,10 +161,10 @@ impl Offline {
                 (id, request.input_tokens, request.output_tokens)
             });
             let need = prompt.div_ceil(BLOCK) as usize;
-            let fits = need + self.blocks / 100 <= self.free.len();
+            let fits = need <= self.free.len();
             if self.waiting.pop_front().is_none() {
                 // One that is larger than the pool is left out.
-                let never = need + self.blocks / 100 > self.blocks / 2;
+                let never = need > self.blocks / 2;
                 if fits || never {
                     self.next += 1;
                     self.admitted += 1;
@@ -172,7 +178,8 @@ impl Offline {
             if !fits {
                 break;
             }
-            let blocks: Vec<BlockId> = self.free.drain(..need).collect();
+            let mut blocks = Vec::with_capacity(need);
+            self.free.take(need, &mut blocks);
             self.allocated += need;
             self.holders.publish(id, Tokens(prompt.into()), &blocks);
             parts.push((prompt, 0));
@@ -193,11 +200,11 @@ impl Offline {
             let request = &self.running[nth];
             let need = (request.tokens + step).div_ceil(BLOCK) as usize;
             if need > request.blocks.len() {
-                let Some(block) = self.free.pop_front() else {
+                if self.free.len() == 0 {
                     self.preempt();
                     continue;
-                };
-                self.running[nth].blocks.push(block);
+                }
+                self.free.take(1, &mut self.running[nth].blocks);
                 self.allocated += 1;
             }
             let request = &mut self.running[nth];
@@ -227,8 +234,8 @@ impl Offline {
         self.holders.forget(request.id);
         let gone = &self.gone;
         let kept = request.blocks.iter().rev();
-        self.free
-            .extend(kept.filter(|block| gone[block.0 as usize] == 0));
+        let kept = kept.copied().filter(|block| gone[block.0 as usize] == 0);
+        self.free.put(kept);
     }
 
     /// Takes at least `need`, chosen by `rule`; who loses a block starts over.
@@ -240,7 +247,7 @@ impl Offline {
             self.holders.hit(pick.stripe);
         }
         let gone = &self.gone;
-        self.free.retain(|block| gone[block.0 as usize] == 0);
+        self.free.lose(|block| gone[block.0 as usize] > 0);
         let hit: Vec<RequestId> = self
             .holders
             .holders()
@@ -263,11 +270,10 @@ impl Offline {
         for pick in picked {
             let blocks = self.set(pick.stripe, Backing::Backed);
             let gone = &self.gone;
-            self.free.extend(
-                blocks
-                    .into_iter()
-                    .filter(|block| gone[block.0 as usize] == 0),
-            );
+            let whole = blocks
+                .into_iter()
+                .filter(|block| gone[block.0 as usize] == 0);
+            self.free.put(whole);
         }
     }
 

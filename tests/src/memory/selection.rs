@@ -4,7 +4,7 @@
 //! times, each by its own rule, and given back when half the time to the next has passed, at most
 //! 20 s. What is counted is what each reclaim makes the engine compute again.
 
-use super::offline::{Offline, Outermost};
+use super::offline::{Offline, Outermost, Placement};
 use std::time::Duration;
 use tidegate_policy::ids::Bytes;
 use tidegate_policy::select::{Count, Greedy, Order, Ordered, Select};
@@ -24,6 +24,8 @@ const HELD: Duration = Duration::from_secs(20);
 /// One point of the grid.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
+    /// Who chooses among free blocks.
+    pub placement: Placement,
     /// How the offline engine lays its cache out.
     pub outermost: Outermost,
     /// Bytes of a handle.
@@ -38,15 +40,18 @@ pub struct Point {
 #[must_use]
 pub fn grid() -> Vec<Point> {
     let mut points = Vec::new();
-    for outermost in [Outermost::Layer, Outermost::Block] {
-        for handle in [2, 16].map(Bytes::mib) {
-            for size in [64, 256, 1 << 10, 4 << 10, 8 << 10].map(Bytes::mib) {
-                points.extend([0.1, 1.0, 10.0].map(|rate| Point {
-                    outermost,
-                    handle,
-                    size,
-                    rate,
-                }));
+    for placement in [Placement::Together, Placement::Engine] {
+        for outermost in [Outermost::Layer, Outermost::Block] {
+            for handle in [2, 16].map(Bytes::mib) {
+                for size in [64, 256, 1 << 10, 4 << 10, 8 << 10].map(Bytes::mib) {
+                    points.extend([0.1, 1.0, 10.0].map(|rate| Point {
+                        placement,
+                        outermost,
+                        handle,
+                        size,
+                        rate,
+                    }));
+                }
             }
         }
     }
@@ -77,19 +82,32 @@ impl Lost {
 /// Runs one point with each rule.
 #[must_use]
 pub fn run(trace: &Trace, point: Point) -> Lost {
-    Lost {
-        greedy: lost(trace, point, &mut Greedy::default()),
-        fifo: lost(trace, point, &mut Ordered::new(Order::Fifo)),
-        address: lost(trace, point, &mut Ordered::new(Order::Address)),
-        requests: lost(trace, point, &mut Greedy::new(Count::Requests)),
-    }
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let greedy = lost(trace, point, &mut Greedy::default());
+            let requests = lost(trace, point, &mut Greedy::new(Count::Requests));
+            (greedy, requests)
+        });
+        let fifo = lost(trace, point, &mut Ordered::new(Order::Fifo));
+        let address = lost(trace, point, &mut Ordered::new(Order::Address));
+        let (greedy, requests) = first
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Lost {
+            greedy,
+            fifo,
+            address,
+            requests,
+        }
+    })
 }
 
 /// Turnovers of the pool before the first reclaim.
 const WARM_UP: usize = 10;
 
 fn lost(trace: &Trace, point: Point, rule: &mut dyn Select) -> u64 {
-    let mut engine = Offline::new(trace, point.outermost.layout(POOL, point.handle));
+    let layout = point.outermost.layout(POOL, point.handle);
+    let mut engine = Offline::new(trace, layout, point.placement);
     while engine.turnover() < WARM_UP {
         engine.step();
     }
@@ -109,4 +127,37 @@ fn lost(trace: &Trace, point: Point, rule: &mut dyn Select) -> u64 {
         engine.restore(&picked);
     }
     tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_replay::clock::Time;
+    use tidegate_replay::rng::Rng;
+    use tidegate_replay::trace::Request;
+
+    #[test]
+    fn requests_that_lie_together_lose_a_third_of_what_scattered_ones_do() {
+        let mut rng = Rng::new(7);
+        let mut length = |longest: f64| 16 + (rng.uniform() * longest) as u32;
+        let requests = (0..4_096).map(|_| Request {
+            arrival: Time::ZERO,
+            input_tokens: length(2_000.0),
+            output_tokens: length(500.0),
+        });
+        let trace = Trace::new(requests.collect());
+        let [together, engine] = [Placement::Together, Placement::Engine].map(|placement| {
+            let point = Point {
+                placement,
+                outermost: Outermost::Layer,
+                handle: Bytes::mib(2),
+                size: Bytes::mib(256),
+                rate: 1.0,
+            };
+            run(&trace, point)
+        });
+        println!("together {together:?}, placed by the engine {engine:?}");
+        assert!(3 * together.greedy < engine.greedy);
+        assert!(together.greedy < together.fifo && engine.greedy < engine.fifo);
+    }
 }

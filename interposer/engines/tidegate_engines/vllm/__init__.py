@@ -5,6 +5,7 @@
 ``worker``    KV memory that can be taken, and where its blocks lie (``regions``)
 ``hooks``     where the scheduler is listened to
 ``lost``      an offline scheduler whose blocks are taken
+``together``  which free blocks an offline request gets
 ``grown``     an online scheduler whose blocks come when needed
 ``withheld``  what both share: blocks that the allocator passes over
 
@@ -61,7 +62,8 @@ def watch(scheduler: Any, role: str, version: str) -> None:
     state: LostBlocks | GrownBlocks
     if role == "offline":
         library.attach(0, scheduler.parallel_config.world_size)
-        state = LostBlocks(scheduler, abi.Offline(library), versions.engine(type(scheduler)))
+        run = worker.stripe_run(scheduler.kv_cache_config)
+        state = LostBlocks(scheduler, abi.Offline(library), versions.engine(type(scheduler)), run)
     elif worker.registered is not None:
         state = GrownBlocks(scheduler, abi.Online(library, worker.registered))
     else:

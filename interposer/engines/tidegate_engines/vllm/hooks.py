@@ -68,6 +68,12 @@ def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
             state.parting(request)
         return original(self, request, *args, **kwargs)
 
+    def allocating(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        state: State | None = getattr(self.block_pool, STATE, None)
+        if state is not None:
+            state.allocating(request)
+        return original(self, request, *args, **kwargs)
+
     def reset_prefix_cache(original: Any, self: Any) -> Any:
         state: State | None = getattr(self, STATE, None)
         if state is None:
@@ -88,6 +94,7 @@ def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
     around(scheduler, "update_from_output", update_from_output)
     around(scheduler, "add_request", requests_changed)
     around(scheduler, "finish_requests", requests_changed)
+    around(manager, "allocate_slots", allocating)
     around(manager, "free", parting)
     if "pop_blocks_for_free" in manager.__dict__:
         around(manager, "pop_blocks_for_free", parting)

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from . import together
 from .withheld import NULL_BLOCK, Withheld
 
 if TYPE_CHECKING:
@@ -51,9 +52,15 @@ class Flight:
 class LostBlocks(Withheld):
     """What one scheduler knows of its lost blocks."""
 
-    def __init__(self, scheduler: Scheduler, job: OfflineJob, engine: Engine) -> None:
+    def __init__(
+        self, scheduler: Scheduler, job: OfflineJob, engine: Engine, run: int = 1
+    ) -> None:
+        """``run`` blocks make a stripe: what is taken at once."""
         super().__init__(scheduler, job)
         self.engine = engine
+        #: The request that is given blocks.
+        self._asking: str | None = None
+        together.install(scheduler, run, self._last_block)
         self.flights: deque[Flight] = deque()
         self.step = 0
         #: Requests requeued since the last step was scheduled: its workers still hold them.
@@ -79,6 +86,9 @@ class LostBlocks(Withheld):
         self.requeued.clear()
         self.flights.append(Flight(output))
         self._publish(output)
+
+    def allocating(self, request: Request) -> None:
+        self._asking = request.request_id
 
     def starving(self) -> bool:
         return bool(self.withheld and self.scheduler.requests) and not self._computing()
@@ -203,6 +213,11 @@ class LostBlocks(Withheld):
                 self._next_number += 1
                 number = self._numbers[name] = self._next_number
             self.job.publish(number, request.num_computed_tokens, self._table(name))
+
+    def _last_block(self) -> int | None:
+        manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+        held = manager.req_to_blocks.get(self._asking)
+        return held[-1].block_id if held else None
 
     def _table(self, name: str) -> list[int]:
         return self.scheduler.kv_cache_manager.get_block_ids(name)[0]

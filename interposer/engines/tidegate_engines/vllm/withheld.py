@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
 
     from ..job import OfflineJob, OnlineJob
 
@@ -53,6 +54,9 @@ class Withheld:
 
     def requests_changed(self) -> None:
         """Requests came or went."""
+
+    def allocating(self, request: Request) -> None:
+        """A request is about to be given blocks."""
 
     def starving(self) -> bool:
         """Whether there are requests, but no blocks for any of them."""

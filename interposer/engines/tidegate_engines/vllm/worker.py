@@ -24,8 +24,13 @@ ALLOCATORS = (
     ("vllm.v1.worker.gpu.attn_utils", "allocate_kv_cache"),
 )
 
+#: Bytes of a handle when a scope does not say: ``tg_kv_scope_begin``.
+HANDLE = 2 << 20
+
 #: The number of the KV cache that this process registered.
 registered: int | None = None
+#: From a block to the next one, bytes, in that cache.
+_stride: int | None = None
 
 
 @contextlib.contextmanager
@@ -113,7 +118,7 @@ def block_dim(group: Any, runner: Any) -> int:
 
 def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> Any:
     """Around ``Worker.initialize_from_config``."""
-    global registered
+    global registered, _stride
     library = abi.library()
     why = versions.why_not(version, worker.vllm_config, kv)
     world = worker.parallel_config.world_size
@@ -129,6 +134,17 @@ def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> 
     rows = layer_regions(worker.model_runner, kv)
     try:
         registered = library.register(rows, NULL_BLOCK + 1, flags)
+        _stride = min(row.stride for row in rows)
     except abi.TidegateError as error:
         log.warning("Tidegate takes no memory from this engine: %s", error)
     return result
+
+
+def stripe_run(kv: Any) -> int:
+    """How many blocks share a handle, as the library counts them; at least one.
+
+    Where the workers are other processes than the scheduler's, a block is taken to have one layer's
+    keys and values in one place.
+    """
+    spec = kv.kv_cache_groups[0].kv_cache_spec
+    return max(1, HANDLE // (_stride or spec.page_size_bytes))

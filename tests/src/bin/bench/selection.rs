@@ -6,15 +6,16 @@ use tidegate_policy::ids::Bytes;
 use tidegate_replay::clock::Time;
 use tidegate_replay::input::InputError;
 use tidegate_replay::trace::{self, Lengths, Request, Trace};
-use tidegate_tests::memory::offline::Outermost;
-use tidegate_tests::memory::selection::{grid, reclaims, run};
+use tidegate_tests::memory::offline::{Outermost, Placement};
+use tidegate_tests::memory::selection::{Point, grid, reclaims, run};
 
 pub fn measure(files: &[PathBuf]) -> Result<Vec<Row>, InputError> {
     let traces = backlogs(files)?;
     let points = grid();
     println!("tokens lost per reclaim, mean of {} traces", traces.len());
     println!(
-        "{:<8} {:>10} {:>9} {:>7} {:>10} {:>10} {:>10} {:>10} {:>7}",
+        "{:<9} {:<6} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>6}",
+        "placement",
         "layout",
         "handle MiB",
         "size MiB",
@@ -25,12 +26,11 @@ pub fn measure(files: &[PathBuf]) -> Result<Vec<Row>, InputError> {
         "requests",
         "saved"
     );
-    let (mut worst, mut paper) = (f64::INFINITY, Vec::new());
+    let mut saved_at = Vec::new();
     for point in points {
         let mut sums = [0u64; 4];
         for (_, trace) in &traces {
             let lost = run(trace, point);
-            worst = worst.min(lost.saved());
             for (sum, lost) in
                 sums.iter_mut()
                     .zip([lost.greedy, lost.fifo, lost.address, lost.requests])
@@ -41,11 +41,10 @@ pub fn measure(files: &[PathBuf]) -> Result<Vec<Row>, InputError> {
         let reclaims = f64::from(reclaims(point.rate)) * traces.len() as f64;
         let [greedy, fifo, address, requests] = sums.map(|sum| sum as f64 / reclaims);
         let saved = 1.0 - greedy / fifo.max(1.0);
-        if point.outermost == Outermost::Layer && point.handle == Bytes::mib(2) {
-            paper.push(saved);
-        }
+        saved_at.push((point, saved));
         println!(
-            "{:<8} {:>10} {:>9} {:>7} {greedy:>10.0} {fifo:>10.0} {address:>10.0} {requests:>10.0} {:>6.1}%",
+            "{:<9} {:<6} {:>10} {:>8} {:>7} {greedy:>8.0} {fifo:>8.0} {address:>8.0} {requests:>8.0} {:>5.1}%",
+            point.placement.name(),
             point.outermost.name(),
             point.handle.0 >> 20,
             point.size.0 >> 20,
@@ -54,16 +53,21 @@ pub fn measure(files: &[PathBuf]) -> Result<Vec<Row>, InputError> {
         );
     }
     println!();
-    let mean = paper.iter().sum::<f64>() / paper.len().max(1) as f64;
-    Ok(vec![
-        Row::new("selection.layer_2mib.saved_mean", 100.0 * mean, "%").at_least(22.9),
-        Row::new(
-            "selection.saved_least_of_any_trace_and_point",
-            100.0 * worst,
-            "%",
-        )
-        .at_least(0.0),
-    ])
+    let rows = [Placement::Together, Placement::Engine].map(|placement| {
+        let of = saved_at.iter().filter(|it| it.0.placement == placement);
+        let papers = |it: &&&(Point, f64)| {
+            it.0.outermost == Outermost::Layer && it.0.handle == Bytes::mib(2)
+        };
+        let paper: Vec<f64> = of.clone().filter(|it| papers(&it)).map(|it| it.1).collect();
+        let mean = paper.iter().sum::<f64>() / paper.len().max(1) as f64;
+        let least = of.map(|it| it.1).fold(f64::INFINITY, f64::min);
+        let key = format!("selection.{}", placement.name());
+        [
+            Row::new(format!("{key}.layer_2mib.saved_mean"), 100.0 * mean, "%").at_least(22.9),
+            Row::new(format!("{key}.saved_at_least"), 100.0 * least, "%").at_least(0.0),
+        ]
+    });
+    Ok(rows.into_iter().flatten().collect())
 }
 
 /// Requests to serve, whole: their arrivals only give their order.
