@@ -525,6 +525,46 @@ fn events_tell_the_story_of_a_preemption() {
 }
 
 #[test]
+fn every_wake_is_told_also_one_that_online_overtakes_between_two_batches() {
+    let node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (_, channels) = offline.channels(0, 70);
+    assert_eq!(channels.len(), 70, "more than one call carries");
+    wait_so("the job to run", || {
+        status(&node)["jobs"][0]["state"] == "running"
+    });
+    let told = || {
+        let output = node.tidegate(&["events", "--output", "json"]);
+        let text = String::from_utf8(output.stdout).expect("JSON");
+        text.matches("\"woken\"").count() + text.matches("\"wake_overtaken\"").count()
+    };
+    let gated = || {
+        wait_so("the job to be gated", || {
+            status(&node)["jobs"][0]["state"] == "gated"
+        });
+    };
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    device.set("enable_us", 300_000).expect("a knob");
+    // A call of the first batch takes long enough for online to begin meanwhile; where the machine is
+    // too busy for that, the wake is over, and the next one is tried.
+    wait_so("a wake withheld after its first batch", || {
+        online.ask("busy 0");
+        gated();
+        let (withheld, before) = (counter(&node, "enables_withheld"), told());
+        online.ask("idle 0");
+        wait_so("the wake", || {
+            let state = status(&node)["jobs"][0]["state"].clone();
+            state == "enabling" || state == "running"
+        });
+        online.ask("busy 0");
+        gated();
+        wait_so("a word of the wake", || told() > before);
+        counter(&node, "enables_withheld") > withheld
+    });
+}
+
+#[test]
 fn launches_wait_for_a_process_whose_channels_cannot_be_controlled() {
     let node = Node::new(&[], FIXED);
     let mut online = idle_online(&node);
