@@ -276,7 +276,14 @@ impl Stage {
         let gave = wait_until(crate::clock::DEADLINE, || {
             (held_by_the_living(&self.records(), &self.dead) <= room).then_some(())
         });
-        gave.ok_or_else(|| "online keeps what it gave up".to_owned())?;
+        gave.ok_or_else(|| {
+            let held = held_by_the_living(&self.records(), &self.dead);
+            let status = view::status(&self.node);
+            format!(
+                "online keeps what it gave up: {held} bytes are held, {room} would leave room; the agent says {} of {}",
+                status["gpus"][0]["memory"], status["processes"]
+            )
+        })?;
         self.engines += 1;
         self.engine = start(&self.node, rng, self.engines, self.broken);
         self.settle()

@@ -31,6 +31,7 @@ KNOWN = {
     "append_n",
     "prepend_n",
     "get_all_free_blocks",
+    "iter_blocks_after",
 }
 
 
