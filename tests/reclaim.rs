@@ -362,3 +362,31 @@ fn an_agent_that_comes_in_the_middle_of_a_move_enables_nothing_before_it_has_end
     stage.goes_on();
     stage.end();
 }
+
+#[test]
+fn pressure_that_is_over_when_the_agent_hears_of_it_keeps_no_memory() {
+    let node = Node::new(&[], SHARED);
+    let mut online = Elastic::start(&node);
+    let mut held = 0;
+    wait_for("two blocks for online", || {
+        let answer = online.ask(&format!("reserve {}", 2 - held));
+        held += answer.split(' ').next()?.parse::<u64>().ok()?;
+        (held == 2).then_some(())
+    });
+    let agent = node.agent.as_ref().expect("it runs");
+    agent.signal(libc::SIGSTOP);
+    for (what, answer) in [("use 2", "0"), ("use 0", "0"), ("release 2", "2")] {
+        assert_eq!(online.ask(what), answer);
+    }
+    agent.signal(libc::SIGCONT);
+    wait_for("the agent to hear of the pressure", || {
+        let events = node.tidegate(&["events", "--output", "json"]).stdout;
+        let events = String::from_utf8(events).expect("JSON");
+        events.contains("\"pressure\"").then_some(())
+    });
+    wait_for("the agent to see that it is over", || {
+        let status = view::status(&node);
+        let cache = &status["gpus"][0]["memory"]["caches"][0];
+        (number(&cache["used_bytes"]) == 0).then_some(())
+    });
+}

@@ -159,11 +159,20 @@ impl Control {
                     .iter()
                     .all(|w| (w.session, w.kv.0) != (id, mapped.kv) || w.ordered <= mapped.seq),
             }),
-            Said::Pressure(pressure) => self.feed_memory(MemoryEvent::Usage {
-                session,
-                kv: KvId(pressure.kv),
-                used: Bytes(pressure.used_bytes),
-            }),
+            Said::Pressure(pressure) => {
+                let (kv, used) = (KvId(pressure.kv), pressure.used_bytes);
+                // It may be over: the page is compared with what was said, not with what it held
+                // before, or the policy would go on with a use that is no more.
+                let mut watched = self.watched.iter_mut();
+                if let Some(watched) = watched.find(|w| (w.session, w.kv) == (id, kv)) {
+                    watched.used = used;
+                }
+                self.feed_memory(MemoryEvent::Usage {
+                    session,
+                    kv,
+                    used: Bytes(used),
+                });
+            }
             _ => {}
         }
     }
