@@ -96,17 +96,20 @@ impl Books {
         // told apart by their process.
         let alone = self.ranks.iter().all(|rank| rank.session != session);
         let alike = alone && layout == *self.holders.layout();
-        let stripes = 0..if alike { layout.len() } else { 0 };
-        let rank = Rank {
+        let lacks = (0..layout.len()).map(|nth| !backed.get(nth).copied().unwrap_or(false));
+        let mut rank = Rank {
             session,
             gpu,
             kv,
             fixed,
             reclaimable: reclaimable && alike,
-            lacks: stripes
-                .map(|nth| !backed.get(nth).copied().unwrap_or(false))
-                .collect(),
+            lacks: lacks.collect(),
         };
+        if !alike {
+            // Nothing of it is ever taken, so all it holds is fixed.
+            rank.fixed = rank.held(&layout);
+            rank.lacks.clear();
+        }
         ledger.adopt(session, Place::Offline, rank.held(&layout));
         self.ranks.push(rank);
         for nth in (0u32..).take(self.holders.layout().len()) {

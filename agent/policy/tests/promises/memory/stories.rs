@@ -308,6 +308,35 @@ fn a_cache_that_was_counted_is_not_counted_again_when_it_is_registered() {
 }
 
 #[test]
+fn a_second_cache_of_a_process_is_counted_whole_as_long_as_it_stands() {
+    let mut world = World::new();
+    world.map(100);
+    let (session, gpu, kv) = (SessionId(10), GpuId(0), KvId(KV.0 + 1));
+    world
+        .bench
+        .attach_offline(session, JobId(0), GpuSet::of(gpu));
+    let free = |world: &World| world.bench.node.ledger(gpu).expect("it is there").free();
+    let before = free(&world);
+    let all = Bytes(u64::from(STRIPES) * STRIPE + 7);
+    for kv in [KV, kv] {
+        world.tell(MemoryEvent::KvRegistered {
+            session,
+            job: JobId(0),
+            gpu,
+            kv,
+            layout: layout(),
+            backed: &[true; STRIPES as usize],
+            fixed: Bytes(7),
+            reclaimable: kv == KV,
+            counted: Bytes::ZERO,
+        });
+    }
+    assert_eq!(free(&world), before.minus(all).minus(all));
+    world.tell(MemoryEvent::KvGone { session, kv });
+    assert_eq!(free(&world), before.minus(all));
+}
+
+#[test]
 fn a_process_that_only_schedules_answers_and_speaks_for_its_job() {
     let mut world = colocated(STRIPES);
     let session = SessionId(11);
