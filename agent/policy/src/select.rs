@@ -8,18 +8,17 @@
 //! # Cost of a selection
 //!
 //! With S stripes, and E entries in the requests' lists (a request and a stripe it holds): costs
-//! are summed in one pass over the lists. Only the cheapest stripes are heaped, those below a line;
-//! when none of them is left, the line rises to admit four times as many, so that it rises O(log S)
-//! times, with a pass over the stripes each. When a stripe is taken, each request it newly hits is
-//! walked once, and never again in this selection; each entry walked lowers one stripe's cost and
-//! pushes that stripe anew if it is below the line, where its older entries are recognised and
-//! dropped. So there are at most S + E pushes, and time is O(S log S + E log(S + E)) at worst and
-//! O(S + E) when few requests are hit. [`Selected::work`] counts them.
+//! are summed in one pass over the lists and their least is found by a tree of minima. When a stripe
+//! is taken, each request it newly hits is walked once, and never again in this selection; each
+//! entry walked lowers one stripe's cost. So time is O((S + E) log S) at worst, and about S + E as
+//! most costs fall without becoming the least of their neighbours. [`Selected::work`] counts what is
+//! looked at.
+
+mod least;
 
 use crate::holders::{Holder, Holders};
 use crate::ids::{Bytes, StripeId, Tokens};
-use core::cmp::Reverse;
-use std::collections::BinaryHeap;
+use least::Least;
 
 /// One stripe chosen, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,44 +81,7 @@ pub struct Greedy {
     count: Count,
     draft: Draft,
     costs: Vec<u64>,
-    heap: BinaryHeap<Reverse<(u64, u32)>>,
-    below: Vec<(u64, u32)>,
-}
-
-/// The cost up to which stripes are heaped. Invariant: whatever is open and costs no more is in the
-/// heap, at its cost, so that the heap's least is the least of all.
-#[derive(Clone, Copy, Debug)]
-struct Line {
-    /// Nothing is below it before it first rises.
-    cost: u64,
-    /// How many stripes it admits when it rises.
-    admits: usize,
-}
-
-impl Line {
-    const fn below(stripes: usize) -> Self {
-        Self {
-            cost: 0,
-            admits: stripes / 16 + 1,
-        }
-    }
-
-    /// Rises, and says which open stripes are below it; false when none is open.
-    fn rise(&mut self, costs: &[u64], open: &[Open], below: &mut Vec<(u64, u32)>) -> bool {
-        let known = (0u32..).zip(costs).zip(open);
-        let still = known.filter(|known| *known.1 == Open::Yes);
-        below.clear();
-        below.extend(still.map(|((id, cost), _)| (*cost, id)));
-        let Some(last) = below.len().checked_sub(1) else {
-            return false;
-        };
-        let nth = last.min(self.admits - 1);
-        let (_, (cost, _), _) = below.select_nth_unstable(nth);
-        self.cost = *cost;
-        below.retain(|known| known.0 <= self.cost);
-        self.admits *= 4;
-        true
-    }
+    least: Least,
 }
 
 impl Greedy {
@@ -146,8 +108,7 @@ impl Select for Greedy {
             count,
             draft,
             costs,
-            heap,
-            below,
+            least,
         } = self;
         draft.begin(from);
         costs.clear();
@@ -159,33 +120,20 @@ impl Select for Greedy {
                 *known = known.saturating_add(cost);
             }
         }
-        heap.clear();
-        let mut line = Line::below(from.layout().len());
-        while draft.selected.bytes < need {
-            let Some(Reverse((cost, id))) = heap.pop() else {
-                if line.rise(costs, &draft.open, below) {
-                    let cheap = below.iter().map(|known| Reverse(*known));
-                    heap.extend(cheap);
-                    draft.selected.work += costs.len() as u64;
-                    continue;
-                }
-                break;
-            };
-            draft.selected.work += 1;
-            if cost != costs[id as usize] || draft.open[id as usize] == Open::No {
-                continue;
-            }
+        let open = draft.open.iter().map(|open| *open == Open::Yes);
+        least.begin(costs.iter().copied().zip(open));
+        while draft.selected.bytes < need
+            && let Some((at, cost)) = least.least()
+        {
+            let Ok(id) = u32::try_from(at) else { break };
+            draft.selected.work += least.close(at);
             draft.take(from, id, cost, picked);
             for place in draft.newly.drain(..) {
                 let holder = &from.holders()[place as usize];
                 let cost = count.of(holder);
                 for (stripe, _) in holder.stripes() {
-                    let known = &mut costs[stripe.0 as usize];
-                    *known = known.saturating_sub(cost);
+                    least.lower(stripe.0 as usize, cost);
                     draft.selected.work += 1;
-                    if *known <= line.cost && draft.open[stripe.0 as usize] == Open::Yes {
-                        heap.push(Reverse((*known, stripe.0)));
-                    }
                 }
             }
         }
