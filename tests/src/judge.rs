@@ -145,6 +145,9 @@ impl Channels {
 struct Shut {
     from: u64,
     to: u64,
+    /// Nobody had woken since the one before: a channel came up, or the last of a wake took effect that its request's
+    /// edge had met half done. Neither makes a preemption of its own.
+    renewed: bool,
 }
 
 /// An enable: when the caller entered the driver, and when it took effect. A request that begins in between finds
@@ -170,6 +173,7 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
     let mut channels = Channels::default();
     let mut shut: Vec<Shut> = Vec::new();
     let mut open_shut: Option<u64> = None;
+    let mut renewed = false;
     let mut running: BTreeMap<(u32, u32, u32), u64> = BTreeMap::new();
     let mut ran: Vec<(u64, u64)> = Vec::new();
     let mut enables: Vec<Wake> = Vec::new();
@@ -194,6 +198,7 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
             .is_some_and(|at| *at <= record.at_ns);
         let channel = (record.client, record.object);
         channels.owner.insert(channel, record.pid);
+        let mut woke = false;
         match record.kind {
             Kind::EnableEnd if dead => {
                 let_go.insert(record.pid);
@@ -222,11 +227,15 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
                             verdict.worst_stuck_ns.max(to.saturating_sub(from));
                     }
                     // One wake enables many channels within a moment.
-                    if record.at_ns > last_enable + 1_000_000 && record.at_ns >= schedule.start_ns {
-                        enables.push(Wake {
-                            asked: record.value,
-                            at: record.at_ns,
-                        });
+                    if record.at_ns > last_enable + 1_000_000 {
+                        woke = true;
+                        renewed = false;
+                        if record.at_ns >= schedule.start_ns {
+                            enables.push(Wake {
+                                asked: record.value,
+                                at: record.at_ns,
+                            });
+                        }
                     }
                     last_enable = record.at_ns;
                 }
@@ -248,8 +257,10 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
                 shut.push(Shut {
                     from,
                     to: record.at_ns,
+                    renewed,
                 });
                 open_shut = None;
+                renewed = !woke;
             }
             _ => {}
         }
@@ -258,7 +269,11 @@ pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
         ran.push((from, end_ns));
     }
     if let Some(from) = open_shut {
-        shut.push(Shut { from, to: end_ns });
+        shut.push(Shut {
+            from,
+            to: end_ns,
+            renewed,
+        });
         for span in &schedule.agentless {
             let stuck = end_ns.min(span.end).saturating_sub(from.max(span.start));
             verdict.worst_stuck_ns = verdict.worst_stuck_ns.max(stuck);
@@ -345,7 +360,8 @@ fn judge_edges(
             .iter()
             .filter(|s| s.from > request.start_ns && s.from < request.end_ns + EDGE_DEADLINE_NS)
             .collect::<Vec<_>>();
-        let inside = begun.iter().filter(|s| s.from <= request.end_ns).count() as u64;
+        let anew = |s: &&&Shut| s.from <= request.end_ns && !s.renewed;
+        let inside = begun.iter().filter(anew).count() as u64;
         verdict.preemptions += inside;
         let excused = overlaps(
             &schedule.excused,
@@ -540,6 +556,52 @@ mod tests {
         assert!(stays.violations[0].contains("nor taken back"), "{stays:?}");
         let twice = judged(&[(399, 403, Some(404)), (406, 407, Some(408))]);
         assert!(twice.violations.len() >= 2, "{twice:?}");
+    }
+
+    /// A request of 400..420 ms that begins when one of two channels has been woken, with the other's records.
+    fn met_half_done(others: &[(u64, Kind)]) -> Verdict {
+        let schedule = Schedule {
+            requests: vec![Request {
+                start_ns: 400 * MS,
+                end_ns: 420 * MS,
+                longest_gap_ns: MS,
+            }],
+            gaps_per_request: vec![5],
+            offline: [OFFLINE].into(),
+            online: ONLINE,
+            ..Schedule::default()
+        };
+        let of = |object: u32, at_us: u64, kind: Kind| {
+            let mut record = record(0, kind, OFFLINE, 0);
+            (record.object, record.at_ns) = (object, at_us * 1_000);
+            record
+        };
+        let mut records = vec![
+            of(1, 1_000, Kind::ChannelUp),
+            of(1, 2_000, Kind::DisableEnd),
+            of(1, 399_900, Kind::EnableEnd),
+            of(1, 400_100, Kind::DisableEnd),
+        ];
+        records.extend(others.iter().map(|(at_us, kind)| of(2, *at_us, *kind)));
+        records.sort_by_key(|record| record.at_ns);
+        judge(&schedule, &records, 4_000 * MS)
+    }
+
+    #[test]
+    fn the_rest_of_a_wake_and_a_channel_that_comes_up_are_no_preemptions() {
+        let (up, down) = (Kind::ChannelUp, Kind::DisableEnd);
+        let begun = [(1_000, up), (2_000, down)];
+        let rest = [begun, [(400_200, Kind::EnableEnd), (400_300, down)]].concat();
+        let fresh = [(405_000, up), (405_100, down)];
+        for others in [&rest[..], &fresh] {
+            let verdict = met_half_done(others);
+            assert!(verdict.violations.is_empty(), "{verdict:?}");
+            assert_eq!(verdict.preemptions, 1, "{verdict:?}");
+        }
+        let again = [begun, [(405_000, Kind::EnableEnd), (405_100, down)]].concat();
+        let verdict = met_half_done(&again);
+        assert_eq!(verdict.preemptions, 2, "{verdict:?}");
+        assert!(!verdict.violations.is_empty());
     }
 
     #[test]
