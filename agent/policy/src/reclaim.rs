@@ -23,8 +23,10 @@
 //! registration: a process knows itself which of its stripes stand, and an agent that comes back
 //! believes that and not its own memory.
 //!
-//! A job that did not answer in time, or had a thread in a call that may hold the driver's locks, is
-//! *unfit*: nothing is taken from it until it has answered and has run again.
+//! A job of which nobody said in time that it can begin, or that had a thread in a call that may hold
+//! the driver's locks, is *unfit*: nothing is taken from it until it has answered and has run again.
+//! One that began and took longer than the deadline is not: what it moved late serves online too, and
+//! the next demand may come before it runs again.
 
 use crate::ids::{ReclaimId, SessionId, StripeId};
 use crate::time::Instant;
@@ -239,15 +241,7 @@ impl Reclaim {
                 self.wait_for(ranks);
                 Turn::Went
             }
-            Phase::Moving if self.waiting.is_empty() => {
-                if self.overdue {
-                    self.unfit = Some(Unfit {
-                        answered: true,
-                        ran: false,
-                    });
-                }
-                self.end(Turn::Over)
-            }
+            Phase::Moving if self.waiting.is_empty() => self.end(Turn::Over),
             Phase::Moving => {
                 self.overdue = self.overdue || late;
                 Turn::Waits

@@ -105,6 +105,32 @@ fn a_job_that_does_not_answer_is_left_disabled_and_nobody_waits_for_it() {
 }
 
 #[test]
+fn a_job_that_moves_late_serves_the_next_demand_before_it_runs() {
+    let mut world = colocated(STRIPES);
+    world.bench.busy(ONLINE, GpuId(0));
+    world.bench.answer_all();
+    world.ask(15, false);
+    world.answer(0, Answer::Done);
+    world.bench.answer_all();
+    world.check();
+    world.bench.pass(21 * MS);
+    world.check();
+    assert_eq!(granted(&world), [Granted::No], "it was not done in time");
+    world.answer(0, Answer::Done);
+    world.ask(35, false);
+    for _ in 0..2 {
+        world.answer(0, Answer::Done);
+        world.bench.answer_all();
+        world.check();
+    }
+    assert_eq!(granted(&world), [Granted::No, Granted::Yes]);
+    assert!(
+        !world.bench.held[&(SessionId(10), GpuId(0))].1,
+        "online is busy all the while"
+    );
+}
+
+#[test]
 fn a_thread_inside_the_driver_costs_the_job_nothing_and_a_second_job_is_taken() {
     let mut world = colocated(STRIPES);
     let second = SessionId(11);
