@@ -26,9 +26,6 @@ MASK = (1 << 64) - 1
 SEED = 12345
 #: Bytes of the cache: 768 blocks of the four layers that shared.py asks for, in 12 stripes of 8 handles.
 CACHE = 192 << 20
-#: Launches at once, of a kernel a token: a model's step is hundreds of them and fits into the driver's queue of 1,024,
-#: where a thread that finds it full waits inside the driver for as long as the gate is shut.
-AHEAD = 256
 #: Most words that the steps under way may fold.
 WORDS = 1 << 20
 
@@ -203,16 +200,9 @@ class PagedWorker(SpinWorker, Worker):
             self.gpu.prefill(prompts)
         if decodes:
             self.gpu.decode(min(decodes, 32))
-        for nth, launch in enumerate(launches, 1):
+        for launch in launches:
             self.launch(*launch)
-            if nth % AHEAD == 0:
-                self.gpu.wait()
-        # As vLLM's runner has it: a copy in the stream, and nobody inside the driver while the step waits for its gate.
-        folded = (ctypes.c_uint64 * max(1, len(sampling)))()
-        if sampling:
-            size = ctypes.c_size_t(8 * len(sampling))
-            self.gpu.call("cuMemcpyDtoHAsync_v2", folded, self.out, size, self.gpu.stream)
-        self.under_way = SimpleNamespace(names=names, sampling=sampling, words=words, folded=folded, output=None)
+        self.under_way = SimpleNamespace(names=names, sampling=sampling, words=words, output=None)
         return None
 
     def sample_tokens(self, grammar_output):
@@ -222,8 +212,11 @@ class PagedWorker(SpinWorker, Worker):
         """The step's output, once it has ended."""
         if step.output is not None:
             return step.output
+        folded = (ctypes.c_uint64 * max(1, len(step.sampling)))()
         self.gpu.wait()
-        sampled = {name: word(step.folded[i]) for i, name in enumerate(step.sampling)}
+        if step.sampling:
+            self.gpu.call("cuMemcpyDtoH_v2", folded, self.out, ctypes.c_size_t(8 * len(step.sampling)))
+        sampled = {name: word(folded[i]) for i, name in enumerate(step.sampling)}
         for name, token in sampled.items():
             self.steps.states[name].output.append(token)
         step.output = ModelRunnerOutput(
