@@ -2,23 +2,21 @@
 
 use super::*;
 
+/// An offline process of a job, with its first so many stripes, which it has not registered.
+fn joins(world: &mut World, session: SessionId, job: JobId, stripes: u32) {
+    let gpu = GpuId(0);
+    world.bench.attach_offline(session, job, GpuSet::of(gpu));
+    let backed = (0..stripes).collect();
+    let process = Process { job, gpu, backed };
+    world.processes.insert(session, process);
+}
+
 /// An offline job with all its memory, and online idle.
-fn colocated(job_bytes: u32) -> World {
+fn colocated(stripes: u32) -> World {
     let mut world = World::new();
     world.map(100);
     let session = SessionId(10);
-    world
-        .bench
-        .attach_offline(session, JobId(0), GpuSet::of(GpuId(0)));
-    let backed = (0..job_bytes).collect();
-    world.processes.insert(
-        session,
-        Process {
-            job: JobId(0),
-            gpu: GpuId(0),
-            backed,
-        },
-    );
+    joins(&mut world, session, JobId(0), stripes);
     world.register(session);
     world.bench.pass(10 * MS);
     world.bench.answer_all();
@@ -134,18 +132,7 @@ fn a_job_that_moves_late_serves_the_next_demand_before_it_runs() {
 fn a_thread_inside_the_driver_costs_the_job_nothing_and_a_second_job_is_taken() {
     let mut world = colocated(STRIPES);
     let second = SessionId(11);
-    world
-        .bench
-        .attach_offline(second, JobId(1), GpuSet::of(GpuId(0)));
-    let backed = (0..STRIPES).collect();
-    world.processes.insert(
-        second,
-        Process {
-            job: JobId(1),
-            gpu: GpuId(0),
-            backed,
-        },
-    );
+    joins(&mut world, second, JobId(1), STRIPES);
     // What the second job has was online's until now.
     let counted = POOL.0 - 7 - u64::from(STRIPES) * STRIPE;
     world.tell(MemoryEvent::Counted {
