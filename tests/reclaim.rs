@@ -364,6 +364,37 @@ fn an_agent_that_comes_in_the_middle_of_a_move_enables_nothing_before_it_has_end
 }
 
 #[test]
+fn events_say_why_nothing_can_be_taken_from_a_job() {
+    let mut stage = Stage::new();
+    stage.release();
+    let pid = stage.engine.process.pid();
+    let told = |stage: &mut Stage, why: &str| {
+        wait_for(&format!("an event that says {why:?}"), || {
+            stage.reserve();
+            let events = stage
+                .node
+                .tidegate(&["events", "--kind", "unreclaimable"])
+                .stdout;
+            let events = String::from_utf8(events).expect("text");
+            events
+                .contains(&format!("process {pid}: {why}"))
+                .then_some(())
+        });
+    };
+    stage.engine.calls("copy");
+    told(&mut stage, "one of its threads is inside cuMemcpyDtoH_v2");
+    stage.engine.line("called copy", 1);
+    stage.take();
+    stage.release();
+    stage.engine.process.signal(libc::SIGSTOP);
+    told(&mut stage, "it has not answered in time");
+    stage.engine.process.signal(libc::SIGCONT);
+    stage.take();
+    stage.release();
+    stage.end();
+}
+
+#[test]
 fn pressure_that_is_over_when_the_agent_hears_of_it_keeps_no_memory() {
     let node = Node::new(&[], SHARED);
     let mut online = Elastic::start(&node);

@@ -6,10 +6,11 @@
 //! says that it is under pressure.
 
 use super::Control;
-use super::session::{Held, Session, Slot};
+use super::session::{Held, Hindrance, Session, Slot};
 use crate::config::Role;
 use crate::events::Happening;
 use crate::inbox::Tell;
+use crate::plain;
 use std::sync::atomic::Ordering::Acquire;
 use tidegate_policy::effect::{Effect, Granted};
 use tidegate_policy::ids::{
@@ -82,11 +83,25 @@ impl Control {
                 self.watched.retain(|w| (w.session, w.kv) != (id, kv));
                 self.feed_memory(MemoryEvent::KvGone { session, kv });
             }
-            Said::Prepared(prepared) => self.feed_memory(MemoryEvent::Prepared {
-                reclaim: ReclaimId(prepared.seq),
-                session,
-                answer: answer(prepared.result()),
-            }),
+            Said::Prepared(prepared) => {
+                let (reclaim, result) = (ReclaimId(prepared.seq), prepared.result());
+                let hindrance = match result {
+                    MemoryResult::Ok => None,
+                    MemoryResult::ThreadInside => {
+                        Some(Hindrance::Inside(plain::name(&prepared.inside)))
+                    }
+                    result => Some(Hindrance::Refused(result)),
+                };
+                if let Some(known) = self.sessions.get_mut(&id) {
+                    known.hindrance = hindrance;
+                }
+                let answer = answer(result);
+                self.feed_memory(MemoryEvent::Prepared {
+                    reclaim,
+                    session,
+                    answer,
+                });
+            }
             Said::Reclaimed(done) => self.moved(
                 session,
                 done.seq,
@@ -347,7 +362,15 @@ impl Control {
                     let uses = known.gpus().next().is_some();
                     !known.launch_gated && all_stoppable(&known.channels, uses)
                 });
-                if !stoppable || !self.tell_memory(session, prepare) {
+                let told = stoppable && self.tell_memory(session, prepare);
+                if let Some(known) = self.sessions.get_mut(&session.0) {
+                    known.hindrance = Some(if told {
+                        Hindrance::Silent
+                    } else {
+                        Hindrance::Unstoppable
+                    });
+                }
+                if !told {
                     self.unanswerable.push((reclaim, session));
                 }
             }

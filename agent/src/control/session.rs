@@ -8,6 +8,7 @@ use crate::journal::Place;
 use crate::rm::ControlFile;
 use crate::sys::SharedPage;
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +16,7 @@ use tidegate_abi::page::{DEVICES, DeviceWords};
 use tidegate_policy::event::Reading;
 use tidegate_policy::ids::{Bytes, GpuId, GraphId, JobId, Launches};
 use tidegate_policy::time::Instant;
+use tidegate_proto::v1::MemoryResult;
 
 /// Channels one session may have managed.
 pub const CHANNELS: usize = 1_024;
@@ -68,12 +70,39 @@ pub struct Session {
     pub was_gated: bool,
     /// It takes orders about memory.
     pub takes_memory: bool,
+    /// What the last look whether memory may be taken from it found in the way.
+    pub hindrance: Option<Hindrance>,
     /// Some of its channels cannot be controlled, so its launches wait while its job is disabled.
     pub launch_gated: bool,
     /// Policy says it makes no progress.
     pub lapsed: bool,
     /// Why it is not managed, or what is odd.
     pub note: String,
+}
+
+/// Why memory is not taken from a process just now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hindrance {
+    /// It has not answered.
+    Silent,
+    /// One of its threads is inside this call, which may hold the driver's locks.
+    Inside(String),
+    /// Not all of it can be stopped, or it does not listen.
+    Unstoppable,
+    /// It said no.
+    Refused(MemoryResult),
+}
+
+impl fmt::Display for Hindrance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent => f.write_str("it has not answered in time"),
+            Self::Inside(call) => write!(f, "one of its threads is inside {call}"),
+            Self::Unstoppable => f.write_str("not all of its channels can be disabled"),
+            Self::Refused(MemoryResult::Cancelled) => f.write_str("the order came too late"),
+            Self::Refused(result) => write!(f, "it answered {}", result.as_str_name()),
+        }
+    }
 }
 
 /// One device of a process.
@@ -190,6 +219,7 @@ impl Session {
             released: 0,
             was_gated: newcomer.last_agent_generation != 0,
             takes_memory: newcomer.takes_memory,
+            hindrance: None,
             launch_gated: false,
             lapsed: false,
             note: String::new(),

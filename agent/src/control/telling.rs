@@ -1,9 +1,10 @@
 //! What policy reports, as an event for people and as counters.
 
 use super::Control;
+use super::session::Hindrance;
 use crate::events::Happening;
 use tidegate_policy::effect::Report;
-use tidegate_policy::ids::GpuId;
+use tidegate_policy::ids::{GpuId, JobId};
 use tidegate_policy::reclaim::Phase;
 
 impl Control {
@@ -127,11 +128,10 @@ impl Control {
             Report::Unreclaimable { job, phase } => {
                 happening.kind = "unreclaimable";
                 happening.job = self.job_name(Some(job));
-                happening.text = match phase {
-                    Phase::Preparing => "a thread is inside the driver, or it does not answer",
-                    _ => "its channels were not disabled in time",
-                }
-                .into();
+                happening.text = match (phase, self.hindrance(job)) {
+                    (Phase::Preparing, Some((pid, why))) => format!("process {pid}: {why}"),
+                    _ => "its channels were not disabled in time".to_owned(),
+                };
             }
             Report::Pressure {
                 session,
@@ -160,6 +160,15 @@ impl Control {
             }
         }
         self.tell(happening);
+    }
+
+    /// A process of a job from which nothing can be taken, and why: one that answered before those
+    /// whose answers were not waited for.
+    fn hindrance(&self, job: JobId) -> Option<(i32, &Hindrance)> {
+        let ranks = self.sessions.values().filter(|of| of.job == Some(job));
+        ranks
+            .filter_map(|rank| Some((rank.peer.pid, rank.hindrance.as_ref()?)))
+            .min_by_key(|(pid, why)| (**why == Hindrance::Silent, *pid))
     }
 
     pub(super) fn tell(&self, happening: Happening) {
