@@ -141,15 +141,16 @@ impl Memory {
                 fixed,
                 most,
                 handle,
+                stripe,
             } => {
                 let Some(ledger) = self.ledgers.get_mut(gpu.index()) else {
                     return;
                 };
                 let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
                 if self.elastic.iter_mut().find(known).is_none() {
-                    let elastic =
-                        Elastic::new((session, gpu, kv), (most, handle), &self.sharing, now);
-                    self.elastic.push(elastic);
+                    let (known, sizes) = ((session, gpu, kv), (most, handle, stripe));
+                    self.elastic
+                        .push(Elastic::new(known, sizes, &self.sharing, now));
                 }
                 if let Some(elastic) = self.elastic.iter_mut().find(known) {
                     elastic.mapped_is((mapped, true), ledger, &self.sharing, now);

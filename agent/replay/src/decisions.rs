@@ -611,7 +611,7 @@ mod tests {
             1 => ("kv_registered", kv.concat()),
             2 => (
                 "elastic_registered",
-                vec![a, gpu, c, 0, mib(d), mib(64), mib(2)],
+                vec![a, gpu, c, 0, mib(d), mib(64), mib(2), mib(4)],
             ),
             3 => ("kv_gone", vec![a, c]),
             4 => ("published", vec![a, b, c, 2, d, e]),

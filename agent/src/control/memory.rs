@@ -248,6 +248,9 @@ impl Control {
                 let mapped = sum(&|nth| backed[nth]);
                 let most = sum(&|_| true);
                 let handle = layout.handle();
+                let stripes = (0u32..).take(layout.len()).map(StripeId);
+                let stripe = stripes.map(|nth| layout.bytes(nth)).max();
+                let stripe = stripe.unwrap_or(handle);
                 self.feed_memory(MemoryEvent::ElasticRegistered {
                     session,
                     gpu,
@@ -256,6 +259,7 @@ impl Control {
                     fixed,
                     most,
                     handle,
+                    stripe,
                 });
             }
             None => {}

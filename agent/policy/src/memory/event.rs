@@ -58,6 +58,8 @@ pub enum MemoryEvent<'a> {
         most: Bytes,
         /// Bytes of one of its handles.
         handle: Bytes,
+        /// Bytes of its largest stripe: it maps whole ones.
+        stripe: Bytes,
     },
     /// A KV cache is gone.
     KvGone {

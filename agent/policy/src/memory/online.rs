@@ -16,6 +16,8 @@ pub(super) struct Elastic {
     pub kv: KvId,
     most: Bytes,
     handle: Bytes,
+    /// What it maps at once.
+    stripe: Bytes,
     /// Has memory as long as it stands, and counts as used.
     fixed: Bytes,
     mapped: Bytes,
@@ -37,7 +39,7 @@ pub(super) struct Elastic {
 impl Elastic {
     pub fn new(
         (session, gpu, kv): (SessionId, GpuId, KvId),
-        (most, handle): (Bytes, Bytes),
+        (most, handle, stripe): (Bytes, Bytes, Bytes),
         sharing: &Sharing,
         now: Instant,
     ) -> Self {
@@ -47,6 +49,7 @@ impl Elastic {
             kv,
             most,
             handle,
+            stripe,
             fixed: Bytes::ZERO,
             mapped: Bytes::ZERO,
             promised: Bytes::ZERO,
@@ -87,7 +90,12 @@ impl Elastic {
     }
 
     fn wanted(&self) -> Bytes {
-        self.reserve.reservation().min(self.most)
+        self.whole(self.reserve.reservation())
+    }
+
+    /// The stripes that so much takes.
+    fn whole(&self, bytes: Bytes) -> Bytes {
+        bytes.round_up(self.stripe).min(self.most)
     }
 
     /// What it wants beyond what it has and was promised.
@@ -102,7 +110,7 @@ impl Elastic {
     /// that is beyond all it was promised.
     pub fn asks(&mut self, bytes: Bytes, mapped: Option<Bytes>) -> Bytes {
         let promised = self.mapped.plus(self.promised);
-        let wanted = mapped.unwrap_or(promised).plus(bytes).min(self.most);
+        let wanted = self.whole(mapped.unwrap_or(promised).plus(bytes));
         self.asked = self.asked.max(wanted);
         wanted.minus(promised)
     }
@@ -151,8 +159,17 @@ impl Elastic {
         }
     }
 
-    /// Promises it up to `bytes` of what is free. Says how much.
+    /// Promises it up to `bytes` of what is free: no part of a stripe, which would be of no use to it and
+    /// lack where it is. Says how much.
     pub fn promise(&mut self, bytes: Bytes, ledger: &mut Ledger, out: &mut Vec<Effect>) -> Bytes {
+        let stands = self.mapped.plus(self.promised);
+        let target = stands.plus(bytes.min(ledger.free()));
+        let target = if target >= self.most {
+            self.most
+        } else {
+            target.round_down(self.stripe)
+        };
+        let bytes = target.minus(stands);
         let given = ledger.shift(self.session, Place::Free, Place::InFlight, bytes);
         if !given.is_zero() {
             self.promised = self.promised.plus(given);

@@ -28,6 +28,8 @@ const STRIPES: u32 = 8;
 const STRIPE: u64 = 20;
 /// Of online's cache, beside what grows.
 const FIXED: Bytes = Bytes(5);
+/// What could be mapped of it.
+const MOST: Bytes = Bytes(2_000);
 const MS: u64 = 1_000_000;
 const ONLINE: SessionId = SessionId(1);
 const KV: KvId = KvId(1);
@@ -122,8 +124,9 @@ impl World {
             kv,
             mapped: Bytes::ZERO,
             fixed: FIXED,
-            most: Bytes(2_000),
+            most: MOST,
             handle: layout().handle(),
+            stripe: Bytes(STRIPE),
         });
         world
     }
@@ -184,6 +187,8 @@ impl World {
                 Effect::CancelMove { .. } => {}
                 Effect::Map { session, bytes, .. } => {
                     assert_eq!(session, ONLINE);
+                    let whole = bytes.0.is_multiple_of(STRIPE) || bytes == MOST;
+                    assert!(whole, "it maps whole stripes, not {bytes:?}");
                     self.target = Some(bytes.0);
                 }
                 Effect::AnswerAsk { ask, granted, .. } => {

@@ -87,9 +87,11 @@ fn fields(event: &MemoryEvent<'_>) -> (&'static str, Vec<u64>) {
             fixed,
             most,
             handle,
+            stripe,
         } => {
             let (gpu, kv) = (gpu.0.into(), kv.0.into());
-            let fields = vec![session.0, gpu, kv, mapped.0, fixed.0, most.0, handle.0];
+            let sizes = [mapped.0, fixed.0, most.0, handle.0, stripe.0];
+            let fields = [session.0, gpu, kv].into_iter().chain(sizes).collect();
             ("elastic_registered", fields)
         }
         MemoryEvent::KvGone { session, kv } => ("kv_gone", vec![session.0, kv.0.into()]),
@@ -259,6 +261,7 @@ pub(super) fn read<T>(
             fixed: f.bytes()?,
             most: f.bytes()?,
             handle: f.bytes()?,
+            stripe: f.bytes()?,
         },
         "kv_gone" => MemoryEvent::KvGone {
             session: f.session()?,

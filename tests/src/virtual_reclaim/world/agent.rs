@@ -295,6 +295,7 @@ impl World {
                     fixed: Bytes::ZERO,
                     most,
                     handle: Bytes(1),
+                    stripe: Bytes(1),
                 });
             }
             Said::Mapped(mapped) => {

@@ -129,6 +129,27 @@ fn a_job_that_moves_late_serves_the_next_demand_before_it_runs() {
 }
 
 #[test]
+fn online_is_promised_no_part_of_a_stripe() {
+    let mut world = colocated(STRIPES);
+    let ledger = |world: &World| world.bench.node.ledger(GpuId(0)).cloned();
+    let online = ledger(&world).expect("it is there").account(ONLINE).sum();
+    let grown = FIXED.plus(Bytes(world.mapped));
+    let part = Bytes(12);
+    world.tell(MemoryEvent::Counted {
+        session: ONLINE,
+        gpu: GpuId(0),
+        bytes: online.minus(grown).minus(part),
+    });
+    let (session, kv, used) = (ONLINE, KV, Bytes(world.mapped));
+    world.tell(MemoryEvent::Usage { session, kv, used });
+    let ledger = ledger(&world).expect("it is there");
+    assert_eq!(ledger.free(), part);
+    let promised = ledger.account(ONLINE).at(Place::InFlight);
+    assert_eq!(promised, Bytes::ZERO, "promised, and of no use to it");
+    assert_eq!(world.open.len(), 1, "the rest of a stripe is taken");
+}
+
+#[test]
 fn a_thread_inside_the_driver_costs_the_job_nothing_and_a_second_job_is_taken() {
     let mut world = colocated(STRIPES);
     let second = SessionId(11);
@@ -499,7 +520,7 @@ fn what_is_given_back_before_a_higher_target_is_heard_stays_promised() {
     let less = world.target.expect("it gives back what it does not use");
     assert!(less < most);
     world.ask(50, true);
-    assert_eq!(world.target, Some(most + 50));
+    assert_eq!(world.target, Some((most + 50).next_multiple_of(STRIPE)));
     let (session, kv, mapped, last) = (ONLINE, KV, Bytes(less), false);
     world.tell(MemoryEvent::Mapped {
         session,
