@@ -549,12 +549,12 @@ impl Memory {
         self.last = ReclaimId(self.last.0 + 1);
         let books = &mut self.jobs[place];
         books.begun = now;
-        let until = now.after(self.sharing.reclaim_deadline);
         let job = jobs.iter().find(|job| job.id == books.job);
         let sessions = job.into_iter().flat_map(Job::sessions);
+        let times = (now, self.sharing.reclaim_deadline);
         books
             .machine
-            .begin(self.last, direction, stripes, sessions, until);
+            .begin(self.last, direction, stripes, sessions, times);
     }
 
     fn deny(&mut self, gpu: GpuId, now: Instant, out: &mut Vec<Effect>) {
@@ -584,7 +584,9 @@ impl Memory {
         for place in 0..self.jobs.len() {
             let books = &self.jobs[place];
             let takes = books.machine.direction == Some(Direction::Take);
-            let over = books.machine.phase == Phase::Idle || books.machine.cancelled;
+            // One whose time is over ends for that: the demand it was for is over with it.
+            let late = books.machine.phase < Phase::Moving && now >= books.machine.until;
+            let over = books.machine.phase == Phase::Idle || books.machine.cancelled || late;
             if !takes
                 || over
                 || books
@@ -741,7 +743,7 @@ fn send(books: &Books, out: &mut Vec<Effect>) {
             out.extend(sessions.map(|session| Effect::Prepare {
                 reclaim,
                 session,
-                until,
+                until: machine.answer_by,
             }));
         }
         (Phase::Moving, Some(direction)) => {

@@ -23,13 +23,16 @@
 //! registration: a process knows itself which of its stripes stand, and an agent that comes back
 //! believes that and not its own memory.
 //!
-//! A job of which nobody said in time that it can begin, or that had a thread in a call that may hold
-//! the driver's locks, is *unfit*: nothing is taken from it until it has answered and has run again.
-//! One that began and took longer than the deadline is not: what it moved late serves online too, and
-//! the next demand may come before it runs again.
+//! A job from which nothing can be taken just now is *unfit*. One that said why (a thread is in a call
+//! that may hold the driver's locks, the driver refused) is until it has run again: until then nothing
+//! of that changes. One that said nothing in time is until it has answered, and one whose channels were
+//! not disabled in time until they are. One that began and took longer than the deadline is not: what it
+//! moved late serves online too, and the next demand may come before it runs again. Nor is one whose
+//! move was called off.
 
 use crate::ids::{ReclaimId, SessionId, StripeId};
 use crate::time::Instant;
+use core::time::Duration;
 
 /// Which way memory moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +58,7 @@ pub(crate) enum Hold {
 }
 
 /// Where a reclaim stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// There is none.
     #[default]
@@ -73,17 +76,23 @@ pub enum Phase {
 pub enum Answer {
     /// As ordered.
     Done,
-    /// Not, or not in full: a thread is inside, the driver refused, it came too late to begin.
+    /// Not, or not in full: a thread is inside, the driver refused.
     Refused,
     /// It is still at it: another answer follows.
     Late,
+    /// Not, or not in full: the order was called off, or came to it too late to begin.
+    Missed,
 }
 
 /// Why nothing is taken from a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Unfit {
-    answered: bool,
-    ran: bool,
+enum Unfit {
+    /// It said that something is in the way: until it has run again.
+    Hindered,
+    /// Processes have not said whether anything is: until they do.
+    Silent,
+    /// Its channels were not disabled in time: until they are, or it runs.
+    Slow,
 }
 
 /// The machine of one job.
@@ -95,8 +104,13 @@ pub(crate) struct Reclaim {
     /// In the order they are taken.
     pub stripes: Vec<StripeId>,
     pub until: Instant,
+    /// Processes are to say by then whether anything is in the way: so early that the rest can still be
+    /// done in time.
+    pub answer_by: Instant,
     /// Processes whose answer is missing.
     waiting: Vec<SessionId>,
+    /// Processes that had not said whether anything is in the way when the reclaim was given up.
+    silent: Vec<SessionId>,
     /// Whether the orders of this phase went out.
     pub sent: bool,
     pub overdue: bool,
@@ -148,10 +162,11 @@ impl Reclaim {
         direction: Direction,
         stripes: Vec<StripeId>,
         sessions: impl Iterator<Item = SessionId>,
-        until: Instant,
+        (now, deadline): (Instant, Duration),
     ) {
         self.phase = Phase::Preparing;
-        (self.id, self.direction, self.until) = (id, Some(direction), until);
+        (self.id, self.direction) = (id, Some(direction));
+        (self.answer_by, self.until) = (now.after(deadline / 2), now.after(deadline));
         self.stripes = stripes;
         self.wait_for(sessions);
         (self.overdue, self.cancelled) = (false, false);
@@ -170,37 +185,50 @@ impl Reclaim {
     /// An answer to the orders of this phase. Says whether it was waited for.
     pub fn answered(&mut self, session: SessionId, phase: Phase, answer: Answer) -> bool {
         if self.phase != phase || !self.waiting.contains(&session) {
-            // Late, from before it was given up: the process lives.
-            if let Some(unfit) = &mut self.unfit {
-                unfit.answered = true;
+            if phase == Phase::Preparing && self.silent.contains(&session) {
+                self.is_heard(session, answer);
             }
             return false;
         }
         match (phase, answer) {
             (Phase::Moving, Answer::Late) => self.overdue = true,
-            (Phase::Preparing, Answer::Refused | Answer::Late) => {
+            (Phase::Preparing, Answer::Refused | Answer::Late | Answer::Missed) => {
                 self.waiting.clear();
                 self.cancelled = true;
-                self.unfit = Some(Unfit {
-                    answered: true,
-                    ran: false,
-                });
+                self.unfit = Some(Unfit::Hindered);
             }
             (_, answer) => {
                 self.waiting.retain(|known| *known != session);
-                if answer == Answer::Refused {
-                    self.unfit = Some(Unfit {
-                        answered: true,
-                        ran: false,
-                    });
+                let missed = answer == Answer::Missed && !(self.cancelled || self.overdue);
+                if answer == Answer::Refused || missed {
+                    self.unfit = Some(Unfit::Hindered);
                 }
             }
         }
         true
     }
 
+    /// The answer of a process that was silent when it was asked.
+    fn is_heard(&mut self, session: SessionId, answer: Answer) {
+        self.silent.retain(|known| *known != session);
+        match answer {
+            Answer::Refused | Answer::Late => {
+                self.silent.clear();
+                self.unfit = Some(Unfit::Hindered);
+            }
+            // Nothing was in its way, or it came too late to look: it may be asked again.
+            Answer::Done | Answer::Missed if self.silent.is_empty() => {
+                self.unfit = self.unfit.filter(|unfit| *unfit != Unfit::Silent);
+            }
+            Answer::Done | Answer::Missed => {}
+        }
+    }
+
     pub fn gone(&mut self, session: SessionId) {
         self.waiting.retain(|known| *known != session);
+        if self.silent.contains(&session) {
+            self.is_heard(session, Answer::Missed);
+        }
     }
 
     /// Nobody needs it any more.
@@ -214,9 +242,13 @@ impl Reclaim {
         ranks: impl Iterator<Item = SessionId>,
         now: Instant,
     ) -> Turn {
-        if let Some(unfit) = &mut self.unfit {
-            unfit.ran = unfit.ran || (sight.runs && self.phase == Phase::Idle);
-            self.unfit = Some(*unfit).filter(|unfit| !(unfit.answered && unfit.ran));
+        let over = match self.unfit {
+            Some(Unfit::Hindered) => sight.runs,
+            Some(Unfit::Slow) => sight.runs || sight.stopped,
+            Some(Unfit::Silent) | None => false,
+        };
+        if over && self.phase == Phase::Idle {
+            self.unfit = None;
         }
         let late = now >= self.until;
         match self.phase {
@@ -225,10 +257,11 @@ impl Reclaim {
                 self.end(Turn::GivenUp)
             }
             Phase::Preparing | Phase::Disabling if late => {
-                let answered = self.waiting.is_empty();
-                self.unfit = Some(Unfit {
-                    answered,
-                    ran: false,
+                self.silent.clone_from(&self.waiting);
+                self.unfit = Some(if self.silent.is_empty() {
+                    Unfit::Slow
+                } else {
+                    Unfit::Silent
                 });
                 self.end(Turn::GivenUp)
             }

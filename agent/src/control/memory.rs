@@ -86,14 +86,17 @@ impl Control {
             Said::Prepared(prepared) => {
                 let (reclaim, result) = (ReclaimId(prepared.seq), prepared.result());
                 let hindrance = match result {
-                    MemoryResult::Ok => None,
-                    MemoryResult::ThreadInside => {
-                        Some(Hindrance::Inside(plain::name(&prepared.inside)))
-                    }
-                    result => Some(Hindrance::Refused(result)),
+                    MemoryResult::Ok => Hindrance::None,
+                    MemoryResult::ThreadInside => Hindrance::Inside(plain::name(&prepared.inside)),
+                    result => Hindrance::Refused(result),
                 };
-                if let Some(known) = self.sessions.get_mut(&id) {
-                    known.hindrance = hindrance;
+                if let Some((asked, found)) = self
+                    .sessions
+                    .get_mut(&id)
+                    .and_then(|known| known.hindrance.as_mut())
+                    && *asked == reclaim
+                {
+                    *found = hindrance;
                 }
                 let answer = answer(result);
                 self.feed_memory(MemoryEvent::Prepared {
@@ -368,11 +371,12 @@ impl Control {
                 });
                 let told = stoppable && self.tell_memory(session, prepare);
                 if let Some(known) = self.sessions.get_mut(&session.0) {
-                    known.hindrance = Some(if told {
+                    let hindrance = if told {
                         Hindrance::Silent
                     } else {
                         Hindrance::Unstoppable
-                    });
+                    };
+                    known.hindrance = Some((reclaim, hindrance));
                 }
                 if !told {
                     self.unanswerable.push((reclaim, session));
@@ -484,6 +488,7 @@ const fn answer(result: MemoryResult) -> Answer {
     match result {
         MemoryResult::Ok => Answer::Done,
         MemoryResult::Late => Answer::Late,
+        MemoryResult::Cancelled => Answer::Missed,
         _ => Answer::Refused,
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::{DEVICES, DeviceWords};
 use tidegate_policy::event::Reading;
-use tidegate_policy::ids::{Bytes, GpuId, GraphId, JobId, Launches};
+use tidegate_policy::ids::{Bytes, GpuId, GraphId, JobId, Launches, ReclaimId};
 use tidegate_policy::time::Instant;
 use tidegate_proto::v1::MemoryResult;
 
@@ -70,8 +70,8 @@ pub struct Session {
     pub was_gated: bool,
     /// It takes orders about memory.
     pub takes_memory: bool,
-    /// What the last look whether memory may be taken from it found in the way.
-    pub hindrance: Option<Hindrance>,
+    /// What the last reclaim that asked it found in the way.
+    pub hindrance: Option<(ReclaimId, Hindrance)>,
     /// Some of its channels cannot be controlled, so its launches wait while its job is disabled.
     pub launch_gated: bool,
     /// Policy says it makes no progress.
@@ -83,6 +83,8 @@ pub struct Session {
 /// Why memory is not taken from a process just now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hindrance {
+    /// Nothing is in the way.
+    None,
     /// It has not answered.
     Silent,
     /// One of its threads is inside this call, which may hold the driver's locks.
@@ -96,6 +98,7 @@ pub enum Hindrance {
 impl fmt::Display for Hindrance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::None => f.write_str("nothing is in the way"),
             Self::Silent => f.write_str("it has not answered in time"),
             Self::Inside(call) => write!(f, "one of its threads is inside {call}"),
             Self::Unstoppable => f.write_str("not all of its channels can be disabled"),

@@ -167,7 +167,8 @@ impl Control {
     fn hindrance(&self, job: JobId) -> Option<(i32, &Hindrance)> {
         let ranks = self.sessions.values().filter(|of| of.job == Some(job));
         ranks
-            .filter_map(|rank| Some((rank.peer.pid, rank.hindrance.as_ref()?)))
+            .filter_map(|rank| Some((rank.peer.pid, &rank.hindrance.as_ref()?.1)))
+            .filter(|(_, why)| **why != Hindrance::None)
             .min_by_key(|(pid, why)| (**why == Hindrance::Silent, *pid))
     }
 

@@ -145,8 +145,12 @@ impl World {
         while let Some(effect) = self.bench.orders.pop_front() {
             match effect {
                 Effect::Prepare {
-                    reclaim, session, ..
+                    reclaim,
+                    session,
+                    until,
                 } => {
+                    let half = Sharing::default().reclaim_deadline / 2;
+                    assert!(until <= self.bench.at().after(half), "no time is left");
                     let direction = None;
                     self.open.push((
                         Order {
@@ -304,7 +308,7 @@ impl World {
         };
         let done = match answer {
             Answer::Done => stripes.len(),
-            Answer::Refused => stripes.len() / 2,
+            Answer::Refused | Answer::Missed => stripes.len() / 2,
             Answer::Late => 0,
         };
         let stripes = &stripes[..done];
@@ -430,6 +434,7 @@ fn op() -> impl Strategy<Value = Op> {
     let (session, gpu, job) = (10u64..14, 0..GPUS, 0u32..2);
     let answer = prop_oneof![
         6 => Just(Answer::Done), 1 => Just(Answer::Refused), 1 => Just(Answer::Late),
+        1 => Just(Answer::Missed),
     ];
     prop_oneof![
         6 => (0u64..30 * MS).prop_map(Op::Pass),

@@ -37,6 +37,7 @@ const fn answer_field(answer: Answer) -> u64 {
         Answer::Done => 0,
         Answer::Refused => 1,
         Answer::Late => 2,
+        Answer::Missed => 3,
     }
 }
 
@@ -197,7 +198,7 @@ impl Fields<'_> {
     }
 
     fn answer(&mut self) -> Option<Answer> {
-        let all = [Answer::Done, Answer::Refused, Answer::Late];
+        let all = [Answer::Done, Answer::Refused, Answer::Late, Answer::Missed];
         let field = self.next()?;
         all.into_iter()
             .find(|answer| answer_field(*answer) == field)

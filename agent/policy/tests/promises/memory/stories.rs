@@ -128,6 +128,84 @@ fn a_job_that_moves_late_serves_the_next_demand_before_it_runs() {
     );
 }
 
+/// Online is busy, demands 15 bytes, and the job's process does not say in time whether they may be taken.
+fn unanswered() -> World {
+    let mut world = colocated(STRIPES);
+    world.bench.busy(ONLINE, GpuId(0));
+    world.bench.answer_all();
+    world.ask(15, false);
+    world.bench.pass(21 * MS);
+    world.check();
+    assert_eq!(granted(&world), [Granted::No]);
+    world.ask(15, false);
+    assert_eq!(
+        granted(&world),
+        [Granted::No, Granted::No],
+        "nobody is asked"
+    );
+    world
+}
+
+#[test]
+fn a_job_that_was_slow_to_answer_is_asked_again_before_it_runs() {
+    for answer in [Answer::Done, Answer::Missed] {
+        let mut world = unanswered();
+        world.answer(0, answer);
+        world.ask(15, false);
+        for _ in 0..2 {
+            world.answer(0, Answer::Done);
+            world.bench.answer_all();
+            world.check();
+        }
+        let all = [Granted::No, Granted::No, Granted::Yes];
+        assert_eq!(granted(&world), all, "{answer:?}");
+    }
+}
+
+#[test]
+fn a_job_with_a_thread_inside_the_driver_is_not_asked_again_before_it_runs() {
+    let mut world = unanswered();
+    world.answer(0, Answer::Refused);
+    world.ask(15, false);
+    assert_eq!(granted(&world), [Granted::No; 3]);
+    assert!(world.open.is_empty());
+    world.bench.idle(ONLINE, GpuId(0), 10, 0);
+    world.bench.pass(10 * MS);
+    world.bench.answer_all();
+    world.ask(15, false);
+    assert_eq!(world.open.len(), 1, "it has run");
+}
+
+#[test]
+fn a_move_that_was_called_off_is_nothing_against_the_job() {
+    let mut world = colocated(STRIPES);
+    world.bench.busy(ONLINE, GpuId(0));
+    world.bench.answer_all();
+    world.ask(15, false);
+    world.answer(0, Answer::Done);
+    world.bench.answer_all();
+    world.check();
+    assert_eq!(world.open.len(), 1, "its process was told to move");
+    let ask = *world.asks.first().expect("it waits");
+    world.asks.clear();
+    world.tell(MemoryEvent::Withdrawn {
+        session: ONLINE,
+        ask: AskId(ask),
+    });
+    world.answer(0, Answer::Missed);
+    world.ask(15, false);
+    for _ in 0..2 {
+        world.answer(0, Answer::Done);
+        world.bench.answer_all();
+        world.check();
+    }
+    assert_eq!(
+        granted(&world),
+        [Granted::Yes],
+        "online is busy all the while"
+    );
+}
+
 #[test]
 fn online_is_promised_no_part_of_a_stripe() {
     let mut world = colocated(STRIPES);
