@@ -498,21 +498,23 @@ struct Health {
 }
 
 impl Health {
-    /// Looks at the agent while exactly one offline program is attached to it. With `limit`, until it has no more
-    /// descriptors than that: those of the dead go within moments.
-    fn look(&mut self, node: &Node) {
+    /// Looks at the agent while exactly one offline program is attached to it. While it warms up, what it has is what it
+    /// may have: not all that a program sends it is there as soon as it is attached. Later, looks until it has no more
+    /// descriptors than that.
+    fn look(&mut self, node: &Node, warming: bool) {
         let Some(agent) = &node.agent else {
             return;
         };
-        let limit = self.warm.map(|warm| warm.1);
-        let few = || (descriptors(agent.pid()) <= limit?).then_some(());
-        if limit.is_some() {
-            wait_until(clock::DEADLINE, few);
+        let rss = || status_value(agent.pid(), "VmRSS") / 1024.0;
+        if warming {
+            let (most_rss, most) = self.warm.unwrap_or_default();
+            let held = settled(agent.pid());
+            self.warm = Some((most_rss.max(rss()), most.max(held)));
         }
-        self.now = (
-            status_value(agent.pid(), "VmRSS") / 1024.0,
-            descriptors(agent.pid()),
-        );
+        let Some((_, most)) = self.warm else { return };
+        let few = || Some(descriptors(agent.pid())).filter(|held| *held <= most);
+        let held = wait_until(clock::DEADLINE, few).unwrap_or_else(|| descriptors(agent.pid()));
+        self.now = (rss(), held);
     }
 
     fn judge(&self) -> Option<String> {
@@ -526,6 +528,19 @@ impl Health {
         (self.now.1 > fds)
             .then(|| format!("the agent's descriptors grew from {fds} to {}", self.now.1))
     }
+}
+
+/// Descriptors of a process once their count stays: those of the dead go within moments.
+fn settled(pid: u32) -> usize {
+    const STAYS: usize = 250;
+    let (mut held, mut looks) = (descriptors(pid), 0);
+    wait_until(clock::DEADLINE, || {
+        let now = descriptors(pid);
+        looks = if now == held { looks + 1 } else { 0 };
+        held = now;
+        (looks >= STAYS).then_some(())
+    });
+    held
 }
 
 /// Runs schedules from `seed` on for `seconds`. `older` has the programs of an earlier version.
@@ -578,12 +593,9 @@ pub fn run_for(
         report.worst_stuck_ns = report.worst_stuck_ns.max(verdict.worst_stuck_ns);
         let broken = verdict.violations.into_iter().chain(failed);
         report.violations.extend(broken.map(|what| (this, what)));
-        if spared && nemesis.offline.len() == 1 {
-            health.look(&nemesis.node);
-            // Warm: every incident has happened, and a third of the time has passed.
-            if share > 0.33 && health.warm.is_none() {
-                health.warm = Some(health.now);
-            }
+        // Every incident that it survives has happened by now, and will again.
+        if spared && share > 0.33 && nemesis.offline.len() == 1 {
+            health.look(&nemesis.node, share < 0.5);
         }
         number += 1;
         progress(this, &report);
