@@ -26,8 +26,11 @@ MASK = (1 << 64) - 1
 SEED = 12345
 #: Bytes of the cache: 768 blocks of the four layers that shared.py asks for, in 12 stripes of 8 handles.
 CACHE = 192 << 20
-#: Most words that the steps under way may fold.
-WORDS = 1 << 20
+#: Most words that the steps under way may fold, and tokens that a step may sample.
+WORDS, SAMPLED = 1 << 20, 1024
+#: Launches between two waits. There is one a token here, where a model has hundreds a step however many tokens it
+#: is of: a thread that finds the driver's queue of 1,024 full waits inside the driver, and a model's seldom does.
+AHEAD = 256
 
 
 def mix(a, b):
@@ -65,6 +68,13 @@ def zeros(gpu):
         return torch.frombuffer((ctypes.c_int8 * size).from_address(at.value), dtype=dtype)
 
     return allocate
+
+
+def pinned(gpu, words):
+    """Host memory that is copied to and from without the calling thread waiting, as vLLM's runner has it."""
+    at = ctypes.c_void_p()
+    gpu.call("cuMemAllocHost_v2", ctypes.byref(at), ctypes.c_size_t(8 * words))
+    return (ctypes.c_uint64 * words).from_address(at.value)
 
 
 class FlashLayout:
@@ -139,7 +149,8 @@ class PagedWorker(SpinWorker, Worker):
         self.gpu.call("cuModuleGetFunction", ctypes.byref(self.token), module, b"tg_kv_token")
         self.table, self.out = ctypes.c_uint64(), ctypes.c_uint64()
         self.gpu.call("cuMemAlloc_v2", ctypes.byref(self.table), ctypes.c_size_t(8 * WORDS))
-        self.gpu.call("cuMemAlloc_v2", ctypes.byref(self.out), ctypes.c_size_t(8 * 1024))
+        self.gpu.call("cuMemAlloc_v2", ctypes.byref(self.out), ctypes.c_size_t(8 * SAMPLED))
+        self.words, self.folded = pinned(self.gpu, WORDS), pinned(self.gpu, SAMPLED)
 
     def initialize_from_config(self, kv_cache_config):
         """vLLM's own, around which the plugin stands."""
@@ -194,15 +205,20 @@ class PagedWorker(SpinWorker, Worker):
                 out = self.out.value + 8 * len(sampling)
                 launches.append((self.token, self.table.value + 8 * first, layers * end, SEED, out, 0))
                 sampling.append(name)
-        words = (ctypes.c_uint64 * len(table))(*table)
-        self.gpu.call("cuMemcpyHtoDAsync_v2", self.table, words, ctypes.c_size_t(8 * len(table)), self.gpu.stream)
+        self.words[:len(table)] = table
+        self.gpu.call("cuMemcpyHtoDAsync_v2", self.table, self.words, ctypes.c_size_t(8 * len(table)), self.gpu.stream)
         if prompts:
             self.gpu.prefill(prompts)
         if decodes:
             self.gpu.decode(min(decodes, 32))
-        for launch in launches:
+        for nth, launch in enumerate(launches, 1):
             self.launch(*launch)
-        self.under_way = SimpleNamespace(names=names, sampling=sampling, words=words, output=None)
+            if nth % AHEAD == 0:
+                self.gpu.wait()
+        if sampling:
+            size = ctypes.c_size_t(8 * len(sampling))
+            self.gpu.call("cuMemcpyDtoHAsync_v2", self.folded, self.out, size, self.gpu.stream)
+        self.under_way = SimpleNamespace(names=names, sampling=sampling, output=None)
         return None
 
     def sample_tokens(self, grammar_output):
@@ -212,11 +228,8 @@ class PagedWorker(SpinWorker, Worker):
         """The step's output, once it has ended."""
         if step.output is not None:
             return step.output
-        folded = (ctypes.c_uint64 * max(1, len(step.sampling)))()
         self.gpu.wait()
-        if step.sampling:
-            self.gpu.call("cuMemcpyDtoH_v2", folded, self.out, ctypes.c_size_t(8 * len(step.sampling)))
-        sampled = {name: word(folded[i]) for i, name in enumerate(step.sampling)}
+        sampled = {name: word(self.folded[i]) for i, name in enumerate(step.sampling)}
         for name, token in sampled.items():
             self.steps.states[name].output.append(token)
         step.output = ModelRunnerOutput(
