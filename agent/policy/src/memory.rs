@@ -411,6 +411,11 @@ impl Memory {
         for elastic in &mut self.elastic {
             elastic.settle(&self.sharing, now, out);
         }
+        for books in &mut self.jobs {
+            if let Some(job) = jobs.iter().find(|job| job.id == books.job) {
+                books.machine.look(job.sight(means), now);
+            }
+        }
         let lapsed = |ask: &Ask| ask.promised && (now >= ask.until || ask.bytes.is_zero());
         self.withdraw(lapsed);
         for gpu in 0..self.ledgers.len() {

@@ -236,20 +236,25 @@ impl Reclaim {
         self.cancelled = self.phase != Phase::Idle;
     }
 
-    pub fn advance(
-        &mut self,
-        sight: Sight,
-        ranks: impl Iterator<Item = SessionId>,
-        now: Instant,
-    ) -> Turn {
+    /// Looks whether what made it unfit is over.
+    pub fn look(&mut self, sight: Sight, now: Instant) {
         let over = match self.unfit {
-            Some(Unfit::Hindered) => sight.runs,
+            // One that says no at once is asked no more often than one that looks.
+            Some(Unfit::Hindered) => sight.runs && now >= self.answer_by,
             Some(Unfit::Slow) => sight.runs || sight.stopped,
             Some(Unfit::Silent) | None => false,
         };
         if over && self.phase == Phase::Idle {
             self.unfit = None;
         }
+    }
+
+    pub fn advance(
+        &mut self,
+        sight: Sight,
+        ranks: impl Iterator<Item = SessionId>,
+        now: Instant,
+    ) -> Turn {
         let late = now >= self.until;
         match self.phase {
             Phase::Idle => Turn::Waits,
@@ -296,6 +301,8 @@ impl Reclaim {
 
     /// When time alone changes something.
     pub fn deadline(&self) -> Option<Instant> {
-        (self.phase != Phase::Idle && !self.overdue).then_some(self.until)
+        let over = (self.phase != Phase::Idle && !self.overdue).then_some(self.until);
+        let fit = (self.unfit == Some(Unfit::Hindered)).then_some(self.answer_by);
+        over.or(fit)
     }
 }

@@ -177,6 +177,27 @@ fn a_job_with_a_thread_inside_the_driver_is_not_asked_again_before_it_runs() {
 }
 
 #[test]
+fn a_job_that_says_no_at_once_is_asked_a_hundred_times_a_second_at_most() {
+    let mut world = colocated(STRIPES);
+    let (session, kv, used) = (ONLINE, KV, Bytes(world.mapped));
+    world.tell(MemoryEvent::Usage { session, kv, used });
+    let mut asked = 0;
+    for _ in 0..1_000 {
+        // Its reservation lacks, which no deadline ends.
+        for _ in 0..5 {
+            asked += world.open.len();
+            world.answer(0, Answer::Refused);
+            let (session, log) = (SessionId(10), LogSeq(0));
+            world.tell(MemoryEvent::Withheld { session, log });
+        }
+        world.bench.pass(MS);
+        world.bench.answer_all();
+        world.check();
+    }
+    assert!((50..=101).contains(&asked), "{asked} times in a second");
+}
+
+#[test]
 fn a_move_that_was_called_off_is_nothing_against_the_job() {
     let mut world = colocated(STRIPES);
     world.bench.busy(ONLINE, GpuId(0));
