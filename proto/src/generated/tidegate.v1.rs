@@ -1530,7 +1530,7 @@ pub enum MemoryResult {
     ThreadInside = 2,
     /// The deadline passed with the command under way: a second answer follows.
     Late = 3,
-    /// CancelReclaim came first; what `stripes` names was done all the same.
+    /// CancelReclaim came first, or the deadline was over before it was begun; what `stripes` names was done.
     Cancelled = 4,
     /// The device has no memory left for a handle; what `stripes` names was done.
     OutOfMemory = 5,
