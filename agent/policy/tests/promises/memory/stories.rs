@@ -35,6 +35,17 @@ fn colocated(stripes: u32) -> World {
     world
 }
 
+impl World {
+    /// The process that is asked says that it may begin, its job is disabled, and it moves what it is told to.
+    fn reclaim(&mut self) {
+        for _ in 0..2 {
+            self.answer(0, Answer::Done);
+            self.bench.answer_all();
+            self.check();
+        }
+    }
+}
+
 fn granted(world: &World) -> Vec<Granted> {
     let answers = world
         .bench
@@ -116,11 +127,7 @@ fn a_job_that_moves_late_serves_the_next_demand_before_it_runs() {
     assert_eq!(granted(&world), [Granted::No], "it was not done in time");
     world.answer(0, Answer::Done);
     world.ask(35, false);
-    for _ in 0..2 {
-        world.answer(0, Answer::Done);
-        world.bench.answer_all();
-        world.check();
-    }
+    world.reclaim();
     assert_eq!(granted(&world), [Granted::No, Granted::Yes]);
     assert!(
         !world.bench.held[&(SessionId(10), GpuId(0))].1,
@@ -152,11 +159,7 @@ fn a_job_that_was_slow_to_answer_is_asked_again_before_it_runs() {
         let mut world = unanswered();
         world.answer(0, answer);
         world.ask(15, false);
-        for _ in 0..2 {
-            world.answer(0, Answer::Done);
-            world.bench.answer_all();
-            world.check();
-        }
+        world.reclaim();
         let all = [Granted::No, Granted::No, Granted::Yes];
         assert_eq!(granted(&world), all, "{answer:?}");
     }
@@ -174,6 +177,23 @@ fn a_job_with_a_thread_inside_the_driver_is_not_asked_again_before_it_runs() {
     world.bench.answer_all();
     world.ask(15, false);
     assert_eq!(world.open.len(), 1, "it has run");
+}
+
+#[test]
+fn a_job_whose_channels_were_slow_is_asked_again_once_they_are_disabled() {
+    let mut world = colocated(STRIPES);
+    world.ask(15, false);
+    world.answer(0, Answer::Done);
+    world.bench.busy(ONLINE, GpuId(0));
+    world.bench.pass(21 * MS);
+    world.check();
+    world.ask(15, false);
+    assert_eq!(granted(&world), [Granted::No, Granted::No]);
+    world.bench.answer_all();
+    world.ask(15, false);
+    world.reclaim();
+    let all = [Granted::No, Granted::No, Granted::Yes];
+    assert_eq!(granted(&world), all, "online is busy all the while");
 }
 
 #[test]
@@ -215,11 +235,7 @@ fn a_move_that_was_called_off_is_nothing_against_the_job() {
     });
     world.answer(0, Answer::Missed);
     world.ask(15, false);
-    for _ in 0..2 {
-        world.answer(0, Answer::Done);
-        world.bench.answer_all();
-        world.check();
-    }
+    world.reclaim();
     assert_eq!(
         granted(&world),
         [Granted::Yes],
