@@ -595,7 +595,7 @@ pub fn run_for(
         report.violations.extend(broken.map(|what| (this, what)));
         // Every incident that it survives has happened by now, and will again.
         if spared && share > 0.33 && nemesis.offline.len() == 1 {
-            health.look(&nemesis.node, share < 0.5);
+            health.look(&nemesis.node, share < 0.5 || health.warm.is_none());
         }
         number += 1;
         progress(this, &report);
@@ -603,6 +603,9 @@ pub fn run_for(
     if let Some(warm) = health.warm {
         report.rss_mib = (warm.0, health.now.0);
         report.descriptors = (warm.1, health.now.1);
+    } else {
+        let never = "the agent's memory and descriptors were never compared: run it for longer";
+        report.missing.push(never.to_owned());
     }
     report
         .violations
