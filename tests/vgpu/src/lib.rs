@@ -43,6 +43,7 @@
 pub mod calls;
 pub mod clock;
 pub mod control;
+pub mod facts;
 pub mod history;
 pub mod ring;
 pub mod wire;

@@ -1,0 +1,619 @@
+//! What the driver is, version by version: the tables of `../facts`, read and asked.
+//!
+//! The tables hold names, numbers, sizes and offsets out of the compiled headers of the open kernel
+//! modules, and the flags of their export tables. The virtual GPU takes its rules from here and never
+//! from `tidegate_abi`: who shares a definition with what it judges repeats its mistakes. Nothing here
+//! asks anybody; a [`Driver`] is the part of the tables that is true of one version.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::LazyLock;
+
+/// The tables as text, one file each.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables<'a> {
+    /// `controls.csv`.
+    pub controls: &'a str,
+    /// `classes.csv`.
+    pub classes: &'a str,
+    /// `structs.csv`.
+    pub structs: &'a str,
+    /// `uvm.csv`.
+    pub uvm: &'a str,
+    /// `escapes.csv`.
+    pub escapes: &'a str,
+    /// `consts.csv`.
+    pub consts: &'a str,
+}
+
+/// The tables that this build carries.
+pub const TABLES: Tables<'static> = Tables {
+    controls: include_str!("../facts/controls.csv"),
+    classes: include_str!("../facts/classes.csv"),
+    structs: include_str!("../facts/structs.csv"),
+    uvm: include_str!("../facts/uvm.csv"),
+    escapes: include_str!("../facts/escapes.csv"),
+    consts: include_str!("../facts/consts.csv"),
+};
+
+/// A table that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{table}, line {line}: {what}")]
+pub struct Unreadable {
+    /// Name of the file.
+    pub table: &'static str,
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong there.
+    pub what: String,
+}
+
+/// A driver version, in the vendor's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// e.g. 580.
+    pub branch: u32,
+    /// What follows it, missing parts being 0.
+    pub rest: [u32; 2],
+}
+
+impl Version {
+    /// The version that a text such as `580.95.05` or `565.77` names.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('.').map(|part| part.parse().ok());
+        let branch = parts.next()??;
+        let mut rest = [0; 2];
+        for (place, part) in rest.iter_mut().zip(parts.by_ref()) {
+            *place = part?;
+        }
+        parts.next().is_none().then_some(Self { branch, rest })
+    }
+}
+
+/// How a control or an allocation takes the API lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// Shared.
+    Read,
+    /// Alone.
+    Write,
+}
+
+/// Which GPUs' locks a call takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gpus {
+    /// None.
+    None,
+    /// That of the object's GPU.
+    One,
+    /// All of the node.
+    All,
+}
+
+/// Who may make a control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privilege {
+    /// Anyone.
+    None,
+    /// Root.
+    Root,
+    /// The kernel's own clients, or the driver itself.
+    Kernel,
+}
+
+/// Whether an answer may come from the driver's cache, before file and object are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// Never.
+    No,
+    /// One answer for the whole system.
+    ByCommand,
+    /// One by GPU and command; where `some` is set only for some of its inputs.
+    ByGpu {
+        /// For some inputs only.
+        some: bool,
+    },
+}
+
+/// What becomes of a control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It has an implementation.
+    Exported,
+    /// It is carried out as another, and converted before anything else is looked at.
+    Converted(u32),
+    /// It is a number without an implementation in the kernel part.
+    Absent,
+}
+
+/// A control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control<'a> {
+    /// `NV2080_CTRL_CMD_...`.
+    pub name: &'a str,
+    /// Struct of its parameters; empty: none.
+    pub params: &'a str,
+    /// Bytes that the stated size is compared with.
+    pub size: usize,
+    /// Who may make it.
+    pub privilege: Privilege,
+    /// Whether it is answered from the cache.
+    pub cache: Cache,
+    /// The API lock.
+    pub api: Api,
+    /// The GPU locks.
+    pub gpus: Gpus,
+    /// Access rights that the object must hold, without `RS_ACCESS_`; empty: none.
+    pub rights: &'a str,
+    /// The driver's class whose objects have it.
+    pub class: &'a str,
+    /// What becomes of it.
+    pub state: State,
+}
+
+/// Whether the parameters of an allocation may be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Required {
+    /// A null pointer is refused.
+    Required,
+    /// A null pointer is allowed.
+    Optional,
+    /// There are none.
+    None,
+}
+
+/// A class that can be allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class<'a> {
+    /// `KEPLER_CHANNEL_GROUP_A`.
+    pub name: &'a str,
+    /// Struct of its parameters; empty: none.
+    pub params: &'a str,
+    /// Bytes that the driver copies, whatever size the caller states.
+    pub size: usize,
+    /// Whether they may be left out.
+    pub required: Required,
+    /// The driver's own class of the object.
+    pub internal: &'a str,
+    /// The driver's own classes that a parent may have.
+    parents: &'a str,
+    /// GPU locks of an allocation; its API lock is taken for writing.
+    pub alloc_gpus: Gpus,
+    /// GPU locks of a free.
+    pub free_gpus: Gpus,
+}
+
+impl Class<'_> {
+    /// Whether an object of the driver's class `parent` may have one of these below it.
+    #[must_use]
+    pub fn fits_below(&self, parent: &str) -> bool {
+        self.parents.split('+').any(|one| one == parent)
+    }
+}
+
+/// Where a field lies in its struct, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// From the beginning.
+    pub offset: usize,
+    /// Of the whole array where it is one.
+    pub size: usize,
+}
+
+/// A struct.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Struct<'a> {
+    /// Bytes.
+    pub size: usize,
+    /// By path: `pci_info.bus`, `gpuInfoList[0].index`.
+    pub fields: BTreeMap<&'a str, Field>,
+}
+
+/// An ioctl of `/dev/nvidia-uvm`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uvm<'a> {
+    /// `UVM_REGISTER_CHANNEL`.
+    pub name: &'a str,
+    /// Its parameters.
+    pub params: Struct<'a>,
+}
+
+/// The tag range of a row, as places in the order of all tags.
+type Range = (usize, usize);
+
+/// All tables, of every version.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    tags: Vec<(Version, &'a str)>,
+    controls: Vec<(Range, u32, Control<'a>)>,
+    classes: Vec<(Range, u32, Class<'a>)>,
+    structs: Vec<(Range, &'a str, Row<'a>)>,
+    uvm: Vec<(Range, (u64, &'a str), Row<'a>)>,
+    escapes: Vec<(Range, u32, &'a str)>,
+    consts: Vec<(Range, &'a str, u64)>,
+}
+
+/// A struct's own row or one of its fields'.
+#[derive(Clone, Copy, Debug)]
+struct Row<'a> {
+    size: usize,
+    field: Option<(&'a str, Field)>,
+}
+
+/// One line of a table.
+struct Line<'t, 'a> {
+    table: &'static str,
+    line: usize,
+    cells: &'t [&'a str],
+}
+
+impl<'a> Line<'_, 'a> {
+    fn cell(&self, at: usize) -> &'a str {
+        self.cells.get(at).copied().unwrap_or_default()
+    }
+
+    fn wrong(&self, what: impl fmt::Display) -> Unreadable {
+        Unreadable {
+            table: self.table,
+            line: self.line,
+            what: what.to_string(),
+        }
+    }
+
+    fn number(&self, at: usize) -> Result<u64, Unreadable> {
+        let text = self.cell(at);
+        let parsed = match text.strip_prefix("0x") {
+            Some(hex) => u64::from_str_radix(hex, 16),
+            None => text.parse(),
+        };
+        parsed.map_err(|_| self.wrong(format_args!("{text:?} is no number")))
+    }
+
+    fn bytes(&self, at: usize) -> Result<usize, Unreadable> {
+        let number = self.number(at)?;
+        usize::try_from(number).map_err(|_| self.wrong("too large"))
+    }
+
+    fn word(&self, at: usize) -> Result<u32, Unreadable> {
+        let number = self.number(at)?;
+        u32::try_from(number).map_err(|_| self.wrong("too large"))
+    }
+
+    fn one_of<T: Copy>(&self, at: usize, words: &[(&str, T)]) -> Result<T, Unreadable> {
+        let text = self.cell(at);
+        let found = words.iter().find(|(word, _)| *word == text);
+        found
+            .map(|(_, value)| *value)
+            .ok_or_else(|| self.wrong(format_args!("{text:?} is unknown")))
+    }
+
+    fn gpus(&self, at: usize) -> Result<Gpus, Unreadable> {
+        let words = [
+            ("none", Gpus::None),
+            ("one", Gpus::One),
+            ("all", Gpus::All),
+            ("", Gpus::None),
+        ];
+        self.one_of(at, &words)
+    }
+
+    fn row(&self, (size, field): (usize, usize)) -> Result<Row<'a>, Unreadable> {
+        let name = self.cell(field);
+        Ok(Row {
+            size: self.bytes(size)?,
+            field: if name.is_empty() {
+                None
+            } else {
+                let (offset, size) = (self.bytes(field + 1)?, self.bytes(field + 2)?);
+                Some((name, Field { offset, size }))
+            },
+        })
+    }
+}
+
+/// Calls `each` with every line of a table and its tags.
+fn lines<'a>(
+    (table, text): (&'static str, &'a str),
+    columns: &str,
+    mut each: impl FnMut((&'a str, &'a str), &Line<'_, 'a>) -> Result<(), Unreadable>,
+) -> Result<(), Unreadable> {
+    let mut lines = text.lines();
+    let head = Line {
+        table,
+        line: 1,
+        cells: &[],
+    };
+    if lines.next() != Some(columns) {
+        return Err(head.wrong(format_args!("the columns are not {columns}")));
+    }
+    for (at, text) in lines.enumerate() {
+        let cells: Vec<&str> = text.split(',').collect();
+        let line = Line {
+            table,
+            line: at + 2,
+            cells: &cells,
+        };
+        if cells.len() != columns.split(',').count() {
+            return Err(line.wrong("a wrong number of cells"));
+        }
+        each((cells[0], cells[1]), &line)?;
+    }
+    Ok(())
+}
+
+const CONTROLS: &str = "from_tag,to_tag,command,name,params_struct,params_size,privilege,cache,\
+                        api_lock,gpu_locks,access_rights,class,state";
+const CLASSES: &str = "from_tag,to_tag,class,name,params_struct,params_size,required,\
+                       internal_class,parents,alloc_gpu_locks,free_gpu_locks";
+const STRUCTS: &str = "from_tag,to_tag,struct,field,offset,size,struct_size";
+const UVM: &str = "from_tag,to_tag,number,name,params_struct,params_size,field,offset,size";
+const ESCAPES: &str = "from_tag,to_tag,number,name";
+const CONSTS: &str = "from_tag,to_tag,kind,name,value";
+
+fn control<'a>(line: &Line<'_, 'a>) -> Result<Control<'a>, Unreadable> {
+    let privilege = [
+        ("NON_PRIVILEGED", Privilege::None),
+        ("", Privilege::None),
+        ("PRIVILEGED", Privilege::Root),
+        ("KERNEL", Privilege::Kernel),
+        ("INTERNAL", Privilege::Kernel),
+    ];
+    let cache = match line.cell(7) {
+        "by command" => Cache::ByCommand,
+        "by GPU and command" => Cache::ByGpu { some: false },
+        "by GPU and command and some inputs" => Cache::ByGpu { some: true },
+        text if text.is_empty() || text == "no" || text.starts_with("flag set but not used") => {
+            Cache::No
+        }
+        text => return Err(line.wrong(format_args!("{text:?} is unknown"))),
+    };
+    let state = line.cell(12);
+    let rights = line.cell(10);
+    Ok(Control {
+        name: line.cell(3),
+        params: line.cell(4),
+        size: if line.cell(5).is_empty() {
+            0
+        } else {
+            line.bytes(5)?
+        },
+        privilege: line.one_of(6, &privilege)?,
+        cache,
+        api: line.one_of(
+            8,
+            &[("read", Api::Read), ("write", Api::Write), ("", Api::Read)],
+        )?,
+        gpus: line.gpus(9)?,
+        rights: if rights == "none" { "" } else { rights },
+        class: line.cell(11),
+        state: match state.strip_prefix("converted 0x") {
+            Some(hex) => State::Converted(
+                u32::from_str_radix(hex, 16)
+                    .map_err(|_| line.wrong(format_args!("{state:?} is unknown")))?,
+            ),
+            None if state == "exported" => State::Exported,
+            None => State::Absent,
+        },
+    })
+}
+
+fn class<'a>(line: &Line<'_, 'a>) -> Result<Class<'a>, Unreadable> {
+    let required = [
+        ("required", Required::Required),
+        ("optional", Required::Optional),
+        ("none", Required::None),
+    ];
+    Ok(Class {
+        name: line.cell(3),
+        params: line.cell(4),
+        size: line.bytes(5)?,
+        required: line.one_of(6, &required)?,
+        internal: line.cell(7),
+        parents: line.cell(8),
+        alloc_gpus: line.gpus(9)?,
+        free_gpus: line.gpus(10)?,
+    })
+}
+
+impl<'a> Facts<'a> {
+    /// Reads the tables.
+    ///
+    /// # Errors
+    /// At the first line that is not what its columns say, or whose tags run backwards.
+    pub fn read(tables: &Tables<'a>) -> Result<Self, Unreadable> {
+        let files = [
+            ("controls.csv", tables.controls, CONTROLS),
+            ("classes.csv", tables.classes, CLASSES),
+            ("structs.csv", tables.structs, STRUCTS),
+            ("uvm.csv", tables.uvm, UVM),
+            ("escapes.csv", tables.escapes, ESCAPES),
+            ("consts.csv", tables.consts, CONSTS),
+        ];
+        let mut tags: BTreeMap<Version, &str> = BTreeMap::new();
+        for (table, text, columns) in files {
+            lines((table, text), columns, |(from, to), line| {
+                for tag in [from, to] {
+                    let version = Version::parse(tag)
+                        .ok_or_else(|| line.wrong(format_args!("{tag:?} is no version")))?;
+                    tags.insert(version, tag);
+                }
+                Ok(())
+            })?;
+        }
+        let tags: Vec<(Version, &str)> = tags.into_iter().collect();
+        let mut facts = Self {
+            controls: Vec::new(),
+            classes: Vec::new(),
+            structs: Vec::new(),
+            uvm: Vec::new(),
+            escapes: Vec::new(),
+            consts: Vec::new(),
+            tags,
+        };
+        for (table, text, columns) in files {
+            let tags = facts.tags.clone();
+            lines((table, text), columns, |(from, to), line| {
+                let place = |tag| tags.iter().position(|(_, other)| *other == tag);
+                let range = match (place(from), place(to)) {
+                    (Some(from), Some(to)) if from <= to => (from, to),
+                    _ => return Err(line.wrong("its tags run backwards")),
+                };
+                match table {
+                    "controls.csv" => {
+                        let row = (range, line.word(2)?, control(line)?);
+                        facts.controls.push(row);
+                    }
+                    "classes.csv" => {
+                        let row = (range, line.word(2)?, class(line)?);
+                        facts.classes.push(row);
+                    }
+                    "structs.csv" => {
+                        let row = (range, line.cell(2), line.row((6, 3))?);
+                        facts.structs.push(row);
+                    }
+                    "uvm.csv" => {
+                        let ioctl = (line.number(2)?, line.cell(3));
+                        facts.uvm.push((range, ioctl, line.row((5, 6))?));
+                    }
+                    "escapes.csv" => {
+                        let row = (range, line.word(2)?, line.cell(3));
+                        facts.escapes.push(row);
+                    }
+                    _ => {
+                        let row = (range, line.cell(3), line.number(4)?);
+                        facts.consts.push(row);
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(facts)
+    }
+
+    /// Every version that a row begins or ends with, oldest first.
+    pub fn tags(&self) -> impl Iterator<Item = &'a str> + '_ {
+        self.tags.iter().map(|(_, tag)| *tag)
+    }
+
+    /// What is true of `version`: what the latest tag of its branch says that is not after it.
+    /// `None` where the tables have no such tag.
+    #[must_use]
+    pub fn of(&self, version: &str) -> Option<Driver<'a>> {
+        let version = Version::parse(version)?;
+        let at = self
+            .tags
+            .iter()
+            .rposition(|(tag, _)| tag.branch == version.branch && *tag <= version)?;
+        let holds = |(from, to): Range| (from..=to).contains(&at);
+        let mut driver = Driver {
+            tag: self.tags[at].1,
+            ..Driver::default()
+        };
+        for (range, number, control) in &self.controls {
+            if holds(*range) {
+                driver.controls.insert(*number, *control);
+            }
+        }
+        for (range, number, class) in &self.classes {
+            if holds(*range) {
+                driver.classes.insert(*number, *class);
+            }
+        }
+        for (range, name, row) in &self.structs {
+            if holds(*range) {
+                row.add_to(driver.structs.entry(name).or_default());
+            }
+        }
+        for (range, (number, name), row) in &self.uvm {
+            if holds(*range) {
+                let ioctl = driver.uvm.entry(*number).or_insert_with(|| Uvm {
+                    name,
+                    params: Struct::default(),
+                });
+                row.add_to(&mut ioctl.params);
+            }
+        }
+        for (range, number, name) in &self.escapes {
+            if holds(*range) {
+                driver.escapes.insert(*number, name);
+            }
+        }
+        for (range, name, value) in &self.consts {
+            if holds(*range) {
+                driver.consts.insert(name, *value);
+            }
+        }
+        Some(driver)
+    }
+}
+
+impl<'a> Row<'a> {
+    fn add_to(&self, to: &mut Struct<'a>) {
+        to.size = self.size;
+        if let Some((name, field)) = self.field {
+            to.fields.insert(name, field);
+        }
+    }
+}
+
+/// What is true of one version of the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Driver<'a> {
+    /// The tag that says it.
+    pub tag: &'a str,
+    /// Controls by number.
+    pub controls: BTreeMap<u32, Control<'a>>,
+    /// Classes by number.
+    pub classes: BTreeMap<u32, Class<'a>>,
+    /// Structs by name.
+    pub structs: BTreeMap<&'a str, Struct<'a>>,
+    /// Ioctls of `/dev/nvidia-uvm` by number.
+    pub uvm: BTreeMap<u64, Uvm<'a>>,
+    /// Names of the escapes by number.
+    pub escapes: BTreeMap<u32, &'a str>,
+    /// Constants by name.
+    pub consts: BTreeMap<&'a str, u64>,
+}
+
+impl Driver<'_> {
+    /// Where a field lies; `None` where this version has none of that name.
+    #[must_use]
+    pub fn field(&self, of: &str, field: &str) -> Option<Field> {
+        self.structs.get(of)?.fields.get(field).copied()
+    }
+
+    /// Bytes of a struct; `None` where this version has none of that name.
+    #[must_use]
+    pub fn size(&self, of: &str) -> Option<usize> {
+        self.structs.get(of).map(|found| found.size)
+    }
+
+    /// Where a field of a UVM ioctl's parameters lies.
+    #[must_use]
+    pub fn uvm_field(&self, number: u64, field: &str) -> Option<Field> {
+        self.uvm.get(&number)?.params.fields.get(field).copied()
+    }
+}
+
+/// The tables that this build carries, read once.
+///
+/// # Panics
+/// When they cannot be read, which a test rules out.
+#[must_use]
+pub fn facts() -> &'static Facts<'static> {
+    static READ: LazyLock<Facts<'static>> = LazyLock::new(|| match Facts::read(&TABLES) {
+        Ok(facts) => facts,
+        Err(error) => panic!("{error}"),
+    });
+    &READ
+}
+
+/// What is true of `version`; see [`Facts::of`].
+#[must_use]
+pub fn of(version: &str) -> Option<Driver<'static>> {
+    facts().of(version)
+}
+
+#[cfg(test)]
+mod tests;
