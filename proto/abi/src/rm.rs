@@ -140,6 +140,7 @@ pub const NVA06C_CTRL_CMD_SET_TIMESLICE: u32 = 0xa06c_0103;
 pub const NVA06C_CTRL_CMD_PREEMPT: u32 = 0xa06c_0105;
 pub const NVA06F_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06f_0103;
 pub const NVA06F_CTRL_CMD_BIND: u32 = 0xa06f_0104;
+pub const NVA06F_CTRL_CMD_RESTART_RUNLIST: u32 = 0xa06f_0111;
 pub const NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: u32 = 0xc36f_0108;
 
 macro_rules! layout {
@@ -247,6 +248,9 @@ layout!(
 layout!(
     /// `NVA06C_CTRL_CMD_PREEMPT`.
     Preempt, 8, { wait: u8 = 0, manual_timeout: u8 = 1, pad: u16 = 2, timeout_us: u32 = 4 });
+layout!(
+    /// `NVA06F_CTRL_CMD_RESTART_RUNLIST`. Who calls it needs the right NICE, which is `CAP_SYS_NICE`.
+    RestartRunlist, 2, { force: u8 = 0, bypass_wait: u8 = 1 });
 layout!(
     /// `NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN`.
     WorkSubmitToken, 4, { token: u32 = 0 });
@@ -392,7 +396,7 @@ pub struct DisableChannels {
     pub disable: u8,
     pub pad: [u8; 3],
     pub num_channels: u32,
-    /// Never set: channels would stay resident until their timeslice ends.
+    /// What runs stays until it is preempted or its timeslice ends.
     pub only_disable_scheduling: u8,
     /// Never set: it throws queued work away.
     pub rewind_gp_put: u8,

@@ -59,10 +59,15 @@ pub enum Kind {
     MemoryUp = 18,
     /// Device memory was freed: neither an object nor a mapping refers to it. As [`Kind::MemoryUp`].
     MemoryDown = 19,
+    /// A `RESTART_RUNLIST` arrived. `object` = the channel that names the runlist, `value` = entry of
+    /// the ioctl, `tag` = the runlist's engine.
+    Restart = 20,
+    /// A TSG's `PREEMPT` arrived. `object` = the TSG, `value` = entry of the ioctl.
+    Preempt = 21,
 }
 
 impl Kind {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 21] = [
         Self::KernelStart,
         Self::KernelEnd,
         Self::TsgRun,
@@ -82,6 +87,8 @@ impl Kind {
         Self::Unmap,
         Self::MemoryUp,
         Self::MemoryDown,
+        Self::Restart,
+        Self::Preempt,
     ];
 
     fn of(number: u32) -> Option<Self> {

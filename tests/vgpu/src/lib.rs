@@ -45,5 +45,6 @@ pub mod clock;
 pub mod control;
 pub mod facts;
 pub mod history;
+pub mod personality;
 pub mod ring;
 pub mod wire;

@@ -5,9 +5,10 @@
 //! up at once. Loading another TSG than the last costs the switch time, in which nothing runs.
 //! While a TSG is on its engine all its channels progress, each through its own queue in order.
 //!
-//! A channel is *ready* when it is enabled, alive, and the head of its queue can run. A disable
-//! takes effect at one instant: until then the channel may run, from then on nothing of it does
-//! until it is enabled, and what it was running keeps its remaining work.
+//! A channel is *ready* when it is not off, alive, and the head of its queue can run. A disable
+//! takes effect at one instant: until then the channel may run, from then on it is *off*: nothing of
+//! it runs until it is enabled, and what it was running keeps its remaining work. What brings that
+//! instant about is the firmware's ([`Eviction`]); with the usual one it is the disable itself.
 //!
 //! Calls that change something take effect at the instant last advanced to, except those with an
 //! `at`, which is that instant or later. So: advance to `now`, change, advance to `now` again to
@@ -16,6 +17,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::eviction::{Eviction, Pending};
 use crate::latency::{Latency, Rng};
 use crate::slots::{Key, Slots};
 
@@ -38,6 +40,8 @@ pub struct Config {
     pub disable: Latency,
     /// Whether disables count (two disables need two enables). Hardware is taken to have a flag.
     pub counting: bool,
+    /// What takes a disabled channel off its engine.
+    pub eviction: Eviction,
     /// Seed of the drawn latencies.
     pub seed: u64,
 }
@@ -52,6 +56,7 @@ impl Default for Config {
                 p99: 900_000,
             },
             counting: false,
+            eviction: Eviction::default(),
             seed: 0,
         }
     }
@@ -62,6 +67,13 @@ impl Default for Config {
 pub enum Work {
     /// Takes `ns` of running; `u64::MAX` never ends, `0` takes no time.
     Run {
+        /// Nanoseconds of running.
+        ns: u64,
+        /// Comes back in events.
+        tag: u64,
+    },
+    /// As `Run`, and the next entry belongs to the same kernel or transfer.
+    Part {
         /// Nanoseconds of running.
         ns: u64,
         /// Comes back in events.
@@ -128,6 +140,11 @@ pub enum EventKind {
         /// What the caller gave with the enable.
         ticket: u64,
     },
+    /// A disable that had not taken effect yet is void: a later call for the channel overtook it.
+    Overtaken {
+        /// What the caller gave with that disable.
+        ticket: u64,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,6 +158,8 @@ struct Queued {
     tag: u64,
     item: Item,
     started: bool,
+    /// The next entry belongs to the same kernel or transfer.
+    more: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -149,6 +168,14 @@ struct Channel {
     engine: usize,
     /// Disables in force; 0 or 1 unless they count.
     disabled: u32,
+    /// Nothing of it runs.
+    off: bool,
+    /// A disable in force that has not taken effect.
+    pending: Option<Pending>,
+    /// Something of it ran since it was last off.
+    ran: bool,
+    /// In the middle of a kernel or transfer, whether its head began or not.
+    inside: bool,
     dead: bool,
     queue: VecDeque<Queued>,
     /// When the head ends, while it runs.
@@ -157,7 +184,7 @@ struct Channel {
 
 impl Channel {
     fn ready(&self) -> bool {
-        self.disabled == 0
+        !self.off
             && !self.dead
             && self.queue.front().is_some_and(|head| match head.item {
                 Item::Run { .. } => true,
@@ -179,6 +206,26 @@ impl Channel {
                 ends.saturating_sub(now)
             };
         }
+    }
+
+    /// From now on nothing of it runs.
+    fn goes_off(&mut self, now: u64) {
+        self.pause(now);
+        self.off = true;
+        self.ran = false;
+    }
+
+    /// Notes that `head` finished; the ticket of a disable that takes effect by that.
+    fn finished(&mut self, head: Queued, eviction: Eviction) -> Option<u64> {
+        self.ends = None;
+        self.inside = head.more;
+        let pending = self
+            .pending
+            .filter(|_| !self.inside && eviction.at_kernel_end())?;
+        self.pending = None;
+        self.off = true;
+        self.ran = false;
+        Some(pending.ticket)
     }
 }
 
@@ -218,7 +265,7 @@ struct Engine {
 enum Control {
     Disable {
         channels: Vec<ChannelId>,
-        ticket: u64,
+        pending: Pending,
     },
     Enable {
         channels: Vec<ChannelId>,
@@ -226,6 +273,9 @@ enum Control {
     },
     Preempt {
         tsg: TsgId,
+    },
+    Restart {
+        engine: usize,
     },
     Schedule {
         tsg: TsgId,
@@ -307,6 +357,10 @@ impl Gpu {
             tsg,
             engine,
             disabled: 0,
+            off: false,
+            pending: None,
+            ran: false,
+            inside: false,
             dead: false,
             queue: VecDeque::new(),
             ends: None,
@@ -365,13 +419,16 @@ impl Gpu {
             && !c.dead
         {
             let (tag, item) = match work {
-                Work::Run { ns, tag } => (tag, Item::Run { remaining: ns }),
+                Work::Run { ns, tag } | Work::Part { ns, tag } => {
+                    (tag, Item::Run { remaining: ns })
+                }
                 Work::Wait { tag } => (tag, Item::Wait { signalled: false }),
             };
             c.queue.push_back(Queued {
                 tag,
                 item,
                 started: false,
+                more: matches!(work, Work::Part { .. }),
             });
             if c.queue.len() == 1 {
                 let engine = c.engine;
@@ -442,11 +499,24 @@ impl Gpu {
 
     /// Disables `channels` at `at`, for callers that drew the latency or queued for locks.
     pub fn disable_at(&mut self, at: u64, channels: &[ChannelId], ticket: u64) {
+        self.disable_by(at, channels, ticket, false);
+    }
+
+    /// As [`Gpu::disable_at`], without taking off what runs: the channels are only not given another
+    /// turn.
+    pub fn disable_scheduling_at(&mut self, at: u64, channels: &[ChannelId], ticket: u64) {
+        self.disable_by(at, channels, ticket, true);
+    }
+
+    fn disable_by(&mut self, at: u64, channels: &[ChannelId], ticket: u64, scheduling_only: bool) {
         self.control(
             at,
             Control::Disable {
                 channels: channels.to_vec(),
-                ticket,
+                pending: Pending {
+                    ticket,
+                    scheduling_only,
+                },
             },
         );
     }
@@ -467,10 +537,46 @@ impl Gpu {
         self.control(at, Control::Preempt { tsg });
     }
 
-    /// Whether a channel is disabled.
+    /// Restarts the runlist of the engine that `tsg` is on, at `at`: who has the turn yields it.
+    pub fn restart_at(&mut self, at: u64, tsg: TsgId) {
+        if let Some(engine) = self.tsgs.get(tsg.0).map(|t| t.engine) {
+            self.control(at, Control::Restart { engine });
+        }
+    }
+
+    /// Whether a channel is disabled, in effect or not.
     #[must_use]
     pub fn is_disabled(&self, channel: ChannelId) -> bool {
         self.channels.get(channel.0).is_some_and(|c| c.disabled > 0)
+    }
+
+    /// Whether nothing of a channel runs because it is disabled.
+    #[must_use]
+    pub fn is_off(&self, channel: ChannelId) -> bool {
+        self.channels.get(channel.0).is_some_and(|c| c.off)
+    }
+
+    /// The number of the engine that a TSG runs on; 0: the TSG is gone.
+    #[must_use]
+    pub fn engine_of(&self, tsg: TsgId) -> u32 {
+        let engine = self.tsgs.get(tsg.0).map(|t| t.engine);
+        engine.map_or(0, |engine| self.engines[engine].number)
+    }
+
+    /// Whether any TSG has the turn on the engine of `tsg`.
+    #[must_use]
+    pub fn is_engine_busy(&self, tsg: TsgId) -> bool {
+        let engine = self.tsgs.get(tsg.0).map(|t| t.engine);
+        engine.is_some_and(|engine| matches!(self.engines[engine].turn, Turn::Running { .. }))
+    }
+
+    /// Whether a TSG has its engine's turn.
+    #[must_use]
+    pub fn has_turn(&self, tsg: TsgId) -> bool {
+        let engine = self.tsgs.get(tsg.0).map(|t| t.engine);
+        engine.is_some_and(|engine| {
+            matches!(self.engines[engine].turn, Turn::Running { tsg: own, .. } if own == tsg)
+        })
     }
 
     /// Entries in a channel's queue, the one that runs included.
@@ -555,12 +661,8 @@ impl Gpu {
                 if c.ends.is_some_and(|ends| ends <= self.now)
                     && let Some(head) = c.queue.pop_front()
                 {
-                    c.ends = None;
-                    let kind = EventKind::Finished {
-                        channel: *channel,
-                        tag: head.tag,
-                    };
-                    events.push(Event { at: self.now, kind });
+                    let off = c.finished(head, self.config.eviction);
+                    ends(events, self.now, *channel, head.tag, off);
                 }
             }
         }
@@ -571,21 +673,9 @@ impl Gpu {
             && entry.key().0 <= self.now
         {
             match entry.remove() {
-                Control::Disable { channels, ticket } => {
+                Control::Disable { channels, pending } => {
                     for channel in channels {
-                        let (now, counting) = (self.now, self.config.counting);
-                        let Some(c) = self.channels.get_mut(channel.0) else {
-                            continue;
-                        };
-                        c.disabled = if counting {
-                            c.disabled.saturating_add(1)
-                        } else {
-                            1
-                        };
-                        c.pause(now);
-                        let engine = c.engine;
-                        self.touch(engine);
-                        self.emit(events, EventKind::Disabled { channel, ticket });
+                        self.disable(channel, pending, events);
                     }
                 }
                 Control::Enable { channels, ticket } => {
@@ -599,8 +689,13 @@ impl Gpu {
                         } else {
                             0
                         };
+                        let void = c.pending.take_if(|_| c.disabled == 0);
+                        c.off &= c.disabled > 0;
                         let engine = c.engine;
                         self.touch(engine);
+                        if let Some(Pending { ticket, .. }) = void {
+                            self.emit(events, EventKind::Overtaken { ticket });
+                        }
                         self.emit(events, EventKind::Enabled { channel, ticket });
                     }
                 }
@@ -612,9 +707,84 @@ impl Gpu {
                         self.stop_turn(engine, tsg, events);
                         self.touch(engine);
                     }
+                    let channels = self.tsgs.get(tsg.0).map(|t| t.channels.clone());
+                    for channel in channels.unwrap_or_default() {
+                        self.evict_if(channel, Eviction::by_preempt, events);
+                    }
+                }
+                Control::Restart { engine } => {
+                    if let Turn::Running { tsg, .. } = self.engines[engine].turn {
+                        self.stop_turn(engine, tsg, events);
+                    }
+                    self.touch(engine);
+                    let groups = self.engines[engine].queue.iter();
+                    let channels: Vec<ChannelId> = groups
+                        .filter_map(|tsg| self.tsgs.get(tsg.0))
+                        .flat_map(|tsg| tsg.channels.iter().copied())
+                        .collect();
+                    for channel in channels {
+                        self.evict_if(channel, Eviction::by_restart, events);
+                    }
                 }
                 Control::Schedule { tsg, on } => self.set_scheduled(tsg, on),
             }
+        }
+    }
+
+    fn disable(&mut self, channel: ChannelId, pending: Pending, events: &mut Vec<Event>) {
+        let (counting, eviction) = (self.config.counting, self.config.eviction);
+        let resident = self
+            .channels
+            .get(channel.0)
+            .is_some_and(|c| self.has_turn(c.tsg));
+        let Some(c) = self.channels.get_mut(channel.0) else {
+            return;
+        };
+        c.disabled = if counting {
+            c.disabled.saturating_add(1)
+        } else {
+            1
+        };
+        let runs = match eviction {
+            Eviction::OnDisable => resident && pending.scheduling_only,
+            Eviction::AtKernelEnd => c.inside,
+            Eviction::OnRestart | Eviction::OnPreempt => c.ran,
+            Eviction::Never => true,
+        };
+        let void = if runs && !c.off {
+            c.pending.replace(pending)
+        } else {
+            c.goes_off(self.now);
+            c.pending.take()
+        };
+        let waits = c.pending.is_some();
+        let engine = c.engine;
+        self.touch(engine);
+        if let Some(Pending { ticket, .. }) = void {
+            self.emit(events, EventKind::Overtaken { ticket });
+        }
+        if !waits {
+            let ticket = pending.ticket;
+            self.emit(events, EventKind::Disabled { channel, ticket });
+        }
+    }
+
+    /// Lets a pending disable of `channel` take effect if `by` says so of this firmware.
+    fn evict_if(
+        &mut self,
+        channel: ChannelId,
+        by: impl Fn(Eviction, Pending) -> bool,
+        events: &mut Vec<Event>,
+    ) {
+        let eviction = self.config.eviction;
+        let Some(c) = self.channels.get_mut(channel.0) else {
+            return;
+        };
+        if let Some(Pending { ticket, .. }) = c.pending.take_if(|pending| by(eviction, *pending)) {
+            c.goes_off(self.now);
+            let engine = c.engine;
+            self.touch(engine);
+            self.emit(events, EventKind::Disabled { channel, ticket });
         }
     }
 
@@ -645,6 +815,10 @@ impl Gpu {
                 engine: number,
             },
         );
+        let channels = self.tsgs.get(tsg.0).map(|t| t.channels.clone());
+        for channel in channels.unwrap_or_default() {
+            self.evict_if(channel, Eviction::by_end_of_turn, events);
+        }
     }
 
     fn start_turn(&mut self, engine: usize, tsg: TsgId, events: &mut Vec<Event>) {
@@ -694,6 +868,7 @@ impl Gpu {
                     break;
                 };
                 let tag = head.tag;
+                (c.ran, c.inside) = (true, true);
                 if !head.started {
                     head.started = true;
                     let kind = EventKind::Started {
@@ -704,12 +879,10 @@ impl Gpu {
                 }
                 match head.item {
                     Item::Run { remaining: 0 } | Item::Wait { .. } => {
+                        let head = *head;
                         c.queue.pop_front();
-                        let kind = EventKind::Finished {
-                            channel: *channel,
-                            tag,
-                        };
-                        events.push(Event { at, kind });
+                        let off = c.finished(head, self.config.eviction);
+                        ends(events, at, *channel, tag, off);
                     }
                     Item::Run { remaining } => c.ends = Some(at.saturating_add(remaining)),
                 }
@@ -793,5 +966,15 @@ impl Gpu {
         let engine = &mut self.engines[engine];
         engine.next = next;
         engine.dirty = false;
+    }
+}
+
+/// An entry finished, and with it its channel went off if `off` has the ticket of the disable.
+fn ends(events: &mut Vec<Event>, at: u64, channel: ChannelId, tag: u64, off: Option<u64>) {
+    let kind = EventKind::Finished { channel, tag };
+    events.push(Event { at, kind });
+    if let Some(ticket) = off {
+        let kind = EventKind::Disabled { channel, ticket };
+        events.push(Event { at, kind });
     }
 }

@@ -6,6 +6,7 @@
 //! source of randomness or does IO. Time is a `u64` of nanoseconds, an argument everywhere.
 //!
 //! * [`Gpu`]: the engines of one GPU, the TSGs that take turns on them, the channels inside.
+//! * [`Eviction`]: what it takes for a disable to stop what runs.
 //! * [`Latency`]: how long a disable takes to get a channel off the hardware.
 //! * [`Locks`]: when an RM call holds the locks it needs, so when it starts and ends.
 //!
@@ -31,11 +32,13 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod eviction;
 mod gpu;
 mod latency;
 mod locks;
 mod slots;
 
+pub use eviction::Eviction;
 pub use gpu::{ChannelId, Config, Event, EventKind, Gpu, TsgId, Work};
 pub use latency::{Latency, Rng};
 pub use locks::{ApiLock, GpuLock, Locks, Needs, Patch};

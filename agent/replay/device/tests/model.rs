@@ -386,6 +386,7 @@ impl Judge {
             EventKind::Enabled { channel, .. } => {
                 self.disabled.remove(&channel);
             }
+            EventKind::Overtaken { .. } => panic!("this firmware evicts at once"),
         }
     }
 }

@@ -99,6 +99,7 @@ abi!(
     rm::VaspaceAlloc,
     rm::Timeslice,
     rm::Preempt,
+    rm::RestartRunlist,
     rm::WorkSubmitToken,
     rm::IdInfoV2,
     rm::RmApiVersion,

@@ -8,7 +8,7 @@
 use std::mem::size_of;
 
 use tidegate_abi::rm::{self, Status};
-use tidegate_device::{ApiLock, ChannelId, GpuLock, Needs};
+use tidegate_device::{ApiLock, ChannelId, Eviction, GpuLock, Needs};
 use tidegate_vgpu::history::{Kind, Record};
 
 use crate::call::{Answer, Call, get, put, put_word, word};
@@ -20,8 +20,8 @@ use crate::world::{Body, Ticket, World, channel_record};
 const XID_CTXSW_TIMEOUT: u32 = 109;
 const _: () = assert!(XID_CTXSW_TIMEOUT != XID_FAULT);
 
-/// What a refused control costs at the firmware.
-const REFUSAL_NS: u64 = 20_000;
+/// What a control costs at the firmware that moves nothing on or off an engine.
+const ROUND_TRIP_NS: u64 = 20_000;
 
 /// Which objects have a control.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -83,6 +83,9 @@ impl World {
             rm::NVA06C_CTRL_CMD_PREEMPT => (Target::Tsg, size_of::<rm::Preempt>()),
             rm::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE => (Target::Channel, schedule),
             rm::NVA06F_CTRL_CMD_BIND => (Target::Channel, 4),
+            rm::NVA06F_CTRL_CMD_RESTART_RUNLIST => {
+                (Target::Channel, size_of::<rm::RestartRunlist>())
+            }
             rm::NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN => {
                 (Target::Channel, size_of::<rm::WorkSubmitToken>())
             }
@@ -150,6 +153,9 @@ impl World {
             | rm::NVA06C_CTRL_CMD_PREEMPT => return self.tsg_control(call, header, answer),
             rm::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE => {
                 return self.schedule_channel(call, header, answer);
+            }
+            rm::NVA06F_CTRL_CMD_RESTART_RUNLIST => {
+                return self.restart_runlist(call, header, answer);
             }
             _ => {}
         }
@@ -308,10 +314,23 @@ impl World {
             return Err(Status::INVALID_OBJECT_HANDLE);
         };
         if cmd == rm::NVA06C_CTRL_CMD_PREEMPT {
-            let latency = self.gpus[gpu].model.draw_disable();
+            let model = &mut self.gpus[gpu].model;
+            let latency = match model.has_turn(id) {
+                true => model.draw_disable(),
+                false => ROUND_TRIP_NS,
+            };
             let needs = Needs::preempt(client, gpu);
             let (_, end) = self.locks.reserve(call.now, needs, latency);
             self.gpus[gpu].model.preempt_at(end, id);
+            self.history.push(Record {
+                gpu: gpu as u32,
+                pid: self.clients.get(&client).map_or(0, |c| c.pid),
+                client,
+                object,
+                caller: call.caller,
+                value: call.entry_ns,
+                ..Record::new(call.now, Kind::Preempt)
+            });
             let waits = call.nested.first().is_some_and(|wait| *wait != 0);
             answer.due = if waits { end } else { call.now };
             return Ok(());
@@ -330,6 +349,49 @@ impl World {
         self.check_registered(id, gpu)?;
         let on = call.nested.first().is_some_and(|on| *on != 0);
         self.gpus[gpu].model.set_scheduled_at(end, id, on);
+        Ok(())
+    }
+
+    /// The right NICE is the caller's, whoever owns the file and the channel.
+    fn restart_runlist(
+        &mut self,
+        call: &Call<'_>,
+        header: Header,
+        answer: &mut Answer,
+    ) -> Result<(), Status> {
+        let params = get::<rm::RestartRunlist>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
+        let key = self
+            .channel_key(header.client, header.object)
+            .ok_or(Status::INVALID_OBJECT_HANDLE)?;
+        let channel = self
+            .channels
+            .get(&key)
+            .ok_or(Status::INVALID_OBJECT_HANDLE)?;
+        let (gpu, tsg) = (channel.gpu, channel.tsg);
+        if !crate::sys::may_set_priorities(call.caller) {
+            return Err(Status::INSUFFICIENT_PERMISSIONS);
+        }
+        let mut record = channel_record(call.now, Kind::Restart, channel);
+        (record.caller, record.value) = (call.caller, call.entry_ns);
+        record.tag = u64::from(self.gpus[gpu].model.engine_of(tsg));
+        self.history.push(record);
+        let needs = Needs::preempt(header.client, gpu);
+        if let Some(status) = self.knobs.restart {
+            answer.due = self.locks.reserve(call.now, needs, ROUND_TRIP_NS).1;
+            return Err(status);
+        }
+        let model = &mut self.gpus[gpu].model;
+        let latency = match model.is_engine_busy(tsg) {
+            true => model.draw_disable(),
+            false => ROUND_TRIP_NS,
+        };
+        let (_, end) = self.locks.reserve(call.now, needs, latency);
+        self.gpus[gpu].model.restart_at(end, tsg);
+        answer.due = if params.bypass_wait == 0 {
+            end
+        } else {
+            call.now
+        };
         Ok(())
     }
 
@@ -416,7 +478,7 @@ impl World {
         let keys = match self.resolve_pairs(call, &params, gpu) {
             Ok(keys) => keys,
             Err(status) => {
-                answer.due = self.locks.reserve(call.now, needs, REFUSAL_NS).1;
+                answer.due = self.locks.reserve(call.now, needs, ROUND_TRIP_NS).1;
                 answer.record = Some(returned);
                 return Err(status);
             }
@@ -425,7 +487,15 @@ impl World {
             .iter()
             .filter_map(|key| Some(self.channels.get(key)?.id))
             .collect();
-        let mut latency = if disable {
+        let scheduling_only = params.only_disable_scheduling != 0;
+        let evicts = match self.knobs.eviction {
+            Eviction::OnDisable => !scheduling_only,
+            Eviction::AtKernelEnd => true,
+            Eviction::OnRestart | Eviction::OnPreempt | Eviction::Never => false,
+        };
+        let mut latency = if disable && !evicts {
+            ROUND_TRIP_NS
+        } else if disable {
             self.gpus[gpu].model.draw_disable()
         } else {
             self.knobs.enable.draw(&mut self.rng)
@@ -460,7 +530,9 @@ impl World {
             };
             self.tickets.insert(ticket, open);
             let model = &mut self.gpus[gpu].model;
-            if disable {
+            if disable && scheduling_only {
+                model.disable_scheduling_at(end, &reached, ticket);
+            } else if disable {
                 model.disable_at(end, &reached, ticket);
             } else {
                 model.enable_at(end, &reached, ticket);

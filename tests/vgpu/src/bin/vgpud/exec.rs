@@ -16,7 +16,7 @@ use tidegate_vgpu::ring::{ENTRIES, Entry, Op, Ring, Semaphore, kernel_id};
 
 use crate::kv;
 use crate::sys;
-use crate::world::{Channel, World, channel_record};
+use crate::world::{Channel, Ticket, World, channel_record};
 
 /// Xid of a memory fault.
 pub(crate) const XID_FAULT: u32 = 31;
@@ -265,13 +265,13 @@ impl World {
                 let tag = channel.fed << 1;
                 if entry.op == Op::HostFunc as u32 || is_large(&entry) {
                     let ns = duration(&entry, unknown_kernel_ns);
-                    model.submit(channel.id, Work::Run { ns, tag });
+                    model.submit(channel.id, Work::Part { ns, tag });
                 }
                 let mut ns = duration(&entry, unknown_kernel_ns);
                 if let pieces @ 1.. = piece_steps(&entry) {
                     let piece_ns = pieces.saturating_mul(entry.args[2]);
                     for _ in 0..(entry.args[1] - 1) / pieces {
-                        model.submit(channel.id, Work::Run { ns: piece_ns, tag });
+                        model.submit(channel.id, Work::Part { ns: piece_ns, tag });
                         ns = ns.saturating_sub(piece_ns);
                     }
                 }
@@ -306,7 +306,7 @@ impl World {
                 continue;
             };
             let [to, from, bytes, ..] = entry.args;
-            let disabled = self.gpus[channel.gpu].model.is_disabled(channel.id);
+            let disabled = self.gpus[channel.gpu].model.is_off(channel.id);
             if channel.dead || disabled || done >= bytes {
                 continue;
             }
@@ -353,6 +353,9 @@ impl World {
             EventKind::Enabled { channel, ticket } => {
                 self.switched(gpu, channel, ticket, at, Kind::EnableEnd);
             }
+            EventKind::Overtaken { ticket } => {
+                self.settled(ticket);
+            }
         }
     }
 
@@ -364,13 +367,7 @@ impl World {
         at: u64,
         kind: Kind,
     ) {
-        let call = self.tickets.get_mut(&ticket).map(|open| {
-            open.left -= 1;
-            *open
-        });
-        if call.is_some_and(|call| call.left == 0) {
-            self.tickets.remove(&ticket);
-        }
+        let call = self.settled(ticket);
         let key = self.by_model.get(&(gpu, channel));
         let Some(channel) = key.and_then(|key| self.channels.get(key)) else {
             return;
@@ -380,6 +377,18 @@ impl World {
             (record.caller, record.value) = (call.caller, call.entry_ns);
         }
         self.history.push(record);
+    }
+
+    /// One channel of a disable or enable has what the call wanted, or never will.
+    fn settled(&mut self, ticket: u64) -> Option<Ticket> {
+        let call = self.tickets.get_mut(&ticket).map(|open| {
+            open.left -= 1;
+            *open
+        });
+        if call.is_some_and(|call| call.left == 0) {
+            self.tickets.remove(&ticket);
+        }
+        call
     }
 
     fn started(&mut self, gpu: usize, id: tidegate_device::ChannelId, tag: u64, at: u64) {

@@ -2,7 +2,8 @@
 //! on the control socket). One row a knob; times are in microseconds unless the name says else.
 
 use tidegate_abi::rm::Status;
-use tidegate_device::{Config, Latency, Patch};
+use tidegate_device::{Config, Eviction, Latency, Patch};
+use tidegate_vgpu::personality::Personality;
 
 /// A knob's name or value that does not exist.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,11 @@ pub(crate) struct Knobs {
     pub(crate) patch: Patch,
     /// `gsp_foreign = allow | deny_1b | deny_23`.
     pub(crate) foreign: Foreign,
+    /// `personality = NAME`: what the firmware does with a disable, with foreign pairs and with
+    /// `RESTART_RUNLIST`, together ([`Personality`]).
+    pub(crate) eviction: Eviction,
+    /// `restart_runlist = allow | STATUS`: how `RESTART_RUNLIST` is refused.
+    pub(crate) restart: Option<Status>,
     /// `unknown_pair = STATUS`: answer to a pair that does not exist (default 0x57).
     pub(crate) unknown_pair: Status,
     /// `disable_fixed_us`, or `disable_us` and `disable_p99_us`: how long a disable takes.
@@ -102,6 +108,8 @@ impl Default for Knobs {
         Self {
             patch: Patch::None,
             foreign: Foreign::Allow,
+            eviction: config.eviction,
+            restart: None,
             unknown_pair: Status::OBJECT_NOT_FOUND,
             disable: config.disable,
             enable: Latency::Fixed(100_000),
@@ -209,6 +217,20 @@ impl Knobs {
                     "deny_1b" => Foreign::Deny(Status::INSUFFICIENT_PERMISSIONS),
                     "deny_23" => Foreign::Deny(Status::INVALID_CLIENT),
                     _ => return None,
+                }
+            }
+            "personality" => {
+                let personality = Personality::from_name(value)?;
+                self.eviction = personality.eviction();
+                self.foreign = personality
+                    .refuses_foreign()
+                    .map_or(Foreign::Allow, Foreign::Deny);
+                self.restart = personality.refuses_restart();
+            }
+            "restart_runlist" => {
+                self.restart = match value {
+                    "allow" => None,
+                    _ => Some(status(value)?),
                 }
             }
             "unknown_pair" => self.unknown_pair = status(value)?,

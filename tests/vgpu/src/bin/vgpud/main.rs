@@ -49,6 +49,9 @@ struct Options {
     /// Fixed time a disable takes, in microseconds.
     #[arg(long, conflicts_with = "disable_us")]
     disable_fixed_us: Option<String>,
+    /// Personality of the firmware.
+    #[arg(long)]
+    personality: Option<String>,
     /// Any knob, as NAME=VALUE.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     set: Vec<String>,
@@ -63,6 +66,7 @@ fn setup(options: &Options) -> anyhow::Result<Setup> {
     let mut knobs = Knobs::default();
     let named = [
         ("patch", &options.patch),
+        ("personality", &options.personality),
         ("disable_us", &options.disable_us),
         ("disable_fixed_us", &options.disable_fixed_us),
     ];

@@ -550,3 +550,12 @@ pub(crate) fn raise_descriptor_limit() {
         }
     }
 }
+
+/// Whether a process has `CAP_SYS_NICE`, which is RM's right NICE.
+pub(crate) fn may_set_priorities(pid: u32) -> bool {
+    const CAP_SYS_NICE: u64 = 1 << 23;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & CAP_SYS_NICE != 0)
+}

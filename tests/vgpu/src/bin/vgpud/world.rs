@@ -213,6 +213,7 @@ impl World {
                     switch_ns: setup.knobs.switch_ns,
                     disable: setup.knobs.disable,
                     counting: setup.knobs.counting,
+                    eviction: setup.knobs.eviction,
                     seed: setup.seed.wrapping_add(index as u64),
                 };
                 let mut uuid = *b"tidegate-vgpu-00";
@@ -260,6 +261,7 @@ impl World {
             config.switch_ns = self.knobs.switch_ns;
             config.disable = self.knobs.disable;
             config.counting = self.knobs.counting;
+            config.eviction = self.knobs.eviction;
         }
     }
 
@@ -354,7 +356,7 @@ impl World {
             return;
         }
         let model = &mut self.gpus[channel.gpu].model;
-        let gated = model.is_disabled(channel.id) && !channel.entries.is_empty();
+        let gated = model.is_off(channel.id) && !channel.entries.is_empty();
         if gated && self.knobs.stop_wait_ns > 0 {
             let needs = tidegate_device::Needs::stop_channel();
             self.locks.reserve(now, needs, self.knobs.stop_wait_ns);
