@@ -8,6 +8,7 @@
 //! * [`landing`]: what an offline process does when its agent is gone.
 //! * [`stripes`], [`joblog`], [`elastic`]: KV memory: what goes together, how an engine learns of it,
 //!   and what an online one may use.
+//! * [`arena`]: a trainer's memory: which blocks a tensor lies over, and at which addresses each is seen.
 //! * [`suspect`]: why a device counts as busy although nothing is launched.
 //!
 //! The same code runs in the library, under loom, in the exhaustive store-buffer explorer of this
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod activity;
+pub mod arena;
 pub mod capture;
 pub mod elastic;
 pub mod gate;

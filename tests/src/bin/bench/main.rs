@@ -23,6 +23,8 @@
 //! * `reclaim`: what choosing stripes takes, what the library takes to take and give back a handle (and
 //!   with the costs of an A100's driver), a reclaim in the middle of a prefill against waiting for the
 //!   end of a layer or an iteration, and a reservation inside the headroom.
+//! * `arena`: what the books of a trainer's memory take for a small tensor and for a layer's weights, and
+//!   the driver calls and bytes that small ones cost.
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //! * `replay-demo`: the demo, `--runs` times, against replay of the same requests: preemptions and
@@ -32,6 +34,7 @@
 //! `--json FILE`, written under the keys named there.
 
 mod agent;
+mod arena;
 mod attach;
 mod demo;
 mod edge;
@@ -96,6 +99,7 @@ enum What {
     Headroom,
     Selection,
     Reclaim,
+    Arena,
     Replay,
     ReplayDemo,
 }
@@ -217,6 +221,9 @@ fn main() -> ExitCode {
     if args.what.contains(&What::Reclaim) {
         rows.extend(reclaim::measure());
         rows.extend(mapping::measure());
+    }
+    if args.what.contains(&What::Arena) {
+        rows.extend(arena::measure());
     }
     for (what, measure) in OVER_TRACES {
         if args.what.contains(&what) {

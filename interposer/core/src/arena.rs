@@ -1,0 +1,611 @@
+//! A trainer's memory: physical blocks, who holds each, and at which addresses it is seen.
+//!
+//! A *block* is 2 MiB of memory, the least that is taken and given back. A *chunk* is `2 x layers` of
+//! them. A chunk is held in one of two ways:
+//!
+//! * as *rows*, by saved keys and values: block `(layer, K or V)` of a chunk lies at the chunk's place in
+//!   that layer's own range of addresses, so that taking a chunk is arithmetic and no driver call;
+//! * by *tensors*, each over any free blocks wherever they lie: where a tensor needs several, they are
+//!   mapped a *second* time, side by side. Tensors of half a block and less share blocks
+//!   ([`small`]); those, and tensors of one block, are used at the first address and cost no call.
+//!
+//! ```text
+//!   addresses   [ K of layer 0 | V of layer 0 | K of layer 1 | ...  ][ second mappings ............ ]
+//!                 chunk 0 1 2 ...                                       tensor a | tensor b |  ...
+//!   blocks          |     |                                             |  |
+//!                   +-----|-------- held by rows                        |  |
+//!                         +-------- held by tensor a -------------------+  +--- of any chunk
+//! ```
+//!
+//! The first mapping of a block is never undone; who owns it is bookkeeping. So a block that is *lost*
+//! (the memory under it was taken) is lost at up to two addresses, [`Arena::addresses`], and all of them
+//! have to be quarantined. Its holder keeps it, and nobody is given it, until it is *back*.
+//!
+//! Invariants: a block has one holder; a chunk whose blocks nobody holds is free as a whole; nothing new
+//! is put into a lost block. What the driver has to do comes out as [`Call`]s, in order.
+
+mod small;
+#[cfg(test)]
+mod tests;
+
+use small::Small;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Bytes of a block: what the driver maps at least (`CU_MEM_ALLOC_GRANULARITY_MINIMUM` of device memory).
+pub const BLOCK_BYTES: u64 = 2 << 20;
+
+/// Bytes of the least piece of a block: HARLI section 4.2's.
+pub const PIECE_BYTES: u64 = 2 << 10;
+
+/// A physical block: `chunk * 2 * layers + slot`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Block(pub u32);
+
+/// A chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Chunk(pub u32);
+
+/// Bytes from the arena's first address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub u64);
+
+/// Which of a layer's two rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Row {
+    /// Keys.
+    Key,
+    /// Values.
+    Value,
+}
+
+/// What an arena is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Layers of the model.
+    pub layers: u32,
+    /// Chunks of `2 x layers` blocks.
+    pub chunks: u32,
+    /// Blocks of addresses for second mappings. Addresses are cheap: twice the blocks there are leaves
+    /// room between tensors that come and go.
+    pub second_blocks: u32,
+}
+
+/// What the driver has to do, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Map a block a second time.
+    Map {
+        /// The block.
+        block: Block,
+        /// Where.
+        at: Address,
+    },
+    /// Undo that.
+    Unmap {
+        /// Where: what stands there is the block, or the quarantine page while the block is lost.
+        at: Address,
+    },
+}
+
+/// Who holds a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody.
+    Free,
+    /// A chunk's rows.
+    Rows(Chunk),
+    /// The tensor at this address.
+    Tensor(Address),
+    /// Tensors of less than half a block.
+    Small,
+}
+
+/// Where bytes went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Books {
+    /// Blocks nobody holds.
+    pub free_blocks: u32,
+    /// Blocks of rows.
+    pub row_blocks: u32,
+    /// Blocks of tensors.
+    pub tensor_blocks: u32,
+    /// Blocks split among small tensors.
+    pub small_blocks: u32,
+    /// Blocks whose memory was taken, whoever holds them.
+    pub lost_blocks: u32,
+    /// Bytes that living tensors asked for.
+    pub asked_bytes: u64,
+    /// Free blocks in chunks that tensors hold a part of: for tensors, but not for rows.
+    pub broken_blocks: u32,
+}
+
+impl Books {
+    /// Bytes that tensors hold beyond what they asked for.
+    #[must_use]
+    pub fn waste_bytes(&self) -> u64 {
+        u64::from(self.tensor_blocks + self.small_blocks) * BLOCK_BYTES - self.asked_bytes
+    }
+}
+
+/// Why an arena cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadShape {
+    /// It would hold nothing.
+    #[error("an arena needs a layer and a chunk")]
+    Empty,
+    /// Its numbers do not fit.
+    #[error("an arena has fewer than 2^31 blocks, and as many for second mappings")]
+    TooLarge,
+}
+
+/// Why a tensor gets no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoom {
+    /// Zero bytes were asked for.
+    #[error("a tensor has at least one byte")]
+    Empty,
+    /// Too few blocks.
+    #[error("{needed} blocks are needed and {free} are free")]
+    Blocks {
+        /// Blocks it needs.
+        needed: u64,
+        /// Blocks that are free and not lost.
+        free: u32,
+    },
+    /// No run of addresses is long enough.
+    #[error("{needed} blocks of addresses are needed in a row and {longest} are there")]
+    Addresses {
+        /// Blocks it needs in a row.
+        needed: u32,
+        /// The longest run.
+        longest: u32,
+    },
+}
+
+/// Nothing is held there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nothing that was taken begins there")]
+pub struct NotTaken;
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    holder: Holder,
+    /// Place of its second mapping, in blocks from the first of them.
+    second: Option<u32>,
+    lost: bool,
+}
+
+/// What is known of a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parts {
+    rows: bool,
+    /// Blocks that tensors hold.
+    held: u32,
+    lost: u32,
+    /// Blocks that nobody holds and that are not lost.
+    usable: u32,
+}
+
+/// A tensor of at least half a block.
+#[derive(Clone, Debug)]
+struct Tensor {
+    bytes: u64,
+    blocks: Vec<Block>,
+}
+
+/// The books of one arena.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    shape: Shape,
+    blocks: Vec<Held>,
+    chunks: Vec<Parts>,
+    /// Chunks that rows can be had of: nobody's, nothing lost.
+    whole: BTreeSet<Chunk>,
+    /// Other chunks with usable blocks, the fullest first.
+    broken: BTreeSet<(u32, Chunk)>,
+    tensors: BTreeMap<Address, Tensor>,
+    small: Small,
+    /// Free runs of second mappings: first block of addresses, length.
+    runs: BTreeMap<u32, u32>,
+    books: Books,
+    usable: u32,
+}
+
+impl Arena {
+    /// An arena with all of its memory there and nobody in it.
+    ///
+    /// # Errors
+    /// When it would hold nothing, or more than its numbers can say.
+    pub fn new(shape: Shape) -> Result<Self, BadShape> {
+        if shape.layers == 0 || shape.chunks == 0 {
+            return Err(BadShape::Empty);
+        }
+        let per_chunk = shape.layers.checked_mul(2).ok_or(BadShape::TooLarge)?;
+        let blocks = per_chunk
+            .checked_mul(shape.chunks)
+            .ok_or(BadShape::TooLarge)?;
+        if blocks.max(shape.second_blocks) >= 1 << 31 {
+            return Err(BadShape::TooLarge);
+        }
+        let free = Held {
+            holder: Holder::Free,
+            second: None,
+            lost: false,
+        };
+        let parts = Parts {
+            usable: per_chunk,
+            ..Parts::default()
+        };
+        Ok(Self {
+            shape,
+            blocks: vec![free; blocks as usize],
+            chunks: vec![parts; shape.chunks as usize],
+            whole: (0..shape.chunks).map(Chunk).collect(),
+            broken: BTreeSet::new(),
+            tensors: BTreeMap::new(),
+            small: Small::default(),
+            runs: (shape.second_blocks > 0)
+                .then_some((0, shape.second_blocks))
+                .into_iter()
+                .collect(),
+            books: Books {
+                free_blocks: blocks,
+                ..Books::default()
+            },
+            usable: blocks,
+        })
+    }
+
+    /// Bytes of addresses: the first mappings, then the second.
+    #[must_use]
+    pub const fn address_bytes(&self) -> u64 {
+        (self.blocks.len() as u64 + self.shape.second_blocks as u64) * BLOCK_BYTES
+    }
+
+    /// Where a block is mapped from the beginning.
+    #[must_use]
+    pub const fn first_address(&self, block: Block) -> Address {
+        let per_chunk = 2 * self.shape.layers;
+        let place = (block.0 % per_chunk) as u64 * self.shape.chunks as u64;
+        Address((place + (block.0 / per_chunk) as u64) * BLOCK_BYTES)
+    }
+
+    fn block_at(&self, at: Address) -> Option<Block> {
+        let place = u32::try_from(at.0 / BLOCK_BYTES).ok()?;
+        let per_chunk = 2 * self.shape.layers;
+        let block = place % self.shape.chunks * per_chunk + place / self.shape.chunks;
+        (u64::from(place) < self.blocks.len() as u64).then_some(Block(block))
+    }
+
+    const fn second_address(&self, place: u32) -> Address {
+        Address((self.blocks.len() as u64 + place as u64) * BLOCK_BYTES)
+    }
+
+    /// Every address that a block is mapped at: all of them are quarantined when its memory is taken.
+    pub fn addresses(&self, block: Block) -> impl Iterator<Item = Address> {
+        let held = self.blocks.get(block.0 as usize);
+        let second = held.and_then(|held| held.second);
+        let first = held.map(|_| self.first_address(block));
+        first
+            .into_iter()
+            .chain(second.map(|place| self.second_address(place)))
+    }
+
+    /// Who holds a block; None beyond the last.
+    #[must_use]
+    pub fn holder(&self, block: Block) -> Option<Holder> {
+        Some(self.blocks.get(block.0 as usize)?.holder)
+    }
+
+    /// The blocks of the tensor that begins at an address, in its order. One in a shared block has none
+    /// of its own.
+    #[must_use]
+    pub fn blocks_of(&self, at: Address) -> &[Block] {
+        self.tensors
+            .get(&at)
+            .map_or(&[], |tensor| tensor.blocks.as_slice())
+    }
+
+    /// Where bytes went.
+    #[must_use]
+    pub const fn books(&self) -> Books {
+        self.books
+    }
+
+    fn chunk_of(&self, block: Block) -> Chunk {
+        Chunk(block.0 / (2 * self.shape.layers))
+    }
+
+    fn blocks_in(&self, chunk: Chunk) -> impl Iterator<Item = Block> + use<> {
+        let per_chunk = 2 * self.shape.layers;
+        (chunk.0 * per_chunk..(chunk.0 + 1) * per_chunk).map(Block)
+    }
+
+    /// Changes a chunk and puts it where it can be found.
+    fn change(&mut self, chunk: Chunk, with: impl FnOnce(&mut Parts)) {
+        let parts = &mut self.chunks[chunk.0 as usize];
+        let before = *parts;
+        with(parts);
+        let after = *parts;
+        let broken = |parts: &Parts| !parts.rows && (parts.held > 0 || parts.lost > 0);
+        let whole = |parts: &Parts| !parts.rows && parts.held == 0 && parts.lost == 0;
+        if broken(&before) {
+            self.broken.remove(&(before.usable, chunk));
+        }
+        if broken(&after) && after.usable > 0 {
+            self.broken.insert((after.usable, chunk));
+        }
+        match (whole(&before), whole(&after)) {
+            (false, true) => drop(self.whole.insert(chunk)),
+            (true, false) => drop(self.whole.remove(&chunk)),
+            _ => {}
+        }
+        let pinned = |parts: &Parts| {
+            if !parts.rows && parts.held > 0 {
+                parts.usable
+            } else {
+                0
+            }
+        };
+        self.books.broken_blocks += pinned(&after);
+        self.books.broken_blocks -= pinned(&before);
+        self.usable = self.usable + after.usable - before.usable;
+    }
+
+    /// Takes a free chunk for rows: no driver call.
+    pub fn take_rows(&mut self) -> Option<Chunk> {
+        let chunk = *self.whole.first()?;
+        self.change(chunk, |parts| {
+            parts.rows = true;
+            parts.usable = 0;
+        });
+        for block in self.blocks_in(chunk) {
+            self.blocks[block.0 as usize].holder = Holder::Rows(chunk);
+            self.books.free_blocks -= 1;
+            self.books.row_blocks += 1;
+        }
+        Some(chunk)
+    }
+
+    /// Gives the rows of a chunk back.
+    ///
+    /// # Errors
+    /// When the chunk holds none.
+    pub fn give_rows(&mut self, chunk: Chunk) -> Result<(), NotTaken> {
+        if !self
+            .chunks
+            .get(chunk.0 as usize)
+            .is_some_and(|parts| parts.rows)
+        {
+            return Err(NotTaken);
+        }
+        for block in self.blocks_in(chunk) {
+            self.blocks[block.0 as usize].holder = Holder::Free;
+            self.books.free_blocks += 1;
+            self.books.row_blocks -= 1;
+        }
+        let per_chunk = 2 * self.shape.layers;
+        self.change(chunk, |parts| {
+            parts.rows = false;
+            parts.usable = per_chunk - parts.lost;
+        });
+        Ok(())
+    }
+
+    /// The block of a chunk that holds a layer's keys or values; None beyond the last layer.
+    #[must_use]
+    pub const fn row(&self, chunk: Chunk, layer: u32, row: Row) -> Option<Block> {
+        if layer >= self.shape.layers || chunk.0 >= self.shape.chunks {
+            return None;
+        }
+        Some(Block(
+            chunk.0 * 2 * self.shape.layers + 2 * layer + row as u32,
+        ))
+    }
+
+    /// Takes memory for a tensor of `bytes`; what the driver has to do is added to `calls`. A caller whose
+    /// call fails undoes those before it and gives the tensor back, without the calls of that.
+    ///
+    /// # Errors
+    /// When there is not enough; nothing is taken then.
+    pub fn take(&mut self, bytes: u64, calls: &mut Vec<Call>) -> Result<Address, NoRoom> {
+        if bytes == 0 {
+            return Err(NoRoom::Empty);
+        }
+        if let Some(bytes) = u32::try_from(bytes)
+            .ok()
+            .filter(|_| bytes <= BLOCK_BYTES / 2)
+        {
+            return self.take_small(bytes);
+        }
+        let needed = bytes.div_ceil(BLOCK_BYTES);
+        let count = u32::try_from(needed)
+            .ok()
+            .filter(|count| *count <= self.usable);
+        let count = count.ok_or(NoRoom::Blocks {
+            needed,
+            free: self.usable,
+        })?;
+        let place = if count > 1 {
+            Some(self.take_run(count)?)
+        } else {
+            None
+        };
+        let blocks = self.choose(count);
+        let at = match (place, blocks.first()) {
+            (Some(place), _) => self.second_address(place),
+            (None, Some(block)) => self.first_address(*block),
+            (None, None) => return Err(NoRoom::Empty),
+        };
+        for (index, block) in (0..).zip(&blocks) {
+            self.hold(*block, Holder::Tensor(at));
+            if let Some(place) = place {
+                self.blocks[block.0 as usize].second = Some(place + index);
+                calls.push(Call::Map {
+                    block: *block,
+                    at: self.second_address(place + index),
+                });
+            }
+        }
+        self.books.tensor_blocks += count;
+        self.books.asked_bytes += bytes;
+        self.tensors.insert(at, Tensor { bytes, blocks });
+        Ok(at)
+    }
+
+    fn take_small(&mut self, bytes: u32) -> Result<Address, NoRoom> {
+        let taken = self.small.take(bytes).or_else(|| {
+            let block = *self.choose(1).first()?;
+            self.hold(block, Holder::Small);
+            self.books.small_blocks += 1;
+            self.small.add(block);
+            self.small.take(bytes)
+        });
+        let (block, offset) = taken.ok_or(NoRoom::Blocks { needed: 1, free: 0 })?;
+        self.books.asked_bytes += u64::from(bytes);
+        Ok(Address(self.first_address(block).0 + offset))
+    }
+
+    /// Gives a tensor back.
+    ///
+    /// # Errors
+    /// When none begins there.
+    pub fn give(&mut self, at: Address, calls: &mut Vec<Call>) -> Result<(), NotTaken> {
+        if let Some(tensor) = self.tensors.remove(&at) {
+            self.books.asked_bytes -= tensor.bytes;
+            self.books.tensor_blocks -= u32::try_from(tensor.blocks.len()).unwrap_or(0);
+            let first = self.blocks[tensor.blocks[0].0 as usize].second;
+            for block in &tensor.blocks {
+                if let Some(place) = self.blocks[block.0 as usize].second.take() {
+                    calls.push(Call::Unmap {
+                        at: self.second_address(place),
+                    });
+                }
+                self.let_go(*block);
+            }
+            if let Some(place) = first {
+                self.give_run(place, u32::try_from(tensor.blocks.len()).unwrap_or(0));
+            }
+            return Ok(());
+        }
+        let block = self.block_at(at).ok_or(NotTaken)?;
+        let offset = at.0 % BLOCK_BYTES;
+        let (asked, empty) = self.small.give(block, offset).ok_or(NotTaken)?;
+        self.books.asked_bytes -= u64::from(asked);
+        if empty {
+            self.books.small_blocks -= 1;
+            self.let_go(block);
+        }
+        Ok(())
+    }
+
+    /// Free blocks for one tensor, `count` of which there are: from the fullest chunk that has room for
+    /// all, else from the fullest there are, and from whole chunks last.
+    fn choose(&self, count: u32) -> Vec<Block> {
+        let fits = self.broken.range((count, Chunk(0))..).next();
+        let chunks = fits
+            .into_iter()
+            .chain(&self.broken)
+            .map(|(_, chunk)| chunk)
+            .chain(&self.whole);
+        let mut chosen = Vec::with_capacity(count as usize);
+        let usable = |block: &Block| {
+            let held = &self.blocks[block.0 as usize];
+            held.holder == Holder::Free && !held.lost
+        };
+        for chunk in chunks {
+            let left = count as usize - chosen.len();
+            if left == 0 {
+                break;
+            }
+            chosen.extend(self.blocks_in(*chunk).filter(usable).take(left));
+        }
+        chosen
+    }
+
+    fn hold(&mut self, block: Block, holder: Holder) {
+        self.blocks[block.0 as usize].holder = holder;
+        self.books.free_blocks -= 1;
+        self.change(self.chunk_of(block), |parts| {
+            parts.held += 1;
+            parts.usable -= 1;
+        });
+    }
+
+    fn let_go(&mut self, block: Block) {
+        let held = &mut self.blocks[block.0 as usize];
+        held.holder = Holder::Free;
+        let usable = u32::from(!held.lost);
+        self.books.free_blocks += 1;
+        self.change(self.chunk_of(block), |parts| {
+            parts.held -= 1;
+            parts.usable += usable;
+        });
+    }
+
+    /// The first run of addresses that is long enough.
+    fn take_run(&mut self, needed: u32) -> Result<u32, NoRoom> {
+        let found = self.runs.iter().find(|(_, length)| **length >= needed);
+        let Some((&place, &length)) = found else {
+            let longest = self.runs.values().copied().max().unwrap_or(0);
+            return Err(NoRoom::Addresses { needed, longest });
+        };
+        self.runs.remove(&place);
+        if length > needed {
+            self.runs.insert(place + needed, length - needed);
+        }
+        Ok(place)
+    }
+
+    fn give_run(&mut self, place: u32, length: u32) {
+        let (mut place, mut length) = (place, length);
+        if let Some(next) = self.runs.remove(&(place + length)) {
+            length += next;
+        }
+        if let Some((&before, &run)) = self.runs.range(..place).next_back()
+            && before + run == place
+        {
+            self.runs.remove(&before);
+            (place, length) = (before, run + length);
+        }
+        self.runs.insert(place, length);
+    }
+
+    /// The memory under a block was taken: who holds it, and has to make it again. None if it was lost
+    /// before, or there is no such block.
+    pub fn lose(&mut self, block: Block) -> Option<Holder> {
+        let held = self.blocks.get_mut(block.0 as usize)?;
+        if std::mem::replace(&mut held.lost, true) {
+            return None;
+        }
+        let holder = held.holder;
+        self.small.withhold(block, true);
+        self.books.lost_blocks += 1;
+        let free = u32::from(holder == Holder::Free);
+        self.change(self.chunk_of(block), |parts| {
+            parts.lost += 1;
+            parts.usable -= free;
+        });
+        Some(holder)
+    }
+
+    /// There is memory under a block again, at all its addresses, with any content; false if it was not
+    /// lost.
+    pub fn back(&mut self, block: Block) -> bool {
+        let Some(held) = self.blocks.get_mut(block.0 as usize) else {
+            return false;
+        };
+        if !std::mem::replace(&mut held.lost, false) {
+            return false;
+        }
+        let free = u32::from(held.holder == Holder::Free);
+        self.small.withhold(block, false);
+        self.books.lost_blocks -= 1;
+        self.change(self.chunk_of(block), |parts| {
+            parts.lost -= 1;
+            parts.usable += free;
+        });
+        true
+    }
+}
