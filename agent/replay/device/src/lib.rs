@@ -8,6 +8,7 @@
 //! * [`Gpu`]: the engines of one GPU, the TSGs that take turns on them, the channels inside.
 //! * [`Eviction`]: what it takes for a disable to stop what runs.
 //! * [`Latency`]: how long a disable takes to get a channel off the hardware.
+//! * [`sharing`]: how fast two kinds of work go beside each other, on shares of the multiprocessors.
 //! * [`Locks`]: when an RM call holds the locks it needs, so when it starts and ends.
 //!
 //! ```
@@ -36,6 +37,7 @@ mod eviction;
 mod gpu;
 mod latency;
 mod locks;
+pub mod sharing;
 mod slots;
 
 pub use eviction::Eviction;
