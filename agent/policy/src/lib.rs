@@ -14,6 +14,8 @@
 //!   issue threads, gate words, timer, log                    node    all of it, one step
 //! ```
 //!
+//! [`lease`] decides how much of a trainer runs beside online; replay asks it, the node does not yet.
+//!
 //! Words: an *edge* is online going idle -> busy (busy edge) or back. A *decode gap* is the idle
 //! time between two iterations of the same request; the *cooldown* is twice the longest one. A
 //! *job* is a gang: all its processes on all their GPUs are disabled and enabled together. A
@@ -30,6 +32,7 @@ pub mod holders;
 pub mod ids;
 mod job;
 pub mod layout;
+pub mod lease;
 pub mod ledger;
 pub mod memory;
 pub mod node;

@@ -2,8 +2,11 @@
 
 mod bench;
 mod learning;
+mod lease;
 mod ledger;
 mod memory;
 mod orders;
+mod plan;
+mod predict;
 mod reserve;
 mod select;

@@ -1,0 +1,141 @@
+//! When will online be back? Learnt from how long it stayed away.
+//!
+//! A trainer that stops at the end of its unit, or is stopped by the gate in the middle of one,
+//! costs online at most `delay` at its return. It is let in at the first idle age at which that
+//! cost, times the chance that online stays away for so long, is within the budget: then the mean
+//! delay over all returns is. Most idle times of an engine under load are decode gaps, which are
+//! short; those that outlast them are worth their price.
+//!
+//! The idle times are kept as counts in eighths of octaves. A place's count stands for its whole
+//! width, so that every answer errs to online's side, by at most 9 %. Once [`KEPT`] are counted all
+//! are halved: what was learnt fades.
+
+/// Idle times counted before anything is said.
+pub const LEAST: u64 = 32;
+/// Idle times counted before all are halved.
+pub const KEPT: u64 = 8_192;
+
+/// Places in an octave.
+const FINE: u64 = 8;
+/// The first place ends here, ns: shorter idle times are all the same.
+const FIRST: u64 = 1 << 14;
+/// The last begins here, ns: 137 s.
+const PLACES: usize = 8 * (37 - 14) + 1;
+
+fn place(ns: u64) -> usize {
+    if ns < FIRST {
+        return 0;
+    }
+    let octave = u64::from(ns.ilog2()) - 14;
+    let part = ((ns >> (octave + 11)) & (FINE - 1)) + FINE * octave + 1;
+    (part as usize).min(PLACES - 1)
+}
+
+/// The least idle time of a place, ns.
+fn begin(place: usize) -> u64 {
+    match place.checked_sub(1) {
+        None => 0,
+        Some(above) => {
+            let (octave, part) = (above as u64 / FINE, above as u64 % FINE);
+            (FINE + part) << (octave + 11)
+        }
+    }
+}
+
+/// How long online stays away.
+#[derive(Clone, Debug)]
+pub struct Forecast {
+    counts: [u32; PLACES],
+    total: u64,
+}
+
+impl Default for Forecast {
+    fn default() -> Self {
+        Self {
+            counts: [0; PLACES],
+            total: 0,
+        }
+    }
+}
+
+impl Forecast {
+    /// Online was away for `ns`.
+    pub fn ended(&mut self, ns: u64) {
+        self.counts[place(ns)] += 1;
+        self.total += 1;
+        if self.total >= KEPT {
+            self.total = 0;
+            for count in &mut self.counts {
+                *count /= 2;
+                self.total += u64::from(*count);
+            }
+        }
+    }
+
+    /// Idle times that count.
+    #[must_use]
+    pub const fn seen(&self) -> u64 {
+        self.total
+    }
+
+    /// How many last beyond `age`, and perhaps a little less.
+    fn beyond(&self, age: u64) -> u64 {
+        let counts = self.counts[place(age)..].iter();
+        counts.map(|count| u64::from(*count)).sum()
+    }
+
+    /// The first idle age, ns, from which on a trainer may run that costs a return `delay_ns`, so that
+    /// the mean return is delayed by no more than `budget_ns`. Nothing before [`LEAST`] returns
+    /// were seen, unless it is within the budget at every return.
+    #[must_use]
+    pub fn from(&self, delay_ns: u64, budget_ns: u64) -> Option<u64> {
+        if delay_ns <= budget_ns {
+            return Some(0);
+        }
+        if self.total < LEAST {
+            return None;
+        }
+        let allowed = u128::from(budget_ns) * u128::from(self.total) / u128::from(delay_ns.max(1));
+        let mut left = 0;
+        for at in (0..PLACES).rev() {
+            left += u128::from(self.counts[at]);
+            if left > allowed {
+                return (at + 1 < PLACES).then(|| begin(at + 1));
+            }
+        }
+        Some(0)
+    }
+
+    /// The chance that online is back within `span_ns`, having been away for `age_ns`; one where
+    /// nothing is known.
+    #[must_use]
+    pub fn returns(&self, age_ns: u64, span_ns: u64) -> f64 {
+        let away = self.beyond(age_ns);
+        if away == 0 {
+            return 1.0;
+        }
+        let end = place(age_ns.saturating_add(span_ns)) + 1;
+        let later: u64 = self.counts.iter().skip(end).map(|c| u64::from(*c)).sum();
+        1.0 - later as f64 / away as f64
+    }
+
+    /// The longest run, ns, from an idle age of `age_ns` on, in which a return that costs `delay_ns`
+    /// costs no more than `budget_ns` on average.
+    #[must_use]
+    pub fn longest(&self, age_ns: u64, delay_ns: u64, budget_ns: u64) -> u64 {
+        if delay_ns <= budget_ns {
+            return u64::MAX;
+        }
+        let away = self.beyond(age_ns);
+        let allowed = u128::from(budget_ns) * u128::from(away) / u128::from(delay_ns.max(1));
+        let mut back = 0;
+        for (at, count) in self.counts.iter().enumerate().skip(place(age_ns)) {
+            back += u128::from(*count);
+            if back > allowed {
+                return begin(at).saturating_sub(age_ns);
+            }
+        }
+        // Online was never away for longer.
+        if away == 0 { 0 } else { u64::MAX }
+    }
+}

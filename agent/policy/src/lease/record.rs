@@ -1,0 +1,166 @@
+//! What units and iterations took, by what they were.
+//!
+//! LLMStation's record cache (section 4): a prediction serves what was never seen, a record
+//! what was. Here a record is a moving mean and a moving 95th percentile, since a promise is about
+//! the tail; and the cache is bounded: of the few records that share a place the one unused for
+//! longest goes.
+//!
+//! Invariants: never more than [`RECORDS`]; nothing is allocated after the start; a hit reads one
+//! set of [`WAYS`].
+
+/// Records in all.
+pub const RECORDS: usize = SETS * WAYS;
+const SETS: usize = 64;
+/// Records that share a place.
+pub const WAYS: usize = 8;
+
+/// Weight of a new value in the moving mean: half of it is from the last 14 values.
+const WEIGHT: f64 = 0.05;
+/// The quantile kept beside the mean.
+const QUANTILE: f64 = 0.95;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// An iteration of online.
+    #[default]
+    Iteration,
+    /// A forward unit.
+    Forward,
+    /// A backward unit.
+    Backward,
+    /// A step of the optimizer.
+    Optimizer,
+}
+
+/// What was done, exactly enough that it takes about the same time again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Of its graph, its launches or its shape.
+    pub fingerprint: u64,
+    /// What it was.
+    pub kind: Kind,
+}
+
+/// What it took, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Took {
+    /// Moving mean.
+    pub mean: f64,
+    /// Moving 95th percentile, never below the mean.
+    pub p95: f64,
+    /// Times it was seen.
+    pub seen: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    key: Key,
+    mean: f64,
+    /// Mean distance from the mean: the quantile moves in parts of it.
+    spread: f64,
+    p95: f64,
+    seen: u64,
+    used: u64,
+}
+
+impl Entry {
+    fn add(&mut self, ns: f64) {
+        self.seen += 1;
+        if self.seen == 1 {
+            (self.mean, self.p95) = (ns, ns);
+            return;
+        }
+        // A plain mean until the moving one would be as slow.
+        let weight = WEIGHT.max(1.0 / self.seen as f64);
+        self.spread += weight * ((ns - self.mean).abs() - self.spread);
+        self.mean += weight * (ns - self.mean);
+        let step = self.spread.max(self.mean * 1e-3) * weight.max(2.0 * WEIGHT);
+        if ns > self.p95 {
+            self.p95 += step * QUANTILE;
+        } else {
+            self.p95 -= step * (1.0 - QUANTILE);
+        }
+    }
+
+    fn took(&self) -> Took {
+        Took {
+            mean: self.mean,
+            p95: self.p95.max(self.mean),
+            seen: self.seen,
+        }
+    }
+}
+
+/// The cache.
+#[derive(Clone, Debug)]
+pub struct Records {
+    entries: Box<[[Entry; WAYS]; SETS]>,
+    clock: u64,
+}
+
+impl Default for Records {
+    fn default() -> Self {
+        Self {
+            entries: Box::new([[Entry::default(); WAYS]; SETS]),
+            clock: 0,
+        }
+    }
+}
+
+fn place(key: Key) -> usize {
+    // The finaliser of splitmix64: neighbours in the key are strangers in the cache.
+    let mut z = key.fingerprint ^ ((key.kind as u64) << 61);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) % SETS as u64) as usize
+}
+
+impl Records {
+    /// It took `ns`; ignored unless that is above zero and finite.
+    pub fn add(&mut self, key: Key, ns: f64) {
+        if !(ns > 0.0 && ns.is_finite()) {
+            return;
+        }
+        self.clock += 1;
+        let set = &mut self.entries[place(key)];
+        let known = set
+            .iter()
+            .position(|entry| entry.seen > 0 && entry.key == key);
+        let at = known.unwrap_or_else(|| {
+            let oldest = (0..WAYS).min_by_key(|at| set[*at].used).unwrap_or(0);
+            set[oldest] = Entry {
+                key,
+                ..Entry::default()
+            };
+            oldest
+        });
+        set[at].used = self.clock;
+        set[at].add(ns);
+    }
+
+    /// What it took before; nothing if it was never seen, or not for long.
+    pub fn get(&mut self, key: Key) -> Option<Took> {
+        self.clock += 1;
+        let clock = self.clock;
+        let set = &mut self.entries[place(key)];
+        let entry = set
+            .iter_mut()
+            .find(|entry| entry.seen > 0 && entry.key == key)?;
+        entry.used = clock;
+        Some(entry.took())
+    }
+
+    /// Records held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let all = self.entries.iter().flatten();
+        all.filter(|entry| entry.seen > 0).count()
+    }
+
+    /// Whether none is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,177 @@
+//! What online promised its users, and what of it is left.
+//!
+//! Time per further token is a mean over a request's tokens, so what counts is not one iteration
+//! but how far each request that runs is ahead of its promise: with its first token at `f` and `k`
+//! further ones out, the next may come as late as `f + (k + 1) x tpot`. Every iteration gives each of
+//! them one token, so that `f - (steps when it joined) x tpot` never changes, and the request whose
+//! number is least is the one nearest to being late.
+//!
+//! What a model of times gets wrong, and what nobody models, is caught by the [`Guard`]: it follows
+//! the share of requests that were late and gives the trainer less where that nears what is allowed.
+
+/// What was promised. Times are those that users see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// All but a share of the requests are within both.
+    Tail {
+        /// Arrival to first token, ns.
+        ttft_ns: u64,
+        /// Mean time per further token of one request, ns.
+        tpot_ns: u64,
+        /// Of a thousand requests so many may be late.
+        late_permille: u32,
+    },
+    /// Every token of a request that decodes comes this soon after the one before, unless prompts
+    /// were read between them.
+    Each {
+        /// ns.
+        decode_ns: u64,
+    },
+    /// The means rise by no more than this against online alone.
+    Mean {
+        /// Of the time to first token, in ten-thousandths.
+        ttft: u32,
+        /// Of the time per further token, in ten-thousandths.
+        tpot: u32,
+    },
+}
+
+impl Promise {
+    /// Time per token that one iteration may take, ns; nothing where only means are promised.
+    #[must_use]
+    pub const fn tpot_ns(&self) -> Option<u64> {
+        match *self {
+            Self::Tail { tpot_ns, .. } => Some(tpot_ns),
+            Self::Each { decode_ns } => Some(decode_ns),
+            Self::Mean { .. } => None,
+        }
+    }
+
+    /// Of a thousand so many may be late.
+    #[must_use]
+    pub const fn late_permille(&self) -> u32 {
+        match *self {
+            Self::Tail { late_permille, .. } => late_permille,
+            // HARLI, figure 14: all; the table asks for 99.9 %.
+            Self::Each { .. } => 1,
+            Self::Mean { .. } => 0,
+        }
+    }
+}
+
+/// Requests followed at most; those beyond are not, which errs to the trainer's side only above
+/// what an engine runs at once (vLLM: 256, or 1,024 where told).
+pub const RUNNING: usize = 1_024;
+
+/// Every request that decodes, by how far it is ahead.
+#[derive(Clone, Debug)]
+pub struct Running {
+    tpot: i64,
+    steps: i64,
+    /// Request, and its first token less its steps at the promised pace, ns.
+    requests: Vec<(u64, i64)>,
+    least: i64,
+}
+
+impl Running {
+    /// None, at this pace.
+    #[must_use]
+    pub fn new(tpot_ns: u64) -> Self {
+        Self {
+            tpot: i64::try_from(tpot_ns).unwrap_or(i64::MAX / 1_000_000_000),
+            steps: 0,
+            requests: Vec::with_capacity(RUNNING),
+            least: i64::MAX,
+        }
+    }
+
+    /// A request has its first token.
+    pub fn joined(&mut self, request: u64, now_ns: u64) {
+        if self.requests.len() < RUNNING {
+            let now = i64::try_from(now_ns).unwrap_or(i64::MAX);
+            let key = now.saturating_sub(self.steps.saturating_mul(self.tpot));
+            self.requests.push((request, key));
+            self.least = self.least.min(key);
+        }
+    }
+
+    /// Each has one more token.
+    pub const fn stepped(&mut self) {
+        self.steps += 1;
+    }
+
+    /// A request has its last token, or is gone.
+    pub fn left(&mut self, request: u64) {
+        let Some(place) = self.requests.iter().position(|known| known.0 == request) else {
+            return;
+        };
+        let (_, key) = self.requests.swap_remove(place);
+        if key <= self.least {
+            let keys = self.requests.iter().map(|known| known.1);
+            self.least = keys.min().unwrap_or(i64::MAX);
+        }
+    }
+
+    /// How long, ns, the next token of the request nearest to being late may still take; below zero
+    /// where it is late. Nothing while none decodes.
+    #[must_use]
+    pub fn slack(&self, now_ns: u64) -> Option<i64> {
+        if self.requests.is_empty() {
+            return None;
+        }
+        let now = i64::try_from(now_ns).unwrap_or(i64::MAX);
+        let due = (self.steps + 1).saturating_mul(self.tpot);
+        Some(self.least.saturating_add(due).saturating_sub(now))
+    }
+
+    /// Requests that decode.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether none decodes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+}
+
+/// What of the slack may be used, by how many were late.
+///
+/// It moves up by so little for each in time, and down by so much for each that was late, that it
+/// rests where [`Guard::AIM`] of what is allowed are late.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Guard {
+    scale: f64,
+    up: f64,
+}
+
+impl Guard {
+    /// The part of what is allowed that is aimed at.
+    pub const AIM: f64 = 0.8;
+    /// What one that was late takes: four in a row, and nothing is used.
+    const DOWN: f64 = 0.25;
+
+    /// All of the slack may be used, and of a thousand so many may be late.
+    #[must_use]
+    pub fn new(late_permille: u32) -> Self {
+        let aim = Self::AIM * f64::from(late_permille.min(999)) / 1e3;
+        Self {
+            scale: 1.0,
+            up: Self::DOWN * aim / (1.0 - aim),
+        }
+    }
+
+    /// One more, late or not.
+    pub fn saw(&mut self, late: bool) {
+        let by = if late { -Self::DOWN } else { self.up };
+        self.scale = (self.scale + by).clamp(0.0, 1.0);
+    }
+
+    /// From 0 to 1.
+    #[must_use]
+    pub const fn scale(&self) -> f64 {
+        self.scale
+    }
+}
