@@ -3,7 +3,7 @@
 
 use crate::activation::{ActivationError, Passed};
 use crate::authority::{Authorisation, Denials, Operators, Socket};
-use crate::channel::DriverControl;
+use crate::channel::Restarter;
 use crate::config::{Config, Cooldown, Level, Loaded, LongGate, Sources, Suspects, Unproven};
 use crate::control::{About, Control, Parts};
 use crate::device::{Device, DeviceError};
@@ -11,7 +11,7 @@ use crate::events::EventLog;
 use crate::inbox::{self, Input, Mailbox, Tunables};
 use crate::issue::{self, Issuer};
 use crate::journal::{Journal, Marked};
-use crate::level::{self, Refused};
+use crate::level::{self, Choice, Refused};
 use crate::logs::LogLevel;
 use crate::metrics::serve::{Endpoint, Exporter};
 use crate::notify::Notifier;
@@ -21,7 +21,7 @@ use crate::reaper::Reaper;
 use crate::reconcile::{self, Reconciled};
 use crate::recorder::Recorder;
 use crate::reload::InForce;
-use crate::rm::{self, Driver, Gpu, RmError, Subdevice};
+use crate::rm::{self, Driver, Gpu, RmError};
 use crate::rundir::{self, RunDir, RunDirError};
 use crate::selftest::{self, Outcome, SelfTest};
 use crate::service::Service;
@@ -162,7 +162,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         }
         match self_test.outcome(level) {
             Outcome::Failed(why) => Err(format!("self-test: {why}")),
-            Outcome::Proven | Outcome::CallsOnly => Ok(()),
+            Outcome::Proven | Outcome::CallsOnly => Ok(config.method.first()),
         }
     })?;
     let self_test = self_test.report();
@@ -170,7 +170,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
     let (teller, events) = EventLog::start().map_err(starting("start the event thread"))?;
-    let gpus = issuers(&driver, choice.level, &journal, &mailbox, fifo)?;
+    let gpus = issuers(&driver, &choice, &journal, &mailbox, fifo)?;
     let notifier = Arc::new(Notifier::from_environment());
     let recorder = options.record.as_deref().map(Recorder::start).transpose();
     let recorder = recorder.map_err(starting("begin the recording"))?;
@@ -178,6 +178,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         recorder,
         tunables: tunables(config, choice.level),
         level: choice.level,
+        method: choice.method,
         pool: config.memory.pool,
         believe_unproven: config.unproven == Unproven::FirstClaim,
         gpus,
@@ -314,17 +315,17 @@ fn tries_fifo() -> bool {
 /// The GPUs, each with its issue thread where the level needs one.
 fn issuers(
     driver: &Driver,
-    level: Level,
+    choice: &Choice,
     journal: &Arc<Journal>,
     mailbox: &Mailbox,
     fifo: bool,
 ) -> Result<Vec<(Gpu, Option<Issuer>)>, AppError> {
     let mut gpus = Vec::new();
     for (index, gpu) in driver.gpus.iter().enumerate() {
-        let issuer = if matches!(level, Level::L1 | Level::L2) {
+        let issuer = if matches!(choice.level, Level::L1 | Level::L2) {
             let issuer = issue::start(
                 u32::try_from(index).unwrap_or(u32::MAX),
-                Arc::new(DriverControl(Subdevice::open(gpu)?)),
+                Arc::new(Restarter::open(gpu, driver.branch, choice.method)?),
                 Arc::clone(journal),
                 mailbox.clone(),
                 fifo.then_some(ISSUE_PRIORITY),

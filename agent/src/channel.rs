@@ -7,11 +7,19 @@
 //!
 //! L1 and L2 differ only in whose client and file carry the call, so both are a [`Batch`] with a
 //! [`Via`]. Batches are built when a job's channels change, never on the way of an edge.
+//!
+//! What a disable does to work that runs is the firmware's affair, so beside the level there is a
+//! method ([`crate::config::Method`]), found by the self-test. It too is data: a batch says whether its
+//! call disables scheduling only, and which [`Kick`]s follow it.
 
+mod plan;
+
+use crate::config::Method;
 use crate::journal::Place;
-use crate::rm::{ControlFile, RmError, Subdevice};
+use crate::rm::{ControlFile, Gpu, RmError, Subdevice, ThrowAway};
+pub use plan::{Member, Plan};
 use std::sync::Arc;
-use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
+use tidegate_abi::rm::{Branch, DisableChannels, MAX_PAIRS, Status};
 
 /// Through whom a batch goes to the driver.
 #[derive(Clone, Debug)]
@@ -29,6 +37,43 @@ pub enum Via {
     },
 }
 
+/// A channel or group of a process, and the file on which its client was made.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// The owner's control file.
+    pub file: Arc<ControlFile>,
+    /// The owner's client.
+    pub client: u32,
+    /// The channel or group.
+    pub handle: u32,
+}
+
+/// What makes the firmware carry out what a batch said.
+#[derive(Clone, Debug)]
+pub enum Kick {
+    /// Restart the runlist of graphics and compute, by the agent's own channel on it; where there is
+    /// none, by this one.
+    RestartGraphics {
+        /// A channel of an owner on that runlist.
+        otherwise: Option<Object>,
+    },
+    /// Restart the runlist that this channel is on.
+    Restart(Object),
+    /// Preempt this group, after a disable.
+    Preempt(Object),
+}
+
+impl Kick {
+    /// Whether it also follows an enable.
+    #[must_use]
+    pub const fn follows_enable(&self) -> bool {
+        match self {
+            Self::RestartGraphics { .. } | Self::Restart(_) => true,
+            Self::Preempt(_) => false,
+        }
+    }
+}
+
 /// At most [`MAX_PAIRS`] pairs of one process, ready to go.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -40,6 +85,10 @@ pub struct Batch {
     pub call: DisableChannels,
     /// Where the journal has each pair.
     pub places: Vec<Place>,
+    /// How it stops what runs.
+    pub method: Method,
+    /// What follows the call, in order.
+    pub kicks: Vec<Kick>,
 }
 
 impl Batch {
@@ -51,6 +100,17 @@ impl Batch {
             via,
             call: DisableChannels::default(),
             places: Vec::with_capacity(MAX_PAIRS),
+            method: Method::default(),
+            kicks: Vec::new(),
+        }
+    }
+
+    /// An empty batch that stops what runs by `method`.
+    #[must_use]
+    pub fn by(via: Via, method: Method) -> Self {
+        Self {
+            method,
+            ..Self::new(via)
         }
     }
 
@@ -94,6 +154,24 @@ pub trait ChannelControl: Send + Sync + std::fmt::Debug {
     /// The driver's answer. After a failed disable the state of the batch is unknown.
     fn set(&self, batch: &Batch, disable: bool) -> Result<(), RmError>;
 
+    /// Carries out what follows a batch.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn kick(&self, kick: &Kick) -> Result<(), RmError>;
+
+    /// A batch and all that follows it.
+    ///
+    /// # Errors
+    /// The first answer that is one. After a failed disable the state of the batch is unknown.
+    fn carry_out(&self, batch: &Batch, disable: bool) -> Result<(), RmError> {
+        self.set(batch, disable)?;
+        let kicks = batch.kicks.iter();
+        kicks
+            .filter(|kick| disable || kick.follows_enable())
+            .try_for_each(|kick| self.kick(kick))
+    }
+
     /// Whether there still is an RM client of this number, whoever owns it.
     fn exists(&self, client: u32) -> bool;
 }
@@ -107,6 +185,7 @@ impl ChannelControl for DriverControl {
         // RM writes the struct back, so the prepared one stays as it is.
         let mut call = batch.call;
         call.disable = u8::from(disable);
+        call.only_disable_scheduling = u8::from(disable && batch.method == Method::Preempt);
         match &batch.via {
             Via::Agent => self.0.set_channels(&mut call),
             Via::Owner {
@@ -117,7 +196,68 @@ impl ChannelControl for DriverControl {
         }
     }
 
+    fn kick(&self, kick: &Kick) -> Result<(), RmError> {
+        match kick {
+            Kick::RestartGraphics { otherwise: None } => Err(RmError::Refused {
+                what: "RESTART_RUNLIST without a channel on it",
+                status: Status::INVALID_CHANNEL,
+            }),
+            Kick::RestartGraphics {
+                otherwise: Some(by),
+            }
+            | Kick::Restart(by) => by.file.restart_runlist(by.client, by.handle),
+            Kick::Preempt(group) => group.file.preempt(group.client, group.handle),
+        }
+    }
+
     fn exists(&self, client: u32) -> bool {
         self.0.sees(client)
+    }
+}
+
+/// The driver, with a channel of the agent's own on the graphics runlist.
+#[derive(Debug)]
+pub struct Restarter {
+    control: DriverControl,
+    own: Option<ThrowAway>,
+}
+
+impl Restarter {
+    /// Opens the GPU; `method` says whether a channel is needed. Without one (the driver gives none)
+    /// the owners' channels have to do, and a restart without either is an error of its own.
+    ///
+    /// # Errors
+    /// When the driver gives no subdevice.
+    pub fn open(gpu: &Gpu, branch: Option<Branch>, method: Method) -> Result<Self, RmError> {
+        let own = branch
+            .filter(|_| method == Method::Restart)
+            .and_then(|branch| {
+                let own = ThrowAway::scheduled(gpu, branch);
+                own.inspect_err(|error| {
+                    tracing::warn!(%error, "no channel of the agent's own to restart runlists by");
+                })
+                .ok()
+            });
+        Ok(Self {
+            control: DriverControl(Subdevice::open(gpu)?),
+            own,
+        })
+    }
+}
+
+impl ChannelControl for Restarter {
+    fn set(&self, batch: &Batch, disable: bool) -> Result<(), RmError> {
+        self.control.set(batch, disable)
+    }
+
+    fn kick(&self, kick: &Kick) -> Result<(), RmError> {
+        match (kick, &self.own) {
+            (Kick::RestartGraphics { .. }, Some(own)) => own.restart_runlist(),
+            _ => self.control.kick(kick),
+        }
+    }
+
+    fn exists(&self, client: u32) -> bool {
+        self.control.exists(client)
     }
 }

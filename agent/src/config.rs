@@ -42,6 +42,8 @@ pub struct Config {
     pub gate: Gate,
     /// `channel.level`: one level, or the best that works.
     pub level: LevelChoice,
+    /// `channel.method`: how a level stops what runs, or the first way that is seen to.
+    pub method: MethodChoice,
     /// `channel.unproven`: whose an RM client is when its process shows no control file.
     pub unproven: Unproven,
     /// `channel.prove_every`: how often each RM client is proven again while nothing is disabled; after
@@ -243,6 +245,74 @@ pub enum LevelChoice {
     Forced(Level),
 }
 
+/// How a level stops what runs: firmware differs in what it takes, so the self-test finds out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Method {
+    /// Disable, which the driver documents to take the channels off the hardware.
+    #[default]
+    Disable,
+    /// Disable, then restart the runlists concerned; enable, then restart them.
+    Restart,
+    /// Disable scheduling only, then preempt each group; enable.
+    Preempt,
+}
+
+impl Method {
+    /// In the order in which they are tried.
+    pub const ALL: [Self; 3] = [Self::Disable, Self::Restart, Self::Preempt];
+
+    /// As configuration, status and metrics name it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disable => "disable",
+            Self::Restart => "disable+restart",
+            Self::Preempt => "preempt",
+        }
+    }
+
+    /// The one of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|method| method.name() == name)
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// `channel.method`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MethodChoice {
+    /// "auto": the first of them that stops work three times of three.
+    Auto,
+    /// This one or none.
+    Forced(Method),
+}
+
+impl MethodChoice {
+    /// The first that may be used.
+    #[must_use]
+    pub const fn first(self) -> Method {
+        match self {
+            Self::Auto => Method::Disable,
+            Self::Forced(method) => method,
+        }
+    }
+
+    /// Whether `method` may be used.
+    #[must_use]
+    pub fn allows(self, method: Method) -> bool {
+        match self {
+            Self::Auto => true,
+            Self::Forced(only) => only == method,
+        }
+    }
+}
+
 /// `channel.unproven`. A process in a sandbox that cannot pass files (gVisor) proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unproven {
@@ -323,6 +393,7 @@ impl Default for Config {
                 suspects: Suspects::Busy,
             },
             level: LevelChoice::Auto,
+            method: MethodChoice::Auto,
             unproven: Unproven::Refuse,
             prove_every: Duration::from_secs(1),
             self_test: SelfTestKind::Full,

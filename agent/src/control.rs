@@ -24,7 +24,7 @@ mod telling;
 mod waiting;
 
 use crate::clock::now_ns;
-use crate::config::{Level, Role};
+use crate::config::{Level, Method, Role};
 use crate::events::{Happening, Teller};
 use crate::gate::Gate;
 use crate::inbox::{Inbox, Input, Mailbox, Tunables};
@@ -69,6 +69,8 @@ pub struct Parts {
     pub tunables: Tunables,
     /// How channels are controlled.
     pub level: Level,
+    /// How it stops what runs.
+    pub method: Method,
     /// Bytes of each GPU that are shared out; 0: none.
     pub pool: u64,
     /// Clients of processes without a control file belong to the first that reports them.
@@ -107,6 +109,7 @@ pub struct Control {
     node: Node,
     recorder: Option<Recorder>,
     level: Level,
+    method: Method,
     rings_per_second: u32,
     /// Bytes of each GPU that are shared out; 0: none.
     pool: u64,
@@ -239,6 +242,7 @@ impl Control {
             recorder,
             node: Node::new(policy, count, Instant::from_nanos(now)),
             level: parts.level,
+            method: parts.method,
             rings_per_second,
             pool: parts.pool,
             believe_unproven: parts.believe_unproven,

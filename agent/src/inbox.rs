@@ -4,7 +4,7 @@
 //! none of the others. A message is put into a queue and a word is raised, which the control thread
 //! waits on together with the doorbells of the pages.
 
-use crate::config::Role;
+use crate::config::{Method, Role};
 use crate::identity::Credentials;
 use crate::issue::Issued;
 use crate::journal::Place;
@@ -136,6 +136,8 @@ pub enum Said {
         entered_ns: u64,
         /// When it returned.
         returned_ns: u64,
+        /// The method that was carried out; None: the library is of an age that knows of none.
+        method: Option<Method>,
     },
     /// A device is busy without launches for a reason, or (0) is no longer.
     Suspect {
@@ -238,6 +240,10 @@ pub enum Tell {
         pairs: Vec<(u32, u32)>,
         /// The GPU.
         device_instance: u32,
+        /// How to stop what runs.
+        method: Method,
+        /// Another of the same order follows.
+        more: bool,
     },
     /// An order about memory, word for word.
     Memory(Box<v1::agent_command::Command>),
@@ -252,6 +258,8 @@ pub struct Welcome {
     pub role: Role,
     /// How its channels are controlled.
     pub level: crate::config::Level,
+    /// How that stops what runs.
+    pub method: Method,
     /// Which agent speaks.
     pub agent_generation: u64,
 }

@@ -179,6 +179,10 @@ pub fn start(
                                 throw_away(batch, &*control);
                             }
                             enable_what_is_left(gpu, batch, &*control);
+                            // They are enabled; this is for firmware that has to be told twice.
+                            for kick in &batch.kicks {
+                                let _ = control.kick(kick);
+                            }
                         }
                         drop(release.dead);
                         let places = release.batches.into_iter().flat_map(|batch| batch.places);
@@ -271,11 +275,11 @@ fn carry_out(
         }
         if order.disable {
             for &place in &batch.places {
-                journal.mark(place);
+                journal.mark(place, batch.method);
             }
         }
         issued.entered_ns = now_ns();
-        let answer = control.set(batch, order.disable);
+        let answer = control.carry_out(batch, order.disable);
         issued.returned_ns = now_ns();
         match answer {
             Ok(()) if !order.disable => {

@@ -6,13 +6,14 @@
 //! channel twice is harmless, and a record of a channel that is gone is refused by the driver and
 //! cleared. A record also says that the process is changing its memory's mappings at the agent's word: its
 //! channels are enabled when it has ended that or is gone, since the GPU would fault where nothing is
-//! mapped. Nothing is ever synced: a machine that loses its memory loses its channels too.
+//! mapped. RESTART: who enables it restarts its runlist then. Nothing is ever synced: a machine that loses its memory loses its channels too.
 //!
 //! ```text
 //! word 0 magic+version | 1 agent generation | 2 handing over since | 3 records | 4.. records
-//! record: (client << 32 | channel) , (device instance << 32 | process id << 8 if MOVING | MOVING | DISABLED)
+//! record: (client << 32 | channel) , (device instance << 32 | process id << 8 if MOVING | RESTART | MOVING | DISABLED)
 //! ```
 
+use crate::config::Method;
 use crate::sys::SharedWords;
 use std::fs::File;
 use std::io;
@@ -29,6 +30,7 @@ pub const RECORDS: usize = 16_384;
 const WORDS: usize = HEADER + 2 * RECORDS;
 const DISABLED: u64 = 1;
 const MOVING: u64 = 2;
+const RESTART: u64 = 4;
 /// Where a process id begins; Linux has none above 22 bits.
 const PROCESS: u32 = 8;
 const PROCESS_MASK: u64 = 0xff_ffff << PROCESS;
@@ -46,6 +48,11 @@ pub struct Journal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place(u32);
 
+impl Place {
+    /// Of a pair that no journal knows. It is never marked.
+    pub const NONE: Self = Self(u32::MAX);
+}
+
 /// A channel with a place in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marked {
@@ -59,6 +66,8 @@ pub struct Marked {
     pub device_instance: u32,
     /// The process that was changing its memory's mappings when last heard of.
     pub mover: Option<u32>,
+    /// Whether its runlist is to be restarted when it is enabled.
+    pub restart: bool,
 }
 
 impl Marked {
@@ -144,16 +153,20 @@ impl Journal {
         (low(pair >> 32), low(pair))
     }
 
-    /// The channel is about to be disabled.
-    pub fn mark(&self, place: Place) {
+    /// The channel is about to be disabled, by `method`.
+    pub fn mark(&self, place: Place, method: Method) {
         let [_, state] = self.record(place);
-        state.fetch_or(DISABLED, Ordering::AcqRel);
+        let restart = match method {
+            Method::Restart => RESTART,
+            Method::Disable | Method::Preempt => 0,
+        };
+        state.fetch_or(DISABLED | restart, Ordering::AcqRel);
     }
 
     /// The channel was enabled, or is gone.
     pub fn clear(&self, place: Place) {
         let [_, state] = self.record(place);
-        state.fetch_and(!DISABLED, Ordering::AcqRel);
+        state.fetch_and(!(DISABLED | RESTART), Ordering::AcqRel);
     }
 
     /// Process `pid` is about to be told to change mappings that the channel may use.
@@ -193,6 +206,7 @@ impl Journal {
             client,
             channel,
             device_instance: low(state >> 32),
+            restart: state & RESTART != 0,
             mover: (state & MOVING != 0).then(|| low((state & PROCESS_MASK) >> PROCESS)),
         }
     }
@@ -271,8 +285,8 @@ mod tests {
         let (a, b) = (places.take().expect("room"), places.take().expect("room"));
         journal.describe(a, 0xc1d0_0001, 0x5c00_0010, 3);
         journal.describe(b, 0xc1d0_0001, 0x5c00_0011, 3);
-        journal.mark(a);
-        journal.mark(b);
+        journal.mark(a, Method::Restart);
+        journal.mark(b, Method::Disable);
         journal.begin_move(a, std::process::id());
         journal.begin_move(b, u32::MAX);
         journal.end_move(b);
@@ -290,6 +304,7 @@ mod tests {
             (0xc1d0_0001, 0x5c00_0010, 3)
         );
         assert!(marked[0].is_moving(), "{marked:?}");
+        assert!(marked[0].restart, "{marked:?}");
         journal.end_move(marked[0].place);
         assert!(!journal.described(marked[0].place).is_moving());
         assert_eq!(journal.next_generation(), 2);

@@ -4,7 +4,7 @@
 //! has shown on channels of the agent's own that a disable stops and an enable resumes. A forced level
 //! that cannot be had is an error, not another level: the operator asked for it by name.
 
-use crate::config::{Level, LevelChoice};
+use crate::config::{Level, LevelChoice, Method};
 use crate::rm::Driver;
 use tidegate_abi::rm::Branch;
 
@@ -22,6 +22,8 @@ const TESTED: [&str; 5] = [
 pub struct Choice {
     /// The level.
     pub level: Level,
+    /// How it stops what runs.
+    pub method: Method,
     /// Empty when nothing is to be said.
     pub note: String,
 }
@@ -57,18 +59,18 @@ pub fn version_note(version: &str) -> String {
     }
 }
 
-/// Picks the level. `works` tests one and says what is wrong with it.
+/// Picks the level. `works` tests one and says how it stops what runs, or what is wrong with it.
 ///
 /// # Errors
 /// When a forced level cannot be had.
 pub fn choose(
     choice: LevelChoice,
     driver: &Driver,
-    mut works: impl FnMut(Level) -> Result<(), String>,
+    mut works: impl FnMut(Level) -> Result<Method, String>,
 ) -> Result<Choice, Refused> {
     let mut check = |level: Level| {
         if level == Level::L5 {
-            Ok(())
+            Ok(Method::default())
         } else if driver.branch.is_none() {
             Err(format!("driver {} is of no known branch", driver.version))
         } else {
@@ -77,8 +79,9 @@ pub fn choose(
     };
     match choice {
         LevelChoice::Forced(level) => match check(level) {
-            Ok(()) => Ok(Choice {
+            Ok(method) => Ok(Choice {
                 level,
+                method,
                 note: "forced by configuration".to_owned(),
             }),
             Err(why) => Err(Refused { level, why }),
@@ -87,9 +90,10 @@ pub fn choose(
             let mut failures = Vec::new();
             for level in [Level::L1, Level::L2, Level::L3] {
                 match check(level) {
-                    Ok(()) => {
+                    Ok(method) => {
                         return Ok(Choice {
                             level,
+                            method,
                             note: failures.join("; "),
                         });
                     }
@@ -98,6 +102,7 @@ pub fn choose(
             }
             Ok(Choice {
                 level: Level::L5,
+                method: Method::default(),
                 note: failures.join("; "),
             })
         }
@@ -122,11 +127,11 @@ mod tests {
             if level == Level::L1 {
                 Err("foreign pairs are refused".to_owned())
             } else {
-                Ok(())
+                Ok(Method::Preempt)
             }
         });
         let choice = choice.expect("L2 works");
-        assert_eq!(choice.level, Level::L2);
+        assert_eq!((choice.level, choice.method), (Level::L2, Method::Preempt));
         assert_eq!(choice.note, "L1: foreign pairs are refused");
     }
 
@@ -136,7 +141,7 @@ mod tests {
         let choice = choose(LevelChoice::Auto, &unknown, |_| panic!("nothing is tested"));
         assert_eq!(choice.expect("L5 needs no driver").level, Level::L5);
         let forced = LevelChoice::Forced(Level::L1);
-        assert!(choose(forced, &unknown, |_| Ok(())).is_err());
+        assert!(choose(forced, &unknown, |_| Ok(Method::Disable)).is_err());
         assert!(driver_note(&unknown).contains("no known branch"));
     }
 
@@ -145,7 +150,8 @@ mod tests {
         assert_eq!(driver_note(&driver("580.95.05")), "");
         let other = driver("580.142");
         assert!(driver_note(&other).contains("not a version that was tested"));
-        let choice = choose(LevelChoice::Auto, &other, |_| Ok(())).expect("known branch");
+        let choice =
+            choose(LevelChoice::Auto, &other, |_| Ok(Method::Disable)).expect("known branch");
         assert_eq!(choice.level, Level::L1);
     }
 }

@@ -9,7 +9,7 @@
 use crate::channel::{Batch, ChannelControl, DriverControl, Via};
 use crate::inbox::{Input, Mailbox};
 use crate::journal::{Journal, Marked};
-use crate::rm::{self, Driver, RmError, Subdevice};
+use crate::rm::{self, Driver, Gpu, RmError, Subdevice, ThrowAway};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -94,6 +94,7 @@ pub fn enable(
             continue;
         };
         let control = DriverControl(Subdevice::open(gpu)?);
+        let restart = marked.iter().any(|marked| marked.restart);
         for marked in marked {
             // One call each: a pair that is gone fails its whole batch.
             let mut batch = Batch::new(Via::Agent);
@@ -108,8 +109,21 @@ pub fn enable(
             }
             journal.clear(marked.place);
         }
+        if restart {
+            restart_graphics(gpu, driver);
+        }
     }
     Ok(done)
+}
+
+/// For firmware that looks again at what is enabled only then. Where enabling was enough it changes
+/// nothing, so a refusal is told and no more.
+fn restart_graphics(gpu: &Gpu, driver: &Driver) {
+    let Some(branch) = driver.branch else { return };
+    let restarted = ThrowAway::scheduled(gpu, branch).and_then(|own| own.restart_runlist());
+    if let Err(error) = restarted {
+        tracing::warn!(%error, "a runlist was not restarted after its channels were enabled");
+    }
 }
 
 /// Enables channels that were handed over and that no process claimed, on a thread of its own because

@@ -12,10 +12,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use tidegate_abi::class::{
-    ENGINE_TYPE_GR0, HOPPER_CHANNEL_GPFIFO_A, KEPLER_CHANNEL_GROUP_A, NV_CONFIDENTIAL_COMPUTE,
-    NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
+    NV_CONFIDENTIAL_COMPUTE, NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
 };
 use tidegate_abi::rm::{self, Branch, Status};
+
+mod throw_away;
+pub use throw_away::ThrowAway;
 
 /// What can go wrong between the agent and the driver.
 #[derive(Debug, thiserror::Error)]
@@ -100,10 +102,12 @@ parameters!(
     rm::ChannelGroupAlloc,
     rm::ChannelAlloc,
     rm::Preempt,
+    rm::RestartRunlist,
+    rm::MemoryAlloc,
     rm::Timeslice,
     [u8; 2],
     [u8; 3],
-    LongChannelAlloc,
+    throw_away::LongChannelAlloc,
     rm::GpuInfoV2,
     rm::ConfidentialCapabilities,
     u32,
@@ -365,7 +369,7 @@ fn says_no_such_client(status: Status) -> bool {
     .contains(&status)
 }
 
-/// Controls of one TSG, on its owner's file. The agent uses none of them; the probes find out what they do.
+/// Controls of one TSG or channel, on its owner's file.
 impl ControlFile {
     /// Takes a TSG off its engine once and waits for it (`NVA06C_CTRL_CMD_PREEMPT`). It stays scheduled.
     ///
@@ -379,6 +383,24 @@ impl ControlFile {
         self.control(
             (client, tsg),
             (rm::NVA06C_CTRL_CMD_PREEMPT, "PREEMPT"),
+            &mut parameters,
+        )
+    }
+
+    /// Restarts the runlist that a channel is on (`NVA06F_CTRL_CMD_RESTART_RUNLIST`) and waits for it:
+    /// whoever has the turn yields it, and the firmware reads anew who may have one. Takes
+    /// `CAP_SYS_NICE`.
+    ///
+    /// # Errors
+    /// RM's answer; `INSUFFICIENT_PERMISSIONS` without the capability.
+    pub fn restart_runlist(&self, client: u32, channel: u32) -> Result<()> {
+        let mut parameters = rm::RestartRunlist {
+            force: 1,
+            bypass_wait: 0,
+        };
+        self.control(
+            (client, channel),
+            (rm::NVA06F_CTRL_CMD_RESTART_RUNLIST, "RESTART_RUNLIST"),
             &mut parameters,
         )
     }
@@ -543,8 +565,6 @@ pub struct Subdevice {
 /// The agent's own object handles; they only have to differ within one client.
 const DEVICE_HANDLE: u32 = 0x7d00_0000;
 const SUBDEVICE_HANDLE: u32 = 0x7d10_0000;
-const GROUP_HANDLE: u32 = 0x7d20_0000;
-const CHANNEL_HANDLE: u32 = 0x7d30_0000;
 const CONFIDENTIAL_HANDLE: u32 = 0x7d40_0000;
 
 impl Subdevice {
@@ -562,6 +582,8 @@ impl Subdevice {
     fn on(file: Arc<ControlFile>, client: u32, device: OwnedFd, instance: u32) -> Result<Self> {
         let mut parameters = rm::Nv0080Alloc {
             device_id: instance,
+            // Its VA space is its own client's, as CUDA's is.
+            h_client_share: client,
             ..rm::Nv0080Alloc::default()
         };
         let parent = file.alloc(
@@ -661,65 +683,6 @@ impl Subdevice {
     pub fn sees(&self, client: u32) -> bool {
         self.file.exists(client)
     }
-}
-
-/// A client with one channel and no work, to try channel control on. Gone with this value.
-#[derive(Debug)]
-pub struct ThrowAway {
-    subdevice: Subdevice,
-    /// Its channel.
-    pub channel: u32,
-}
-
-impl ThrowAway {
-    /// Makes a client, a TSG and a channel on a file of their own.
-    ///
-    /// # Errors
-    /// When the driver refuses any step.
-    pub fn new(gpu: &Gpu, branch: Branch) -> Result<Self> {
-        let subdevice = Subdevice::open(gpu)?;
-        let (file, client) = (&subdevice.file, subdevice.client);
-        let mut group = rm::ChannelGroupAlloc {
-            engine_type: ENGINE_TYPE_GR0,
-            ..rm::ChannelGroupAlloc::default()
-        };
-        let device = DEVICE_HANDLE + gpu.device_instance;
-        let group = file.alloc(
-            (client, device, GROUP_HANDLE),
-            (KEPLER_CHANNEL_GROUP_A, "a channel group"),
-            Some(&mut group),
-        )?;
-        let parent = (client, group, CHANNEL_HANDLE);
-        let class = (HOPPER_CHANNEL_GPFIFO_A, "a channel");
-        let channel = if branch.channel_alloc_size() == size_of::<rm::ChannelAlloc>() {
-            file.alloc(parent, class, Some(&mut rm::ChannelAlloc::default()))?
-        } else {
-            file.alloc(parent, class, Some(&mut LongChannelAlloc::default()))?
-        };
-        Ok(Self { subdevice, channel })
-    }
-
-    /// Its RM client.
-    #[must_use]
-    pub const fn client(&self) -> u32 {
-        self.subdevice.client
-    }
-
-    /// Disables or enables its channel through its own client and file.
-    ///
-    /// # Errors
-    /// RM's answer.
-    pub fn set_own(&self, call: &mut rm::DisableChannels) -> Result<()> {
-        self.subdevice.set_channels(call)
-    }
-}
-
-/// A channel's parameters from branch 570 on.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-struct LongChannelAlloc {
-    common: rm::ChannelAlloc,
-    tail: u64,
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! here, so that the control thread's queue is.
 
 use crate::clock::now_ns;
-use crate::config::{AgentLoss, Config, Level, Loaded, OnAgentLoss, Role};
+use crate::config::{AgentLoss, Config, Level, Loaded, Method, OnAgentLoss, Role};
 use crate::identity::Subject;
 use crate::identity::rules::decide;
 use crate::inbox::{Activity, Channel, Input, Mailbox, Newcomer, RmChange, Said, Tell};
@@ -299,6 +299,7 @@ pub fn said(event: Event) -> Option<Said> {
             errno: result.errno,
             entered_ns: result.entered_ns,
             returned_ns: result.returned_ns,
+            method: method_said(result.method()),
         },
         Event::Suspect(suspect) => Said::Suspect {
             slot: suspect.slot,
@@ -350,6 +351,7 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             limits: Some(limits),
             launch_gates: true,
+            method: method(welcome.method).into(),
         }),
         Tell::Gate { slot, closed } => Command::LaunchGate(v1::LaunchGate { slot, closed }),
         Tell::Go { ticket } => Command::ScheduleGo(v1::ScheduleGo { ticket }),
@@ -358,6 +360,8 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
             disable,
             pairs,
             device_instance,
+            method: by,
+            more,
         } => Command::SetChannels(v1::SetChannels {
             seq,
             disable,
@@ -366,6 +370,8 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
                 .map(|(client, channel)| v1::ChannelPair { client, channel })
                 .collect(),
             device_instance: i32::try_from(device_instance).unwrap_or(-1),
+            method: method(by).into(),
+            more,
         }),
         Tell::Memory(command) => *command,
     };
@@ -381,6 +387,27 @@ pub const fn role(role: Role) -> v1::Role {
         Role::Online => v1::Role::Online,
         Role::Offline => v1::Role::Offline,
         Role::Ignore => v1::Role::Ignore,
+    }
+}
+
+/// A method as the protocol says it.
+#[must_use]
+pub const fn method(method: Method) -> v1::StopMethod {
+    match method {
+        Method::Disable => v1::StopMethod::Disable,
+        Method::Restart => v1::StopMethod::Restart,
+        Method::Preempt => v1::StopMethod::Preempt,
+    }
+}
+
+/// A method as the protocol names it, if it does.
+#[must_use]
+pub const fn method_said(method: v1::StopMethod) -> Option<Method> {
+    match method {
+        v1::StopMethod::Disable => Some(Method::Disable),
+        v1::StopMethod::Restart => Some(Method::Restart),
+        v1::StopMethod::Preempt => Some(Method::Preempt),
+        v1::StopMethod::Unspecified => None,
     }
 }
 

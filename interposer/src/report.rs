@@ -29,10 +29,11 @@ use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_abi::cuda::CUuuid;
 use tidegate_abi::page::{ACTIVITY_BUSY, MAJOR, MINOR, Page};
+use tidegate_abi::rm::Status;
 use tidegate_core::gate::Role;
 use tidegate_core::landing::{Effect, Landing, Look, OnLoss};
 use tidegate_core::rm::{Channel, Record};
-use tidegate_proto::v1::{self, agent_command::Command, client_event::Event};
+use tidegate_proto::v1::{self, StopMethod, agent_command::Command, client_event::Event};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -88,6 +89,7 @@ pub fn run(process: &'static Process) {
         on_loss: OnLoss::default(),
         page: None,
         generation: 0,
+        method: StopMethod::default(),
         stream_ns: 0,
         uvm: None,
         hooks_at_ns: 0,
@@ -176,6 +178,8 @@ struct Reporter {
     on_loss: OnLoss,
     page: Option<&'static Page>,
     generation: u64,
+    /// How the agent that spoke last has channels stopped.
+    method: StopMethod,
     /// When the stream last stood.
     stream_ns: u64,
     /// The UVM descriptor the agent was told of.
@@ -287,7 +291,7 @@ impl Reporter {
                 Effect::EnableChannels => {
                     // Nothing may run over a range where nothing is mapped.
                     settle(self.process);
-                    if !channels::enable_all(self.process) {
+                    if !channels::enable_all(self.process, self.method) {
                         log::debug(|| "some channels could not be enabled".to_owned());
                     }
                 }
@@ -476,9 +480,22 @@ impl Reporter {
                     .map(|pair| (pair.client, pair.channel))
                     .collect();
                 let instance = wanted.device_instance.max(0).cast_unsigned();
+                // A method of a later agent is not carried out in part.
+                let method = StopMethod::try_from(wanted.method);
                 let outcome = match control_file(self.process) {
+                    Some(_) if method.is_err() => Outcome {
+                        status: Status::NOT_SUPPORTED.0,
+                        ..Outcome::default()
+                    },
                     Some(file) => {
-                        channels::set(self.process, &file, wanted.disable, &pairs, instance)
+                        let order = channels::Order {
+                            disable: wanted.disable,
+                            pairs: &pairs,
+                            device_instance: instance,
+                            method: method.unwrap_or_default(),
+                            more: wanted.more,
+                        };
+                        channels::carry_out(self.process, &file, &order)
                     }
                     None => Outcome {
                         errno: libc::EBADF,
@@ -493,6 +510,7 @@ impl Reporter {
                         errno: outcome.errno,
                         entered_ns: outcome.entered_ns,
                         returned_ns: outcome.returned_ns,
+                        method: wanted.method,
                     }),
                 );
             }
@@ -540,6 +558,7 @@ impl Reporter {
             };
         }
         self.generation = welcome.agent_generation;
+        self.method = welcome.method();
         process.set_role(role);
         process.ever_attached.store(true, Release);
         self.landing = Landing::Obeying;

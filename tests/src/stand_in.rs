@@ -278,6 +278,7 @@ impl StandIn {
                 disable,
                 pairs: pairs.to_vec(),
                 device_instance: 0,
+                ..v1::SetChannels::default()
             };
             self.say(at, Command::SetChannels(set));
             let result = self.hear(at, "the channels' switch", |event| match event {

@@ -13,6 +13,7 @@ use tidegate_abi::class::Engine;
 use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
 use tidegate_agent::channel::{Batch, ChannelControl, DriverControl, Via};
 use tidegate_agent::clock::now_ns;
+use tidegate_agent::config::Method;
 use tidegate_agent::journal::Place;
 use tidegate_agent::rm::{ControlFile, Driver, Gpu, RmError, Subdevice};
 use tidegate_core::rm::Channel;
@@ -187,7 +188,7 @@ impl<'a> Subject<'a> {
     /// Marks all pairs: somebody else is about to disable them.
     pub fn mark(&mut self) {
         for place in &self.places {
-            self.hold.journal().mark(*place);
+            self.hold.journal().mark(*place, Method::Disable);
         }
         self.disabled = true;
     }

@@ -5,8 +5,8 @@ use super::rules::show_rule;
 use super::tuning::ms;
 use super::value::{Named, Row, quoted, quoted_name, show_bytes, show_duration};
 use super::{
-    Config, ConfigError, Cooldown, Level, LevelChoice, LogFormat, LongGate, OnAgentLoss,
-    SelfTestKind, Suspects, Unproven, watching,
+    Config, ConfigError, Cooldown, Level, LevelChoice, LogFormat, LongGate, Method, MethodChoice,
+    OnAgentLoss, SelfTestKind, Suspects, Unproven, watching,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -130,7 +130,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 44] = [
+pub static SETTINGS: [Setting; 45] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -235,6 +235,7 @@ pub static SETTINGS: [Setting; 44] = [
         time(tuning.probe_interval, Duration::from_micros(200), ms(1))
     ),
     setting!("channel.level", Restart, named(level)),
+    setting!("channel.method", Restart, named(method)),
     setting!("channel.unproven", Restart, named(unproven)),
     setting!(
         "channel.prove_every",
@@ -389,6 +390,15 @@ impl Named for LevelChoice {
         ("L2", Self::Forced(Level::L2)),
         ("L3", Self::Forced(Level::L3)),
         ("L5", Self::Forced(Level::L5)),
+    ];
+}
+
+impl Named for MethodChoice {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        (Method::Disable.name(), Self::Forced(Method::Disable)),
+        (Method::Restart.name(), Self::Forced(Method::Restart)),
+        (Method::Preempt.name(), Self::Forced(Method::Preempt)),
     ];
 }
 

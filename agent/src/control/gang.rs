@@ -2,8 +2,8 @@
 
 use super::proofs::Proven;
 use super::session::{Client, Held, Session};
-use crate::channel::{Batch, Via};
-use crate::config::Level;
+use crate::channel::{Batch, Member, Plan, Via};
+use crate::config::{Level, Method};
 use crate::issue::{Outcome, Wanted};
 use crate::journal::Place;
 use std::collections::HashSet;
@@ -117,8 +117,9 @@ pub fn batches<'a>(
     sessions: impl Iterator<Item = &'a Session>,
     gpu: GpuId,
     level: Level,
+    method: Method,
 ) -> Vec<Batch> {
-    let mut batches = Vec::new();
+    let mut plan = Plan::new(method, level == Level::L3);
     for session in sessions {
         let mut held: Vec<&Held> = session
             .channels
@@ -135,31 +136,33 @@ pub fn batches<'a>(
             let tsg = (held.channel.client, held.channel.tsg);
             (!computing.contains(&tsg), tsg, held.channel.channel)
         });
-        let own = batches.len();
         for held in held {
             let Some(place) = held.place else { continue };
             let channel = held.channel;
-            let via = via(session, level, channel.client, channel.subdevice);
-            let fits = |batch: &Batch| match (&batch.via, &via) {
-                (Via::Agent, Via::Agent) => true,
-                (Via::Owner { client: a, .. }, Via::Owner { client: b, .. }) => a == b,
-                _ => false,
+            let file = match session.clients.get(&channel.client) {
+                Some(Client::Own(file)) => file.clone(),
+                _ => None,
             };
-            let full = batches[own..]
-                .last_mut()
-                .filter(|batch| fits(batch))
-                .is_none_or(|batch: &mut Batch| {
-                    !batch.push(channel.client, channel.channel, place)
-                });
-            if full {
-                let mut batch = Batch::new(via);
-                batch.session = session.id;
-                batch.push(channel.client, channel.channel, place);
-                batches.push(batch);
-            }
+            let via = match &file {
+                Some(file) if level == Level::L2 => Via::Owner {
+                    file: Arc::clone(file),
+                    client: channel.client,
+                    subdevice: channel.subdevice,
+                },
+                _ => Via::Agent,
+            };
+            let member = Member {
+                client: channel.client,
+                channel: channel.channel,
+                group: channel.tsg,
+                computes: computing.contains(&(channel.client, channel.tsg)),
+                file,
+                place,
+            };
+            plan.push(session.id, via, &member);
         }
     }
-    batches
+    plan.finish()
 }
 
 /// The clients of `sessions` that have channels in `batches` and were proven by a file, once each.
@@ -178,16 +181,4 @@ pub fn proven<'a>(sessions: impl Iterator<Item = &'a Session>, batches: &[Batch]
         proven.extend(own.into_iter().map(|client| (session.id, client)));
     }
     proven
-}
-
-/// Through whom a pair is controlled at `level`.
-fn via(session: &Session, level: Level, client: u32, subdevice: u32) -> Via {
-    match session.clients.get(&client) {
-        Some(Client::Own(Some(file))) if level == Level::L2 => Via::Owner {
-            file: Arc::clone(file),
-            client,
-            subdevice,
-        },
-        _ => Via::Agent,
-    }
 }

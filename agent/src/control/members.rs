@@ -12,6 +12,7 @@ use crate::rm::ControlFile;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page;
+use tidegate_abi::rm::Status;
 use tidegate_policy::event::{Event, Standing};
 use tidegate_policy::ids::{Channels, GpuId, GpuSet, SessionId};
 
@@ -39,6 +40,7 @@ impl Control {
             session: id,
             role: session.role,
             level: self.level,
+            method: self.method,
             agent_generation: self.generation,
         };
         session.tell(Tell::Welcome(welcome));
@@ -144,8 +146,16 @@ impl Control {
                 errno,
                 entered_ns,
                 returned_ns,
+                method,
             } => {
-                let status = if errno == 0 { status } else { u32::MAX };
+                let status = if errno != 0 {
+                    u32::MAX
+                } else if method.unwrap_or_default() != self.method {
+                    // A library that does not know the method did what stops nothing here.
+                    Status::NOT_SUPPORTED.0
+                } else {
+                    status
+                };
                 self.remote_answered(id, seq, status, entered_ns, returned_ns);
             }
             Said::Suspect { slot, reason } => {

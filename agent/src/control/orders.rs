@@ -6,8 +6,8 @@
 use super::gang::{self, Applied, Remote};
 use super::session::Session;
 use super::{Control, Gang, Job, gpu_id};
-use crate::channel::{Batch, Via};
-use crate::config::Level;
+use crate::channel::{Batch, Kick, Via};
+use crate::config::{Level, Method};
 use crate::events::Happening;
 use crate::gate::{self, Gate};
 use crate::inbox::Tell;
@@ -52,9 +52,9 @@ impl Control {
 
     /// Prepares the calls for a job's channels on `gpu` anew.
     pub(super) fn prepare(&mut self, job: JobId, gpu: GpuId, grown: bool) {
-        let level = self.level;
+        let (level, method) = (self.level, self.method);
         let sessions = || self.sessions.values().filter(|s| s.job == Some(job));
-        let prepared = gang::batches(sessions(), gpu, level);
+        let prepared = gang::batches(sessions(), gpu, level, method);
         let proven = gang::proven(sessions(), &prepared);
         if let Some(gang) = self.gang(job, gpu) {
             gang.batches = Arc::new(prepared);
@@ -122,6 +122,9 @@ impl Control {
                 batches.push(batch);
             }
         }
+        if let (Method::Restart, Some(last)) = (self.method, batches.last_mut()) {
+            last.kicks.push(Kick::RestartGraphics { otherwise: None });
+        }
         let issuer = self
             .gpus
             .get(gpu.index())
@@ -150,6 +153,7 @@ impl Control {
         let Some(instance) = self.gpus.get(gpu.index()).map(|s| s.gpu.device_instance) else {
             return;
         };
+        let method = self.method;
         for places in places.chunks(tidegate_abi::rm::MAX_PAIRS) {
             let seq = self.next_seq;
             self.next_seq += 1;
@@ -163,6 +167,8 @@ impl Control {
                     disable: false,
                     pairs,
                     device_instance: instance,
+                    method,
+                    more: false,
                 });
             }
         }
@@ -457,10 +463,10 @@ impl Control {
         };
         let mut waiting = Vec::new();
         let mut failed = None;
-        for batch in prepared.iter() {
+        for (at, batch) in prepared.iter().enumerate() {
             if disable {
                 for &place in &batch.places {
-                    self.journal.mark(place);
+                    self.journal.mark(place, batch.method);
                 }
             }
             let seq = self.next_seq;
@@ -472,6 +478,10 @@ impl Control {
                     .map(|at| (batch.call.h_client_list[at], batch.call.h_channel_list[at]))
                     .collect(),
                 device_instance: instance,
+                method: batch.method,
+                more: prepared
+                    .get(at + 1)
+                    .is_some_and(|next| next.session == batch.session),
             };
             let told = self
                 .sessions

@@ -446,6 +446,7 @@ fn self_test(report: &selftest::Report) -> v1::SelfTest {
             level: level(*tested).into(),
             outcome: outcome.to_owned(),
             text,
+            ..v1::LevelTest::default()
         }
     };
     v1::SelfTest {

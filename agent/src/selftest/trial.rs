@@ -9,7 +9,7 @@
 
 use super::Outcome;
 use crate::clock::now_ns;
-use crate::config::{Config, Level, Role};
+use crate::config::{Config, Level, Method, Role};
 use crate::gate;
 use crate::inbox::{self, Channel, Inbox, Input, Outbox, RmChange, Said, Tell, Welcome};
 use crate::peers::{self, Crowd, Pages};
@@ -307,6 +307,7 @@ impl Trial {
                         session: newcomer.session,
                         role: Role::Offline,
                         level: Level::L1,
+                        method: Method::default(),
                         agent_generation: 1,
                     }));
                     for words in newcomer.page.iter().flat_map(|page| &page.gates) {
@@ -571,6 +572,8 @@ impl Trial {
             disable,
             pairs: group.iter().map(|own| (own.client, own.channel)).collect(),
             device_instance,
+            method: Method::default(),
+            more: false,
         };
         let told = self
             .attached

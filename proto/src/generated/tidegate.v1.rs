@@ -259,6 +259,9 @@ pub struct ChannelResult {
     pub entered_ns: u64,
     #[prost(uint64, tag = "5")]
     pub returned_ns: u64,
+    /// The method that was carried out.
+    #[prost(enumeration = "StopMethod", tag = "6")]
+    pub method: i32,
 }
 /// A device has been busy for `busy_suspect` without a launch, or is no longer so (UNSPECIFIED).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -349,6 +352,9 @@ pub struct Welcome {
     /// launches wait.
     #[prost(bool, tag = "7")]
     pub launch_gates: bool,
+    /// How channels are stopped at that level, for the soft landing to undo it.
+    #[prost(enumeration = "StopMethod", tag = "8")]
+    pub method: i32,
 }
 /// What the agent wants of the library; 0 or absent means the library's default.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -386,6 +392,12 @@ pub struct SetChannels {
     /// Device instance whose subdevice the call goes to.
     #[prost(int32, tag = "4")]
     pub device_instance: i32,
+    /// How to stop what runs; a library that does not know it disables, and does not name it in its answer.
+    #[prost(enumeration = "StopMethod", tag = "5")]
+    pub method: i32,
+    /// Another message of the same order follows: runlists are restarted after the last.
+    #[prost(bool, tag = "6")]
+    pub more: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChannelPair {
@@ -727,14 +739,31 @@ pub struct SelfTest {
     #[prost(message, repeated, tag = "2")]
     pub levels: ::prost::alloc::vec::Vec<LevelTest>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LevelTest {
     #[prost(enumeration = "ChannelLevel", tag = "1")]
     pub level: i32,
-    /// "proven", "calls only" or "failed".
+    /// "proven", "calls only", "not tried" or "failed".
     #[prost(string, tag = "2")]
     pub outcome: ::prost::alloc::string::String,
     /// Why it failed.
+    #[prost(string, tag = "3")]
+    pub text: ::prost::alloc::string::String,
+    /// The method kept, if one was.
+    #[prost(enumeration = "StopMethod", tag = "4")]
+    pub method: i32,
+    /// The methods that were tried, in order.
+    #[prost(message, repeated, tag = "5")]
+    pub methods: ::prost::alloc::vec::Vec<MethodTest>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MethodTest {
+    #[prost(enumeration = "StopMethod", tag = "1")]
+    pub method: i32,
+    /// "stops", "stops at kernel end", "not tried" or "failed".
+    #[prost(string, tag = "2")]
+    pub outcome: ::prost::alloc::string::String,
+    /// Why it failed or was not tried.
     #[prost(string, tag = "3")]
     pub text: ::prost::alloc::string::String,
 }
@@ -1473,6 +1502,42 @@ impl OnAgentLoss {
             "ON_AGENT_LOSS_UNSPECIFIED" => Some(Self::Unspecified),
             "ON_AGENT_LOSS_HOLD" => Some(Self::Hold),
             "ON_AGENT_LOSS_RUN" => Some(Self::Run),
+            _ => None,
+        }
+    }
+}
+/// How a level stops what runs. Firmware differs in what it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum StopMethod {
+    Unspecified = 0,
+    /// FIFO_DISABLE_CHANNELS, which is documented to take channels off the hardware.
+    Disable = 1,
+    /// The same, then RESTART_RUNLIST; also after an enable.
+    Restart = 2,
+    /// Disable scheduling only, then PREEMPT each group.
+    Preempt = 3,
+}
+impl StopMethod {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "STOP_METHOD_UNSPECIFIED",
+            Self::Disable => "STOP_METHOD_DISABLE",
+            Self::Restart => "STOP_METHOD_RESTART",
+            Self::Preempt => "STOP_METHOD_PREEMPT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "STOP_METHOD_UNSPECIFIED" => Some(Self::Unspecified),
+            "STOP_METHOD_DISABLE" => Some(Self::Disable),
+            "STOP_METHOD_RESTART" => Some(Self::Restart),
+            "STOP_METHOD_PREEMPT" => Some(Self::Preempt),
             _ => None,
         }
     }

@@ -27,7 +27,7 @@ use tidegate_abi::page::{
 use tidegate_agent::app::tunables;
 use tidegate_agent::channel::Batch;
 use tidegate_agent::clock::now_ns;
-use tidegate_agent::config::{Config, Level, Role};
+use tidegate_agent::config::{Config, Level, Method, Role};
 use tidegate_agent::control::{About, Control, Parts};
 use tidegate_agent::events::EventLog;
 use tidegate_agent::identity::Credentials;
@@ -106,6 +106,7 @@ impl Node {
         };
         let control = Control::new(Parts {
             tunables: tunables(&Config::default(), Level::L1),
+            method: Method::default(),
             level: Level::L1,
             pool: 8 << 30,
             believe_unproven: false,

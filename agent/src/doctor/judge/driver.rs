@@ -282,7 +282,7 @@ fn reached(level: v1::ChannelLevel, text: &str, note: &str) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Level;
+    use crate::config::{Level, Method};
     use crate::doctor::Outcome::{Fail, Pass, Skip, Warn};
     use crate::doctor::facts::Node;
     use crate::doctor::judge::healthy::{self, outcome, outcome_virtual};
@@ -473,6 +473,7 @@ mod tests {
         };
         let choice = |level| Choice {
             level,
+            method: Method::Disable,
             note: "foreign pairs are refused".to_owned(),
         };
         let (result, text) = tried(Ok(choice(Level::L2)));

@@ -329,6 +329,7 @@ impl Peer {
                             errno: 0,
                             entered_ns,
                             returned_ns: monotonic_ns(),
+                            ..v1::ChannelResult::default()
                         };
                         let event = v1::client_event::Event::ChannelResult(result);
                         if let Some(event_tx) = &event_tx {
