@@ -3,6 +3,7 @@
 ``job``   what a plugin may ask of Tidegate, and the words it uses
 ``abi``   the same over the preloaded library, by ctypes
 ``vllm``  the plugin for vLLM
+``finetune``  training in units that can be stopped and done again
 
 A plugin never imports its engine before the engine itself runs it, and does nothing in a process
 that the library was not preloaded into.

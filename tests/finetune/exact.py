@@ -1,0 +1,144 @@
+"""Token windows against ``loss.backward()`` of the unmodified model, on random cases.
+
+    scripts/finetune exact [--cases N] [--robbed N] [--seed S] [--json FILE]
+
+For each family, so many cases in f64 and in f32. The gradient of every trained parameter has to differ by
+at most 1e-10 of the largest in f64, by 1e-6 absolutely in f32; so has the loss. Then the same with memory taken in between (``robbed``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "interposer/engines")]
+
+import cases
+import robbed
+from cases import Case
+from tidegate_engines.finetune.machine import Machine
+from tidegate_engines.finetune.windows import Model
+
+#: By dtype: the bound, and whether it is relative to the largest gradient.
+BOUNDS = {"float64": (1e-10, True), "float32": (1e-6, False)}
+
+
+@dataclass
+class Found:
+    """How far the two are apart."""
+
+    gradient: float
+    loss: float
+    parameters: int
+
+    def fails(self, dtype: str) -> bool:
+        # A gradient that is not a number is not within any bound.
+        return not (self.gradient <= BOUNDS[dtype][0] and self.loss <= BOUNDS[dtype][0])
+
+
+def reference(model: torch.nn.Module, inputs: dict, case: Case) -> tuple[torch.Tensor, dict]:
+    """Loss and gradients by autograd through the whole model."""
+    model.zero_grad(set_to_none=True)
+    items = {} if case.items is None else {"num_items_in_batch": torch.tensor(case.items)}
+    loss = model(**inputs, **items).loss
+    loss.backward()
+    grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return loss.detach(), grads
+
+
+def machine(model: torch.nn.Module, case: Case, **words: object) -> Machine:
+    """The machine with a case's windows."""
+    cuts = {
+        "forward": lambda _: list(case.forward),
+        "backward": lambda _: list(case.backward),
+    }
+    return Machine(Model(model), **cuts, **words)
+
+
+def compare(case: Case) -> Found:
+    """Runs one case both ways."""
+    model, inputs = cases.model(case), cases.batch(case)
+    loss, grads = reference(model, inputs, case)
+    items = None if case.items is None else torch.tensor(case.items)
+    found = machine(model, case).run(inputs, items)
+    ours = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    if ours.keys() != grads.keys():
+        raise AssertionError(f"gradients of other parameters: {ours.keys() ^ grads.keys()}")
+    # Where every label is -100 the loss is 0/0 in both.
+    if torch.isnan(loss) and torch.isnan(found):
+        return Found(0.0, 0.0, len(grads))
+    apart = max((ours[n] - grads[n]).abs().max().item() for n in grads)
+    apart_loss = (found - loss).abs().item()
+    if BOUNDS[case.dtype][1]:
+        apart /= max(max(g.abs().max().item() for g in grads.values()), 1e-300)
+        apart_loss /= max(loss.abs().item(), 1e-300)
+    else:
+        # A loss is of the size of log(vocabulary); f32 has 7 digits of it.
+        apart_loss /= max(1.0, loss.abs().item())
+    return Found(apart, apart_loss, len(grads))
+
+
+@dataclass
+class Row:
+    """One family in one dtype."""
+
+    cases: int = 0
+    worst_gradient: float = 0.0
+    worst_loss: float = 0.0
+    failed: list = field(default_factory=list)
+
+
+def run(count: int, seed: int) -> dict[str, Row]:
+    """All families and dtypes."""
+    rows: dict[str, Row] = {}
+    for family in cases.FAMILIES:
+        for dtype in BOUNDS:
+            row = rows[f"{family} {dtype}"] = Row()
+            for index in range(count):
+                case = cases.draw(family, seed * 1_000_000 + index, dtype)
+                found = compare(case)
+                row.cases += 1
+                row.worst_gradient = max(row.worst_gradient, found.gradient)
+                row.worst_loss = max(row.worst_loss, found.loss)
+                if found.fails(dtype):
+                    row.failed.append({**asdict(case), **asdict(found)})
+            print(
+                f"{family:<8} {dtype}  {row.cases:>4} cases  gradient {row.worst_gradient:.1e}"
+                f"  loss {row.worst_loss:.1e}  {len(row.failed)} failed",
+                flush=True,
+            )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cases", type=int, default=200, help="of each family and dtype")
+    parser.add_argument("--robbed", type=int, default=40, help="cases whose memory is taken")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = run(args.cases, args.seed)
+    taken = robbed.measure(args.robbed, args.seed, robbed.ABLATIONS if args.robbed else ())
+    robbed.tell(taken)
+    if args.json:
+        text = {
+            "seed": args.seed,
+            "exact": {name: asdict(row) for name, row in rows.items()},
+            "robbed": asdict(taken),
+        }
+        Path(args.json).write_text(json.dumps(text, indent=1) + "\n")
+    failed = [case for row in rows.values() for case in row.failed]
+    for case in failed[:5]:
+        print(f"FAILED: {case}")
+    return 1 if failed or not taken.good() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
