@@ -9,6 +9,7 @@
 
 use crate::ids::{BlockId, RequestId, StripeId, Tokens};
 use crate::layout::Layout;
+use std::collections::BTreeMap;
 
 /// Whether a stripe can be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ struct Held {
     since: u64,
 }
 
-/// One request.
+/// One request that holds blocks.
 #[derive(Clone, Debug)]
 pub struct Holder {
     request: RequestId,
@@ -75,14 +76,28 @@ impl Holder {
 }
 
 /// The requests of one job over its stripes.
+///
+/// A process publishes what it likes, in any order: [`Self::publish`] and [`Self::forget`] take O(log n)
+/// for n requests and O(b log b) for the b blocks that are named.
 #[derive(Clone, Debug, Default)]
 pub struct Holders {
     layout: Layout,
     backing: Vec<Backing>,
-    /// By request.
+    /// In no order: the last one takes the place of one that ends.
     holders: Vec<Holder>,
+    /// Where in `holders` a request is.
+    places: BTreeMap<RequestId, usize>,
+    /// Stripes in all lists together.
+    entries: usize,
     publications: u64,
 }
+
+/// Stripes that all lists together may name, for each stripe there is and beside that: every block
+/// shared by sixteen requests on average, and what a small cache under a long common prefix needs.
+/// A list that does not fit is not kept, so its request counts as one that loses nothing: who claims
+/// more than an engine has is the first to lose blocks.
+const ENTRIES_PER_STRIPE: usize = 16;
+const ENTRIES_BESIDE: usize = 1 << 16;
 
 impl Holders {
     /// No request; every stripe backed.
@@ -101,75 +116,111 @@ impl Holders {
         &self.layout
     }
 
-    /// Each request, by id.
+    /// Each request that holds blocks, in no order.
     #[must_use]
     pub fn holders(&self) -> &[Holder] {
         &self.holders
     }
 
     /// A request holds `blocks` and would compute `tokens` again from here on. Replaces what it
-    /// published before.
+    /// published before. One that holds nothing loses nothing, and is not kept.
     pub fn publish(&mut self, request: RequestId, tokens: Tokens, blocks: &[BlockId]) {
-        self.publications += 1;
-        let since = self.publications;
-        let place = self.place(request);
-        let Self {
-            layout, holders, ..
-        } = self;
-        let holder = &mut holders[place];
-        (holder.tokens, holder.hit) = (tokens, false);
-        let before = core::mem::take(&mut holder.held);
-        let stripes = blocks.iter().flat_map(|block| layout.stripes_of(*block));
-        let stripes = stripes.map(|stripe| Held {
-            stripe: stripe.0,
-            since,
-        });
-        // Of two entries for a stripe the older one stays, since it sorts first.
-        let kept = before.len();
-        holder.held = before;
-        holder.held.extend(stripes);
-        let (old, new) = holder.held.split_at_mut(kept);
-        new.sort_unstable_by_key(|held| held.stripe);
-        for held in new {
+        let mut held = self.held(blocks);
+        let room = self.room() + self.find(request).map_or(0, |holder| holder.held.len());
+        if held.is_empty() || held.len() > room {
+            return self.forget(request);
+        }
+        let Some(holder) = self.find(request) else {
+            return self.add(request, tokens, held);
+        };
+        let (before, now) = (holder.held.len(), held.len());
+        let old = &holder.held;
+        for held in &mut held {
             if let Ok(known) = old.binary_search_by_key(&held.stripe, |old| old.stripe) {
                 held.since = old[known].since;
             }
         }
-        holder.held.drain(..kept);
-        holder.held.dedup_by_key(|held| held.stripe);
+        (holder.tokens, holder.hit, holder.held) = (tokens, false, held);
+        self.entries = self.entries - before + now;
+    }
+
+    /// Stripes that lists may still name.
+    fn room(&self) -> usize {
+        let most = ENTRIES_PER_STRIPE * self.layout.len() + ENTRIES_BESIDE;
+        most.saturating_sub(self.entries)
     }
 
     /// A request grew by `blocks` and would compute `tokens` again from here on.
     pub fn extend(&mut self, request: RequestId, tokens: Tokens, blocks: &[BlockId]) {
-        self.publications += 1;
-        let since = self.publications;
-        let place = self.place(request);
-        let Self {
-            layout, holders, ..
-        } = self;
-        let holder = &mut holders[place];
+        let (room, held) = (self.room(), self.held(blocks));
+        if held.len() > room {
+            return;
+        }
+        let Some(holder) = self.find(request) else {
+            if !held.is_empty() {
+                self.add(request, tokens, held);
+            }
+            return;
+        };
         holder.tokens = tokens;
-        for stripe in blocks.iter().flat_map(|block| layout.stripes_of(*block)) {
-            let stripe = stripe.0;
-            if let Err(at) = holder
+        let before = holder.held.len();
+        for new in held {
+            let known = holder
                 .held
-                .binary_search_by_key(&stripe, |held| held.stripe)
-            {
-                holder.held.insert(at, Held { stripe, since });
+                .binary_search_by_key(&new.stripe, |held| held.stripe);
+            if let Err(at) = known {
+                holder.held.insert(at, new);
             }
         }
+        let added = holder.held.len() - before;
+        self.entries += added;
+    }
+
+    /// The stripes of `blocks`, ascending, each once, as of a new publication.
+    fn held(&mut self, blocks: &[BlockId]) -> Vec<Held> {
+        self.publications += 1;
+        let since = self.publications;
+        let stripes = blocks
+            .iter()
+            .flat_map(|block| self.layout.stripes_of(*block));
+        let mut held: Vec<Held> = stripes
+            .map(|stripe| Held {
+                stripe: stripe.0,
+                since,
+            })
+            .collect();
+        held.sort_unstable_by_key(|held| held.stripe);
+        held.dedup_by_key(|held| held.stripe);
+        held
+    }
+
+    fn add(&mut self, request: RequestId, tokens: Tokens, held: Vec<Held>) {
+        self.places.insert(request, self.holders.len());
+        self.entries += held.len();
+        self.holders.push(Holder {
+            request,
+            tokens,
+            hit: false,
+            held,
+        });
     }
 
     /// A request ended, or gave up its blocks.
     pub fn forget(&mut self, request: RequestId) {
-        if let Ok(place) = self.find(request) {
-            self.holders.remove(place);
+        let Some(place) = self.places.remove(&request) else {
+            return;
+        };
+        self.entries -= self.holders.swap_remove(place).held.len();
+        if let Some(moved) = self.holders.get(place) {
+            self.places.insert(moved.request, place);
         }
     }
 
     /// Every request of the job ended.
     pub fn forget_all(&mut self) {
         self.holders.clear();
+        self.places.clear();
+        self.entries = 0;
     }
 
     /// A stripe was taken or given back, or must stay.
@@ -201,24 +252,81 @@ impl Holders {
         }
     }
 
-    fn find(&self, request: RequestId) -> Result<usize, usize> {
-        self.holders
-            .binary_search_by_key(&request, |known| known.request)
+    fn find(&mut self, request: RequestId) -> Option<&mut Holder> {
+        let place = self.places.get(&request)?;
+        self.holders.get_mut(*place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Bytes;
+    use proptest::prelude::*;
+
+    fn holders(stripes: u32, blocks: u32) -> Holders {
+        let one = |stripe| (1, BlockId(stripe * blocks), blocks);
+        Holders::new(Layout::of_runs((0..stripes).map(one), Bytes::mib(2)))
     }
 
-    fn place(&mut self, request: RequestId) -> usize {
-        match self.find(request) {
-            Ok(place) => place,
-            Err(place) => {
-                let holder = Holder {
-                    request,
-                    tokens: Tokens(0),
-                    hit: false,
-                    held: Vec::new(),
-                };
-                self.holders.insert(place, holder);
-                place
+    #[test]
+    fn lists_are_kept_as_far_as_a_cache_of_this_size_can_have_them() {
+        let mut holders = holders(64, 1);
+        let all: Vec<BlockId> = (0..64).map(BlockId).collect();
+        let most = (ENTRIES_PER_STRIPE * 64 + ENTRIES_BESIDE) / 64;
+        for request in (0..2 * most as u64).rev() {
+            holders.publish(RequestId(request), Tokens(1), &all);
+        }
+        assert_eq!(holders.holders().len(), most);
+        holders.forget(RequestId(2 * most as u64 - 1));
+        holders.publish(RequestId(0), Tokens(1), &all);
+        assert_eq!(
+            holders.holders().len(),
+            most,
+            "what one gives up another may have"
+        );
+        holders.forget_all();
+        assert_eq!(holders.room(), most * 64);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_kept_is_the_last_word_of_each_request(
+            words in prop::collection::vec((0u64..6, 0u8..4, prop::collection::vec(0u32..12, 0..5)), 0..40),
+        ) {
+            let (mut holders, mut model) = (holders(4, 3), BTreeMap::<u64, Vec<u32>>::new());
+            for (request, word, blocks) in words {
+                let said: Vec<BlockId> = blocks.iter().copied().map(BlockId).collect();
+                let stripes = blocks.iter().map(|block| block / 3);
+                match word {
+                    0 => {
+                        holders.forget(RequestId(request));
+                        model.remove(&request);
+                    }
+                    1 => {
+                        holders.extend(RequestId(request), Tokens(1), &said);
+                        model.entry(request).or_default().extend(stripes);
+                    }
+                    _ => {
+                        holders.publish(RequestId(request), Tokens(1), &said);
+                        model.insert(request, stripes.collect());
+                    }
+                }
+                for held in model.values_mut() {
+                    held.sort_unstable();
+                    held.dedup();
+                }
+                model.retain(|_, held| !held.is_empty());
             }
+            let mut kept: Vec<_> = holders.holders().iter().collect();
+            kept.sort_by_key(|holder| holder.request());
+            let kept: Vec<(u64, Vec<u32>)> = kept
+                .iter()
+                .map(|holder| (holder.request().0, holder.stripes().map(|held| held.0.0).collect()))
+                .collect();
+            prop_assert_eq!(kept, model.into_iter().collect::<Vec<_>>());
+            let entries: usize = holders.holders().iter().map(|holder| holder.stripes().count()).sum();
+            prop_assert_eq!(holders.entries, entries);
         }
     }
 }

@@ -17,6 +17,8 @@
 //! in every stripe that holds any byte of it.
 
 use crate::ids::{BlockId, Bytes, StripeId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Consecutive blocks of one layer, placed evenly. Its first byte begins a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +76,7 @@ impl Region {
     }
 }
 
-/// One stripe.
+/// One stripe, number by number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stripe {
     /// Its handles, by number.
@@ -83,13 +85,52 @@ pub struct Stripe {
     pub blocks: Vec<BlockId>,
 }
 
-/// Every stripe of a job.
+/// Consecutive numbers: the first, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    first: u32,
+    count: u32,
+}
+
+impl Run {
+    const fn end(self) -> u32 {
+        self.first.saturating_add(self.count)
+    }
+
+    fn numbers(self) -> core::ops::Range<u32> {
+        self.first..self.end()
+    }
+}
+
+/// A stripe: where its runs end in [`Inner::runs`] (those of its handles, then those of its blocks),
+/// and how many handles it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    handle_runs: u32,
+    block_runs: u32,
+    handles: u32,
+}
+
+/// Consecutive blocks that lie in the same stripes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Segment {
+    blocks: Run,
+    first: u32,
+    last: u32,
+}
+
+/// Every stripe of a job. Kept as runs of consecutive numbers, as a process says them: a cache of a
+/// million blocks in one stripe takes no more room than one of a single block. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct Layout(Arc<Inner>);
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Inner {
     handle: Bytes,
-    stripes: Vec<Stripe>,
-    /// By block number: its first and last stripe; `None` where no region has the block.
-    of_block: Vec<Option<(u32, u32)>>,
+    cuts: Vec<Cut>,
+    runs: Vec<Run>,
+    /// Ascending, disjoint.
+    segments: Vec<Segment>,
 }
 
 /// Blocks a job may have; a job that claims more is read as having this many.
@@ -134,76 +175,220 @@ impl Layout {
     /// Stripes as they are given; `blocks` ascending in each.
     #[must_use]
     pub fn of_stripes(stripes: Vec<Stripe>, handle: Bytes) -> Self {
-        let mut of_block: Vec<Option<(u32, u32)>> = Vec::new();
-        for (id, stripe) in (0u32..).zip(&stripes) {
-            for block in &stripe.blocks {
-                let at = block.0.min(MAX_BLOCKS) as usize;
-                if of_block.len() <= at {
-                    of_block.resize(at + 1, None);
-                }
-                let known = of_block[at].get_or_insert((id, id));
-                *known = (known.0.min(id), known.1.max(id));
-            }
-        }
-        Self {
+        let mut inner = Inner {
             handle,
-            stripes,
-            of_block,
+            ..Inner::default()
+        };
+        for stripe in stripes {
+            let handles = stripe.handles.len() as u64;
+            inner.add_runs(stripe.handles);
+            let handle_runs = inner.runs.len() as u64;
+            inner.add_runs(stripe.blocks.into_iter().map(|block| block.0));
+            inner.cut(handle_runs, handles);
         }
+        inner.finish()
+    }
+
+    /// Stripes of consecutive handles and blocks: for each how many handles, its first block and how
+    /// many blocks. Handles are numbered on from one stripe to the next.
+    #[must_use]
+    pub fn of_runs(stripes: impl IntoIterator<Item = (u32, BlockId, u32)>, handle: Bytes) -> Self {
+        let mut inner = Inner {
+            handle,
+            ..Inner::default()
+        };
+        let mut first = 0u32;
+        for (handles, block, blocks) in stripes {
+            let count = handles;
+            inner.runs.push(Run { first, count });
+            let handle_runs = inner.runs.len() as u64;
+            inner.runs.push(Run {
+                first: block.0,
+                count: blocks,
+            });
+            inner.cut(handle_runs, handles.into());
+            first = first.saturating_add(handles);
+        }
+        inner.finish()
     }
 
     /// Bytes of one handle.
     #[must_use]
-    pub const fn handle(&self) -> Bytes {
-        self.handle
+    pub fn handle(&self) -> Bytes {
+        self.0.handle
     }
 
     /// How many stripes.
     #[must_use]
-    pub const fn len(&self) -> usize {
-        self.stripes.len()
+    pub fn len(&self) -> usize {
+        self.0.cuts.len()
     }
 
     /// Whether there is none.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.stripes.is_empty()
+    pub fn is_empty(&self) -> bool {
+        self.0.cuts.is_empty()
     }
 
-    /// One stripe.
+    /// One stripe, number by number: as long as its handles and blocks are many.
     #[must_use]
-    pub fn stripe(&self, stripe: StripeId) -> Option<&Stripe> {
-        self.stripes.get(stripe.0 as usize)
+    pub fn stripe(&self, stripe: StripeId) -> Option<Stripe> {
+        let (handles, blocks) = self.0.runs_of(stripe)?;
+        Some(Stripe {
+            handles: handles.iter().flat_map(|run| run.numbers()).collect(),
+            blocks: blocks
+                .iter()
+                .flat_map(|run| run.numbers().map(BlockId))
+                .collect(),
+        })
+    }
+
+    /// How many blocks have a byte in the stripe.
+    #[must_use]
+    pub fn blocks(&self, stripe: StripeId) -> u64 {
+        let runs = self.0.runs_of(stripe).map_or(&[][..], |runs| runs.1);
+        runs.iter().map(|run| u64::from(run.count)).sum()
+    }
+
+    /// First and last block with a byte in the stripe.
+    #[must_use]
+    pub fn ends(&self, stripe: StripeId) -> Option<(BlockId, BlockId)> {
+        let (_, runs) = self.0.runs_of(stripe)?;
+        let last = runs.last()?.end().checked_sub(1)?;
+        Some((BlockId(runs.first()?.first), BlockId(last)))
+    }
+
+    /// How many entries it is kept in: what it costs, whatever it stands for.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.0.cuts.len() + self.0.runs.len() + self.0.segments.len()
     }
 
     /// Handles of the stripe, per rank.
     #[must_use]
     pub fn handles(&self, stripe: StripeId) -> u32 {
-        let known = self.stripe(stripe);
-        known.map_or(0, |stripe| narrow(stripe.handles.len() as u64))
+        let known = self.0.cuts.get(stripe.0 as usize);
+        known.map_or(0, |cut| cut.handles)
     }
 
     /// What taking the stripe yields on each GPU of the job.
     #[must_use]
     pub fn bytes(&self, stripe: StripeId) -> Bytes {
-        self.handle.times(self.handles(stripe).into())
+        self.0.handle.times(self.handles(stripe).into())
     }
 
     /// The stripes a block lies in, by number.
     pub fn stripes_of(&self, block: BlockId) -> impl Iterator<Item = StripeId> + use<> {
-        let known = self.of_block.get(block.0 as usize).copied().flatten();
-        let (first, end) = known.map_or((0, 0), |(first, last)| (first, last + 1));
+        let segments = &self.0.segments;
+        let after = segments.partition_point(|segment| segment.blocks.first <= block.0);
+        let known = after.checked_sub(1).and_then(|at| segments.get(at));
+        let (first, end) = known
+            .filter(|segment| block.0 < segment.blocks.end())
+            .map_or((0, 0), |segment| (segment.first, segment.last + 1));
         (first..end).map(StripeId)
     }
 
     /// The stripe of a handle.
     #[must_use]
     pub fn stripe_of_handle(&self, number: u32) -> Option<StripeId> {
-        let has = |stripe: &Stripe| stripe.handles.contains(&number);
-        (0u32..)
-            .zip(&self.stripes)
-            .find(|known| has(known.1))
-            .map(|known| StripeId(known.0))
+        let stripes = (0u32..).take(self.len()).map(StripeId);
+        let has = |stripe: &StripeId| {
+            let runs = self.0.runs_of(*stripe);
+            runs.is_some_and(|(handles, _)| {
+                handles.iter().any(|run| run.numbers().contains(&number))
+            })
+        };
+        stripes.into_iter().find(has)
+    }
+}
+
+impl Inner {
+    /// Appends ascending numbers as runs; a number that does not follow the one before begins a run.
+    fn add_runs(&mut self, numbers: impl IntoIterator<Item = u32>) {
+        let begin = self.runs.len();
+        for number in numbers {
+            match self.runs.get_mut(begin..).and_then(<[Run]>::last_mut) {
+                Some(run) if run.end() == number => run.count += 1,
+                _ => self.runs.push(Run {
+                    first: number,
+                    count: 1,
+                }),
+            }
+        }
+    }
+
+    fn cut(&mut self, handle_runs: u64, handles: u64) {
+        self.cuts.push(Cut {
+            handle_runs: narrow(handle_runs),
+            block_runs: narrow(self.runs.len() as u64),
+            handles: narrow(handles),
+        });
+    }
+
+    /// The runs of a stripe's handles and of its blocks.
+    fn runs_of(&self, stripe: StripeId) -> Option<(&[Run], &[Run])> {
+        let at = stripe.0 as usize;
+        let cut = self.cuts.get(at)?;
+        let begin = at
+            .checked_sub(1)
+            .map_or(0, |before| self.cuts[before].block_runs);
+        let (middle, end) = (cut.handle_runs as usize, cut.block_runs as usize);
+        Some((
+            self.runs.get(begin as usize..middle)?,
+            self.runs.get(middle..end)?,
+        ))
+    }
+
+    /// Finds out, in O(n log n) for n runs, which stripes each block lies in.
+    fn finish(mut self) -> Layout {
+        // Where a stripe's blocks begin and end: (block, begins, stripe).
+        let mut edges: Vec<(u32, bool, u32)> = Vec::new();
+        for stripe in (0u32..).take(self.cuts.len()) {
+            let (_, blocks) = self.runs_of(StripeId(stripe)).unwrap_or_default();
+            for run in blocks.iter().filter(|run| run.count > 0) {
+                edges.push((run.first, true, stripe));
+                edges.push((run.end(), false, stripe));
+            }
+        }
+        edges.sort_unstable();
+        let mut open: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut from = 0;
+        for (block, begins, stripe) in edges {
+            let ends = open.first_key_value().zip(open.last_key_value());
+            if let Some(((&first, _), (&last, _))) = ends
+                && from < block
+            {
+                let blocks = Run {
+                    first: from,
+                    count: block - from,
+                };
+                match self.segments.last_mut() {
+                    Some(known)
+                        if known.blocks.end() == from
+                            && (known.first, known.last) == (first, last) =>
+                    {
+                        known.blocks.count += blocks.count;
+                    }
+                    _ => self.segments.push(Segment {
+                        blocks,
+                        first,
+                        last,
+                    }),
+                }
+            }
+            from = block;
+            let runs = open.entry(stripe).or_default();
+            if begins {
+                *runs += 1;
+            } else {
+                *runs -= 1;
+                if *runs == 0 {
+                    open.remove(&stripe);
+                }
+            }
+        }
+        self.segments.shrink_to_fit();
+        Layout(Arc::new(self))
     }
 }
 
@@ -250,7 +435,7 @@ mod tests {
         let whole = Layout::new(&[region(0, 2 << 20, 2 << 20, 8)], Bytes::mib(2));
         assert_eq!(whole.len(), 8);
         assert_eq!(
-            whole.stripe(StripeId(3)).map(|s| s.blocks.clone()),
+            whole.stripe(StripeId(3)).map(|s| s.blocks),
             Some(vec![BlockId(3)])
         );
         // Qwen 2.5 7B: 896 KiB per block, so a handle holds parts of three or four.
@@ -263,6 +448,31 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_block_lies_between_the_first_and_the_last_stripe_that_lists_it(
+            lists in prop::collection::vec(prop::collection::btree_set(0u32..24, 0..6), 1..8),
+        ) {
+            let stripes = lists.iter().map(|blocks| Stripe {
+                handles: vec![0],
+                blocks: blocks.iter().copied().map(BlockId).collect(),
+            });
+            let layout = Layout::of_stripes(stripes.collect(), Bytes(1));
+            for block in 0..25 {
+                let holds = |stripe: &usize| lists[*stripe].contains(&block);
+                let first = (0..lists.len()).find(holds);
+                let last = (0..lists.len()).rfind(holds);
+                let expected = first.zip(last).map_or(0..0, |(first, last)| first..last + 1);
+                let found = layout.stripes_of(BlockId(block)).map(|stripe| stripe.0 as usize);
+                prop_assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+            }
+            for (nth, blocks) in (0u32..).zip(&lists) {
+                let stripe = layout.stripe(StripeId(nth)).unwrap_or_default();
+                let listed: Vec<u32> = stripe.blocks.iter().map(|block| block.0).collect();
+                prop_assert_eq!(&listed, &blocks.iter().copied().collect::<Vec<_>>());
+                prop_assert_eq!(layout.blocks(StripeId(nth)), blocks.len() as u64);
+            }
+        }
+
         #[test]
         fn a_block_is_in_every_stripe_that_holds_a_byte_of_it_and_a_handle_in_one(
             shapes in prop::collection::vec((0u64..40, 1u64..40, 0u64..20, 0u32..20), 1..4),

@@ -16,7 +16,7 @@ use tidegate_policy::effect::{Effect, Granted};
 use tidegate_policy::ids::{
     AskId, BlockId, Bytes, GpuId, KvId, LogSeq, ReclaimId, RequestId, SessionId, StripeId, Tokens,
 };
-use tidegate_policy::layout::{Layout, MAX_BLOCKS, Stripe};
+use tidegate_policy::layout::{Layout, MAX_BLOCKS};
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::reclaim::{Answer, Direction};
 use tidegate_policy::time::Instant;
@@ -223,7 +223,8 @@ impl Control {
         match owner.and_then(|owner| owner.job) {
             Some(job) => {
                 if !said.refused.is_empty() {
-                    self.tell_of(session, "kv_not_reclaimable", &said.refused);
+                    let why = plain::name(&said.refused);
+                    self.tell_of(session, "kv_not_reclaimable", &why);
                 }
                 self.feed_memory(MemoryEvent::KvRegistered {
                     session,
@@ -493,37 +494,38 @@ const fn answer(result: MemoryResult) -> Answer {
     }
 }
 
-/// Stripes as a process lists them; `None` if the lists contradict each other or are out of bounds.
+/// Least size of a handle: `cuMemGetAllocationGranularity` of every GPU that has virtual memory
+/// management says 2 MiB.
+const LEAST_HANDLE: u64 = 2 << 20;
+/// Most bytes a cache may lie on: more than any GPU has.
+const MOST_BYTES: u64 = 1 << 40;
+
+/// Stripes as a process lists them; `None` if the lists contradict each other or no GPU has so much.
+/// They stay the runs that they are said as, so that a few bytes of a message never take megabytes here.
 fn stripes(said: &v1::KvRegistered) -> Option<(Layout, Vec<bool>)> {
     let count = said.first_block.len();
-    let blocks: u64 = said.blocks.iter().map(|blocks| u64::from(*blocks)).sum();
     let handles: u64 = said.handles.iter().map(|handles| u64::from(*handles)).sum();
-    let bounded = blocks <= 2 * u64::from(MAX_BLOCKS) && handles <= u64::from(MAX_BLOCKS);
-    if said.blocks.len() != count || said.handles.len() != count || !bounded {
+    let fits = said.handle_bytes >= LEAST_HANDLE
+        && handles.checked_mul(said.handle_bytes)? <= MOST_BYTES
+        && said.block_count <= MAX_BLOCKS;
+    if said.blocks.len() != count || said.handles.len() != count || !fits {
         return None;
     }
-    let mut next = 0u32;
     let mut stripes = Vec::with_capacity(count);
     for nth in 0..count {
-        let end = said.first_block[nth].checked_add(said.blocks[nth])?;
-        if end > said.block_count {
+        let blocks = (said.first_block[nth], said.blocks[nth]);
+        let ends = blocks.0.checked_add(blocks.1)?;
+        if ends > said.block_count || said.handles[nth] == 0 {
             return None;
         }
-        stripes.push(Stripe {
-            handles: (next..next + said.handles[nth]).collect(),
-            blocks: (said.first_block[nth]..end).map(BlockId).collect(),
-        });
-        next += said.handles[nth];
+        stripes.push((said.handles[nth], BlockId(blocks.0), blocks.1));
     }
     let bit = |nth: usize| {
         let byte = said.backed.get(nth / 8).copied().unwrap_or(0);
         byte >> (nth % 8) & 1 == 1
     };
     let backed = (0..count).map(bit).collect();
-    Some((
-        Layout::of_stripes(stripes, Bytes(said.handle_bytes)),
-        backed,
-    ))
+    Some((Layout::of_runs(stripes, Bytes(said.handle_bytes)), backed))
 }
 
 #[cfg(test)]
@@ -597,8 +599,31 @@ mod tests {
             handles: vec![u32::MAX, u32::MAX],
             ..said()
         };
-        for wrong in [shorter, beyond, huge, many] {
+        let small = v1::KvRegistered {
+            handle_bytes: 1 << 20,
+            ..said()
+        };
+        let empty = v1::KvRegistered {
+            handles: vec![2, 0],
+            ..said()
+        };
+        for wrong in [shorter, beyond, huge, many, small, empty] {
             assert_eq!(stripes(&wrong), None);
         }
+    }
+
+    #[test]
+    fn a_stripe_of_every_block_takes_no_more_room_than_one_of_a_few() {
+        let whole = v1::KvRegistered {
+            block_count: MAX_BLOCKS,
+            first_block: vec![0],
+            blocks: vec![MAX_BLOCKS],
+            handles: vec![1 << 19],
+            ..said()
+        };
+        let (layout, _) = stripes(&whole).expect("a GPU of 1 TiB may have it");
+        assert_eq!(layout.room(), 1 + 2 + 1, "a cut, two runs and a segment");
+        assert_eq!(layout.blocks(StripeId(0)), u64::from(MAX_BLOCKS));
+        assert_eq!(layout.bytes(StripeId(0)), Bytes(1 << 40));
     }
 }

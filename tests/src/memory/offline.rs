@@ -109,7 +109,7 @@ impl Offline {
     #[must_use]
     pub fn new(trace: &Trace, layout: Layout, placement: Placement) -> Self {
         let stripes = (0u32..).take(layout.len()).map(StripeId);
-        let last = stripes.filter_map(|s| layout.stripe(s)?.blocks.last().copied());
+        let last = stripes.filter_map(|s| Some(layout.ends(s)?.1));
         let blocks = last.max().map_or(0, |block| block.0 + 1);
         Self {
             cost: QWEN_2_5_7B,
@@ -280,9 +280,7 @@ impl Offline {
     fn set(&mut self, stripe: StripeId, backing: Backing) -> Vec<BlockId> {
         self.holders.set_backing(stripe, backing);
         let known = self.holders.layout().stripe(stripe);
-        let blocks = known
-            .map(|stripe| stripe.blocks.clone())
-            .unwrap_or_default();
+        let blocks = known.map(|stripe| stripe.blocks).unwrap_or_default();
         for block in &blocks {
             let gone = &mut self.gone[block.0 as usize];
             *gone = match backing {

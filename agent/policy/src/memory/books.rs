@@ -345,8 +345,7 @@ impl Books {
                 handles = handles.saturating_add(layout.handles(stripe));
                 bytes = bytes.plus(layout.bytes(stripe));
                 if takes {
-                    let known = layout.stripe(stripe);
-                    self.blocks_lost += known.map_or(0, |stripe| stripe.blocks.len() as u64);
+                    self.blocks_lost += layout.blocks(stripe);
                 }
             }
         }

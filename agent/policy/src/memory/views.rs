@@ -123,15 +123,10 @@ impl Memory {
             .iter()
             .filter(|holder| holder.holds(stripe));
         let fresh = holders.clone().filter(|holder| !holder.is_hit());
-        let known = books.holders.layout().stripe(stripe)?;
         Some(StripeView {
             stripe,
             handles: books.holders.layout().handles(stripe),
-            blocks: known
-                .blocks
-                .first()
-                .copied()
-                .zip(known.blocks.last().copied()),
+            blocks: books.holders.layout().ends(stripe),
             backing: books.holders.backing(stripe),
             requests: u32::try_from(holders.count()).unwrap_or(u32::MAX),
             tokens: Tokens(fresh.map(|holder| holder.tokens().0).sum()),

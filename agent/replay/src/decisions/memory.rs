@@ -76,7 +76,7 @@ fn fields(event: &MemoryEvent<'_>) -> (&'static str, Vec<u64>) {
             let stripes = (0u32..).map_while(|nth| layout.stripe(StripeId(nth)));
             for (nth, stripe) in stripes.enumerate() {
                 let backed = backed.get(nth).copied().unwrap_or(false);
-                fields.extend(stripe_fields(stripe, backed));
+                fields.extend(stripe_fields(&stripe, backed));
             }
             ("kv_registered", fields)
         }
