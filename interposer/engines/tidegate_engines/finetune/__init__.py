@@ -4,4 +4,5 @@
 ``cache``    a layer's cache for one token window
 ``windows``  a causal language model, one layer and one token window at a time
 ``machine``  forward and backward of a micro-batch in units, and the transaction around a layer
+``adapter``  a finished adapter: saved whole, and handed to a running vLLM
 """
