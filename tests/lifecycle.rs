@@ -14,6 +14,7 @@ use tidegate_tests::watch::{
     Testimony, channels, counter, status, wait_all, wait_finished, wait_open,
 };
 use tidegate_tests::{Node, Offline, Online, Running, compile, monotonic_ns, wait_for};
+use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::Kind;
 
 const CONFIG: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"20ms\"\n[log]\nlevel = \"warn\"\n";
@@ -313,6 +314,20 @@ fn a_killed_agent_leaves_channels_disabled_for_a_second_at_most_and_its_successo
     assert!(!gated.node.tidegate(&["status"]).status.success());
     gated.node.start_agent(CONFIG);
     gated.serving.goes_on();
+    gated.the_gate_works();
+}
+
+#[test]
+fn a_landing_that_the_driver_refuses_at_first_is_tried_again_and_said_once_it_is_done() {
+    let mut gated = Gated::start(CONFIG);
+    let control = Control::connect(&gated.node.vgpu_dir()).expect("the device listens");
+    control.set("fail_enable", 5).expect("a knob");
+    let loss = gated.lose_agent(kill);
+    wait_all(&gated.node, &gated.pid, false);
+    let (_, caller) = gated.enabled_after(loss.heard);
+    assert_eq!(caller, gated.pid[0], "the process enables its own channels");
+    gated.launches_wait();
+    gated.node.start_agent(CONFIG);
     gated.the_gate_works();
 }
 

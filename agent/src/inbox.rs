@@ -157,6 +157,8 @@ pub enum Said {
     GateWait(bool),
     /// Its descriptor of the UVM file.
     Uvm(i32),
+    /// Its descriptor of the control file on which its channels are by now.
+    ControlFile(i32),
     /// Something about memory, word for word.
     Memory(Box<v1::client_event::Event>),
 }

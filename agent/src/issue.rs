@@ -92,8 +92,8 @@ pub struct Release {
 /// The driver's files of a process, held open.
 #[derive(Debug, Default)]
 pub struct Files {
-    /// On which its RM clients were made.
-    pub control: Option<Arc<ControlFile>>,
+    /// On which the RM clients of its channels were made.
+    pub control: Vec<Arc<ControlFile>>,
     /// On which its channels are registered.
     pub uvm: Option<OwnedFd>,
 }

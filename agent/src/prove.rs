@@ -25,6 +25,15 @@ pub enum Claim {
         /// What it sent.
         file: OwnedFd,
     },
+    /// Take a copy of a process' control file, and look at it as at one that was sent.
+    Taken {
+        /// The session.
+        session: u64,
+        /// Its process.
+        pid: i32,
+        /// The process' own descriptor.
+        fd: i32,
+    },
     /// Does `client` belong to the process behind this file?
     Client {
         /// The session.
@@ -157,6 +166,10 @@ fn look(claim: Claim) -> Proof {
             session,
             file: ControlFile::adopt(file).ok().map(Arc::new),
         },
+        Claim::Taken { session, pid, fd } => Proof::File {
+            session,
+            file: control_file(pid, fd).map(Arc::new),
+        },
         Claim::Client {
             session,
             file,
@@ -182,6 +195,13 @@ fn look(claim: Claim) -> Proof {
             file: uvm_file(pid, fd),
         },
     }
+}
+
+/// A copy of descriptor `fd` of a process, if it is the driver's control file.
+fn control_file(pid: i32, fd: i32) -> Option<ControlFile> {
+    let pidfd = crate::sys::pidfd_open(pid).ok()?;
+    let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
+    ControlFile::adopt(file).ok()
 }
 
 /// A copy of descriptor `fd` of a process, if it is the driver's UVM file.

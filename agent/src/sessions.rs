@@ -311,6 +311,7 @@ pub fn said(event: Event) -> Option<Said> {
         },
         Event::GateWait(wait) => Said::GateWait(wait.waiting),
         Event::UvmFile(file) => Said::Uvm(file.fd),
+        Event::ControlFile(file) => Said::ControlFile(file.fd),
     })
 }
 

@@ -1,10 +1,12 @@
-//! Enabling and disabling this process' own channels on its own control file: level L3, and the
-//! soft landing.
+//! Enabling and disabling this process' own channels on its own control files: level L3, and the
+//! soft landing. Each call is made by the client that owns what it is about.
 
+use crate::files::Table;
 use crate::process::Process;
-use crate::{clock, greet, ioctl, sys};
-use core::ffi::c_void;
+use crate::{clock, ioctl, sys};
+use core::ffi::{c_int, c_void};
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tidegate_abi::class::Engine;
 use tidegate_abi::rm::{self, DisableChannels, MAX_PAIRS, Nvos54, Preempt, RestartRunlist, Status};
@@ -23,6 +25,24 @@ pub struct Outcome {
     pub returned_ns: u64,
 }
 
+impl Outcome {
+    /// A call that was not made.
+    #[must_use]
+    pub fn refused(status: Status, errno: i32) -> Self {
+        Self {
+            status: status.0,
+            errno,
+            ..Self::default()
+        }
+    }
+
+    fn done(&self) -> bool {
+        (self.status, self.errno) == DONE
+    }
+}
+
+const DONE: (u32, i32) = (Status::OK.0, 0);
+
 /// What the agent ordered.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
@@ -39,25 +59,27 @@ pub struct Order<'a> {
 }
 
 /// Carries out an order, with what its method has follow the call.
-pub fn carry_out(process: &Process, file: &OwnedFd, order: &Order<'_>) -> Outcome {
-    let mut outcome = set(process, file, order);
-    let done = |outcome: &Outcome| outcome.status == Status::OK.0 && outcome.errno == 0;
-    if !done(&outcome) {
+pub fn carry_out(process: &Process, order: &Order<'_>) -> Outcome {
+    let Some(table) = Table::open() else {
+        return Outcome::refused(Status::OK, libc::EBADF);
+    };
+    let mut outcome = set(process, &table, order);
+    if !outcome.done() {
         return outcome;
     }
     match order.method {
         StopMethod::Preempt if order.disable => {
             for (client, group) in groups(process, order.pairs) {
-                let (status, errno) = preempt(file, client, group);
-                (outcome.status, outcome.errno) = (status, errno);
-                if !done(&outcome) {
+                let answer = preempt(process, &table, client, group);
+                (outcome.status, outcome.errno) = answer;
+                if !outcome.done() {
                     break;
                 }
             }
         }
         // A restart takes everything off that is disabled by then, so it waits for the last of them.
         StopMethod::Restart if !order.more => {
-            (outcome.status, outcome.errno) = restart(process, file, order.device_instance);
+            (outcome.status, outcome.errno) = restart(process, &table, order.device_instance);
         }
         _ => {}
     }
@@ -86,7 +108,7 @@ fn groups(process: &Process, pairs: &[(u32, u32)]) -> Vec<(u32, u32)> {
 
 /// Restarts the runlists that this process has channels on: that of graphics and compute by one of them,
 /// those of the copy engines by one of each group, because which engine it is on is not known here.
-fn restart(process: &Process, file: &OwnedFd, device_instance: u32) -> (u32, i32) {
+fn restart(process: &Process, table: &Table, device_instance: u32) -> (u32, i32) {
     let mut by: BTreeMap<(bool, u32, u32), u32> = BTreeMap::new();
     for own in sys::lock(&process.rm).graph.channels() {
         if own.device_instance.is_some_and(|on| on != device_instance) {
@@ -103,29 +125,76 @@ fn restart(process: &Process, file: &OwnedFd, device_instance: u32) -> (u32, i32
             bypass_wait: 0,
         };
         let cmd = rm::NVA06F_CTRL_CMD_RESTART_RUNLIST;
-        let answer = control(file, (client, channel), cmd, &mut force);
-        if answer != (Status::OK.0, 0) {
+        let answer = control(process, table, (client, channel), cmd, &mut force);
+        if answer != DONE {
             return answer;
         }
     }
-    (Status::OK.0, 0)
+    DONE
 }
 
-fn preempt(file: &OwnedFd, client: u32, group: u32) -> (u32, i32) {
+fn preempt(process: &Process, table: &Table, client: u32, group: u32) -> (u32, i32) {
     let mut wait = Preempt {
         wait: 1,
         ..Preempt::default()
     };
     control(
-        file,
+        process,
+        table,
         (client, group),
         rm::NVA06C_CTRL_CMD_PREEMPT,
         &mut wait,
     )
 }
 
-/// A control on an object of this process: RM's status and `errno`.
+/// A control on an object of this process, on the file its client was made on: RM's status and `errno`.
 fn control<T>(
+    process: &Process,
+    table: &Table,
+    (client, object): (u32, u32),
+    cmd: u32,
+    params: &mut T,
+) -> (u32, i32) {
+    let mut call = |file: &OwnedFd| control_on(file, (client, object), cmd, params);
+    let seen = sys::lock(&process.rm).files.get(&client).copied();
+    if let Some(file) = seen.and_then(|fd| table.control(fd).ok()?) {
+        let answer = call(&file);
+        if answer.0 != Status::INVALID_CLIENT.0 {
+            return answer;
+        }
+    }
+    // The file it was last seen on was closed. It may live on a copy of it.
+    match elsewhere(table, call) {
+        Ok(Some((fd, answer))) => {
+            sys::lock(&process.rm).files.insert(client, fd);
+            answer
+        }
+        Ok(None) => {
+            sys::lock(&process.rm).drop_client(process, client);
+            (Status::INVALID_CLIENT.0, 0)
+        }
+        Err(error) => (Status::OK.0, error.raw_os_error().unwrap_or(libc::EBADF)),
+    }
+}
+
+/// What `call` answers on the application's file that knows its client, and that descriptor; `None`:
+/// none does, so the client went with the last copy of its file.
+fn elsewhere(
+    table: &Table,
+    mut call: impl FnMut(&OwnedFd) -> (u32, i32),
+) -> io::Result<Option<(c_int, (u32, i32))>> {
+    for fd in table.numbers()? {
+        if let Some(file) = table.control(fd)? {
+            let answer = call(&file);
+            if answer.0 != Status::INVALID_CLIENT.0 {
+                return Ok(Some((fd, answer)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn control_on<T>(
     file: &OwnedFd,
     (client, object): (u32, u32),
     cmd: u32,
@@ -147,41 +216,49 @@ fn control<T>(
     (call.status, if result == 0 { 0 } else { sys::errno() })
 }
 
-/// Disables or enables at most [`MAX_PAIRS`] pairs of one GPU.
-fn set(process: &Process, file: &OwnedFd, order: &Order<'_>) -> Outcome {
-    let Order {
-        disable,
-        pairs,
-        device_instance,
-        method,
-        ..
-    } = *order;
-    let address = {
-        let rm = sys::lock(&process.rm);
-        rm.control.and_then(|(_, client)| {
-            let subdevice = rm.graph.subdevice(client, device_instance)?;
-            Some((client, subdevice))
-        })
-    };
-    let (Some((client, subdevice)), true) = (address, pairs.len() <= MAX_PAIRS) else {
-        return Outcome {
-            status: Status::INVALID_ARGUMENT.0,
-            ..Outcome::default()
-        };
+/// Disables or enables at most [`MAX_PAIRS`] pairs of one GPU, with one call for each client.
+fn set(process: &Process, table: &Table, order: &Order<'_>) -> Outcome {
+    if order.pairs.is_empty() || order.pairs.len() > MAX_PAIRS {
+        return Outcome::refused(Status::INVALID_ARGUMENT, 0);
+    }
+    let mut clients: Vec<u32> = order.pairs.iter().map(|pair| pair.0).collect();
+    clients.sort_unstable();
+    clients.dedup();
+    let mut whole: Option<Outcome> = None;
+    for client in clients {
+        let one = set_of(process, table, order, client);
+        let whole = whole.get_or_insert(one);
+        if whole.done() {
+            (whole.status, whole.errno) = (one.status, one.errno);
+        }
+        whole.returned_ns = one.returned_ns.max(whole.returned_ns);
+    }
+    whole.unwrap_or_default()
+}
+
+/// The pairs of the order that are of `client`.
+fn set_of(process: &Process, table: &Table, order: &Order<'_>, client: u32) -> Outcome {
+    let subdevice = sys::lock(&process.rm)
+        .graph
+        .subdevice(client, order.device_instance);
+    let Some(subdevice) = subdevice else {
+        return Outcome::refused(Status::INVALID_ARGUMENT, 0);
     };
     let mut params = DisableChannels {
-        disable: u8::from(disable),
-        only_disable_scheduling: u8::from(disable && method == StopMethod::Preempt),
-        num_channels: u32::try_from(pairs.len()).unwrap_or(0),
+        disable: u8::from(order.disable),
+        only_disable_scheduling: u8::from(order.disable && order.method == StopMethod::Preempt),
         ..DisableChannels::default()
     };
-    for (place, (client, channel)) in pairs.iter().enumerate() {
-        params.h_client_list[place] = *client;
-        params.h_channel_list[place] = *channel;
+    let mut count = 0;
+    for (client, channel) in order.pairs.iter().filter(|pair| pair.0 == client) {
+        params.h_client_list[count] = *client;
+        params.h_channel_list[count] = *channel;
+        count += 1;
     }
+    params.num_channels = u32::try_from(count).unwrap_or(0);
     let entered_ns = clock::now_ns();
     let cmd = rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS;
-    let (status, errno) = control(file, (client, subdevice), cmd, &mut params);
+    let (status, errno) = control(process, table, (client, subdevice), cmd, &mut params);
     Outcome {
         status,
         errno,
@@ -190,38 +267,68 @@ fn set(process: &Process, file: &OwnedFd, order: &Order<'_>) -> Outcome {
     }
 }
 
-/// Enables every channel of this process; `false` if a call failed. `method` is how they were disabled.
+/// Enables every channel of this process; `false` if one that stands was not. `method` is how they were
+/// disabled.
 pub fn enable_all(process: &Process, method: StopMethod) -> bool {
-    let mut by_gpu: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
+    let mut lists: BTreeMap<(u32, u32), Vec<(u32, u32)>> = BTreeMap::new();
     for channel in sys::lock(&process.rm).graph.channels() {
-        by_gpu
-            .entry(channel.device_instance.unwrap_or(0))
+        lists
+            .entry((channel.device_instance.unwrap_or(0), channel.client))
             .or_default()
             .push((channel.client, channel.channel));
     }
-    if by_gpu.is_empty() {
+    if lists.is_empty() {
         return true;
     }
-    let Some(file) = greet::control_file(process) else {
+    let Some(table) = Table::open() else {
         return false;
     };
     let mut done = true;
-    for (device_instance, pairs) in by_gpu {
-        for batch in pairs.chunks(MAX_PAIRS) {
+    for (&(device_instance, client), pairs) in &lists {
+        let set = |pairs: &[(u32, u32)]| {
             let order = Order {
                 disable: false,
-                pairs: batch,
+                pairs,
                 device_instance,
                 method,
                 more: false,
             };
-            let outcome = set(process, &file, &order);
-            done &= outcome.status == Status::OK.0 && outcome.errno == 0;
+            set_of(process, &table, &order, client)
+        };
+        for batch in pairs.chunks(MAX_PAIRS) {
+            let outcome = set(batch);
+            let each = || {
+                // One that is gone spoils the list for the others.
+                batch.iter().all(|pair| {
+                    let outcome = set(&[*pair]);
+                    outcome.done() || is_gone(&outcome)
+                })
+            };
+            done &= outcome.done() || is_gone(&outcome) && each() || !stands(process, client);
         }
-        if method == StopMethod::Restart {
+    }
+    if method == StopMethod::Restart {
+        let mut instances: Vec<u32> = lists.keys().map(|(instance, _)| *instance).collect();
+        instances.dedup();
+        for device_instance in instances {
             // Enabling is enough where it was measured, and this takes a right that the process may lack.
-            let _ = restart(process, &file, device_instance);
+            let _ = restart(process, &table, device_instance);
         }
     }
     done
+}
+
+/// Whether RM knows nothing of what it was asked about.
+fn is_gone(outcome: &Outcome) -> bool {
+    let unknown = [
+        Status::INVALID_CHANNEL,
+        Status::INVALID_OBJECT_HANDLE,
+        Status::OBJECT_NOT_FOUND,
+    ];
+    outcome.errno == 0 && unknown.iter().any(|status| status.0 == outcome.status)
+}
+
+fn stands(process: &Process, client: u32) -> bool {
+    let owners = sys::lock(&process.rm).graph.owners();
+    owners.iter().any(|owner| owner.0 == client)
 }

@@ -1,19 +1,27 @@
 //! The sixteen bytes before HTTP/2: the page comes, the control file goes.
 
+use crate::files;
 use crate::process::Process;
-use crate::sys;
 use core::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 use tidegate_abi::page::{BYTES, MAGIC, MAJOR, Page};
-use tidegate_abi::rm;
 use tidegate_proto::greeting::{First, Greeting, LEN};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 /// How long a greeting may take. Silence is never taken for an older agent.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How an agent was met.
+#[derive(Debug)]
+pub struct Met {
+    /// What it brought.
+    pub greeted: Greeted,
+    /// The client, and the application's descriptor, whose file it was given.
+    pub told: Option<(u32, c_int)>,
+}
 
 /// What an agent brought.
 #[derive(Debug)]
@@ -25,12 +33,17 @@ pub enum Greeted {
 }
 
 /// Takes the greeting and answers it.
-pub async fn greet(stream: &UnixStream, process: &Process) -> io::Result<Greeted> {
+pub async fn greet(stream: &UnixStream, process: &Process) -> io::Result<Met> {
     let first = tokio::time::timeout(PATIENCE, first(stream))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no greeting"))??;
     let greeting = match first {
-        First::Settings => return Ok(Greeted::Bare),
+        First::Settings => {
+            return Ok(Met {
+                greeted: Greeted::Bare,
+                told: None,
+            });
+        }
         First::Greeting(greeting) => greeting,
         other => {
             let text = format!("{other:?} instead of a greeting");
@@ -45,14 +58,17 @@ pub async fn greet(stream: &UnixStream, process: &Process) -> io::Result<Greeted
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     let page = files.into_iter().next().map(map).transpose()?.flatten();
-    let control = control_file(process);
+    let (told, control) = files::owner(process).unzip();
     let answer = Greeting::new(u8::from(control.is_some())).encode();
     stream
         .async_io(Interest::WRITABLE, || {
             send(stream, &answer, control.as_ref())
         })
         .await?;
-    Ok(page.map_or(Greeted::Bare, Greeted::Page))
+    Ok(Met {
+        greeted: page.map_or(Greeted::Bare, Greeted::Page),
+        told,
+    })
 }
 
 async fn first(stream: &UnixStream) -> io::Result<First> {
@@ -205,28 +221,4 @@ fn map(file: OwnedFd) -> io::Result<Option<&'static Page>> {
     // SAFETY: mapped above and shown to nobody.
     unsafe { libc::munmap(at, BYTES) };
     Ok(None)
-}
-
-/// The application's control file, taken from its descriptor table into the reporter's.
-pub fn control_file(process: &Process) -> Option<OwnedFd> {
-    let (fd, _) = sys::lock(&process.rm).control?;
-    // SAFETY: system calls without pointers; what they return is a new descriptor of this thread.
-    let file = unsafe {
-        let own = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
-        let own = c_int::try_from(own).ok().filter(|own| *own >= 0)?;
-        let own = OwnedFd::from_raw_fd(own);
-        let taken = libc::syscall(libc::SYS_pidfd_getfd, own.as_raw_fd(), fd, 0);
-        let taken = c_int::try_from(taken).ok().filter(|taken| *taken >= 0)?;
-        OwnedFd::from_raw_fd(taken)
-    };
-    // SAFETY: zeroed is a valid stat.
-    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: `stat` is live.
-    let known = unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } == 0;
-    let control = known
-        && stat.st_mode & libc::S_IFMT == libc::S_IFCHR
-        && libc::major(stat.st_rdev) == rm::DEVICE_MAJOR
-        && libc::minor(stat.st_rdev) == rm::CTL_MINOR;
-    // The application may have closed its file and opened another under the number.
-    control.then_some(file)
 }

@@ -10,8 +10,9 @@ use crate::process::{self, Process, process};
 use crate::{clock, resolve, sys, trace};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::collections::BTreeMap;
 use tidegate_abi::rm::{self, Nvos00, Nvos54, RmApiVersion, Xfer};
-use tidegate_abi::{class, uvm};
+use tidegate_abi::uvm;
 use tidegate_core::gate::{Agent, holds_schedule};
 use tidegate_core::rm::{Call, Graph, Lifted, Record, uvm_register};
 use tidegate_core::suspect::Reason;
@@ -23,8 +24,8 @@ pub struct Rm {
     pub graph: Graph,
     /// To the agent, in order.
     pub outbox: Vec<Up>,
-    /// A descriptor of the control file and a client made on it.
-    pub control: Option<(c_int, u32)>,
+    /// The application's descriptor of the control file on which each client was last seen to be used.
+    pub files: BTreeMap<u32, c_int>,
     /// The descriptor of the UVM file on which channels are registered.
     pub uvm: Option<c_int>,
     /// Version of the driver, as it told the driver's library; empty before.
@@ -389,6 +390,10 @@ unsafe fn after(
         if failed {
             rm.graph.put_back(lifted, &mut records);
             rm.say(process, records);
+        } else if let Some(free) = free
+            && [0, free.h_object_old].contains(&free.h_root)
+        {
+            rm.files.remove(&free.h_object_old);
         }
         return;
     }
@@ -403,15 +408,11 @@ unsafe fn after(
     }
     // SAFETY: as above.
     if let Some(decoded) = unsafe { decode(&call) } {
-        if let Call::Alloc { handle, class, .. } = decoded
-            && matches!(
-                class,
-                class::NV01_ROOT | class::NV01_ROOT_NON_PRIV | class::NV01_ROOT_CLIENT
-            )
-            && file == File::Control
-            && rm.control.is_none()
-        {
-            rm.control = Some((fd, handle));
+        if let (Call::Alloc { client, handle, .. }, File::Control) = (decoded, file) {
+            // RM accepts a call for a client only on the file that the client was made on. What makes a
+            // client names none.
+            rm.files
+                .insert(if client == 0 { handle } else { client }, fd);
         }
         rm.graph.apply(decoded, &mut records);
         rm.say(process, records);
@@ -419,6 +420,25 @@ unsafe fn after(
 }
 
 impl Rm {
+    /// The clients that own channels, and where: the one with most of them first.
+    pub fn owners(&self) -> Vec<(u32, c_int)> {
+        let mut owners = self.graph.owners();
+        owners.sort_by_key(|&(_, channels)| core::cmp::Reverse(channels));
+        let file = |client: u32| self.files.get(&client).map(|fd| (client, *fd));
+        owners
+            .into_iter()
+            .filter_map(|(client, _)| file(client))
+            .collect()
+    }
+
+    /// Forgets a client whose file is closed, with which the driver freed it.
+    pub fn drop_client(&mut self, process: &Process, client: u32) {
+        let mut records = Vec::new();
+        self.files.remove(&client);
+        drop(self.graph.lift(client, client, &mut records));
+        self.say(process, records);
+    }
+
     /// Puts what changed into the outbox.
     fn say(&mut self, process: &Process, records: Vec<Record>) {
         if records.is_empty() {

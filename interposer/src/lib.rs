@@ -20,6 +20,7 @@ mod clock;
 mod contexts;
 mod driver;
 mod env;
+mod files;
 mod gate;
 mod greet;
 mod hook;

@@ -11,7 +11,7 @@
 //! something to look at.
 
 use crate::channels::{self, Outcome};
-use crate::greet::{Greeted, control_file, greet};
+use crate::greet::{Greeted, Met, greet};
 use crate::ioctl::{GRANTS, Up};
 use crate::memory::talk::{self, Talk};
 use crate::memory::{is_changing, settle};
@@ -91,6 +91,7 @@ pub fn run(process: &'static Process) {
         generation: 0,
         method: StopMethod::default(),
         stream_ns: 0,
+        control: None,
         uvm: None,
         hooks_at_ns: 0,
         hooks_calls: 0,
@@ -182,6 +183,8 @@ struct Reporter {
     method: StopMethod,
     /// When the stream last stood.
     stream_ns: u64,
+    /// The client, and the application's descriptor, whose control file the agent was given.
+    control: Option<(u32, i32)>,
     /// The UVM descriptor the agent was told of.
     uvm: Option<i32>,
     hooks_at_ns: u64,
@@ -291,12 +294,13 @@ impl Reporter {
                 Effect::EnableChannels => {
                     // Nothing may run over a range where nothing is mapped.
                     settle(self.process);
-                    if !channels::enable_all(self.process, self.method) {
+                    let all = channels::enable_all(self.process, self.method);
+                    if !all {
                         log::debug(|| "some channels could not be enabled".to_owned());
                     }
-                }
-                Effect::WriteReleased(generation) => {
-                    if let Some(page) = self.page {
+                    let (next, then) = self.landing.enabled(all);
+                    self.landing = next;
+                    if let (Some(generation), Some(page)) = (then, self.page) {
                         page.process.released.store(generation, Release);
                     }
                 }
@@ -331,7 +335,8 @@ impl Reporter {
             let channel = channel(stream).await.map_err(Lost::Transport)?;
             Ok((greeted, channel))
         };
-        let (greeted, channel) = self.while_looking(greeting).await?;
+        let (Met { greeted, told }, channel) = self.while_looking(greeting).await?;
+        self.control = told;
         let (up, events) = mpsc::unbounded_channel();
         send(&up, Event::Hello(self.hello(&greeted)));
         let mut client = v1::runtime_client::RuntimeClient::new(channel);
@@ -406,6 +411,7 @@ impl Reporter {
             self.process.attached.store(true, Release);
             rm.graph.snapshot()
         };
+        self.tell_file(up);
         send(
             up,
             Event::Rm(v1::RmEvents {
@@ -420,8 +426,20 @@ impl Reporter {
         self.deliver(up);
     }
 
+    /// Says on which control file the channels are, before anything is said of them.
+    fn tell_file(&mut self, up: &Up1) {
+        let owners = sys::lock(&self.process.rm).owners();
+        let Some(&owner) = owners.first() else { return };
+        // One that owns channels will do: the agent finds the file of another by itself.
+        if !self.control.is_some_and(|told| owners.contains(&told)) {
+            self.control = Some(owner);
+            send(up, Event::ControlFile(v1::ControlFile { fd: owner.1 }));
+        }
+    }
+
     /// Sends what other threads left here.
     fn deliver(&mut self, up: &Up1) {
+        self.tell_file(up);
         let uvm = sys::lock(&self.process.rm).uvm;
         if let Some(fd) = uvm.filter(|_| uvm != self.uvm) {
             self.uvm = uvm;
@@ -481,26 +499,18 @@ impl Reporter {
                     .collect();
                 let instance = wanted.device_instance.max(0).cast_unsigned();
                 // A method of a later agent is not carried out in part.
-                let method = StopMethod::try_from(wanted.method);
-                let outcome = match control_file(self.process) {
-                    Some(_) if method.is_err() => Outcome {
-                        status: Status::NOT_SUPPORTED.0,
-                        ..Outcome::default()
-                    },
-                    Some(file) => {
+                let outcome = match StopMethod::try_from(wanted.method) {
+                    Err(_) => Outcome::refused(Status::NOT_SUPPORTED, 0),
+                    Ok(method) => {
                         let order = channels::Order {
                             disable: wanted.disable,
                             pairs: &pairs,
                             device_instance: instance,
-                            method: method.unwrap_or_default(),
+                            method,
                             more: wanted.more,
                         };
-                        channels::carry_out(self.process, &file, &order)
+                        channels::carry_out(self.process, &order)
                     }
-                    None => Outcome {
-                        errno: libc::EBADF,
-                        ..Outcome::default()
-                    },
                 };
                 send(
                     up,

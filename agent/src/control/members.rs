@@ -193,6 +193,22 @@ impl Control {
                     fd,
                 });
             }
+            Said::ControlFile(fd) => {
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return;
+                };
+                let before = match std::mem::replace(&mut session.file, File::None) {
+                    File::Control(file) => Some(file),
+                    File::Looking(before) => before,
+                    File::None => None,
+                };
+                session.file = File::Looking(before);
+                let _ = self.prover.send(Claim::Taken {
+                    session: id,
+                    pid: session.process.pid,
+                    fd,
+                });
+            }
             Said::GateWait(waiting) => self.tell(Happening {
                 kind: if waiting {
                     "launches_wait"
@@ -306,7 +322,9 @@ impl Control {
         let mut grown = GpuSet::EMPTY;
         for change in gone.into_iter().chain(changes) {
             match change {
-                RmChange::ClientUp(client) => self.ask_about(id, client),
+                // Whose it is matters once it owns a channel: NVML's never does, and may be on a file
+                // that is closed by now.
+                RmChange::ClientUp(_) => {}
                 RmChange::ClientDown(client) => {
                     touched = touched.union(self.forget(id, |held| held.channel.client == client));
                     self.disown(id, client);
@@ -355,7 +373,7 @@ impl Control {
             return;
         }
         match &session.file {
-            File::Looking => {}
+            File::Looking(_) => {}
             File::Control(file) => {
                 let claim = Claim::Client {
                     session: id,
@@ -394,15 +412,24 @@ impl Control {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return;
                 };
-                session.file = match file {
-                    Some(file) => File::Control(file),
-                    None => {
-                        session.note = "what it sent is not the driver's control file".to_owned();
-                        File::None
-                    }
+                let before = match &mut session.file {
+                    File::Looking(before) => before.take(),
+                    File::Control(_) | File::None => None,
                 };
-                let clients: Vec<u32> = session.clients.keys().copied().collect();
-                for client in clients {
+                if file.is_none() {
+                    session.note = "what it sent is not the driver's control file".to_owned();
+                }
+                session.file = file.or(before).map_or(File::None, File::Control);
+                // What was proven on another file of it stays so.
+                let unproven =
+                    |(_, client): &(&u32, &Client)| !matches!(client, Client::Own(Some(_)));
+                let open: Vec<u32> = session
+                    .clients
+                    .iter()
+                    .filter(unproven)
+                    .map(|(client, _)| *client)
+                    .collect();
+                for client in open {
                     if let Some(session) = self.sessions.get_mut(&id) {
                         session.clients.remove(&client);
                     }

@@ -132,8 +132,8 @@ pub struct Slot {
 pub enum File {
     /// It sent none.
     None,
-    /// The prover looks at it.
-    Looking,
+    /// The prover looks at it; the one before stays, if it cannot be had.
+    Looking(Option<Arc<ControlFile>>),
     /// It is the driver's.
     Control(Arc<ControlFile>),
 }
@@ -210,7 +210,7 @@ impl Session {
             slots: [Slot::default(); DEVICES],
             rings: Rate::default(),
             file: if file.is_some() {
-                File::Looking
+                File::Looking(None)
             } else {
                 File::None
             },
@@ -284,10 +284,14 @@ impl Session {
 
     /// The driver's files of it, for who has to hold them longer.
     pub fn take_files(&mut self) -> Files {
-        let control = match &self.file {
-            File::Control(file) => Some(Arc::clone(file)),
-            File::None | File::Looking => None,
-        };
+        let mut control: Vec<Arc<ControlFile>> = Vec::new();
+        for held in self.channels.iter().filter(|held| held.place.is_some()) {
+            if let Some(Client::Own(Some(file))) = self.clients.get(&held.channel.client)
+                && !control.iter().any(|known| Arc::ptr_eq(known, file))
+            {
+                control.push(Arc::clone(file));
+            }
+        }
         Files {
             control,
             uvm: self.uvm.take(),

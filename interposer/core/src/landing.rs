@@ -3,10 +3,14 @@
 //! ```text
 //!            gone                    deadline               hold is over
 //! Obeying ----------> Waiting ---------------> Landed ------------------> Running
-//!    ^   close gate      |    enable channels,   |      open gate            |
-//!    |                   |    say released       |                           |
+//!    ^   close gate      |    enable channels    |      open gate            |
+//!    |                   |                       |                           |
 //!    +---- an agent is back (gate word obeyed again) ------------------------+
 //! ```
+//!
+//! The channels are enabled with every look until all of them were ([`Landing::enabled`]); only then
+//! the process says released. The hold counts from the first try: a process whose channels cannot be
+//! enabled by it is held no longer than another.
 //!
 //! Gone: the stream is closed, or the heartbeat is older than [`STALE_NS`]. The deadline is
 //! [`PATIENCE_NS`] after the last heartbeat, or [`HANDOVER_NS`] after an agent wrote that it hands
@@ -65,17 +69,21 @@ pub enum Landing {
         /// Generation of the agent that is gone.
         generation: u64,
     },
-    /// The channels are enabled, the gate is closed.
+    /// The channels are being enabled, or are; the gate is closed.
     Landed {
         /// Generation of the agent that is gone.
         generation: u64,
-        /// When.
+        /// When the first try was.
         since_ns: u64,
+        /// Every channel was enabled.
+        released: bool,
     },
     /// The gate is open although there is no agent.
     Running {
         /// Generation of the agent that is gone.
         generation: u64,
+        /// Every channel was enabled.
+        released: bool,
     },
 }
 
@@ -84,10 +92,9 @@ pub enum Landing {
 pub enum Effect {
     /// Closes the launch gate of every device.
     CloseGate,
-    /// Enables every channel of this process through its own control file.
+    /// Enables every channel of this process through its own control files; [`Landing::enabled`]
+    /// takes what came of it.
     EnableChannels,
-    /// Writes the generation into its page as released.
-    WriteReleased(u64),
     /// Opens the launch gate and says so.
     OpenGate,
     /// Obeys the agent's gate words again.
@@ -121,28 +128,64 @@ impl Landing {
                 let landed = Self::Landed {
                     generation,
                     since_ns: now_ns,
+                    released: false,
                 };
-                let (next, rest) = landed.step(look, on_loss, now_ns);
-                let mut effects = vec![Effect::EnableChannels, Effect::WriteReleased(generation)];
-                effects.extend(rest);
-                (next, effects)
+                landed.step(look, on_loss, now_ns)
             }
             Self::Landed {
                 generation,
                 since_ns,
+                released,
             } => {
+                let mut effects = again(released);
                 let over = match on_loss {
                     OnLoss::Run => true,
                     OnLoss::Hold { max_ns: 0 } => false,
                     OnLoss::Hold { max_ns } => now_ns.saturating_sub(since_ns) >= max_ns,
                 };
                 if over {
-                    (Self::Running { generation }, vec![Effect::OpenGate])
+                    effects.push(Effect::OpenGate);
+                    let running = Self::Running {
+                        generation,
+                        released,
+                    };
+                    (running, effects)
                 } else {
-                    (self, vec![])
+                    (self, effects)
                 }
             }
-            Self::Running { .. } => (self, vec![]),
+            Self::Running { released, .. } => (self, again(released)),
         }
+    }
+
+    /// What follows from [`Effect::EnableChannels`], by which `all` of them were enabled, or not: the
+    /// generation to be written into the page as released.
+    #[must_use]
+    pub fn enabled(self, all: bool) -> (Self, Option<u64>) {
+        let mut next = self;
+        match &mut next {
+            Self::Landed {
+                generation,
+                released,
+                ..
+            }
+            | Self::Running {
+                generation,
+                released,
+            } if all && !*released => {
+                *released = true;
+                let generation = *generation;
+                (next, Some(generation))
+            }
+            _ => (self, None),
+        }
+    }
+}
+
+fn again(released: bool) -> Vec<Effect> {
+    if released {
+        Vec::new()
+    } else {
+        vec![Effect::EnableChannels]
     }
 }

@@ -36,11 +36,13 @@ proptest! {
         life in prop::collection::vec(stretch(), 1..12),
         max_ns in prop::sample::select(vec![0, 300 * MS]),
         run in any::<bool>(),
+        refused in prop::collection::vec(prop::bool::weighted(0.7), 0..6),
     ) {
         let on_loss = if run { OnLoss::Run } else { OnLoss::Hold { max_ns } };
         let mut landing = Landing::default();
         let (mut now, mut heartbeat, mut handing_over) = (1_000 * MS, 1_000 * MS, 0);
-        let (mut enabled, mut gate_open) = (false, true);
+        let (mut tried, mut enabled, mut said, mut gate_open) = (false, false, false, true);
+        let mut refused = refused.into_iter();
         for part in life {
             if part.hands_over && !part.beats {
                 handing_over = now;
@@ -55,6 +57,8 @@ proptest! {
                 let (next, effects) = landing.step(look, on_loss, now);
                 landing = next;
                 let alive = part.stream && now - heartbeat <= STALE_NS;
+                prop_assert!(!(enabled && effects.contains(&Effect::EnableChannels)), "nothing is enabled twice");
+                prop_assert!(enabled || !tried || alive || effects.contains(&Effect::EnableChannels), "it tries again");
                 for effect in effects {
                     match effect {
                         Effect::CloseGate => gate_open = false,
@@ -62,28 +66,30 @@ proptest! {
                             prop_assert!(!gate_open, "the gate is closed before channels are enabled");
                             prop_assert!(handing_over != 0 || now - heartbeat >= PATIENCE_NS);
                             prop_assert!(handing_over == 0 || now - handing_over >= HANDOVER_NS);
-                            enabled = true;
-                        }
-                        Effect::WriteReleased(generation) => {
-                            prop_assert!(enabled, "released is written after the channels are enabled");
-                            prop_assert_eq!(generation, 7);
+                            tried = true;
+                            enabled = !refused.next().unwrap_or(false);
+                            let (next, then) = landing.enabled(enabled);
+                            landing = next;
+                            prop_assert_eq!(then, enabled.then_some(7), "released is said of enabled channels");
+                            said |= then.is_some();
                         }
                         Effect::OpenGate => {
-                            prop_assert!(enabled && (run || max_ns != 0));
+                            prop_assert!(tried && (run || max_ns != 0));
                             gate_open = true;
                         }
                         Effect::ObeyAgent => {
                             prop_assert!(alive);
-                            (enabled, gate_open) = (false, true);
+                            (tried, enabled, said, gate_open) = (false, false, false, true);
                         }
                     }
                 }
                 prop_assert_eq!(landing == Landing::Obeying, alive, "an agent is obeyed exactly while it lives");
                 let patience = if handing_over == 0 { heartbeat + PATIENCE_NS } else { handing_over + HANDOVER_NS };
                 if !alive && now >= patience {
-                    prop_assert!(enabled, "nothing stays disabled past the deadline");
+                    prop_assert!(tried, "nothing is left disabled past the deadline");
                 }
-                if !alive && !enabled {
+                prop_assert_eq!(said, enabled, "released is said once every channel is enabled");
+                if !alive && !tried {
                     prop_assert!(!gate_open, "no launch passes between the loss and the landing");
                 }
             }

@@ -3,7 +3,7 @@
 pub struct ClientEvent {
     #[prost(
         oneof = "client_event::Event",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23"
     )]
     pub event: ::core::option::Option<client_event::Event>,
 }
@@ -55,12 +55,22 @@ pub mod client_event {
         Pressure(super::Pressure),
         #[prost(message, tag = "22")]
         UvmFile(super::UvmFile),
+        #[prost(message, tag = "23")]
+        ControlFile(super::ControlFile),
     }
 }
 /// The process' own descriptor of /dev/nvidia-uvm, on which its channels are registered. The agent takes
 /// a copy: as long as it has one, the driver does not stop the channels of a process that died.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UvmFile {
+    #[prost(int32, tag = "1")]
+    pub fd: i32,
+}
+/// The process' own descriptor of /dev/nvidiactl, on which its channels were made, where it came to own
+/// them only after the greeting or owns them by another file since. The agent takes a copy, which replaces
+/// what it was given before.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ControlFile {
     #[prost(int32, tag = "1")]
     pub fd: i32,
 }

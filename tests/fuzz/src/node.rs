@@ -249,7 +249,7 @@ impl Node {
             any = true;
             let file = || Arc::new(ControlFile::stand_in(any_file().into()));
             self.mailbox.put(Input::Proof(match claim {
-                Claim::File { session, .. } => Proof::File {
+                Claim::File { session, .. } | Claim::Taken { session, .. } => Proof::File {
                     session,
                     file: Some(file()),
                 },

@@ -662,6 +662,9 @@ impl World {
         for effect in effects {
             match effect {
                 Land::EnableChannels if self.broken != Break::NoLanding => {
+                    if let Kind::Offline(harvesting) = &mut self.processes[pid].kind {
+                        harvesting.landing = harvesting.landing.enabled(true).0;
+                    }
                     for device in 0..self.processes[pid].devices.len() {
                         let held = &self.processes[pid].devices[device];
                         let list: Vec<_> = held.channels.iter().map(|channel| channel.1).collect();

@@ -170,6 +170,20 @@ impl Graph {
             .filter_map(|&(client, handle)| self.channel(client, handle))
     }
 
+    /// Clients that own channels, and how many.
+    #[must_use]
+    pub fn owners(&self) -> Vec<(u32, usize)> {
+        let mut owners: Vec<(u32, usize)> = Vec::new();
+        let channels = self.nodes.iter();
+        for ((client, _), _) in channels.filter(|(_, node)| class::is_gpfifo(node.class)) {
+            match owners.last_mut() {
+                Some((last, count)) if last == client => *count += 1,
+                _ => owners.push((*client, 1)),
+            }
+        }
+        owners
+    }
+
     /// A subdevice of `client` below the device of this instance: what a control on a GPU is
     /// addressed to.
     #[must_use]
