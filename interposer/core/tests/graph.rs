@@ -218,16 +218,68 @@ fn a_channel_is_told_with_its_tsg_engine_and_gpu() {
         .iter()
         .filter(|record| matches!(record, Record::ChannelUp(_)))
         .count();
-    assert_eq!(ups, 3, "the copy object told more of the second channel");
-    let channels: Vec<_> = graph.channels().collect();
-    assert_eq!(channels[0].engine, Engine::Graphics, "the TSG's");
-    assert_eq!(channels[1].engine, Engine::Copy, "the object's below it");
-    for channel in channels {
+    assert_eq!(
+        ups, 2,
+        "the copy object told nothing new of the second channel"
+    );
+    for channel in graph.channels() {
+        assert_eq!(channel.engine, Engine::Graphics, "the TSG's");
         assert_eq!((channel.client, channel.tsg), (client, 5));
         assert_eq!(channel.device_instance, Some(3));
         assert_eq!(channel.subdevice, Some(3));
         assert_eq!(channel.class, class::HOPPER_CHANNEL_GPFIFO_A);
     }
+}
+
+/// What a channel counts as whose group is of `group`, with these objects below it.
+fn engine(group: u32, objects: &[u32]) -> Engine {
+    let (client, mut graph) = (CLIENTS[0], Graph::default());
+    context(&mut graph, client);
+    let tsg = Params::Tsg {
+        engine_type: group,
+        va_space: 4,
+    };
+    let channel = Params::Channel {
+        engine_type: 0,
+        va_space: 4,
+        context_share: 0,
+    };
+    let mut records = vec![];
+    graph.apply(
+        alloc(client, 2, 20, class::KEPLER_CHANNEL_GROUP_A, tsg),
+        &mut records,
+    );
+    graph.apply(
+        alloc(client, 20, 21, class::HOPPER_CHANNEL_GPFIFO_A, channel),
+        &mut records,
+    );
+    for (handle, object) in (30..).zip(objects) {
+        graph.apply(
+            alloc(client, 21, handle, *object, Params::None),
+            &mut records,
+        );
+    }
+    let mut channels = graph.channels();
+    let found = channels.find(|channel| channel.channel == 21);
+    found.expect("it stands").engine
+}
+
+#[test]
+fn a_channel_that_computes_and_copies_computes_whatever_came_first() {
+    let (compute, copy) = (class::HOPPER_COMPUTE_A, class::HOPPER_DMA_COPY_A);
+    for group in [0, class::ENGINE_TYPE_GR0] {
+        for objects in [&[compute, copy][..], &[copy, compute], &[compute]] {
+            assert_eq!(
+                engine(group, objects),
+                Engine::Graphics,
+                "{group} {objects:x?}"
+            );
+        }
+    }
+    assert_eq!(engine(class::ENGINE_TYPE_GR0, &[copy]), Engine::Graphics);
+    assert_eq!(engine(class::ENGINE_TYPE_COPY0, &[copy]), Engine::Copy);
+    assert_eq!(engine(0, &[copy]), Engine::Copy);
+    assert_eq!(engine(0, &[]), Engine::Unknown);
 }
 
 #[test]

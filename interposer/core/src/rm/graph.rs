@@ -6,6 +6,10 @@
 //! again after a free, so everything is keyed by (client, handle), and an allocation over a handle
 //! that still stands means that a free went unseen: the old object goes first.
 //!
+//! What a channel feeds, its group's engine says. A graphics channel carries more than one engine object,
+//! a copy object beside the one that computes, in an order of the driver's choice; where the group does
+//! not say, computing wins among them.
+//!
 //! A free is taken out before the ioctl is forwarded ([`Graph::lift`]) and put back if it fails
 //! ([`Graph::put_back`]): in between the agent must not name the channel, because a stale pair in
 //! its list would fail the call for the others.
@@ -22,7 +26,10 @@ struct Node {
     parent: u32,
     deps: [u32; 2],
     params: Params,
-    engine: Option<Engine>,
+    /// By the engine objects below a channel.
+    objects: Option<Engine>,
+    /// By `NVA06F_CTRL_CMD_BIND`.
+    bound: Option<Engine>,
     uuid: Option<[u8; 16]>,
 }
 
@@ -81,8 +88,8 @@ impl Graph {
             } => {
                 let engine = class::engine_of_type(engine_type);
                 self.learn(client, channel, records, |node| {
-                    if node.engine.is_none() && engine != Engine::Unknown {
-                        node.engine = Some(engine);
+                    if engine != Engine::Unknown {
+                        node.bound = Some(engine);
                     }
                 });
             }
@@ -245,7 +252,11 @@ impl Graph {
             records.push(Record::ChannelUp(channel));
         }
         if let Some(engine) = class::engine_of_class(class) {
-            self.learn(client, parent, records, |node| node.engine = Some(engine));
+            self.learn(client, parent, records, |node| {
+                if node.objects != Some(Engine::Graphics) {
+                    node.objects = Some(engine);
+                }
+            });
         }
     }
 
@@ -265,7 +276,8 @@ impl Graph {
             // Handle 0 names nothing.
             deps: deps.map(|dep| if dep == handle { 0 } else { dep }),
             params,
-            engine: None,
+            objects: None,
+            bound: None,
             uuid: None,
         };
         self.nodes.insert((client, handle), node);
@@ -306,10 +318,16 @@ impl Graph {
             Some(Params::Tsg { engine_type, .. }) => class::engine_of_type(engine_type),
             _ => Engine::Unknown,
         };
-        let engine = node.engine.unwrap_or(match (own, of_tsg) {
-            (Engine::Unknown, tsg) => tsg,
-            (own, _) => own,
-        });
+        let said = [
+            of_tsg,
+            node.objects.unwrap_or(Engine::Unknown),
+            own,
+            node.bound.unwrap_or(Engine::Unknown),
+        ];
+        let engine = said
+            .into_iter()
+            .find(|engine| *engine != Engine::Unknown)
+            .unwrap_or(Engine::Unknown);
         let device_instance = self.device_instance(client, handle);
         Some(Channel {
             client,
