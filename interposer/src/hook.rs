@@ -343,7 +343,7 @@ macro_rules! class_of {
     (LaunchMany) => {
         $crate::hook::Class::Launch
     };
-    (SyncCopy) => {
+    (ToHost) => {
         $crate::hook::Class::Launch
     };
     (Sync) => {
@@ -417,10 +417,10 @@ macro_rules! detour {
         // SAFETY: the application's own arguments, unchanged.
         unsafe { $path(ID, $($arg),*, || unsafe { real()($($arg),*) }) }
     };
-    // A copy that has happened when it returns.
-    (SyncCopy [$bytes:expr] ($($arg:ident: $ty:ty),*)) => {
+    // A copy to the host, which has happened when it returns.
+    (ToHost [$bytes:expr] ($($arg:ident: $ty:ty),*)) => {
         // SAFETY: the application's own arguments, unchanged.
-        $crate::launch::sync_copy(ID, $crate::slots::named::<THREAD>(0), $bytes, || unsafe { real()($($arg),*) })
+        $crate::launch::to_host(ID, $crate::slots::named::<THREAD>(0), $bytes, || unsafe { real()($($arg),*) })
     };
     (Sync [$proof:expr] ($($arg:ident: $ty:ty),*)) => {{
         // SAFETY: the application's own arguments, unchanged.

@@ -80,13 +80,8 @@ pub fn slow(row: usize, touch: Touch, call: impl FnOnce() -> CUresult) -> CUresu
     result
 }
 
-/// A copy that has happened when it returns.
-pub fn sync_copy(
-    row: usize,
-    stream: u64,
-    bytes: usize,
-    call: impl FnOnce() -> CUresult,
-) -> CUresult {
+/// A copy to the host, which has happened when it returns.
+pub fn to_host(row: usize, stream: u64, bytes: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = if bytes >= LARGE_COPY {
         let touch = Touch {
             stream,

@@ -110,7 +110,10 @@ crate::hooks! {
     Launch[s, host] 11070 fn cuStreamWaitValue64_v2(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
     Launch[s, host] 11070 fn cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
 
-    // Fills return early too; copies have happened when they return.
+    // What a synchronous call promises at its return is what the CUDA documentation says of it ("API
+    // synchronization behavior"): fills and copies between devices may return before they have begun, a
+    // copy from pageable memory before its last part has arrived. Only a copy to the host is done; where
+    // the addresses alone tell the direction, a copy counts as one that is not.
     Launch[NULL] 3020 fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
     Launch[NULL] 7000 fn cuMemsetD8_v2_ptds(to: CUdeviceptr, value: u8, count: usize);
     Launch[NULL] 3020 fn cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize);
@@ -123,34 +126,34 @@ crate::hooks! {
     Launch[NULL] 7000 fn cuMemsetD32_v2_ptds(to: CUdeviceptr, value: u32, count: usize);
     Launch[NULL] 3020 fn cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize);
     Launch[NULL] 7000 fn cuMemsetD2D32_v2_ptds(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize);
-    SyncCopy[bytes] 4000 fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    SyncCopy[bytes] 4000 fn cuMemcpyPeer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyPeer_ptds(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
-    SyncCopy[bytes] 3020 fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyHtoD_v2_ptds(to: CUdeviceptr, from: *const c_void, bytes: usize);
-    SyncCopy[bytes] 3020 fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyDtoH_v2_ptds(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-    SyncCopy[bytes] 3020 fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyDtoD_v2_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    SyncCopy[bytes] 3020 fn cuMemcpyDtoA_v2(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyDtoA_v2_ptds(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
-    SyncCopy[bytes] 3020 fn cuMemcpyAtoD_v2(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyAtoD_v2_ptds(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
-    SyncCopy[bytes] 3020 fn cuMemcpyHtoA_v2(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyHtoA_v2_ptds(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
-    SyncCopy[bytes] 3020 fn cuMemcpyAtoH_v2(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyAtoH_v2_ptds(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
-    SyncCopy[bytes] 3020 fn cuMemcpyAtoA_v2(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
-    SyncCopy[bytes] 7000 fn cuMemcpyAtoA_v2_ptds(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
-    SyncCopy[usize::MAX] 3020 fn cuMemcpy2D_v2(copy: *const c_void);
-    SyncCopy[usize::MAX] 7000 fn cuMemcpy2D_v2_ptds(copy: *const c_void);
-    SyncCopy[usize::MAX] 3020 fn cuMemcpy2DUnaligned_v2(copy: *const c_void);
-    SyncCopy[usize::MAX] 7000 fn cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void);
-    SyncCopy[usize::MAX] 3020 fn cuMemcpy3D_v2(copy: *const c_void);
-    SyncCopy[usize::MAX] 7000 fn cuMemcpy3D_v2_ptds(copy: *const c_void);
-    SyncCopy[usize::MAX] 4000 fn cuMemcpy3DPeer(copy: *const c_void);
-    SyncCopy[usize::MAX] 7000 fn cuMemcpy3DPeer_ptds(copy: *const c_void);
+    Launch[NULL] 4000 fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 7000 fn cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 4000 fn cuMemcpyPeer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
+    Launch[NULL] 7000 fn cuMemcpyPeer_ptds(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
+    Launch[NULL] 3020 fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
+    Launch[NULL] 7000 fn cuMemcpyHtoD_v2_ptds(to: CUdeviceptr, from: *const c_void, bytes: usize);
+    ToHost[bytes] 3020 fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+    ToHost[bytes] 7000 fn cuMemcpyDtoH_v2_ptds(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 3020 fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 7000 fn cuMemcpyDtoD_v2_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 3020 fn cuMemcpyDtoA_v2(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 7000 fn cuMemcpyDtoA_v2_ptds(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 3020 fn cuMemcpyAtoD_v2(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
+    Launch[NULL] 7000 fn cuMemcpyAtoD_v2_ptds(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
+    Launch[NULL] 3020 fn cuMemcpyHtoA_v2(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
+    Launch[NULL] 7000 fn cuMemcpyHtoA_v2_ptds(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
+    ToHost[bytes] 3020 fn cuMemcpyAtoH_v2(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
+    ToHost[bytes] 7000 fn cuMemcpyAtoH_v2_ptds(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
+    Launch[NULL] 3020 fn cuMemcpyAtoA_v2(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
+    Launch[NULL] 7000 fn cuMemcpyAtoA_v2_ptds(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
+    Launch[NULL] 3020 fn cuMemcpy2D_v2(copy: *const c_void);
+    Launch[NULL] 7000 fn cuMemcpy2D_v2_ptds(copy: *const c_void);
+    Launch[NULL] 3020 fn cuMemcpy2DUnaligned_v2(copy: *const c_void);
+    Launch[NULL] 7000 fn cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void);
+    Launch[NULL] 3020 fn cuMemcpy3D_v2(copy: *const c_void);
+    Launch[NULL] 7000 fn cuMemcpy3D_v2_ptds(copy: *const c_void);
+    Launch[NULL] 4000 fn cuMemcpy3DPeer(copy: *const c_void);
+    Launch[NULL] 7000 fn cuMemcpy3DPeer_ptds(copy: *const c_void);
 
     // What proves work done.
     Sync[Proof::Context] 2000 fn cuCtxSynchronize();

@@ -1,4 +1,4 @@
-/* Threads that launch in random patterns: bursts, single launches, launches into the moment in which the device becomes idle,
+/* Threads that launch in random patterns, kernels, graphs and small copies to the device: bursts, single launches, launches into the moment in which the device becomes idle,
  * pauses around the prober's interval, syncs or none, one stream or many. Arguments: LAUNCHES in all, SEED, THREADS; no thread
  * goes on before all have launched once. Runs on running_cuda.c, whose report it prints, with how many launches the library
  * counted. */
@@ -18,6 +18,8 @@ int cuCtxSynchronize(void);
 int cuStreamCreate(void **, unsigned);
 int cuStreamSynchronize(void *);
 int cuGraphLaunch(void *, void *);
+int cuMemcpyDtoD_v2(unsigned long long, unsigned long long, size_t);
+int cuMemcpyHtoD_v2(unsigned long long, const void *, size_t);
 int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 int running_watch(void);
 int running_idle(void);
@@ -47,7 +49,10 @@ static void *run(void *argument)
         void *on = stream[next(&state) % STREAMS];
         for (uint64_t i = 0; i < burst && made < each; i++, made++) {
             if (next(&state) % 64 == 0) on = stream[next(&state) % STREAMS];
-            if (i & 1) cuGraphLaunch((void *)80, on);
+            uint64_t what = next(&state) % 32;
+            if (what == 0) cuMemcpyDtoD_v2(4096, 8192, 64);
+            else if (what == 1) cuMemcpyHtoD_v2(4096, &state, sizeof state);
+            else if (i & 1) cuGraphLaunch((void *)80, on);
             else cuLaunchKernel((void *)48, 1, 1, 1, 1, 1, 1, 0, on, 0, 0);
         }
         switch (next(&state) % 4) {

@@ -3,9 +3,10 @@
 //! A reclaim changes mappings while every channel is disabled. A thread that is inside one of these
 //! calls may hold a lock that changing them needs, and will hold it until a channel runs again. So
 //! each leaves a mark while it is inside, and waits before it goes in while the gate word says that
-//! a reclaim is under way. Which calls they are, the table says: rows of class `Hold`, synchronous
-//! copies, what ends contexts and streams, and the synchronisation of a whole context. A launch into
-//! a full queue is the one other: its count of launches entered and returned is its mark.
+//! a reclaim is under way. Which calls they are, the table says: rows of class `Hold`, copies to the
+//! host, what ends contexts and streams, and the synchronisation of a whole context. A launch into a
+//! full queue and a copy that starts on the host are the others: the count of launches entered and
+//! returned is their mark.
 //!
 //! Mark, fence, look at the gate; there, gate, fence, look at the marks: whoever comes second sees
 //! the other.

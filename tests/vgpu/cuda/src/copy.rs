@@ -1,9 +1,12 @@
 //! Copies and fills: the memcpy and memset families over one shape each.
 //!
 //! Every signature becomes rows of bytes with two pitches. Copies go to a copy engine by direction,
-//! fills to the compute engine. A call that is synchronous waits for its own work; an asynchronous
-//! one from pageable memory takes what it reads at the call, as the real library does, and one to
-//! pageable memory waits.
+//! fills to the compute engine. What a call waits for is what the CUDA documentation, "API
+//! synchronization behavior", lets a program rely on, and no more. A synchronous one waits for its own
+//! work, except: from pageable memory to a device it waits for the stream's earlier work, takes what it
+//! reads, and returns before the last of it has arrived; from device to device it does not wait. An
+//! asynchronous one from pageable memory takes what it reads at the call, and one to pageable memory
+//! waits.
 
 use tidegate_abi::cuda::{CUdeviceptr, CUresult, CUstream};
 use tidegate_vgpu::ring::{Entry, Op};
@@ -16,7 +19,7 @@ use crate::result::CudaResult;
 use crate::stream::{self, DefaultStream, Engine, Stream};
 use crate::work::{self, Work};
 
-/// Most bytes that an asynchronous copy from pageable memory stages.
+/// Most bytes of pageable memory that are staged at once.
 const STAGED: u64 = 64 << 10;
 
 /// Rows of bytes from one place to another. Planes of a 3-D copy are further copies.
@@ -117,18 +120,7 @@ impl Copy {
         let from_pageable = memory::find(self.from).is_none();
         let to_pageable = memory::find(self.to).is_none();
         if from_pageable && self.rows == 1 && self.planes == 1 && self.width <= STAGED {
-            let mut staged = vec![0_u8; self.width as usize].into_boxed_slice();
-            // SAFETY: the application promises `width` readable bytes at `from`.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    std::ptr::with_exposed_provenance::<u8>(self.from as usize),
-                    staged.as_mut_ptr(),
-                    staged.len(),
-                );
-            }
-            let from = staged.as_ptr().expose_provenance() as u64;
-            let entry = entry(Op::Copy, &[self.to, from, self.width]);
-            let point = stream.submit_staged(self.engine(), &entry, staged)?;
+            let point = self.run_staged(stream)?;
             return if to_pageable { point.wait() } else { Ok(()) };
         }
         match work::enqueue(stream, Work::Copy(self))? {
@@ -137,11 +129,48 @@ impl Copy {
         }
     }
 
-    /// Gives a copy to the default stream and waits.
+    /// Takes one line of at most [`STAGED`] bytes, and gives it to `stream`.
+    fn run_staged(&self, stream: &Stream) -> CudaResult<Point> {
+        let mut staged = vec![0_u8; self.width as usize].into_boxed_slice();
+        // SAFETY: the application promises `width` readable bytes at `from`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                std::ptr::with_exposed_provenance::<u8>(self.from as usize),
+                staged.as_mut_ptr(),
+                staged.len(),
+            );
+        }
+        let from = staged.as_ptr().expose_provenance() as u64;
+        let entry = entry(Op::Copy, &[self.to, from, self.width]);
+        stream.submit_staged(self.engine(), &entry, staged)
+    }
+
+    /// Gives a copy to the default stream and waits for as much of it as the call promises.
     fn run_sync(self, default: DefaultStream) -> CudaResult {
         let stream = default_stream(default)?;
         capturing::ask_stream(stream)?;
         let _held = locks::call(stream.context.gpu);
+        if self.is_empty() {
+            return Ok(());
+        }
+        let [from, to] = [self.from, self.to].map(memory::find);
+        let on_device = |place: Place| matches!(place, Place::Device(_));
+        let [from_device, to_device] =
+            [&from, &to].map(|side| side.as_ref().is_some_and(|a| on_device(a.place)));
+        if from_device && to_device {
+            return self.run(stream, 0).map(|_| ());
+        }
+        if from.is_none() && to_device && self.rows == 1 && self.planes == 1 {
+            // All but what is staged last has arrived by then.
+            let last = self.width.min(STAGED);
+            let first = self.width - last;
+            stream.synchronize()?;
+            if let Some(point) = Self::line(self.to, self.from, first).run(stream, 0)? {
+                point.wait()?;
+            }
+            let last = Self::line(self.to + first, self.from + first, last);
+            return last.run_staged(stream).map(|_| ());
+        }
         match self.run(stream, 0)? {
             Some(point) => point.wait(),
             None => Ok(()),
