@@ -2,8 +2,9 @@
 
 use std::io::{BufRead, BufReader};
 
+use serde_json::Value;
 use tidegate_tests::clock::Stalls;
-use tidegate_tests::view::{finished_after, process, status, table, wait_so};
+use tidegate_tests::view::{finished_after, status, table, wait_so};
 use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::Kind;
@@ -53,8 +54,13 @@ impl Holder {
 
 /// What status says holds the device of `pid`, if anything.
 fn named(node: &Node, pid: u32) -> Option<String> {
-    let process = process(node, pid)?;
-    let devices = process["devices"].as_array()?;
+    named_in(&status(node), pid)
+}
+
+/// As [`named`], of one report.
+fn named_in(status: &Value, pid: u32) -> Option<String> {
+    let mut processes = status["processes"].as_array()?.iter();
+    let devices = processes.find(|row| row["pid"] == pid)?["devices"].as_array()?;
     devices
         .iter()
         .filter_map(|device| device["suspect"].as_str())
@@ -129,13 +135,13 @@ fn a_suspect_that_is_ignored_leaves_the_gate_open(how: &str, reason: &str) {
     wait_for("offline to run beside it", || {
         finished_after(&node, pid, known)
     });
-    wait_so("an open gate", || {
-        status(&node)["gpus"][0]["gate"] == "open"
+    // One report says both: it is passed over while it is named, not because its name has gone. A loop
+    // of launches that the machine makes pause has no name until it is seen going on.
+    wait_so("an open gate beside a name", || {
+        let status = status(&node);
+        let named = named_in(&status, holder.process().pid());
+        status["gpus"][0]["gate"] == "open" && named.as_deref() == Some(reason)
     });
-    assert!(
-        named(&node, holder.process().pid()).is_some(),
-        "still named"
-    );
     assert!(offline.stop() > 0);
 }
 
