@@ -144,6 +144,8 @@ pub struct Control {
     reclaims: Latencies,
     events: VecDeque<Event>,
     effects: Vec<Effect>,
+    /// Effects of one step are being carried out: what they make happen at once waits in `events` until all are.
+    carrying_out: bool,
     now: u64,
     started: u64,
     beat: u64,
@@ -282,6 +284,7 @@ impl Control {
             reclaims: Latencies::new(),
             events: VecDeque::with_capacity(1_024),
             effects: Vec::with_capacity(1_024),
+            carrying_out: false,
             now,
             started: now,
             beat: 0,
@@ -552,6 +555,11 @@ impl Control {
     }
 
     fn drain(&mut self) {
+        // An order that fails at once must not be answered by newer orders before the rest of its own step has
+        // been handed on: the rest would come after, and replace them.
+        if self.carrying_out {
+            return;
+        }
         while let Some(event) = self.events.pop_front() {
             if !self.may_step() {
                 continue;
@@ -568,9 +576,11 @@ impl Control {
     }
 
     fn carry_out_all(&mut self, effects: Vec<Effect>) {
+        self.carrying_out = true;
         for &effect in &effects {
             self.carry_out(effect);
         }
+        self.carrying_out = false;
         self.effects = effects;
         self.account();
     }

@@ -50,10 +50,7 @@ impl Control {
         if let (Some(recorder), Some(event)) = (&mut self.recorder, recorded) {
             recorder.stepped_memory(&event, now, &effects);
         }
-        for &effect in &effects {
-            self.carry_out(effect);
-        }
-        self.effects = effects;
+        self.carry_out_all(effects);
         self.drain();
     }
 

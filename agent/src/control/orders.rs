@@ -180,6 +180,12 @@ impl Control {
     }
 
     pub(super) fn order(&mut self, order: Order, disable: bool, look: Look) {
+        // Whoever is given an order replaces what was ordered before, so an older one is never handed on.
+        let newest = self.gang(order.job, order.gpu).map(|gang| gang.newest);
+        if newest.is_some_and(|newest| order.generation < newest) {
+            self.counters.orders_stale += 1;
+            return;
+        }
         if self.level == Level::L5 {
             self.order_launch_gate(order, disable, look);
             return;
@@ -381,6 +387,7 @@ impl Control {
         if let Some(gang) = self.gang(order.job, order.gpu) {
             gang.launches_pass = !disable;
             gang.disable = disable;
+            gang.newest = order.generation;
             gang.applied = if disable {
                 Applied::Disabled
             } else {

@@ -54,6 +54,7 @@ pub struct Counters {
     pub enables_failed: u64,
     pub enables_withheld: u64,
     pub wakes_overtaken: u64,
+    pub orders_stale: u64,
     pub foreign_claims: u64,
     pub proofs_lapsed: u64,
     pub channels_refused: u64,
@@ -101,6 +102,11 @@ impl Counters {
                 "wakes_overtaken",
                 self.wakes_overtaken,
                 "Enables that took effect after online had begun, with their disable behind them",
+            ),
+            row(
+                "orders_stale",
+                self.orders_stale,
+                "Orders that a newer one had replaced before they were handed on",
             ),
             row(
                 "foreign_claims",
