@@ -2,8 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use tidegate_tests::peer::Peer;
-use tidegate_tests::view::{disabled, status, wait_so};
-use tidegate_tests::{Node, Running, TRUSTING};
+use tidegate_tests::view::{disabled, status, wait_all, wait_so};
+use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, watch};
+use tidegate_vgpu::control::Control;
+
+/// Which device files a process does not see, and with what number opening them fails, for the shim.
+const HIDE: &str = "TIDEGATE_VGPU_HIDE";
 
 /// The kinds of obstacle that status names.
 fn named(node: &Node) -> Vec<String> {
@@ -93,4 +97,132 @@ fn mps_is_seen_at_the_start_and_while_the_agent_runs() {
     wait_so("a closed gate", || offline.ask("gate 0") == "gate closed");
     assert_eq!(disabled(&node, client), [false, false]);
     drop(daemon);
+}
+
+#[test]
+fn a_container_with_one_of_two_gpus_manages_that_one_and_names_the_other() {
+    for (number, said) in [
+        (libc::ENOENT, "No such file"),
+        (libc::EPERM, "not permitted"),
+        (libc::EACCES, "Permission denied"),
+    ] {
+        let mut node = Node::device_only(&["--gpus", "2"]);
+        let hidden = format!("nvidia1:{number}");
+        node.start_agent_by(TRUSTING, |mut agent| {
+            agent.env(HIDE, &hidden);
+            agent
+        });
+        let seen = status(&node);
+        assert_eq!(seen["level"], "l1_agent");
+        assert_eq!(seen["gpus"].as_array().map(Vec::len), Some(1));
+        let note = seen["driver_note"].as_str().expect("a text");
+        assert!(
+            note.contains("/dev/nvidia1") && note.contains(said),
+            "{note}"
+        );
+        let log = std::fs::read_to_string(node.agent_log()).expect("it logs");
+        assert!(
+            log.contains("/dev/nvidia1") && log.contains(said),
+            "the log names it: {log}"
+        );
+
+        // Managed as on a machine of one.
+        let mut offline = Offline::start(&node, 1_000_000, &[0]);
+        offline.running();
+        let mut online = Online::start(&node, 0);
+        online.say("forever");
+        watch::wait_all(&node, &[offline.process.pid()], true);
+        drop(online);
+        watch::wait_all(&node, &[offline.process.pid()], false);
+        offline.stop();
+        drop(node.agent.take());
+
+        let device = format!("virtual={}", node.vgpu_dir().display());
+        let doctor = ["doctor", "--device", &device, "--output", "json"];
+        let mut doctor = node.tidegate_command(&doctor);
+        let output = doctor.env(HIDE, &hidden).output().expect("it starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            text.contains("1 GPU") && text.contains("/dev/nvidia1"),
+            "{text}"
+        );
+    }
+}
+
+/// A control that the driver answers with NOT_SUPPORTED when an agent, or doctor, asks it.
+fn refuse(node: &Node, control: &str, program: &str) {
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    let knob = format!("{control}:0x56:{program}");
+    device.set("refuse", knob).expect("a knob");
+}
+
+#[track_caller]
+fn gates_launches_without_a_list_of_gpus(node: &mut Node, hide: &str, why: &str) {
+    node.start_agent_by(TRUSTING, |mut agent| {
+        agent.env(HIDE, hide);
+        agent
+    });
+    let seen = status(node);
+    assert_eq!(seen["level"], "l5_launch_gate");
+    for place in ["driver_note", "level_note"] {
+        let note = seen[place].as_str().expect("a text");
+        assert!(note.contains(why), "{place}: {note}");
+    }
+    assert_eq!(seen["gpus"].as_array().map(Vec::len), Some(0));
+    let log = std::fs::read_to_string(node.agent_log()).expect("it logs");
+    let lines = log.lines().filter(|line| line.contains(why));
+    assert_eq!(lines.count(), 1, "one clear line: {log}");
+
+    // Its GPUs are those of the processes that attach.
+    let mut online = Peer::attached(node, "online", "");
+    online.ask("idle 0");
+    let mut offline = Peer::attached(node, "offline", "batch");
+    let (client, _) = offline.channels(0, 2);
+    wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+    online.ask("busy 0");
+    wait_so("a closed gate", || offline.ask("gate 0") == "gate closed");
+    let seen = status(node);
+    assert_eq!(seen["gpus"].as_array().map(Vec::len), Some(1));
+    assert_eq!(seen["gpus"][0]["gate"], "closed");
+    online.ask("idle 0");
+    wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+    assert_eq!(disabled(node, client), [false, false]);
+    drop(node.agent.take());
+
+    let device = format!("virtual={}", node.vgpu_dir().display());
+    let mut doctor = node.tidegate_command(&["doctor", "--device", &device, "--output", "json"]);
+    let output = doctor.env(HIDE, hide).output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains(why), "{text}");
+
+    let mut forced = node.agent_command();
+    forced.env("TIDEGATE_CHANNEL__LEVEL", "L1").env(HIDE, hide);
+    let refused = forced.output().expect("it starts");
+    assert_eq!(refused.status.code(), Some(1), "a forced level is an error");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains(why), "{said}");
+}
+
+#[test]
+fn without_a_control_file_launches_are_gated() {
+    for (number, why) in [
+        (libc::ENOENT, "cannot open /dev/nvidiactl: No such file"),
+        (
+            libc::EACCES,
+            "cannot open /dev/nvidiactl: Permission denied",
+        ),
+    ] {
+        let mut node = Node::device_only(&[]);
+        let hide = format!("nvidiactl:{number}");
+        gates_launches_without_a_list_of_gpus(&mut node, &hide, why);
+    }
+}
+
+#[test]
+fn a_driver_that_refuses_to_list_its_gpus_leaves_the_launch_gate() {
+    let mut node = Node::device_only(&[]);
+    // GPU_GET_GID_INFO, to programs of ours.
+    refuse(&node, "0x2080014a", "debug/tidegate");
+    let why = "the driver refuses GPU_GET_GID_INFO: NOT_SUPPORTED";
+    gates_launches_without_a_list_of_gpus(&mut node, "", why);
 }

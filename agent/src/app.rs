@@ -15,7 +15,7 @@ use crate::level::{self, Choice, Refused};
 use crate::logs::LogLevel;
 use crate::metrics::serve::{Endpoint, Exporter};
 use crate::notify::Notifier;
-use crate::obstacle::{self, Mps};
+use crate::obstacle::{self, Mps, Obstacle};
 use crate::peers::{self, Connection, Crowd, Pages};
 use crate::reaper::Reaper;
 use crate::reconcile::{self, Reconciled};
@@ -34,6 +34,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_abi::rm::MAX_GPUS;
 use tidegate_policy::config as policy;
 use tidegate_policy::ids::Bytes;
 use tidegate_proto::{CONTROL_SOCKET, DESCRIPTOR, HOOK_SOCKET, STATUS_SOCKET, v1};
@@ -140,7 +141,15 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let config = &options.loaded.config;
     let mut run_dir = take_run_dir(options)?;
     let journal = Arc::new(run_dir.journal()?);
-    let driver = rm::enumerate()?;
+    let driver = rm::enumerate().unwrap_or_else(|error| Driver::unlisted(&error));
+    if let Some(why) = &driver.lacks {
+        tracing::error!("channels are not touched, only launches are gated: {why}");
+    }
+    for gpu in &driver.hidden {
+        tracing::warn!(
+            "the channels of a GPU that this process does not see are not touched: {gpu}"
+        );
+    }
     let adopted = take_over(&journal, &driver)?;
     let generation = journal.next_generation();
     run_dir.sign(generation)?;
@@ -181,6 +190,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         method: choice.method,
         pool: config.memory.pool,
         believe_unproven: config.unproven == Unproven::FirstClaim,
+        unseen: unseen(&driver, choice.level, &obstacles),
         gpus,
         generation,
         journal,
@@ -202,6 +212,10 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     };
     obstacle::watch(mps, parts.about.mps(), mailbox.clone())
         .map_err(starting("start looking for MPS"))?;
+    if driver.lacks.is_some() {
+        obstacle::await_driver(notifier.is_heard(), mailbox.clone())
+            .map_err(starting("start looking for a driver"))?;
+    }
     let keep = config.watching.history_file().map(|file| Keep {
         file,
         bytes: config.watching.history_size,
@@ -337,6 +351,21 @@ fn issuers(
         gpus.push((gpu.clone(), issuer));
     }
     Ok(gpus)
+}
+
+/// How many GPUs there may be that the agent has not listed. Gating launches asks nothing of a GPU, so at that level those
+/// of attached processes count as they come: where none could be listed, where some are hidden, and where a process names
+/// an instance of one.
+fn unseen(driver: &Driver, level: Level, obstacles: &[Obstacle]) -> usize {
+    let split = obstacles
+        .iter()
+        .any(|obstacle| matches!(obstacle, Obstacle::Mig(_)));
+    let may_be = driver.lacks.is_some() || !driver.hidden.is_empty() || split;
+    if level == Level::L5 && may_be {
+        MAX_GPUS.saturating_sub(driver.gpus.len())
+    } else {
+        0
+    }
 }
 
 /// What the control thread can be told while it runs.

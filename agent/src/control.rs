@@ -11,6 +11,7 @@
 //! meanwhile, so the wanted state of every channel is ordered again.
 
 mod claims;
+mod devices;
 mod gang;
 mod leaving;
 mod members;
@@ -77,6 +78,8 @@ pub struct Parts {
     pub believe_unproven: bool,
     /// The GPUs, in order, with their issue threads (none at L3 and L5).
     pub gpus: Vec<(Gpu, Option<Issuer>)>,
+    /// How many GPUs more there may be, known when a process names them. Their launches only are gated: at level L5.
+    pub unseen: usize,
     /// This agent's generation.
     pub generation: u64,
     /// Disabled channels.
@@ -119,6 +122,8 @@ pub struct Control {
     start_hold_ns: u64,
     generation: u64,
     gpus: Vec<GpuState>,
+    /// How many GPUs more may be met.
+    unseen: usize,
     jobs: Vec<Job>,
     sessions: BTreeMap<u64, Session>,
     claims: Claims,
@@ -189,6 +194,22 @@ struct GpuState {
     pressure_events: u64,
 }
 
+impl GpuState {
+    fn new(gpu: Gpu, issuer: Option<Issuer>) -> Self {
+        Self {
+            gpu,
+            issuer,
+            guards: Arc::default(),
+            pending: 0,
+            pending_since: 0,
+            stalled: false,
+            preempt: Latencies::new(),
+            gate: Latencies::new(),
+            pressure_events: 0,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Job {
     uid: u32,
@@ -216,19 +237,9 @@ impl Control {
         let gpus: Vec<_> = parts
             .gpus
             .into_iter()
-            .map(|(gpu, issuer)| GpuState {
-                gpu,
-                issuer,
-                guards: Arc::default(),
-                pending: 0,
-                pending_since: 0,
-                stalled: false,
-                preempt: Latencies::new(),
-                gate: Latencies::new(),
-                pressure_events: 0,
-            })
+            .map(|(gpu, issuer)| GpuState::new(gpu, issuer))
             .collect();
-        let count = u8::try_from(gpus.len()).unwrap_or(u8::MAX);
+        let count = u8::try_from(gpus.len() + parts.unseen).unwrap_or(u8::MAX);
         let mut recorder = parts.recorder;
         let Tunables {
             policy,
@@ -252,6 +263,7 @@ impl Control {
             ignore_suspects: policy.suspects == Suspects::Ignore,
             generation: parts.generation,
             gpus,
+            unseen: parts.unseen,
             jobs: Vec::new(),
             sessions: BTreeMap::new(),
             claims: Claims::default(),

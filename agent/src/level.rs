@@ -41,7 +41,19 @@ pub struct Refused {
 /// What is odd about the driver; empty: nothing.
 #[must_use]
 pub fn driver_note(driver: &Driver) -> String {
-    version_note(&driver.version)
+    let mut notes: Vec<_> = driver.lacks.iter().cloned().collect();
+    if driver.lacks.is_none() {
+        notes.push(version_note(&driver.version));
+    }
+    if !driver.hidden.is_empty() {
+        let hidden: Vec<_> = driver.hidden.iter().map(ToString::to_string).collect();
+        notes.push(format!(
+            "GPUs of this machine that the agent does not see: {}",
+            hidden.join(", ")
+        ));
+    }
+    notes.retain(|note| !note.is_empty());
+    notes.join("; ")
 }
 
 /// What is odd about a driver of this version; empty: nothing.
@@ -71,6 +83,8 @@ pub fn choose(
     let mut check = |level: Level| {
         if level == Level::L5 {
             Ok(Method::default())
+        } else if let Some(why) = &driver.lacks {
+            Err(why.clone())
         } else if driver.branch.is_none() {
             Err(format!("driver {} is of no known branch", driver.version))
         } else {
@@ -118,6 +132,8 @@ mod tests {
             version: version.to_owned(),
             branch: Branch::of_version(version),
             gpus: Vec::new(),
+            hidden: Vec::new(),
+            lacks: None,
         }
     }
 
@@ -143,6 +159,23 @@ mod tests {
         let forced = LevelChoice::Forced(Level::L1);
         assert!(choose(forced, &unknown, |_| Ok(Method::Disable)).is_err());
         assert!(driver_note(&unknown).contains("no known branch"));
+    }
+
+    #[test]
+    fn a_driver_that_lists_no_gpus_leaves_the_launch_gate() {
+        let mut driver = driver("580.95.05");
+        driver.lacks = Some("the GPUs cannot be listed: because".to_owned());
+        let choice = choose(LevelChoice::Auto, &driver, |_| panic!("nothing is tested"));
+        let choice = choice.expect("L5 needs no driver");
+        assert_eq!(choice.level, Level::L5);
+        assert!(choice.note.contains("because"), "{}", choice.note);
+        assert!(
+            choose(LevelChoice::Forced(Level::L1), &driver, |_| Ok(
+                Method::default()
+            ))
+            .is_err()
+        );
+        assert!(driver_note(&driver).contains("because"));
     }
 
     #[test]

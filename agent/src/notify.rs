@@ -37,6 +37,12 @@ impl Notifier {
         }
     }
 
+    /// Whether there is a service manager.
+    #[must_use]
+    pub const fn is_heard(&self) -> bool {
+        self.socket.is_some()
+    }
+
     /// How often [`Self::alive`] should be said; 0: not at all.
     #[must_use]
     pub const fn alive_every_ns(&self) -> u64 {

@@ -478,6 +478,46 @@ pub struct Driver {
     pub branch: Option<Branch>,
     /// In order of minor number, as the vendor's tools count them.
     pub gpus: Vec<Gpu>,
+    /// GPUs of the machine whose files this process does not have or may not open, as in a container
+    /// that was given some of them.
+    pub hidden: Vec<Hidden>,
+    /// Why its GPUs could not be listed, if so: there are none in the list then, and only launches can be gated.
+    pub lacks: Option<String>,
+}
+
+impl Driver {
+    /// A driver that does not list its GPUs: there is none, this process may not ask it, or it is one whose answers
+    /// cannot be read.
+    #[must_use]
+    pub fn unlisted(error: &RmError) -> Self {
+        let version = ControlFile::open().and_then(|file| file.driver_version());
+        Self {
+            version: version.unwrap_or_default(),
+            // Whatever layouts it has were not understood.
+            branch: None,
+            gpus: Vec::new(),
+            hidden: Vec::new(),
+            lacks: Some(format!(
+                "the GPUs cannot be listed: {}",
+                crate::causes::with_causes(error)
+            )),
+        }
+    }
+}
+
+/// A GPU of the machine that this process cannot open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hidden {
+    /// Number of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// Why.
+    pub why: String,
+}
+
+impl std::fmt::Display for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "/dev/nvidia{}: {}", self.minor, self.why)
+    }
 }
 
 /// Asks the driver what it is and which GPUs it has.
@@ -505,13 +545,23 @@ pub fn enumerate() -> Result<Driver> {
         (rm::NV0000_CTRL_CMD_GPU_GET_PROBED_IDS, "GPU_GET_PROBED_IDS"),
         &mut probed,
     )?;
-    let mut gpus = Vec::new();
+    let (mut gpus, mut hidden) = (Vec::new(), Vec::new());
     for card in cards {
         let known = probed.gpu_ids.contains(&card.gpu_id) && card.gpu_id != rm::INVALID_GPU_ID;
         if card.valid & 0xff == 0 || !known {
             continue;
         }
-        let device = open(&format!("/dev/nvidia{}", card.minor))?;
+        // The driver lists the machine's, whatever this process sees of them.
+        let device = match open(&format!("/dev/nvidia{}", card.minor)) {
+            Err(RmError::Open { source, .. }) if is_hidden(&source) => {
+                hidden.push(Hidden {
+                    minor: card.minor,
+                    why: source.to_string(),
+                });
+                continue;
+            }
+            opened => opened?,
+        };
         let instance = attach(&file, client, card.gpu_id)?;
         let subdevice = Subdevice::on(Arc::clone(&file), client, device.into(), instance)?;
         gpus.push(Gpu {
@@ -521,11 +571,22 @@ pub fn enumerate() -> Result<Driver> {
         });
     }
     gpus.sort_by_key(|gpu| gpu.minor);
+    hidden.sort_by_key(|gpu| gpu.minor);
     Ok(Driver {
         version,
         branch,
         gpus,
+        hidden,
+        lacks: None,
     })
+}
+
+/// Whether a device file that does not open is not meant for this process: it is not there (containers), the device
+/// cgroup forbids it (EPERM), or its mode does (EACCES).
+fn is_hidden(error: &io::Error) -> bool {
+    [libc::ENOENT, libc::EPERM, libc::EACCES]
+        .map(Some)
+        .contains(&error.raw_os_error())
 }
 
 /// Attaches a GPU to the client's file and returns its device instance.

@@ -212,9 +212,9 @@ impl Usage {
         self.overlaps.get(place).copied().unwrap_or(0)
     }
 
-    /// What status says of GPU `at`.
+    /// What status says of GPU `at` among the first `count`.
     #[must_use]
-    pub fn message(&self, at: usize) -> Option<v1::GpuUsage> {
+    pub fn message(&self, at: usize, count: usize) -> Option<v1::GpuUsage> {
         let gpu = self.gpus.get(at)?;
         let id = crate::control::gpu_id(at);
         Some(v1::GpuUsage {
@@ -224,7 +224,7 @@ impl Usage {
             offline_running_ns: gpu.running,
             edges: gpu.edges,
             gaps: Some(gpu.gaps.message()),
-            overlap_ns: (0..self.gpus.len())
+            overlap_ns: (0..count)
                 .map(|other| self.overlap(id, crate::control::gpu_id(other)))
                 .collect(),
         })

@@ -105,6 +105,7 @@ impl Rig {
             // Nobody has to prove whose a client is.
             believe_unproven: true,
             gpus: issuers.collect(),
+            unseen: 0,
             generation: 1,
             journal: Arc::new(Journal::open(&journal).expect("a journal")),
             adopted: Vec::new(),

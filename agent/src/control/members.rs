@@ -1,12 +1,11 @@
 //! Processes come and report their devices and channels.
 
 use super::leaving::Leaves;
-use super::session::{CHANNELS, Client, File, Held, Session, Slot, TICKETS, Ticket, reading};
+use super::session::{CHANNELS, Client, File, Held, Session, TICKETS, Ticket, reading};
 use super::{Control, claims::Verdict, gpu_id};
 use crate::config::{Level, Role};
 use crate::events::Happening;
 use crate::inbox::{Channel, Newcomer, RmChange, Said, Tell, Welcome};
-use crate::issue::Guards;
 use crate::prove::{Claim, Proof};
 use crate::rm::ControlFile;
 use std::sync::Arc;
@@ -84,7 +83,7 @@ impl Control {
     }
 
     /// Tells policy of an offline process and all GPUs it is known to use.
-    fn announce_offline(&mut self, id: u64) {
+    pub(super) fn announce_offline(&mut self, id: u64) {
         let Some(session) = self.sessions.get(&id) else {
             return;
         };
@@ -219,80 +218,6 @@ impl Control {
                 job: self.job_name(self.sessions.get(&id).and_then(|s| s.job)),
                 ..Happening::default()
             }),
-        }
-    }
-
-    fn meet_device(&mut self, id: u64, at: u32, uuid: [u8; 16]) {
-        let found = self.gpus.iter().position(|state| state.gpu.uuid == uuid);
-        let Some(session) = self.sessions.get_mut(&id) else {
-            return;
-        };
-        let Some(slot) = session.slots.get_mut(at as usize) else {
-            return;
-        };
-        let Some(gpu) = found.map(gpu_id) else {
-            session.note = "uses a GPU this node does not have".to_owned();
-            return;
-        };
-        self.shares_stale = true;
-        // A process that comes back goes on counting where it was; all it launched under another agent,
-        // or in an earlier session, is in no books of this one.
-        let counted = session.page.as_ref().filter(|_| session.was_gated);
-        *slot = Slot {
-            gpu: Some(gpu),
-            launched_before: counted.map_or(slot.launched_before, |page| {
-                page.devices[at as usize].total.load(Ordering::Relaxed)
-            }),
-            ..*slot
-        };
-        if let Some(page) = &session.page {
-            slot.seen = super::session::read(&page.devices[at as usize]);
-        }
-        let seen = slot.seen;
-        match session.role {
-            Role::Online => {
-                self.rebuild_guards();
-                self.feed(Event::Activity {
-                    session: SessionId(id),
-                    gpu,
-                    reading: reading(seen),
-                });
-            }
-            Role::Offline => {
-                let (job, gated) = (session.job, session.launch_gated);
-                self.announce_offline(id);
-                if gated {
-                    self.channels_changed(id, GpuSet::of(gpu), true);
-                }
-                if let Some(job) = job {
-                    self.refresh_gates(job);
-                }
-            }
-            Role::Ignore => {}
-        }
-    }
-
-    /// Makes anew which activity words forbid an enable on each GPU.
-    pub(super) fn rebuild_guards(&mut self) {
-        for (index, state) in self.gpus.iter_mut().enumerate() {
-            let gpu = gpu_id(index);
-            let mut guards = Guards::default();
-            for session in self.sessions.values() {
-                let Some(page) = session
-                    .page
-                    .as_ref()
-                    .filter(|_| session.is_online() && !session.lapsed)
-                else {
-                    continue;
-                };
-                for (at, slot) in session.slots.iter().enumerate() {
-                    let counts = slot.suspect == 0 || !self.ignore_suspects;
-                    if slot.gpu == Some(gpu) && counts {
-                        guards.0.push((Arc::clone(page), at));
-                    }
-                }
-            }
-            state.guards = Arc::new(guards);
         }
     }
 

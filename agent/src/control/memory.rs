@@ -57,10 +57,14 @@ impl Control {
     /// Says how much of each GPU is shared out.
     pub(super) fn share_pools(&mut self, bytes: u64) {
         for gpu in 0..self.gpus.len() {
-            let gpu = super::gpu_id(gpu);
-            let bytes = Bytes(bytes);
-            self.feed_memory(MemoryEvent::Pool { gpu, bytes });
+            self.share_pool(super::gpu_id(gpu), bytes);
         }
+    }
+
+    /// The same of one.
+    pub(super) fn share_pool(&mut self, gpu: GpuId, bytes: u64) {
+        let bytes = Bytes(bytes);
+        self.feed_memory(MemoryEvent::Pool { gpu, bytes });
     }
 
     pub(super) fn hear_memory(&mut self, id: u64, said: Said) {

@@ -211,7 +211,7 @@ impl Control {
             uuid: uuid_text(&state.gpu.uuid),
             channels: small(channels),
             channels_disabled: small(disabled),
-            usage: usage.message(at),
+            usage: usage.message(at, self.gpus.len()),
             pressure_events: state.pressure_events,
             disabled_ns: self.longest_disabled(id),
             ..v1::GpuStatus::default()

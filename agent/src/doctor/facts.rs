@@ -74,10 +74,12 @@ pub struct System {
 pub struct Driver {
     /// Device files, and whether this process may open them.
     pub files: Vec<(String, Found<()>)>,
-    /// The driver's version and how many GPUs it has.
-    pub answer: Found<(String, usize)>,
+    /// What it says of itself.
+    pub answer: Found<Answer>,
     /// The loaded module.
     pub loaded: Option<LoadedModule>,
+    /// Version of the driver's library (libcuda), where one is installed.
+    pub library: Option<String>,
     /// The module's file, as modprobe would find it.
     pub file: Found<(PathBuf, Module)>,
     /// Version of the firmware of each GPU, as /proc/driver/nvidia says.
@@ -86,6 +88,17 @@ pub struct Driver {
     pub obstacles: Option<Found<Vec<Obstacle>>>,
     /// The level that the self-test reaches; None: the agent was asked instead.
     pub level: Option<Found<level::Choice>>,
+}
+
+/// What the driver says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// Its version.
+    pub version: String,
+    /// GPUs that this process can open.
+    pub gpus: usize,
+    /// GPUs that it cannot, and why.
+    pub hidden: Vec<String>,
 }
 
 /// The module in the kernel.

@@ -52,7 +52,7 @@ impl<'a> View<'a> {
     /// The driver's version and how many GPUs it has, if it answers.
     fn answer(&self) -> Option<(&'a str, usize)> {
         let answer = self.node.driver.answer.as_ref().ok()?;
-        Some((&answer.0, answer.1))
+        Some((&answer.version, answer.gpus))
     }
 
     /// An agent holds the directory, or somebody answers on its socket.

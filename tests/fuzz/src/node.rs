@@ -111,6 +111,7 @@ impl Node {
             pool: 8 << 30,
             believe_unproven: false,
             gpus: vec![(gpu, Some(issuer))],
+            unseen: 0,
             generation: GENERATION,
             journal: Arc::clone(&JOURNAL),
             adopted: Vec::new(),

@@ -4,7 +4,7 @@ use super::{line, patiently};
 use crate::causes::with_causes;
 use crate::config::{LevelChoice, Method};
 use crate::device::Device;
-use crate::doctor::facts::{Driver, Found, LoadedModule};
+use crate::doctor::facts::{Answer, Driver, Found, LoadedModule};
 use crate::obstacle::{self, Mps, Obstacle};
 use crate::{level, rm, selftest};
 use std::fs;
@@ -38,6 +38,9 @@ pub(super) fn collect(device: &Device, tries: Option<LevelChoice>) -> Driver {
         obstacles: answers.obstacles,
         level: answers.level,
         loaded: is_real.then(loaded).flatten(),
+        library: is_real
+            .then(|| library(&LIBRARY_DIRS.map(Path::new)))
+            .flatten(),
         file: if is_real {
             file()
         } else {
@@ -87,7 +90,7 @@ fn is_device(name: &str) -> bool {
 
 /// What the driver itself says.
 struct Answers {
-    version: Found<(String, usize)>,
+    version: Found<Answer>,
     obstacles: Option<Found<Vec<Obstacle>>>,
     level: Option<Found<level::Choice>>,
 }
@@ -101,10 +104,23 @@ fn ask(device: &Device, tries: Option<LevelChoice>) -> Answers {
     };
     let driver = match patiently(rm::enumerate) {
         Ok(Ok(driver)) => Arc::new(driver),
-        Ok(Err(error)) => return nothing_else(Err(with_causes(&error))),
+        Ok(Err(error)) => {
+            // What an agent would do here.
+            let unlisted = rm::Driver::unlisted(&error);
+            let chosen = |choice| level::choose(choice, &unlisted, |_| Ok(Method::default()));
+            return Answers {
+                version: Err(unlisted.lacks.clone().unwrap_or_default()),
+                obstacles: None,
+                level: tries.map(|choice| chosen(choice).map_err(|error| with_causes(&error))),
+            };
+        }
         Err(late) => return nothing_else(Err(format!("the driver gives {late}"))),
     };
-    let version = Ok((driver.version.clone(), driver.gpus.len()));
+    let version = Ok(Answer {
+        version: driver.version.clone(),
+        gpus: driver.gpus.len(),
+        hidden: driver.hidden.iter().map(ToString::to_string).collect(),
+    });
     let Some(choice) = tries else {
         return nothing_else(version);
     };
@@ -130,6 +146,23 @@ fn ask(device: &Device, tries: Option<LevelChoice>) -> Answers {
         obstacles: Some(obstacles.map_err(|late| format!("the driver gives {late}"))),
         level: Some(level),
     }
+}
+
+/// Where distributions and the container toolkit put the driver's library.
+const LIBRARY_DIRS: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib",
+];
+
+/// The version of the driver's library, `libcuda.so.VERSION`, which `libcuda.so.1` leads to.
+fn library(dirs: &[&Path]) -> Option<String> {
+    let target = |dir: &&Path| fs::canonicalize(dir.join("libcuda.so.1")).ok();
+    let file = dirs.iter().find_map(target)?;
+    let name = file.file_name()?.to_str()?;
+    let version = name.strip_prefix("libcuda.so.")?;
+    version.contains('.').then(|| version.to_owned())
 }
 
 fn loaded() -> Option<LoadedModule> {
@@ -219,6 +252,20 @@ mod tests {
             ("0000:01:00.0".to_owned(), "580.95.05".to_owned())
         );
         assert_eq!(found[1].1, "N/A");
+        let _ = fs::remove_dir_all(&dir);
+    }
+
+    #[test]
+    fn the_librarys_version_is_read_from_where_its_link_leads() {
+        let dir = std::env::temp_dir().join(format!("tidegate-libcuda-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).expect("writable");
+        let dirs = [Path::new("/nowhere"), dir.as_path()];
+        assert_eq!(library(&dirs), None);
+        fs::write(dir.join("libcuda.so.580.95.05"), b"").expect("writable");
+        std::os::unix::fs::symlink("libcuda.so.580.95.05", dir.join("libcuda.so.1"))
+            .expect("writable");
+        assert_eq!(library(&dirs).as_deref(), Some("580.95.05"));
         let _ = fs::remove_dir_all(&dir);
     }
 

@@ -59,17 +59,33 @@ fn version(view: &View<'_>) -> Check {
     if !is_there(view) {
         return Check::skip(ID, NO_DRIVER);
     }
-    let (version, gpus) = match &view.driver().answer {
-        Ok(answer) => (&answer.0, answer.1),
+    let answer = match &view.driver().answer {
+        Ok(answer) => answer,
         Err(why) => {
             return Check::fail(ID, why).remedy(
                 "look for Xid lines in the kernel log: a driver that hangs holds every caller",
             );
         }
     };
-    let found = format!("{version}, {}", count(gpus, "GPU"));
+    let version = &answer.version;
+    let found = format!("{version}, {}", count(answer.gpus, "GPU"));
     let note = level::version_note(version);
-    if note.is_empty() {
+    let library = view.driver().library.as_deref();
+    if let Some(library) = library.filter(|library| library != version) {
+        return Check::fail(
+            ID,
+            format!("the kernel's driver is {version}, its library {library}: half upgraded"),
+        )
+        .remedy(
+            "reboot, or load the module again: CUDA does not start until both are one version",
+        );
+    }
+    if !answer.hidden.is_empty() {
+        let hidden = answer.hidden.join("; ");
+        Check::warn(ID, format!("{found}; not seen from here: {hidden}")).remedy(
+            "give the agent every GPU that is to be shared: it manages nothing on the others",
+        )
+    } else if note.is_empty() {
         Check::pass(ID, found)
     } else if branches::of_version(version).is_some() {
         Check::warn(ID, format!("{found}; {note}"))
@@ -333,8 +349,10 @@ mod tests {
     #[test]
     fn versions_are_held_against_the_tested_table() {
         let with = |version: &str| {
-            let answer = Ok((version.to_owned(), 2));
-            outcome("driver-version", |node| node.driver.answer = answer)
+            outcome("driver-version", |node| {
+                node.driver.answer.as_mut().expect("it answers").version = version.to_owned();
+                node.driver.library = Some(version.to_owned());
+            })
         };
         assert_eq!(with("580.95.05").0, Pass);
         let (result, text) = with("580.142");
@@ -345,6 +363,30 @@ mod tests {
         assert_eq!(result, Warn);
         assert!(text.contains("no known branch"), "{text}");
         assert!(text.contains("launches are gated"), "{text}");
+    }
+
+    #[test]
+    fn a_driver_that_is_half_upgraded_is_named_with_both_versions() {
+        let (result, text) = outcome("driver-version", |node| {
+            node.driver.library = Some("580.105.08".to_owned());
+        });
+        assert_eq!(result, Fail);
+        assert!(
+            text.contains("580.95.05") && text.contains("580.105.08"),
+            "{text}"
+        );
+        let (result, _) = outcome("driver-version", |node| node.driver.library = None);
+        assert_eq!(result, Pass, "a node without CUDA programs of its own");
+    }
+
+    #[test]
+    fn gpus_of_the_machine_that_are_not_seen_are_named() {
+        let (result, text) = outcome("driver-version", |node| {
+            let answer = node.driver.answer.as_mut().expect("it answers");
+            answer.hidden = vec!["/dev/nvidia1: Operation not permitted".to_owned()];
+        });
+        assert_eq!(result, Warn);
+        assert!(text.contains("/dev/nvidia1: Operation not"), "{text}");
     }
 
     #[test]
@@ -390,7 +432,7 @@ mod tests {
         });
         assert_eq!(result, Skip);
         let (result, text) = outcome("driver-patch", |node| {
-            node.driver.answer = Ok(("580.95.05".to_owned(), 1));
+            node.driver.answer.as_mut().expect("it answers").gpus = 1;
         });
         assert_eq!(result, Pass);
         assert!(text.contains("not needed"), "{text}");

@@ -3,8 +3,8 @@
 use crate::config::{Config, Role, Rule};
 use crate::device::Device;
 use crate::doctor::facts::{
-    Agent, AgentProcess, Driver, Entry, Facts, Journal, Library, LoadedModule, Needs, Node, RunDir,
-    System,
+    Agent, AgentProcess, Answer, Driver, Entry, Facts, Journal, Library, LoadedModule, Needs, Node,
+    RunDir, System,
 };
 use crate::doctor::{CHECKS, Check, Outcome, exit_code, judge};
 use crate::rundir::Holder;
@@ -43,13 +43,18 @@ fn facts(device: Device) -> Facts {
             files: ["nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"]
                 .map(|name| (name.to_owned(), Ok(())))
                 .to_vec(),
-            answer: Ok(("580.95.05".to_owned(), 2)),
+            answer: Ok(Answer {
+                version: "580.95.05".to_owned(),
+                gpus: 2,
+                hidden: Vec::new(),
+            }),
             loaded: Some(LoadedModule {
                 version: "580.95.05".to_owned(),
                 banner: "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05"
                     .to_owned(),
                 build_id: Some(vec![1, 2]),
             }),
+            library: Some("580.95.05".to_owned()),
             file: Ok((
                 "/lib/modules/6.18.0/nvidia.ko".into(),
                 Module {

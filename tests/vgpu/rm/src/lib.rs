@@ -44,6 +44,9 @@ unsafe fn node_of(path: *const c_char) -> Option<(Node, &'static [u8])> {
 }
 
 fn open_node(node: Node, directory: &[u8], flags: c_int) -> c_int {
+    if let Some(errno) = next::hidden(node) {
+        return fail(errno);
+    }
     match calls::open(directory, node, flags & libc::O_CLOEXEC != 0) {
         Ok(fd) => fd,
         Err(errno) => fail(errno),
@@ -235,8 +238,11 @@ macro_rules! access_forms {
             let Some(next) = NEXT.get() else { return fail(libc::ENOSYS) };
             // SAFETY: the caller's promises are libc's; the socket's path is a C string.
             unsafe {
-                match node_of(path).and_then(|(node, directory)| stat::socket_path(node, directory))
-                {
+                let node = node_of(path);
+                if let Some(errno) = node.and_then(|(node, _)| next::hidden(node)) {
+                    return fail(errno);
+                }
+                match node.and_then(|(node, directory)| stat::socket_path(node, directory)) {
                     Some(socket) => {
                         next($($before,)? socket.as_ptr(), mode & !libc::X_OK $(, $after)?)
                     }

@@ -51,6 +51,9 @@ unsafe fn by_path(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let node = unsafe { node_of(path) };
+    if node.is_some_and(|(node, _)| next::hidden(node) == Some(libc::ENOENT)) {
+        return fail(libc::ENOENT);
+    }
     let Some((node, socket)) = node.and_then(|(node, dir)| Some((node, socket_path(node, dir)?)))
     else {
         return real(path);
@@ -186,6 +189,9 @@ pub unsafe extern "C" fn statx(
     unsafe {
         let about_fd = is_about_fd(path, flags);
         let named = if about_fd { None } else { node_of(path) };
+        if named.is_some_and(|(node, _)| next::hidden(node) == Some(libc::ENOENT)) {
+            return fail(libc::ENOENT);
+        }
         let named = named.and_then(|(node, dir)| Some((node, socket_path(node, dir)?)));
         let (rc, node) = match named {
             Some((node, socket)) => (next(at, socket.as_ptr(), flags, mask, out), Some(node)),

@@ -144,6 +144,9 @@ impl World {
         if row.is_none_or(|(wanted, _)| target != Some(wanted)) {
             return Err(Status::NOT_SUPPORTED);
         }
+        if let Some(status) = self.knobs.refusal(cmd, call.caller) {
+            return Err(status);
+        }
         match cmd {
             rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => {
                 return self.disable_channels(call, header, answer);

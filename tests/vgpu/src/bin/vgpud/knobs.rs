@@ -77,6 +77,9 @@ pub(crate) struct Knobs {
     pub(crate) deaf_disable: u32,
     /// `deaf_enable = N`: the same for enables.
     pub(crate) deaf_enable: u32,
+    /// `refuse = CMD:STATUS:WORD`: the control CMD does nothing and is answered with STATUS, in processes whose command
+    /// line, `+` between its arguments, contains WORD.
+    pub(crate) refuse: Option<(u32, Status, String)>,
     /// `mig = 0 | 1`: whether the GPUs are split into instances.
     pub(crate) mig: bool,
     /// `confidential = 0 | 1`: whether they compute confidentially.
@@ -132,6 +135,7 @@ impl Default for Knobs {
             fail_disable_p: 0.0,
             deaf_disable: 0,
             deaf_enable: 0,
+            refuse: None,
             mig: false,
             confidential: false,
             preempt_timeout: 0,
@@ -173,6 +177,14 @@ fn status(value: &str) -> Option<Status> {
     number(value).map(Status)
 }
 
+/// Whether the command line of process `pid` contains `word`.
+fn is_called(pid: u32, word: &str) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line)
+        .replace('\0', "+")
+        .contains(word)
+}
+
 /// Whether this call is one that a `(N, AFTER)` knob fails.
 pub(crate) fn fails((count, after): &mut (u32, u32)) -> bool {
     if *count == 0 {
@@ -187,6 +199,12 @@ pub(crate) fn fails((count, after): &mut (u32, u32)) -> bool {
 }
 
 impl Knobs {
+    /// With what the control `cmd` of process `pid` is refused.
+    pub(crate) fn refusal(&self, cmd: u32, pid: u32) -> Option<Status> {
+        let (refused, status, word) = self.refuse.as_ref()?;
+        (*refused == cmd && is_called(pid, word)).then_some(*status)
+    }
+
     /// Sets one knob.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<(), KnobError> {
         let set = self.try_set(name, value);
@@ -284,6 +302,11 @@ impl Knobs {
             "deaf_enable" => self.deaf_enable = number(value)?,
             "preempt_timeout" => self.preempt_timeout = number(value)?,
             "hang" => self.hang = counted(value, 0, micros)?,
+            "refuse" => {
+                let mut parts = value.splitn(3, ':');
+                let cmd = number(parts.next()?)?;
+                self.refuse = Some((cmd, status(parts.next()?)?, parts.next()?.to_owned()));
+            }
             "mig" => self.mig = flag(value)?,
             "confidential" => self.confidential = flag(value)?,
             "reuse_clients" => self.reuse_clients = flag(value)?,
