@@ -126,6 +126,22 @@ fn disables(node: &Node) -> usize {
 }
 
 #[test]
+fn probes_that_need_no_rm_client_of_their_own_run_where_the_driver_gives_them_none() {
+    let node = Node::device_only(&[]);
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    // GPU_GET_GID_INFO, to the probe's own process: its workers' driver is answered.
+    device
+        .set("refuse", "0x2080014a:0x56:tidegate-probe+one+")
+        .expect("a knob");
+    let found = Found::by(&node, &["--only", "P1,P2,P3b,P6"]);
+    for probe in ["P1", "P3b", "P6", "end"] {
+        found.expect(probe, "PASS", "");
+    }
+    found.expect("P2", "FAIL", "NOT_SUPPORTED");
+    assert_eq!(left_disabled(&node), []);
+}
+
+#[test]
 fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
     let node = Node::device_only(&[]);
     let results = node.dir().join("results.jsonl");

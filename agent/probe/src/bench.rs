@@ -5,6 +5,7 @@ use crate::link::{Preload, Worker};
 use crate::message::{Op, Wait};
 use crate::report::{Reporter, Verdict};
 use crate::subject::{Subject, Way};
+use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_agent::rm::{self, Driver};
@@ -67,27 +68,39 @@ pub struct Bench {
     pub report: Reporter,
     /// How thorough.
     pub options: Options,
-    /// The driver.
-    pub driver: Driver,
     /// Its directory.
     pub dir: PathBuf,
+    /// Asked at its first use: most probes need no RM client of their own.
+    driver: OnceCell<Driver>,
     hold: Hold,
 }
 
 impl Bench {
-    /// Asks the driver and starts the guardian.
+    /// Starts the guardian.
     ///
     /// # Errors
-    /// When there is no driver or no guardian.
+    /// When there is none.
     pub fn new(probe: &str, dir: PathBuf, options: Options) -> anyhow::Result<Self> {
         let hold = Hold::new(&dir, probe)?;
         Ok(Self {
             report: Reporter::new(probe),
             options,
-            driver: rm::enumerate()?,
             dir,
+            driver: OnceCell::new(),
             hold,
         })
+    }
+
+    /// The driver and its GPUs, by RM calls of this process.
+    ///
+    /// # Errors
+    /// When it does not answer them.
+    pub fn driver(&self) -> anyhow::Result<&Driver> {
+        if let Some(driver) = self.driver.get() {
+            return Ok(driver);
+        }
+        let driver = rm::enumerate()?;
+        Ok(self.driver.get_or_init(|| driver))
     }
 
     /// A worker without a context.
@@ -124,7 +137,7 @@ impl Bench {
     /// # Errors
     /// As [`Subject::new`].
     pub fn adopt(&self, worker: Worker, way: Way) -> anyhow::Result<Subject<'_>> {
-        Subject::new(worker, &self.hold, &self.driver, way)
+        Subject::new(worker, &self.hold, || self.driver(), way)
     }
 
     /// The first way by which channels can be disabled here and enabled again, tried on a throw-away

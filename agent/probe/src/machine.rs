@@ -53,13 +53,19 @@ fn gpu_name() -> String {
         .unwrap_or_else(|| "unknown".to_owned())
 }
 
+/// Version of the loaded driver; empty where it does not answer.
+#[must_use]
+pub fn driver_version() -> String {
+    let version = ControlFile::open().and_then(|file| file.driver_version());
+    version.unwrap_or_default()
+}
+
 /// This machine, this run.
 #[must_use]
 pub fn describe() -> Machine {
-    let driver = ControlFile::open().and_then(|file| file.driver_version());
     Machine {
         gpu: gpu_name(),
-        driver: driver.unwrap_or_default(),
+        driver: driver_version(),
         kernel: kernel(),
         sandbox: sandbox().unwrap_or_default(),
         cpus: std::thread::available_parallelism().map_or(0, std::num::NonZero::get),

@@ -77,14 +77,15 @@ pub struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// Takes a worker that has its context, with `way` to its channels.
+    /// Takes a worker that has its context, with `way` to its channels. `driver` is asked for unless the worker
+    /// makes the calls itself.
     ///
     /// # Errors
     /// When the trace shows no channels, or that way cannot be had.
-    pub fn new(
+    pub fn new<'b>(
         mut worker: Worker,
         hold: &'a Hold,
-        driver: &Driver,
+        driver: impl FnOnce() -> anyhow::Result<&'b Driver>,
         way: Way,
     ) -> anyhow::Result<Self> {
         hold.check()?;
@@ -117,7 +118,7 @@ impl<'a> Subject<'a> {
         };
         if way != Way::Inside {
             let via = subject.via(way)?;
-            let control = DriverControl(Subdevice::open(gpu(driver, instance)?)?);
+            let control = DriverControl(Subdevice::open(gpu(driver()?, instance)?)?);
             let batches = subject
                 .channels
                 .chunks(MAX_PAIRS)

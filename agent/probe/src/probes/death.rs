@@ -176,8 +176,9 @@ struct Sampler {
 impl Sampler {
     fn start(bench: &Bench) -> anyhow::Result<Self> {
         use anyhow::Context;
-        let gpu = bench.driver.gpus.first().context("no GPU")?;
-        let branch = bench.driver.branch.context("an unknown branch")?;
+        let driver = bench.driver()?;
+        let gpu = driver.gpus.first().context("no GPU")?;
+        let branch = driver.branch.context("an unknown branch")?;
         let own = ThrowAway::new(gpu, branch)?;
         let stop = Arc::new(AtomicBool::new(false));
         let longest = Arc::new(AtomicU64::new(0));

@@ -111,7 +111,7 @@ pub(super) fn unprivileged(bench: &Bench) -> anyhow::Result<Ending> {
     }
     let mut subject = bench.running("unprivileged", Duration::from_secs(2))?;
     let pairs = subject.pairs();
-    let mut nobody = Actor::start(&bench.driver, subject.instance(), &pairs, Some(NOBODY))?;
+    let mut nobody = Actor::start(bench.driver()?, subject.instance(), &pairs, Some(NOBODY))?;
     subject.mark();
     let did = nobody.order(true)?;
     if let Some(error) = did.error {

@@ -83,7 +83,7 @@ impl KernelLog {
 pub(super) fn successor(bench: &Bench) -> anyhow::Result<Ending> {
     let mut subject = bench.running("successor", Duration::from_secs(5))?;
     let pairs = subject.pairs();
-    let mut first = Actor::start(&bench.driver, subject.instance(), &pairs, None)?;
+    let mut first = Actor::start(bench.driver()?, subject.instance(), &pairs, None)?;
     subject.mark();
     let did = first.order(true)?;
     if let Some(error) = did.error {
@@ -95,7 +95,7 @@ pub(super) fn successor(bench: &Bench) -> anyhow::Result<Ending> {
     first.kill();
     let moved = subject.worker.progress_over(Duration::from_secs(1))?;
     let still = subject.worker.progress_over(STILL)?;
-    let mut second = Actor::start(&bench.driver, subject.instance(), &pairs, None)?;
+    let mut second = Actor::start(bench.driver()?, subject.instance(), &pairs, None)?;
     let did = second.order(false)?;
     let from = subject.worker.progress()?;
     if let Some(error) = did.error {

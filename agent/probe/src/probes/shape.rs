@@ -10,7 +10,7 @@ pub const FILE: &str = "rm-context.json";
 pub(super) fn context(bench: &Bench) -> anyhow::Result<Ending> {
     let mut worker = bench.worker("context", Wait::Spin)?;
     worker.trace.read()?;
-    let shape = worker.trace.shape(&bench.driver.version);
+    let shape = worker.trace.shape(&crate::machine::driver_version());
     let channels = worker.trace.channels();
     let report = &bench.report;
     report.figure("driver calls", worker.trace.lines().len() as f64, "");
