@@ -226,3 +226,27 @@ fn a_driver_that_refuses_to_list_its_gpus_leaves_the_launch_gate() {
     let why = "the driver refuses GPU_GET_GID_INFO: NOT_SUPPORTED";
     gates_launches_without_a_list_of_gpus(&mut node, "", why);
 }
+
+#[test]
+fn release_names_the_channels_of_a_driver_that_lists_no_gpus_and_keeps_them() {
+    let mut node = Node::new(&[], TRUSTING);
+    let mut online = Peer::attached(&node, "online", "");
+    online.ask("idle 0");
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 2);
+    wait_all(&node, client, true);
+    drop(node.agent.take());
+    let mut release = node.tidegate_command(&["release"]);
+    let output = release
+        .env(HIDE, "nvidiactl:13")
+        .output()
+        .expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!output.status.success(), "{text}");
+    assert!(text.contains("/dev/nvidiactl: Permission denied"), "{text}");
+    let named = format!("of client {client:#x}");
+    assert_eq!(text.matches(&named).count(), 2, "{text}");
+    assert!(node.tidegate(&["release"]).status.success());
+    assert_eq!(disabled(&node, client), [false, false]);
+}

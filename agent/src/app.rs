@@ -150,7 +150,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
             "the channels of a GPU that this process does not see are not touched: {gpu}"
         );
     }
-    let adopted = take_over(&journal, &driver)?;
+    let adopted = take_over(&journal, &driver);
     let generation = journal.next_generation();
     run_dir.sign(generation)?;
     let setting = selftest::Setting {
@@ -292,19 +292,20 @@ fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
     }
 }
 
-/// Enables what a dead agent left disabled; returns what a living one handed over instead, and what
-/// processes in the middle of a change of their memory have to claim.
-fn take_over(journal: &Journal, driver: &Driver) -> Result<Vec<Marked>, AppError> {
+/// Enables what a dead agent left disabled; returns what a living one handed over instead, what
+/// processes in the middle of a change of their memory have to claim, and what the driver refused to enable.
+fn take_over(journal: &Journal, driver: &Driver) -> Vec<Marked> {
     if journal.is_handing_over(clock::now_ns()) {
-        return Ok(journal.marked());
+        return journal.marked();
     }
-    let done = reconcile::enable_marked_on(journal, driver)?;
+    let done = reconcile::enable_marked_on(journal, driver);
     if done != Reconciled::default() {
         tracing::warn!("an earlier agent left channels disabled: {done}");
     }
-    let mut left = journal.marked();
-    left.retain(|marked| marked.mover.is_some());
-    Ok(left)
+    for line in done.lines() {
+        tracing::error!("{line}");
+    }
+    journal.marked()
 }
 
 fn report_self_test(report: &selftest::Report) {

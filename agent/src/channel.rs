@@ -176,6 +176,25 @@ pub trait ChannelControl: Send + Sync + std::fmt::Debug {
     fn exists(&self, client: u32) -> bool;
 }
 
+/// Whether a refusal to enable one pair means that there is nothing left to enable. No other refusal does: a channel that
+/// is taken for gone is never enabled again.
+///
+/// `exists`: whether the driver still has the pair's client. `takes_others`: whether it takes pairs of living clients
+/// that are not the caller's. One that takes none refuses a channel that is still there in the same words.
+pub fn is_gone(
+    error: &RmError,
+    exists: impl FnOnce() -> bool,
+    takes_others: impl FnOnce() -> bool,
+) -> bool {
+    match error.status() {
+        Some(Status::INVALID_CLIENT) => !exists(),
+        Some(
+            Status::INVALID_CHANNEL | Status::INVALID_OBJECT_HANDLE | Status::OBJECT_NOT_FOUND,
+        ) => !exists() || takes_others(),
+        _ => false,
+    }
+}
+
 /// The driver.
 #[derive(Debug)]
 pub struct DriverControl(pub Subdevice);
@@ -259,5 +278,46 @@ impl ChannelControl for Restarter {
 
     fn exists(&self, client: u32) -> bool {
         self.control.exists(client)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_driver_that_knows_nothing_of_a_pair_says_that_it_is_gone() {
+        let refused = |status| RmError::Refused {
+            what: "FIFO_DISABLE_CHANNELS",
+            status,
+        };
+        let gone =
+            |status, exists, takes_others| is_gone(&refused(status), || exists, || takes_others);
+        for status in [
+            Status::INVALID_CLIENT,
+            Status::INVALID_CHANNEL,
+            Status::INVALID_OBJECT_HANDLE,
+            Status::OBJECT_NOT_FOUND,
+        ] {
+            assert!(gone(status, false, false), "{status:?}: no such client");
+            assert!(!gone(status, true, false), "{status:?}: it takes no pair");
+            let of_the_channel = status != Status::INVALID_CLIENT;
+            assert_eq!(gone(status, true, true), of_the_channel, "{status:?}");
+        }
+        for status in [
+            Status::TIMEOUT,
+            Status::INSUFFICIENT_PERMISSIONS,
+            Status::INVALID_STATE,
+            Status::NOT_SUPPORTED,
+        ] {
+            assert!(!gone(status, false, true), "{status:?}");
+        }
+        let source = std::io::Error::from_raw_os_error(libc::EIO);
+        let what = "FIFO_DISABLE_CHANNELS";
+        assert!(!is_gone(
+            &RmError::Ioctl { what, source },
+            || false,
+            || true
+        ));
     }
 }

@@ -522,6 +522,11 @@ impl Control {
                 self.releases = self.releases.saturating_sub(1);
                 self.give_back(places);
             }
+            Input::Stuck { free, stuck, why } => {
+                self.releases = self.releases.saturating_sub(1);
+                self.give_back(free);
+                self.keep_stuck(&stuck, &why);
+            }
             Input::Mps(pid) => self.see_mps(pid),
             Input::Ask(ask) => self.answer(ask),
             Input::Configure(tunables) => self.configure(&tunables),

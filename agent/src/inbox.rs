@@ -34,6 +34,15 @@ pub enum Input {
     Issued(Issued),
     /// Channels that are in no list any more have been enabled, or are gone.
     Released(Vec<Place>),
+    /// As [`Self::Released`], but these could not be enabled, and what the driver said of the first of them.
+    Stuck {
+        /// Enabled, or gone.
+        free: Vec<Place>,
+        /// Still disabled.
+        stuck: Vec<Place>,
+        /// The driver's words.
+        why: String,
+    },
     /// MPS runs, as this process, or no longer.
     Mps(Option<i32>),
     /// Somebody wants an answer.
@@ -46,6 +55,22 @@ pub enum Input {
     Stop,
     /// A successor waits: leave the channels as they are and end.
     HandOver,
+}
+
+impl Input {
+    /// What became of `places`, of which `stuck` could not be enabled, each with the driver's words.
+    pub fn released(places: impl Iterator<Item = Place>, stuck: Vec<(Place, String)>) -> Self {
+        let is_free = |place: &Place| !stuck.iter().any(|(left, _)| left == place);
+        let free = places.filter(is_free).collect();
+        let Some((_, why)) = stuck.first().cloned() else {
+            return Self::Released(free);
+        };
+        Self::Stuck {
+            free,
+            stuck: stuck.into_iter().map(|(place, _)| place).collect(),
+            why,
+        }
+    }
 }
 
 /// A process, named for good: its id and the time it started.

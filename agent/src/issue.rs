@@ -13,10 +13,10 @@
 //! every order that still names it: its number may have another owner by now, and nobody would ever
 //! enable it again.
 
-use crate::channel::{Batch, ChannelControl};
+use crate::channel::{Batch, ChannelControl, is_gone};
 use crate::clock::now_ns;
 use crate::inbox::{Input, Mailbox};
-use crate::journal::Journal;
+use crate::journal::{Journal, Place};
 use crate::rm::{ControlFile, RmError};
 use crate::sys::SharedPage;
 use std::os::fd::OwnedFd;
@@ -174,11 +174,12 @@ pub fn start(
                         mailbox.put(Input::Issued(issued));
                     }
                     Task::Release(release) => {
+                        let mut stuck = Vec::new();
                         for batch in &release.batches {
                             if release.dead.is_some() {
                                 throw_away(batch, &*control);
                             }
-                            enable_what_is_left(gpu, batch, &*control);
+                            stuck.extend(enable_what_is_left(gpu, batch, &*control));
                             // They are enabled; this is for firmware that has to be told twice.
                             for kick in &batch.kicks {
                                 let _ = control.kick(kick);
@@ -186,7 +187,7 @@ pub fn start(
                         }
                         drop(release.dead);
                         let places = release.batches.into_iter().flat_map(|batch| batch.places);
-                        mailbox.put(Input::Released(places.collect()));
+                        mailbox.put(Input::released(places, stuck));
                     }
                 }
             }
@@ -204,22 +205,29 @@ fn throw_away(batch: &Batch, control: &dyn ChannelControl) {
     }
 }
 
-/// Enables the pairs of a batch that still exist.
-fn enable_what_is_left(gpu: GpuIndex, batch: &Batch, control: &dyn ChannelControl) {
+/// Enables the pairs of a batch that still exist; those that could not be.
+fn enable_what_is_left(
+    gpu: GpuIndex,
+    batch: &Batch,
+    control: &dyn ChannelControl,
+) -> Vec<(Place, String)> {
     let client = batch.call.h_client_list[0];
     if !control.exists(client) || control.set(batch, false).is_ok() {
-        return;
+        return Vec::new();
     }
+    let mut stuck = Vec::new();
     // One pair that is gone fails the whole batch.
     for (client, channel, place) in batch.entries() {
         let mut single = Batch::new(batch.via.clone());
         single.push(client, channel, place);
         let mut failed = None;
         for _ in 0..RELEASE_TRIES {
+            // The level was chosen because the driver takes such pairs.
+            let gone = |error: &RmError| is_gone(error, || control.exists(client), || true);
             failed = control
                 .set(&single, false)
                 .err()
-                .filter(|error| !is_gone(error));
+                .filter(|error| !gone(error));
             if failed.is_none() {
                 break;
             }
@@ -230,20 +238,12 @@ fn enable_what_is_left(gpu: GpuIndex, batch: &Batch, control: &dyn ChannelContro
                 client = format_args!("{client:#x}"),
                 channel = format_args!("{channel:#x}"),
                 %error,
-                "a channel that left the lists may stay disabled"
+                "a channel that left the lists stays disabled for now"
             );
+            stuck.push((place, error.to_string()));
         }
     }
-}
-
-fn is_gone(error: &RmError) -> bool {
-    let gone = [
-        Status::OBJECT_NOT_FOUND,
-        Status::INVALID_CHANNEL,
-        Status::INVALID_OBJECT_HANDLE,
-        Status::INVALID_CLIENT,
-    ];
-    error.status().is_some_and(|status| gone.contains(&status))
+    stuck
 }
 
 fn carry_out(

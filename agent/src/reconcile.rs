@@ -1,21 +1,53 @@
 //! Enables what the journal says may be disabled: at the agent's start, before it says ready, and from
 //! `tidegate release`.
 //!
+//! What the driver refuses to enable stays in the journal, unless it is known to be gone ([`is_gone`]): a
+//! record that is cleared too early is a channel that nobody ever enables again.
+//!
 //! A successor that was handed the node leaves the channels as they are: their processes attach again
 //! within milliseconds, and policy decides. What nobody has claimed by the end of the hand-over is
 //! enabled then ([`start_late`]). Neither does anybody enable channels whose process is in the middle of
 //! changing mappings: it attaches when it has ended that, or is gone.
 
-use crate::channel::{Batch, ChannelControl, DriverControl, Via};
+use crate::causes::with_causes;
+use crate::channel::{Batch, ChannelControl, DriverControl, Via, is_gone};
 use crate::inbox::{Input, Mailbox};
 use crate::journal::{Journal, Marked};
-use crate::rm::{self, Driver, Gpu, RmError, Subdevice, ThrowAway};
+use crate::rm::{self, Driver, Gpu, Subdevice, ThrowAway};
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use tidegate_abi::rm::Branch;
+
+/// A channel that is still marked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// Which.
+    pub marked: Marked,
+    /// What the driver said, or why it was not asked.
+    pub why: String,
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Marked {
+            client,
+            channel,
+            device_instance,
+            ..
+        } = self.marked;
+        write!(
+            f,
+            "channel {channel:#x} of client {client:#x} on device {device_instance} may stay disabled: {}; release it \
+             again (tidegate release) when the driver takes it, or end its process",
+            self.why
+        )
+    }
+}
 
 /// What became of the marked channels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reconciled {
     /// Enabled.
     pub enabled: usize,
@@ -25,7 +57,30 @@ pub struct Reconciled {
     pub failed: usize,
     /// Still marked: their process is changing its memory's mappings.
     pub moving: usize,
+    /// Those that failed.
+    pub stuck: Vec<Stuck>,
 }
+
+impl Reconciled {
+    fn failed(&mut self, marked: Marked, why: impl Into<String>) {
+        self.failed += 1;
+        self.stuck.push(Stuck {
+            marked,
+            why: why.into(),
+        });
+    }
+
+    /// One line for each of the first that failed, and how many more there are.
+    pub fn lines(&self) -> impl Iterator<Item = String> + '_ {
+        let more = self.stuck.len().saturating_sub(LINES);
+        let more = (more > 0).then(|| format!("{more} more channels may stay disabled"));
+        let first = self.stuck.iter().take(LINES);
+        first.map(ToString::to_string).chain(more)
+    }
+}
+
+/// Channels that are named before the rest are counted.
+const LINES: usize = 8;
 
 impl fmt::Display for Reconciled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -44,34 +99,30 @@ impl fmt::Display for Reconciled {
     }
 }
 
-/// Enables everything marked, with RM clients of its own.
-///
-/// # Errors
-/// When something is marked and the driver cannot be asked at all.
-pub fn enable_marked(journal: &Journal) -> Result<Reconciled, RmError> {
-    if journal.marked().is_empty() {
-        return Ok(Reconciled::default());
-    }
-    enable_marked_on(journal, &rm::enumerate()?)
+/// Enables everything marked, with RM clients of its own. Where the driver cannot be asked, all of it stays marked.
+#[must_use]
+pub fn enable_marked(journal: &Journal) -> Reconciled {
+    enable_here(journal, journal.marked())
 }
 
 /// As [`enable_marked`], on a driver that was asked already.
-///
-/// # Errors
-/// When a GPU does not open.
-pub fn enable_marked_on(journal: &Journal, driver: &Driver) -> Result<Reconciled, RmError> {
+#[must_use]
+pub fn enable_marked_on(journal: &Journal, driver: &Driver) -> Reconciled {
     enable(journal, driver, journal.marked())
 }
 
+/// Enables these channels, on a driver that is asked now.
+fn enable_here(journal: &Journal, marked: Vec<Marked>) -> Reconciled {
+    if marked.is_empty() {
+        return Reconciled::default();
+    }
+    let driver = rm::enumerate().unwrap_or_else(|error| Driver::unlisted(&error));
+    enable(journal, &driver, marked)
+}
+
 /// Enables these channels.
-///
-/// # Errors
-/// When a GPU does not open.
-pub fn enable(
-    journal: &Journal,
-    driver: &Driver,
-    marked: Vec<Marked>,
-) -> Result<Reconciled, RmError> {
+#[must_use]
+pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconciled {
     let mut by_gpu: BTreeMap<u32, Vec<Marked>> = BTreeMap::new();
     let mut done = Reconciled::default();
     for marked in marked {
@@ -89,21 +140,40 @@ pub fn enable(
             .gpus
             .iter()
             .find(|gpu| gpu.device_instance == instance);
-        let Some(gpu) = gpu else {
-            done.failed += marked.len();
-            continue;
+        let opened = match gpu {
+            Some(gpu) => Subdevice::open(gpu)
+                .map(|own| (gpu, DriverControl(own)))
+                .map_err(|error| with_causes(&error)),
+            None => {
+                let not_there = || "its GPU is not there".to_owned();
+                Err(driver.lacks.clone().unwrap_or_else(not_there))
+            }
         };
-        let control = DriverControl(Subdevice::open(gpu)?);
+        let (gpu, control) = match opened {
+            Ok(opened) => opened,
+            Err(why) => {
+                for marked in marked {
+                    done.failed(marked, why.as_str());
+                }
+                continue;
+            }
+        };
         let restart = marked.iter().any(|marked| marked.restart);
+        // Asked only where the answer decides.
+        let takes_others = OnceCell::new();
+        let takes_others =
+            || *takes_others.get_or_init(|| takes_others_on(gpu, driver.branch, &control));
         for marked in marked {
             // One call each: a pair that is gone fails its whole batch.
             let mut batch = Batch::new(Via::Agent);
             batch.push(marked.client, marked.channel, marked.place);
             match control.set(&batch, false) {
                 Ok(()) => done.enabled += 1,
-                Err(RmError::Refused { .. }) => done.gone += 1,
-                Err(_) => {
-                    done.failed += 1;
+                Err(error) if is_gone(&error, || control.exists(marked.client), takes_others) => {
+                    done.gone += 1;
+                }
+                Err(error) => {
+                    done.failed(marked, with_causes(&error));
                     continue;
                 }
             }
@@ -113,7 +183,22 @@ pub fn enable(
             restart_graphics(gpu, driver);
         }
     }
-    Ok(done)
+    done
+}
+
+/// Whether the driver takes a pair of another client that is known to be there: a channel of this process, made for
+/// that, which has nothing to run.
+fn takes_others_on(gpu: &Gpu, branch: Option<Branch>, control: &DriverControl) -> bool {
+    let Some(Ok(own)) = branch.map(|branch| ThrowAway::new(gpu, branch)) else {
+        return false;
+    };
+    let mut call = tidegate_abi::rm::DisableChannels {
+        num_channels: 1,
+        ..Default::default()
+    };
+    call.h_client_list[0] = own.client();
+    call.h_channel_list[0] = own.channel;
+    control.0.set_channels(&mut call).is_ok()
 }
 
 /// For firmware that looks again at what is enabled only then. Where enabling was enough it changes
@@ -129,14 +214,16 @@ fn restart_graphics(gpu: &Gpu, driver: &Driver) {
 /// Enables channels that were handed over and that no process claimed, on a thread of its own because
 /// the driver may make it wait. Tells the control thread which places are free again.
 pub fn start_late(journal: Arc<Journal>, marked: Vec<Marked>, mailbox: Mailbox) {
-    let places = marked.iter().map(|marked| marked.place).collect();
     let run = move || {
-        let done = rm::enumerate().and_then(|driver| enable(&journal, &driver, marked));
-        match done {
-            Ok(done) => tracing::info!("channels nobody claimed: {done}"),
-            Err(error) => tracing::error!(%error, "channels nobody claimed stay disabled"),
+        let places: Vec<_> = marked.iter().map(|marked| marked.place).collect();
+        let done = enable_here(&journal, marked);
+        tracing::info!("channels nobody claimed: {done}");
+        for line in done.lines() {
+            tracing::error!("{line}");
         }
-        mailbox.put(Input::Released(places));
+        let stuck = done.stuck.into_iter();
+        let stuck = stuck.map(|stuck| (stuck.marked.place, stuck.why)).collect();
+        mailbox.put(Input::released(places.into_iter(), stuck));
     };
     let thread = std::thread::Builder::new().name("tg-unclaimed".to_owned());
     if let Err(error) = thread.spawn(run) {

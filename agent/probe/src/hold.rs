@@ -129,7 +129,12 @@ pub fn guard(dir: &Path, probe: &str) -> anyhow::Result<()> {
     if killed > 0 {
         report.note(format!("the guardian ended {killed} workers"));
     }
-    anyhow::ensure!(done.failed == 0, "{} channels stay disabled", done.failed);
+    let first = done.lines().next().unwrap_or_default();
+    anyhow::ensure!(
+        done.failed == 0,
+        "{} channels stay disabled: {first}",
+        done.failed
+    );
     Ok(())
 }
 
@@ -162,17 +167,14 @@ pub fn release(dir: &Path) -> anyhow::Result<Reconciled> {
     };
     let mut all = Reconciled::default();
     for attempt in 1..=TRIES {
-        match reconcile::enable_marked(&journal) {
-            Ok(done) => {
-                all.enabled += done.enabled;
-                all.gone += done.gone;
-                all.failed = done.failed;
-                if done.failed == 0 {
-                    break;
-                }
-            }
-            Err(error) if attempt == TRIES => return Err(error.into()),
-            Err(_) => all.failed = journal.marked().len(),
+        let done = reconcile::enable_marked(&journal);
+        all = Reconciled {
+            enabled: all.enabled + done.enabled,
+            gone: all.gone + done.gone,
+            ..done
+        };
+        if all.failed == 0 || attempt == TRIES {
+            break;
         }
         clock::pause(Duration::from_millis(500));
     }

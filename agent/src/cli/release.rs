@@ -32,8 +32,11 @@ pub(super) fn run(run_dir: &Path, device: Option<&str>, shim: Option<&Path>) -> 
         Err(error) => return Err(error.into()),
     };
     device.enter(shim)?;
-    let report = crate::reconcile::enable_marked(&journal)?;
+    let report = crate::reconcile::enable_marked(&journal);
     super::print(&format!("{report}\n"))?;
+    for line in report.lines() {
+        super::print(&format!("{line}\n"))?;
+    }
     anyhow::ensure!(report.failed == 0, "some channels could not be enabled");
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::{Control, gpu_id};
 use crate::config::Role;
 use crate::events::Happening;
 use crate::inbox::Process;
-use crate::journal::{HANDING_OVER_NS, Marked};
+use crate::journal::{HANDING_OVER_NS, Marked, Place};
 use std::sync::Arc;
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::{GpuSet, SessionId};
@@ -17,6 +17,10 @@ use tidegate_policy::ids::{GpuSet, SessionId};
 /// How long processes that were handed over, or attached anew, may take to say what they have: within
 /// the second that their own soft landing waits.
 pub(super) const ADOPTION_NS: u64 = HANDING_OVER_NS * 8 / 10;
+
+/// How soon a channel that could not be enabled is tried again. A GPU that does not answer is reset by its driver
+/// within seconds or by nobody.
+pub(super) const STUCK_NS: u64 = 5_000_000_000;
 
 /// A channel that may be disabled and is in no list until its process has said again what it has: it was
 /// handed over by an earlier agent, or the process attached anew.
@@ -173,6 +177,18 @@ impl Control {
         let again = moving.into_iter();
         self.adopted
             .extend(again.map(|marked| Adopted { marked, due_ns }));
+        let here = |marked: &Marked| {
+            let instance = marked.device_instance;
+            let mut gpus = self.gpus.iter();
+            gpus.any(|state| state.gpu.device_instance == instance)
+        };
+        let (unclaimed, elsewhere): (Vec<_>, Vec<_>) = unclaimed.into_iter().partition(here);
+        if !elsewhere.is_empty() {
+            // On a GPU that was not listed when the agent started: the driver is asked anew.
+            self.releases += 1;
+            let (journal, mailbox) = (Arc::clone(&self.journal), self.mailbox.clone());
+            crate::reconcile::start_late(journal, elsewhere, mailbox);
+        }
         for index in 0..self.gpus.len() {
             let instance = self.gpus[index].gpu.device_instance;
             let here = unclaimed
@@ -182,6 +198,29 @@ impl Control {
             if !places.is_empty() {
                 self.release(gpu_id(index), places, None);
             }
+        }
+    }
+
+    /// Keeps channels that could not be enabled: they stay in the journal, and are tried again.
+    pub(super) fn keep_stuck(&mut self, places: &[Place], why: &str) {
+        let Some(&first) = places.first() else { return };
+        let marked = self.journal.described(first);
+        self.tell(Happening {
+            kind: "channels_stuck",
+            text: format!(
+                "{} channels stay disabled, the first {:#x} of client {:#x}: {why}; tried again every {} s, or end \
+                 their process",
+                places.len(),
+                marked.channel,
+                marked.client,
+                STUCK_NS / 1_000_000_000,
+            ),
+            ..Happening::default()
+        });
+        let due_ns = self.now + STUCK_NS;
+        for &place in places {
+            let marked = self.journal.described(place);
+            self.adopted.push(Adopted { marked, due_ns });
         }
     }
 }

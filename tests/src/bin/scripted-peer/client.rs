@@ -100,7 +100,13 @@ impl Peer {
                 self.make(number(words, 0)?, number(words, 1)?, wanted)
             }
             "free" => {
-                rm::free(&*self.control()?, number(words, 0)?)?;
+                let client = number(words, 0)?;
+                let object = if words.len() > 1 {
+                    number(words, 1)?
+                } else {
+                    client
+                };
+                rm::free(&*self.control()?, client, object)?;
                 Ok(String::new())
             }
             "report" => self.report(words),

@@ -13,7 +13,7 @@
 //! hello ROLE [JOB]                attach; ROLE: online, offline, ignore, none
 //! device SLOT GPU                 place SLOT of the page is GPU number GPU
 //! make GPU COUNT [CLIENT]         make a client (of that handle), a TSG and COUNT channels; prints `made CLIENT CHANNEL...`
-//! free CLIENT                     free the client and say nothing of it
+//! free CLIENT [OBJECT]            free the client, or one of its objects, and say nothing of it
 //! report GPU CLIENT CHANNEL...    say that these channels are its own
 //! gone CLIENT                     say that the client is gone
 //! schedule TICKET CLIENT OBJECT   ask to schedule

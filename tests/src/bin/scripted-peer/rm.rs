@@ -187,11 +187,11 @@ pub fn cuda_context() -> Result<()> {
     }
 }
 
-/// Frees a client with everything below it.
-pub fn free(file: &OwnedFd, client: u32) -> Result<()> {
+/// Frees an object of a client, or the client itself, with everything below it.
+pub fn free(file: &OwnedFd, client: u32, object: u32) -> Result<()> {
     let mut call = rm::Nvos00 {
         h_root: client,
-        h_object_old: client,
+        h_object_old: object,
         ..rm::Nvos00::default()
     };
     ioctl(file, rm::NV_ESC_RM_FREE, &mut call)?;

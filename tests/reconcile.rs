@@ -1,0 +1,109 @@
+//! What a dead agent left disabled stays on record until it is enabled or known to be gone.
+
+use tidegate_tests::peer::Peer;
+use tidegate_tests::view::{disabled, wait_all, wait_so};
+use tidegate_tests::{Node, TRUSTING};
+use tidegate_vgpu::control::Control;
+
+/// A node whose agent was killed while it kept the channels of a living process disabled; the process, its client, and
+/// its channels.
+fn left_behind() -> (Node, Peer, u32, Vec<u32>) {
+    let mut node = Node::new(&[], TRUSTING);
+    let mut online = Peer::attached(&node, "online", "");
+    online.ask("idle 0");
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, channels) = offline.channels(0, 3);
+    wait_all(&node, client, true);
+    drop(node.agent.take());
+    (node, offline, client, channels)
+}
+
+fn set(node: &Node, knob: &str, value: &str) {
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    device.set(knob, value).expect("a knob");
+}
+
+/// `tidegate release`: whether it did all, and what it printed.
+fn release(node: &Node) -> (bool, String) {
+    let output = node.tidegate(&["release"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.success(), text)
+}
+
+#[test]
+fn a_channel_that_the_driver_refuses_to_enable_stays_on_record() {
+    // A timeout, a firmware that takes no foreign pair (with a status that also means a dead client), and one that
+    // has an answer for neither.
+    for (knob, value, back, said) in [
+        ("fail_enable", "3:0x65", None, "TIMEOUT"),
+        ("gsp_foreign", "deny_23", Some("allow"), "INVALID_CLIENT"),
+        ("gsp_foreign", "deny_1b", Some("allow"), "PERMISSIONS"),
+        // As a freed channel is refused, of a driver that refuses every foreign pair so.
+        ("fail_enable", "64:0x57", Some("0"), "OBJECT_NOT_FOUND"),
+    ] {
+        let (node, _offline, client, _) = left_behind();
+        set(&node, knob, value);
+        let (all, text) = release(&node);
+        assert!(!all, "{knob}={value}: {text}");
+        assert!(text.contains("3 could not be enabled"), "{text}");
+        let named = format!("of client {client:#x}");
+        assert_eq!(text.matches(&named).count(), 3, "each is named: {text}");
+        assert!(text.contains(said), "the driver's words: {text}");
+        assert_eq!(disabled(&node, client), [true; 3]);
+        if let Some(back) = back {
+            set(&node, knob, back);
+        }
+        let (all, text) = release(&node);
+        assert!(
+            all && text.contains("3 channels enabled"),
+            "{knob}={value}, when the driver takes it: {text}"
+        );
+        assert_eq!(disabled(&node, client), [false; 3]);
+    }
+}
+
+#[test]
+fn channels_that_are_gone_leave_the_record() {
+    let (node, offline, ..) = left_behind();
+    drop(offline);
+    let (all, text) = release(&node);
+    assert!(all && text.contains("3 were gone"), "{text}");
+    assert_eq!(
+        release(&node).1,
+        "0 channels enabled, 0 were gone, 0 could not be enabled\n"
+    );
+}
+
+#[test]
+fn a_freed_channel_of_a_living_process_leaves_the_record() {
+    let (node, mut offline, client, channels) = left_behind();
+    offline.ask(&format!("free {client:#x} {:#x}", channels[1]));
+    let (all, text) = release(&node);
+    assert!(all, "{text}");
+    assert!(text.contains("2 channels enabled, 1 were gone"), "{text}");
+    assert_eq!(disabled(&node, client), [false; 2]);
+}
+
+#[test]
+fn an_agent_names_what_it_cannot_enable_and_goes_on_trying() {
+    let (mut node, _offline, client, _) = left_behind();
+    set(&node, "fail_enable", "3:0x65");
+    node.start_agent(TRUSTING);
+    let log = || std::fs::read_to_string(node.agent_log()).unwrap_or_default();
+    let named = format!("of client {client:#x}");
+    assert!(
+        log().contains(&named) && log().contains("TIMEOUT"),
+        "{}",
+        log()
+    );
+    wait_all(&node, client, false);
+    wait_so("nothing left on record", || !node_has_marks(&node));
+}
+
+/// Whether doctor, asked when the agent is gone, would find anything on record.
+fn node_has_marks(node: &Node) -> bool {
+    let journal = tidegate_agent::journal::Journal::find(&node.run_dir());
+    let journal = journal.expect("readable").expect("there is one");
+    !journal.marked().is_empty()
+}
