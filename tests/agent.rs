@@ -2,7 +2,7 @@
 
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{counter, disabled, process, status, wait_all, wait_so};
-use tidegate_tests::{Node, Offline, clock, wait_for, watch};
+use tidegate_tests::{Node, Offline, clock, compile, wait_for, watch};
 use tidegate_vgpu::control::Control;
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
@@ -732,6 +732,18 @@ fn a_process_says_which_driver_it_sees() {
     let row = process(&node, offline.process.pid()).expect("it is attached");
     assert_eq!(row["driver_version"], "570.211.01");
     assert_eq!(status(&node)["driver_version"], "570.211.01");
+    offline.stop();
+}
+
+#[test]
+fn a_process_whose_driver_library_never_asks_for_the_version_says_it_all_the_same() {
+    let node = Node::new(&["--driver", "570.211.01"], FIXED);
+    let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+    command.env("TIDEGATE_VGPU_QUIET_VERSION", "1");
+    let mut offline = Offline::from_command(command.args(["1000000", "0"]));
+    offline.running();
+    let row = process(&node, offline.process.pid()).expect("it is attached");
+    assert_eq!(row["driver_version"], "570.211.01");
     offline.stop();
 }
 

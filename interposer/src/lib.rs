@@ -40,3 +40,4 @@ mod sys;
 mod table;
 mod tell;
 mod trace;
+mod version;

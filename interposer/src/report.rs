@@ -19,7 +19,7 @@ use crate::process::Process;
 use crate::resolve::{DEEPBIND_LOADS, unhooked};
 use crate::sys::{self, Bell};
 use crate::table::ROWS;
-use crate::{clock, driver, env, log};
+use crate::{clock, driver, env, log, version};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::io;
@@ -376,6 +376,16 @@ impl Reporter {
         }
     }
 
+    /// As the driver told its library, else as it tells this thread.
+    fn driver_version(&self) -> String {
+        let told = sys::lock(&self.process.rm).driver.clone();
+        if told.is_empty() {
+            version::of_driver()
+        } else {
+            told
+        }
+    }
+
     fn hello(&self, greeted: &Greeted) -> v1::Hello {
         let page_version = match greeted {
             Greeted::Page(_) => MAJOR << 16 | MINOR,
@@ -396,7 +406,7 @@ impl Reporter {
                 .unwrap_or_default(),
             pid: std::process::id().cast_signed(),
             membarrier: self.process.membarrier,
-            driver_version: sys::lock(&self.process.rm).driver.clone(),
+            driver_version: self.driver_version(),
             last_agent_generation: self.generation,
             memory: talk::VERSION,
         }

@@ -1,0 +1,79 @@
+//! Which version the loaded driver has, for the agent.
+//!
+//! NVML asks the driver, which [`crate::ioctl`] sees; the driver's own library may never ask. Then the reporter does,
+//! on a control file of its own that it closes again, or reads what the kernel's side writes down.
+
+use crate::ioctl;
+use core::ffi::c_void;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use tidegate_abi::rm::{self, RmApiVersion};
+
+/// Of the kernel's driver; empty: nobody says.
+pub fn of_driver() -> String {
+    asked().or_else(written).unwrap_or_default()
+}
+
+/// By `CHECK_VERSION_STR`, as a query: the driver fills its version in and judges nothing.
+fn asked() -> Option<String> {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/nvidiactl")
+        .ok()?;
+    let mut said = RmApiVersion {
+        cmd: u32::from(b'2'),
+        reply: 0,
+        version: [0; 64],
+    };
+    let request = rm::request(rm::NV_ESC_CHECK_VERSION_STR, size_of::<RmApiVersion>());
+    // SAFETY: the structure is live for the call and of the size that the request says.
+    let result =
+        unsafe { ioctl::next(file.as_raw_fd(), request, (&raw mut said).cast::<c_void>()) };
+    let text = said.version.split(|byte| *byte == 0).next()?;
+    let text = core::str::from_utf8(text)
+        .ok()
+        .filter(|text| is_version(text))?;
+    (result == 0).then(|| text.to_owned())
+}
+
+fn written() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    in_banner(text.lines().next()?)
+}
+
+/// The version in the first line of `/proc/driver/nvidia/version`.
+fn in_banner(line: &str) -> Option<String> {
+    line.split_whitespace()
+        .find(|word| is_version(word))
+        .map(str::to_owned)
+}
+
+/// `580.95.05`, `580.142`.
+fn is_version(word: &str) -> bool {
+    let mut parts = word.split('.');
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    (2..=3).contains(&word.split('.').count()) && parts.all(digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_found_in_the_kernels_banner() {
+        for (line, version) in [
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3)",
+                Some("580.95.05"),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.142  Tue",
+                Some("580.142"),
+            ),
+            ("GCC version:  gcc version without numbers", None),
+        ] {
+            assert_eq!(in_banner(line).as_deref(), version, "{line}");
+        }
+    }
+}
