@@ -16,11 +16,13 @@ fn run(node: &Node, program: &str) {
 #[test]
 fn a_program_gets_its_results_on_every_driver_branch() {
     for driver in [
+        "535.54.03",
         "535.288.01",
         "550.163.01",
         "570.211.01",
+        "575.57.08",
         "580.95.05",
-        "590.44.01",
+        "590.48.01",
         "595.45.04",
     ] {
         run(&Node::device_only(&["--driver", driver]), "smoke");

@@ -94,7 +94,7 @@ parameters!(
     rm::Nv0080Alloc,
     rm::Nv2080Alloc,
     rm::BuildVersion,
-    rm::ProbedIds,
+    rm::AttachedIds,
     rm::AttachIds,
     rm::IdInfoV2,
     rm::GidInfo,
@@ -107,7 +107,6 @@ parameters!(
     rm::Timeslice,
     [u8; 2],
     [u8; 3],
-    throw_away::LongChannelAlloc,
     rm::GpuInfoV2,
     rm::ConfidentialCapabilities,
     u32,
@@ -244,11 +243,22 @@ impl ControlFile {
 
     fn alloc<T: Parameters>(
         &self,
+        handles: (u32, u32, u32),
+        class: (u32, &'static str),
+        parameters: Option<&mut T>,
+    ) -> Result<u32> {
+        self.alloc_part(handles, class, parameters, size_of::<T>())
+    }
+
+    /// As [`Self::alloc`], for a branch that knows only the first `bytes` of the parameters.
+    fn alloc_part<T: Parameters>(
+        &self,
         (root, parent, new): (u32, u32, u32),
         (class, what): (u32, &'static str),
         parameters: Option<&mut T>,
+        bytes: usize,
     ) -> Result<u32> {
-        let size = u32::try_from(size_of::<T>()).unwrap_or(u32::MAX);
+        let size = u32::try_from(bytes.min(size_of::<T>())).unwrap_or(u32::MAX);
         let mut call = rm::Nvos64 {
             h_root: root,
             h_object_parent: parent,
@@ -536,19 +546,9 @@ pub fn enumerate() -> Result<Driver> {
         "CARD_INFO",
         &mut cards,
     )?;
-    let mut probed = rm::ProbedIds {
-        gpu_ids: [rm::INVALID_GPU_ID; rm::MAX_GPUS],
-        excluded_gpu_ids: [rm::INVALID_GPU_ID; rm::MAX_GPUS],
-    };
-    file.control(
-        (client, client),
-        (rm::NV0000_CTRL_CMD_GPU_GET_PROBED_IDS, "GPU_GET_PROBED_IDS"),
-        &mut probed,
-    )?;
     let (mut gpus, mut hidden) = (Vec::new(), Vec::new());
     for card in cards {
-        let known = probed.gpu_ids.contains(&card.gpu_id) && card.gpu_id != rm::INVALID_GPU_ID;
-        if card.valid & 0xff == 0 || !known {
+        if card.valid & 0xff == 0 || card.gpu_id == rm::INVALID_GPU_ID {
             continue;
         }
         // The driver lists the machine's, whatever this process sees of them.

@@ -289,7 +289,9 @@ unsafe fn before(
     if let Some(control) = unsafe { call.read::<Nvos54>(rm::NV_ESC_RM_CONTROL) }
         && matches!(
             control.cmd,
-            rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE | rm::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE
+            rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE
+                | rm::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE
+                | rm::NVC36F_CTRL_CMD_GPFIFO_SCHEDULE
         )
         && control.params != 0
         && control.params_size >= 1

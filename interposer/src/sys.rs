@@ -35,6 +35,24 @@ pub fn low_half(word: &AtomicU64) -> &AtomicU32 {
     unsafe { &*word.as_ptr().cast::<AtomicU32>() }
 }
 
+/// Copies what can be read at an address of this process: the bytes before the first that cannot be. 0
+/// also where the kernel does not do it for this process.
+pub fn copy_own(address: u64, to: &mut [u8]) -> usize {
+    let local = libc::iovec {
+        iov_base: to.as_mut_ptr().cast(),
+        iov_len: to.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: address as *mut libc::c_void,
+        iov_len: to.len(),
+    };
+    // SAFETY: the local vector is live and exclusive; at the other the kernel looks for itself.
+    let copied = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+    };
+    usize::try_from(copied).unwrap_or(0)
+}
+
 /// The calling thread's id.
 pub fn gettid() -> i32 {
     // SAFETY: no arguments, cannot fail.

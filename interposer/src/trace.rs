@@ -103,10 +103,14 @@ pub unsafe fn write(fd: c_int, file: File, request: c_ulong, argument: *mut c_vo
             && at.succeeded
             && result == 0
         {
-            let length = if at.said > 0 { at.said } else { at.needed };
+            let mut copy = [0; MOST];
+            let length = at.said.max(at.needed).min(MOST);
             line.push_str("\",\"parameters\":\"");
-            // SAFETY: the driver has read as much there.
-            hex(&mut line, unsafe { bytes(at.address, length.min(MOST)) });
+            match sys::copy_own(at.address, &mut copy[..length]) {
+                // SAFETY: the driver has read as much there.
+                0 => hex(&mut line, unsafe { bytes(at.address, at.needed) }),
+                copied => hex(&mut line, &copy[..copied]),
+            }
         }
     }
     line.push_str("\"}\n");

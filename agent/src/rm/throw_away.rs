@@ -60,10 +60,11 @@ impl ThrowAway {
             alignment: 4096,
             ..rm::MemoryAlloc::default()
         };
-        let memory = file.alloc(
+        let memory = file.alloc_part(
             (client, device, MEMORY_HANDLE),
             (NV01_MEMORY_SYSTEM, "memory for a channel"),
             Some(&mut memory),
+            branch.memory_alloc_size(),
         )?;
         let mut group = rm::ChannelGroupAlloc {
             engine_type: ENGINE_TYPE_GR0,
@@ -74,23 +75,20 @@ impl ThrowAway {
             (KEPLER_CHANNEL_GROUP_A, "a channel group"),
             Some(&mut group),
         )?;
-        let mut common = rm::ChannelAlloc {
+        let mut channel = rm::ChannelAlloc {
             h_object_error: memory,
             gp_fifo_offset: GPFIFO_AT,
             gp_fifo_entries: ENTRIES,
             ..rm::ChannelAlloc::default()
         };
-        common.h_userd_memory[0] = memory;
-        common.userd_offset[0] = USERD_AT;
+        channel.h_userd_memory[0] = memory;
+        channel.userd_offset[0] = USERD_AT;
         let parent = (client, group, CHANNEL_HANDLE);
         let made = CLASSES.into_iter().find_map(|class| {
             let class = (class, "a channel");
-            let made = if branch.channel_alloc_size() == size_of::<rm::ChannelAlloc>() {
-                file.alloc(parent, class, Some(&mut common.clone()))
-            } else {
-                let mut long = LongChannelAlloc { common, tail: 0 };
-                file.alloc(parent, class, Some(&mut long))
-            };
+            let mut parameters = channel;
+            let bytes = branch.channel_alloc_size();
+            let made = file.alloc_part(parent, class, Some(&mut parameters), bytes);
             // A class of another architecture; the next may be this one's.
             let other = |error: &RmError| error.status() == Some(Status::INVALID_CLASS);
             (!made.as_ref().is_err_and(other)).then_some(made)
@@ -148,12 +146,4 @@ impl ThrowAway {
         let file = &self.subdevice.file;
         file.preempt(self.client(), self.group)
     }
-}
-
-/// A channel's parameters from branch 570 on.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LongChannelAlloc {
-    common: rm::ChannelAlloc,
-    tail: u64,
 }

@@ -283,6 +283,36 @@ fn a_channel_that_computes_and_copies_computes_whatever_came_first() {
 }
 
 #[test]
+fn a_bind_of_a_tsg_is_one_of_each_of_its_channels() {
+    let (client, mut graph) = (CLIENTS[0], Graph::default());
+    let no_engine = Params::Tsg {
+        engine_type: 0,
+        va_space: 0,
+    };
+    let channel = Params::Channel {
+        engine_type: 0,
+        va_space: 0,
+        context_share: 0,
+    };
+    let mut records = vec![];
+    for call in [
+        alloc(client, 2, 5, class::KEPLER_CHANNEL_GROUP_A, no_engine),
+        alloc(client, 5, 7, class::HOPPER_CHANNEL_GPFIFO_A, channel),
+        alloc(client, 5, 8, class::HOPPER_CHANNEL_GPFIFO_A, channel),
+        alloc(client, 2, 9, class::HOPPER_CHANNEL_GPFIFO_A, channel),
+        Call::Bind {
+            client,
+            channel: 5,
+            engine_type: class::ENGINE_TYPE_COPY0,
+        },
+    ] {
+        graph.apply(call, &mut records);
+    }
+    let engines: Vec<_> = graph.channels().map(|channel| channel.engine).collect();
+    assert_eq!(engines, [Engine::Copy, Engine::Copy, Engine::Unknown]);
+}
+
+#[test]
 fn a_free_takes_what_hangs_below_and_what_depends() {
     for (freed, why) in [
         (2, "the device"),

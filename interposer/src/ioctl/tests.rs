@@ -137,20 +137,78 @@ fn duplicates_and_binds_are_understood() {
     };
     assert_eq!(understood(rm::NV_ESC_RM_DUP_OBJECT, dup), Some(duplicate));
     let mut engine_type = 9_u32;
-    let bind = Nvos54 {
-        h_client: 1,
-        h_object: 3,
-        cmd: rm::NVA06F_CTRL_CMD_BIND,
-        params: (&raw mut engine_type) as u64,
-        params_size: 4,
-        ..Nvos54::default()
+    for cmd in [
+        rm::NVA06F_CTRL_CMD_BIND,
+        rm::NVC36F_CTRL_CMD_BIND,
+        rm::NVA06C_CTRL_CMD_BIND,
+    ] {
+        let bind = Nvos54 {
+            h_client: 1,
+            h_object: 3,
+            cmd,
+            params: (&raw mut engine_type) as u64,
+            params_size: 4,
+            ..Nvos54::default()
+        };
+        let bound = Call::Bind {
+            client: 1,
+            channel: 3,
+            engine_type: 9,
+        };
+        assert_eq!(understood(rm::NV_ESC_RM_CONTROL, bind), Some(bound));
+    }
+}
+
+/// Bytes at whose end nothing is mapped.
+fn at_the_end(bytes: &[u8]) -> u64 {
+    // SAFETY: fresh pages of the kernel's choice, of which the second becomes unreadable.
+    let page = unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let pages = libc::mmap(core::ptr::null_mut(), 8192, protection, flags, -1, 0);
+        assert_ne!(pages, libc::MAP_FAILED);
+        assert_eq!(libc::mprotect(pages.add(4096), 4096, libc::PROT_NONE), 0);
+        pages.cast::<u8>()
     };
-    let bound = Call::Bind {
-        client: 1,
-        channel: 3,
-        engine_type: 9,
-    };
-    assert_eq!(understood(rm::NV_ESC_RM_CONTROL, bind), Some(bound));
+    // SAFETY: the first page is writable and has room for them.
+    unsafe {
+        let at = page.add(4096 - bytes.len());
+        at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        at as u64
+    }
+}
+
+#[test]
+fn nothing_is_read_behind_what_the_oldest_driver_reads_whatever_size_is_stated() {
+    // The channel parameters of 535.54.03, 304 bytes of them, with engine type, VA space and share.
+    let mut bytes = [0_u8; 304];
+    for (at, value) in [(128, 9_u32), (28, 77), (24, 78)] {
+        bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    for stated in [0, 304, 368, u32::MAX] {
+        let mut nothing = ();
+        let call = Nvos64 {
+            p_alloc_parms: at_the_end(&bytes),
+            params_size: stated,
+            ..alloc(HOPPER_CHANNEL_GPFIFO_A, &mut nothing)
+        };
+        let channel = Params::Channel {
+            engine_type: 9,
+            va_space: 77,
+            context_share: 78,
+        };
+        assert_eq!(params(understood(rm::NV_ESC_RM_ALLOC, call)), channel);
+    }
+}
+
+#[test]
+fn a_copy_ends_where_nothing_is_mapped() {
+    let at = at_the_end(&[7; 304]);
+    let mut copy = [0; 544];
+    let copied = sys::copy_own(at, &mut copy);
+    assert!(copied == 304 || copied == 0, "{copied}");
+    assert!(copy[..copied].iter().all(|byte| *byte == 7));
+    assert_eq!(sys::copy_own(0, &mut copy), 0);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Class and engine numbers of the resource manager, and what each means for gating.
 //!
-//! Source: `src/common/sdk/nvidia/inc/class/*.h` and `ctrl2080gpu.h` of the open kernel modules,
-//! 535 to 595. GPFIFO classes are matched by table and not by `& 0xff == 0x6f`: `0x506f` and
-//! `0x906f` are old classes of another meaning, and Ada has none of its own.
+//! Source: `src/common/sdk/nvidia/inc/class/*.h`, `resource_list.h` and `ctrl2080gpu.h` of the open
+//! kernel modules, 535 to 595 (`tests/vgpu/facts`). Classes are matched by list and not by their last
+//! byte: `0x506f` is an old class of another meaning, and video classes go by no rule.
 
 /// `NV01_ROOT`.
 pub const NV01_ROOT: u32 = 0x0;
@@ -54,16 +54,26 @@ pub enum Engine {
     Unknown,
 }
 
-/// GPFIFO channel classes, Kepler to Blackwell.
-const GPFIFO: [u32; 12] = [
-    0xa06f, 0xa16f, 0xa26f, 0xb06f, 0xc06f, 0xc36f, 0xc46f, 0xc56f, 0xc86f, 0xc96f, 0xca6f, 0xcb6f,
+/// GPFIFO channel classes, Fermi to Blackwell: all that a branch can allocate.
+const GPFIFO: [u32; 11] = [
+    0x906f, 0xa06f, 0xa16f, 0xb06f, 0xc06f, 0xc36f, 0xc46f, 0xc56f, 0xc86f, 0xc96f, 0xca6f,
 ];
-const COMPUTE: [u32; 15] = [
+/// Compute, 3D, 2D and inline-to-memory classes. Those of GPUs before Turing (`0xa0c0` to `0xc3c0`) and
+/// `0xcfc0` are in no class list of the open kernel modules, but in those of the closed ones.
+const GRAPHICS: [u32; 25] = [
     0xa0c0, 0xa1c0, 0xb0c0, 0xb1c0, 0xc0c0, 0xc1c0, 0xc3c0, 0xc5c0, 0xc6c0, 0xc7c0, 0xc9c0, 0xcbc0,
-    0xcdc0, 0xcec0, 0xcfc0,
+    0xcdc0, 0xcec0, 0xcfc0, 0xc597, 0xc697, 0xc797, 0xc997, 0xcb97, 0xcd97, 0xce97, 0x902d, 0xa140,
+    0xcd40,
 ];
+/// Copy classes; `0xa0b5`, `0xc1b5` and `0xc3b5` as above.
 const COPY: [u32; 11] = [
     0xa0b5, 0xb0b5, 0xc0b5, 0xc1b5, 0xc3b5, 0xc5b5, 0xc6b5, 0xc7b5, 0xc8b5, 0xc9b5, 0xcab5,
+];
+/// Decoders, encoders, JPEG, optical flow and SEC2.
+const VIDEO: [u32; 31] = [
+    0xb4b7, 0xb8b0, 0xb8d1, 0xb8fa, 0xc4b0, 0xc4b7, 0xc4d1, 0xc6b0, 0xc6fa, 0xc7b0, 0xc7b7, 0xc7fa,
+    0xc9b0, 0xc9b7, 0xc9d1, 0xc9fa, 0xcba2, 0xcdb0, 0xcdd1, 0xcdfa, 0xceb0, 0xceb7, 0xced0, 0xcefa,
+    0xcfb0, 0xcfb7, 0xcfd1, 0xcffa, 0xd1b0, 0xd1b7, 0xd1fa,
 ];
 
 /// Whether `class` is a channel that a runlist schedules.
@@ -75,11 +85,11 @@ pub fn is_gpfifo(class: u32) -> bool {
 /// What kind of engine object `class` is, if it is one.
 #[must_use]
 pub fn engine_of_class(class: u32) -> Option<Engine> {
-    if COMPUTE.contains(&class) {
+    if GRAPHICS.contains(&class) {
         Some(Engine::Graphics)
     } else if COPY.contains(&class) {
         Some(Engine::Copy)
-    } else if class & 0xff == 0xb0 && class > 0xa000 {
+    } else if VIDEO.contains(&class) {
         Some(Engine::Video)
     } else {
         None

@@ -1,9 +1,13 @@
 //! The resource manager's ioctls on `/dev/nvidiactl` and `/dev/nvidiaN` (x86-64).
 //!
-//! Layouts were printed by `pahole` from the headers of 535.288.01, 550.163.01, 570.211.01,
-//! 580.95.05 and 595.45.04 and are pinned below by size and offset. What differs between branches
-//! is in [`Branch`]; a branch this file does not know has no layout here, and the channel levels
-//! refuse it.
+//! Layouts are pinned below by size and offset, and judged by what the driver's own headers say from
+//! 535.54.03 to 595.45.04 (`tests/vgpu/facts`, `tests/vgpu/tests/abi.rs`). What differs between
+//! branches is in [`Branch`]; a branch this file does not know has no layout here, and the channel
+//! levels refuse it.
+//!
+//! The driver compares the stated size of a control with its own. Of an allocation it copies what its
+//! class list says and never looks at the stated one, so there a struct may be longer than a branch
+//! knows it, but never shorter.
 //!
 //! An RM ioctl returns `0` and reports in the struct's `status`; `ioctl` itself fails with EINVAL
 //! only for a wrong size in the request number or a wrong descriptor.
@@ -55,6 +59,7 @@ pub const NV_ESC_IOCTL_XFER_CMD: u32 = 211;
 pub const NV_ESC_ATTACH_GPUS_TO_FD: u32 = 212;
 pub const NV_ESC_SYS_PARAMS: u32 = 214;
 pub const NV_ESC_NUMA_INFO: u32 = 215;
+/// Since branch 550.
 pub const NV_ESC_WAIT_OPEN_COMPLETE: u32 = 218;
 
 /// Result of an RM call. Names as in `nvstatuscodes.h` without `NV_ERR_`.
@@ -120,7 +125,10 @@ impl Status {
 pub const CLIENT_HANDLE_BASE: u32 = 0xC1D0_0000;
 
 // Controls of NV0000 (the client itself).
+/// Deprecated: carried out as control `0x13e`, which one answer for the whole system is cached of. Once
+/// anybody has asked, it is answered for every client that exists, on any file: it proves nothing.
 pub const NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION: u32 = 0x101;
+/// Neither cached nor privileged in any branch: answered on the client's own file and no other.
 pub const NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS: u32 = 0x201;
 pub const NV0000_CTRL_CMD_GPU_GET_ID_INFO: u32 = 0x202;
 pub const NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2: u32 = 0x205;
@@ -136,11 +144,17 @@ pub const NV2080_CTRL_CMD_RC_SOFT_DISABLE_WATCHDOG: u32 = 0x2080_2210;
 pub const NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES: u32 = 0xcb33_0101;
 // Controls of NVA06C (a TSG), NVA06F and NVC36F (a channel).
 pub const NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06c_0101;
+/// Binds every channel of the TSG.
+pub const NVA06C_CTRL_CMD_BIND: u32 = 0xa06c_0102;
 pub const NVA06C_CTRL_CMD_SET_TIMESLICE: u32 = 0xa06c_0103;
 pub const NVA06C_CTRL_CMD_PREEMPT: u32 = 0xa06c_0105;
 pub const NVA06F_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06f_0103;
 pub const NVA06F_CTRL_CMD_BIND: u32 = 0xa06f_0104;
 pub const NVA06F_CTRL_CMD_RESTART_RUNLIST: u32 = 0xa06f_0111;
+/// 535 to 550, as [`NVA06F_CTRL_CMD_GPFIFO_SCHEDULE`].
+pub const NVC36F_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xc36f_0103;
+/// 535 to 550, as [`NVA06F_CTRL_CMD_BIND`].
+pub const NVC36F_CTRL_CMD_BIND: u32 = 0xc36f_0104;
 pub const NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: u32 = 0xc36f_0108;
 
 macro_rules! layout {
@@ -193,7 +207,7 @@ layout!(
 layout!(
     /// One entry of `NV_ESC_CARD_INFO`.
     CardInfo, 72, { valid: u32 = 0, domain: u32 = 4, bus: u8 = 8, slot: u8 = 9, function: u8 = 10, pad: u8 = 11,
-    vendor: u16 = 12, device: u16 = 14, gpu_id: u32 = 16, irq: u16 = 20, pad2: u16 = 22, reg_addr_lo: u32 = 24, reg_addr_hi: u32 = 28,
+    vendor: u16 = 12, device: u16 = 14, gpu_id: u32 = 16, irq: u16 = 20, pad2: u16 = 22, reg_addr: u64 = 24,
     reg_size: u64 = 32, fb_addr: u64 = 40, fb_size: u64 = 48, minor: u32 = 56, dev_name: [u8; 10] = 60, pad3: u16 = 70 });
 layout!(
     /// `NV_ESC_SYS_PARAMS`.
@@ -217,26 +231,29 @@ layout!(
     /// Parameters of `FERMI_CONTEXT_SHARE_A`.
     CtxShareAlloc, 12, { h_va_space: u32 = 0, flags: u32 = 4, subctx_id: u32 = 8 });
 layout!(
-    /// Parameters of a GPFIFO class, the part that is the same in every branch. From 570 the
-    /// struct has 8 bytes more ([`Branch::channel_alloc_size`]).
-    ChannelAlloc, 360, { h_object_error: u32 = 0, h_object_buffer: u32 = 4, gp_fifo_offset: u64 = 8, gp_fifo_entries: u32 = 16,
+    /// Parameters of a GPFIFO class in the longest form ([`Branch::channel_alloc_size`]). The first 304
+    /// bytes are the same in every version.
+    ChannelAlloc, 368, { h_object_error: u32 = 0, h_object_buffer: u32 = 4, gp_fifo_offset: u64 = 8, gp_fifo_entries: u32 = 16,
     flags: u32 = 20, h_context_share: u32 = 24, h_va_space: u32 = 28, h_userd_memory: [u32; 8] = 32, userd_offset: [u64; 8] = 64,
     engine_type: u32 = 128, cid: u32 = 132, sub_device_id: u32 = 136, h_object_ecc_error: u32 = 140, instance_mem: [u64; 3] = 144,
     userd_mem: [u64; 3] = 168, ramfc_mem: [u64; 3] = 192, mthdbuf_mem: [u64; 3] = 216, h_phys_channel_group: u32 = 240,
     internal_flags: u32 = 244, error_notifier_mem: [u64; 3] = 248, ecc_error_notifier_mem: [u64; 3] = 272, process_id: u32 = 296,
-    sub_process_id: u32 = 300, encrypt_iv: [u32; 3] = 304, decrypt_iv: [u32; 3] = 316, hmac_nonce: [u32; 8] = 328 });
+    sub_process_id: u32 = 300, encrypt_iv: [u32; 3] = 304, decrypt_iv: [u32; 3] = 316, hmac_nonce: [u32; 8] = 328,
+    tpc_config_id: u32 = 360, pad: u32 = 364 });
 layout!(
-    /// Parameters of the memory classes. `size` is rounded up by the driver and written back.
+    /// Parameters of the memory classes. `size` is rounded up by the driver and written back. 535 ends
+    /// before `numa_node` ([`Branch::memory_alloc_size`]).
     MemoryAlloc, 128, { owner: u32 = 0, kind: u32 = 4, flags: u32 = 8, width: u32 = 12, height: u32 = 16, pitch: i32 = 20,
     attr: u32 = 24, attr2: u32 = 28, format: u32 = 32, compr_covg: u32 = 36, zcull_covg: u32 = 40, pad: u32 = 44,
     range_lo: u64 = 48, range_hi: u64 = 56, size: u64 = 64, alignment: u64 = 72, offset: u64 = 80, limit: u64 = 88,
     address: u64 = 96, ctag_offset: u32 = 104, h_va_space: u32 = 108, internal_flags: u32 = 112, tag: u32 = 116,
     numa_node: i32 = 120, pad2: u32 = 124 });
 layout!(
-    /// Parameters of `FERMI_VASPACE_A`, the part that is the same in every branch
+    /// Parameters of `FERMI_VASPACE_A` in the longest form; before 580 there is no `pasid`
     /// ([`Branch::vaspace_alloc_size`]).
-    VaspaceAlloc, 48, { index: u32 = 0, flags: u32 = 4, va_size: u64 = 8, va_start_internal: u64 = 16,
-    va_limit_internal: u64 = 24, big_page_size: u32 = 32, pad: u32 = 36, va_base: u64 = 40 });
+    VaspaceAlloc, 56, { index: u32 = 0, flags: u32 = 4, va_size: u64 = 8, va_start_internal: u64 = 16,
+    va_limit_internal: u64 = 24, big_page_size: u32 = 32, pad: u32 = 36, va_base: u64 = 40,
+    pasid: u32 = 48, pad2: u32 = 52 });
 /// `NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED`: UVM manages it, and its channels must be
 /// registered with UVM before they are scheduled.
 pub const VASPACE_EXTERNALLY_OWNED: u32 = 1 << 3;
@@ -255,9 +272,9 @@ layout!(
     /// `NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN`.
     WorkSubmitToken, 4, { token: u32 = 0 });
 layout!(
-    /// `NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2`, the fields this project reads.
-    IdInfoV2, 36, { gpu_id: u32 = 0, gpu_flags: u32 = 4, device_instance: u32 = 8, sub_device_instance: u32 = 12, sli_status: u32 = 16,
-    board_id: u32 = 20, gpu_instance: u32 = 24, numa_id: i32 = 28, reserved: u32 = 32 });
+    /// `NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2`.
+    IdInfoV2, 32, { gpu_id: u32 = 0, gpu_flags: u32 = 4, device_instance: u32 = 8, sub_device_instance: u32 = 12, sli_status: u32 = 16,
+    board_id: u32 = 20, gpu_instance: u32 = 24, numa_id: i32 = 28 });
 
 /// `NV_ESC_CHECK_VERSION_STR`. `cmd`: 0 strict, `'1'` relaxed, `'2'` query; `reply` 1 = recognised.
 #[repr(C)]
@@ -269,7 +286,7 @@ pub struct RmApiVersion {
 }
 const _: () = assert!(core::mem::size_of::<RmApiVersion>() == 72);
 
-/// `NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION`.
+/// `NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION`. The driver copies these bytes whatever size is stated.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BuildVersion {
@@ -296,14 +313,16 @@ pub struct AttachedIds {
 }
 const _: () = assert!(core::mem::size_of::<AttachedIds>() == 128);
 
-/// `NV0000_CTRL_CMD_GPU_GET_PROBED_IDS`.
+/// `NV0000_CTRL_CMD_GPU_GET_PROBED_IDS` in the longest form; before 580 there are no flags
+/// ([`Branch::probed_ids_size`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbedIds {
     pub gpu_ids: [u32; MAX_GPUS],
     pub excluded_gpu_ids: [u32; MAX_GPUS],
+    pub gpu_flags: [u32; MAX_GPUS],
 }
-const _: () = assert!(core::mem::size_of::<ProbedIds>() == 256);
+const _: () = assert!(core::mem::size_of::<ProbedIds>() == Branch::B595.probed_ids_size());
 
 /// `NV0000_CTRL_CMD_GPU_ATTACH_IDS`. A first id of `0xffff` attaches every probed GPU.
 #[repr(C)]
@@ -327,11 +346,11 @@ const _: () = assert!(core::mem::size_of::<GidInfo>() == 268);
 /// `NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY`.
 pub const GID_FORMAT_BINARY: u32 = 2;
 
-/// Places in `NV2080_CTRL_CMD_FB_GET_INFO_V2`, as 580 has them. Other branches have other counts,
-/// and nothing that runs on a real driver makes this call.
+/// Places in `NV2080_CTRL_CMD_FB_GET_INFO_V2`, the most that any branch has.
 pub const FB_INFO_PLACES: usize = 128;
 
-/// `NV2080_CTRL_CMD_FB_GET_INFO_V2`: the caller names indices, the driver adds kibibytes.
+/// `NV2080_CTRL_CMD_FB_GET_INFO_V2`: the caller names indices, the driver adds kibibytes. How many
+/// places a branch has is in [`Branch::fb_info_size`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FbInfoV2 {
@@ -339,7 +358,7 @@ pub struct FbInfoV2 {
     /// Index and value.
     pub list: [[u32; 2]; FB_INFO_PLACES],
 }
-const _: () = assert!(core::mem::size_of::<FbInfoV2>() == 1028);
+const _: () = assert!(core::mem::size_of::<FbInfoV2>() == Branch::B595.fb_info_size());
 /// `NV2080_CTRL_GPU_GET_INFO_V2_PARAMS` with the most places any branch has; how many a branch looks
 /// at is [`Branch::gpu_info_size`].
 #[repr(C)]
@@ -432,24 +451,29 @@ impl Default for DisableChannels {
     }
 }
 
-/// A driver branch whose layouts are known.
+/// A driver branch whose layouts are known, split where they changed inside one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Branch {
+    /// 535 before 535.86.05 (535.43.08 of its developer series), whose channel parameters are shorter.
+    B535First,
     B535,
     B550,
     B570,
+    B575,
     B580,
-    /// 590 and 595 share the RM layouts; 595 differs in two UVM structs ([`Branch::B595`]).
+    /// 590 and 595 differ in nothing that is defined here.
     B590,
     B595,
 }
 
 impl Branch {
     /// Every known branch, oldest first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
+        Self::B535First,
         Self::B535,
         Self::B550,
         Self::B570,
+        Self::B575,
         Self::B580,
         Self::B590,
         Self::B595,
@@ -458,10 +482,19 @@ impl Branch {
     /// The branch of a version string such as `580.95.05`, if it is known.
     #[must_use]
     pub fn of_version(version: &str) -> Option<Self> {
-        match version.split('.').next()? {
-            "535" => Some(Self::B535),
+        let mut parts = version.split('.');
+        match parts.next()? {
+            "535" => {
+                let mut part = || parts.next().and_then(|part| part.parse::<u32>().ok());
+                match (part(), part()) {
+                    (Some(43), Some(patch)) if patch >= 8 => Some(Self::B535),
+                    (Some(minor), _) if minor < 86 => Some(Self::B535First),
+                    _ => Some(Self::B535),
+                }
+            }
             "550" => Some(Self::B550),
             "570" => Some(Self::B570),
+            "575" => Some(Self::B575),
             "580" => Some(Self::B580),
             "590" => Some(Self::B590),
             "595" => Some(Self::B595),
@@ -473,95 +506,103 @@ impl Branch {
     #[must_use]
     pub const fn number(self) -> u32 {
         match self {
-            Self::B535 => 535,
+            Self::B535First | Self::B535 => 535,
             Self::B550 => 550,
             Self::B570 => 570,
+            Self::B575 => 575,
             Self::B580 => 580,
             Self::B590 => 590,
             Self::B595 => 595,
         }
     }
 
+    const fn is_535(self) -> bool {
+        matches!(self, Self::B535First | Self::B535)
+    }
+
+    const fn is_from(self, branch: u32) -> bool {
+        self.number() >= branch
+    }
+
     /// Bytes of [`GpuInfoV2`].
     #[must_use]
     pub const fn gpu_info_size(self) -> usize {
         let places = match self {
-            Self::B535 => 0x40,
+            Self::B535First | Self::B535 => 0x40,
             Self::B550 | Self::B570 => 0x41,
+            Self::B575 => 0x42,
             Self::B580 | Self::B590 | Self::B595 => GPU_INFO_PLACES,
         };
         4 + 8 * places
     }
 
+    /// Bytes of [`FbInfoV2`].
+    #[must_use]
+    pub const fn fb_info_size(self) -> usize {
+        let places = match self {
+            Self::B535First | Self::B535 => 54,
+            Self::B550 => 55,
+            Self::B570 | Self::B575 => 57,
+            Self::B580 | Self::B590 | Self::B595 => FB_INFO_PLACES,
+        };
+        4 + 8 * places
+    }
+
+    /// Bytes of [`ProbedIds`].
+    #[must_use]
+    pub const fn probed_ids_size(self) -> usize {
+        if self.is_from(580) { 384 } else { 256 }
+    }
+
     /// Bytes of [`ConfidentialCapabilities`].
     #[must_use]
     pub const fn capabilities_size(self) -> usize {
-        match self {
-            Self::B535 => 5,
-            _ => 6,
-        }
+        if self.is_535() { 5 } else { 6 }
     }
 
     /// Bytes of the GPFIFO classes' parameters.
     #[must_use]
     pub const fn channel_alloc_size(self) -> usize {
         match self {
+            Self::B535First => 304,
             Self::B535 | Self::B550 => 360,
             _ => 368,
         }
     }
 
+    /// Bytes of the memory classes' parameters.
+    #[must_use]
+    pub const fn memory_alloc_size(self) -> usize {
+        if self.is_535() { 120 } else { 128 }
+    }
+
     /// Bytes of `GPFIFO_SCHEDULE` (both the TSG's and the channel's); the first byte is `bEnable`.
     #[must_use]
     pub const fn schedule_size(self) -> usize {
-        match self {
-            Self::B535 | Self::B550 | Self::B570 => 2,
-            _ => 3,
-        }
+        if self.is_from(575) { 3 } else { 2 }
     }
 
     /// Bytes of `FERMI_VASPACE_A`'s parameters.
     #[must_use]
     pub const fn vaspace_alloc_size(self) -> usize {
-        match self {
-            Self::B535 | Self::B550 | Self::B570 => 48,
-            _ => 56,
-        }
-    }
-
-    /// Bytes of the root client's parameters.
-    #[must_use]
-    pub const fn root_alloc_size(self) -> usize {
-        match self {
-            Self::B535 | Self::B550 => 108,
-            _ => 120,
-        }
+        if self.is_from(580) { 56 } else { 48 }
     }
 
     /// Places in `UVM_MAP_EXTERNAL_ALLOCATION`.
     #[must_use]
     pub const fn uvm_map_gpus(self) -> usize {
-        match self {
-            Self::B535 => 32,
-            _ => 256,
-        }
+        if self.is_535() { 32 } else { 256 }
     }
 
-    /// Bytes of `UVM_UNREGISTER_CHANNEL` and whether it begins with the GPU's UUID.
+    /// Bytes of `UVM_UNREGISTER_CHANNEL`; 12 are [`crate::uvm::UvmUnregisterChannel590`].
     #[must_use]
     pub const fn uvm_unregister_channel_size(self) -> usize {
-        match self {
-            Self::B595 => 12,
-            _ => 28,
-        }
+        if self.is_from(590) { 12 } else { 28 }
     }
 
-    /// Bytes of `UVM_FREE`.
+    /// Bytes of `UVM_FREE`; 16 are [`crate::uvm::UvmFree590`].
     #[must_use]
     pub const fn uvm_free_size(self) -> usize {
-        match self {
-            Self::B595 => 16,
-            _ => 24,
-        }
+        if self.is_from(590) { 16 } else { 24 }
     }
 }

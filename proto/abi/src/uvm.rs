@@ -80,7 +80,7 @@ const _: () = assert!(core::mem::size_of::<UvmRegisterChannel>() == 56);
 const _: () = assert!(core::mem::offset_of!(UvmRegisterChannel, base) == 32);
 const _: () = assert!(core::mem::offset_of!(UvmRegisterChannel, rm_status) == 48);
 
-/// 535 to 590. From 595 the struct is [`UvmUnregisterChannel595`].
+/// 535 to 580. From 590 the struct is [`UvmUnregisterChannel590`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UvmUnregisterChannel {
@@ -93,12 +93,12 @@ const _: () = assert!(core::mem::size_of::<UvmUnregisterChannel>() == 28);
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct UvmUnregisterChannel595 {
+pub struct UvmUnregisterChannel590 {
     pub h_client: u32,
     pub h_channel: u32,
     pub rm_status: u32,
 }
-const _: () = assert!(core::mem::size_of::<UvmUnregisterChannel595>() == 12);
+const _: () = assert!(core::mem::size_of::<UvmUnregisterChannel590>() == 12);
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -153,6 +153,7 @@ const _: () = assert!(core::mem::size_of::<UvmMapExternalAllocation<32>>() == 12
 const _: () =
     assert!(core::mem::offset_of!(UvmMapExternalAllocation<256>, gpu_attributes_count) == 9240);
 
+/// 535 to 580. From 590 the struct is [`UvmFree590`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UvmFree {
@@ -162,3 +163,12 @@ pub struct UvmFree {
     pub pad: u32,
 }
 const _: () = assert!(core::mem::size_of::<UvmFree>() == 24);
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UvmFree590 {
+    pub base: u64,
+    pub rm_status: u32,
+    pub pad: u32,
+}
+const _: () = assert!(core::mem::size_of::<UvmFree590>() == 16);

@@ -1,17 +1,19 @@
 //! The caller's side of the wire: `open`, `ioctl` and `mmap` of a device node.
 //!
-//! The shim is a thin layer of exported symbols over this file. Nothing here allocates, keeps state
-//! beyond the driver's branch number, or takes a lock, so it may run in any thread, in a fork child
-//! and in a signal handler. It makes its own system calls where libc's symbol may be hooked.
+//! The shim is a thin layer of exported symbols over this file. Nothing here keeps state beyond what the
+//! driver's version says, allocates once that is known, which the first `open` of a process sees to, or
+//! takes a lock, so it may run in any thread, in a fork child and in a signal handler. It makes its own
+//! system calls where libc's symbol may be hooked.
 //! Failures are `errno` values, as the system call would give them.
 
 use core::ffi::{c_int, c_void};
 use core::mem;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_abi::rm::{self, Branch};
+use tidegate_abi::rm;
 
+use crate::facts::{self, Driver};
 use crate::wire::{self, Ask, MAGIC, Node, Order, Reply, Request};
 
 /// An `errno`.
@@ -103,7 +105,8 @@ pub fn open(dir: &[u8], node: Node, cloexec: bool) -> Result<c_int, Errno> {
         ask: Ask::Hello as u32,
         ..Request::default()
     };
-    exchange(fd.0, &request, &mut [], &mut [], Some(fd.0))?;
+    let (reply, _) = exchange(fd.0, &request, &mut [], &mut [], Some(fd.0))?;
+    learn(&reply)?;
     let number = fd.0;
     mem::forget(fd);
     Ok(number)
@@ -132,26 +135,41 @@ pub fn name_of(node: Node) -> ([u8; 16], usize) {
     (name, length)
 }
 
-/// The branch of the driver that the device process plays; asked once per process.
-fn branch(fd: c_int) -> Result<Branch, Errno> {
-    static KNOWN: AtomicU32 = AtomicU32::new(0);
-    let of_number = |number: u32| {
-        Branch::ALL
-            .into_iter()
-            .find(|b| number != 0 && b.number() == number)
-    };
-    if let Some(branch) = of_number(KNOWN.load(Ordering::Relaxed)) {
-        return Ok(branch);
+/// What the driver is that the device process plays.
+static KNOWN: AtomicPtr<Driver<'static>> = AtomicPtr::new(core::ptr::null_mut());
+
+fn known() -> Option<&'static Driver<'static>> {
+    // SAFETY: null, or a driver that `learn` leaked and that is never changed.
+    unsafe { KNOWN.load(Ordering::Acquire).as_ref() }
+}
+
+/// Finds out what the version in `reply` is.
+fn learn(reply: &Reply) -> Result<&'static Driver<'static>, Errno> {
+    let text = reply.text.split(|byte| *byte == 0).next().unwrap_or(&[]);
+    let version = core::str::from_utf8(text).map_err(|_| libc::ENODEV)?;
+    if let Some(known) = known().filter(|known| known.version == version) {
+        return Ok(known);
+    }
+    let read = facts::Facts::read(&facts::TABLES).map_err(|_| libc::ENODEV)?;
+    let found = read.of(version).ok_or(libc::ENODEV)?;
+    // Two threads that come here at once each leak one, and either is right.
+    let found: &'static mut Driver<'static> = Box::leak(Box::new(found));
+    KNOWN.store(found, Ordering::Release);
+    Ok(found)
+}
+
+/// The driver behind `fd`, which is asked where this process was given the file and opened none.
+fn driver(fd: c_int) -> Result<&'static Driver<'static>, Errno> {
+    if let Some(known) = known() {
+        return Ok(known);
     }
     let request = Request {
         magic: MAGIC,
-        ask: Ask::Branch as u32,
+        ask: Ask::Version as u32,
         ..Request::default()
     };
     let (reply, _) = exchange(fd, &request, &mut [], &mut [], None)?;
-    let branch = of_number(reply.value as u32).ok_or(libc::ENODEV)?;
-    KNOWN.store(branch.number(), Ordering::Relaxed);
-    Ok(branch)
+    learn(&reply)
 }
 
 /// The bytes at `address`, as the kernel would take them on a caller's word.
@@ -203,44 +221,33 @@ pub unsafe fn ioctl(
         request = rm::request(outer.cmd & 0xff, outer.size as usize);
         arg = outer.ptr;
     }
-    let by_branch = node == Node::Uvm && wire::size_goes_by_branch(request);
-    let nested_may_go_by_branch =
-        node != Node::Uvm && rm::escape_of(request) == Some(rm::NV_ESC_RM_ALLOC);
-    let mut known = if by_branch { branch(fd)? } else { Branch::B580 };
-    let size = wire::params_size(node, request, known).ok_or(libc::EINVAL)?;
+    let driver = driver(fd)?;
+    let size = wire::params_size(node, request, driver).ok_or(libc::EINVAL)?;
     if arg == 0 && size > 0 {
         return Err(libc::EFAULT);
     }
     // SAFETY: the caller's promise.
     let params = unsafe { bytes_at(arg, size) };
 
-    let mut nested_at = 0;
-    let mut nested_size = 0;
-    if node != Node::Uvm {
-        match (rm::escape_of(request), size) {
-            (Some(rm::NV_ESC_RM_CONTROL), 32) => {
-                (nested_at, nested_size) = (long(params, 16), word(params, 24) as usize);
-            }
-            (Some(rm::NV_ESC_RM_ALLOC), 32) => {
-                (nested_at, nested_size) = (long(params, 16), word(params, 24) as usize);
-            }
-            (Some(rm::NV_ESC_RM_ALLOC), 48) => {
-                (nested_at, nested_size) = (long(params, 16), word(params, 32) as usize);
-            }
-            _ => {}
+    let (nested_at, nested_size) = match (node, rm::escape_of(request), size) {
+        (Node::Uvm, ..) => (0, 0),
+        (_, Some(rm::NV_ESC_RM_CONTROL), 32) => {
+            let stated = word(params, 24) as usize;
+            let size = wire::control_size(word(params, 8), stated, driver);
+            (long(params, 16), size)
         }
-        if nested_may_go_by_branch && nested_at != 0 && nested_size == 0 {
-            known = branch(fd)?;
-            nested_size = wire::alloc_size(word(params, 12), known).unwrap_or(0);
+        (_, Some(rm::NV_ESC_RM_ALLOC), 32 | 48) => {
+            (long(params, 16), wire::alloc_size(word(params, 12), driver))
         }
-    }
+        _ => (0, 0),
+    };
     if size + nested_size > wire::MAX_PARAMS {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's promise about the pointer inside the parameters.
     let nested = unsafe { bytes_at(nested_at, nested_size) };
 
-    let named = wire::fd_offset(node, request, known)
+    let named = wire::fd_offset(node, request, driver)
         .map(|at| word(params, at) as c_int)
         .filter(|named| *named >= 0);
     let header = Request {

@@ -210,6 +210,58 @@ pub struct Struct<'a> {
     pub fields: BTreeMap<&'a str, Field>,
 }
 
+impl Struct<'_> {
+    /// Where a field begins.
+    ///
+    /// # Panics
+    /// When the struct has none of that name.
+    #[must_use]
+    pub fn at(&self, field: &str) -> usize {
+        match self.fields.get(field) {
+            Some(field) => field.offset,
+            None => panic!("no field {field}"),
+        }
+    }
+
+    /// The field of a parameter struct with four bytes; 0 beyond the end of `bytes`.
+    #[must_use]
+    pub fn word(&self, bytes: &[u8], field: &str) -> u32 {
+        let found = bytes.get(self.at(field)..).and_then(<[u8]>::first_chunk);
+        found.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+    }
+
+    /// The same of eight bytes.
+    #[must_use]
+    pub fn long(&self, bytes: &[u8], field: &str) -> u64 {
+        let found = bytes.get(self.at(field)..).and_then(<[u8]>::first_chunk);
+        found.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    }
+
+    /// Whether a field of one byte is set.
+    #[must_use]
+    pub fn flag(&self, bytes: &[u8], field: &str) -> bool {
+        bytes.get(self.at(field)).is_some_and(|byte| *byte != 0)
+    }
+
+    /// Writes over a field from its beginning, as far as `bytes` reach.
+    pub fn put(&self, bytes: &mut [u8], field: &str, value: &[u8]) {
+        if let Some(place) = bytes.get_mut(self.at(field)..) {
+            let length = place.len().min(value.len());
+            place[..length].copy_from_slice(&value[..length]);
+        }
+    }
+
+    /// Writes a field of four bytes.
+    pub fn put_word(&self, bytes: &mut [u8], field: &str, value: u32) {
+        self.put(bytes, field, &value.to_ne_bytes());
+    }
+
+    /// Writes a field of eight bytes.
+    pub fn put_long(&self, bytes: &mut [u8], field: &str, value: u64) {
+        self.put(bytes, field, &value.to_ne_bytes());
+    }
+}
+
 /// An ioctl of `/dev/nvidia-uvm`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uvm<'a> {
@@ -500,13 +552,14 @@ impl<'a> Facts<'a> {
     /// `None` where the tables have no such tag.
     #[must_use]
     pub fn of(&self, version: &str) -> Option<Driver<'a>> {
-        let version = Version::parse(version)?;
+        let parsed = Version::parse(version)?;
         let at = self
             .tags
             .iter()
-            .rposition(|(tag, _)| tag.branch == version.branch && *tag <= version)?;
+            .rposition(|(tag, _)| tag.branch == parsed.branch && *tag <= parsed)?;
         let holds = |(from, to): Range| (from..=to).contains(&at);
         let mut driver = Driver {
+            version: version.to_owned(),
             tag: self.tags[at].1,
             ..Driver::default()
         };
@@ -550,9 +603,11 @@ impl<'a> Facts<'a> {
 
 impl<'a> Row<'a> {
     fn add_to(&self, to: &mut Struct<'a>) {
-        to.size = self.size;
-        if let Some((name, field)) = self.field {
-            to.fields.insert(name, field);
+        match self.field {
+            Some((name, field)) => {
+                to.fields.insert(name, field);
+            }
+            None => to.size = self.size,
         }
     }
 }
@@ -560,6 +615,8 @@ impl<'a> Row<'a> {
 /// What is true of one version of the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Driver<'a> {
+    /// What was asked for.
+    pub version: String,
     /// The tag that says it.
     pub tag: &'a str,
     /// Controls by number.
@@ -576,7 +633,26 @@ pub struct Driver<'a> {
     pub consts: BTreeMap<&'a str, u64>,
 }
 
-impl Driver<'_> {
+impl<'a> Driver<'a> {
+    /// A struct.
+    ///
+    /// # Panics
+    /// When this version has none of that name: who asks for it has to know that it does.
+    #[must_use]
+    pub fn layout(&self, of: &str) -> &Struct<'a> {
+        match self.structs.get(of) {
+            Some(layout) => layout,
+            None => panic!("{} has no {of}", self.tag),
+        }
+    }
+
+    /// The number of the escape with this name; `None` where this version has none.
+    #[must_use]
+    pub fn escape(&self, name: &str) -> Option<u32> {
+        let found = self.escapes.iter().find(|(_, other)| **other == name);
+        found.map(|(number, _)| *number)
+    }
+
     /// Where a field lies; `None` where this version has none of that name.
     #[must_use]
     pub fn field(&self, of: &str, field: &str) -> Option<Field> {
@@ -594,6 +670,81 @@ impl Driver<'_> {
     pub fn uvm_field(&self, number: u64, field: &str) -> Option<Field> {
         self.uvm.get(&number)?.params.fields.get(field).copied()
     }
+}
+
+/// Result of an RM call. Its numbers are those of `consts.csv`, which are the same in every version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status(pub u32);
+
+macro_rules! statuses {
+    ($($name:ident $text:literal),* $(,)?) => {
+        #[allow(missing_docs, reason = "the driver's names")]
+        impl Status {
+            $(pub const $name: Self = Self(constant($text));)*
+
+            /// Every status with its name in the driver's headers.
+            pub const ALL: &'static [(&'static str, Self)] = &[$(($text, Self::$name)),*];
+        }
+    };
+}
+
+statuses! {
+    OK "NV_OK",
+    GPU_IS_LOST "NV_ERR_GPU_IS_LOST",
+    INSERT_DUPLICATE_NAME "NV_ERR_INSERT_DUPLICATE_NAME",
+    INSUFFICIENT_PERMISSIONS "NV_ERR_INSUFFICIENT_PERMISSIONS",
+    INVALID_ADDRESS "NV_ERR_INVALID_ADDRESS",
+    INVALID_ARGUMENT "NV_ERR_INVALID_ARGUMENT",
+    INVALID_CHANNEL "NV_ERR_INVALID_CHANNEL",
+    INVALID_CLASS "NV_ERR_INVALID_CLASS",
+    INVALID_CLIENT "NV_ERR_INVALID_CLIENT",
+    INVALID_DEVICE "NV_ERR_INVALID_DEVICE",
+    INVALID_OBJECT_HANDLE "NV_ERR_INVALID_OBJECT_HANDLE",
+    INVALID_OBJECT_PARENT "NV_ERR_INVALID_OBJECT_PARENT",
+    INVALID_STATE "NV_ERR_INVALID_STATE",
+    NO_MEMORY "NV_ERR_NO_MEMORY",
+    NOT_SUPPORTED "NV_ERR_NOT_SUPPORTED",
+    OBJECT_NOT_FOUND "NV_ERR_OBJECT_NOT_FOUND",
+    RESET_REQUIRED "NV_ERR_RESET_REQUIRED",
+    STATE_IN_USE "NV_ERR_STATE_IN_USE",
+    TIMEOUT "NV_ERR_TIMEOUT",
+}
+
+impl Status {
+    /// Whether the call did what it was asked.
+    #[must_use]
+    pub const fn is_ok(self) -> bool {
+        self.0 == Self::OK.0
+    }
+}
+
+/// A number of `consts.csv` by its name, while this is compiled; a name that is not there is an error.
+const fn constant(name: &str) -> u32 {
+    let (text, name) = (TABLES.consts.as_bytes(), name.as_bytes());
+    let mut at = 0;
+    while at + name.len() + 3 < text.len() {
+        let mut same = 0;
+        while same < name.len() && text[at + same] == name[same] {
+            same += 1;
+        }
+        let end = at + name.len();
+        if same == name.len() && at > 0 && text[at - 1] == b',' && text[end] == b',' {
+            assert!(text[end + 1] == b'0' && text[end + 2] == b'x');
+            let mut value = 0;
+            let mut digit = end + 3;
+            while digit < text.len() && text[digit] != b'\n' {
+                value = value << 4
+                    | match text[digit] {
+                        decimal @ b'0'..=b'9' => decimal - b'0',
+                        letter => letter - b'a' + 10,
+                    } as u32;
+                digit += 1;
+            }
+            return value;
+        }
+        at += 1;
+    }
+    panic!("no such constant");
 }
 
 /// The tables that this build carries, read once.

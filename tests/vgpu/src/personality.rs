@@ -14,7 +14,7 @@
 //! A channel of which nothing has run is stopped by the disable alone in all of them but `deaf`, as the
 //! A100's was. Where a disable takes effect later, the history's `DisableEnd` says when.
 
-use tidegate_abi::rm::Status;
+use crate::facts::Status;
 use tidegate_device::Eviction;
 
 /// One of them; see the table above.

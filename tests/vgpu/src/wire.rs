@@ -11,7 +11,8 @@
 //! forked child and of a process that was passed the file never mix, and nobody keeps state.
 
 use tidegate_abi::rm;
-use tidegate_abi::uvm;
+
+use crate::facts::{Driver, State};
 
 /// First word of every request.
 pub const MAGIC: u32 = 0x5447_5055;
@@ -80,14 +81,14 @@ impl Node {
 #[repr(u32)]
 pub enum Ask {
     /// Sent once by `open`, with the connection's own client end as the only descriptor: by its
-    /// inode the device knows the file again when another call names it.
+    /// inode the device knows the file again when another call names it. Answered like [`Self::Version`].
     Hello = 1,
     /// An ioctl.
     Ioctl = 2,
     /// An `mmap` of what `NV_ESC_RM_MAP_MEMORY` announced; answered with a memfd.
     Mmap = 3,
-    /// The driver's branch number, in [`Reply::value`].
-    Branch = 4,
+    /// The driver's version, in [`Reply::text`].
+    Version = 4,
 }
 
 /// Header of a request.
@@ -140,7 +141,8 @@ pub struct Reply {
     pub length: u64,
     /// Of the order, and of `mmap`.
     pub offset: u64,
-    /// The driver's version, for `SYSTEM_GET_BUILD_VERSION`, which returns it through a pointer.
+    /// The driver's version, for [`Ask::Version`] and for `SYSTEM_GET_BUILD_VERSION`, which returns it
+    /// through a pointer.
     pub text: [u8; 64],
 }
 
@@ -158,79 +160,49 @@ impl Reply {
 }
 
 /// Bytes of the parameter struct behind a request on `node`; `None` for a request the driver does
-/// not have. The escapes carry theirs, those of UVM go by branch.
+/// not have. The escapes carry theirs, those of UVM are the driver's.
 #[must_use]
-pub fn params_size(node: Node, request: u64, branch: rm::Branch) -> Option<usize> {
+pub fn params_size(node: Node, request: u64, driver: &Driver<'_>) -> Option<usize> {
     if node != Node::Uvm {
         return rm::escape_of(request).map(|_| rm::size_of_request(request));
     }
-    Some(match request {
-        uvm::UVM_INITIALIZE => 16,
-        uvm::UVM_DEINITIALIZE => 0,
-        uvm::UVM_REGISTER_GPU_VASPACE => 32,
-        uvm::UVM_UNREGISTER_GPU_VASPACE => 20,
-        uvm::UVM_REGISTER_CHANNEL => 56,
-        uvm::UVM_UNREGISTER_CHANNEL => branch.uvm_unregister_channel_size(),
-        uvm::UVM_ENABLE_PEER_ACCESS | uvm::UVM_DISABLE_PEER_ACCESS => 36,
-        uvm::UVM_MAP_EXTERNAL_ALLOCATION => 48 + 36 * branch.uvm_map_gpus(),
-        uvm::UVM_FREE => branch.uvm_free_size(),
-        uvm::UVM_REGISTER_GPU => 40,
-        uvm::UVM_UNREGISTER_GPU => 20,
-        uvm::UVM_PAGEABLE_MEM_ACCESS => 8,
-        uvm::UVM_UNMAP_EXTERNAL => 40,
-        uvm::UVM_ALLOC_SEMAPHORE_POOL => 32 + 36 * branch.uvm_map_gpus(),
-        uvm::UVM_VALIDATE_VA_RANGE | uvm::UVM_CREATE_EXTERNAL_RANGE => 24,
-        uvm::UVM_MM_INITIALIZE => 8,
-        _ => return None,
-    })
-}
-
-/// Whether the size of a UVM request differs between branches, so that its sender must know which.
-#[must_use]
-pub const fn size_goes_by_branch(request: u64) -> bool {
-    matches!(
-        request,
-        uvm::UVM_UNREGISTER_CHANNEL
-            | uvm::UVM_MAP_EXTERNAL_ALLOCATION
-            | uvm::UVM_FREE
-            | uvm::UVM_ALLOC_SEMAPHORE_POOL
-    )
+    driver.uvm.get(&request).map(|ioctl| ioctl.params.size)
 }
 
 /// Where the parameters of a request name a descriptor.
 #[must_use]
-pub fn fd_offset(node: Node, request: u64, branch: rm::Branch) -> Option<usize> {
-    if node != Node::Uvm {
-        return match rm::escape_of(request)? {
-            rm::NV_ESC_REGISTER_FD => Some(0),
-            rm::NV_ESC_RM_MAP_MEMORY => Some(48),
-            _ => None,
-        };
-    }
-    match request {
-        uvm::UVM_REGISTER_GPU => Some(24),
-        uvm::UVM_REGISTER_GPU_VASPACE | uvm::UVM_REGISTER_CHANNEL => Some(16),
-        uvm::UVM_MAP_EXTERNAL_ALLOCATION => Some(32 + 36 * branch.uvm_map_gpus()),
-        uvm::UVM_MM_INITIALIZE => Some(0),
-        _ => None,
-    }
+pub fn fd_offset(node: Node, request: u64, driver: &Driver<'_>) -> Option<usize> {
+    let field = if node == Node::Uvm {
+        let params = &driver.uvm.get(&request)?.params;
+        let named = ["rmCtrlFd", "uvmFd"].into_iter();
+        *named.filter_map(|name| params.fields.get(name)).next()?
+    } else {
+        match *driver.escapes.get(&rm::escape_of(request)?)? {
+            "NV_ESC_REGISTER_FD" => driver.field("nv_ioctl_register_fd_t", "ctl_fd")?,
+            "NV_ESC_RM_MAP_MEMORY" => driver.field("nv_ioctl_nvos33_parameters_with_fd", "fd")?,
+            _ => return None,
+        }
+    };
+    Some(field.offset)
 }
 
-/// Bytes of the parameters of `class`, for allocations that leave the size out.
+/// Bytes that the driver reads and writes behind the pointer of an allocation of `class`, whatever size
+/// the caller states.
 #[must_use]
-pub fn alloc_size(class: u32, branch: rm::Branch) -> Option<usize> {
-    use tidegate_abi::class;
-    Some(match class {
-        class::NV01_ROOT | class::NV01_ROOT_NON_PRIV | class::NV01_ROOT_CLIENT => 4,
-        class::NV01_DEVICE_0 => 56,
-        class::NV20_SUBDEVICE_0 | class::NV_CONFIDENTIAL_COMPUTE => 4,
-        class::NV01_MEMORY_SYSTEM | class::NV01_MEMORY_LOCAL_USER => 128,
-        class::FERMI_VASPACE_A => branch.vaspace_alloc_size(),
-        class::KEPLER_CHANNEL_GROUP_A => 20,
-        class::FERMI_CONTEXT_SHARE_A => 12,
-        c if class::is_gpfifo(c) => branch.channel_alloc_size(),
-        _ => return None,
-    })
+pub fn alloc_size(class: u32, driver: &Driver<'_>) -> usize {
+    driver.classes.get(&class).map_or(0, |class| class.size)
+}
+
+/// Bytes that the driver reads and writes behind the pointer of control `cmd` for a caller that states
+/// `stated`: those of its parameters if the caller says so, and none otherwise. Of a control that is
+/// converted nobody compares the stated size.
+#[must_use]
+pub fn control_size(cmd: u32, stated: usize, driver: &Driver<'_>) -> usize {
+    match driver.controls.get(&cmd) {
+        Some(control) if matches!(control.state, State::Converted(_)) => control.size,
+        Some(control) if control.size == stated => stated,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
@@ -255,17 +227,21 @@ mod tests {
     }
 
     #[test]
-    fn uvm_sizes_follow_the_branch() {
-        let map = |b| params_size(Node::Uvm, uvm::UVM_MAP_EXTERNAL_ALLOCATION, b);
-        assert_eq!(map(rm::Branch::B535), Some(1200));
-        assert_eq!(map(rm::Branch::B580), Some(9264));
-        assert_eq!(
-            fd_offset(
-                Node::Uvm,
-                uvm::UVM_MAP_EXTERNAL_ALLOCATION,
-                rm::Branch::B580
-            ),
-            Some(9248)
-        );
+    fn what_the_shim_carries_is_what_the_driver_reads() {
+        use crate::facts;
+        use tidegate_abi::uvm;
+        let driver = |version| facts::of(version).expect("a known version");
+        let (old, new) = (driver("535.54.03"), driver("580.95.05"));
+        let map = uvm::UVM_MAP_EXTERNAL_ALLOCATION;
+        assert_eq!(params_size(Node::Uvm, map, &old), Some(1200));
+        assert_eq!(params_size(Node::Uvm, map, &new), Some(9264));
+        assert_eq!(fd_offset(Node::Uvm, map, &new), Some(9248));
+        assert_eq!(fd_offset(Node::Uvm, uvm::UVM_FREE, &new), None);
+        assert_eq!(alloc_size(0xc86f, &old), 304);
+        assert_eq!(alloc_size(0x40, &old), 120);
+        assert_eq!(control_size(0x101, 7, &new), 40);
+        assert_eq!(control_size(0x201, 128, &new), 128);
+        assert_eq!(control_size(0x201, 64, &new), 0);
+        assert_eq!(control_size(0x1234, 64, &new), 0);
     }
 }

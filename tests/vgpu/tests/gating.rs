@@ -5,8 +5,9 @@ mod rig;
 use std::time::Duration;
 
 use rig::{Device, Job, MS, Side, at, until};
-use tidegate_abi::rm::{self, Status};
+use tidegate_abi::rm;
 use tidegate_vgpu::clock::now_ns;
+use tidegate_vgpu::facts::Status;
 use tidegate_vgpu::history::Kind;
 
 const FIXED: [&str; 2] = ["--disable-fixed-us", "300"];

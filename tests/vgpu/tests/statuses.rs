@@ -4,9 +4,10 @@ mod rig;
 
 use rig::{Device, File, Job, Side, result};
 use tidegate_abi::class;
-use tidegate_abi::rm::{self, Branch, Status};
+use tidegate_abi::rm::{self, Branch};
 use tidegate_abi::uvm;
 use tidegate_vgpu::calls;
+use tidegate_vgpu::facts::{self, Cache, Required, Status};
 use tidegate_vgpu::history::Kind;
 use tidegate_vgpu::wire::Node;
 
@@ -45,16 +46,13 @@ fn a_client_of_another_file_is_refused_and_a_dup_of_its_own_is_not() {
     let device = Device::start(&[]);
     let (mine, other) = (device.open(Node::Ctl), device.open(Node::Ctl));
     let client = mine.root();
-    assert_eq!(
-        mine.build_version(client),
-        (Status::OK, "580.95.05".to_owned())
-    );
-    assert_eq!(mine.dup().build_version(client).0, Status::OK);
-    assert_eq!(other.build_version(client).0, Status::INVALID_CLIENT);
+    assert_eq!(mine.attached(client), Status::OK);
+    assert_eq!(mine.dup().attached(client), Status::OK);
+    assert_eq!(other.attached(client), Status::INVALID_CLIENT);
     assert_eq!(other.free(client, client), Status::INVALID_CLIENT);
     let refused = other.alloc(client, client, 0, class::NV01_DEVICE_0, &mut [0_u8; 56]);
     assert_eq!(refused, Err(Status::INVALID_CLIENT));
-    assert_eq!(mine.build_version(client).0, Status::OK);
+    assert_eq!(mine.attached(client), Status::OK);
 }
 
 #[test]
@@ -66,7 +64,7 @@ fn a_null_control_proves_nothing() {
         assert_eq!(other.control_raw(client, client, cmd, &mut []), Status::OK);
         assert_eq!(other.control_raw(0xdead_beef, 1, cmd, &mut []), Status::OK);
     }
-    assert_eq!(other.build_version(client).0, Status::INVALID_CLIENT);
+    assert_eq!(other.attached(client), Status::INVALID_CLIENT);
 }
 
 #[test]
@@ -79,10 +77,10 @@ fn a_passed_descriptor_carries_the_identity_of_its_open_file() {
         fd: pass(&to, &from, &ctl),
         node: Node::Ctl,
     };
-    assert_eq!(passed.build_version(client).0, Status::OK);
+    assert_eq!(passed.attached(client), Status::OK);
     drop(ctl);
     assert_eq!(
-        passed.build_version(client).0,
+        passed.attached(client),
         Status::OK,
         "the passed name keeps the file open"
     );
@@ -160,7 +158,7 @@ fn a_fork_child_speaks_on_the_inherited_file_at_the_same_time_as_its_parent() {
         unsafe { libc::_exit(status) };
     }
     for _ in 0..200 {
-        assert_eq!(ctl.build_version(client).0, Status::OK);
+        assert_eq!(ctl.attached(client), Status::OK);
     }
     let mut status = 0;
     // SAFETY: our own child.
@@ -184,6 +182,13 @@ fn every_call_that_needs_the_control_file_fails_on_a_gpu_file() {
             gpu.ioctl(rm::request(escape, size), &mut params),
             Err(libc::EINVAL)
         );
+    }
+    for (escape, size) in [
+        (rm::NV_ESC_CHECK_VERSION_STR, 72),
+        (rm::NV_ESC_SYS_PARAMS, 8),
+    ] {
+        let request = rm::request(escape, size);
+        assert_eq!(gpu.ioctl(request, &mut [0_u8; 72]), Err(libc::EINVAL));
     }
     let ctl = device.open(Node::Ctl);
     let mut register = rm::RegisterFd { ctl_fd: ctl.raw() };
@@ -240,22 +245,84 @@ fn handles_parents_and_classes_are_checked_in_the_drivers_words() {
     );
     assert_eq!(duplicate, Err(Status::INSERT_DUPLICATE_NAME));
     let orphan = ctl.alloc(client, 0x1234, 0, class::NV20_SUBDEVICE_0, &mut sub);
-    assert_eq!(orphan, Err(Status::INVALID_OBJECT_PARENT));
+    assert_eq!(orphan, Err(Status::OBJECT_NOT_FOUND));
     let misplaced = ctl.alloc(client, client, 0, class::NV20_SUBDEVICE_0, &mut sub);
     assert_eq!(misplaced, Err(Status::INVALID_OBJECT_PARENT));
     let unknown = ctl.alloc(client, side.device, 0, 0x1234_5678, &mut ());
     assert_eq!(unknown, Err(Status::INVALID_CLASS));
     let other_arch = ctl.alloc(client, side.device, 0, 0xc56f, &mut [0_u8; 368]);
     assert_eq!(other_arch, Err(Status::INVALID_CLASS));
-    let short = ctl.alloc(
-        client,
-        side.device,
-        0,
+    // Before the client is looked at.
+    let unknown = ctl.alloc(0xdead_beef, side.device, 0, 0x1234_5678, &mut ());
+    assert_eq!(unknown, Err(Status::INVALID_CLASS));
+    // What names nothing is as good as freed.
+    assert_eq!(ctl.free(client, 0x1234), Status::OK);
+    assert_eq!(ctl.free(0xdead_beef, 0x1234), Status::INVALID_CLIENT);
+}
+
+#[test]
+fn the_stated_size_of_an_allocation_is_not_looked_at_and_only_some_parameters_may_be_left_out() {
+    let device = Device::start(&[]);
+    let driver = facts::of("580.95.05").unwrap();
+    let side = Side::new(&device, 0);
+    let below = |class: u32| match driver.classes[&class] {
+        found if found.fits_below("RmClientResource") => side.client,
+        found if found.fits_below("Device") => side.device,
+        _ => side.subdevice,
+    };
+    let alloc = |class: u32, at: u64, stated: u32| {
+        let mut p = rm::Nvos64 {
+            h_root: side.client,
+            h_object_parent: below(class),
+            h_class: class,
+            p_alloc_parms: at,
+            params_size: stated,
+            ..Default::default()
+        };
+        side.ctl.escape(rm::NV_ESC_RM_ALLOC, &mut p).unwrap();
+        result(p.status)
+    };
+    let left_out = [
+        class::NV01_DEVICE_0,
+        class::NV20_SUBDEVICE_0,
+        class::NV_CONFIDENTIAL_COMPUTE,
+        class::HOPPER_USERMODE_A,
+        class::NV50_MEMORY_VIRTUAL,
+        class::GT200_DEBUGGER,
         class::KEPLER_CHANNEL_GROUP_A,
-        &mut [0_u8; 16],
-    );
-    assert_eq!(short, Err(Status::INVALID_ARGUMENT));
-    assert_eq!(ctl.free(client, 0x1234), Status::INVALID_OBJECT_HANDLE);
+        class::FERMI_VASPACE_A,
+        class::NV01_MEMORY_SYSTEM,
+    ];
+    for class in left_out {
+        let expected = match driver.classes[&class].required {
+            Required::Required => Err(Status::INVALID_ARGUMENT),
+            Required::Optional | Required::None => Ok(()),
+        };
+        assert_eq!(alloc(class, 0, 0), expected, "{class:#x}");
+        assert_eq!(alloc(class, 0, 77), expected, "{class:#x}");
+    }
+    let mut group = rm::ChannelGroupAlloc::default();
+    for stated in [0, 1, 20, 4096] {
+        let at = &raw mut group as u64;
+        assert_eq!(alloc(class::KEPLER_CHANNEL_GROUP_A, at, stated), Ok(()));
+    }
+}
+
+#[test]
+fn memory_and_address_spaces_may_hang_below_a_subdevice() {
+    let device = Device::start(&[]);
+    let side = Side::new(&device, 0);
+    let alloc = |class, params: &mut [u8; 128]| {
+        side.ctl
+            .alloc(side.client, side.subdevice, 0, class, params)
+    };
+    let mut space = [0_u8; 128];
+    assert!(alloc(class::FERMI_VASPACE_A, &mut space).is_ok());
+    let mut memory = [0_u8; 128];
+    memory[64..72].copy_from_slice(&4096_u64.to_ne_bytes());
+    assert!(alloc(class::NV01_MEMORY_LOCAL_USER, &mut memory).is_ok());
+    let system = alloc(class::NV01_MEMORY_SYSTEM, &mut memory);
+    assert_eq!(system, Err(Status::INVALID_OBJECT_PARENT));
 }
 
 #[test]
@@ -263,31 +330,33 @@ fn controls_are_checked_for_existence_then_size_then_owner_then_object() {
     let device = Device::start(&[]);
     let side = Side::new(&device, 0);
     let (ctl, client) = (&side.ctl, side.client);
-    let version = rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION;
-    let whole = &mut [0; size_of::<rm::BuildVersion>()][..];
+    let driver = facts::of("580.95.05").unwrap();
+    let asked = rm::NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS;
+    assert_eq!(driver.controls[&asked].cache, Cache::No);
+    let whole = &mut vec![0; driver.controls[&asked].size][..];
     assert_eq!(
-        ctl.control_raw(0xdead_beef, 0xdead_beef, version, &mut []),
+        ctl.control_raw(0xdead_beef, 0xdead_beef, asked, &mut []),
         Status::INVALID_CLIENT
     );
     // A wrong size tells that a client exists, not whose it is.
     for file in [ctl, &device.open(Node::Ctl)] {
         for wrong in [&mut [][..], &mut [0; 8][..]] {
             assert_eq!(
-                file.control_raw(client, client, version, wrong),
+                file.control_raw(client, client, asked, wrong),
                 Status::INVALID_ARGUMENT
             );
         }
     }
     assert_eq!(
-        ctl.control_raw(client, 0x77, version, whole),
-        Status::INVALID_OBJECT_HANDLE
+        ctl.control_raw(client, 0x77, asked, whole),
+        Status::OBJECT_NOT_FOUND
     );
     assert_eq!(
         ctl.control_raw(client, client, 0x0099_0101, &mut []),
         Status::NOT_SUPPORTED
     );
     assert_eq!(
-        ctl.control_raw(client, side.subdevice, version, whole),
+        ctl.control_raw(client, side.subdevice, asked, whole),
         Status::NOT_SUPPORTED
     );
 }
@@ -360,9 +429,11 @@ fn uvm_registers_no_channel_of_a_client_on_another_file() {
 #[test]
 fn every_branch_has_its_own_layouts() {
     for (version, branch) in [
-        ("535.288.01", Branch::B535),
+        ("535.54.03", Branch::B535First),
+        ("535.129.03", Branch::B535),
         ("550.163.01", Branch::B550),
         ("570.211.01", Branch::B570),
+        ("575.57.08", Branch::B575),
         ("580.95.05", Branch::B580),
         ("590.48.01", Branch::B590),
         ("595.45.04", Branch::B595),
@@ -388,7 +459,7 @@ fn freeing_an_object_frees_its_subtree_and_what_depends_on_it() {
     let gone = ctl.disable(client, job.side.subdevice, true, &[pair]);
     assert_eq!(gone, Status::OBJECT_NOT_FOUND);
     assert_eq!(ctl.free(client, client), Status::OK);
-    assert_eq!(ctl.build_version(client).0, Status::INVALID_CLIENT);
+    assert_eq!(ctl.attached(client), Status::INVALID_CLIENT);
 }
 
 #[test]
@@ -504,4 +575,40 @@ fn one_open_gpu_file_carries_one_announced_mapping() {
     assert_eq!(announce(8192), Status::INVALID_ARGUMENT);
     assert_eq!(announce(4096), Status::OK);
     assert_eq!(announce(4096), Status::STATE_IN_USE);
+}
+
+#[test]
+fn an_escape_that_a_version_lacks_is_refused() {
+    let request = rm::request(rm::NV_ESC_WAIT_OPEN_COMPLETE, 8);
+    for version in ["535.288.01", "545.29.06", "550.54.14", "595.45.04"] {
+        let device = Device::start(&["--driver", version]);
+        let known = facts::of(version).unwrap();
+        let known = known.escape("NV_ESC_WAIT_OPEN_COMPLETE").is_some();
+        let answered = device.open(Node::Ctl).ioctl(request, &mut [0_u8; 8]);
+        let expected = if known { Ok(()) } else { Err(libc::EINVAL) };
+        assert_eq!(answered, expected, "{version}");
+    }
+}
+
+#[test]
+fn every_control_of_every_version_has_the_size_that_it_compares() {
+    for version in facts::facts().tags() {
+        let device = Device::start(&["--driver", version]);
+        let driver = facts::of(version).unwrap();
+        let ctl = device.open(Node::Ctl);
+        let client = ctl.root();
+        for (cmd, control) in &driver.controls {
+            if control.state != facts::State::Exported {
+                continue;
+            }
+            // The size is looked at before the object is, so a wrong one hides that there is none.
+            let mut params = vec![0; control.size + 1];
+            let wrong = ctl.control_raw(client, 0x77, *cmd, &mut params);
+            let right = ctl.control_raw(client, 0x77, *cmd, &mut params[..control.size]);
+            if control.cache != Cache::ByCommand {
+                let (short, none) = (Status::INVALID_ARGUMENT, Status::OBJECT_NOT_FOUND);
+                assert_eq!((wrong, right), (short, none), "{version} {cmd:#x}");
+            }
+        }
+    }
 }

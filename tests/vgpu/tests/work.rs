@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rig::{Device, Job, MS, at, result, until};
 use tidegate_abi::class;
-use tidegate_abi::rm::{self, Status};
+use tidegate_abi::rm;
 use tidegate_abi::uvm;
+use tidegate_vgpu::facts::Status;
 use tidegate_vgpu::history::Kind;
 use tidegate_vgpu::ring::{Op, kernel_id};
 

@@ -17,9 +17,10 @@ use tidegate_abi::uvm::UvmRegisterChannel;
 pub struct Nested {
     /// Address in the calling process; never 0.
     pub address: u64,
-    /// Bytes the driver reads there, as far as the call says; 0: the class decides.
+    /// Bytes that the caller says are there. The driver never looks at it for an allocation, so it
+    /// proves nothing about what can be read.
     pub said: usize,
-    /// Bytes [`decode`] looks at: the size that they have in every branch.
+    /// Bytes [`decode`] looks at: fewer than any version of the driver reads there.
     pub needed: usize,
     /// Whether RM says that it has read them.
     pub succeeded: bool,
@@ -35,27 +36,35 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// Bytes of a class' parameters that matter here.
-fn needed(class: u32) -> usize {
-    match class {
-        class::NV01_DEVICE_0 => size_of::<Nv0080Alloc>(),
-        class::KEPLER_CHANNEL_GROUP_A => size_of::<ChannelGroupAlloc>(),
-        class::FERMI_CONTEXT_SHARE_A => size_of::<CtxShareAlloc>(),
-        _ if class::is_gpfifo(class) => size_of::<ChannelAlloc>(),
-        _ => 0,
+/// Bytes of a field that is read here; they are all handles and numbers of four.
+const WORD: usize = 4;
+
+/// Bytes of a class' parameters up to the last field that matters here. What lies behind differs between
+/// versions of the driver, and with it what its caller has there at all.
+#[must_use]
+pub fn needed(class: u32) -> usize {
+    WORD + match class {
+        class::NV01_DEVICE_0 => offset_of!(Nv0080Alloc, device_id),
+        class::KEPLER_CHANNEL_GROUP_A => offset_of!(ChannelGroupAlloc, engine_type),
+        class::FERMI_CONTEXT_SHARE_A => offset_of!(CtxShareAlloc, h_va_space),
+        _ if class::is_gpfifo(class) => offset_of!(ChannelAlloc, engine_type),
+        _ => return 0,
     }
 }
 
 /// Bytes of a bind's parameters, an engine type.
-const ENGINE_TYPE: usize = 4;
+const ENGINE_TYPE: usize = WORD;
 
 /// Whether a control says which engine a channel runs on, with parameters of a size to say it.
 fn binds(control: &[u8]) -> Option<bool> {
     let size = word(control, offset_of!(Nvos54, params_size))?;
-    Some(
-        word(control, offset_of!(Nvos54, cmd))? == rm::NVA06F_CTRL_CMD_BIND
-            && size as usize >= ENGINE_TYPE,
-    )
+    let command = word(control, offset_of!(Nvos54, cmd))?;
+    let binds = [
+        rm::NVA06F_CTRL_CMD_BIND,
+        rm::NVC36F_CTRL_CMD_BIND,
+        rm::NVA06C_CTRL_CMD_BIND,
+    ];
+    Some(binds.contains(&command) && size as usize >= ENGINE_TYPE)
 }
 
 /// The nested parameters of an allocation or a control.

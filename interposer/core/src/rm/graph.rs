@@ -87,11 +87,13 @@ impl Graph {
                 engine_type,
             } => {
                 let engine = class::engine_of_type(engine_type);
-                self.learn(client, channel, records, |node| {
-                    if engine != Engine::Unknown {
-                        node.bound = Some(engine);
-                    }
-                });
+                for channel in self.channels_of(client, channel) {
+                    self.learn(client, channel, records, |node| {
+                        if engine != Engine::Unknown {
+                            node.bound = Some(engine);
+                        }
+                    });
+                }
             }
             Call::UvmRegister {
                 client,
@@ -339,6 +341,18 @@ impl Graph {
             uuid: node.uuid,
             class: node.class,
         })
+    }
+
+    /// The channels below a TSG; of anything else the object itself.
+    fn channels_of(&self, client: u32, object: u32) -> Vec<u32> {
+        let is_group = |node: &Node| node.class == class::KEPLER_CHANNEL_GROUP_A;
+        if !self.nodes.get(&(client, object)).is_some_and(is_group) {
+            return vec![object];
+        }
+        self.of_client(client)
+            .filter(|(_, node)| node.parent == object && class::is_gpfifo(node.class))
+            .map(|(key, _)| key.1)
+            .collect()
     }
 
     fn device_instance(&self, client: u32, handle: u32) -> Option<u32> {

@@ -6,7 +6,7 @@
 mod decode;
 mod graph;
 
-pub use decode::{Nested, decode, nested, uvm_register};
+pub use decode::{Nested, decode, needed, nested, uvm_register};
 pub use graph::{Graph, Lifted};
 use tidegate_abi::class::Engine;
 
@@ -39,11 +39,11 @@ pub enum Call {
         /// The source.
         handle_src: u32,
     },
-    /// `NVA06F_CTRL_CMD_BIND`.
+    /// `NVA06F_CTRL_CMD_BIND`, or the same of another class.
     Bind {
         /// Client.
         client: u32,
-        /// Channel.
+        /// Channel, or the TSG whose channels it is about.
         channel: u32,
         /// `NV2080_ENGINE_TYPE_*`.
         engine_type: u32,

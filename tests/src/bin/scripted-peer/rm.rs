@@ -94,7 +94,7 @@ fn bytes<T>(value: &mut T) -> &mut [u8] {
 /// number `gpu`.
 pub fn make(file: &OwnedFd, gpu: u32, count: u32, wanted: u32) -> Result<Objects> {
     let branch = rm::Branch::B580;
-    let mut root = vec![0_u8; branch.root_alloc_size()];
+    let mut root = [0_u8; 4];
     let client = alloc(file, (0, 0, wanted), class::NV01_ROOT_CLIENT, &mut root)?;
     let mut cards = [rm::CardInfo::default(); rm::MAX_GPUS];
     ioctl(file, rm::NV_ESC_CARD_INFO, &mut cards)?;

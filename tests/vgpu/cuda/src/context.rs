@@ -23,7 +23,7 @@ use tidegate_abi::rm::{
 };
 use tidegate_abi::uvm::{
     UVM_REGISTER_CHANNEL, UVM_UNREGISTER_CHANNEL, UvmRegisterChannel, UvmUnregisterChannel,
-    UvmUnregisterChannel595,
+    UvmUnregisterChannel590,
 };
 use tidegate_vgpu::ring::{ENTRIES, RING_BYTES};
 
@@ -256,13 +256,11 @@ impl Group {
             h_va_space: if share == 0 { space.vaspace } else { 0 },
             ..ChannelAlloc::default()
         };
-        let mut parameters = [0_u8; 384];
-        parameters[..size_of::<ChannelAlloc>()].copy_from_slice(bytes_of(&mut p));
         let channel = rm.alloc(
             "alloc channel",
             self.tsg,
             HOPPER_CHANNEL_GPFIFO_A,
-            &mut parameters[..rm.branch.channel_alloc_size()],
+            &mut bytes_of(&mut p)[..rm.branch.channel_alloc_size()],
         )?;
         let object = if engine == ENGINE_TYPE_GR0 {
             HOPPER_COMPUTE_A
@@ -318,8 +316,8 @@ impl Group {
 fn unregister(gpu: &Gpu, channel: u32) -> RmResult {
     let rm = &gpu.rm;
     let what = "UVM_UNREGISTER_CHANNEL";
-    if rm.branch.uvm_unregister_channel_size() == size_of::<UvmUnregisterChannel595>() {
-        let mut p = UvmUnregisterChannel595 {
+    if rm.branch.uvm_unregister_channel_size() == size_of::<UvmUnregisterChannel590>() {
+        let mut p = UvmUnregisterChannel590 {
             h_client: rm.client,
             h_channel: channel,
             rm_status: 0,

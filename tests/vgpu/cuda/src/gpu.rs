@@ -127,7 +127,7 @@ impl Gpu {
             "FB_GET_INFO_V2",
             self.subdevice,
             NV2080_CTRL_CMD_FB_GET_INFO_V2,
-            bytes_of(&mut p),
+            &mut bytes_of(&mut p)[..self.rm.branch.fb_info_size()],
         )?;
         Ok((u64::from(p.list[0][1]) << 10, u64::from(p.list[1][1]) << 10))
     }
@@ -151,13 +151,11 @@ impl Gpu {
             flags: VASPACE_EXTERNALLY_OWNED | VASPACE_PAGE_FAULTING,
             ..VaspaceAlloc::default()
         };
-        let mut parameters = [0_u8; 64];
-        parameters[..size_of::<VaspaceAlloc>()].copy_from_slice(bytes_of(&mut p));
         let vaspace = rm.alloc(
             "alloc address space",
             self.device,
             FERMI_VASPACE_A,
-            &mut parameters[..rm.branch.vaspace_alloc_size()],
+            &mut bytes_of(&mut p)[..rm.branch.vaspace_alloc_size()],
         )?;
         let mut p = UvmRegisterGpu {
             uuid: self.uuid.bytes,
@@ -222,7 +220,7 @@ impl Semaphores {
             "alloc semaphores",
             gpu.device,
             NV01_MEMORY_SYSTEM,
-            bytes_of(&mut p),
+            &mut bytes_of(&mut p)[..gpu.rm.branch.memory_alloc_size()],
         )?;
         let at = gpu.rm.map(&gpu.path, gpu.device, object, bytes)?;
         Ok(Self {

@@ -9,10 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidegate_abi::class::NV01_MEMORY_LOCAL_USER;
 use tidegate_abi::cuda::{CUdeviceptr, CUresult};
-use tidegate_abi::rm::{Branch, MemoryAlloc};
+use tidegate_abi::rm::MemoryAlloc;
 use tidegate_abi::uvm::{
     UVM_CREATE_EXTERNAL_RANGE, UVM_FREE, UVM_MAP_EXTERNAL_ALLOCATION, UvmCreateExternalRange,
-    UvmFree, UvmGpuMappingAttributes, UvmMapExternalAllocation,
+    UvmFree, UvmFree590, UvmGpuMappingAttributes, UvmMapExternalAllocation,
 };
 
 use crate::capturing;
@@ -253,7 +253,7 @@ pub fn create_object(gpu: &Gpu, bytes: u64) -> RmResult<u32> {
         "alloc device memory",
         gpu.device,
         NV01_MEMORY_LOCAL_USER,
-        bytes_of(&mut p),
+        &mut bytes_of(&mut p)[..gpu.rm.branch.memory_alloc_size()],
     )
 }
 
@@ -275,7 +275,7 @@ pub fn create_range(gpu: &Gpu, base: u64, bytes: u64) -> RmResult {
 
 /// Maps `object` from `offset` over `[base, base + bytes)`.
 pub fn map(gpu: &Gpu, base: u64, bytes: u64, object: u32, offset: u64) -> RmResult {
-    if gpu.rm.branch == Branch::B535 {
+    if gpu.rm.branch.uvm_map_gpus() == 32 {
         map_as::<32>(gpu, base, bytes, object, offset)
     } else {
         map_as::<256>(gpu, base, bytes, object, offset)
@@ -312,18 +312,18 @@ fn map_as<const GPUS: usize>(
 
 /// Ends the range at `base` and what is mapped there.
 pub fn free_range(gpu: &Gpu, base: u64, bytes: u64) -> RmResult {
+    if gpu.rm.branch.uvm_free_size() == size_of::<UvmFree590>() {
+        let mut p = UvmFree590 {
+            base,
+            ..UvmFree590::default()
+        };
+        return rm::uvm("UVM_FREE", &gpu.rm.uvm, UVM_FREE, &mut p, |p| p.rm_status);
+    }
     let mut p = UvmFree {
         base,
         length: bytes,
         ..UvmFree::default()
     };
-    if gpu.rm.branch == Branch::B595 {
-        // This branch has no length; the status stands in its place.
-        let mut short = [p.base, 0];
-        return rm::uvm("UVM_FREE", &gpu.rm.uvm, UVM_FREE, &mut short, |p| {
-            p[1] as u32
-        });
-    }
     rm::uvm("UVM_FREE", &gpu.rm.uvm, UVM_FREE, &mut p, |p| p.rm_status)
 }
 

@@ -145,18 +145,20 @@ impl Rm {
         let mut cards = [CardInfo::default(); MAX_CARDS];
         escape("CARD_INFO", fd, NV_ESC_CARD_INFO, &mut cards)?;
 
-        let mut root_parameters = [0_u8; 128];
+        // A handle is all that the driver's class list takes for a client.
+        let mut handle = 0_u32;
+        let root_parameters = bytes_of(&mut handle);
         let mut root = Nvos64 {
             h_class: NV01_ROOT_CLIENT,
             p_alloc_parms: root_parameters.as_mut_ptr().expose_provenance() as u64,
-            params_size: u32::try_from(branch.root_alloc_size()).unwrap_or(0),
+            params_size: u32::try_from(root_parameters.len()).unwrap_or(0),
             ..Nvos64::default()
         };
         escape("RM_ALLOC root", fd, NV_ESC_RM_ALLOC, &mut root)?;
         checked("RM_ALLOC root", root.status)?;
         let client = root.h_object_new;
 
-        let found = attach(fd, client, &cards)?;
+        let found = attach(fd, client, &cards, branch)?;
         let uvm_file = open(c"/dev/nvidia-uvm")?;
         uvm(
             "UVM_INITIALIZE",
@@ -329,7 +331,7 @@ fn check_version(ctl: RawFd) -> CudaResult<Branch> {
 }
 
 /// Asks for the GPUs, attaches them and finds what belongs together.
-fn attach(ctl: RawFd, client: u32, cards: &[CardInfo]) -> RmResult<Vec<Card>> {
+fn attach(ctl: RawFd, client: u32, cards: &[CardInfo], branch: Branch) -> RmResult<Vec<Card>> {
     let mut strings = [[0_u8; 64]; 3];
     let [driver, version, title] = &mut strings;
     let mut build = BuildVersion {
@@ -349,11 +351,12 @@ fn attach(ctl: RawFd, client: u32, cards: &[CardInfo]) -> RmResult<Vec<Card>> {
     let mut probed = ProbedIds {
         gpu_ids: [INVALID_GPU_ID; 32],
         excluded_gpu_ids: [INVALID_GPU_ID; 32],
+        gpu_flags: [0; 32],
     };
     ask(
         "GPU_GET_PROBED_IDS",
         NV0000_CTRL_CMD_GPU_GET_PROBED_IDS,
-        bytes_of(&mut probed),
+        &mut bytes_of(&mut probed)[..branch.probed_ids_size()],
     )?;
     let ids = probed.gpu_ids.iter().copied();
     let ids: Vec<u32> = ids.take_while(|id| *id != INVALID_GPU_ID).collect();

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate_abi::class;
-use tidegate_abi::rm::{self, Branch, Status};
+use tidegate_abi::rm::{self, Branch};
 use tidegate_abi::uvm;
 use tidegate_vgpu::clock::now_ns;
 use tidegate_vgpu::control::Control;
+use tidegate_vgpu::facts::Status;
 use tidegate_vgpu::history::{self, Kind, Record};
 use tidegate_vgpu::ring::{
     ENTRIES, Entry, Op, RING_BYTES, Ring, USERMODE_BYTES, Usermode, kernel_id,
@@ -190,7 +191,16 @@ impl File {
         })
     }
 
-    /// `SYSTEM_GET_BUILD_VERSION`: the proof that a client belongs to this file.
+    /// `GPU_GET_ATTACHED_IDS` of a client itself, which is answered on its own file only.
+    pub fn attached(&self, client: u32) -> Status {
+        let mut ids = rm::AttachedIds {
+            gpu_ids: [0; rm::MAX_GPUS],
+        };
+        let cmd = rm::NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS;
+        self.control(client, client, cmd, &mut ids)
+    }
+
+    /// `SYSTEM_GET_BUILD_VERSION`.
     pub fn build_version(&self, client: u32) -> (Status, String) {
         let mut buffers = [[0_u8; 64]; 3];
         let mut p = rm::BuildVersion {

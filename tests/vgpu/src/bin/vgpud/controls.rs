@@ -1,17 +1,17 @@
-//! `NV_ESC_RM_CONTROL`: the controls that real programs and the agent use, one row each.
+//! `NV_ESC_RM_CONTROL`: the controls that real programs and the agent use.
 //!
 //! The order of checks is the driver's (`_rmapiRmControl`): a null control succeeds before anything is
 //! looked at (so it proves nothing about the client); a client that does not exist is 0x23; then the
 //! size (0x1f), so that a wrong one tells whether a client exists, whoever owns it; then the strict
-//! client check (0x23 as well); then the object; then whether its class has the control (0x56).
+//! client check (0x23 as well); then the object (0x57); then whether its class has the control (0x56);
+//! then who may make it (0x1b). Sizes, classes, privileges and locks are those of the version played.
 
-use std::mem::size_of;
-
-use tidegate_abi::rm::{self, Status};
-use tidegate_device::{ApiLock, ChannelId, Eviction, GpuLock, Needs};
+use tidegate_abi::rm;
+use tidegate_device::{ApiLock, ChannelId, Eviction, GpuLock, Needs, TsgId};
+use tidegate_vgpu::facts::{Api, Control, Privilege, State, Status};
 use tidegate_vgpu::history::{Kind, Record};
 
-use crate::call::{Answer, Call, get, put, put_word, word};
+use crate::call::{Answer, Call, put_word, word};
 use crate::exec::XID_FAULT;
 use crate::knobs::Foreign;
 use crate::world::{Body, Ticket, World, channel_record};
@@ -23,81 +23,25 @@ const _: () = assert!(XID_CTXSW_TIMEOUT != XID_FAULT);
 /// What a control costs at the firmware that moves nothing on or off an engine.
 const ROUND_TRIP_NS: u64 = 20_000;
 
-/// Which objects have a control.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Target {
-    Root,
-    Subdevice,
-    Tsg,
-    Channel,
-    Confidential,
-}
-
-fn target_of(body: &Body) -> Option<Target> {
-    Some(match body {
-        Body::Root => Target::Root,
-        Body::Subdevice { .. } => Target::Subdevice,
-        Body::Tsg { .. } => Target::Tsg,
-        Body::Channel { .. } => Target::Channel,
-        Body::Confidential => Target::Confidential,
-        _ => return None,
-    })
-}
-
 /// A control that arrived: its header.
 #[derive(Clone, Copy)]
 struct Header {
     client: u32,
     object: u32,
     cmd: u32,
+    /// Bytes of its parameters, as the caller says.
+    stated: usize,
 }
 
 impl World {
-    /// The object and parameter size of each control the driver has here.
-    fn row(&self, cmd: u32) -> Option<(Target, usize)> {
-        let schedule = self.setup.branch.schedule_size();
-        Some(match cmd {
-            rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION => {
-                (Target::Root, size_of::<rm::BuildVersion>())
-            }
-            rm::NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS => {
-                (Target::Root, size_of::<rm::AttachedIds>())
-            }
-            rm::NV0000_CTRL_CMD_GPU_GET_PROBED_IDS => (Target::Root, size_of::<rm::ProbedIds>()),
-            rm::NV0000_CTRL_CMD_GPU_ATTACH_IDS => (Target::Root, size_of::<rm::AttachIds>()),
-            rm::NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 => (Target::Root, size_of::<rm::IdInfoV2>()),
-            rm::NV2080_CTRL_CMD_GPU_GET_INFO_V2 => {
-                (Target::Subdevice, self.setup.branch.gpu_info_size())
-            }
-            rm::NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES => {
-                (Target::Confidential, self.setup.branch.capabilities_size())
-            }
-            rm::NV2080_CTRL_CMD_GPU_GET_GID_INFO => (Target::Subdevice, size_of::<rm::GidInfo>()),
-            rm::NV2080_CTRL_CMD_FB_GET_INFO_V2 => (Target::Subdevice, size_of::<rm::FbInfoV2>()),
-            rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => {
-                (Target::Subdevice, size_of::<rm::DisableChannels>())
-            }
-            rm::NV2080_CTRL_CMD_RC_SOFT_DISABLE_WATCHDOG => (Target::Subdevice, 0),
-            rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => (Target::Tsg, schedule),
-            rm::NVA06C_CTRL_CMD_SET_TIMESLICE => (Target::Tsg, size_of::<rm::Timeslice>()),
-            rm::NVA06C_CTRL_CMD_PREEMPT => (Target::Tsg, size_of::<rm::Preempt>()),
-            rm::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE => (Target::Channel, schedule),
-            rm::NVA06F_CTRL_CMD_BIND => (Target::Channel, 4),
-            rm::NVA06F_CTRL_CMD_RESTART_RUNLIST => {
-                (Target::Channel, size_of::<rm::RestartRunlist>())
-            }
-            rm::NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN => {
-                (Target::Channel, size_of::<rm::WorkSubmitToken>())
-            }
-            _ => return None,
-        })
-    }
-
     pub(crate) fn control(&mut self, call: &mut Call<'_>) -> Answer {
+        let layout = self.layout("NVOS54_PARAMETERS");
+        let word = |field| layout.word(call.params, field);
         let header = Header {
-            client: word(call.params, 0),
-            object: word(call.params, 4),
-            cmd: word(call.params, 8),
+            client: word("hClient"),
+            object: word("hObject"),
+            cmd: word("cmd"),
+            stated: word("paramsSize") as usize,
         };
         let mut answer = Answer::at(call.now);
         let status = self
@@ -107,7 +51,7 @@ impl World {
         if !status.is_ok() {
             self.refused(call, header.client, header.object, header.cmd, status);
         }
-        put_word(call.params, 28, status.0);
+        layout.put_word(call.params, "status", status.0);
         if let Some(record) = &mut answer.record {
             record.tag = u64::from(status.0);
         }
@@ -124,133 +68,209 @@ impl World {
             client,
             object,
             cmd,
+            stated,
         } = header;
         if cmd & 0x7fff == 0 {
             return Ok(());
         }
+        let controls = &self.setup.driver.controls;
+        let asked = controls.get(&cmd);
+        let converted = match asked.map(|control| control.state) {
+            Some(State::Converted(to)) => Some(to),
+            _ => None,
+        };
+        let carried = converted.map_or(asked, |to| controls.get(&to));
+        let carried = carried.filter(|control| control.state == State::Exported);
         if !self.clients.contains_key(&client) {
             return Err(Status::INVALID_CLIENT);
         }
-        let row = self.row(cmd);
-        if row.is_some_and(|(_, size)| call.nested.len() != size) {
+        // What is converted gets parameters of the right size from the driver itself.
+        let wrong = |control: &Control<'_>| stated != control.size || call.nested.len() != stated;
+        if converted.is_none() && carried.is_some_and(wrong) {
             return Err(Status::INVALID_ARGUMENT);
         }
         let found = self.check_client(call.file, client)?;
-        let found = found
-            .objects
-            .get(&object)
-            .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-        let target = target_of(&found.body);
-        if row.is_none_or(|(wanted, _)| target != Some(wanted)) {
-            return Err(Status::NOT_SUPPORTED);
+        let found = found.objects.get(&object);
+        let class = found.ok_or(Status::OBJECT_NOT_FOUND)?.class;
+        let class = self.setup.driver.classes.get(&class);
+        let carried = carried
+            .filter(|control| class.is_some_and(|class| class.internal == control.class))
+            .ok_or(Status::NOT_SUPPORTED)?;
+        let allowed = match carried.privilege {
+            Privilege::None => true,
+            Privilege::Root => crate::sys::is_root(call.caller),
+            Privilege::Kernel => false,
+        };
+        if !allowed {
+            return Err(Status::INSUFFICIENT_PERMISSIONS);
         }
         if let Some(status) = self.knobs.refusal(cmd, call.caller) {
             return Err(status);
         }
-        match cmd {
-            rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => {
+        self.carry_out(call, header, carried, answer)?;
+        // The caller's own struct is filled in last.
+        let own = asked.map_or(0, |control| control.size);
+        if converted.is_some() && call.nested.len() < own {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        Ok(())
+    }
+
+    /// A control that passed every check of its caller.
+    fn carry_out(
+        &mut self,
+        call: &mut Call<'_>,
+        header: Header,
+        control: &Control<'_>,
+        answer: &mut Answer,
+    ) -> Result<(), Status> {
+        let Header {
+            client,
+            object,
+            cmd,
+            ..
+        } = header;
+        match control.name {
+            "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS" => {
                 return self.disable_channels(call, header, answer);
             }
-            rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE
-            | rm::NVA06C_CTRL_CMD_SET_TIMESLICE
-            | rm::NVA06C_CTRL_CMD_PREEMPT => return self.tsg_control(call, header, answer),
-            rm::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE => {
-                return self.schedule_channel(call, header, answer);
-            }
-            rm::NVA06F_CTRL_CMD_RESTART_RUNLIST => {
+            "NVA06C_CTRL_CMD_PREEMPT" => return self.preempt(call, header, answer),
+            "NVA06F_CTRL_CMD_RESTART_RUNLIST" => {
                 return self.restart_runlist(call, header, answer);
             }
             _ => {}
         }
-        answer.due = self.locks.reserve(call.now, Needs::reader(client), 0).1;
-        match cmd {
-            rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION => {
-                let version = self.setup.version.as_bytes();
+        let (api, duration) = match control.api {
+            Api::Read => (ApiLock::Read, 0),
+            Api::Write => (ApiLock::Write, self.knobs.writer_ns),
+        };
+        let needs = self.needs(client, object, api, control.gpus);
+        answer.due = self.locks.reserve(call.now, needs, duration).1;
+        let layout = self.setup.driver.structs.get(control.params);
+        let Some(layout) = layout.filter(|_| control.size > 0) else {
+            return Ok(());
+        };
+        let none = self.number("NV0000_CTRL_GPU_INVALID_ID");
+        match control.name {
+            "NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION_V2" => {
+                let version = self.setup.driver.version.as_bytes();
                 let length = version.len().min(63);
                 answer.reply.text[..length].copy_from_slice(&version[..length]);
+                if cmd != rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION {
+                    call.nested.fill(0);
+                    layout.put(call.nested, "driverVersionBuffer", version);
+                }
             }
-            rm::NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS => {
-                let mut ids = rm::AttachedIds {
-                    gpu_ids: [rm::INVALID_GPU_ID; rm::MAX_GPUS],
-                };
+            "NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS" => {
                 let attached = self.gpus.iter().filter(|gpu| gpu.attached > 0);
-                for (place, gpu) in ids.gpu_ids.iter_mut().zip(attached) {
-                    *place = gpu.id;
-                }
-                put(call.nested, &ids);
+                fill(
+                    call.nested,
+                    layout.at("gpuIds"),
+                    none,
+                    attached.map(|gpu| gpu.id),
+                );
             }
-            rm::NV0000_CTRL_CMD_GPU_GET_PROBED_IDS => {
-                let none = [rm::INVALID_GPU_ID; rm::MAX_GPUS];
-                let mut ids = rm::ProbedIds {
-                    gpu_ids: none,
-                    excluded_gpu_ids: none,
-                };
-                for (place, gpu) in ids.gpu_ids.iter_mut().zip(&self.gpus) {
-                    *place = gpu.id;
-                }
-                put(call.nested, &ids);
+            "NV0000_CTRL_CMD_GPU_GET_PROBED_IDS" => {
+                call.nested.fill(0);
+                let ids = self.gpus.iter().map(|gpu| gpu.id);
+                fill(call.nested, layout.at("gpuIds"), none, ids);
+                let excluded = layout.at("excludedGpuIds");
+                fill(call.nested, excluded, none, [].into_iter());
             }
-            rm::NV0000_CTRL_CMD_GPU_ATTACH_IDS => return self.attach_ids(call),
-            rm::NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 => {
-                let mut info = get::<rm::IdInfoV2>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
+            "NV0000_CTRL_CMD_GPU_ATTACH_IDS" => return self.attach_ids(call),
+            "NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2" => {
+                let id = layout.word(call.nested, "gpuId");
                 let gpu = self
                     .gpus
                     .iter()
-                    .position(|gpu| gpu.id == info.gpu_id)
+                    .position(|gpu| gpu.id == id)
                     .ok_or(Status::INVALID_ARGUMENT)?;
-                info.device_instance = self.instance_of_gpu(gpu);
-                info.sub_device_instance = 0;
-                info.board_id = info.gpu_id;
-                info.gpu_instance = gpu as u32;
-                info.numa_id = -1;
-                put(call.nested, &info);
+                let mut put = |field, value| layout.put_word(call.nested, field, value);
+                put("deviceInstance", self.instance_of_gpu(gpu));
+                put("subDeviceInstance", 0);
+                put("boardId", id);
+                put("gpuInstance", gpu as u32);
+                put("numaId", u32::MAX);
             }
-            rm::NV2080_CTRL_CMD_GPU_GET_INFO_V2 => self.gpu_info(call)?,
-            rm::NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES => {
+            "NV2080_CTRL_CMD_GPU_GET_INFO_V2" => self.gpu_info(call)?,
+            "NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES" => {
                 call.nested.fill(0);
                 if self.knobs.confidential {
-                    let at = std::mem::offset_of!(rm::ConfidentialCapabilities, feature);
-                    call.nested[at] = rm::CONFIDENTIAL_FEATURE_HCC;
+                    let on = self.number("NV_CONF_COMPUTE_SYSTEM_FEATURE_HCC_ENABLED");
+                    layout.put(call.nested, "ccFeature", &[on as u8]);
                 }
             }
-            rm::NV2080_CTRL_CMD_GPU_GET_GID_INFO => {
-                let mut info = get::<rm::GidInfo>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
+            "NV2080_CTRL_CMD_GPU_GET_GID_INFO" => {
                 let gpu = self
                     .gpu_above(client, object)
                     .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-                if info.index != 0 || info.flags & rm::GID_FORMAT_BINARY == 0 {
+                let flags = layout.word(call.nested, "flags");
+                if layout.word(call.nested, "index") != 0 || flags & rm::GID_FORMAT_BINARY == 0 {
                     return Err(Status::NOT_SUPPORTED);
                 }
-                info.length = 16;
-                info.data = [0; 256];
-                info.data[..16].copy_from_slice(&self.gpus[gpu].uuid);
-                put(call.nested, &info);
+                let at = layout.at("data");
+                call.nested[at..].fill(0);
+                layout.put_word(call.nested, "length", 16);
+                layout.put(call.nested, "data", &self.gpus[gpu].uuid);
             }
-            rm::NV2080_CTRL_CMD_FB_GET_INFO_V2 => {
-                let mut info = get::<rm::FbInfoV2>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
+            "NV2080_CTRL_CMD_FB_GET_INFO_V2" => {
                 let gpu = self
                     .gpu_above(client, object)
                     .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-                let asked = info.list.get_mut(..info.list_size as usize);
-                for [index, value] in asked.ok_or(Status::INVALID_ARGUMENT)? {
-                    let bytes = match *index {
+                let asked = layout.word(call.nested, "fbInfoListSize") as usize;
+                let start = layout.at("fbInfoList");
+                let places = call.nested[start..].chunks_exact_mut(8);
+                if asked > places.len() {
+                    return Err(Status::INVALID_ARGUMENT);
+                }
+                for place in places.take(asked) {
+                    let bytes = match word(place, 0) {
                         rm::FB_INFO_RAM_SIZE
                         | rm::FB_INFO_TOTAL_RAM_SIZE
                         | rm::FB_INFO_HEAP_SIZE => self.memory.total_bytes(gpu),
                         rm::FB_INFO_HEAP_FREE => self.memory.free_bytes(gpu),
                         _ => 0,
                     };
-                    *value = (bytes >> 10) as u32;
+                    put_word(place, 4, (bytes >> 10) as u32);
                 }
-                put(call.nested, &info);
             }
-            rm::NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN => {
+            "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN" => {
                 let key = self.channel_key(client, object).unwrap_or(0);
-                put(call.nested, &rm::WorkSubmitToken { token: key as u32 });
+                layout.put_word(call.nested, "workSubmitToken", key as u32);
+            }
+            "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE"
+            | "NVA06F_CTRL_CMD_GPFIFO_SCHEDULE"
+            | "NVC36F_CTRL_CMD_GPFIFO_SCHEDULE" => {
+                let (gpu, tsg) = self.group_of(client, object)?;
+                self.check_registered(tsg, gpu)?;
+                let on = layout.flag(call.nested, "bEnable");
+                self.gpus[gpu].model.set_scheduled_at(answer.due, tsg, on);
+            }
+            "NVA06C_CTRL_CMD_SET_TIMESLICE" => {
+                let (gpu, tsg) = self.group_of(client, object)?;
+                let us = layout.long(call.nested, "timesliceUs");
+                let ns = us.saturating_mul(1_000);
+                if ns == 0 {
+                    return Err(Status::INVALID_ARGUMENT);
+                }
+                self.gpus[gpu].model.set_timeslice(tsg, ns);
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// The GPU and group of a TSG, or of a channel.
+    fn group_of(&self, client: u32, object: u32) -> Result<(usize, TsgId), Status> {
+        match self.object(client, object).map(|o| &o.body) {
+            Some(Body::Tsg { gpu, id, .. }) => Ok((*gpu, *id)),
+            Some(Body::Channel { key }) => self
+                .channels
+                .get(key)
+                .map(|channel| (channel.gpu, channel.tsg))
+                .ok_or(Status::INVALID_OBJECT_HANDLE),
+            _ => Err(Status::INVALID_OBJECT_HANDLE),
+        }
     }
 
     /// Which modes the GPU is in. A list is read and answered in place, as long as this branch's is.
@@ -268,21 +288,24 @@ impl World {
     }
 
     fn attach_ids(&mut self, call: &mut Call<'_>) -> Result<(), Status> {
-        let mut ids = get::<rm::AttachIds>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
-        let all = ids.gpu_ids[0] & 0xffff == 0xffff;
-        for id in ids
-            .gpu_ids
-            .iter()
-            .take_while(|id| !all && **id != rm::INVALID_GPU_ID)
-        {
+        let layout = self.layout("NV0000_CTRL_GPU_ATTACH_IDS_PARAMS");
+        let none = self.number("NV0000_CTRL_GPU_INVALID_ID");
+        let every = self.number("NV0000_CTRL_GPU_ATTACH_ALL_PROBED_IDS");
+        let field = layout.fields.get("gpuIds");
+        let field = field.ok_or(Status::INVALID_ARGUMENT)?;
+        let ids: Vec<u32> = call.nested[field.offset..field.offset + field.size]
+            .chunks_exact(4)
+            .map(|id| word(id, 0))
+            .collect();
+        let all = ids.first().is_some_and(|first| first & 0xffff == every);
+        for id in ids.iter().take_while(|id| !all && **id != none) {
             if !self.gpus.iter().any(|gpu| gpu.id == *id) {
-                ids.failed_id = *id;
-                put(call.nested, &ids);
+                layout.put_word(call.nested, "failedId", *id);
                 return Err(Status::INVALID_ARGUMENT);
             }
         }
         for gpu in &mut self.gpus {
-            if all || ids.gpu_ids.contains(&gpu.id) {
+            if all || ids.contains(&gpu.id) {
                 gpu.attached += 1;
             }
         }
@@ -290,7 +313,7 @@ impl World {
     }
 
     /// Refuses to schedule a channel of an externally owned VA space before UVM knows it.
-    fn check_registered(&self, tsg: tidegate_device::TsgId, gpu: usize) -> Result<(), Status> {
+    fn check_registered(&self, tsg: TsgId, gpu: usize) -> Result<(), Status> {
         let waiting = self
             .channels
             .values()
@@ -302,56 +325,34 @@ impl World {
         }
     }
 
-    fn tsg_control(
+    fn preempt(
         &mut self,
         call: &Call<'_>,
         header: Header,
         answer: &mut Answer,
     ) -> Result<(), Status> {
-        let Header {
+        let Header { client, object, .. } = header;
+        let (gpu, id) = self.group_of(client, object)?;
+        let model = &mut self.gpus[gpu].model;
+        let latency = match model.has_turn(id) {
+            true => model.draw_disable(),
+            false => ROUND_TRIP_NS,
+        };
+        let needs = Needs::preempt(client, gpu);
+        let (_, end) = self.locks.reserve(call.now, needs, latency);
+        self.gpus[gpu].model.preempt_at(end, id);
+        self.history.push(Record {
+            gpu: gpu as u32,
+            pid: self.clients.get(&client).map_or(0, |c| c.pid),
             client,
             object,
-            cmd,
-        } = header;
-        let Some(&Body::Tsg { gpu, id, .. }) = self.object(client, object).map(|o| &o.body) else {
-            return Err(Status::INVALID_OBJECT_HANDLE);
-        };
-        if cmd == rm::NVA06C_CTRL_CMD_PREEMPT {
-            let model = &mut self.gpus[gpu].model;
-            let latency = match model.has_turn(id) {
-                true => model.draw_disable(),
-                false => ROUND_TRIP_NS,
-            };
-            let needs = Needs::preempt(client, gpu);
-            let (_, end) = self.locks.reserve(call.now, needs, latency);
-            self.gpus[gpu].model.preempt_at(end, id);
-            self.history.push(Record {
-                gpu: gpu as u32,
-                pid: self.clients.get(&client).map_or(0, |c| c.pid),
-                client,
-                object,
-                caller: call.caller,
-                value: call.entry_ns,
-                ..Record::new(call.now, Kind::Preempt)
-            });
-            let waits = call.nested.first().is_some_and(|wait| *wait != 0);
-            answer.due = if waits { end } else { call.now };
-            return Ok(());
-        }
-        let end = self.writer(call.now, client);
-        answer.due = end;
-        if cmd == rm::NVA06C_CTRL_CMD_SET_TIMESLICE {
-            let slice = get::<rm::Timeslice>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
-            let ns = slice.timeslice_us.saturating_mul(1_000);
-            if ns == 0 {
-                return Err(Status::INVALID_ARGUMENT);
-            }
-            self.gpus[gpu].model.set_timeslice(id, ns);
-            return Ok(());
-        }
-        self.check_registered(id, gpu)?;
-        let on = call.nested.first().is_some_and(|on| *on != 0);
-        self.gpus[gpu].model.set_scheduled_at(end, id, on);
+            caller: call.caller,
+            value: call.entry_ns,
+            ..Record::new(call.now, Kind::Preempt)
+        });
+        let layout = self.layout("NVA06C_CTRL_PREEMPT_PARAMS");
+        let waits = layout.flag(call.nested, "bWait");
+        answer.due = if waits { end } else { call.now };
         Ok(())
     }
 
@@ -362,7 +363,7 @@ impl World {
         header: Header,
         answer: &mut Answer,
     ) -> Result<(), Status> {
-        let params = get::<rm::RestartRunlist>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
+        let layout = self.layout("NVA06F_CTRL_RESTART_RUNLIST_PARAMS");
         let key = self
             .channel_key(header.client, header.object)
             .ok_or(Status::INVALID_OBJECT_HANDLE)?;
@@ -390,58 +391,27 @@ impl World {
         };
         let (_, end) = self.locks.reserve(call.now, needs, latency);
         self.gpus[gpu].model.restart_at(end, tsg);
-        answer.due = if params.bypass_wait == 0 {
-            end
-        } else {
-            call.now
-        };
-        Ok(())
-    }
-
-    fn schedule_channel(
-        &mut self,
-        call: &Call<'_>,
-        header: Header,
-        answer: &mut Answer,
-    ) -> Result<(), Status> {
-        let key = self
-            .channel_key(header.client, header.object)
-            .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-        let end = self.writer(call.now, header.client);
-        answer.due = end;
-        let channel = self
-            .channels
-            .get(&key)
-            .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-        let (gpu, tsg) = (channel.gpu, channel.tsg);
-        self.check_registered(tsg, gpu)?;
-        let on = call.nested.first().is_some_and(|on| *on != 0);
-        self.gpus[gpu].model.set_scheduled_at(end, tsg, on);
+        let waits = !layout.flag(call.nested, "bBypassWait");
+        answer.due = if waits { end } else { call.now };
         Ok(())
     }
 
     /// The pairs of a list as channels of `gpu`.
-    fn resolve_pairs(
-        &self,
-        call: &Call<'_>,
-        params: &rm::DisableChannels,
-        gpu: usize,
-    ) -> Result<Vec<u64>, Status> {
-        let count = params.num_channels as usize;
-        let pairs = params
-            .h_client_list
-            .iter()
-            .zip(&params.h_channel_list)
-            .take(count);
-        pairs
+    fn resolve_pairs(&self, call: &Call<'_>, count: usize, gpu: usize) -> Result<Vec<u64>, Status> {
+        let layout = self.layout("NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS");
+        let list = |field| call.nested[layout.at(field)..].chunks_exact(4);
+        list("hClientList")
+            .zip(list("hChannelList"))
+            .take(count)
             .map(|(client, channel)| {
+                let (client, channel) = (word(client, 0), word(channel, 0));
                 if let Foreign::Deny(status) = self.knobs.foreign
-                    && self.check_client(call.file, *client).is_err()
+                    && self.check_client(call.file, client).is_err()
                 {
                     return Err(status);
                 }
                 let key = self
-                    .channel_key(*client, *channel)
+                    .channel_key(client, channel)
                     .ok_or(self.knobs.unknown_pair)?;
                 match self.channels.get(&key) {
                     Some(found) if found.gpu == gpu => Ok(key),
@@ -457,17 +427,18 @@ impl World {
         header: Header,
         answer: &mut Answer,
     ) -> Result<(), Status> {
-        let params = get::<rm::DisableChannels>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
-        if params.p_runlist_preempt_event != 0 {
+        let layout = self.layout("NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS");
+        if layout.long(call.nested, "pRunlistPreemptEvent") != 0 {
             return Err(Status::INSUFFICIENT_PERMISSIONS);
         }
-        if params.num_channels as usize > rm::MAX_PAIRS {
+        let count = layout.word(call.nested, "numChannels");
+        if count > self.number("NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES") {
             return Err(Status::INVALID_ARGUMENT);
         }
         let gpu = self
             .gpu_above(header.client, header.object)
             .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-        let disable = params.disable != 0;
+        let disable = layout.flag(call.nested, "bDisable");
         let returned = Record {
             gpu: gpu as u32,
             client: header.client,
@@ -478,7 +449,7 @@ impl World {
         let needs = Needs::disable_channels(header.client, gpu, self.knobs.patch);
         debug_assert!(needs.api == ApiLock::Read && needs.gpus != GpuLock::None);
 
-        let keys = match self.resolve_pairs(call, &params, gpu) {
+        let keys = match self.resolve_pairs(call, count as usize, gpu) {
             Ok(keys) => keys,
             Err(status) => {
                 answer.due = self.locks.reserve(call.now, needs, ROUND_TRIP_NS).1;
@@ -490,7 +461,7 @@ impl World {
             .iter()
             .filter_map(|key| Some(self.channels.get(key)?.id))
             .collect();
-        let scheduling_only = params.only_disable_scheduling != 0;
+        let scheduling_only = layout.flag(call.nested, "bOnlyDisableScheduling");
         let evicts = match self.knobs.eviction {
             Eviction::OnDisable => !scheduling_only,
             Eviction::AtKernelEnd => true,
@@ -518,7 +489,7 @@ impl World {
             }
         }
         let (reached, result) = self.inject(disable, &keys, ids, call.now);
-        if params.rewind_gp_put != 0 && disable {
+        if layout.flag(call.nested, "bRewindGpPut") && disable {
             for key in &keys {
                 self.rewind(*key);
             }
@@ -602,5 +573,12 @@ impl World {
         model.discard_queued(channel.id);
         channel.entries.truncate(model.queued(channel.id));
         channel.waits = 0;
+    }
+}
+
+/// Writes a list of ids, its unused places filled with `none`.
+fn fill(bytes: &mut [u8], at: usize, none: u32, mut ids: impl Iterator<Item = u32>) {
+    for place in bytes[at..].chunks_exact_mut(4).take(rm::MAX_GPUS) {
+        put_word(place, 0, ids.next().unwrap_or(none));
     }
 }

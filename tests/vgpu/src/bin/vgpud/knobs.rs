@@ -1,8 +1,8 @@
 //! What can be set about the virtual GPU, at start (`--set NAME=VALUE`) and while it runs (`set`
 //! on the control socket). One row a knob; times are in microseconds unless the name says else.
 
-use tidegate_abi::rm::Status;
 use tidegate_device::{Config, Eviction, Latency, Patch};
+use tidegate_vgpu::facts::Status;
 use tidegate_vgpu::personality::Personality;
 
 /// A knob's name or value that does not exist.

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use tidegate_abi::rm::Branch;
+use tidegate_vgpu::facts;
 
 use crate::knobs::Knobs;
 use crate::world::Setup;
@@ -31,7 +31,7 @@ struct Options {
     /// GPUs of the node.
     #[arg(long, default_value_t = 1)]
     gpus: usize,
-    /// Version of the driver to play; its branch decides the layouts.
+    /// Version of the driver to play; it decides layouts and rules.
     #[arg(long, default_value = "580.95.05")]
     driver: String,
     /// Memory of each GPU in MiB, sparse.
@@ -61,8 +61,8 @@ fn setup(options: &Options) -> anyhow::Result<Setup> {
     if !(1..=16).contains(&options.gpus) {
         bail!("--gpus takes 1 to 16");
     }
-    let branch = Branch::of_version(&options.driver)
-        .with_context(|| format!("--driver {}: not a known branch", options.driver))?;
+    let driver = facts::of(&options.driver)
+        .with_context(|| format!("--driver {}: not a known version", options.driver))?;
     let mut knobs = Knobs::default();
     let named = [
         ("patch", &options.patch),
@@ -81,8 +81,7 @@ fn setup(options: &Options) -> anyhow::Result<Setup> {
     }
     Ok(Setup {
         gpus: options.gpus,
-        version: options.driver.clone(),
-        branch,
+        driver: Box::leak(Box::new(driver)),
         memory_bytes: options.memory_mib << 20,
         seed: options.seed,
         knobs,

@@ -2,18 +2,20 @@
 //! of the driver before it has a client.
 //!
 //! `ioctl` itself fails only for a wrong size, a wrong descriptor or a request of another device;
-//! everything else is a status in the parameters.
+//! everything else is a status in the parameters. Which escapes, classes and sizes there are, what may
+//! hang below what and which locks that takes is what the driver's version says ([`Driver`]).
 
 use std::mem::size_of;
 
 use tidegate_abi::class::{self, engine_of_class, engine_of_type, is_gpfifo};
-use tidegate_abi::rm::{self, Status};
-use tidegate_device::Needs;
+use tidegate_abi::rm;
+use tidegate_device::{ApiLock, GpuLock, Needs};
+use tidegate_vgpu::facts::{Driver, Gpus, Required, Status, Struct};
 use tidegate_vgpu::history::{Kind, Record};
 use tidegate_vgpu::ring::{RING_BYTES, SEMAPHORES, Semaphore};
-use tidegate_vgpu::wire::{self, Node};
+use tidegate_vgpu::wire::Node;
 
-use crate::call::{Answer, Call, get, put, put_word, word};
+use crate::call::{Answer, Call, word};
 use crate::sys::Memfd;
 use crate::world::{Announced, Body, Channel, Client, TsgOwner, World, channel_record};
 
@@ -23,76 +25,80 @@ struct Wanted {
     parent: u32,
     handle: u32,
     class: u32,
-    /// 0: the caller left it to the class.
-    size: u32,
+}
+
+/// Bytes that an escape's argument has, one entry for each form; empty: as many as the caller likes.
+fn sizes(driver: &Driver<'_>, escape: &str) -> Option<Vec<usize>> {
+    let structs: &[&str] = match escape {
+        "NV_ESC_RM_FREE" => &["NVOS00_PARAMETERS"],
+        "NV_ESC_RM_CONTROL" => &["NVOS54_PARAMETERS"],
+        "NV_ESC_RM_ALLOC" => &["NVOS21_PARAMETERS", "NVOS64_PARAMETERS"],
+        "NV_ESC_RM_DUP_OBJECT" => &["NVOS55_PARAMETERS"],
+        "NV_ESC_RM_SHARE" => &["NVOS57_PARAMETERS"],
+        "NV_ESC_RM_MAP_MEMORY" => &["nv_ioctl_nvos33_parameters_with_fd"],
+        "NV_ESC_RM_UNMAP_MEMORY" => &["NVOS34_PARAMETERS"],
+        "NV_ESC_REGISTER_FD" => &["nv_ioctl_register_fd_t"],
+        "NV_ESC_CHECK_VERSION_STR" => &["nv_ioctl_rm_api_version_t"],
+        "NV_ESC_SYS_PARAMS" => &["nv_ioctl_sys_params_t"],
+        "NV_ESC_CARD_INFO" | "NV_ESC_ATTACH_GPUS_TO_FD" => &[],
+        "NV_ESC_WAIT_OPEN_COMPLETE" => &["nv_ioctl_wait_open_complete_t"],
+        _ => return None,
+    };
+    Some(structs.iter().map(|of| driver.layout(of).size).collect())
 }
 
 impl World {
+    /// A struct of the driver that is played.
+    pub(crate) fn layout(&self, of: &str) -> &'static Struct<'static> {
+        self.setup.driver.layout(of)
+    }
+
     /// An ioctl on a control or GPU file.
     pub(crate) fn rm_ioctl(&mut self, call: &mut Call<'_>, node: Node) -> Answer {
         let now = call.now;
-        let Some(escape) = rm::escape_of(call.request) else {
+        let driver = self.setup.driver;
+        let escape = rm::escape_of(call.request).and_then(|nr| driver.escapes.get(&nr));
+        let Some(escape) = escape.copied() else {
             return Answer::errno(now, libc::EINVAL);
         };
-        let on_gpu = matches!(escape, rm::NV_ESC_REGISTER_FD | rm::NV_ESC_NUMA_INFO);
-        let anywhere = matches!(
-            escape,
-            rm::NV_ESC_CHECK_VERSION_STR | rm::NV_ESC_SYS_PARAMS | rm::NV_ESC_WAIT_OPEN_COMPLETE
-        );
+        let on_gpu = matches!(escape, "NV_ESC_REGISTER_FD" | "NV_ESC_NUMA_INFO");
+        let anywhere = escape == "NV_ESC_WAIT_OPEN_COMPLETE";
         if !anywhere && on_gpu == (node == Node::Ctl) {
             return Answer::errno(now, libc::EINVAL);
         }
-        let size = call.params.len();
-        let expected = match escape {
-            rm::NV_ESC_RM_FREE => size_of::<rm::Nvos00>(),
-            rm::NV_ESC_RM_CONTROL => size_of::<rm::Nvos54>(),
-            rm::NV_ESC_RM_ALLOC if size == size_of::<rm::Nvos21>() => size,
-            rm::NV_ESC_RM_ALLOC => size_of::<rm::Nvos64>(),
-            rm::NV_ESC_RM_DUP_OBJECT => size_of::<rm::Nvos55>(),
-            rm::NV_ESC_RM_SHARE => size_of::<rm::Nvos57>(),
-            rm::NV_ESC_RM_MAP_MEMORY => size_of::<rm::Nvos33WithFd>(),
-            rm::NV_ESC_RM_UNMAP_MEMORY => size_of::<rm::Nvos34>(),
-            rm::NV_ESC_REGISTER_FD => size_of::<rm::RegisterFd>(),
-            rm::NV_ESC_CHECK_VERSION_STR => size_of::<rm::RmApiVersion>(),
-            rm::NV_ESC_SYS_PARAMS => size_of::<rm::SysParams>(),
-            rm::NV_ESC_CARD_INFO | rm::NV_ESC_ATTACH_GPUS_TO_FD => size,
-            rm::NV_ESC_WAIT_OPEN_COMPLETE => 8,
-            _ => return Answer::errno(now, libc::EINVAL),
-        };
-        if size != expected {
+        let fits = sizes(driver, escape)
+            .is_some_and(|sizes| sizes.is_empty() || sizes.contains(&call.params.len()));
+        if !fits {
             return Answer::errno(now, libc::EINVAL);
         }
         match escape {
-            rm::NV_ESC_RM_ALLOC => self.alloc(call),
-            rm::NV_ESC_RM_FREE => self.free(call),
-            rm::NV_ESC_RM_CONTROL => self.control(call),
-            rm::NV_ESC_RM_DUP_OBJECT => self.dup(call),
-            rm::NV_ESC_RM_SHARE => self.share(call),
-            rm::NV_ESC_RM_MAP_MEMORY => self.map_memory(call),
-            rm::NV_ESC_RM_UNMAP_MEMORY => {
-                let found = get::<rm::Nvos34>(call.params).ok_or(Status::INVALID_ARGUMENT);
-                let status = found
-                    .and_then(|p| self.check_client(call.file, p.h_client).map(|_| Status::OK))
-                    .unwrap_or_else(|status| status);
-                put_word(call.params, 24, status.0);
+            "NV_ESC_RM_ALLOC" => self.alloc(call),
+            "NV_ESC_RM_FREE" => self.free(call),
+            "NV_ESC_RM_CONTROL" => self.control(call),
+            "NV_ESC_RM_DUP_OBJECT" => self.dup(call),
+            "NV_ESC_RM_SHARE" => self.share(call),
+            "NV_ESC_RM_MAP_MEMORY" => self.map_memory(call),
+            "NV_ESC_RM_UNMAP_MEMORY" => {
+                let layout = self.layout("NVOS34_PARAMETERS");
+                let client = layout.word(call.params, "hClient");
+                let found = self.check_client(call.file, client);
+                let status = found.map_or_else(|status| status, |_| Status::OK);
+                layout.put_word(call.params, "status", status.0);
                 Answer::at(now)
             }
-            rm::NV_ESC_REGISTER_FD => self.register_fd(call),
-            rm::NV_ESC_CHECK_VERSION_STR => self.check_version(call),
-            rm::NV_ESC_SYS_PARAMS => {
-                put(
-                    call.params,
-                    &rm::SysParams {
-                        memblock_size: 128 << 20,
-                    },
-                );
+            "NV_ESC_REGISTER_FD" => self.register_fd(call),
+            "NV_ESC_CHECK_VERSION_STR" => self.check_version(call),
+            "NV_ESC_SYS_PARAMS" => {
+                let layout = self.layout("nv_ioctl_sys_params_t");
+                layout.put_long(call.params, "memblock_size", 128 << 20);
                 Answer::at(now)
             }
-            rm::NV_ESC_CARD_INFO => self.card_info(call),
-            rm::NV_ESC_ATTACH_GPUS_TO_FD => self.attach_to_fd(call),
+            "NV_ESC_CARD_INFO" => self.card_info(call),
+            "NV_ESC_ATTACH_GPUS_TO_FD" => self.attach_to_fd(call),
             _ => {
-                put_word(call.params, 0, 0);
-                put_word(call.params, 4, 0);
+                let layout = self.layout("nv_ioctl_wait_open_complete_t");
+                layout.put_word(call.params, "rc", 0);
+                layout.put_word(call.params, "adapterStatus", 0);
                 Answer::at(now)
             }
         }
@@ -117,59 +123,75 @@ impl World {
         });
     }
 
-    /// When a call that needs the API lock for writing is answered.
-    pub(crate) fn writer(&mut self, now: u64, client: u32) -> u64 {
-        self.locks
-            .reserve(now, Needs::writer(client), self.knobs.writer_ns)
-            .1
+    /// The locks of a call of `client`, which `gpus` names for the GPU above `object`.
+    pub(crate) fn needs(&self, client: u32, object: u32, api: ApiLock, gpus: Gpus) -> Needs {
+        Needs {
+            api,
+            client: Some(client),
+            gpus: match (gpus, self.gpu_above(client, object)) {
+                (Gpus::All, _) => GpuLock::All,
+                (Gpus::One, Some(gpu)) => GpuLock::One(gpu),
+                _ => GpuLock::None,
+            },
+        }
+    }
+
+    /// When a call that needs the API lock for writing is answered, and those of some GPUs.
+    fn writer(&mut self, now: u64, client: u32, object: u32, gpus: Gpus) -> u64 {
+        let needs = self.needs(client, object, ApiLock::Write, gpus);
+        self.locks.reserve(now, needs, self.knobs.writer_ns).1
     }
 
     fn check_version(&self, call: &mut Call<'_>) -> Answer {
-        let Some(mut version) = get::<rm::RmApiVersion>(call.params) else {
-            return Answer::errno(call.now, libc::EINVAL);
+        let layout = self.layout("nv_ioctl_rm_api_version_t");
+        let text = layout.at("versionString");
+        let ours = self.setup.driver.version.as_bytes();
+        let theirs = call.params[text..].split(|b| *b == 0).next();
+        let query = layout.word(call.params, "cmd") == self.number("NV_RM_API_VERSION_CMD_QUERY");
+        let recognized = query || theirs == Some(ours);
+        let reply = if recognized {
+            self.number("NV_RM_API_VERSION_REPLY_RECOGNIZED")
+        } else {
+            0
         };
-        let ours = self.setup.version.as_bytes();
-        let theirs = version
-            .version
-            .split(|b| *b == 0)
-            .next()
-            .unwrap_or_default();
-        let query = version.cmd == u32::from(b'2');
-        version.reply = u32::from(query || theirs == ours);
-        version.version = [0; 64];
-        let length = ours.len().min(63);
-        version.version[..length].copy_from_slice(&ours[..length]);
-        put(call.params, &version);
-        if version.reply == 1 {
+        layout.put_word(call.params, "reply", reply);
+        call.params[text..].fill(0);
+        layout.put(call.params, "versionString", ours);
+        if recognized {
             Answer::at(call.now)
         } else {
             Answer::errno(call.now, libc::EINVAL)
         }
     }
 
+    /// A constant of the driver's headers.
+    pub(crate) fn number(&self, name: &str) -> u32 {
+        match self.setup.driver.consts.get(name) {
+            Some(value) => *value as u32,
+            None => panic!("{} has no {name}", self.setup.driver.tag),
+        }
+    }
+
     fn card_info(&self, call: &mut Call<'_>) -> Answer {
-        const ENTRY: usize = size_of::<rm::CardInfo>();
-        if !call.params.len().is_multiple_of(ENTRY) || call.params.len() / ENTRY < self.gpus.len() {
+        let layout = self.layout("nv_ioctl_card_info_t");
+        let places = call.params.len() / layout.size;
+        if !call.params.len().is_multiple_of(layout.size) || places < self.gpus.len() {
             return Answer::errno(call.now, libc::EINVAL);
         }
         call.params.fill(0);
         for (index, (place, gpu)) in call
             .params
-            .chunks_exact_mut(ENTRY)
+            .chunks_exact_mut(layout.size)
             .zip(&self.gpus)
             .enumerate()
         {
-            let info = rm::CardInfo {
-                valid: 1,
-                bus: index as u8 + 1,
-                vendor: 0x10de,
-                device: 0x2330,
-                gpu_id: gpu.id,
-                fb_size: self.memory.total_bytes(index),
-                minor: index as u32,
-                ..rm::CardInfo::default()
-            };
-            put(place, &info);
+            layout.put(place, "valid", &[1]);
+            layout.put(place, "pci_info.bus", &[index as u8 + 1]);
+            layout.put(place, "pci_info.vendor_id", &0x10de_u16.to_ne_bytes());
+            layout.put(place, "pci_info.device_id", &0x2330_u16.to_ne_bytes());
+            layout.put_word(place, "gpu_id", gpu.id);
+            layout.put_long(place, "fb_size", self.memory.total_bytes(index));
+            layout.put_word(place, "minor_number", index as u32);
         }
         Answer::at(call.now)
     }
@@ -201,19 +223,20 @@ impl World {
     }
 
     fn alloc(&mut self, call: &mut Call<'_>) -> Answer {
-        let large = call.params.len() == size_of::<rm::Nvos64>();
+        let forms = ["NVOS21_PARAMETERS", "NVOS64_PARAMETERS"].map(|of| self.layout(of));
+        let layout = forms[usize::from(call.params.len() == forms[1].size)];
+        let word = |field| layout.word(call.params, field);
         let wanted = Wanted {
-            root: word(call.params, 0),
-            parent: word(call.params, 4),
-            handle: word(call.params, 8),
-            class: word(call.params, 12),
-            size: word(call.params, if large { 32 } else { 24 }),
+            root: word("hRoot"),
+            parent: word("hObjectParent"),
+            handle: word("hObjectNew"),
+            class: word("hClass"),
         };
-        let (root, class) = (wanted.root, wanted.class);
+        let (root, parent, class) = (wanted.root, wanted.parent, wanted.class);
         let result = self.alloc_object(call, wanted);
         let status = match result {
             Ok(handle) => {
-                put_word(call.params, 8, handle);
+                layout.put_word(call.params, "hObjectNew", handle);
                 Status::OK
             }
             Err(status) => {
@@ -221,8 +244,10 @@ impl World {
                 status
             }
         };
-        put_word(call.params, if large { 40 } else { 28 }, status.0);
-        let due = self.writer(call.now, root);
+        layout.put_word(call.params, "status", status.0);
+        let known = self.setup.driver.classes.get(&class);
+        let gpus = known.map_or(Gpus::None, |class| class.alloc_gpus);
+        let due = self.writer(call.now, root, parent, gpus);
         if class == class::NV01_MEMORY_LOCAL_USER {
             return Answer::at(due.max(self.memory_busy));
         }
@@ -230,28 +255,32 @@ impl World {
     }
 
     fn alloc_object(&mut self, call: &mut Call<'_>, wanted: Wanted) -> Result<u32, Status> {
-        let is_root = matches!(
-            wanted.class,
-            class::NV01_ROOT | class::NV01_ROOT_NON_PRIV | class::NV01_ROOT_CLIENT
-        );
-        if is_root {
+        let driver = self.setup.driver;
+        let known = driver
+            .classes
+            .get(&wanted.class)
+            .ok_or(Status::INVALID_CLASS)?;
+        if known.fits_below("RS_ROOT_OBJECT") {
             return self.alloc_root(call, &wanted);
         }
         let (root, parent) = (wanted.root, wanted.parent);
         let client = self.check_client(call.file, root)?;
-        if !client.objects.contains_key(&parent) {
-            return Err(Status::INVALID_OBJECT_PARENT);
-        }
+        let above = client.objects.get(&parent);
+        let above = above.ok_or(Status::OBJECT_NOT_FOUND)?.class;
         if wanted.handle != 0 && client.objects.contains_key(&wanted.handle) {
             return Err(Status::INSERT_DUPLICATE_NAME);
         }
-        self.check_class(&wanted)?;
-        if let Some(size) = wire::alloc_size(wanted.class, self.setup.branch) {
-            let given = wanted.size as usize;
-            let missing = call.nested.len() < size;
-            if (given != 0 && given != size) || missing {
-                return Err(Status::INVALID_ARGUMENT);
-            }
+        let fits = driver
+            .classes
+            .get(&above)
+            .is_some_and(|above| known.fits_below(above.internal));
+        if !fits {
+            return Err(Status::INVALID_OBJECT_PARENT);
+        }
+        // The size that the caller states is not looked at.
+        let missing = known.size > 0 && call.nested.len() < known.size;
+        if missing && (known.required == Required::Required || !call.nested.is_empty()) {
+            return Err(Status::INVALID_ARGUMENT);
         }
         let handle = if wanted.handle == 0 {
             self.fresh_handle(root)
@@ -260,17 +289,13 @@ impl World {
         };
         let wanted = Wanted { handle, ..wanted };
         let mut depends_on = Vec::new();
-        let body = self.make_body(call, &wanted, &mut depends_on)?;
+        let body = self.make_body(call, &wanted, known.params, &mut depends_on)?;
         let class = wanted.class;
         self.insert_object(root, handle, parent, class, body, &depends_on);
         Ok(handle)
     }
 
     fn alloc_root(&mut self, call: &Call<'_>, wanted: &Wanted) -> Result<u32, Status> {
-        let sizes = [0, 4, self.setup.branch.root_alloc_size() as u32];
-        if !sizes.contains(&wanted.size) {
-            return Err(Status::INVALID_ARGUMENT);
-        }
         if self
             .files
             .get(&call.file)
@@ -321,54 +346,24 @@ impl World {
         Ok(handle)
     }
 
-    /// Whether the class exists on this GPU, and under this parent.
-    fn check_class(&self, wanted: &Wanted) -> Result<(), Status> {
-        let parent = self
-            .object(wanted.root, wanted.parent)
-            .ok_or(Status::INVALID_OBJECT_PARENT)?;
-        let fits = match wanted.class {
-            class::NV01_DEVICE_0 | class::NV_CONFIDENTIAL_COMPUTE => {
-                matches!(parent.body, Body::Root)
-            }
-            class::NV20_SUBDEVICE_0
-            | class::FERMI_VASPACE_A
-            | class::KEPLER_CHANNEL_GROUP_A
-            | class::NV01_MEMORY_LOCAL_USER
-            | class::NV01_MEMORY_SYSTEM
-            | class::NV50_MEMORY_VIRTUAL => matches!(parent.body, Body::Device { .. }),
-            class::HOPPER_USERMODE_A => matches!(parent.body, Body::Subdevice { .. }),
-            class::FERMI_CONTEXT_SHARE_A => matches!(parent.body, Body::Tsg { .. }),
-            class::HOPPER_CHANNEL_GPFIFO_A => {
-                matches!(parent.body, Body::Tsg { .. } | Body::Device { .. })
-            }
-            class::HOPPER_COMPUTE_A | class::HOPPER_DMA_COPY_A => {
-                matches!(parent.body, Body::Channel { .. })
-            }
-            class::GT200_DEBUGGER => matches!(parent.body, Body::Device { .. }),
-            _ => return Err(Status::INVALID_CLASS),
-        };
-        if fits {
-            Ok(())
-        } else {
-            Err(Status::INVALID_OBJECT_PARENT)
-        }
-    }
-
     fn make_body(
         &mut self,
         call: &mut Call<'_>,
         wanted: &Wanted,
+        params: &str,
         depends_on: &mut Vec<u32>,
     ) -> Result<Body, Status> {
         let (root, parent) = (wanted.root, wanted.parent);
         let gpu_above = self.gpu_above(root, parent);
         let gpu = || gpu_above.ok_or(Status::INVALID_OBJECT_PARENT);
         let bad = Status::INVALID_ARGUMENT;
+        // Parameters that were left out read as 0.
+        let driver = self.setup.driver;
+        let word = |call: &Call<'_>, field| driver.layout(params).word(call.nested, field);
         match wanted.class {
             class::NV01_DEVICE_0 => {
-                let params = get::<rm::Nv0080Alloc>(call.nested).ok_or(bad)?;
                 let gpu = self
-                    .gpu_of_instance(params.device_id)
+                    .gpu_of_instance(word(call, "deviceId"))
                     .ok_or(Status::INVALID_DEVICE)?;
                 if self.gpus[gpu].attached == 0 {
                     return Err(Status::INVALID_DEVICE);
@@ -377,25 +372,23 @@ impl World {
             }
             class::NV_CONFIDENTIAL_COMPUTE => Ok(Body::Confidential),
             class::NV20_SUBDEVICE_0 => {
-                let params = get::<rm::Nv2080Alloc>(call.nested).ok_or(bad)?;
-                if params.sub_device_id != 0 {
+                if word(call, "subDeviceId") != 0 {
                     return Err(bad);
                 }
                 Ok(Body::Subdevice { gpu: gpu()? })
             }
             class::FERMI_VASPACE_A => {
-                let params = get::<rm::VaspaceAlloc>(call.nested).ok_or(bad)?;
+                let external = self.number("NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED");
                 Ok(Body::Vaspace {
-                    external: params.flags & rm::VASPACE_EXTERNALLY_OWNED != 0,
+                    external: word(call, "flags") & external != 0,
                 })
             }
             class::KEPLER_CHANNEL_GROUP_A => {
-                let params = get::<rm::ChannelGroupAlloc>(call.nested).ok_or(bad)?;
-                let engine = params.engine_type.max(class::ENGINE_TYPE_GR0);
+                let engine = word(call, "engineType").max(class::ENGINE_TYPE_GR0);
                 if engine_of_type(engine) == class::Engine::Unknown {
                     return Err(bad);
                 }
-                let vaspace = self.vaspace(root, params.h_va_space)?;
+                let vaspace = self.vaspace(root, word(call, "hVASpace"))?;
                 depends_on.extend(vaspace);
                 let gpu = gpu()?;
                 let id = self.gpus[gpu].model.add_tsg(engine);
@@ -414,34 +407,42 @@ impl World {
                 })
             }
             class::FERMI_CONTEXT_SHARE_A => {
-                let params = get::<rm::CtxShareAlloc>(call.nested).ok_or(bad)?;
-                depends_on.extend(self.vaspace(root, params.h_va_space)?);
+                depends_on.extend(self.vaspace(root, word(call, "hVASpace"))?);
                 Ok(Body::Plain)
             }
             class::NV01_MEMORY_LOCAL_USER | class::NV01_MEMORY_SYSTEM => {
-                let mut params = get::<rm::MemoryAlloc>(call.nested).ok_or(bad)?;
-                if params.size == 0 {
+                let layout = driver.layout(params);
+                let size = layout.long(call.nested, "size");
+                if size == 0 {
                     return Err(bad);
                 }
                 let id = if wanted.class == class::NV01_MEMORY_LOCAL_USER {
-                    self.allocate_device(call, gpu()?, params.size)?
+                    self.allocate_device(call, gpu()?, size)?
                 } else {
                     self.memory
-                        .allocate_system(params.size)
+                        .allocate_system(size)
                         .map_err(|_| Status::NO_MEMORY)?
                 };
                 if let Some(allocation) = self.memory.get(id) {
-                    params.size = allocation.bytes;
-                    params.offset = allocation.offset;
-                    params.limit = allocation.bytes - 1;
+                    layout.put_long(call.nested, "size", allocation.bytes);
+                    layout.put_long(call.nested, "offset", allocation.offset);
+                    layout.put_long(call.nested, "limit", allocation.bytes - 1);
                 }
-                put(call.nested, &params);
                 Ok(Body::Memory { id })
             }
             class::HOPPER_USERMODE_A => Ok(Body::Usermode),
-            c if is_gpfifo(c) => self.make_channel(call, wanted, gpu()?, depends_on),
-            c if engine_of_class(c).is_some() => Ok(Body::Plain),
-            _ => Ok(Body::Plain),
+            class::HOPPER_CHANNEL_GPFIFO_A => {
+                self.make_channel(call, wanted, params, gpu()?, depends_on)
+            }
+            class::HOPPER_COMPUTE_A
+            | class::HOPPER_DMA_COPY_A
+            | class::NV50_MEMORY_VIRTUAL
+            | class::GT200_DEBUGGER => Ok(Body::Plain),
+            // Classes of the driver that this GPU does not have.
+            other if is_gpfifo(other) || engine_of_class(other).is_some() => {
+                Err(Status::INVALID_CLASS)
+            }
+            _ => Err(Status::NOT_SUPPORTED),
         }
     }
 
@@ -458,11 +459,13 @@ impl World {
         &mut self,
         call: &Call<'_>,
         wanted: &Wanted,
+        params: &str,
         gpu: usize,
         depends_on: &mut Vec<u32>,
     ) -> Result<Body, Status> {
         let (root, parent) = (wanted.root, wanted.parent);
-        let params = get::<rm::ChannelAlloc>(call.nested).ok_or(Status::INVALID_ARGUMENT)?;
+        let layout = self.layout(params);
+        let word = |field| layout.word(call.nested, field);
         let in_group = match self.object(root, parent).map(|o| &o.body) {
             Some(Body::Tsg {
                 id,
@@ -474,18 +477,19 @@ impl World {
         };
         let vaspace = match in_group {
             Some((.., Some(vaspace))) => Some(vaspace),
-            _ => self.vaspace(root, params.h_va_space)?,
+            _ => self.vaspace(root, word("hVASpace"))?,
         };
         depends_on.extend(vaspace);
-        if params.h_context_share != 0 {
-            self.object(root, params.h_context_share)
+        let share = word("hContextShare");
+        if share != 0 {
+            self.object(root, share)
                 .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-            depends_on.push(params.h_context_share);
+            depends_on.push(share);
         }
         let external_vaspace = vaspace
             .and_then(|handle| self.object(root, handle))
             .is_some_and(|object| matches!(object.body, Body::Vaspace { external: true }));
-        let pool = match params.h_object_buffer {
+        let pool = match word("hObjectBuffer") {
             0 => None,
             handle => {
                 let Some(Body::Memory { id }) = self.object(root, handle).map(|o| &o.body) else {
@@ -508,7 +512,7 @@ impl World {
         let (tsg, engine) = match in_group {
             Some((tsg, engine, _)) => (tsg, engine),
             None => {
-                let engine = params.engine_type.max(class::ENGINE_TYPE_GR0);
+                let engine = word("engineType").max(class::ENGINE_TYPE_GR0);
                 (model.add_tsg(engine), engine)
             }
         };
@@ -558,25 +562,25 @@ impl World {
     }
 
     fn free(&mut self, call: &mut Call<'_>) -> Answer {
-        let Some(params) = get::<rm::Nvos00>(call.params) else {
-            return Answer::errno(call.now, libc::EINVAL);
-        };
-        let (client, handle) = (params.h_root, params.h_object_old);
+        let layout = self.layout("NVOS00_PARAMETERS");
+        let client = layout.word(call.params, "hRoot");
+        let handle = layout.word(call.params, "hObjectOld");
         let busy = self.memory_busy;
-        let found = self.check_client(call.file, client).and_then(|c| {
-            let known = c.objects.contains_key(&handle);
-            if known {
-                Ok(())
-            } else {
-                Err(Status::INVALID_OBJECT_HANDLE)
-            }
-        });
-        let status = match found {
-            Ok(()) if handle == client => {
+        let found = self.check_client(call.file, client);
+        // A handle that names nothing is as good as freed.
+        let class = found.map(|found| found.objects.get(&handle).map(|object| object.class));
+        let gpus = match class {
+            Ok(Some(class)) => self.setup.driver.classes.get(&class),
+            _ => None,
+        };
+        let gpus = gpus.map_or(Gpus::None, |class| class.free_gpus);
+        let needs = self.needs(client, handle, ApiLock::Write, gpus);
+        let status = match class {
+            Ok(_) if handle == client => {
                 self.free_client(call.now, client, false);
                 Status::OK
             }
-            Ok(()) => {
+            Ok(_) => {
                 self.free_object(call.now, client, handle, false);
                 Status::OK
             }
@@ -585,8 +589,8 @@ impl World {
                 status
             }
         };
-        put_word(call.params, 12, status.0);
-        let due = self.writer(call.now, client);
+        layout.put_word(call.params, "status", status.0);
+        let due = self.locks.reserve(call.now, needs, self.knobs.writer_ns).1;
         if self.memory_busy != busy {
             return Answer::at(due.max(self.memory_busy));
         }
@@ -594,110 +598,94 @@ impl World {
     }
 
     fn dup(&mut self, call: &mut Call<'_>) -> Answer {
-        let Some(params) = get::<rm::Nvos55>(call.params) else {
-            return Answer::errno(call.now, libc::EINVAL);
-        };
-        let result = self.dup_object(call, &params);
+        let layout = self.layout("NVOS55_PARAMETERS");
+        let client = layout.word(call.params, "hClient");
+        let result = self.dup_object(call, layout);
         let status = match result {
             Ok(handle) => {
-                put_word(call.params, 8, handle);
+                layout.put_word(call.params, "hObject", handle);
                 Status::OK
             }
             Err(status) => {
-                let client = params.h_client;
-                self.refused(
-                    call,
-                    client,
-                    params.h_object,
-                    rm::NV_ESC_RM_DUP_OBJECT,
-                    status,
-                );
+                let wanted = layout.word(call.params, "hObject");
+                self.refused(call, client, wanted, rm::NV_ESC_RM_DUP_OBJECT, status);
                 status
             }
         };
-        put_word(call.params, 24, status.0);
-        Answer::at(self.writer(call.now, params.h_client))
+        layout.put_word(call.params, "status", status.0);
+        Answer::at(self.writer(call.now, client, client, Gpus::All))
     }
 
     /// Memory only, and by the default share policy only inside one process.
-    fn dup_object(&mut self, call: &Call<'_>, params: &rm::Nvos55) -> Result<u32, Status> {
-        let client = self.check_client(call.file, params.h_client)?;
+    fn dup_object(&mut self, call: &Call<'_>, layout: &Struct<'_>) -> Result<u32, Status> {
+        let word = |field| layout.word(call.params, field);
+        let (root, parent, wanted) = (word("hClient"), word("hParent"), word("hObject"));
+        let client = self.check_client(call.file, root)?;
         let source_client = self
             .clients
-            .get(&params.h_client_src)
+            .get(&word("hClientSrc"))
             .ok_or(Status::INVALID_CLIENT)?;
         if client.pid != source_client.pid {
             return Err(Status::INSUFFICIENT_PERMISSIONS);
         }
-        if !client.objects.contains_key(&params.h_parent) {
-            return Err(Status::INVALID_OBJECT_PARENT);
+        if !client.objects.contains_key(&parent) {
+            return Err(Status::OBJECT_NOT_FOUND);
         }
-        if params.h_object != 0 && client.objects.contains_key(&params.h_object) {
+        if wanted != 0 && client.objects.contains_key(&wanted) {
             return Err(Status::INSERT_DUPLICATE_NAME);
         }
         let source = source_client
             .objects
-            .get(&params.h_object_src)
-            .ok_or(Status::INVALID_OBJECT_HANDLE)?;
+            .get(&word("hObjectSrc"))
+            .ok_or(Status::OBJECT_NOT_FOUND)?;
         let class = source.class;
         let Body::Memory { id } = source.body else {
             return Err(Status::NOT_SUPPORTED);
         };
-        let root = params.h_client;
-        let handle = if params.h_object == 0 {
+        let handle = if wanted == 0 {
             self.fresh_handle(root)
         } else {
-            params.h_object
+            wanted
         };
         self.memory.retain(id);
-        self.insert_object(
-            root,
-            handle,
-            params.h_parent,
-            class,
-            Body::Memory { id },
-            &[],
-        );
+        self.insert_object(root, handle, parent, class, Body::Memory { id }, &[]);
         Ok(handle)
     }
 
     fn share(&mut self, call: &mut Call<'_>) -> Answer {
-        let client = word(call.params, 0);
+        let layout = self.layout("NVOS57_PARAMETERS");
+        let client = layout.word(call.params, "hClient");
+        let object = layout.word(call.params, "hObject");
         let status = match self.check_client(call.file, client) {
             Ok(_) => Status::NOT_SUPPORTED,
             Err(status) => status,
         };
-        self.refused(
-            call,
-            client,
-            word(call.params, 4),
-            rm::NV_ESC_RM_SHARE,
-            status,
-        );
-        put_word(call.params, 20, status.0);
+        self.refused(call, client, object, rm::NV_ESC_RM_SHARE, status);
+        layout.put_word(call.params, "status", status.0);
         Answer::at(call.now)
     }
 
     fn map_memory(&mut self, call: &mut Call<'_>) -> Answer {
-        let Some(params) = get::<rm::Nvos33WithFd>(call.params) else {
-            return Answer::errno(call.now, libc::EINVAL);
-        };
-        let status = self.announce(call, &params).err().unwrap_or(Status::OK);
+        let layout = self.layout("nv_ioctl_nvos33_parameters_with_fd");
+        let status = self.announce(call, layout).err().unwrap_or(Status::OK);
         if !status.is_ok() {
-            let (client, object) = (params.h_client, params.h_memory);
+            let client = layout.word(call.params, "params.hClient");
+            let object = layout.word(call.params, "params.hMemory");
             self.refused(call, client, object, rm::NV_ESC_RM_MAP_MEMORY, status);
         }
-        put_word(call.params, 40, status.0);
+        layout.put_word(call.params, "params.status", status.0);
         Answer::at(call.now)
     }
 
     /// Makes memory of an object what the next `mmap` of the named file maps.
-    fn announce(&mut self, call: &Call<'_>, params: &rm::Nvos33WithFd) -> Result<(), Status> {
-        let client = self.check_client(call.file, params.h_client)?;
+    fn announce(&mut self, call: &Call<'_>, layout: &Struct<'_>) -> Result<(), Status> {
+        let client = self.check_client(call.file, layout.word(call.params, "params.hClient"))?;
         let object = client
             .objects
-            .get(&params.h_memory)
+            .get(&layout.word(call.params, "params.hMemory"))
             .ok_or(Status::INVALID_OBJECT_HANDLE)?;
+        let offset = layout.long(call.params, "params.offset");
+        let length = layout.long(call.params, "params.length");
         let (memfd, start, bytes) = match &object.body {
             Body::Usermode => (&self.usermode, 0, self.usermode.bytes),
             Body::Channel { key } => {
@@ -713,17 +701,14 @@ impl World {
             }
             _ => return Err(Status::INVALID_OBJECT_HANDLE),
         };
-        let end = params
-            .offset
-            .checked_add(params.length)
-            .ok_or(Status::INVALID_ARGUMENT)?;
-        if params.length == 0 || end > bytes || !params.offset.is_multiple_of(4096) {
+        let end = offset.checked_add(length).ok_or(Status::INVALID_ARGUMENT)?;
+        if length == 0 || end > bytes || !offset.is_multiple_of(4096) {
             return Err(Status::INVALID_ARGUMENT);
         }
         let announced = Announced {
             fd: memfd.fd.clone(),
-            offset: start + params.offset,
-            bytes: params.length,
+            offset: start + offset,
+            bytes: length,
         };
         let file = call
             .named

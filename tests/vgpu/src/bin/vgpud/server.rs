@@ -350,11 +350,9 @@ impl Server {
         };
         let answer = if header.ask == Ask::Hello as u32 {
             world.hello(file, named.map(|(inode, _)| inode));
-            Answer::at(now)
-        } else if header.ask == Ask::Branch as u32 {
-            let mut answer = Answer::at(now);
-            answer.reply.value = u64::from(world.setup.branch.number());
-            answer
+            world.version(now)
+        } else if header.ask == Ask::Version as u32 {
+            world.version(now)
         } else if header.ask == Ask::Mmap as u32 {
             world.mmap(&call, header.length)
         } else if header.ask == Ask::Ioctl as u32 {
@@ -443,6 +441,15 @@ impl World {
             open.inode = Some(inode);
             self.by_inode.insert(inode, file);
         }
+    }
+
+    /// The answer that says which version is played.
+    fn version(&self, now: u64) -> Answer {
+        let mut answer = Answer::at(now);
+        let version = self.setup.driver.version.as_bytes();
+        let length = version.len().min(answer.reply.text.len() - 1);
+        answer.reply.text[..length].copy_from_slice(&version[..length]);
+        answer
     }
 
     fn ioctl(&mut self, call: &mut Call<'_>) -> Answer {

@@ -559,3 +559,10 @@ pub(crate) fn may_set_priorities(pid: u32) -> bool {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .is_some_and(|mask| mask & CAP_SYS_NICE != 0)
 }
+
+/// Whether the process is root, as the driver means it.
+pub(crate) fn is_root(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
+}

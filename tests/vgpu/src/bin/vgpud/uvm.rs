@@ -4,14 +4,12 @@
 //! the same address in the owner's process, so a mapping is an order to the shim to map the memfd
 //! range there before the ioctl returns; over an existing mapping that is one step, as in UVM.
 
-use std::mem::size_of;
-
-use tidegate_abi::rm::Status;
 use tidegate_abi::uvm;
+use tidegate_vgpu::facts::{Status, Struct};
 use tidegate_vgpu::history::{Kind, Record};
 use tidegate_vgpu::wire::Order;
 
-use crate::call::{Answer, Call, get, long, put_word, word};
+use crate::call::{Answer, Call};
 use crate::knobs::fails;
 use crate::world::{Body, ExternalMap, UvmSpace, World};
 
@@ -24,84 +22,71 @@ impl World {
     pub(crate) fn uvm_ioctl(&mut self, call: &mut Call<'_>) -> Answer {
         let now = call.now;
         let ready = self.space(call).is_some_and(|space| space.initialized);
+        let Some(ioctl) = self.setup.driver.uvm.get(&call.request) else {
+            return Answer::errno(now, libc::EINVAL);
+        };
+        let layout = &ioctl.params;
+        if call.params.len() != layout.size {
+            return Answer::errno(now, libc::EINVAL);
+        }
         let needs_init = !matches!(call.request, uvm::UVM_INITIALIZE | uvm::UVM_MM_INITIALIZE);
         if needs_init && !ready {
             return Answer::errno(now, libc::EBADFD);
         }
         let mut answer = Answer::at(now);
-        let size = call.params.len();
-        // Where the result goes: at the end, but for structs that end in padding.
-        let (status_at, result) = match call.request {
+        let result = match call.request {
             uvm::UVM_INITIALIZE => {
                 if let Some(space) = self.space(call) {
                     space.initialized = true;
                 }
-                (8, Ok(()))
+                Ok(())
             }
             uvm::UVM_MM_INITIALIZE => {
                 let known = call.named.and_then(|file| self.files.get(&file));
-                let ready = known.is_some_and(|file| file.uvm.initialized);
-                (
-                    4,
-                    if ready {
-                        Ok(())
-                    } else {
-                        Err(Status::INVALID_ARGUMENT)
-                    },
-                )
+                match known.is_some_and(|file| file.uvm.initialized) {
+                    true => Ok(()),
+                    false => Err(Status::INVALID_ARGUMENT),
+                }
             }
-            uvm::UVM_REGISTER_GPU => (36, self.register_gpu(call)),
-            uvm::UVM_UNREGISTER_GPU => (16, Ok(())),
-            uvm::UVM_REGISTER_GPU_VASPACE => (28, self.register_vaspace(call)),
-            uvm::UVM_UNREGISTER_GPU_VASPACE => (16, Ok(())),
-            uvm::UVM_REGISTER_CHANNEL => (48, self.register_channel(call)),
-            uvm::UVM_UNREGISTER_CHANNEL => {
-                let at = size.saturating_sub(12);
-                (size.saturating_sub(4), self.unregister_channel(call, at))
-            }
-            uvm::UVM_ENABLE_PEER_ACCESS | uvm::UVM_DISABLE_PEER_ACCESS => (32, Ok(())),
+            uvm::UVM_REGISTER_GPU => self.register_gpu(call, layout),
+            uvm::UVM_REGISTER_GPU_VASPACE => self.register_vaspace(call, layout),
+            uvm::UVM_REGISTER_CHANNEL => self.register_channel(call, layout),
+            uvm::UVM_UNREGISTER_CHANNEL => self.unregister_channel(call, layout),
+            uvm::UVM_UNREGISTER_GPU
+            | uvm::UVM_UNREGISTER_GPU_VASPACE
+            | uvm::UVM_ENABLE_PEER_ACCESS
+            | uvm::UVM_DISABLE_PEER_ACCESS => Ok(()),
             uvm::UVM_PAGEABLE_MEM_ACCESS => {
-                put_word(call.params, 0, 0);
-                (4, Ok(()))
+                layout.put(call.params, "pageableMemAccess", &[0]);
+                Ok(())
             }
-            uvm::UVM_CREATE_EXTERNAL_RANGE => (16, self.create_range(call)),
+            uvm::UVM_CREATE_EXTERNAL_RANGE => self.create_range(call, layout),
             uvm::UVM_VALIDATE_VA_RANGE => {
-                let found = self.range_around(call, long(call.params, 0), long(call.params, 8));
-                (
-                    16,
-                    if found {
-                        Ok(())
-                    } else {
-                        Err(Status::INVALID_ADDRESS)
-                    },
-                )
+                let (base, length) = range(call, layout);
+                match self.range_around(call, base, length) {
+                    true => Ok(()),
+                    false => Err(Status::INVALID_ADDRESS),
+                }
             }
-            uvm::UVM_MAP_EXTERNAL_ALLOCATION => {
-                (size.saturating_sub(4), self.map_external(call, &mut answer))
-            }
-            uvm::UVM_UNMAP_EXTERNAL => (32, self.unmap_external(call, &mut answer)),
-            uvm::UVM_FREE => (
-                if size == 16 { 8 } else { 16 },
-                self.free_range(call, &mut answer),
-            ),
-            uvm::UVM_ALLOC_SEMAPHORE_POOL => (
-                size.saturating_sub(8),
-                self.semaphore_pool(call, &mut answer),
-            ),
+            uvm::UVM_MAP_EXTERNAL_ALLOCATION => self.map_external(call, layout, &mut answer),
+            uvm::UVM_UNMAP_EXTERNAL => self.unmap_external(call, layout, &mut answer),
+            uvm::UVM_FREE => self.free_range(call, layout, &mut answer),
+            uvm::UVM_ALLOC_SEMAPHORE_POOL => self.semaphore_pool(call, layout, &mut answer),
             uvm::UVM_DEINITIALIZE => return answer,
-            _ => (size.saturating_sub(8), Err(Status::NOT_SUPPORTED)),
+            _ => Err(Status::NOT_SUPPORTED),
         };
         if result.is_ok() {
-            let length = long(call.params, 8);
             let cost = match call.request {
                 uvm::UVM_MAP_EXTERNAL_ALLOCATION => self.knobs.map_ns,
                 uvm::UVM_UNMAP_EXTERNAL => self.knobs.unmap_ns,
                 _ => 0,
             };
-            answer.due = self.memory_call(now, cost, length);
+            if cost > 0 {
+                answer.due = self.memory_call(now, cost, range(call, layout).1);
+            }
         }
         let status = result.err().unwrap_or(Status::OK);
-        put_word(call.params, status_at, status.0);
+        layout.put_word(call.params, "rmStatus", status.0);
         if !status.is_ok() {
             self.refused(call, 0, 0, call.request as u32, status);
         }
@@ -114,24 +99,26 @@ impl World {
         self.check_client(file, client).map(|_| ())
     }
 
-    fn gpu_of(&self, call: &Call<'_>) -> Result<usize, Status> {
-        let uuid = call
-            .params
-            .first_chunk::<16>()
-            .ok_or(Status::INVALID_ARGUMENT)?;
+    fn gpu_of(&self, call: &Call<'_>, layout: &Struct<'_>) -> Result<usize, Status> {
+        // Both names are in use.
+        let field = ["gpuUuid", "gpu_uuid"].into_iter();
+        let mut field = field.filter(|name| layout.fields.contains_key(name));
+        let at = layout.at(field.next().ok_or(Status::INVALID_ARGUMENT)?);
+        let uuid = call.params.get(at..).and_then(<[u8]>::first_chunk);
+        let uuid = uuid.ok_or(Status::INVALID_ARGUMENT)?;
         self.gpu_of_uuid(*uuid).ok_or(Status::OBJECT_NOT_FOUND)
     }
 
-    fn register_gpu(&mut self, call: &Call<'_>) -> Result<(), Status> {
-        let gpu = self.gpu_of(call)?;
+    fn register_gpu(&mut self, call: &Call<'_>, layout: &Struct<'_>) -> Result<(), Status> {
+        let gpu = self.gpu_of(call, layout)?;
         if let Some(space) = self.space(call) {
             space.gpus.insert(gpu);
         }
         Ok(())
     }
 
-    fn check_gpu(&mut self, call: &Call<'_>) -> Result<usize, Status> {
-        let gpu = self.gpu_of(call)?;
+    fn check_gpu(&mut self, call: &Call<'_>, layout: &Struct<'_>) -> Result<usize, Status> {
+        let gpu = self.gpu_of(call, layout)?;
         let known = self
             .space(call)
             .is_some_and(|space| space.gpus.contains(&gpu));
@@ -142,27 +129,27 @@ impl World {
         }
     }
 
-    fn register_vaspace(&mut self, call: &Call<'_>) -> Result<(), Status> {
-        self.check_gpu(call)?;
-        let params =
-            get::<uvm::UvmRegisterGpuVaspace>(call.params).ok_or(Status::INVALID_ARGUMENT)?;
-        self.check_named(call, params.h_client)?;
-        let object = self.object(params.h_client, params.h_va_space);
+    fn register_vaspace(&mut self, call: &Call<'_>, layout: &Struct<'_>) -> Result<(), Status> {
+        self.check_gpu(call, layout)?;
+        let client = layout.word(call.params, "hClient");
+        let vaspace = layout.word(call.params, "hVaSpace");
+        self.check_named(call, client)?;
+        let object = self.object(client, vaspace);
         if !object.is_some_and(|o| matches!(o.body, Body::Vaspace { .. })) {
             return Err(Status::INVALID_OBJECT_HANDLE);
         }
         if let Some(space) = self.space(call) {
-            space.vaspaces.insert((params.h_client, params.h_va_space));
+            space.vaspaces.insert((client, vaspace));
         }
         Ok(())
     }
 
-    fn register_channel(&mut self, call: &Call<'_>) -> Result<(), Status> {
-        let gpu = self.check_gpu(call)?;
-        let params = get::<uvm::UvmRegisterChannel>(call.params).ok_or(Status::INVALID_ARGUMENT)?;
-        self.check_named(call, params.h_client)?;
+    fn register_channel(&mut self, call: &Call<'_>, layout: &Struct<'_>) -> Result<(), Status> {
+        let gpu = self.check_gpu(call, layout)?;
+        let client = layout.word(call.params, "hClient");
+        self.check_named(call, client)?;
         let key = self
-            .channel_key(params.h_client, params.h_channel)
+            .channel_key(client, layout.word(call.params, "hChannel"))
             .ok_or(Status::INVALID_OBJECT_HANDLE)?;
         match self.channels.get_mut(&key) {
             Some(channel) if channel.gpu != gpu => Err(Status::INVALID_CHANNEL),
@@ -175,8 +162,9 @@ impl World {
         }
     }
 
-    fn unregister_channel(&mut self, call: &Call<'_>, at: usize) -> Result<(), Status> {
-        let (client, channel) = (word(call.params, at), word(call.params, at + 4));
+    fn unregister_channel(&mut self, call: &Call<'_>, layout: &Struct<'_>) -> Result<(), Status> {
+        let client = layout.word(call.params, "hClient");
+        let channel = layout.word(call.params, "hChannel");
         let key = self
             .channel_key(client, channel)
             .ok_or(Status::INVALID_CHANNEL)?;
@@ -189,10 +177,8 @@ impl World {
         }
     }
 
-    fn create_range(&mut self, call: &Call<'_>) -> Result<(), Status> {
-        let params =
-            get::<uvm::UvmCreateExternalRange>(call.params).ok_or(Status::INVALID_ARGUMENT)?;
-        let (base, length) = (params.base, params.length);
+    fn create_range(&mut self, call: &Call<'_>, layout: &Struct<'_>) -> Result<(), Status> {
+        let (base, length) = range(call, layout);
         let end = base.checked_add(length).ok_or(Status::INVALID_ADDRESS)?;
         if length == 0 || !base.is_multiple_of(4096) || !length.is_multiple_of(4096) {
             return Err(Status::INVALID_ADDRESS);
@@ -220,12 +206,16 @@ impl World {
         })
     }
 
-    fn map_external(&mut self, call: &Call<'_>, answer: &mut Answer) -> Result<(), Status> {
-        let size = call.params.len();
-        let (base, length) = (long(call.params, 0), long(call.params, 8));
-        let offset = long(call.params, 16);
-        let client = word(call.params, size - 12);
-        let handle = word(call.params, size - 8);
+    fn map_external(
+        &mut self,
+        call: &Call<'_>,
+        layout: &Struct<'_>,
+        answer: &mut Answer,
+    ) -> Result<(), Status> {
+        let (base, length) = range(call, layout);
+        let offset = layout.long(call.params, "offset");
+        let client = layout.word(call.params, "hClient");
+        let handle = layout.word(call.params, "hMemory");
         self.check_named(call, client)?;
         if length == 0 || !self.range_around(call, base, length) {
             return Err(Status::INVALID_ADDRESS);
@@ -261,9 +251,14 @@ impl World {
     }
 
     /// A range of its own with system memory mapped over it.
-    fn semaphore_pool(&mut self, call: &Call<'_>, answer: &mut Answer) -> Result<(), Status> {
-        let (base, length) = (long(call.params, 0), long(call.params, 8));
-        self.create_range(call)?;
+    fn semaphore_pool(
+        &mut self,
+        call: &Call<'_>,
+        layout: &Struct<'_>,
+        answer: &mut Answer,
+    ) -> Result<(), Status> {
+        let (base, length) = range(call, layout);
+        self.create_range(call, layout)?;
         let Ok(id) = self.memory.allocate_system(length) else {
             if let Some(space) = self.space(call) {
                 space.ranges.remove(&base);
@@ -354,21 +349,30 @@ impl World {
         });
     }
 
-    fn unmap_external(&mut self, call: &Call<'_>, answer: &mut Answer) -> Result<(), Status> {
-        let params = get::<uvm::UvmUnmapExternal>(call.params).ok_or(Status::INVALID_ARGUMENT)?;
-        if params.length == 0 || !self.range_around(call, params.base, params.length) {
+    fn unmap_external(
+        &mut self,
+        call: &Call<'_>,
+        layout: &Struct<'_>,
+        answer: &mut Answer,
+    ) -> Result<(), Status> {
+        let (base, length) = range(call, layout);
+        if length == 0 || !self.range_around(call, base, length) {
             return Err(Status::INVALID_ADDRESS);
         }
-        let gpu = self.gpu_of_uuid(params.gpu_uuid).unwrap_or(0);
-        self.drop_maps(call, params.base, params.length);
-        let range = (params.base, params.length);
-        self.record_mapping(call, Kind::Unmap, gpu, range, false);
-        *answer = Answer::at(call.now).order(Order::Unmap, params.base, params.length, 0);
+        let gpu = self.gpu_of(call, layout).unwrap_or(0);
+        self.drop_maps(call, base, length);
+        self.record_mapping(call, Kind::Unmap, gpu, (base, length), false);
+        *answer = Answer::at(call.now).order(Order::Unmap, base, length, 0);
         Ok(())
     }
 
-    fn free_range(&mut self, call: &Call<'_>, answer: &mut Answer) -> Result<(), Status> {
-        let base = long(call.params, 0);
+    fn free_range(
+        &mut self,
+        call: &Call<'_>,
+        layout: &Struct<'_>,
+        answer: &mut Answer,
+    ) -> Result<(), Status> {
+        let base = layout.long(call.params, "base");
         let space = self.space(call).ok_or(Status::INVALID_STATE)?;
         let length = space.ranges.remove(&base).ok_or(Status::INVALID_ADDRESS)?;
         if self.drop_maps(call, base, length) {
@@ -379,4 +383,8 @@ impl World {
     }
 }
 
-const _: () = assert!(size_of::<uvm::UvmFree>() == 24);
+/// The addresses that the parameters name: first and number of bytes.
+fn range(call: &Call<'_>, layout: &Struct<'_>) -> (u64, u64) {
+    let long = |field| layout.long(call.params, field);
+    (long("base"), long("length"))
+}

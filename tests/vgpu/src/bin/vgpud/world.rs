@@ -9,8 +9,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use tidegate_abi::rm::{self, Branch, Status};
+use tidegate_abi::rm;
 use tidegate_device::{ChannelId, Config, Gpu, Locks, TsgId};
+use tidegate_vgpu::facts::{Driver, Status};
 use tidegate_vgpu::history::{Kind, Record, Writer};
 use tidegate_vgpu::ring::{Entry, USERMODE_BYTES};
 use tidegate_vgpu::wire::Node;
@@ -169,8 +170,8 @@ pub(crate) struct GpuSide {
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) gpus: usize,
-    pub(crate) version: String,
-    pub(crate) branch: Branch,
+    /// What is played: sizes, layouts, privileges, locks.
+    pub(crate) driver: &'static Driver<'static>,
     pub(crate) memory_bytes: u64,
     pub(crate) seed: u64,
     pub(crate) knobs: Knobs,
