@@ -189,6 +189,28 @@ fn a_handle_that_is_reused_belongs_to_who_has_it_now_whatever_was_claimed_before
     honest.only_disabled(&[owned_by]);
 }
 
+/// Every program that starts CUDA asks the driver's version, of which the driver then has one answer for
+/// any client that exists, on any file: no proof may rest on it.
+#[test]
+fn a_claim_of_the_engines_client_is_refused_though_the_driver_answers_for_it_from_its_cache() {
+    let mut honest = Honest::new();
+    let mut owner = Peer::attached(&honest.node, "online", "");
+    let (engine, channels) = owner.channels(0, 2);
+    owner.ask("idle 0");
+    let list: Vec<String> = channels.iter().map(|c| format!("{c:#x}")).collect();
+    let mut liar = Peer::attached(&honest.node, "offline", "liar");
+    assert_eq!(owner.ask(&format!("version {engine:#x}")), "status 0x0");
+    assert_eq!(liar.ask(&format!("version {engine:#x}")), "status 0x0");
+    let refused = counter(&honest.node, "foreign_claims");
+    liar.ask(&format!("report 0 {engine:#x} {}", list.join(" ")));
+    wait_so("the claim's refusal", || {
+        counter(&honest.node, "foreign_claims") > refused
+    });
+    honest.turns(3);
+    honest.only_disabled(&[]);
+    assert_eq!(disabled(&honest.node, engine), [false, false]);
+}
+
 #[test]
 fn a_client_freed_without_a_word_spoils_only_its_own_jobs_disables() {
     let mut honest = Honest::new();

@@ -2,7 +2,8 @@
 //!
 //! Three facts of the driver shape this file. RM answers in the struct's `status` while `ioctl`
 //! itself returns 0. A call is only accepted for a client that was created on the same open file, and
-//! root does not change that ([`ControlFile::owns`] turns this into a proof of ownership). Two calls on
+//! root does not change that; [`ControlFile::owns`] turns this into a proof of ownership, by a control
+//! that the driver never answers from its cache, because that is asked first. Two calls on
 //! one client serialise even for different GPUs, so there is one [`Subdevice`], with its own file and
 //! client, per GPU.
 
@@ -273,20 +274,20 @@ impl ControlFile {
         Ok(call.h_object_new)
     }
 
-    /// Makes a client on this file.
-    fn root(&self) -> Result<u32> {
-        self.alloc::<()>((0, 0, 0), (NV01_ROOT_CLIENT, "a client"), None)
-    }
-
-    /// Whether `client` was created on this very open file.
-    ///
-    /// The call asks the client object itself for the build version, which RM answers only on the
-    /// client's own file; any other gets `INVALID_CLIENT`. It must not be a null control (`cmd` 0):
-    /// RM answers that with success before it looks at the client.
+    /// Makes a client on this file, which lives as long as the file.
     ///
     /// # Errors
-    /// When the driver neither accepts nor says `INVALID_CLIENT`.
-    pub fn owns(&self, client: u32) -> Result<bool> {
+    /// When the driver refuses.
+    pub fn client(&self) -> Result<u32> {
+        self.root()
+    }
+
+    /// Has the driver cache its build version, as every program does that starts CUDA: by the control
+    /// that [`Self::owns`] must not ask.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn prime(&self, client: u32) -> Result<()> {
         let mut strings = [[0_u8; 256]; 3];
         let [driver, version, title] = strings.each_mut().map(|text| text.as_mut_ptr() as u64);
         let mut parameters = rm::BuildVersion {
@@ -296,11 +297,40 @@ impl ControlFile {
             p_title_buffer: title,
             ..rm::BuildVersion::default()
         };
-        let answer = self.control(
+        self.control(
             (client, client),
             (
                 rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION,
                 "SYSTEM_GET_BUILD_VERSION",
+            ),
+            &mut parameters,
+        )
+    }
+
+    /// Makes a client on this file.
+    fn root(&self) -> Result<u32> {
+        self.alloc::<()>((0, 0, 0), (NV01_ROOT_CLIENT, "a client"), None)
+    }
+
+    /// Whether `client` was created on this very open file.
+    ///
+    /// The call asks the client object itself which GPUs are attached, which RM answers only on the
+    /// client's own file; any other gets `INVALID_CLIENT`. It must not be a null control (`cmd` 0), which
+    /// RM answers with success before it looks at the client, nor one whose answer RM caches, such as
+    /// the build version: once anybody has asked for that, every client that exists is answered on every
+    /// file. Of this one no version of the driver caches anything.
+    ///
+    /// # Errors
+    /// When the driver neither accepts nor says `INVALID_CLIENT`.
+    pub fn owns(&self, client: u32) -> Result<bool> {
+        let mut parameters = rm::AttachedIds {
+            gpu_ids: [rm::INVALID_GPU_ID; rm::MAX_GPUS],
+        };
+        let answer = self.control(
+            (client, client),
+            (
+                rm::NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS,
+                "GPU_GET_ATTACHED_IDS",
             ),
             &mut parameters,
         );
@@ -318,7 +348,7 @@ impl ControlFile {
     /// exists. What the driver answers in any other way counts as existing.
     #[must_use]
     pub fn exists(&self, client: u32) -> bool {
-        let cmd = rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION;
+        let cmd = rm::NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS;
         let asked = self.control((client, client), (cmd, "a wrong size"), &mut ());
         let status = asked.err().and_then(|error| error.status());
         !status.is_some_and(says_no_such_client)

@@ -362,6 +362,45 @@ fn controls_are_checked_for_existence_then_size_then_owner_then_object() {
 }
 
 #[test]
+fn the_version_is_answered_for_every_client_that_exists_once_anybody_has_asked() {
+    for version in ["535.54.03", "580.95.05", "595.45.04"] {
+        let driver = facts::of(version).unwrap();
+        let asked = rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION;
+        let carried = match driver.controls[&asked].state {
+            facts::State::Converted(to) => to,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(driver.controls[&carried].cache, Cache::ByCommand);
+        let device = Device::start(&["--driver", version]);
+        let (mine, other) = (device.open(Node::Ctl), device.open(Node::Ctl));
+        let (client, missing) = (mine.root(), 0xdead_beef);
+        // Cold, it is a control like any other.
+        for foreign in [client, missing] {
+            assert_eq!(other.build_version(foreign).0, Status::INVALID_CLIENT);
+        }
+        let whole = &mut vec![0; driver.controls[&asked].size][..];
+        let object = mine.control_raw(client, 0x77, asked, whole);
+        assert_eq!(object, Status::OBJECT_NOT_FOUND);
+        // No size is compared; what is copied last has to be there.
+        let unread = mine.control_raw(client, client, asked, &mut []);
+        assert_eq!(unread, Status::INVALID_ARGUMENT);
+        // That was enough.
+        for file in [&mine, &other] {
+            let answer = file.build_version(client);
+            assert_eq!(answer, (Status::OK, version.to_owned()));
+            assert_eq!(file.control_raw(client, 0x77, asked, whole), Status::OK);
+            assert_eq!(file.build_version(missing).0, Status::INVALID_CLIENT);
+        }
+        assert_eq!(other.attached(client), Status::INVALID_CLIENT);
+        let mut whole = vec![0; driver.controls[&carried].size];
+        let direct = other.control_raw(client, 0x77, carried, &mut whole);
+        assert_eq!(direct, Status::OK);
+        let at = driver.field(driver.controls[&carried].params, "driverVersionBuffer");
+        assert!(whole[at.unwrap().offset..].starts_with(version.as_bytes()));
+    }
+}
+
+#[test]
 fn a_gpu_nobody_attached_has_no_device_and_the_instance_is_not_the_minor() {
     let device = Device::start(&["--gpus", "2"]);
     let ctl = device.open(Node::Ctl);

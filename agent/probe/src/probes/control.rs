@@ -7,6 +7,7 @@ use crate::message::Wait;
 use crate::subject::Way;
 use std::time::Duration;
 use tidegate_agent::latency::Latencies;
+use tidegate_agent::rm::{ControlFile, Owner};
 
 /// Blocks of 256 threads that fill a GPU of 132 multiprocessors once: what a disable has to save is then
 /// there.
@@ -17,7 +18,32 @@ pub(super) fn foreign(bench: &Bench) -> anyhow::Result<Ending> {
 }
 
 pub(super) fn owners_file(bench: &Bench) -> anyhow::Result<Ending> {
+    if let Some(wrong) = strangers(bench)? {
+        return Ok(fail(wrong));
+    }
     by(bench, Way::OwnersFile, 200)
+}
+
+/// What is wrong with the proof of who owns a client: it has to say no to a stranger also once the driver
+/// has its version cached, and would answer that for every client that exists.
+fn strangers(bench: &Bench) -> anyhow::Result<Option<String>> {
+    let subject = bench.subject(Way::OwnersFile.level(), Wait::Spin, Way::OwnersFile)?;
+    let theirs = subject.owners_file()?;
+    let (their_client, mine) = (subject.own().client, ControlFile::open()?);
+    let my_client = mine.client()?;
+    mine.prime(my_client)?;
+    theirs.prime(their_client)?;
+    let answers = [
+        ("mine of mine", mine.owner(my_client)?, Owner::Own),
+        ("theirs of theirs", theirs.owner(their_client)?, Owner::Own),
+        ("mine of theirs", mine.owner(their_client)?, Owner::Foreign),
+        ("theirs of mine", theirs.owner(my_client)?, Owner::Foreign),
+        ("mine of nobody's", mine.owner(0xdead_beef)?, Owner::Nobody),
+    ];
+    let wrong = answers.iter().find(|(_, answer, right)| answer != right);
+    Ok(wrong.map(|(asked, answer, right)| {
+        format!("the proof answers {asked} client {answer:?}, not {right:?}")
+    }))
 }
 
 pub(super) fn inside(bench: &Bench) -> anyhow::Result<Ending> {

@@ -109,6 +109,8 @@ impl Peer {
                 rm::free(&*self.control()?, client, object)?;
                 Ok(String::new())
             }
+            "version" => rm::build_version(&*self.control()?, number(words, 0)?)
+                .map(|status| format!("status {status:#x}")),
             "report" => self.report(words),
             "gone" => {
                 let client = number(words, 0)?;

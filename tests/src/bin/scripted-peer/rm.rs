@@ -155,6 +155,21 @@ pub fn make(file: &OwnedFd, gpu: u32, count: u32, wanted: u32) -> Result<Objects
     })
 }
 
+/// The control by which programs ask the driver's version, whose answer it caches; RM's status.
+pub fn build_version(file: &OwnedFd, client: u32) -> Result<u32> {
+    let mut strings = [[0_u8; 64]; 3];
+    let [driver, version, title] = strings.each_mut().map(|text| text.as_mut_ptr() as u64);
+    let mut p = rm::BuildVersion {
+        size_of_strings: 64,
+        p_driver_version_buffer: driver,
+        p_version_buffer: version,
+        p_title_buffer: title,
+        ..rm::BuildVersion::default()
+    };
+    let cmd = rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION;
+    control(file, client, client, cmd, &mut p)
+}
+
 /// `GPFIFO_SCHEDULE` of a TSG; RM's status.
 pub fn schedule(file: &OwnedFd, client: u32, tsg: u32) -> Result<u32> {
     let mut p = [0_u8; rm::Branch::B580.schedule_size()];

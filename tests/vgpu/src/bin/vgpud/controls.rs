@@ -1,14 +1,16 @@
 //! `NV_ESC_RM_CONTROL`: the controls that real programs and the agent use.
 //!
 //! The order of checks is the driver's (`_rmapiRmControl`): a null control succeeds before anything is
-//! looked at (so it proves nothing about the client); a client that does not exist is 0x23; then the
-//! size (0x1f), so that a wrong one tells whether a client exists, whoever owns it; then the strict
-//! client check (0x23 as well); then the object (0x57); then whether its class has the control (0x56);
-//! then who may make it (0x1b). Sizes, classes, privileges and locks are those of the version played.
+//! looked at (so it proves nothing about the client); a client that does not exist is 0x23; then, for a
+//! control of which one answer is cached for the whole system, that answer, if anybody has ever asked:
+//! it proves no more than that the client exists; then the size (0x1f), so that a wrong one tells whether
+//! a client exists, whoever owns it; then the strict client check (0x23 as well); then the object (0x57);
+//! then whether its class has the control (0x56); then who may make it (0x1b). Sizes, classes,
+//! privileges, caching and locks are those of the version played.
 
 use tidegate_abi::rm;
 use tidegate_device::{ApiLock, ChannelId, Eviction, GpuLock, Needs, TsgId};
-use tidegate_vgpu::facts::{Api, Control, Privilege, State, Status};
+use tidegate_vgpu::facts::{Api, Cache, Control, Privilege, State, Status, Struct};
 use tidegate_vgpu::history::{Kind, Record};
 
 use crate::call::{Answer, Call, put_word, word};
@@ -84,6 +86,18 @@ impl World {
         if !self.clients.contains_key(&client) {
             return Err(Status::INVALID_CLIENT);
         }
+        // The caller's own struct is filled in last.
+        let own = asked.map_or(0, |control| control.size);
+        let short = converted.is_some() && call.nested.len() < own;
+        let filled = if short {
+            Err(Status::INVALID_ARGUMENT)
+        } else {
+            Ok(())
+        };
+        if let Some(control) = carried.filter(|control| self.cached.contains(control.name)) {
+            self.build_version(call, header, self.layout(control.params), answer);
+            return filled;
+        }
         // What is converted gets parameters of the right size from the driver itself.
         let wrong = |control: &Control<'_>| stated != control.size || call.nested.len() != stated;
         if converted.is_none() && carried.is_some_and(wrong) {
@@ -108,12 +122,27 @@ impl World {
             return Err(status);
         }
         self.carry_out(call, header, carried, answer)?;
-        // The caller's own struct is filled in last.
-        let own = asked.map_or(0, |control| control.size);
-        if converted.is_some() && call.nested.len() < own {
-            return Err(Status::INVALID_ARGUMENT);
+        if carried.cache == Cache::ByCommand {
+            self.cached.insert(carried.name);
         }
-        Ok(())
+        filled
+    }
+
+    /// The one control here whose answer is cached by command.
+    fn build_version(
+        &self,
+        call: &mut Call<'_>,
+        header: Header,
+        layout: &Struct<'_>,
+        answer: &mut Answer,
+    ) {
+        let version = self.setup.driver.version.as_bytes();
+        let length = version.len().min(answer.reply.text.len() - 1);
+        answer.reply.text[..length].copy_from_slice(&version[..length]);
+        if header.cmd != rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION {
+            call.nested.fill(0);
+            layout.put(call.nested, "driverVersionBuffer", version);
+        }
     }
 
     /// A control that passed every check of its caller.
@@ -124,12 +153,7 @@ impl World {
         control: &Control<'_>,
         answer: &mut Answer,
     ) -> Result<(), Status> {
-        let Header {
-            client,
-            object,
-            cmd,
-            ..
-        } = header;
+        let Header { client, object, .. } = header;
         match control.name {
             "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS" => {
                 return self.disable_channels(call, header, answer);
@@ -153,13 +177,7 @@ impl World {
         let none = self.number("NV0000_CTRL_GPU_INVALID_ID");
         match control.name {
             "NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION_V2" => {
-                let version = self.setup.driver.version.as_bytes();
-                let length = version.len().min(63);
-                answer.reply.text[..length].copy_from_slice(&version[..length]);
-                if cmd != rm::NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION {
-                    call.nested.fill(0);
-                    layout.put(call.nested, "driverVersionBuffer", version);
-                }
+                self.build_version(call, header, layout, answer);
             }
             "NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS" => {
                 let attached = self.gpus.iter().filter(|gpu| gpu.attached > 0);

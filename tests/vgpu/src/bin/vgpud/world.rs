@@ -203,6 +203,8 @@ pub(crate) struct World {
     pub(crate) rng: tidegate_device::Rng,
     /// When the engine thread looks again by itself.
     pub(crate) engine_until: Option<u64>,
+    /// Controls whose one answer for the whole system the driver has cached, by name.
+    pub(crate) cached: BTreeSet<&'static str>,
 }
 
 impl World {
@@ -250,6 +252,7 @@ impl World {
             history: Writer::create(dir)?,
             rng: tidegate_device::Rng::new(setup.seed ^ 0x6b6e_6f62),
             engine_until: None,
+            cached: BTreeSet::new(),
             setup,
         })
     }
