@@ -456,7 +456,7 @@ fn a_forced_level_that_does_not_work_is_an_error() {
 
 #[test]
 fn a_driver_of_a_known_branch_runs_with_a_note_when_its_version_was_not_tested() {
-    let node = Node::new(&["--driver", "580.142"], FIXED);
+    let node = Node::new(&["--driver", "580.159.04"], FIXED);
     let seen = status(&node);
     assert_eq!(seen["level"], "l1_agent");
     let note = seen["driver_note"].as_str().expect("a text");

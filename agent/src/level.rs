@@ -8,13 +8,30 @@ use crate::config::{Level, LevelChoice, Method};
 use crate::rm::Driver;
 use tidegate_abi::rm::Branch;
 
-/// Versions whose headers the layouts were printed from. Others of the same branch run with a note.
-const TESTED: [&str; 5] = [
+/// Versions whose headers the layouts were compared with. Others of the same branch run with a note.
+const TESTED: [&str; 13] = [
+    "535.54.03",
     "535.288.01",
+    "550.54.14",
     "550.163.01",
+    "570.86.15",
     "570.211.01",
+    "575.51.02",
+    "575.64.05",
+    "580.65.06",
     "580.95.05",
+    "580.142",
+    "590.48.01",
     "595.45.04",
+];
+
+/// Branches that are known by name only, with what other projects' tables say of them.
+const NOT_READ: [(&str, &str); 2] = [
+    (
+        "610",
+        "channel parameters have gained a field in their middle and UVM has lost its range groups",
+    ),
+    ("615", "it follows 610, whose layouts differ"),
 ];
 
 /// The level in force and why not a better one.
@@ -61,7 +78,12 @@ pub fn driver_note(driver: &Driver) -> String {
 pub fn version_note(version: &str) -> String {
     match Branch::of_version(version) {
         None => {
-            format!("driver {version} is of no known branch: its channels are not touched")
+            let branch = version.split('.').next().unwrap_or_default();
+            let known = NOT_READ.iter().find(|(other, _)| *other == branch);
+            let why = known.map_or_else(String::new, |(_, what)| {
+                format!(" (of {branch} no layout was verified: {what})")
+            });
+            format!("driver {version} is of no known branch: its channels are not touched{why}")
         }
         Some(branch) if !TESTED.contains(&version) => format!(
             "driver {version} is of the known branch {}, but not a version that was tested",
@@ -159,6 +181,12 @@ mod tests {
         let forced = LevelChoice::Forced(Level::L1);
         assert!(choose(forced, &unknown, |_| Ok(Method::Disable)).is_err());
         assert!(driver_note(&unknown).contains("no known branch"));
+        for (version, said) in [("610.43.02", "of 610 no"), ("615.36", "of 615 no")] {
+            let unknown = driver(version);
+            assert_eq!(unknown.branch, None, "{version}");
+            assert!(driver_note(&unknown).contains(said), "{version}");
+        }
+        assert!(!driver_note(&driver("999.1")).contains("verified"));
     }
 
     #[test]
@@ -180,8 +208,10 @@ mod tests {
 
     #[test]
     fn a_known_branch_with_an_untested_version_runs_with_a_note() {
-        assert_eq!(driver_note(&driver("580.95.05")), "");
-        let other = driver("580.142");
+        for tested in ["580.95.05", "535.54.03", "575.64.05", "590.48.01"] {
+            assert_eq!(driver_note(&driver(tested)), "");
+        }
+        let other = driver("580.159.04");
         assert!(driver_note(&other).contains("not a version that was tested"));
         let choice =
             choose(LevelChoice::Auto, &other, |_| Ok(Method::Disable)).expect("known branch");

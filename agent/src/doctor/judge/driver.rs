@@ -5,6 +5,7 @@ use crate::config::Level;
 use crate::doctor::Check;
 use crate::doctor::facts::Found;
 use crate::level::{self, Choice};
+use tidegate_abi::rm::Branch;
 use tidegate_driver_patch::{State, branches};
 use tidegate_proto::v1;
 
@@ -87,7 +88,7 @@ fn version(view: &View<'_>) -> Check {
         )
     } else if note.is_empty() {
         Check::pass(ID, found)
-    } else if branches::of_version(version).is_some() {
+    } else if Branch::of_version(version).is_some() {
         Check::warn(ID, format!("{found}; {note}"))
             .remedy("none, if channel-level is well: each agent tries the control before it serves")
     } else {
@@ -355,7 +356,7 @@ mod tests {
             })
         };
         assert_eq!(with("580.95.05").0, Pass);
-        let (result, text) = with("580.142");
+        let (result, text) = with("580.159.04");
         assert_eq!(result, Warn);
         assert!(text.contains("not a version that was tested"), "{text}");
         assert!(text.contains("tries the control"), "{text}");
