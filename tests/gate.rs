@@ -1,7 +1,9 @@
 //! Offline work stops when online work begins and resumes, exactly, after a cooldown.
 
-use tidegate_tests::{Node, Offline, Online, TRUSTING, wait_for, watch};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, personality, wait_for, watch};
+use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::{self, Kind, Record};
+use tidegate_vgpu::personality::Personality;
 
 /// The engine that runs kernels, as the history names it.
 const GRAPHICS: u64 = tidegate_abi::class::ENGINE_TYPE_GR0 as u64;
@@ -20,19 +22,16 @@ fn of(records: &[Record], pid: u32, kind: Kind) -> Vec<Record> {
 }
 
 /// Offline stops for the `kernels` that `commands` have online launch behind a hold, and resumes a cooldown
-/// after the last of them ended on the device.
+/// after the last of them ended on the device. Where the firmware lets a kernel that runs go on to its end,
+/// it is stopped from that end on: the device's history says when that was.
 #[track_caller]
-fn offline_stops_for(commands: &[&str], kernels: usize) {
-    let node = Node::new(
-        &["--gpus", "1"],
-        &format!("{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n"),
-    );
-    let mut offline = Offline::start(&node, 5_000_000, &[0]);
+fn offline_stops_for(node: &Node, commands: &[&str], kernels: usize) {
+    let mut offline = Offline::start(node, 5_000_000, &[0]);
     offline.running();
     let pid = offline.process.pid();
-    let mut online = Online::start(&node, 0);
+    let mut online = Online::start(node, 0);
     // A process that has just attached counts as busy: its own edge comes first.
-    watch::wait_open(&node, 0, online.process.pid());
+    watch::wait_open(node, 0, online.process.pid());
     let begun = tidegate_tests::monotonic_ns();
     for command in commands {
         online.say(command);
@@ -40,20 +39,27 @@ fn offline_stops_for(commands: &[&str], kernels: usize) {
     let worker = online.process.pid();
 
     // The burst's busy edge disables every channel of the offline program.
-    let stopped = wait_for("the disable in the device's history", || {
-        of(&history(&node), pid, Kind::DisableEnd)
+    let stopped = wait_for("the disables in the device's history", || {
+        let records = history(node);
+        let last = |up: Record| {
+            let mut ends = of(&records, pid, Kind::DisableEnd).into_iter();
+            ends.find(|r| r.at_ns > begun && (r.client, r.object) == (up.client, up.object))
+        };
+        let all: Option<Vec<Record>> = of(&records, pid, Kind::ChannelUp)
             .into_iter()
-            .find(|r| r.at_ns > begun)
+            .map(last)
+            .collect();
+        all?.into_iter().max_by_key(|r| r.at_ns)
     });
     online.say("release");
     let enabled = wait_for("the enable after the cooldown", || {
-        of(&history(&node), pid, Kind::EnableEnd)
+        of(&history(node), pid, Kind::EnableEnd)
             .into_iter()
             .find(|r| r.at_ns > stopped.at_ns)
     });
     // By the device's time: the program may learn of its end long after it.
     let done = wait_for("the end of the online work", || {
-        let ended = of(&history(&node), worker, Kind::KernelEnd);
+        let ended = of(&history(node), worker, Kind::KernelEnd);
         (ended.len() >= kernels).then(|| ended.last().map(|r| r.at_ns))?
     });
     assert!(
@@ -62,7 +68,7 @@ fn offline_stops_for(commands: &[&str], kernels: usize) {
         enabled.at_ns
     );
     // Nothing of it ran in between.
-    let ran: Vec<Record> = of(&history(&node), pid, Kind::TsgRun)
+    let ran: Vec<Record> = of(&history(node), pid, Kind::TsgRun)
         .into_iter()
         .filter(|r| r.value == GRAPHICS && r.at_ns > stopped.at_ns && r.at_ns < enabled.at_ns)
         .collect();
@@ -71,23 +77,94 @@ fn offline_stops_for(commands: &[&str], kernels: usize) {
         "offline ran while its channels were disabled: {ran:?}"
     );
     wait_for("offline work after the enable", || {
-        of(&history(&node), pid, Kind::KernelEnd)
+        of(&history(node), pid, Kind::KernelEnd)
             .into_iter()
             .find(|r| r.at_ns > enabled.at_ns)
     });
     // Each kernel that began finished, and counted once.
     let counted = offline.stop();
-    let records = history(&node);
+    let records = history(node);
     let ended = of(&records, pid, Kind::KernelEnd).len() as u64;
     assert_eq!(counted, ended, "kernels lost or run twice by a preemption");
 }
 
+const COOLDOWN: &str = "[gate]\ncooldown = \"20ms\"\n";
+
+fn plain() -> Node {
+    Node::new(&["--gpus", "1"], &format!("{TRUSTING}\n{COOLDOWN}"))
+}
+
 #[test]
 fn offline_stops_for_a_burst_and_resumes_where_it_was() {
-    offline_stops_for(&["hold", "launch 20 3000000"], 21);
+    offline_stops_for(&plain(), &["hold", "launch 20 3000000"], 21);
 }
 
 #[test]
 fn work_on_a_stream_that_was_destroyed_under_it_keeps_offline_stopped_to_its_end() {
-    offline_stops_for(&["orphan"], 1);
+    offline_stops_for(&plain(), &["orphan"], 1);
+}
+
+/// By the method that the self-test finds there (`selftest.rs`).
+fn on(personality: Personality) -> Node {
+    let config = format!("{TRUSTING}\n{COOLDOWN}{}", personality::forced(personality));
+    Node::new(&["--personality", personality.name()], &config)
+}
+
+#[track_caller]
+fn offline_stops_on(personality: Personality) {
+    let node = on(personality);
+    offline_stops_for(&node, &["hold", "launch 20 3000000"], 21);
+}
+
+#[test]
+fn offline_stops_on_firmware_that_needs_a_restart_of_the_runlist() {
+    offline_stops_on(Personality::Restart);
+}
+
+#[test]
+fn offline_stops_on_firmware_that_needs_a_preemption() {
+    offline_stops_on(Personality::Preempt);
+}
+
+#[test]
+fn offline_stops_on_firmware_that_refuses_foreign_pairs() {
+    offline_stops_on(Personality::RefusesForeign);
+}
+
+#[test]
+fn offline_stops_on_firmware_that_refuses_a_restart() {
+    offline_stops_on(Personality::RefusesRestart);
+}
+
+#[test]
+fn offline_stops_at_the_end_of_its_kernel_on_firmware_that_waits_for_it() {
+    offline_stops_on(Personality::KernelEnd);
+}
+
+/// No call stops anything there, so what is queued runs out, and no launch passes while online is busy.
+#[test]
+fn offline_launches_nothing_beside_online_on_firmware_that_is_deaf() {
+    let node = on(Personality::Deaf);
+    let mut offline = Offline::start(&node, 5_000_000, &[0]);
+    offline.running();
+    let pid = offline.process.pid();
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    online.say("hold");
+    online.say("launch 20 3000000");
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    wait_for("its queue to run out", || {
+        let channels = device.channels().expect("the device answers");
+        let mut own = channels.iter().filter(|channel| channel.pid == pid);
+        own.all(|channel| channel.queued == 0).then_some(())
+    });
+    let ran = of(&history(&node), pid, Kind::KernelEnd).len();
+    online.say("release");
+    wait_for("offline work after the cooldown", || {
+        (of(&history(&node), pid, Kind::KernelEnd).len() > ran).then_some(())
+    });
+    let counted = offline.stop();
+    let records = history(&node);
+    assert_eq!(counted, of(&records, pid, Kind::KernelEnd).len() as u64);
+    assert!(of(&records, pid, Kind::Fault).is_empty());
 }

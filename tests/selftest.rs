@@ -2,9 +2,11 @@
 //! not believed, and where nothing can be seen status says so.
 
 use serde_json::Value;
+use tidegate_tests::personality::{chosen, device, expected};
 use tidegate_tests::view::status;
 use tidegate_tests::{Node, TRUSTING, built};
 use tidegate_vgpu::control::Control;
+use tidegate_vgpu::personality::Personality;
 
 /// A node whose agents try the levels on work of their own.
 fn node(device: &[&str]) -> Node {
@@ -44,6 +46,66 @@ fn every_level_is_proven_on_every_gpu_once_and_then_remembered() {
     assert!(summary.starts_with("remembered"), "{summary}");
 }
 
+/// The agent finds out what stops work on this firmware, once, and says why nothing better does.
+#[track_caller]
+fn finds_its_method(personality: Personality) {
+    let mut node = device(personality, &[]);
+    node.start_agent(TRUSTING);
+    let seen = status(&node);
+    let wanted = expected(personality);
+    assert_eq!(chosen(&seen), Ok(wanted));
+    let said = |key: &str| seen[key].as_str().unwrap_or_default().to_owned();
+    let goes_on = "goes on";
+    match personality {
+        Personality::Evicts => assert_eq!(said("method_note"), ""),
+        Personality::Restart => assert!(said("method_note").contains(goes_on), "{seen}"),
+        Personality::Preempt => {
+            let note = said("method_note");
+            assert!(note.contains("disable+restart: the driver says"), "{note}");
+            assert!(said("level_note").contains("owner's file only"), "{seen}");
+        }
+        Personality::RefusesRestart => {
+            let note = said("method_note");
+            assert!(note.contains("RESTART_RUNLIST: NOT_SUPPORTED"), "{note}");
+        }
+        Personality::KernelEnd => {
+            assert!(said("method_note").contains("no memory is taken"), "{seen}");
+        }
+        Personality::RefusesForeign => {
+            let note = said("level_note");
+            assert!(note.contains("INSUFFICIENT_PERMISSIONS"), "{note}");
+        }
+        Personality::Deaf => assert!(said("level_note").contains(goes_on), "{seen}"),
+    }
+    if personality == Personality::Deaf {
+        return;
+    }
+    drop(node.agent.take());
+    node.start_agent(TRUSTING);
+    let again = status(&node);
+    assert_eq!(chosen(&again), Ok(wanted));
+    let notes = ["level", "method_note"].map(|key| again[key] == seen[key]);
+    assert_eq!(notes, [true, true], "{again}");
+}
+
+macro_rules! personalities {
+    ($($name:ident $personality:ident)*) => { $(
+        #[test]
+        fn $name() {
+            finds_its_method(Personality::$personality);
+        }
+    )* };
+}
+
+personalities! {
+    firmware_that_evicts_on_a_disable_is_stopped_by_one Evicts
+    firmware_that_evicts_on_a_restart_is_stopped_by_both Restart
+    firmware_that_evicts_on_a_preemption_is_stopped_through_the_owners_file Preempt
+    firmware_that_refuses_restarts_is_stopped_by_a_preemption RefusesRestart
+    firmware_that_waits_for_the_end_of_a_kernel_is_told_apart KernelEnd
+    firmware_that_answers_and_does_nothing_leaves_the_launch_gate Deaf
+}
+
 #[test]
 fn a_disable_that_is_answered_and_stops_nothing_rules_every_channel_level_out() {
     let mut node = node(&["--set", "deaf_disable=1000000"]);
@@ -81,11 +143,27 @@ fn an_enable_that_is_answered_and_resumes_nothing_rules_every_channel_level_out(
 
 #[test]
 fn a_firmware_that_refuses_foreign_pairs_costs_only_the_first_level() {
-    let mut node = node(&["--gpus", "2", "--set", "gsp_foreign=deny_1b"]);
+    let mut node = node(&["--gpus", "2", "--personality", "refuses-foreign"]);
     node.start_agent(TRUSTING);
     let seen = status(&node);
     assert_eq!(found(&seen).0, ["L1 failed", "L2 proven", "L3 proven"]);
     assert_eq!(seen["level"], "l2_owner_file");
+}
+
+#[test]
+fn a_method_that_configuration_names_is_used_or_the_agent_does_not_start() {
+    let mut node = device(Personality::Restart, &[]);
+    let mut forced = node.agent_command();
+    forced.env("TIDEGATE_CHANNEL__METHOD", "disable");
+    forced.env("TIDEGATE_CHANNEL__LEVEL", "L2");
+    let refused = forced.output().expect("it starts");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("goes on"), "{said}");
+    node.start_agent(&format!(
+        "{TRUSTING}[channel]\nmethod = \"disable+restart\"\n"
+    ));
+    assert_eq!(status(&node)["method"], "disable+restart");
 }
 
 /// A host may have the driver's kernel side only, and containers the rest.

@@ -158,6 +158,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         library: config.library.clone(),
         driver_dir: options.device.driver_dir(options.vgpu_shim.as_deref()),
         run_dir: config.run_dir.clone(),
+        methods: config.method,
     };
     let mut self_test = SelfTest::new(&driver, &setting);
     let mps = Mps::of(&options.device);
@@ -169,10 +170,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         if let Some(obstacle) = obstacles.first() {
             return Err(obstacle.to_string());
         }
-        match self_test.outcome(level) {
-            Outcome::Failed(why) => Err(format!("self-test: {why}")),
-            Outcome::Proven | Outcome::CallsOnly => Ok(config.method.first()),
-        }
+        self_test.outcome(level).stop()
     })?;
     let self_test = self_test.report();
     report_self_test(&self_test);
@@ -187,8 +185,8 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         recorder,
         tunables: tunables(config, choice.level),
         level: choice.level,
-        method: choice.method,
-        pool: config.memory.pool,
+        method: choice.stop.method,
+        pool: pool(config, &choice),
         believe_unproven: config.unproven == Unproven::FirstClaim,
         unseen: unseen(&driver, choice.level, &obstacles),
         gpus,
@@ -205,6 +203,8 @@ pub fn run(options: &Options) -> Result<(), AppError> {
             driver_version: driver.version.clone(),
             driver_note: level::driver_note(&driver),
             level_note: choice.note,
+            stop: (choice.level != Level::L5).then_some(choice.stop),
+            stop_note: self_test.why_not_better(choice.level),
             scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
             self_test,
             obstacles,
@@ -309,8 +309,9 @@ fn take_over(journal: &Journal, driver: &Driver) -> Vec<Marked> {
 }
 
 fn report_self_test(report: &selftest::Report) {
-    for (level, outcome) in &report.levels {
-        match outcome {
+    for tried in &report.levels {
+        let level = tried.level;
+        match &tried.outcome {
             Outcome::Failed(why) => tracing::error!(%level, "self-test failed: {why}"),
             found => tracing::info!(%level, "self-test: {found}"),
         }
@@ -318,6 +319,16 @@ fn report_self_test(report: &selftest::Report) {
     if !report.summary.is_empty() {
         tracing::info!("self-test: {}", report.summary);
     }
+}
+
+/// What online and offline share. A kernel that goes on after the driver's word would fault on memory that
+/// is taken from it, so where it may none is.
+fn pool(config: &Config, choice: &Choice) -> u64 {
+    if choice.stop.at_kernel_end && config.memory.pool != 0 {
+        tracing::warn!("work stops at the end of a kernel here: no memory is shared");
+        return 0;
+    }
+    config.memory.pool
 }
 
 /// Whether this process may use SCHED_FIFO, tried on a thread that ends.
@@ -340,7 +351,7 @@ fn issuers(
         let issuer = if matches!(choice.level, Level::L1 | Level::L2) {
             let issuer = issue::start(
                 u32::try_from(index).unwrap_or(u32::MAX),
-                Arc::new(Restarter::open(gpu, driver.branch, choice.method)?),
+                Arc::new(Restarter::open(gpu, driver.branch, choice.stop.method)?),
                 Arc::clone(journal),
                 mailbox.clone(),
                 fifo.then_some(ISSUE_PRIORITY),

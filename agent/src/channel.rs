@@ -264,6 +264,14 @@ impl Restarter {
     }
 }
 
+impl Restarter {
+    /// Whether it has a channel of its own.
+    #[must_use]
+    pub const fn has_channel(&self) -> bool {
+        self.own.is_some()
+    }
+}
+
 impl ChannelControl for Restarter {
     fn set(&self, batch: &Batch, disable: bool) -> Result<(), RmError> {
         self.control.set(batch, disable)

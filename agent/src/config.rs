@@ -303,6 +303,16 @@ impl MethodChoice {
         }
     }
 
+    /// The one that needs most, of those that may be used: a channel of the agent's own.
+    #[must_use]
+    pub fn needs(self) -> Method {
+        if self.allows(Method::Restart) {
+            Method::Restart
+        } else {
+            self.first()
+        }
+    }
+
     /// Whether `method` may be used.
     #[must_use]
     pub fn allows(self, method: Method) -> bool {

@@ -6,6 +6,7 @@
 
 use crate::config::{Level, LevelChoice, Method};
 use crate::rm::Driver;
+use std::fmt;
 use tidegate_abi::rm::Branch;
 
 /// Versions whose headers the layouts were compared with. Others of the same branch run with a note.
@@ -33,6 +34,36 @@ const NOT_READ: [(&str, &str); 2] = [
     ),
     ("615", "it follows 610, whose layouts differ"),
 ];
+/// How a level stops what runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stop {
+    /// The calls.
+    pub method: Method,
+    /// What runs goes on to the end of its kernel.
+    pub at_kernel_end: bool,
+}
+
+impl Stop {
+    /// At once.
+    #[must_use]
+    pub const fn by(method: Method) -> Self {
+        Self {
+            method,
+            at_kernel_end: false,
+        }
+    }
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let when = if self.at_kernel_end {
+            ", at the end of a kernel"
+        } else {
+            ""
+        };
+        write!(f, "{}{when}", self.method)
+    }
+}
 
 /// The level in force and why not a better one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +71,7 @@ pub struct Choice {
     /// The level.
     pub level: Level,
     /// How it stops what runs.
-    pub method: Method,
+    pub stop: Stop,
     /// Empty when nothing is to be said.
     pub note: String,
 }
@@ -100,11 +131,11 @@ pub fn version_note(version: &str) -> String {
 pub fn choose(
     choice: LevelChoice,
     driver: &Driver,
-    mut works: impl FnMut(Level) -> Result<Method, String>,
+    mut works: impl FnMut(Level) -> Result<Stop, String>,
 ) -> Result<Choice, Refused> {
     let mut check = |level: Level| {
         if level == Level::L5 {
-            Ok(Method::default())
+            Ok(Stop::default())
         } else if let Some(why) = &driver.lacks {
             Err(why.clone())
         } else if driver.branch.is_none() {
@@ -115,9 +146,9 @@ pub fn choose(
     };
     match choice {
         LevelChoice::Forced(level) => match check(level) {
-            Ok(method) => Ok(Choice {
+            Ok(stop) => Ok(Choice {
                 level,
-                method,
+                stop,
                 note: "forced by configuration".to_owned(),
             }),
             Err(why) => Err(Refused { level, why }),
@@ -126,10 +157,10 @@ pub fn choose(
             let mut failures = Vec::new();
             for level in [Level::L1, Level::L2, Level::L3] {
                 match check(level) {
-                    Ok(method) => {
+                    Ok(stop) => {
                         return Ok(Choice {
                             level,
-                            method,
+                            stop,
                             note: failures.join("; "),
                         });
                     }
@@ -138,7 +169,7 @@ pub fn choose(
             }
             Ok(Choice {
                 level: Level::L5,
-                method: Method::default(),
+                stop: Stop::default(),
                 note: failures.join("; "),
             })
         }
@@ -165,11 +196,14 @@ mod tests {
             if level == Level::L1 {
                 Err("foreign pairs are refused".to_owned())
             } else {
-                Ok(Method::Preempt)
+                Ok(Stop::by(Method::Preempt))
             }
         });
         let choice = choice.expect("L2 works");
-        assert_eq!((choice.level, choice.method), (Level::L2, Method::Preempt));
+        assert_eq!(
+            (choice.level, choice.stop.method),
+            (Level::L2, Method::Preempt)
+        );
         assert_eq!(choice.note, "L1: foreign pairs are refused");
     }
 
@@ -179,7 +213,7 @@ mod tests {
         let choice = choose(LevelChoice::Auto, &unknown, |_| panic!("nothing is tested"));
         assert_eq!(choice.expect("L5 needs no driver").level, Level::L5);
         let forced = LevelChoice::Forced(Level::L1);
-        assert!(choose(forced, &unknown, |_| Ok(Method::Disable)).is_err());
+        assert!(choose(forced, &unknown, |_| Ok(Stop::default())).is_err());
         assert!(driver_note(&unknown).contains("no known branch"));
         for (version, said) in [("610.43.02", "of 610 no"), ("615.36", "of 615 no")] {
             let unknown = driver(version);
@@ -214,7 +248,7 @@ mod tests {
         let other = driver("580.159.04");
         assert!(driver_note(&other).contains("not a version that was tested"));
         let choice =
-            choose(LevelChoice::Auto, &other, |_| Ok(Method::Disable)).expect("known branch");
+            choose(LevelChoice::Auto, &other, |_| Ok(Stop::default())).expect("known branch");
         assert_eq!(choice.level, Level::L1);
     }
 }

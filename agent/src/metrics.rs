@@ -86,7 +86,7 @@ const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-const FAMILIES: [Family; 32] = [
+const FAMILIES: [Family; 33] = [
     family(
         GAUGE,
         "build_info",
@@ -105,6 +105,23 @@ const FAMILIES: [Family; 32] = [
                         .to_lowercase(),
                 ),
             ];
+            vec![(labels, Sample::Gauge(1.0))]
+        },
+    ),
+    family(
+        GAUGE,
+        "stop_method",
+        None,
+        "How channels are stopped: the self-test's choice, or none at the launch gate",
+        |s| {
+            let method = crate::sessions::method_said(s.status.method());
+            let name = method.map_or("none", crate::config::Method::name);
+            let when = if s.status.method_at_kernel_end {
+                "kernel_end"
+            } else {
+                "at_once"
+            };
+            let labels = vec![("method", name.to_owned()), ("when", when.to_owned())];
             vec![(labels, Sample::Gauge(1.0))]
         },
     ),

@@ -1,23 +1,25 @@
 //! Whether a channel level does what the driver says it does, tried on channels of the agent's own.
 //!
-//! The driver's OK is not enough: a level is used once it was seen to stop work and to let it go on
-//! ([`trial`], with GPU work of a child process, [`work`]). That takes a CUDA context on every GPU, so a
-//! level that was proven stays proven for this boot, driver version and set of GPUs: the run directory
-//! remembers it. Where there is no work to try it on (a host without the user-mode driver, or without
+//! The driver's OK is not enough: a level is used once it was seen to stop work and to let it go on, by
+//! the first of the methods that does ([`trial`], with GPU work of a child process, [`work`]). That takes a
+//! CUDA context on every GPU, so a level that was proven stays proven for this boot, driver version and
+//! set of GPUs: the run directory remembers it with its method. Where there is no work to try it on (a host without the user-mode driver, or without
 //! the library to preload), the calls alone are tried and status says so.
 //!
 //! What fails is not used, and never remembered: the next start tries again.
 
+mod child;
 mod trial;
 #[allow(unsafe_code)]
 pub mod work;
 
 use crate::causes::with_causes;
-use crate::config::{Level, SelfTestKind};
+use crate::config::{Level, Method, MethodChoice, SelfTestKind};
+use crate::level::Stop;
 use crate::rm::{Driver, Gpu, RmError, Subdevice, ThrowAway};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use tidegate_abi::rm::{Branch, DisableChannels};
+use tidegate_abi::rm::DisableChannels;
 pub use trial::{NotPossible, Place};
 
 /// The library's file name.
@@ -31,21 +33,141 @@ const LIBRARY_DIRS: [&str; 3] = ["/usr/local/lib", "/usr/lib/tidegate", "/usr/li
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Work stopped and went on.
-    Proven,
+    Proven(Stop),
     /// The driver took the calls; what they do was not seen.
-    CallsOnly,
+    CallsOnly(Method),
+    /// It could not be tried, and why; nothing is known of it.
+    NotTried(String),
     /// It must not be used, and why.
     Failed(String),
+}
+
+impl Outcome {
+    /// How the level stops what runs, if it may be used.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn stop(&self) -> Result<Stop, String> {
+        match self {
+            Self::Proven(stop) => Ok(*stop),
+            Self::CallsOnly(method) => Ok(Stop::by(*method)),
+            Self::NotTried(why) => Err(format!("self-test: not tried: {why}")),
+            Self::Failed(why) => Err(format!("self-test: {why}")),
+        }
+    }
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Proven => f.write_str("proven"),
-            Self::CallsOnly => f.write_str("calls only"),
+            Self::Proven(stop) => write!(f, "proven by {stop}"),
+            Self::CallsOnly(method) => write!(f, "calls only, by {method}"),
+            Self::NotTried(why) => write!(f, "not tried: {why}"),
             Self::Failed(why) => write!(f, "failed: {why}"),
         }
     }
+}
+
+/// What became of one method at one level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// Work stood still at once, three times of three.
+    Stops,
+    /// It stood still at the end of the kernel that it was inside of.
+    AtKernelEnd,
+    /// Something was lacking to try it.
+    NotTried(String),
+    /// It stops nothing, or is refused.
+    Failed(String),
+}
+
+impl Held {
+    /// What status calls it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Stops => "stops",
+            Self::AtKernelEnd => "stops at kernel end",
+            Self::NotTried(_) => "not tried",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// Why it is not the one that is used; empty where there is nothing to say.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        match self {
+            Self::Stops => "",
+            Self::AtKernelEnd => "stops work only at the end of its kernel",
+            Self::NotTried(why) | Self::Failed(why) => why,
+        }
+    }
+}
+
+/// A level with its methods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// Which.
+    pub level: Level,
+    /// In sum.
+    pub outcome: Outcome,
+    /// The methods that were tried, in order.
+    pub methods: Vec<(Method, Held)>,
+}
+
+impl Tried {
+    /// The first method that stops work at once is kept, else the first that does at the end of a kernel.
+    #[must_use]
+    pub fn of(level: Level, methods: Vec<(Method, Held)>) -> Self {
+        let first = |wanted: &Held| {
+            let found = methods.iter().find(|(_, held)| held == wanted);
+            found.map(|(method, _)| *method)
+        };
+        let kept = first(&Held::Stops).map(Stop::by).or_else(|| {
+            let method = first(&Held::AtKernelEnd)?;
+            Some(Stop {
+                method,
+                at_kernel_end: true,
+            })
+        });
+        let why = || match &methods[..] {
+            [(_, only)] => only.why().to_owned(),
+            all => named(all),
+        };
+        let untried = |(_, held): &(Method, Held)| matches!(held, Held::NotTried(_));
+        let outcome = match kept {
+            Some(stop) => Outcome::Proven(stop),
+            None if methods.iter().all(untried) => Outcome::NotTried(why()),
+            None => Outcome::Failed(why()),
+        };
+        Self {
+            level,
+            outcome,
+            methods,
+        }
+    }
+
+    /// Why the methods before the one that is used are not.
+    #[must_use]
+    pub fn why_not_better(&self) -> String {
+        let Ok(stop) = self.outcome.stop() else {
+            return String::new();
+        };
+        let kept = self.methods.iter().position(|(own, _)| *own == stop.method);
+        let mut why = named(&self.methods[..kept.unwrap_or(0)]);
+        if stop.at_kernel_end {
+            let said = "work that runs goes on to the end of its kernel, so no memory is taken";
+            why = [why, said.to_owned()].join(if kept == Some(0) { "" } else { "; " });
+        }
+        why
+    }
+}
+
+fn named(methods: &[(Method, Held)]) -> String {
+    let texts = methods
+        .iter()
+        .map(|(method, held)| format!("{method}: {}", held.why()));
+    texts.collect::<Vec<_>>().join("; ")
 }
 
 /// Where a self-test finds what it needs, and where it remembers.
@@ -59,6 +181,8 @@ pub struct Setting {
     pub driver_dir: Option<PathBuf>,
     /// The agent's directory.
     pub run_dir: PathBuf,
+    /// Which methods may be used.
+    pub methods: MethodChoice,
 }
 
 /// The self-test of one driver: each level is tried when it is asked about, once.
@@ -66,7 +190,7 @@ pub struct Setting {
 pub struct SelfTest<'a> {
     driver: &'a Driver,
     setting: &'a Setting,
-    levels: Vec<(Level, Outcome)>,
+    levels: Vec<Tried>,
     summary: String,
     tried: bool,
 }
@@ -77,7 +201,16 @@ pub struct Report {
     /// In one line.
     pub summary: String,
     /// The levels that were asked about or tried with them, in order.
-    pub levels: Vec<(Level, Outcome)>,
+    pub levels: Vec<Tried>,
+}
+
+impl Report {
+    /// Why the methods better than the one that `level` uses are not used, and what is to be known of it.
+    #[must_use]
+    pub fn why_not_better(&self, level: Level) -> String {
+        let tried = self.levels.iter().find(|tried| tried.level == level);
+        tried.map(Tried::why_not_better).unwrap_or_default()
+    }
 }
 
 impl<'a> SelfTest<'a> {
@@ -85,7 +218,7 @@ impl<'a> SelfTest<'a> {
     #[must_use]
     pub fn new(driver: &'a Driver, setting: &'a Setting) -> Self {
         let remembered = match setting.kind {
-            SelfTestKind::Full => remembered(&setting.run_dir, &key(driver)),
+            SelfTestKind::Full => remembered(&setting.run_dir, &key(driver, setting.methods)),
             SelfTestKind::Calls => Vec::new(),
         };
         Self {
@@ -96,10 +229,7 @@ impl<'a> SelfTest<'a> {
             } else {
                 "remembered from an earlier start since this boot".to_owned()
             },
-            levels: remembered
-                .into_iter()
-                .map(|level| (level, Outcome::Proven))
-                .collect(),
+            levels: remembered,
             tried: false,
         }
     }
@@ -107,7 +237,7 @@ impl<'a> SelfTest<'a> {
     /// What is known of `level`, after trying it if need be.
     pub fn outcome(&mut self, level: Level) -> Outcome {
         if level == Level::L5 {
-            return Outcome::Proven;
+            return Outcome::CallsOnly(Method::default());
         }
         if let Some(known) = self.known(level) {
             return known;
@@ -121,33 +251,31 @@ impl<'a> SelfTest<'a> {
         } else if self.summary.is_empty() {
             "calls only, as configured".clone_into(&mut self.summary);
         }
-        let outcome = match calls(self.driver, level) {
-            Ok(()) => Outcome::CallsOnly,
-            Err(why) => Outcome::Failed(why),
-        };
-        self.levels.push((level, outcome.clone()));
+        let outcome = calls(self.driver, level, self.setting.methods);
+        self.levels.push(Tried {
+            level,
+            outcome: outcome.clone(),
+            methods: Vec::new(),
+        });
         outcome
     }
 
     fn known(&self, level: Level) -> Option<Outcome> {
-        let known = self.levels.iter().find(|(own, _)| *own == level);
-        known.map(|(_, outcome)| outcome.clone())
+        let known = self.levels.iter().find(|tried| tried.level == level);
+        known.map(|tried| tried.outcome.clone())
     }
 
     fn try_all(&mut self) {
         let begun = crate::clock::now_ns();
-        match place(self.setting)
-            .and_then(|place| trial::run(self.driver, &place).map_err(|error| with_causes(&error)))
-        {
+        match place(self.setting).and_then(|place| {
+            let tried = trial::run(self.driver, &place, self.setting.methods);
+            tried.map_err(|error| with_causes(&error))
+        }) {
             Ok(levels) => {
                 let ms = (crate::clock::now_ns() - begun) / 1_000_000;
                 self.summary = format!("tried on work of its own in {ms} ms");
-                let proven: Vec<Level> = levels
-                    .iter()
-                    .filter(|(_, outcome)| *outcome == Outcome::Proven)
-                    .map(|(level, _)| *level)
-                    .collect();
-                remember(&self.setting.run_dir, &key(self.driver), &proven);
+                let key = key(self.driver, self.setting.methods);
+                remember(&self.setting.run_dir, &key, &levels);
                 self.levels = levels;
             }
             Err(why) => self.summary = format!("not possible ({why}), calls only"),
@@ -158,7 +286,7 @@ impl<'a> SelfTest<'a> {
     #[must_use]
     pub fn report(self) -> Report {
         let mut levels = self.levels;
-        levels.sort_by_key(|(level, _)| *level);
+        levels.sort_by_key(|tried| tried.level);
         Report {
             summary: self.summary,
             levels,
@@ -198,7 +326,7 @@ pub fn find_library() -> Option<PathBuf> {
 }
 
 /// Names everything a proof rests on.
-fn key(driver: &Driver) -> String {
+fn key(driver: &Driver, methods: MethodChoice) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let gpus: Vec<_> = driver
         .gpus
@@ -206,7 +334,7 @@ fn key(driver: &Driver) -> String {
         .map(|gpu| crate::rm::uuid_text(&gpu.uuid))
         .collect();
     format!(
-        "{} driver {} agent {} {}",
+        "{} driver {} agent {} methods {methods:?} {}",
         boot.trim(),
         driver.version,
         env!("CARGO_PKG_VERSION"),
@@ -214,26 +342,58 @@ fn key(driver: &Driver) -> String {
     )
 }
 
-/// The levels proven under `key`.
-fn remembered(run_dir: &Path, key: &str) -> Vec<Level> {
+/// What was proven under `key`: a line a level, with the methods and what became of each.
+fn remembered(run_dir: &Path, key: &str) -> Vec<Tried> {
     let text = std::fs::read_to_string(run_dir.join(MEMORY)).unwrap_or_default();
-    let Some((own, levels)) = text.trim_end().split_once('\n') else {
-        return Vec::new();
-    };
-    if own != key {
+    let mut lines = text.lines();
+    if lines.next() != Some(key) {
         return Vec::new();
     }
-    [Level::L1, Level::L2, Level::L3]
-        .into_iter()
-        .filter(|level| levels.split(' ').any(|word| word == level.to_string()))
-        .collect()
+    let read = |line: &str| {
+        let mut words = line.split('\t');
+        let level = words.next()?;
+        let level = [Level::L1, Level::L2, Level::L3]
+            .into_iter()
+            .find(|known| known.to_string() == level)?;
+        let methods = words.map(|word| {
+            let mut parts = word.splitn(3, '|');
+            let method = Method::from_name(parts.next()?)?;
+            let (name, why) = (parts.next()?, parts.next()?.to_owned());
+            let known = [
+                Held::Stops,
+                Held::AtKernelEnd,
+                Held::NotTried(why.clone()),
+                Held::Failed(why),
+            ];
+            let held = known.into_iter().find(|held| held.name() == name)?;
+            Some((method, held))
+        });
+        let tried = Tried::of(level, methods.collect::<Option<Vec<_>>>()?);
+        matches!(tried.outcome, Outcome::Proven(_)).then_some(tried)
+    };
+    lines.map_while(read).collect()
 }
 
-fn remember(run_dir: &Path, key: &str, proven: &[Level]) {
-    let levels: Vec<_> = proven.iter().map(Level::to_string).collect();
+fn remember(run_dir: &Path, key: &str, levels: &[Tried]) {
+    let proven = levels
+        .iter()
+        .filter(|tried| matches!(tried.outcome, Outcome::Proven(_)));
+    let mut text = format!("{key}\n");
+    for tried in proven {
+        text.push_str(&tried.level.to_string());
+        for (method, held) in &tried.methods {
+            let why = match held {
+                Held::Stops | Held::AtKernelEnd => "",
+                Held::NotTried(why) | Held::Failed(why) => why,
+            };
+            let why = why.replace(['\t', '\n', '|'], " ");
+            text.push_str(&format!("\t{method}|{}|{why}", held.name()));
+        }
+        text.push('\n');
+    }
     let fresh = run_dir.join(format!("{MEMORY}.new"));
-    let written = std::fs::write(&fresh, format!("{key}\n{}\n", levels.join(" ")))
-        .and_then(|()| std::fs::rename(&fresh, run_dir.join(MEMORY)));
+    let written =
+        std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, run_dir.join(MEMORY)));
     if let Err(error) = written {
         tracing::warn!(%error, "the self-test's result is not remembered");
     }
@@ -246,22 +406,35 @@ fn remember(run_dir: &Path, key: &str, proven: &[Level]) {
 /// found before any process depends on it. L2 and L3 are the same call by the owner. The channel must
 /// also answer to a second disable and a second enable, because orders are repeated.
 ///
-/// # Errors
-/// With a text for status.
-pub fn calls(driver: &Driver, level: Level) -> Result<(), String> {
-    let branch = driver.branch.ok_or("the driver's branch is not known")?;
-    for (index, gpu) in driver.gpus.iter().enumerate() {
-        calls_on(gpu, branch, level).map_err(|error| format!("GPU {index}: {error}"))?;
+/// Of the methods the first that `methods` allows: which of them stops work is not seen by this. A
+/// driver that gives no channel to try them on says nothing about them.
+#[must_use]
+pub fn calls(driver: &Driver, level: Level, methods: MethodChoice) -> Outcome {
+    let method = methods.first();
+    let Some(branch) = driver.branch else {
+        return Outcome::Failed("the driver's branch is not known".to_owned());
+    };
+    if (level, method) == (Level::L1, Method::Preempt) {
+        return Outcome::Failed("a group is preempted through its owner's file only".to_owned());
     }
-    Ok(())
+    for (index, gpu) in driver.gpus.iter().enumerate() {
+        let owner = match ThrowAway::scheduled(gpu, branch) {
+            Ok(owner) => owner,
+            Err(error) => return Outcome::NotTried(format!("GPU {index}: {error}")),
+        };
+        if let Err(error) = calls_on(gpu, &owner, level, method) {
+            return Outcome::Failed(format!("GPU {index}: {error}"));
+        }
+    }
+    Outcome::CallsOnly(method)
 }
 
-fn calls_on(gpu: &Gpu, branch: Branch, level: Level) -> Result<(), RmError> {
-    let owner = ThrowAway::new(gpu, branch)?;
+fn calls_on(gpu: &Gpu, owner: &ThrowAway, level: Level, method: Method) -> Result<(), RmError> {
     let other = Subdevice::open(gpu)?;
     for disable in [true, true, false, false] {
         let mut call = DisableChannels {
             disable: u8::from(disable),
+            only_disable_scheduling: u8::from(disable && method == Method::Preempt),
             num_channels: 1,
             ..DisableChannels::default()
         };
@@ -272,6 +445,12 @@ fn calls_on(gpu: &Gpu, branch: Branch, level: Level) -> Result<(), RmError> {
             Level::L2 | Level::L3 => owner.set_own(&mut call)?,
             Level::L5 => {}
         }
+        match method {
+            Method::Disable => {}
+            Method::Restart => owner.restart_runlist()?,
+            Method::Preempt if disable => owner.preempt_own()?,
+            Method::Preempt => {}
+        }
     }
     Ok(())
 }
@@ -280,15 +459,58 @@ fn calls_on(gpu: &Gpu, branch: Branch, level: Level) -> Result<(), RmError> {
 mod tests {
     use super::*;
 
+    fn tried(level: Level, methods: &[(Method, Held)]) -> Tried {
+        Tried::of(level, methods.to_vec())
+    }
+
     #[test]
     fn what_was_proven_is_remembered_for_the_same_boot_driver_and_gpus_only() {
         let dir = std::env::temp_dir().join(format!("tidegate-self-test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("writable");
         assert!(remembered(&dir, "a driver 580").is_empty());
-        remember(&dir, "a driver 580", &[Level::L1, Level::L3]);
-        assert_eq!(remembered(&dir, "a driver 580"), [Level::L1, Level::L3]);
+        let failed = Held::Failed("work goes | on".to_owned());
+        let levels = [
+            tried(Level::L1, &[(Method::Disable, failed.clone())]),
+            tried(
+                Level::L2,
+                &[(Method::Disable, failed), (Method::Restart, Held::Stops)],
+            ),
+            tried(Level::L3, &[(Method::Disable, Held::AtKernelEnd)]),
+        ];
+        remember(&dir, "a driver 580", &levels);
+        let known = remembered(&dir, "a driver 580");
+        let summary: Vec<_> = known
+            .iter()
+            .map(|tried| format!("{} {}", tried.level, tried.outcome))
+            .collect();
+        assert_eq!(
+            summary,
+            [
+                "L2 proven by disable+restart",
+                "L3 proven by disable, at the end of a kernel"
+            ]
+        );
+        assert_eq!(known[0].why_not_better(), "disable: work goes   on");
         assert!(remembered(&dir, "a driver 590").is_empty());
         std::fs::write(dir.join(MEMORY), b"garbage").expect("writable");
         assert!(remembered(&dir, "a driver 580").is_empty());
+    }
+
+    #[test]
+    fn the_first_method_that_stops_work_at_once_is_kept_before_one_that_is_late() {
+        let late = (Method::Disable, Held::AtKernelEnd);
+        let prompt = (Method::Preempt, Held::Stops);
+        let of = |methods: &[(Method, Held)]| tried(Level::L2, methods).outcome;
+        assert_eq!(
+            of(&[late.clone(), prompt]),
+            Outcome::Proven(Stop::by(Method::Preempt))
+        );
+        let kept = tried(Level::L2, &[late]);
+        assert!(kept.outcome.stop().is_ok_and(|stop| stop.at_kernel_end));
+        assert!(kept.why_not_better().contains("no memory is taken"));
+        // What could not be tried has not failed.
+        let lacks = Held::NotTried("no channel".to_owned());
+        let untried = of(&[(Method::Restart, lacks)]);
+        assert_eq!(untried, Outcome::NotTried("no channel".to_owned()));
     }
 }

@@ -18,6 +18,7 @@ pub mod memory;
 pub mod online;
 pub mod operators;
 pub mod peer;
+pub mod personality;
 pub mod plan;
 pub mod real_reclaims;
 pub mod reclaims;

@@ -49,8 +49,17 @@ fn self_test(test: &v1::SelfTest) -> Value {
         "summary": test.summary,
         "levels": test.levels.iter().map(|row| json!({
             "level": level_name(row.level()), "outcome": row.outcome, "text": row.text,
+            "method": method_name(row.method()),
+            "methods": row.methods.iter().map(|row| json!({
+                "method": method_name(row.method()), "outcome": row.outcome, "text": row.text,
+            })).collect::<Vec<_>>(),
         })).collect::<Vec<_>>(),
     })
+}
+
+/// A method's name; none where no channel is touched.
+pub fn method_name(method: v1::StopMethod) -> Option<&'static str> {
+    crate::sessions::method_said(method).map(crate::config::Method::name)
 }
 
 /// The whole status.
@@ -64,6 +73,9 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         "driver_note": report.driver_note,
         "level": level(report),
         "level_note": report.level_note,
+        "method": method_name(report.method()),
+        "method_note": report.method_note,
+        "method_at_kernel_end": report.method_at_kernel_end,
         "scheduling": report.scheduling,
         "self_test": report.self_test.as_ref().map(self_test),
         "obstacles": report.obstacles.iter().map(|obstacle| json!({

@@ -58,18 +58,29 @@ fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
 }
 
+/// ` by ` the method that stops what runs, where there is one.
+fn by_method(report: &v1::GetStatusResponse) -> String {
+    let when = if report.method_at_kernel_end {
+        " at kernel end"
+    } else {
+        ""
+    };
+    json::method_name(report.method()).map_or_else(String::new, |name| format!(" by {name}{when}"))
+}
+
 /// The whole status.
 pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "tidegate-agent {} (pid {}, generation {}), up {}, driver {}, channel level {}, {}",
+        "tidegate-agent {} (pid {}, generation {}), up {}, driver {}, channel level {}{}, {}",
         report.version,
         report.pid,
         report.agent_generation,
         time(report.uptime_ns),
         or_dash(&report.driver_version),
         level(report),
+        by_method(report),
         report.scheduling,
     );
     if let Some(test) = &report.self_test {
@@ -102,7 +113,7 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         let keys = report.config_pending.join(", ");
         let _ = writeln!(text, "configuration: a restart is needed for {keys}");
     }
-    for note in [&report.driver_note, &report.level_note] {
+    for note in [&report.driver_note, &report.level_note, &report.method_note] {
         if !note.is_empty() {
             let _ = writeln!(text, "note: {note}");
         }

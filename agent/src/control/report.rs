@@ -3,11 +3,12 @@
 use super::Control;
 use super::gang::Applied;
 use super::session::Session;
-use crate::config::Level;
+use crate::config::Method;
+use crate::level::Stop;
 use crate::obstacle::Obstacle;
 use crate::rm::uuid_text;
-use crate::selftest::{self, Outcome};
-use crate::sessions::{level, role};
+use crate::selftest::{self, Held, Outcome, Tried};
+use crate::sessions::{level, method, role};
 use crate::usage::Usage;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
@@ -25,6 +26,10 @@ pub struct About {
     pub driver_note: String,
     /// Why not a better level.
     pub level_note: String,
+    /// How the level stops what runs; None: it touches no channel.
+    pub stop: Option<Stop>,
+    /// Why not a better method.
+    pub stop_note: String,
     /// Scheduling class in force.
     pub scheduling: String,
     /// What the self-test found.
@@ -180,6 +185,9 @@ impl Control {
             driver_note: self.about.driver_note.clone(),
             level: level(self.level).into(),
             level_note: self.about.level_note.clone(),
+            method: stop_method(self.about.stop).into(),
+            method_note: self.about.stop_note.clone(),
+            method_at_kernel_end: self.about.stop.is_some_and(|stop| stop.at_kernel_end),
             scheduling: self.about.scheduling.clone(),
             gpus,
             jobs,
@@ -441,18 +449,32 @@ const fn owner(view: &OwnerView) -> v1::MemoryOwner {
     }
 }
 
+fn stop_method(stop: Option<Stop>) -> v1::StopMethod {
+    stop.map_or(v1::StopMethod::Unspecified, |stop| method(stop.method))
+}
+
 fn self_test(report: &selftest::Report) -> v1::SelfTest {
-    let row = |(tested, outcome): &(Level, Outcome)| {
-        let (outcome, text) = match outcome {
-            Outcome::Proven => ("proven", String::new()),
-            Outcome::CallsOnly => ("calls only", String::new()),
+    let row = |tried: &Tried| {
+        let (outcome, text) = match &tried.outcome {
+            Outcome::Proven(_) => ("proven", String::new()),
+            Outcome::CallsOnly(_) => ("calls only", String::new()),
+            Outcome::NotTried(why) => ("not tried", why.clone()),
             Outcome::Failed(why) => ("failed", why.clone()),
         };
+        let by = |(by, held): &(Method, Held)| v1::MethodTest {
+            method: method(*by).into(),
+            outcome: held.name().to_owned(),
+            text: match held {
+                Held::NotTried(why) | Held::Failed(why) => why.clone(),
+                Held::Stops | Held::AtKernelEnd => String::new(),
+            },
+        };
         v1::LevelTest {
-            level: level(*tested).into(),
+            level: level(tried.level).into(),
             outcome: outcome.to_owned(),
             text,
-            ..v1::LevelTest::default()
+            method: stop_method(tried.outcome.stop().ok()).into(),
+            methods: tried.methods.iter().map(by).collect(),
         }
     };
     v1::SelfTest {

@@ -1,32 +1,34 @@
 //! The self-test proper: a child with GPU work of its own ([`super::work`]) runs as an offline process,
 //! with the preloaded library, attached to a socket that only the two know. Its channels come to this
-//! side the way every job's do, and each level disables and enables them the way it will a job's. A
-//! level is proven when, on every GPU, the work stands still while the driver says that it is disabled
-//! and goes on when it says that it is enabled.
+//! side the way every job's do, and each level disables and enables them the way it will a job's, by each
+//! method in turn until one holds. A method holds when, on every GPU and three times of three, the work
+//! stands still while the driver says that it is disabled and goes on when it says that it is enabled: in
+//! the middle of a kernel that fills the GPU, and in the middle of a graph of such kernels. What the
+//! driver answers proves nothing: firmware was seen that answers OK and stops nothing.
+//!
+//! Work that goes on to the end of its kernel and stands still there is told apart, because it is a
+//! gate and not more: pages that such a kernel uses must not be taken.
 //!
 //! The child makes its own contexts and is killed by nobody: it ends when its standard input does, with
 //! everything enabled.
 
-use super::Outcome;
+use super::child::{Directory, Server, Worker};
+use super::work::{KERNEL_NS, STEPS};
+use super::{Held, Tried};
+use crate::channel::{ChannelControl, Member, Plan, Restarter, Via};
 use crate::clock::now_ns;
-use crate::config::{Config, Level, Method, Role};
+use crate::config::{Level, Method, MethodChoice, Role};
 use crate::gate;
 use crate::inbox::{self, Channel, Inbox, Input, Outbox, RmChange, Said, Tell, Welcome};
-use crate::peers::{self, Crowd, Pages};
-use crate::reaper::Reaper;
-use crate::rm::{ControlFile, Driver, Subdevice};
-use crate::sessions::{HookReports, Sessions};
+use crate::journal;
+use crate::rm::{ControlFile, Driver};
 use crate::sys::SharedPage;
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
-use tidegate_proto::{HOOK_SOCKET, RUN_DIR_ENV, v1};
-use tokio::sync::{mpsc, oneshot};
-use tokio_stream::wrappers::ReceiverStream;
+use tidegate_abi::class::Engine;
 
 /// How long the child may take until its kernels run: contexts on eight GPUs without persistence mode.
 const READY_NS: u64 = 30_000_000_000;
@@ -41,9 +43,9 @@ const STILL: Duration = Duration::from_millis(10);
 const STILL_FACTOR: u32 = 10;
 /// And no longer than this.
 const STILL_MOST: Duration = Duration::from_millis(500);
-/// How often enabled work is watched move, and how often a level is tried.
+/// How often enabled work is watched move, and how often a method is tried on each kind of work.
 const WATCHED: usize = 8;
-const ROUNDS: usize = 2;
+const ROUNDS: usize = 3;
 /// After a disable returned, until what its last kernel wrote has reached the host.
 const SETTLE: Duration = Duration::from_millis(1);
 /// How long the child may take to end.
@@ -84,11 +86,15 @@ pub enum NotPossible {
     Subdevice(#[source] crate::rm::RmError),
 }
 
-/// Tries all levels; in order L1, L2, L3.
+/// Tries all levels, in order L1, L2, L3, each by the methods that `methods` allows until one holds.
 ///
 /// # Errors
 /// When the work could not be set up, which says nothing about any level.
-pub fn run(driver: &Driver, place: &Place) -> Result<Vec<(Level, Outcome)>, NotPossible> {
+pub fn run(
+    driver: &Driver,
+    place: &Place,
+    methods: MethodChoice,
+) -> Result<Vec<Tried>, NotPossible> {
     let dir = Directory::new(&place.run_dir)?;
     let (mailbox, inbox) = inbox::inbox();
     let server = Server::start(&dir.0, mailbox)?;
@@ -101,11 +107,12 @@ pub fn run(driver: &Driver, place: &Place) -> Result<Vec<(Level, Outcome)>, NotP
         next_seq: 1,
         own: Vec::new(),
         still: STILL,
+        stuck: false,
     };
     for gpu in &driver.gpus {
-        trial
-            .own
-            .push(Subdevice::open(gpu).map_err(NotPossible::Subdevice)?);
+        trial.own.push(
+            Restarter::open(gpu, driver.branch, methods.needs()).map_err(NotPossible::Subdevice)?,
+        );
     }
     let outcome = trial.wait_ready().and_then(|()| {
         trial.still = trial.watch().map_err(NotPossible::Child)?;
@@ -114,7 +121,7 @@ pub fn run(driver: &Driver, place: &Place) -> Result<Vec<(Level, Outcome)>, NotP
     let outcome = outcome.map(|()| {
         [Level::L1, Level::L2, Level::L3]
             .into_iter()
-            .map(|level| (level, trial.attempt(driver, level)))
+            .map(|level| trial.attempt(driver, level, methods))
             .collect()
     });
     trial.end();
@@ -122,158 +129,19 @@ pub fn run(driver: &Driver, place: &Place) -> Result<Vec<(Level, Outcome)>, NotP
     outcome
 }
 
-/// A directory for one socket, gone with this value.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(run_dir: &Path) -> Result<Self, NotPossible> {
-        use std::os::unix::fs::DirBuilderExt;
-        let dir = run_dir.join(format!("self-test-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&dir)
-            .map_err(|error| NotPossible::Prepare("make a directory for its socket", error))?;
-        Ok(Self(dir))
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// The socket the child's library attaches to; closed with this value.
-struct Server {
-    end_tx: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Server {
-    fn start(dir: &Path, mailbox: inbox::Mailbox) -> Result<Self, NotPossible> {
-        let prepare = |what| move |error| NotPossible::Prepare(what, error);
-        let listener = std::os::unix::net::UnixListener::bind(dir.join(HOOK_SOCKET))
-            .map_err(prepare("listen for its library"))?;
-        listener
-            .set_nonblocking(true)
-            .map_err(prepare("listen for its library"))?;
-        let reaper = Reaper::new().map_err(prepare("watch it"))?;
-        let mut config = Config::default();
-        config.identity.trust_env_uids = vec![nix::unistd::Uid::effective().as_raw()];
-        let in_force = tokio::sync::watch::Sender::new(Arc::new(config.into())).subscribe();
-        let sessions = Sessions::new(
-            in_force,
-            mailbox,
-            Arc::new(reaper),
-            Arc::new(HookReports::default()),
-        );
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(prepare("make a runtime"))?;
-        let (end_tx, end_rx) = oneshot::channel();
-        let serve = async move {
-            let Ok(listener) = tokio::net::UnixListener::from_std(listener) else {
-                return;
-            };
-            let (connection_tx, connection_rx) = mpsc::channel(1);
-            tokio::spawn(peers::accept_greeted(
-                listener,
-                Arc::new(Pages::new(1)),
-                Arc::new(Crowd::new(1)),
-                connection_tx,
-            ));
-            let runtime = v1::runtime_server::RuntimeServer::new(sessions);
-            let served = tonic::transport::Server::builder()
-                .add_service(runtime)
-                .serve_with_incoming(ReceiverStream::new(connection_rx));
-            tokio::select! {
-                _ = served => {}
-                _ = end_rx => {}
-            }
-        };
-        let thread = std::thread::Builder::new()
-            .name("tg-self-test".to_owned())
-            .spawn(move || runtime.block_on(serve))
-            .map_err(prepare("start a thread"))?;
-        Ok(Self {
-            end_tx: Some(end_tx),
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.end_tx = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The child.
-struct Worker {
-    child: Child,
-    input: Option<ChildStdin>,
-    line_rx: crossbeam_channel::Receiver<String>,
-}
-
-impl Worker {
-    fn start(place: &Place, dir: &Path) -> Result<Self, NotPossible> {
-        let with = |first: &Path, name: &str| {
-            let mut all = first.as_os_str().to_owned();
-            if let Some(inherited) = std::env::var_os(name).filter(|text| !text.is_empty()) {
-                all.push(":");
-                all.push(inherited);
-            }
-            all
-        };
-        let mut command = Command::new(&place.program);
-        command
-            .arg("--self-test-work")
-            .env("LD_PRELOAD", with(&place.library, "LD_PRELOAD"))
-            .env("TIDEGATE_ROLE", "offline")
-            .env("TIDEGATE_JOB", "self-test")
-            .env(RUN_DIR_ENV, dir)
-            .env_remove("TIDEGATE_DISABLE")
-            .env_remove("CUDA_VISIBLE_DEVICES")
-            .env_remove("CUDA_MPS_PIPE_DIRECTORY")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        if let Some(driver_dir) = &place.driver_dir {
-            command.env("LD_LIBRARY_PATH", with(driver_dir, "LD_LIBRARY_PATH"));
-        }
-        let mut child = command
-            .spawn()
-            .map_err(|error| NotPossible::Prepare("start its GPU work", error))?;
-        let (line_tx, line_rx) = crossbeam_channel::unbounded();
-        let output = child.stdout.take();
-        let read = move || {
-            let Some(output) = output else { return };
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let _ = line_tx.send(line);
-            }
-        };
-        let thread = std::thread::Builder::new().name("tg-self-test-in".to_owned());
-        thread
-            .spawn(read)
-            .map_err(|error| NotPossible::Prepare("start a thread", error))?;
-        Ok(Self {
-            input: child.stdin.take(),
-            child,
-            line_rx,
-        })
-    }
-}
-
 /// Who attached.
 struct Attached {
     page: Option<SharedPage>,
-    file: Option<ControlFile>,
+    file: Option<Arc<ControlFile>>,
     outbox: Outbox,
+}
+
+/// Work that stands still.
+struct Rest {
+    /// Steps it has made, by CUDA device.
+    counters: Vec<u64>,
+    /// It went on after the driver's word, to the end of its kernel.
+    late: bool,
 }
 
 struct Trial {
@@ -281,13 +149,15 @@ struct Trial {
     inbox: Inbox,
     attached: Option<Attached>,
     channels: Vec<Channel>,
-    /// Answers to orders of level L3: number, whether it was done.
-    answers: Vec<(u64, bool)>,
+    /// Answers to orders of level L3: number, whether it was done, and how.
+    answers: Vec<(u64, bool, Option<Method>)>,
     next_seq: u64,
-    /// The agent's own subdevices, by GPU.
-    own: Vec<Subdevice>,
+    /// The agent's own side, by GPU.
+    own: Vec<Restarter>,
     /// How long disabled work must stand still here.
     still: Duration,
+    /// Work that a failed method left does not go on, so there is nothing to try another on.
+    stuck: bool,
 }
 
 impl Trial {
@@ -317,7 +187,8 @@ impl Trial {
                         page: newcomer.page,
                         file: newcomer
                             .control_file
-                            .and_then(|file| ControlFile::adopt(file).ok()),
+                            .and_then(|file| ControlFile::adopt(file).ok())
+                            .map(Arc::new),
                         outbox: newcomer.outbox,
                     });
                 }
@@ -334,10 +205,15 @@ impl Trial {
                 Input::Said(
                     _,
                     Said::Channels {
-                        seq, status, errno, ..
+                        seq,
+                        status,
+                        errno,
+                        method,
+                        ..
                     },
                 ) => {
-                    self.answers.push((seq, status == 0 && errno == 0));
+                    let done = status == 0 && errno == 0;
+                    self.answers.push((seq, done, method));
                 }
                 _ => {}
             }
@@ -401,12 +277,17 @@ impl Trial {
         .ok_or(NotPossible::NotAttached)
     }
 
+    /// The child's answer to a word.
+    fn ask(&mut self, word: &str) -> Result<String, String> {
+        let input = self.child.input.as_mut();
+        let asked = input.is_some_and(|input| writeln!(input, "{word}").is_ok());
+        let line = self.until(ANSWER_NS, Self::line).filter(|_| asked);
+        line.ok_or_else(|| "its GPU work does not answer".to_owned())
+    }
+
     /// Every counter, as the child has them now, with how much is queued behind it.
     fn counters(&mut self) -> Result<Vec<(u64, u64)>, String> {
-        let input = self.child.input.as_mut();
-        let asked = input.is_some_and(|input| writeln!(input, "read").is_ok());
-        let line = self.until(ANSWER_NS, Self::line).filter(|_| asked);
-        let line = line.ok_or("its GPU work does not answer")?;
+        let line = self.ask("read")?;
         line.split(' ')
             .map(|word| {
                 let (value, queued) = word.split_once(':')?;
@@ -414,6 +295,27 @@ impl Trial {
             })
             .collect::<Option<_>>()
             .ok_or(line.clone())
+    }
+
+    /// Has the child launch `what` ("kernels" or "graphs") from now on, and waits until it runs.
+    fn switch(&mut self, what: &str) -> Result<(), String> {
+        let line = self.ask(what)?;
+        let begin: Option<Vec<u64>> = line.split(' ').map(|word| word.parse().ok()).collect();
+        let begin = begin.ok_or(line)?;
+        let limit = now_ns() + RESUME_NS;
+        loop {
+            let now = self.counters()?;
+            if now
+                .iter()
+                .zip(&begin)
+                .all(|((value, _), begin)| value > begin)
+            {
+                return Ok(());
+            }
+            if now_ns() >= limit {
+                return Err(format!("its {what} do not begin"));
+            }
+        }
     }
 
     /// As [`Self::counters`], once there is work queued behind each: what has nothing to do stands still
@@ -464,63 +366,143 @@ impl Trial {
         self.until(crate::clock::nanos(time), |_| None::<()>);
     }
 
-    fn attempt(&mut self, driver: &Driver, level: Level) -> Outcome {
-        let tried = (0..ROUNDS).try_for_each(|_| self.try_level(driver, level));
-        if let Err(why) = tried {
-            // Whatever this level left: the next one and the child's end want it enabled.
-            for level in [Level::L2, Level::L1] {
-                let _ = self.set_all(driver, level, false);
+    fn attempt(&mut self, driver: &Driver, level: Level, methods: MethodChoice) -> Tried {
+        let mut tried = Vec::new();
+        for method in Method::ALL {
+            if !methods.allows(method) {
+                continue;
             }
-            return Outcome::Failed(why);
+            let held = self.attempt_by(driver, level, method);
+            let best = held == Held::Stops;
+            tried.push((method, held));
+            if best {
+                break;
+            }
         }
-        Outcome::Proven
+        Tried::of(level, tried)
     }
 
-    fn try_level(&mut self, driver: &Driver, level: Level) -> Result<(), String> {
-        self.set_all(driver, level, true)?;
+    fn attempt_by(&mut self, driver: &Driver, level: Level, method: Method) -> Held {
+        if let Some(why) = self.lacks(level, method) {
+            return Held::NotTried(why.to_owned());
+        }
+        let held = self.holds(driver, level, method);
+        held.unwrap_or_else(|why| {
+            // Whatever this left: the next one and the child's end want it enabled.
+            for level in [Level::L2, Level::L1] {
+                let _ = self.set_all(driver, level, method, false);
+            }
+            let stands = self.counters().map(|now| {
+                let before: Vec<u64> = now.into_iter().map(|(value, _)| value).collect();
+                self.moved(&before)
+            });
+            self.stuck = !matches!(stands, Ok(Ok(Ok(()))));
+            Held::Failed(why)
+        })
+    }
+
+    /// What is missing here to try it.
+    fn lacks(&self, level: Level, method: Method) -> Option<&'static str> {
+        let file = self.attached.as_ref().and_then(|own| own.file.as_ref());
+        match method {
+            _ if self.stuck => Some("what was disabled before does not go on"),
+            Method::Preempt if level == Level::L1 => {
+                Some("a group is preempted through its owner's file only")
+            }
+            Method::Restart
+                if level != Level::L3
+                    && file.is_none()
+                    && !self.own.iter().all(Restarter::has_channel) =>
+            {
+                Some("the driver gives the agent no channel to restart the runlist by")
+            }
+            _ => None,
+        }
+    }
+
+    fn holds(&mut self, driver: &Driver, level: Level, method: Method) -> Result<Held, String> {
+        let mut late = false;
+        for work in ["kernels", "graphs"] {
+            self.switch(work)?;
+            // By CUDA device: whether it stood still in the middle of a kernel.
+            let mut inside: Vec<bool> = Vec::new();
+            for _ in 0..ROUNDS {
+                let rest = self.round(driver, level, method)?;
+                late |= rest.late;
+                inside.resize(rest.counters.len(), false);
+                for (inside, counter) in inside.iter_mut().zip(&rest.counters) {
+                    *inside |= counter % STEPS != 0;
+                }
+            }
+            // Nothing but the ends of kernels, however often: that is where it stops.
+            late |= inside.contains(&false);
+        }
+        Ok(if late { Held::AtKernelEnd } else { Held::Stops })
+    }
+
+    /// Stops the work, sees it stand still, and lets it go on.
+    fn round(&mut self, driver: &Driver, level: Level, method: Method) -> Result<Rest, String> {
+        self.set_all(driver, level, method, true)?;
         // Orders are repeated, so each must be harmless the second time.
-        self.set_all(driver, level, true)?;
+        self.set_all(driver, level, method, true)?;
         self.pass(SETTLE);
+        let mut rest = self.rest()?;
+        if rest.is_err() {
+            // What was inside of a kernel may go on to its end.
+            self.pass(Duration::from_nanos(2 * KERNEL_NS));
+            rest = self.rest()?.and_then(|rest| {
+                let between = rest.counters.iter().position(|own| own % STEPS != 0);
+                between.map_or(Ok(Rest { late: true, ..rest }), Err)
+            });
+        }
+        let rest = rest.map_err(|ordinal| {
+            format!("the driver says disabled, and work on CUDA device {ordinal} goes on")
+        })?;
+        self.set_all(driver, level, method, false)?;
+        self.set_all(driver, level, method, false)?;
+        self.moved(&rest.counters)?.map_err(|ordinal| {
+            format!("the driver says enabled, and work on CUDA device {ordinal} stands still")
+        })?;
+        Ok(rest)
+    }
+
+    /// Where the work stands, if it stands still; else the first CUDA device on which it does not.
+    fn rest(&mut self) -> Result<Result<Rest, usize>, String> {
         let stopped = self.loaded()?;
         self.pass(self.still);
         let still = self.loaded()?;
         let went_on = stopped.iter().zip(&still).position(|(a, b)| a != b);
-        if let Some(ordinal) = went_on {
-            return Err(format!(
-                "the driver says disabled, and work on CUDA device {ordinal} goes on"
-            ));
-        }
-        self.set_all(driver, level, false)?;
-        self.set_all(driver, level, false)?;
-        self.moved(&still)?.map_err(|ordinal| {
-            format!("the driver says enabled, and work on CUDA device {ordinal} stands still")
-        })
+        Ok(went_on.map_or(
+            Ok(Rest {
+                counters: still,
+                late: false,
+            }),
+            Err,
+        ))
     }
 
-    /// Disables or enables all channels of the child, GPU by GPU, the way `level` does it.
-    fn set_all(&mut self, driver: &Driver, level: Level, disable: bool) -> Result<(), String> {
+    /// Disables or enables all channels of the child, GPU by GPU, the way `level` and `method` do it.
+    fn set_all(
+        &mut self,
+        driver: &Driver,
+        level: Level,
+        method: Method,
+        disable: bool,
+    ) -> Result<(), String> {
         for (index, gpu) in driver.gpus.iter().enumerate() {
             let on = |channel: &&Channel| {
                 channel.device_instance == Some(gpu.device_instance)
                     || channel.uuid == Some(gpu.uuid)
             };
-            let mut channels: Vec<Channel> = self.channels.iter().filter(on).copied().collect();
+            let channels: Vec<Channel> = self.channels.iter().filter(on).copied().collect();
             if channels.is_empty() {
                 return Err(format!("no channel was seen on GPU {index}"));
             }
-            channels.sort_by_key(|channel| channel.client);
-            // One client a call, as level L2 needs it.
-            let same = |a: &Channel, b: &Channel| a.client == b.client;
-            for group in channels
-                .chunk_by(same)
-                .flat_map(|group| group.chunks(MAX_PAIRS))
-            {
-                self.set(index, gpu.device_instance, level, group, disable)
-                    .map_err(|error| {
-                        let what = if disable { "disable" } else { "enable" };
-                        format!("{what} on GPU {index}: {error}")
-                    })?;
-            }
+            self.set(index, gpu.device_instance, level, method, channels, disable)
+                .map_err(|error| {
+                    let what = if disable { "disable" } else { "enable" };
+                    format!("{what} on GPU {index}: {error}")
+                })?;
         }
         Ok(())
     }
@@ -530,61 +512,80 @@ impl Trial {
         index: usize,
         device_instance: u32,
         level: Level,
-        group: &[Channel],
+        method: Method,
+        mut channels: Vec<Channel>,
         disable: bool,
     ) -> Result<(), String> {
-        let mut call = DisableChannels {
-            disable: u8::from(disable),
-            num_channels: u32::try_from(group.len()).unwrap_or(0),
-            ..DisableChannels::default()
-        };
-        for (at, channel) in group.iter().enumerate() {
-            call.h_client_list[at] = channel.client;
-            call.h_channel_list[at] = channel.channel;
+        let file = self.attached.as_ref().and_then(|own| own.file.clone());
+        if level == Level::L2 && file.is_none() {
+            return Err("its library sent no control file".to_owned());
         }
-        let Some(first) = group.first() else {
-            return Ok(());
-        };
-        let text = |error: crate::rm::RmError| error.to_string();
-        match level {
-            Level::L1 => self.own[index].set_channels(&mut call).map_err(text),
-            Level::L2 => {
-                let file = self.attached.as_ref().and_then(|own| own.file.as_ref());
-                let file = file.ok_or("its library sent no control file")?;
-                file.set_channels(first.client, first.subdevice, &mut call)
-                    .map_err(text)
+        let computes =
+            |channel: &Channel| matches!(channel.engine, Engine::Graphics | Engine::Unknown);
+        let computing: Vec<(u32, u32)> = channels
+            .iter()
+            .filter(|channel| computes(channel))
+            .map(|channel| (channel.client, channel.tsg))
+            .collect();
+        let is_computing = |channel: &Channel| computing.contains(&(channel.client, channel.tsg));
+        channels.sort_by_key(|own| (!is_computing(own), own.client, own.tsg, own.channel));
+        let mut plan = Plan::new(method, level == Level::L3);
+        for channel in &channels {
+            let via = match &file {
+                Some(file) if level == Level::L2 => Via::Owner {
+                    file: Arc::clone(file),
+                    client: channel.client,
+                    subdevice: channel.subdevice,
+                },
+                _ => Via::Agent,
+            };
+            let member = Member {
+                client: channel.client,
+                channel: channel.channel,
+                group: channel.tsg,
+                computes: is_computing(channel),
+                file: file.clone(),
+                place: journal::Place::NONE,
+            };
+            plan.push(0, via, &member);
+        }
+        let batches = plan.finish();
+        for (at, batch) in batches.iter().enumerate() {
+            if level == Level::L3 {
+                let pairs = batch
+                    .entries()
+                    .map(|(client, channel, _)| (client, channel));
+                let tell = Tell::Set {
+                    seq: self.next_seq,
+                    disable,
+                    pairs: pairs.collect(),
+                    device_instance,
+                    method,
+                    more: at + 1 < batches.len(),
+                };
+                self.set_remotely(tell, method)?;
+            } else {
+                let done = self.own[index].carry_out(batch, disable);
+                done.map_err(|error| error.to_string())?;
             }
-            Level::L3 => self.set_remotely(device_instance, group, disable),
-            Level::L5 => Ok(()),
         }
+        Ok(())
     }
 
-    fn set_remotely(
-        &mut self,
-        device_instance: u32,
-        group: &[Channel],
-        disable: bool,
-    ) -> Result<(), String> {
+    fn set_remotely(&mut self, tell: Tell, method: Method) -> Result<(), String> {
         let seq = self.next_seq;
         self.next_seq += 1;
-        let tell = Tell::Set {
-            seq,
-            disable,
-            pairs: group.iter().map(|own| (own.client, own.channel)).collect(),
-            device_instance,
-            method: Method::default(),
-            more: false,
-        };
         let told = self
             .attached
             .as_ref()
             .is_some_and(|own| own.outbox.try_send(tell).is_ok());
         let answer = self.until(ANSWER_NS, |trial| {
-            let (_, done) = trial.answers.iter().find(|(own, _)| *own == seq)?;
-            Some(*done)
+            let (_, done, by) = trial.answers.iter().find(|(own, ..)| *own == seq)?;
+            Some((*done, by.unwrap_or_default()))
         });
         match answer {
-            Some(true) if told => Ok(()),
+            Some((true, by)) if told && by == method => Ok(()),
+            Some((true, _)) => Err("its library does not know the method".to_owned()),
             Some(_) => Err("its library could not".to_owned()),
             None => Err("its library does not answer".to_owned()),
         }

@@ -739,6 +739,15 @@ pub struct GetStatusResponse {
     /// Settings whose new value waits for a restart.
     #[prost(string, repeated, tag = "22")]
     pub config_pending: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// How the level stops what runs; unspecified where it touches no channel.
+    #[prost(enumeration = "StopMethod", tag = "23")]
+    pub method: i32,
+    /// Why not a better method, and what is to be known of this one; empty: nothing.
+    #[prost(string, tag = "24")]
+    pub method_note: ::prost::alloc::string::String,
+    /// What runs goes on to the end of its kernel: no memory is taken then.
+    #[prost(bool, tag = "25")]
+    pub method_at_kernel_end: bool,
 }
 /// Whether the channel levels were seen to do what the driver says.
 #[derive(Clone, PartialEq, ::prost::Message)]

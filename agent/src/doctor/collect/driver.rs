@@ -2,7 +2,7 @@
 
 use super::{line, patiently};
 use crate::causes::with_causes;
-use crate::config::{LevelChoice, Method};
+use crate::config::{LevelChoice, MethodChoice};
 use crate::device::Device;
 use crate::doctor::facts::{Answer, Driver, Found, LoadedModule};
 use crate::obstacle::{self, Mps, Obstacle};
@@ -134,7 +134,7 @@ fn ask(device: &Device, tries: Option<LevelChoice>) -> Answers {
     let tried = patiently(move || {
         level::choose(choice, &driver, |level| match &forbidden {
             Some(why) => Err(why.clone()),
-            None => selftest::calls(&driver, level).map(|()| Method::default()),
+            None => selftest::calls(&driver, level, MethodChoice::Auto).stop(),
         })
         .map_err(|error| with_causes(&error))
     });

@@ -241,15 +241,34 @@ fn level(view: &View<'_>) -> Check {
                 of_level.map(|tried| format!(", {} ({})", tried.outcome, test.summary))
             });
             let text = format!(
-                "the agent uses {}{}",
+                "the agent uses {}{}{}",
                 named(status.level()),
+                stopped_by(status),
                 seen.unwrap_or_default()
             );
-            reached(status.level(), &text, &status.level_note)
+            let notes = [&status.level_note, &status.method_note];
+            let notes: Vec<&str> = notes
+                .into_iter()
+                .map(String::as_str)
+                .filter(|note| !note.is_empty())
+                .collect();
+            let check = reached(status.level(), &text, &notes.join("; "));
+            if status.method_at_kernel_end && status.level() != v1::ChannelLevel::L5LaunchGate {
+                return Check::warn("channel-level", check.evidence).remedy(
+                    "offline stops at the end of the kernel that runs, not within it; see the reason above",
+                );
+            }
+            check
         }
         (None, Some(tried)) => tried_level(tried),
         (None, None) => Check::skip("channel-level", NO_DRIVER),
     }
+}
+
+/// `, by ` the method in force, if channels are stopped at all.
+fn stopped_by(status: &v1::GetStatusResponse) -> String {
+    let method = crate::sessions::method_said(status.method());
+    method.map_or_else(String::new, |method| format!(", by {method}"))
 }
 
 fn tried_level(tried: &Found<Choice>) -> Check {
@@ -299,11 +318,11 @@ fn reached(level: v1::ChannelLevel, text: &str, note: &str) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Level, Method};
+    use crate::config::Level;
     use crate::doctor::Outcome::{Fail, Pass, Skip, Warn};
     use crate::doctor::facts::Node;
     use crate::doctor::judge::healthy::{self, outcome, outcome_virtual};
-    use crate::level::Choice;
+    use crate::level::{Choice, Stop};
     use crate::obstacle::Obstacle;
     use tidegate_proto::v1::{self, ChannelLevel, LevelTest, SelfTest};
 
@@ -516,7 +535,7 @@ mod tests {
         };
         let choice = |level| Choice {
             level,
-            method: Method::Disable,
+            stop: Stop::default(),
             note: "foreign pairs are refused".to_owned(),
         };
         let (result, text) = tried(Ok(choice(Level::L2)));
