@@ -1,6 +1,7 @@
 //! Random schedules of real processes: whatever happens, the order of the gate holds.
 
 use tidegate_tests::schedules;
+use tidegate_vgpu::personality::Personality;
 
 /// How many, and from which seed: `TIDEGATE_SCHEDULES=200 TIDEGATE_SEED=7`.
 fn setting(name: &str, default: u64) -> u64 {
@@ -16,7 +17,7 @@ fn order_holds_in_random_schedules() {
         setting("TIDEGATE_SCHEDULES", 6),
         setting("TIDEGATE_SEED", 1),
     );
-    let totals = schedules::run(seed, count, |_, _| {});
+    let totals = schedules::run(Personality::Evicts, seed, count, |_, _| {});
     let lines: Vec<String> = totals
         .violations
         .iter()

@@ -6,10 +6,13 @@
 //! happened is judged by [`crate::judge`] from the device's history.
 
 use crate::judge::{Look, Schedule, Verdict, judge};
+use crate::personality::{self, chosen, expected};
+use crate::view::status;
 use crate::virtual_nemesis::{Totals, Violation};
 use crate::{Node, Offline, Online, monotonic_ns, wait_until};
 use std::time::Duration;
 use tidegate_vgpu::history::{self, Kind, Record};
+use tidegate_vgpu::personality::Personality;
 
 /// SplitMix64: small, seeded, the same everywhere.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,16 @@ impl Nemesis {
     #[must_use]
     pub fn new() -> Self {
         Self::on(Node::new(&["--gpus", "1"], AGENT))
+    }
+
+    /// The same on firmware of that personality, with an agent that finds out by itself how to stop work on
+    /// it.
+    #[must_use]
+    pub fn of(personality: Personality) -> Self {
+        match personality {
+            Personality::Evicts => Self::new(),
+            other => Self::on(personality::node(other, &["--gpus", "1"], "")),
+        }
     }
 
     /// Starts the first offline program on a node that has its agent.
@@ -140,6 +153,33 @@ impl Nemesis {
         percent: u64,
         strike: &mut dyn FnMut(&mut Self, &mut Rng, &mut Schedule),
     ) -> (Verdict, u64) {
+        let (schedule, records, end) = self.play(seed, percent, strike);
+        // Channels that stood before this schedule are known from the records before it.
+        let (past, fresh) = records.split_at(self.judged.min(records.len()));
+        let verdict = judge_with_past(&schedule, past, fresh, end);
+        self.judged = records.len();
+        (verdict, end - schedule.start_ns)
+    }
+
+    /// As [`Self::run`], where no call stops anything and launches are all that can be held.
+    pub fn run_by_launches(&mut self, seed: u64) -> (Verdict, u64) {
+        let (schedule, records, end) = self.play(seed, 40, &mut Self::fault);
+        let mut verdict = judge_launches(&schedule, &records[self.judged.min(records.len())..]);
+        self.judged = records.len();
+        let now = status(&self.node);
+        if chosen(&now) != Ok(expected(Personality::Deaf)) {
+            verdict.violations.push(format!("the agent says {now}"));
+        }
+        (verdict, end - schedule.start_ns)
+    }
+
+    /// What happens in the schedule of `seed`: all of the history by its end.
+    fn play(
+        &mut self,
+        seed: u64,
+        percent: u64,
+        strike: &mut dyn FnMut(&mut Self, &mut Rng, &mut Schedule),
+    ) -> (Schedule, Vec<Record>, u64) {
         let mut rng = Rng(seed);
         let mut schedule = Schedule::default();
         let wanted = 1 + usize::from(rng.percent(30));
@@ -177,16 +217,7 @@ impl Nemesis {
             .offline
             .extend(self.offline.iter().map(|o| o.process.pid()));
         let records = self.history();
-        let fresh = records.get(self.judged..).unwrap_or_default();
-        // Channels that stood before this schedule are known from the records before it.
-        let verdict = judge_with_past(
-            &schedule,
-            &records[..self.judged.min(records.len())],
-            fresh,
-            end,
-        );
-        self.judged = records.len();
-        (verdict, end - start)
+        (schedule, records, end)
     }
 
     /// An offline program dies, and its operator starts another.
@@ -243,6 +274,31 @@ impl Default for Nemesis {
     }
 }
 
+/// Where launches are all that can be held nothing is disabled, and what is queued runs out beside online: no
+/// order of records says when the gate closed. Counted is what came of it, requests at whose end nothing
+/// offline began any more and turns after them; broken is a promise when a context is lost.
+fn judge_launches(schedule: &Schedule, records: &[Record]) -> Verdict {
+    let mut verdict = Verdict::default();
+    let own = |kind| {
+        let of_kind = move |r: &&Record| r.kind == kind && schedule.offline.contains(&r.pid);
+        records.iter().filter(of_kind)
+    };
+    for fault in own(Kind::Fault) {
+        verdict
+            .violations
+            .push(format!("offline work was lost: {fault:?}"));
+    }
+    let starts: Vec<u64> = own(Kind::KernelStart).map(|r| r.at_ns).collect();
+    for request in &schedule.requests {
+        let any = |from, to| starts.iter().any(|at| (from..to).contains(at));
+        let late = request.end_ns - (request.end_ns - request.start_ns) / 4;
+        verdict.edges += u64::from(any(request.start_ns, request.end_ns));
+        verdict.preemptions += u64::from(!any(late, request.end_ns));
+        verdict.wakes += u64::from(any(request.end_ns, u64::MAX));
+    }
+    verdict
+}
+
 fn judge_with_past(schedule: &Schedule, past: &[Record], fresh: &[Record], end: u64) -> Verdict {
     // The state of each channel at the start is its last record of each kind before it.
     let carried = past.iter().filter(|r| {
@@ -256,14 +312,26 @@ fn judge_with_past(schedule: &Schedule, past: &[Record], fresh: &[Record], end: 
     judge(schedule, &all, end)
 }
 
-/// Runs schedules `seed..seed + count`.
+/// Runs schedules `seed..seed + count` on firmware of that personality.
 #[must_use]
-pub fn run(seed: u64, count: u64, mut progress: impl FnMut(u64, &Totals)) -> Totals {
-    let mut nemesis = Nemesis::new();
-    let mut totals = Totals::default();
+pub fn run(
+    personality: Personality,
+    seed: u64,
+    count: u64,
+    mut progress: impl FnMut(u64, &Totals),
+) -> Totals {
+    let mut nemesis = Nemesis::of(personality);
+    let mut totals = Totals {
+        launches_only: personality == Personality::Deaf,
+        ..Totals::default()
+    };
     for number in 0..count {
         let this = seed.wrapping_add(number);
-        let (verdict, took) = nemesis.run(this);
+        let (verdict, took) = if totals.launches_only {
+            nemesis.run_by_launches(this)
+        } else {
+            nemesis.run(this)
+        };
         let figures = &mut totals.figures;
         totals.schedules += 1;
         figures.edges += verdict.edges;

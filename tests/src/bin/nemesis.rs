@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidegate_tests::virtual_nemesis::{Break, Totals, run_all};
 use tidegate_tests::{operators, real_reclaims, reclaims, schedules, virtual_reclaim};
+use tidegate_vgpu::personality::Personality;
 
 /// Random schedules against Tidegate.
 #[derive(Debug, Parser)]
@@ -87,9 +88,27 @@ struct Gate {
     /// Also writes the figures there.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// What the firmware does with a disable; `list` prints the names of what there is.
+    #[arg(long, default_value = Personality::Evicts.name(), value_parser = personality)]
+    personality: Firmware,
     /// Breaks something on purpose, to see that it is noticed.
     #[arg(long = "break", hide = true, default_value = "nothing", value_parser = breaks)]
     broken: Break,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Firmware {
+    Is(Personality),
+    List,
+}
+
+fn personality(name: &str) -> Result<Firmware, String> {
+    let known = || Personality::ALL.map(Personality::name).join(", ");
+    match Personality::from_name(name) {
+        Some(personality) => Ok(Firmware::Is(personality)),
+        None if name == "list" => Ok(Firmware::List),
+        None => Err(format!("one of {}, or list", known())),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -140,18 +159,24 @@ fn main() -> ExitCode {
         What::Reclaim(wanted) => return reclaim(&wanted),
         What::Operators(wanted) => return operate(&wanted),
     };
+    let Firmware::Is(personality) = gate.personality else {
+        for personality in Personality::ALL {
+            println!("{}", personality.name());
+        }
+        return ExitCode::SUCCESS;
+    };
     let totals = match gate.mode {
         Mode::Virtual => {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            run_all(gate.seed, gate.schedules, threads, gate.broken)
+            run_all(gate.seed, gate.schedules, threads, gate.broken, personality)
         }
-        Mode::Real => schedules::run(gate.seed, gate.schedules, |seed, totals| {
+        Mode::Real => schedules::run(personality, gate.seed, gate.schedules, |seed, totals| {
             if totals.schedules.is_multiple_of(20) {
                 eprintln!("{} schedules, last seed {seed}", totals.schedules);
             }
         }),
     };
-    match report(&gate, &totals) {
+    match report(&gate, personality, &totals) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("nemesis: cannot write the figures: {error}");
@@ -343,14 +368,15 @@ fn reclaim_stand_in(wanted: &Reclaim) -> Result<Outcome, String> {
 /// Violations that are printed.
 const SHOWN: usize = 20;
 
-fn report(gate: &Gate, totals: &Totals) -> std::io::Result<ExitCode> {
+fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Result<ExitCode> {
     for violation in totals.violations.iter().take(SHOWN) {
         println!("seed {}: {}", violation.seed, violation.what);
     }
     if let Some(first) = totals.violations.first() {
         println!(
-            "replay: scripts/nemesis gate --mode {} --schedules 1 --seed {}",
+            "replay: scripts/nemesis gate --mode {} --personality {} --schedules 1 --seed {}",
             gate.mode.name(),
+            personality.name(),
             first.seed
         );
     }
@@ -369,6 +395,7 @@ fn report(gate: &Gate, totals: &Totals) -> std::io::Result<ExitCode> {
     if let Some(path) = &gate.json {
         let json = serde_json::json!({
             "schedules": totals.schedules,
+            "personality": personality.name(),
             "violations": totals.violations.len(),
             "worst_stuck_ms": stuck_ms,
             "edges": figures.edges,

@@ -4,12 +4,13 @@
 //! are the node's alone.
 
 use super::Break;
+use super::method::Method;
 use super::script::{MS, US};
 use super::world::{Ev, World};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tidegate_device::{ChannelId, TsgId};
-use tidegate_policy::config::{Config, Cooldown};
+use tidegate_policy::config::{Config, Cooldown, Means};
 use tidegate_policy::effect::{Effect, Look};
 use tidegate_policy::event::{Event, Order, Standing};
 use tidegate_policy::ids::{Channels, Generation, GpuId, JobId, SessionId};
@@ -41,6 +42,7 @@ struct Command {
     disable: bool,
     look: Look,
     list: Vec<ChannelId>,
+    groups: Vec<TsgId>,
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +61,8 @@ pub(super) struct Agent {
     next: u32,
     issue: Vec<Issue>,
     newest: BTreeMap<(JobId, usize), Generation>,
+    /// Where launches are all that can be held: jobs and GPUs on which they pass.
+    pub passing: BTreeSet<(JobId, usize)>,
     unanswered: BTreeMap<(JobId, usize), BTreeSet<Generation>>,
     tickets: Vec<(usize, usize, TsgId)>,
     timer: Option<u64>,
@@ -70,14 +74,17 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    pub fn new(epoch: u64, gpus: u8, broken: Break, now: u64) -> Self {
-        let config = match broken {
+    pub fn new(epoch: u64, gpus: u8, broken: Break, method: Method, now: u64) -> Self {
+        let mut config = match broken {
             Break::NoCooldown => Config {
                 cooldown: Cooldown::Fixed(Duration::ZERO),
                 ..Config::default()
             },
             _ => Config::default(),
         };
+        if method == Method::LaunchGate {
+            config.means = Means::LaunchGate;
+        }
         Self {
             epoch,
             stopped: false,
@@ -87,6 +94,7 @@ impl Agent {
             next: 0,
             issue: (0..gpus).map(|_| Issue::default()).collect(),
             newest: BTreeMap::new(),
+            passing: BTreeSet::new(),
             unanswered: BTreeMap::new(),
             tickets: Vec::new(),
             timer: None,
@@ -113,7 +121,8 @@ impl World {
         for (gpu, channel) in core::mem::take(&mut self.journal) {
             self.device(gpu).enable_at(now + 20 * US, &[channel], 0);
         }
-        self.agent = Some(Agent::new(self.epoch, self.script.gpus, self.broken, now));
+        let (gpus, method) = (self.script.gpus, self.method);
+        self.agent = Some(Agent::new(self.epoch, gpus, self.broken, method, now));
         self.judge.agent(now, true, true);
         for pid in 0..self.processes.len() {
             if self.processes[pid].alive {
@@ -249,7 +258,7 @@ impl World {
     }
 
     fn attach(&mut self, pid: usize) {
-        let now = self.now;
+        let (now, method) = (self.now, self.method);
         let process = &mut self.processes[pid];
         let Some(agent) = &mut self.agent else { return };
         if !process.alive || process.attached == Some(agent.epoch) {
@@ -283,16 +292,21 @@ impl World {
             .map(|device| gpu_id(device.gpu))
             .collect();
         let devices = process.devices.len();
+        let on: Vec<usize> = process.devices.iter().map(|device| device.gpu).collect();
         let Some(harvesting) = process.harvesting() else {
             return;
         };
         harvesting.heartbeat = now;
-        harvesting.gate_closed = true;
+        harvesting.gate_closed = method != Method::LaunchGate;
         let next = &mut agent.next;
         let job = *agent.jobs.entry(harvesting.job).or_insert_with(|| {
             *next += 1;
             JobId(*next)
         });
+        if method == Method::LaunchGate {
+            let passes = |gpu: &usize| agent.passing.contains(&(job, *gpu));
+            harvesting.held = on.into_iter().filter(|gpu| !passes(gpu)).collect();
+        }
         self.feed(Event::OfflineAttached {
             session,
             job,
@@ -405,6 +419,10 @@ impl World {
     }
 
     fn launch_gate(&mut self, job: JobId, closed: bool) {
+        if self.method == Method::LaunchGate {
+            // Orders are what opens and closes it.
+            return;
+        }
         let Some(agent) = &self.agent else { return };
         let Some(number) = agent
             .jobs
@@ -428,16 +446,18 @@ impl World {
 
     fn order(&mut self, order: Order, disable: bool, look: Look) {
         let gpu = order.gpu.index();
-        let mut list = Vec::new();
-        let Some(agent) = &mut self.agent else { return };
-        for pid in agent.sessions.values() {
-            let process = &self.processes[*pid];
-            if process.job().and_then(|job| agent.jobs.get(&job)) == Some(&order.job) {
-                for device in process.devices.iter().filter(|device| device.gpu == gpu) {
-                    list.extend(device.channels.iter().map(|channel| channel.1));
-                }
+        let (mut list, mut groups) = (Vec::new(), Vec::new());
+        for pid in self.pids_of(order.job) {
+            let devices = self.processes[pid].devices.iter();
+            for device in devices.filter(|device| device.gpu == gpu) {
+                list.extend(device.channels.iter().map(|channel| channel.1));
+                groups.extend(device.channels.iter().map(|channel| channel.0));
             }
         }
+        if self.method == Method::LaunchGate {
+            return self.order_launches(order, disable, look, &list);
+        }
+        let Some(agent) = &mut self.agent else { return };
         let key = (order.job, gpu);
         agent.newest.insert(key, order.generation);
         agent
@@ -450,8 +470,33 @@ impl World {
             disable,
             look,
             list,
+            groups,
         });
         self.enter_next(gpu);
+    }
+
+    /// The processes of a job that are attached.
+    pub fn pids_of(&self, job: JobId) -> Vec<usize> {
+        let Some(agent) = &self.agent else {
+            return Vec::new();
+        };
+        let is_of = |pid: &usize| {
+            let own = self.processes[*pid].job();
+            own.and_then(|own| agent.jobs.get(&own)) == Some(&job)
+        };
+        agent.sessions.values().copied().filter(is_of).collect()
+    }
+
+    /// Whether an online process that the agent knows is busy on `gpu`.
+    pub fn is_online_busy(&self, gpu: usize) -> bool {
+        let Some(agent) = &self.agent else {
+            return false;
+        };
+        agent.sessions.values().any(|pid| {
+            let process = &self.processes[*pid];
+            let mut devices = process.devices.iter();
+            process.is_online() && devices.any(|device| device.gpu == gpu && device.busy())
+        })
     }
 
     fn enter_next(&mut self, gpu: usize) {
@@ -482,6 +527,7 @@ impl World {
             disable,
             look,
             list,
+            groups,
         } = command;
         let key = (order.job, gpu);
         let overtaken = agent.newest.get(&key) != Some(&order.generation);
@@ -501,47 +547,31 @@ impl World {
             self.tell_in(3 * US, In::Answer(answer));
             return self.enter_next(gpu);
         }
-        let busy = agent.sessions.values().any(|pid| {
-            let process = &self.processes[*pid];
-            let used = process
-                .devices
-                .iter()
-                .any(|device| device.gpu == gpu && device.busy());
-            process.is_online() && used
-        });
-        if !disable && look == Look::First && busy {
+        if !disable && look == Look::First && self.is_online_busy(gpu) {
             self.tell_in(2 * US, In::Answer(Event::EnableSkipped { order }));
             return self.enter_next(gpu);
         }
-        agent.issue[gpu].busy = true;
+        if let Some(agent) = &mut self.agent {
+            agent.issue[gpu].busy = true;
+        }
         let generation = order.generation.0;
-        let done = if disable {
+        if disable {
             self.journal
                 .extend(list.iter().map(|channel| (gpu, *channel)));
-            let drawn = self.device(gpu).draw_disable();
-            self.device(gpu).disable_at(now + drawn, &list, generation);
-            self.judge.disable_call(gpu, &list, generation, now, drawn);
-            now + drawn
-        } else {
-            let done = now + self.dice.between(5 * US, 20 * US);
-            self.device(gpu).enable_at(done, &list, generation);
-            self.judge.enable_call(gpu, &list, generation, now);
-            done
-        };
-        let returned = Instant::from_nanos(done);
-        let answer = if disable {
-            Event::Disabled {
-                order,
-                entered: stamp,
-                returned,
-            }
-        } else {
-            for channel in &list {
-                self.journal.remove(&(gpu, *channel));
-            }
-            Event::Enabled { order }
-        };
-        self.at(done, Ev::Returned(epoch, gpu, answer));
+            return self.disable(epoch, order, &list, groups);
+        }
+        let mut done = now + self.dice.between(5 * US, 20 * US);
+        self.device(gpu).enable_at(done, &list, generation);
+        self.judge.enable_call(gpu, &list, generation, now);
+        if self.method == Method::Restart {
+            done += 20 * US;
+            let own = self.restarters[gpu];
+            self.device(gpu).restart_at(done, own);
+        }
+        for channel in &list {
+            self.journal.remove(&(gpu, *channel));
+        }
+        self.at(done, Ev::Returned(epoch, gpu, Event::Enabled { order }));
     }
 
     /// A call came back.

@@ -339,7 +339,14 @@ impl Judge {
                 .get(&(gpu, *channel))
                 .is_some_and(|c| c.disabled_since.is_some())
         });
-        if !sleeps || !self.controlled {
+        if sleeps {
+            self.woke(gpu, order, now);
+        }
+    }
+
+    /// An order lets a job run again.
+    pub fn woke(&mut self, gpu: usize, order: u64, now: u64) {
+        if !self.controlled {
             return;
         }
         if self.last_wake != order {

@@ -19,12 +19,14 @@
 
 mod agent;
 mod judge;
+mod method;
 mod process;
 pub(crate) mod script;
 mod world;
 
 use crate::sweep;
 pub use judge::Figures;
+use tidegate_vgpu::personality::Personality;
 
 /// What is broken on purpose, to see that the judge notices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,16 +42,19 @@ pub enum Break {
     NoDisableOnRestart,
     /// An offline process whose agent is gone waits for ever.
     NoLanding,
+    /// Whatever the firmware, a disable is believed to be enough.
+    DisableOnly,
 }
 
 impl Break {
     /// Each with its name on the command line.
-    pub const NAMES: [(&'static str, Self); 5] = [
+    pub const NAMES: [(&'static str, Self); 6] = [
         ("nothing", Self::Nothing),
         ("no-cooldown", Self::NoCooldown),
         ("lost-edge", Self::LostEdge),
         ("no-disable-on-restart", Self::NoDisableOnRestart),
         ("no-landing", Self::NoLanding),
+        ("disable-only", Self::DisableOnly),
     ];
 
     /// The one of that name.
@@ -80,29 +85,37 @@ pub struct Totals {
     pub violations: Vec<Violation>,
     /// Sums and maxima over all schedules.
     pub figures: Figures,
+    /// Real processes of which launches are all that can be held: short requests end before it shows.
+    pub launches_only: bool,
 }
 
 impl Totals {
     /// Too little happened for the verdict to mean anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let few = 3 * self.schedules;
+        let few = if self.launches_only { 1 } else { 3 } * self.schedules;
         self.schedules == 0 || self.figures.wakes < few || self.figures.preemptions < few
     }
 }
 
 /// Runs one schedule.
 #[must_use]
-pub fn run(seed: u64, broken: Break) -> (Vec<String>, Figures) {
-    world::World::new(seed, broken).run()
+pub fn run(seed: u64, broken: Break, personality: Personality) -> (Vec<String>, Figures) {
+    world::World::new(seed, broken, personality).run()
 }
 
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
 #[must_use]
-pub fn run_all(seed: u64, schedules: u64, threads: usize, broken: Break) -> Totals {
+pub fn run_all(
+    seed: u64,
+    schedules: u64,
+    threads: usize,
+    broken: Break,
+    personality: Personality,
+) -> Totals {
     let mut all = Totals::default();
-    for (seed, (violations, figures)) in sweep::seeds(seed, schedules, threads, |s| run(s, broken))
-    {
+    let one = |seed| run(seed, broken, personality);
+    for (seed, (violations, figures)) in sweep::seeds(seed, schedules, threads, one) {
         all.schedules += 1;
         all.figures.add(&figures);
         let violations = violations.into_iter().map(|what| Violation { seed, what });
@@ -116,7 +129,7 @@ mod tests {
     use super::*;
 
     fn breaks(broken: Break, word: &str) {
-        let totals = run_all(1, 60, 2, broken);
+        let totals = run_all(1, 60, 2, broken, Personality::Evicts);
         assert!(
             totals
                 .violations
@@ -129,15 +142,41 @@ mod tests {
 
     #[test]
     fn two_hundred_schedules_keep_every_promise_and_are_about_something() {
-        let totals = run_all(1, 200, 2, Break::Nothing);
+        let totals = run_all(1, 200, 2, Break::Nothing, Personality::Evicts);
         assert_eq!(totals.violations, []);
         assert!(!totals.is_empty(), "{totals:?}");
     }
 
     #[test]
+    fn every_firmware_is_stopped_by_its_method() {
+        for personality in Personality::ALL {
+            let totals = run_all(1, 60, 2, Break::Nothing, personality);
+            assert_eq!(totals.violations, [], "{}", personality.name());
+            assert!(!totals.is_empty(), "{}: {totals:?}", personality.name());
+        }
+    }
+
+    #[test]
+    fn the_judge_notices_a_method_that_stops_nothing() {
+        for personality in [
+            Personality::Restart,
+            Personality::Preempt,
+            Personality::Deaf,
+        ] {
+            let totals = run_all(1, 60, 2, Break::DisableOnly, personality);
+            let seen = |v: &Violation| v.what.contains("ran beside");
+            assert!(totals.violations.iter().any(seen), "{}", personality.name());
+        }
+    }
+
+    #[test]
     fn a_schedule_is_its_seed() {
-        assert_eq!(run(7, Break::Nothing), run(7, Break::Nothing));
-        assert_eq!(run(7, Break::NoCooldown), run(7, Break::NoCooldown));
+        for personality in Personality::ALL {
+            for broken in [Break::Nothing, Break::NoCooldown] {
+                let once = run(7, broken, personality);
+                assert_eq!(run(7, broken, personality), once);
+            }
+        }
     }
 
     #[test]

@@ -189,13 +189,16 @@ pub(super) struct Harvesting {
     pub job: u32,
     pub landing: Landing,
     pub gate_closed: bool,
+    /// GPUs that it may launch nothing for, where launches are all that can be held.
+    pub held: BTreeSet<usize>,
     pub heartbeat: u64,
 }
 
 impl Harvesting {
     /// Whether a launch passes the gate.
     pub fn passes(&self, attached_once: bool) -> bool {
-        let closed = self.gate_closed || !attached_once || self.landing != Landing::Obeying;
+        let held = self.gate_closed || !self.held.is_empty();
+        let closed = held || !attached_once || self.landing != Landing::Obeying;
         let state = if closed { GATE_CLOSED } else { GATE_OPEN };
         turn(Role::Offline, 4 | state, Capture::None) == Turn::Pass
     }
@@ -254,6 +257,7 @@ impl Process {
             job,
             landing: Landing::Obeying,
             gate_closed: true,
+            held: BTreeSet::new(),
             heartbeat: 0,
         };
         Self::new(Kind::Offline(harvesting), gpus)

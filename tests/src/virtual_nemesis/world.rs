@@ -7,12 +7,14 @@
 use super::Break;
 use super::agent::{Agent, In};
 use super::judge::{Figures, Judge};
+use super::method::{Kick, Method};
 use super::process::{Kind, PROBE_MAX, Process};
 use super::script::{Dice, Fault, MS, Script, US};
 use std::collections::{BTreeMap, BTreeSet};
 use tidegate_core::landing::{Effect as Land, Look as Glance, OnLoss};
 use tidegate_device::{ChannelId, Config, EventKind, Gpu, TsgId, Work};
 use tidegate_policy::event::Event;
+use tidegate_vgpu::personality::Personality;
 
 /// The engine kernels run on.
 const GRAPHICS: u32 = 1;
@@ -44,6 +46,8 @@ pub(super) enum Ev {
     /// An issue thread makes its next call, or one came back.
     Enter(u64, usize),
     Returned(u64, usize, Event),
+    /// An issue thread makes the second call of a disable.
+    Kick(Box<Kick>),
     Fault(Fault),
     AgentStarts,
     AgentGoesOn(u64),
@@ -58,6 +62,10 @@ pub(super) struct World {
     pub dice: Dice,
     pub script: Script,
     pub broken: Break,
+    pub personality: Personality,
+    pub method: Method,
+    /// The agent's own group on each GPU, by which it restarts the runlist.
+    pub restarters: Vec<TsgId>,
     pub judge: Judge,
     pub processes: Vec<Process>,
     pub agent: Option<Agent>,
@@ -77,18 +85,20 @@ pub(super) struct World {
 }
 
 impl World {
-    pub fn new(seed: u64, broken: Break) -> Self {
+    pub fn new(seed: u64, broken: Break, personality: Personality) -> Self {
         let mut dice = Dice::new(seed);
         let script = Script::draw(&mut dice);
-        let gpus = (0..script.gpus)
+        let mut gpus: Vec<Gpu> = (0..script.gpus)
             .map(|gpu| {
                 let seed = seed.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(gpu));
                 Gpu::new(Config {
                     seed,
+                    eviction: personality.eviction(),
                     ..Config::default()
                 })
             })
             .collect();
+        let restarters = gpus.iter_mut().map(|gpu| gpu.add_tsg(GRAPHICS)).collect();
         let slack = if script.syncs { 0 } else { PROBE_MAX };
         Self {
             now: 0,
@@ -96,6 +106,9 @@ impl World {
             judge: Judge::new(script.gpus, slack),
             script,
             broken,
+            personality,
+            method: Method::on(personality, broken),
+            restarters,
             processes: Vec::new(),
             agent: None,
             epoch: 0,
@@ -209,6 +222,7 @@ impl World {
                     self.at(self.now + 50 * MS, Ev::ReporterTick(pid));
                 }
             }
+            Ev::Kick(kick) => self.kick(*kick),
             Ev::Agent(epoch, message) => self.receive(epoch, message),
             Ev::Heartbeat(epoch) => {
                 if self

@@ -6,7 +6,7 @@
 //! measured with a peer that has no page, from just before it sends its edge.
 
 use crate::floor::Relay;
-use crate::{Row, quantile};
+use crate::{Row, methods, quantile};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -259,5 +259,6 @@ pub fn measure(edges: u32) -> Vec<Row> {
             (quantile(&long, 50) - quantile(&short, 50)) / f64::from(FIXED_US[1] - FIXED_US[0]);
         out.push(Row::new(format!("{key}.disables_in_a_row"), grows, ""));
     }
+    out.extend(methods::measure(edges / 2));
     out
 }

@@ -42,6 +42,7 @@ mod floor;
 mod headroom;
 mod hook;
 mod mapping;
+mod methods;
 mod reclaim;
 mod recovery;
 mod replay;
