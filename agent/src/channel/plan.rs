@@ -139,10 +139,10 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn member(group: u32, channel: u32, computes: bool) -> Member {
+    fn member(client: u32, group: u32, channel: u32, computes: bool) -> Member {
         let null = std::fs::File::open("/dev/null").expect("it exists");
         Member {
-            client: 0xc1d0_0001,
+            client,
             channel,
             group,
             computes,
@@ -154,12 +154,16 @@ mod tests {
     /// What follows each batch: `g` and `r` restarts, `p` and the group a preemption.
     fn followed(method: Method, remote: bool) -> Vec<String> {
         let mut plan = Plan::new(method, remote);
-        for session in 1..=2 {
+        for session in 1..=2_u32 {
+            let mut push = |group, channel, computes| {
+                let member = member(session, group, channel, computes);
+                plan.push(u64::from(session), Via::Agent, &member);
+            };
             for channel in 0..70 {
-                plan.push(session, Via::Agent, &member(7, channel, true));
+                push(7, channel, true);
             }
             for channel in 70..72 {
-                plan.push(session, Via::Agent, &member(8, channel, false));
+                push(8, channel, false);
             }
         }
         let text = |kick: &Kick| match kick {
