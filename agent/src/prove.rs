@@ -198,7 +198,7 @@ fn look(claim: Claim) -> Proof {
 }
 
 /// A copy of descriptor `fd` of a process, if it is the driver's control file.
-fn control_file(pid: i32, fd: i32) -> Option<ControlFile> {
+pub(crate) fn control_file(pid: i32, fd: i32) -> Option<ControlFile> {
     let pidfd = crate::sys::pidfd_open(pid).ok()?;
     let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
     ControlFile::adopt(file).ok()

@@ -197,6 +197,12 @@ impl Trial {
                         self.observe(&change);
                     }
                 }
+                Input::Said(_, Said::ControlFile(fd)) => {
+                    let pid = i32::try_from(self.child.child.id()).unwrap_or(0);
+                    if let Some(own) = &mut self.attached {
+                        own.file = crate::prove::control_file(pid, fd).map(Arc::new);
+                    }
+                }
                 Input::Said(_, Said::Schedule { ticket, .. }) => {
                     if let Some(own) = &self.attached {
                         let _ = own.outbox.try_send(Tell::Go { ticket });
@@ -274,7 +280,14 @@ impl Trial {
             let there = trial.attached.is_some() && !trial.channels.is_empty();
             there.then_some(())
         })
-        .ok_or(NotPossible::NotAttached)
+        .ok_or(NotPossible::NotAttached)?;
+        // So may its file; without it a level is not tried.
+        let has_file = |trial: &mut Self| {
+            let own = trial.attached.as_ref()?;
+            own.file.as_ref().map(|_| ())
+        };
+        let _ = self.until(ANSWER_NS, has_file);
+        Ok(())
     }
 
     /// The child's answer to a word.
