@@ -233,7 +233,7 @@ mod tests {
         assert!(choice.note.contains("because"), "{}", choice.note);
         assert!(
             choose(LevelChoice::Forced(Level::L1), &driver, |_| Ok(
-                Method::default()
+                Stop::default()
             ))
             .is_err()
         );

@@ -107,7 +107,7 @@ fn ask(device: &Device, tries: Option<LevelChoice>) -> Answers {
         Ok(Err(error)) => {
             // What an agent would do here.
             let unlisted = rm::Driver::unlisted(&error);
-            let chosen = |choice| level::choose(choice, &unlisted, |_| Ok(Method::default()));
+            let chosen = |choice| level::choose(choice, &unlisted, |_| Ok(level::Stop::default()));
             return Answers {
                 version: Err(unlisted.lacks.clone().unwrap_or_default()),
                 obstacles: None,
