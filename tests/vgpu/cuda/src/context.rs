@@ -1,7 +1,9 @@
 //! Contexts: channels of one GPU, the streams on them, and what is current in a thread.
 //!
-//! A context is born with its hardware queues: one compute TSG of `CUDA_DEVICE_MAX_CONNECTIONS`
-//! channels and two copy TSGs. A fault of any of them is the context's for ever ("sticky").
+//! A context is born with its hardware queues: one graphics group of `CUDA_DEVICE_MAX_CONNECTIONS`
+//! channels, each with an object that computes and one that copies, and [`COPY_GROUPS`] copy groups of
+//! [`COPY_CHANNELS`]. Which of the two objects a graphics channel gets first, `TIDEGATE_VGPU_OBJECTS`
+//! says: `compute` (default) or `copy`. A fault of any channel is the context's for ever ("sticky").
 
 use std::cell::RefCell;
 use std::env;
@@ -42,8 +44,12 @@ use crate::stream::{LegacyMark, Stream};
 
 /// Greatest and least stream priority.
 pub const PRIORITIES: (i32, i32) = (-5, 0);
-/// Channels of each copy TSG.
-const COPY_CHANNELS: usize = 2;
+/// Copy groups of a context, and channels of each. The driver's library makes about forty channels a
+/// context with the default of eight connections; how they are parted waits for a look at a GPU.
+const COPY_GROUPS: u32 = 8;
+const COPY_CHANNELS: usize = 4;
+/// Groups that carry work: streams compute in the first and copy in and out by two others.
+const WORKING: usize = 3;
 
 /// One context.
 pub struct Context {
@@ -61,8 +67,8 @@ pub struct Context {
     pub green: AtomicPtr<c_void>,
     /// For the streams.
     pub legacy_mark: LegacyMark,
-    groups: [Group; 3],
-    next: [AtomicUsize; 3],
+    groups: Vec<Group>,
+    next: [AtomicUsize; WORKING],
     lost: Arc<AtomicI32>,
     destroyed: AtomicBool,
     legacy: OnceLock<&'static Pinned<Stream>>,
@@ -92,10 +98,11 @@ impl Context {
             .and_then(|text| text.parse().ok())
             .unwrap_or(8_usize);
         let compute = (ENGINE_TYPE_GR0, connections.clamp(1, 32));
-        let copy_in = (ENGINE_TYPE_COPY0, COPY_CHANNELS);
-        let copy_out = (ENGINE_TYPE_COPY0 + 1, COPY_CHANNELS);
-        let group = |shape| Group::new(gpu, space, shape, &lost);
-        let groups = [group(compute)?, group(copy_in)?, group(copy_out)?];
+        let copies = (0..COPY_GROUPS).map(|at| (ENGINE_TYPE_COPY0 + at, COPY_CHANNELS));
+        let groups = std::iter::once(compute)
+            .chain(copies)
+            .map(|shape| Group::new(gpu, space, shape, &lost))
+            .collect::<CudaResult<Vec<_>>>()?;
         // A driver without this control keeps its watchdog, which does no harm.
         let _ = gpu.rm.control(
             "RC_SOFT_DISABLE_WATCHDOG",
@@ -154,7 +161,7 @@ impl Context {
     }
 
     /// Channels for a new stream, per engine, round robin.
-    pub fn next_channels(&'static self) -> [&'static Channel; 3] {
+    pub fn next_channels(&'static self) -> [&'static Channel; WORKING] {
         std::array::from_fn(|engine| {
             let channels = &self.groups[engine].channels;
             &channels[self.next[engine].fetch_add(1, Ordering::Relaxed) % channels.len()]
@@ -262,12 +269,9 @@ impl Group {
             HOPPER_CHANNEL_GPFIFO_A,
             &mut bytes_of(&mut p)[..rm.branch.channel_alloc_size()],
         )?;
-        let object = if engine == ENGINE_TYPE_GR0 {
-            HOPPER_COMPUTE_A
-        } else {
-            HOPPER_DMA_COPY_A
-        };
-        rm.alloc("alloc engine object", channel, object, &mut [])?;
+        for object in objects(engine) {
+            rm.alloc("alloc engine object", channel, *object, &mut [])?;
+        }
         let mut token = WorkSubmitToken::default();
         rm.control(
             "GET_WORK_SUBMIT_TOKEN",
@@ -310,6 +314,19 @@ impl Group {
             let _ = unregister(gpu, channel);
         }
         let _ = rm.free(self.tsg);
+    }
+}
+
+/// The engine objects of a channel, in the order they are made.
+fn objects(engine: u32) -> &'static [u32] {
+    static COPY_FIRST: OnceLock<bool> = OnceLock::new();
+    let copy_first = || env::var("TIDEGATE_VGPU_OBJECTS").is_ok_and(|first| first == "copy");
+    if engine != ENGINE_TYPE_GR0 {
+        &[HOPPER_DMA_COPY_A]
+    } else if *COPY_FIRST.get_or_init(copy_first) {
+        &[HOPPER_DMA_COPY_A, HOPPER_COMPUTE_A]
+    } else {
+        &[HOPPER_COMPUTE_A, HOPPER_DMA_COPY_A]
     }
 }
 
