@@ -9,6 +9,7 @@ use crate::journal::Place;
 use std::collections::HashSet;
 use std::sync::Arc;
 use tidegate_abi::class::Engine;
+use tidegate_abi::rm::MAX_PAIRS;
 use tidegate_policy::event::Order;
 use tidegate_policy::ids::{Generation, GpuId};
 
@@ -110,6 +111,9 @@ impl Gang {
     }
 }
 
+/// Groups by client and handle.
+type Groups = HashSet<(u32, u32)>;
+
 /// Prepares the calls for the channels of `sessions` on `gpu`: per process, so that one that fails
 /// does not block the others, and TSGs that compute before those that copy.
 #[must_use]
@@ -120,23 +124,9 @@ pub fn batches<'a>(
     method: Method,
 ) -> Vec<Batch> {
     let mut plan = Plan::new(method, level == Level::L3);
-    for session in sessions {
-        let mut held: Vec<&Held> = session
-            .channels
-            .iter()
-            .filter(|held| held.gpu == Some(gpu) && held.place.is_some())
-            .collect();
-        // A TSG is gated whole, and counts as computing if any channel of it does or may.
-        let computing: HashSet<(u32, u32)> = held
-            .iter()
-            .filter(|held| matches!(held.channel.engine, Engine::Graphics | Engine::Unknown))
-            .map(|held| (held.channel.client, held.channel.tsg))
-            .collect();
-        held.sort_by_key(|held| {
-            let tsg = (held.channel.client, held.channel.tsg);
-            (!computing.contains(&tsg), tsg, held.channel.channel)
-        });
-        for held in held {
+    let mut rest = Vec::new();
+    let mut add = |session: &Session, members: &[&Held], computing: &Groups| {
+        for held in members {
             let Some(place) = held.place else { continue };
             let channel = held.channel;
             let file = match session.clients.get(&channel.client) {
@@ -161,6 +151,38 @@ pub fn batches<'a>(
             };
             plan.push(session.id, via, &member);
         }
+    };
+    for session in sessions {
+        let mut held: Vec<&Held> = session
+            .channels
+            .iter()
+            .filter(|held| held.gpu == Some(gpu) && held.place.is_some())
+            .collect();
+        let group = |held: &Held| (held.channel.client, held.channel.tsg);
+        // A TSG is gated whole, and counts as computing if any channel of it does or may.
+        let computing: Groups = held
+            .iter()
+            .filter(|held| matches!(held.channel.engine, Engine::Graphics | Engine::Unknown))
+            .map(|held| group(held))
+            .collect();
+        held.sort_by_key(|held| {
+            let tsg = group(held);
+            (!computing.contains(&tsg), tsg, held.channel.channel)
+        });
+        let first = held.partition_point(|held| computing.contains(&group(held)));
+        // The calls that this many take have room for whole groups that copy.
+        let room = first.next_multiple_of(MAX_PAIRS).min(held.len());
+        let ends = |at: &usize| {
+            held.get(*at)
+                .is_none_or(|next| group(next) != group(held[*at - 1]))
+        };
+        let cut = (first + 1..=room).rev().find(ends).unwrap_or(first);
+        let late = held.split_off(cut);
+        add(session, &held, &computing);
+        rest.push((session, late, computing));
+    }
+    for (session, late, computing) in rest {
+        add(session, &late, &computing);
     }
     plan.finish()
 }
