@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use tidegate_device::{Event, EventKind, Work};
 use tidegate_vgpu::history::{Kind, Record};
-use tidegate_vgpu::ring::{ENTRIES, Entry, Op, Ring, Semaphore, kernel_id};
+use tidegate_vgpu::ring::{ENTRIES, Entry, Op, Ring, Semaphore, Usermode, kernel_id};
 
 use crate::kv;
 use crate::sys;
@@ -215,8 +215,9 @@ impl World {
             .filter_map(|gpu| gpu.model.next_event())
             .min();
         let poll = self
-            .channels
-            .values()
+            .busy
+            .iter()
+            .filter_map(|key| self.channels.get(key))
             .any(Channel::polls)
             .then_some(now + POLL_NS);
         match (next, poll) {
@@ -248,16 +249,36 @@ impl World {
         }
     }
 
-    /// Takes what clients put into their rings.
+    /// Takes what clients put into their rings, if one rang since: a context has dozens of channels, and
+    /// a look at each costs more than most calls.
     fn feed(&mut self) {
+        let bell = self.doorbell.at::<Usermode>(0);
+        let bell = bell.map(|page| page.doorbell.load(Ordering::SeqCst));
+        if bell.is_some() && bell == self.heard {
+            return;
+        }
+        self.heard = bell;
+        let channels = &self.channels;
+        self.busy.retain(|key| {
+            let channel = channels.get(key);
+            channel.is_some_and(|channel| !channel.entries.is_empty())
+        });
         let unknown_kernel_ns = self.knobs.kernel_ns;
-        for channel in self.channels.values_mut() {
+        for (key, channel) in &mut self.channels {
             let Some(ring) = channel.ring() else { continue };
             let put = ring.put.load(Ordering::Acquire);
             if channel.dead {
                 continue;
             }
-            while channel.fed < put && channel.entries.len() < ENTRIES {
+            if channel.fed < put {
+                self.busy.insert(*key);
+            }
+            while channel.fed < put {
+                if channel.entries.len() == ENTRIES {
+                    // More than a ring holds: the rest when there is room.
+                    self.heard = None;
+                    break;
+                }
                 let Some(entry) = channel.entry(channel.fed) else {
                     break;
                 };
@@ -288,7 +309,8 @@ impl World {
     }
 
     fn check_waits(&mut self) {
-        for channel in self.channels.values().filter(|c| c.waits > 0 && !c.dead) {
+        let busy = self.busy.iter().filter_map(|key| self.channels.get(key));
+        for channel in busy.filter(|c| c.waits > 0 && !c.dead) {
             let model = &mut self.gpus[channel.gpu].model;
             if model.waiting(channel.id).is_some() && channel.wait_is_over() {
                 model.signal(channel.id);
@@ -300,7 +322,10 @@ impl World {
     pub(crate) fn move_pieces(&mut self, now: u64) -> bool {
         let mut moved = false;
         let mut faults = Vec::new();
-        for (key, channel) in &mut self.channels {
+        for key in &self.busy {
+            let Some(channel) = self.channels.get_mut(key) else {
+                continue;
+            };
             let Some(done) = channel.moving else { continue };
             let Some(entry) = channel.entries.front() else {
                 continue;

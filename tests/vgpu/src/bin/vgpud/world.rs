@@ -191,6 +191,11 @@ pub(crate) struct World {
     pub(crate) next_auto: u32,
     pub(crate) channels: BTreeMap<u64, Channel>,
     pub(crate) next_channel: u64,
+    /// Channels with entries that are not finished, and some that had: who else has nothing to do.
+    pub(crate) busy: BTreeSet<u64>,
+    /// Where clients ring, and the last ring after which their rings were read.
+    pub(crate) doorbell: Mapping,
+    pub(crate) heard: Option<u32>,
     pub(crate) by_model: HashMap<(usize, ChannelId), u64>,
     pub(crate) tsgs: HashMap<(usize, TsgId), TsgOwner>,
     pub(crate) tickets: HashMap<u64, Ticket>,
@@ -230,6 +235,7 @@ impl World {
                 }
             })
             .collect();
+        let usermode = Memfd::new(c"vgpu-usermode", USERMODE_BYTES as u64)?;
         Ok(Self {
             knobs: setup.knobs.clone(),
             gpus,
@@ -242,13 +248,16 @@ impl World {
             next_auto: 0xcaf0_0000,
             channels: BTreeMap::new(),
             next_channel: 1,
+            busy: BTreeSet::new(),
+            doorbell: usermode.map()?,
+            heard: None,
             by_model: HashMap::new(),
             tsgs: HashMap::new(),
             tickets: HashMap::new(),
             next_ticket: 1,
             memory: Memory::new(setup.gpus, setup.memory_bytes)?,
             memory_busy: 0,
-            usermode: Memfd::new(c"vgpu-usermode", USERMODE_BYTES as u64)?,
+            usermode,
             history: Writer::create(dir)?,
             rng: tidegate_device::Rng::new(setup.seed ^ 0x6b6e_6f62),
             engine_until: None,
