@@ -1,7 +1,9 @@
 //! Many GPUs, many processes, many channels: the gate of each GPU answers to its own work only, and
 //! a job stops and runs as a whole.
 
+use std::collections::HashSet;
 use std::process::Command;
+use tidegate_abi::class::{Engine, engine_of_type};
 use tidegate_tests::view::descriptors;
 use tidegate_tests::watch::{
     Testimony, channels, counter, status, wait_all, wait_finished, wait_open,
@@ -244,6 +246,79 @@ fn every_channel_of_many_contexts_is_disabled_and_enabled_in_batches() {
         }
     }
     no_error_in_status(&node);
+}
+
+/// The calls that disabled channels of `pids` after `begun`, in order: how many that compute and how many
+/// others each names.
+fn calls_with_graphics(node: &Node, pids: &[u32], begun: u64) -> Vec<(usize, usize)> {
+    let testimony = Testimony::of(node);
+    let graphics: HashSet<(u32, u32)> = testimony
+        .all(pids, Kind::ChannelUp)
+        .filter(|record| {
+            engine_of_type(u32::try_from(record.value).unwrap_or(0)) == Engine::Graphics
+        })
+        .map(|record| (record.client, record.object))
+        .collect();
+    let mut calls: Vec<(u64, usize, usize)> = Vec::new();
+    for record in testimony.all(pids, Kind::DisableBegin) {
+        if record.at_ns <= begun {
+            continue;
+        }
+        if calls.last().is_none_or(|call| call.0 != record.value) {
+            calls.push((record.value, 0, 0));
+        }
+        let computes = graphics.contains(&(record.client, record.object));
+        if let Some(call) = calls.last_mut() {
+            call.1 += usize::from(computes);
+            call.2 += usize::from(!computes);
+        }
+    }
+    calls.into_iter().map(|call| (call.1, call.2)).collect()
+}
+
+#[test]
+fn what_computes_is_disabled_by_the_first_calls_whatever_object_a_channel_got_first() {
+    for objects in ["compute", "copy"] {
+        let node = Node::new(&[], CONFIG);
+        // Eight contexts in one, and three beside it in the same job.
+        let mut job: Vec<Online> = [7, 2]
+            .map(|more| {
+                let mut one = contexts(&node, "many", |command| {
+                    command.env("TIDEGATE_VGPU_OBJECTS", objects);
+                });
+                one.say(&format!("make {more}"));
+                one
+            })
+            .into();
+        let pids: Vec<u32> = job.iter().map(|one| one.process.pid()).collect();
+        let mut online = Online::start(&node, 0);
+        for one in &mut job {
+            one.say("launch 2000000");
+        }
+        wait_open(&node, 0, online.process.pid());
+        assert_eq!(wait_all(&node, &pids, false), 11 * 40);
+        let begun = monotonic_ns();
+        online.say("hold");
+        wait_all(&node, &pids, true);
+        let calls = calls_with_graphics(&node, &pids, begun);
+        online.say("release");
+        let computing: Vec<bool> = calls.iter().map(|call| call.0 > 0).collect();
+        assert!(
+            computing.is_sorted_by(|a, b| a >= b),
+            "{objects}: {calls:?}"
+        );
+        let full = calls.iter().filter(|call| **call == (64, 0)).count();
+        let mixed = calls.iter().filter(|call| **call == (24, 40)).count();
+        assert_eq!(
+            (full, mixed, calls.len()),
+            (1, 1, 7),
+            "{objects}: {calls:?}"
+        );
+        for one in &mut job {
+            one.say("sync");
+        }
+        no_error_in_status(&node);
+    }
 }
 
 #[test]
