@@ -32,6 +32,14 @@ def note(probe, text):
     emit({"kind": "note", "probe": probe, "text": text})
 
 
+GUESSES = {}
+
+
+def guess(probe, words, holds):
+    """Says of a guess of the design whether it holds; the probe's verdict line carries it."""
+    GUESSES.setdefault(probe, []).append({"guess": words, "found": "confirmed" if holds else "refuted"})
+
+
 class Probe:
     """The verdict of a block: PASS at its end, FAIL with what was raised, SKIP by `Skip`."""
 
@@ -52,7 +60,7 @@ class Probe:
             return False
         emit({
             "kind": "verdict", "probe": self.name, "verdict": verdict, "reason": reason,
-            "seconds": time.monotonic() - self.start,
+            "seconds": time.monotonic() - self.start, "guesses": GUESSES.pop(self.name, []),
         })
         return True
 

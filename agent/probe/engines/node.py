@@ -19,10 +19,11 @@ class Node:
         self.level, self.pool = level, pool
         self.agent = None
 
-    def environment(self, role=None):
-        """Of a program: the library preloaded if it has a role."""
+    def environment(self, role=None, **more):
+        """Of a program: the library preloaded if it has a role; `more` are variables of its own."""
         env = dict(os.environ)
         env["TIDEGATE_RUN_DIR"] = self.dir.name
+        env.update(more)
         if role:
             library = os.path.join(self.home, "libtidegate.so")
             env["LD_PRELOAD"] = ":".join(filter(None, [library, env.get("LD_PRELOAD")]))
@@ -47,7 +48,8 @@ class Node:
             self.agent = subprocess.Popen(
                 [os.path.join(self.home, "tidegate-agent"), "--config", config, "--device", device],
                 env=self.environment(), stdin=subprocess.DEVNULL, stderr=log)
-        end = time.monotonic() + 20
+        # Its self-test, which makes a context on every GPU, may take half a minute.
+        end = time.monotonic() + 45
         while self.status() is None:
             if self.agent.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"the agent does not serve: {self.log()}")
@@ -68,6 +70,11 @@ class Node:
         """What `tidegate status` says; None while nobody serves."""
         said = self.ask("status")
         return json.loads(said) if said else None
+
+    def hooks(self):
+        """Processes with what each hook of theirs counted."""
+        said = self.ask("hooks")
+        return json.loads(said) if said else []
 
     def events(self):
         """What happened on the node so far."""

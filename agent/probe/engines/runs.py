@@ -2,8 +2,10 @@
 
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 
 import lines
@@ -26,29 +28,48 @@ def shared(pool):
 class Program:
     """A program of a run: says `ready`, begins at an instant it reads, ends with figures."""
 
-    def __init__(self, here, command, role, preloaded, log):
+    def __init__(self, here, command, role, preloaded, log, **more):
         self.log, self.role = log, role
         self.process = subprocess.Popen(
-            [sys.executable, *command(role)], env=here.environment(role if preloaded else None), stdin=subprocess.PIPE,
+            [sys.executable, *command(role)], env=here.environment(role if preloaded else None, **more), stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=log, text=True)
+        self.lines = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put("")
 
     def say(self, text):
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
 
-    def hear(self, what):
-        line = self.process.stdout.readline()
+    def hear(self, what, limit):
+        """The next line it says, within `limit` seconds: who hangs costs one run and not the whole call."""
+        try:
+            line = self.lines.get(timeout=limit)
+        except queue.Empty:
+            raise RuntimeError(f"{self.role}: no {what} in {limit:.0f} s: {self.tail()}") from None
         if not line:
-            self.log.seek(0)
-            raise RuntimeError(f"{self.role} ended without {what}: {self.log.read()[-800:]}")
+            raise RuntimeError(f"{self.role} ended without {what}: {self.tail()}")
         return line
+
+    def tail(self):
+        self.log.seek(0)
+        return self.log.read()[-800:]
+
+
+# What a program that had all its work done may take to say its figures, in seconds: gates open, queues run dry.
+FIGURES = 30
 
 
 class Comparison:
-    """Runs of one probe. `command(role)` is a program's arguments; logs and timelines go to `out`."""
+    """Runs of one probe. `command(role)` is a program's arguments, `ready` how many seconds it may take to get ready;
+    logs and timelines go to `out`."""
 
-    def __init__(self, probe, command, seconds, out):
-        self.probe, self.command, self.seconds, self.out = probe, command, seconds, out
+    def __init__(self, probe, command, seconds, out, ready):
+        self.probe, self.command, self.seconds, self.out, self.ready = probe, command, seconds, out, ready
 
     def one(self, name, roles, level, pool=None):
         """What each role said at its end, and what the agent saw."""
@@ -61,19 +82,19 @@ class Comparison:
                     log = os.path.join(self.out, f"{self.probe}-{name}-{role}.log".replace(" ", "-"))
                     logs[role] = open(log, "w+", encoding="utf-8")
                     programs[role] = Program(here, self.command, role, level is not None, logs[role])
-                    programs[role].hear("being ready")
+                    programs[role].hear("being ready", self.ready)
                 start = time.monotonic() + 0.5
                 for program in programs.values():
                     program.say(repr(start))
                 if "online" in programs:
-                    said["online"] = json.loads(programs["online"].hear("figures"))
+                    said["online"] = json.loads(programs["online"].hear("figures", 2 * self.seconds + FIGURES))
                 else:
                     time.sleep(self.seconds)
                 if level:
                     said["status"], said["events"] = here.status(), here.events()
                 if "offline" in programs:
                     programs["offline"].say("stop")
-                    said["offline"] = json.loads(programs["offline"].hear("figures"))
+                    said["offline"] = json.loads(programs["offline"].hear("figures", FIGURES))
                 return said
             finally:
                 for program in programs.values():

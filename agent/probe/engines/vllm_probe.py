@@ -13,6 +13,10 @@ import lines
 import runs
 
 
+# Seconds until an engine is ready: weights drawn, graphs captured; minutes where it compiles.
+READY = 300
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=45)
@@ -21,6 +25,7 @@ def main():
     parser.add_argument("--pool", help="memory to share, such as 96GiB")
     parser.add_argument("--only", help="runs, as their names begin")
     parser.add_argument("--out", default=".")
+    parser.add_argument("--ready", type=float, default=READY, help="seconds until an engine is ready")
     # What shows here, on the virtual GPU, that the comparison works: another program in vLLM's place.
     parser.add_argument("--engine", default=os.path.join(runs.HERE, "vllm_engine.py"))
     parser.add_argument("--engine-arguments", default="")
@@ -34,7 +39,7 @@ def main():
         return arguments + (["--compiled"] if options.compiled else [])
 
     with lines.Probe("P16"):
-        compared = runs.Comparison("P16", command, options.seconds, options.out)
+        compared = runs.Comparison("P16", command, options.seconds, options.out, options.ready)
         # What counts first: a machine may be taken away, and engines are slow to start.
         chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1]]
         if options.pool:
