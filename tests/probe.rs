@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use tidegate_device::Eviction;
 use tidegate_tests::{Node, Running, built, clock, wait_for, wait_until};
 use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::{self, Kind};
+use tidegate_vgpu::personality::Personality;
 
 /// The probes on this node, not started.
 fn probes(node: &Node, arguments: &[&str]) -> Command {
@@ -80,6 +82,18 @@ impl Found {
         line["value"].as_f64().expect("a number")
     }
 
+    /// What the probe's verdict says of a guess of which `part` is a part.
+    #[track_caller]
+    fn judged(&self, probe: &str, part: &str, found: &str) {
+        let lines = self.of(probe);
+        let guesses = lines.iter().filter_map(|line| line["guesses"].as_array());
+        let there = guesses.flatten().any(|one| {
+            let words = one["guess"].as_str().expect("a guess in words");
+            words.contains(part) && one["found"] == found
+        });
+        assert!(there, "{probe}: {part:?} is not {found}: {lines:#?}");
+    }
+
     #[track_caller]
     fn note(&self, probe: &str, part: &str) {
         let notes = self.of(probe);
@@ -147,15 +161,26 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
     let results = node.dir().join("results.jsonl");
     let found = Found::by(&node, &["--results", results.to_str().expect("a path")]);
     for probe in [
-        "P1", "P2", "P3", "P3b", "P4", "P5", "P6", "P6b", "P7", "P9", "P10", "P11", "P12", "end",
+        "P1", "P2", "P2m", "P3", "P3b", "P4", "P5", "P6", "P6b", "P7", "P9", "P10", "P11", "P12",
+        "P24", "P25", "end",
     ] {
         found.expect(probe, "PASS", "");
     }
-    for probe in ["P8", "P10b", "P15", "P15m"] {
+    for probe in ["P8", "P10b", "P15", "P15m", "P28", "P9b"] {
         found.expect(probe, "SKIP", "--kernel-is-ours");
     }
     found.note("P6", "cuMemSetAccess: UVM_MAP_EXTERNAL_ALLOCATION");
-    found.note("P9", "65 channels: the driver refuses");
+    let overlong = |line: &&Value| {
+        line["text"]
+            .as_str()
+            .is_some_and(|text| text.contains("65"))
+    };
+    assert!(!found.of("P9").iter().any(|line| overlong(&line)));
+    found.judged(
+        "P2",
+        "a disable alone takes running work off the GPU",
+        "confirmed",
+    );
     assert!(found.figure("P2", "one block: disable p50") > 100.0);
     assert_eq!(found.figure("P2", "full GPU: still right after"), 100.0);
     assert!(disables(&node) > 100, "the probes disabled channels");
@@ -238,6 +263,211 @@ fn a_preemption_that_times_out_is_a_failed_probe_and_no_more() {
     found.expect("P3", "PASS", "");
     found.expect("end", "PASS", "");
     assert_eq!(left_disabled(&node), []);
+}
+
+#[test]
+fn a_disable_that_lets_the_kernel_run_on_for_long_fails_no_probe() {
+    // A hundred rounds take twice as long as a kernel of the probe's: it has to see to it that there is work.
+    let node = Node::device_only(&["--set", "disable_fixed_us=20000"]);
+    let found = Found::by(&node, &["--only", "P2,P3"]);
+    found.expect("P2", "PASS", "");
+    found.expect("P3", "PASS", "");
+    assert_eq!(found.figure("P2", "one block: still right after"), 100.0);
+}
+
+#[test]
+fn only_an_xid_makes_a_long_stop_unhealthy_and_every_line_of_the_driver_is_kept() {
+    for (line, verdict) in [
+        ("6,1,1,-;NVRM: loading a module", "PASS"),
+        ("3,1,1,-;NVRM: Xid (PCI:0000:00:00): 109, pid=1", "FAIL"),
+    ] {
+        let node = Node::device_only(&[]);
+        let log = node.dir().join("kmsg");
+        std::fs::write(&log, "3,0,0,-;NVRM: Xid (PCI:0000:00:00): 79, earlier\n").expect("a file");
+        let path = |path: &std::path::Path| path.to_str().expect("a path").to_owned();
+        let arguments = [
+            "--only",
+            "P4",
+            "--kernel-log",
+            &path(&log),
+            "--out",
+            &path(node.dir()),
+        ];
+        let mut command = probes(&node, &arguments);
+        let suite = std::thread::spawn(move || Found::from_command(&mut command));
+        // Twelve in the trial of the ways, then those of the probe.
+        wait_for("the long stop", || (disables(&node) > 12).then_some(()));
+        let mut file = std::fs::File::options()
+            .append(true)
+            .open(&log)
+            .expect("ours");
+        std::io::Write::write_all(&mut file, format!("{line}\n").as_bytes()).expect("written");
+        let found = suite.join().expect("the suite ran");
+        found.expect(
+            "P4",
+            verdict,
+            if verdict == "FAIL" { "Xid 109" } else { "" },
+        );
+        found.note("P4", line);
+        let kept = std::fs::read_to_string(node.dir().join("kernel-log.txt")).expect("it was kept");
+        assert_eq!(kept, format!("P4 {line}\n"));
+    }
+}
+
+#[test]
+fn the_list_of_65_is_asked_last_and_where_the_kernel_is_ours() {
+    let node = Node::device_only(&[]);
+    let found = Found::by(&node, &["--only", "P9b,P10b", "--kernel-is-ours"]);
+    found.expect("P9b", "PASS", "");
+    found.note("P9b", "65 channels: the driver refuses");
+    let probes = found.lines.iter().filter(|line| line["kind"] == "verdict");
+    let order: Vec<&str> = probes.filter_map(|line| line["probe"].as_str()).collect();
+    assert_eq!(order, ["P10b", "P9b", "end"]);
+}
+
+#[test]
+fn what_a_context_is_made_of_follows_its_connections_and_their_number() {
+    let node = Node::device_only(&[]);
+    let found = Found::by(&node, &["--only", "P25"]);
+    found.expect("P25", "PASS", "");
+    let channels = |case: &str| found.figure("P25", &format!("{case}: channels"));
+    let usual = channels("8 connections, 1 contexts");
+    assert!(usual > 8.0);
+    assert_eq!(channels("8 connections, 2 contexts"), 2.0 * usual);
+    assert_eq!(channels("8 connections, 8 contexts"), 8.0 * usual);
+    assert_eq!(channels("1 connections, 1 contexts"), usual - 7.0);
+    assert_eq!(channels("32 connections, 1 contexts"), usual + 24.0);
+    found.judged("P25", "every further context", "confirmed");
+}
+
+#[test]
+fn methods_are_judged_by_the_victims_progress() {
+    let node = Node::device_only(&[]);
+    let found = Found::by(&node, &["--only", "P2m"]);
+    found.expect("P2m", "PASS", "");
+    for load in ["mid-kernel", "mid-graph"] {
+        assert_eq!(
+            found.figure("P2m", &format!("A disable, {load}: held, of 1")),
+            1.0
+        );
+        let rate = format!("A disable, {load}: victim's throughput while stopped");
+        assert_eq!(found.figure("P2m", &rate), 0.0);
+    }
+    found.judged("P2m", "a disable alone", "confirmed");
+    assert_eq!(left_disabled(&node), []);
+}
+
+#[test]
+fn the_method_that_a_firmware_honours_is_found_and_no_other() {
+    for personality in Personality::ALL {
+        let node = Node::device_only(&["--personality", personality.name()]);
+        let found = Found::by(&node, &["--only", "P2m"]);
+        let held = ["A disable", "B disable and restart", "C unlist and preempt"].map(|method| {
+            let name = format!("{method}, mid-kernel: held, of 1");
+            let figures = found.of("P2m");
+            figures
+                .iter()
+                .any(|line| line["name"] == name.as_str() && line["value"] == 1.0)
+        });
+        let expected = match personality.eviction() {
+            Eviction::OnDisable => [true; 3],
+            Eviction::OnRestart => [false, true, false],
+            Eviction::OnPreempt => [false, false, true],
+            Eviction::AtKernelEnd | Eviction::Never => [false; 3],
+        };
+        assert_eq!(
+            held,
+            expected,
+            "{}: {:#?}",
+            personality.name(),
+            found.of("P2m")
+        );
+        let verdict = if held.contains(&true) { "PASS" } else { "FAIL" };
+        found.expect("P2m", verdict, "");
+        let alone = if held[0] { "confirmed" } else { "refuted" };
+        found.judged("P2m", "a disable alone", alone);
+        if personality == Personality::Restart {
+            let name = "B2 disable, and restart by another's channel, mid-kernel: held, of 1";
+            assert_eq!(found.figure("P2m", name), 1.0);
+        }
+        if personality == Personality::RefusesRestart {
+            found.note("P2m", "B disable and restart: not modelled here");
+        }
+        found.expect("end", "PASS", "");
+        assert_eq!(left_disabled(&node), [], "{}", personality.name());
+    }
+}
+
+#[test]
+fn calls_that_wait_and_what_they_hold_are_told() {
+    let node = Node::device_only(&[]);
+    let out = node.dir().to_str().expect("a path");
+    let found = Found::by(&node, &["--only", "P24", "--out", out]);
+    found.expect("P24", "PASS", "");
+    found.note("P24", "cuStreamSynchronize, busy: waits, holds nothing up");
+    found.note("P24", "cuMemUnmap: returned");
+    assert!(found.figure("P24", "calls that wait") > 2.0);
+    let table =
+        std::fs::read_to_string(node.dir().join("calls-while-disabled.csv")).expect("a table");
+    let made = found.figure("P24", "calls made") + found.figure("P24", "calls not modelled here");
+    assert_eq!(table.lines().count(), made as usize + 1);
+    assert_eq!(left_disabled(&node), []);
+
+    let node = Node::device_only(&[]);
+    let mut command = probes(&node, &["--only", "P24"]);
+    let found = Found::from_command(command.env("TIDEGATE_VGPU_LOCKS", "calls+sync"));
+    found.expect(
+        "P24",
+        "FAIL",
+        "the library does not mark them: cuStreamSynchronize, busy",
+    );
+    found.note("P24", "cuMemFree_v2 (marked): waits, holds up unmap");
+    found.judged("P24", "the library marks every call", "refuted");
+    assert_eq!(left_disabled(&node), []);
+}
+
+#[test]
+fn a_program_that_never_gets_ready_costs_its_own_run_and_no_more() {
+    let node = Node::device_only(&[]);
+    let engine = node.dir().join("hangs.py");
+    std::fs::write(&engine, "import time\ntime.sleep(600)\n").expect("a program");
+    let results = node.dir().join("results.jsonl");
+    let home = built("tidegate-probe")
+        .parent()
+        .expect("a folder")
+        .to_owned();
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../agent/probe/engines/vllm_probe.py"
+    );
+    let mut command = Command::new("python3");
+    command
+        .args([
+            "-B",
+            script,
+            "--only",
+            "online alone,uncontrolled",
+            "--ready",
+            "1",
+            "--engine",
+        ])
+        .arg(&engine)
+        .arg("--out")
+        .arg(node.dir())
+        .env("TIDEGATE_HOME", home)
+        .env("TIDEGATE_RESULTS", &results)
+        .stdin(Stdio::null());
+    Running::start("python3", &mut command).finish();
+    let text = std::fs::read_to_string(&results).expect("results were written");
+    let lines = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let found = Found {
+        lines: lines.collect(),
+    };
+    found.note("P16", "online alone: online: no being ready in 1 s");
+    found.note("P16", "uncontrolled: offline: no being ready in 1 s");
+    found.expect("P16", "FAIL", "no figures of online alone, uncontrolled");
 }
 
 #[test]

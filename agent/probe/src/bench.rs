@@ -30,6 +30,8 @@ pub struct Options {
     pub preload: Preload,
     /// Where results other than lines go (the golden trace).
     pub out: Option<PathBuf>,
+    /// The kernel's log.
+    pub kernel_log: PathBuf,
 }
 
 impl Options {
@@ -80,10 +82,10 @@ impl Bench {
     ///
     /// # Errors
     /// When there is none.
-    pub fn new(probe: &str, dir: PathBuf, options: Options) -> anyhow::Result<Self> {
-        let hold = Hold::new(&dir, probe)?;
+    pub fn new(report: Reporter, dir: PathBuf, options: Options) -> anyhow::Result<Self> {
+        let hold = Hold::new(&dir, report.probe())?;
         Ok(Self {
-            report: Reporter::new(probe),
+            report,
             options,
             dir,
             driver: OnceCell::new(),
@@ -198,6 +200,31 @@ impl Bench {
         subject.worker.call("work", vec![launch])?;
         subject.launched += steps;
         subject.worker.moved(before, SOON)?;
+        Ok(())
+    }
+
+    /// Queues another kernel behind what runs when less than `least` is left of it.
+    ///
+    /// # Errors
+    /// When the worker is gone.
+    pub fn keep_busy(
+        &self,
+        subject: &mut Subject<'_>,
+        least: Duration,
+        kernel: Duration,
+        blocks: u32,
+    ) -> anyhow::Result<()> {
+        let left = subject.launched.saturating_sub(subject.worker.progress()?);
+        if left * STEP_NS < crate::clock::nanos(least) {
+            let steps = crate::clock::nanos(kernel) / STEP_NS;
+            let launch = Op::Steps {
+                steps,
+                step_ns: STEP_NS,
+                blocks,
+            };
+            subject.worker.call("work", vec![launch])?;
+            subject.launched += steps;
+        }
         Ok(())
     }
 

@@ -129,6 +129,7 @@ driver! {
     cuDevicePrimaryCtxReset_v2(CUdevice);
     cuCtxSetCurrent(CUcontext);
     cuCtxSynchronize();
+    cuCtxCreate_v2(*mut CUcontext, c_uint, CUdevice);
     cuStreamCreate(*mut CUstream, c_uint);
     cuStreamDestroy_v2(CUstream);
     cuStreamSynchronize(CUstream);
@@ -242,6 +243,13 @@ impl Cuda {
         let mut context = null_mut();
         call!(self, cuDevicePrimaryCtxRetain(&raw mut context, device))?;
         self.enter(context as Handle)?;
+        Ok(context as Handle)
+    }
+
+    /// A context beside the primary one, current on this thread until another is entered.
+    pub fn further_context(&self, device: CUdevice) -> Result<Handle> {
+        let mut context = null_mut();
+        call!(self, cuCtxCreate_v2(&raw mut context, 0, device))?;
         Ok(context as Handle)
     }
 

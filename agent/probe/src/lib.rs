@@ -14,14 +14,18 @@
 //! * [`suite`], [`report`], [`machine`], [`render`]: which probes run, what they say, as files and tables.
 //! * [`probes`], [`mod@bench`]: the probes and what each is given.
 //! * [`worker`], [`message`], [`link`], [`cuda`], [`kernels`]: the throw-away process, from both ends.
+//! * [`calls`]: the driver calls of P24.
 //! * [`subject`], [`hold`], [`actor`]: channels that are disabled, and that nothing stays so.
 //! * [`trace`]: driver calls as the preloaded library saw them.
+//! * [`kernel_log`]: what the driver says in the kernel's log meanwhile.
 
 pub mod actor;
 pub mod bench;
+pub mod calls;
 pub mod clock;
 pub mod cuda;
 pub mod hold;
+pub mod kernel_log;
 pub mod kernels;
 pub mod link;
 pub mod machine;

@@ -23,6 +23,8 @@ pub struct Preload {
     pub driver: Option<PathBuf>,
     /// Pipe directory of the MPS daemon whose client the worker is.
     pub mps: Option<PathBuf>,
+    /// Further variables of the worker's environment.
+    pub variables: Vec<(&'static str, String)>,
 }
 
 /// A worker process. Killed with this value: who disabled its channels enables them first.
@@ -74,6 +76,7 @@ impl Worker {
         if let Some(pipes) = &preload.mps {
             command.env("CUDA_MPS_PIPE_DIRECTORY", pipes);
         }
+        command.envs(preload.variables.iter().map(|(name, value)| (name, value)));
         let mut child = command.spawn().context("cannot start a worker")?;
         let requests = child.stdin.take().context("a worker's input")?;
         let out = child.stdout.take().context("a worker's output")?;

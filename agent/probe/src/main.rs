@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tidegate_agent::device::Device;
 use tidegate_probe::bench::{Bench, Options};
+use tidegate_probe::kernel_log::KERNEL_LOG;
 use tidegate_probe::report::{Line, Reporter, Verdict, emit};
 use tidegate_probe::suite::{self, Plan};
 use tidegate_probe::{actor, clock, hold, machine, probes, render, worker};
@@ -85,14 +86,17 @@ struct Shared {
     #[arg(long)]
     quick: bool,
     /// How long P4 keeps channels disabled, in seconds; beyond 60 it counts as class B.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    #[arg(long, overrides_with = "long", default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
     long: u64,
     /// The preload library; beside this program unless given.
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// Directory for what is more than a line: the golden trace.
+    /// Directory for what is more than a line: traces, the driver's lines of the kernel's log.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// The kernel's log.
+    #[arg(long, default_value = KERNEL_LOG, value_name = "FILE")]
+    kernel_log: PathBuf,
 }
 
 impl Shared {
@@ -106,6 +110,10 @@ impl Shared {
         if self.quick {
             arguments.push("--quick".to_owned());
         }
+        arguments.extend([
+            "--kernel-log".to_owned(),
+            self.kernel_log.display().to_string(),
+        ]);
         for (name, path) in [("--library", &self.library), ("--out", &self.out)] {
             if let Some(path) = path {
                 arguments.extend([name.to_owned(), path.display().to_string()]);
@@ -177,6 +185,8 @@ fn probe(run: &Run) -> anyhow::Result<bool> {
         class_b: run.kernel_is_ours,
         results: run.results.clone(),
         dir: dir.clone(),
+        out: run.shared.out.clone(),
+        kernel_log: run.shared.kernel_log.clone(),
     };
     let outcome = suite::run(&plan, |line| match run.output {
         Output::Json => emit(line),
@@ -215,9 +225,16 @@ fn one(one: &One) -> anyhow::Result<bool> {
         long: Duration::from_secs(one.shared.long),
         preload: suite::preload(one.shared.library.as_deref(), &one.dir)?,
         out: one.shared.out.clone(),
+        kernel_log: one.shared.kernel_log.clone(),
     };
     let ending =
-        Bench::new(probe.id, one.dir.clone(), options).and_then(|bench| (probe.run)(&bench));
+        Bench::new(report.clone(), one.dir.clone(), options).and_then(|bench| (probe.run)(&bench));
+    // What a probe found is a word on the guess that it was made for; one that broke found nothing.
+    match &ending {
+        Ok((Verdict::Pass, _)) => report.guess(probe.guess, true),
+        Ok((Verdict::Fail, _)) => report.guess(probe.guess, false),
+        _ => {}
+    }
     let (verdict, reason) = ending.unwrap_or_else(|error| (Verdict::Fail, format!("{error:#}")));
     let seconds = (clock::now_ns() - start) as f64 / 1e9;
     report.verdict(verdict, reason, seconds);

@@ -255,6 +255,66 @@ pub enum Op {
         /// On or off its runlist.
         enable: bool,
     },
+    /// A control that the agent has no call for, on an object of the worker's own client, through its own
+    /// control file. `value`: RM's status.
+    Control {
+        /// Through what.
+        own: Own,
+        /// Of which object.
+        object: u32,
+        /// Which.
+        cmd: u32,
+        /// Its parameters' bytes; what the driver writes there is not told.
+        parameters: Vec<u8>,
+    },
+    /// Disables or enables channels as [`Op::Channels`], off their runlist only: what is on the hardware
+    /// stays there.
+    Unlist {
+        /// Which.
+        disable: bool,
+        /// Through what, and which.
+        own: Own,
+    },
+    /// Launches a graph of `tg_steps` kernels, one after the other, on the lane's stream.
+    Graph {
+        /// How many kernels.
+        kernels: u64,
+        /// Steps of each; each adds one to the progress.
+        steps: u64,
+        /// Length of a step.
+        step_ns: u64,
+        /// Blocks of 256 threads.
+        blocks: u32,
+    },
+    /// Launches short kernels on the lane's stream, each waited for. `ns`: the median of the times from launch
+    /// to return, `value`: their 99th percentile.
+    Latency {
+        /// How many.
+        kernels: u32,
+        /// Length of each.
+        ns: u64,
+    },
+    /// Makes further contexts on the device and leaves the first one current. `value`: how many.
+    Contexts {
+        /// How many.
+        more: u32,
+    },
+    /// Makes the objects on which the calls of [`crate::calls`] are made, on this lane.
+    Scene,
+    /// Gets a row of [`crate::calls`] ready and puts work before it.
+    Prepare {
+        /// Its name.
+        row: String,
+        /// Steps of the work; each adds one to the progress.
+        steps: u64,
+        /// Length of a step.
+        step_ns: u64,
+    },
+    /// Makes the call of a row.
+    Make {
+        /// Its name.
+        row: String,
+    },
     /// Kernel progress so far; answered at once whatever the lanes do. `value`: the counter.
     Progress,
     /// What the worker enables by itself when its input ends.

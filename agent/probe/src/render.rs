@@ -1,7 +1,7 @@
 //! Results for people: a short table on the terminal, a page for `tests/hardware`.
 
 use crate::probes;
-use crate::report::{Line, Machine, Verdict};
+use crate::report::{Found, Judged, Line, Machine, Verdict};
 use anyhow::Context;
 use comfy_table::{Table, presets};
 use std::fmt::Write;
@@ -45,6 +45,7 @@ pub fn live(line: &Line) -> Option<String> {
             verdict,
             reason,
             seconds,
+            ..
         } => Some(format!(
             "{probe:<5} {}  {seconds:6.1} s  {reason}",
             word(*verdict)
@@ -213,6 +214,7 @@ pub fn page(lines: &[Line]) -> anyhow::Result<String> {
             )?;
         }
     }
+    guesses(w, lines)?;
     let mut seen = Vec::new();
     for line in lines {
         let (Line::Figure { probe, .. } | Line::Note { probe, .. }) = line else {
@@ -225,6 +227,33 @@ pub fn page(lines: &[Line]) -> anyhow::Result<String> {
         section(w, probe, lines)?;
     }
     Ok(page)
+}
+
+/// What the design took for granted, and what was found.
+fn guesses(w: &mut String, lines: &[Line]) -> std::fmt::Result {
+    let judged: Vec<(&str, &Judged)> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Verdict { probe, guesses, .. } => Some((probe.as_str(), guesses)),
+            _ => None,
+        })
+        .flat_map(|(probe, guesses)| guesses.iter().map(move |one| (probe, one)))
+        .collect();
+    if judged.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        w,
+        "\n## What was guessed\n\n| guess | | by |\n|---|---|---|"
+    )?;
+    for (probe, Judged { guess, found }) in judged {
+        let found = match found {
+            Found::Confirmed => "confirmed",
+            Found::Refuted => "refuted",
+        };
+        writeln!(w, "| {} | {found} | {probe} |", cell(guess))?;
+    }
+    Ok(())
 }
 
 fn cell(text: &str) -> String {
@@ -271,7 +300,7 @@ mod tests {
             "\n",
             r#"{"kind":"figure","probe":"P2","name":"disable p50","value":412.5,"unit":"us"}"#,
             "\n",
-            r#"{"kind":"verdict","probe":"P2","verdict":"PASS","reason":"","seconds":3.5}"#,
+            r#"{"kind":"verdict","probe":"P2","verdict":"PASS","reason":"","seconds":3.5,"guesses":[{"guess":"it stops","found":"confirmed"}]}"#,
             "\n",
         ))
         .expect("results")
@@ -292,6 +321,7 @@ mod tests {
             "`run`",
             "| P2 | PASS |",
             "| disable p50 | 412 us |",
+            "| it stops | confirmed | P2 |",
         ] {
             assert!(page.contains(part), "{part} is not in\n{page}");
         }

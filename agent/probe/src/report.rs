@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::io::Write;
+use std::sync::{Arc, Mutex};
 
 /// How a probe ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +17,25 @@ pub enum Verdict {
     Fail,
     /// Not tried; the reason says why.
     Skip,
+}
+
+/// What a probe found of something that the design took for granted before a GPU was there to ask.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Judged {
+    /// The guess, in words.
+    pub guess: String,
+    /// What became of it.
+    pub found: Found,
+}
+
+/// What became of a guess.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Found {
+    /// It holds on this machine.
+    Confirmed,
+    /// It does not.
+    Refuted,
 }
 
 /// One line of a result.
@@ -52,6 +72,9 @@ pub enum Line {
         reason: String,
         /// How long it took.
         seconds: f64,
+        /// Guesses of the design that it was about; none when it broke or was not tried.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        guesses: Vec<Judged>,
     },
 }
 
@@ -82,6 +105,7 @@ pub struct Machine {
 #[derive(Clone, Debug)]
 pub struct Reporter {
     probe: String,
+    judged: Arc<Mutex<Vec<Judged>>>,
 }
 
 impl Reporter {
@@ -90,7 +114,33 @@ impl Reporter {
     pub fn new(probe: &str) -> Self {
         Self {
             probe: probe.to_owned(),
+            judged: Arc::default(),
         }
+    }
+
+    /// Says of a guess whether it holds; its verdict line carries it. The first word on a guess stands.
+    pub fn guess(&self, guess: &str, holds: bool) {
+        let mut judged = self
+            .judged
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if guess.is_empty() || judged.iter().any(|one| one.guess == guess) {
+            return;
+        }
+        judged.push(Judged {
+            guess: guess.to_owned(),
+            found: if holds {
+                Found::Confirmed
+            } else {
+                Found::Refuted
+            },
+        });
+    }
+
+    /// The probe's id.
+    #[must_use]
+    pub fn probe(&self) -> &str {
+        &self.probe
     }
 
     /// A number.
@@ -123,6 +173,12 @@ impl Reporter {
             verdict,
             reason: reason.into(),
             seconds,
+            guesses: std::mem::take(
+                &mut *self
+                    .judged
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner),
+            ),
         });
     }
 }

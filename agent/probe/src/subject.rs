@@ -188,8 +188,13 @@ impl<'a> Subject<'a> {
 
     /// Marks all pairs: somebody else is about to disable them.
     pub fn mark(&mut self) {
+        self.mark_by(Method::Disable);
+    }
+
+    /// As [`Self::mark`], for who disables them by that method and enables them by what undoes it.
+    pub fn mark_by(&mut self, method: Method) {
         for place in &self.places {
-            self.hold.journal().mark(*place, Method::Disable);
+            self.hold.journal().mark(*place, method);
         }
         self.disabled = true;
     }

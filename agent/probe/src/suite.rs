@@ -7,6 +7,7 @@
 
 use crate::clock;
 use crate::hold;
+use crate::kernel_log::KernelLog;
 use crate::link::Preload;
 use crate::machine;
 use crate::probes::{self, Class, Probe};
@@ -23,6 +24,10 @@ use std::time::Duration;
 
 /// Name under which the suite's own last look appears.
 pub const LAST_LOOK: &str = "end";
+/// File with the driver's lines of the kernel's log, in the directory for results.
+pub const KERNEL_LINES: &str = "kernel-log.txt";
+/// Lines of the kernel's log that are noted for one probe; the file has all.
+const MOST_LINES: usize = 20;
 /// A guardian gets this long after its probe.
 const AFTERMATH: Duration = Duration::from_secs(60);
 
@@ -41,6 +46,10 @@ pub struct Plan {
     pub results: Option<PathBuf>,
     /// Directory for journals and traces; a fresh one.
     pub dir: PathBuf,
+    /// Where what is more than a line goes: what the driver wrote to the kernel's log.
+    pub out: Option<PathBuf>,
+    /// The kernel's log.
+    pub kernel_log: PathBuf,
 }
 
 impl Plan {
@@ -60,8 +69,15 @@ impl Plan {
         if chosen.is_empty() {
             chosen = probes::ALL.iter().collect();
         }
-        // Class B last, when all results of class A are on disk.
-        chosen.sort_by_key(|probe| probe.class == Class::B);
+        // Class B last, when all results of class A are on disk, and whatever was asked for in the order of
+        // the harm it may do.
+        chosen.sort_by_key(|probe| {
+            let place = probes::ALL.iter().position(|one| one.id == probe.id);
+            (
+                probe.class == Class::B,
+                place.filter(|_| probe.class == Class::B),
+            )
+        });
         Ok(chosen
             .into_iter()
             .map(|probe| (probe, self.objection(probe)))
@@ -165,6 +181,14 @@ pub fn run(plan: &Plan, mut show: impl FnMut(&Line)) -> anyhow::Result<Outcome> 
         Ok(())
     };
     put(Line::Machine(Box::new(machine::describe())))?;
+    let mut beside = Beside::new(plan);
+    if let Err(error) = &beside.log {
+        let text = format!("the kernel log cannot be read here: {error}");
+        put(Line::Note {
+            probe: LAST_LOOK.to_owned(),
+            text,
+        })?;
+    }
     let mut dirs = Vec::new();
     for (probe, objection) in probes {
         let objection = objection.or_else(|| interrupted().then(|| "interrupted".to_owned()));
@@ -176,6 +200,9 @@ pub fn run(plan: &Plan, mut show: impl FnMut(&Line)) -> anyhow::Result<Outcome> 
         std::fs::create_dir_all(&dir)?;
         dirs.push(dir.clone());
         one(plan, probe, &dir, &mut put)?;
+        for line in beside.lines(probe.id)? {
+            put(line)?;
+        }
     }
     let start = clock::now_ns();
     let mut wrong = Vec::new();
@@ -202,6 +229,56 @@ fn verdict(probe: &str, verdict: Verdict, reason: impl Into<String>, seconds: f6
         verdict,
         reason: reason.into(),
         seconds,
+        guesses: Vec::new(),
+    }
+}
+
+/// The kernel's log beside the probes: each one's lines are noted under its name.
+struct Beside {
+    log: std::io::Result<KernelLog>,
+    out: Option<PathBuf>,
+}
+
+impl Beside {
+    fn new(plan: &Plan) -> Self {
+        Self {
+            log: KernelLog::open(&plan.kernel_log),
+            out: plan.out.as_ref().map(|dir| dir.join(KERNEL_LINES)),
+        }
+    }
+
+    /// What the driver wrote while `probe` ran.
+    fn lines(&mut self, probe: &str) -> anyhow::Result<Vec<Line>> {
+        let Ok(log) = &mut self.log else {
+            return Ok(Vec::new());
+        };
+        let said = log.driver_lines();
+        if let Some(path) = &self.out
+            && !said.is_empty()
+        {
+            let mut file = std::fs::File::options()
+                .create(true)
+                .append(true)
+                .open(path)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            for line in &said {
+                writeln!(file, "{probe} {line}")?;
+            }
+        }
+        let note = |text: String| Line::Note {
+            probe: probe.to_owned(),
+            text,
+        };
+        let rest = said.len().saturating_sub(MOST_LINES);
+        let mut notes: Vec<Line> = said
+            .into_iter()
+            .take(MOST_LINES)
+            .map(|line| note(format!("kernel log: {line}")))
+            .collect();
+        if rest > 0 {
+            notes.push(note(format!("kernel log: {rest} more lines of the driver")));
+        }
+        Ok(notes)
     }
 }
 
@@ -317,5 +394,6 @@ pub fn preload(library: Option<&Path>, scratch: &Path) -> anyhow::Result<Preload
         library,
         driver,
         mps,
+        variables: Vec::new(),
     })
 }

@@ -240,6 +240,66 @@ impl Trace {
         &self.lines
     }
 
+    /// What channels carry, in the order in which it was made under them, and how many carry it so.
+    #[must_use]
+    pub fn carried(&self) -> BTreeMap<String, usize> {
+        let allocated = || {
+            let lines = self.lines.iter();
+            lines.filter(|line| line.escape == rm::NV_ESC_RM_ALLOC && line.result == 0)
+        };
+        let mut each: BTreeMap<(u32, u32), Vec<String>> = allocated()
+            .filter(|line| class::is_gpfifo(line.word(12)))
+            .map(|line| ((line.word(0), line.word(8)), Vec::new()))
+            .collect();
+        for line in allocated() {
+            if let Some(objects) = each.get_mut(&(line.word(0), line.word(4))) {
+                objects.push(class_name(line.word(12)));
+            }
+        }
+        let mut carried = BTreeMap::new();
+        for objects in each.into_values() {
+            let what = if objects.is_empty() {
+                "nothing".to_owned()
+            } else {
+                objects.join(", ")
+            };
+            *carried.entry(what).or_insert(0) += 1;
+        }
+        carried
+    }
+
+    fn sets_timeslice(line: &Line) -> bool {
+        line.escape == rm::NV_ESC_RM_CONTROL && line.word(8) == rm::NVA06C_CTRL_CMD_SET_TIMESLICE
+    }
+
+    /// Time slices that the process set, in microseconds.
+    #[must_use]
+    pub fn timeslices(&self) -> Vec<u64> {
+        let set = self.lines.iter().filter(|line| Self::sets_timeslice(line));
+        set.filter_map(|line| {
+            let bytes = line.parameters.get(..8)?;
+            Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+        })
+        .collect()
+    }
+
+    /// Whether the last time slice was set after the last channel was made; none: none was set.
+    #[must_use]
+    pub fn timeslices_come_last(&self) -> Option<bool> {
+        let set = self.lines.iter().rposition(Self::sets_timeslice)?;
+        let made = self.lines.iter().rposition(|line| {
+            line.escape == rm::NV_ESC_RM_ALLOC && class::is_gpfifo(line.word(12))
+        });
+        Some(made.is_none_or(|made| set > made))
+    }
+
+    /// Whether the process asked the driver's version by `NV_ESC_CHECK_VERSION_STR`.
+    #[must_use]
+    pub fn asks_version(&self) -> bool {
+        let asks = |line: &Line| line.escape == rm::NV_ESC_CHECK_VERSION_STR;
+        self.lines.iter().any(asks)
+    }
+
     /// The context's shape as far as it was read.
     #[must_use]
     pub fn shape(&self, driver: &str) -> Shape {

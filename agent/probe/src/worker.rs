@@ -5,6 +5,7 @@
 //! not enable them. That path makes no CUDA call, because those may be what hangs.
 
 use crate::actor::list;
+use crate::calls::{self, Scene};
 use crate::clock::now_ns;
 use crate::cuda::{Cuda, Green, Handle, Launch};
 use crate::kernels::{Kernels, PTX};
@@ -15,7 +16,7 @@ use std::io::{BufRead, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
-use tidegate_abi::rm::{Branch, MAX_PAIRS};
+use tidegate_abi::rm::{self, Branch, DisableChannels, MAX_PAIRS, Nvos54};
 use tidegate_agent::rm::{ControlFile, RmError};
 
 /// `CU_CTX_SCHED_SPIN` and `CU_CTX_SCHED_BLOCKING_SYNC`.
@@ -82,7 +83,7 @@ pub fn run() -> anyhow::Result<()> {
         }
     }
     if let Some(own) = held
-        && let Err(error) = set_own(false, &own)
+        && let Err(error) = set_own(false, false, &own)
     {
         // To die now would be to die disabled: the guardian gets its turn first.
         eprintln!("tidegate-probe: a worker cannot enable its channels: {error:#}");
@@ -137,12 +138,42 @@ fn controlled(
     })
 }
 
-fn set_own(disable: bool, own: &Own) -> anyhow::Result<Done> {
+fn set_own(disable: bool, runlist_only: bool, own: &Own) -> anyhow::Result<Done> {
     let pairs: Vec<(u32, u32)> = own.channels.iter().map(|c| (own.client, *c)).collect();
     controlled(own, |file| {
         pairs.chunks(MAX_PAIRS).try_for_each(|pairs| {
-            file.set_channels(own.client, own.subdevice, &mut list(pairs, disable))
+            let mut call = DisableChannels {
+                only_disable_scheduling: u8::from(runlist_only),
+                ..list(pairs, disable)
+            };
+            file.set_channels(own.client, own.subdevice, &mut call)
         })
+    })
+}
+
+/// A control by its number alone; RM's status as the value.
+fn control(own: &Own, object: u32, cmd: u32, parameters: &[u8]) -> anyhow::Result<Done> {
+    let mut parameters = parameters.to_vec();
+    let mut call = Nvos54 {
+        h_client: own.client,
+        h_object: object,
+        cmd,
+        params: parameters.as_mut_ptr() as u64,
+        params_size: u32::try_from(parameters.len())?,
+        ..Nvos54::default()
+    };
+    let request = rm::request(rm::NV_ESC_RM_CONTROL, size_of::<Nvos54>());
+    let start = now_ns();
+    // SAFETY: the request number carries the struct's size; the parameters it points to are as long as it
+    // says and live through the call; the descriptor is this process' own.
+    let result = unsafe { libc::ioctl(own.fd, request, &raw mut call) };
+    let ns = now_ns() - start;
+    if result != 0 {
+        return Err(std::io::Error::last_os_error()).context("the driver takes no control");
+    }
+    Ok(Done {
+        ns,
+        value: u64::from(call.status),
     })
 }
 
@@ -150,6 +181,7 @@ fn set_own(disable: bool, own: &Own) -> anyhow::Result<Done> {
 #[derive(Default)]
 struct Lane {
     stream: Option<Handle>,
+    scene: Option<Scene>,
     entered: bool,
 }
 
@@ -177,7 +209,14 @@ impl Lane {
         let valued = |(ns, value): (u64, u64)| Done { ns, value };
         match op {
             Op::Context { ordinal, wait } => return self.context(*ordinal, *wait),
-            Op::Channels { disable, own } => return set_own(*disable, own),
+            Op::Channels { disable, own } => return set_own(*disable, false, own),
+            Op::Unlist { disable, own } => return set_own(*disable, true, own),
+            Op::Control {
+                own,
+                object,
+                cmd,
+                parameters,
+            } => return control(own, *object, *cmd, parameters),
             Op::Preempt { own, tsg } => {
                 return controlled(own, |file| file.preempt(own.client, *tsg));
             }
@@ -281,9 +320,60 @@ impl Lane {
             Op::Unmap { at, bytes } => plain(timed(|| cuda.unmap(*at, *bytes))?),
             Op::Release { handle } => plain(timed(|| cuda.release(*handle))?),
             Op::MemoryFree => valued(timed(|| cuda.memory().map(|(free, _)| free))?),
+            Op::Graph {
+                kernels,
+                steps,
+                step_ns,
+                blocks,
+            } => {
+                let launch = Launch {
+                    function: device.kernels.steps,
+                    blocks: *blocks,
+                    threads: 256,
+                    arguments: &[device.progress, *steps, *step_ns],
+                };
+                let recorder = cuda.stream()?;
+                let exec = cuda.graph(recorder, || {
+                    (0..*kernels).try_for_each(|_| cuda.launch(recorder, launch))
+                })?;
+                plain(timed(|| cuda.launch_graph(exec, stream))?)
+            }
+            Op::Latency { kernels, ns } => device.latency(stream, *kernels, *ns)?,
+            Op::Contexts { more } => {
+                let made = timed(|| {
+                    (0..*more).try_for_each(|_| cuda.further_context(device.device).map(|_| ()))
+                })?;
+                cuda.enter(device.context)?;
+                Done {
+                    ns: made.0,
+                    value: u64::from(*more),
+                }
+            }
+            Op::Scene => {
+                let place = (device.device, device.context);
+                self.scene = Some(Scene::new(cuda, place, device.kernels, device.progress)?);
+                Done::default()
+            }
+            Op::Prepare {
+                row,
+                steps,
+                step_ns,
+            } => {
+                let scene = self.scene.as_mut().context("no scene yet")?;
+                let row = calls::find(row).context("no such row")?;
+                plain(timed(|| scene.prepare(cuda, row, *steps, *step_ns))?)
+            }
+            Op::Make { row } => {
+                let scene = self.scene.as_mut().context("no scene yet")?;
+                let row = calls::find(row).context("no such row")?;
+                let ns = scene.make(cuda, row)?;
+                Done { ns, value: 0 }
+            }
             Op::Cost { call, batches } => device.cost(stream, *call, *batches)?,
             Op::Context { .. }
             | Op::Channels { .. }
+            | Op::Unlist { .. }
+            | Op::Control { .. }
             | Op::Preempt { .. }
             | Op::Timeslice { .. }
             | Op::Schedule { .. }
@@ -357,6 +447,25 @@ impl Device {
         let value = marks().iter().filter(|mark| **mark != 0).count() as u64;
         cuda.free_host(seen_at)?;
         Ok(Done { ns, value })
+    }
+
+    /// Median and 99th percentile of launching a kernel of `length_ns` and waiting for it.
+    fn latency(&self, stream: Handle, kernels: u32, length_ns: u64) -> anyhow::Result<Done> {
+        let arguments = [length_ns, 0];
+        let mut all = Vec::new();
+        for _ in 0..kernels {
+            let (ns, ()) = timed(|| {
+                self.cuda.launch(stream, self.spin(&arguments))?;
+                self.cuda.wait_stream(stream)
+            })?;
+            all.push(ns);
+        }
+        all.sort_unstable();
+        let at = |part: usize| all.get((all.len() * part / 100).min(all.len().saturating_sub(1)));
+        Ok(Done {
+            ns: at(50).copied().unwrap_or(0),
+            value: at(99).copied().unwrap_or(0),
+        })
     }
 
     fn cost(&self, stream: Handle, call: Call, batches: u32) -> anyhow::Result<Done> {

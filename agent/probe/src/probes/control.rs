@@ -9,6 +9,11 @@ use std::time::Duration;
 use tidegate_agent::latency::Latencies;
 use tidegate_agent::rm::{ControlFile, Owner};
 
+/// Length of a kernel: what is left of the last one is waited for at the end.
+const KERNEL: Duration = Duration::from_secs(1);
+/// With less work than this queued, another kernel is: a round takes less, its calls included.
+const LEAST: Duration = Duration::from_millis(500);
+
 /// Blocks of 256 threads that fill a GPU of 132 multiprocessors once: what a disable has to save is then
 /// there.
 const FULL: u32 = 132 * 8;
@@ -56,19 +61,22 @@ fn by(bench: &Bench, way: Way, times: u32) -> anyhow::Result<Ending> {
         .report
         .figure("channels", subject.channels.len() as f64, "");
     for (load, blocks) in [("one block", 1), ("full GPU", FULL)] {
-        // Long enough for the loop below at 2 ms a round, and spent at its end.
-        let kernel = Duration::from_secs(if bench.options.quick { 1 } else { 4 });
-        bench.spin(&mut subject, kernel, blocks)?;
-        if let Some(wrong) = bench.stops_and_resumes(&mut subject, kernel, blocks)? {
+        bench.spin(&mut subject, KERNEL, blocks)?;
+        if let Some(wrong) = bench.stops_and_resumes(&mut subject, KERNEL, blocks)? {
             return Ok(fail(format!("{load}: {wrong}")));
         }
         let (mut disable, mut enable) = (Latencies::new(), Latencies::new());
-        let mut stood_still = 0_u32;
+        let (mut stood_still, mut judged) = (0_u32, 0_u32);
         let times = bench.options.times(times);
         for _ in 0..times {
+            bench.keep_busy(&mut subject, LEAST, KERNEL, blocks)?;
             disable.record(subject.set(true)?);
             let (before, after) = (subject.worker.progress()?, subject.worker.progress()?);
-            stood_still += u32::from(before == after);
+            // What had ended says nothing: a disable may let the kernel run for long before it holds.
+            if after < subject.launched {
+                judged += 1;
+                stood_still += u32::from(before == after);
+            }
             enable.record(subject.set(false)?);
             // Room for the kernel to get back on the hardware: a gate is not shut in its wake.
             clock::pause(Duration::from_micros(500));
@@ -82,9 +90,16 @@ fn by(bench: &Bench, way: Way, times: u32) -> anyhow::Result<Ending> {
         }
         bench.report.figure(
             format!("{load}: still right after"),
-            f64::from(stood_still) / f64::from(times.max(1)) * 100.0,
+            f64::from(stood_still) / f64::from(judged.max(1)) * 100.0,
             "%",
         );
+        if judged < times {
+            bench.report.note(format!(
+                "{load}: in {} of {times} rounds all work had ended before the channels were disabled",
+                times - judged
+            ));
+        }
+        bench.keep_busy(&mut subject, LEAST, KERNEL, blocks)?;
         let from = subject.worker.progress()?;
         if let Err(error) = subject.worker.moved(from, SOON) {
             return Ok(fail(format!("{load}: after {times} rounds: {error}")));

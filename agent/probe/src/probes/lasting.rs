@@ -3,11 +3,12 @@
 use crate::actor::Actor;
 use crate::bench::{Bench, Ending, SOON, STILL, fail, pass, skip};
 use crate::clock;
+use crate::kernel_log::{KernelLog, xid};
 use std::time::Duration;
 
 pub(super) fn long(bench: &Bench) -> anyhow::Result<Ending> {
     let mut subject = bench.running("long", Duration::from_secs(5))?;
-    let log = KernelLog::open();
+    let log = KernelLog::open(&bench.options.kernel_log);
     let time = bench.options.long;
     let before = subject.worker.progress()?;
     subject.set(true)?;
@@ -22,14 +23,14 @@ pub(super) fn long(bench: &Bench) -> anyhow::Result<Ending> {
         Ok(mut log) => {
             let lines = log.driver_lines();
             report.figure("kernel log lines of the driver", lines.len() as f64, "");
-            for line in lines.iter().take(10) {
-                report.note(format!("kernel log: {line}"));
-            }
-            lines.len()
+            // The driver says much that is no error: only an Xid is one.
+            lines
+                .iter()
+                .find_map(|line| Some((xid(line)?, line.clone())))
         }
         Err(error) => {
             report.note(format!("the kernel log cannot be read here: {error}"));
-            0
+            None
         }
     };
     if after != settled {
@@ -42,42 +43,10 @@ pub(super) fn long(bench: &Bench) -> anyhow::Result<Ending> {
     subject
         .worker
         .call("work", vec![crate::message::Op::WaitStream])?;
-    Ok(if said > 0 {
-        fail("the driver wrote to the kernel log meanwhile")
-    } else {
-        pass()
+    Ok(match said {
+        Some((number, line)) => fail(format!("the driver reported Xid {number}: {line}")),
+        None => pass(),
     })
-}
-
-/// `/dev/kmsg` from its end on.
-struct KernelLog(std::fs::File);
-
-impl KernelLog {
-    fn open() -> std::io::Result<Self> {
-        use std::io::Seek;
-        use std::os::unix::fs::OpenOptionsExt;
-        let mut file = std::fs::File::options()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open("/dev/kmsg")?;
-        file.seek(std::io::SeekFrom::End(0))?;
-        Ok(Self(file))
-    }
-
-    /// Lines of the driver (NVRM, Xid) since it was opened.
-    fn driver_lines(&mut self) -> Vec<String> {
-        use std::io::Read;
-        let mut lines = Vec::new();
-        let mut record = vec![0; 8192];
-        // One read is one record; it ends with EAGAIN at the end.
-        while let Ok(bytes @ 1..) = self.0.read(&mut record) {
-            let text = String::from_utf8_lossy(&record[..bytes]);
-            if text.contains("NVRM") || text.contains("Xid") {
-                lines.push(text.trim().to_owned());
-            }
-        }
-        lines
-    }
 }
 
 pub(super) fn successor(bench: &Bench) -> anyhow::Result<Ending> {

@@ -67,6 +67,9 @@ pub(super) fn ioctls(bench: &Bench) -> anyhow::Result<Ending> {
             Op::Unreserve { at, bytes },
         )?;
     }
+    if let Some(out) = &bench.options.out {
+        std::fs::copy(worker.trace.path(), out.join("rm-trace-memory.jsonl"))?;
+    }
     Ok(if seen == 0 {
         fail("no driver call was seen: they do not pass through the library")
     } else {

@@ -6,10 +6,14 @@ mod cost;
 mod death;
 mod edges;
 mod lasting;
+mod made_of;
 mod memory;
+mod methods;
 mod schedule;
 mod shape;
 mod sharing;
+mod timeout;
+mod waits;
 
 use crate::bench::{Bench, Ending};
 use std::time::Duration;
@@ -30,6 +34,8 @@ pub struct Probe {
     pub id: &'static str,
     /// What it asks.
     pub question: &'static str,
+    /// The design's guess: PASS confirms it, FAIL refutes it. Empty: it only measures.
+    pub guess: &'static str,
     /// Who may run it.
     pub class: Class,
     /// Beyond this it is killed and cleaned up after, in seconds.
@@ -52,33 +58,59 @@ impl Probe {
 }
 
 macro_rules! probes {
-    ($($id:literal $class:ident $limit:literal $run:path, $question:literal;)*) => {
-        /// All of them, class A first, in the order in which they run.
+    ($($id:literal $class:ident $limit:literal $run:path, $question:literal, $guess:literal;)*) => {
+        /// All of them, class A first, in the order in which they run: what may do most harm last.
         pub const ALL: &[Probe] = &[
-            $(Probe { id: $id, question: $question, class: Class::$class, limit_s: $limit, run: $run },)*
+            $(Probe { id: $id, question: $question, guess: $guess, class: Class::$class, limit_s: $limit, run: $run },)*
         ];
     };
 }
 
 probes! {
-    "P1" A 60 shape::context, "of which objects does a CUDA context consist?";
-    "P2" A 90 control::foreign, "does an RM client of its own disable foreign channels, how fast?";
-    "P3" A 60 control::owners_file, "does the owner's control file do, held by another process?";
-    "P3b" A 60 control::inside, "does a thread of the owner do?";
-    "P5" A 60 lasting::successor, "do channels stay disabled when who disabled them dies, and can its successor enable them?";
-    "P6" A 60 memory::ioctls, "which driver calls is a memory operation?";
-    "P6b" A 90 memory::zero, "is memory zero that another handle held before?";
-    "P7" A 120 memory::while_disabled, "does a memory operation block while the process' channels are disabled, what does it cost?";
-    "P7b" A 240 blocked::beside, "do they block beside a thread that hangs in a driver call?";
-    "P9" A 90 edges::odd_lists, "refcount, stale handles, 0 and 65 channels, one bad pair among good ones?";
-    "P10" A 60 schedule::preempt, "what do PREEMPT and SET_TIMESLICE do?";
-    "P11" A 60 edges::unprivileged, "may a user without rights disable foreign channels?";
-    "P12" A 90 cost::hook, "what do the hooks cost on a launch, and events?";
-    "P4" A 60 lasting::long, "do long-disabled channels stay healthy?";
-    "P8" B 300 death::killed_while_disabled, "what does killing a process cost the node while its channels are disabled?";
-    "P10b" B 60 schedule::unschedule, "what does GPFIFO_SCHEDULE(0) do?";
-    "P15" B 60 sharing::green, "does the gate hold a green context, and where do graphs recorded outside it run?";
-    "P15m" B 90 sharing::mps, "has an MPS client channels of its own, and whose work stops when they are disabled?";
+    "P1" A 60 shape::context, "of which objects does a CUDA context consist?",
+        "the driver library's ioctls pass through libc's ioctl, so that a preloaded library sees every channel of a context and its engine";
+    "P2" A 90 control::foreign, "does an RM client of its own disable foreign channels, how fast?",
+        "firmware takes pairs of another process' client, and a disable alone takes running work off the GPU";
+    "P2m" A 90 methods::compare, "which way of stopping does the firmware honour, in mid-kernel and in mid-graph?",
+        "some way of stopping takes running work off the GPU every time";
+    "P3" A 60 control::owners_file, "does the owner's control file do, held by another process?",
+        "the driver checks on which open file a client was made, not which process asks";
+    "P3b" A 60 control::inside, "does a thread of the owner do?",
+        "a thread of the owner may disable its own channels without privilege";
+    "P25" A 60 made_of::contexts, "what is a context made of, by connections and number of contexts?", "";
+    "P5" A 60 lasting::successor, "do channels stay disabled when who disabled them dies, and can its successor enable them?",
+        "the state belongs to the channel, not to who set it";
+    "P6" A 60 memory::ioctls, "which driver calls is a memory operation?",
+        "memory operations reach the driver through libc's ioctl";
+    "P6b" A 90 memory::zero, "is memory zero that another handle held before?",
+        "memory that another handle held reads as zero";
+    "P7" A 120 memory::while_disabled, "does a memory operation block while the process' channels are disabled, what does it cost?",
+        "create, map, set-access, unmap and release never wait for the process' channels";
+    "P7b" A 240 blocked::beside, "do they block beside a thread that hangs in a driver call?",
+        "who waits for a stream or an event holds no lock that unmap, map, create or release need";
+    "P24" A 150 waits::table, "which driver calls wait while no channel runs, and what do they hold?",
+        "the library marks every call that holds others up while it waits";
+    "P9" A 90 edges::odd_lists, "refcount, stale handles, no channel, one bad pair among good ones?",
+        "a disable sets a flag: two disables need one enable, and a list with a bad pair is refused or takes effect";
+    "P10" A 60 schedule::preempt, "what do PREEMPT and SET_TIMESLICE do?",
+        "PREEMPT and SET_TIMESLICE of one's own group need no privilege, and work goes on after them";
+    "P11" A 60 edges::unprivileged, "may a user without rights disable foreign channels?",
+        "handle pairs are capabilities: no privilege is needed to disable another's channels";
+    "P12" A 90 cost::hook, "what do the hooks cost on a launch, and events?", "";
+    "P4" A 60 lasting::long, "do long-disabled channels stay healthy?",
+        "nothing but their owner minds that channels are disabled for long: no Xid, and work goes on";
+    "P10b" B 60 schedule::unschedule, "what does GPFIFO_SCHEDULE(0) do?",
+        "a group taken off its runlist stops and goes on when it is put back";
+    "P15" B 60 sharing::green, "does the gate hold a green context, and where do graphs recorded outside it run?",
+        "disabling a process' channels holds its green contexts too, and they keep to their multiprocessors";
+    "P15m" B 90 sharing::mps, "has an MPS client channels of its own, and whose work stops when they are disabled?",
+        "an MPS client with channels of its own can be stopped alone";
+    "P28" B 60 timeout::no_preemption, "what does a disable do to a kernel that the GPU cannot save in its middle?",
+        "without preemption in mid-kernel a disable waits for the kernel, until the driver loses patience after about 4 s (Xid 109)";
+    "P8" B 300 death::killed_while_disabled, "what does killing a process cost the node while its channels are disabled?",
+        "a process whose channels are enabled before it is killed stalls nobody for a second";
+    "P9b" B 60 edges::overlong, "is a list of 65 channels refused?",
+        "a count beyond the list's 64 places is refused before firmware reads past its end";
 }
 
 /// The probe with this id, whatever its case.

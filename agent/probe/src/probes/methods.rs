@@ -1,0 +1,481 @@
+//! P2m: which way of stopping does this card's firmware honour?
+//!
+//! Firmware answers OK to calls that stop nothing, so what is judged is never the answer but the victim's
+//! progress, in the middle of a kernel and of a graph, and how long a second process' kernels take beside
+//! it. All calls are made by the victim's own process, which no firmware is known to refuse: who else may
+//! make them is P2's and P3's question.
+
+use crate::bench::{Bench, Ending, SOON, STEP_NS, fail, pass};
+use crate::clock::{self, nanos, now_ns};
+use crate::link::Worker;
+use crate::message::{Done, Op, Own, Wait};
+use crate::subject::{Subject, Way};
+use anyhow::Context;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tidegate_abi::class::Engine;
+use tidegate_abi::rm::Status;
+use tidegate_agent::config::Method as Marked;
+use tidegate_agent::rm::ThrowAway;
+
+/// `NVA06F_CTRL_CMD_RESTART_RUNLIST` {force restart, bypass wait}, `NVA06C_CTRL_CMD_MAKE_REALTIME`
+/// {real time}, `NVA06C_CTRL_CMD_SET_TIMESLICE` {microseconds}, from the kernel's `ctrla06f.h`, `ctrla06c.h`.
+const RESTART_RUNLIST: u32 = 0xa06f_0111;
+const MAKE_REALTIME: u32 = 0xa06c_0110;
+const SET_TIMESLICE: u32 = 0xa06c_0103;
+
+/// Blocks of 256 threads that fill a GPU of 132 multiprocessors once.
+const FULL: u32 = 132 * 8;
+const KERNEL: Duration = Duration::from_secs(1);
+const LEAST: Duration = Duration::from_millis(600);
+/// Steps of a graph's kernel: a millisecond.
+const NODE: u64 = 50;
+/// How long a victim is watched.
+const WINDOW: Duration = Duration::from_millis(100);
+/// The second process' kernels: how many, how long.
+const KERNELS: u32 = 30;
+const LENGTH_NS: u64 = 20_000;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Nothing,
+    Restart,
+    /// By a channel of another client, as an agent does.
+    RestartElsewhere,
+    Preempt,
+}
+
+impl Then {
+    /// As the agent's journal names the method.
+    const fn method(self) -> Marked {
+        match self {
+            Self::Nothing => Marked::Disable,
+            Self::Restart | Self::RestartElsewhere => Marked::Restart,
+            Self::Preempt => Marked::Preempt,
+        }
+    }
+}
+
+struct Method {
+    name: &'static str,
+    /// Off the runlist only.
+    unlist: bool,
+    then: Then,
+    guess: &'static str,
+}
+
+const METHODS: &[Method] = &[
+    Method {
+        name: "A disable",
+        unlist: false,
+        then: Then::Nothing,
+        guess: "a disable alone takes a running kernel off the GPU",
+    },
+    Method {
+        name: "B disable and restart",
+        unlist: false,
+        then: Then::Restart,
+        guess: "a disable followed by a restart of the runlist takes a running kernel off the GPU",
+    },
+    Method {
+        name: "B2 disable, and restart by another's channel",
+        unlist: false,
+        then: Then::RestartElsewhere,
+        guess: "the restart may be asked of another client's channel on the same runlist",
+    },
+    Method {
+        name: "C unlist and preempt",
+        unlist: true,
+        then: Then::Preempt,
+        guess: "taking channels off their runlist and preempting their group takes a running kernel off the GPU",
+    },
+];
+
+#[derive(Clone, Copy)]
+enum Load {
+    Kernel,
+    Graph,
+}
+
+/// What a call on the owner's file was answered.
+fn answered(done: &[Done], what: &str) -> anyhow::Result<u64> {
+    let done = done.first().context("an empty answer")?;
+    let status = Status(u32::try_from(done.value).unwrap_or(u32::MAX));
+    anyhow::ensure!(
+        status.is_ok(),
+        "{what}: {} ({:#x})",
+        status.name(),
+        status.0
+    );
+    Ok(done.ns)
+}
+
+fn control(
+    worker: &mut Worker,
+    own: &Own,
+    object: u32,
+    cmd: u32,
+    parameters: &[u8],
+) -> anyhow::Result<u64> {
+    let op = Op::Control {
+        own: own.clone(),
+        object,
+        cmd,
+        parameters: parameters.to_vec(),
+    };
+    let what = match cmd {
+        RESTART_RUNLIST => "RESTART_RUNLIST",
+        MAKE_REALTIME => "MAKE_REALTIME",
+        _ => "SET_TIMESLICE",
+    };
+    answered(&worker.call("control", vec![op])?, what)
+}
+
+/// A worker's graphics groups, and one of its graphics channels.
+fn graphics(channels: &[tidegate_core::rm::Channel]) -> (BTreeSet<u32>, Option<u32>) {
+    let of = || channels.iter().filter(|one| one.engine == Engine::Graphics);
+    (
+        of().map(|one| one.tsg).collect(),
+        of().next().map(|one| one.channel),
+    )
+}
+
+struct Rig<'a> {
+    bench: &'a Bench,
+    victim: Subject<'a>,
+    second: Worker,
+    groups: BTreeSet<u32>,
+    channel: u32,
+    elsewhere: Option<ThrowAway>,
+}
+
+/// What one stop was like.
+struct Seen {
+    ns: u64,
+    moved: u64,
+    window_ns: u64,
+    /// Of the second process' kernels: median and 99th percentile.
+    beside: (u64, u64),
+    resumed: bool,
+}
+
+impl Rig<'_> {
+    fn busy(&mut self, load: Load) -> anyhow::Result<()> {
+        match load {
+            Load::Kernel => self.bench.keep_busy(&mut self.victim, LEAST, KERNEL, FULL),
+            Load::Graph => {
+                let left = self
+                    .victim
+                    .launched
+                    .saturating_sub(self.victim.worker.progress()?);
+                if left * STEP_NS < nanos(LEAST) {
+                    let kernels = nanos(KERNEL) / (NODE * STEP_NS);
+                    let graph = Op::Graph {
+                        kernels,
+                        steps: NODE,
+                        step_ns: STEP_NS,
+                        blocks: FULL,
+                    };
+                    self.victim.worker.call("work", vec![graph])?;
+                    self.victim.launched += kernels * NODE;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn restart(&mut self) -> anyhow::Result<u64> {
+        let own = self.victim.own().clone();
+        control(
+            &mut self.victim.worker,
+            &own,
+            self.channel,
+            RESTART_RUNLIST,
+            &[1, 0],
+        )
+    }
+
+    fn stop(&mut self, method: &Method) -> anyhow::Result<u64> {
+        // Before the disable: putting a channel on a runlist may restart that.
+        if method.then == Then::RestartElsewhere && self.elsewhere.is_none() {
+            let driver = self.bench.driver()?;
+            let gpu = crate::subject::gpu(driver, self.victim.instance())?;
+            let branch = driver.branch.context("an unknown branch")?;
+            self.elsewhere = Some(ThrowAway::scheduled(gpu, branch)?);
+        }
+        self.victim.mark_by(method.then.method());
+        let own = self.victim.own().clone();
+        let op = if method.unlist {
+            Op::Unlist {
+                disable: true,
+                own: own.clone(),
+            }
+        } else {
+            Op::Channels {
+                disable: true,
+                own: own.clone(),
+            }
+        };
+        let done = self.victim.worker.call("control", vec![op])?;
+        let mut ns = done.first().map_or(0, |done| done.ns);
+        match method.then {
+            Then::Nothing => {}
+            Then::Restart => ns += self.restart()?,
+            Then::RestartElsewhere => {
+                let start = now_ns();
+                let elsewhere = self.elsewhere.as_ref().context("no channel elsewhere")?;
+                elsewhere.restart_runlist()?;
+                ns += now_ns() - start;
+            }
+            Then::Preempt => {
+                for tsg in self.groups.clone() {
+                    let op = Op::Preempt {
+                        own: own.clone(),
+                        tsg,
+                    };
+                    let done = self.victim.worker.call("control", vec![op])?;
+                    ns += done.first().map_or(0, |done| done.ns);
+                }
+            }
+        }
+        Ok(ns)
+    }
+
+    /// Enables by what undoes every method: the restart counts where one is needed, and is refused elsewhere.
+    fn go(&mut self) -> anyhow::Result<()> {
+        self.victim.set(false)?;
+        let _ = self.restart();
+        Ok(())
+    }
+
+    fn beside(&mut self) -> anyhow::Result<(u64, u64)> {
+        let op = Op::Latency {
+            kernels: KERNELS,
+            ns: LENGTH_NS,
+        };
+        let done = self.second.one(op)?;
+        Ok((done.ns, done.value))
+    }
+
+    fn once(&mut self, method: &Method, load: Load) -> anyhow::Result<Seen> {
+        self.busy(load)?;
+        let from = self.victim.worker.progress()?;
+        self.victim.worker.moved(from, SOON)?;
+        let ns = match self.stop(method) {
+            Ok(ns) => ns,
+            Err(error) => {
+                self.go()?;
+                return Err(error);
+            }
+        };
+        let (from, start) = (self.victim.worker.progress()?, now_ns());
+        let beside = self.beside()?;
+        let spent = Duration::from_nanos(now_ns() - start);
+        clock::pause(WINDOW.saturating_sub(spent));
+        let to = self.victim.worker.progress()?;
+        let window_ns = now_ns() - start;
+        self.go()?;
+        let resumed = to < self.victim.launched && self.victim.worker.moved(to, SOON).is_ok();
+        Ok(Seen {
+            ns,
+            moved: to - from,
+            window_ns,
+            beside,
+            resumed,
+        })
+    }
+
+    /// Steps in a window, as a part of what the victim makes alone.
+    fn rate(moved: u64, window_ns: u64) -> f64 {
+        moved as f64 * STEP_NS as f64 / window_ns.max(1) as f64 * 100.0
+    }
+}
+
+pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
+    let victim = bench.subject("victim", Wait::Spin, Way::Inside)?;
+    let mut second = bench.worker("second", Wait::Spin)?;
+    second.trace.read()?;
+    let (groups, channel) = graphics(&victim.channels);
+    let channel = channel.context("the victim has no graphics channel")?;
+    let mut rig = Rig {
+        bench,
+        victim,
+        second,
+        groups,
+        channel,
+        elsewhere: None,
+    };
+    let report = &bench.report;
+    rig.beside()?;
+    let (p50, p99) = rig.beside()?;
+    report.micros("second process alone: kernel p50", p50);
+    report.micros("second process alone: kernel p99", p99);
+    rig.busy(Load::Kernel)?;
+    let (p50, p99) = rig.beside()?;
+    report.micros("beside the running victim: kernel p50", p50);
+    report.micros("beside the running victim: kernel p99", p99);
+    let rounds = if bench.options.quick { 1 } else { 3 };
+    let (mut holding, mut said) = (Vec::new(), Vec::new());
+    for method in METHODS {
+        let mut held = 0;
+        let mut refused = None;
+        for (load, name) in [(Load::Kernel, "mid-kernel"), (Load::Graph, "mid-graph")] {
+            let mut good = 0;
+            for _ in 0..rounds {
+                let seen = match rig.once(method, load) {
+                    Ok(seen) => seen,
+                    Err(error) => {
+                        refused = Some(format!("{error:#}"));
+                        break;
+                    }
+                };
+                good += u32::from(seen.moved == 0 && seen.resumed);
+                let head = format!("{}, {name}", method.name);
+                report.micros(format!("{head}: calls"), seen.ns);
+                report.figure(
+                    format!("{head}: victim's throughput while stopped"),
+                    Rig::rate(seen.moved, seen.window_ns),
+                    "%",
+                );
+                report.micros(format!("{head}: second's kernel p50"), seen.beside.0);
+                report.micros(format!("{head}: second's kernel p99"), seen.beside.1);
+                if !seen.resumed {
+                    report.note(format!("{head}: the victim did not go on, or had ended"));
+                }
+            }
+            if refused.is_some() {
+                break;
+            }
+            report.figure(
+                format!("{}, {name}: held, of {rounds}", method.name),
+                f64::from(good),
+                "",
+            );
+            held += good;
+        }
+        match refused {
+            Some(why) => {
+                let virtual_one = crate::machine::is_virtual() && why.contains("NOT_SUPPORTED");
+                let why = if virtual_one {
+                    "not modelled here".to_owned()
+                } else {
+                    why
+                };
+                said.push(format!("{}: {why}", method.name));
+            }
+            None => {
+                report.guess(method.guess, held == 2 * rounds);
+                said.push(format!("{}: {held} of {}", method.name, 2 * rounds));
+                if held == 2 * rounds {
+                    holding.push(method.name);
+                }
+            }
+        }
+    }
+    realtime(&mut rig)?;
+    share(&mut rig)?;
+    report.note(format!("methods: {}", said.join("; ")));
+    Ok(if holding.is_empty() {
+        fail(format!("no method stops running work: {}", said.join("; ")))
+    } else {
+        pass()
+    })
+}
+
+/// The second process' kernels beside the victim before and after its groups are made real-time.
+fn realtime(rig: &mut Rig<'_>) -> anyhow::Result<()> {
+    let channels = rig.second.trace.channels();
+    let own = rig.second.trace.owners().into_iter().next();
+    let own = own.context("the second process has no channels")?;
+    let (groups, channel) = graphics(&channels);
+    let report = &rig.bench.report;
+    rig.busy(Load::Kernel)?;
+    let before = rig.beside()?;
+    let set = |worker: &mut Worker, on: u8| -> anyhow::Result<()> {
+        for &tsg in &groups {
+            control(worker, &own, tsg, MAKE_REALTIME, &[on])?;
+        }
+        let channel = channel.context("no graphics channel")?;
+        control(worker, &own, channel, RESTART_RUNLIST, &[1, 0])?;
+        Ok(())
+    };
+    let result = set(&mut rig.second, 1);
+    if let Err(error) = result {
+        report.note(format!("MAKE_REALTIME: {error:#}"));
+        return Ok(());
+    }
+    rig.busy(Load::Kernel)?;
+    let after = rig.beside()?;
+    let undone = set(&mut rig.second, 0);
+    let report = &rig.bench.report;
+    report.micros("MAKE_REALTIME before: second's kernel p50", before.0);
+    report.micros("MAKE_REALTIME: second's kernel p50", after.0);
+    report.micros("MAKE_REALTIME: second's kernel p99", after.1);
+    report.guess(
+        "a group made real-time does not wait for a saturating neighbour's time slice",
+        after.0 < before.0 / 2,
+    );
+    if let Err(error) = undone {
+        report.note(format!("MAKE_REALTIME off: {error:#}"));
+    }
+    Ok(())
+}
+
+/// D: a share instead of a stop. What each of two saturating processes gets, by the victim's time slice.
+fn share(rig: &mut Rig<'_>) -> anyhow::Result<()> {
+    let own = rig.victim.own().clone();
+    let measure = |rig: &mut Rig<'_>| -> anyhow::Result<f64> {
+        rig.busy(Load::Kernel)?;
+        let steps = nanos(LEAST) / STEP_NS;
+        let launch = Op::Steps {
+            steps,
+            step_ns: STEP_NS,
+            blocks: FULL,
+        };
+        let from = rig.second.progress()?;
+        rig.second.call("work", vec![launch])?;
+        rig.second.moved(from, SOON)?;
+        let (a, b) = (rig.victim.worker.progress()?, rig.second.progress()?);
+        clock::pause(WINDOW * 2);
+        let (victim, second) = (
+            rig.victim.worker.progress()? - a,
+            rig.second.progress()? - b,
+        );
+        rig.second.call("work", vec![Op::WaitStream])?;
+        Ok(victim as f64 / second.max(1) as f64)
+    };
+    let usual = measure(rig)?;
+    rig.bench.report.figure(
+        "D share: victim to second, time slice as it comes",
+        usual,
+        "",
+    );
+    for tsg in rig.groups.clone() {
+        let short = 1_u64.to_ne_bytes();
+        if let Err(error) = control(&mut rig.victim.worker, &own, tsg, SET_TIMESLICE, &short) {
+            rig.bench.report.note(format!("D share: {error:#}"));
+            return Ok(());
+        }
+    }
+    let short = measure(rig)?;
+    rig.bench
+        .report
+        .figure("D share: victim to second, 1 us", short, "");
+    match rig.restart() {
+        Ok(_) => {
+            let restarted = measure(rig)?;
+            let report = &rig.bench.report;
+            report.figure(
+                "D share: victim to second, 1 us and restarted",
+                restarted,
+                "",
+            );
+            report.guess(
+                "a time slice counts from the next restart of the runlist, not before",
+                short > usual / 2.0 && restarted < usual / 2.0,
+            );
+        }
+        Err(error) => rig.bench.report.note(format!("D share: {error:#}")),
+    }
+    Ok(())
+}
