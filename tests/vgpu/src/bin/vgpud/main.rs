@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Parser;
 use tidegate_vgpu::facts;
+use tidegate_vgpu::personality::Personality;
 
 use crate::knobs::Knobs;
 use crate::world::Setup;
@@ -49,7 +50,7 @@ struct Options {
     /// Fixed time a disable takes, in microseconds.
     #[arg(long, conflicts_with = "disable_us")]
     disable_fixed_us: Option<String>,
-    /// Personality of the firmware.
+    /// Personality of the firmware; `list` prints their names, one a line.
     #[arg(long)]
     personality: Option<String>,
     /// Any knob, as NAME=VALUE.
@@ -95,6 +96,12 @@ fn main() -> anyhow::Result<()> {
         std::process::abort();
     }));
     let options = Options::parse();
+    if options.personality.as_deref() == Some("list") {
+        for personality in Personality::ALL {
+            println!("{}", personality.name());
+        }
+        return Ok(());
+    }
     let setup = setup(&options)?;
     server::run(setup, &options.dir, || {
         let mut out = std::io::stdout().lock();
