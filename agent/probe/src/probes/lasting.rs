@@ -7,8 +7,8 @@ use crate::kernel_log::{KernelLog, xid};
 use std::time::Duration;
 
 pub(super) fn long(bench: &Bench) -> anyhow::Result<Ending> {
-    let mut subject = bench.running("long", Duration::from_secs(5))?;
     let log = KernelLog::open(&bench.options.kernel_log);
+    let mut subject = bench.running("long", Duration::from_secs(5))?;
     let time = bench.options.long;
     let before = subject.worker.progress()?;
     subject.set(true)?;
