@@ -126,6 +126,72 @@ fn offline_stops_on_firmware_that_needs_a_preemption() {
     offline_stops_on(Personality::Preempt);
 }
 
+/// The job's library carries the method out.
+#[track_caller]
+fn offline_stops_itself_on(personality: Personality, method: &str) {
+    let channel = format!("[channel]\nlevel = \"L3\"\nmethod = \"{method}\"\n");
+    let config = format!("{TRUSTING}\n{COOLDOWN}{channel}");
+    let node = Node::new(&["--personality", personality.name()], &config);
+    offline_stops_for(&node, &["hold", "launch 20 3000000"], 21);
+}
+
+#[test]
+fn a_job_restarts_its_runlists_itself_where_it_is_told_to() {
+    offline_stops_itself_on(Personality::Restart, "disable+restart");
+}
+
+#[test]
+fn a_job_preempts_its_groups_itself_where_it_is_told_to() {
+    offline_stops_itself_on(Personality::Preempt, "preempt");
+}
+
+/// Calls that restart the runlist of kernels, by `caller`, in order.
+fn restarts(node: &Node, caller: u32) -> Vec<u64> {
+    let records = history(node);
+    let own = |r: &&Record| r.kind == Kind::Restart && r.caller == caller && r.tag == GRAPHICS;
+    records.iter().filter(own).map(|r| r.at_ns).collect()
+}
+
+/// Once after the last disable, once after the enable; and by whoever enables what a dead agent left.
+#[test]
+fn a_runlist_is_restarted_once_an_order_and_by_who_lands_softly() {
+    let mut node = on(Personality::Restart);
+    let agent = node.agent.as_ref().expect("it runs").pid();
+    let mut offline = Offline::start(&node, 5_000_000, &[0]);
+    offline.running();
+    let pid = offline.process.pid();
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    let before = restarts(&node, agent).len();
+    let begun = tidegate_tests::monotonic_ns();
+    online.say("hold");
+    let channels = watch::wait_all(&node, &[pid], true);
+    wait_for("the restart after the disables", || {
+        let off = of(&history(&node), pid, Kind::DisableEnd)
+            .last()
+            .map(|r| r.at_ns)?;
+        let made = restarts(&node, agent);
+        (made.len() > before && made[before] <= off).then_some(())
+    });
+    let calls: std::collections::BTreeSet<u64> = of(&history(&node), pid, Kind::DisableBegin)
+        .iter()
+        .filter(|r| r.at_ns > begun)
+        .map(|r| r.value)
+        .collect();
+    let orders = calls.len() / channels.div_ceil(tidegate_abi::rm::MAX_PAIRS);
+    assert_eq!(restarts(&node, agent).len() - before, orders);
+    let lost = tidegate_tests::monotonic_ns();
+    drop(node.agent.take());
+    watch::wait_all(&node, &[pid], false);
+    wait_for("the restart by the job itself", || {
+        let enabled = of(&history(&node), pid, Kind::EnableEnd);
+        let enabled = enabled.into_iter().find(|r| r.at_ns > lost)?;
+        let made = restarts(&node, pid);
+        made.into_iter().find(|at| *at >= enabled.at_ns)
+    });
+    online.say("release");
+}
+
 #[test]
 fn offline_stops_on_firmware_that_refuses_foreign_pairs() {
     offline_stops_on(Personality::RefusesForeign);

@@ -54,6 +54,14 @@ fn finds_its_method(personality: Personality) {
     let seen = status(&node);
     let wanted = expected(personality);
     assert_eq!(chosen(&seen), Ok(wanted));
+    // Each level by itself: the agent's client, the owner's file, the job's own library.
+    let levels = seen["self_test"]["levels"].as_array().expect("a list");
+    let methods: Vec<Option<&str>> = levels.iter().map(|row| row["method"].as_str()).collect();
+    let own = match personality {
+        Personality::RefusesForeign | Personality::Preempt | Personality::RefusesRestart => None,
+        _ => wanted.method,
+    };
+    assert_eq!(methods, [own, wanted.method, wanted.method], "{seen}");
     let said = |key: &str| seen[key].as_str().unwrap_or_default().to_owned();
     let goes_on = "goes on";
     match personality {
