@@ -20,7 +20,7 @@
 //! ```text
 //!   slack = what the request nearest to being late has left, less a margin, times the guard
 //!         - the next iteration: record, else prediction, at its tail
-//!         ; a prompt waits: at most what its time to first token leaves
+//!         ; a prompt waits: none
 //!   units = (slack - a switch there and back) / the unit's tail
 //!   units halve for a fingerprint when a lease before it overran, and grow by one in 100 that did not
 //! ```
@@ -71,6 +71,14 @@ const FADE: f64 = 0.97;
 const CLEAN: u32 = 100;
 /// Overruns are too often from one in so many leases on.
 const OFTEN: f64 = 4.0;
+/// Of what the request nearest to being late is ahead, a lease takes this part at most. Ours: a half
+/// keeps as much in reserve as one token leaves.
+const USED: f64 = 0.5;
+/// Where each token is promised, the guard leaves this part: it is the prediction that must be right.
+const LEAST: f64 = 0.5;
+/// Idle age from which on a trainer may run while nobody knows when online will be back, ns: few
+/// pauses are shorter, and a gate at the end of one that is costs a hundredth of its age at most.
+const UNKNOWN_NS: u64 = 100_000_000;
 /// Fingerprints whose overruns are remembered.
 const LIMITS: usize = 64;
 /// Weight of the newest value in means over requests.
@@ -95,6 +103,8 @@ pub struct Leaser {
     config: Leasing,
     running: Running,
     guard: Guard,
+    /// The same for the time to first token.
+    first: Guard,
     records: Records,
     fit: SoloFit,
     solo: Option<Solo>,
@@ -107,8 +117,9 @@ pub struct Leaser {
     interval: f64,
     /// What of the means' budgets is unspent, ns.
     credit: f64,
-    /// Arrivals that wait for their first token, oldest first by number.
-    waiting: Vec<(u64, u64)>,
+    /// Requests, and those of them that came after a pause.
+    arrivals: u64,
+    returns: u64,
     overruns: u64,
 }
 
@@ -119,6 +130,7 @@ impl Leaser {
         Self {
             running: Running::new(Self::allowed(&config)),
             guard: Guard::new(config.promise.late_permille()),
+            first: Guard::new(config.promise.late_permille()),
             config,
             records: Records::default(),
             fit: SoloFit::default(),
@@ -130,7 +142,8 @@ impl Leaser {
             ttft: 0.0,
             interval: 0.0,
             credit: 0.0,
-            waiting: Vec::with_capacity(slo::RUNNING),
+            arrivals: 0,
+            returns: 0,
             overruns: 0,
         }
     }
@@ -146,13 +159,8 @@ impl Leaser {
     /// Something happened at `now_ns`.
     pub fn step(&mut self, event: &Event, now_ns: u64) {
         match *event {
-            Event::Arrived { request } => {
-                if self.waiting.len() < slo::RUNNING {
-                    self.waiting.push((request, now_ns));
-                }
-            }
+            Event::Arrived { .. } => self.arrivals += 1,
             Event::First { request, ttft_ns } => {
-                self.waiting.retain(|waiting| waiting.0 != request);
                 self.running.joined(request, now_ns);
                 mean(&mut self.ttft, ttft_ns as f64);
             }
@@ -168,7 +176,11 @@ impl Leaser {
                     ..
                 } = self.config.promise
                 {
-                    self.guard.saw(ttft_ns > first || tpot_ns > further);
+                    self.first.saw(ttft_ns > first);
+                    // Who has no further token says nothing of how fast they come.
+                    if tpot_ns > 0 {
+                        self.guard.saw(tpot_ns > further);
+                    }
                 }
             }
             Event::Beat {
@@ -186,6 +198,7 @@ impl Leaser {
                     self.gaps.ended(idle_ns);
                     self.credit -= delayed_ns as f64;
                 } else {
+                    self.returns += 1;
                     self.pauses.ended(idle_ns);
                 }
             }
@@ -292,25 +305,22 @@ impl Leaser {
             return 0;
         }
         let slack = match self.config.promise {
-            Promise::Tail { ttft_ns, .. } => {
+            Promise::Tail { .. } => {
                 let Some(slack) = self.running.slack(now_ns) else {
                     return 0;
                 };
-                // What a request is ahead is not used up at once: those that join later are not.
-                let pace = Self::allowed(&self.config);
-                let slack = (slack as f64).min(2.0 * pace as f64) - predicted;
-                let slack = slack * self.guard.scale();
-                self.waiting.first().map_or(slack, |(_, came)| {
-                    let waited = now_ns.saturating_sub(*came) as f64;
-                    slack.min((ttft_ns as f64 - waited - predicted) / 4.0)
-                })
+                // A part of what the nearest to being late is ahead: the rest is there for a prompt
+                // that is read among its last tokens. What is left is left for the next token, so
+                // that all of a token's slack is used in the long run, whatever the part is.
+                let slack = (slack as f64 - predicted) * USED * self.guard();
+                slack.min(2.0 * Self::allowed(&self.config) as f64)
             }
             Promise::Each { .. } => {
                 let pace = Self::allowed(&self.config) as f64;
                 let excess = self
                     .limit(next.fingerprint)
                     .map_or(0.0, |limit| limit.excess);
-                (pace - predicted - excess) * self.guard.scale()
+                (pace - predicted - excess) * self.guard.scale().max(LEAST)
             }
             Promise::Mean { .. } => self.credit,
         };
@@ -319,7 +329,8 @@ impl Leaser {
 
     /// Units that may run before `next`, where both take turns.
     pub fn serial(&mut self, next: &Iteration, unit: &Unit, now_ns: u64) -> Grant {
-        if unit.most == 0 || (next.prompt > 0 && !self.reads_late()) {
+        // A prompt that waits is read next, and nothing before it.
+        if unit.most == 0 || next.prompt > 0 {
             return Grant::default();
         }
         let slack = self.slack(next, now_ns);
@@ -329,25 +340,26 @@ impl Leaser {
         }
         let limit = self.limit(next.fingerprint);
         let most = limit.map_or(unit.most, |limit| unit.most.min(limit.units));
-        let units = plan::serial(slack, 2 * self.config.switch_ns, unit_ns, most);
-        let spent = u64::from(units) * unit_ns;
-        if units > 0 && matches!(self.config.promise, Promise::Mean { .. }) {
-            self.credit -= (spent + 2 * self.config.switch_ns) as f64;
+        let switches = self.config.switch_ns.saturating_mul(2);
+        let fit = plan::serial(slack, switches, unit_ns, most);
+        if fit == 0 {
+            return Grant::default();
+        }
+        // Units of another kind may follow: the time is what is granted, unless it is the number that
+        // is held back.
+        let granted_ns = if fit == most {
+            u64::from(fit) * unit_ns
+        } else {
+            slack - switches
+        };
+        if matches!(self.config.promise, Promise::Mean { .. }) {
+            self.credit -= granted_ns as f64 + switches as f64;
         }
         Grant {
-            units,
-            granted_ns: spent,
-            until_ns: if units > 0 {
-                spent + self.config.grace_ns
-            } else {
-                0
-            },
+            units: most,
+            granted_ns,
+            until_ns: granted_ns.saturating_add(self.config.grace_ns),
         }
-    }
-
-    /// Whether a prompt that waits may wait for a lease.
-    const fn reads_late(&self) -> bool {
-        matches!(self.config.promise, Promise::Tail { .. })
     }
 
     fn limit(&self, fingerprint: u64) -> Option<&Limit> {
@@ -365,11 +377,15 @@ impl Leaser {
             (Promise::Tail { .. } | Promise::Each { .. }, true) => None,
             (Promise::Each { .. }, false) => Some(0),
             (Promise::Tail { ttft_ns, .. }, false) => {
-                self.pauses.from(delay, ttft_ns.saturating_mul(2) / 100)
+                let budget = ttft_ns.saturating_mul(2) / 100;
+                self.pauses.from(delay, budget).or(Some(UNKNOWN_NS))
             }
             (Promise::Mean { ttft, .. }, false) => {
-                let budget = f64::from(ttft) / 1e4 * MEANT * self.ttft;
-                self.pauses.from(delay, budget as u64)
+                // Only who comes after a pause is delayed; the mean is over all.
+                let each = self.arrivals as f64 / self.returns.max(1) as f64;
+                let budget = f64::from(ttft) / 1e4 * MEANT * self.ttft * each.max(1.0);
+                let from = self.pauses.from(delay, budget as u64);
+                from.or(Some(UNKNOWN_NS))
             }
             (Promise::Mean { tpot, .. }, true) => {
                 let budget = f64::from(tpot) / 1e4 * MEANT * self.interval;
@@ -386,8 +402,8 @@ impl Leaser {
 
     /// What of the slack is used, from 0 to 1.
     #[must_use]
-    pub const fn guard(&self) -> f64 {
-        self.guard.scale()
+    pub fn guard(&self) -> f64 {
+        self.guard.scale().min(self.first.scale())
     }
 }
 

@@ -80,7 +80,7 @@ pub enum Event {
     Lease {
         /// The iteration it came before.
         fingerprint: u64,
-        /// Units that were granted.
+        /// Units that ran.
         units: u32,
         /// How long it was meant to be, ns.
         granted_ns: u64,
@@ -92,9 +92,9 @@ pub enum Event {
 /// What a trainer may run before online's next iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Units.
+    /// Units at most.
     pub units: u32,
-    /// What they take, ns.
+    /// What they may take, ns: the trainer begins none that it does not expect to end by then.
     pub granted_ns: u64,
     /// From now, ns: at its end the gate shuts, whatever runs.
     pub until_ns: u64,

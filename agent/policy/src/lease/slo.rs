@@ -149,16 +149,18 @@ pub struct Guard {
 
 impl Guard {
     /// The part of what is allowed that is aimed at.
-    pub const AIM: f64 = 0.8;
+    pub const AIM: f64 = 0.5;
     /// What one that was late takes: four in a row, and nothing is used.
     const DOWN: f64 = 0.25;
+    /// Where it begins: nothing is known of who will be late.
+    const BEGIN: f64 = 0.25;
 
-    /// All of the slack may be used, and of a thousand so many may be late.
+    /// A quarter of the slack may be used, and of a thousand so many may be late.
     #[must_use]
     pub fn new(late_permille: u32) -> Self {
         let aim = Self::AIM * f64::from(late_permille.min(999)) / 1e3;
         Self {
-            scale: 1.0,
+            scale: Self::BEGIN,
             up: Self::DOWN * aim / (1.0 - aim),
         }
     }
