@@ -13,6 +13,8 @@
 //! * [`estimate`]: the trace on one GPU, alone;
 //! * [`spec`], [`run`], [`record`], [`pair`]: two workloads on one GPU under a policy, what came of
 //!   it, and what it cost online;
+//! * [`trainer`], [`tuning`], [`run::beside`], [`slo`]: a finetuning job beside online, under ours and the
+//!   published schedulers, and whether what was promised was kept;
 //! * [`hardware`] and [`costs`]: what things take, each figure with its source; [`calibration`]:
 //!   the same from somebody's tables;
 //! * [`scenarios`], [`cases`], [`evaluation`], [`sweep`]: whole tables of such runs;
@@ -51,8 +53,11 @@ pub mod report;
 pub mod rng;
 pub mod run;
 pub mod scenarios;
+pub mod slo;
 pub mod spec;
 pub mod spread;
 pub mod sweep;
 pub mod timeline;
 pub mod trace;
+pub mod trainer;
+pub mod tuning;

@@ -4,6 +4,7 @@
 //! what online does by itself (the oracles all of it, others one figure), so a run of online alone
 //! comes first: [`alone`]. It is the same for every policy of a scenario and seed.
 
+pub mod beside;
 mod slots;
 mod world;
 

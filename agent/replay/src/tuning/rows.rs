@@ -1,0 +1,251 @@
+//! The rows of the table: which policy, with which settings, on which platform.
+//!
+//! Of a row with a setting that somebody tunes, each value is run, and the best that keeps the set
+//! counts; where none does, the one with the fewest late requests is shown.
+
+use tidegate_policy::lease::slo::Promise;
+use tidegate_policy::lease::{Leaser, Leasing};
+
+use super::chunked::{self, Chunked};
+use super::fine_infer::{self, FineInfer};
+use super::flexllm::FlexLlm;
+use super::gate::Gate;
+use super::harli::Harli;
+use super::llmstation::LlmStation;
+use super::mcgill::McGill;
+use super::oracle::Oracle;
+use super::static_mps::{self, StaticMps};
+use super::temporal::Temporal;
+use super::tidegate::Tidegate;
+use super::{Idle, Policy, Seen, Stop, Truth};
+use crate::run::Alone;
+use crate::run::beside::{Platform, Setting};
+
+/// A row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Row {
+    /// Online by itself; nothing is trained.
+    Alone,
+    /// Nobody decides: slices in turn.
+    NoControl,
+    /// The gate.
+    Gate,
+    /// Whole samples while nothing is served.
+    FineInfer,
+    /// A fixed share.
+    StaticMps,
+    /// Chunks of one size.
+    Chunked,
+    /// A sample after so many iterations.
+    TemporalShare(u32),
+    /// Tokens up to the iteration's budget.
+    FlexLlm,
+    /// Tasklets by equation 1.
+    LlmStation,
+    /// Shares by prediction.
+    Harli,
+    /// Decode, prompts with samples, backward.
+    McGill,
+    /// Ours.
+    Tidegate,
+    /// Knows the future.
+    Oracle,
+}
+
+impl Row {
+    /// The rows of a class, in the order of the table. Two processes can neither share a pass nor a
+    /// GPU's multiprocessors.
+    #[must_use]
+    pub fn of(platform: Platform) -> Vec<Self> {
+        match platform {
+            Platform::TwoProcess => vec![Self::Gate, Self::FineInfer, Self::Tidegate, Self::Oracle],
+            Platform::OneProcess => vec![
+                Self::FineInfer,
+                Self::StaticMps,
+                Self::Chunked,
+                Self::TemporalShare(128),
+                Self::FlexLlm,
+                Self::LlmStation,
+                Self::Harli,
+                Self::McGill,
+                Self::Tidegate,
+                Self::Oracle,
+            ],
+            Platform::TimeSliced => vec![Self::NoControl],
+        }
+    }
+
+    /// Its name in the table.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::TemporalShare(every) => format!("TemporalShare({every})"),
+            Self::FlexLlm => "FlexLLM".to_owned(),
+            Self::LlmStation => "LLMStation".to_owned(),
+            Self::Harli => "HARLI".to_owned(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    /// Every row by name; a number in parentheses is 128.
+    #[must_use]
+    pub fn names() -> Vec<(String, Self)> {
+        let rows = [
+            Self::Gate,
+            Self::NoControl,
+            Self::FineInfer,
+            Self::StaticMps,
+            Self::Chunked,
+            Self::TemporalShare(128),
+            Self::FlexLlm,
+            Self::LlmStation,
+            Self::Harli,
+            Self::McGill,
+            Self::Tidegate,
+            Self::Oracle,
+        ];
+        rows.map(|row| (row.name(), row)).to_vec()
+    }
+
+    /// Why it cannot run on `platform`, if it cannot.
+    #[must_use]
+    pub fn cannot(self, platform: Platform) -> Option<&'static str> {
+        match (self, platform) {
+            (
+                Self::FlexLlm | Self::McGill | Self::Chunked | Self::LlmStation,
+                Platform::TwoProcess,
+            ) => Some(
+                "training tokens ride in online's own pass, which needs one process and one copy of the model",
+            ),
+            (Self::StaticMps | Self::Harli, Platform::TwoProcess) => Some(
+                "two processes without MPS take turns on a GPU and cannot divide its multiprocessors",
+            ),
+            (Self::Gate, Platform::OneProcess) => {
+                Some("channels are disabled for a process, and online is in the same one")
+            }
+            _ => None,
+        }
+    }
+
+    /// Its settings that are tried: each is a number that [`Row::make`] knows.
+    #[must_use]
+    pub fn tried(self) -> Vec<u32> {
+        match self {
+            Self::FineInfer => (0..fine_infer::BOUNDS.len() as u32).collect(),
+            Self::StaticMps => static_mps::PERCENT.to_vec(),
+            Self::Chunked => chunked::SIZES.to_vec(),
+            _ => vec![0],
+        }
+    }
+
+    /// Whether what it does depends on what was promised.
+    #[must_use]
+    pub const fn reads_the_promise(self) -> bool {
+        matches!(
+            self,
+            Self::FlexLlm | Self::LlmStation | Self::Harli | Self::Tidegate | Self::Oracle
+        )
+    }
+
+    /// The policy, with one of its settings.
+    #[must_use]
+    pub fn make(
+        self,
+        of: &Setting<'_>,
+        alone: &Alone,
+        promise: Promise,
+        tried: u32,
+    ) -> Box<dyn Policy> {
+        let costs = &of.spec.costs;
+        let ns = |span: std::time::Duration| span.as_nanos() as u64;
+        let switch_ns = match of.platform {
+            Platform::OneProcess => 0,
+            _ => ns(costs.timeslice_switch),
+        };
+        let budget_ns = promise.tpot_ns().unwrap_or(0);
+        let layers = of.finetune.model.shape.layers;
+        match self {
+            Self::Alone => Box::new(Nothing),
+            Self::NoControl => Box::new(Always),
+            Self::Gate => Box::new(Gate::new(of.spec, alone)),
+            Self::FineInfer => Box::new(FineInfer {
+                defer_ns: fine_infer::BOUNDS[tried as usize],
+            }),
+            Self::StaticMps => Box::new(StaticMps { percent: tried }),
+            Self::Chunked => Box::new(Chunked {
+                tokens: tried,
+                layers,
+            }),
+            Self::TemporalShare(every) => Box::new(Temporal {
+                every,
+                units: 2 * layers * of.finetune.length.div_ceil(of.finetune.window),
+                since: 0,
+            }),
+            Self::FlexLlm => Box::new(FlexLlm { budget_ns }),
+            Self::LlmStation => Box::new(LlmStation {
+                budget_ns,
+                layers: of.spec.online.model.shape.layers,
+            }),
+            Self::Harli => Box::new(Harli {
+                budget_ns,
+                share: 0.0,
+            }),
+            Self::McGill => Box::new(McGill),
+            Self::Tidegate => {
+                let config = leasing(of, promise);
+                Box::new(Tidegate::new(config, of.platform == Platform::OneProcess))
+            }
+            Self::Oracle => Box::new(Oracle::new(promise, switch_ns)),
+        }
+    }
+}
+
+/// Ours, as an agent would be told: its margin is 5 %, its grace half a millisecond.
+#[must_use]
+pub fn leasing(of: &Setting<'_>, promise: Promise) -> Leasing {
+    let costs = &of.spec.costs;
+    let ns = |span: std::time::Duration| span.as_nanos() as u64;
+    let one = of.platform == Platform::OneProcess;
+    Leasing {
+        promise,
+        margin_permille: 50,
+        switch_ns: if one { 0 } else { ns(costs.timeslice_switch) },
+        gate_ns: ns(costs.edge) + ns(costs.disable_save),
+        grace_ns: 500_000,
+    }
+}
+
+/// The agent's policy by itself, for a measurement of it.
+#[must_use]
+pub fn leaser(of: &Setting<'_>, promise: Promise) -> Leaser {
+    Leaser::new(leasing(of, promise))
+}
+
+#[derive(Debug)]
+struct Nothing;
+
+impl Policy for Nothing {
+    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
+        Idle {
+            from: None,
+            stop: Stop::Unit,
+            share: 1.0,
+            defer_ns: 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Always;
+
+impl Policy for Always {
+    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
+        Idle {
+            from: Some(0),
+            // The slice that runs ends before online's begins: on average half of one.
+            stop: Stop::Unit,
+            share: 1.0,
+            defer_ns: 0,
+        }
+    }
+}

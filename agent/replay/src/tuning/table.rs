@@ -1,0 +1,358 @@
+//! A table of finetuning runs: every ground, every set, every row of its class.
+//!
+//! A *ground* is a scenario on a GPU with a seed. On each, online runs alone first: that is what its sets
+//! are made from and what increases are compared with. Rows that read no promise are run once. A
+//! set that online breaks alone is marked, and nothing is compared in it.
+
+use std::num::NonZeroUsize;
+
+use tidegate_device::sharing::Contention;
+
+use super::rows::Row;
+use crate::run::beside::{self, Disturbance, Platform, Setting, Tuned};
+use crate::run::{self, Alone};
+use crate::slo::{Latencies, Set};
+use crate::spec::{Compute, Memory, Spec, SpecError};
+use crate::sweep::in_parallel;
+use crate::trainer::Finetune;
+
+/// Where rows are compared.
+#[derive(Clone, Debug)]
+pub struct Ground {
+    /// Its name.
+    pub scenario: String,
+    /// Online and the GPU.
+    pub spec: Spec,
+    /// What is trained.
+    pub finetune: Finetune,
+}
+
+/// One row in one cell.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// What the two are to each other.
+    pub platform: Platform,
+    /// The GPU's name.
+    pub gpu: &'static str,
+    /// The set.
+    pub set: Set,
+    /// The ground's name.
+    pub scenario: String,
+    /// Its seed.
+    pub seed: u64,
+    /// The row's name.
+    pub policy: String,
+    /// The setting that was best, where it has one.
+    pub tried: u32,
+    /// Whether it kept the set; nothing where online alone does not.
+    pub keeps: Option<bool>,
+    /// Tokens trained a second, each once.
+    pub trained_per_s: f64,
+    /// Of a GPU of its own.
+    pub of_dedicated: f64,
+    /// Optimizer steps a day.
+    pub steps_per_day: f64,
+    /// Part of its training that was done while online was away.
+    pub away: f64,
+    /// 99th percentile to the first token, ms.
+    pub ttft_p99_ms: f64,
+    /// Mean to the first token, ms.
+    pub ttft_mean_ms: f64,
+    /// 99th percentile of the time per further token, ms.
+    pub tpot_p99_ms: f64,
+    /// Mean of it, ms.
+    pub tpot_mean_ms: f64,
+    /// Mean time per further token above online alone, percent.
+    pub tpot_mean_increase_pct: f64,
+    /// Against the best other row that keeps the set, the oracle, the bound and the gate left out.
+    pub vs_best_keeping: Option<f64>,
+    /// Against the oracle.
+    pub vs_oracle: Option<f64>,
+}
+
+/// The name of a class in the table.
+#[must_use]
+pub const fn class(platform: Platform) -> &'static str {
+    match platform {
+        Platform::TwoProcess => "two-process",
+        Platform::OneProcess => "one-process",
+        Platform::TimeSliced => "time-sliced",
+    }
+}
+
+/// What is above every row.
+const BOUND: &str = "Bound";
+
+/// The cells of `grounds`, each with every set and the rows of `platform` that `rows` names, in that
+/// order. `done` hears of each ground.
+///
+/// # Errors
+/// With the first ground that cannot be run.
+pub fn evaluate(
+    grounds: &[Ground],
+    platform: Platform,
+    rows: &[Row],
+    sets: &[Set],
+    disturbance: Disturbance,
+    threads: NonZeroUsize,
+    done: impl Fn() + Sync,
+) -> Result<Vec<Cell>, SpecError> {
+    let all = in_parallel(
+        threads,
+        grounds,
+        |ground| of_ground(ground, platform, rows, sets, disturbance),
+        |_| done(),
+    )?;
+    Ok(all.into_iter().flatten().collect())
+}
+
+struct Played<'a> {
+    ground: &'a Ground,
+    platform: Platform,
+    disturbance: Disturbance,
+    gate: Alone,
+    dedicated: f64,
+}
+
+impl Played<'_> {
+    fn run(
+        &self,
+        row: Row,
+        set: Set,
+        users: Option<&Latencies>,
+        tried: u32,
+    ) -> Result<Tuned, SpecError> {
+        let mut finetune = self.ground.finetune.clone();
+        if row == Row::Chunked {
+            finetune.window = tried.min(finetune.length);
+        }
+        let bare = row == Row::Alone;
+        let setting = Setting {
+            spec: &self.ground.spec,
+            finetune: &finetune,
+            platform: self.platform,
+            contention: Contention::default(),
+            disturbance: if bare {
+                Disturbance::default()
+            } else {
+                self.disturbance
+            },
+            decode_limit_ns: 40_000_000,
+            online_peak_bytes: self.gate.kv_peak_bytes,
+        };
+        let nobody = Latencies::default();
+        let promise = set.promise(users.unwrap_or(&nobody));
+        let mut policy = row.make(&setting, &self.gate, promise, tried);
+        beside::run(&setting, policy.as_mut())
+    }
+
+    fn cell(
+        &self,
+        set: Set,
+        policy: String,
+        tried: u32,
+        alone: &Latencies,
+        keeps: Option<bool>,
+        with: (&Tuned, &Latencies),
+    ) -> Cell {
+        let (run, users) = with;
+        let seconds = run.length.as_secs_f64().max(f64::MIN_POSITIVE);
+        Cell {
+            platform: self.platform,
+            gpu: self.ground.spec.gpu.name,
+            set,
+            scenario: self.ground.scenario.clone(),
+            seed: self.ground.spec.seed,
+            policy,
+            tried,
+            keeps,
+            trained_per_s: run.trained_per_s(),
+            of_dedicated: run.trained_per_s() / self.dedicated,
+            steps_per_day: run.steps as f64 / seconds * 86_400.0,
+            away: run.away_ns as f64 / run.trainer_ns.max(1) as f64,
+            ttft_p99_ms: users.ttft.p99,
+            ttft_mean_ms: users.ttft.mean,
+            tpot_p99_ms: users.tpot.p99,
+            tpot_mean_ms: users.tpot.mean,
+            tpot_mean_increase_pct: 100.0 * (users.tpot.mean / alone.tpot.mean.max(1e-9) - 1.0),
+            vs_best_keeping: None,
+            vs_oracle: None,
+        }
+    }
+}
+
+fn of_ground(
+    ground: &Ground,
+    platform: Platform,
+    rows: &[Row],
+    sets: &[Set],
+    disturbance: Disturbance,
+) -> Result<Vec<Cell>, SpecError> {
+    let gate = Spec {
+        compute: Compute::Tidegate,
+        memory: Memory::Bound,
+        ..ground.spec.clone()
+    };
+    let played = Played {
+        ground: &Ground {
+            spec: gate.clone(),
+            ..ground.clone()
+        },
+        platform,
+        disturbance,
+        gate: run::alone(&gate)?,
+        dedicated: ground.finetune.dedicated(&ground.spec.gpu),
+    };
+    let alone = played.run(Row::Alone, Set::Valve, None, 0)?;
+    let alone_users = Latencies::of(&alone);
+    let mut once: Vec<(Row, u32, Tuned, Latencies)> = Vec::new();
+    for row in rows.iter().filter(|row| !row.reads_the_promise()) {
+        for tried in row.tried() {
+            let run = played.run(*row, Set::Valve, Some(&alone_users), tried)?;
+            let users = Latencies::of(&run);
+            once.push((*row, tried, run, users));
+        }
+    }
+    let mut cells = Vec::new();
+    for set in sets {
+        let possible = set.kept(&alone_users, &alone_users);
+        let judge = |users: &Latencies| possible.then(|| set.kept(&alone_users, users));
+        let mut own = Vec::new();
+        for row in rows {
+            if !row.reads_the_promise() {
+                let tried = once.iter().filter(|one| one.0 == *row);
+                // The most trained of those that keep it, else the least late.
+                let best = tried.max_by(|a, b| {
+                    let key = |one: &(Row, u32, Tuned, Latencies)| {
+                        let keeps = judge(&one.3) == Some(true);
+                        (
+                            keeps,
+                            if keeps {
+                                one.2.trained_per_s()
+                            } else {
+                                -one.3.tpot.p99
+                            },
+                        )
+                    };
+                    let (a, b) = (key(a), key(b));
+                    a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+                });
+                if let Some((row, tried, run, users)) = best {
+                    let keeps = judge(users);
+                    own.push(played.cell(
+                        *set,
+                        row.name(),
+                        *tried,
+                        &alone_users,
+                        keeps,
+                        (run, users),
+                    ));
+                }
+                continue;
+            }
+            let run = played.run(*row, *set, Some(&alone_users), 0)?;
+            let users = Latencies::of(&run);
+            own.push(played.cell(
+                *set,
+                row.name(),
+                0,
+                &alone_users,
+                judge(&users),
+                (&run, &users),
+            ));
+            if *row == Row::Oracle {
+                own.push(bound(&played, *set, &alone_users)?);
+            }
+        }
+        compare(&mut own);
+        cells.extend(own);
+    }
+    Ok(cells)
+}
+
+/// What would be trained if all that online leaves were the trainer's: online as slow as the oracle lets
+/// it be, with no switch.
+fn bound(played: &Played<'_>, set: Set, alone: &Latencies) -> Result<Cell, SpecError> {
+    let free = Played {
+        platform: Platform::OneProcess,
+        ground: played.ground,
+        disturbance: Disturbance::default(),
+        gate: played.gate.clone(),
+        dedicated: played.dedicated,
+    };
+    let run = free.run(Row::Oracle, set, Some(alone), 0)?;
+    let users = Latencies::of(&run);
+    let share = 1.0 - run.online_ns as f64 / 1e9 / run.length.as_secs_f64();
+    let mut cell = played.cell(set, BOUND.to_owned(), 0, alone, None, (&run, &users));
+    (cell.of_dedicated, cell.trained_per_s) = (share, share * played.dedicated);
+    cell.platform = played.platform;
+    Ok(cell)
+}
+
+fn compare(cells: &mut [Cell]) {
+    let apart = |cell: &Cell| {
+        [
+            Row::Gate.name(),
+            Row::Oracle.name(),
+            Row::Tidegate.name(),
+            BOUND.to_owned(),
+        ]
+        .contains(&cell.policy)
+    };
+    let others = cells
+        .iter()
+        .filter(|cell| cell.keeps == Some(true) && !apart(cell));
+    let best = others.map(|cell| cell.trained_per_s).reduce(f64::max);
+    let oracle = cells.iter().find(|cell| cell.policy == Row::Oracle.name());
+    let oracle = oracle
+        .map(|cell| cell.trained_per_s)
+        .filter(|tokens| *tokens > 0.0);
+    for cell in cells {
+        cell.vs_best_keeping = best
+            .filter(|best| *best > 0.0)
+            .map(|best| cell.trained_per_s / best);
+        cell.vs_oracle = oracle.map(|oracle| cell.trained_per_s / oracle);
+    }
+}
+
+/// The columns of [`csv`].
+pub const COLUMNS: &str = "class,gpu,slo_set,scenario,seed,policy,keeps,trained_tokens_per_s,ttft_p99_ms,\
+tpot_p99_ms,tpot_mean_increase_pct,vs_best_keeping,vs_oracle";
+
+/// The cells as CSV.
+#[must_use]
+pub fn csv(cells: &[Cell]) -> String {
+    let mut table = format!("{COLUMNS}\n");
+    for cell in cells {
+        let ratio = |ratio: Option<f64>| ratio.map_or(String::new(), |ratio| format!("{ratio:.4}"));
+        let keeps = match cell.keeps {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None if cell.policy == BOUND => "",
+            None => "alone-breaks-it",
+        };
+        let scenario = &cell.scenario;
+        let scenario = if scenario.contains([',', '"', '\n']) {
+            format!("\"{}\"", scenario.replace('"', "\"\""))
+        } else {
+            scenario.clone()
+        };
+        let line = format!(
+            "{},{},{},{scenario},{},{},{keeps},{:.3},{:.4},{:.4},{:.4},{},{}\n",
+            class(cell.platform),
+            cell.gpu,
+            cell.set.name(),
+            cell.seed,
+            cell.policy,
+            cell.trained_per_s,
+            cell.ttft_p99_ms,
+            cell.tpot_p99_ms,
+            // Minus zero is a difference of nothing.
+            cell.tpot_mean_increase_pct + 0.0,
+            ratio(cell.vs_best_keeping),
+            ratio(cell.vs_oracle),
+        );
+        table += &line;
+    }
+    table
+}
