@@ -133,6 +133,9 @@ fn left_disabled(node: &Node) -> Vec<(u32, u32)> {
     disabled.into_iter().collect()
 }
 
+/// Channels of a context of the virtual GPU.
+const CHANNELS: usize = 40;
+
 fn disables(node: &Node) -> usize {
     let records = history::read(&node.vgpu_dir()).expect("the history is readable");
     let ends = records.iter().filter(|r| r.kind == Kind::DisableEnd);
@@ -175,7 +178,7 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
             .as_str()
             .is_some_and(|text| text.contains("65"))
     };
-    assert!(!found.of("P9").iter().any(|line| overlong(&line)));
+    assert!(!found.of("P9").iter().any(|line| overlong(line)));
     found.judged(
         "P2",
         "a disable alone takes running work off the GPU",
@@ -295,8 +298,10 @@ fn only_an_xid_makes_a_long_stop_unhealthy_and_every_line_of_the_driver_is_kept(
         ];
         let mut command = probes(&node, &arguments);
         let suite = std::thread::spawn(move || Found::from_command(&mut command));
-        // Twelve in the trial of the ways, then those of the probe.
-        wait_for("the long stop", || (disables(&node) > 12).then_some(()));
+        // Those of the trial of the ways, then those of the probe.
+        wait_for("the long stop", || {
+            (disables(&node) > CHANNELS).then_some(())
+        });
         let mut file = std::fs::File::options()
             .append(true)
             .open(&log)
@@ -584,7 +589,21 @@ fn a_suite_that_is_killed_at_any_moment_leaves_nothing_disabled() {
     let mut while_disabled = 0;
     // By how many channels have been disabled: before the first, in the trial of the ways, at the
     // beginning and in the middle of long stops, in the second probe.
-    let moments = [0, 1, 7, 12, 13, 24, 25, 36, 37, 48, 60, 61];
+    let whole = |times: usize| times * CHANNELS;
+    let moments = [
+        0,
+        1,
+        CHANNELS / 2,
+        whole(1),
+        whole(1) + 1,
+        whole(2),
+        whole(2) + 1,
+        whole(3),
+        whole(3) + 1,
+        whole(4),
+        whole(5),
+        whole(5) + 1,
+    ];
     let signals = [libc::SIGKILL, libc::SIGINT, libc::SIGKILL, libc::SIGTERM];
     for (count, signal) in moments.into_iter().zip(signals.into_iter().cycle()) {
         let node = Node::device_only(&[]);
@@ -622,8 +641,10 @@ fn a_suite_that_is_killed_at_any_moment_leaves_nothing_disabled() {
 fn the_guardian_enables_what_a_stopped_worker_cannot() {
     let node = Node::device_only(&[]);
     let suite = Running::start("tidegate-probe", &mut probes(&node, &["--only", "P4"]));
-    // Twelve in the trial of the ways, then those of the probe.
-    wait_for("the long stop", || (disables(&node) >= 24).then_some(()));
+    // Those of the trial of the ways, then those of the probe.
+    wait_for("the long stop", || {
+        (disables(&node) >= 2 * CHANNELS).then_some(())
+    });
     let worker = processes(&node)
         .into_iter()
         .find(|(_, line)| line.trim_end().ends_with(" worker"));

@@ -179,20 +179,22 @@ pub trait ChannelControl: Send + Sync + std::fmt::Debug {
 /// Whether a refusal to enable one pair means that there is nothing left to enable. No other refusal does: a channel that
 /// is taken for gone is never enabled again.
 ///
-/// `exists`: whether the driver still has the pair's client. `takes_others`: whether it takes pairs of living clients
-/// that are not the caller's. One that takes none refuses a channel that is still there in the same words.
+/// `exists`: whether the driver still has the pair's client, with which its channels go. `takes_others`: whether it takes
+/// pairs of living clients that are not the caller's. One that takes none refuses a channel that is still there in the
+/// words in which it refuses one that is gone.
 pub fn is_gone(
     error: &RmError,
     exists: impl FnOnce() -> bool,
     takes_others: impl FnOnce() -> bool,
 ) -> bool {
-    match error.status() {
-        Some(Status::INVALID_CLIENT) => !exists(),
-        Some(
-            Status::INVALID_CHANNEL | Status::INVALID_OBJECT_HANDLE | Status::OBJECT_NOT_FOUND,
-        ) => !exists() || takes_others(),
-        _ => false,
-    }
+    let Some(status) = error.status() else {
+        return false;
+    };
+    let of_the_channel = matches!(
+        status,
+        Status::INVALID_CHANNEL | Status::INVALID_OBJECT_HANDLE | Status::OBJECT_NOT_FOUND
+    );
+    !exists() || of_the_channel && takes_others()
 }
 
 /// The driver.
@@ -318,7 +320,8 @@ mod tests {
             Status::INVALID_STATE,
             Status::NOT_SUPPORTED,
         ] {
-            assert!(!gone(status, false, true), "{status:?}");
+            assert!(!gone(status, true, true), "{status:?}");
+            assert!(gone(status, false, true), "{status:?}: its client is");
         }
         let source = std::io::Error::from_raw_os_error(libc::EIO);
         let what = "FIFO_DISABLE_CHANNELS";

@@ -13,12 +13,12 @@ use crate::causes::with_causes;
 use crate::channel::{Batch, ChannelControl, DriverControl, Via, is_gone};
 use crate::inbox::{Input, Mailbox};
 use crate::journal::{Journal, Marked};
-use crate::rm::{self, Driver, Gpu, Subdevice, ThrowAway};
+use crate::rm::{self, Driver, Gpu, RmError, Subdevice, ThrowAway};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use tidegate_abi::rm::Branch;
+use tidegate_abi::rm::{Branch, Status};
 
 /// A channel that is still marked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Stuck {
     pub marked: Marked,
     /// What the driver said, or why it was not asked.
     pub why: String,
+    /// The driver refuses this caller, which time does not change.
+    pub lasting: bool,
 }
 
 impl fmt::Display for Stuck {
@@ -62,12 +64,19 @@ pub struct Reconciled {
 }
 
 impl Reconciled {
-    fn failed(&mut self, marked: Marked, why: impl Into<String>) {
+    fn failed(&mut self, marked: Marked, why: impl Into<String>, lasting: bool) {
         self.failed += 1;
         self.stuck.push(Stuck {
             marked,
             why: why.into(),
+            lasting,
         });
+    }
+
+    /// Whether to try again is of use: something failed that is not refused for good.
+    #[must_use]
+    pub fn may_change(&self) -> bool {
+        self.stuck.iter().any(|stuck| !stuck.lasting)
     }
 
     /// One line for each of the first that failed, and how many more there are.
@@ -97,6 +106,18 @@ impl fmt::Display for Reconciled {
             ),
         }
     }
+}
+
+/// Whether the driver takes no pairs of others from this caller, as firmware may.
+fn refuses_caller(error: &RmError) -> bool {
+    let statuses = [
+        Status::INSUFFICIENT_PERMISSIONS,
+        Status::INVALID_CLIENT,
+        Status::NOT_SUPPORTED,
+    ];
+    error
+        .status()
+        .is_some_and(|status| statuses.contains(&status))
 }
 
 /// Enables everything marked, with RM clients of its own. Where the driver cannot be asked, all of it stays marked.
@@ -153,7 +174,7 @@ pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconc
             Ok(opened) => opened,
             Err(why) => {
                 for marked in marked {
-                    done.failed(marked, why.as_str());
+                    done.failed(marked, why.as_str(), false);
                 }
                 continue;
             }
@@ -173,7 +194,7 @@ pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconc
                     done.gone += 1;
                 }
                 Err(error) => {
-                    done.failed(marked, with_causes(&error));
+                    done.failed(marked, with_causes(&error), refuses_caller(&error));
                     continue;
                 }
             }

@@ -26,6 +26,8 @@ int main(void)
     }
     MUST(cuMemSetAccess(at, PAGES * page, &access, 1));
     MUST(cuMemcpyHtoD_v2(table, places, sizeof places));
+    /* Neither a copy from pageable memory nor a fill is done when it returns, and this stream waits for no other. */
+    MUST(cuCtxSynchronize());
     MUST(kv_store(&kernels, stream, table, PAGES, 99, 1000));
     MUST(kv_token(&kernels, stream, table, PAGES, 7, out, 1000));
     MUST(cuStreamSynchronize(stream));
@@ -40,6 +42,7 @@ int main(void)
     MUST(cuMemMap(at + 2 * page, page, 0, other, 0));
     MUST(cuMemSetAccess(at + 2 * page, page, &access, 1));
     MUST(cuMemsetD8_v2(at + 2 * page, 0, page));
+    MUST(cuCtxSynchronize());
     MUST(kv_token(&kernels, stream, table, PAGES, 7, out, 1000));
     MUST(cuCtxSynchronize());
     MUST(cuMemcpyDtoH_v2(&token, out, 8));

@@ -121,13 +121,18 @@ pub fn guard(dir: &Path, probe: &str) -> anyhow::Result<()> {
     stand_aside()?;
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     let report = Reporter::new(probe);
-    let done = release(dir)?;
+    let mut done = release(dir)?;
     if done != Reconciled::default() {
         report.note(format!("the guardian released what was left: {done}"));
     }
     let killed = end_workers(dir);
     if killed > 0 {
         report.note(format!("the guardian ended {killed} workers"));
+    }
+    if done.failed > 0 {
+        // What could not be enabled is gone with its worker.
+        done = release(dir)?;
+        report.note(format!("and when the workers had ended: {done}"));
     }
     let first = done.lines().next().unwrap_or_default();
     anyhow::ensure!(
@@ -173,7 +178,7 @@ pub fn release(dir: &Path) -> anyhow::Result<Reconciled> {
             gone: all.gone + done.gone,
             ..done
         };
-        if all.failed == 0 || attempt == TRIES {
+        if !all.may_change() || attempt == TRIES {
             break;
         }
         clock::pause(Duration::from_millis(500));
