@@ -509,3 +509,69 @@ fn no_name_steers_the_terminal_of_whoever_looks() {
         assert!(!text.lines().any(forged), "{args:?}: {text}");
     }
 }
+
+/// Whether the other end has closed it.
+fn is_closed(connection: &mut UnixStream) -> bool {
+    let mut bytes = [0; 4096];
+    loop {
+        match connection.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+/// Connections of one user on a socket that everybody may open: 1,500 of them once took every descriptor.
+#[test]
+fn who_keeps_connections_open_keeps_nobody_else_out() {
+    const KEPT: usize = 64;
+    let node = Node::new(&[], FIXED);
+    let status = node.run_dir().join("status.sock");
+    let mut kept: Vec<UnixStream> = (0..4 * KEPT)
+        .map(|_| {
+            let connection = UnixStream::connect(&status).expect("the agent listens");
+            connection.set_nonblocking(true).expect("a socket");
+            connection
+        })
+        .collect();
+    wait_for("the rest to be closed", || {
+        kept.retain_mut(|connection| !is_closed(connection));
+        (kept.len() <= KEPT).then_some(())
+    });
+    // The operator's socket counts for itself.
+    let paused = node.tidegate(&["pause"]);
+    assert!(paused.status.success(), "{paused:?}");
+    drop(kept);
+    wait_so("status is answered again", || {
+        node.tidegate(&["status"]).status.success()
+    });
+}
+
+#[test]
+fn the_agent_may_open_as_many_files_as_its_hard_limit_says() {
+    let node = Node::device_only(&[]);
+    let agent = node.agent_command();
+    let mut command = std::process::Command::new("sh");
+    command
+        .args([
+            "-c",
+            "ulimit -S -n 256 && ulimit -H -n 4096 && exec \"$@\"",
+            "sh",
+        ])
+        .arg(agent.get_program())
+        .args(agent.get_args())
+        .stderr(std::process::Stdio::piped());
+    for (name, value) in agent.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    let agent = tidegate_tests::Running::start("tidegate-agent", &mut command);
+    let limits = format!("/proc/{}/limits", agent.pid());
+    wait_so("the soft limit is the hard one", || {
+        let limits = std::fs::read_to_string(&limits).unwrap_or_default();
+        let open = limits
+            .lines()
+            .find(|line| line.starts_with("Max open files"));
+        open.is_some_and(|line| line.split_whitespace().nth(3) == Some("4096"))
+    });
+}

@@ -54,6 +54,8 @@ const REPLACE_LIMIT: Duration = Duration::from_secs(2);
 const BACKLOG: usize = 64;
 /// Calls of one connection at a time.
 const CALLS: usize = 16;
+/// Connections of one user on `status.sock` and on `control.sock`: people and exporters, not tenants' processes.
+const WATCHERS: usize = 64;
 
 /// How the agent was started.
 #[derive(Clone, Debug)]
@@ -137,6 +139,9 @@ fn starting(what: &'static str) -> impl Fn(io::Error) -> AppError {
 /// When it cannot start, or loses a part it cannot live without.
 pub fn run(options: &Options) -> Result<(), AppError> {
     options.device.enter(options.vgpu_shim.as_deref())?;
+    if let Err(error) = sys::raise_descriptor_limit() {
+        tracing::debug!(%error, "the soft limit of open files stays as it is");
+    }
     let passed = Passed::from_environment()?;
     let config = &options.loaded.config;
     let mut run_dir = take_run_dir(options)?;
@@ -562,8 +567,13 @@ impl Serving<'_> {
         service: &Service,
     ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
         let group = (socket == Socket::Control).then_some(rundir::GROUP);
-        let connections = self.listen(name, mode, group, |listener, connection_tx| {
-            tokio::spawn(peers::accept_plain(listener, connection_tx))
+        let crowd = Arc::new(match socket {
+            Socket::Control => Crowd::new(WATCHERS),
+            Socket::Hook | Socket::Status => Crowd::of_anyone(WATCHERS),
+        });
+        let connections = self.listen(name, mode, group, move |listener, connection_tx| {
+            let crowd = Arc::clone(&crowd);
+            tokio::spawn(peers::accept_plain(listener, crowd, connection_tx))
         })?;
         let node = v1::node_server::NodeServer::new(service.clone())
             .max_decoding_message_size(MESSAGE_LIMIT);
@@ -590,7 +600,7 @@ impl Serving<'_> {
             source: io::Error::other(error),
         };
         Ok(builder()
-            .http2_keepalive_interval(Some(Duration::from_secs(10)))
+            .http2_keepalive_interval(Some(peers::PING_EVERY))
             .layer(self.authorisation(socket))
             .add_service(node)
             .add_service(control)

@@ -27,6 +27,11 @@ use tonic::transport::server::Connected;
 const GREETING_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take from there to its Attach.
 const ATTACH_LIMIT: Duration = Duration::from_secs(5);
+/// How long a connection of the other sockets may send nothing at all. Whoever speaks HTTP/2 answers
+/// the server's pings, which come every [`PING_EVERY`].
+const SILENCE_LIMIT: Duration = Duration::from_secs(25);
+/// How often the server of those sockets pings.
+pub const PING_EVERY: Duration = Duration::from_secs(10);
 
 /// Who is at the other end, known to every handler of the connection.
 #[derive(Clone, Debug)]
@@ -55,9 +60,19 @@ pub struct Greeted {
 pub struct Connection {
     stream: UnixStream,
     peer: Peer,
-    /// Runs until the peer has attached, where it has to.
-    limit: Option<Pin<Box<tokio::time::Sleep>>>,
-    _place: Option<Place>,
+    limit: Limit,
+    _place: Place,
+}
+
+/// What a connection is closed for.
+#[derive(Debug)]
+enum Limit {
+    /// The peer has not attached by then.
+    Attach(Pin<Box<tokio::time::Sleep>>),
+    /// The peer has sent nothing until then, which moves on with every byte.
+    Silence(Pin<Box<tokio::time::Sleep>>),
+    /// Nothing any more.
+    None,
 }
 
 /// What new pages are stamped with.
@@ -104,11 +119,12 @@ impl Pages {
     }
 }
 
-/// Counts the connections of each user, so that one user cannot take all descriptors.
+/// Counts the connections of each user on one socket, so that one user cannot take all descriptors.
 #[derive(Debug)]
 pub struct Crowd {
     limit: AtomicUsize,
-    own_uid: u32,
+    /// Whose connections are not limited.
+    exempt: Option<u32>,
     by_uid: Mutex<HashMap<u32, usize>>,
 }
 
@@ -125,8 +141,17 @@ impl Crowd {
     pub fn new(limit: usize) -> Self {
         Self {
             limit: AtomicUsize::new(limit),
-            own_uid: nix::unistd::Uid::effective().as_raw(),
+            exempt: Some(nix::unistd::Uid::effective().as_raw()),
             by_uid: Mutex::default(),
+        }
+    }
+
+    /// At most `limit` connections of any user: a container's root has the agent's user id, too.
+    #[must_use]
+    pub fn of_anyone(limit: usize) -> Self {
+        Self {
+            exempt: None,
+            ..Self::new(limit)
         }
     }
 
@@ -138,7 +163,7 @@ impl Crowd {
     fn enter(self: &Arc<Self>, uid: u32) -> Option<Place> {
         let mut by_uid = self.by_uid.lock().unwrap_or_else(PoisonError::into_inner);
         let here = by_uid.entry(uid).or_default();
-        if *here >= self.limit.load(Ordering::Relaxed) && uid != self.own_uid {
+        if *here >= self.limit.load(Ordering::Relaxed) && self.exempt != Some(uid) {
             return None;
         }
         *here += 1;
@@ -196,28 +221,37 @@ pub async fn accept_greeted(
 /// Accepts connections of a socket that speaks HTTP/2 from the first byte, for ever.
 pub async fn accept_plain(
     listener: UnixListener,
+    crowd: Arc<Crowd>,
     connection_tx: mpsc::Sender<io::Result<Connection>>,
 ) {
     loop {
         let Some(stream) = accept(&listener).await else {
             continue;
         };
-        match identify(&stream) {
-            Ok((credentials, _)) => {
+        let admitted = identify(&stream).and_then(|(credentials, _)| {
+            let place = crowd.enter(credentials.uid).ok_or_else(too_many)?;
+            Ok((credentials, place))
+        });
+        match admitted {
+            Ok((credentials, place)) => {
                 let connection = Connection {
                     stream,
                     peer: Peer {
                         credentials: Arc::new(credentials),
                         greeted: None,
                     },
-                    limit: None,
-                    _place: None,
+                    limit: Limit::Silence(Box::pin(tokio::time::sleep(SILENCE_LIMIT))),
+                    _place: place,
                 };
                 let _ = connection_tx.send(Ok(connection)).await;
             }
             Err(error) => tracing::debug!(%error, "connection not admitted"),
         }
     }
+}
+
+fn too_many() -> io::Error {
+    io::Error::other("too many connections of this user")
 }
 
 async fn accept(listener: &UnixListener) -> Option<UnixStream> {
@@ -261,9 +295,7 @@ fn identify(stream: &UnixStream) -> io::Result<(Credentials, OwnedFd)> {
 
 async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Result<Connection> {
     let (credentials, pidfd) = identify(&stream)?;
-    let place = crowd
-        .enter(credentials.uid)
-        .ok_or_else(|| io::Error::other("too many connections of this user"))?;
+    let place = crowd.enter(credentials.uid).ok_or_else(too_many)?;
     let session = pages.next_session.fetch_add(1, Ordering::Relaxed);
     let (page, file) = pages.create(session)?;
     let bytes = Greeting::new(1).encode();
@@ -313,8 +345,8 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
             credentials: Arc::new(credentials),
             greeted: Some(Arc::new(Mutex::new(Some(greeted)))),
         },
-        limit: Some(Box::pin(tokio::time::sleep(ATTACH_LIMIT))),
-        _place: Some(place),
+        limit: Limit::Attach(Box::pin(tokio::time::sleep(ATTACH_LIMIT))),
+        _place: place,
     })
 }
 
@@ -370,16 +402,35 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         // One that stops halfway through HTTP/2, or never calls, would hold its descriptors for ever.
-        if self.limit.is_some() && self.peer.has_attached() {
-            self.limit = None;
+        if matches!(self.limit, Limit::Attach(_)) && self.peer.has_attached() {
+            self.limit = Limit::None;
         }
-        if let Some(limit) = &mut self.limit
-            && limit.as_mut().poll(cx).is_ready()
+        let late = match &mut self.limit {
+            Limit::Attach(limit) => limit
+                .as_mut()
+                .poll(cx)
+                .is_ready()
+                .then_some("the client never attached"),
+            Limit::Silence(limit) => limit
+                .as_mut()
+                .poll(cx)
+                .is_ready()
+                .then_some("the client says nothing"),
+            Limit::None => None,
+        };
+        if let Some(why) = late {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+        }
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if let Limit::Silence(limit) = &mut self.limit
+            && buffer.filled().len() > before
         {
-            let kind = io::ErrorKind::TimedOut;
-            return Poll::Ready(Err(io::Error::new(kind, "the client never attached")));
+            limit
+                .as_mut()
+                .reset(tokio::time::Instant::now() + SILENCE_LIMIT);
         }
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        read
     }
 }
 

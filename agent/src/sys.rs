@@ -314,6 +314,19 @@ pub fn terminal_columns() -> Option<u16> {
     (result == 0 && size.ws_col > 0).then_some(size.ws_col)
 }
 
+/// Raises the soft limit of open files to the hard one: every attached process takes two.
+///
+/// # Errors
+/// The kernel's, or that of a filter which does not let limits be changed.
+pub fn raise_descriptor_limit() -> io::Result<()> {
+    let kind = nix::sys::resource::Resource::RLIMIT_NOFILE;
+    let (soft, hard) = nix::sys::resource::getrlimit(kind)?;
+    if soft < hard {
+        nix::sys::resource::setrlimit(kind, hard, hard)?;
+    }
+    Ok(())
+}
+
 /// Asks for SCHED_FIFO at `priority` for the calling thread.
 ///
 /// # Errors
