@@ -101,12 +101,31 @@ pub enum Effect {
     ObeyAgent,
 }
 
+impl Look {
+    /// When nobody holds the channels any more.
+    const fn deadline(&self) -> u64 {
+        if self.handing_over_ns == 0 {
+            self.heartbeat_ns.saturating_add(PATIENCE_NS)
+        } else {
+            self.handing_over_ns.saturating_add(HANDOVER_NS)
+        }
+    }
+
+    /// Tries to enable what is not, unless an agent has come to life meanwhile.
+    fn tries(&self, released: bool, now_ns: u64) -> Vec<Effect> {
+        if released || now_ns < self.deadline() {
+            Vec::new()
+        } else {
+            vec![Effect::EnableChannels]
+        }
+    }
+}
+
 impl Landing {
     /// One look at the agent; the effects come in the order they must run.
     #[must_use]
     pub fn step(self, look: Look, on_loss: OnLoss, now_ns: u64) -> (Self, Vec<Effect>) {
-        let last = look.heartbeat_ns;
-        let alive = look.stream && now_ns.saturating_sub(last) <= STALE_NS;
+        let alive = look.stream && now_ns.saturating_sub(look.heartbeat_ns) <= STALE_NS;
         match self {
             Self::Obeying if alive => (self, vec![]),
             Self::Obeying => {
@@ -117,12 +136,7 @@ impl Landing {
             }
             _ if alive => (Self::Obeying, vec![Effect::ObeyAgent]),
             Self::Waiting { generation } => {
-                let deadline = if look.handing_over_ns == 0 {
-                    last.saturating_add(PATIENCE_NS)
-                } else {
-                    look.handing_over_ns.saturating_add(HANDOVER_NS)
-                };
-                if now_ns < deadline {
+                if now_ns < look.deadline() {
                     return (self, vec![]);
                 }
                 let landed = Self::Landed {
@@ -137,7 +151,7 @@ impl Landing {
                 since_ns,
                 released,
             } => {
-                let mut effects = again(released);
+                let mut effects = look.tries(released, now_ns);
                 let over = match on_loss {
                     OnLoss::Run => true,
                     OnLoss::Hold { max_ns: 0 } => false,
@@ -154,7 +168,7 @@ impl Landing {
                     (self, effects)
                 }
             }
-            Self::Running { released, .. } => (self, again(released)),
+            Self::Running { released, .. } => (self, look.tries(released, now_ns)),
         }
     }
 
@@ -179,13 +193,5 @@ impl Landing {
             }
             _ => (self, None),
         }
-    }
-}
-
-fn again(released: bool) -> Vec<Effect> {
-    if released {
-        Vec::new()
-    } else {
-        vec![Effect::EnableChannels]
     }
 }
