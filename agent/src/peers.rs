@@ -426,9 +426,7 @@ impl AsyncRead for Connection {
         if let Limit::Silence(limit) = &mut self.limit
             && buffer.filled().len() > before
         {
-            limit
-                .as_mut()
-                .reset(tokio::time::Instant::now() + SILENCE_LIMIT);
+            limit.as_mut().set(tokio::time::sleep(SILENCE_LIMIT));
         }
         read
     }
