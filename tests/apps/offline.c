@@ -25,7 +25,6 @@ int main(int argc, char **argv)
         MUST(cuStreamCreate(&on[d].stream, 1));
         MUST(cuMemAlloc_v2(&on[d].counter, 8));
         MUST(cuMemsetD8_v2(on[d].counter, 0, 8));
-        MUST(cuCtxSynchronize());
         for (int i = 0; i < DEPTH; i++) MUST(cuEventCreate(&on[d].event[i], 2));
     }
     for (uint64_t i = 0; !stop; i++) {
