@@ -178,7 +178,7 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
             .as_str()
             .is_some_and(|text| text.contains("65"))
     };
-    assert!(!found.of("P9").iter().any(|line| overlong(line)));
+    assert!(!found.of("P9").iter().any(overlong));
     found.judged(
         "P2",
         "a disable alone takes running work off the GPU",
