@@ -25,6 +25,8 @@ pub(super) struct Elastic {
     promised: Bytes,
     /// What it was told last to have mapped.
     target: Bytes,
+    /// The most of what it was told and has not answered for: which order it is at, nobody knows.
+    ordered: Bytes,
     pub used: Bytes,
     /// The most it asked to have mapped since it was last settled.
     asked: Bytes,
@@ -54,6 +56,7 @@ impl Elastic {
             mapped: Bytes::ZERO,
             promised: Bytes::ZERO,
             target: Bytes::ZERO,
+            ordered: Bytes::ZERO,
             used: Bytes::ZERO,
             asked: Bytes::ZERO,
             reserve: Reserve::new(sharing.reserving, now),
@@ -151,7 +154,7 @@ impl Elastic {
     }
 
     fn order(&mut self, bytes: Bytes) -> Effect {
-        self.target = bytes;
+        (self.target, self.ordered) = (bytes, self.ordered.max(bytes));
         Effect::Map {
             session: self.session,
             kv: self.kv,
@@ -195,14 +198,19 @@ impl Elastic {
         if last && !self.promised.is_zero() {
             ledger.shift(self.session, Place::InFlight, Place::Free, self.promised);
             self.promised = Bytes::ZERO;
-            self.retry_at = now.after(sharing.map_retry);
+            if mapped < self.target {
+                self.retry_at = now.after(sharing.map_retry);
+            }
         }
         give_up(self.session, less, ledger);
         self.mapped = mapped;
-        if !last {
-            // What it gave back before it heard of a higher target, it will map again for that.
-            let again = self.target.minus(mapped.plus(self.promised));
-            let again = ledger.shift(self.session, Place::Free, Place::InFlight, again);
+        if last {
+            self.ordered = Bytes::ZERO;
+        } else {
+            // It may be at an order that a later one has taken back: until it answers that one, what it gave back
+            // may be mapped again, whoever else it was for.
+            let again = self.ordered.minus(mapped.plus(self.promised));
+            ledger.adopt(self.session, Place::InFlight, again);
             self.promised = self.promised.plus(again);
         }
     }

@@ -75,6 +75,9 @@ struct Order {
     direction: Option<Direction>,
 }
 
+/// Number of an order about online's cache, and bytes to be mapped, or mapped.
+type Target = (u64, u64);
+
 struct World {
     bench: Bench,
     processes: BTreeMap<SessionId, Process>,
@@ -86,8 +89,16 @@ struct World {
     /// What the engine of a job said that it withholds.
     withheld: BTreeMap<JobId, u64>,
     lost_at: BTreeMap<(JobId, u32), u64>,
+    /// Of online's cache, as it is, and as its process said last.
     mapped: u64,
+    heard: u64,
+    /// Orders about it so far.
+    ordered: u64,
+    /// The newest that its process has not begun; the one that it is carrying out, to its end; what it said
+    /// about those before, with their numbers, on the way.
     target: Option<u64>,
+    begun: Option<Target>,
+    unheard: VecDeque<Target>,
     next_ask: u64,
 }
 
@@ -114,7 +125,11 @@ impl World {
             withheld: BTreeMap::new(),
             lost_at: BTreeMap::new(),
             mapped: 0,
+            heard: 0,
+            ordered: 0,
             target: None,
+            begun: None,
+            unheard: VecDeque::new(),
             next_ask: 0,
         };
         let (session, gpu, kv) = (ONLINE, GpuId(0), KV);
@@ -193,6 +208,7 @@ impl World {
                     assert_eq!(session, ONLINE);
                     let whole = bytes.0.is_multiple_of(STRIPE) || bytes == MOST;
                     assert!(whole, "it maps whole stripes, not {bytes:?}");
+                    self.ordered += 1;
                     self.target = Some(bytes.0);
                 }
                 Effect::AnswerAsk { ask, granted, .. } => {
@@ -237,10 +253,25 @@ impl World {
                     assert!(account.offline >= bytes(held), "{owner:?}");
                 }
             } else if owner.session == ONLINE && gpu == GpuId(0) {
-                assert_eq!(u64::from(held.0), self.mapped / handle.0, "{owner:?}");
+                assert_eq!(u64::from(held.0), self.heard / handle.0, "{owner:?}");
                 assert_eq!((quarantined, taken), (Handles(0), Handles(0)));
             } else {
                 assert_eq!(owner.handles, HandlesView::default(), "{owner:?}");
+            }
+        }
+        if gpu == GpuId(0) {
+            let online = owners.iter().find(|owner| owner.session == ONLINE);
+            let kept = online.map_or(0, |owner| owner.handles.held.0 + owner.handles.in_flight.0);
+            let kept = handle.times(kept.into());
+            let begun = self.begun.map(|order| order.1);
+            for bytes in [begun, self.target, Some(self.mapped)]
+                .into_iter()
+                .flatten()
+            {
+                assert!(
+                    kept.0 >= bytes,
+                    "{bytes} are or may be mapped, {kept:?} are kept for it"
+                );
             }
         }
         let here = self.processes.iter().filter(|known| known.1.gpu == gpu);
@@ -356,20 +387,44 @@ impl World {
         });
     }
 
-    fn map(&mut self, share: u64) {
-        if let Some(target) = self.target.take() {
+    /// Online's process begins what it was told last.
+    fn begin_map(&mut self) {
+        if self.begun.is_none() {
+            self.begun = self.target.take().map(|target| (self.ordered, target));
+        }
+    }
+
+    /// It ends what it began; only then it begins what it was told meanwhile.
+    fn end_map(&mut self, share: u64) {
+        if let Some((order, target)) = self.begun.take() {
             self.mapped = if share >= 100 {
                 target
             } else {
                 self.mapped.min(target)
             };
-            let (session, kv, mapped) = (ONLINE, KV, Bytes(self.mapped));
+            self.unheard.push_back((order, self.mapped));
+        }
+    }
+
+    /// What it said of one order arrives.
+    fn hear_mapped(&mut self) {
+        if let Some((order, mapped)) = self.unheard.pop_front() {
+            self.heard = mapped;
             self.tell(MemoryEvent::Mapped {
-                session,
-                kv,
-                mapped,
-                last: true,
+                session: ONLINE,
+                kv: KV,
+                mapped: Bytes(mapped),
+                last: order == self.ordered,
             });
+        }
+    }
+
+    /// It carries out what it was told, and says so.
+    fn map(&mut self, share: u64) {
+        self.begin_map();
+        self.end_map(share);
+        while !self.unheard.is_empty() {
+            self.hear_mapped();
         }
     }
 
@@ -405,6 +460,7 @@ impl World {
             self.answer(0, Answer::Done);
         }
         self.map(100);
+        self.map(100);
     }
 }
 
@@ -423,7 +479,9 @@ enum Op {
     Ask(u64, bool),
     Withdraw,
     Use(u64),
-    Map(u64),
+    BeginMap,
+    EndMap(u64),
+    HearMapped,
     Count(u64, u8, u64),
     Grow(u64, u8),
     Pause(bool),
@@ -452,7 +510,9 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (1u64..200, any::<bool>()).prop_map(|(b, k)| Op::Ask(b, k)),
         1 => Just(Op::Withdraw),
         3 => (0u64..1_000).prop_map(Op::Use),
-        5 => (50u64..150).prop_map(Op::Map),
+        4 => Just(Op::BeginMap),
+        4 => (50u64..150).prop_map(Op::EndMap),
+        4 => Just(Op::HearMapped),
         2 => (prop_oneof![Just(1u64), session.clone()], gpu.clone(), 0u64..900)
             .prop_map(|(s, g, b)| Op::Count(s, g, b)),
         1 => (session, gpu).prop_map(|(s, g)| Op::Grow(s, g)),
@@ -520,7 +580,9 @@ fn apply(world: &mut World, op: Op) {
             let (session, kv, used) = (ONLINE, KV, Bytes(used));
             world.tell(MemoryEvent::Usage { session, kv, used });
         }
-        Op::Map(share) => world.map(share),
+        Op::BeginMap => world.begin_map(),
+        Op::EndMap(share) => world.end_map(share),
+        Op::HearMapped => world.hear_mapped(),
         Op::Count(session, gpu, bytes) => world.tell(MemoryEvent::Counted {
             session: SessionId(session),
             gpu: GpuId(gpu),
@@ -545,7 +607,9 @@ fn apply(world: &mut World, op: Op) {
         Op::Pause(false) => world.bench.send(Event::Resume { job: None }),
         Op::OnlineDies => {
             world.asks.clear();
-            (world.mapped, world.target) = (0, None);
+            (world.mapped, world.heard, world.ordered) = (0, 0, 0);
+            (world.target, world.begun) = (None, None);
+            world.unheard.clear();
             world.bench.online_gone(ONLINE);
             world.bench.attach_online(ONLINE);
         }

@@ -647,3 +647,36 @@ fn what_is_given_back_before_a_higher_target_is_heard_stays_promised() {
     let ledger = world.bench.node.ledger(GpuId(0)).expect("it is there");
     assert_eq!(ledger.account(ONLINE).sum(), FIXED.plus(target));
 }
+
+#[test]
+fn what_an_order_may_still_map_stays_promised_though_a_later_one_takes_it_back() {
+    let mut world = World::new();
+    world.map(100);
+    world.ask(200, true);
+    world.map(100);
+    let most = world.mapped;
+    world.bench.pass(1_100 * MS);
+    world.check();
+    // Down, while the agent waits for the answer up again, and down: the process begins the second order before
+    // the third reaches it, and the answer to the first arrives after that has gone out.
+    let mut told = Vec::new();
+    for used in [0, 38, 0] {
+        apply(&mut world, Op::Use(used));
+        told.push(world.target.expect("the reservation is another"));
+        world.end_map(100);
+        world.begin_map();
+        if told.len() == 2 {
+            assert_eq!(world.begun.map(|order| order.1), Some(told[1]));
+        }
+    }
+    assert!(
+        told[0] == told[2] && told[0] < told[1] && told[1] < most,
+        "{told:?}"
+    );
+    world.hear_mapped();
+    world.owners_add_up(GpuId(0));
+    world.map(100);
+    assert_eq!(world.mapped, told[2]);
+    let ledger = world.bench.node.ledger(GpuId(0)).expect("it is there");
+    assert_eq!(ledger.account(ONLINE).sum(), FIXED.plus(Bytes(told[2])));
+}
