@@ -6,8 +6,8 @@
 //! it ends. The reporter answers for it where it is late ([`super::talk`]).
 
 use super::backed::vmm;
+use super::hold;
 use super::kv::Outcome;
-use super::{hold, say};
 use crate::process::Process;
 use crate::{clock, gate, log, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -136,9 +136,13 @@ pub fn run(process: &'static Process) {
         let mut open = sys::lock(&memory.open);
         open.retain(|entry| entry.order.seq != order.seq);
         drop(open);
+        // A session ends before what it leaves here is thrown away: nothing of it is added after that.
+        let mut outbox = sys::lock(&memory.outbox);
         if order.session == memory.session.load(Acquire) {
-            say(process, answer(&order, done));
+            outbox.push(answer(&order, done));
         }
+        drop(outbox);
+        process.bell.ring();
         memory.changed();
     }
 }
@@ -279,18 +283,22 @@ fn map(process: &'static Process, order: &Order, kv: u32, target: u64) -> Done {
         ..Done::nothing(MemoryResult::Ok)
     };
     memory.changing.fetch_or(true, AcqRel);
-    while !is_cancelled(process, order) {
+    loop {
+        // The state is let go after each stripe: an application's question must not wait for all. What a new
+        // session is told of it is all that the old one did.
+        let mut state = sys::lock(&memory.state);
+        let state = &mut *state;
+        if is_cancelled(process, order) {
+            break;
+        }
+        let Some(cache) = state.kvs.get_mut(&kv) else {
+            done.result = MemoryResult::Refused;
+            break;
+        };
         let (down, up) = {
             let mut elastic = sys::lock(&elastic);
             let down = elastic.take_to_unmap(target);
             (down, elastic.to_map(target))
-        };
-        // The state is let go after each stripe: an application's question must not wait for all.
-        let mut state = sys::lock(&memory.state);
-        let state = &mut *state;
-        let Some(cache) = state.kvs.get_mut(&kv) else {
-            done.result = MemoryResult::Refused;
-            break;
         };
         let one = |at: usize| [u32::try_from(at).unwrap_or(u32::MAX)];
         let outcome = match (down, up) {
