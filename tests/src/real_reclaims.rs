@@ -400,10 +400,37 @@ impl Stage {
                 ));
             }
         }
-        if let Some(most) = overdrawn(&records, from_ns.max(self.known_ns), &self.dead) {
+        if let Some((at, held)) = overdrawn(&records, from_ns.max(self.known_ns), &self.dead) {
+            let sum: u64 = held.values().sum();
+            let held: Vec<String> = held
+                .iter()
+                .map(|(pid, bytes)| format!("{pid}: {} KiB", bytes >> 10))
+                .collect();
+            let order: Vec<String> = in_order(&records)
+                .iter()
+                .filter(|record| record.at_ns + 1_000_000_000 > at)
+                .map(|record| {
+                    let (before, kib) = (at.saturating_sub(record.at_ns), record.tag >> 10);
+                    let (ms, us) = (before / 1_000_000, before / 1_000 % 1_000);
+                    format!(
+                        "-{ms}.{us:03} ms {:?} {} {kib} KiB",
+                        record.kind, record.pid
+                    )
+                })
+                .collect();
+            let log = std::fs::read_to_string(self.node.agent_log()).unwrap_or_default();
+            let log: Vec<&str> = log.lines().collect();
             return Err(format!(
-                "{} MiB were held at once, of {POOL_MIB} MiB",
-                most >> 20
+                "{} MiB were held at once, of {POOL_MIB} MiB ({}; online is {}, engine {}), {} ms after the schedule began \
+                 and {} ms ago\n{}\n{}",
+                sum >> 20,
+                held.join(", "),
+                self.online.process.pid(),
+                self.engine.process.pid(),
+                (at - from_ns) / 1_000_000,
+                (monotonic_ns() - at) / 1_000_000,
+                order.join("\n"),
+                log[log.len().saturating_sub(80)..].join("\n"),
             ));
         }
         let dead = std::mem::take(&mut self.dead);
@@ -458,15 +485,22 @@ fn held_by_the_living(records: &[Record], dead: &BTreeMap<u32, u64>) -> u64 {
     held.values().sum()
 }
 
-/// What all processes held when one was given more than there is, from `known_ns` on.
-fn overdrawn(records: &[Record], known_ns: u64, dead: &BTreeMap<u32, u64>) -> Option<u64> {
+/// What each process held when one was given more than there is, from `known_ns` on, and when that was.
+fn overdrawn(
+    records: &[Record],
+    known_ns: u64,
+    dead: &BTreeMap<u32, u64>,
+) -> Option<(u64, BTreeMap<u32, u64>)> {
     let mut held = BTreeMap::new();
     in_order(records).into_iter().find_map(|record| {
         count(&mut held, record);
         let lives = |pid: &u32| dead.get(pid).is_none_or(|ended| record.at_ns < *ended);
-        let sum = held.iter().filter(|of| lives(of.0)).map(|of| of.1).sum();
+        let sum: u64 = held.iter().filter(|of| lives(of.0)).map(|of| of.1).sum();
         let given = record.kind == Kind::MemoryUp && record.at_ns > known_ns;
-        (given && sum > (POOL_MIB + CHUNK_MIB) << 20).then_some(sum)
+        (given && sum > (POOL_MIB + CHUNK_MIB) << 20).then(|| {
+            held.retain(|pid, bytes| lives(pid) && *bytes > 0);
+            (record.at_ns, std::mem::take(&mut held))
+        })
     })
 }
 
