@@ -1,6 +1,7 @@
 //! What the cooldown is learnt from, and what it is worth to a request.
 
 use crate::bench::Bench;
+use crate::dice::Dice;
 use proptest::prelude::*;
 use std::time::Duration;
 use tidegate_policy::config::{Config, Learning};
@@ -17,30 +18,8 @@ const GPU: GpuId = GpuId(0);
 const MS: u64 = 1_000_000;
 const DECODE_GRAPH: u64 = 7;
 
-/// splitmix64, so that a failing case is a number.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + (self.unit() * (high - low) as f64) as u64
-    }
-
-    /// A Poisson process' waiting time.
-    fn exponential(&mut self, mean: u64) -> u64 {
-        (-(1.0 - self.unit()).ln() * mean as f64) as u64
-    }
+fn between(dice: &mut Dice, low: u64, high: u64) -> u64 {
+    dice.between(low as f64, high as f64) as u64
 }
 
 /// An engine that serves one request at a time, beside a job that is always ready.
@@ -83,8 +62,8 @@ impl Served {
         self.bench.answer_all();
         self.wait(if prefill { 20 * MS } else { 5 * MS });
         let (launches, graph) = match (prefill, self.eager) {
-            (true, _) => (self.dice.between(400, 500), 0),
-            (false, true) => (self.dice.between(300, 310), 0),
+            (true, _) => (between(&mut self.dice, 400, 500), 0),
+            (false, true) => (between(&mut self.dice, 300, 310), 0),
             (false, false) => (4, DECODE_GRAPH),
         };
         self.bench.idle(ENGINE, GPU, launches, graph);
@@ -95,7 +74,7 @@ impl Served {
         let before = self.bench.effects.len();
         self.iteration(true);
         for token in 0..tokens {
-            let gap = self.dice.between(self.gap / 2, self.gap);
+            let gap = between(&mut self.dice, self.gap / 2, self.gap);
             self.wait(gap);
             if token > 0 {
                 self.gaps.push((self.bench.now, gap));
@@ -149,9 +128,9 @@ proptest! {
     ) {
         let mut served = Served::new(seed, gap, eager);
         for request in 0..40 {
-            let tokens = served.dice.between(2, 60);
+            let tokens = between(&mut served.dice, 2, 60);
             served.request(tokens);
-            let pause = served.dice.exponential(pause);
+            let pause = served.dice.exponential(pause as f64) as u64;
             served.wait(pause);
             let counted = served.bench.node.gpu(GPU, served.bench.at()).unwrap().decode_gaps;
             if counted < 32 {
@@ -172,11 +151,11 @@ proptest! {
         let mut served = Served::new(seed, gap, eager);
         let mut preempted = 0;
         for _ in 0..40 {
-            let tokens = served.dice.between(2, 60);
+            let tokens = between(&mut served.dice, 2, 60);
             let disables = served.request(tokens);
             prop_assert!(disables <= 1, "{disables} in one request");
             preempted += disables;
-            let pause = served.dice.exponential(pause) + 100 * MS;
+            let pause = served.dice.exponential(pause as f64) as u64 + 100 * MS;
             served.wait(pause);
         }
         prop_assert!(preempted > 0, "the test is about nothing");

@@ -1,5 +1,6 @@
 //! What leases promise: records, forecasts, turns, the order of one process, and the whole.
 
+use crate::dice::Dice;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tidegate_policy::lease::event::{Event, Grant, Iteration, Unit};
@@ -11,31 +12,6 @@ use tidegate_policy::lease::slo::{Guard, Promise, Running};
 use tidegate_policy::lease::{Leaser, Leasing};
 
 const MS: u64 = 1_000_000;
-
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn unit(&mut self) -> f64 {
-        ((self.next() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
-    }
-
-    fn exponential(&mut self, mean: f64) -> f64 {
-        -self.unit().ln() * mean
-    }
-
-    fn normal(&mut self) -> f64 {
-        let radius = (-2.0 * self.unit().ln()).sqrt();
-        radius * (core::f64::consts::TAU * self.unit()).cos()
-    }
-}
 
 fn key(fingerprint: u64) -> Key {
     Key {
