@@ -44,7 +44,7 @@ use event::{Event, Grant, Iteration, Unit};
 use forecast::Forecast;
 use predict::{Solo, SoloFit};
 use record::{Key, Kind, Records};
-use slo::{Guard, Promise, Running};
+use slo::{Guards, Promise, Running};
 
 /// What the operator and the node say.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,9 +102,7 @@ struct Limit {
 pub struct Leaser {
     config: Leasing,
     running: Running,
-    guard: Guard,
-    /// The same for the time to first token.
-    first: Guard,
+    guards: Guards,
     records: Records,
     fit: SoloFit,
     solo: Option<Solo>,
@@ -129,8 +127,7 @@ impl Leaser {
     pub fn new(config: Leasing) -> Self {
         Self {
             running: Running::new(Self::allowed(&config)),
-            guard: Guard::new(config.promise.late_permille()),
-            first: Guard::new(config.promise.late_permille()),
+            guards: Guards::new(&config.promise),
             config,
             records: Records::default(),
             fit: SoloFit::default(),
@@ -170,18 +167,7 @@ impl Leaser {
                 tpot_ns,
             } => {
                 self.running.left(request);
-                if let Promise::Tail {
-                    ttft_ns: first,
-                    tpot_ns: further,
-                    ..
-                } = self.config.promise
-                {
-                    self.first.saw(ttft_ns > first);
-                    // Who has no further token says nothing of how fast they come.
-                    if tpot_ns > 0 {
-                        self.guard.saw(tpot_ns > further);
-                    }
-                }
+                self.guards.ended(&self.config.promise, ttft_ns, tpot_ns);
             }
             Event::Beat {
                 iteration,
@@ -234,7 +220,7 @@ impl Leaser {
         }
         mean(&mut self.interval, interval.saturating_sub(delayed) as f64);
         match self.config.promise {
-            Promise::Each { decode_ns } => self.guard.saw(interval > decode_ns),
+            Promise::Each { decode_ns } => self.guards.token(interval > decode_ns),
             Promise::Mean { tpot, .. } => {
                 // A credit is spent in a moment and not saved up for one.
                 let share = f64::from(tpot) / 1e4 * MEANT;
@@ -320,7 +306,7 @@ impl Leaser {
                 let excess = self
                     .limit(next.fingerprint)
                     .map_or(0.0, |limit| limit.excess);
-                (pace - predicted - excess) * self.guard.scale().max(LEAST)
+                (pace - predicted - excess) * self.guards.further().max(LEAST)
             }
             Promise::Mean { .. } => self.credit,
         };
@@ -403,7 +389,7 @@ impl Leaser {
     /// What of the slack is used, from 0 to 1.
     #[must_use]
     pub fn guard(&self) -> f64 {
-        self.guard.scale().min(self.first.scale())
+        self.guards.scale()
     }
 }
 

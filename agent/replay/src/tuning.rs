@@ -208,6 +208,16 @@ pub struct Idle {
     pub defer_ns: u64,
 }
 
+impl Idle {
+    /// All of the GPU at once, to the end of the unit in which online comes back.
+    pub const UNITS: Self = Self {
+        from: Some(0),
+        stop: Stop::Unit,
+        share: 1.0,
+        defer_ns: 0,
+    };
+}
+
 /// A trainer's policy.
 pub trait Policy: std::fmt::Debug {
     /// Something happened at `now`, ns.
@@ -224,7 +234,9 @@ pub trait Policy: std::fmt::Debug {
     }
 
     /// Online has nothing left to do.
-    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle;
+    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
+        Idle::UNITS
+    }
 
     /// It opens and shuts a gate and leases nothing: the replay's own gate decides.
     fn gate(&mut self) -> Option<&mut gate::Gate> {

@@ -177,3 +177,55 @@ impl Guard {
         self.scale
     }
 }
+
+/// A guard for the first token and one for those that follow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Guards {
+    first: Guard,
+    further: Guard,
+}
+
+impl Guards {
+    /// Of this promise.
+    #[must_use]
+    pub fn new(promise: &Promise) -> Self {
+        let guard = Guard::new(promise.late_permille());
+        Self {
+            first: guard,
+            further: guard,
+        }
+    }
+
+    /// A request of `promise` ended, whose first token took `ttft_ns` and each further one `tpot_ns`; 0: it
+    /// had none, which says nothing of how fast they come.
+    pub fn ended(&mut self, promise: &Promise, ttft_ns: u64, tpot_ns: u64) {
+        if let Promise::Tail {
+            ttft_ns: first,
+            tpot_ns: further,
+            ..
+        } = *promise
+        {
+            self.first.saw(ttft_ns > first);
+            if tpot_ns > 0 {
+                self.further.saw(tpot_ns > further);
+            }
+        }
+    }
+
+    /// One more token where each is promised, late or not.
+    pub fn token(&mut self, late: bool) {
+        self.further.saw(late);
+    }
+
+    /// What is used by what is known of tokens after the first, from 0 to 1.
+    #[must_use]
+    pub const fn further(&self) -> f64 {
+        self.further.scale()
+    }
+
+    /// What is used by both, from 0 to 1.
+    #[must_use]
+    pub const fn scale(&self) -> f64 {
+        self.further.scale().min(self.first.scale())
+    }
+}

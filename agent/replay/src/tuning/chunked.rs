@@ -46,10 +46,8 @@ impl Policy for Chunked {
 
     fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
         Idle {
-            from: Some(0),
             stop: Stop::Pass,
-            share: 1.0,
-            defer_ns: 0,
+            ..Idle::UNITS
         }
     }
 }

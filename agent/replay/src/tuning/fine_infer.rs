@@ -20,10 +20,9 @@ pub struct FineInfer {
 impl Policy for FineInfer {
     fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
         Idle {
-            from: Some(0),
             stop: Stop::Sample,
-            share: 1.0,
             defer_ns: self.defer_ns,
+            ..Idle::UNITS
         }
     }
 }

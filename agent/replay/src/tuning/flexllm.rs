@@ -7,7 +7,7 @@
 
 use tidegate_policy::lease::plan;
 
-use super::{Beside, Idle, Lease, Policy, Profile, Seen, Stop, Truth};
+use super::{Beside, Lease, Policy, Profile, Seen, Truth};
 use crate::trainer::Phase;
 
 /// Tokens of a tile (FlexLLM gives none; 16 is a tensor core's).
@@ -42,15 +42,6 @@ impl Policy for FlexLlm {
         Beside {
             fused: plan::tokens(seen.forward_tokens, TILE, self.budget_ns, pass),
             ..Beside::default()
-        }
-    }
-
-    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
-        Idle {
-            from: Some(0),
-            stop: Stop::Unit,
-            share: 1.0,
-            defer_ns: 0,
         }
     }
 }

@@ -141,8 +141,7 @@ impl Policy for Gate {
         Idle {
             from: None,
             stop: Stop::Gate,
-            share: 1.0,
-            defer_ns: 0,
+            ..Idle::UNITS
         }
     }
 

@@ -7,7 +7,7 @@
 use tidegate_device::sharing::Shares;
 use tidegate_policy::lease::plan::{self, Favour};
 
-use super::{Beside, Idle, Lease, Policy, Profile, Seen, Stop, Truth};
+use super::{Beside, Lease, Policy, Profile, Seen, Truth};
 
 /// Steps of a partition (HARLI, section 6.1: 10 % each).
 pub const STEPS: u32 = 10;
@@ -50,15 +50,6 @@ impl Policy for Harli {
             shares: (shares.online, shares.trainer),
             fixed: true,
             fused: 0,
-        }
-    }
-
-    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
-        Idle {
-            from: Some(0),
-            stop: Stop::Unit,
-            share: 1.0,
-            defer_ns: 0,
         }
     }
 }

@@ -11,7 +11,7 @@ use tidegate_policy::lease::event::Event;
 use tidegate_policy::lease::plan::{self, Layers};
 
 use super::flexllm::TILE;
-use super::{Beside, Idle, Policy, Profile, Seen, Stop, Truth};
+use super::{Beside, Policy, Profile, Seen};
 use crate::trainer::Phase;
 
 /// The policy.
@@ -55,15 +55,6 @@ impl Policy for LlmStation {
             units: found.units,
             shares: (shares.online, shares.trainer),
             ..Beside::default()
-        }
-    }
-
-    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
-        Idle {
-            from: Some(0),
-            stop: Stop::Unit,
-            share: 1.0,
-            defer_ns: 0,
         }
     }
 }

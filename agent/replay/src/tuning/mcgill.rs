@@ -5,7 +5,7 @@
 //! [`tidegate_policy::lease::priority`]; online's batches are those of everybody here, which read a
 //! prompt at once, so that its first correction has nothing to do.
 
-use super::{Beside, Idle, Policy, Profile, Seen, Stop, Truth};
+use super::{Beside, Policy, Profile, Seen};
 
 /// Tokens of a pass, prompts and samples (the slides give a number of samples, `MAX_BSZ`, and no
 /// value; 2,048 is vLLM's default for a pass with latency in view).
@@ -24,15 +24,6 @@ impl Policy for McGill {
         Beside {
             fused: room.min(seen.forward_tokens),
             ..Beside::default()
-        }
-    }
-
-    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
-        Idle {
-            from: Some(0),
-            stop: Stop::Unit,
-            share: 1.0,
-            defer_ns: 0,
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Knows arrivals, gaps and true times, and is greedy at each iteration.
 //!
 //! Between two iterations it trains until the request nearest to its promise would be late, with one
-//! percent of margin for what arrives in between and no tail; while online is away it leaves just in time. It does not plan over iterations:
-//! a policy that did could be above it.
+//! percent of margin for what arrives in between and no tail; while online is away it leaves just in
+//! time. It does not plan over iterations: a policy that did could be above it.
 
 use tidegate_policy::lease::event::Event;
-use tidegate_policy::lease::slo::{Guard, Promise, Running};
+use tidegate_policy::lease::slo::{Guards, Promise, Running};
 
 use super::{Idle, Lease, Policy, Profile, Seen, Stop, Truth};
 
@@ -15,8 +15,7 @@ pub struct Oracle {
     promise: Promise,
     switch_ns: u64,
     running: Running,
-    guard: Guard,
-    first: Guard,
+    guards: Guards,
 }
 
 impl Oracle {
@@ -28,8 +27,7 @@ impl Oracle {
             promise,
             switch_ns,
             running: Running::new(pace),
-            guard: Guard::new(promise.late_permille()),
-            first: Guard::new(promise.late_permille()),
+            guards: Guards::new(&promise),
         }
     }
 }
@@ -46,17 +44,7 @@ impl Policy for Oracle {
                 tpot_ns,
             } => {
                 self.running.left(request);
-                if let Promise::Tail {
-                    ttft_ns: first,
-                    tpot_ns: further,
-                    ..
-                } = self.promise
-                {
-                    self.first.saw(ttft_ns > first);
-                    if tpot_ns > 0 {
-                        self.guard.saw(tpot_ns > further);
-                    }
-                }
+                self.guards.ended(&self.promise, ttft_ns, tpot_ns);
             }
             Event::Beat { iteration, .. } if iteration.batch > 0 => self.running.stepped(),
             _ => {}
@@ -69,8 +57,7 @@ impl Policy for Oracle {
             Promise::Each { decode_ns } => 0.99 * decode_ns as f64 - truth.iteration_ns,
             Promise::Tail { tpot_ns, .. } => {
                 let ahead = self.running.slack(seen.now).unwrap_or(0) as f64;
-                let scale = self.guard.scale().min(self.first.scale());
-                let slack = (ahead - truth.iteration_ns) * scale / 2.0;
+                let slack = (ahead - truth.iteration_ns) * self.guards.scale() / 2.0;
                 slack.min(2.0 * tpot_ns as f64)
             }
         };
@@ -93,10 +80,8 @@ impl Policy for Oracle {
 
     fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
         Idle {
-            from: Some(0),
             stop: Stop::Gate,
-            share: 1.0,
-            defer_ns: 0,
+            ..Idle::UNITS
         }
     }
 }

@@ -17,7 +17,7 @@ use super::oracle::Oracle;
 use super::static_mps::{self, StaticMps};
 use super::temporal::Temporal;
 use super::tidegate::Tidegate;
-use super::{Idle, Policy, Seen, Stop, Truth};
+use super::{Idle, Policy, Seen, Truth};
 use crate::run::Alone;
 use crate::run::beside::{Platform, Setting};
 
@@ -228,9 +228,7 @@ impl Policy for Nothing {
     fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
         Idle {
             from: None,
-            stop: Stop::Unit,
-            share: 1.0,
-            defer_ns: 0,
+            ..Idle::UNITS
         }
     }
 }
@@ -238,14 +236,5 @@ impl Policy for Nothing {
 #[derive(Debug)]
 struct Always;
 
-impl Policy for Always {
-    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
-        Idle {
-            from: Some(0),
-            // The slice that runs ends before online's begins: on average half of one.
-            stop: Stop::Unit,
-            share: 1.0,
-            defer_ns: 0,
-        }
-    }
-}
+// The slice that runs ends before online's begins: on average half of one.
+impl Policy for Always {}

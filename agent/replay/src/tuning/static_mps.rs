@@ -41,10 +41,9 @@ impl Policy for StaticMps {
 
     fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
         Idle {
-            from: Some(0),
             stop: Stop::Never,
             share: self.share(),
-            defer_ns: 0,
+            ..Idle::UNITS
         }
     }
 }

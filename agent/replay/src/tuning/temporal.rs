@@ -28,10 +28,8 @@ impl Policy for Temporal {
 
     fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
         Idle {
-            from: Some(0),
             stop: Stop::Sample,
-            share: 1.0,
-            defer_ns: 0,
+            ..Idle::UNITS
         }
     }
 }

@@ -48,8 +48,7 @@ impl Policy for Tidegate {
         Idle {
             from: self.leaser.from(false),
             stop: if self.one { Stop::Unit } else { Stop::Gate },
-            share: 1.0,
-            defer_ns: 0,
+            ..Idle::UNITS
         }
     }
 }
