@@ -260,5 +260,6 @@ pub fn measure(edges: u32) -> Vec<Row> {
         out.push(Row::new(format!("{key}.disables_in_a_row"), grows, ""));
     }
     out.extend(methods::measure(edges / 2));
+    out.extend(crate::contexts::measure(edges / 2));
     out
 }

@@ -36,6 +36,7 @@
 mod agent;
 mod arena;
 mod attach;
+mod contexts;
 mod demo;
 mod edge;
 mod floor;
