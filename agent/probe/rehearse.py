@@ -33,6 +33,9 @@ HOLDS = {
     "evicts": {"A", "B", "C"}, "restart": {"B"}, "preempt": {"C"}, "refuses-foreign": {"A", "B", "C"},
     "refuses-restart": {"C"}, "kernel-end": set(), "deaf": set(),
 }
+# Where the others' probes stop their workers by the method that P2m found, and only the question about a disable alone
+# is answered with no.
+FAILS = {"restart": {"P2"}, "preempt": {"P2"}}
 METHODS = {"A": "A disable", "B": "B disable and restart", "C": "C unlist and preempt"}
 
 
@@ -174,6 +177,9 @@ def held(call):
 def whole(options, personality, abridged):
     """The plan under one personality."""
     calls = []
+    # What a first call found stays with the machine, and this is another one.
+    if os.path.exists(os.path.join(options.day, "method")):
+        os.remove(os.path.join(options.day, "method"))
     with Gpu(options.built, "--personality", personality) as gpu:
         for row in plan(options.day):
             if options.calls and row[0] not in options.calls.split(","):
@@ -184,6 +190,9 @@ def whole(options, personality, abridged):
                 found["methods"] = sorted(held(call))
                 if held(call) != HOLDS[personality]:
                     found["problems"].append(f"methods {sorted(held(call))}, not {sorted(HOLDS[personality])}")
+            failed = {probe for probe, verdict in found["verdicts"].items() if verdict == "FAIL"}
+            if row[1] == "probes" and failed - FAILS.get(personality, failed):
+                found["problems"].append(f"{sorted(failed)} failed, not {sorted(FAILS[personality])}")
             left = gpu.disabled()
             if left:
                 found["problems"].append(f"{len(left)} channels are left disabled")

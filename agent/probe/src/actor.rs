@@ -3,6 +3,7 @@
 //!
 //! It reads lines, `disable` and `enable`, and answers each with one [`Did`].
 
+use crate::subject::Subject;
 use anyhow::Context;
 use nix::unistd::{Gid, Uid};
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
 use tidegate_agent::clock::now_ns;
+use tidegate_agent::config::Method;
 use tidegate_agent::rm::{Driver, Gpu, RmError, Subdevice};
 
 /// What an actor is to do it to.
@@ -23,6 +25,8 @@ pub struct Part {
     pub pairs: Vec<(u32, u32)>,
     /// User to become first.
     pub uid: Option<u32>,
+    /// Disables take the channels off their runlist, and no more.
+    pub unlist: bool,
 }
 
 /// What became of one order.
@@ -58,7 +62,7 @@ pub fn run(part: &str) -> anyhow::Result<()> {
         };
         let start = now_ns();
         let result = match &subdevice {
-            Ok(subdevice) => call(subdevice, &part.pairs, disable).map_err(|error| chain(&error)),
+            Ok(subdevice) => call(subdevice, &part, disable).map_err(|error| chain(&error)),
             Err(error) => Err(chain(error)),
         };
         let did = Did {
@@ -85,10 +89,12 @@ pub fn chain(error: &RmError) -> String {
     text
 }
 
-fn call(subdevice: &Subdevice, pairs: &[(u32, u32)], disable: bool) -> Result<(), RmError> {
-    pairs
-        .chunks(MAX_PAIRS)
-        .try_for_each(|pairs| subdevice.set_channels(&mut list(pairs, disable)))
+fn call(subdevice: &Subdevice, part: &Part, disable: bool) -> Result<(), RmError> {
+    part.pairs.chunks(MAX_PAIRS).try_for_each(|pairs| {
+        let mut call = list(pairs, disable);
+        call.only_disable_scheduling = u8::from(disable && part.unlist);
+        subdevice.set_channels(&mut call)
+    })
 }
 
 /// A call about these pairs; those beyond 64 are counted but have no place.
@@ -115,21 +121,19 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Starts one for these pairs on the GPU of that instance.
+    /// Starts one for a subject's pairs, which stops them by its method as far as another process can: what has
+    /// to follow is [`Subject::follow`]'s.
     ///
     /// # Errors
     /// When it does not start.
-    pub fn start(
-        driver: &Driver,
-        device_instance: u32,
-        pairs: &[(u32, u32)],
-        uid: Option<u32>,
-    ) -> anyhow::Result<Self> {
+    pub fn start(driver: &Driver, subject: &Subject<'_>, uid: Option<u32>) -> anyhow::Result<Self> {
+        let device_instance = subject.instance();
         let part = Part {
             minor: crate::subject::gpu(driver, device_instance)?.minor,
             device_instance,
-            pairs: pairs.to_vec(),
+            pairs: subject.pairs(),
             uid,
+            unlist: subject.method() == Method::Preempt,
         };
         let mut child = Command::new(std::env::current_exe()?)
             .arg("actor")

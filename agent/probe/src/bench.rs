@@ -5,9 +5,11 @@ use crate::link::{Preload, Worker};
 use crate::message::{Op, Wait};
 use crate::report::{Reporter, Verdict};
 use crate::subject::{Subject, Way};
+use anyhow::Context;
 use std::cell::OnceCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tidegate_agent::config::Method;
 use tidegate_agent::rm::{self, Driver};
 
 /// The worker's kernel makes a step this often.
@@ -16,6 +18,9 @@ pub const STEP_NS: u64 = 20_000;
 pub const STILL: Duration = Duration::from_millis(50);
 /// How soon a kernel must have moved again.
 pub const SOON: Duration = Duration::from_secs(5);
+
+/// File in the run's directory that names the first method that P2m saw to hold.
+const METHOD: &str = "method";
 
 /// How thorough a run is, and where.
 #[derive(Clone, Debug)]
@@ -63,6 +68,14 @@ pub fn skip(reason: impl Into<String>) -> Ending {
     (Verdict::Skip, reason.into())
 }
 
+/// Has the probes of the run in `dir` stop their subjects by `method`.
+///
+/// # Errors
+/// When it cannot be written down.
+pub fn note_method(dir: &Path, method: Method) -> anyhow::Result<()> {
+    std::fs::write(dir.join(METHOD), method.name()).context("cannot write down the method")
+}
+
 /// One probe's surroundings.
 #[derive(Debug)]
 pub struct Bench {
@@ -75,6 +88,7 @@ pub struct Bench {
     /// Asked at its first use: most probes need no RM client of their own.
     driver: OnceCell<Driver>,
     hold: Hold,
+    method: Method,
 }
 
 impl Bench {
@@ -84,13 +98,37 @@ impl Bench {
     /// When there is none.
     pub fn new(report: Reporter, dir: PathBuf, options: Options) -> anyhow::Result<Self> {
         let hold = Hold::new(&dir, report.probe())?;
+        let known = dir
+            .parent()
+            .and_then(|run| std::fs::read_to_string(run.join(METHOD)).ok());
+        let method = known.and_then(|name| Method::from_name(name.trim()));
+        let method = method.unwrap_or_default();
+        if method != Method::default() {
+            report.note(format!("stops by {method}, as P2m found"));
+        }
         Ok(Self {
             report,
             options,
             dir,
             driver: OnceCell::new(),
             hold,
+            method,
         })
+    }
+
+    /// How probes stop their subjects here: as P2m found, else by a disable alone.
+    #[must_use]
+    pub const fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Has the probes that follow in this run stop their subjects by `method`.
+    ///
+    /// # Errors
+    /// When it cannot be written down.
+    pub fn found_method(&self, method: Method) -> anyhow::Result<()> {
+        self.report.note(format!("the first that holds: {method}"));
+        note_method(self.dir.parent().unwrap_or(&self.dir), method)
     }
 
     /// The driver and its GPUs, by RM calls of this process.
@@ -139,7 +177,20 @@ impl Bench {
     /// # Errors
     /// As [`Subject::new`].
     pub fn adopt(&self, worker: Worker, way: Way) -> anyhow::Result<Subject<'_>> {
-        Subject::new(worker, &self.hold, || self.driver(), way)
+        self.adopt_by(worker, way, self.method)
+    }
+
+    /// As [`Self::adopt`], stopped by `method`, whatever P2m found.
+    ///
+    /// # Errors
+    /// As [`Subject::new`].
+    pub fn adopt_by(
+        &self,
+        worker: Worker,
+        way: Way,
+        method: Method,
+    ) -> anyhow::Result<Subject<'_>> {
+        Subject::new(worker, &self.hold, || self.driver(), (way, method))
     }
 
     /// The first way by which channels can be disabled here and enabled again, tried on a throw-away
@@ -180,6 +231,23 @@ impl Bench {
         Ok(subject)
     }
 
+    fn launch(
+        &self,
+        subject: &mut Subject<'_>,
+        kernel: Duration,
+        blocks: u32,
+    ) -> anyhow::Result<()> {
+        let steps = crate::clock::nanos(kernel) / STEP_NS;
+        let launch = Op::Steps {
+            steps,
+            step_ns: STEP_NS,
+            blocks,
+        };
+        subject.worker.call("work", vec![launch])?;
+        subject.launched += steps;
+        Ok(())
+    }
+
     /// Starts a kernel of that length and waits until it moves.
     ///
     /// # Errors
@@ -191,14 +259,7 @@ impl Bench {
         blocks: u32,
     ) -> anyhow::Result<()> {
         let before = subject.worker.progress()?;
-        let steps = crate::clock::nanos(kernel) / STEP_NS;
-        let launch = Op::Steps {
-            steps,
-            step_ns: STEP_NS,
-            blocks,
-        };
-        subject.worker.call("work", vec![launch])?;
-        subject.launched += steps;
+        self.launch(subject, kernel, blocks)?;
         subject.worker.moved(before, SOON)?;
         Ok(())
     }
@@ -216,14 +277,7 @@ impl Bench {
     ) -> anyhow::Result<()> {
         let left = subject.launched.saturating_sub(subject.worker.progress()?);
         if left * STEP_NS < crate::clock::nanos(least) {
-            let steps = crate::clock::nanos(kernel) / STEP_NS;
-            let launch = Op::Steps {
-                steps,
-                step_ns: STEP_NS,
-                blocks,
-            };
-            subject.worker.call("work", vec![launch])?;
-            subject.launched += steps;
+            self.launch(subject, kernel, blocks)?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use tidegate_agent::config::Method;
 use tidegate_agent::device::Device;
 use tidegate_probe::bench::{Bench, Options};
 use tidegate_probe::kernel_log::KERNEL_LOG;
@@ -68,6 +69,9 @@ struct Run {
     kernel_is_ours: bool,
     #[command(flatten)]
     shared: Shared,
+    /// How probes stop their workers until P2m has found out: what it found in an earlier run.
+    #[arg(long, overrides_with = "method", value_name = "METHOD", value_parser = ["disable", "disable+restart", "preempt"])]
+    method: Option<String>,
     /// The device to probe: "real" or "virtual=DIR".
     #[arg(long, default_value = "real", value_name = "DEVICE")]
     device: Device,
@@ -187,6 +191,7 @@ fn probe(run: &Run) -> anyhow::Result<bool> {
         dir: dir.clone(),
         out: run.shared.out.clone(),
         kernel_log: run.shared.kernel_log.clone(),
+        method: run.method.as_deref().and_then(Method::from_name),
     };
     let outcome = suite::run(&plan, |line| match run.output {
         Output::Json => emit(line),

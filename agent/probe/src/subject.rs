@@ -1,22 +1,29 @@
 //! A worker whose channels a probe disables and enables, by one of three ways.
 //!
+//! What makes firmware carry a disable out (a restart of the runlist, a preemption) follows it, by the method
+//! that P2m found on this card. The worker makes those calls itself, which no firmware is known to refuse.
+//!
 //! A pair is marked in the journal before it is disabled, and the worker is told what to enable if its
 //! input ends; so a subject may be dropped, and its probe killed, at any moment.
 
 use crate::hold::Hold;
 use crate::link::Worker;
-use crate::message::{Op, Own};
+use crate::message::{Done, Op, Own};
 use anyhow::{Context, bail};
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use tidegate_abi::class::Engine;
-use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
+use tidegate_abi::rm::{DisableChannels, MAX_PAIRS, Status};
 use tidegate_agent::channel::{Batch, ChannelControl, DriverControl, Via};
 use tidegate_agent::clock::now_ns;
 use tidegate_agent::config::Method;
 use tidegate_agent::journal::Place;
 use tidegate_agent::rm::{ControlFile, Driver, Gpu, RmError, Subdevice};
 use tidegate_core::rm::Channel;
+
+/// `NVA06F_CTRL_CMD_RESTART_RUNLIST` {force restart, bypass wait}, from the kernel's `ctrla06f.h`.
+pub const RESTART_RUNLIST: u32 = 0xa06f_0111;
 
 /// Who makes the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +46,47 @@ impl Way {
             Self::Inside => "L3",
         }
     }
+}
+
+/// Groups that compute, and one channel of them.
+#[must_use]
+pub fn graphics(channels: &[Channel]) -> (BTreeSet<u32>, Option<u32>) {
+    let of = || channels.iter().filter(|one| one.engine == Engine::Graphics);
+    (
+        of().map(|one| one.tsg).collect(),
+        of().next().map(|one| one.channel),
+    )
+}
+
+/// One control of an object of the worker's, made by the worker; nanoseconds it took.
+///
+/// # Errors
+/// RM's answer, with `what` before it.
+pub fn control(
+    worker: &mut Worker,
+    own: &Own,
+    (object, cmd, what): (u32, u32, &str),
+    parameters: &[u8],
+) -> anyhow::Result<u64> {
+    let op = Op::Control {
+        own: own.clone(),
+        object,
+        cmd,
+        parameters: parameters.to_vec(),
+    };
+    answered(&worker.call("control", vec![op])?, what)
+}
+
+fn answered(done: &[Done], what: &str) -> anyhow::Result<u64> {
+    let done = done.first().context("an empty answer")?;
+    let status = Status(u32::try_from(done.value).unwrap_or(u32::MAX));
+    anyhow::ensure!(
+        status.is_ok(),
+        "{what}: {} ({:#x})",
+        status.name(),
+        status.0
+    );
+    Ok(done.ns)
 }
 
 /// The GPU of a device instance.
@@ -70,6 +118,7 @@ pub struct Subject<'a> {
     places: Vec<Place>,
     own: Own,
     way: Way,
+    method: Method,
     lists: Option<Lists>,
     disabled: bool,
     /// Progress at which all that was launched has finished.
@@ -77,8 +126,8 @@ pub struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// Takes a worker that has its context, with `way` to its channels. `driver` is asked for unless the worker
-    /// makes the calls itself.
+    /// Takes a worker that has its context, with `way` to its channels, which stops them by `method`. `driver` is
+    /// asked for unless the worker makes the calls itself.
     ///
     /// # Errors
     /// When the trace shows no channels, or that way cannot be had.
@@ -86,7 +135,7 @@ impl<'a> Subject<'a> {
         mut worker: Worker,
         hold: &'a Hold,
         driver: impl FnOnce() -> anyhow::Result<&'b Driver>,
-        way: Way,
+        (way, method): (Way, Method),
     ) -> anyhow::Result<Self> {
         hold.check()?;
         worker.trace.read()?;
@@ -112,6 +161,7 @@ impl<'a> Subject<'a> {
             places,
             own,
             way,
+            method,
             lists: None,
             disabled: false,
             launched: 0,
@@ -124,7 +174,7 @@ impl<'a> Subject<'a> {
                 .chunks(MAX_PAIRS)
                 .zip(subject.places.chunks(MAX_PAIRS))
                 .map(|(channels, places)| {
-                    let mut batch = Batch::new(via.clone());
+                    let mut batch = Batch::by(via.clone(), method);
                     for (channel, place) in channels.iter().zip(places) {
                         batch.push(channel.client, channel.channel, *place);
                     }
@@ -188,7 +238,7 @@ impl<'a> Subject<'a> {
 
     /// Marks all pairs: somebody else is about to disable them.
     pub fn mark(&mut self) {
-        self.mark_by(Method::Disable);
+        self.mark_by(self.method);
     }
 
     /// As [`Self::mark`], for who disables them by that method and enables them by what undoes it.
@@ -207,7 +257,50 @@ impl<'a> Subject<'a> {
         self.disabled = false;
     }
 
-    /// Disables or enables all channels; nanoseconds the calls took.
+    /// How its channels are stopped.
+    #[must_use]
+    pub const fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Restarts the runlist of what computes, from inside; nanoseconds it took.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn restart(&mut self) -> anyhow::Result<u64> {
+        let channel = graphics(&self.channels).1.context("no graphics channel")?;
+        let what = (channel, RESTART_RUNLIST, "RESTART_RUNLIST");
+        control(&mut self.worker, &self.own, what, &[1, 0])
+    }
+
+    /// Preempts the groups of what computes, from inside; nanoseconds it took.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn preempt(&mut self) -> anyhow::Result<u64> {
+        let mut ns = 0;
+        for tsg in graphics(&self.channels).0 {
+            let own = self.own.clone();
+            let op = Op::Preempt { own, tsg };
+            let done = self.worker.call("control", vec![op])?;
+            ns += done.first().map_or(0, |done| done.ns);
+        }
+        Ok(ns)
+    }
+
+    /// What has to follow a disable or an enable by its method, whoever made that; nanoseconds it took.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn follow(&mut self, disable: bool) -> anyhow::Result<u64> {
+        match self.method {
+            Method::Restart => self.restart(),
+            Method::Preempt if disable => self.preempt(),
+            Method::Disable | Method::Preempt => Ok(0),
+        }
+    }
+
+    /// Stops all channels by its method, or lets them run; nanoseconds the calls took.
     ///
     /// # Errors
     /// The driver's answer. The pairs stay marked after an error.
@@ -215,7 +308,7 @@ impl<'a> Subject<'a> {
         if disable {
             self.mark();
         }
-        let ns = match &self.lists {
+        let mut ns = match &self.lists {
             Some(lists) => {
                 let start = now_ns();
                 for batch in &lists.batches {
@@ -225,11 +318,16 @@ impl<'a> Subject<'a> {
             }
             None => {
                 let own = self.own.clone();
-                let op = Op::Channels { disable, own };
+                let op = if disable && self.method == Method::Preempt {
+                    Op::Unlist { disable, own }
+                } else {
+                    Op::Channels { disable, own }
+                };
                 let done = self.worker.call("control", vec![op])?;
                 done.first().map_or(0, |done| done.ns)
             }
         };
+        ns += self.follow(disable)?;
         if !disable {
             self.clear();
         }

@@ -5,6 +5,7 @@
 //! cleans up, and the suite goes on when the guardian has ended too (it holds the other end of the
 //! pipe). At the end the suite looks at every journal again and repairs what is left.
 
+use crate::bench;
 use crate::clock;
 use crate::hold;
 use crate::kernel_log::KernelLog;
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tidegate_agent::config::Method;
 
 /// Name under which the suite's own last look appears.
 pub const LAST_LOOK: &str = "end";
@@ -50,6 +52,8 @@ pub struct Plan {
     pub out: Option<PathBuf>,
     /// The kernel's log.
     pub kernel_log: PathBuf,
+    /// What P2m found in an earlier run.
+    pub method: Option<Method>,
 }
 
 impl Plan {
@@ -164,6 +168,9 @@ pub fn run(plan: &Plan, mut show: impl FnMut(&Line)) -> anyhow::Result<Outcome> 
     listen_for_signals()?;
     std::fs::create_dir_all(&plan.dir)
         .with_context(|| format!("cannot make {}", plan.dir.display()))?;
+    if let Some(method) = plan.method {
+        bench::note_method(&plan.dir, method)?;
+    }
     let mut file = match &plan.results {
         Some(path) => Some(
             std::fs::File::create(path)

@@ -6,6 +6,7 @@ use crate::clock;
 use crate::message::Wait;
 use crate::subject::Way;
 use std::time::Duration;
+use tidegate_agent::config::Method;
 use tidegate_agent::latency::Latencies;
 use tidegate_agent::rm::{ControlFile, Owner};
 
@@ -19,14 +20,14 @@ const LEAST: Duration = Duration::from_millis(500);
 const FULL: u32 = 132 * 8;
 
 pub(super) fn foreign(bench: &Bench) -> anyhow::Result<Ending> {
-    by(bench, Way::Foreign, 1_000)
+    by(bench, (Way::Foreign, Method::Disable), 1_000)
 }
 
 pub(super) fn owners_file(bench: &Bench) -> anyhow::Result<Ending> {
     if let Some(wrong) = strangers(bench)? {
         return Ok(fail(wrong));
     }
-    by(bench, Way::OwnersFile, 200)
+    by(bench, (Way::OwnersFile, bench.method()), 200)
 }
 
 /// What is wrong with the proof of who owns a client: it has to say no to a stranger also once the driver
@@ -52,11 +53,12 @@ fn strangers(bench: &Bench) -> anyhow::Result<Option<String>> {
 }
 
 pub(super) fn inside(bench: &Bench) -> anyhow::Result<Ending> {
-    by(bench, Way::Inside, 200)
+    by(bench, (Way::Inside, bench.method()), 200)
 }
 
-fn by(bench: &Bench, way: Way, times: u32) -> anyhow::Result<Ending> {
-    let mut subject = bench.subject(way.level(), Wait::Spin, way)?;
+fn by(bench: &Bench, (way, method): (Way, Method), times: u32) -> anyhow::Result<Ending> {
+    let worker = bench.worker(way.level(), Wait::Spin)?;
+    let mut subject = bench.adopt_by(worker, way, method)?;
     bench
         .report
         .figure("channels", subject.channels.len() as f64, "");

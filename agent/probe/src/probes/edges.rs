@@ -57,6 +57,7 @@ pub(super) fn odd_lists(bench: &Bench) -> anyhow::Result<Ending> {
     mixed.truncate(MAX_PAIRS);
     subject.mark();
     let result = subject.raw(&mut list(&mixed, true))?;
+    subject.follow(true)?;
     let stands = stopped(&mut subject)?;
     report.note(format!(
         "a bad pair before good ones: {}; the good ones {}",
@@ -128,8 +129,7 @@ pub(super) fn unprivileged(bench: &Bench) -> anyhow::Result<Ending> {
         return Ok(skip("needs root, to become somebody else"));
     }
     let mut subject = bench.running("unprivileged", Duration::from_secs(2))?;
-    let pairs = subject.pairs();
-    let mut nobody = Actor::start(bench.driver()?, subject.instance(), &pairs, Some(NOBODY))?;
+    let mut nobody = Actor::start(bench.driver()?, &subject, Some(NOBODY))?;
     subject.mark();
     let did = nobody.order(true)?;
     if let Some(error) = did.error {
@@ -148,12 +148,14 @@ pub(super) fn unprivileged(bench: &Bench) -> anyhow::Result<Ending> {
     bench
         .report
         .micros("disable by a user without rights", did.ns);
+    subject.follow(true)?;
     let stands = stopped(&mut subject)?;
     let did = nobody.order(false)?;
     if did.error.is_none() {
         bench
             .report
             .micros("enable by a user without rights", did.ns);
+        subject.follow(false)?;
         subject.clear();
     } else {
         subject.set(false)?;

@@ -51,8 +51,7 @@ pub(super) fn long(bench: &Bench) -> anyhow::Result<Ending> {
 
 pub(super) fn successor(bench: &Bench) -> anyhow::Result<Ending> {
     let mut subject = bench.running("successor", Duration::from_secs(5))?;
-    let pairs = subject.pairs();
-    let mut first = Actor::start(bench.driver()?, subject.instance(), &pairs, None)?;
+    let mut first = Actor::start(bench.driver()?, &subject, None)?;
     subject.mark();
     let did = first.order(true)?;
     if let Some(error) = did.error {
@@ -60,16 +59,18 @@ pub(super) fn successor(bench: &Bench) -> anyhow::Result<Ending> {
             "another client may not disable them: {error}"
         )));
     }
+    subject.follow(true)?;
     bench.report.micros("disable", did.ns);
     first.kill();
     let moved = subject.worker.progress_over(Duration::from_secs(1))?;
     let still = subject.worker.progress_over(STILL)?;
-    let mut second = Actor::start(bench.driver()?, subject.instance(), &pairs, None)?;
+    let mut second = Actor::start(bench.driver()?, &subject, None)?;
     let did = second.order(false)?;
     let from = subject.worker.progress()?;
     if let Some(error) = did.error {
         return Ok(fail(format!("the successor may not enable them: {error}")));
     }
+    subject.follow(false)?;
     subject.clear();
     bench.report.micros("enable by the successor", did.ns);
     bench.report.figure(

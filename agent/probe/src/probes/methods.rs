@@ -8,19 +8,15 @@
 use crate::bench::{Bench, Ending, SOON, STEP_NS, fail, pass};
 use crate::clock::{self, nanos, now_ns};
 use crate::link::Worker;
-use crate::message::{Done, Op, Own, Wait};
-use crate::subject::{Subject, Way};
+use crate::message::{Op, Wait};
+use crate::subject::{RESTART_RUNLIST, Subject, Way, control, graphics};
 use anyhow::Context;
-use std::collections::BTreeSet;
 use std::time::Duration;
-use tidegate_abi::class::Engine;
-use tidegate_abi::rm::Status;
 use tidegate_agent::config::Method as Marked;
 use tidegate_agent::rm::ThrowAway;
 
-/// `NVA06F_CTRL_CMD_RESTART_RUNLIST` {force restart, bypass wait}, `NVA06C_CTRL_CMD_MAKE_REALTIME`
-/// {real time}, `NVA06C_CTRL_CMD_SET_TIMESLICE` {microseconds}, from the kernel's `ctrla06f.h`, `ctrla06c.h`.
-const RESTART_RUNLIST: u32 = 0xa06f_0111;
+/// `NVA06C_CTRL_CMD_MAKE_REALTIME` {real time}, `NVA06C_CTRL_CMD_SET_TIMESLICE` {microseconds}, from the kernel's
+/// `ctrla06c.h`.
 const MAKE_REALTIME: u32 = 0xa06c_0110;
 const SET_TIMESLICE: u32 = 0xa06c_0103;
 
@@ -97,55 +93,10 @@ enum Load {
     Graph,
 }
 
-/// What a call on the owner's file was answered.
-fn answered(done: &[Done], what: &str) -> anyhow::Result<u64> {
-    let done = done.first().context("an empty answer")?;
-    let status = Status(u32::try_from(done.value).unwrap_or(u32::MAX));
-    anyhow::ensure!(
-        status.is_ok(),
-        "{what}: {} ({:#x})",
-        status.name(),
-        status.0
-    );
-    Ok(done.ns)
-}
-
-fn control(
-    worker: &mut Worker,
-    own: &Own,
-    object: u32,
-    cmd: u32,
-    parameters: &[u8],
-) -> anyhow::Result<u64> {
-    let op = Op::Control {
-        own: own.clone(),
-        object,
-        cmd,
-        parameters: parameters.to_vec(),
-    };
-    let what = match cmd {
-        RESTART_RUNLIST => "RESTART_RUNLIST",
-        MAKE_REALTIME => "MAKE_REALTIME",
-        _ => "SET_TIMESLICE",
-    };
-    answered(&worker.call("control", vec![op])?, what)
-}
-
-/// A worker's graphics groups, and one of its graphics channels.
-fn graphics(channels: &[tidegate_core::rm::Channel]) -> (BTreeSet<u32>, Option<u32>) {
-    let of = || channels.iter().filter(|one| one.engine == Engine::Graphics);
-    (
-        of().map(|one| one.tsg).collect(),
-        of().next().map(|one| one.channel),
-    )
-}
-
 struct Rig<'a> {
     bench: &'a Bench,
     victim: Subject<'a>,
     second: Worker,
-    groups: BTreeSet<u32>,
-    channel: u32,
     elsewhere: Option<ThrowAway>,
 }
 
@@ -184,17 +135,6 @@ impl Rig<'_> {
         }
     }
 
-    fn restart(&mut self) -> anyhow::Result<u64> {
-        let own = self.victim.own().clone();
-        control(
-            &mut self.victim.worker,
-            &own,
-            self.channel,
-            RESTART_RUNLIST,
-            &[1, 0],
-        )
-    }
-
     fn stop(&mut self, method: &Method) -> anyhow::Result<u64> {
         // Before the disable: putting a channel on a runlist may restart that.
         if method.then == Then::RestartElsewhere && self.elsewhere.is_none() {
@@ -220,23 +160,14 @@ impl Rig<'_> {
         let mut ns = done.first().map_or(0, |done| done.ns);
         match method.then {
             Then::Nothing => {}
-            Then::Restart => ns += self.restart()?,
+            Then::Restart => ns += self.victim.restart()?,
             Then::RestartElsewhere => {
                 let start = now_ns();
                 let elsewhere = self.elsewhere.as_ref().context("no channel elsewhere")?;
                 elsewhere.restart_runlist()?;
                 ns += now_ns() - start;
             }
-            Then::Preempt => {
-                for tsg in self.groups.clone() {
-                    let op = Op::Preempt {
-                        own: own.clone(),
-                        tsg,
-                    };
-                    let done = self.victim.worker.call("control", vec![op])?;
-                    ns += done.first().map_or(0, |done| done.ns);
-                }
-            }
+            Then::Preempt => ns += self.victim.preempt()?,
         }
         Ok(ns)
     }
@@ -244,7 +175,7 @@ impl Rig<'_> {
     /// Enables by what undoes every method: the restart counts where one is needed, and is refused elsewhere.
     fn go(&mut self) -> anyhow::Result<()> {
         self.victim.set(false)?;
-        let _ = self.restart();
+        let _ = self.victim.restart();
         Ok(())
     }
 
@@ -292,17 +223,14 @@ impl Rig<'_> {
 }
 
 pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
-    let victim = bench.subject("victim", Wait::Spin, Way::Inside)?;
+    let victim = bench.worker("victim", Wait::Spin)?;
+    let victim = bench.adopt_by(victim, Way::Inside, Marked::Disable)?;
     let mut second = bench.worker("second", Wait::Spin)?;
     second.trace.read()?;
-    let (groups, channel) = graphics(&victim.channels);
-    let channel = channel.context("the victim has no graphics channel")?;
     let mut rig = Rig {
         bench,
         victim,
         second,
-        groups,
-        channel,
         elsewhere: None,
     };
     let report = &bench.report;
@@ -367,7 +295,7 @@ pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
                 report.guess(method.guess, held == 2 * rounds);
                 said.push(format!("{}: {held} of {}", method.name, 2 * rounds));
                 if held == 2 * rounds {
-                    holding.push(method.name);
+                    holding.push(method.then.method());
                 }
             }
         }
@@ -375,11 +303,14 @@ pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
     realtime(&mut rig)?;
     share(&mut rig)?;
     report.note(format!("methods: {}", said.join("; ")));
-    Ok(if holding.is_empty() {
-        fail(format!("no method stops running work: {}", said.join("; ")))
-    } else {
-        pass()
-    })
+    let Some(method) = holding.first() else {
+        return Ok(fail(format!(
+            "no method stops running work: {}",
+            said.join("; ")
+        )));
+    };
+    bench.found_method(*method)?;
+    Ok(pass())
 }
 
 /// The second process' kernels beside the victim before and after its groups are made real-time.
@@ -393,10 +324,11 @@ fn realtime(rig: &mut Rig<'_>) -> anyhow::Result<()> {
     let before = rig.beside()?;
     let set = |worker: &mut Worker, on: u8| -> anyhow::Result<()> {
         for &tsg in &groups {
-            control(worker, &own, tsg, MAKE_REALTIME, &[on])?;
+            control(worker, &own, (tsg, MAKE_REALTIME, "MAKE_REALTIME"), &[on])?;
         }
         let channel = channel.context("no graphics channel")?;
-        control(worker, &own, channel, RESTART_RUNLIST, &[1, 0])?;
+        let restart = (channel, RESTART_RUNLIST, "RESTART_RUNLIST");
+        control(worker, &own, restart, &[1, 0])?;
         Ok(())
     };
     let result = set(&mut rig.second, 1);
@@ -450,9 +382,10 @@ fn share(rig: &mut Rig<'_>) -> anyhow::Result<()> {
         usual,
         "",
     );
-    for tsg in rig.groups.clone() {
+    for tsg in graphics(&rig.victim.channels).0 {
         let short = 1_u64.to_ne_bytes();
-        if let Err(error) = control(&mut rig.victim.worker, &own, tsg, SET_TIMESLICE, &short) {
+        let what = (tsg, SET_TIMESLICE, "SET_TIMESLICE");
+        if let Err(error) = control(&mut rig.victim.worker, &own, what, &short) {
             rig.bench.report.note(format!("D share: {error:#}"));
             return Ok(());
         }
@@ -461,7 +394,7 @@ fn share(rig: &mut Rig<'_>) -> anyhow::Result<()> {
     rig.bench
         .report
         .figure("D share: victim to second, 1 us", short, "");
-    match rig.restart() {
+    match rig.victim.restart() {
         Ok(_) => {
             let restarted = measure(rig)?;
             let report = &rig.bench.report;
