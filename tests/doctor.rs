@@ -183,6 +183,11 @@ fn why_a_level_is_not_reached_is_said_before_an_agent_runs() {
     report.says("channel-level", "warn", "L5, launches wait");
     report.says("channel-level", "warn", "MIG is on");
 
+    let node = Node::device_only(&["--set", "guest=1"]);
+    let report = doctor(&node);
+    report.says("vgpu-guest", "warn", "GPU 0 is a vGPU");
+    report.says("channel-level", "warn", "L5, launches wait");
+
     // The first call of the self-test is answered long after doctor has lost its patience.
     let node = Node::device_only(&["--set", "hang=1:60000000"]);
     let report = doctor(&node);

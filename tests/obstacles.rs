@@ -45,6 +45,12 @@ fn gpus_that_are_split_into_instances_are_gated_at_launches() {
 }
 
 #[test]
+fn gpus_of_a_hypervisor_are_gated_at_launches() {
+    let kinds = ["vgpu_guest", "vgpu_guest"];
+    rules_the_channels_out("guest=1", &kinds, "GPU 0 is a vGPU");
+}
+
+#[test]
 fn gpus_that_compute_confidentially_are_gated_at_launches() {
     let kinds = ["confidential_computing"];
     rules_the_channels_out("confidential=1", &kinds, "confidential computing is on");

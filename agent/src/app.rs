@@ -150,6 +150,10 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     if let Some(why) = &driver.lacks {
         tracing::error!("channels are not touched, only launches are gated: {why}");
     }
+    let library = options.device.library_version();
+    if let Some(wrong) = level::half_upgraded(&driver.version, library.as_deref()) {
+        tracing::error!("no CUDA program starts here: {wrong}");
+    }
     for gpu in &driver.hidden {
         tracing::warn!(
             "the channels of a GPU that this process does not see are not touched: {gpu}"
@@ -206,7 +210,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         notifier: Arc::clone(&notifier),
         about: About {
             driver_version: driver.version.clone(),
-            driver_note: level::driver_note(&driver),
+            driver_note: level::driver_note(&driver, library.as_deref()),
             level_note: choice.note,
             stop: (choice.level != Level::L5).then_some(choice.stop),
             stop_note: self_test.why_not_better(choice.level),

@@ -105,9 +105,51 @@ impl Device {
     }
 }
 
+impl Device {
+    /// The version of the driver's library, where one is installed; of the virtual one there is none.
+    #[must_use]
+    pub fn library_version(&self) -> Option<String> {
+        (*self == Self::Real)
+            .then(|| library(&LIBRARY_DIRS.map(Path::new)))
+            .flatten()
+    }
+}
+
+/// Where distributions and the container toolkit put the driver's library.
+const LIBRARY_DIRS: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib",
+];
+
+/// The version of the driver's library, `libcuda.so.VERSION`, which `libcuda.so.1` leads to.
+fn library(dirs: &[&Path]) -> Option<String> {
+    let target = |dir: &&Path| std::fs::canonicalize(dir.join("libcuda.so.1")).ok();
+    let file = dirs.iter().find_map(target)?;
+    let name = file.file_name()?.to_str()?;
+    let version = name.strip_prefix("libcuda.so.")?;
+    version.contains('.').then(|| version.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_librarys_version_is_read_from_where_its_link_leads() {
+        let dir = std::env::temp_dir().join(format!("tidegate-libcuda-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).expect("writable");
+        let dirs = [Path::new("/nowhere"), dir.as_path()];
+        assert_eq!(library(&dirs), None);
+        fs::write(dir.join("libcuda.so.580.95.05"), b"").expect("writable");
+        std::os::unix::fs::symlink("libcuda.so.580.95.05", dir.join("libcuda.so.1"))
+            .expect("writable");
+        assert_eq!(library(&dirs).as_deref(), Some("580.95.05"));
+        let _ = fs::remove_dir_all(&dir);
+    }
 
     #[test]
     fn a_device_reads_as_it_prints() {

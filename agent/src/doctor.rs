@@ -48,7 +48,7 @@ impl Group {
 }
 
 /// Every check there is, in the order they are reported.
-pub const CHECKS: [(&str, Group); 28] = [
+pub const CHECKS: [(&str, Group); 29] = [
     ("kernel", Group::System),
     ("cgroup2", Group::System),
     ("membarrier", Group::System),
@@ -64,6 +64,7 @@ pub const CHECKS: [(&str, Group); 28] = [
     ("driver-patch", Group::Driver),
     ("mig", Group::Driver),
     ("mps", Group::Driver),
+    ("vgpu-guest", Group::Driver),
     ("confidential-computing", Group::Driver),
     ("channel-level", Group::Driver),
     ("configuration", Group::Agent),

@@ -86,13 +86,24 @@ pub struct Refused {
     pub why: String,
 }
 
-/// What is odd about the driver; empty: nothing.
+/// What is wrong where the kernel's driver and its library are of two versions: no CUDA program starts.
 #[must_use]
-pub fn driver_note(driver: &Driver) -> String {
+pub fn half_upgraded(version: &str, library: Option<&str>) -> Option<String> {
+    library
+        .filter(|library| *library != version && !version.is_empty())
+        .map(|library| {
+            format!("the kernel's driver is {version}, its library {library}: half upgraded")
+        })
+}
+
+/// What is odd about the driver and the `library` beside it; empty: nothing.
+#[must_use]
+pub fn driver_note(driver: &Driver, library: Option<&str>) -> String {
     let mut notes: Vec<_> = driver.lacks.iter().cloned().collect();
     if driver.lacks.is_none() {
         notes.push(version_note(&driver.version));
     }
+    notes.extend(half_upgraded(&driver.version, library));
     if !driver.hidden.is_empty() {
         let hidden: Vec<_> = driver.hidden.iter().map(ToString::to_string).collect();
         notes.push(format!(
@@ -214,13 +225,13 @@ mod tests {
         assert_eq!(choice.expect("L5 needs no driver").level, Level::L5);
         let forced = LevelChoice::Forced(Level::L1);
         assert!(choose(forced, &unknown, |_| Ok(Stop::default())).is_err());
-        assert!(driver_note(&unknown).contains("no known branch"));
+        assert!(driver_note(&unknown, None).contains("no known branch"));
         for (version, said) in [("610.43.02", "of 610 no"), ("615.36", "of 615 no")] {
             let unknown = driver(version);
             assert_eq!(unknown.branch, None, "{version}");
-            assert!(driver_note(&unknown).contains(said), "{version}");
+            assert!(driver_note(&unknown, None).contains(said), "{version}");
         }
-        assert!(!driver_note(&driver("999.1")).contains("verified"));
+        assert!(!driver_note(&driver("999.1"), None).contains("verified"));
     }
 
     #[test]
@@ -237,16 +248,27 @@ mod tests {
             ))
             .is_err()
         );
-        assert!(driver_note(&driver).contains("because"));
+        assert!(driver_note(&driver, None).contains("because"));
+    }
+
+    #[test]
+    fn a_half_upgraded_driver_is_named_with_both_versions() {
+        let note = driver_note(&driver("580.95.05"), Some("580.105.08"));
+        assert!(note.contains("580.95.05, its library 580.105.08"), "{note}");
+        assert_eq!(
+            half_upgraded("", Some("580.105.08")),
+            None,
+            "no driver answers"
+        );
     }
 
     #[test]
     fn a_known_branch_with_an_untested_version_runs_with_a_note() {
         for tested in ["580.95.05", "535.54.03", "575.64.05", "590.48.01"] {
-            assert_eq!(driver_note(&driver(tested)), "");
+            assert_eq!(driver_note(&driver(tested), Some(tested)), "");
         }
         let other = driver("580.159.04");
-        assert!(driver_note(&other).contains("not a version that was tested"));
+        assert!(driver_note(&other, None).contains("not a version that was tested"));
         let choice =
             choose(LevelChoice::Auto, &other, |_| Ok(Stop::default())).expect("known branch");
         assert_eq!(choice.level, Level::L1);

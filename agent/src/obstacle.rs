@@ -4,10 +4,12 @@
 //!   daemon: the pid file in its pipe directory, or its processes.
 //! * **MIG**: channels belong to a GPU instance, which the agent's subdevice is not subscribed to. Asked
 //!   of every GPU (`GPU_GET_INFO_V2`, SMC mode).
+//! * **A vGPU guest**: whose channels run is up to the hypervisor's driver. Asked of every GPU
+//!   (`GPU_GET_VIRTUALIZATION_MODE`).
 //! * **Confidential computing**: its key rotation disables and enables channels by itself. Asked of the
 //!   driver (`NV_CONFIDENTIAL_COMPUTE`).
 //!
-//! MIG and confidential computing take a reset of the GPU to change; MPS comes and goes, so it is looked
+//! MIG and confidential computing take a reset of the GPU to change, a vGPU another machine; MPS comes and goes, so it is looked
 //! for again while the agent runs.
 
 use crate::device::Device;
@@ -25,6 +27,8 @@ pub enum Obstacle {
     Mps(i32),
     /// This GPU is, or is about to be, split into instances.
     Mig(u32),
+    /// This GPU is a hypervisor's virtual one.
+    VgpuGuest(u32),
     /// The GPUs compute confidentially.
     ConfidentialComputing,
 }
@@ -36,6 +40,7 @@ impl Obstacle {
         match self {
             Self::Mps(_) => "mps",
             Self::Mig(_) => "mig",
+            Self::VgpuGuest(_) => "vgpu_guest",
             Self::ConfidentialComputing => "confidential_computing",
         }
     }
@@ -44,7 +49,7 @@ impl Obstacle {
     #[must_use]
     pub const fn gpu(&self) -> Option<u32> {
         match self {
-            Self::Mig(gpu) => Some(*gpu),
+            Self::Mig(gpu) | Self::VgpuGuest(gpu) => Some(*gpu),
             Self::Mps(_) | Self::ConfidentialComputing => None,
         }
     }
@@ -58,6 +63,10 @@ impl fmt::Display for Obstacle {
                 "MPS runs (process {pid}): its clients share one server's channels"
             ),
             Self::Mig(gpu) => write!(f, "MIG is on (GPU {gpu}): channels belong to its instances"),
+            Self::VgpuGuest(gpu) => write!(
+                f,
+                "GPU {gpu} is a vGPU: the hypervisor's driver decides which channels run"
+            ),
             Self::ConfidentialComputing => f.write_str(
                 "confidential computing is on: its key rotation switches channels by itself",
             ),
@@ -127,21 +136,29 @@ pub fn look(driver: &Driver, mps: &Mps) -> Vec<Obstacle> {
         return found;
     };
     for (index, gpu) in driver.gpus.iter().enumerate() {
-        let asked = Subdevice::open(gpu).and_then(|own| {
-            let split = own.is_split(branch)?;
-            let confidential = index == 0 && own.is_confidential(branch)?;
-            Ok((split, confidential))
-        });
-        let (split, confidential) = asked.unwrap_or_else(|error| {
-            if !is_unknown(&error) {
+        let own = match Subdevice::open(gpu) {
+            Ok(own) => own,
+            Err(error) => {
                 tracing::warn!(gpu = index, %error, "the driver does not say in which mode it is");
+                continue;
             }
-            (false, false)
-        });
-        if split {
-            found.push(Obstacle::Mig(u32::try_from(index).unwrap_or(u32::MAX)));
+        };
+        let says = |asked: Result<bool, RmError>| {
+            asked.unwrap_or_else(|error| {
+                if !is_unknown(&error) {
+                    tracing::warn!(gpu = index, %error, "the driver does not say in which mode it is");
+                }
+                false
+            })
+        };
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        if says(own.is_split(branch)) {
+            found.push(Obstacle::Mig(number));
         }
-        if confidential {
+        if says(own.is_guest(branch)) {
+            found.push(Obstacle::VgpuGuest(number));
+        }
+        if index == 0 && says(own.is_confidential(branch)) {
             found.push(Obstacle::ConfidentialComputing);
         }
     }

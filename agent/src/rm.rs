@@ -12,11 +12,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
-use tidegate_abi::class::{
-    NV_CONFIDENTIAL_COMPUTE, NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
-};
+use tidegate_abi::class::{NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0};
 use tidegate_abi::rm::{self, Branch, Status};
 
+mod modes;
 mod throw_away;
 pub use throw_away::ThrowAway;
 
@@ -110,6 +109,7 @@ parameters!(
     [u8; 3],
     rm::GpuInfoV2,
     rm::ConfidentialCapabilities,
+    rm::Virtualization,
     u32,
     (),
 );
@@ -648,6 +648,7 @@ fn attach(file: &ControlFile, client: u32, gpu_id: u32) -> Result<u32> {
 pub struct Subdevice {
     file: Arc<ControlFile>,
     client: u32,
+    parent: u32,
     subdevice: u32,
     /// Held open: a GPU with no open file may be torn down by the driver.
     _device: OwnedFd,
@@ -656,7 +657,6 @@ pub struct Subdevice {
 /// The agent's own object handles; they only have to differ within one client.
 const DEVICE_HANDLE: u32 = 0x7d00_0000;
 const SUBDEVICE_HANDLE: u32 = 0x7d10_0000;
-const CONFIDENTIAL_HANDLE: u32 = 0x7d40_0000;
 
 impl Subdevice {
     /// Opens the GPU with a file and a client of its own.
@@ -691,6 +691,7 @@ impl Subdevice {
         Ok(Self {
             file,
             client,
+            parent,
             subdevice,
             _device: device,
         })
@@ -719,54 +720,6 @@ impl Subdevice {
     /// RM's answer. After a failed disable the state of the pairs is unknown.
     pub fn set_channels(&self, buffer: &mut rm::DisableChannels) -> Result<()> {
         self.file.set_channels(self.client, self.subdevice, buffer)
-    }
-
-    /// Whether the GPU is, or will be after its next reset, split into instances (MIG).
-    ///
-    /// # Errors
-    /// When the driver does not say; `NOT_SUPPORTED` where there is no such thing.
-    pub fn is_split(&self, branch: Branch) -> Result<bool> {
-        let mut info = rm::GpuInfoV2 {
-            list_size: 1,
-            list: [[0; 2]; rm::GPU_INFO_PLACES],
-        };
-        info.list[0][0] = rm::GPU_INFO_SMC_MODE;
-        self.file.control_part(
-            (self.client, self.subdevice),
-            (rm::NV2080_CTRL_CMD_GPU_GET_INFO_V2, "GPU_GET_INFO_V2"),
-            &mut info,
-            branch.gpu_info_size(),
-        )?;
-        Ok([
-            rm::SMC_MODE_ENABLED,
-            rm::SMC_MODE_ENABLE_PENDING,
-            rm::SMC_MODE_DISABLE_PENDING,
-        ]
-        .contains(&info.list[0][1]))
-    }
-
-    /// Whether the node's GPUs compute confidentially.
-    ///
-    /// # Errors
-    /// When the driver does not say; `INVALID_CLASS` or `NOT_SUPPORTED` where there is no such thing.
-    pub fn is_confidential(&self, branch: Branch) -> Result<bool> {
-        let mut client = self.client;
-        let object = self.file.alloc(
-            (self.client, self.client, CONFIDENTIAL_HANDLE),
-            (NV_CONFIDENTIAL_COMPUTE, "a confidential computing object"),
-            Some(&mut client),
-        )?;
-        let mut capabilities = rm::ConfidentialCapabilities::default();
-        self.file.control_part(
-            (self.client, object),
-            (
-                rm::NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES,
-                "SYSTEM_GET_CAPABILITIES",
-            ),
-            &mut capabilities,
-            branch.capabilities_size(),
-        )?;
-        Ok(capabilities.feature != 0)
     }
 
     /// See [`ControlFile::exists`].

@@ -134,6 +134,8 @@ pub const NV0000_CTRL_CMD_GPU_GET_ID_INFO: u32 = 0x202;
 pub const NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2: u32 = 0x205;
 pub const NV0000_CTRL_CMD_GPU_GET_PROBED_IDS: u32 = 0x214;
 pub const NV0000_CTRL_CMD_GPU_ATTACH_IDS: u32 = 0x215;
+// Controls of NV0080 (a device).
+pub const NV0080_CTRL_CMD_GPU_GET_VIRTUALIZATION_MODE: u32 = 0x0080_0289;
 // Controls of NV2080 (a subdevice).
 pub const NV2080_CTRL_CMD_GPU_GET_INFO_V2: u32 = 0x2080_0102;
 pub const NV2080_CTRL_CMD_GPU_GET_GID_INFO: u32 = 0x2080_014a;
@@ -379,6 +381,17 @@ pub const SMC_MODE_DISABLED: u32 = 2;
 pub const SMC_MODE_ENABLE_PENDING: u32 = 3;
 pub const SMC_MODE_DISABLE_PENDING: u32 = 4;
 
+/// `NV0080_CTRL_GPU_GET_VIRTUALIZATION_MODE_PARAMS`; branches before 570 lack the second word
+/// ([`Branch::virtualization_size`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Virtualization {
+    pub mode: u32,
+    pub is_grid_build: u8,
+    pub padding: [u8; 3],
+}
+const _: () = assert!(core::mem::size_of::<Virtualization>() == Branch::B595.virtualization_size());
+
 /// `NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES_PARAMS`; the oldest branch lacks the last byte
 /// ([`Branch::capabilities_size`]).
 #[repr(C)]
@@ -552,6 +565,12 @@ impl Branch {
     #[must_use]
     pub const fn probed_ids_size(self) -> usize {
         if self.is_from(580) { 384 } else { 256 }
+    }
+
+    /// Bytes of [`Virtualization`].
+    #[must_use]
+    pub const fn virtualization_size(self) -> usize {
+        if self.is_from(570) { 8 } else { 4 }
     }
 
     /// Bytes of [`ConfidentialCapabilities`].

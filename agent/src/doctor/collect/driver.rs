@@ -38,9 +38,7 @@ pub(super) fn collect(device: &Device, tries: Option<LevelChoice>) -> Driver {
         obstacles: answers.obstacles,
         level: answers.level,
         loaded: is_real.then(loaded).flatten(),
-        library: is_real
-            .then(|| library(&LIBRARY_DIRS.map(Path::new)))
-            .flatten(),
+        library: device.library_version(),
         file: if is_real {
             file()
         } else {
@@ -148,23 +146,6 @@ fn ask(device: &Device, tries: Option<LevelChoice>) -> Answers {
     }
 }
 
-/// Where distributions and the container toolkit put the driver's library.
-const LIBRARY_DIRS: [&str; 4] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib",
-];
-
-/// The version of the driver's library, `libcuda.so.VERSION`, which `libcuda.so.1` leads to.
-fn library(dirs: &[&Path]) -> Option<String> {
-    let target = |dir: &&Path| fs::canonicalize(dir.join("libcuda.so.1")).ok();
-    let file = dirs.iter().find_map(target)?;
-    let name = file.file_name()?.to_str()?;
-    let version = name.strip_prefix("libcuda.so.")?;
-    version.contains('.').then(|| version.to_owned())
-}
-
 fn loaded() -> Option<LoadedModule> {
     let version = line("/sys/module/nvidia/version")?;
     let notes = fs::read("/sys/module/nvidia/notes/.note.gnu.build-id").ok();
@@ -252,20 +233,6 @@ mod tests {
             ("0000:01:00.0".to_owned(), "580.95.05".to_owned())
         );
         assert_eq!(found[1].1, "N/A");
-        let _ = fs::remove_dir_all(&dir);
-    }
-
-    #[test]
-    fn the_librarys_version_is_read_from_where_its_link_leads() {
-        let dir = std::env::temp_dir().join(format!("tidegate-libcuda-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir_all(&dir).expect("writable");
-        let dirs = [Path::new("/nowhere"), dir.as_path()];
-        assert_eq!(library(&dirs), None);
-        fs::write(dir.join("libcuda.so.580.95.05"), b"").expect("writable");
-        std::os::unix::fs::symlink("libcuda.so.580.95.05", dir.join("libcuda.so.1"))
-            .expect("writable");
-        assert_eq!(library(&dirs).as_deref(), Some("580.95.05"));
         let _ = fs::remove_dir_all(&dir);
     }
 

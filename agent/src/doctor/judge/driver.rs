@@ -26,6 +26,7 @@ pub(super) fn checks(view: &View<'_>) -> Vec<Check> {
         patch(view),
         mig(view),
         mps(view),
+        vgpu_guest(view),
         confidential(view),
         level(view),
     ]
@@ -72,12 +73,8 @@ fn version(view: &View<'_>) -> Check {
     let found = format!("{version}, {}", count(answer.gpus, "GPU"));
     let note = level::version_note(version);
     let library = view.driver().library.as_deref();
-    if let Some(library) = library.filter(|library| library != version) {
-        return Check::fail(
-            ID,
-            format!("the kernel's driver is {version}, its library {library}: half upgraded"),
-        )
-        .remedy(
+    if let Some(wrong) = level::half_upgraded(version, library) {
+        return Check::fail(ID, wrong).remedy(
             "reboot, or load the module again: CUDA does not start until both are one version",
         );
     }
@@ -227,6 +224,11 @@ fn mps(view: &View<'_>) -> Check {
     obstacle(view, "mps", "mps", "no MPS server", remedy)
 }
 
+fn vgpu_guest(view: &View<'_>) -> Check {
+    let remedy = "launches are gated instead; share GPUs on the host, or pass a whole one through";
+    obstacle(view, "vgpu-guest", "vgpu_guest", "no GPU is a vGPU", remedy)
+}
+
 fn confidential(view: &View<'_>) -> Check {
     let id = "confidential-computing";
     let remedy = "launches are gated instead; turn it off where GPUs are to be shared";
@@ -345,6 +347,7 @@ mod tests {
             "driver-patch",
             "mig",
             "mps",
+            "vgpu-guest",
             "confidential-computing",
             "channel-level",
         ] {
@@ -463,6 +466,7 @@ mod tests {
         let all = [
             ("mig", Obstacle::Mig(1), "GPU 1"),
             ("mps", Obstacle::Mps(7), "process 7"),
+            ("vgpu-guest", Obstacle::VgpuGuest(1), "GPU 1 is a vGPU"),
             (
                 "confidential-computing",
                 Obstacle::ConfidentialComputing,

@@ -25,6 +25,7 @@ impl Definition {
             "rm::ProbedIds" => Some(branch.probed_ids_size()),
             "rm::GpuInfoV2" => Some(branch.gpu_info_size()),
             "rm::FbInfoV2" => Some(branch.fb_info_size()),
+            "rm::Virtualization" => Some(branch.virtualization_size()),
             "rm::ConfidentialCapabilities" => Some(branch.capabilities_size()),
             "rm::ChannelAlloc" => Some(branch.channel_alloc_size()),
             "rm::MemoryAlloc" => Some(branch.memory_alloc_size()),
@@ -159,6 +160,9 @@ pub fn all() -> Vec<Definition> {
     }
     rm::GpuInfoV2: "NV2080_CTRL_GPU_GET_INFO_V2_PARAMS" {
         list_size: "gpuInfoListSize", list: "gpuInfoList",
+    }
+    rm::Virtualization: "NV0080_CTRL_GPU_GET_VIRTUALIZATION_MODE_PARAMS" {
+        mode: "virtualizationMode", is_grid_build: "isGridBuild",
     }
     rm::ConfidentialCapabilities: "NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES_PARAMS" {
         cpu: "cpuCapability", gpus: "gpusCapability", environment: "environment", feature: "ccFeature", dev_tools: "devToolsMode", multi_gpu: "multiGpuMode",

@@ -22,6 +22,10 @@ use crate::world::{Body, Ticket, World, channel_record};
 const XID_CTXSW_TIMEOUT: u32 = 109;
 const _: () = assert!(XID_CTXSW_TIMEOUT != XID_FAULT);
 
+/// `NV0080_CTRL_GPU_VIRTUALIZATION_MODE_NONE` and `_VGX`, from the kernel's `ctrl0080gpu.h`.
+const BARE: u32 = 0;
+const VGX: u32 = 2;
+
 /// What a control costs at the firmware that moves nothing on or off an engine.
 const ROUND_TRIP_NS: u64 = 20_000;
 
@@ -211,6 +215,11 @@ impl World {
                 put("numaId", u32::MAX);
             }
             "NV2080_CTRL_CMD_GPU_GET_INFO_V2" => self.gpu_info(call)?,
+            "NV0080_CTRL_CMD_GPU_GET_VIRTUALIZATION_MODE" => {
+                call.nested.fill(0);
+                let mode = if self.knobs.guest { VGX } else { BARE };
+                layout.put_word(call.nested, "virtualizationMode", mode);
+            }
             "NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES" => {
                 call.nested.fill(0);
                 if self.knobs.confidential {

@@ -84,6 +84,8 @@ pub(crate) struct Knobs {
     pub(crate) mig: bool,
     /// `confidential = 0 | 1`: whether they compute confidentially.
     pub(crate) confidential: bool,
+    /// `guest = 0 | 1`: whether the GPUs are virtual ones of a hypervisor.
+    pub(crate) guest: bool,
     /// `preempt_timeout = N`: the next N disables do not get their channels off the hardware: the
     /// first channel of the list is killed (Xid 109) and the answer is 0x65.
     pub(crate) preempt_timeout: u32,
@@ -138,6 +140,7 @@ impl Default for Knobs {
             refuse: None,
             mig: false,
             confidential: false,
+            guest: false,
             preempt_timeout: 0,
             hang: (0, 0),
             reuse_clients: false,
@@ -309,6 +312,7 @@ impl Knobs {
             }
             "mig" => self.mig = flag(value)?,
             "confidential" => self.confidential = flag(value)?,
+            "guest" => self.guest = flag(value)?,
             "reuse_clients" => self.reuse_clients = flag(value)?,
             _ => return Some(false),
         }
