@@ -6,11 +6,12 @@ use std::os::unix::net::UnixStream;
 
 use tidegate_proto::greeting::{Greeting, LEN};
 use tidegate_tests::peer::Peer;
+use tidegate_tests::schedules::Rng;
 use tidegate_tests::view::{
     counter, cpu_ns, descriptors, disabled, process, records, status, wait_all, wait_so,
 };
 use tidegate_tests::{Node, Offline, clock, compile, monotonic_ns, wait_for};
-use tidegate_vgpu::history::Kind;
+use tidegate_vgpu::history::{Kind, Record};
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
 
@@ -209,6 +210,52 @@ fn a_claim_of_the_engines_client_is_refused_though_the_driver_answers_for_it_fro
     honest.turns(3);
     honest.only_disabled(&[]);
     assert_eq!(disabled(&honest.node, engine), [false, false]);
+}
+
+/// As above, whatever was asked, made and freed before, by whom and in which order.
+#[test]
+fn nothing_that_is_asked_of_the_driver_makes_a_stranger_the_owner_of_a_client() {
+    const STEPS: u64 = 60;
+    for seed in 1..=3 {
+        println!("seed {seed}");
+        let mut rng = Rng(seed);
+        let mut honest = Honest::new();
+        // An engine that is not attached: none of its channels is ever the agent's to touch.
+        let mut engine = Peer::start(&honest.node);
+        let mut thieves = [0, 1].map(|_| Peer::attached(&honest.node, "offline", "thief"));
+        let pids = thieves.each_ref().map(|thief| thief.running.pid());
+        // Who made it (a thief, or the engine), handle and channels, also of those that are freed again.
+        let mut made: Vec<(usize, String, String)> = Vec::new();
+        for step in 0..STEPS {
+            let who = usize::try_from(rng.between(0, 3)).expect("small");
+            let peer = thieves.get_mut(who).unwrap_or(&mut engine);
+            let any = usize::try_from(rng.between(0, made.len().max(1) as u64)).expect("few");
+            match (rng.between(0, 8), made.get(any).cloned()) {
+                (0..2, _) | (_, None) => {
+                    let answer = peer.ask("make 0 2");
+                    let mut words = answer.split(' ').skip(1).map(str::to_owned);
+                    let client = words.next().expect("a client");
+                    made.push((who, client, words.collect::<Vec<_>>().join(" ")));
+                }
+                (2, Some((owner, client, _))) if owner == who => {
+                    drop(peer.ask(&format!("free {client}")))
+                }
+                (2..5, Some((_, client, _))) => drop(peer.ask(&format!("version {client}"))),
+                (_, Some((_, client, channels))) if who < 2 => {
+                    drop(peer.ask(&format!("report 0 {client} {channels}")));
+                }
+                _ => {}
+            }
+            if step % 6 == 5 {
+                honest.turns(1);
+            }
+        }
+        honest.turns(2);
+        honest.only_disabled(&pids);
+        assert!(counter(&honest.node, "foreign_claims") > 0, "nobody lied");
+        let own = |r: &Record| r.kind == Kind::DisableBegin && pids.contains(&r.pid);
+        assert!(records(&honest.node).iter().any(own), "nobody was believed");
+    }
 }
 
 #[test]
