@@ -10,6 +10,7 @@ use crate::personality::{self, chosen, expected};
 use crate::view::status;
 use crate::virtual_nemesis::{Totals, Violation};
 use crate::{Node, Offline, Online, monotonic_ns, wait_until};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tidegate_vgpu::history::{self, Kind, Record};
 use tidegate_vgpu::personality::Personality;
@@ -118,31 +119,43 @@ impl Nemesis {
     /// Asks the agent about wakes that only it can date.
     pub fn date(&self, verdict: &mut Verdict) {
         if verdict.is_undated() {
-            verdict.date(&self.looks());
+            verdict.date(&self.looks(), &self.attached());
         }
+    }
+
+    /// Events of these kinds, as the agent tells them.
+    fn events(&self, kinds: &str) -> Vec<serde_json::Value> {
+        let output = self
+            .node
+            .tidegate(&["events", "--kind", kinds, "--output", "json"]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
+    }
+
+    /// When it knew of each process, by its number.
+    fn attached(&self) -> BTreeMap<u32, u64> {
+        let when = |event: serde_json::Value| {
+            let pid = u32::try_from(event["pid"].as_u64()?).ok()?;
+            Some((pid, event["at_ns"].as_u64()?))
+        };
+        let events = self.events("attached").into_iter();
+        events.filter_map(when).collect()
     }
 
     /// What the agent says of its wakes.
     fn looks(&self) -> Vec<Look> {
-        let wakes = [
-            "events",
-            "--kind",
-            "woken,wake_overtaken",
-            "--output",
-            "json",
-        ];
-        let output = self.node.tidegate(&wakes);
-        let text = String::from_utf8_lossy(&output.stdout);
-        let events = text.lines().filter_map(|line| {
-            let event: serde_json::Value = serde_json::from_str(line).ok()?;
+        let when = |event: serde_json::Value| {
             let heard = event["at_ns"].as_u64()?;
             let since = event["value_ns"].as_u64().filter(|&since| since != 0)?;
             Some(Look {
                 looked: heard.checked_sub(since)?,
                 heard,
             })
-        });
-        events.collect()
+        };
+        let events = self.events("woken,wake_overtaken").into_iter();
+        events.filter_map(when).collect()
     }
 
     /// As [`Self::run`], with something else that goes wrong, in `percent` of the schedules. Late wakes are not dated
