@@ -586,6 +586,8 @@ fn who_keeps_connections_open_keeps_nobody_else_out() {
         kept.retain_mut(|connection| !is_closed(connection));
         (kept.len() <= KEPT).then_some(())
     });
+    // At the limit, long before silence is what they are closed for.
+    assert_eq!(kept.len(), KEPT, "who came first stays");
     // The operator's socket counts for itself.
     let paused = node.tidegate(&["pause"]);
     assert!(paused.status.success(), "{paused:?}");
