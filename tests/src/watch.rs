@@ -21,8 +21,9 @@ pub fn channels(node: &Node, pids: &[u32]) -> Vec<ChannelState> {
     channels
 }
 
-/// Waits until the agent has heard of the online process `pid`, its gate on GPU `gpu` is open and
-/// nothing is disabled there: a process counts as busy from its attaching until it was asked.
+/// Waits until the agent has heard that the online process `pid` is idle, the gate on GPU `gpu` is open and
+/// nothing is disabled there: a process counts as busy from its attaching until it was asked, and the gate
+/// closes for that a moment after status shows the process.
 ///
 /// # Panics
 /// When that does not come before the deadline.
@@ -32,8 +33,9 @@ pub fn wait_open(node: &Node, gpu: usize, pid: u32) {
         let status = status(node);
         let rows = status["processes"].as_array()?;
         let seen = rows.iter().any(|row| {
-            let devices = row["devices"].as_array().map_or(0, Vec::len);
-            row["pid"] == pid && devices > 0
+            let devices = row["devices"].as_array().into_iter().flatten();
+            let idle = devices.clone().all(|device| device["busy"] == false);
+            row["pid"] == pid && idle && devices.count() > 0
         });
         let gate = &status["gpus"][gpu];
         (seen && gate["gate"] == "open" && gate["channels_disabled"] == 0).then_some(())
