@@ -115,7 +115,7 @@ def nobody():
 class Call:
     """One call of the plan, carried out."""
 
-    def __init__(self, options, gpu, row, abridged, before=None):
+    def __init__(self, options, gpu, row, abridged, before=None, **variables):
         self.number, self.mode, self.limit, _ = row
         self.out = tempfile.mkdtemp(prefix="tidegate-call-")
         os.chmod(self.out, 0o777)
@@ -127,7 +127,7 @@ class Call:
             more = ["--device", f"virtual={gpu.dir}"] + (["--quick", "--long", "1"] if abridged else [])
         env = dict(os.environ, OUT=self.out, TIDEGATE_VGPU_DIR=gpu.dir, TMPDIR=self.out, HOME=self.out,
                    LD_LIBRARY_PATH=os.path.join(options.day, "driver"),
-                   LD_PRELOAD=os.path.join(options.day, "libvgpu_rm.so"))
+                   LD_PRELOAD=os.path.join(options.day, "libvgpu_rm.so"), **variables)
         self.start = time.monotonic()
         self.process = subprocess.Popen(
             ["bash", os.path.join(options.day, "run"), self.number, *more], env=env, preexec_fn=before,
@@ -201,14 +201,15 @@ def whole(options, personality, abridged):
     return {"calls": calls, "good": not any(call["problems"] for call in calls)}
 
 
-def condition(options, name, before, *arguments):
-    """The first call under a condition."""
+def condition(options, name, before, *arguments, passes=("end",), **variables):
+    """The first call under a condition, in which these pass."""
     with Gpu(options.built, *arguments) as gpu:
-        found = Call(options, gpu, plan(options.day)[0], True, before).finish()
+        found = Call(options, gpu, plan(options.day)[0], True, before, **variables).finish()
         if gpu.disabled():
             found["problems"].append("channels are left disabled")
-        if found["verdicts"].get("end") != "PASS":
-            found["problems"].append("something was left")
+        failed = [probe for probe in passes if found["verdicts"].get(probe) != "PASS"]
+        if failed:
+            found["problems"].append(f"no PASS of {', '.join(failed)}")
     show(name, found)
     return {**found, "good": not found["problems"]}
 
@@ -281,6 +282,10 @@ def main():
     if os.geteuid() == 0:
         conditions["no root"] = condition(options, "no root", nobody)
     conditions["no futex_waitv"] = condition(options, "no futex_waitv", no_futex_waitv)
+    # A container that was given one of two GPUs.
+    conditions["one GPU of two"] = condition(options, "one GPU of two", None, "--gpus", "2",
+                                             passes=("P1", "P2", "P2m", "P3", "P3b", "end"),
+                                             TIDEGATE_VGPU_HIDE="nvidia1:2")
     conditions["killed in the middle"] = killed(options)
     rows = plan(options.day)
     report["calls"] = next(iter(report["personalities"].values()))["calls"]

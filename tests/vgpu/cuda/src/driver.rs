@@ -9,7 +9,7 @@ use tidegate_abi::cuda::CUresult;
 
 use crate::gpu::{Gpu, Semaphores};
 use crate::result::{CudaResult, store};
-use crate::rm::Rm;
+use crate::rm::{Rm, RmError};
 
 /// What `cuDriverGetVersion` says: CUDA 13.0.
 pub const VERSION: i32 = 13000;
@@ -73,7 +73,12 @@ fn open() -> CudaResult<Driver> {
     let rm = Arc::new(rm);
     let mut gpus = Vec::new();
     for card in cards {
-        gpus.push(Gpu::open(&rm, card)?);
+        match Gpu::open(&rm, card) {
+            Ok(gpu) => gpus.push(gpu),
+            // The driver lists every GPU of the machine; a container is given the files of its own.
+            Err(RmError::Call("open", libc::ENOENT | libc::EACCES | libc::EPERM)) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     let visible = env::var("CUDA_VISIBLE_DEVICES").ok();
     let gpus = choose(gpus, visible.as_deref());
