@@ -14,7 +14,7 @@
 
 mod plan;
 
-use crate::config::Method;
+use crate::config::{Level, Method};
 use crate::journal::Place;
 use crate::rm::{ControlFile, Gpu, RmError, Subdevice, ThrowAway};
 pub use plan::{Member, Plan};
@@ -35,6 +35,22 @@ pub enum Via {
         /// A subdevice of that client on the GPU.
         subdevice: u32,
     },
+}
+
+impl Via {
+    /// How pairs of `client` go to the driver at a level: through the owner's file where the level says so and
+    /// there is one.
+    #[must_use]
+    pub fn of(level: Level, file: Option<&Arc<ControlFile>>, client: u32, subdevice: u32) -> Self {
+        match file {
+            Some(file) if level == Level::L2 => Self::Owner {
+                file: Arc::clone(file),
+                client,
+                subdevice,
+            },
+            _ => Self::Agent,
+        }
+    }
 }
 
 /// A channel or group of a process, and the file on which its client was made.

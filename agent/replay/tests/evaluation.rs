@@ -1,23 +1,19 @@
 //! The shapes of the paper's comparison, from recorded workloads.
 //!
-//! The traces are not part of the project. They are looked for in `../shared/data` beside it, or
-//! where `TIDEGATE_DATA` says, and without them every test here says loudly that it was skipped.
 //! Three workloads and one seed run by default; `TIDEGATE_EVALUATION=full` runs all ten and three
 //! seeds and prints the table.
 
+mod recorded;
+
+use recorded::full;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidegate_replay::pair::{Interference, interference};
 use tidegate_replay::record::Outcome;
 use tidegate_replay::run::{self, Alone};
-use tidegate_replay::scenarios;
 use tidegate_replay::spec::{Compute, FIGURE_10, Memory, Spec};
 
-/// Of the ten: bursty arrivals with small offline iterations, an extreme client, large batches that
-/// fill the memory.
-const SUBSET: [&str; 3] = ["P03", "P06", "P09"];
 /// Pairs whose online memory is bursty too.
 const MEMORY_BURSTY: [&str; 4] = ["P07", "P08", "P09", "P10"];
 const OURS: (Compute, Memory) = (Compute::Tidegate, Memory::Tidegate);
@@ -25,36 +21,12 @@ const LIMIT: (Compute, Memory) = (Compute::Oracle, Memory::Oracle);
 /// Above every policy: memory moves for nothing.
 const BOUND: (Compute, Memory) = (Compute::Oracle, Memory::Bound);
 
-fn data() -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    let dir = std::env::var_os("TIDEGATE_DATA").map_or(beside, PathBuf::from);
-    if dir.join("scenarios.csv").is_file() {
-        return Some(dir);
-    }
-    eprintln!(
-        "SKIPPED: no scenarios.csv in {}: the recorded workloads are not here, so nothing was \
-         compared; TIDEGATE_DATA names another place",
-        dir.display()
-    );
-    None
-}
-
-fn full() -> bool {
-    std::env::var("TIDEGATE_EVALUATION").is_ok_and(|what| what == "full")
-}
-
 /// The scenarios to run, with their seeds.
 fn specs() -> Vec<Spec> {
-    let Some(dir) = data() else { return Vec::new() };
-    let table = scenarios::read(&dir.join("scenarios.csv"), &dir.join("traces"));
-    let table = table.expect("the shared table can be read");
-    let wanted = table
-        .iter()
-        .filter(|scenario| full() || SUBSET.contains(&scenario.id.as_str()));
     let seeds = if full() { 1..=3 } else { 1..=1 };
-    wanted
-        .flat_map(|scenario| {
-            let spec = scenario.spec().expect("its traces can be read");
+    recorded::workloads()
+        .into_iter()
+        .flat_map(|spec| {
             seeds.clone().map(move |seed| Spec {
                 seed,
                 ..spec.clone()

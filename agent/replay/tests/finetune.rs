@@ -3,14 +3,14 @@
 //! The traces are not part of the project: without them every test here says loudly that it was
 //! skipped. Three workloads and one seed run by default; `TIDEGATE_EVALUATION=full` runs all ten.
 
-use std::path::{Path, PathBuf};
+mod recorded;
 
+use recorded::full;
 use tidegate_device::sharing::Contention;
 use tidegate_policy::lease::slo::Promise;
 use tidegate_replay::hardware::Model;
 use tidegate_replay::run::beside::{self, Disturbance, Platform, Setting};
 use tidegate_replay::run::{self, Alone};
-use tidegate_replay::scenarios;
 use tidegate_replay::slo::Set;
 use tidegate_replay::spec::{Compute, Memory, Spec};
 use tidegate_replay::sweep::cores;
@@ -18,37 +18,13 @@ use tidegate_replay::trainer::Finetune;
 use tidegate_replay::tuning::rows::Row;
 use tidegate_replay::tuning::table::{Cell, Ground, csv, evaluate};
 
-const SUBSET: [&str; 3] = ["P03", "P06", "P09"];
-
-fn data() -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    let dir = std::env::var_os("TIDEGATE_DATA").map_or(beside, PathBuf::from);
-    if dir.join("scenarios.csv").is_file() {
-        return Some(dir);
-    }
-    eprintln!(
-        "SKIPPED: no scenarios.csv in {}: nothing was trained",
-        dir.display()
-    );
-    None
-}
-
-fn full() -> bool {
-    std::env::var("TIDEGATE_EVALUATION").is_ok_and(|what| what == "full")
-}
-
 fn specs() -> Vec<Spec> {
-    let Some(dir) = data() else { return Vec::new() };
-    let table = scenarios::read(&dir.join("scenarios.csv"), &dir.join("traces"));
-    let table = table.expect("the shared table can be read");
-    let wanted = table
-        .iter()
-        .filter(|scenario| full() || SUBSET.contains(&scenario.id.as_str()));
-    wanted
-        .map(|scenario| Spec {
+    recorded::workloads()
+        .into_iter()
+        .map(|spec| Spec {
             compute: Compute::Tidegate,
             memory: Memory::Bound,
-            ..scenario.spec().expect("its traces can be read")
+            ..spec
         })
         .collect()
 }

@@ -133,14 +133,7 @@ pub fn batches<'a>(
                 Some(Client::Own(file)) => file.clone(),
                 _ => None,
             };
-            let via = match &file {
-                Some(file) if level == Level::L2 => Via::Owner {
-                    file: Arc::clone(file),
-                    client: channel.client,
-                    subdevice: channel.subdevice,
-                },
-                _ => Via::Agent,
-            };
+            let via = Via::of(level, file.as_ref(), channel.client, channel.subdevice);
             let member = Member {
                 client: channel.client,
                 channel: channel.channel,

@@ -544,14 +544,7 @@ impl Trial {
         channels.sort_by_key(|own| (!is_computing(own), own.client, own.tsg, own.channel));
         let mut plan = Plan::new(method, level == Level::L3);
         for channel in &channels {
-            let via = match &file {
-                Some(file) if level == Level::L2 => Via::Owner {
-                    file: Arc::clone(file),
-                    client: channel.client,
-                    subdevice: channel.subdevice,
-                },
-                _ => Via::Agent,
-            };
+            let via = Via::of(level, file.as_ref(), channel.client, channel.subdevice);
             let member = Member {
                 client: channel.client,
                 channel: channel.channel,
