@@ -76,8 +76,9 @@ pub struct Verdict {
 pub struct Late {
     /// When it was asked for, and when it took effect.
     wake: Wake,
-    /// The online process whose request it was.
-    online: u32,
+    /// It was the process' first request: only that tells the agent on which GPU the process computes, and
+    /// online never waits for it to be told.
+    first: bool,
     /// When the device had something of the request: its edge was rung before that.
     rung_by: u64,
     /// For people.
@@ -100,27 +101,24 @@ impl Verdict {
         !self.late.is_empty()
     }
 
-    /// Takes the agent's word on the late wakes: those that no look explains are violations. `attached` says when it
-    /// knew of which process: online never waits for that, and rings for nobody before.
-    pub fn date(&mut self, looks: &[Look], attached: &BTreeMap<u32, u64>) {
+    /// Takes the agent's word on the late wakes: those that no look explains are violations.
+    pub fn date(&mut self, looks: &[Look]) {
         for Late {
             wake,
-            online,
+            first,
             rung_by,
             what,
         } in self.late.drain(..)
         {
-            let known = attached.get(&online).copied().unwrap_or(0);
-            let rung_by = rung_by.max(known);
             let explains = |look: &&Look| {
-                look.looked <= wake.asked && wake.at <= look.heard && look.looked < rung_by
+                let unrung = first || look.looked < rung_by;
+                look.looked <= wake.asked && wake.at <= look.heard && unrung
             };
             if !looks.iter().any(|look| explains(&look)) {
                 let before = |look: &&Look| look.looked <= wake.at;
                 let last = looks.iter().rev().find(before);
                 self.violations.push(format!(
-                    "{what}; the device had its first kernel, and the agent the process, at {rung_by}; the agent had \
-                     looked at {last:?}"
+                    "{what}; the device had its first kernel at {rung_by}, the agent had looked at {last:?}"
                 ));
             }
         }
@@ -445,7 +443,7 @@ fn judge_wakes(
             if asked >= request.start_ns {
                 verdict.late.push(Late {
                     wake: *wake,
-                    online: schedule.online,
+                    first: last == 0,
                     rung_by: first_kernel(schedule, records, &request),
                     what: format!(
                         "woken at {at} (asked for at {asked}) inside request {last} ({}..{})",
@@ -545,7 +543,7 @@ mod tests {
     fn a_wake_that_was_held_up_into_a_request_is_excused_by_when_the_agent_looked() {
         let mut verdict = judged(&[(402, 403, Some(404))]);
         assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
-        verdict.date(&[look(300, 301), look(399, 405)], &BTreeMap::new());
+        verdict.date(&[look(300, 301), look(399, 405)]);
         assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
     }
 
@@ -553,18 +551,19 @@ mod tests {
     fn a_wake_that_was_decided_inside_a_request_is_a_violation() {
         for looks in [&[look(402, 405)][..], &[], &[look(300, 301)]] {
             let mut verdict = judged(&[(402, 403, Some(404))]);
-            verdict.date(looks, &BTreeMap::new());
+            verdict.date(looks);
             assert_eq!(verdict.violations.len(), 1, "{looks:?}");
         }
     }
 
     #[test]
-    fn nobody_waits_for_a_process_before_it_has_attached() {
-        for (attached_ms, violations) in [(401, 1), (403, 0)] {
-            let mut verdict = judged(&[(402, 403, Some(404))]);
-            let attached = [(ONLINE, attached_ms * MS)].into();
-            verdict.date(&[look(402, 405)], &attached);
-            assert_eq!(verdict.violations.len(), violations, "{verdict:?}");
+    fn a_first_request_tells_the_agent_on_which_gpu_to_look() {
+        // Asked for as late as the first kernel, and taken back by the edge.
+        for (looks, violations) in [(&[look(11, 12)][..], 0), (&[], 1)] {
+            let mut verdict = judged(&[(2, 2, Some(3)), (11, 11, None)]);
+            assert_eq!(verdict.late.len(), 1, "{verdict:?}");
+            verdict.date(looks);
+            assert_eq!(verdict.violations.len(), violations, "{looks:?}");
         }
     }
 
@@ -625,7 +624,7 @@ mod tests {
     #[test]
     fn a_late_wake_has_waited_for_its_cooldown() {
         let mut soon = judged(&[(399, 403, Some(404))]);
-        soon.date(&[look(399, 405)], &BTreeMap::new());
+        soon.date(&[look(399, 405)]);
         assert!(soon.violations.is_empty(), "{soon:?}");
         let early = judged(&[(100, 110, Some(411))]);
         assert!(early.violations[0].contains("before 2 x"), "{early:?}");

@@ -10,7 +10,6 @@ use crate::personality::{self, chosen, expected};
 use crate::view::status;
 use crate::virtual_nemesis::{Totals, Violation};
 use crate::{Node, Offline, Online, monotonic_ns, wait_until};
-use std::collections::BTreeMap;
 use std::time::Duration;
 use tidegate_vgpu::history::{self, Kind, Record};
 use tidegate_vgpu::personality::Personality;
@@ -119,7 +118,7 @@ impl Nemesis {
     /// Asks the agent about wakes that only it can date.
     pub fn date(&self, verdict: &mut Verdict) {
         if verdict.is_undated() {
-            verdict.date(&self.looks(), &self.attached());
+            verdict.date(&self.looks());
         }
     }
 
@@ -132,16 +131,6 @@ impl Nemesis {
         text.lines()
             .filter_map(|line| serde_json::from_str(line).ok())
             .collect()
-    }
-
-    /// When it knew of each process, by its number.
-    fn attached(&self) -> BTreeMap<u32, u64> {
-        let when = |event: serde_json::Value| {
-            let pid = u32::try_from(event["pid"].as_u64()?).ok()?;
-            Some((pid, event["at_ns"].as_u64()?))
-        };
-        let events = self.events("attached").into_iter();
-        events.filter_map(when).collect()
     }
 
     /// What the agent says of its wakes.
