@@ -1,16 +1,21 @@
 //! Draws of the promises that need no property's shrinking: a failing case is a number.
 
-/// splitmix64.
-#[derive(Clone, Copy, Debug)]
-pub struct Dice(pub u64);
+use proptest::prelude::Rng;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+
+/// The same seed gives the same draws.
+#[derive(Clone, Debug)]
+pub struct Dice(TestRng);
 
 impl Dice {
+    pub fn new(seed: u64) -> Self {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        Self(TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
+    }
+
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// From 0, below 1.

@@ -42,7 +42,7 @@ impl Served {
         bench.answer_all();
         Self {
             bench,
-            dice: Dice(seed),
+            dice: Dice::new(seed),
             gap,
             gaps: Vec::new(),
             eager,

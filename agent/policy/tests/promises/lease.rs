@@ -207,7 +207,7 @@ fn a_jobs_turn_passes_when_it_has_nothing_to_run() {
 
 #[test]
 fn a_records_tail_holds_what_it_says() {
-    let (mut records, mut dice) = (Records::default(), Dice(3));
+    let (mut records, mut dice) = (Records::default(), Dice::new(3));
     let mut within = 0;
     for draw in 0..6_000 {
         let ns = 1e6 * (0.2 * dice.normal()).exp();
@@ -224,7 +224,7 @@ fn a_records_tail_holds_what_it_says() {
 #[test]
 fn the_guard_keeps_what_may_be_late() {
     for permille in [1u32, 10, 100] {
-        let (mut guard, mut dice, mut late) = (Guard::new(permille), Dice(4), 0u32);
+        let (mut guard, mut dice, mut late) = (Guard::new(permille), Dice::new(4), 0u32);
         let requests = 200_000;
         for _ in 0..requests {
             // The more is used, the more are late: at half of it exactly as many as may be.
@@ -267,7 +267,7 @@ fn mean_delay(idle: impl Iterator<Item = u64>, delay: u64, budget: u64) -> (f64,
 #[test]
 fn a_forecast_keeps_the_mean_delay_of_any_idle_times() {
     let (delay, budget) = (2 * MS, 560_000);
-    let mut dice = Dice(5);
+    let mut dice = Dice::new(5);
     let mut drawn: Vec<(&str, Vec<u64>)> = Vec::new();
     let poisson = (0..40_000).map(|_| dice.exponential(50e6) as u64).collect();
     drawn.push(("Poisson", poisson));
@@ -342,7 +342,7 @@ fn leasing(tpot_ns: u64) -> Leasing {
 /// One request after the other, `tokens` each, and decodes of `decode` ns that change by `noise`: what
 /// users see, and the share of the time that was the trainer's.
 fn serve(config: Leasing, decode: f64, noise: f64, overrun_every: u64) -> (f64, f64, u64) {
-    let (mut leaser, mut dice) = (Leaser::new(config), Dice(6));
+    let (mut leaser, mut dice) = (Leaser::new(config), Dice::new(6));
     let unit_ns = 640_000.0;
     let (mut now, mut trained, mut late, mut leases) = (0u64, 0u64, 0u32, 0u64);
     let (requests, tokens) = (400u32, 150u64);

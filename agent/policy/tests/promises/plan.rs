@@ -47,7 +47,7 @@ fn printed(of: &Layers) -> f64 {
 
 #[test]
 fn the_closed_form_is_what_trying_everything_finds() {
-    let mut dice = Dice(1);
+    let mut dice = Dice::new(1);
     for draw in 0..20_000 {
         let mut of = layers(&mut dice);
         if draw % 3 == 0 {
@@ -63,7 +63,7 @@ fn the_closed_form_is_what_trying_everything_finds() {
 
 #[test]
 fn the_equation_as_printed_says_more_than_there_is() {
-    let mut dice = Dice(2);
+    let mut dice = Dice::new(2);
     let (mut more, mut negative) = (0, 0);
     for _ in 0..20_000 {
         let of = layers(&mut dice);
