@@ -1,19 +1,40 @@
 //! Manual pages and shell completions, made from what the programs themselves parse, so that they cannot tell
-//! anything else.
+//! anything else. The pages that no program parses, agent.toml(5) and tidegate(7), are in `agent/man`.
 
 use anyhow::Context as _;
 use clap_complete::Shell;
 use std::path::Path;
+
+/// The pages that every other page refers to.
+const PAGES: [(&str, &str); 4] = [
+    ("tidegate", "1"),
+    ("agent.toml", "5"),
+    ("tidegate", "7"),
+    ("tidegate-agent", "8"),
+];
 
 /// The manual page of one program that has no subcommands.
 ///
 /// # Errors
 /// When it cannot be written.
 pub fn page(command: clap::Command, section: &str) -> anyhow::Result<Vec<u8>> {
+    let own = format!("{}({section})", command.get_name());
     let mut page = Vec::new();
     let manual = clap_mangen::Man::new(command).section(section);
     manual.render(&mut page).context("cannot write the page")?;
+    page.extend_from_slice(see_also(&own).as_bytes());
     Ok(page)
+}
+
+/// The last section of the page `own`: the other pages where a reader goes on.
+fn see_also(own: &str) -> String {
+    let others = PAGES
+        .iter()
+        .filter(|(name, section)| format!("{name}({section})") != own);
+    let others: Vec<_> = others
+        .map(|(name, section)| format!(".BR {} ({section})", name.replace('-', "\\-")))
+        .collect();
+    format!(".SH \"SEE ALSO\"\n{}\n", others.join(",\n"))
 }
 
 /// Writes the manual pages of a program and its subcommands into `dir`.
@@ -21,8 +42,24 @@ pub fn page(command: clap::Command, section: &str) -> anyhow::Result<Vec<u8>> {
 /// # Errors
 /// When one cannot be written.
 pub fn pages(command: clap::Command, dir: &Path) -> anyhow::Result<()> {
-    clap_mangen::generate_to(command, dir)
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    write(&command, dir)
         .with_context(|| format!("cannot write manual pages into {}", dir.display()))
+}
+
+fn write(command: &clap::Command, dir: &Path) -> anyhow::Result<()> {
+    for subcommand in command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        write(subcommand, dir)?;
+    }
+    let name = command
+        .get_display_name()
+        .unwrap_or_else(|| command.get_name());
+    std::fs::write(dir.join(format!("{name}.1")), page(command.clone(), "1")?)?;
+    Ok(())
 }
 
 /// What a shell reads to complete the arguments of a program.
