@@ -1,5 +1,5 @@
 //! Unmodified packages from PyPI run to their end on the virtual GPU, with and without the library,
-//! and an agent sees every launch they make. Clients that are not ours speak to its socket as the README
+//! and an agent sees every launch they make. Clients that are not ours speak to its socket as tidegate(7)
 //! tells them to.
 //!
 //! `tests/pypi/run` installs them and sets `TIDEGATE_PYPI`; without it the tests say that they did
@@ -106,12 +106,12 @@ fn every_launch_of_numba_cuda_is_counted() {
     counts("numba_smoke.py", &[("cuLaunchKernel", 11)]);
 }
 
-/// The README's example in that language, on the sockets of `node`.
-fn example(node: &Node, begin: &str, end: &str) -> String {
-    let readme = include_str!("../README.md");
-    let from = readme.find(begin).expect("the README has an example");
-    let text = &readme[from..];
-    let text = &text[..text.find(end).expect("the example ends")];
+/// The example in that language of tidegate(7), on the sockets of `node`.
+fn example(node: &Node, begin: &str) -> String {
+    let page = include_str!("../agent/man/tidegate.7").replace("\\-", "-");
+    let from = page.find(begin).expect("the page has an example");
+    let text = &page[from..];
+    let text = &text[..text.find(".EE").expect("the example ends")];
     text.replace("/run/tidegate", &node.run_dir().display().to_string())
 }
 
@@ -122,7 +122,7 @@ fn the_python_example_of_the_readme_reads_the_status() {
     };
     let node = Node::new(&["--gpus", "2"], TRUSTING);
     let file = node.dir().join("example.py");
-    std::fs::write(&file, example(&node, "import grpc\n", "```")).expect("writable");
+    std::fs::write(&file, example(&node, "import grpc\n")).expect("writable");
     let out = Running::start(
         "python",
         node.plain(&python).arg(&file).env_remove("LD_PRELOAD"),
@@ -144,7 +144,7 @@ fn the_grpcurl_example_of_the_readme_reads_the_status() {
         return;
     };
     let node = Node::new(&[], TRUSTING);
-    let line = example(&node, "grpcurl -plaintext", "\n");
+    let line = example(&node, "grpcurl -plaintext");
     let mut words = line.split_whitespace();
     let program = words.next().expect("a program");
     let mut command = node.plain(python.with_file_name(program));
