@@ -58,6 +58,7 @@ fn node_with_driver() -> (Node, PathBuf) {
     (node, program)
 }
 
+/// P-GATE-4: idle means that nothing runs.
 #[test]
 fn of_millions_of_launches_none_runs_while_idle_stands() {
     let (node, program) = node_with_driver();
@@ -71,6 +72,7 @@ fn of_millions_of_launches_none_runs_while_idle_stands() {
     }
 }
 
+/// P-GATE-4: idle means that nothing runs.
 #[test]
 fn threads_beyond_those_that_have_a_slot_count_each_launch_too() {
     let (node, program) = node_with_driver();
@@ -79,6 +81,8 @@ fn threads_beyond_those_that_have_a_slot_count_each_launch_too() {
     assert_eq!(run.counted, run.made);
 }
 
+/// P-GATE-4: idle means that nothing runs.
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
 fn where_membarrier_is_refused_none_runs_while_idle_stands_either() {
     let (node, program) = node_with_driver();
@@ -91,6 +95,7 @@ fn where_membarrier_is_refused_none_runs_while_idle_stands_either() {
     assert!(run.idle >= 50, "an empty run: {}", run.idle);
 }
 
+/// P-GATE-4: idle means that nothing runs.
 #[test]
 fn a_thread_that_ends_inside_a_launch_does_not_keep_its_process_busy() {
     let node = Node::new(&[], TRUSTING);

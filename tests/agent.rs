@@ -78,6 +78,7 @@ fn a_process_without_rights_to_it_is_never_online() {
     assert!(welcome.contains("ROLE_IGNORE"), "{welcome}");
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn channels_of_another_process_are_not_touched_whenever_they_are_claimed() {
     let node = Node::new(&[], FIXED);
@@ -110,6 +111,7 @@ fn channels_of_another_process_are_not_touched_whenever_they_are_claimed() {
     assert_eq!(disabled(&node, client), [false, false]);
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn a_file_that_is_not_the_drivers_proves_nothing() {
     let node = Node::new(&[], FIXED);
@@ -144,6 +146,7 @@ fn a_scheduling_call_of_a_gated_job_waits_until_its_channels_are_disabled() {
     assert_eq!(disabled(&node, client), [true, true]);
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn random_bytes_in_a_page_neither_stop_the_agent_nor_other_processes() {
     let node = Node::new(&[], FIXED);
@@ -162,6 +165,7 @@ fn random_bytes_in_a_page_neither_stop_the_agent_nor_other_processes() {
     wait_all(&node, client, false);
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn a_process_that_rings_without_end_loses_its_page() {
     let node = Node::new(&[], &format!("{FIXED}[limits]\nrings_per_second = 2000\n"));
@@ -177,6 +181,7 @@ fn a_process_that_rings_without_end_loses_its_page() {
     wait_all(&node, client, true);
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn floods_and_huge_messages_cost_only_their_sender() {
     let node = Node::new(&[], FIXED);
@@ -237,11 +242,13 @@ fn gates_for_a_library_of_another_age(age: &str) {
     }
 }
 
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn a_library_older_than_the_greeting_is_heard_on_the_stream() {
     gates_for_a_library_of_another_age("old");
 }
 
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn a_library_with_pages_of_another_layout_is_heard_on_the_stream() {
     gates_for_a_library_of_another_age("otherpage");
@@ -264,6 +271,7 @@ fn channels_of_an_offline_library_with_pages_of_another_layout_are_gated() {
     wait_all(&node, client, false);
 }
 
+/// P-LIFECYCLE-7: what a dead client held is given back.
 #[test]
 fn what_a_dead_process_held_is_given_back() {
     let node = Node::new(&[], FIXED);
@@ -279,6 +287,7 @@ fn what_a_dead_process_held_is_given_back() {
     });
 }
 
+/// P-LIFECYCLE-7: what a dead client held is given back.
 #[test]
 fn an_online_process_that_dies_busy_does_not_keep_the_gate_closed() {
     let node = Node::new(&[], FIXED);
@@ -383,6 +392,7 @@ fn release_enables_what_a_killed_agent_left_and_leaves_a_living_one_alone() {
     assert!(disabled(&node, client).iter().all(|&flag| !flag));
 }
 
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn a_successor_that_was_handed_the_node_leaves_the_channels_as_they_are() {
     let mut node = Node::new(&[], FIXED);
@@ -633,6 +643,7 @@ fn the_service_manager_hears_that_the_agent_is_ready_and_alive() {
     }
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn the_status_socket_reads_and_does_not_steer() {
     let node = Node::new(&[], FIXED);

@@ -47,6 +47,7 @@ fn outcome(command: &mut Command) -> (Option<i32>, String) {
     (output.status.code(), said)
 }
 
+/// P-SECURITY-3: every method, caller and socket is answered as the table says.
 #[test]
 fn the_agents_own_user_steers_on_the_control_socket_and_nowhere_else() {
     let node = Node::new(&[], TRUSTING);
@@ -68,6 +69,7 @@ fn the_agents_own_user_steers_on_the_control_socket_and_nowhere_else() {
     }
 }
 
+/// P-SECURITY-3: every method, caller and socket is answered as the table says.
 #[test]
 fn another_user_reads_and_does_not_steer_even_through_an_open_control_socket() {
     if !is_root() {
@@ -114,6 +116,7 @@ fn another_user_reads_and_does_not_steer_even_through_an_open_control_socket() {
     assert_eq!(now["drained"], false);
 }
 
+/// P-SECURITY-3: every method, caller and socket is answered as the table says.
 #[test]
 fn root_in_a_namespace_of_its_own_reads_and_does_not_steer() {
     let node = Node::new(&[], TRUSTING);

@@ -80,11 +80,13 @@ fn all_are_gated_and_land(level: &str, by: impl Fn(&Node, u32) -> u32) {
     }
 }
 
+/// P-GATE-6: other RM clients of a process do not matter.
 #[test]
 fn a_process_that_had_another_client_before_cudas_disables_its_own_channels() {
     all_are_gated_and_land("L3", |_, pid| pid);
 }
 
+/// P-GATE-6: other RM clients of a process do not matter.
 #[test]
 fn a_process_that_had_another_client_before_cudas_is_gated_through_the_file_of_its_channels() {
     all_are_gated_and_land("L2", |node, _| node.agent.as_ref().expect("it runs").pid());

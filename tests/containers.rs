@@ -279,11 +279,13 @@ fn gated_in_containers(shim: Shim, format: &str) {
     );
 }
 
+/// P-OPERATE-2: a container gets the library and the hook socket.
 #[test]
 fn a_specification_brings_the_library_into_containers_by_the_environment() {
     gated_in_containers(Shim::File, "json");
 }
 
+/// P-OPERATE-2: a container gets the library and the hook socket.
 #[test]
 fn a_specification_brings_the_library_into_containers_by_the_preload_file() {
     gated_in_containers(Shim::Behind, "yaml");

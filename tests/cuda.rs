@@ -13,6 +13,7 @@ fn run(node: &Node, program: &str) {
     assert_eq!(out.trim(), "ok");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_program_gets_its_results_on_every_driver_branch() {
     for driver in [
@@ -29,21 +30,25 @@ fn a_program_gets_its_results_on_every_driver_branch() {
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn stream_capture_keeps_the_manuals_rules() {
     run(&Node::device_only(&[]), "capture");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn mapped_memory_is_real_and_unmapped_memory_faults() {
     run(&Node::device_only(&[]), "vmm");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_token_is_a_function_of_what_its_pages_really_hold() {
     run(&Node::device_only(&["--set", "poison=0xa5"]), "kv_pages");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn with_the_lock_model_mapping_waits_for_calls_that_wait_for_the_gpu() {
     let node = Node::device_only(&[]);
@@ -73,6 +78,7 @@ fn with_the_lock_model_mapping_waits_for_calls_that_wait_for_the_gpu() {
     mapping("waits", "sync", "calls+sync");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn the_device_records_every_mapping_and_charges_what_it_costs() {
     let costs = ["create_us=20000", "unmap_us=50000"];
@@ -106,11 +112,13 @@ fn the_device_records_every_mapping_and_charges_what_it_costs() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn default_streams_resolution_peers_and_fork_are_as_in_the_manual() {
     run(&Node::device_only(&["--gpus", "2"]), "streams");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn the_driver_hands_out_its_own_functions_whatever_is_preloaded() {
     let shadow = compile("shadow", &["-shared", "-fPIC"]);
@@ -127,11 +135,13 @@ fn the_driver_hands_out_its_own_functions_whatever_is_preloaded() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn threads_share_streams_without_a_hang_or_a_lost_launch() {
     run(&Node::device_only(&[]), "threads");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn every_name_of_the_driver_is_exported() {
     let list = include_str!("vgpu/cuda/symbols.txt");

@@ -33,6 +33,7 @@ fn demo_with(args: &[&str], env: &[(&str, &Path)]) -> (String, Value) {
     (table, serde_json::from_slice(&figures).expect("JSON"))
 }
 
+/// P-REPLAY-2: the demo counts what it says.
 #[test]
 fn without_a_cooldown_a_request_is_preempted_more_than_once() {
     let (table, figures) = demo(&["--seconds", "4", "--cooldown-fixed-ms", "0"]);
@@ -47,6 +48,7 @@ fn without_a_cooldown_a_request_is_preempted_more_than_once() {
     );
 }
 
+/// P-REPLAY-2: the demo counts what it says.
 #[test]
 fn every_figure_is_measured_in_a_short_run_too() {
     let (table, figures) = demo(&["--seconds", "4"]);
@@ -72,6 +74,7 @@ fn every_figure_is_measured_in_a_short_run_too() {
 }
 
 /// Replay decides what the agent decided, event by event.
+/// P-REPLAY-3: replay decides again what the agent recorded.
 #[test]
 fn what_the_agent_recorded_of_the_demo_is_decided_again_by_replay() {
     let dir = TempDir::new();

@@ -51,6 +51,7 @@ impl Report {
     }
 }
 
+/// P-OPERATE-9: doctor finds what a node lacks.
 #[test]
 fn a_node_without_an_agent_is_looked_at_in_full() {
     let node = Node::device_only(&["--gpus", "2"]);
@@ -81,6 +82,7 @@ fn a_node_without_an_agent_is_looked_at_in_full() {
     assert_eq!(output.status.code(), Some(2), "a failure");
 }
 
+/// P-OPERATE-9: doctor finds what a node lacks.
 #[test]
 fn whoever_uses_the_gpu_beside_the_agent_is_named() {
     let node = Node::new(&[], TRUSTING);
@@ -113,6 +115,7 @@ fn whoever_uses_the_gpu_beside_the_agent_is_named() {
     assert!(report.code >= 1);
 }
 
+/// P-OPERATE-9: doctor finds what a node lacks.
 #[test]
 fn a_stuck_agent_and_what_a_dead_one_left_are_found_and_left_as_they_are() {
     let config = format!("{TRUSTING}[gate]\ncooldown = \"5ms\"\n");
@@ -150,6 +153,7 @@ fn a_stuck_agent_and_what_a_dead_one_left_are_found_and_left_as_they_are() {
     assert_eq!(disabled(&node, client), [false; 3]);
 }
 
+/// P-OPERATE-9: doctor finds what a node lacks.
 #[test]
 fn a_second_agent_on_the_same_device_is_found_whatever_its_directory() {
     let node = Node::new(&[], TRUSTING);
@@ -170,6 +174,7 @@ fn a_second_agent_on_the_same_device_is_found_whatever_its_directory() {
     assert_eq!(doctor(&node).result("second-agent"), "pass");
 }
 
+/// P-OPERATE-9: doctor finds what a node lacks.
 #[test]
 fn why_a_level_is_not_reached_is_said_before_an_agent_runs() {
     let node = Node::device_only(&["--set", "gsp_foreign=deny_23"]);

@@ -18,6 +18,7 @@ fn says(command: &mut Command, role: &str) -> String {
     Running::start("engine_abi.py", command).succeed()
 }
 
+/// P-MEMORY-11: plugins speak to the library as its header says.
 #[test]
 fn an_offline_plugin_registers_polls_and_publishes() {
     let node = Node::new(&[], "");
@@ -27,6 +28,7 @@ fn an_offline_plugin_registers_polls_and_publishes() {
     );
 }
 
+/// P-MEMORY-11: plugins speak to the library as its header says.
 #[test]
 fn an_online_plugin_grows_within_its_headroom() {
     let node = Node::new(&[], &format!("{TRUSTING}[memory]\npool = \"256MiB\"\n"));
@@ -36,6 +38,7 @@ fn an_online_plugin_grows_within_its_headroom() {
     );
 }
 
+/// P-MEMORY-11: plugins speak to the library as its header says.
 #[test]
 fn without_the_library_a_plugin_knows_it() {
     let node = Node::device_only(&[]);

@@ -94,11 +94,13 @@ fn plain() -> Node {
     Node::new(&["--gpus", "1"], &format!("{TRUSTING}\n{COOLDOWN}"))
 }
 
+/// P-GATE-1: a busy edge stops offline, a cooldown wakes it.
 #[test]
 fn offline_stops_for_a_burst_and_resumes_where_it_was() {
     offline_stops_for(&plain(), &["hold", "launch 20 3000000"], 21);
 }
 
+/// P-GATE-1: a busy edge stops offline, a cooldown wakes it.
 #[test]
 fn work_on_a_stream_that_was_destroyed_under_it_keeps_offline_stopped_to_its_end() {
     offline_stops_for(&plain(), &["orphan"], 1);
@@ -116,11 +118,13 @@ fn offline_stops_on(personality: Personality) {
     offline_stops_for(&node, &["hold", "launch 20 3000000"], 21);
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn offline_stops_on_firmware_that_needs_a_restart_of_the_runlist() {
     offline_stops_on(Personality::Restart);
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn offline_stops_on_firmware_that_needs_a_preemption() {
     offline_stops_on(Personality::Preempt);
@@ -135,11 +139,13 @@ fn offline_stops_itself_on(personality: Personality, method: &str) {
     offline_stops_for(&node, &["hold", "launch 20 3000000"], 21);
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn a_job_restarts_its_runlists_itself_where_it_is_told_to() {
     offline_stops_itself_on(Personality::Restart, "disable+restart");
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn a_job_preempts_its_groups_itself_where_it_is_told_to() {
     offline_stops_itself_on(Personality::Preempt, "preempt");
@@ -153,6 +159,7 @@ fn restarts(node: &Node, caller: u32) -> Vec<u64> {
 }
 
 /// Once after the last disable, once after the enable; and by whoever enables what a dead agent left.
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn a_runlist_is_restarted_once_an_order_and_by_who_lands_softly() {
     let mut node = on(Personality::Restart);
@@ -192,22 +199,26 @@ fn a_runlist_is_restarted_once_an_order_and_by_who_lands_softly() {
     online.say("release");
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn offline_stops_on_firmware_that_refuses_foreign_pairs() {
     offline_stops_on(Personality::RefusesForeign);
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn offline_stops_on_firmware_that_refuses_a_restart() {
     offline_stops_on(Personality::RefusesRestart);
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn offline_stops_at_the_end_of_its_kernel_on_firmware_that_waits_for_it() {
     offline_stops_on(Personality::KernelEnd);
 }
 
 /// No call stops anything there, so what is queued runs out, and no launch passes while online is busy.
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn offline_launches_nothing_beside_online_on_firmware_that_is_deaf() {
     let node = on(Personality::Deaf);

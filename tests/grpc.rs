@@ -47,6 +47,7 @@ async fn health(channel: &Channel, service: &str) -> Result<ServingStatus, tonic
         .map_err(|status| status.code())
 }
 
+/// P-OPERATE-10: any gRPC client finds health and reflection.
 #[test]
 fn health_says_which_services_a_socket_serves() {
     let node = Node::new(&[], TRUSTING);
@@ -68,6 +69,7 @@ fn health_says_which_services_a_socket_serves() {
 /// The two versions differ in nothing but their package.
 macro_rules! reflects {
     ($name:ident, $version:ident) => {
+        /// P-OPERATE-10: any gRPC client finds health and reflection.
         #[test]
         fn $name() {
             use pb::server_reflection_request::MessageRequest;

@@ -45,6 +45,7 @@ fn rows() -> Vec<(String, String, u32)> {
         .collect()
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn the_library_exports_its_hooks_what_its_header_names_and_nothing_else() {
     let mut expected: BTreeSet<String> = rows().into_iter().map(|row| row.0).collect();
@@ -62,6 +63,7 @@ fn the_library_exports_its_hooks_what_its_header_names_and_nothing_else() {
     assert!(own.len() <= 4, "{own:?}");
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn every_row_is_a_function_of_the_driver_in_that_version() {
     let list = include_str!("vgpu/cuda/symbols.txt");
@@ -78,6 +80,7 @@ fn every_row_is_a_function_of_the_driver_in_that_version() {
     }
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn every_launch_entry_point_of_the_driver_has_a_row() {
     let list = include_str!("vgpu/cuda/symbols.txt");
@@ -119,6 +122,7 @@ fn counts_all(output: &str) {
     assert_ne!(words[1], "0", "{line}");
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn launches_are_counted_whichever_way_the_driver_was_found() {
     let node = Node::device_only(&[]);
@@ -145,6 +149,7 @@ fn launches_are_counted_whichever_way_the_driver_was_found() {
     }
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn a_linked_program_with_many_threads_is_counted() {
     let node = Node::device_only(&[]);
@@ -152,6 +157,7 @@ fn a_linked_program_with_many_threads_is_counted() {
     counts_all(&Running::start("linked", &mut node.preloaded(&linked, "")).succeed());
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn a_second_preloaded_library_on_either_side_works_and_both_see_every_launch() {
     let node = Node::device_only(&[]);
@@ -168,6 +174,7 @@ fn a_second_preloaded_library_on_either_side_works_and_both_see_every_launch() {
     }
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn deepbind_hides_the_hooks_unless_the_operator_says_otherwise() {
     let node = Node::device_only(&[]);
@@ -189,6 +196,7 @@ fn deepbind_hides_the_hooks_unless_the_operator_says_otherwise() {
     );
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn the_kill_switch_leaves_everything_to_the_driver() {
     let node = Node::device_only(&[]);
@@ -198,6 +206,7 @@ fn the_kill_switch_leaves_everything_to_the_driver() {
     assert_eq!(output.trim(), "counted 0 of 1600");
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn programs_without_cuda_gain_no_thread_and_no_socket() {
     let preload = built("libtidegate.so");

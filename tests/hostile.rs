@@ -106,6 +106,7 @@ fn greeted(node: &Node) -> UnixStream {
     stream
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn pages_full_of_random_bytes_change_nothing_for_others_while_they_are_written() {
     let mut honest = Honest::new();
@@ -133,6 +134,7 @@ fn pages_full_of_random_bytes_change_nothing_for_others_while_they_are_written()
     honest.is_at_rest();
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn who_rings_for_ever_is_not_listened_to_and_costs_the_agent_nothing() {
     let mut honest = Honest::with(&format!("{FIXED}[limits]\nrings_per_second = 2000\n"));
@@ -150,6 +152,7 @@ fn who_rings_for_ever_is_not_listened_to_and_costs_the_agent_nothing() {
     honest.only_disabled(&[]);
 }
 
+/// P-SECURITY-2: nothing leaves the agent's lists disabled.
 #[test]
 fn a_handle_that_is_reused_belongs_to_who_has_it_now_whatever_was_claimed_before() {
     let mut honest = Honest::new();
@@ -192,6 +195,7 @@ fn a_handle_that_is_reused_belongs_to_who_has_it_now_whatever_was_claimed_before
 
 /// Every program that starts CUDA asks the driver's version, of which the driver then has one answer for
 /// any client that exists, on any file: no proof may rest on it.
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn a_claim_of_the_engines_client_is_refused_though_the_driver_answers_for_it_from_its_cache() {
     let mut honest = Honest::new();
@@ -213,6 +217,7 @@ fn a_claim_of_the_engines_client_is_refused_though_the_driver_answers_for_it_fro
 }
 
 /// As above, whatever was asked, made and freed before, by whom and in which order.
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn nothing_that_is_asked_of_the_driver_makes_a_stranger_the_owner_of_a_client() {
     const STEPS: u64 = 60;
@@ -258,6 +263,7 @@ fn nothing_that_is_asked_of_the_driver_makes_a_stranger_the_owner_of_a_client() 
     }
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn a_client_freed_without_a_word_spoils_only_its_own_jobs_disables() {
     let mut honest = Honest::new();
@@ -277,6 +283,7 @@ fn a_client_freed_without_a_word_spoils_only_its_own_jobs_disables() {
     honest.is_at_rest();
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn an_environment_can_lower_a_role_and_never_raise_it() {
     let rule = |role: &str| {
@@ -315,6 +322,7 @@ fn an_environment_can_lower_a_role_and_never_raise_it() {
     assert!(welcome.contains("ROLE_OFFLINE"), "{welcome}");
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn channels_and_clients_beyond_the_limit_are_refused_and_launches_wait() {
     let mut honest = Honest::new();
@@ -348,6 +356,7 @@ fn channels_and_clients_beyond_the_limit_are_refused_and_launches_wait() {
     honest.is_at_rest();
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn floods_of_messages_are_read_at_the_agents_pace_while_the_honest_job_is_served() {
     let mut honest = Honest::new();
@@ -372,6 +381,7 @@ fn floods_of_messages_are_read_at_the_agents_pace_while_the_honest_job_is_served
     honest.is_at_rest();
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn connections_that_say_nothing_or_half_of_it_or_garbage_are_closed_and_forgotten() {
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -457,6 +467,7 @@ impl Stolen {
 
 /// A disable that comes before anybody can know reaches the engine once; the proof that follows it sets
 /// that right while online is still busy.
+/// P-SECURITY-2: nothing leaves the agent's lists disabled.
 #[test]
 fn a_proof_does_not_outlive_the_client_it_was_made_for() {
     let mut stolen = Stolen::after(|_, _| ());
@@ -482,6 +493,7 @@ fn a_proof_does_not_outlive_the_client_it_was_made_for() {
     );
 }
 
+/// P-SECURITY-2: nothing leaves the agent's lists disabled.
 #[test]
 fn a_client_that_is_gone_is_forgotten_before_its_number_comes_round() {
     let mut stolen = Stolen::after(|honest, thief| {
@@ -496,6 +508,7 @@ fn a_client_that_is_gone_is_forgotten_before_its_number_comes_round() {
 }
 
 /// Whatever it says to be rid of the pair: nothing leaves the lists disabled.
+/// P-SECURITY-2: nothing leaves the agent's lists disabled.
 #[test]
 fn no_word_of_the_thief_leaves_the_engine_disabled() {
     for escape in ["gone", "connect", "drop", "exit"] {
@@ -526,6 +539,7 @@ fn no_word_of_the_thief_leaves_the_engine_disabled() {
     }
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
 #[test]
 fn no_name_steers_the_terminal_of_whoever_looks() {
     let node = Node::new(&[], FIXED);
@@ -570,6 +584,7 @@ fn is_closed(connection: &mut UnixStream) -> bool {
 }
 
 /// Connections of one user on a socket that everybody may open: 1,500 of them once took every descriptor.
+/// P-SECURITY-6: a flood of connections keeps nobody else out.
 #[test]
 fn who_keeps_connections_open_keeps_nobody_else_out() {
     const KEPT: usize = 64;

@@ -81,6 +81,7 @@ fn threads_named(pid: u32, name: &str) -> usize {
         .count()
 }
 
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
 fn on_linux_5_10_the_agent_hears_every_edge_by_a_thread_for_each_online_process() {
     let node = node(&LINUX_5_10, TRUSTING);
@@ -97,6 +98,7 @@ fn on_linux_5_10_the_agent_hears_every_edge_by_a_thread_for_each_online_process(
     });
 }
 
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
 fn on_linux_5_10_an_offline_process_acknowledges_its_closed_gate() {
     let level = format!("{TRUSTING}[gate]\ncooldown = \"20ms\"\n[channel]\nlevel = \"L5\"\n");
@@ -126,6 +128,7 @@ fn on_linux_5_10_an_offline_process_acknowledges_its_closed_gate() {
     assert!(offline.stop() > 0);
 }
 
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
 fn without_close_range_the_library_leaves_the_applications_descriptors_by_another_way() {
     let node = Node::new(&[], TRUSTING);
@@ -147,6 +150,7 @@ fn without_close_range_the_library_leaves_the_applications_descriptors_by_anothe
     assert_eq!(life(&[CLOSE_RANGE, UNSHARE], "online"), plain);
 }
 
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
 fn where_membarrier_is_refused_the_gate_works_and_status_says_how_launches_are_counted() {
     let node = Node::new(&[], TRUSTING);

@@ -40,6 +40,7 @@ fn suspect(node: &Node) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// P-LIBRARY-3: captures and forks are not noticed.
 #[test]
 fn probing_never_breaks_a_capture_whichever_thread_launches_and_in_whatever_mode() {
     let node = Node::new(&[], TRUSTING);
@@ -48,6 +49,7 @@ fn probing_never_breaks_a_capture_whichever_thread_launches_and_in_whatever_mode
     assert_eq!(output.trim(), "ok 120");
 }
 
+/// P-LIBRARY-3: captures and forks are not noticed.
 #[test]
 fn forked_children_start_over_and_see_no_descriptor_of_the_library() {
     let node = Node::new(&[], TRUSTING);
@@ -82,6 +84,7 @@ fn online_runs_without_an_agent_and_is_found_by_one_that_comes_late() {
     let _ = offline.child.kill();
 }
 
+/// P-LIFECYCLE-6: without an agent launches wait or pass as configured.
 #[test]
 fn offline_waits_for_an_agent_says_so_once_and_gives_up_only_when_told_to() {
     let node = Node::device_only(&[]);
@@ -106,6 +109,7 @@ fn offline_waits_for_an_agent_says_so_once_and_gives_up_only_when_told_to() {
     assert_eq!(errors.count(), 0, "one line only");
 }
 
+/// P-LIFECYCLE-6: without an agent launches wait or pass as configured.
 #[test]
 fn offline_told_to_fail_without_an_agent_gets_an_error_for_each_launch_until_one_comes() {
     const SYSTEM_NOT_READY: u64 = 802;
@@ -139,6 +143,7 @@ fn offline_told_to_fail_without_an_agent_gets_an_error_for_each_launch_until_one
     assert!(said.contains("CUDA_ERROR_SYSTEM_NOT_READY"), "{said}");
 }
 
+/// P-GATE-12: a new channel runs nothing before it is known.
 #[test]
 fn channels_made_while_the_job_is_gated_run_nothing_until_it_may() {
     let node = Node::new(&["--gpus", "2"], TRUSTING);
@@ -202,6 +207,7 @@ fn at_level_3_the_process_disables_and_enables_its_own_channels() {
     let _ = offline.child.kill();
 }
 
+/// P-LIFECYCLE-2: no channel stays disabled for over a second without an agent.
 #[test]
 fn a_killed_agent_leaves_no_channel_disabled_and_no_launch_passes_until_one_returns() {
     let mut node = Node::new(&[], TRUSTING);

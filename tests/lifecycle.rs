@@ -236,6 +236,7 @@ fn attached(node: &Node) -> usize {
     status(node)["processes"].as_array().map_or(0, Vec::len)
 }
 
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn without_an_agent_online_works_and_offline_waits_with_one_line_until_it_comes() {
     let mut node = Node::device_only(&["--gpus", "2"]);
@@ -276,6 +277,7 @@ fn without_an_agent_online_works_and_offline_waits_with_one_line_until_it_comes(
     assert_eq!(errors.count(), 0, "one line only");
 }
 
+/// P-LIFECYCLE-6: without an agent launches wait or pass as configured.
 #[test]
 fn an_offline_process_that_gave_up_waiting_runs_and_is_gated_by_an_agent_that_comes_later() {
     let mut node = Node::device_only(&["--gpus", "1"]);
@@ -303,6 +305,7 @@ fn an_offline_process_that_gave_up_waiting_runs_and_is_gated_by_an_agent_that_co
     assert!(offline.stop() > 0);
 }
 
+/// P-LIFECYCLE-2: no channel stays disabled for over a second without an agent.
 #[test]
 fn a_killed_agent_leaves_channels_disabled_for_a_second_at_most_and_its_successor_gates_again() {
     let mut gated = Gated::start(CONFIG);
@@ -317,6 +320,7 @@ fn a_killed_agent_leaves_channels_disabled_for_a_second_at_most_and_its_successo
     gated.the_gate_works();
 }
 
+/// P-LIFECYCLE-2: no channel stays disabled for over a second without an agent.
 #[test]
 fn a_landing_that_the_driver_refuses_at_first_is_tried_again_and_said_once_it_is_done() {
     let mut gated = Gated::start(CONFIG);
@@ -331,6 +335,7 @@ fn a_landing_that_the_driver_refuses_at_first_is_tried_again_and_said_once_it_is
     gated.the_gate_works();
 }
 
+/// P-LIFECYCLE-6: without an agent launches wait or pass as configured.
 #[test]
 fn without_an_agent_offline_runs_again_where_configuration_says_so() {
     let config = format!("{CONFIG}[agent_loss]\naction = \"run\"\n");
@@ -344,6 +349,7 @@ fn without_an_agent_offline_runs_again_where_configuration_says_so() {
     gated.the_gate_works();
 }
 
+/// P-LIFECYCLE-2: no channel stays disabled for over a second without an agent.
 #[test]
 fn an_agent_that_stopped_while_offline_was_disabled_finds_it_enabled_and_asserts_itself() {
     let mut gated = Gated::start(CONFIG);
@@ -372,6 +378,7 @@ fn an_agent_that_stopped_while_offline_was_disabled_finds_it_enabled_and_asserts
     gated.the_gate_works();
 }
 
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn an_agent_that_stopped_while_offline_ran_sees_the_busy_edge_when_it_goes_on() {
     let mut gated = Gated::start(CONFIG);
@@ -415,6 +422,7 @@ fn an_agent_told_to_end_enables_everything_before_it_does() {
     gated.the_gate_works();
 }
 
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn a_successor_that_replaces_an_agent_keeps_offline_disabled_while_online_is_busy() {
     let mut gated = Gated::start(CONFIG);
@@ -439,6 +447,7 @@ fn a_successor_that_replaces_an_agent_keeps_offline_disabled_while_online_is_bus
     gated.the_gate_works();
 }
 
+/// P-LIFECYCLE-2: no channel stays disabled for over a second without an agent.
 #[test]
 fn release_enables_a_frozen_process_that_a_killed_agent_left_disabled() {
     let mut gated = Gated::start(CONFIG);
@@ -469,6 +478,7 @@ fn release_enables_a_frozen_process_that_a_killed_agent_left_disabled() {
     gated.the_gate_works();
 }
 
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn without_an_agent_an_online_program_ends_as_it_would_and_nothing_is_printed() {
     let node = Node::device_only(&[]);

@@ -116,6 +116,8 @@ impl Stage {
     }
 }
 
+/// P-MEMORY-3: memory goes and comes back without a fault or a wrong token.
+/// P-MEMORY-14: no fault, no wrong token, no lost request.
 #[test]
 fn an_engine_whose_memory_is_taken_and_given_back_makes_the_same_tokens() {
     for (layout, stripes) in [("blocks", 31), ("layers", 7)] {
@@ -143,6 +145,7 @@ fn an_engine_whose_memory_is_taken_and_given_back_makes_the_same_tokens() {
     }
 }
 
+/// P-MEMORY-3: memory goes and comes back without a fault or a wrong token.
 #[test]
 fn an_engine_that_does_not_heed_what_it_lost_makes_a_wrong_token() {
     let mut stage = Stage::new(&[], &["--ignore-lost"], &[]);
@@ -158,6 +161,7 @@ fn an_engine_that_does_not_heed_what_it_lost_makes_a_wrong_token() {
     assert_eq!(status.code(), Some(3), "it found a wrong token");
 }
 
+/// P-MEMORY-3: memory goes and comes back without a fault or a wrong token.
 #[test]
 fn nothing_is_given_back_before_the_engine_withholds_it() {
     let mut stage = Stage::new(&[], &[], &[]);
@@ -173,6 +177,7 @@ fn nothing_is_given_back_before_the_engine_withholds_it() {
     stage.end();
 }
 
+/// P-MEMORY-3: memory goes and comes back without a fault or a wrong token.
 #[test]
 fn without_a_held_gate_nothing_is_taken() {
     let mut stage = Stage::new(&[], &[], &[]);
@@ -183,6 +188,7 @@ fn without_a_held_gate_nothing_is_taken() {
     stage.end();
 }
 
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn a_thread_inside_a_call_that_holds_the_drivers_locks_puts_a_reclaim_off_and_nothing_hangs() {
     let mut stage = Stage::new(
@@ -246,6 +252,7 @@ fn a_thread_inside_a_call_that_holds_the_drivers_locks_puts_a_reclaim_off_and_no
     stage.end();
 }
 
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn a_reclaim_waits_for_a_call_that_goes_on() {
     let mut stage = Stage::new(&[], &[], &[("TIDEGATE_VGPU_LOCKS", "calls")]);
@@ -258,6 +265,7 @@ fn a_reclaim_waits_for_a_call_that_goes_on() {
     stage.end();
 }
 
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn a_mapping_that_fails_half_way_is_undone_and_the_engine_goes_on() {
     let mut stage = Stage::new(&[], &[], &[]);
@@ -274,6 +282,7 @@ fn a_mapping_that_fails_half_way_is_undone_and_the_engine_goes_on() {
     stage.end();
 }
 
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn what_cannot_even_be_undone_is_mended_before_anything_runs() {
     let mut stage = Stage::new(&[], &[], &[]);
@@ -293,6 +302,7 @@ fn what_cannot_even_be_undone_is_mended_before_anything_runs() {
     stage.end();
 }
 
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn out_of_handles_nothing_is_given_back_and_nothing_leaks() {
     let mut stage = Stage::new(&[], &[], &[]);
@@ -321,6 +331,7 @@ fn out_of_handles_nothing_is_given_back_and_nothing_leaks() {
     stage.end();
 }
 
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn a_victim_that_dies_in_the_middle_leaves_nothing_behind() {
     let mut stage = Stage::new(&["--set", "unmap_us=20000"], &[], &[]);
@@ -365,6 +376,7 @@ fn a_victim_that_dies_in_the_middle_leaves_nothing_behind() {
     next.stop();
 }
 
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn a_stopped_victim_answers_when_it_runs_again_and_nothing_was_done() {
     let mut stage = Stage::new(&[], &[], &[]);
@@ -414,6 +426,7 @@ fn a_cancelled_reclaim_stops_between_groups_and_says_what_it_took() {
     stage.end();
 }
 
+/// P-MEMORY-9: a KV scope answers like the driver.
 #[test]
 fn a_backed_allocation_answers_like_the_drivers_own() {
     let node = Node::device_only(&["--gpus", "2"]);
@@ -462,6 +475,7 @@ fn memory_that_others_hold_is_never_taken_and_said_so_once() {
     drop(program);
 }
 
+/// P-MEMORY-8: a guessed or second cache is not taken from.
 #[test]
 fn a_guessed_cache_is_refused_where_its_job_has_more_than_one_rank() {
     for (what, refused) in [("guessed", false), ("guessed_of_two", true)] {
@@ -490,6 +504,7 @@ fn a_guessed_cache_is_refused_where_its_job_has_more_than_one_rank() {
     }
 }
 
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn a_job_whose_file_is_removed_goes_on_and_who_comes_later_begins_anew() {
     let mut stage = Stage::new(&[], &[], &[]);
@@ -515,6 +530,7 @@ fn a_job_whose_file_is_removed_goes_on_and_who_comes_later_begins_anew() {
     std::fs::remove_file(&file).expect("the later engine's file");
 }
 
+/// P-MEMORY-7: an offline process sees its share and gets no more.
 #[test]
 fn an_offline_program_sees_its_share_and_gets_no_more() {
     let node = Node::device_only(&[]);

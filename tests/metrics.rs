@@ -71,6 +71,7 @@ fn asked_for() -> BTreeSet<String> {
     names.filter(|name| name.starts_with("tidegate_")).collect()
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn a_scrape_of_a_working_node_is_well_formed_true_and_all_that_dashboard_and_alerts_need() {
     let mut node = Node::device_only(&["--gpus", "2"]);
@@ -163,6 +164,7 @@ fn a_scrape_of_a_working_node_is_well_formed_true_and_all_that_dashboard_and_ale
     offline.stop();
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn alert_rules_are_rules() {
     let rules = Path::new(MONITORING).join("alerts.yml");
@@ -195,6 +197,7 @@ fn promtool(args: &[&str], input: Option<&str>) {
     );
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn the_endpoint_answers_what_it_has_refuses_the_rest_and_is_off_unless_asked_for() {
     let mut node = Node::device_only(&[]);
@@ -233,6 +236,7 @@ fn the_endpoint_answers_what_it_has_refuses_the_rest_and_is_off_unless_asked_for
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn an_address_that_cannot_be_had_is_said_with_its_setting() {
     let node = Node::device_only(&[]);

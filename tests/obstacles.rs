@@ -39,17 +39,20 @@ fn rules_the_channels_out(knob: &str, kinds: &[&str], why: &str) {
     }
 }
 
+/// P-GATE-9: unsupported configurations are named and gate launches.
 #[test]
 fn gpus_that_are_split_into_instances_are_gated_at_launches() {
     rules_the_channels_out("mig=1", &["mig", "mig"], "MIG is on (GPU 0)");
 }
 
+/// P-GATE-9: unsupported configurations are named and gate launches.
 #[test]
 fn gpus_of_a_hypervisor_are_gated_at_launches() {
     let kinds = ["vgpu_guest", "vgpu_guest"];
     rules_the_channels_out("guest=1", &kinds, "GPU 0 is a vGPU");
 }
 
+/// P-GATE-9: unsupported configurations are named and gate launches.
 #[test]
 fn gpus_that_compute_confidentially_are_gated_at_launches() {
     let kinds = ["confidential_computing"];
@@ -76,6 +79,7 @@ fn start(node: &mut Node, dir: &Path) {
     });
 }
 
+/// P-GATE-9: unsupported configurations are named and gate launches.
 #[test]
 fn mps_is_seen_at_the_start_and_while_the_agent_runs() {
     let mut node = Node::device_only(&[]);
@@ -105,6 +109,7 @@ fn mps_is_seen_at_the_start_and_while_the_agent_runs() {
     drop(daemon);
 }
 
+/// P-GATE-10: GPUs that are not seen are named.
 #[test]
 fn a_container_with_one_of_two_gpus_manages_that_one_and_names_the_other() {
     for (number, said) in [
@@ -209,6 +214,7 @@ fn gates_launches_without_a_list_of_gpus(node: &mut Node, hide: &str, why: &str)
     assert!(said.contains(why), "{said}");
 }
 
+/// P-GATE-10: GPUs that are not seen are named.
 #[test]
 fn without_a_control_file_launches_are_gated() {
     for (number, why) in [
@@ -224,6 +230,7 @@ fn without_a_control_file_launches_are_gated() {
     }
 }
 
+/// P-GATE-10: GPUs that are not seen are named.
 #[test]
 fn a_driver_that_refuses_to_list_its_gpus_leaves_the_launch_gate() {
     let mut node = Node::device_only(&[]);
@@ -233,6 +240,7 @@ fn a_driver_that_refuses_to_list_its_gpus_leaves_the_launch_gate() {
     gates_launches_without_a_list_of_gpus(&mut node, "", why);
 }
 
+/// P-GATE-10: GPUs that are not seen are named.
 #[test]
 fn release_names_the_channels_of_a_driver_that_lists_no_gpus_and_keeps_them() {
     let mut node = Node::new(&[], TRUSTING);

@@ -51,6 +51,7 @@ fn events(node: &Node, kind: &str) -> Vec<String> {
         .collect()
 }
 
+/// P-OPERATE-4: a good configuration is put in force, a bad one left out.
 #[test]
 fn a_reload_puts_in_force_what_it_can_and_names_what_takes_a_restart() {
     let node = Node::new(&[], FIXED);
@@ -91,6 +92,7 @@ fn a_reload_puts_in_force_what_it_can_and_names_what_takes_a_restart() {
     );
 }
 
+/// P-OPERATE-4: a good configuration is put in force, a bad one left out.
 #[test]
 fn a_bad_file_leaves_the_old_one_in_force_and_is_named_everywhere() {
     let node = Node::new(&[], FIXED);
@@ -125,6 +127,7 @@ fn a_bad_file_leaves_the_old_one_in_force_and_is_named_everywhere() {
     });
 }
 
+/// P-OPERATE-4: a good configuration is put in force, a bad one left out.
 #[test]
 fn the_service_manager_hears_of_a_reload_from_its_begin_to_its_end() {
     let mut node = Node::device_only(&[]);
@@ -170,6 +173,7 @@ fn colocated(node: &Node) -> (Peer, Peer, u32) {
     (online, offline, client)
 }
 
+/// P-OPERATE-5: what is set, drained or asked for holds at once.
 #[test]
 fn what_is_set_counts_at_once_and_goes_when_it_is_taken_back() {
     let node = Node::new(&[], FIXED);
@@ -222,6 +226,7 @@ fn what_is_set_counts_at_once_and_goes_when_it_is_taken_back() {
     }
 }
 
+/// P-OPERATE-5: what is set, drained or asked for holds at once.
 #[test]
 fn a_drained_node_holds_offline_of_today_and_tomorrow_and_online_goes_on() {
     let node = Node::new(&[], FIXED);
@@ -273,6 +278,7 @@ fn reasons(explained: &Value) -> String {
     explained["reasons"].to_string()
 }
 
+/// P-OPERATE-5: what is set, drained or asked for holds at once.
 #[test]
 fn explain_names_every_rule_tried_and_why_a_process_runs_or_waits() {
     let rules = format!(

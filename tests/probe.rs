@@ -142,6 +142,7 @@ fn disables(node: &Node) -> usize {
     ends.count()
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn probes_that_need_no_rm_client_of_their_own_run_where_the_driver_gives_them_none() {
     let node = Node::device_only(&[]);
@@ -158,6 +159,7 @@ fn probes_that_need_no_rm_client_of_their_own_run_where_the_driver_gives_them_no
     assert_eq!(left_disabled(&node), []);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
     let node = Node::device_only(&[]);
@@ -192,6 +194,7 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
     assert_eq!(written.lines().count(), found.lines.len());
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn doctor_starts_the_probes_and_says_so_by_its_exit_code() {
     let node = Node::device_only(&["--set", "gsp_foreign=deny_23"]);
@@ -225,6 +228,7 @@ fn doctor_starts_the_probes_and_says_so_by_its_exit_code() {
     );
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn the_virtual_gpus_context_has_the_golden_shape() {
     let node = Node::device_only(&["--driver", "580.95.05"]);
@@ -243,6 +247,7 @@ fn the_virtual_gpus_context_has_the_golden_shape() {
     );
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn where_foreign_pairs_are_refused_the_owners_ways_are_measured() {
     let node = Node::device_only(&["--set", "gsp_foreign=deny_1b"]);
@@ -258,6 +263,7 @@ fn where_foreign_pairs_are_refused_the_owners_ways_are_measured() {
     assert_eq!(left_disabled(&node), []);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn a_preemption_that_times_out_is_a_failed_probe_and_no_more() {
     let node = Node::device_only(&["--set", "preempt_timeout=1"]);
@@ -268,6 +274,7 @@ fn a_preemption_that_times_out_is_a_failed_probe_and_no_more() {
     assert_eq!(left_disabled(&node), []);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn a_disable_that_lets_the_kernel_run_on_for_long_fails_no_probe() {
     // A hundred rounds take twice as long as a kernel of the probe's: it has to see to it that there is work.
@@ -278,6 +285,7 @@ fn a_disable_that_lets_the_kernel_run_on_for_long_fails_no_probe() {
     assert_eq!(found.figure("P2", "one block: still right after"), 100.0);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn only_an_xid_makes_a_long_stop_unhealthy_and_every_line_of_the_driver_is_kept() {
     for (line, verdict) in [
@@ -319,6 +327,7 @@ fn only_an_xid_makes_a_long_stop_unhealthy_and_every_line_of_the_driver_is_kept(
     }
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn the_list_of_65_is_asked_last_and_where_the_kernel_is_ours() {
     let node = Node::device_only(&[]);
@@ -330,6 +339,7 @@ fn the_list_of_65_is_asked_last_and_where_the_kernel_is_ours() {
     assert_eq!(order, ["P10b", "P9b", "end"]);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn what_a_context_is_made_of_follows_its_connections_and_their_number() {
     let node = Node::device_only(&[]);
@@ -345,6 +355,7 @@ fn what_a_context_is_made_of_follows_its_connections_and_their_number() {
     found.judged("P25", "every further context", "confirmed");
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn methods_are_judged_by_the_victims_progress() {
     let node = Node::device_only(&[]);
@@ -362,6 +373,7 @@ fn methods_are_judged_by_the_victims_progress() {
     assert_eq!(left_disabled(&node), []);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn the_method_that_a_firmware_honours_is_found_and_no_other() {
     for personality in Personality::ALL {
@@ -403,6 +415,7 @@ fn the_method_that_a_firmware_honours_is_found_and_no_other() {
     }
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn calls_that_wait_and_what_they_hold_are_told() {
     let node = Node::device_only(&[]);
@@ -431,6 +444,7 @@ fn calls_that_wait_and_what_they_hold_are_told() {
     assert_eq!(left_disabled(&node), []);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn a_program_that_never_gets_ready_costs_its_own_run_and_no_more() {
     let node = Node::device_only(&[]);
@@ -475,6 +489,7 @@ fn a_program_that_never_gets_ready_costs_its_own_run_and_no_more() {
     found.expect("P16", "FAIL", "no figures of online alone, uncontrolled");
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn a_driver_that_hangs_costs_the_probe_its_time_and_nothing_stays_disabled() {
     let node = Node::device_only(&["--set", "hang=1:3000000"]);
@@ -484,6 +499,7 @@ fn a_driver_that_hangs_costs_the_probe_its_time_and_nothing_stays_disabled() {
     assert_eq!(left_disabled(&node), []);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn killing_a_disabled_process_is_seen_to_stall_others_and_enabling_first_not() {
     let node = Node::device_only(&["--set", "stop_channel_wait_us=1000000"]);
@@ -503,6 +519,7 @@ fn killing_a_disabled_process_is_seen_to_stall_others_and_enabling_first_not() {
     found.expect("end", "PASS", "");
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn a_green_context_is_held_too_and_a_graph_keeps_the_processors_it_was_recorded_on() {
     let node = Node::device_only(&[]);
@@ -528,6 +545,7 @@ const MPS_DAEMON: &str = "#!/bin/sh
 echo \"${1:-$(cat)} in $CUDA_MPS_PIPE_DIRECTORY\" >> \"$MPS_SAID\"
 ";
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn the_mps_daemon_of_a_probe_ends_with_it_however_it_ends() {
     use std::os::unix::fs::PermissionsExt;
@@ -570,6 +588,7 @@ fn the_mps_daemon_of_a_probe_ends_with_it_however_it_ends() {
     }
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn locks_within_a_process_that_would_hinder_a_reclaim_are_found() {
     let node = Node::device_only(&[]);
@@ -584,6 +603,7 @@ fn locks_within_a_process_that_would_hinder_a_reclaim_are_found() {
     assert_eq!(left_disabled(&node), []);
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn a_suite_that_is_killed_at_any_moment_leaves_nothing_disabled() {
     let mut while_disabled = 0;
@@ -637,6 +657,7 @@ fn a_suite_that_is_killed_at_any_moment_leaves_nothing_disabled() {
     assert!(while_disabled > 0, "no kill met a disabled channel");
 }
 
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn the_guardian_enables_what_a_stopped_worker_cannot() {
     let node = Node::device_only(&[]);

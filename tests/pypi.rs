@@ -84,16 +84,19 @@ fn counts(name: &str, launches: &[(&str, u64)]) {
     running.succeed();
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn cuda_bindings_runs_to_its_end() {
     runs("cuda_bindings_smoke.py");
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn numba_cuda_compiles_launches_and_copies_back() {
     runs("numba_smoke.py");
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn every_launch_of_cuda_bindings_is_counted() {
     // One for the stream and one into the graph.
@@ -101,6 +104,7 @@ fn every_launch_of_cuda_bindings_is_counted() {
     counts("cuda_bindings_smoke.py", &launches);
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn every_launch_of_numba_cuda_is_counted() {
     counts("numba_smoke.py", &[("cuLaunchKernel", 11)]);
@@ -115,6 +119,7 @@ fn example(node: &Node, begin: &str) -> String {
     text.replace("/run/tidegate", &node.run_dir().display().to_string())
 }
 
+/// P-OPERATE-6: the examples of tidegate(7) work.
 #[test]
 fn the_python_example_of_the_readme_reads_the_status() {
     let Some(python) = python() else {
@@ -138,6 +143,7 @@ fn the_python_example_of_the_readme_reads_the_status() {
     }
 }
 
+/// P-OPERATE-6: the examples of tidegate(7) work.
 #[test]
 fn the_grpcurl_example_of_the_readme_reads_the_status() {
     let Some(python) = python() else {

@@ -32,56 +32,67 @@ fn lives(way: &str) {
     }
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_process_with_a_context_forks() {
     lives("fork");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_process_forks_before_it_and_its_children_make_contexts() {
     lives("fork_first");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_process_forks_while_its_threads_launch() {
     lives("fork_under_threads");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_pool_spawns_workers_that_make_contexts() {
     lives("spawned");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_fork_server_makes_workers_that_make_contexts() {
     lives("forkserver");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_pool_forks_workers_from_a_process_with_a_context() {
     lives("forked_pool");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn other_programs_inherit_nothing() {
     lives("run_program");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_process_replaces_itself_again_and_again() {
     lives("replace");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_process_leaves_without_a_word_just_after_its_launches() {
     lives("leave");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn signals_stay_with_the_application_and_break_no_launch() {
     lives("signalled");
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn a_process_closes_every_descriptor_and_opens_its_own_in_their_place() {
     lives("closes_everything");
@@ -124,6 +135,7 @@ impl Serving {
     }
 }
 
+/// P-LIBRARY-4: a Python lives and ends as without the library.
 #[test]
 fn its_agent_is_killed_and_comes_back_again_and_again() {
     let mut node = Node::new(&[], TRUSTING);

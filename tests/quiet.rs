@@ -29,12 +29,15 @@ fn cost(node: &Node, role: &str, by: impl FnOnce(PathBuf) -> Command) -> String 
 
 const NOTHING: &str = "calls 0 allocations 0 errno 0 edges 3 wakes 3 other 0";
 
+/// P-LIBRARY-1: a launch costs nothing but one wake for an edge.
 #[test]
 fn a_launch_makes_no_system_call_and_no_allocation_but_one_wake_for_an_edge() {
     let attached = Node::new(&[], TRUSTING);
     assert_eq!(cost(&attached, "online", Command::new), NOTHING);
 }
 
+/// P-LIBRARY-1: a launch costs nothing but one wake for an edge.
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn nor_does_it_without_an_agent() {
     let alone = Node::device_only(&[]);
@@ -43,6 +46,7 @@ fn nor_does_it_without_an_agent() {
     }
 }
 
+/// P-LIBRARY-1: a launch costs nothing but one wake for an edge.
 #[test]
 fn nor_does_it_where_membarrier_is_refused() {
     let attached = Node::new(&[], TRUSTING);

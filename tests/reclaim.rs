@@ -167,6 +167,8 @@ impl Stage {
     }
 }
 
+/// P-MEMORY-4: the real agent moves memory, whoever dies.
+/// P-REPLAY-3: replay decides again what the agent recorded.
 #[test]
 fn the_agent_takes_memory_for_online_from_a_running_engine_and_gives_it_back() {
     let mut stage = Stage::new();
@@ -199,6 +201,7 @@ fn the_agent_takes_memory_for_online_from_a_running_engine_and_gives_it_back() {
     stage.end();
 }
 
+/// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
 #[test]
 fn status_says_whose_handles_they_are() {
     let mut stage = Stage::new();
@@ -241,6 +244,7 @@ fn status_says_whose_handles_they_are() {
     stage.end();
 }
 
+/// P-MEMORY-7: an offline process sees its share and gets no more.
 #[test]
 fn an_offline_process_is_shown_what_the_pool_leaves_it_beside_the_least_headroom_and_other_jobs() {
     let config = "[identity]\ntrust_env_uids = [\"self\"]\n[memory]\npool = \"72MiB\"\n\
@@ -265,6 +269,7 @@ fn an_offline_process_is_shown_what_the_pool_leaves_it_beside_the_least_headroom
     shown("share-after");
 }
 
+/// P-MEMORY-8: a guessed or second cache is not taken from.
 #[test]
 fn a_second_cache_in_a_process_keeps_its_job_from_being_reclaimed_as_long_as_it_stands() {
     let mut stage = Stage::new();
@@ -301,6 +306,7 @@ fn a_second_cache_in_a_process_keeps_its_job_from_being_reclaimed_as_long_as_it_
     stage.end();
 }
 
+/// P-MEMORY-4: the real agent moves memory, whoever dies.
 #[test]
 fn an_agent_that_comes_later_knows_what_stands_and_gives_back_what_it_did_not_take() {
     let mut stage = Stage::new();
@@ -310,6 +316,7 @@ fn an_agent_that_comes_later_knows_what_stands_and_gives_back_what_it_did_not_ta
     stage.end();
 }
 
+/// P-MEMORY-4: the real agent moves memory, whoever dies.
 #[test]
 fn a_process_stopped_in_the_middle_of_a_move_is_enabled_by_nobody_before_it_has_ended_it() {
     let mut stage = Stage::new();
@@ -343,6 +350,7 @@ fn a_process_stopped_in_the_middle_of_a_move_is_enabled_by_nobody_before_it_has_
     stage.end();
 }
 
+/// P-MEMORY-4: the real agent moves memory, whoever dies.
 #[test]
 fn an_agent_that_comes_in_the_middle_of_a_move_enables_nothing_before_it_has_ended() {
     let mut stage = Stage::new();
@@ -363,6 +371,7 @@ fn an_agent_that_comes_in_the_middle_of_a_move_enables_nothing_before_it_has_end
     stage.end();
 }
 
+/// P-MEMORY-5: nobody gets more than there is, and events name what blocks a reclaim.
 #[test]
 fn events_say_why_nothing_can_be_taken_from_a_job() {
     let mut stage = Stage::new();
@@ -394,6 +403,7 @@ fn events_say_why_nothing_can_be_taken_from_a_job() {
     stage.end();
 }
 
+/// P-MEMORY-5: nobody gets more than there is, and events name what blocks a reclaim.
 #[test]
 fn pressure_that_is_over_when_the_agent_hears_of_it_keeps_no_memory() {
     let node = Node::new(&[], SHARED);

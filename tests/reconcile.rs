@@ -31,6 +31,7 @@ fn release(node: &Node) -> (bool, String) {
     (output.status.success(), text)
 }
 
+/// P-LIFECYCLE-4: what a dead agent left disabled stays on record.
 #[test]
 fn a_channel_that_the_driver_refuses_to_enable_stays_on_record() {
     // A timeout, a firmware that takes no foreign pair (with a status that also means a dead client), and one that
@@ -63,6 +64,7 @@ fn a_channel_that_the_driver_refuses_to_enable_stays_on_record() {
     }
 }
 
+/// P-LIFECYCLE-4: what a dead agent left disabled stays on record.
 #[test]
 fn channels_that_are_gone_leave_the_record() {
     let (node, offline, ..) = left_behind();
@@ -75,6 +77,7 @@ fn channels_that_are_gone_leave_the_record() {
     );
 }
 
+/// P-LIFECYCLE-4: what a dead agent left disabled stays on record.
 #[test]
 fn a_freed_channel_of_a_living_process_leaves_the_record() {
     let (node, mut offline, client, channels) = left_behind();
@@ -85,6 +88,7 @@ fn a_freed_channel_of_a_living_process_leaves_the_record() {
     assert_eq!(disabled(&node, client), [false; 2]);
 }
 
+/// P-LIFECYCLE-4: what a dead agent left disabled stays on record.
 #[test]
 fn an_agent_names_what_it_cannot_enable_and_goes_on_trying() {
     let (mut node, _offline, client, _) = left_behind();

@@ -59,6 +59,7 @@ fn leaks(node: &Node) -> usize {
     text.matches("channel_leak").count()
 }
 
+/// P-GATE-12: a new channel runs nothing before it is known.
 #[test]
 fn a_schedule_call_that_no_agent_answers_is_held_two_seconds_then_passes_and_is_counted() {
     let node = Node::new(&[], TRUSTING);
@@ -74,6 +75,7 @@ fn a_schedule_call_that_no_agent_answers_is_held_two_seconds_then_passes_and_is_
     });
 }
 
+/// P-GATE-12: a new channel runs nothing before it is known.
 #[test]
 fn a_schedule_call_of_known_channels_is_let_go_at_once() {
     let node = Node::new(&[], TRUSTING);
@@ -86,6 +88,7 @@ fn a_schedule_call_of_known_channels_is_let_go_at_once() {
     assert_eq!(leaks(&node), 0);
 }
 
+/// P-GATE-12: a new channel runs nothing before it is known.
 #[test]
 fn a_schedule_call_of_an_online_or_unknown_process_is_never_held() {
     let node = Node::new(&[], "[identity]\ntrust_env_uids = [\"self\"]\n");
@@ -98,6 +101,7 @@ fn a_schedule_call_of_an_online_or_unknown_process_is_never_held() {
     assert_eq!(leaks(&node), 0);
 }
 
+/// P-GATE-12: a new channel runs nothing before it is known.
 #[test]
 fn channels_made_on_a_control_file_and_freed_on_its_duplicate_come_and_go() {
     let node = Node::new(&[], TRUSTING);
@@ -113,6 +117,7 @@ fn channels_made_on_a_control_file_and_freed_on_its_duplicate_come_and_go() {
     assert_eq!(channels(&node, &[pid]).len() as u64, own);
 }
 
+/// P-GATE-12: a new channel runs nothing before it is known.
 #[test]
 fn channels_that_went_with_a_closed_control_file_keep_no_other_from_being_gated() {
     let node = Node::new(&[], TRUSTING);

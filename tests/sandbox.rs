@@ -44,6 +44,7 @@ fn end_after(node: &Node, online: &Online, from: u64) -> u64 {
     })
 }
 
+/// P-GATE-13: a process without descriptors is gated on its stream.
 #[test]
 fn launches_of_an_unproven_process_wait_for_online_work_and_pass_after_the_cooldown() {
     let node = Node::new(&[], FIXED);
@@ -71,6 +72,7 @@ fn launches_of_an_unproven_process_wait_for_online_work_and_pass_after_the_coold
     offline.stop();
 }
 
+/// P-GATE-13: a process without descriptors is gated on its stream.
 #[test]
 fn edges_of_an_online_process_without_descriptors_gate_an_offline_one() {
     let node = Node::new(&[], FIXED);
@@ -94,6 +96,7 @@ fn edges_of_an_online_process_without_descriptors_gate_an_offline_one() {
 }
 
 /// The agent's half alone: who has no page is told of each change, once.
+/// P-GATE-13: a process without descriptors is gated on its stream.
 #[test]
 fn a_process_without_a_page_is_told_when_its_launches_wait_and_when_they_pass() {
     for level in ["L1", "L5"] {

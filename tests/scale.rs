@@ -82,6 +82,8 @@ fn no_error_in_status(node: &Node) {
     }
 }
 
+/// P-GATE-1: a busy edge stops offline, a cooldown wakes it.
+/// P-GATE-7: many GPUs, processes, channels and handles.
 #[test]
 fn on_8_gpus_each_gate_answers_to_the_online_work_of_its_own_gpu() {
     let node = Node::new(&["--gpus", "8"], CONFIG);
@@ -184,6 +186,8 @@ fn stops_and_resumes_whole(node: &Node, pids: &[u32]) {
     no_error_in_status(node);
 }
 
+/// P-GATE-1: a busy edge stops offline, a cooldown wakes it.
+/// P-GATE-7: many GPUs, processes, channels and handles.
 #[test]
 fn a_process_on_8_gpus_stops_on_all_for_one_and_resumes_when_every_gate_is_open() {
     let node = Node::new(&["--gpus", "8"], CONFIG);
@@ -192,6 +196,7 @@ fn a_process_on_8_gpus_stops_on_all_for_one_and_resumes_when_every_gate_is_open(
     assert!(job.stop() > 0);
 }
 
+/// P-GATE-7: many GPUs, processes, channels and handles.
 #[test]
 fn processes_that_name_one_job_stop_on_all_gpus_for_one_and_resume_together() {
     let node = Node::new(&["--gpus", "8"], CONFIG);
@@ -209,6 +214,7 @@ fn processes_that_name_one_job_stop_on_all_gpus_for_one_and_resume_together() {
     }
 }
 
+/// P-GATE-7: many GPUs, processes, channels and handles.
 #[test]
 fn every_channel_of_many_contexts_is_disabled_and_enabled_in_batches() {
     let node = Node::new(&[], CONFIG);
@@ -276,6 +282,7 @@ fn calls_with_graphics(node: &Node, pids: &[u32], begun: u64) -> Vec<(usize, usi
     calls.into_iter().map(|call| (call.1, call.2)).collect()
 }
 
+/// P-GATE-7: many GPUs, processes, channels and handles.
 #[test]
 fn what_computes_is_disabled_by_the_first_calls_whatever_object_a_channel_got_first() {
     for objects in ["compute", "copy"] {
@@ -321,6 +328,7 @@ fn what_computes_is_disabled_by_the_first_calls_whatever_object_a_channel_got_fi
     }
 }
 
+/// P-GATE-7: many GPUs, processes, channels and handles.
 #[test]
 fn contexts_made_while_their_job_is_gated_run_nothing_before_it_is_enabled() {
     let node = Node::new(&[], CONFIG);
@@ -365,6 +373,7 @@ fn contexts_made_while_their_job_is_gated_run_nothing_before_it_is_enabled() {
     no_error_in_status(&node);
 }
 
+/// P-GATE-7: many GPUs, processes, channels and handles.
 #[test]
 fn handles_freed_and_used_again_never_lead_to_a_wrong_or_a_missed_disable() {
     let node = Node::device_only(&[]);
@@ -412,6 +421,8 @@ fn handles_freed_and_used_again_never_lead_to_a_wrong_or_a_missed_disable() {
 }
 
 /// Descriptors of the process `pid`.
+/// P-GATE-7: many GPUs, processes, channels and handles.
+/// P-LIFECYCLE-7: what a dead client held is given back.
 #[test]
 fn three_hundred_processes_that_attach_at_once_are_served_and_leave_nothing_behind() {
     const CROWD: usize = 300;

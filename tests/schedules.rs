@@ -11,6 +11,7 @@ fn setting(name: &str, default: u64) -> u64 {
         .unwrap_or(default)
 }
 
+/// P-GATE-2: the order of the gate holds in every schedule.
 #[test]
 fn order_holds_in_random_schedules() {
     let (count, seed) = (

@@ -27,6 +27,7 @@ fn found(status: &Value) -> (Vec<String>, String) {
     (rows.iter().map(row).collect(), summary)
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn every_level_is_proven_on_every_gpu_once_and_then_remembered() {
     let mut node = node(&["--gpus", "8"]);
@@ -98,6 +99,7 @@ fn finds_its_method(personality: Personality) {
 
 macro_rules! personalities {
     ($($name:ident $personality:ident)*) => { $(
+        /// P-GATE-8: a level and a method are used only if they stop work.
         #[test]
         fn $name() {
             finds_its_method(Personality::$personality);
@@ -114,6 +116,7 @@ personalities! {
     firmware_that_answers_and_does_nothing_leaves_the_launch_gate Deaf
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn a_disable_that_is_answered_and_stops_nothing_rules_every_channel_level_out() {
     let mut node = node(&["--set", "deaf_disable=1000000"]);
@@ -139,6 +142,7 @@ fn a_disable_that_is_answered_and_stops_nothing_rules_every_channel_level_out() 
     assert_eq!(status(&node)["level"], "l1_agent");
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn an_enable_that_is_answered_and_resumes_nothing_rules_every_channel_level_out() {
     let mut node = node(&["--set", "deaf_enable=1000000"]);
@@ -149,6 +153,7 @@ fn an_enable_that_is_answered_and_resumes_nothing_rules_every_channel_level_out(
     assert!(note.contains("stands still"), "{note}");
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn a_firmware_that_refuses_foreign_pairs_costs_only_the_first_level() {
     let mut node = node(&["--gpus", "2", "--personality", "refuses-foreign"]);
@@ -158,6 +163,7 @@ fn a_firmware_that_refuses_foreign_pairs_costs_only_the_first_level() {
     assert_eq!(seen["level"], "l2_owner_file");
 }
 
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn a_method_that_configuration_names_is_used_or_the_agent_does_not_start() {
     let mut node = device(Personality::Restart, &[]);
@@ -175,6 +181,7 @@ fn a_method_that_configuration_names_is_used_or_the_agent_does_not_start() {
 }
 
 /// A host may have the driver's kernel side only, and containers the rest.
+/// P-GATE-8: a level and a method are used only if they stop work.
 #[test]
 fn where_there_is_no_work_to_see_the_calls_are_tried_and_status_says_so() {
     let mut node = node(&["--set", "deaf_disable=1000000"]);

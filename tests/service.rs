@@ -10,6 +10,7 @@ use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, monotonic_ns, wai
 /// As in the unit.
 const WATCHDOG: Duration = Duration::from_secs(2);
 
+/// P-LIFECYCLE-3: ready when all is in order, silent when hung, restarted unnoticed.
 #[test]
 fn an_agent_is_ready_once_the_channels_of_a_dead_one_are_enabled() {
     let mut node = Node::device_only(&["--gpus", "1"]);
@@ -88,6 +89,7 @@ fn kill_hung(process: Running, tid: i32) {
     drop(process);
 }
 
+/// P-LIFECYCLE-3: ready when all is in order, silent when hung, restarted unnoticed.
 #[test]
 fn an_agent_whose_control_thread_hangs_falls_silent_and_its_successor_takes_over() {
     let mut node = Node::device_only(&["--gpus", "1"]);
@@ -133,6 +135,9 @@ fn an_agent_whose_control_thread_hangs_falls_silent_and_its_successor_takes_over
 /// How often; `scripts/bench agent` does it a hundred times and says how long the pauses are.
 const RESTARTS: usize = 8;
 
+/// P-LIFECYCLE-3: ready when all is in order, silent when hung, restarted unnoticed.
+/// P-LIFECYCLE-10: restarts under load.
+/// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn restarts_under_load_lose_nothing_and_stop_nobody() {
     let mut loaded = Loaded::start();

@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 
 use tidegate_tests::{Node, Running, built, compile};
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn device_files_look_real_to_every_libc_call_and_other_files_are_left_alone() {
     let node = Node::device_only(&[]);
@@ -14,6 +15,7 @@ fn device_files_look_real_to_every_libc_call_and_other_files_are_left_alone() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn the_shim_works_the_same_below_the_library() {
     let node = Node::device_only(&[]);
@@ -22,6 +24,7 @@ fn the_shim_works_the_same_below_the_library() {
     assert_eq!(Running::start("shim", &mut command).succeed(), "ok\n");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn without_a_virtual_gpu_the_shim_changes_nothing() {
     let mut command = Command::new("sh");

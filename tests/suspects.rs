@@ -145,36 +145,43 @@ fn a_suspect_that_is_ignored_leaves_the_gate_open(how: &str, reason: &str) {
     assert!(offline.stop() > 0);
 }
 
+/// P-GATE-14: what keeps a device busy without a reason is named.
 #[test]
 fn a_persistent_kernel_is_named_and_keeps_the_gate_closed_by_default() {
     a_suspect_that_counts_keeps_the_gate_closed("forever", "persistent_kernel");
 }
 
+/// P-GATE-14: what keeps a device busy without a reason is named.
 #[test]
 fn a_parked_stream_is_named_and_keeps_the_gate_closed_by_default() {
     a_suspect_that_counts_keeps_the_gate_closed("parked", "parked_stream");
 }
 
+/// P-GATE-14: what keeps a device busy without a reason is named.
 #[test]
 fn a_loop_of_dummy_launches_is_named_and_keeps_the_gate_closed_by_default() {
     a_suspect_that_counts_keeps_the_gate_closed("dummy", "steady_launches");
 }
 
+/// P-GATE-14: what keeps a device busy without a reason is named.
 #[test]
 fn a_persistent_kernel_is_named_and_passed_over_where_suspects_are_ignored() {
     a_suspect_that_is_ignored_leaves_the_gate_open("forever", "persistent_kernel");
 }
 
+/// P-GATE-14: what keeps a device busy without a reason is named.
 #[test]
 fn a_parked_stream_is_named_and_passed_over_where_suspects_are_ignored() {
     a_suspect_that_is_ignored_leaves_the_gate_open("parked", "parked_stream");
 }
 
+/// P-GATE-14: what keeps a device busy without a reason is named.
 #[test]
 fn a_loop_of_dummy_launches_is_named_and_passed_over_where_suspects_are_ignored() {
     a_suspect_that_is_ignored_leaves_the_gate_open("dummy", "steady_launches");
 }
 
+/// P-GATE-14: what keeps a device busy without a reason is named.
 #[test]
 fn an_ignored_suspect_that_launches_again_closes_the_gate() {
     let node = Node::new(&[], &config("ignore"));
@@ -203,6 +210,7 @@ fn an_ignored_suspect_that_launches_again_closes_the_gate() {
     assert!(offline.stop() > 0);
 }
 
+/// P-GATE-14: what keeps a device busy without a reason is named.
 #[test]
 fn a_frozen_process_is_named_and_lapses_after_5_s_until_it_goes_on() {
     let node = Node::new(&[], TRUSTING);

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use tidegate_replay::timeline::check;
 use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, wait_for, watch};
 
+/// P-OPERATE-11: a timeline tells what happened.
 #[test]
 fn a_recording_of_a_live_node_opens_in_a_viewer_and_tells_its_preemptions() {
     let node = Node::new(&[], &format!("{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n"));

@@ -47,6 +47,7 @@ fn said(run: &Output) -> String {
     text(&run.stdout) + &text(&run.stderr)
 }
 
+/// P-OPERATE-1: units are well-formed and hardened.
 #[test]
 fn the_units_are_well_formed() {
     let node = Node::device_only(&[]);
@@ -62,6 +63,7 @@ fn the_units_are_well_formed() {
     assert!(run.status.success() && mine.is_empty(), "{mine:#?}");
 }
 
+/// P-OPERATE-1: units are well-formed and hardened.
 #[test]
 fn the_service_is_hardened() {
     let node = Node::device_only(&[]);
@@ -109,6 +111,7 @@ fn can_activate() -> bool {
     there
 }
 
+/// P-OPERATE-1: units are well-formed and hardened.
 #[test]
 fn a_client_that_was_there_first_is_answered_on_the_socket_of_its_name() {
     if !can_activate() {
@@ -137,6 +140,7 @@ fn a_client_that_was_there_first_is_answered_on_the_socket_of_its_name() {
     assert_eq!(&greeting[9..12], b"TID");
 }
 
+/// P-OPERATE-1: units are well-formed and hardened.
 #[test]
 fn a_socket_of_an_unknown_name_is_refused_with_what_to_do() {
     if !can_activate() {

@@ -17,6 +17,7 @@ fn said(node: &Node, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn events_are_chosen_by_kind_process_and_time_and_name_their_process() {
     let node = Node::new(&[], TRUSTING);
@@ -43,6 +44,7 @@ fn events_are_chosen_by_kind_process_and_time_and_name_their_process() {
     offline.stop();
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn logs_are_json_when_asked_and_their_level_changes_while_the_agent_runs() {
     let config = format!("{TRUSTING}\n[log]\nformat = \"json\"\nlevel = \"warn\"\n");
@@ -86,6 +88,7 @@ fn keeping(file: &std::path::Path) -> String {
     )
 }
 
+/// P-OPERATE-14: a history survives and never grows, a report adds up.
 #[test]
 fn a_report_tells_what_was_harvested_and_survives_a_killed_agent() {
     let mut node = Node::device_only(&["--gpus", "2"]);
@@ -166,6 +169,7 @@ fn a_report_tells_what_was_harvested_and_survives_a_killed_agent() {
     );
 }
 
+/// P-OPERATE-14: a history survives and never grows, a report adds up.
 #[test]
 fn a_history_that_cannot_be_kept_stops_nothing_and_is_kept_again_when_it_can() {
     let mut node = Node::device_only(&[]);
@@ -241,6 +245,7 @@ impl Drop for Small {
     }
 }
 
+/// P-OPERATE-14: a history survives and never grows, a report adds up.
 #[test]
 fn a_full_file_system_under_the_run_directory_and_the_history_stops_nothing_and_is_said_once() {
     let mut node = Node::device_only(&[]);
@@ -318,6 +323,7 @@ impl Drop for Terminal {
     }
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn top_shows_a_node_in_a_real_terminal_obeys_its_keys_and_says_that_the_agent_is_gone() {
     if Command::new("tmux").arg("-V").output().is_err() {

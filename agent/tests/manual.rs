@@ -74,6 +74,7 @@ fn entries(from: &str, to: &str) -> Vec<(String, String, String, String)> {
     entries
 }
 
+/// P-OPERATE-8: agent.toml(5) and the settings agree.
 #[test]
 fn the_page_and_the_table_of_settings_agree() {
     let default = Config::default();
@@ -108,6 +109,7 @@ fn the_page_and_the_table_of_settings_agree() {
     );
 }
 
+/// P-OPERATE-8: agent.toml(5) and the settings agree.
 #[test]
 fn the_page_has_every_key_of_a_rule_and_no_other() {
     let text = |text: &str| Some(text.to_owned());
@@ -139,6 +141,7 @@ fn the_page_has_every_key_of_a_rule_and_no_other() {
     assert_eq!(named, keys);
 }
 
+/// P-OPERATE-8: agent.toml(5) and the settings agree.
 #[test]
 fn the_example_of_the_page_is_a_configuration() {
     let (_, text) = PAGE.split_once("\n.EX\n").expect("an example");

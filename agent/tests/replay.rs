@@ -158,6 +158,7 @@ fn a_trace_is_answered_with_a_table_words_and_every_file_asked_for() {
     assert!(drawn > 100, "{drawn} events");
 }
 
+/// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
 #[test]
 fn a_table_of_scenarios_is_the_same_to_the_byte_however_many_threads() {
     let dir = Dir::new();
@@ -395,6 +396,7 @@ fn tables_that_are_given_are_used_and_named_in_every_result() {
     );
 }
 
+/// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
 #[test]
 fn what_is_not_there_is_answered_with_what_is() {
     let dir = Dir::new();
@@ -539,6 +541,7 @@ fn what_is_not_there_is_answered_with_what_is() {
     }
 }
 
+/// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
 #[test]
 fn a_broken_file_is_named_with_line_and_field() {
     let dir = Dir::new();
@@ -618,6 +621,7 @@ fn help_names_every_policy_and_fits_a_terminal() {
     }
 }
 
+/// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
 #[test]
 fn a_recording_says_what_it_lacks() {
     let dir = Dir::new();

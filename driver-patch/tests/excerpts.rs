@@ -125,6 +125,7 @@ fn open(root: &Path) -> Tree {
     Tree::open(root, false).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn one_word_of_every_branch_changes_and_comes_back() {
     for branch in branches::all() {
@@ -157,6 +158,7 @@ fn one_word_of_every_branch_changes_and_comes_back() {
     }
 }
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn a_driver_nobody_read_is_refused() {
     let known = branch(580);
@@ -184,6 +186,7 @@ fn a_driver_nobody_read_is_refused() {
     ));
 }
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn a_row_that_is_missing_double_or_of_another_shape_is_refused() {
     let known = branch(570);
@@ -220,6 +223,7 @@ fn a_row_that_is_missing_double_or_of_another_shape_is_refused() {
     assert!(tree.refused().contains("one line `/*flags=*/ 0x...u,`"));
 }
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn other_flags_and_the_other_variant_are_refused_with_their_line() {
     let known = branch(580);
@@ -235,6 +239,7 @@ fn other_flags_and_the_other_variant_are_refused_with_their_line() {
     assert!(error.contains("undo the other variant first"), "{error}");
 }
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn a_header_that_gives_a_bit_another_meaning_is_refused() {
     // The word is right, but this tree's control.h is of the other era.
@@ -261,6 +266,7 @@ fn a_header_that_gives_a_bit_another_meaning_is_refused() {
     );
 }
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn a_tree_that_cannot_be_written_stays_as_it_was() {
     let excerpt = Excerpt::shipped("unwritable", branch(595));

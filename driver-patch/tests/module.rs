@@ -38,6 +38,7 @@ fn build(name: &str, rows: &str) -> (Built, PathBuf) {
     (Built(dir), to)
 }
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn a_built_module_shows_its_word_version_and_licence() {
     let (_dir, path) = build("plain", "{called, 0x10118, 0, 0x2080110b, 536, 0},");
@@ -52,6 +53,7 @@ fn a_built_module_shows_its_word_version_and_licence() {
     assert_eq!(packed.expect("the same module"), module);
 }
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn a_file_without_exactly_one_such_row_tells_nothing() {
     let (_dir, path) = build("none", "");

@@ -12,6 +12,7 @@ const FILES: [&str; 3] = [
     "src/nvidia/inc/kernel/rmapi/control.h",
 ];
 
+/// P-EQUIPMENT-6: the patch changes one word of the right row, or nothing.
 #[test]
 fn one_word_of_a_real_tree_changes_and_comes_back() {
     let Ok(trees) = std::env::var("TIDEGATE_NVIDIA_TREE") else {

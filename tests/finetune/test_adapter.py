@@ -160,6 +160,7 @@ def test_where_nothing_listens_it_says_so(saved):
     assert not adapter.hand_over("no address", "support", saved).served
 
 
+# P-TRAINER-4: a finished adapter is whole or not there.
 def test_a_save_that_fails_leaves_nothing(tmp_path):
     class Fails(Folder):
         def save_pretrained(self, save_directory: str) -> None:

@@ -661,6 +661,7 @@ mod tests {
     }
 
     proptest! {
+        /// P-REPLAY-3: replay decides again what the agent recorded.
         #[test]
         fn what_was_recorded_is_decided_again_and_a_changed_line_is_noticed(
             events in prop::collection::vec(
@@ -685,6 +686,7 @@ mod tests {
         }
     }
 
+    /// P-REPLAY-3: replay decides again what the agent recorded.
     #[test]
     fn what_is_no_recording_or_has_holes_is_one_error() {
         for bad in ["", "hello", "event 1 tick", "tidegate-decisions 1 1 0\n"] {

@@ -368,6 +368,7 @@ mod tests {
         out
     }
 
+    /// P-OPERATE-11: a timeline tells what happened.
     #[test]
     fn a_slice_that_crosses_another_is_noticed() {
         let mut timeline = Timeline::default();
@@ -384,11 +385,13 @@ mod tests {
         );
     }
 
+    /// P-OPERATE-11: a timeline tells what happened.
     #[test]
     fn nothing_is_a_trace_too() {
         assert_eq!(check(&written(&Timeline::default())), Ok(0));
     }
 
+    /// P-OPERATE-11: a timeline tells what happened.
     #[test]
     fn a_replay_is_drawn_whole() {
         let span = |kind, from, to| Span {
@@ -416,6 +419,7 @@ mod tests {
     }
 
     proptest! {
+        /// P-OPERATE-11: a timeline tells what happened.
         #[test]
         fn what_is_pushed_in_any_order_is_written_in_order_and_nested(
             widths in prop::collection::vec((0u64..5_000_000, 0u64..3, 0u32..3, 0usize..5), 0..80),

@@ -62,6 +62,9 @@ impl Compared {
     }
 }
 
+/// P-REPLAY-5: Tidegate keeps its bounds on recorded workloads.
+/// P-REPLAY-7: offline throughput on recorded workloads.
+/// P-GATE-17: a request is preempted once while decode gaps are stationary.
 #[test]
 fn the_figure_has_the_papers_shape_and_ours_keeps_its_bounds() {
     let mut ratios: BTreeMap<(String, &str), Vec<f64>> = BTreeMap::new();
@@ -157,6 +160,7 @@ fn the_figure_has_the_papers_shape_and_ours_keeps_its_bounds() {
 }
 
 /// Figure 11(a): tokens lost against taking the oldest handles.
+/// P-REPLAY-5: Tidegate keeps its bounds on recorded workloads.
 #[test]
 fn choosing_by_marginal_cost_loses_fewer_tokens_than_first_in_first_out() {
     let mut saved = Vec::new();
@@ -183,6 +187,7 @@ fn choosing_by_marginal_cost_loses_fewer_tokens_than_first_in_first_out() {
 }
 
 /// Table 1: what has to end before offline is off the GPU.
+/// P-REPLAY-5: Tidegate keeps its bounds on recorded workloads.
 #[test]
 fn a_preemption_waits_for_an_iteration_a_layer_or_nothing() {
     for mut spec in specs() {

@@ -47,6 +47,7 @@ fn setting<'a>(spec: &'a Spec, finetune: &'a Finetune, alone: &Alone) -> Setting
 }
 
 /// The world in which a trainer runs beside online is, for a gate, the world there was.
+/// P-TRAINER-6: beside a trainer the gate and the leases keep their promises.
 #[test]
 fn a_gate_alone_harvests_what_it_did() {
     for spec in specs() {
@@ -118,6 +119,7 @@ fn platforms() -> Vec<Platform> {
     vec![Platform::TwoProcess, Platform::OneProcess]
 }
 
+/// P-TRAINER-6: beside a trainer the gate and the leases keep their promises.
 #[test]
 fn ours_keeps_what_was_promised() {
     let grounds = grounds();

@@ -80,6 +80,7 @@ fn allowed(socket: Socket, method: &str, steers: bool) -> bool {
     }
 }
 
+/// P-SECURITY-3: every method, caller and socket is answered as the table says.
 #[test]
 fn every_method_is_answered_as_its_service_says_whoever_calls_it_wherever() {
     let methods = methods();
@@ -99,6 +100,7 @@ fn every_method_is_answered_as_its_service_says_whoever_calls_it_wherever() {
     }
 }
 
+/// P-SECURITY-3: every method, caller and socket is answered as the table says.
 #[test]
 fn every_method_of_the_contract_has_a_row_and_every_row_is_a_method() {
     let methods = methods();
@@ -117,6 +119,7 @@ fn every_method_of_the_contract_has_a_row_and_every_row_is_a_method() {
     }
 }
 
+/// P-SECURITY-3: every method, caller and socket is answered as the table says.
 #[test]
 fn what_no_row_names_is_refused_to_root() {
     let root = peer(0, &[0], "");

@@ -221,6 +221,7 @@ mod tests {
         ends && name.chars().all(|c| plain(c) || inner.contains(c))
     }
 
+    /// P-OPERATE-2: a container gets the library and the hook socket.
     #[test]
     fn what_is_generated_keeps_the_rules_of_its_version() {
         for preload in [Preload::Env, Preload::File] {
@@ -246,6 +247,7 @@ mod tests {
         }
     }
 
+    /// P-OPERATE-2: a container gets the library and the hook socket.
     #[test]
     fn a_container_sees_the_hook_socket_and_no_other() {
         let spec = spec(Path::new("/srv/run"), &arguments(Preload::Env)).expect("it can be made");

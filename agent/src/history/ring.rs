@@ -154,6 +154,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
+        /// P-OPERATE-14: a history survives and never grows, a report adds up.
         #[test]
         fn it_holds_the_newest_in_order_however_often_it_was_opened(
             parts in prop::collection::vec(prop::collection::vec(slices(), 0..6), 1..6),
@@ -173,6 +174,7 @@ mod tests {
             prop_assert_eq!(length, BYTES);
         }
 
+        /// P-OPERATE-14: a history survives and never grows, a report adds up.
         #[test]
         fn a_torn_record_costs_itself_and_nothing_else(cut in 1..SIZE, written in 1u64..20) {
             let scratch = Scratch::new("torn");
@@ -196,12 +198,14 @@ mod tests {
         }
     }
 
+    /// P-OPERATE-14: a history survives and never grows, a report adds up.
     #[test]
     fn a_device_without_an_end_is_no_history() {
         let endless = Path::new("/dev/zero");
         assert!(read(endless).is_err() && Ring::open(endless, BYTES).is_err());
     }
 
+    /// P-OPERATE-14: a history survives and never grows, a report adds up.
     #[test]
     fn a_file_of_rubbish_is_an_empty_history() {
         let scratch = Scratch::new("rubbish");

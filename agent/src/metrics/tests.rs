@@ -57,6 +57,7 @@ fn series(text: &str, name: &str) -> usize {
     text.lines().filter(of).count()
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn counters_end_in_total_in_both_formats_and_units_are_said_where_there_is_a_place_for_them() {
     let open = render(scrape(status(1)), Format::OpenMetrics);
@@ -77,6 +78,7 @@ fn counters_end_in_total_in_both_formats_and_units_are_said_where_there_is_a_pla
     }
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn a_histogram_of_preemptions_tells_none_one_and_more_apart() {
     let text = render(scrape(status(0)), Format::Text);
@@ -94,6 +96,7 @@ fn a_histogram_of_preemptions_tells_none_one_and_more_apart() {
     assert_eq!(at("+Inf").as_deref(), Some("5"));
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn there_are_no_more_series_than_gpus_and_a_bounded_number_of_jobs() {
     let text = render(scrape(status(1_000)), Format::Text);
@@ -115,6 +118,7 @@ fn there_are_no_more_series_than_gpus_and_a_bounded_number_of_jobs() {
     assert!(series(&text, "tidegate_clients") <= 4, "{text}");
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn a_job_s_name_cannot_break_out_of_its_label() {
     let mut named = status(1);
@@ -127,6 +131,7 @@ fn a_job_s_name_cannot_break_out_of_its_label() {
     );
 }
 
+/// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn names_are_unique_and_every_metric_has_help() {
     let text = render(scrape(status(1)), Format::Text);

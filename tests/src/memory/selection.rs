@@ -136,6 +136,7 @@ mod tests {
     use tidegate_replay::rng::Rng;
     use tidegate_replay::trace::Request;
 
+    /// P-MEMORY-16: fewer tokens lost than first-in-first-out.
     #[test]
     fn requests_that_lie_together_lose_a_third_of_what_scattered_ones_do() {
         let mut rng = Rng::new(7);

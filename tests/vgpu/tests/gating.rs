@@ -12,6 +12,7 @@ use tidegate_vgpu::history::Kind;
 
 const FIXED: [&str; 2] = ["--disable-fixed-us", "300"];
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_disabled_kernel_stops_for_another_client_and_resumes_where_it_was() {
     let device = Device::start(&FIXED);
@@ -73,6 +74,7 @@ fn a_disabled_kernel_stops_for_another_client_and_resumes_where_it_was() {
     assert!(disabled.at_ns - begin.at_ns >= 300_000);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_list_is_refused_whole_by_the_drivers_rules() {
     let device = Device::start(&["--gpus", "2", "--disable-fixed-us", "50"]);
@@ -125,6 +127,7 @@ fn a_list_is_refused_whole_by_the_drivers_rules() {
     assert_eq!(foreign, Status::INVALID_CLIENT);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn firmware_that_denies_foreign_pairs_still_takes_them_on_the_owners_file() {
     let device = Device::start(&FIXED);
@@ -145,6 +148,7 @@ fn firmware_that_denies_foreign_pairs_still_takes_them_on_the_owners_file() {
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn eight_gpus_disable_in_turn_without_the_patch_and_together_with_it() {
     let mut spans = Vec::new();
@@ -183,6 +187,7 @@ fn eight_gpus_disable_in_turn_without_the_patch_and_together_with_it() {
     assert!(spans[1] < 80 * MS && spans[2] < 80 * MS, "{spans:?}");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn an_injected_failure_leaves_channels_as_the_knob_says() {
     let device = Device::start(&FIXED);
@@ -225,6 +230,7 @@ fn an_injected_failure_leaves_channels_as_the_knob_says() {
     assert!(control.set("patch", "Z").is_err());
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_preempt_that_times_out_kills_the_context() {
     let device = Device::start(&FIXED);
@@ -249,6 +255,7 @@ fn a_preempt_that_times_out_kills_the_context() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_hung_disable_holds_up_the_next_one() {
     let device = Device::start(&FIXED);
@@ -275,6 +282,7 @@ fn a_hung_disable_holds_up_the_next_one() {
     assert!(now_ns() - begun >= 60 * MS);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_writer_of_the_api_lock_holds_up_a_disable() {
     let device = Device::start(&FIXED);
@@ -288,6 +296,7 @@ fn a_writer_of_the_api_lock_holds_up_a_disable() {
     assert!(now_ns() - begun >= 45 * MS);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_rewind_throws_away_what_has_not_begun() {
     let device = Device::start(&FIXED);
@@ -318,6 +327,7 @@ fn a_rewind_throws_away_what_has_not_begun() {
     assert_eq!(at(&device.history(), Kind::KernelStart, 9), None);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_gated_process_that_dies_with_work_queued_stalls_the_node() {
     let device = Device::start(&[
@@ -362,6 +372,7 @@ fn a_gated_process_that_dies_with_work_queued_stalls_the_node() {
     assert!(ungated < 150 * MS, "{ungated}");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_client_that_dies_gives_back_everything() {
     let device = Device::start(&[]);

@@ -71,6 +71,7 @@ fn stops(device: &Device, job: &Job, method: Method, tag: u64) -> (Vec<Status>, 
     (statuses, ended.is_none())
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn each_personality_is_stopped_by_its_own_methods_and_no_others() {
     for personality in Personality::ALL {
@@ -91,6 +92,7 @@ fn each_personality_is_stopped_by_its_own_methods_and_no_others() {
     }
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn a_kernel_goes_on_to_its_end_and_the_one_behind_it_does_not_begin() {
     let device = Device::start(&["--personality", "kernel-end"]);
@@ -109,6 +111,7 @@ fn a_kernel_goes_on_to_its_end_and_the_one_behind_it_does_not_begin() {
     assert_eq!(at(&device.history(), Kind::KernelStart, 2), None);
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn another_clients_channel_on_the_same_runlist_restarts_it() {
     let device = Device::start(&["--personality", "restart"]);

@@ -11,6 +11,7 @@ use tidegate_vgpu::facts::{self, Cache, Required, Status};
 use tidegate_vgpu::history::Kind;
 use tidegate_vgpu::wire::Node;
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn root_clients_start_at_the_drivers_base_whatever_root_class_is_asked_for() {
     let device = Device::start(&[]);
@@ -21,6 +22,7 @@ fn root_clients_start_at_the_drivers_base_whatever_root_class_is_asked_for() {
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn both_layouts_of_the_allocation_are_understood_and_sizes_may_be_left_to_the_class() {
     let device = Device::start(&[]);
@@ -41,6 +43,7 @@ fn both_layouts_of_the_allocation_are_understood_and_sizes_may_be_left_to_the_cl
     drop(gpu);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_client_of_another_file_is_refused_and_a_dup_of_its_own_is_not() {
     let device = Device::start(&[]);
@@ -55,6 +58,7 @@ fn a_client_of_another_file_is_refused_and_a_dup_of_its_own_is_not() {
     assert_eq!(mine.attached(client), Status::OK);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_null_control_proves_nothing() {
     let device = Device::start(&[]);
@@ -67,6 +71,7 @@ fn a_null_control_proves_nothing() {
     assert_eq!(other.attached(client), Status::INVALID_CLIENT);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_passed_descriptor_carries_the_identity_of_its_open_file() {
     let device = Device::start(&[]);
@@ -129,6 +134,7 @@ fn pass(
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_fork_child_speaks_on_the_inherited_file_at_the_same_time_as_its_parent() {
     let device = Device::start(&[]);
@@ -166,6 +172,7 @@ fn a_fork_child_speaks_on_the_inherited_file_at_the_same_time_as_its_parent() {
     assert_eq!(status, 0);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn every_call_that_needs_the_control_file_fails_on_a_gpu_file() {
     let device = Device::start(&[]);
@@ -198,6 +205,7 @@ fn every_call_that_needs_the_control_file_fails_on_a_gpu_file() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_wrong_size_in_the_request_number_fails_the_call_itself() {
     let device = Device::start(&[]);
@@ -219,6 +227,7 @@ fn a_wrong_size_in_the_request_number_fails_the_call_itself() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_gpu_file_is_registered_once_and_only_with_a_control_file() {
     let device = Device::start(&[]);
@@ -230,6 +239,7 @@ fn a_gpu_file_is_registered_once_and_only_with_a_control_file() {
     assert_eq!(register(ctl.raw()), Err(libc::EINVAL));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn handles_parents_and_classes_are_checked_in_the_drivers_words() {
     let device = Device::start(&[]);
@@ -260,6 +270,7 @@ fn handles_parents_and_classes_are_checked_in_the_drivers_words() {
     assert_eq!(ctl.free(0xdead_beef, 0x1234), Status::INVALID_CLIENT);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn the_stated_size_of_an_allocation_is_not_looked_at_and_only_some_parameters_may_be_left_out() {
     let device = Device::start(&[]);
@@ -308,6 +319,7 @@ fn the_stated_size_of_an_allocation_is_not_looked_at_and_only_some_parameters_ma
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn memory_and_address_spaces_may_hang_below_a_subdevice() {
     let device = Device::start(&[]);
@@ -325,6 +337,7 @@ fn memory_and_address_spaces_may_hang_below_a_subdevice() {
     assert_eq!(system, Err(Status::INVALID_OBJECT_PARENT));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn controls_are_checked_for_existence_then_size_then_owner_then_object() {
     let device = Device::start(&[]);
@@ -361,6 +374,7 @@ fn controls_are_checked_for_existence_then_size_then_owner_then_object() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn the_version_is_answered_for_every_client_that_exists_once_anybody_has_asked() {
     for version in ["535.54.03", "580.95.05", "595.45.04"] {
@@ -400,6 +414,7 @@ fn the_version_is_answered_for_every_client_that_exists_once_anybody_has_asked()
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_gpu_nobody_attached_has_no_device_and_the_instance_is_not_the_minor() {
     let device = Device::start(&["--gpus", "2"]);
@@ -433,6 +448,7 @@ fn a_gpu_nobody_attached_has_no_device_and_the_instance_is_not_the_minor() {
     assert_eq!(info.device_instance, 1);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn scheduling_waits_for_uvm_to_know_every_channel() {
     let device = Device::start(&[]);
@@ -449,6 +465,7 @@ fn scheduling_waits_for_uvm_to_know_every_channel() {
     assert_eq!(job.schedule(3), Status::OK);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn uvm_registers_no_channel_of_a_client_on_another_file() {
     let device = Device::start(&[]);
@@ -465,6 +482,7 @@ fn uvm_registers_no_channel_of_a_client_on_another_file() {
     assert_eq!(result(p.rm_status), Err(Status::INVALID_CLIENT));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn every_branch_has_its_own_layouts() {
     for (version, branch) in [
@@ -487,6 +505,7 @@ fn every_branch_has_its_own_layouts() {
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn freeing_an_object_frees_its_subtree_and_what_depends_on_it() {
     let device = Device::start(&[]);
@@ -501,6 +520,7 @@ fn freeing_an_object_frees_its_subtree_and_what_depends_on_it() {
     assert_eq!(ctl.attached(client), Status::INVALID_CLIENT);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn the_xfer_form_of_an_ioctl_is_the_ioctl_it_carries() {
     let device = Device::start(&[]);
@@ -528,6 +548,7 @@ fn the_xfer_form_of_an_ioctl_is_the_ioctl_it_carries() {
     assert_eq!(ids.gpu_ids[0], rm::INVALID_GPU_ID);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn the_version_check_recognises_its_own_version_and_answers_a_query() {
     let device = Device::start(&["--driver", "570.211.01"]);
@@ -551,6 +572,7 @@ fn the_version_check_recognises_its_own_version_and_answers_a_query() {
     assert_eq!(ask(0, b"580.95.05").0, Err(libc::EINVAL));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn memory_is_duplicated_inside_one_process_and_lives_as_long_as_a_name() {
     let device = Device::start(&["--memory-mib", "4"]);
@@ -586,6 +608,7 @@ fn memory_is_duplicated_inside_one_process_and_lives_as_long_as_a_name() {
     assert!(alloc().is_ok());
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn one_open_gpu_file_carries_one_announced_mapping() {
     let device = Device::start(&[]);
@@ -616,6 +639,7 @@ fn one_open_gpu_file_carries_one_announced_mapping() {
     assert_eq!(announce(4096), Status::STATE_IN_USE);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn an_escape_that_a_version_lacks_is_refused() {
     let request = rm::request(rm::NV_ESC_WAIT_OPEN_COMPLETE, 8);
@@ -629,6 +653,7 @@ fn an_escape_that_a_version_lacks_is_refused() {
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn every_control_of_every_version_has_the_size_that_it_compares() {
     for version in facts::facts().tags() {

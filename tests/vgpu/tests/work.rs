@@ -103,6 +103,7 @@ fn mapped(job: &Job, bytes: u64) -> u64 {
     base
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn kernels_copies_and_fills_change_device_memory_in_order() {
     let device = Device::start(&[]);
@@ -140,6 +141,7 @@ fn kernels_copies_and_fills_change_device_memory_in_order() {
     assert_eq!(peek(base + 128), floats([1.5, 2.25]));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_large_copy_stops_for_a_disable_and_goes_on_after_the_enable() {
     const BYTES: u64 = 256 * MIB;
@@ -176,6 +178,7 @@ fn a_large_copy_stops_for_a_disable_and_goes_on_after_the_enable() {
     });
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_touch_of_memory_that_is_not_mapped_is_xid_31_and_loses_the_context() {
     let device = Device::start(&[]);
@@ -199,6 +202,7 @@ fn a_touch_of_memory_that_is_not_mapped_is_xid_31_and_loses_the_context() {
     bystander.channels[0].wait(end);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_mapping_over_a_mapping_replaces_it_in_one_call() {
     let device = Device::start(&[]);
@@ -225,6 +229,7 @@ fn a_mapping_over_a_mapping_replaces_it_in_one_call() {
     assert_eq!(range(&job, base + MIB, MIB), Err(Status::INVALID_ADDRESS));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn memory_reads_as_zero_to_its_next_owner_once_nothing_names_it() {
     let device = Device::start(&["--memory-mib", "2"]);
@@ -258,6 +263,7 @@ fn memory_reads_as_zero_to_its_next_owner_once_nothing_names_it() {
     assert_eq!(peek(base), 0);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_semaphore_pool_is_a_range_with_memory_of_its_own() {
     let device = Device::start(&[]);
@@ -274,6 +280,7 @@ fn a_semaphore_pool_is_a_range_with_memory_of_its_own() {
     unmap(&job, base, MIB).unwrap();
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_host_function_runs_between_its_neighbours_and_not_while_disabled() {
     let device = Device::start(&["--disable-fixed-us", "50"]);
@@ -305,6 +312,7 @@ fn a_host_function_runs_between_its_neighbours_and_not_while_disabled() {
     assert_eq!(queue.error(), 0);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_value_in_memory_holds_a_channel_until_it_is_there() {
     let device = Device::start(&[]);
@@ -321,6 +329,7 @@ fn a_value_in_memory_holds_a_channel_until_it_is_there() {
     queue.wait(end + 1);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn tsgs_take_turns_in_wall_time_too() {
     let device = Device::start(&["--set", "switch_us=0", "--set", "timeslice_us=1000"]);
@@ -351,6 +360,7 @@ fn tsgs_take_turns_in_wall_time_too() {
     assert!(records.iter().filter(|r| r.kind == Kind::TsgRun).count() >= 16);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_ring_wraps_and_a_full_one_is_drained() {
     let device = Device::start(&[]);

@@ -144,6 +144,7 @@ proptest! {
         }
     }
 
+    /// P-GATE-17: a request is preempted once while decode gaps are stationary.
     #[test]
     fn a_request_is_preempted_at_most_once_while_gaps_are_stationary(
         seed: u64, gap in MS..90 * MS, pause in 5 * MS..2_000 * MS, eager: bool,
@@ -185,6 +186,7 @@ proptest! {
     }
 }
 
+/// P-GATE-3: the policy decides as promised, whatever happens.
 #[test]
 fn pauses_between_bursts_are_not_learnt() {
     let mut served = Served::new(1, 4 * MS, false);

@@ -78,6 +78,7 @@ proptest! {
     }
 
     /// The slack is that of the request that was nearest to being late, by the plain definition.
+    /// P-TRAINER-1: a lease is no longer than online's promise leaves.
     #[test]
     fn slack_is_the_least_over_all_that_run(
         steps in prop::collection::vec((0u64..40 * MS, prop::bool::ANY, 0usize..6), 1..200),
@@ -106,6 +107,7 @@ proptest! {
     }
 
     /// McGill's order and its five corrections.
+    /// P-TRAINER-1: a lease is no longer than online's promise leaves.
     #[test]
     fn nothing_goes_backward_while_a_request_waits(
         steps in prop::collection::vec((0u32..4, 0u32..3_000, 0u32..4_000), 1..300), limit in 1u32..8_000,
@@ -146,6 +148,7 @@ proptest! {
         prop_assert_eq!(priority.next(pools), Next::Backward);
     }
 
+    /// P-TRAINER-2: fits are exact, forecasts keep the mean delay, turns go by weight.
     #[test]
     fn turns_are_shared_by_weight(
         weights in prop::collection::vec(1u32..6, 2..6), units in prop::collection::vec(1u64..4_000_000, 6),
@@ -264,6 +267,7 @@ fn mean_delay(idle: impl Iterator<Item = u64>, delay: u64, budget: u64) -> (f64,
 }
 
 /// 2 % of a TTFT of 28 ms, beside a gate that takes 2 ms: the delay is worth it at few returns only.
+/// P-TRAINER-2: fits are exact, forecasts keep the mean delay, turns go by weight.
 #[test]
 fn a_forecast_keeps_the_mean_delay_of_any_idle_times() {
     let (delay, budget) = (2 * MS, 560_000);
@@ -438,6 +442,7 @@ fn serve(config: Leasing, decode: f64, noise: f64, overrun_every: u64) -> (f64, 
     (late, trained as f64 / now as f64, leaser.overruns())
 }
 
+/// P-TRAINER-1: a lease is no longer than online's promise leaves.
 #[test]
 fn a_lease_keeps_the_promise_and_uses_what_it_leaves() {
     for (noise, overruns) in [(0.0, 0), (0.2, 0), (0.2, 10)] {

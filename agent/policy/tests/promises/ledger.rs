@@ -29,6 +29,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     /// The model holds for every process what it really has, also beyond the pool.
+    /// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
     #[test]
     fn every_byte_is_in_exactly_one_place_whatever_is_reported(
         ops in prop::collection::vec(op(), 0..200),
@@ -89,6 +90,7 @@ proptest! {
     }
 }
 
+/// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
 #[test]
 fn nothing_is_promised_before_it_is_free_and_nothing_is_taken_twice() {
     let (offline, online) = (SessionId(1), SessionId(2));
@@ -126,6 +128,7 @@ fn nothing_is_promised_before_it_is_free_and_nothing_is_taken_twice() {
     assert_eq!(ledger.account(online).mapped(), Bytes(30));
 }
 
+/// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
 #[test]
 fn nothing_is_free_while_somebody_holds_more_than_the_pool_knew_of() {
     let (offline, online) = (SessionId(1), SessionId(2));

@@ -623,6 +623,8 @@ fn apply(world: &mut World, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_024))]
 
+    /// P-MEMORY-1: memory moves only while its job is disabled.
+    /// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
     #[test]
     fn memory_moves_only_while_all_of_the_job_is_disabled_and_everything_ends(
         ops in prop::collection::vec(op(), 0..150),

@@ -123,6 +123,7 @@ fn ops(failures: bool) -> impl Strategy<Value = Vec<Op>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
+    /// P-GATE-3: the policy decides as promised, whatever happens.
     #[test]
     fn offline_wakes_only_after_a_whole_cooldown_on_every_gpu_of_its_job(ops in ops(false)) {
         let mut bench = Bench::new(config(), GPUS);
@@ -149,6 +150,7 @@ proptest! {
         }
     }
 
+    /// P-GATE-3: the policy decides as promised, whatever happens.
     #[test]
     fn once_orders_are_carried_out_nothing_runs_beside_busy_online(ops in ops(true)) {
         let mut bench = Bench::new(config(), GPUS);
@@ -171,6 +173,7 @@ proptest! {
         }
     }
 
+    /// P-GATE-3: the policy decides as promised, whatever happens.
     #[test]
     fn a_gang_is_never_left_half_enabled(ops in ops(false)) {
         let mut bench = Bench::new(config(), GPUS);
@@ -209,6 +212,7 @@ proptest! {
         }
     }
 
+    /// P-GATE-3: the policy decides as promised, whatever happens.
     #[test]
     fn an_answer_nobody_waits_for_changes_nothing(
         ops in ops(true),
@@ -258,6 +262,7 @@ proptest! {
         }
     }
 
+    /// P-GATE-3: the policy decides as promised, whatever happens.
     #[test]
     fn any_event_in_any_state_has_an_answer(events in prop::collection::vec((any::<u32>(), wild()), 0..200)) {
         let mut bench = Bench::new(config(), GPUS);
@@ -510,6 +515,7 @@ fn a_job_whose_disables_keep_failing_is_given_up_enabled_and_held_by_its_launch_
     );
 }
 
+/// P-OPERATE-5: what is set, drained or asked for holds at once.
 #[test]
 fn a_drained_node_runs_nothing_offline_until_it_is_undrained() {
     let mut bench = running(config());
@@ -545,6 +551,7 @@ fn a_drained_node_runs_nothing_offline_until_it_is_undrained() {
     assert_eq!(state(&bench, later.1), Some(JobState::Running));
 }
 
+/// P-OPERATE-5: what is set, drained or asked for holds at once.
 #[test]
 fn a_new_cooldown_counts_for_the_idle_time_that_runs_already() {
     for (new, opens) in [(COOLDOWN / 4, true), (4 * COOLDOWN, false)] {
@@ -681,6 +688,7 @@ fn edges_of_a_suspect_that_is_passed_over_stop_nobody_until_it_is_none() {
     assert!(disables(&bench) > 0);
 }
 
+/// P-OPERATE-5: what is set, drained or asked for holds at once.
 #[test]
 fn a_pause_holds_for_jobs_to_come_until_resume() {
     let mut bench = running(config());

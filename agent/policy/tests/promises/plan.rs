@@ -45,6 +45,7 @@ fn printed(of: &Layers) -> f64 {
     slack / longer * of.beside_ns as f64 / of.unit_ns as f64
 }
 
+/// P-TRAINER-1: a lease is no longer than online's promise leaves.
 #[test]
 fn the_closed_form_is_what_trying_everything_finds() {
     let mut dice = Dice::new(1);
@@ -77,6 +78,7 @@ fn the_equation_as_printed_says_more_than_there_is() {
 }
 
 proptest! {
+    /// P-TRAINER-1: a lease is no longer than online's promise leaves.
     #[test]
     fn faster_beside_than_alone_is_still_what_trying_finds(
         layers in 1u32..60, alone in 1u64..1_000, beside in 1u64..1_000, unit in 1u64..500,
@@ -115,6 +117,7 @@ proptest! {
         }
     }
 
+    /// P-TRAINER-1: a lease is no longer than online's promise leaves.
     #[test]
     fn a_partition_is_the_best_that_fits(
         slower in 0u64..2_000, neighbour in 0u64..300, budget in 0u64..20_000, unknown in 0u32..10,

@@ -11,6 +11,7 @@ fn near(a: f64, b: f64) -> bool {
 }
 
 proptest! {
+    /// P-TRAINER-2: fits are exact, forecasts keep the mean delay, turns go by weight.
     #[test]
     fn a_fit_of_exact_times_is_exact(b0 in 0.0f64..1e5, c0 in 1e5f64..1e8, k0 in 0.0f64..100.0) {
         let mut fit = SoloFit::default();
@@ -35,6 +36,7 @@ proptest! {
         prop_assert!(solo.predict(batch, cached) > plain, "beyond what was seen it is inflated");
     }
 
+    /// P-TRAINER-2: fits are exact, forecasts keep the mean delay, turns go by weight.
     #[test]
     fn a_fit_beside_training_is_exact(b1 in 0.1f64..3.0, k1 in 0.0f64..3.0, solo in 1e6f64..1e8) {
         let mut fit = BesideFit::default();
@@ -63,6 +65,7 @@ proptest! {
     }
 }
 
+/// P-TRAINER-2: fits are exact, forecasts keep the mean delay, turns go by weight.
 #[test]
 fn a_fit_that_says_more_is_faster_is_refused() {
     let mut fit = SoloFit::default();

@@ -20,6 +20,7 @@ fn config() -> impl Strategy<Value = Reserving> {
 }
 
 proptest! {
+    /// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
     #[test]
     fn headroom_stays_in_its_clamps_and_use_is_never_left_under_pressure(
         config in config(),
@@ -54,6 +55,7 @@ proptest! {
         }
     }
 
+    /// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
     #[test]
     fn what_is_looked_at_often_or_rarely_ends_the_same(
         config in config(),
@@ -75,6 +77,7 @@ proptest! {
     }
 }
 
+/// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
 #[test]
 fn what_one_shortage_adds_is_gone_when_the_next_is_accepted() {
     let config = Reserving {

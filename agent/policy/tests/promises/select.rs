@@ -121,6 +121,7 @@ fn case(stripes: usize, handles: impl Strategy<Value = usize>) -> impl Strategy<
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
+    /// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
     #[test]
     fn greedy_takes_what_the_rule_in_words_takes(case in case(14, 0usize..4)) {
         let (holders, mut picked) = (case.holders(), Vec::new());
@@ -133,6 +134,7 @@ proptest! {
         prop_assert!(picked.iter().all(|pick| pick.key == pick.extra.0));
     }
 
+    /// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
     #[test]
     fn no_rule_takes_more_than_is_needed_or_what_it_may_not(case in case(14, 1usize..4)) {
         let holders = case.holders();
@@ -163,6 +165,7 @@ proptest! {
         }
     }
 
+    /// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
     #[test]
     fn what_grows_is_held_as_what_is_published_whole(case in case(14, 1usize..2), cut in 0usize..12) {
         let whole = case.holders();
@@ -282,6 +285,7 @@ fn best(case: &Case) -> u64 {
         .unwrap_or(0)
 }
 
+/// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
 #[test]
 fn greedy_loses_within_five_percent_of_the_best_choice_on_average() {
     const SEEDS: u64 = 600;
@@ -318,6 +322,7 @@ fn greedy_loses_within_five_percent_of_the_best_choice_on_average() {
     );
 }
 
+/// P-MEMORY-2: every byte is in one ledger entry; the cheapest stripes go.
 #[test]
 fn a_selection_looks_at_each_entry_a_bounded_number_of_times() {
     for (stripes, requests, held) in [(4_096u32, 1_024u64, 32u32), (40_960, 1_024, 320)] {

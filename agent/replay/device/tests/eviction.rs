@@ -58,6 +58,7 @@ impl Rig {
     }
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn a_disable_alone_stops_nothing_that_runs_until_the_runlist_is_restarted() {
     let mut rig = Rig::new(Eviction::OnRestart);
@@ -78,6 +79,7 @@ fn a_disable_alone_stops_nothing_that_runs_until_the_runlist_is_restarted() {
     assert_eq!(rig.ended_within(channel, 6 * MS), 1);
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn a_restart_concerns_its_own_runlist_and_everything_disabled_on_it() {
     let mut rig = Rig::new(Eviction::OnRestart);
@@ -94,6 +96,7 @@ fn a_restart_concerns_its_own_runlist_and_everything_disabled_on_it() {
     assert!(rig.ended_within(copies, 100 * MS) > 5);
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn a_channel_that_has_not_run_is_blocked_by_the_disable_itself() {
     for eviction in [
@@ -114,6 +117,7 @@ fn a_channel_that_has_not_run_is_blocked_by_the_disable_itself() {
     }
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn a_preemption_evicts_what_is_disabled_for_scheduling_only() {
     let mut rig = Rig::new(Eviction::OnPreempt);
@@ -134,6 +138,7 @@ fn a_preemption_evicts_what_is_disabled_for_scheduling_only() {
     assert!(rig.events.iter().any(|event| event.kind == overtaken));
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn a_disable_of_scheduling_leaves_what_has_the_turn_until_it_is_preempted() {
     let mut rig = Rig::new(Eviction::OnDisable);
@@ -145,6 +150,7 @@ fn a_disable_of_scheduling_leaves_what_has_the_turn_until_it_is_preempted() {
     assert_eq!(rig.ended_within(channel, 50 * MS), 0);
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn the_kernel_that_runs_goes_on_to_its_end_and_nothing_after_it() {
     let mut rig = Rig::new(Eviction::AtKernelEnd);
@@ -170,6 +176,7 @@ fn the_kernel_that_runs_goes_on_to_its_end_and_nothing_after_it() {
     assert_eq!(rig.ended_within(channel, 10 * MS), 1);
 }
 
+/// P-EQUIPMENT-3: personalities play what firmware was seen to do.
 #[test]
 fn deaf_firmware_takes_every_call_and_stops_nothing() {
     let mut rig = Rig::new(Eviction::Never);

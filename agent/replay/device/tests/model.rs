@@ -29,6 +29,7 @@ fn finished_at(events: &[Event], tag: u64) -> Option<u64> {
     })
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn channels_of_one_tsg_run_side_by_side() {
     let mut gpu = Gpu::new(quick());
@@ -44,6 +45,7 @@ fn channels_of_one_tsg_run_side_by_side() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn tsgs_of_one_engine_take_turns_of_their_timeslices() {
     let mut gpu = Gpu::new(quick());
@@ -72,6 +74,7 @@ fn tsgs_of_one_engine_take_turns_of_their_timeslices() {
     assert_eq!(stops, 6);
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn tsgs_of_different_engines_do_not_wait_for_each_other() {
     let mut gpu = Gpu::new(quick());
@@ -94,6 +97,7 @@ fn tsgs_of_different_engines_do_not_wait_for_each_other() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn an_idle_tsg_gives_its_turn_up_at_once() {
     let mut gpu = Gpu::new(quick());
@@ -112,6 +116,7 @@ fn an_idle_tsg_gives_its_turn_up_at_once() {
     assert_eq!(finished_at(&events, 2), Some(MS + 100_000));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_tsg_alone_keeps_its_engine_past_its_timeslice_and_gives_way_at_the_next_end_of_one() {
     let mut gpu = Gpu::new(quick());
@@ -131,6 +136,7 @@ fn a_tsg_alone_keeps_its_engine_past_its_timeslice_and_gives_way_at_the_next_end
     assert_eq!(finished_at(&events, 2), Some(9 * MS));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn loading_another_tsg_costs_the_switch_time_and_reloading_the_last_does_not() {
     let mut gpu = Gpu::new(Config {
@@ -150,6 +156,7 @@ fn loading_another_tsg_costs_the_switch_time_and_reloading_the_last_does_not() {
     assert_eq!(finished_at(&events, 3), Some(2 * MS + 51_000));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_short_timeslice_leaves_the_engine_to_the_other() {
     let mut gpu = Gpu::new(quick());
@@ -176,6 +183,7 @@ fn a_short_timeslice_leaves_the_engine_to_the_other() {
     assert!(end < 10 * MS + 10_000, "{end}");
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_wait_blocks_its_channel_until_it_is_met() {
     let mut gpu = Gpu::new(quick());
@@ -195,6 +203,7 @@ fn a_wait_blocks_its_channel_until_it_is_met() {
     );
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_wait_met_while_its_channel_is_disabled_ends_after_the_enable() {
     let mut gpu = Gpu::new(quick());
@@ -212,6 +221,7 @@ fn a_wait_met_while_its_channel_is_disabled_ends_after_the_enable() {
     assert_eq!(finished_at(&events, 1), Some(3 * MS));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn two_disables_need_two_enables_only_where_they_count() {
     for (counting, expected) in [(false, Some(0)), (true, None)] {
@@ -231,6 +241,7 @@ fn two_disables_need_two_enables_only_where_they_count() {
     }
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_removed_channel_is_not_found_under_its_old_name() {
     let mut gpu = Gpu::new(quick());
@@ -245,6 +256,7 @@ fn a_removed_channel_is_not_found_under_its_old_name() {
     assert!(!gpu.is_disabled(new));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn a_tsg_removed_in_its_turn_leaves_the_engine() {
     let mut gpu = Gpu::new(quick());
@@ -267,6 +279,7 @@ fn a_tsg_removed_in_its_turn_leaves_the_engine() {
     assert!(events.iter().any(|e| e.kind == stopped));
 }
 
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
 fn an_endless_kernel_is_stopped_and_resumed_and_never_ends() {
     let mut gpu = Gpu::new(quick());
@@ -488,6 +501,7 @@ fn run(steps: &[Step], switch_ns: u64, seed: u64) -> Vec<Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
+    /// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
     #[test]
     fn nothing_runs_while_disabled_work_is_conserved_and_engines_have_one_tsg_at_a_time(
         steps in vec(step(), 1..80),
@@ -497,6 +511,7 @@ proptest! {
         run(&steps, switch_ns, seed);
     }
 
+    /// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
     #[test]
     fn the_same_schedule_gives_the_same_events(
         steps in vec(step(), 1..60),
@@ -505,6 +520,7 @@ proptest! {
         prop_assert_eq!(run(&steps, 50_000, seed), run(&steps, 50_000, seed));
     }
 
+    /// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
     #[test]
     fn advancing_in_steps_and_at_once_is_the_same(
         work in vec((0..CHANNELS, 1..5 * MS), 1..30),

@@ -15,6 +15,7 @@ fn store(limit: u32, paged: bool) -> Store {
 
 proptest! {
     /// The same requests through the server that walks over everything.
+    /// P-REPLAY-4: time adds up, and every request gets its tokens.
     #[test]
     fn with_enough_memory_it_does_what_the_plain_server_does(
         requests in prop::collection::vec((1u32..3_000, 1u32..40, 0usize..20), 1..20),
@@ -65,6 +66,7 @@ proptest! {
         prop_assert_eq!(batch.store.used, 0);
     }
 
+    /// P-REPLAY-4: time adds up, and every request gets its tokens.
     #[test]
     fn every_request_gets_its_tokens_once_whatever_is_taken_from_it(
         requests in prop::collection::vec((1u32..400, 1u32..60), 1..20),

@@ -63,6 +63,7 @@ fn the_same_spec_gives_the_same_outcome_to_the_byte() {
     }
 }
 
+/// P-REPLAY-4: time adds up, and every request gets its tokens.
 #[test]
 fn every_online_request_gets_its_tokens_under_every_pair_of_policies() {
     for compute in every_compute() {
@@ -86,6 +87,7 @@ fn every_online_request_gets_its_tokens_under_every_pair_of_policies() {
     }
 }
 
+/// P-REPLAY-4: time adds up, and every request gets its tokens.
 #[test]
 fn time_is_worked_switched_or_idle_once() {
     for compute in every_compute() {
@@ -110,6 +112,7 @@ fn time_is_worked_switched_or_idle_once() {
     }
 }
 
+/// P-REPLAY-4: time adds up, and every request gets its tokens.
 #[test]
 fn the_oracles_delay_nobody_and_keep_their_rule() {
     let spec = spec(Compute::Oracle, Memory::Bound);

@@ -147,6 +147,7 @@ fn gzip_is_known_by_content() {
     assert!(told(cut).contains("cut.gz"));
 }
 
+/// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
 #[test]
 fn errors_name_file_line_field_and_remedy() {
     let head = "arrival_s,input_tokens,output_tokens\n0,1,1\n";
@@ -297,6 +298,7 @@ proptest! {
         prop_assert_eq!(Trace::new(again), trace);
     }
 
+    /// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
     #[test]
     fn any_bytes_are_a_trace_or_an_error_that_names_the_file(raw in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Err(error) = parse(Path::new("noise"), raw.as_slice()) {
@@ -304,6 +306,7 @@ proptest! {
         }
     }
 
+    /// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
     #[test]
     fn no_row_of_a_damaged_trace_is_skipped(
         format in 0usize..4,
@@ -350,6 +353,7 @@ proptest! {
         }
     }
 
+    /// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
     #[test]
     fn any_cell_is_a_value_or_an_error_that_names_the_line(cell in "[ -~]{0,30}") {
         let given = format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{cell},1,1\n");

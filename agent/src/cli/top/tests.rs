@@ -99,6 +99,7 @@ fn shown(model: &Model, width: u16, height: u16) -> String {
     frame(model, width, height, 105 * S).expect("a frame")
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn one_gpu_in_a_small_terminal_is_told_in_one_frame() {
     let found = shown(&model(1), 80, 24);
@@ -127,6 +128,7 @@ PID      PROCESS          ROLE     GPU          LAUNCHES/s NOTE
     );
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn eight_gpus_fit_and_what_does_not_is_counted() {
     let mut crowded = status(8, 105 * S);
@@ -148,6 +150,7 @@ fn eight_gpus_fit_and_what_does_not_is_counted() {
     assert!(!all.contains(" more") && all.contains("\n139"), "{all}");
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn processes_are_sorted_as_asked() {
     let mut model = model(1);
@@ -165,6 +168,7 @@ fn processes_are_sorted_as_asked() {
     assert_eq!(order(&model), [20, 30], "100 launches a second before 10");
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn an_absent_agent_and_a_lost_one_are_told_apart() {
     let mut absent = Model::new(Sort::Role, false);
@@ -191,6 +195,7 @@ fn an_absent_agent_and_a_lost_one_are_told_apart() {
     assert!(!shown(&lost, 80, 24).contains("GONE"));
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn names_that_would_steer_the_terminal_do_not() {
     let mut evil = status(1, 105 * S);
@@ -205,6 +210,7 @@ fn names_that_would_steer_the_terminal_do_not() {
     );
 }
 
+/// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn no_terminal_is_too_small() {
     let mut model = model(8);

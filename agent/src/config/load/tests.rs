@@ -22,12 +22,14 @@ fn load(text: &str, environment: &[(&str, &str)]) -> Result<Config, String> {
     })
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn an_absent_file_is_the_default() {
     let config = Config::load(Path::new("/nonexistent/agent.toml"), true, []);
     assert_eq!(config.expect("optional"), Config::default());
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn an_unknown_key_is_refused_with_its_path_and_line() {
     assert_eq!(
@@ -54,6 +56,7 @@ fn an_unknown_key_is_refused_with_its_path_and_line() {
     );
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn a_value_without_its_unit_is_refused() {
     assert_eq!(
@@ -69,12 +72,14 @@ fn a_value_without_its_unit_is_refused() {
     );
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn broken_toml_is_refused_with_its_line() {
     let error = load("[gate]\ncooldown = \n", &[]).expect_err("not TOML");
     assert!(error.starts_with("FILE:2: "), "{error}");
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn the_environment_wins_over_the_file() {
     let config = load(
@@ -96,6 +101,7 @@ fn the_environment_wins_over_the_file() {
     assert_eq!(config.identity.trust_env_uids, [8, own]);
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn rules_keep_their_order_and_need_a_condition_and_a_role() {
     let text = "[[identity.rules]]\ncgroup = \"/online.slice/\"\nrole = \"online\"\n\
@@ -133,6 +139,7 @@ impl Drop for Files {
     }
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn each_layer_lies_over_the_one_before_and_is_named_as_the_origin() {
     let files = Files::new(
@@ -194,6 +201,7 @@ fn each_layer_lies_over_the_one_before_and_is_named_as_the_origin() {
     }
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn rules_of_drop_ins_follow_those_of_the_file_and_keep_their_lines() {
     let rule = |uid: u32| format!("\n[[identity.rules]]\nuid = {uid}\nrole = \"online\"\n");
@@ -239,6 +247,7 @@ fn rules_of_drop_ins_follow_those_of_the_file_and_keep_their_lines() {
     assert_eq!(rules.len(), 1, "the environment replaces them: {rules:?}");
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn every_setting_refuses_a_boolean_and_reads_what_it_shows() {
     for path in settings::paths() {
@@ -271,6 +280,7 @@ fn every_setting_refuses_a_boolean_and_reads_what_it_shows() {
     }
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn settings_that_contradict_each_other_are_refused_at_the_later_one() {
     assert_eq!(
@@ -294,6 +304,7 @@ fn settings_that_contradict_each_other_are_refused_at_the_later_one() {
     );
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn a_size_without_its_unit_and_a_level_that_is_none_are_refused() {
     let error = load("[memory]\npool = 40960\n", &[]).expect_err("no unit");
@@ -310,6 +321,7 @@ fn a_size_without_its_unit_and_a_level_that_is_none_are_refused() {
     );
 }
 
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
 fn only_what_counts_at_run_time_and_is_not_about_identity_can_be_set() {
     for setting in &SETTINGS {

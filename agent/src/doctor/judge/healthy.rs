@@ -165,6 +165,7 @@ pub(crate) fn outcome_virtual(id: &str, change: impl FnOnce(&mut Node)) -> (Outc
     judged(Device::Virtual("/tmp/gpu".into()), id, change)
 }
 
+/// P-OPERATE-9: doctor finds what a node lacks.
 #[test]
 fn a_healthy_node_has_nothing_to_do() {
     for device in [Device::Real, Device::Virtual("/tmp/gpu".into())] {
@@ -178,6 +179,7 @@ fn a_healthy_node_has_nothing_to_do() {
     }
 }
 
+/// P-OPERATE-9: doctor finds what a node lacks.
 #[test]
 fn the_worst_check_makes_the_exit_code() {
     let mut facts = facts(Device::Real);

@@ -195,6 +195,7 @@ fn every_runtime_and_driver_is_read() {
     }
 }
 
+/// P-SECURITY-4: no tenant chooses its role.
 #[test]
 fn nothing_is_believed_below_what_a_tenant_owns() {
     for (path, what) in [
@@ -266,6 +267,7 @@ proptest! {
         }
     }
 
+    /// P-SECURITY-4: no tenant chooses its role.
     #[test]
     fn what_a_tenant_appends_to_its_path_changes_nothing(
         own in prop::collection::vec(component(), 0..5),

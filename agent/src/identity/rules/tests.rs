@@ -59,6 +59,7 @@ fn the_first_rule_whose_every_condition_holds_decides() {
     assert_eq!(role(5, "/ab"), Role::Ignore, "/a is not above /ab");
 }
 
+/// P-SECURITY-4: no tenant chooses its role.
 #[test]
 fn no_process_raises_itself_to_online() {
     for uid in [5, 1000] {
@@ -227,6 +228,7 @@ fn a_rule() -> impl Strategy<Value = Rule> {
 }
 
 proptest! {
+    /// P-SECURITY-4: no tenant chooses its role.
     #[test]
     fn the_trials_end_with_the_one_that_decides_and_no_wish_raises(
         rules in prop::collection::vec(a_rule(), 0..6),

@@ -390,11 +390,13 @@ fn judge_functions(driver: &Driver<'_>, branch: Branch) -> Vec<String> {
     wrong
 }
 
+/// P-EQUIPMENT-2: what the driver is comes from its own headers.
 #[test]
 fn abi_every_definition_is_what_the_drivers_headers_say_in_every_version() {
     assert_eq!(judge(&TABLES), Vec::<String>::new());
 }
 
+/// P-EQUIPMENT-2: what the driver is comes from its own headers.
 #[test]
 fn abi_no_struct_is_left_out_of_the_comparison() {
     let compared: BTreeSet<String> = definitions::all()
@@ -404,6 +406,7 @@ fn abi_no_struct_is_left_out_of_the_comparison() {
     assert_eq!(structs(), compared);
 }
 
+/// P-EQUIPMENT-2: what the driver is comes from its own headers.
 #[test]
 fn abi_every_branch_is_the_one_of_its_versions() {
     let known: BTreeSet<Branch> = facts::facts()
@@ -430,6 +433,7 @@ fn changed(text: &str, line: &str, to: &str) -> String {
     text.replace(line, to)
 }
 
+/// P-EQUIPMENT-2: what the driver is comes from its own headers.
 #[test]
 fn abi_a_wrong_row_in_any_table_is_found() {
     let id_info = "535.54.03,595.45.04,NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS,,,,32\n";
@@ -508,6 +512,7 @@ fn abi_a_wrong_row_in_any_table_is_found() {
     }
 }
 
+/// P-EQUIPMENT-2: what the driver is comes from its own headers.
 #[test]
 fn abi_a_wrong_definition_is_found() {
     let driver = facts::of("580.65.06").unwrap();
@@ -538,6 +543,7 @@ fn abi_a_wrong_definition_is_found() {
 }
 
 /// The tables are what the full ones say, where those are at hand.
+/// P-EQUIPMENT-2: what the driver is comes from its own headers.
 #[test]
 fn abi_the_tables_are_what_the_source_tables_say() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
