@@ -20,7 +20,7 @@ const EXEMPT: [(&str, &str, &str); 9] = [
     ("P-GATE-4", "interposer/core", "being moved"),
     ("P-GATE-5", "interposer/core", "being moved"),
     ("P-GATE-11", "agent/tests/orders.rs", "being moved"),
-    ("P-GATE-12", "interposer/src/ioctl/tests.rs", "being moved"),
+    ("P-GATE-12", "interposer/src/rm/ioctl/tests.rs", "being moved"),
     ("P-LIBRARY-1", "tests/steps.rs", "being moved"),
     ("P-MEMORY-10", "interposer/core", "being moved"),
     ("P-SECURITY-2", "agent/src/control/proofs.rs", "being moved"),

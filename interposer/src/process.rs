@@ -8,12 +8,13 @@
 //! Nothing of this costs a process that makes no CUDA context more than two mappings, and a process
 //! that opens no driver file nothing at all.
 
-use crate::contexts::Contexts;
-use crate::ioctl::Rm;
+use crate::activity::contexts::Contexts;
+use crate::activity::slots::{PAGE, Slots};
+use crate::activity::streams::StreamDevices;
+use crate::env;
 use crate::memory::Memory;
-use crate::slots::{PAGE, Slots};
-use crate::streams::StreamDevices;
-use crate::{env, sys};
+use crate::rm::ioctl::Rm;
+use crate::sys;
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -251,7 +252,7 @@ fn build() -> Option<&'static Process> {
         };
         process.set_private_gates(wished == Role::Offline);
         PAGE.store(core::ptr::from_ref(private).cast_mut(), Release);
-        crate::capture::start_over();
+        crate::activity::capture::start_over();
         &*Box::leak(Box::new(process))
     });
     match process {

@@ -4,8 +4,10 @@
 //! has a descriptor table of its own and makes no CUDA call. Both block every signal: signals stay
 //! with the application's own threads. Neither is ever joined.
 
+use crate::activity::prober;
+use crate::agent::report;
+use crate::log;
 use crate::process::{Process, guarded};
-use crate::{log, prober, report};
 use core::sync::atomic::Ordering::AcqRel;
 
 /// Starts the threads with the first call.

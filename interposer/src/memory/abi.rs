@@ -7,8 +7,12 @@
 use super::backed::vmm;
 use super::kv::{BadKv, Kv};
 use super::{Growing, Held, Membership, SCOPE, State, job, say, serve, talk};
+use crate::clock;
+use crate::env;
+use crate::log;
 use crate::process::{Process, guarded, process, ring};
-use crate::{clock, env, log, start, sys};
+use crate::start;
+use crate::sys;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::Arc;

@@ -9,8 +9,11 @@
 use super::backed::{Range, vmm};
 use super::kv::SHARED;
 use super::{State, hold, say, scope, serve};
+use crate::activity::contexts;
+use crate::env;
+use crate::hook::driver;
 use crate::process::{Process, guarded, process};
-use crate::{contexts, driver, env, sys};
+use crate::sys;
 use core::ffi::{c_int, c_void};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUresult};
 use tidegate_abi::page::DEVICES;

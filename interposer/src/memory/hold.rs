@@ -11,10 +11,10 @@
 //! Mark, fence, look at the gate; there, gate, fence, look at the marks: whoever comes second sees
 //! the other.
 
-use crate::gate;
+use crate::activity::gate;
+use crate::hook::table::ROWS;
 use crate::process::{self, Process};
 use crate::sys::{self, Membarrier};
-use crate::table::ROWS;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use core::sync::atomic::{AtomicU64, fence};
 use tidegate_core::gate::Role;

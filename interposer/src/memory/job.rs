@@ -5,7 +5,10 @@
 //! starts again after a crash never reads the old one's losses. The file stays open in a thread that
 //! has a descriptor table of its own, because an application may close every descriptor it has.
 
-use crate::{log, report, start, sys};
+use crate::agent::report;
+use crate::log;
+use crate::start;
+use crate::sys;
 use core::ffi::CStr;
 use std::ffi::CString;
 use std::sync::mpsc;

@@ -22,7 +22,8 @@ pub mod talk;
 mod vmm;
 
 use crate::process::Process;
-use crate::{start, sys};
+use crate::start;
+use crate::sys;
 use backed::Backed;
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

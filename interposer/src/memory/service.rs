@@ -8,8 +8,11 @@
 use super::backed::vmm;
 use super::hold;
 use super::kv::Outcome;
+use crate::activity::gate;
+use crate::clock;
+use crate::log;
 use crate::process::Process;
-use crate::{clock, gate, log, sys};
+use crate::sys;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::Arc;
 use tidegate_core::joblog::Shared;

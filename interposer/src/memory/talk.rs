@@ -5,8 +5,9 @@
 
 use super::service::{self, Done, Open, Order, What};
 use super::{Memory, serve};
+use crate::clock;
 use crate::process::Process;
-use crate::{clock, sys};
+use crate::sys;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
 use tidegate_core::joblog::Shared;

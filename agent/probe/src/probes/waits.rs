@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn the_marked_calls_are_those_that_the_library_marks() {
         // What of the library's table leads to `hold::around` or to its counts of launches.
-        let table = include_str!("../../../../interposer/src/table.rs");
+        let table = include_str!("../../../../interposer/src/hook/table.rs");
         let marks = |line: &str| {
             let how = line.trim_start();
             how.starts_with("Hold ")

@@ -6,8 +6,11 @@
 //! file a descriptor is, `fstat` says at each call: no table to keep right across dup, fork and
 //! descriptors received from elsewhere.
 
+use crate::clock;
+use crate::hook::resolve;
 use crate::process::{self, Process, process};
-use crate::{clock, resolve, sys, trace};
+use crate::rm::trace;
+use crate::sys;
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use std::collections::BTreeMap;

@@ -10,16 +10,20 @@
 //! between is [`tidegate_core::landing`]; this thread looks and acts, on a tick while there is
 //! something to look at.
 
-use crate::channels::{self, Outcome};
-use crate::greet::{Greeted, Met, greet};
-use crate::ioctl::{GRANTS, Up};
+use crate::agent::greet::{Greeted, Met, greet};
+use crate::clock;
+use crate::env;
+use crate::hook::driver;
+use crate::hook::resolve::{DEEPBIND_LOADS, unhooked};
+use crate::hook::table::ROWS;
+use crate::log;
 use crate::memory::talk::{self, Talk};
 use crate::memory::{is_changing, settle};
 use crate::process::Process;
-use crate::resolve::{DEEPBIND_LOADS, unhooked};
+use crate::rm::channels::{self, Outcome};
+use crate::rm::ioctl::{GRANTS, Up};
+use crate::rm::version;
 use crate::sys::{self, Bell};
-use crate::table::ROWS;
-use crate::{clock, driver, env, log, version};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::io;

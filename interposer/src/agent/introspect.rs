@@ -1,7 +1,7 @@
 //! What the library tells tests about itself: the table as text, and figures of the process.
 
+use crate::hook::table::ROWS;
 use crate::process::{known, slots};
-use crate::table::ROWS;
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicPtr, Ordering};
 

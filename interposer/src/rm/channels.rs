@@ -1,9 +1,11 @@
 //! Enabling and disabling this process' own channels on its own control files: level L3, and the
 //! soft landing. Each call is made by the client that owns what it is about.
 
-use crate::files::Table;
+use crate::clock;
 use crate::process::Process;
-use crate::{clock, ioctl, sys};
+use crate::rm::files::Table;
+use crate::rm::ioctl;
+use crate::sys;
 use core::ffi::{c_int, c_void};
 use std::collections::BTreeMap;
 use std::io;

@@ -1,7 +1,7 @@
 //! The sixteen bytes before HTTP/2: the page comes, the control file goes.
 
-use crate::files;
 use crate::process::Process;
+use crate::rm::files;
 use core::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

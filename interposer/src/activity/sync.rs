@@ -4,10 +4,12 @@
 //! was known to be done and not from the probe that found out. The thread's own default stream can
 //! be asked by nobody but its thread, which does so here.
 
-use crate::driver::driver;
+use crate::activity::slots::{self, ANNOUNCE};
+use crate::clock;
+use crate::hook::driver::driver;
+use crate::hook::row::count;
 use crate::process::{guarded, known, slots};
-use crate::slots::{self, ANNOUNCE};
-use crate::{clock, hook, sys};
+use crate::sys;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::cuda::{CU_STREAM_PER_THREAD, CUresult, CUstream};
 
@@ -24,7 +26,7 @@ pub enum Proof {
 
 /// A synchronising call.
 pub fn around(row: usize, proof: Proof, call: impl FnOnce() -> CUresult) -> CUresult {
-    hook::count(row);
+    count(row);
     if proof == Proof::Context && known().is_some() {
         return crate::memory::hold::around(row, || context(call));
     }

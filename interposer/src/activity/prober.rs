@@ -6,12 +6,12 @@
 //! [`tidegate_core::activity`]; here are the questions to the streams, the figures that go with the
 //! edge, and the slots of threads that are gone.
 
+use crate::activity::contexts::Contexts;
+use crate::activity::slots::{ANNOUNCE, Slot};
 use crate::clock;
-use crate::contexts::Contexts;
-use crate::driver::{self, Driver};
-use crate::ioctl::Up;
+use crate::hook::driver::{self, Driver};
 use crate::process::{self, Process, slots};
-use crate::slots::{ANNOUNCE, Slot};
+use crate::rm::ioctl::Up;
 use crate::sys::{self, Membarrier};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -408,7 +408,7 @@ fn retire(process: &'static Process) {
         slot.counts.returned.store(0, Release);
         process.retired[device].entered.fetch_add(entered, AcqRel);
         process.retired[device].returned.fetch_add(entered, AcqRel);
-        for (row, calls) in crate::table::ROWS.iter().zip(&slot.calls) {
+        for (row, calls) in crate::hook::table::ROWS.iter().zip(&slot.calls) {
             row.calls.fetch_add(calls.swap(0, Relaxed), Relaxed);
         }
         for place in &slot.streams {

@@ -6,12 +6,13 @@
 //! (the prober that sees the count must see the stream), rings the busy edge, and leaves the slot
 //! where the hot path finds it.
 
-use crate::contexts;
-use crate::driver::{self, Driver};
+use crate::activity::contexts;
+use crate::activity::gate;
+use crate::activity::slots::{self, ANNOUNCE, STREAMS, Slot, Slots};
+use crate::clock;
+use crate::hook::driver::{self, Driver};
 use crate::process::{self, Process, process};
-use crate::slots::{self, ANNOUNCE, STREAMS, Slot, Slots};
 use crate::sys::{self, Membarrier};
-use crate::{clock, gate};
 use core::ffi::{c_int, c_uint};
 use core::mem::offset_of;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -90,10 +91,10 @@ pub fn to_host(row: usize, stream: u64, bytes: usize, call: impl FnOnce() -> CUr
         };
         slow(row, touch, call)
     } else {
-        crate::hook::count(row);
+        crate::hook::row::count(row);
         crate::memory::hold::around(row, call)
     };
-    crate::sync::returned(crate::sync::Proof::Event, result);
+    crate::activity::sync::returned(crate::activity::sync::Proof::Event, result);
     result
 }
 
@@ -156,12 +157,12 @@ pub fn captures(driver: &Driver, stream: u64) -> Capture {
 fn enter(row: usize, touch: Touch) -> Option<Entered> {
     let process = process()?;
     if process.role() == Role::Ignore {
-        crate::hook::count(row);
+        crate::hook::row::count(row);
         return None;
     }
     let driver = driver::driver()?;
     if ANNOUNCE.capturing() && captures(driver, touch.stream) == Capture::Active {
-        crate::hook::count(row);
+        crate::hook::row::count(row);
         return None;
     }
     let device = device_of(process, driver, touch.stream)?;
@@ -169,7 +170,7 @@ fn enter(row: usize, touch: Touch) -> Option<Entered> {
     if let (Some(calls), false) = (slot.calls.get(row), shared) {
         calls.store(calls.load(Relaxed).wrapping_add(1), Relaxed);
     } else {
-        crate::hook::count(row);
+        crate::hook::row::count(row);
     }
     note(slot, touch);
     let Some(page) = begin(process, slot, shared, device) else {

@@ -1,7 +1,10 @@
 //! Offline launches wait here. Nobody else does.
 
+use crate::clock;
+use crate::env;
+use crate::log;
 use crate::process::Process;
-use crate::{clock, env, log, sys};
+use crate::sys;
 use core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},

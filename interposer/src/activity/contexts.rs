@@ -4,10 +4,12 @@
 //! question of the prober: it never uses a dead handle. A launch never takes the lock: it reads
 //! [`crate::streams`], or asks for the thread's current context.
 
-use crate::driver::{self, Driver};
+use crate::activity::slots;
+use crate::hook::driver::{self, Driver};
 use crate::memory::answers;
 use crate::process::{Process, process};
-use crate::{slots, start, sys};
+use crate::start;
+use crate::sys;
 use std::collections::BTreeMap;
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUresult};
 use tidegate_abi::page::DEVICES;

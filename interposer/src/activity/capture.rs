@@ -1,9 +1,9 @@
 //! Stream captures: counted before they begin, so that the prober never breaks one.
 
-use crate::driver;
-use crate::launch::captures;
+use crate::activity::launch::captures;
+use crate::activity::slots::ANNOUNCE;
+use crate::hook::driver;
 use crate::process::guarded;
-use crate::slots::ANNOUNCE;
 use crate::sys;
 use tidegate_abi::cuda::CUresult;
 use tidegate_core::gate::Capture;

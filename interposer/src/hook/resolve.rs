@@ -12,9 +12,12 @@
 //! returns one that it does not export is it found by (name, version, stream flag). A function of
 //! ours in an ABI no row knows is left alone and counted.
 
-use crate::hook::Row;
-use crate::table::ROWS;
-use crate::{driver, env, process, sys};
+use crate::env;
+use crate::hook::driver;
+use crate::hook::row::Row;
+use crate::hook::table::ROWS;
+use crate::process;
+use crate::sys;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;

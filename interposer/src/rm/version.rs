@@ -1,9 +1,9 @@
 //! Which version the loaded driver has, for the agent.
 //!
-//! NVML asks the driver, which [`crate::ioctl`] sees; the driver's own library may never ask. Then the reporter does,
+//! NVML asks the driver, which [`crate::rm::ioctl`] sees; the driver's own library may never ask. Then the reporter does,
 //! on a control file of its own that it closes again, or reads what the kernel's side writes down.
 
-use crate::ioctl;
+use crate::rm::ioctl;
 use core::ffi::c_void;
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -2,10 +2,14 @@
 //! this signature, the signature. A name's older ABIs from before CUDA 3.2 have 32-bit addresses
 //! and are not hooked; a program that resolves one is counted.
 
-use crate::launch::stream_of;
+use crate::activity::capture;
+use crate::activity::contexts;
+use crate::activity::launch;
+use crate::activity::launch::stream_of;
+use crate::activity::slots;
+use crate::activity::sync::Proof;
+use crate::hook::resolve;
 use crate::memory::answers;
-use crate::sync::Proof;
-use crate::{capture, contexts, launch, resolve, slots};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use tidegate_abi::cuda::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,

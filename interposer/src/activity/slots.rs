@@ -10,8 +10,8 @@
 //! and the stream is in the slot's list of touched streams already. Streams are named as the driver
 //! names them, with 0 replaced by what it stands for (1 legacy, 2 per thread).
 
+use crate::hook::table::HOT_ROWS;
 use crate::sys::Membarrier;
-use crate::table::HOT_ROWS;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use tidegate_abi::page::{DEVICES, DeviceWords, GateWords, Page};
 use tidegate_core::activity::{Counts, enter_if_busy};

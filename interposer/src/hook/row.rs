@@ -5,7 +5,7 @@
 //! begins as a stub that finds the real function at the first call, so that the hot path calls
 //! through it without a test.
 //!
-//! The detour of a launch has two bodies. The hot one ([`crate::slots::enter`]) is all there is
+//! The detour of a launch has two bodies. The hot one ([`crate::activity::slots::enter`]) is all there is
 //! while the device is busy; every doubt is a tail call, with the same arguments, to the slow one
 //! ([`crate::launch`]).
 
@@ -97,7 +97,7 @@ impl Row {
     /// The driver's function by its exported name, found once; null if the driver lacks it.
     pub fn resolve(&self) -> *mut c_void {
         if !self.resolved() {
-            let found = crate::resolve::real_of(self);
+            let found = crate::hook::resolve::real_of(self);
             if found.is_null() || found == self.detour() {
                 return core::ptr::null_mut();
             }
@@ -110,7 +110,7 @@ impl Row {
     /// given it without this library, which may be another preloaded one. Else the driver's.
     pub fn resolve_linked(&self) -> *mut c_void {
         if !self.resolved() {
-            let next = crate::resolve::next_of(self);
+            let next = crate::hook::resolve::next_of(self);
             if !next.is_null() && next != self.detour() {
                 self.offer(next);
             }
@@ -176,8 +176,8 @@ macro_rules! hooks {
         pub enum Id { $($name),* }
 
         /// Every row.
-        pub static ROWS: [$crate::hook::Row; [$(Id::$name),*].len()] = [ $(
-            $crate::hook::Row::new(
+        pub static ROWS: [$crate::hook::row::Row; [$(Id::$name),*].len()] = [ $(
+            $crate::hook::row::Row::new(
                 concat!(stringify!($name), "\0").as_bytes(),
                 $since,
                 $crate::class_of!($class),
@@ -220,12 +220,12 @@ macro_rules! export {
         #[allow(clippy::too_many_arguments)]
         unsafe extern "C" fn slow_launch_kernel($($arg: $ty),*) -> CUresult {
             const ID: usize = Id::$name as usize;
-            let touch = $crate::launch::Touch {
-                stream: $crate::slots::named::<false>($stream as usize),
+            let touch = $crate::activity::launch::Touch {
+                stream: $crate::activity::slots::named::<false>($stream as usize),
                 graph: 0,
                 waits_on_host: false,
             };
-            $crate::launch::slow(ID, touch, || {
+            $crate::activity::launch::slow(ID, touch, || {
                 let real = ROWS[ID].real.load(core::sync::atomic::Ordering::Relaxed);
                 // SAFETY: the driver's function of this name, or the stub, which has its signature;
                 // the application's own arguments, unchanged.
@@ -289,17 +289,17 @@ macro_rules! export {
             "2:",
             "jmp {slow}",
             ".cfi_endproc",
-            last_stream = const core::mem::offset_of!($crate::slots::Slot, last_stream),
-            words_at = const core::mem::offset_of!($crate::slots::Slot, words_at),
-            entered = const core::mem::offset_of!($crate::slots::Slot, counts.entered),
-            returned = const core::mem::offset_of!($crate::slots::Slot, counts.returned),
-            calls = const core::mem::offset_of!($crate::slots::Slot, calls) + 8 * (Id::cuLaunchKernel as usize),
+            last_stream = const core::mem::offset_of!($crate::activity::slots::Slot, last_stream),
+            words_at = const core::mem::offset_of!($crate::activity::slots::Slot, words_at),
+            entered = const core::mem::offset_of!($crate::activity::slots::Slot, counts.entered),
+            returned = const core::mem::offset_of!($crate::activity::slots::Slot, counts.returned),
+            calls = const core::mem::offset_of!($crate::activity::slots::Slot, calls) + 8 * (Id::cuLaunchKernel as usize),
             activity = const core::mem::offset_of!(tidegate_abi::page::DeviceWords, activity),
-            gate = const $crate::slots::GATE_FROM_DEVICE,
-            real = const core::mem::size_of::<$crate::hook::Row>() * (Id::cuLaunchKernel as usize)
-                + core::mem::offset_of!($crate::hook::Row, real),
-            announce = sym $crate::slots::ANNOUNCE,
-            page = sym $crate::slots::PAGE,
+            gate = const $crate::activity::slots::GATE_FROM_DEVICE,
+            real = const core::mem::size_of::<$crate::hook::row::Row>() * (Id::cuLaunchKernel as usize)
+                + core::mem::offset_of!($crate::hook::row::Row, real),
+            announce = sym $crate::activity::slots::ANNOUNCE,
+            page = sym $crate::activity::slots::PAGE,
             rows = sym ROWS,
             slow = sym slow_launch_kernel,
         )
@@ -316,7 +316,7 @@ macro_rules! export {
                 type Real = unsafe extern "C" fn($($ty),*) -> CUresult;
                 const ID: usize = Id::$name as usize;
                 #[allow(dead_code)]
-                const THREAD: bool = $crate::hook::thread(stringify!($name).as_bytes());
+                const THREAD: bool = $crate::hook::row::thread(stringify!($name).as_bytes());
                 #[inline(always)]
                 fn real() -> Real {
                     let real = ROWS[ID].real.load(core::sync::atomic::Ordering::Relaxed);
@@ -332,40 +332,40 @@ macro_rules! export {
 #[macro_export]
 macro_rules! class_of {
     (Launch) => {
-        $crate::hook::Class::Launch
+        $crate::hook::row::Class::Launch
     };
     (LaunchKernel) => {
-        $crate::hook::Class::Launch
+        $crate::hook::row::Class::Launch
     };
     (LaunchGraph) => {
-        $crate::hook::Class::Launch
+        $crate::hook::row::Class::Launch
     };
     (LaunchMany) => {
-        $crate::hook::Class::Launch
+        $crate::hook::row::Class::Launch
     };
     (ToHost) => {
-        $crate::hook::Class::Launch
+        $crate::hook::row::Class::Launch
     };
     (Sync) => {
-        $crate::hook::Class::Sync
+        $crate::hook::row::Class::Sync
     };
     (Current) => {
-        $crate::hook::Class::Life
+        $crate::hook::row::Class::Life
     };
     (Around) => {
-        $crate::hook::Class::Life
+        $crate::hook::row::Class::Life
     };
     (Capture) => {
-        $crate::hook::Class::Capture
+        $crate::hook::row::Class::Capture
     };
     (Memory) => {
-        $crate::hook::Class::Memory
+        $crate::hook::row::Class::Memory
     };
     (Hold) => {
-        $crate::hook::Class::Hold
+        $crate::hook::row::Class::Hold
     };
     (Resolve) => {
-        $crate::hook::Class::Resolve
+        $crate::hook::row::Class::Resolve
     };
 }
 
@@ -377,12 +377,12 @@ macro_rules! detour {
         $crate::detour!(@hot $stream, |_slot| {}, 0, false; ($($arg: $ty),*))
     };
     (Launch [$stream:expr, host] ($($arg:ident: $ty:ty),*)) => {{
-        let touch = $crate::launch::Touch { stream: $crate::slots::named::<THREAD>($stream as usize), graph: 0, waits_on_host: true };
+        let touch = $crate::activity::launch::Touch { stream: $crate::activity::slots::named::<THREAD>($stream as usize), graph: 0, waits_on_host: true };
         // SAFETY: the application's own arguments, unchanged.
-        $crate::launch::slow(ID, touch, || unsafe { real()($($arg),*) })
+        $crate::activity::launch::slow(ID, touch, || unsafe { real()($($arg),*) })
     }};
     (LaunchGraph [$stream:expr, $exec:expr] ($($arg:ident: $ty:ty),*)) => {
-        $crate::detour!(@hot $stream, |slot: &$crate::slots::Slot| {
+        $crate::detour!(@hot $stream, |slot: &$crate::activity::slots::Slot| {
             slot.graph.store($exec as usize as u64, core::sync::atomic::Ordering::Relaxed);
         }, $exec as usize as u64, false; ($($arg: $ty),*))
     };
@@ -391,15 +391,15 @@ macro_rules! detour {
         #[inline(never)]
         #[allow(clippy::too_many_arguments)]
         unsafe extern "C" fn slow($($arg: $ty),*) -> CUresult {
-            let touch = $crate::launch::Touch {
-                stream: $crate::slots::named::<THREAD>($stream as usize),
+            let touch = $crate::activity::launch::Touch {
+                stream: $crate::activity::slots::named::<THREAD>($stream as usize),
                 graph: $graph,
                 waits_on_host: $host,
             };
             // SAFETY: the application's own arguments, unchanged.
-            $crate::launch::slow(ID, touch, || unsafe { real()($($arg),*) })
+            $crate::activity::launch::slow(ID, touch, || unsafe { real()($($arg),*) })
         }
-        match $crate::slots::enter($crate::slots::named::<THREAD>($stream as usize), ID) {
+        match $crate::activity::slots::enter($crate::activity::slots::named::<THREAD>($stream as usize), ID) {
             Some(slot) => {
                 #[allow(clippy::redundant_closure_call)]
                 ($note)(slot);
@@ -420,32 +420,32 @@ macro_rules! detour {
     // A copy to the host, which has happened when it returns.
     (ToHost [$bytes:expr] ($($arg:ident: $ty:ty),*)) => {
         // SAFETY: the application's own arguments, unchanged.
-        $crate::launch::to_host(ID, $crate::slots::named::<THREAD>(0), $bytes, || unsafe { real()($($arg),*) })
+        $crate::activity::launch::to_host(ID, $crate::activity::slots::named::<THREAD>(0), $bytes, || unsafe { real()($($arg),*) })
     };
     (Sync [$proof:expr] ($($arg:ident: $ty:ty),*)) => {{
         // SAFETY: the application's own arguments, unchanged.
-        $crate::sync::around(ID, $proof, || unsafe { real()($($arg),*) })
+        $crate::activity::sync::around(ID, $proof, || unsafe { real()($($arg),*) })
     }};
     // The thread's current context may be another afterwards.
     (Current [] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::count(ID);
+        $crate::hook::row::count(ID);
         // SAFETY: the application's own arguments, unchanged.
-        $crate::contexts::changed(unsafe { real()($($arg),*) })
+        $crate::activity::contexts::changed(unsafe { real()($($arg),*) })
     }};
     // A function that is given the rest of the call, or its result.
     (Around [$path:path, ($($given:expr),*), call] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::count(ID);
+        $crate::hook::row::count(ID);
         // SAFETY: the application's own arguments, unchanged.
         $path($($given,)* || unsafe { real()($($arg),*) })
     }};
     (Around [$path:path, ($($given:expr),*), result] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::count(ID);
+        $crate::hook::row::count(ID);
         // SAFETY: the application's own arguments, unchanged.
         $path($($given,)* unsafe { real()($($arg),*) })
     }};
     // The same, for a call that may hold the driver's locks.
     (Around [$path:path, ($($given:expr),*), held] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::count(ID);
+        $crate::hook::row::count(ID);
         $crate::memory::hold::around(ID, || {
             // SAFETY: the application's own arguments, unchanged.
             $path($($given,)* || unsafe { real()($($arg),*) })
@@ -455,17 +455,17 @@ macro_rules! detour {
         $crate::detour!(Around $how $arguments)
     };
     (Hold [] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::count(ID);
+        $crate::hook::row::count(ID);
         // SAFETY: the application's own arguments, unchanged.
         $crate::memory::hold::around(ID, || unsafe { real()($($arg),*) })
     }};
     (Capture [$path:path, $stream:expr] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::count(ID);
+        $crate::hook::row::count(ID);
         // SAFETY: the application's own arguments, unchanged.
-        $path($crate::slots::named::<THREAD>($stream as usize), || unsafe { real()($($arg),*) })
+        $path($crate::activity::slots::named::<THREAD>($stream as usize), || unsafe { real()($($arg),*) })
     }};
     (Resolve [$path:path] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::count(ID);
+        $crate::hook::row::count(ID);
         // SAFETY: the application's own arguments, unchanged.
         unsafe { $path(real(), $($arg),*) }
     }};
@@ -473,7 +473,7 @@ macro_rules! detour {
 
 /// Counts a call of a row that is not on the hot path.
 pub fn count(row: usize) {
-    if let Some(row) = crate::table::ROWS.get(row) {
+    if let Some(row) = crate::hook::table::ROWS.get(row) {
         row.calls.fetch_add(1, Ordering::Relaxed);
     }
 }

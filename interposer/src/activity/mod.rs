@@ -1,0 +1,16 @@
+//! What an application gives its devices to do, and what bears on it.
+//!
+//! * [`slots`]: each thread's own counts, and the hot path of a launch.
+//! * [`launch`]: the slow path; [`gate`]: where offline launches wait.
+//! * [`sync`]: calls that prove work done; [`capture`]: stream captures.
+//! * [`contexts`], [`streams`]: contexts and streams that live, and on which device.
+//! * [`prober`]: the thread that finds out when a device has become idle.
+
+pub mod capture;
+pub mod contexts;
+pub mod gate;
+pub mod launch;
+pub mod prober;
+pub mod slots;
+pub mod streams;
+pub mod sync;
