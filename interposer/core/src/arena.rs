@@ -24,22 +24,14 @@
 //! Invariants: a block has one holder; a chunk whose blocks nobody holds is free as a whole; nothing new
 //! is put into a lost block. What the driver has to do comes out as [`Call`]s, in order.
 
+mod block;
 mod small;
 #[cfg(test)]
 mod tests;
 
+pub use block::{BLOCK_BYTES, Block, PIECE_BYTES};
 use small::Small;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Bytes of a block: what the driver maps at least (`CU_MEM_ALLOC_GRANULARITY_MINIMUM` of device memory).
-pub const BLOCK_BYTES: u64 = 2 << 20;
-
-/// Bytes of the least piece of a block: HARLI section 4.2's.
-pub const PIECE_BYTES: u64 = 2 << 10;
-
-/// A physical block: `chunk * 2 * layers + slot`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Block(pub u32);
 
 /// A chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,7 +3,7 @@
 //! A piece is a power of two of 2 KiB; what is given joins its other half as soon as that is free. A
 //! block without a taken piece is said so and leaves.
 
-use super::{BLOCK_BYTES, Block, PIECE_BYTES};
+use super::block::{BLOCK_BYTES, Block, PIECE_BYTES};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pieces of the least size in a block.
