@@ -8,8 +8,13 @@
 //! * [`rm`]: the resource manager's objects, from the process' ioctls.
 //! * [`memory`]: KV memory, backed by handles, taken and given back.
 //! * [`agent`]: the reporter, which speaks with the agent.
-//! * [`process`], [`start`]: the process' state and the library's threads.
+//! * [`process`]: the process' state, put together from what each room defines.
+//! * [`start`]: the library's threads, put together; [`threads`]: how one starts.
 //! * [`env`], [`log`], [`clock`], [`sys`]: every variable it reads, what it says, the time, the system calls.
+//!
+//! No two files use each other (`scripts/circles`). Below [`process`] are files with state and none that knows
+//! the process; above it are those that act on it; the exported functions are on top: [`hook::table`],
+//! [`hook::names`], [`rm::ioctl`], [`memory::abi`].
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
 compile_error!("the hot path and the tail calls are written for x86-64 Linux with glibc");
@@ -25,3 +30,4 @@ mod process;
 mod rm;
 mod start;
 mod sys;
+mod threads;

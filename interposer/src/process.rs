@@ -1,5 +1,9 @@
 //! What the library knows of the process it is in, and how a forked child starts over.
 //!
+//! The state of each room is defined in that room, by a file that knows nothing of the process
+//! ([`crate::activity::registry`], [`crate::rm::objects`], [`crate::memory::state`]); here it is put together,
+//! and what acts on it takes the [`Process`].
+//!
 //! The slots lie in memory that fork wipes, so a child sees at its first call that nothing is
 //! built, whether or not it ran atfork handlers. It then builds everything anew and *leaks* what it
 //! inherited: dropping its parent's runtime would act on descriptions they share, and any of the
@@ -8,13 +12,12 @@
 //! Nothing of this costs a process that makes no CUDA context more than two mappings, and a process
 //! that opens no driver file nothing at all.
 
-use crate::activity::contexts::Contexts;
-use crate::activity::slots::{PAGE, Slots};
+use crate::activity::registry::Contexts;
+use crate::activity::slots::{self, PAGE};
 use crate::activity::streams::StreamDevices;
-use crate::env;
-use crate::memory::Memory;
-use crate::rm::ioctl::Rm;
-use crate::sys;
+use crate::memory::state::Memory;
+use crate::rm::objects::Rm;
+use crate::{clock, env, sys};
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -66,6 +69,10 @@ pub struct Process {
     pub memory: Memory,
 }
 
+/// Starts the library's threads, unless they run. Whoever calls a room gives it this: the rooms do not know
+/// what runs above them.
+pub type Start = fn(&'static Process);
+
 /// What the agent wants of the library, in nanoseconds.
 #[derive(Debug)]
 pub struct Limits {
@@ -112,7 +119,7 @@ impl Process {
     /// Its devices start busy where activity counts: the agent then hears of no idle edge that the
     /// prober has not proven on this very page. The old page is rung too, for who sleeps on it.
     pub fn swap_page(&self, page: &'static Page) {
-        let now = crate::clock::now_ns();
+        let now = clock::now_ns();
         if self.role().counts() {
             for device in self.seen_devices() {
                 let words = &page.devices[device];
@@ -158,7 +165,6 @@ pub fn ring(page: &Page) {
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
-static SLOTS: AtomicPtr<Slots> = AtomicPtr::new(core::ptr::null_mut());
 static DISABLED: AtomicU32 = AtomicU32::new(0);
 
 const READY: u32 = 2;
@@ -175,15 +181,9 @@ pub fn disabled() -> bool {
     }
 }
 
-/// Every slot, once the process is known.
-pub fn slots() -> Option<&'static Slots> {
-    // SAFETY: null or a mapping that is never unmapped and valid when zeroed.
-    unsafe { SLOTS.load(Acquire).as_ref() }
-}
-
 /// The process, if anything was built in it (not in its parent).
 pub fn known() -> Option<&'static Process> {
-    (slots()?.state.load(Acquire) == READY)
+    (slots::all()?.state.load(Acquire) == READY)
         // SAFETY: stored before READY was, and leaked.
         .then(|| unsafe { PROCESS.load(Acquire).as_ref() })
         .flatten()
@@ -200,19 +200,7 @@ pub fn process() -> Option<&'static Process> {
 
 #[cold]
 fn build() -> Option<&'static Process> {
-    let slots = match slots() {
-        Some(slots) => slots,
-        None => {
-            let fresh = sys::map_wiped_on_fork(size_of::<Slots>())?.cast::<Slots>();
-            let stored = sys::publish(&SLOTS, fresh);
-            if stored != fresh {
-                // SAFETY: mapped above with this size and shown to nobody.
-                unsafe { libc::munmap(fresh.cast(), size_of::<Slots>()) };
-            }
-            // SAFETY: as in `slots`.
-            unsafe { &*stored }
-        }
-    };
+    let slots = slots::mapped()?;
     loop {
         match slots.state.compare_exchange(0, 1, AcqRel, Acquire) {
             Ok(_) => break,
@@ -252,7 +240,7 @@ fn build() -> Option<&'static Process> {
         };
         process.set_private_gates(wished == Role::Offline);
         PAGE.store(core::ptr::from_ref(private).cast_mut(), Release);
-        crate::activity::capture::start_over();
+        slots::announce_anew();
         &*Box::leak(Box::new(process))
     });
     match process {

@@ -45,13 +45,3 @@ pub fn end(stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     }
     result
 }
-
-/// In a forked child nobody captures.
-pub fn start_over() {
-    while ANNOUNCE.capturing() {
-        ANNOUNCE.capture_ended();
-    }
-    while ANNOUNCE.probing() {
-        ANNOUNCE.probe_ended();
-    }
-}

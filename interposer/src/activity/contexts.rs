@@ -2,95 +2,16 @@
 //!
 //! Every call that ends a context or a stream runs under this registry's lock, and so does every
 //! question of the prober: it never uses a dead handle. A launch never takes the lock: it reads
-//! [`crate::streams`], or asks for the thread's current context.
+//! [`super::streams`], or asks for the thread's current context.
 
-use crate::activity::slots;
+use super::registry::{Orphan, Stream};
+use super::slots;
 use crate::hook::driver::{self, Driver};
-use crate::memory::answers;
-use crate::process::{Process, process};
-use crate::start;
+use crate::memory::gone;
+use crate::process::{Process, Start, guarded, known, process};
 use crate::sys;
-use std::collections::BTreeMap;
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUresult};
 use tidegate_abi::page::DEVICES;
-
-/// What lives.
-#[derive(Debug, Default)]
-pub struct Contexts {
-    contexts: BTreeMap<usize, usize>,
-    streams: BTreeMap<usize, Stream>,
-    /// Events recorded on streams that were destroyed with work in them.
-    orphans: Vec<Orphan>,
-}
-
-/// A stream.
-#[derive(Clone, Copy, Debug)]
-pub struct Stream {
-    /// Its context.
-    pub context: usize,
-    /// Its device.
-    pub device: usize,
-}
-
-/// The end of a destroyed stream's work.
-#[derive(Clone, Copy, Debug)]
-pub struct Orphan {
-    /// Recorded before the stream went.
-    pub event: usize,
-    /// Its context.
-    pub context: usize,
-    /// Its device.
-    pub device: usize,
-}
-
-impl Contexts {
-    /// The stream of this handle.
-    pub fn stream(&self, handle: usize) -> Option<Stream> {
-        self.streams.get(&handle).copied()
-    }
-
-    /// Contexts of a device.
-    pub fn contexts_of(&self, device: usize) -> impl Iterator<Item = usize> {
-        self.contexts
-            .iter()
-            .filter(move |(_, at)| **at == device)
-            .map(|(context, _)| *context)
-    }
-
-    /// Streams of a device.
-    pub fn streams_of(&self, device: usize) -> impl Iterator<Item = (usize, Stream)> {
-        self.streams
-            .iter()
-            .filter(move |(_, stream)| stream.device == device)
-            .map(|(handle, stream)| (*handle, *stream))
-    }
-
-    /// What destroyed streams of a device left behind.
-    pub fn orphans_of(&self, device: usize) -> Vec<Orphan> {
-        self.orphans
-            .iter()
-            .filter(|orphan| orphan.device == device)
-            .copied()
-            .collect()
-    }
-
-    /// Forgets an orphan whose work is done.
-    pub fn adopt(&mut self, event: usize) {
-        self.orphans.retain(|orphan| orphan.event != event);
-    }
-
-    fn forget_context(&mut self, process: &Process, context: usize) {
-        self.contexts.remove(&context);
-        self.streams.retain(|handle, stream| {
-            let stays = stream.context != context;
-            if !stays {
-                process.stream_devices.remove(*handle as u64);
-            }
-            stays
-        });
-        self.orphans.retain(|orphan| orphan.context != context);
-    }
-}
 
 /// The calling thread's current context and its device.
 pub fn current(driver: &Driver) -> Option<(usize, usize)> {
@@ -107,26 +28,24 @@ pub fn current(driver: &Driver) -> Option<(usize, usize)> {
 }
 
 /// Notes the calling thread's current context, and starts the library with the first.
-pub fn look(process: &'static Process) -> Option<(usize, usize)> {
+pub fn look(process: &'static Process, start: Start) -> Option<(usize, usize)> {
     let (context, device) = current(driver::driver()?)?;
-    sys::lock(&process.contexts)
-        .contexts
-        .insert(context, device);
+    sys::lock(&process.contexts).insert_context(context, device);
     if process.see_device(device) {
         process.bell.ring();
     }
-    start::once(process);
+    start(process);
     Some((context, device))
 }
 
 /// After a call that may have changed the thread's current context.
-pub fn changed(result: CUresult) -> CUresult {
+pub fn changed(start: Start, result: CUresult) -> CUresult {
     if result.is_ok() {
-        crate::process::guarded(|| {
+        guarded(|| {
             sys::keeping_errno(|| {
                 slots::forget_stream();
                 if let Some(process) = process() {
-                    look(process);
+                    look(process, start);
                 }
             });
         });
@@ -135,9 +54,14 @@ pub fn changed(result: CUresult) -> CUresult {
 }
 
 /// After a device's primary context was retained: current nowhere yet, but the process uses CUDA.
-pub fn retained(context: *mut CUcontext, device: CUdevice, result: CUresult) -> CUresult {
+pub fn retained(
+    start: Start,
+    context: *mut CUcontext,
+    device: CUdevice,
+    result: CUresult,
+) -> CUresult {
     if result.is_ok() && !context.is_null() {
-        crate::process::guarded(|| {
+        guarded(|| {
             sys::keeping_errno(|| {
                 let (Some(process), Ok(at)) = (process(), usize::try_from(device)) else {
                     return;
@@ -145,13 +69,11 @@ pub fn retained(context: *mut CUcontext, device: CUdevice, result: CUresult) -> 
                 if at < DEVICES {
                     // SAFETY: the driver wrote it and reported success.
                     let context = unsafe { *context };
-                    sys::lock(&process.contexts)
-                        .contexts
-                        .insert(context as usize, at);
+                    sys::lock(&process.contexts).insert_context(context as usize, at);
                     if process.see_device(at) {
                         process.bell.ring();
                     }
-                    start::once(process);
+                    start(process);
                 }
             });
         });
@@ -161,22 +83,22 @@ pub fn retained(context: *mut CUcontext, device: CUdevice, result: CUresult) -> 
 
 /// A call that ends one context.
 pub fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
-    let Some(process) = crate::process::known() else {
+    let Some(process) = known() else {
         return call();
     };
     let mut contexts = sys::lock(&process.contexts);
     let result = call();
     if result.is_ok() {
-        contexts.forget_context(process, context as usize);
+        contexts.forget_context(&process.stream_devices, context as usize);
         slots::forget_stream();
-        answers::context_gone(process, context as usize);
+        gone::context_gone(process, context as usize);
     }
     result
 }
 
 /// A call that may end a device's primary context.
 pub fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let Some(process) = crate::process::known() else {
+    let Some(process) = known() else {
         return call();
     };
     let mut contexts = sys::lock(&process.contexts);
@@ -196,8 +118,8 @@ pub fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
                 .unwrap_or_default();
             for context in gone {
                 if !lives(driver, context) {
-                    contexts.forget_context(process, context);
-                    answers::context_gone(process, context);
+                    contexts.forget_context(&process.stream_devices, context);
+                    gone::context_gone(process, context);
                 }
             }
         }
@@ -213,18 +135,22 @@ fn lives(driver: &Driver, context: usize) -> bool {
 }
 
 /// After a stream was made.
-pub fn stream_made(stream: *mut *mut core::ffi::c_void, result: CUresult) -> CUresult {
+pub fn stream_made(
+    start: Start,
+    stream: *mut *mut core::ffi::c_void,
+    result: CUresult,
+) -> CUresult {
     if result.is_ok() && !stream.is_null() {
-        crate::process::guarded(|| {
+        guarded(|| {
             sys::keeping_errno(|| {
                 if let Some(process) = process()
-                    && let Some((context, device)) = look(process)
+                    && let Some((context, device)) = look(process, start)
                 {
                     // SAFETY: the driver wrote it and reported success.
                     let handle = unsafe { *stream } as usize;
                     let mut contexts = sys::lock(&process.contexts);
                     let stream = Stream { context, device };
-                    contexts.streams.insert(handle, stream);
+                    contexts.insert_stream(handle, stream);
                     process.stream_devices.insert(handle as u64, device);
                 }
             });
@@ -238,7 +164,7 @@ pub fn stream_destroyed(
     stream: *mut core::ffi::c_void,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    let Some(process) = crate::process::known() else {
+    let Some(process) = known() else {
         return call();
     };
     let mut contexts = sys::lock(&process.contexts);
@@ -248,10 +174,12 @@ pub fn stream_destroyed(
         .and_then(|known| mark_end(stream, known));
     let result = call();
     if result.is_ok() {
-        contexts.streams.remove(&(stream as usize));
+        contexts.forget_stream(stream as usize);
         process.stream_devices.remove(stream as u64);
     }
-    contexts.orphans.extend(orphan);
+    if let Some(orphan) = orphan {
+        contexts.leave(orphan);
+    }
     result
 }
 

@@ -6,12 +6,13 @@
 //! (the prober that sees the count must see the stream), rings the busy edge, and leaves the slot
 //! where the hot path finds it.
 
-use crate::activity::contexts;
-use crate::activity::gate;
-use crate::activity::slots::{self, ANNOUNCE, STREAMS, Slot, Slots};
+use super::slots::{self, ANNOUNCE, STREAMS, Slot, Slots};
+use super::{contexts, gate, sync};
 use crate::clock;
 use crate::hook::driver::{self, Driver};
-use crate::process::{self, Process, process};
+use crate::hook::row::Row;
+use crate::memory::hold;
+use crate::process::{self, Process, Start, process};
 use crate::sys::{self, Membarrier};
 use core::ffi::{c_int, c_uint};
 use core::mem::offset_of;
@@ -69,8 +70,13 @@ impl Entered {
 }
 
 /// A launch on the slow path.
-pub fn slow(row: usize, touch: Touch, call: impl FnOnce() -> CUresult) -> CUresult {
-    let entered = process::guarded(|| sys::keeping_errno(|| enter(row, touch))).flatten();
+pub fn slow(
+    row: &'static Row,
+    start: Start,
+    touch: Touch,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let entered = process::guarded(|| sys::keeping_errno(|| enter(row, start, touch))).flatten();
     if let Some(Entered::Refused) = entered {
         return REFUSED;
     }
@@ -82,19 +88,25 @@ pub fn slow(row: usize, touch: Touch, call: impl FnOnce() -> CUresult) -> CUresu
 }
 
 /// A copy to the host, which has happened when it returns.
-pub fn to_host(row: usize, stream: u64, bytes: usize, call: impl FnOnce() -> CUresult) -> CUresult {
+pub fn to_host(
+    row: &'static Row,
+    start: Start,
+    stream: u64,
+    bytes: usize,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     let result = if bytes >= LARGE_COPY {
         let touch = Touch {
             stream,
             graph: 0,
             waits_on_host: false,
         };
-        slow(row, touch, call)
+        slow(row, start, touch, call)
     } else {
-        crate::hook::row::count(row);
-        crate::memory::hold::around(row, call)
+        row.count();
+        hold::around(row, call)
     };
-    crate::activity::sync::returned(crate::activity::sync::Proof::Event, result);
+    sync::returned(sync::Proof::Event, result);
     result
 }
 
@@ -103,7 +115,8 @@ pub fn to_host(row: usize, stream: u64, bytes: usize, call: impl FnOnce() -> CUr
 /// # Safety
 /// `list` is the driver's argument of that name.
 pub unsafe fn multi_device(
-    row: usize,
+    row: &'static Row,
+    start: Start,
     list: *mut CudaLaunchParams,
     count: c_uint,
     _flags: c_uint,
@@ -124,7 +137,7 @@ pub unsafe fn multi_device(
                     graph: 0,
                     waits_on_host: false,
                 };
-                *place = enter(row, touch);
+                *place = enter(row, start, touch);
             }
         });
     });
@@ -154,23 +167,23 @@ pub fn captures(driver: &Driver, stream: u64) -> Capture {
     }
 }
 
-fn enter(row: usize, touch: Touch) -> Option<Entered> {
+fn enter(row: &'static Row, start: Start, touch: Touch) -> Option<Entered> {
     let process = process()?;
     if process.role() == Role::Ignore {
-        crate::hook::row::count(row);
+        row.count();
         return None;
     }
     let driver = driver::driver()?;
     if ANNOUNCE.capturing() && captures(driver, touch.stream) == Capture::Active {
-        crate::hook::row::count(row);
+        row.count();
         return None;
     }
-    let device = device_of(process, driver, touch.stream)?;
+    let device = device_of(process, start, driver, touch.stream)?;
     let (slot, shared) = slot_for(process, device)?;
-    if let (Some(calls), false) = (slot.calls.get(row), shared) {
+    if let (Some(calls), false) = (slot.calls.get(row.index), shared) {
         calls.store(calls.load(Relaxed).wrapping_add(1), Relaxed);
     } else {
-        crate::hook::row::count(row);
+        row.count();
     }
     note(slot, touch);
     let Some(page) = begin(process, slot, shared, device) else {
@@ -214,14 +227,19 @@ fn begin(
     }
 }
 
-fn device_of(process: &'static Process, driver: &Driver, stream: u64) -> Option<usize> {
+fn device_of(
+    process: &'static Process,
+    start: Start,
+    driver: &Driver,
+    stream: u64,
+) -> Option<usize> {
     if let Some(device) = process.stream_devices.get(stream) {
         return Some(device);
     }
     let (_, device) = contexts::current(driver)?;
     if process.devices.load(Acquire) & (1 << device) == 0 {
         // A context made by a way no hook sees.
-        contexts::look(process);
+        contexts::look(process, start);
     }
     Some(device)
 }
@@ -260,7 +278,7 @@ fn note(slot: &Slot, touch: Touch) {
 /// The calling thread's slot on `device`, and whether its counts must be atomic. A thread asks for
 /// its id with its first launch only.
 fn slot_for(process: &Process, device: usize) -> Option<(&'static Slot, bool)> {
-    let all = process::slots()?;
+    let all = slots::all()?;
     let atomic = !process.membarrier;
     // SAFETY: null or into the array, which is never unmapped.
     let current = unsafe { slots::current().as_ref() };

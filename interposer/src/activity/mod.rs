@@ -3,7 +3,8 @@
 //! * [`slots`]: each thread's own counts, and the hot path of a launch.
 //! * [`launch`]: the slow path; [`gate`]: where offline launches wait.
 //! * [`sync`]: calls that prove work done; [`capture`]: stream captures.
-//! * [`contexts`], [`streams`]: contexts and streams that live, and on which device.
+//! * [`registry`]: contexts and streams that live; [`contexts`]: the calls that make and end them; [`streams`]:
+//!   on which device a stream is.
 //! * [`prober`]: the thread that finds out when a device has become idle.
 
 pub mod capture;
@@ -11,6 +12,7 @@ pub mod contexts;
 pub mod gate;
 pub mod launch;
 pub mod prober;
+pub mod registry;
 pub mod slots;
 pub mod streams;
 pub mod sync;

@@ -6,12 +6,13 @@
 //! [`tidegate_core::activity`]; here are the questions to the streams, the figures that go with the
 //! edge, and the slots of threads that are gone.
 
-use crate::activity::contexts::Contexts;
-use crate::activity::slots::{ANNOUNCE, Slot};
+use super::registry::Contexts;
+use super::slots::{self, ANNOUNCE, Slot};
 use crate::clock;
 use crate::hook::driver::{self, Driver};
-use crate::process::{self, Process, slots};
-use crate::rm::ioctl::Up;
+use crate::hook::row::Row;
+use crate::process::{self, Process};
+use crate::rm::objects::Up;
 use crate::sys::{self, Membarrier};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -39,7 +40,7 @@ struct Watch {
 }
 
 /// Runs for ever.
-pub fn run(process: &'static Process) {
+pub fn run(process: &'static Process, rows: &'static [Row]) {
     let mut watches = [Watch::default(); DEVICES];
     let mut relaxed = false;
     loop {
@@ -66,7 +67,7 @@ pub fn run(process: &'static Process) {
             _ if busy => sys::sleep_ns(process.limits.probe_interval.load(Relaxed)),
             Role::Offline => acknowledge(process, page),
             _ => {
-                retire(process);
+                retire(process, rows);
                 sys::futex_wait(&page.process.doorbell, bell, REST_NS);
             }
         }
@@ -118,7 +119,7 @@ fn pairs<'a>(
 }
 
 fn slots_of(device: usize) -> impl Iterator<Item = &'static Slot> {
-    slots().into_iter().flat_map(move |all| {
+    slots::all().into_iter().flat_map(move |all| {
         let high = all.high.load(Acquire) as usize;
         all.own
             .iter()
@@ -389,8 +390,8 @@ fn count_out(device: usize) {
 }
 
 /// Frees the slots of threads that are gone, on devices that are idle, keeping their sums.
-fn retire(process: &'static Process) {
-    let Some(all) = slots() else { return };
+fn retire(process: &'static Process, rows: &'static [Row]) {
+    let Some(all) = slots::all() else { return };
     let page = process.page();
     for slot in all.own.iter().take(all.high.load(Acquire) as usize) {
         let owner = slot.owner.load(Acquire);
@@ -408,7 +409,7 @@ fn retire(process: &'static Process) {
         slot.counts.returned.store(0, Release);
         process.retired[device].entered.fetch_add(entered, AcqRel);
         process.retired[device].returned.fetch_add(entered, AcqRel);
-        for (row, calls) in crate::hook::table::ROWS.iter().zip(&slot.calls) {
+        for (row, calls) in rows.iter().zip(&slot.calls) {
             row.calls.fetch_add(calls.swap(0, Relaxed), Relaxed);
         }
         for place in &slot.streams {

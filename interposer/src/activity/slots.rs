@@ -10,8 +10,7 @@
 //! and the stream is in the slot's list of touched streams already. Streams are named as the driver
 //! names them, with 0 replaced by what it stands for (1 legacy, 2 per thread).
 
-use crate::hook::table::HOT_ROWS;
-use crate::sys::Membarrier;
+use crate::sys::{self, Membarrier};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use tidegate_abi::page::{DEVICES, DeviceWords, GateWords, Page};
 use tidegate_core::activity::{Counts, enter_if_busy};
@@ -21,6 +20,8 @@ use tidegate_core::capture::Announce;
 pub const SLOTS: usize = 1024;
 /// Streams a slot can tell apart.
 pub const STREAMS: usize = 8;
+/// Rows of the table, from the first on, whose calls a thread counts in its own slot.
+pub const HOT_ROWS: usize = 84;
 
 /// The page launches look at.
 pub static PAGE: AtomicPtr<Page> = AtomicPtr::new(core::ptr::null_mut());
@@ -73,6 +74,39 @@ pub struct Slots {
     pub own: [Slot; SLOTS],
     /// One per device, for everybody else.
     pub shared: [Slot; DEVICES],
+}
+
+static ALL: AtomicPtr<Slots> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Every slot, once the process is known.
+pub fn all() -> Option<&'static Slots> {
+    // SAFETY: null or a mapping that is never unmapped and valid when zeroed.
+    unsafe { ALL.load(Ordering::Acquire).as_ref() }
+}
+
+/// Every slot, mapped with the first call; `None`: memory is refused.
+pub fn mapped() -> Option<&'static Slots> {
+    if let Some(slots) = all() {
+        return Some(slots);
+    }
+    let fresh = sys::map_wiped_on_fork(size_of::<Slots>())?.cast::<Slots>();
+    let stored = sys::publish(&ALL, fresh);
+    if stored != fresh {
+        // SAFETY: mapped above with this size and shown to nobody.
+        unsafe { libc::munmap(fresh.cast(), size_of::<Slots>()) };
+    }
+    // SAFETY: as in `all`.
+    Some(unsafe { &*stored })
+}
+
+/// In a forked child nobody captures and nobody probes.
+pub fn announce_anew() {
+    while ANNOUNCE.capturing() {
+        ANNOUNCE.capture_ended();
+    }
+    while ANNOUNCE.probing() {
+        ANNOUNCE.probe_ended();
+    }
 }
 
 core::arch::global_asm!(

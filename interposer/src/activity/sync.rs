@@ -4,12 +4,12 @@
 //! was known to be done and not from the probe that found out. The thread's own default stream can
 //! be asked by nobody but its thread, which does so here.
 
-use crate::activity::slots::{self, ANNOUNCE};
-use crate::clock;
+use super::slots::{self, ANNOUNCE};
 use crate::hook::driver::driver;
-use crate::hook::row::count;
-use crate::process::{guarded, known, slots};
-use crate::sys;
+use crate::hook::row::Row;
+use crate::memory::hold;
+use crate::process::{guarded, known};
+use crate::{clock, sys};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::cuda::{CU_STREAM_PER_THREAD, CUresult, CUstream};
 
@@ -25,10 +25,10 @@ pub enum Proof {
 }
 
 /// A synchronising call.
-pub fn around(row: usize, proof: Proof, call: impl FnOnce() -> CUresult) -> CUresult {
-    count(row);
+pub fn around(row: &'static Row, proof: Proof, call: impl FnOnce() -> CUresult) -> CUresult {
+    row.count();
     if proof == Proof::Context && known().is_some() {
-        return crate::memory::hold::around(row, || context(call));
+        return hold::around(row, || context(call));
     }
     let result = call();
     returned(proof, result);
@@ -42,7 +42,7 @@ const VOUCHED: usize = 64;
 /// A context's synchronisation proves what every thread had launched before it.
 fn context(call: impl FnOnce() -> CUresult) -> CUresult {
     let mut before = [const { None::<(&slots::Slot, u64)> }; VOUCHED];
-    if let Some(all) = slots() {
+    if let Some(all) = slots::all() {
         let high = all.high.load(Acquire) as usize;
         let launched = all
             .own

@@ -1,7 +1,9 @@
 //! What the library tells tests about itself: the table as text, and figures of the process.
 
+use crate::activity::slots;
 use crate::hook::table::ROWS;
-use crate::process::{known, slots};
+use crate::process::known;
+use crate::sys;
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -20,13 +22,13 @@ pub extern "C" fn tidegate_hooks() -> *const c_char {
     }
     text.push('\0');
     let text: &'static mut str = text.leak();
-    crate::sys::publish(&TEXT, text.as_mut_ptr().cast())
+    sys::publish(&TEXT, text.as_mut_ptr().cast())
 }
 
 /// Launches counted as activity on one device, by all threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn tidegate_launches(device: u32) -> u64 {
-    let (Some(process), Some(all)) = (known(), slots()) else {
+    let (Some(process), Some(all)) = (known(), slots::all()) else {
         return 0;
     };
     let own = all

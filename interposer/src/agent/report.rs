@@ -10,21 +10,20 @@
 //! between is [`tidegate_core::landing`]; this thread looks and acts, on a tick while there is
 //! something to look at.
 
-use crate::agent::greet::{Greeted, Met, greet};
-use crate::clock;
-use crate::env;
+use super::greet::{Greeted, Met, greet};
+use crate::activity::slots;
 use crate::hook::driver;
-use crate::hook::resolve::{DEEPBIND_LOADS, unhooked};
-use crate::hook::table::ROWS;
-use crate::log;
+use crate::hook::loader::DEEPBIND_LOADS;
+use crate::hook::proc_address::unhooked;
+use crate::hook::row::Row;
 use crate::memory::talk::{self, Talk};
-use crate::memory::{is_changing, settle};
-use crate::process::Process;
+use crate::process::{Process, ring};
 use crate::rm::channels::{self, Outcome};
-use crate::rm::ioctl::{GRANTS, Up};
+use crate::rm::objects::{GRANTS, Up};
 use crate::rm::version;
 use crate::sys::{self, Bell};
-use core::ffi::c_int;
+use crate::threads::own_descriptor_table;
+use crate::{clock, env, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -72,7 +71,7 @@ const TICK: Duration = Duration::from_millis(25);
 const HOOKS_EVERY_NS: u64 = 1_000_000_000;
 
 /// Runs for ever.
-pub fn run(process: &'static Process) {
+pub fn run(process: &'static Process, rows: &'static [Row]) {
     if !own_descriptor_table() {
         // In the application's table it could close our sockets and have us write into its files.
         log::debug(|| "no descriptor table of its own, so no agent for this process".to_owned());
@@ -89,6 +88,7 @@ pub fn run(process: &'static Process) {
     process.bell.listen();
     let mut reporter = Reporter {
         process,
+        rows,
         landing: Landing::default(),
         on_loss: OnLoss::default(),
         page: None,
@@ -110,50 +110,6 @@ pub fn run(process: &'static Process) {
         };
         reporter.run(&signals).await;
     });
-}
-
-/// Leaves the application's table for an own, empty one; `false`: the kernel refuses, or a filter.
-pub fn own_descriptor_table() -> bool {
-    const CLOSE_RANGE_UNSHARE: u32 = 2;
-    let first = if log::enabled() { 3 } else { 0 };
-    // SAFETY: no pointers. The thread's table becomes its own; no descriptor of it is in use yet.
-    let unshared = unsafe {
-        libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0
-            || libc::unshare(libc::CLONE_FILES) == 0 && close_from(first)
-    };
-    if !unshared {
-        return false;
-    }
-    // SAFETY: a constant C string and descriptors of this table; 0 to 2 stay open for ever, so that
-    // nothing written to standard error by a panic can reach a socket.
-    unsafe {
-        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-        for standard in 0..=if log::enabled() { 1 } else { 2 } {
-            if null != standard {
-                libc::dup2(null, standard);
-            }
-        }
-        if null > 2 {
-            libc::close(null);
-        }
-    }
-    true
-}
-
-/// Closes what `close_range` would, one by one.
-fn close_from(first: c_int) -> bool {
-    let Ok(entries) = std::fs::read_dir("/proc/thread-self/fd") else {
-        return false;
-    };
-    let open: Vec<c_int> = entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .collect();
-    for fd in open.into_iter().filter(|fd| *fd >= first) {
-        // SAFETY: a number of this thread's own table, used by nothing of ours; the directory's own
-        // descriptor is among them and closed already, which is an error nobody minds.
-        unsafe { libc::close(fd) };
-    }
-    true
 }
 
 fn signal_descriptor() -> io::Result<OwnedFd> {
@@ -179,6 +135,7 @@ fn drain(signals: &OwnedFd) {
 
 struct Reporter {
     process: &'static Process,
+    rows: &'static [Row],
     landing: Landing,
     on_loss: OnLoss,
     page: Option<&'static Page>,
@@ -297,7 +254,7 @@ impl Reporter {
                 }
                 Effect::EnableChannels => {
                     // Nothing may run over a range where nothing is mapped.
-                    settle(self.process);
+                    self.process.memory.settle();
                     let all = channels::enable_all(self.process, self.method);
                     if !all {
                         log::debug(|| "some channels could not be enabled".to_owned());
@@ -328,7 +285,7 @@ impl Reporter {
         let process = self.process;
         // An agent that knows this process may enable its channels: not over a range where nothing is mapped.
         let settling = async {
-            while process.role() == Role::Offline && is_changing(process) {
+            while process.role() == Role::Offline && process.memory.is_changing() {
                 tokio::time::sleep(TICK).await;
             }
         };
@@ -597,7 +554,7 @@ impl Reporter {
             self.page = Some(shown);
             process.swap_page(shown);
         } else {
-            crate::process::ring(shown);
+            ring(shown);
         }
     }
 
@@ -608,7 +565,7 @@ impl Reporter {
             return;
         }
         self.hooks_at_ns = now;
-        let rows = rows();
+        let rows = hook_rows(self.rows);
         let calls = rows.iter().map(|row| row.calls).sum();
         if !always && calls == self.hooks_calls {
             return;
@@ -662,9 +619,9 @@ fn uuid(device: usize) -> Option<[u8; 16]> {
 }
 
 /// Every row, with the calls of all slots added.
-fn rows() -> Vec<v1::HookRow> {
-    let mut hot = vec![0_u64; ROWS.len()];
-    if let Some(all) = crate::process::slots() {
+fn hook_rows(rows: &[Row]) -> Vec<v1::HookRow> {
+    let mut hot = vec![0_u64; rows.len()];
+    if let Some(all) = slots::all() {
         let high = all.high.load(Acquire) as usize;
         for slot in all.own.iter().take(high) {
             for (sum, calls) in hot.iter_mut().zip(&slot.calls) {
@@ -672,7 +629,7 @@ fn rows() -> Vec<v1::HookRow> {
             }
         }
     }
-    ROWS.iter()
+    rows.iter()
         .zip(hot)
         .map(|(row, hot)| {
             let calls = hot + row.calls.load(Relaxed);

@@ -4,7 +4,7 @@
 //! `RTLD_NEXT`: a driver opened with `RTLD_LOCAL`, the default of `dlopen`, is invisible to that.
 //! The library never loads a driver by itself.
 
-use crate::hook::resolve;
+use super::loader;
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUresult, CUstream, CUuuid};
@@ -20,7 +20,7 @@ pub fn handle() -> *mut c_void {
     }
     let mode = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
     for name in [c"libcuda.so.1", c"libcuda.so"] {
-        let found = resolve::real_dlopen(name, mode);
+        let found = loader::real_dlopen(name, mode);
         if !found.is_null() {
             HANDLE.store(found, Ordering::Release);
             return found;
@@ -34,9 +34,9 @@ pub fn symbol(name: &CStr) -> *mut c_void {
     let handle = handle();
     if handle.is_null() {
         // A driver under another file name: linked, or opened with RTLD_GLOBAL.
-        return resolve::real_dlsym(libc::RTLD_NEXT, name);
+        return loader::real_dlsym(libc::RTLD_NEXT, name);
     }
-    resolve::real_dlsym(handle, name)
+    loader::real_dlsym(handle, name)
 }
 
 /// A struct of driver functions, and how it is loaded: `None` where the driver lacks one of them.

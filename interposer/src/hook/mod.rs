@@ -1,11 +1,14 @@
 //! How the library comes between an application and the driver.
 //!
-//! * [`table`]: every function it hooks, one row each.
-//! * [`row`]: what a row is, and the detour of each class.
-//! * [`resolve`]: how the application's own questions for a function are answered.
-//! * [`driver`]: the real driver, its functions by name.
+//! * [`table`]: every function it hooks, one row each; [`row`]: what a row is; [`detour`]: what the table is
+//!   made into.
+//! * [`names`], [`proc_address`]: how the application's own questions for a function are answered.
+//! * [`driver`]: the real driver, its functions by name; [`loader`]: the real `dlsym` and `dlopen`.
 
+pub mod detour;
 pub mod driver;
-pub mod resolve;
+pub mod loader;
+pub mod names;
+pub mod proc_address;
 pub mod row;
 pub mod table;

@@ -1,15 +1,12 @@
-//! The machinery behind the table: a row, and the detour of each class.
+//! A row of the table: one hooked function of the driver.
 //!
-//! A row says what a driver function means here, and from it come the exported detour, the slot for
+//! A row says what the function means here, and from it come the exported detour, the slot for
 //! the real function, the answer to a look-up by name, and the line in `tidegate hooks`. The slot
 //! begins as a stub that finds the real function at the first call, so that the hot path calls
 //! through it without a test.
-//!
-//! The detour of a launch has two bodies. The hot one ([`crate::activity::slots::enter`]) is all there is
-//! while the device is busy; every doubt is a tail call, with the same arguments, to the slow one
-//! ([`crate::launch`]).
 
-use core::ffi::c_void;
+use super::{driver, loader};
+use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// What a hooked call means.
@@ -42,6 +39,8 @@ pub struct Row {
     pub since: i32,
     /// What it means.
     pub class: Class,
+    /// Its place in the table.
+    pub index: usize,
     /// The driver's function, or the stub that finds it.
     pub real: AtomicPtr<c_void>,
     /// Calls, except those of the hot path.
@@ -57,6 +56,7 @@ impl Row {
         symbol_nul: &'static [u8],
         since: i32,
         class: Class,
+        index: usize,
         detour: *mut c_void,
         stub: *mut c_void,
     ) -> Self {
@@ -65,12 +65,22 @@ impl Row {
             symbol_nul,
             since,
             class,
+            index,
             real: AtomicPtr::new(stub),
             calls: AtomicU64::new(0),
             stub: AtomicPtr::new(stub),
             detour: AtomicPtr::new(detour),
             handed_out: AtomicBool::new(false),
         }
+    }
+
+    fn name(&self) -> Option<&'static CStr> {
+        CStr::from_bytes_with_nul(self.symbol_nul).ok()
+    }
+
+    /// Counts a call that is not on the hot path.
+    pub fn count(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Our function.
@@ -97,7 +107,7 @@ impl Row {
     /// The driver's function by its exported name, found once; null if the driver lacks it.
     pub fn resolve(&self) -> *mut c_void {
         if !self.resolved() {
-            let found = crate::hook::resolve::real_of(self);
+            let found = self.name().map_or(core::ptr::null_mut(), driver::symbol);
             if found.is_null() || found == self.detour() {
                 return core::ptr::null_mut();
             }
@@ -110,7 +120,9 @@ impl Row {
     /// given it without this library, which may be another preloaded one. Else the driver's.
     pub fn resolve_linked(&self) -> *mut c_void {
         if !self.resolved() {
-            let next = crate::hook::resolve::next_of(self);
+            let next = self.name().map_or(core::ptr::null_mut(), |name| {
+                loader::real_dlsym(libc::RTLD_NEXT, name)
+            });
             if !next.is_null() && next != self.detour() {
                 self.offer(next);
             }
@@ -163,317 +175,4 @@ pub const fn base(symbol: &[u8]) -> &[u8] {
         name = name.split_at(name.len() - 3).0;
     }
     name
-}
-
-/// The table: class, first CUDA version, signature; one row each.
-#[macro_export]
-macro_rules! hooks {
-    ($( $class:ident $([$($how:tt)*])? $since:literal fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ); )*) => {
-        /// A row's place in [`ROWS`].
-        #[derive(Clone, Copy, Debug)]
-        #[repr(usize)]
-        #[allow(non_camel_case_types, missing_docs)]
-        pub enum Id { $($name),* }
-
-        /// Every row.
-        pub static ROWS: [$crate::hook::row::Row; [$(Id::$name),*].len()] = [ $(
-            $crate::hook::row::Row::new(
-                concat!(stringify!($name), "\0").as_bytes(),
-                $since,
-                $crate::class_of!($class),
-                $name as *const () as *mut core::ffi::c_void,
-                stub::$name as *const () as *mut core::ffi::c_void,
-            )
-        ),* ];
-
-        mod stub {
-            use super::*;
-            $(
-                #[allow(non_snake_case, clippy::too_many_arguments)]
-                pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
-                    let real = ROWS[Id::$name as usize].resolve_linked();
-                    if real.is_null() {
-                        return CUresult::NOT_FOUND;
-                    }
-                    // SAFETY: the driver's function of this name has this signature.
-                    let real = unsafe { core::mem::transmute::<*mut core::ffi::c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(real) };
-                    // SAFETY: the application's own arguments, unchanged.
-                    unsafe { real($($arg),*) }
-                }
-            )*
-        }
-
-        $(
-            $crate::export!($class [$($($how)*)?] $name ($($arg: $ty),*));
-        )*
-    };
-}
-
-/// The exported function of a row.
-#[macro_export]
-macro_rules! export {
-    // `cuLaunchKernel`, whose five stack arguments a compiled detour would load before its checks and
-    // keep in registers it must save first: twenty instructions more. `slots::enter`, step by step,
-    // in registers that carry no argument; then the stack arguments are pushed from where they are.
-    (LaunchKernel [$stream:expr] $name:ident ($($arg:ident: $ty:ty),*)) => {
-        #[cold]
-        #[allow(clippy::too_many_arguments)]
-        unsafe extern "C" fn slow_launch_kernel($($arg: $ty),*) -> CUresult {
-            const ID: usize = Id::$name as usize;
-            let touch = $crate::activity::launch::Touch {
-                stream: $crate::activity::slots::named::<false>($stream as usize),
-                graph: 0,
-                waits_on_host: false,
-            };
-            $crate::activity::launch::slow(ID, touch, || {
-                let real = ROWS[ID].real.load(core::sync::atomic::Ordering::Relaxed);
-                // SAFETY: the driver's function of this name, or the stub, which has its signature;
-                // the application's own arguments, unchanged.
-                unsafe {
-                    core::mem::transmute::<*mut core::ffi::c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(real)($($arg),*)
-                }
-            })
-        }
-
-        /// The driver's function of this name.
-        ///
-        /// # Safety
-        /// As of the driver's function.
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        #[allow(non_snake_case, clippy::too_many_arguments)]
-        pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
-        core::arch::naked_asm!(
-            ".cfi_startproc",
-            "mov r11, qword ptr [rip + tidegate_slot_of_thread@GOTTPOFF]",
-            "mov r11, qword ptr fs:[r11]",
-            "test r11, r11",
-            "je 2f",
-            "mov rax, qword ptr [rsp + 24]",
-            "cmp rax, 1",
-            "adc rax, 0",
-            "cmp qword ptr [r11 + {last_stream}], rax",
-            "jne 2f",
-            "cmp qword ptr [rip + {announce}], 0",
-            "jne 2f",
-            "mov r10, qword ptr [rip + {page}]",
-            "add r10, qword ptr [r11 + {words_at}]",
-            "inc qword ptr [r11 + {entered}]",
-            "test byte ptr [r10 + {activity}], 1",
-            "je 3f",
-            "test byte ptr [r10 + {gate}], 3",
-            "jne 3f",
-            "inc qword ptr [r11 + {calls}]",
-            "push rbx",
-            ".cfi_adjust_cfa_offset 8",
-            ".cfi_rel_offset rbx, 0",
-            "mov rbx, r11",
-            "sub rsp, 8",
-            ".cfi_adjust_cfa_offset 8",
-            "push qword ptr [rsp + 56]",
-            "push qword ptr [rsp + 56]",
-            "push qword ptr [rsp + 56]",
-            "push qword ptr [rsp + 56]",
-            "push qword ptr [rsp + 56]",
-            ".cfi_adjust_cfa_offset 40",
-            "call qword ptr [rip + {rows} + {real}]",
-            "add rsp, 48",
-            ".cfi_adjust_cfa_offset -48",
-            "inc qword ptr [rbx + {returned}]",
-            "pop rbx",
-            ".cfi_adjust_cfa_offset -8",
-            ".cfi_restore rbx",
-            "ret",
-            "3:",
-            "dec qword ptr [r11 + {entered}]",
-            "2:",
-            "jmp {slow}",
-            ".cfi_endproc",
-            last_stream = const core::mem::offset_of!($crate::activity::slots::Slot, last_stream),
-            words_at = const core::mem::offset_of!($crate::activity::slots::Slot, words_at),
-            entered = const core::mem::offset_of!($crate::activity::slots::Slot, counts.entered),
-            returned = const core::mem::offset_of!($crate::activity::slots::Slot, counts.returned),
-            calls = const core::mem::offset_of!($crate::activity::slots::Slot, calls) + 8 * (Id::cuLaunchKernel as usize),
-            activity = const core::mem::offset_of!(tidegate_abi::page::DeviceWords, activity),
-            gate = const $crate::activity::slots::GATE_FROM_DEVICE,
-            real = const core::mem::size_of::<$crate::hook::row::Row>() * (Id::cuLaunchKernel as usize)
-                + core::mem::offset_of!($crate::hook::row::Row, real),
-            announce = sym $crate::activity::slots::ANNOUNCE,
-            page = sym $crate::activity::slots::PAGE,
-            rows = sym ROWS,
-            slow = sym slow_launch_kernel,
-        )
-        }
-    };
-    ($class:ident [$($how:tt)*] $name:ident ($($arg:ident: $ty:ty),*)) => {
-            /// The driver's function of this name.
-            ///
-            /// # Safety
-            /// As of the driver's function.
-            #[unsafe(no_mangle)]
-            #[allow(non_snake_case, clippy::too_many_arguments, unused_unsafe)]
-            pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
-                type Real = unsafe extern "C" fn($($ty),*) -> CUresult;
-                const ID: usize = Id::$name as usize;
-                #[allow(dead_code)]
-                const THREAD: bool = $crate::hook::row::thread(stringify!($name).as_bytes());
-                #[inline(always)]
-                fn real() -> Real {
-                    let real = ROWS[ID].real.load(core::sync::atomic::Ordering::Relaxed);
-                    // SAFETY: the driver's function of this name, or the stub, which has its signature.
-                    unsafe { core::mem::transmute::<*mut core::ffi::c_void, Real>(real) }
-                }
-                $crate::detour!($class [$($how)*] ($($arg: $ty),*))
-            }
-    };
-}
-
-/// The class that a row's keyword stands for.
-#[macro_export]
-macro_rules! class_of {
-    (Launch) => {
-        $crate::hook::row::Class::Launch
-    };
-    (LaunchKernel) => {
-        $crate::hook::row::Class::Launch
-    };
-    (LaunchGraph) => {
-        $crate::hook::row::Class::Launch
-    };
-    (LaunchMany) => {
-        $crate::hook::row::Class::Launch
-    };
-    (ToHost) => {
-        $crate::hook::row::Class::Launch
-    };
-    (Sync) => {
-        $crate::hook::row::Class::Sync
-    };
-    (Current) => {
-        $crate::hook::row::Class::Life
-    };
-    (Around) => {
-        $crate::hook::row::Class::Life
-    };
-    (Capture) => {
-        $crate::hook::row::Class::Capture
-    };
-    (Memory) => {
-        $crate::hook::row::Class::Memory
-    };
-    (Hold) => {
-        $crate::hook::row::Class::Hold
-    };
-    (Resolve) => {
-        $crate::hook::row::Class::Resolve
-    };
-}
-
-/// The body of a detour, by class.
-#[macro_export]
-macro_rules! detour {
-    // Work for one stream; `host`: it may make the stream wait for something outside the GPU.
-    (Launch [$stream:expr] ($($arg:ident: $ty:ty),*)) => {
-        $crate::detour!(@hot $stream, |_slot| {}, 0, false; ($($arg: $ty),*))
-    };
-    (Launch [$stream:expr, host] ($($arg:ident: $ty:ty),*)) => {{
-        let touch = $crate::activity::launch::Touch { stream: $crate::activity::slots::named::<THREAD>($stream as usize), graph: 0, waits_on_host: true };
-        // SAFETY: the application's own arguments, unchanged.
-        $crate::activity::launch::slow(ID, touch, || unsafe { real()($($arg),*) })
-    }};
-    (LaunchGraph [$stream:expr, $exec:expr] ($($arg:ident: $ty:ty),*)) => {
-        $crate::detour!(@hot $stream, |slot: &$crate::activity::slots::Slot| {
-            slot.graph.store($exec as usize as u64, core::sync::atomic::Ordering::Relaxed);
-        }, $exec as usize as u64, false; ($($arg: $ty),*))
-    };
-    (@hot $stream:expr, $note:expr, $graph:expr, $host:expr; ($($arg:ident: $ty:ty),*)) => {{
-        #[cold]
-        #[inline(never)]
-        #[allow(clippy::too_many_arguments)]
-        unsafe extern "C" fn slow($($arg: $ty),*) -> CUresult {
-            let touch = $crate::activity::launch::Touch {
-                stream: $crate::activity::slots::named::<THREAD>($stream as usize),
-                graph: $graph,
-                waits_on_host: $host,
-            };
-            // SAFETY: the application's own arguments, unchanged.
-            $crate::activity::launch::slow(ID, touch, || unsafe { real()($($arg),*) })
-        }
-        match $crate::activity::slots::enter($crate::activity::slots::named::<THREAD>($stream as usize), ID) {
-            Some(slot) => {
-                #[allow(clippy::redundant_closure_call)]
-                ($note)(slot);
-                // SAFETY: the application's own arguments, unchanged.
-                let result = unsafe { real()($($arg),*) };
-                slot.counts.raise_returned();
-                result
-            }
-            // SAFETY: as above.
-            None => unsafe { slow($($arg),*) },
-        }
-    }};
-    // A launch whose streams are found by a function of its own.
-    (LaunchMany [$path:path] ($($arg:ident: $ty:ty),*)) => {
-        // SAFETY: the application's own arguments, unchanged.
-        unsafe { $path(ID, $($arg),*, || unsafe { real()($($arg),*) }) }
-    };
-    // A copy to the host, which has happened when it returns.
-    (ToHost [$bytes:expr] ($($arg:ident: $ty:ty),*)) => {
-        // SAFETY: the application's own arguments, unchanged.
-        $crate::activity::launch::to_host(ID, $crate::activity::slots::named::<THREAD>(0), $bytes, || unsafe { real()($($arg),*) })
-    };
-    (Sync [$proof:expr] ($($arg:ident: $ty:ty),*)) => {{
-        // SAFETY: the application's own arguments, unchanged.
-        $crate::activity::sync::around(ID, $proof, || unsafe { real()($($arg),*) })
-    }};
-    // The thread's current context may be another afterwards.
-    (Current [] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::row::count(ID);
-        // SAFETY: the application's own arguments, unchanged.
-        $crate::activity::contexts::changed(unsafe { real()($($arg),*) })
-    }};
-    // A function that is given the rest of the call, or its result.
-    (Around [$path:path, ($($given:expr),*), call] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::row::count(ID);
-        // SAFETY: the application's own arguments, unchanged.
-        $path($($given,)* || unsafe { real()($($arg),*) })
-    }};
-    (Around [$path:path, ($($given:expr),*), result] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::row::count(ID);
-        // SAFETY: the application's own arguments, unchanged.
-        $path($($given,)* unsafe { real()($($arg),*) })
-    }};
-    // The same, for a call that may hold the driver's locks.
-    (Around [$path:path, ($($given:expr),*), held] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::row::count(ID);
-        $crate::memory::hold::around(ID, || {
-            // SAFETY: the application's own arguments, unchanged.
-            $path($($given,)* || unsafe { real()($($arg),*) })
-        })
-    }};
-    (Memory $how:tt $arguments:tt) => {
-        $crate::detour!(Around $how $arguments)
-    };
-    (Hold [] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::row::count(ID);
-        // SAFETY: the application's own arguments, unchanged.
-        $crate::memory::hold::around(ID, || unsafe { real()($($arg),*) })
-    }};
-    (Capture [$path:path, $stream:expr] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::row::count(ID);
-        // SAFETY: the application's own arguments, unchanged.
-        $path($crate::activity::slots::named::<THREAD>($stream as usize), || unsafe { real()($($arg),*) })
-    }};
-    (Resolve [$path:path] ($($arg:ident: $ty:ty),*)) => {{
-        $crate::hook::row::count(ID);
-        // SAFETY: the application's own arguments, unchanged.
-        unsafe { $path(real(), $($arg),*) }
-    }};
-}
-
-/// Counts a call of a row that is not on the hot path.
-pub fn count(row: usize) {
-    if let Some(row) = crate::hook::table::ROWS.get(row) {
-        row.calls.fetch_add(1, Ordering::Relaxed);
-    }
 }

@@ -2,14 +2,12 @@
 //! this signature, the signature. A name's older ABIs from before CUDA 3.2 have 32-bit addresses
 //! and are not hooked; a program that resolves one is counted.
 
-use crate::activity::capture;
-use crate::activity::contexts;
-use crate::activity::launch;
+use super::proc_address;
 use crate::activity::launch::stream_of;
-use crate::activity::slots;
 use crate::activity::sync::Proof;
-use crate::hook::resolve;
+use crate::activity::{capture, contexts, launch, slots};
 use crate::memory::answers;
+use crate::process::Process;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use tidegate_abi::cuda::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
@@ -20,8 +18,10 @@ use tidegate_abi::cuda::{
 /// A stream of 0.
 const NULL: usize = 0;
 
-/// Rows from the first on whose calls a thread counts in its own slot.
-pub const HOT_ROWS: usize = 84;
+/// Starts the library's threads with the process' first context.
+pub fn start(process: &'static Process) {
+    crate::start::once(process, &ROWS);
+}
 
 crate::hooks! {
     // Launches.
@@ -182,14 +182,14 @@ crate::hooks! {
     Around[contexts::destroy, (context), held] 2000 fn cuCtxDestroy(context: CUcontext);
     Around[contexts::destroy, (context), held] 4000 fn cuCtxDestroy_v2(context: CUcontext);
     Around[contexts::destroy, (context), held] 2000 fn cuCtxDetach(context: CUcontext);
-    Around[contexts::retained, (context, device), result] 7000 fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    Around[contexts::retained, (start, context, device), result] 7000 fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     Around[contexts::release, (device), held] 7000 fn cuDevicePrimaryCtxRelease(device: CUdevice);
     Around[contexts::release, (device), held] 11000 fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     Around[contexts::release, (device), held] 7000 fn cuDevicePrimaryCtxReset(device: CUdevice);
     Around[contexts::release, (device), held] 11000 fn cuDevicePrimaryCtxReset_v2(device: CUdevice);
-    Around[contexts::stream_made, (stream), result] 2000 fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
-    Around[contexts::stream_made, (stream), result] 5050 fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
-    Around[contexts::stream_made, (stream), result] 12050 fn cuGreenCtxStreamCreate(stream: *mut CUstream, context: CUgreenCtx, flags: c_uint, priority: c_int);
+    Around[contexts::stream_made, (start, stream), result] 2000 fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    Around[contexts::stream_made, (start, stream), result] 5050 fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
+    Around[contexts::stream_made, (start, stream), result] 12050 fn cuGreenCtxStreamCreate(stream: *mut CUstream, context: CUgreenCtx, flags: c_uint, priority: c_int);
     Around[contexts::stream_destroyed, (s), held] 2000 fn cuStreamDestroy(s: CUstream);
     Around[contexts::stream_destroyed, (s), held] 4000 fn cuStreamDestroy_v2(s: CUstream);
 
@@ -204,13 +204,13 @@ crate::hooks! {
     Capture[capture::end, s] 10000 fn cuStreamEndCapture_ptsz(s: CUstream, graph: *mut CUgraph);
 
     // Memory: KV caches answer as one allocation, the rest is counted.
-    Memory[answers::alloc, (ID, at, bytes), call] 3020 fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
+    Memory[answers::alloc, (ROW, start, at, bytes), call] 3020 fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
     Memory[answers::pitched, (at, pitch, height), result] 3020 fn cuMemAllocPitch_v2(at: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint);
     Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocAsync(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
     Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocAsync_ptsz(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
     Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
     Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocFromPoolAsync_ptsz(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
-    Memory[answers::free, (ID, at), call] 3020 fn cuMemFree_v2(at: CUdeviceptr);
+    Memory[answers::free, (ROW, at), call] 3020 fn cuMemFree_v2(at: CUdeviceptr);
     Memory[answers::freed, (at), result] 11020 fn cuMemFreeAsync(at: CUdeviceptr, s: CUstream);
     Memory[answers::freed, (at), result] 11020 fn cuMemFreeAsync_ptsz(at: CUdeviceptr, s: CUstream);
     Memory[answers::info, (free, total), result] 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
@@ -241,6 +241,6 @@ crate::hooks! {
     Hold 10000 fn cuGraphExecDestroy(exec: CUgraphExec);
 
     // Answers for functions.
-    Resolve[resolve::proc_address] 11030 fn cuGetProcAddress(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64);
-    Resolve[resolve::proc_address_v2] 12000 fn cuGetProcAddress_v2(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
+    Resolve[proc_address::proc_address] 11030 fn cuGetProcAddress(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64);
+    Resolve[proc_address::proc_address_v2] 12000 fn cuGetProcAddress_v2(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
 }

@@ -4,19 +4,20 @@
 //! step reads and writes memory; only attaching, registering and scopes call anything. Results are 0
 //! or a negative `errno`.
 
-use super::backed::vmm;
+use super::backed::{HANDLE_BYTES, vmm};
 use super::kv::{BadKv, Kv};
-use super::{Growing, Held, Membership, SCOPE, State, job, say, serve, talk};
-use crate::clock;
-use crate::env;
-use crate::log;
+use super::outbox::say;
+use super::scope::SCOPE;
+use super::service::serve;
+use super::state::{Growing, Membership, State};
+use super::usage::write_usage;
+use super::{job, talk};
+use crate::hook::table;
 use crate::process::{Process, guarded, process, ring};
-use crate::start;
-use crate::sys;
+use crate::{clock, env, log, sys};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::Arc;
-use tidegate_core::elastic::Elastic;
 use tidegate_core::joblog::{Reader, Refused, Shared};
 use tidegate_core::stripes::Region;
 use tidegate_proto::v1::{self, client_event::Event};
@@ -109,7 +110,7 @@ pub extern "C" fn tg_kv_scope_begin(handle_bytes: u64, flags: u32) -> c_int {
         if depth > 0 {
             return Err(libc::EALREADY);
         }
-        if flags & !ELASTIC != 0 || !handle_bytes.is_multiple_of(super::backed::HANDLE_BYTES) {
+        if flags & !ELASTIC != 0 || !handle_bytes.is_multiple_of(HANDLE_BYTES) {
             return Err(libc::EINVAL);
         }
         SCOPE.set((1, handle_bytes, flags & ELASTIC != 0));
@@ -290,7 +291,7 @@ pub unsafe extern "C" fn tg_poll(
 /// does not: the greeting carries the file that proves a process' channels, which it opens later.
 fn speak(process: &'static Process) {
     if !process.started.load(Acquire) {
-        start::once(process);
+        table::start(process);
     }
 }
 
@@ -440,33 +441,6 @@ pub extern "C" fn tg_usage(kv: u32, used_blocks: u32) -> c_int {
     })
 }
 
-/// Writes an elastic cache's figures into the page; bytes used and mapped.
-pub fn write_usage(
-    process: &Process,
-    device: usize,
-    elastic: &Elastic,
-    used_blocks: Option<u32>,
-) -> (u64, u64) {
-    let Some(words) = process.page().memory.get(device) else {
-        return (0, 0);
-    };
-    let (reserved, ready) = elastic.counts();
-    let mapped = elastic.mapped_bytes();
-    let bytes_of = |blocks: u32| {
-        let all = u64::from(reserved) + u64::from(ready);
-        mapped.saturating_mul(u64::from(blocks)) / all.max(1)
-    };
-    // The cache's lock is held: nobody else writes these words.
-    words.version.fetch_add(1, AcqRel);
-    if let Some(used) = used_blocks {
-        words.used.store(bytes_of(used), Release);
-    }
-    words.reserved.store(bytes_of(reserved), Release);
-    words.mapped.store(mapped, Release);
-    words.version.fetch_add(1, AcqRel);
-    (words.used.load(Acquire), mapped)
-}
-
 /// `tg_requests_in_flight`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tg_requests_in_flight(count: u32) -> c_int {
@@ -480,22 +454,4 @@ pub extern "C" fn tg_requests_in_flight(count: u32) -> c_int {
         }
         Ok(())
     })
-}
-
-impl Membership {
-    /// What the agent is told of a cache.
-    pub fn describe(&self, kv: &Kv) -> v1::KvRegistered {
-        kv.describe(self.rank, self.world.max(1), &self.name)
-    }
-}
-
-impl Held {
-    /// As the agent is told.
-    pub fn message(&self, request: u64) -> v1::RequestBlocks {
-        v1::RequestBlocks {
-            request,
-            tokens: self.tokens,
-            blocks: self.blocks.clone(),
-        }
-    }
 }

@@ -6,14 +6,18 @@
 //! (inter-process handles, registrations) makes it untouchable, with one event. All other
 //! allocations are the driver's own, and counted.
 
-use super::backed::{Range, vmm};
+use super::backed::{HANDLE_BYTES, Range, vmm};
+use super::gone::forget_caches;
 use super::kv::SHARED;
-use super::{State, hold, say, scope, serve};
+use super::outbox::say;
+use super::scope::scope;
+use super::service::serve;
+use super::{hold, talk};
 use crate::activity::contexts;
-use crate::env;
 use crate::hook::driver;
-use crate::process::{Process, guarded, process};
-use crate::sys;
+use crate::hook::row::Row;
+use crate::process::{Process, Start, guarded, known, process};
+use crate::{env, sys};
 use core::ffi::{c_int, c_void};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUresult};
 use tidegate_abi::page::DEVICES;
@@ -29,7 +33,7 @@ fn current() -> Option<(usize, usize)> {
 fn on<T>(at: u64, f: impl FnOnce(&'static Process, &mut Range) -> T) -> Option<T> {
     guarded(|| {
         sys::keeping_errno(|| {
-            let process = crate::process::known()?;
+            let process = known()?;
             let mut state = sys::lock(&process.memory.state);
             state.backed.find_mut(at).map(|range| f(process, range))
         })
@@ -39,7 +43,8 @@ fn on<T>(at: u64, f: impl FnOnce(&'static Process, &mut Range) -> T) -> Option<T
 
 /// `cuMemAlloc`.
 pub fn alloc(
-    row: usize,
+    row: &'static Row,
+    start: Start,
     at: *mut CUdeviceptr,
     bytes: usize,
     call: impl Fn() -> CUresult,
@@ -49,7 +54,7 @@ pub fn alloc(
         if let Some(refused) = beyond_share(asked) {
             return refused;
         }
-        if let Some(result) = in_scope(at, asked) {
+        if let Some(result) = in_scope(start, at, asked) {
             return result;
         }
         counted(at, bytes, ask_once(asked, call))
@@ -58,7 +63,7 @@ pub fn alloc(
 
 /// The answer to an offline allocation that its share has no room for.
 fn beyond_share(bytes: u64) -> Option<CUresult> {
-    let process = crate::process::known().filter(|process| process.role() == Role::Offline)?;
+    let process = known().filter(|process| process.role() == Role::Offline)?;
     let (_, device) = current()?;
     let share = process.memory.share_of(device)?;
     let held = sys::lock(&process.memory.state).held_bytes(device);
@@ -66,16 +71,16 @@ fn beyond_share(bytes: u64) -> Option<CUresult> {
 }
 
 /// An allocation in a KV scope; `None`: it is the driver's.
-fn in_scope(at: *mut CUdeviceptr, asked: u64) -> Option<CUresult> {
+fn in_scope(start: Start, at: *mut CUdeviceptr, asked: u64) -> Option<CUresult> {
     let guessed = || Some((0, false)).filter(|_| env::kv_guess().is_some_and(|min| asked >= min));
     let (handle_bytes, bare) = scope().or_else(guessed)?;
-    if at.is_null() || asked < handle_bytes.max(super::backed::HANDLE_BYTES) {
+    if at.is_null() || asked < handle_bytes.max(HANDLE_BYTES) {
         return None;
     }
     guarded(|| {
         sys::keeping_errno(|| {
             let (process, vmm) = (process()?, vmm()?);
-            let (context, device) = contexts::look(process)?;
+            let (context, device) = contexts::look(process, start)?;
             let mut state = sys::lock(&process.memory.state);
             let place = (device, context);
             let made = state.backed.allocate(vmm, place, asked, handle_bytes, bare);
@@ -136,9 +141,9 @@ fn ask_once(bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
     let online = |process: &&'static Process| process.role() == Role::Online;
     let granted = guarded(|| {
         sys::keeping_errno(|| {
-            let process = crate::process::known().filter(online)?;
+            let process = known().filter(online)?;
             let (_, device) = current()?;
-            Some(super::talk::ask(process, device, bytes))
+            Some(talk::ask(process, device, bytes))
         })
     });
     if granted.flatten() == Some(true) {
@@ -151,7 +156,7 @@ fn ask_once(bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
 /// An allocation of the driver's, after it was freed.
 pub fn freed(at: CUdeviceptr, result: CUresult) -> CUresult {
     if result.is_ok()
-        && let Some(process) = crate::process::known()
+        && let Some(process) = known()
     {
         sys::lock(&process.memory.state).plain.remove(&at);
         process.memory.changed();
@@ -160,7 +165,7 @@ pub fn freed(at: CUdeviceptr, result: CUresult) -> CUresult {
 }
 
 /// `cuMemFree`.
-pub fn free(row: usize, at: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
+pub fn free(row: &'static Row, at: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     hold::around(row, || {
         let Some((base, context)) = on(at, |_, range| (range.base, range.context)) else {
             return freed(at, call());
@@ -180,34 +185,6 @@ pub fn free(row: usize, at: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUr
         process.memory.changed();
         CUresult::SUCCESS
     })
-}
-
-/// Caches on allocations that are gone.
-fn forget_caches(process: &Process, state: &mut State, bases: &[u64]) {
-    let gone = |kv: &super::kv::Kv| kv.bases.iter().any(|base| bases.contains(base));
-    let ids: Vec<u32> = state
-        .kvs
-        .values()
-        .filter(|kv| gone(kv))
-        .map(|kv| kv.id)
-        .collect();
-    for kv in ids {
-        if let Some(cache) = state.kvs.remove(&kv) {
-            cache.forget(process.memory.log());
-            sys::lock(&process.memory.elastic).remove(&kv);
-        }
-        say(process, Event::KvGone(v1::KvGone { kv }));
-    }
-}
-
-/// After a context is gone, and with it what was allocated in it.
-pub fn context_gone(process: &Process, context: usize) {
-    if let Some(vmm) = vmm() {
-        let mut state = sys::lock(&process.memory.state);
-        let bases = state.backed.context_gone(vmm, context);
-        forget_caches(process, &mut state, &bases);
-        process.memory.changed();
-    }
 }
 
 /// `cuMemGetAddressRange`.
@@ -358,7 +335,7 @@ pub fn shared(at: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
 /// `cuMemGetInfo`.
 pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
     let share = || {
-        let process = crate::process::known()?;
+        let process = known()?;
         let (_, device) = current()?;
         let share = process.memory.share_of(device)?;
         let held = sys::lock(&process.memory.state).held_bytes(device);
@@ -382,7 +359,7 @@ pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
 
 /// `cuDeviceTotalMem`.
 pub fn total(bytes: *mut usize, device: CUdevice, result: CUresult) -> CUresult {
-    let share = crate::process::known()
+    let share = known()
         .zip(usize::try_from(device).ok().filter(|at| *at < DEVICES))
         .and_then(|(process, device)| process.memory.share_of(device));
     if let (true, Some(share)) = (result.is_ok(), share) {

@@ -5,10 +5,7 @@
 //! starts again after a crash never reads the old one's losses. The file stays open in a thread that
 //! has a descriptor table of its own, because an application may close every descriptor it has.
 
-use crate::agent::report;
-use crate::log;
-use crate::start;
-use crate::sys;
+use crate::{log, sys, threads};
 use core::ffi::CStr;
 use std::ffi::CString;
 use std::sync::mpsc;
@@ -135,8 +132,8 @@ pub fn open(job: &str, world: u32) -> Result<&'static Shared, NoJob> {
     let name = name_of(job);
     let path = CString::new(format!("/dev/shm/{name}")).map_err(|_| NoJob::Thread)?;
     let (opened_tx, opened_rx) = mpsc::channel();
-    let started = start::spawn_keeper(move || {
-        if !report::own_descriptor_table() {
+    let started = threads::spawn_keeper(move || {
+        if !threads::own_descriptor_table() {
             log::debug(|| {
                 "the job's memory is kept open among the application's descriptors".to_owned()
             });

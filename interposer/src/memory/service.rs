@@ -8,50 +8,16 @@
 use super::backed::vmm;
 use super::hold;
 use super::kv::Outcome;
+use super::order::{Order, What};
+use super::usage::write_usage;
 use crate::activity::gate;
-use crate::clock;
-use crate::log;
 use crate::process::Process;
-use crate::sys;
+use crate::threads::{BlockSignals, spawn};
+use crate::{clock, log, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::Arc;
 use tidegate_core::joblog::Shared;
 use tidegate_proto::v1::{self, MemoryResult, client_event::Event};
-
-/// What the agent wants done.
-#[derive(Clone, Debug)]
-pub enum What {
-    /// Say when no thread is inside a call that may hold the driver's locks.
-    Prepare,
-    /// Take stripes.
-    Reclaim(u32, Vec<u32>),
-    /// Back stripes.
-    Restore(u32, Vec<u32>),
-    /// Have this many bytes of an elastic cache mapped.
-    Map(u32, u64),
-}
-
-/// One order.
-#[derive(Clone, Debug)]
-pub struct Order {
-    /// The agent's number for it.
-    pub seq: u64,
-    /// Monotonic; `u64::MAX`: none.
-    pub deadline_ns: u64,
-    /// The session it came in.
-    pub session: u64,
-    /// What to do.
-    pub what: What,
-}
-
-/// An order that has not been answered.
-#[derive(Clone, Debug)]
-pub struct Open {
-    /// The order.
-    pub order: Order,
-    /// The agent has been told that it is late.
-    pub late: bool,
-}
 
 /// How an order ended, before it is an event.
 #[derive(Debug, Default)]
@@ -121,8 +87,17 @@ pub fn answer(order: &Order, done: Done) -> Event {
     }
 }
 
+/// Starts the thread with the first order or allocation that needs it.
+pub fn serve(process: &'static Process) {
+    if !process.memory.service.swap(true, AcqRel) {
+        let quiet = BlockSignals::new();
+        spawn("tidegate-memory", move || run(process));
+        drop(quiet);
+    }
+}
+
 /// Runs for ever.
-pub fn run(process: &'static Process) {
+fn run(process: &'static Process) {
     let memory = &process.memory;
     loop {
         let seen = memory.ordered.load(Acquire);
@@ -339,6 +314,6 @@ fn map(process: &'static Process, order: &Order, kv: u32, target: u64) -> Done {
     memory.changing.store(false, Release);
     let elastic = sys::lock(&elastic);
     done.mapped_bytes = elastic.mapped_bytes();
-    super::abi::write_usage(process, device, &elastic, None);
+    write_usage(process, device, &elastic, None);
     done
 }

@@ -3,11 +3,12 @@
 //! It never waits for the state of memory, which the service thread may hold while the driver makes
 //! it wait: what it cannot have now it sends later. So it can answer in time that an order is late.
 
-use super::service::{self, Done, Open, Order, What};
-use super::{Memory, serve};
-use crate::clock;
+use super::order::{Open, Order, What};
+use super::outbox::say;
+use super::service::{Done, answer, serve};
+use super::state::Memory;
 use crate::process::Process;
-use crate::sys;
+use crate::{clock, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
 use tidegate_core::joblog::Shared;
@@ -90,10 +91,7 @@ impl Talk {
         for entry in open.iter_mut() {
             if !entry.late && now >= entry.order.deadline_ns {
                 entry.late = true;
-                send(service::answer(
-                    &entry.order,
-                    Done::nothing(MemoryResult::Late),
-                ));
+                send(answer(&entry.order, Done::nothing(MemoryResult::Late)));
             }
         }
         drop(open);
@@ -260,15 +258,13 @@ fn order(process: &'static Process, seq: u64, deadline_ns: u64, what: What) {
     sys::futex_wake(&memory.ordered);
 }
 
-impl Memory {
-    fn ticket(&self) -> u64 {
-        self.tickets.fetch_add(1, AcqRel) + 1
-    }
+fn ticket(memory: &Memory) -> u64 {
+    memory.tickets.fetch_add(1, AcqRel) + 1
 }
 
 /// Asks for memory ahead of need; nobody waits. For a cache: which, and what is mapped of it.
 pub fn demand(process: &Process, device: usize, bytes: u64, cache: Option<(u32, u64)>) {
-    say_demand(process, process.memory.ticket(), device, bytes, cache);
+    say_demand(process, ticket(&process.memory), device, bytes, cache);
 }
 
 fn say_demand(
@@ -278,7 +274,7 @@ fn say_demand(
     bytes: u64,
     cache: Option<(u32, u64)>,
 ) {
-    super::say(
+    say(
         process,
         Event::Demand(v1::Demand {
             ticket,
@@ -300,7 +296,7 @@ pub fn ask(process: &Process, device: usize, bytes: u64) -> bool {
     }
     let session = memory.session.load(Acquire);
     let end = clock::now_ns() + PATIENCE_NS;
-    let ticket = memory.ticket();
+    let ticket = ticket(memory);
     sys::lock(&memory.awaited).insert(ticket, None);
     say_demand(process, ticket, device, bytes, None);
     let granted = loop {

@@ -1,11 +1,11 @@
 //! Enabling and disabling this process' own channels on its own control files: level L3, and the
 //! soft landing. Each call is made by the client that owns what it is about.
 
-use crate::clock;
+use super::files::Table;
+use super::next::next;
+use super::outbox::drop_client;
 use crate::process::Process;
-use crate::rm::files::Table;
-use crate::rm::ioctl;
-use crate::sys;
+use crate::{clock, sys};
 use core::ffi::{c_int, c_void};
 use std::collections::BTreeMap;
 use std::io;
@@ -172,7 +172,7 @@ fn control<T>(
             answer
         }
         Ok(None) => {
-            sys::lock(&process.rm).drop_client(process, client);
+            drop_client(process, &mut sys::lock(&process.rm), client);
             (Status::INVALID_CLIENT.0, 0)
         }
         Err(error) => (Status::OK.0, error.raw_os_error().unwrap_or(libc::EBADF)),
@@ -213,8 +213,7 @@ fn control_on<T>(
     };
     let request = rm::request(rm::NV_ESC_RM_CONTROL, size_of::<Nvos54>());
     // SAFETY: the structures are live for the call and of the sizes that the request and the call say.
-    let result =
-        unsafe { ioctl::next(file.as_raw_fd(), request, (&raw mut call).cast::<c_void>()) };
+    let result = unsafe { next(file.as_raw_fd(), request, (&raw mut call).cast::<c_void>()) };
     (call.status, if result == 0 { 0 } else { sys::errno() })
 }
 

@@ -12,10 +12,8 @@
 //! The file is opened, appended to and closed for each line: no descriptor of ours stays in the
 //! application's table, and a process that is killed has written all that it did.
 
-use crate::clock;
-use crate::env;
-use crate::rm::ioctl::{File, Request, bytes};
-use crate::sys;
+use super::request::{File, Request, bytes};
+use crate::{clock, env, sys};
 use core::ffi::{CStr, c_int, c_ulong, c_void};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -1,9 +1,9 @@
 //! Which version the loaded driver has, for the agent.
 //!
-//! NVML asks the driver, which [`crate::rm::ioctl`] sees; the driver's own library may never ask. Then the reporter does,
+//! NVML asks the driver, which [`super::ioctl`] sees; the driver's own library may never ask. Then the reporter does,
 //! on a control file of its own that it closes again, or reads what the kernel's side writes down.
 
-use crate::rm::ioctl;
+use super::next::next;
 use core::ffi::c_void;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -28,8 +28,7 @@ fn asked() -> Option<String> {
     };
     let request = rm::request(rm::NV_ESC_CHECK_VERSION_STR, size_of::<RmApiVersion>());
     // SAFETY: the structure is live for the call and of the size that the request says.
-    let result =
-        unsafe { ioctl::next(file.as_raw_fd(), request, (&raw mut said).cast::<c_void>()) };
+    let result = unsafe { next(file.as_raw_fd(), request, (&raw mut said).cast::<c_void>()) };
     let text = said.version.split(|byte| *byte == 0).next()?;
     let text = core::str::from_utf8(text)
         .ok()

@@ -387,8 +387,8 @@ mod tests {
                 || how.starts_with("Launch")
                 || how.starts_with("Sync[Proof::Context]")
                 || how.contains(", held] ")
-                || how.starts_with("Memory[answers::alloc, (ID")
-                || how.starts_with("Memory[answers::free, (ID")
+                || how.starts_with("Memory[answers::alloc, (ROW")
+                || how.starts_with("Memory[answers::free, (ROW")
         };
         let mut marked: Vec<&str> = table
             .lines()

@@ -4,7 +4,7 @@ use super::*;
 use tidegate_abi::class::{
     FERMI_CONTEXT_SHARE_A, HOPPER_CHANNEL_GPFIFO_A, KEPLER_CHANNEL_GROUP_A, NV01_DEVICE_0,
 };
-use tidegate_abi::rm::{Nvos21, Nvos55, Nvos64};
+use tidegate_abi::rm::{Nvos21, Nvos55, Nvos64, Xfer};
 use tidegate_core::rm::Params;
 
 /// What is understood of `parameters` under `escape`, directly and inside `NV_ESC_IOCTL_XFER_CMD`.

@@ -1,0 +1,36 @@
+//! What the agent orders of memory.
+
+/// What the agent wants done.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// Say when no thread is inside a call that may hold the driver's locks.
+    Prepare,
+    /// Take stripes.
+    Reclaim(u32, Vec<u32>),
+    /// Back stripes.
+    Restore(u32, Vec<u32>),
+    /// Have this many bytes of an elastic cache mapped.
+    Map(u32, u64),
+}
+
+/// One order.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The agent's number for it.
+    pub seq: u64,
+    /// Monotonic; `u64::MAX`: none.
+    pub deadline_ns: u64,
+    /// The session it came in.
+    pub session: u64,
+    /// What to do.
+    pub what: What,
+}
+
+/// An order that has not been answered.
+#[derive(Clone, Debug)]
+pub struct Open {
+    /// The order.
+    pub order: Order,
+    /// The agent has been told that it is late.
+    pub late: bool,
+}

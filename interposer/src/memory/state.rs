@@ -1,0 +1,211 @@
+//! What the process knows of its memory.
+//!
+//! Locks, in this order: [`Memory::state`], which is held over calls of the driver; then the small
+//! ones, which never are. No launch takes any of them.
+
+use super::backed::Backed;
+use super::kv::{Kv, Kvs};
+use super::marks::Marks;
+use super::order::{Open, Order};
+use crate::sys;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use tidegate_abi::page::DEVICES;
+use tidegate_core::elastic::Elastic;
+use tidegate_core::joblog::{Reader, Shared};
+use tidegate_proto::v1::{self, client_event::Event};
+
+/// An elastic cache's device, and its blocks.
+pub(super) type Growing = (usize, Arc<Mutex<Elastic>>);
+
+/// What stands: allocations and caches.
+#[derive(Debug, Default)]
+pub struct State {
+    /// Allocations made in a KV scope.
+    pub backed: Backed,
+    /// Caches registered on them.
+    pub kvs: Kvs,
+    /// Numbers given to caches.
+    pub(super) kvs_made: u32,
+    /// The driver's own allocations that are counted: device and bytes.
+    pub plain: BTreeMap<u64, (usize, u64)>,
+}
+
+/// The job this process said it belongs to.
+#[derive(Debug, Default)]
+pub struct Membership {
+    pub(super) name: String,
+    pub(super) rank: u32,
+    pub(super) world: u32,
+    pub(super) reader: Reader,
+    pub(super) joined: bool,
+}
+
+/// One request's blocks, as published.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) tokens: u32,
+    pub(super) blocks: Vec<u32>,
+}
+
+/// Requests, and which of them the agent has not been told of.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    pub(super) all: BTreeMap<u64, Held>,
+    pub(super) changed: BTreeMap<u64, ()>,
+}
+
+/// Memory of one process.
+#[derive(Debug)]
+pub struct Memory {
+    /// See [`State`].
+    pub state: Mutex<State>,
+    /// Threads inside calls that may hold the driver's locks.
+    pub marks: Marks,
+    /// To the agent, in order.
+    pub(super) outbox: Mutex<Vec<Event>>,
+    pub(super) orders: Mutex<VecDeque<Order>>,
+    /// Futex: raised with every order.
+    pub(super) ordered: AtomicU32,
+    /// Orders of sessions before this one are void.
+    pub(super) session: AtomicU64,
+    pub(super) cancelled: Mutex<Vec<u64>>,
+    /// Orders that have not been answered.
+    pub(super) open: Mutex<Vec<Open>>,
+    pub(super) service: AtomicBool,
+    /// The service thread is changing mappings.
+    pub(super) changing: AtomicBool,
+    /// What the application is shown as all there is; 0: what the driver says.
+    pub(super) share: [AtomicU64; DEVICES],
+    pub(super) usage_changed: AtomicBool,
+    /// Elastic caches and their devices.
+    pub(super) elastic: Mutex<BTreeMap<u32, Growing>>,
+    /// `tg_usage` has said that the mapped memory runs out.
+    pub(super) pressed: AtomicBool,
+    /// What `tg_requests_in_flight` said last, plus one; written into every new page.
+    pub in_flight: AtomicU64,
+    pub(super) membership: Mutex<Membership>,
+    pub(super) log: AtomicPtr<Shared>,
+    pub(super) requests: Mutex<Requests>,
+    pub(super) tickets: AtomicU64,
+    /// Demands that a thread waits for, by ticket, with their answers.
+    pub(super) awaited: Mutex<BTreeMap<u64, Option<bool>>>,
+    /// Futex: raised with every answer to a demand.
+    pub(super) answers: AtomicU32,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            marks: Marks::default(),
+            outbox: Mutex::default(),
+            orders: Mutex::default(),
+            ordered: AtomicU32::new(0),
+            session: AtomicU64::new(0),
+            cancelled: Mutex::default(),
+            open: Mutex::default(),
+            service: AtomicBool::new(false),
+            changing: AtomicBool::new(false),
+            share: [const { AtomicU64::new(0) }; DEVICES],
+            usage_changed: AtomicBool::new(false),
+            elastic: Mutex::default(),
+            pressed: AtomicBool::new(false),
+            in_flight: AtomicU64::new(0),
+            membership: Mutex::default(),
+            log: AtomicPtr::new(core::ptr::null_mut()),
+            requests: Mutex::default(),
+            tickets: AtomicU64::new(0),
+            awaited: Mutex::default(),
+            answers: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Memory {
+    /// The job's log, if this process joined one.
+    pub(super) fn log(&self) -> Option<&'static Shared> {
+        // SAFETY: null or a mapping that is never unmapped.
+        unsafe { self.log.load(Acquire).as_ref() }
+    }
+
+    /// What the application may have of a device; `None`: what the driver says.
+    pub(super) fn share_of(&self, device: usize) -> Option<u64> {
+        let share = self.share.get(device)?.load(Relaxed);
+        (share != 0).then_some(share)
+    }
+
+    /// What a device's usage is now.
+    pub(super) fn changed(&self) {
+        self.usage_changed.store(true, Release);
+    }
+
+    /// Whether a mapping is being changed.
+    pub fn is_changing(&self) -> bool {
+        self.changing.load(Acquire)
+    }
+
+    /// Waits until no mapping is being changed. What changes them stops after the range it is at, once the
+    /// agent is gone; only a driver that does not answer takes longer than that.
+    pub fn settle(&self) {
+        while self.is_changing() {
+            sys::sleep_ns(200_000);
+        }
+    }
+}
+
+impl State {
+    /// As the agent is told.
+    pub fn usage(&self, device: usize) -> v1::MemoryUsage {
+        let mut usage = v1::MemoryUsage {
+            slot: u32::try_from(device).unwrap_or(0),
+            ..v1::MemoryUsage::default()
+        };
+        let plain = self.plain.values().filter(|(at, _)| *at == device);
+        usage.plain_bytes =
+            plain.map(|(_, bytes)| bytes).sum::<u64>() + self.backed.page_bytes(device);
+        for range in self.backed.all().filter(|range| range.device == device) {
+            let own = range.own_bytes();
+            usage.quarantined_bytes += range.bytes - own;
+            if self.kvs.values().any(|kv| kv.bases.contains(&range.base)) {
+                usage.kv_bytes += own;
+            } else {
+                usage.unregistered_bytes += own;
+            }
+        }
+        let elastic = self.kvs.values().filter(|kv| kv.device == device);
+        for elastic in elastic.filter_map(|kv| kv.elastic.as_ref()) {
+            let elastic = sys::lock(elastic);
+            usage.mapped_bytes += elastic.mapped_bytes();
+            usage.reserved_bytes += elastic.reserved_bytes();
+        }
+        usage
+    }
+
+    /// Bytes that the application believes it has on a device.
+    pub fn held_bytes(&self, device: usize) -> u64 {
+        let plain = self.plain.values().filter(|(at, _)| *at == device);
+        let backed = self.backed.all().filter(|range| range.device == device);
+        plain.map(|(_, bytes)| bytes).sum::<u64>() + backed.map(|range| range.bytes).sum::<u64>()
+    }
+}
+
+impl Membership {
+    /// What the agent is told of a cache.
+    pub fn describe(&self, kv: &Kv) -> v1::KvRegistered {
+        kv.describe(self.rank, self.world.max(1), &self.name)
+    }
+}
+
+impl Held {
+    /// As the agent is told.
+    pub fn message(&self, request: u64) -> v1::RequestBlocks {
+        v1::RequestBlocks {
+            request,
+            tokens: self.tokens,
+            blocks: self.blocks.clone(),
+        }
+    }
+}

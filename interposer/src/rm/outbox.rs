@@ -1,0 +1,26 @@
+//! What the agent is told of a change to the objects.
+
+use super::objects::{Rm, Up};
+use crate::process::Process;
+use core::sync::atomic::Ordering::Acquire;
+use tidegate_core::rm::Record;
+
+/// Puts what changed into the outbox.
+pub fn say(process: &Process, rm: &mut Rm, records: Vec<Record>) {
+    if records.is_empty() {
+        return;
+    }
+    // Without an agent nobody empties the box, and the next one gets a snapshot.
+    if process.attached.load(Acquire) {
+        rm.outbox.extend(records.into_iter().map(Up::Record));
+        process.bell.ring();
+    }
+}
+
+/// Forgets a client whose file is closed, with which the driver freed it.
+pub fn drop_client(process: &Process, rm: &mut Rm, client: u32) {
+    let mut records = Vec::new();
+    rm.files.remove(&client);
+    drop(rm.graph.lift(client, client, &mut records));
+    say(process, rm, records);
+}
