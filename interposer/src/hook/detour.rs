@@ -7,48 +7,93 @@
 //! The rooms know neither the table nor the library's threads: a detour gives them its row, and, where a
 //! call may show the process' first context, the function `start` of the table's file.
 
-/// The table: class, first CUDA version, signature; one row each.
+/// The first CUDA version with functions for programs whose stream 0 is each thread's own.
+pub const TWINS_SINCE: i32 = 7000;
+
+/// The table: class, first CUDA version, the ending of its twin if it has one, signature; one row each.
 #[macro_export]
 macro_rules! hooks {
-    ($( $class:ident $([$($how:tt)*])? $since:literal fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ); )*) => {
-        /// A row's place in [`ROWS`].
-        #[derive(Clone, Copy, Debug)]
-        #[repr(usize)]
-        #[allow(non_camel_case_types, missing_docs)]
-        pub enum Id { $($name),* }
+    ($( $class:ident $([$($how:tt)*])? $since:literal $(+ $twin:ident)? fn $name:ident $args:tt; )*) => {
+        /// Every row's symbol, with its terminating zero.
+        const SYMBOLS: &[&str] = &[ $(
+            $crate::symbol!($name),
+            $( $crate::symbol!($name $twin), )?
+        )* ];
+
+        /// The place of a symbol in [`ROWS`].
+        const fn place(symbol: &str) -> usize {
+            let mut at = 0;
+            while !$crate::hook::row::same(SYMBOLS[at].as_bytes(), symbol.as_bytes()) {
+                at += 1;
+            }
+            at
+        }
 
         /// Every row.
-        pub static ROWS: [$crate::hook::row::Row; [$(Id::$name),*].len()] = [ $(
+        pub static ROWS: [$crate::hook::row::Row; SYMBOLS.len()] = [ $(
             $crate::hook::row::Row::new(
-                concat!(stringify!($name), "\0").as_bytes(),
+                $crate::symbol!($name),
                 $since,
                 $crate::class_of!($class),
-                Id::$name as usize,
+                place($crate::symbol!($name)),
                 $name as *const () as *mut core::ffi::c_void,
                 stub::$name as *const () as *mut core::ffi::c_void,
-            )
-        ),* ];
+            ),
+            $( $crate::hook::row::Row::new(
+                $crate::symbol!($name $twin),
+                if $since > $crate::hook::detour::TWINS_SINCE { $since } else { $crate::hook::detour::TWINS_SINCE },
+                $crate::class_of!($class),
+                place($crate::symbol!($name $twin)),
+                twin::$name as *const () as *mut core::ffi::c_void,
+                stub::twin::$name as *const () as *mut core::ffi::c_void,
+            ), )?
+        )* ];
 
         mod stub {
             use super::*;
-            $(
-                #[allow(non_snake_case, clippy::too_many_arguments)]
-                pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
-                    let real = ROWS[Id::$name as usize].resolve_linked();
-                    if real.is_null() {
-                        return CUresult::NOT_FOUND;
-                    }
-                    // SAFETY: the driver's function of this name has this signature.
-                    let real = unsafe { core::mem::transmute::<*mut core::ffi::c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(real) };
-                    // SAFETY: the application's own arguments, unchanged.
-                    unsafe { real($($arg),*) }
-                }
-            )*
+            $( $crate::stub!([$crate::symbol!($name)] $name $args); )*
+
+            pub mod twin {
+                use super::*;
+                $( $( $crate::stub!([$crate::symbol!($name $twin)] $name $args); )? )*
+            }
         }
 
-        $(
-            $crate::export!($class [$($($how)*)?] $name ($($arg: $ty),*));
-        )*
+        $( $crate::export!($class [$($($how)*)?] $name $args); )*
+
+        mod twin {
+            use super::*;
+            $( $crate::export!(@twin [$($twin)?] $class [$($($how)*)?] $name $args); )*
+        }
+    };
+}
+
+/// A row's symbol, with its terminating zero.
+#[macro_export]
+macro_rules! symbol {
+    ($name:ident) => {
+        concat!(stringify!($name), "\0")
+    };
+    ($name:ident $twin:ident) => {
+        concat!(stringify!($name), "_", stringify!($twin), "\0")
+    };
+}
+
+/// What stands in a row's slot until the real function is known.
+#[macro_export]
+macro_rules! stub {
+    ([$symbol:expr] $name:ident ($($arg:ident: $ty:ty),* $(,)?)) => {
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
+            let real = ROWS[const { place($symbol) }].resolve_linked();
+            if real.is_null() {
+                return CUresult::NOT_FOUND;
+            }
+            // SAFETY: the driver's function of this name has this signature.
+            let real = unsafe { core::mem::transmute::<*mut core::ffi::c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(real) };
+            // SAFETY: the application's own arguments, unchanged.
+            unsafe { real($($arg),*) }
+        }
     };
 }
 
@@ -58,11 +103,11 @@ macro_rules! export {
     // `cuLaunchKernel`, whose five stack arguments a compiled detour would load before its checks and
     // keep in registers it must save first: twenty instructions more. `slots::enter`, step by step,
     // in registers that carry no argument; then the stack arguments are pushed from where they are.
-    (LaunchKernel [$stream:expr] $name:ident ($($arg:ident: $ty:ty),*)) => {
+    (LaunchKernel [$stream:expr] $name:ident ($($arg:ident: $ty:ty),* $(,)?)) => {
         #[cold]
         #[allow(clippy::too_many_arguments)]
         unsafe extern "C" fn slow_launch_kernel($($arg: $ty),*) -> CUresult {
-            static ROW: &$crate::hook::row::Row = &ROWS[Id::$name as usize];
+            static ROW: &$crate::hook::row::Row = &ROWS[place($crate::symbol!($name))];
             let touch = $crate::activity::launch::Touch {
                 stream: $crate::activity::slots::named::<false>($stream as usize),
                 graph: 0,
@@ -136,10 +181,10 @@ macro_rules! export {
             words_at = const core::mem::offset_of!($crate::activity::slots::Slot, words_at),
             entered = const core::mem::offset_of!($crate::activity::slots::Slot, counts.entered),
             returned = const core::mem::offset_of!($crate::activity::slots::Slot, counts.returned),
-            calls = const core::mem::offset_of!($crate::activity::slots::Slot, calls) + 8 * (Id::cuLaunchKernel as usize),
+            calls = const core::mem::offset_of!($crate::activity::slots::Slot, calls) + 8 * place($crate::symbol!($name)),
             activity = const core::mem::offset_of!(tidegate_abi::page::DeviceWords, activity),
             gate = const $crate::activity::slots::GATE_FROM_DEVICE,
-            real = const core::mem::size_of::<$crate::hook::row::Row>() * (Id::cuLaunchKernel as usize)
+            real = const core::mem::size_of::<$crate::hook::row::Row>() * place($crate::symbol!($name))
                 + core::mem::offset_of!($crate::hook::row::Row, real),
             announce = sym $crate::activity::slots::ANNOUNCE,
             page = sym $crate::activity::slots::PAGE,
@@ -148,28 +193,39 @@ macro_rules! export {
         )
         }
     };
-    ($class:ident [$($how:tt)*] $name:ident ($($arg:ident: $ty:ty),*)) => {
-            /// The driver's function of this name.
-            ///
-            /// # Safety
-            /// As of the driver's function.
-            #[unsafe(no_mangle)]
-            #[allow(non_snake_case, clippy::too_many_arguments, unused_unsafe)]
-            pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
-                type Real = unsafe extern "C" fn($($ty),*) -> CUresult;
-                #[allow(dead_code)]
-                const ID: usize = Id::$name as usize;
-                static ROW: &$crate::hook::row::Row = &ROWS[Id::$name as usize];
-                #[allow(dead_code)]
-                const THREAD: bool = $crate::hook::row::thread(stringify!($name).as_bytes());
-                #[inline(always)]
-                fn real() -> Real {
-                    let real = ROW.real.load(core::sync::atomic::Ordering::Relaxed);
-                    // SAFETY: the driver's function of this name, or the stub, which has its signature.
-                    unsafe { core::mem::transmute::<*mut core::ffi::c_void, Real>(real) }
-                }
-                $crate::detour!($class [$($how)*] ($($arg: $ty),*))
+    // Only the base has the short body: few programs have a stream 0 for each thread.
+    (@twin [] $class:ident $how:tt $name:ident $args:tt) => {};
+    (@twin $twin:tt LaunchKernel $how:tt $name:ident $args:tt) => {
+        $crate::export!(@twin $twin Launch $how $name $args);
+    };
+    (@twin [$twin:ident] $class:ident $how:tt $name:ident $args:tt) => {
+        $crate::export!(@as [$crate::symbol!($name $twin)] [export_name = concat!(stringify!($name), "_", stringify!($twin))] $class $how $name $args);
+    };
+    ($class:ident $how:tt $name:ident $args:tt) => {
+        $crate::export!(@as [$crate::symbol!($name)] [no_mangle] $class $how $name $args);
+    };
+    (@as [$symbol:expr] [$($exported:tt)*] $class:ident [$($how:tt)*] $name:ident ($($arg:ident: $ty:ty),* $(,)?)) => {
+        /// The driver's function of this name.
+        ///
+        /// # Safety
+        /// As of the driver's function.
+        #[unsafe($($exported)*)]
+        #[allow(non_snake_case, clippy::too_many_arguments, unused_unsafe)]
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
+            type Real = unsafe extern "C" fn($($ty),*) -> CUresult;
+            #[allow(dead_code)]
+            const ID: usize = place($symbol);
+            static ROW: &$crate::hook::row::Row = &ROWS[place($symbol)];
+            #[allow(dead_code)]
+            const THREAD: bool = $crate::hook::row::thread($symbol.as_bytes().split_at($symbol.len() - 1).0);
+            #[inline(always)]
+            fn real() -> Real {
+                let real = ROW.real.load(core::sync::atomic::Ordering::Relaxed);
+                // SAFETY: the driver's function of this name, or the stub, which has its signature.
+                unsafe { core::mem::transmute::<*mut core::ffi::c_void, Real>(real) }
             }
+            $crate::detour!($class [$($how)*] ($($arg: $ty),*))
+        }
     };
 }
 

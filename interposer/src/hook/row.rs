@@ -53,7 +53,7 @@ pub struct Row {
 impl Row {
     /// A row whose real function is not known yet.
     pub const fn new(
-        symbol_nul: &'static [u8],
+        symbol_nul: &'static str,
         since: i32,
         class: Class,
         index: usize,
@@ -61,8 +61,8 @@ impl Row {
         stub: *mut c_void,
     ) -> Self {
         Self {
-            symbol: symbol_nul.split_at(symbol_nul.len() - 1).0,
-            symbol_nul,
+            symbol: symbol_nul.as_bytes().split_at(symbol_nul.len() - 1).0,
+            symbol_nul: symbol_nul.as_bytes(),
             since,
             class,
             index,
@@ -147,6 +147,11 @@ impl Row {
     pub fn thread(&self) -> bool {
         thread(self.symbol)
     }
+}
+
+/// Whether two symbols are one.
+pub const fn same(one: &[u8], other: &[u8]) -> bool {
+    one.len() == other.len() && ends_with(one, other)
 }
 
 const fn ends_with(name: &[u8], end: &[u8]) -> bool {

@@ -1,6 +1,9 @@
 //! Every driver function the library hooks, one row each: what it means, the first CUDA version with
 //! this signature, the signature. A name's older ABIs from before CUDA 3.2 have 32-bit addresses
 //! and are not hooked; a program that resolves one is counted.
+//!
+//! `+ ptsz` and `+ ptds`: the function has a twin of this ending, with the same signature, for programs
+//! whose stream 0 is each thread's own. It is a row of its own, behind that of the function.
 
 use super::proc_address;
 use crate::activity::launch::stream_of;
@@ -25,147 +28,85 @@ pub fn start(process: &'static Process) {
 
 crate::hooks! {
     // Launches.
-    LaunchKernel[s] 4000 fn cuLaunchKernel(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void);
-    Launch[s] 7000 fn cuLaunchKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void);
-    Launch[stream_of(config)] 11060 fn cuLaunchKernelEx(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void);
-    Launch[stream_of(config)] 11060 fn cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void);
-    LaunchGraph[s, exec] 10000 fn cuGraphLaunch(exec: CUgraphExec, s: CUstream);
-    LaunchGraph[s, exec] 10000 fn cuGraphLaunch_ptsz(exec: CUgraphExec, s: CUstream);
-    Launch[s] 9000 fn cuLaunchCooperativeKernel(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void);
-    Launch[s] 9000 fn cuLaunchCooperativeKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void);
+    LaunchKernel[s] 4000 + ptsz fn cuLaunchKernel(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void);
+    Launch[stream_of(config)] 11060 + ptsz fn cuLaunchKernelEx(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void);
+    LaunchGraph[s, exec] 10000 + ptsz fn cuGraphLaunch(exec: CUgraphExec, s: CUstream);
+    Launch[s] 9000 + ptsz fn cuLaunchCooperativeKernel(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void);
     LaunchMany[launch::multi_device] 9000 fn cuLaunchCooperativeKernelMultiDevice(list: *mut CudaLaunchParams, count: c_uint, flags: c_uint);
-    Launch[s, host] 10000 fn cuLaunchHostFunc(s: CUstream, f: CUhostFn, data: *mut c_void);
-    Launch[s, host] 10000 fn cuLaunchHostFunc_ptsz(s: CUstream, f: CUhostFn, data: *mut c_void);
+    Launch[s, host] 10000 + ptsz fn cuLaunchHostFunc(s: CUstream, f: CUhostFn, data: *mut c_void);
     Launch[NULL] 2000 fn cuLaunch(f: CUfunction);
     Launch[NULL] 2000 fn cuLaunchGrid(f: CUfunction, width: c_int, height: c_int);
     Launch[s] 2000 fn cuLaunchGridAsync(f: CUfunction, width: c_int, height: c_int, s: CUstream);
 
     // Copies and fills that return before they are done.
-    Launch[s] 4000 fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemcpyAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
-    Launch[s] 4000 fn cuMemcpyPeerAsync(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemcpyPeerAsync_ptsz(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemcpyHtoDAsync_v2_ptsz(to: CUdeviceptr, from: *const c_void, bytes: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemcpyDtoHAsync_v2_ptsz(to: *mut c_void, from: CUdeviceptr, bytes: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemcpyDtoDAsync_v2_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemcpyHtoAAsync_v2(to: *mut c_void, at: usize, from: *const c_void, bytes: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemcpyHtoAAsync_v2_ptsz(to: *mut c_void, at: usize, from: *const c_void, bytes: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemcpyAtoHAsync_v2(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemcpyAtoHAsync_v2_ptsz(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemcpy2DAsync_v2(copy: *const c_void, s: CUstream);
-    Launch[s] 7000 fn cuMemcpy2DAsync_v2_ptsz(copy: *const c_void, s: CUstream);
-    Launch[s] 3020 fn cuMemcpy3DAsync_v2(copy: *const c_void, s: CUstream);
-    Launch[s] 7000 fn cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, s: CUstream);
-    Launch[s] 4000 fn cuMemcpy3DPeerAsync(copy: *const c_void, s: CUstream);
-    Launch[s] 7000 fn cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, s: CUstream);
-    Launch[s] 12080 fn cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, failed: *mut usize, s: CUstream);
-    Launch[s] 12080 fn cuMemcpyBatchAsync_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, failed: *mut usize, s: CUstream);
-    Launch[s] 13000 fn cuMemcpyBatchAsync_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, s: CUstream);
-    Launch[s] 13000 fn cuMemcpyBatchAsync_v2_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, s: CUstream);
-    Launch[s] 12080 fn cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, s: CUstream);
-    Launch[s] 12080 fn cuMemcpy3DBatchAsync_ptsz(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, s: CUstream);
-    Launch[s] 13000 fn cuMemcpy3DBatchAsync_v2(count: usize, list: *mut c_void, flags: u64, s: CUstream);
-    Launch[s] 13000 fn cuMemcpy3DBatchAsync_v2_ptsz(count: usize, list: *mut c_void, flags: u64, s: CUstream);
-    Launch[s] 3020 fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemsetD8Async_ptsz(to: CUdeviceptr, value: u8, count: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemsetD2D8Async_ptsz(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemsetD16Async_ptsz(to: CUdeviceptr, value: u16, count: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemsetD2D16Async(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemsetD2D16Async_ptsz(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemsetD32Async_ptsz(to: CUdeviceptr, value: u32, count: usize, s: CUstream);
-    Launch[s] 3020 fn cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, s: CUstream);
-    Launch[s] 7000 fn cuMemsetD2D32Async_ptsz(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, s: CUstream);
-    Launch[s] 8000 fn cuMemPrefetchAsync(at: CUdeviceptr, bytes: usize, device: CUdevice, s: CUstream);
-    Launch[s] 8000 fn cuMemPrefetchAsync_ptsz(at: CUdeviceptr, bytes: usize, device: CUdevice, s: CUstream);
-    Launch[s] 12020 fn cuMemPrefetchAsync_v2(at: CUdeviceptr, bytes: usize, location: u64, flags: c_uint, s: CUstream);
-    Launch[s] 12020 fn cuMemPrefetchAsync_v2_ptsz(at: CUdeviceptr, bytes: usize, location: u64, flags: c_uint, s: CUstream);
-    Launch[s] 13000 fn cuMemPrefetchBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
-    Launch[s] 13000 fn cuMemPrefetchBatchAsync_ptsz(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
-    Launch[s] 13000 fn cuMemDiscardBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, flags: u64, s: CUstream);
-    Launch[s] 13000 fn cuMemDiscardBatchAsync_ptsz(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, flags: u64, s: CUstream);
-    Launch[s] 13000 fn cuMemDiscardAndPrefetchBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
-    Launch[s] 13000 fn cuMemDiscardAndPrefetchBatchAsync_ptsz(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
+    Launch[s] 4000 + ptsz fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 4000 + ptsz fn cuMemcpyPeerAsync(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemcpyHtoAAsync_v2(to: *mut c_void, at: usize, from: *const c_void, bytes: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemcpyAtoHAsync_v2(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemcpy2DAsync_v2(copy: *const c_void, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemcpy3DAsync_v2(copy: *const c_void, s: CUstream);
+    Launch[s] 4000 + ptsz fn cuMemcpy3DPeerAsync(copy: *const c_void, s: CUstream);
+    Launch[s] 12080 + ptsz fn cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, failed: *mut usize, s: CUstream);
+    Launch[s] 13000 + ptsz fn cuMemcpyBatchAsync_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, s: CUstream);
+    Launch[s] 12080 + ptsz fn cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, s: CUstream);
+    Launch[s] 13000 + ptsz fn cuMemcpy3DBatchAsync_v2(count: usize, list: *mut c_void, flags: u64, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemsetD2D16Async(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, s: CUstream);
+    Launch[s] 3020 + ptsz fn cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, s: CUstream);
+    Launch[s] 8000 + ptsz fn cuMemPrefetchAsync(at: CUdeviceptr, bytes: usize, device: CUdevice, s: CUstream);
+    Launch[s] 12020 + ptsz fn cuMemPrefetchAsync_v2(at: CUdeviceptr, bytes: usize, location: u64, flags: c_uint, s: CUstream);
+    Launch[s] 13000 + ptsz fn cuMemPrefetchBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
+    Launch[s] 13000 + ptsz fn cuMemDiscardBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, flags: u64, s: CUstream);
+    Launch[s] 13000 + ptsz fn cuMemDiscardAndPrefetchBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
 
     // What makes a stream wait, or others go on.
-    Launch[s, host] 8000 fn cuStreamBatchMemOp(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
-    Launch[s, host] 8000 fn cuStreamBatchMemOp_ptsz(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
-    Launch[s, host] 11070 fn cuStreamBatchMemOp_v2(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
-    Launch[s, host] 11070 fn cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
-    Launch[s] 8000 fn cuStreamWriteValue32(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
-    Launch[s] 8000 fn cuStreamWriteValue32_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
-    Launch[s, host] 8000 fn cuStreamWaitValue32(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
-    Launch[s, host] 8000 fn cuStreamWaitValue32_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
-    Launch[s] 11070 fn cuStreamWriteValue32_v2(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
-    Launch[s] 11070 fn cuStreamWriteValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
-    Launch[s, host] 11070 fn cuStreamWaitValue32_v2(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
-    Launch[s, host] 11070 fn cuStreamWaitValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
-    Launch[s] 9000 fn cuStreamWriteValue64(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
-    Launch[s] 9000 fn cuStreamWriteValue64_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
-    Launch[s, host] 9000 fn cuStreamWaitValue64(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
-    Launch[s, host] 9000 fn cuStreamWaitValue64_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
-    Launch[s] 11070 fn cuStreamWriteValue64_v2(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
-    Launch[s] 11070 fn cuStreamWriteValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
-    Launch[s, host] 11070 fn cuStreamWaitValue64_v2(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
-    Launch[s, host] 11070 fn cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s, host] 8000 + ptsz fn cuStreamBatchMemOp(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
+    Launch[s, host] 11070 + ptsz fn cuStreamBatchMemOp_v2(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
+    Launch[s] 8000 + ptsz fn cuStreamWriteValue32(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s, host] 8000 + ptsz fn cuStreamWaitValue32(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s] 11070 + ptsz fn cuStreamWriteValue32_v2(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s, host] 11070 + ptsz fn cuStreamWaitValue32_v2(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
+    Launch[s] 9000 + ptsz fn cuStreamWriteValue64(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s, host] 9000 + ptsz fn cuStreamWaitValue64(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s] 11070 + ptsz fn cuStreamWriteValue64_v2(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
+    Launch[s, host] 11070 + ptsz fn cuStreamWaitValue64_v2(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint);
 
     // What a synchronous call promises at its return is what the CUDA documentation says of it ("API
     // synchronization behavior"): fills and copies between devices may return before they have begun, a
     // copy from pageable memory before its last part has arrived. Only a copy to the host is done; where
     // the addresses alone tell the direction, a copy counts as one that is not.
-    Launch[NULL] 3020 fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
-    Launch[NULL] 7000 fn cuMemsetD8_v2_ptds(to: CUdeviceptr, value: u8, count: usize);
-    Launch[NULL] 3020 fn cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize);
-    Launch[NULL] 7000 fn cuMemsetD2D8_v2_ptds(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize);
-    Launch[NULL] 3020 fn cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize);
-    Launch[NULL] 7000 fn cuMemsetD16_v2_ptds(to: CUdeviceptr, value: u16, count: usize);
-    Launch[NULL] 3020 fn cuMemsetD2D16_v2(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize);
-    Launch[NULL] 7000 fn cuMemsetD2D16_v2_ptds(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize);
-    Launch[NULL] 3020 fn cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize);
-    Launch[NULL] 7000 fn cuMemsetD32_v2_ptds(to: CUdeviceptr, value: u32, count: usize);
-    Launch[NULL] 3020 fn cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize);
-    Launch[NULL] 7000 fn cuMemsetD2D32_v2_ptds(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize);
-    Launch[NULL] 4000 fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    Launch[NULL] 7000 fn cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    Launch[NULL] 4000 fn cuMemcpyPeer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
-    Launch[NULL] 7000 fn cuMemcpyPeer_ptds(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
-    Launch[NULL] 3020 fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
-    Launch[NULL] 7000 fn cuMemcpyHtoD_v2_ptds(to: CUdeviceptr, from: *const c_void, bytes: usize);
-    ToHost[bytes] 3020 fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-    ToHost[bytes] 7000 fn cuMemcpyDtoH_v2_ptds(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-    Launch[NULL] 3020 fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    Launch[NULL] 7000 fn cuMemcpyDtoD_v2_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    Launch[NULL] 3020 fn cuMemcpyDtoA_v2(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
-    Launch[NULL] 7000 fn cuMemcpyDtoA_v2_ptds(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
-    Launch[NULL] 3020 fn cuMemcpyAtoD_v2(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
-    Launch[NULL] 7000 fn cuMemcpyAtoD_v2_ptds(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
-    Launch[NULL] 3020 fn cuMemcpyHtoA_v2(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
-    Launch[NULL] 7000 fn cuMemcpyHtoA_v2_ptds(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
-    ToHost[bytes] 3020 fn cuMemcpyAtoH_v2(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
-    ToHost[bytes] 7000 fn cuMemcpyAtoH_v2_ptds(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
-    Launch[NULL] 3020 fn cuMemcpyAtoA_v2(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
-    Launch[NULL] 7000 fn cuMemcpyAtoA_v2_ptds(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
-    Launch[NULL] 3020 fn cuMemcpy2D_v2(copy: *const c_void);
-    Launch[NULL] 7000 fn cuMemcpy2D_v2_ptds(copy: *const c_void);
-    Launch[NULL] 3020 fn cuMemcpy2DUnaligned_v2(copy: *const c_void);
-    Launch[NULL] 7000 fn cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void);
-    Launch[NULL] 3020 fn cuMemcpy3D_v2(copy: *const c_void);
-    Launch[NULL] 7000 fn cuMemcpy3D_v2_ptds(copy: *const c_void);
-    Launch[NULL] 4000 fn cuMemcpy3DPeer(copy: *const c_void);
-    Launch[NULL] 7000 fn cuMemcpy3DPeer_ptds(copy: *const c_void);
+    Launch[NULL] 3020 + ptds fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
+    Launch[NULL] 3020 + ptds fn cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize);
+    Launch[NULL] 3020 + ptds fn cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize);
+    Launch[NULL] 3020 + ptds fn cuMemsetD2D16_v2(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize);
+    Launch[NULL] 3020 + ptds fn cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize);
+    Launch[NULL] 3020 + ptds fn cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize);
+    Launch[NULL] 4000 + ptds fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 4000 + ptds fn cuMemcpyPeer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize);
+    Launch[NULL] 3020 + ptds fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
+    ToHost[bytes] 3020 + ptds fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 3020 + ptds fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 3020 + ptds fn cuMemcpyDtoA_v2(to: *mut c_void, at: usize, from: CUdeviceptr, bytes: usize);
+    Launch[NULL] 3020 + ptds fn cuMemcpyAtoD_v2(to: CUdeviceptr, from: *mut c_void, at: usize, bytes: usize);
+    Launch[NULL] 3020 + ptds fn cuMemcpyHtoA_v2(to: *mut c_void, at: usize, from: *const c_void, bytes: usize);
+    ToHost[bytes] 3020 + ptds fn cuMemcpyAtoH_v2(to: *mut c_void, from: *mut c_void, at: usize, bytes: usize);
+    Launch[NULL] 3020 + ptds fn cuMemcpyAtoA_v2(to: *mut c_void, at: usize, from: *mut c_void, from_at: usize, bytes: usize);
+    Launch[NULL] 3020 + ptds fn cuMemcpy2D_v2(copy: *const c_void);
+    Launch[NULL] 3020 + ptds fn cuMemcpy2DUnaligned_v2(copy: *const c_void);
+    Launch[NULL] 3020 + ptds fn cuMemcpy3D_v2(copy: *const c_void);
+    Launch[NULL] 4000 + ptds fn cuMemcpy3DPeer(copy: *const c_void);
 
     // What proves work done.
     Sync[Proof::Context] 2000 fn cuCtxSynchronize();
     Sync[Proof::Context] 13000 fn cuCtxSynchronize_v2(context: CUcontext);
-    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 2000 fn cuStreamSynchronize(s: CUstream);
-    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 7000 fn cuStreamSynchronize_ptsz(s: CUstream);
-    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 2000 fn cuStreamQuery(s: CUstream);
-    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 7000 fn cuStreamQuery_ptsz(s: CUstream);
+    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 2000 + ptsz fn cuStreamSynchronize(s: CUstream);
+    Sync[Proof::Stream(slots::named::<THREAD>(s as usize))] 2000 + ptsz fn cuStreamQuery(s: CUstream);
     Sync[Proof::Event] 2000 fn cuEventSynchronize(event: CUevent);
     Sync[Proof::Event] 2000 fn cuEventQuery(event: CUevent);
 
@@ -194,25 +135,18 @@ crate::hooks! {
     Around[contexts::stream_destroyed, (s), held] 4000 fn cuStreamDestroy_v2(s: CUstream);
 
     // Captures.
-    Capture[capture::begin, s] 10000 fn cuStreamBeginCapture(s: CUstream);
-    Capture[capture::begin, s] 10000 fn cuStreamBeginCapture_ptsz(s: CUstream);
-    Capture[capture::begin, s] 10010 fn cuStreamBeginCapture_v2(s: CUstream, mode: c_int);
-    Capture[capture::begin, s] 10010 fn cuStreamBeginCapture_v2_ptsz(s: CUstream, mode: c_int);
-    Capture[capture::begin, s] 12030 fn cuStreamBeginCaptureToGraph(s: CUstream, graph: CUgraph, nodes: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int);
-    Capture[capture::begin, s] 12030 fn cuStreamBeginCaptureToGraph_ptsz(s: CUstream, graph: CUgraph, nodes: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int);
-    Capture[capture::end, s] 10000 fn cuStreamEndCapture(s: CUstream, graph: *mut CUgraph);
-    Capture[capture::end, s] 10000 fn cuStreamEndCapture_ptsz(s: CUstream, graph: *mut CUgraph);
+    Capture[capture::begin, s] 10000 + ptsz fn cuStreamBeginCapture(s: CUstream);
+    Capture[capture::begin, s] 10010 + ptsz fn cuStreamBeginCapture_v2(s: CUstream, mode: c_int);
+    Capture[capture::begin, s] 12030 + ptsz fn cuStreamBeginCaptureToGraph(s: CUstream, graph: CUgraph, nodes: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int);
+    Capture[capture::end, s] 10000 + ptsz fn cuStreamEndCapture(s: CUstream, graph: *mut CUgraph);
 
     // Memory: KV caches answer as one allocation, the rest is counted.
     Memory[answers::alloc, (ROW, start, at, bytes), call] 3020 fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
     Memory[answers::pitched, (at, pitch, height), result] 3020 fn cuMemAllocPitch_v2(at: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint);
-    Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocAsync(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
-    Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocAsync_ptsz(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
-    Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
-    Memory[answers::counted, (at, bytes), result] 11020 fn cuMemAllocFromPoolAsync_ptsz(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
+    Memory[answers::counted, (at, bytes), result] 11020 + ptsz fn cuMemAllocAsync(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
+    Memory[answers::counted, (at, bytes), result] 11020 + ptsz fn cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
     Memory[answers::free, (ROW, at), call] 3020 fn cuMemFree_v2(at: CUdeviceptr);
-    Memory[answers::freed, (at), result] 11020 fn cuMemFreeAsync(at: CUdeviceptr, s: CUstream);
-    Memory[answers::freed, (at), result] 11020 fn cuMemFreeAsync_ptsz(at: CUdeviceptr, s: CUstream);
+    Memory[answers::freed, (at), result] 11020 + ptsz fn cuMemFreeAsync(at: CUdeviceptr, s: CUstream);
     Memory[answers::info, (free, total), result] 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     Memory[answers::total, (bytes, device), result] 3020 fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
     Memory[answers::address_range, (base, bytes, at), call] 3020 fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, at: CUdeviceptr);
@@ -244,3 +178,6 @@ crate::hooks! {
     Resolve[proc_address::proc_address] 11030 fn cuGetProcAddress(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64);
     Resolve[proc_address::proc_address_v2] 12000 fn cuGetProcAddress_v2(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
 }
+
+// What a thread counts in its own slot are launches, and none that waits for its end.
+const _: () = assert!(place("cuMemsetD8_v2\0") == slots::HOT_ROWS);
