@@ -6,7 +6,7 @@
 //! * [`hook`]: the driver's functions it hooks, and how the application finds them.
 //! * [`activity`]: launches and all that bears on them: streams, captures, contexts, the gate, the prober.
 //! * [`rm`]: the resource manager's objects, from the process' ioctls.
-//! * [`memory`]: KV memory, backed by handles, taken and given back.
+//! * [`memory`]: KV memory, backed by handles, reclaimed and restored.
 //! * [`agent`]: the reporter, which speaks with the agent.
 //! * [`process`]: the process' state, put together from what each room defines.
 //! * [`start`]: the library's threads, put together; [`threads`]: how one starts.

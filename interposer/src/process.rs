@@ -23,9 +23,9 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use std::sync::Mutex;
-use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, GATE_CLOSED, Page};
+use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, GATE_CLOSED, GATE_OPEN, Page};
 use tidegate_core::activity::Counts;
-use tidegate_core::gate::Role;
+use tidegate_core::gate::{LaunchGate, Role};
 
 /// One process' state.
 #[derive(Debug)]
@@ -140,19 +140,22 @@ impl Process {
     }
 
     /// Sets the gates of the page between agents, and of a process whose agent's page did not come.
-    pub fn set_private_gates(&self, closed: bool) {
+    pub fn set_private_gates(&self, state: LaunchGate) {
         for device in 0..self.private.gates.len() {
-            self.set_private_gate(device, closed);
+            self.set_private_gate(device, state);
         }
     }
 
     /// Sets one of them.
-    pub fn set_private_gate(&self, device: usize, closed: bool) {
+    pub fn set_private_gate(&self, device: usize, state: LaunchGate) {
         let Some(gate) = self.private.gates.get(device) else {
             return;
         };
-        let next =
-            (gate.gate.load(Relaxed) & !3).wrapping_add(4) | if closed { GATE_CLOSED } else { 0 };
+        let low = match state {
+            LaunchGate::Open => GATE_OPEN,
+            LaunchGate::Closed => GATE_CLOSED,
+        };
+        let next = (gate.gate.load(Relaxed) & !3).wrapping_add(4) | low;
         gate.gate.store(next, Release);
         sys::futex_wake(sys::low_half(&gate.gate));
     }
@@ -238,7 +241,10 @@ fn build() -> Option<&'static Process> {
             panics: AtomicU64::new(0),
             memory: Memory::default(),
         };
-        process.set_private_gates(wished == Role::Offline);
+        process.set_private_gates(match wished {
+            Role::Offline => LaunchGate::Closed,
+            _ => LaunchGate::Open,
+        });
         PAGE.store(core::ptr::from_ref(private).cast_mut(), Release);
         slots::announce_anew();
         &*Box::leak(Box::new(process))

@@ -1,10 +1,10 @@
 //! A trainer's memory: physical blocks, who holds each, and at which addresses it is seen.
 //!
-//! A *block* is 2 MiB of memory, the least that is taken and given back. A *chunk* is `2 x layers` of
+//! A *block* is 2 MiB of memory, the least that is reclaimed and restored. A *chunk* is `2 x layers` of
 //! them. A chunk is held in one of two ways:
 //!
 //! * as *rows*, by saved keys and values: block `(layer, K or V)` of a chunk lies at the chunk's place in
-//!   that layer's own range of addresses, so that taking a chunk is arithmetic and no driver call;
+//!   that layer's own range of addresses, so that allocating a chunk is arithmetic and no driver call;
 //! * by *tensors*, each over any free blocks wherever they lie: where a tensor needs several, they are
 //!   mapped a *second* time, side by side. Tensors of half a block and less share blocks
 //!   ([`small`]); those, and tensors of one block, are used at the first address and cost no call.
@@ -18,8 +18,8 @@
 //! ```
 //!
 //! The first mapping of a block is never undone; who owns it is bookkeeping. So a block that is *lost*
-//! (the memory under it was taken) is lost at up to two addresses, [`Arena::addresses`], and all of them
-//! have to be quarantined. Its holder keeps it, and nobody is given it, until it is *back*.
+//! (the memory under it was reclaimed) is lost at up to two addresses, [`Arena::addresses`], and all of them
+//! have to be quarantined. Its holder keeps it, and nobody else gets it, until it is *back*.
 //!
 //! Invariants: a block has one holder; a chunk whose blocks nobody holds is free as a whole; nothing new
 //! is put into a lost block. What the driver has to do comes out as [`Call`]s, in order.
@@ -94,7 +94,7 @@ pub enum Holder {
 
 /// Where bytes went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct Ledger {
     /// Blocks nobody holds.
     pub free_blocks: u32,
     /// Blocks of rows.
@@ -103,7 +103,7 @@ pub struct Books {
     pub tensor_blocks: u32,
     /// Blocks split among small tensors.
     pub small_blocks: u32,
-    /// Blocks whose memory was taken, whoever holds them.
+    /// Blocks whose memory was reclaimed, whoever holds them.
     pub lost_blocks: u32,
     /// Bytes that living tensors asked for.
     pub asked_bytes: u64,
@@ -111,7 +111,7 @@ pub struct Books {
     pub broken_blocks: u32,
 }
 
-impl Books {
+impl Ledger {
     /// Bytes that tensors hold beyond what they asked for.
     #[must_use]
     pub fn waste_bytes(&self) -> u64 {
@@ -156,8 +156,8 @@ pub enum NoRoom {
 
 /// Nothing is held there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("nothing that was taken begins there")]
-pub struct NotTaken;
+#[error("nothing that was allocated begins there")]
+pub struct NotAllocated;
 
 /// What is known of a block.
 #[derive(Clone, Copy, Debug)]
@@ -186,7 +186,7 @@ struct Tensor {
     blocks: Vec<Block>,
 }
 
-/// The books of one arena.
+/// The ledger of one arena.
 #[derive(Clone, Debug)]
 pub struct Arena {
     shape: Shape,
@@ -200,7 +200,7 @@ pub struct Arena {
     small: Small,
     /// Free runs of second mappings: first block of addresses, length.
     runs: BTreeMap<u32, u32>,
-    books: Books,
+    ledger: Ledger,
     usable: u32,
 }
 
@@ -241,9 +241,9 @@ impl Arena {
                 .then_some((0, shape.second_blocks))
                 .into_iter()
                 .collect(),
-            books: Books {
+            ledger: Ledger {
                 free_blocks: blocks,
-                ..Books::default()
+                ..Ledger::default()
             },
             usable: blocks,
         })
@@ -274,7 +274,7 @@ impl Arena {
         Address((self.blocks.len() as u64 + place as u64) * BLOCK_BYTES)
     }
 
-    /// Every address that a block is mapped at: all of them are quarantined when its memory is taken.
+    /// Every address that a block is mapped at: all of them are quarantined when its memory is reclaimed.
     pub fn addresses(&self, block: Block) -> impl Iterator<Item = Address> {
         let held = self.blocks.get(block.0 as usize);
         let second = held.and_then(|held| held.second);
@@ -301,8 +301,8 @@ impl Arena {
 
     /// Where bytes went.
     #[must_use]
-    pub const fn books(&self) -> Books {
-        self.books
+    pub const fn ledger(&self) -> Ledger {
+        self.ledger
     }
 
     fn chunk_of(&self, block: Block) -> Chunk {
@@ -340,13 +340,13 @@ impl Arena {
                 0
             }
         };
-        self.books.broken_blocks += pinned(&after);
-        self.books.broken_blocks -= pinned(&before);
+        self.ledger.broken_blocks += pinned(&after);
+        self.ledger.broken_blocks -= pinned(&before);
         self.usable = self.usable + after.usable - before.usable;
     }
 
-    /// Takes a free chunk for rows: no driver call.
-    pub fn take_rows(&mut self) -> Option<Chunk> {
+    /// Allocates a free chunk for rows: no driver call.
+    pub fn allocate_rows(&mut self) -> Option<Chunk> {
         let chunk = *self.whole.first()?;
         self.change(chunk, |parts| {
             parts.rows = true;
@@ -354,28 +354,28 @@ impl Arena {
         });
         for block in self.blocks_in(chunk) {
             self.blocks[block.0 as usize].holder = Holder::Rows(chunk);
-            self.books.free_blocks -= 1;
-            self.books.row_blocks += 1;
+            self.ledger.free_blocks -= 1;
+            self.ledger.row_blocks += 1;
         }
         Some(chunk)
     }
 
-    /// Gives the rows of a chunk back.
+    /// Frees the rows of a chunk.
     ///
     /// # Errors
     /// When the chunk holds none.
-    pub fn give_rows(&mut self, chunk: Chunk) -> Result<(), NotTaken> {
+    pub fn free_rows(&mut self, chunk: Chunk) -> Result<(), NotAllocated> {
         if !self
             .chunks
             .get(chunk.0 as usize)
             .is_some_and(|parts| parts.rows)
         {
-            return Err(NotTaken);
+            return Err(NotAllocated);
         }
         for block in self.blocks_in(chunk) {
             self.blocks[block.0 as usize].holder = Holder::Free;
-            self.books.free_blocks += 1;
-            self.books.row_blocks -= 1;
+            self.ledger.free_blocks += 1;
+            self.ledger.row_blocks -= 1;
         }
         let per_chunk = 2 * self.shape.layers;
         self.change(chunk, |parts| {
@@ -396,12 +396,12 @@ impl Arena {
         ))
     }
 
-    /// Takes memory for a tensor of `bytes`; what the driver has to do is added to `calls`. A caller whose
-    /// call fails undoes those before it and gives the tensor back, without the calls of that.
+    /// Allocates memory for a tensor of `bytes`; what the driver has to do is added to `calls`. A caller whose
+    /// call fails undoes those before it and frees the tensor, without the calls of that.
     ///
     /// # Errors
-    /// When there is not enough; nothing is taken then.
-    pub fn take(&mut self, bytes: u64, calls: &mut Vec<Call>) -> Result<Address, NoRoom> {
+    /// When there is not enough; nothing is allocated then.
+    pub fn allocate(&mut self, bytes: u64, calls: &mut Vec<Call>) -> Result<Address, NoRoom> {
         if bytes == 0 {
             return Err(NoRoom::Empty);
         }
@@ -409,7 +409,7 @@ impl Arena {
             .ok()
             .filter(|_| bytes <= BLOCK_BYTES / 2)
         {
-            return self.take_small(bytes);
+            return self.allocate_small(bytes);
         }
         let needed = bytes.div_ceil(BLOCK_BYTES);
         let count = u32::try_from(needed)
@@ -420,7 +420,7 @@ impl Arena {
             free: self.usable,
         })?;
         let place = if count > 1 {
-            Some(self.take_run(count)?)
+            Some(self.allocate_run(count)?)
         } else {
             None
         };
@@ -440,33 +440,33 @@ impl Arena {
                 });
             }
         }
-        self.books.tensor_blocks += count;
-        self.books.asked_bytes += bytes;
+        self.ledger.tensor_blocks += count;
+        self.ledger.asked_bytes += bytes;
         self.tensors.insert(at, Tensor { bytes, blocks });
         Ok(at)
     }
 
-    fn take_small(&mut self, bytes: u32) -> Result<Address, NoRoom> {
-        let taken = self.small.take(bytes).or_else(|| {
+    fn allocate_small(&mut self, bytes: u32) -> Result<Address, NoRoom> {
+        let piece = self.small.allocate(bytes).or_else(|| {
             let block = *self.choose(1).first()?;
             self.hold(block, Holder::Small);
-            self.books.small_blocks += 1;
+            self.ledger.small_blocks += 1;
             self.small.add(block);
-            self.small.take(bytes)
+            self.small.allocate(bytes)
         });
-        let (block, offset) = taken.ok_or(NoRoom::Blocks { needed: 1, free: 0 })?;
-        self.books.asked_bytes += u64::from(bytes);
+        let (block, offset) = piece.ok_or(NoRoom::Blocks { needed: 1, free: 0 })?;
+        self.ledger.asked_bytes += u64::from(bytes);
         Ok(Address(self.first_address(block).0 + offset))
     }
 
-    /// Gives a tensor back.
+    /// Frees a tensor.
     ///
     /// # Errors
     /// When none begins there.
-    pub fn give(&mut self, at: Address, calls: &mut Vec<Call>) -> Result<(), NotTaken> {
+    pub fn free(&mut self, at: Address, calls: &mut Vec<Call>) -> Result<(), NotAllocated> {
         if let Some(tensor) = self.tensors.remove(&at) {
-            self.books.asked_bytes -= tensor.bytes;
-            self.books.tensor_blocks -= u32::try_from(tensor.blocks.len()).unwrap_or(0);
+            self.ledger.asked_bytes -= tensor.bytes;
+            self.ledger.tensor_blocks -= u32::try_from(tensor.blocks.len()).unwrap_or(0);
             let first = self.blocks[tensor.blocks[0].0 as usize].second;
             for block in &tensor.blocks {
                 if let Some(place) = self.blocks[block.0 as usize].second.take() {
@@ -477,16 +477,16 @@ impl Arena {
                 self.let_go(*block);
             }
             if let Some(place) = first {
-                self.give_run(place, u32::try_from(tensor.blocks.len()).unwrap_or(0));
+                self.free_run(place, u32::try_from(tensor.blocks.len()).unwrap_or(0));
             }
             return Ok(());
         }
-        let block = self.block_at(at).ok_or(NotTaken)?;
+        let block = self.block_at(at).ok_or(NotAllocated)?;
         let offset = at.0 % BLOCK_BYTES;
-        let (asked, empty) = self.small.give(block, offset).ok_or(NotTaken)?;
-        self.books.asked_bytes -= u64::from(asked);
+        let (asked, empty) = self.small.free(block, offset).ok_or(NotAllocated)?;
+        self.ledger.asked_bytes -= u64::from(asked);
         if empty {
-            self.books.small_blocks -= 1;
+            self.ledger.small_blocks -= 1;
             self.let_go(block);
         }
         Ok(())
@@ -518,7 +518,7 @@ impl Arena {
 
     fn hold(&mut self, block: Block, holder: Holder) {
         self.blocks[block.0 as usize].holder = holder;
-        self.books.free_blocks -= 1;
+        self.ledger.free_blocks -= 1;
         self.change(self.chunk_of(block), |parts| {
             parts.held += 1;
             parts.usable -= 1;
@@ -529,7 +529,7 @@ impl Arena {
         let held = &mut self.blocks[block.0 as usize];
         held.holder = Holder::Free;
         let usable = u32::from(!held.lost);
-        self.books.free_blocks += 1;
+        self.ledger.free_blocks += 1;
         self.change(self.chunk_of(block), |parts| {
             parts.held -= 1;
             parts.usable += usable;
@@ -537,7 +537,7 @@ impl Arena {
     }
 
     /// The first run of addresses that is long enough.
-    fn take_run(&mut self, needed: u32) -> Result<u32, NoRoom> {
+    fn allocate_run(&mut self, needed: u32) -> Result<u32, NoRoom> {
         let found = self.runs.iter().find(|(_, length)| **length >= needed);
         let Some((&place, &length)) = found else {
             let longest = self.runs.values().copied().max().unwrap_or(0);
@@ -550,7 +550,7 @@ impl Arena {
         Ok(place)
     }
 
-    fn give_run(&mut self, place: u32, length: u32) {
+    fn free_run(&mut self, place: u32, length: u32) {
         let (mut place, mut length) = (place, length);
         if let Some(next) = self.runs.remove(&(place + length)) {
             length += next;
@@ -564,7 +564,7 @@ impl Arena {
         self.runs.insert(place, length);
     }
 
-    /// The memory under a block was taken: who holds it, and has to make it again. None if it was lost
+    /// The memory under a block was reclaimed: who holds it, and has to make it again. None if it was lost
     /// before, or there is no such block.
     pub fn lose(&mut self, block: Block) -> Option<Holder> {
         let held = self.blocks.get_mut(block.0 as usize)?;
@@ -573,7 +573,7 @@ impl Arena {
         }
         let holder = held.holder;
         self.small.withhold(block, true);
-        self.books.lost_blocks += 1;
+        self.ledger.lost_blocks += 1;
         let free = u32::from(holder == Holder::Free);
         self.change(self.chunk_of(block), |parts| {
             parts.lost += 1;
@@ -593,7 +593,7 @@ impl Arena {
         }
         let free = u32::from(held.holder == Holder::Free);
         self.small.withhold(block, false);
-        self.books.lost_blocks -= 1;
+        self.ledger.lost_blocks -= 1;
         self.change(self.chunk_of(block), |parts| {
             parts.lost -= 1;
             parts.usable += free;

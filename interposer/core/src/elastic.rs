@@ -3,9 +3,9 @@
 //! A block is *usable* when memory stands behind all of it. Usable blocks are *reserved* by the
 //! engine or *ready*, mapped ahead of need: the headroom. Reserving inside the headroom moves ids
 //! from one list to the other and nothing else. Lowest ids go first and the highest free stripe is
-//! given up first, so that what is in use stays together.
+//! unmapped first, so that what is in use stays together.
 //!
-//! Invariant: no stripe that holds a reserved block is ever given up.
+//! Invariant: no stripe that holds a reserved block is ever unmapped.
 
 use crate::stripes::Stripe;
 use std::collections::BTreeSet;
@@ -156,10 +156,10 @@ impl Elastic {
         (self.mapped_bytes + self.parts[next].bytes <= target).then_some(next)
     }
 
-    /// The stripe to give up next while more than `target` bytes are mapped. Its blocks are taken out
-    /// of the headroom: nobody can reserve one while it goes.
+    /// The stripe to unmap next while more than `target` bytes are mapped. Its blocks leave the headroom:
+    /// nobody can reserve one while it goes.
     #[must_use]
-    pub fn take_to_unmap(&mut self, target: u64) -> Option<usize> {
+    pub fn begin_unmap(&mut self, target: u64) -> Option<usize> {
         if self.mapped_bytes <= target {
             return None;
         }
@@ -207,7 +207,7 @@ impl Elastic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stripes::Place;
+    use crate::stripes::Piece;
     use proptest::prelude::*;
 
     const HANDLE: u64 = 2 << 20;
@@ -218,7 +218,7 @@ mod tests {
             .map(|at| Stripe {
                 first_block: 1 + at * (blocks - shared),
                 blocks,
-                handles: vec![Place {
+                handles: vec![Piece {
                     backing: 0,
                     handle: at,
                 }],
@@ -240,9 +240,9 @@ mod tests {
         elastic.mapped(1);
         assert_eq!(elastic.reserve(5, &mut ids), 2);
         assert_eq!(ids[..2], [3, 4]);
-        assert_eq!(elastic.take_to_unmap(0), None, "both hold reserved blocks");
+        assert_eq!(elastic.begin_unmap(0), None, "both hold reserved blocks");
         assert_eq!(elastic.release(&[3, 4, 4, 77]), 2);
-        assert_eq!(elastic.take_to_unmap(0), Some(1));
+        assert_eq!(elastic.begin_unmap(0), Some(1));
         assert_eq!(elastic.reserve(5, &mut ids), 0);
         assert_eq!(elastic.demand(1), HANDLE);
     }
@@ -278,7 +278,7 @@ mod tests {
                         }
                     }
                     _ => {
-                        if let Some(at) = elastic.take_to_unmap(u64::from(number) * HANDLE) {
+                        if let Some(at) = elastic.begin_unmap(u64::from(number) * HANDLE) {
                             mapped[at] = false;
                         }
                     }

@@ -63,7 +63,7 @@ pub enum Capture {
 
 /// What a launch does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Admission {
     /// Calls the driver.
     Pass,
     /// Waits on the gate word, then asks again.
@@ -85,30 +85,30 @@ pub enum OnTimeout {
 /// What a launch behind a closed gate does in a process that no agent has welcomed yet, after
 /// `waited_ns` and with the `limit_ns` it was given; none: it waits for ever.
 #[must_use]
-pub fn without_agent(waited_ns: u64, limit_ns: Option<u64>, on_timeout: OnTimeout) -> Turn {
+pub fn without_agent(waited_ns: u64, limit_ns: Option<u64>, on_timeout: OnTimeout) -> Admission {
     match limit_ns {
         Some(limit) if waited_ns >= limit => match on_timeout {
-            OnTimeout::Run => Turn::Pass,
-            OnTimeout::Fail => Turn::Fail,
+            OnTimeout::Run => Admission::Pass,
+            OnTimeout::Fail => Admission::Fail,
         },
-        _ => Turn::Wait,
+        _ => Admission::Wait,
     }
 }
 
-/// Longest wait of one turn, nanoseconds: also how long a launch sleeps past a page that was
-/// swapped under it.
-pub const TURN_NS: u64 = 50_000_000;
+/// Longest wait of a launch before it asks the gate again, nanoseconds: also how long it sleeps past a page
+/// that was swapped under it.
+pub const RECHECK_NS: u64 = 50_000_000;
 
-/// Decides one turn of a launch.
+/// What a launch does next, by the gate word.
 #[must_use]
-pub fn turn(role: Role, gate: u64, capture: Capture) -> Turn {
+pub fn admission(role: Role, gate: u64, capture: Capture) -> Admission {
     match (role, capture) {
-        (Role::Offline, Capture::None) if waits(gate) => Turn::Wait,
-        _ => Turn::Pass,
+        (Role::Offline, Capture::None) if waits(gate) => Admission::Wait,
+        _ => Admission::Pass,
     }
 }
 
-/// One try of a launch: raises `entered` and then looks at the gate, as [`obeyed`] relies on. `false`:
+/// One try of a launch: raises `entered` and then reads the gate, as [`obeyed`] relies on. `false`:
 /// nothing was begun. `shared`: other threads raise the same pair.
 pub fn enter<W: Word, F: Fences>(
     counts: &Counts<W>,
@@ -144,6 +144,24 @@ pub fn obeyed<'a, W: Word + 'a, I: Iterator<Item = &'a Counts<W>>>(
     (!waits(seen) || sums.entered == sums.returned, sums)
 }
 
+/// What is done to channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Switch {
+    /// They run nothing any more.
+    Disable,
+    /// They run.
+    Enable,
+}
+
+/// A launch gate between agents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaunchGate {
+    /// Launches pass.
+    Open,
+    /// Launches wait.
+    Closed,
+}
+
 /// Who would answer a request to schedule a new channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agent {
@@ -161,8 +179,8 @@ pub const SCHEDULE_HOLD_NS: u64 = 2_000_000_000;
 /// say whether it is: where channels do the work, the launch gate stays open. So the agent is
 /// always asked, which costs a context one round trip for each of its TSGs.
 #[must_use]
-pub fn holds_schedule(role: Role, agent: Agent, enable: bool) -> bool {
-    enable && role == Role::Offline && agent == Agent::Attached
+pub fn holds_schedule(role: Role, agent: Agent, schedule: Switch) -> bool {
+    schedule == Switch::Enable && role == Role::Offline && agent == Agent::Attached
 }
 
 #[cfg(test)]
@@ -176,7 +194,7 @@ mod tests {
             for gate in [GATE_OPEN, GATE_CLOSED, 4 | GATE_CLOSED, 8] {
                 for capture in [Capture::Active, Capture::None] {
                     let waits = role == Role::Offline && gate != 8 && capture == Capture::None;
-                    assert_eq!(turn(role, gate, capture) == Turn::Wait, waits);
+                    assert_eq!(admission(role, gate, capture) == Admission::Wait, waits);
                 }
             }
             assert_eq!(Role::from_word(role.to_word()), role);
@@ -185,20 +203,35 @@ mod tests {
 
     #[test]
     fn a_launch_without_an_agent_waits_its_whole_time_and_then_does_as_it_was_told() {
-        for (on_timeout, then) in [(OnTimeout::Run, Turn::Pass), (OnTimeout::Fail, Turn::Fail)] {
-            assert_eq!(without_agent(u64::MAX, None, on_timeout), Turn::Wait);
-            assert_eq!(without_agent(99, Some(100), on_timeout), Turn::Wait);
+        for (on_timeout, then) in [
+            (OnTimeout::Run, Admission::Pass),
+            (OnTimeout::Fail, Admission::Fail),
+        ] {
+            assert_eq!(without_agent(u64::MAX, None, on_timeout), Admission::Wait);
+            assert_eq!(without_agent(99, Some(100), on_timeout), Admission::Wait);
             assert_eq!(without_agent(100, Some(100), on_timeout), then);
         }
     }
 
     #[test]
     fn only_an_offline_process_with_an_agent_holds_a_schedule_call() {
-        assert!(holds_schedule(Role::Offline, Agent::Attached, true));
-        assert!(!holds_schedule(Role::Offline, Agent::Attached, false));
-        assert!(!holds_schedule(Role::Offline, Agent::Absent, true));
+        assert!(holds_schedule(
+            Role::Offline,
+            Agent::Attached,
+            Switch::Enable
+        ));
+        assert!(!holds_schedule(
+            Role::Offline,
+            Agent::Attached,
+            Switch::Disable
+        ));
+        assert!(!holds_schedule(
+            Role::Offline,
+            Agent::Absent,
+            Switch::Enable
+        ));
         for role in [Role::Unknown, Role::Online, Role::Ignore] {
-            assert!(!holds_schedule(role, Agent::Attached, true));
+            assert!(!holds_schedule(role, Agent::Attached, Switch::Enable));
         }
     }
 }

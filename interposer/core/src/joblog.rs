@@ -15,7 +15,7 @@
 //! overwritten that the engine has not withheld; a block comes back only after that. No process that
 //! dies in the middle keeps another from going on: an entry is one store, and whoever comes next
 //! moves the head over it. Room is *promised* before anything is counted, so that ranks that lose
-//! blocks at once cannot both be told that the last place is theirs; of a process that dies in between
+//! blocks at once cannot both be told that the last slot is theirs; of a process that dies in between
 //! the promise stays, and makes the log shorter by what one call can need.
 //!
 //! The memory is generic over its words and sizes, so that the same code runs under loom.
@@ -149,8 +149,8 @@ impl<W: Word> Drop for Promise<'_, W> {
 }
 
 impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W, B, E, C, N> {
-    /// The place of an entry, and what says there that it is written.
-    fn place(&self, number: u64) -> (&W, u64) {
+    /// The slot of an entry, and what says there that it is written.
+    fn slot(&self, number: u64) -> (&W, u64) {
         let at = usize::try_from(number % E as u64).unwrap_or(0);
         (&self.entries[at], number / E as u64 + 1)
     }
@@ -183,8 +183,8 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     fn help(&self) -> u64 {
         loop {
             let head = self.head.load(Acquire);
-            let (place, lap) = self.place(head);
-            if lap_of(place.load(Acquire)) != lap_of(NOTHING.encode(lap)) {
+            let (slot, lap) = self.slot(head);
+            if lap_of(slot.load(Acquire)) != lap_of(NOTHING.encode(lap)) {
                 return head;
             }
             let _ = self.head.compare_exchange(head, head + 1);
@@ -211,9 +211,9 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     /// Appends an entry for which there is room.
     fn append(&self, news: News) {
         loop {
-            let (place, lap) = self.place(self.help());
-            let (old, new) = (place.load(Acquire), news.encode(lap));
-            if lap_of(old) != lap_of(new) && place.compare_exchange(old, new).is_ok() {
+            let (slot, lap) = self.slot(self.help());
+            let (old, new) = (slot.load(Acquire), news.encode(lap));
+            if lap_of(old) != lap_of(new) && slot.compare_exchange(old, new).is_ok() {
                 self.help();
                 return;
             }
@@ -277,9 +277,9 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     pub fn cut(&self, step: u64) -> Result<u64, Refused> {
         const MASK: u64 = (1 << CUT_BITS) - 1;
         let tag = (step / C as u64 + 1) & (u64::MAX >> CUT_BITS);
-        let place = &self.cuts[usize::try_from(step % C as u64).unwrap_or(0)];
+        let slot = &self.cuts[usize::try_from(step % C as u64).unwrap_or(0)];
         loop {
-            let known = place.load(Acquire);
+            let known = slot.load(Acquire);
             if known >> CUT_BITS == tag {
                 return Ok(known & MASK);
             }
@@ -288,7 +288,7 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
             }
             let cut = self.head() & MASK;
             let fresh = tag << CUT_BITS | cut;
-            if place.compare_exchange(known, fresh).is_ok() {
+            if slot.compare_exchange(known, fresh).is_ok() {
                 return Ok(cut);
             }
         }
@@ -296,7 +296,7 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
 
     /// The entry of this number, which is below the head.
     fn entry(&self, number: u64) -> News {
-        News::decode(self.place(number).0.load(Acquire))
+        News::decode(self.slot(number).0.load(Acquire))
     }
 
     /// Takes zeroed memory into use for a job of `world` ranks.
@@ -350,11 +350,11 @@ impl Reader {
     ///
     /// Every loss up to the cut is told: outputs that the step has on the host may come from any of
     /// them. A block that came back and was lost again is told as lost only, perhaps to an engine
-    /// that still withholds it. Every rank reads the same entries from the same place.
+    /// that still withholds it. Every rank reads the same entries from the same point.
     ///
     /// # Errors
     /// As [`Shared::cut`].
-    pub fn look<W: Word, B: Tally, const E: usize, const C: usize, const N: usize>(
+    pub fn read<W: Word, B: Tally, const E: usize, const C: usize, const N: usize>(
         &self,
         shared: &Shared<W, B, E, C, N>,
         step: u64,
@@ -415,7 +415,7 @@ mod tests {
     }
 
     fn read(shared: &Shared, reader: &mut Reader, step: u64) -> (Vec<u32>, Vec<u32>) {
-        let news = reader.look(shared, step).expect("a step that is known");
+        let news = reader.read(shared, step).expect("a step that is known");
         reader.consume(&news);
         shared.acknowledge(news.upto);
         (news.lost, news.back)

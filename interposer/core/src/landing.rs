@@ -8,7 +8,7 @@
 //!    +---- an agent is back (gate word obeyed again) ------------------------+
 //! ```
 //!
-//! The channels are enabled with every look until all of them were ([`Landing::enabled`]); only then
+//! The channels are enabled at every check until all of them were ([`Landing::enabled`]); only then
 //! the process says released. The hold counts from the first try: a process whose channels cannot be
 //! enabled by it is held no longer than another.
 //!
@@ -29,7 +29,7 @@ pub const HANDOVER_NS: u64 = 1_000_000_000;
 
 /// What a process sees of its agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct AgentView {
     /// `AgentWords::heartbeat_ns`.
     pub heartbeat_ns: u64,
     /// `AgentWords::handing_over_ns`.
@@ -101,7 +101,7 @@ pub enum Effect {
     ObeyAgent,
 }
 
-impl Look {
+impl AgentView {
     /// When nobody holds the channels any more.
     const fn deadline(&self) -> u64 {
         if self.handing_over_ns == 0 {
@@ -122,21 +122,21 @@ impl Look {
 }
 
 impl Landing {
-    /// One look at the agent; the effects come in the order they must run.
+    /// Checks the agent again; the effects come in the order they must run.
     #[must_use]
-    pub fn step(self, look: Look, on_loss: OnLoss, now_ns: u64) -> (Self, Vec<Effect>) {
-        let alive = look.stream && now_ns.saturating_sub(look.heartbeat_ns) <= STALE_NS;
+    pub fn step(self, view: AgentView, on_loss: OnLoss, now_ns: u64) -> (Self, Vec<Effect>) {
+        let alive = view.stream && now_ns.saturating_sub(view.heartbeat_ns) <= STALE_NS;
         match self {
             Self::Obeying if alive => (self, vec![]),
             Self::Obeying => {
-                let generation = look.generation;
-                let (next, mut rest) = Self::Waiting { generation }.step(look, on_loss, now_ns);
+                let generation = view.generation;
+                let (next, mut rest) = Self::Waiting { generation }.step(view, on_loss, now_ns);
                 rest.insert(0, Effect::CloseGate);
                 (next, rest)
             }
             _ if alive => (Self::Obeying, vec![Effect::ObeyAgent]),
             Self::Waiting { generation } => {
-                if now_ns < look.deadline() {
+                if now_ns < view.deadline() {
                     return (self, vec![]);
                 }
                 let landed = Self::Landed {
@@ -144,14 +144,14 @@ impl Landing {
                     since_ns: now_ns,
                     released: false,
                 };
-                landed.step(look, on_loss, now_ns)
+                landed.step(view, on_loss, now_ns)
             }
             Self::Landed {
                 generation,
                 since_ns,
                 released,
             } => {
-                let mut effects = look.tries(released, now_ns);
+                let mut effects = view.tries(released, now_ns);
                 let over = match on_loss {
                     OnLoss::Run => true,
                     OnLoss::Hold { max_ns: 0 } => false,
@@ -168,7 +168,7 @@ impl Landing {
                     (self, effects)
                 }
             }
-            Self::Running { released, .. } => (self, look.tries(released, now_ns)),
+            Self::Running { released, .. } => (self, view.tries(released, now_ns)),
         }
     }
 

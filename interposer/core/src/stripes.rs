@@ -1,4 +1,4 @@
-//! A KV cache as stripes: what is taken away and given back together.
+//! A KV cache as stripes: what is reclaimed and restored together.
 //!
 //! An engine's *block* has a part in every layer, at `base + index * stride` of that layer's *region*.
 //! Memory stands behind the regions as *handles*, pieces of equal size. A block that misses one part
@@ -7,7 +7,7 @@
 //! has a handle for each layer.
 //!
 //! A stripe's blocks are every block that touches one of its handles, so two neighbours share the
-//! block that lies across their border. A handle is *fixed*, in no stripe and never taken, if it
+//! block that lies across their border. A handle is *fixed*, in no stripe and never reclaimed, if it
 //! holds no block, a protected one (an engine's block 0 is a dummy that padding reads), or blocks
 //! that are not one range (the end of one layer and the beginning of the next).
 
@@ -54,7 +54,7 @@ pub enum BadRegions {
 
 /// A handle: which backing, which handle of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct Piece {
     /// Index of the backing.
     pub backing: u32,
     /// Index of the handle in it.
@@ -69,7 +69,7 @@ pub struct Stripe {
     /// Blocks that are gone with it.
     pub blocks: u32,
     /// Its handles, in order.
-    pub handles: Vec<Place>,
+    pub handles: Vec<Piece>,
 }
 
 /// A KV cache, cut.
@@ -78,7 +78,7 @@ pub struct Stripes {
     /// In order of their blocks.
     pub stripes: Vec<Stripe>,
     /// Handles in no stripe.
-    pub fixed: Vec<Place>,
+    pub fixed: Vec<Piece>,
     /// Block ids are below this.
     pub block_count: u32,
 }
@@ -201,11 +201,11 @@ pub fn cut(
 }
 
 fn assign(handles: &[Vec<Held>], starts: &[u32], protected: u32, block_count: u32) -> Stripes {
-    let mut of_start: Vec<Option<(Range, Vec<Place>)>> = vec![None; starts.len()];
+    let mut of_start: Vec<Option<(Range, Vec<Piece>)>> = vec![None; starts.len()];
     let mut fixed = Vec::new();
     for (backing, handles) in handles.iter().enumerate() {
         for (handle, held) in handles.iter().enumerate() {
-            let place = Place {
+            let piece = Piece {
                 backing: u32::try_from(backing).unwrap_or(u32::MAX),
                 handle: u32::try_from(handle).unwrap_or(u32::MAX),
             };
@@ -216,11 +216,11 @@ fn assign(handles: &[Vec<Held>], starts: &[u32], protected: u32, block_count: u3
             match (range, at) {
                 (Some((first, last)), Some(at)) => {
                     let slot = &mut of_start[at.saturating_sub(1)];
-                    let (known, places) = slot.get_or_insert_with(|| ((first, last), Vec::new()));
+                    let (known, pieces) = slot.get_or_insert_with(|| ((first, last), Vec::new()));
                     *known = (known.0.min(first), known.1.max(last));
-                    places.push(place);
+                    pieces.push(piece);
                 }
-                _ => fixed.push(place),
+                _ => fixed.push(piece),
             }
         }
     }
@@ -322,9 +322,9 @@ mod tests {
         regions: &[Region],
         backings: &[Backing],
         handle_bytes: u64,
-        place: Place,
+        piece: Piece,
     ) -> BTreeSet<u32> {
-        let from = backings[place.backing as usize].base + u64::from(place.handle) * handle_bytes;
+        let from = backings[piece.backing as usize].base + u64::from(piece.handle) * handle_bytes;
         let to = from + handle_bytes;
         regions
             .iter()
@@ -378,9 +378,9 @@ mod tests {
             let mut seen = BTreeMap::new();
             for stripe in &cut.stripes {
                 let mut lost = BTreeSet::new();
-                for place in &stripe.handles {
-                    prop_assert_eq!(seen.insert(*place, ()), None);
-                    lost.extend(touched(&regions, &backings, handle_bytes, *place));
+                for piece in &stripe.handles {
+                    prop_assert_eq!(seen.insert(*piece, ()), None);
+                    lost.extend(touched(&regions, &backings, handle_bytes, *piece));
                 }
                 prop_assert!(lost.iter().all(|block| *block >= protected));
                 let said: BTreeSet<u32> =
@@ -393,8 +393,8 @@ mod tests {
                     prop_assert_eq!(&lost, &said);
                 }
             }
-            for place in &cut.fixed {
-                prop_assert_eq!(seen.insert(*place, ()), None);
+            for piece in &cut.fixed {
+                prop_assert_eq!(seen.insert(*piece, ()), None);
             }
             let handles: u64 = backings.iter().map(|b| b.bytes / handle_bytes).sum();
             prop_assert_eq!(seen.len() as u64, handles);

@@ -69,12 +69,12 @@ impl Run {
     }
 }
 
-/// Names the reason, or none yet.
+/// The reason, or none yet.
 ///
 /// Launches are steady only after twice the time: within the first, the last of a few launches is as
 /// recent, and what it left behind would get two names.
 #[must_use]
-pub fn name(facts: Facts, busy_suspect_ns: u64, now_ns: u64) -> Option<Reason> {
+pub fn reason(facts: Facts, busy_suspect_ns: u64, now_ns: u64) -> Option<Reason> {
     let busy_ns = now_ns.saturating_sub(facts.busy_since_ns);
     if busy_ns < busy_suspect_ns {
         return None;
@@ -119,24 +119,24 @@ mod tests {
             last_launch_ns: 10,
             waits_on_host: false,
         };
-        assert_eq!(name(facts, 100, 109), None);
-        assert_eq!(name(facts, 100, 110), Some(Reason::PersistentKernel));
+        assert_eq!(reason(facts, 100, 109), None);
+        assert_eq!(reason(facts, 100, 110), Some(Reason::PersistentKernel));
         let parked = Facts {
             waits_on_host: true,
             ..facts
         };
-        assert_eq!(name(parked, 100, 110), Some(Reason::ParkedStream));
+        assert_eq!(reason(parked, 100, 110), Some(Reason::ParkedStream));
         let steady = Facts {
             last_launch_ns: 105,
             ..facts
         };
-        assert_eq!(name(steady, 100, 204), None);
-        assert_eq!(name(steady, 100, 205), Some(Reason::PersistentKernel));
+        assert_eq!(reason(steady, 100, 204), None);
+        assert_eq!(reason(steady, 100, 205), Some(Reason::PersistentKernel));
         let steady = Facts {
             last_launch_ns: 150,
             ..steady
         };
-        assert_eq!(name(steady, 100, 209), None);
-        assert_eq!(name(steady, 100, 210), Some(Reason::SteadyLaunches));
+        assert_eq!(reason(steady, 100, 209), None);
+        assert_eq!(reason(steady, 100, 210), Some(Reason::SteadyLaunches));
     }
 }

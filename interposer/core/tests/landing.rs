@@ -1,7 +1,9 @@
 //! The soft landing over random lives of an agent.
 
 use proptest::prelude::*;
-use tidegate_core::landing::{Effect, HANDOVER_NS, Landing, Look, OnLoss, PATIENCE_NS, STALE_NS};
+use tidegate_core::landing::{
+    AgentView, Effect, HANDOVER_NS, Landing, OnLoss, PATIENCE_NS, STALE_NS,
+};
 
 const MS: u64 = 1_000_000;
 const TICK: u64 = 25 * MS;
@@ -53,7 +55,7 @@ proptest! {
                     heartbeat = now;
                     handing_over = 0;
                 }
-                let look = Look { heartbeat_ns: heartbeat, handing_over_ns: handing_over, generation: 7, stream: part.stream };
+                let look = AgentView { heartbeat_ns: heartbeat, handing_over_ns: handing_over, generation: 7, stream: part.stream };
                 let (next, effects) = landing.step(look, on_loss, now);
                 landing = next;
                 let alive = part.stream && now - heartbeat <= STALE_NS;

@@ -28,7 +28,7 @@ pub fn current(driver: &Driver) -> Option<(usize, usize)> {
 }
 
 /// Notes the calling thread's current context, and starts the library with the first.
-pub fn look(process: &'static Process, start: Start) -> Option<(usize, usize)> {
+pub fn note_current(process: &'static Process, start: Start) -> Option<(usize, usize)> {
     let (context, device) = current(driver::driver()?)?;
     sys::lock(&process.contexts).insert_context(context, device);
     if process.see_device(device) {
@@ -45,7 +45,7 @@ pub fn changed(start: Start, result: CUresult) -> CUresult {
             sys::keeping_errno(|| {
                 slots::forget_stream();
                 if let Some(process) = process() {
-                    look(process, start);
+                    note_current(process, start);
                 }
             });
         });
@@ -144,7 +144,7 @@ pub fn stream_made(
         guarded(|| {
             sys::keeping_errno(|| {
                 if let Some(process) = process()
-                    && let Some((context, device)) = look(process, start)
+                    && let Some((context, device)) = note_current(process, start)
                 {
                     // SAFETY: the driver wrote it and reported success.
                     let handle = unsafe { *stream } as usize;

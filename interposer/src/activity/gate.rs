@@ -11,7 +11,9 @@ use core::sync::atomic::{
 };
 use tidegate_abi::gate::{is_held, sleeps_on, waits};
 use tidegate_abi::page::{GATE_CLOSED, Page};
-use tidegate_core::gate::{self as core_gate, Capture, OnTimeout, Role, TURN_NS, Turn};
+use tidegate_core::gate::{
+    self as core_gate, Admission, Capture, LaunchGate, OnTimeout, RECHECK_NS, Role,
+};
 
 /// The gate of a device, as it stands.
 fn word(page: &Page, device: usize) -> u64 {
@@ -19,11 +21,11 @@ fn word(page: &Page, device: usize) -> u64 {
     gate.map_or(GATE_CLOSED, |gate| gate.gate.load(Acquire))
 }
 
-/// One turn of a launch that is not captured.
-pub fn turn(process: &Process, page: &Page, device: usize) -> Turn {
+/// What a launch that is not captured does next.
+pub fn admission(process: &Process, page: &Page, device: usize) -> Admission {
     match process.role() {
-        Role::Offline => core_gate::turn(Role::Offline, word(page, device), Capture::None),
-        _ => Turn::Pass,
+        Role::Offline => core_gate::admission(Role::Offline, word(page, device), Capture::None),
+        _ => Admission::Pass,
     }
 }
 
@@ -40,29 +42,29 @@ fn held_at(process: &Process) -> Option<&'static AtomicU64> {
     })
 }
 
-/// Waits while a reclaim is under way, at most one turn.
+/// Waits while a reclaim is under way, but asks again after [`RECHECK_NS`].
 pub fn wait_while_held(process: &Process) {
     if let Some(gate) = held_at(process) {
         sleep_on(gate, is_held);
     }
 }
 
-/// Sleeps a turn on a gate word, if it `keeps` one.
+/// Sleeps on a gate word until it is to be asked again, if it `keeps` one.
 fn sleep_on(gate: &AtomicU64, keeps: impl FnOnce(u64) -> bool) {
     if let Some(low) = sleeps_on(gate, keeps) {
-        sys::futex_wait(sys::low_half(gate), low, TURN_NS);
+        sys::futex_wait(sys::low_half(gate), low, RECHECK_NS);
     }
 }
 
-/// Waits one turn; what the launch does then.
-pub fn wait(process: &'static Process, page: &Page, device: usize) -> Turn {
+/// Waits until the gate is to be asked again; what the launch does then.
+pub fn wait(process: &'static Process, page: &Page, device: usize) -> Admission {
     match without_agent(process) {
-        Turn::Wait => {}
-        Turn::Pass => {
-            process.set_private_gates(false);
-            return Turn::Wait;
+        Admission::Wait => {}
+        Admission::Pass => {
+            process.set_private_gates(LaunchGate::Open);
+            return Admission::Wait;
         }
-        Turn::Fail => return Turn::Fail,
+        Admission::Fail => return Admission::Fail,
     }
     if process.waiting.fetch_add(1, AcqRel) == 0 {
         process.bell.ring();
@@ -73,26 +75,26 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) -> Turn {
     if process.waiting.fetch_sub(1, AcqRel) == 1 {
         process.bell.ring();
     }
-    Turn::Wait
+    Admission::Wait
 }
 
 /// What a launch does about an agent that has never come.
-fn without_agent(process: &'static Process) -> Turn {
+fn without_agent(process: &'static Process) -> Admission {
     // Attaching takes a millisecond; a line is due only when nobody is there to attach to.
     const GRACE_NS: u64 = 1_000_000_000;
     if process.ever_attached.load(Acquire) {
-        return Turn::Wait;
+        return Admission::Wait;
     }
     let now = clock::now_ns();
     let since = &process.without_agent_ns;
     let since = since.compare_exchange(0, now, AcqRel, Acquire).err();
     let waited_ns = now.saturating_sub(since.unwrap_or(now));
     let patience = env::patience();
-    let turn = core_gate::without_agent(waited_ns, patience.limit_ns, patience.on_timeout);
-    if turn != Turn::Wait || waited_ns >= GRACE_NS {
+    let admission = core_gate::without_agent(waited_ns, patience.limit_ns, patience.on_timeout);
+    if admission != Admission::Wait || waited_ns >= GRACE_NS {
         say_once(patience);
     }
-    turn
+    admission
 }
 
 /// Says that there is no agent and what comes of it.

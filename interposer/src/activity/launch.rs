@@ -21,7 +21,7 @@ use core::sync::atomic::fence;
 use tidegate_abi::cuda::{CUlaunchConfig, CUresult, CUstream, CudaLaunchParams};
 use tidegate_abi::page::{DEVICES, DeviceWords, Page};
 use tidegate_core::activity::busy_edge;
-use tidegate_core::gate::{self as core_gate, Capture, Role, Turn};
+use tidegate_core::gate::{self as core_gate, Admission, Capture, Role};
 
 /// What a launch touches.
 #[derive(Clone, Copy, Debug)]
@@ -216,12 +216,12 @@ fn begin(
         let passes = || {
             fence(SeqCst);
             page = process.page();
-            gate::turn(process, page, device) == Turn::Pass
+            gate::admission(process, page, device) == Admission::Pass
         };
         if core_gate::enter::<_, Membarrier>(&slot.counts, shared, passes) {
             return Some(page);
         }
-        if gate::wait(process, page, device) == Turn::Fail {
+        if gate::wait(process, page, device) == Admission::Fail {
             return None;
         }
     }
@@ -239,7 +239,7 @@ fn device_of(
     let (_, device) = contexts::current(driver)?;
     if process.devices.load(Acquire) & (1 << device) == 0 {
         // A context made by a way no hook sees.
-        contexts::look(process, start);
+        contexts::note_current(process, start);
     }
     Some(device)
 }

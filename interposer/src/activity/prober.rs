@@ -131,7 +131,7 @@ fn slots_of(device: usize) -> impl Iterator<Item = &'static Slot> {
     })
 }
 
-/// One look at one device; whether it is busy afterwards.
+/// Checks one device; whether it is busy afterwards.
 fn round(
     process: &'static Process,
     driver: &Driver,
@@ -143,7 +143,7 @@ fn round(
     if words.activity.load(Acquire) & ACTIVITY_BUSY == 0 {
         let limit = process.limits.busy_suspect.load(Relaxed);
         if watch.suspect.is_some() && !watch.run.is_dummy(limit, clock::now_ns()) {
-            name(process, words, device, watch, None);
+            publish_suspect(process, words, device, watch, None);
         }
         return false;
     }
@@ -179,7 +179,7 @@ fn round(
                 .run
                 .is_dummy(limit, now)
                 .then_some(Reason::SteadyLaunches);
-            name(process, words, device, watch, dummy);
+            publish_suspect(process, words, device, watch, dummy);
             process::ring(page);
             return false;
         }
@@ -199,12 +199,12 @@ fn round(
         waits_on_host: slots_of(device).any(|slot| slot.waits_on_host.load(Relaxed) != 0),
     };
     let limit = process.limits.busy_suspect.load(Relaxed);
-    name(
+    publish_suspect(
         process,
         words,
         device,
         watch,
-        suspect::name(facts, limit, now),
+        suspect::reason(facts, limit, now),
     );
     true
 }
@@ -248,7 +248,8 @@ fn finish(words: &DeviceWords, device: usize, watch: &Watch, sums: Sums) -> Take
     }
 }
 
-fn name(
+/// Shows the suspect in the page and tells the agent of it.
+fn publish_suspect(
     process: &Process,
     words: &DeviceWords,
     device: usize,

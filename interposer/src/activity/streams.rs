@@ -1,7 +1,7 @@
 //! Which device a stream is on, for launches: readable without a lock.
 //!
-//! A place holds a stream's handle and its device in one word, so that no reader sees half a change.
-//! Written under the lock of [`crate::activity::registry::Contexts`]. A stream lives in one of the few places
+//! An entry holds a stream's handle and its device in one word, so that no reader sees half a change.
+//! Written under the lock of [`crate::activity::registry::Contexts`]. A stream lives in one of the few entries
 //! that its handle names, all of which a reader looks at; one that finds none free is not in the
 //! table, and its launches ask the driver for the thread's context instead.
 
@@ -10,18 +10,18 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-const PLACES: usize = 2048;
-/// Places that a handle may be in.
+const ENTRIES: usize = 2048;
+/// Entries that a handle may be in.
 const NEAR: usize = 8;
 const DEVICE_BITS: u32 = 8;
 
 /// The table.
 #[derive(Debug)]
-pub struct StreamDevices([AtomicU64; PLACES]);
+pub struct StreamDevices([AtomicU64; ENTRIES]);
 
 impl Default for StreamDevices {
     fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; PLACES])
+        Self([const { AtomicU64::new(0) }; ENTRIES])
     }
 }
 
@@ -35,15 +35,15 @@ fn word(handle: u64, device: usize) -> Option<u64> {
 impl StreamDevices {
     fn near(&self, handle: u64) -> impl Iterator<Item = &AtomicU64> {
         // Handles are addresses of heap objects: the low bits say little, the product's high ones much.
-        let hash = handle.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - PLACES.ilog2());
+        let hash = handle.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - ENTRIES.ilog2());
         let first = usize::try_from(hash).unwrap_or(0);
-        (first..first + NEAR).filter_map(|at| self.0.get(at % PLACES))
+        (first..first + NEAR).filter_map(|at| self.0.get(at % ENTRIES))
     }
 
     /// The device of a stream that is in the table.
     pub fn get(&self, handle: u64) -> Option<usize> {
         self.near(handle)
-            .map(|place| place.load(Acquire))
+            .map(|entry| entry.load(Acquire))
             .find(|word| *word != 0 && word >> DEVICE_BITS == handle)
             .and_then(|word| {
                 usize::try_from(word & ((1 << DEVICE_BITS) - 1))
@@ -55,17 +55,17 @@ impl StreamDevices {
     /// Puts a stream in; the caller holds the registry's lock.
     pub fn insert(&self, handle: u64, device: usize) {
         self.remove(handle);
-        let free = self.near(handle).find(|place| place.load(Relaxed) == 0);
-        if let (Some(place), Some(word)) = (free, word(handle, device)) {
-            place.store(word, Release);
+        let free = self.near(handle).find(|entry| entry.load(Relaxed) == 0);
+        if let (Some(entry), Some(word)) = (free, word(handle, device)) {
+            entry.store(word, Release);
         }
     }
 
     /// Takes a stream out; the caller holds the registry's lock.
     pub fn remove(&self, handle: u64) {
-        for place in self.near(handle) {
-            if place.load(Relaxed) >> DEVICE_BITS == handle {
-                place.store(0, Release);
+        for entry in self.near(handle) {
+            if entry.load(Relaxed) >> DEVICE_BITS == handle {
+                entry.store(0, Release);
             }
         }
     }
@@ -83,7 +83,7 @@ mod tests {
             streams.insert(handle(at), (at % 8) as usize);
         }
         let found = (0..400).filter(|at| streams.get(handle(*at)).is_some());
-        assert!(found.count() > 390, "few find no place");
+        assert!(found.count() > 390, "few find no entry");
         for at in (0..400).filter(|at| at % 3 == 0) {
             streams.remove(handle(at));
         }

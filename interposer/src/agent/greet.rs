@@ -50,7 +50,9 @@ pub async fn greet(stream: &UnixStream, process: &Process) -> io::Result<Met> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
     };
-    let files = stream.async_io(Interest::READABLE, || take(stream)).await?;
+    let files = stream
+        .async_io(Interest::READABLE, || receive(stream))
+        .await?;
     // None at all, and no sign of a full table: a sandbox that lets no descriptor pass.
     if !files.is_empty() && files.len() != usize::from(greeting.descriptors) {
         // The agent's greeting is used up; only a new connection brings another.
@@ -99,7 +101,7 @@ async fn first(stream: &UnixStream) -> io::Result<First> {
 }
 
 /// Takes sixteen bytes and the descriptors that came with them.
-fn take(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+fn receive(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut bytes = [0_u8; LEN];
     let mut space = [0_u64; 8];
     let mut part = libc::iovec {
@@ -131,8 +133,8 @@ fn take(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
             if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
                 let count = ((*at).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<c_int>();
                 let data = libc::CMSG_DATA(at).cast::<c_int>();
-                for place in 0..count {
-                    files.push(OwnedFd::from_raw_fd(data.add(place).read_unaligned()));
+                for index in 0..count {
+                    files.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
                 }
             }
             at = libc::CMSG_NXTHDR(&raw const header, at);

@@ -7,8 +7,8 @@
 //! ([`crate::sys::Bell`]) and the agent by a futex in the page.
 //!
 //! A lost stream is tried again after 10 ms, doubling to 500 ms. What an offline process does in
-//! between is [`tidegate_core::landing`]; this thread looks and acts, on a tick while there is
-//! something to look at.
+//! between is [`tidegate_core::landing`]; this thread checks and acts, on a tick while there is
+//! an agent to check.
 
 use super::greet::{Greeted, Met, greet};
 use crate::activity::slots;
@@ -33,8 +33,8 @@ use tidegate_abi::class::Engine;
 use tidegate_abi::cuda::CUuuid;
 use tidegate_abi::page::{ACTIVITY_BUSY, MAJOR, MINOR, Page};
 use tidegate_abi::rm::Status;
-use tidegate_core::gate::Role;
-use tidegate_core::landing::{Effect, Landing, Look, OnLoss};
+use tidegate_core::gate::{LaunchGate, Role, Switch};
+use tidegate_core::landing::{AgentView, Effect, Landing, OnLoss};
 use tidegate_core::rm::{Channel, Record};
 use tidegate_proto::v1::{self, StopMethod, agent_command::Command, client_event::Event};
 use tokio::io::unix::AsyncFd;
@@ -66,7 +66,7 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// who looks for it comes well within that, on a busy machine too.
 const LAST_BACKOFF: Duration = Duration::from_millis(100);
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
-/// How often an offline process looks at its agent's heartbeat.
+/// How often an offline process checks its agent's heartbeat.
 const TICK: Duration = Duration::from_millis(25);
 const HOOKS_EVERY_NS: u64 = 1_000_000_000;
 
@@ -155,9 +155,10 @@ struct Reporter {
     talk: Talk,
 }
 
-type Up1 = mpsc::UnboundedSender<v1::ClientEvent>;
+/// The stream to the agent.
+type Upstream = mpsc::UnboundedSender<v1::ClientEvent>;
 
-fn send(up: &Up1, event: Event) {
+fn send(up: &Upstream, event: Event) {
     // A closed stream is seen by who reads it.
     let _ = up.send(v1::ClientEvent { event: Some(event) });
 }
@@ -176,24 +177,24 @@ impl Reporter {
             if self.detach() || attached {
                 backoff = FIRST_BACKOFF;
             }
-            self.while_looking(tokio::time::sleep(backoff)).await;
+            self.while_watching(tokio::time::sleep(backoff)).await;
             backoff = (backoff * 2).min(LAST_BACKOFF);
         }
     }
 
-    /// Whether there is an agent's page to look at and reason to.
-    fn looks(&self) -> bool {
+    /// Whether there is an agent's page to check and reason to.
+    fn watches(&self) -> bool {
         self.process.role() == Role::Offline && self.process.ever_attached.load(Relaxed)
     }
 
-    /// Waits for `step` and looks at the agent meanwhile: the socket of one that is stopped still
+    /// Waits for `step` and checks the agent meanwhile: the socket of one that is stopped still
     /// takes connections, and then nothing is heard from it.
-    async fn while_looking<T>(&mut self, step: impl Future<Output = T>) -> T {
+    async fn while_watching<T>(&mut self, step: impl Future<Output = T>) -> T {
         tokio::pin!(step);
         loop {
             tokio::select! {
                 done = &mut step => return done,
-                () = tokio::time::sleep(TICK), if self.looks() => self.look(),
+                () = tokio::time::sleep(TICK), if self.watches() => self.check(),
             }
         }
     }
@@ -210,17 +211,17 @@ impl Reporter {
         if was {
             log::debug(|| "the agent is gone".to_owned());
             if self.process.role() == Role::Offline {
-                self.look();
+                self.check();
             } else {
-                self.process.set_private_gates(false);
+                self.process.set_private_gates(LaunchGate::Open);
                 self.process.swap_page(self.process.private);
             }
         }
         was
     }
 
-    /// One look at the agent of an offline process.
-    fn look(&mut self) {
+    /// Checks the agent of an offline process.
+    fn check(&mut self) {
         let now = clock::now_ns();
         let stream = self.process.attached.load(Acquire);
         if stream {
@@ -235,7 +236,7 @@ impl Reporter {
                 page.agent.heartbeat_ns.load(Acquire)
             }
         };
-        let look = Look {
+        let view = AgentView {
             heartbeat_ns: self.page.map_or(0, heartbeat),
             handing_over_ns: self
                 .page
@@ -243,13 +244,13 @@ impl Reporter {
             generation: self.generation,
             stream,
         };
-        let (next, effects) = self.landing.step(look, self.on_loss, now);
+        let (next, effects) = self.landing.step(view, self.on_loss, now);
         self.landing = next;
         for effect in effects {
             log::debug(|| format!("{effect:?}"));
             match effect {
                 Effect::CloseGate => {
-                    self.process.set_private_gates(true);
+                    self.process.set_private_gates(LaunchGate::Closed);
                     self.process.swap_page(self.process.private);
                 }
                 Effect::EnableChannels => {
@@ -266,7 +267,7 @@ impl Reporter {
                     }
                 }
                 Effect::OpenGate => {
-                    self.process.set_private_gates(false);
+                    self.process.set_private_gates(LaunchGate::Open);
                     log::debug(|| {
                         "no agent came back; this offline process runs ungated".to_owned()
                     });
@@ -289,21 +290,21 @@ impl Reporter {
                 tokio::time::sleep(TICK).await;
             }
         };
-        self.while_looking(settling).await;
+        self.while_watching(settling).await;
         let greeting = async {
             let stream = UnixStream::connect(path).await.map_err(Lost::Connect)?;
             let greeted = greet(&stream, process).await.map_err(Lost::Greet)?;
             let channel = channel(stream).await.map_err(Lost::Transport)?;
             Ok((greeted, channel))
         };
-        let (Met { greeted, told }, channel) = self.while_looking(greeting).await?;
+        let (Met { greeted, told }, channel) = self.while_watching(greeting).await?;
         self.control = told;
         let (up, events) = mpsc::unbounded_channel();
         send(&up, Event::Hello(self.hello(&greeted)));
         let mut client = v1::runtime_client::RuntimeClient::new(channel);
         let attach = client.attach(UnboundedReceiverStream::new(events));
         let mut down = self
-            .while_looking(tokio::time::timeout(Duration::from_secs(2), attach))
+            .while_watching(tokio::time::timeout(Duration::from_secs(2), attach))
             .await
             .map_err(|_| Lost::Slow)?
             .map_err(|status| Lost::Attach(Box::new(status)))?
@@ -328,7 +329,7 @@ impl Reporter {
                     }
                     self.deliver(&up);
                 }
-                () = tokio::time::sleep(TICK), if self.looks() => self.look(),
+                () = tokio::time::sleep(TICK), if self.watches() => self.check(),
                 () = tokio::time::sleep(memory.unwrap_or_default()), if memory.is_some() => self.deliver(&up),
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
@@ -374,7 +375,7 @@ impl Reporter {
     }
 
     /// What stands, and from here on every change.
-    fn snapshot(&mut self, up: &Up1) {
+    fn snapshot(&mut self, up: &Upstream) {
         let events = {
             let mut rm = sys::lock(&self.process.rm);
             rm.outbox.clear();
@@ -398,7 +399,7 @@ impl Reporter {
     }
 
     /// Says on which control file the channels are, before anything is said of them.
-    fn tell_file(&mut self, up: &Up1) {
+    fn tell_file(&mut self, up: &Upstream) {
         let owners = sys::lock(&self.process.rm).owners();
         let Some(&owner) = owners.first() else { return };
         // One that owns channels will do: the agent finds the file of another by itself.
@@ -409,7 +410,7 @@ impl Reporter {
     }
 
     /// Sends what other threads left here.
-    fn deliver(&mut self, up: &Up1) {
+    fn deliver(&mut self, up: &Upstream) {
         self.tell_file(up);
         let uvm = sys::lock(&self.process.rm).uvm;
         if let Some(fd) = uvm.filter(|_| uvm != self.uvm) {
@@ -454,7 +455,7 @@ impl Reporter {
             .deliver(self.process, &mut |event| send(up, event));
     }
 
-    fn command(&mut self, up: &Up1, command: v1::AgentCommand, page: Option<&'static Page>) {
+    fn command(&mut self, up: &Upstream, command: v1::AgentCommand, page: Option<&'static Page>) {
         match command.command {
             Some(Command::Welcome(welcome)) => self.welcome(&welcome, page),
             Some(Command::ScheduleGo(go)) => {
@@ -463,45 +464,51 @@ impl Reporter {
                 sys::futex_wake(&GRANTS);
             }
             Some(Command::SetChannels(wanted)) => {
-                let pairs: Vec<(u32, u32)> = wanted
-                    .pairs
-                    .iter()
-                    .map(|pair| (pair.client, pair.channel))
-                    .collect();
-                let instance = wanted.device_instance.max(0).cast_unsigned();
-                // A method of a later agent is not carried out in part.
-                let outcome = match StopMethod::try_from(wanted.method) {
-                    Err(_) => Outcome::refused(Status::NOT_SUPPORTED, 0),
-                    Ok(method) => {
-                        let order = channels::Order {
-                            disable: wanted.disable,
-                            pairs: &pairs,
-                            device_instance: instance,
-                            method,
-                            more: wanted.more,
-                        };
-                        channels::carry_out(self.process, &order)
-                    }
-                };
-                send(
-                    up,
-                    Event::ChannelResult(v1::ChannelResult {
-                        seq: wanted.seq,
-                        status: outcome.status,
-                        errno: outcome.errno,
-                        entered_ns: outcome.entered_ns,
-                        returned_ns: outcome.returned_ns,
-                        method: wanted.method,
-                    }),
-                );
+                send(up, Event::ChannelResult(self.set_channels(&wanted)));
             }
             Some(Command::ReportHooks(_)) => self.hooks(up, true),
             Some(Command::LaunchGate(gate)) if page.is_none() => {
                 let device = usize::try_from(gate.slot).unwrap_or(usize::MAX);
-                self.process.set_private_gate(device, gate.closed);
+                self.process
+                    .set_private_gate(device, launch_gate(gate.closed));
             }
             Some(memory) => self.talk.command(self.process, memory),
             None => {}
+        }
+    }
+
+    /// Carries out an order about this process' own channels.
+    fn set_channels(&self, wanted: &v1::SetChannels) -> v1::ChannelResult {
+        let pairs: Vec<(u32, u32)> = wanted
+            .pairs
+            .iter()
+            .map(|pair| (pair.client, pair.channel))
+            .collect();
+        // A method of a later agent is not carried out in part.
+        let outcome = match StopMethod::try_from(wanted.method) {
+            Err(_) => Outcome::refused(Status::NOT_SUPPORTED, 0),
+            Ok(method) => {
+                let order = channels::Order {
+                    switch: if wanted.disable {
+                        Switch::Disable
+                    } else {
+                        Switch::Enable
+                    },
+                    pairs: &pairs,
+                    device_instance: wanted.device_instance.max(0).cast_unsigned(),
+                    method,
+                    more: wanted.more,
+                };
+                channels::carry_out(self.process, &order)
+            }
+        };
+        v1::ChannelResult {
+            seq: wanted.seq,
+            status: outcome.status,
+            errno: outcome.errno,
+            entered_ns: outcome.entered_ns,
+            returned_ns: outcome.returned_ns,
+            method: wanted.method,
         }
     }
 
@@ -548,7 +555,7 @@ impl Reporter {
         if page.is_none() {
             // Without a page no gate word can reach this process: the agent says it on the stream,
             // or is too old to, and then the channels do all the gating.
-            process.set_private_gates(welcome.launch_gates);
+            process.set_private_gates(launch_gate(welcome.launch_gates));
         }
         if !self.page.is_some_and(|known| core::ptr::eq(known, shown)) {
             self.page = Some(shown);
@@ -559,7 +566,7 @@ impl Reporter {
     }
 
     /// The state of every hook, if it changed.
-    fn hooks(&mut self, up: &Up1, always: bool) {
+    fn hooks(&mut self, up: &Upstream, always: bool) {
         let now = clock::now_ns();
         if !always && now.saturating_sub(self.hooks_at_ns) < HOOKS_EVERY_NS {
             return;
@@ -607,6 +614,15 @@ async fn channel(stream: UnixStream) -> Result<tonic::transport::Channel, tonic:
             }
         }))
         .await
+}
+
+/// As the agent says it on the stream.
+const fn launch_gate(closed: bool) -> LaunchGate {
+    if closed {
+        LaunchGate::Closed
+    } else {
+        LaunchGate::Open
+    }
 }
 
 fn uuid(device: usize) -> Option<[u8; 16]> {

@@ -261,7 +261,7 @@ pub unsafe extern "C" fn tg_poll(
         }
         let shared = log_of(process)?;
         let mut membership = sys::lock(&process.memory.membership);
-        let news = membership.reader.look(shared, step);
+        let news = membership.reader.read(shared, step);
         let news = news.map_err(|refused| match refused {
             Refused::Step(_) => libc::ESTALE,
             _ => libc::EIO,

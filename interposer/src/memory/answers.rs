@@ -2,7 +2,7 @@
 //!
 //! An allocation made in a KV scope is many handles, and the driver would say so; here it is one
 //! again: one base and size, freed by its base only and after its context is done, gone with its
-//! context, open to whoever may reach that context. What cannot be taken back from others
+//! context, open to whoever may reach that context. What cannot be reclaimed from others
 //! (inter-process handles, registrations) makes it untouchable, with one event. All other
 //! allocations are the driver's own, and counted.
 
@@ -80,7 +80,7 @@ fn in_scope(start: Start, at: *mut CUdeviceptr, asked: u64) -> Option<CUresult> 
     guarded(|| {
         sys::keeping_errno(|| {
             let (process, vmm) = (process()?, vmm()?);
-            let (context, device) = contexts::look(process, start)?;
+            let (context, device) = contexts::note_current(process, start)?;
             let mut state = sys::lock(&process.memory.state);
             let place = (device, context);
             let made = state.backed.allocate(vmm, place, asked, handle_bytes, bare);

@@ -1,7 +1,7 @@
-//! Allocations with a handle behind each piece, and the page that stands in for what is taken.
+//! Allocations with a handle behind each piece, and the page that stands in for what is reclaimed.
 //!
 //! The application sees one allocation at an address that never changes. Behind each piece is a
-//! handle of its own or, while the piece is taken, the *quarantine page* of the device: one handle
+//! handle of its own or, while the piece is reclaimed, the *quarantine page* of the device: one handle
 //! that is mapped wherever something is missing, so that no access ever faults.
 
 use super::vmm::{Refused, Vmm};

@@ -1,6 +1,6 @@
 //! KV caches that an engine registered, and what is done to their stripes.
 //!
-//! Only what is registered is ever taken: weights, graph pools and workspaces made in a KV scope by
+//! Only what is registered is ever reclaimed: weights, graph pools and workspaces made in a KV scope by
 //! accident are backed by handles and never touched.
 
 use super::backed::{Backed, Failed, Range};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tidegate_core::elastic::Elastic;
 use tidegate_core::joblog::Shared;
-use tidegate_core::stripes::{self, Backing, BadRegions, Place, Region, Stripes};
+use tidegate_core::stripes::{self, Backing, BadRegions, Piece, Region, Stripes};
 use tidegate_proto::v1;
 
 /// A registered cache.
@@ -100,11 +100,11 @@ impl Kv {
             })
             .collect();
         let cut = stripes::cut(regions, &backings, handle_bytes, protected)?;
-        let own = |place: &Place| {
-            let range = ranges.get(place.backing as usize);
+        let own = |piece: &Piece| {
+            let range = ranges.get(piece.backing as usize);
             range.is_some_and(|r| {
                 r.handles
-                    .get(place.handle as usize)
+                    .get(piece.handle as usize)
                     .is_some_and(|h| *h != 0)
             })
         };
@@ -169,22 +169,22 @@ impl Kv {
     }
 
     /// The pieces of some handles, as runs.
-    fn runs(&self, places: impl Iterator<Item = Place>) -> Vec<Run> {
-        let mut places: Vec<Place> = places.collect();
-        places.sort_unstable();
+    fn runs(&self, pieces: impl Iterator<Item = Piece>) -> Vec<Run> {
+        let mut pieces: Vec<Piece> = pieces.collect();
+        pieces.sort_unstable();
         let mut runs: Vec<Run> = Vec::new();
-        for place in places {
-            let base = self.bases.get(place.backing as usize).copied().unwrap_or(0);
-            let piece = place.handle as usize;
+        for piece in pieces {
+            let base = self.bases.get(piece.backing as usize).copied().unwrap_or(0);
+            let index = piece.handle as usize;
             match runs.last_mut() {
-                Some((at, first, count)) if *at == base && *first + *count == piece => *count += 1,
-                _ => runs.push((base, piece, 1)),
+                Some((at, first, count)) if *at == base && *first + *count == index => *count += 1,
+                _ => runs.push((base, index, 1)),
             }
         }
         runs
     }
 
-    fn places(&self, stripes: &[u32]) -> impl Iterator<Item = Place> {
+    fn pieces(&self, stripes: &[u32]) -> impl Iterator<Item = Piece> {
         let known = stripes
             .iter()
             .filter_map(|at| self.cut.stripes.get(*at as usize));
@@ -219,8 +219,8 @@ impl Kv {
         (stripe.first_block, stripe.blocks)
     }
 
-    /// Takes stripes: the log first, then the quarantine page over them, then the handles.
-    pub fn take(
+    /// Reclaims stripes: the log first, then the quarantine page over them, then the handles.
+    pub fn reclaim(
         &mut self,
         vmm: &Vmm,
         backed: &mut Backed,
@@ -236,7 +236,7 @@ impl Kv {
             let mut told = Vec::new();
             for at in &group {
                 let (first, count) = self.ids(*at);
-                // Without a log there is nobody who could be told, and nothing is taken.
+                // Without a log there is nobody who could be told, and nothing is reclaimed.
                 match log.map(|log| log.lose(first, count)) {
                     Some(Ok(number)) => told.push((*at, number)),
                     _ => break,
@@ -246,14 +246,13 @@ impl Kv {
                 break;
             }
             let group: Vec<u32> = told.iter().map(|(at, _)| *at).collect();
-            let (old, failed) = self.exchange(vmm, backed, &group, |_| 0, &mut outcome);
-            if failed {
+            let Some(old) = self.exchange(vmm, backed, &group, |_| 0, &mut outcome) else {
                 for at in &group {
                     let (first, count) = self.ids(*at);
                     let _ = log.map(|log| log.regain(first, count));
                 }
                 break;
-            }
+            };
             self.gave_up(vmm, old, &mut outcome);
             for (at, number) in told {
                 self.backed[at as usize] = false;
@@ -271,14 +270,13 @@ impl Kv {
         }
     }
 
-    /// Takes stripes whose blocks nobody uses, without a word to anybody.
-    pub fn unback(&mut self, vmm: &Vmm, backed: &mut Backed, stripes: &[u32]) -> Outcome {
+    /// Reclaims stripes whose blocks nobody uses, without a word to anybody.
+    pub fn reclaim_unused(&mut self, vmm: &Vmm, backed: &mut Backed, stripes: &[u32]) -> Outcome {
         let mut outcome = Outcome::default();
         for group in self.groups(stripes, true) {
-            let (old, failed) = self.exchange(vmm, backed, &group, |_| 0, &mut outcome);
-            if failed {
+            let Some(old) = self.exchange(vmm, backed, &group, |_| 0, &mut outcome) else {
                 break;
-            }
+            };
             self.gave_up(vmm, old, &mut outcome);
             for at in group {
                 self.backed[at as usize] = false;
@@ -288,8 +286,8 @@ impl Kv {
         outcome
     }
 
-    /// Backs stripes again.
-    pub fn give(
+    /// Restores stripes: memory of their own stands behind them again.
+    pub fn restore(
         &mut self,
         vmm: &Vmm,
         backed: &mut Backed,
@@ -302,7 +300,7 @@ impl Kv {
             if !go_on() {
                 break;
             }
-            let count = self.places(&group).count();
+            let count = self.pieces(&group).count();
             let base = self.bases.first().copied().unwrap_or(0);
             let fresh = match backed.make(vmm, base, count) {
                 Ok(fresh) => fresh,
@@ -311,8 +309,8 @@ impl Kv {
                     break;
                 }
             };
-            let (_, failed) = self.exchange(vmm, backed, &group, |at| fresh[at], &mut outcome);
-            if failed {
+            let exchanged = self.exchange(vmm, backed, &group, |at| fresh[at], &mut outcome);
+            if exchanged.is_none() {
                 let held: Vec<u64> = backed.all().flat_map(|r| r.handles.clone()).collect();
                 for handle in fresh.iter().filter(|handle| !held.contains(handle)) {
                     let _ = vmm.give_up(*handle);
@@ -331,7 +329,7 @@ impl Kv {
         outcome
     }
 
-    /// Puts other handles behind a group, all or none; those that were there.
+    /// Puts other handles behind a group, all or none; those that were there. `None`: it failed.
     fn exchange(
         &self,
         vmm: &Vmm,
@@ -339,13 +337,13 @@ impl Kv {
         group: &[u32],
         fresh: impl Fn(usize) -> u64,
         outcome: &mut Outcome,
-    ) -> (Vec<u64>, bool) {
+    ) -> Option<Vec<u64>> {
         let mut done: Vec<(Run, Vec<u64>)> = Vec::new();
-        let mut taken = 0;
-        for run in self.runs(self.places(group)) {
+        let mut used = 0;
+        for run in self.runs(self.pieces(group)) {
             let (base, first, count) = run;
-            let handles: Vec<u64> = (taken..taken + count).map(&fresh).collect();
-            taken += count;
+            let handles: Vec<u64> = (used..used + count).map(&fresh).collect();
+            used += count;
             match backed.replace(vmm, base, first, &handles) {
                 Ok(old) => done.push((run, old)),
                 Err(failed) => {
@@ -358,11 +356,11 @@ impl Kv {
                             outcome.torn.push((base, first, count));
                         }
                     }
-                    return (Vec::new(), true);
+                    return None;
                 }
             }
         }
-        (done.into_iter().flat_map(|(_, old)| old).collect(), false)
+        Some(done.into_iter().flat_map(|(_, old)| old).collect())
     }
 
     /// Backs what is in no stripe, for a cache that was made without memory.

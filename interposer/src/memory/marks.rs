@@ -8,18 +8,18 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, fence};
 /// Threads that are told apart inside such calls.
 const MARKS: usize = 256;
 
-/// Who is inside: one place a thread, with the row.
+/// Who is inside: one entry a thread, with the row.
 #[derive(Debug)]
 pub struct Marks {
-    places: [AtomicPtr<Row>; MARKS],
-    /// Threads that found no place.
+    entries: [AtomicPtr<Row>; MARKS],
+    /// Threads that found no entry.
     others: AtomicU64,
 }
 
 impl Default for Marks {
     fn default() -> Self {
         Self {
-            places: [const { AtomicPtr::new(core::ptr::null_mut()) }; MARKS],
+            entries: [const { AtomicPtr::new(core::ptr::null_mut()) }; MARKS],
             others: AtomicU64::new(0),
         }
     }
@@ -28,7 +28,7 @@ impl Default for Marks {
 /// A mark that stands.
 #[derive(Debug)]
 pub enum Mark<'a> {
-    /// In a place of its own.
+    /// In an entry of its own.
     Told(&'a AtomicPtr<Row>),
     /// Among those that found none.
     Counted(&'a AtomicU64),
@@ -37,7 +37,7 @@ pub enum Mark<'a> {
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
         match self {
-            Self::Told(place) => place.store(core::ptr::null_mut(), Release),
+            Self::Told(entry) => entry.store(core::ptr::null_mut(), Release),
             Self::Counted(others) => {
                 others.fetch_sub(1, AcqRel);
             }
@@ -51,12 +51,12 @@ impl Marks {
         let mark = core::ptr::from_ref(row).cast_mut();
         let start = usize::try_from(sys::gettid()).unwrap_or(0);
         for step in 0..MARKS {
-            let place = &self.places[(start + step) % MARKS];
-            if place
+            let entry = &self.entries[(start + step) % MARKS];
+            if entry
                 .compare_exchange(core::ptr::null_mut(), mark, SeqCst, Acquire)
                 .is_ok()
             {
-                return Mark::Told(place);
+                return Mark::Told(entry);
             }
         }
         self.others.fetch_add(1, SeqCst);
@@ -67,8 +67,8 @@ impl Marks {
     pub fn any(&self) -> Option<String> {
         fence(SeqCst);
         // SAFETY: null or a row of the table, which is static.
-        let marked = |place: &AtomicPtr<Row>| unsafe { place.load(Acquire).as_ref() };
-        let row = self.places.iter().find_map(marked);
+        let marked = |entry: &AtomicPtr<Row>| unsafe { entry.load(Acquire).as_ref() };
+        let row = self.entries.iter().find_map(marked);
         let name = row.map(|row| String::from_utf8_lossy(row.symbol).into_owned());
         let others = self.others.load(Acquire) != 0;
         name.or_else(|| others.then(|| "more calls than are told apart".to_owned()))

@@ -1,4 +1,4 @@
-//! KV memory: backed by handles, taken and given back under a running engine, grown ahead of need.
+//! KV memory: backed by handles, reclaimed and restored under a running engine, grown ahead of need.
 //!
 //! * [`state`]: what the process knows of its memory, and the order of its locks.
 //! * [`backed`], [`vmm`]: allocations with a handle behind each piece.

@@ -4,10 +4,10 @@
 #[derive(Clone, Debug)]
 pub enum What {
     /// Say when no thread is inside a call that may hold the driver's locks.
-    Prepare,
-    /// Take stripes.
+    AwaitClear,
+    /// Reclaim stripes.
     Reclaim(u32, Vec<u32>),
-    /// Back stripes.
+    /// Restore stripes.
     Restore(u32, Vec<u32>),
     /// Have this many bytes of an elastic cache mapped.
     Map(u32, u64),

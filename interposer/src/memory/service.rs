@@ -49,7 +49,7 @@ pub fn answer(order: &Order, done: Done) -> Event {
         .map_or(0, |refused| refused.0.cast_unsigned());
     let done_ns = clock::now_ns();
     match order.what {
-        What::Prepare => Event::Prepared(v1::Prepared {
+        What::AwaitClear => Event::Prepared(v1::Prepared {
             seq,
             result,
             inside: done.inside,
@@ -132,16 +132,16 @@ fn carry_out(process: &'static Process, order: &Order) -> Done {
     }
     match &order.what {
         What::Map(kv, bytes) => map(process, order, *kv, *bytes),
-        What::Prepare => match wait_until_clear(process, order) {
+        What::AwaitClear => match wait_until_clear(process, order) {
             Ok(()) => Done::nothing(MemoryResult::Ok),
             Err(done) => done,
         },
         What::Reclaim(kv, stripes) => match wait_until_clear(process, order) {
-            Ok(()) => change(process, order, *kv, stripes, Way::Take),
+            Ok(()) => change(process, order, *kv, stripes, Move::Reclaim),
             Err(done) => done,
         },
         What::Restore(kv, stripes) => match wait_until_clear(process, order) {
-            Ok(()) => change(process, order, *kv, stripes, Way::Give),
+            Ok(()) => change(process, order, *kv, stripes, Move::Restore),
             Err(done) => done,
         },
     }
@@ -176,13 +176,14 @@ fn wait_until_clear(process: &Process, order: &Order) -> Result<(), Done> {
     }
 }
 
+/// Which way stripes move.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Take,
-    Give,
+enum Move {
+    Reclaim,
+    Restore,
 }
 
-fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], way: Way) -> Done {
+fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], which: Move) -> Done {
     let memory = &process.memory;
     let Some(vmm) = vmm() else {
         return Done::nothing(MemoryResult::Refused);
@@ -193,18 +194,19 @@ fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], wa
     let mut state = sys::lock(&memory.state);
     let state = &mut *state;
     let (backed, found) = (&mut state.backed, state.kvs.get_mut(&kv));
-    let Some(cache) = found.filter(|cache| way == Way::Give || cache.refused.is_empty()) else {
+    let Some(cache) = found.filter(|cache| which == Move::Restore || cache.refused.is_empty())
+    else {
         memory.changing.store(false, Release);
         return Done::nothing(MemoryResult::Refused);
     };
-    if way == Way::Give && !cache.withheld(log, stripes) {
+    if which == Move::Restore && !cache.withheld(log, stripes) {
         memory.changing.store(false, Release);
         return Done::nothing(MemoryResult::NotWithheld);
     }
     let go_on = || !is_cancelled(process, order);
-    let mut outcome = match way {
-        Way::Take => cache.take(vmm, backed, log, stripes, go_on),
-        Way::Give => cache.give(vmm, backed, log, stripes, go_on),
+    let mut outcome = match which {
+        Move::Reclaim => cache.reclaim(vmm, backed, log, stripes, go_on),
+        Move::Restore => cache.restore(vmm, backed, log, stripes, go_on),
     };
     // The application would fault where nothing is mapped, so this thread does not answer before
     // something is, and the agent enables nothing before the answer.
@@ -214,12 +216,12 @@ fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], wa
         }
     }
     let log_seq = cache.lost_at(&outcome.stripes);
-    if way == Way::Take && !outcome.stripes.is_empty() {
+    if which == Move::Reclaim && !outcome.stripes.is_empty() {
         backed.zero_quarantine(vmm, cache.device);
     }
     memory.changing.store(false, Release);
     Done {
-        result: result_of(&outcome, stripes, log, way, go_on()),
+        result: result_of(&outcome, stripes, log, which, go_on()),
         outcome,
         log_seq,
         started_ns,
@@ -231,13 +233,13 @@ fn result_of(
     outcome: &Outcome,
     wanted: &[u32],
     log: Option<&Shared>,
-    way: Way,
+    which: Move,
     goes_on: bool,
 ) -> MemoryResult {
     match outcome.refused {
         Some(refused) if refused.is_out_of_memory() => MemoryResult::OutOfMemory,
         Some(_) => MemoryResult::Driver,
-        None if way == Way::Take && log.is_none() => MemoryResult::Refused,
+        None if which == Move::Reclaim && log.is_none() => MemoryResult::Refused,
         None if !goes_on => MemoryResult::Cancelled,
         None if outcome.stripes.is_empty() && !wanted.is_empty() => MemoryResult::Refused,
         None => MemoryResult::Ok,
@@ -275,20 +277,20 @@ fn map(process: &'static Process, order: &Order, kv: u32, target: u64) -> Done {
         };
         let (down, up) = {
             let mut elastic = sys::lock(&elastic);
-            let down = elastic.take_to_unmap(target);
+            let down = elastic.begin_unmap(target);
             (down, elastic.to_map(target))
         };
         let one = |at: usize| [u32::try_from(at).unwrap_or(u32::MAX)];
         let outcome = match (down, up) {
             (Some(at), _) => {
-                let outcome = cache.unback(vmm, &mut state.backed, &one(at));
+                let outcome = cache.reclaim_unused(vmm, &mut state.backed, &one(at));
                 if outcome.stripes.is_empty() {
                     sys::lock(&elastic).mapped(at);
                 }
                 outcome
             }
             (None, Some(at)) => {
-                let outcome = cache.give(vmm, &mut state.backed, None, &one(at), || true);
+                let outcome = cache.restore(vmm, &mut state.backed, None, &one(at), || true);
                 if !outcome.stripes.is_empty() {
                     sys::lock(&elastic).mapped(at);
                 }

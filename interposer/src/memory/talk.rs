@@ -187,7 +187,7 @@ impl Talk {
         let memory = &process.memory;
         match command {
             Command::Prepare(prepare) => {
-                order(process, prepare.seq, prepare.deadline_ns, What::Prepare);
+                order(process, prepare.seq, prepare.deadline_ns, What::AwaitClear);
             }
             Command::Reclaim(reclaim) => {
                 let what = What::Reclaim(reclaim.kv, reclaim.stripes);

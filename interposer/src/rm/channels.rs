@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tidegate_abi::class::Engine;
 use tidegate_abi::rm::{self, DisableChannels, MAX_PAIRS, Nvos54, Preempt, RestartRunlist, Status};
+use tidegate_core::gate::Switch;
 use tidegate_proto::v1::StopMethod;
 
 /// What became of one call.
@@ -48,8 +49,8 @@ const DONE: (u32, i32) = (Status::OK.0, 0);
 /// What the agent ordered.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
-    /// Disable, else enable.
-    pub disable: bool,
+    /// What is done to them.
+    pub switch: Switch,
     /// At most [`MAX_PAIRS`] of one GPU.
     pub pairs: &'a [(u32, u32)],
     /// The GPU.
@@ -70,7 +71,7 @@ pub fn carry_out(process: &Process, order: &Order<'_>) -> Outcome {
         return outcome;
     }
     match order.method {
-        StopMethod::Preempt if order.disable => {
+        StopMethod::Preempt if order.switch == Switch::Disable => {
             for (client, group) in groups(process, order.pairs) {
                 let answer = preempt(process, &table, client, group);
                 (outcome.status, outcome.errno) = answer;
@@ -245,9 +246,10 @@ fn set_of(process: &Process, table: &Table, order: &Order<'_>, client: u32) -> O
     let Some(subdevice) = subdevice else {
         return Outcome::refused(Status::INVALID_ARGUMENT, 0);
     };
+    let disable = order.switch == Switch::Disable;
     let mut params = DisableChannels {
-        disable: u8::from(order.disable),
-        only_disable_scheduling: u8::from(order.disable && order.method == StopMethod::Preempt),
+        disable: u8::from(disable),
+        only_disable_scheduling: u8::from(disable && order.method == StopMethod::Preempt),
         ..DisableChannels::default()
     };
     let mut count = 0;
@@ -288,7 +290,7 @@ pub fn enable_all(process: &Process, method: StopMethod) -> bool {
     for (&(device_instance, client), pairs) in &lists {
         let set = |pairs: &[(u32, u32)]| {
             let order = Order {
-                disable: false,
+                switch: Switch::Enable,
                 pairs,
                 device_instance,
                 method,

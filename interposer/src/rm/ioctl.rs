@@ -17,7 +17,7 @@ use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use tidegate_abi::rm::{self, Nvos00, Nvos54, RmApiVersion};
 use tidegate_abi::uvm;
-use tidegate_core::gate::{Agent, holds_schedule};
+use tidegate_core::gate::{Agent, Switch, holds_schedule};
 use tidegate_core::rm::{Call, Lifted, uvm_register};
 
 /// `ioctl`.
@@ -113,20 +113,23 @@ unsafe fn before(
         && control.params_size >= 1
     {
         // SAFETY: the driver reads the same bytes, the first of which is bEnable.
-        let enable = unsafe { (control.params as *const u8).read() } != 0;
-        hold(process, control.h_client, control.h_object, enable);
+        let schedule = match unsafe { (control.params as *const u8).read() } {
+            0 => Switch::Disable,
+            _ => Switch::Enable,
+        };
+        hold(process, control.h_client, control.h_object, schedule);
     }
     Before::Nothing
 }
 
 /// Holds a schedule call until the agent has the pair in its lists.
-fn hold(process: &'static Process, client: u32, object: u32, enable: bool) {
+fn hold(process: &'static Process, client: u32, object: u32, schedule: Switch) {
     let agent = if process.attached.load(Acquire) {
         Agent::Attached
     } else {
         Agent::Absent
     };
-    if !holds_schedule(process.role(), agent, enable) {
+    if !holds_schedule(process.role(), agent, schedule) {
         return;
     }
     let ticket = {

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tidegate_abi::page::{ACTIVITY_BUSY, GATE_CLOSED, GATE_OPEN};
 use tidegate_core::activity::{Begin, Counts, Published, Quiet, begin, busy_edge, enter_if_busy};
-use tidegate_core::gate::{Capture, Role, Turn, turn};
+use tidegate_core::gate::{Admission, Capture, Role, admission};
 use tidegate_core::landing::Landing;
 use tidegate_core::word::Fences;
 use tidegate_device::{ChannelId, TsgId};
@@ -200,7 +200,7 @@ impl Harvesting {
         let held = self.gate_closed || !self.held.is_empty();
         let closed = held || !attached_once || self.landing != Landing::Obeying;
         let state = if closed { GATE_CLOSED } else { GATE_OPEN };
-        turn(Role::Offline, 4 | state, Capture::None) == Turn::Pass
+        admission(Role::Offline, 4 | state, Capture::None) == Admission::Pass
     }
 }
 

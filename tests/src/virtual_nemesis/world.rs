@@ -11,7 +11,7 @@ use super::method::{Kick, Method};
 use super::process::{Kind, PROBE_MAX, Process};
 use super::script::{Dice, Fault, MS, Script, US};
 use std::collections::{BTreeMap, BTreeSet};
-use tidegate_core::landing::{Effect as Land, Look as Glance, OnLoss};
+use tidegate_core::landing::{AgentView as Glance, Effect as Land, OnLoss};
 use tidegate_device::{ChannelId, Config, EventKind, Gpu, TsgId, Work};
 use tidegate_policy::event::Event;
 use tidegate_vgpu::personality::Personality;

@@ -1,7 +1,7 @@
 //! Tensors of at most half a block, in blocks that a buddy system splits.
 //!
-//! A piece is a power of two of 2 KiB; what is given joins its other half as soon as that is free. A
-//! block without a taken piece is said so and leaves.
+//! A piece is a power of two of 2 KiB; what is freed joins its other half as soon as that is free. A
+//! block without an allocated piece is said so and leaves.
 
 use super::block::{BLOCK_BYTES, Block, PIECE_BYTES};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,13 +18,13 @@ const WORDS: usize = 2 * LEAVES / 64;
 struct Split {
     /// Of order `o`, piece `i`: bit `LEAVES >> o | i`, as the nodes of a heap are numbered.
     free: [u64; WORDS],
-    /// Bytes asked for the taken piece that begins at a leaf; 0 where none does.
+    /// Bytes asked for the allocated piece that begins at a leaf; 0 where none does.
     asked: [u32; LEAVES],
     /// Pieces of each order that are free.
     counts: [u16; ORDERS],
     /// Nothing new is put here: the block's content is gone.
     withheld: bool,
-    taken: u32,
+    allocated: u32,
 }
 
 impl Split {
@@ -34,7 +34,7 @@ impl Split {
             asked: [0; LEAVES],
             counts: [0; ORDERS],
             withheld: false,
-            taken: 0,
+            allocated: 0,
         };
         split.set(ORDERS - 1, 0);
         split
@@ -90,7 +90,7 @@ fn order_of(bytes: u32) -> usize {
 
 impl Small {
     /// A piece for `bytes`, at most a block's: its block and where in it. None if a block has to be added.
-    pub(super) fn take(&mut self, bytes: u32) -> Option<(Block, u64)> {
+    pub(super) fn allocate(&mut self, bytes: u32) -> Option<(Block, u64)> {
         let wanted = order_of(bytes);
         let (order, block) =
             (wanted..ORDERS).find_map(|o| Some((o, *self.open.get(o)?.first()?)))?;
@@ -104,7 +104,7 @@ impl Small {
         }
         let leaf = piece << wanted;
         split.asked[leaf] = bytes.max(1);
-        split.taken += 1;
+        split.allocated += 1;
         let after = split.counts;
         self.reopen(block, &before, &after);
         Some((block, leaf as u64 * PIECE_BYTES))
@@ -117,9 +117,9 @@ impl Small {
         self.splits.insert(block, split);
     }
 
-    /// Gives a piece back: the bytes that were asked for it, and whether its block is now empty and has
+    /// Frees a piece: the bytes that were asked for it, and whether its block is now empty and has
     /// left.
-    pub(super) fn give(&mut self, block: Block, offset: u64) -> Option<(u32, bool)> {
+    pub(super) fn free(&mut self, block: Block, offset: u64) -> Option<(u32, bool)> {
         let split = self.splits.get_mut(&block)?;
         let leaf = usize::try_from(offset / PIECE_BYTES).ok()?;
         let asked = *split
@@ -130,7 +130,7 @@ impl Small {
             return None;
         }
         split.asked[leaf] = 0;
-        split.taken -= 1;
+        split.allocated -= 1;
         let before = split.counts;
         let mut order = order_of(asked);
         let mut piece = leaf >> order;
@@ -140,7 +140,7 @@ impl Small {
         }
         split.set(order, piece);
         let (after, withheld) = (split.counts, split.withheld);
-        let empty = split.taken == 0;
+        let empty = split.allocated == 0;
         if empty {
             self.splits.remove(&block);
         }

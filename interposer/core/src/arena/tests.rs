@@ -1,4 +1,4 @@
-//! The books against a memory that is written and read through the addresses they name.
+//! The ledger against a memory that is written and read through the addresses it names.
 
 use super::*;
 use proptest::prelude::*;
@@ -88,10 +88,10 @@ impl Memory {
 }
 
 /// The blocks there are, counted one by one.
-fn counted(arena: &Arena, shape: Shape) -> Books {
-    let mut books = Books {
-        asked_bytes: arena.books().asked_bytes,
-        ..Books::default()
+fn counted(arena: &Arena, shape: Shape) -> Ledger {
+    let mut ledger = Ledger {
+        asked_bytes: arena.ledger().asked_bytes,
+        ..Ledger::default()
     };
     for chunk in 0..shape.chunks {
         let blocks = arena.blocks_in(Chunk(chunk)).collect::<Vec<_>>();
@@ -104,31 +104,31 @@ fn counted(arena: &Arena, shape: Shape) -> Books {
         let broken = blocks.iter().any(held);
         for block in &blocks {
             let lost = arena.blocks[block.0 as usize].lost;
-            books.lost_blocks += u32::from(lost);
+            ledger.lost_blocks += u32::from(lost);
             match arena.holder(*block).expect("there is such a block") {
                 Holder::Free => {
-                    books.free_blocks += 1;
-                    books.broken_blocks += u32::from(broken && !lost);
+                    ledger.free_blocks += 1;
+                    ledger.broken_blocks += u32::from(broken && !lost);
                 }
                 Holder::Rows(of) => {
                     assert_eq!(of, Chunk(chunk));
-                    books.row_blocks += 1;
+                    ledger.row_blocks += 1;
                 }
-                Holder::Tensor(_) => books.tensor_blocks += 1,
-                Holder::Small => books.small_blocks += 1,
+                Holder::Tensor(_) => ledger.tensor_blocks += 1,
+                Holder::Small => ledger.small_blocks += 1,
             }
         }
     }
-    books
+    ledger
 }
 
 /// What somebody does with an arena.
 #[derive(Clone, Debug)]
 enum Do {
-    Take(u64),
-    Give(usize),
-    TakeRows,
-    GiveRows(usize),
+    Allocate(u64),
+    Free(usize),
+    AllocateRows,
+    FreeRows(usize),
     Lose(u32),
     Back(u32),
 }
@@ -142,10 +142,10 @@ fn deeds(blocks: u32) -> impl Strategy<Value = Do> {
         1 => Just(0_u64),
     ];
     prop_oneof![
-        5 => bytes.prop_map(Do::Take),
-        4 => any::<usize>().prop_map(Do::Give),
-        2 => Just(Do::TakeRows),
-        1 => any::<usize>().prop_map(Do::GiveRows),
+        5 => bytes.prop_map(Do::Allocate),
+        4 => any::<usize>().prop_map(Do::Free),
+        2 => Just(Do::AllocateRows),
+        1 => any::<usize>().prop_map(Do::FreeRows),
         2 => (0..blocks + 1).prop_map(Do::Lose),
         2 => (0..blocks + 1).prop_map(Do::Back),
     ]
@@ -163,11 +163,62 @@ fn shapes() -> impl Strategy<Value = (Shape, Vec<Do>)> {
     })
 }
 
+/// Whether there was indeed no room for `bytes`.
+fn refused_rightly(
+    arena: &Arena,
+    blocks: u32,
+    bytes: u64,
+    why: NoRoom,
+) -> Result<(), TestCaseError> {
+    let usable = |block: &Block| {
+        arena.holder(*block) == Some(Holder::Free) && !arena.blocks[block.0 as usize].lost
+    };
+    let free = (0..blocks).map(Block).filter(usable).count() as u64;
+    match why {
+        NoRoom::Empty => prop_assert_eq!(bytes, 0),
+        NoRoom::Blocks { needed, free: said } => {
+            prop_assert!(free < needed);
+            prop_assert_eq!(free, u64::from(said));
+        }
+        NoRoom::Addresses { needed, longest } => {
+            prop_assert!(longest < needed && bytes > BLOCK_BYTES);
+        }
+    }
+    Ok(())
+}
+
+/// Whether each owner's number stands at all of its addresses.
+fn each_finds_its_own(
+    arena: &Arena,
+    memory: &mut Memory,
+    tensors: &[(Address, u64, u64)],
+    rows: &[(Chunk, u64)],
+) -> Result<(), TestCaseError> {
+    for (at, bytes, number) in tensors {
+        for cell in memory.cells(*at, *bytes) {
+            let first = Address(arena.first_address(cell.0).0 + cell.1 * PIECE_BYTES);
+            prop_assert_eq!(
+                memory.cell(first.0),
+                Some(cell),
+                "one block at both addresses"
+            );
+            prop_assert!(memory.is(cell, *number), "{:?} belongs to two", cell);
+        }
+    }
+    for (chunk, number) in rows {
+        for block in arena.blocks_in(*chunk) {
+            let own = (0..PIECES).all(|piece| memory.is((block, piece), *number));
+            prop_assert!(own, "{:?} belongs to two", block);
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Each owner writes its number through its own addresses and finds it there at every later moment,
-    /// and through the blocks' first addresses as well, unless the memory was taken in between.
+    /// and through the blocks' first addresses as well, unless the memory was reclaimed in between.
     #[test]
     fn no_block_has_two_owners_and_a_lost_one_is_lost_at_all_its_addresses(
         (shape, deeds) in shapes(),
@@ -182,9 +233,9 @@ proptest! {
         for (number, deed) in (1_u64..).zip(deeds) {
             calls.clear();
             match deed {
-                Do::Take(bytes) => {
-                    let before = arena.books();
-                    match arena.take(bytes, &mut calls) {
+                Do::Allocate(bytes) => {
+                    let before = arena.ledger();
+                    match arena.allocate(bytes, &mut calls) {
                         Ok(at) => {
                             prop_assert!(bytes > BLOCK_BYTES || calls.is_empty());
                             memory.run(&arena, &calls);
@@ -195,34 +246,22 @@ proptest! {
                         }
                         Err(why) => {
                             prop_assert!(calls.is_empty());
-                            prop_assert_eq!(arena.books(), before);
-                            let free = (0..blocks).map(Block).filter(|block| {
-                                arena.holder(*block) == Some(Holder::Free) && !arena.blocks[block.0 as usize].lost
-                            }).count() as u64;
-                            match why {
-                                NoRoom::Empty => prop_assert_eq!(bytes, 0),
-                                NoRoom::Blocks { needed, free: said } => {
-                                    prop_assert!(free < needed);
-                                    prop_assert_eq!(free, u64::from(said));
-                                }
-                                NoRoom::Addresses { needed, longest } => {
-                                    prop_assert!(longest < needed && bytes > BLOCK_BYTES);
-                                }
-                            }
+                            prop_assert_eq!(arena.ledger(), before);
+                            refused_rightly(&arena, blocks, bytes, why)?;
                         }
                     }
                 }
-                Do::Give(which) if !tensors.is_empty() => {
+                Do::Free(which) if !tensors.is_empty() => {
                     let (at, bytes, _) = tensors.swap_remove(which % tensors.len());
-                    // A piece that begins inside it was not taken.
+                    // A piece that begins inside it was not allocated.
                     let inside = Address(at.0 + PIECE_BYTES);
                     if bytes > PIECE_BYTES {
-                        prop_assert_eq!(arena.give(inside, &mut calls), Err(NotTaken));
+                        prop_assert_eq!(arena.free(inside, &mut calls), Err(NotAllocated));
                     }
-                    prop_assert_eq!(arena.give(at, &mut calls), Ok(()));
+                    prop_assert_eq!(arena.free(at, &mut calls), Ok(()));
                     memory.run(&arena, &calls);
                 }
-                Do::TakeRows => match arena.take_rows() {
+                Do::AllocateRows => match arena.allocate_rows() {
                     Some(chunk) => {
                         for block in (0..shape.layers).flat_map(|layer| {
                             [Row::Key, Row::Value].map(|row| arena.row(chunk, layer, row))
@@ -239,10 +278,10 @@ proptest! {
                         prop_assert!(!whole, "a chunk that is free as a whole can be had");
                     }
                 },
-                Do::GiveRows(which) if !rows.is_empty() => {
+                Do::FreeRows(which) if !rows.is_empty() => {
                     let (chunk, _) = rows.swap_remove(which % rows.len());
-                    prop_assert_eq!(arena.give_rows(chunk), Ok(()));
-                    prop_assert_eq!(arena.give_rows(chunk), Err(NotTaken));
+                    prop_assert_eq!(arena.free_rows(chunk), Ok(()));
+                    prop_assert_eq!(arena.free_rows(chunk), Err(NotAllocated));
                 }
                 Do::Lose(block) => {
                     let block = Block(block);
@@ -264,38 +303,26 @@ proptest! {
                         prop_assert!(!arena.back(block));
                     }
                 }
-                Do::Give(_) | Do::GiveRows(_) => {}
+                Do::Free(_) | Do::FreeRows(_) => {}
             }
-            prop_assert_eq!(arena.books(), counted(&arena, shape));
-            prop_assert_eq!(arena.books().asked_bytes, tensors.iter().map(|it| it.1).sum::<u64>());
-            for (at, bytes, number) in &tensors {
-                for cell in memory.cells(*at, *bytes) {
-                    let first = Address(arena.first_address(cell.0).0 + cell.1 * PIECE_BYTES);
-                    prop_assert_eq!(memory.cell(first.0), Some(cell), "one block at both addresses");
-                    prop_assert!(memory.is(cell, *number), "{:?} belongs to two", cell);
-                }
-            }
-            for (chunk, number) in &rows {
-                for block in arena.blocks_in(*chunk) {
-                    let own = (0..PIECES).all(|piece| memory.is((block, piece), *number));
-                    prop_assert!(own, "{:?} belongs to two", block);
-                }
-            }
+            prop_assert_eq!(arena.ledger(), counted(&arena, shape));
+            prop_assert_eq!(arena.ledger().asked_bytes, tensors.iter().map(|it| it.1).sum::<u64>());
+            each_finds_its_own(&arena, &mut memory, &tensors, &rows)?;
         }
-        // When all is given and back, every chunk is free as a whole and every address in one run.
+        // When all is freed and back, every chunk is free as a whole and every address in one run.
         calls.clear();
         for (at, ..) in tensors {
-            arena.give(at, &mut calls).expect("it was taken");
+            arena.free(at, &mut calls).expect("it was allocated");
         }
         memory.run(&arena, &calls);
         for (chunk, _) in rows {
-            arena.give_rows(chunk).expect("it was taken");
+            arena.free_rows(chunk).expect("it was allocated");
         }
         for block in 0..blocks {
             arena.back(Block(block));
         }
         prop_assert_eq!(memory.mapped.len(), blocks as usize, "no second mapping is left");
-        prop_assert_eq!(arena.books(), Books { free_blocks: blocks, ..Books::default() });
+        prop_assert_eq!(arena.ledger(), Ledger { free_blocks: blocks, ..Ledger::default() });
         prop_assert_eq!(arena.whole.len(), shape.chunks as usize);
         prop_assert_eq!(arena.runs.values().sum::<u32>(), shape.second_blocks);
         prop_assert!(arena.runs.len() <= 1);
@@ -313,15 +340,19 @@ fn a_tensor_lies_over_blocks_wherever_they_are_free() {
     let mut arena = Arena::new(SHAPE).expect("it is a shape");
     let mut calls = Vec::new();
     let held: Vec<_> = (0..512)
-        .map(|_| arena.take(BLOCK_BYTES, &mut calls).expect("there is room"))
+        .map(|_| {
+            arena
+                .allocate(BLOCK_BYTES, &mut calls)
+                .expect("there is room")
+        })
         .collect();
     assert_eq!(calls, [], "a tensor of one block is used where it is");
     for at in held.iter().step_by(100) {
-        arena.give(*at, &mut calls).expect("it was taken");
+        arena.free(*at, &mut calls).expect("it was allocated");
     }
     // Six blocks are free, in as many chunks as may be.
     let at = arena
-        .take(6 * BLOCK_BYTES, &mut calls)
+        .allocate(6 * BLOCK_BYTES, &mut calls)
         .expect("six are enough");
     assert_eq!(calls.len(), 6);
     let places = calls.iter().map(|call| match call {
@@ -333,8 +364,8 @@ fn a_tensor_lies_over_blocks_wherever_they_are_free() {
         "one after the other"
     );
     assert_eq!(arena.blocks_of(at).len(), 6);
-    assert_eq!(arena.books().free_blocks, 0);
-    let why = arena.take(1, &mut calls);
+    assert_eq!(arena.ledger().free_blocks, 0);
+    let why = arena.allocate(1, &mut calls);
     assert_eq!(why, Err(NoRoom::Blocks { needed: 1, free: 0 }));
 }
 
@@ -343,19 +374,19 @@ fn five_thousand_small_tensors_cost_no_driver_call() {
     // HARLI, section 4.5: so many allocations below 2 MiB are made in one step.
     let mut arena = Arena::new(SHAPE).expect("it is a shape");
     let mut calls = Vec::new();
-    let taken: Vec<_> = (0..5000_u64)
+    let held: Vec<_> = (0..5000_u64)
         .map(|index| {
             let bytes = 1 + index * 977 % (64 << 10);
-            arena.take(bytes, &mut calls).expect("there is room")
+            arena.allocate(bytes, &mut calls).expect("there is room")
         })
         .collect();
-    let distinct: BTreeSet<_> = taken.iter().collect();
+    let distinct: BTreeSet<_> = held.iter().collect();
     assert_eq!(distinct.len(), 5000);
-    for at in taken {
-        arena.give(at, &mut calls).expect("it was taken");
+    for at in held {
+        arena.free(at, &mut calls).expect("it was allocated");
     }
     assert_eq!(calls, []);
-    assert_eq!(arena.books().free_blocks, 512);
+    assert_eq!(arena.ledger().free_blocks, 512);
 }
 
 #[test]
@@ -377,7 +408,7 @@ fn nonsense_is_refused_by_name() {
     assert_eq!(arena.row(Chunk(0), 32, Row::Key), None);
     assert_eq!(arena.lose(Block(512)), None);
     assert_eq!(
-        arena.give(Address(u64::MAX), &mut Vec::new()),
-        Err(NotTaken)
+        arena.free(Address(u64::MAX), &mut Vec::new()),
+        Err(NotAllocated)
     );
 }

@@ -45,7 +45,7 @@ fn a_step_beside_a_loss<W: Word + Default + Send + Sync + 'static>(order: Order)
         })
     };
     let read_garbage = garbage.load(Ordering::Acquire) == 1;
-    let news = Reader::default().look(&log, 0).unwrap();
+    let news = Reader::default().read(&log, 0).unwrap();
     assert!(
         !read_garbage || news.lost == [3],
         "an output came from a block whose loss is not told"
@@ -75,13 +75,13 @@ fn two_ranks_ask(second: u64) {
     let log = log::<Cell>();
     let other = {
         let log = Arc::clone(&log);
-        thread::spawn(move || Reader::default().look(&log, second).unwrap())
+        thread::spawn(move || Reader::default().read(&log, second).unwrap())
     };
     let loser = {
         let log = Arc::clone(&log);
         thread::spawn(move || log.lose(0, 1).unwrap())
     };
-    let news = Reader::default().look(&log, 0).unwrap();
+    let news = Reader::default().read(&log, 0).unwrap();
     assert_eq!(other.join().unwrap(), news, "two ranks saw different cuts");
     loser.join().unwrap();
 }
@@ -112,7 +112,7 @@ fn a_full_log(before_it_reads: fn(&Log)) {
     let mut told: Vec<u32> = Vec::new();
     let mut step = |number| {
         before_it_reads(&log);
-        let news = reader.look(&log, number).unwrap();
+        let news = reader.read(&log, number).unwrap();
         told.extend(&news.lost);
         reader.consume(&news);
         log.acknowledge(news.upto);
@@ -154,7 +154,7 @@ fn of_two_ranks_that_want_the_last_place_none_counts_what_it_cannot_tell() {
             }
             assert_eq!(log.is_missing(id), result.is_ok(), "counted and not told");
         }
-        let mut news = Reader::default().look(&log, 0).unwrap().lost;
+        let mut news = Reader::default().read(&log, 0).unwrap().lost;
         news.sort_unstable();
         assert_eq!(news, told, "the log tells what was lost and nothing else");
     });
@@ -169,7 +169,7 @@ fn a_rank_that_stands_still_in_the_middle_keeps_nobody_from_going_on() {
             thread::spawn(move || log.lose(0, 1).unwrap())
         };
         log.lose(2, 1).unwrap();
-        let news = Reader::default().look(&log, 0).unwrap();
+        let news = Reader::default().read(&log, 0).unwrap();
         assert!(news.lost.contains(&2));
         loser.join().unwrap();
     });

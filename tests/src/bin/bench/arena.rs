@@ -1,4 +1,4 @@
-//! What the books of a trainer's memory cost: a small tensor taken and given, and a large one.
+//! What the ledger of a trainer's memory costs: a small tensor allocated and freed, and a large one.
 
 use super::{Row, median};
 use tidegate_core::arena::{Address, Arena, Shape};
@@ -26,7 +26,7 @@ pub fn measure() -> Vec<Row> {
     // Between one leaf and half a block, evenly over the powers of two.
     let mut bytes = || (2f64.powf(11.0 + 9.0 * rng.uniform())) as u64;
     let mut held: Vec<Address> = (0..SMALL)
-        .filter_map(|_| arena.take(bytes(), &mut calls).ok())
+        .filter_map(|_| arena.allocate(bytes(), &mut calls).ok())
         .collect();
     let (mut takes, mut gives) = (Vec::new(), Vec::new());
     let mut pick = Rng::new(2);
@@ -38,30 +38,30 @@ pub fn measure() -> Vec<Row> {
         let wanted: Vec<_> = going.iter().map(|_| bytes()).collect();
         let begin = monotonic_ns();
         for at in &going {
-            let given = arena.give(*at, &mut calls);
-            debug_assert!(given.is_ok());
+            let freed = arena.free(*at, &mut calls);
+            debug_assert!(freed.is_ok());
         }
         let between = monotonic_ns();
         held.extend(
             wanted
                 .iter()
-                .filter_map(|bytes| arena.take(*bytes, &mut calls).ok()),
+                .filter_map(|bytes| arena.allocate(*bytes, &mut calls).ok()),
         );
         let end = monotonic_ns();
         gives.push((between - begin) as f64 / going.len() as f64);
         takes.push((end - between) as f64 / going.len() as f64);
     }
     let (driver_calls, alive) = (calls.len(), held.len());
-    let waste = arena.books().waste_bytes() as f64 / (1 << 20) as f64;
+    let waste = arena.ledger().waste_bytes() as f64 / (1 << 20) as f64;
     let mut layers = Vec::new();
     for _ in 0..ROUNDS {
         calls.clear();
         let begin = monotonic_ns();
-        let layer = arena.take(LAYER_BYTES, &mut calls);
+        let layer = arena.allocate(LAYER_BYTES, &mut calls);
         layers.push((monotonic_ns() - begin) as f64 / 1e3);
         if let Ok(layer) = layer {
-            let given = arena.give(layer, &mut calls);
-            debug_assert!(given.is_ok());
+            let freed = arena.free(layer, &mut calls);
+            debug_assert!(freed.is_ok());
         }
     }
     vec![
