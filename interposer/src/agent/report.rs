@@ -4,14 +4,16 @@
 //! application then sees, inherits and closes none of our descriptors, and we cannot write into a
 //! file of the application's that took a number of ours. From then on no other thread may touch a
 //! descriptor of this one, which is why it is woken by a signal it reads from a `signalfd`
-//! ([`crate::sys::Bell`]) and the agent by a futex in the page.
+//! ([`super::signals`], [`crate::sys::Bell`]) and the agent by a futex in the page.
 //!
 //! A lost stream is tried again after 10 ms, doubling to 500 ms. What an offline process does in
 //! between is [`tidegate_core::landing`]; this thread checks and acts, on a tick while there is
 //! an agent to check.
 
+use super::connect::{Chain, Lost, channel};
 use super::greet::{Greeted, Met, greet};
-use crate::activity::slots;
+use super::messages::{event, hook_rows, record};
+use super::signals::{drain, signal_descriptor};
 use crate::hook::driver;
 use crate::hook::loader::DEEPBIND_LOADS;
 use crate::hook::proc_address::unhooked;
@@ -21,51 +23,28 @@ use crate::process::{Process, ring};
 use crate::rm::channels::{self, Outcome};
 use crate::rm::objects::{GRANTS, Up};
 use crate::rm::version;
-use crate::sys::{self, Bell};
+use crate::sys;
 use crate::threads::own_descriptor_table;
 use crate::{clock, env, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Mutex;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
-use tidegate_abi::class::Engine;
 use tidegate_abi::cuda::CUuuid;
-use tidegate_abi::page::{ACTIVITY_BUSY, MAJOR, MINOR, Page};
+use tidegate_abi::page::{MAJOR, MINOR, Page};
 use tidegate_abi::rm::Status;
 use tidegate_core::gate::{LaunchGate, Role, Switch};
 use tidegate_core::landing::{AgentView, Effect, Landing, OnLoss};
-use tidegate_core::rm::{Channel, Record};
 use tidegate_proto::v1::{self, StopMethod, agent_command::Command, client_event::Event};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::transport::{Endpoint, Uri};
-
-/// Why a session ended.
-#[derive(Debug, thiserror::Error)]
-enum Lost {
-    #[error("connect to the agent")]
-    Connect(#[source] io::Error),
-    #[error("greet the agent")]
-    Greet(#[source] io::Error),
-    #[error("open a channel")]
-    Transport(#[source] tonic::transport::Error),
-    #[error("attach")]
-    Attach(#[source] Box<tonic::Status>),
-    #[error("the agent did not answer in time")]
-    Slow,
-    #[error("the agent ended the stream")]
-    Ended,
-}
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// A new agent wakes nobody and gives nobody memory for half a second, so that all are heard before:
 /// who looks for it comes well within that, on a busy machine too.
 const LAST_BACKOFF: Duration = Duration::from_millis(100);
-const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// How often an offline process checks its agent's heartbeat.
 const TICK: Duration = Duration::from_millis(25);
 const HOOKS_EVERY_NS: u64 = 1_000_000_000;
@@ -110,27 +89,6 @@ pub fn run(process: &'static Process, rows: &'static [Row]) {
         };
         reporter.run(&signals).await;
     });
-}
-
-fn signal_descriptor() -> io::Result<OwnedFd> {
-    // SAFETY: the set is live and initialised for the call; the new descriptor is ours.
-    unsafe {
-        let mut set: libc::sigset_t = core::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, Bell::SIGNAL);
-        let fd = libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
-}
-
-/// Empties a signal descriptor.
-fn drain(signals: &OwnedFd) {
-    let mut space = [0_u8; size_of::<libc::signalfd_siginfo>()];
-    // SAFETY: the buffer is live and as long as said; the descriptor does not block.
-    while unsafe { libc::read(signals.as_raw_fd(), space.as_mut_ptr().cast(), space.len()) } > 0 {}
 }
 
 struct Reporter {
@@ -598,24 +556,6 @@ impl Reporter {
     }
 }
 
-/// One stream, one channel: a second call of the connector, tonic's own reconnect, fails.
-async fn channel(stream: UnixStream) -> Result<tonic::transport::Channel, tonic::transport::Error> {
-    let stream = Mutex::new(Some(stream));
-    Endpoint::from_static("http://tidegate.invalid")
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true)
-        .connect_with_connector(tower::service_fn(move |_: Uri| {
-            let stream = sys::lock(&stream).take();
-            async move {
-                stream
-                    .map(hyper_util::rt::TokioIo::new)
-                    .ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
-            }
-        }))
-        .await
-}
-
 /// As the agent says it on the stream.
 const fn launch_gate(closed: bool) -> LaunchGate {
     if closed {
@@ -632,124 +572,4 @@ fn uuid(device: usize) -> Option<[u8; 16]> {
     unsafe { (driver.device_uuid)(&raw mut uuid, i32::try_from(device).ok()?) }
         .is_ok()
         .then_some(uuid.bytes)
-}
-
-/// Every row, with the calls of all slots added.
-fn hook_rows(rows: &[Row]) -> Vec<v1::HookRow> {
-    let mut hot = vec![0_u64; rows.len()];
-    if let Some(all) = slots::all() {
-        let high = all.high.load(Acquire) as usize;
-        for slot in all.own.iter().take(high) {
-            for (sum, calls) in hot.iter_mut().zip(&slot.calls) {
-                *sum += calls.load(Relaxed);
-            }
-        }
-    }
-    rows.iter()
-        .zip(hot)
-        .map(|(row, hot)| {
-            let calls = hot + row.calls.load(Relaxed);
-            v1::HookRow {
-                symbol: String::from_utf8_lossy(row.symbol).into_owned(),
-                installed: row.installed(calls),
-                resolved: row.resolved(),
-                calls,
-            }
-        })
-        .collect()
-}
-
-fn event(item: Up) -> Event {
-    match item {
-        Up::Record(change) => Event::Rm(v1::RmEvents {
-            snapshot: false,
-            events: vec![record(change)],
-        }),
-        Up::Schedule {
-            ticket,
-            client,
-            object,
-        } => Event::ScheduleRequest(v1::ScheduleRequest {
-            ticket,
-            client,
-            object,
-        }),
-        Up::Suspect {
-            device,
-            reason,
-            since_ns,
-        } => Event::Suspect(v1::Suspect {
-            slot: u32::try_from(device).unwrap_or(0),
-            reason: reason.map_or(0, |reason| reason as i32),
-            since_ns,
-        }),
-        Up::Edge {
-            device,
-            activity,
-            at_ns,
-            launches,
-            graph,
-        } => Event::Edge(v1::Edge {
-            slot: u32::try_from(device).unwrap_or(0),
-            busy: activity & ACTIVITY_BUSY != 0,
-            activity,
-            at_ns,
-            launches,
-            graph,
-        }),
-        Up::Note { kind, text } => Event::Note(v1::Note {
-            kind: kind.to_owned(),
-            text,
-        }),
-    }
-}
-
-fn record(record: Record) -> v1::RmEvent {
-    use v1::rm_event::Event as Rm;
-    let event = match record {
-        Record::ClientUp(client) => Rm::ClientUp(v1::ClientUp { client }),
-        Record::ClientDown(client) => Rm::ClientDown(v1::ClientDown { client }),
-        Record::ChannelUp(channel) => Rm::ChannelUp(channel_up(channel)),
-        Record::ChannelDown { client, channel } => {
-            Rm::ChannelDown(v1::ChannelDown { client, channel })
-        }
-    };
-    v1::RmEvent { event: Some(event) }
-}
-
-fn channel_up(channel: Channel) -> v1::ChannelUp {
-    v1::ChannelUp {
-        client: channel.client,
-        channel: channel.channel,
-        tsg: channel.tsg,
-        engine: match channel.engine {
-            Engine::Graphics => v1::Engine::Graphics,
-            Engine::Copy => v1::Engine::Copy,
-            Engine::Video => v1::Engine::Video,
-            Engine::Unknown => v1::Engine::Unspecified,
-        }
-        .into(),
-        device_instance: channel
-            .device_instance
-            .and_then(|instance| i32::try_from(instance).ok())
-            .unwrap_or(-1),
-        uuid: channel.uuid.map(|uuid| uuid.to_vec()).unwrap_or_default(),
-        class: channel.class,
-        subdevice: channel.subdevice.unwrap_or(0),
-    }
-}
-
-/// An error with everything below it.
-struct Chain<'a>(&'a dyn std::error::Error);
-
-impl core::fmt::Display for Chain<'_> {
-    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(out, "{}", self.0)?;
-        let mut source = self.0.source();
-        while let Some(error) = source {
-            write!(out, ": {error}")?;
-            source = error.source();
-        }
-        Ok(())
-    }
 }
