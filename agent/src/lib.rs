@@ -58,7 +58,7 @@ pub mod service;
 pub mod sessions;
 pub mod sockets;
 pub mod span;
-#[allow(unsafe_code)]
-pub mod sys;
 pub mod usage;
 pub mod watcher;
+
+pub use tidegate_driver::sys;

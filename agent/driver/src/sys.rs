@@ -1,0 +1,26 @@
+//! System calls in the shape that the agent needs, where no library has them so.
+//!
+//! * `shared`: memory that other processes write too, handed out as atomics.
+//! * `futex`: sleeping on words of such memory, on one or on 128.
+//! * `descriptors`: processes and other processes' files as descriptors; descriptors over sockets.
+//! * `scheduling`, `clock`, `terminal`: of threads, of time, of standard output.
+//!
+//! Where `nix` has a call, it is used. It calls the C library, in which the virtual GPU's shim stands: a
+//! library that enters the kernel by itself would see the machine's own files there.
+
+mod clock;
+mod descriptors;
+mod futex;
+mod scheduling;
+mod shared;
+mod terminal;
+
+pub use clock::{monotonic_ns, realtime_ms};
+pub use descriptors::{
+    character_device, passed_descriptor, peek, peer_pidfd, pidfd_ended, pidfd_getfd, pidfd_open,
+    raise_descriptor_limit, receive_with_descriptors, send_with_descriptors,
+};
+pub use futex::{WAITV_MAX, WaitSet, futex_wait, futex_wake, futex_wake_low, has_futex_waitv};
+pub use scheduling::{query_membarrier, schedule_fifo};
+pub use shared::{SharedPage, SharedWords};
+pub use terminal::terminal_columns;

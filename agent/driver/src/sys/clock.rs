@@ -1,0 +1,22 @@
+//! The kernel's clocks.
+
+use nix::time::{ClockId, clock_gettime};
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    clock_ns(ClockId::CLOCK_MONOTONIC)
+}
+
+/// `CLOCK_REALTIME` in milliseconds.
+#[must_use]
+pub fn realtime_ms() -> u64 {
+    clock_ns(ClockId::CLOCK_REALTIME) / 1_000_000
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    // Both clocks always exist on Linux.
+    clock_gettime(clock).map_or(0, |at| {
+        at.tv_sec().cast_unsigned() * 1_000_000_000 + at.tv_nsec().cast_unsigned()
+    })
+}

@@ -1,0 +1,176 @@
+//! Descriptors: of processes, of this process' sockets, and copies of other processes' own.
+
+use std::ffi::c_long;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// Raises the soft limit of open files to the hard one: every attached process takes two.
+///
+/// # Errors
+/// The kernel's, or that of a filter which does not let limits be changed.
+pub fn raise_descriptor_limit() -> io::Result<()> {
+    let kind = nix::sys::resource::Resource::RLIMIT_NOFILE;
+    let (soft, hard) = nix::sys::resource::getrlimit(kind)?;
+    if soft < hard {
+        nix::sys::resource::setrlimit(kind, hard, hard)?;
+    }
+    Ok(())
+}
+
+/// A descriptor that became ours by a system call.
+fn owned(fd: RawFd) -> OwnedFd {
+    // SAFETY: callers pass a descriptor that the kernel has just made for this process and that
+    // nobody else closes.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// What a system call that makes a descriptor has returned.
+fn made(returned: c_long) -> io::Result<OwnedFd> {
+    match RawFd::try_from(returned) {
+        Ok(fd) if fd >= 0 => Ok(owned(fd)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A descriptor that this process was started with. Only who activates its sockets asks for it, once.
+#[must_use]
+pub fn passed_descriptor(fd: RawFd) -> OwnedFd {
+    // SAFETY: the service manager opened it for us, and nothing else in the process knows of it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A pidfd of the process that connected `socket`: names that process even after its id is reused.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.5; `ESRCH` or `EINVAL` when the process is gone already.
+pub fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    use nix::sys::socket::{getsockopt, sockopt};
+    Ok(getsockopt(&socket, sockopt::PeerPidfd)?)
+}
+
+/// `pidfd_open`.
+///
+/// # Errors
+/// `ESRCH` when there is no such process.
+pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes two integers.
+    made(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+/// A copy of descriptor `fd` of the process `pidfd` names.
+///
+/// # Errors
+/// `EPERM` without the right to trace it, `EBADF`, `ESRCH`.
+pub fn pidfd_getfd(pidfd: BorrowedFd<'_>, fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: takes three integers.
+    made(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) })
+}
+
+/// Sends `bytes` with `descriptors`; a short write of so few bytes is an error.
+///
+/// # Errors
+/// As `sendmsg`; `WouldBlock` on a full non-blocking socket.
+pub fn send_with_descriptors(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let control = if raw.is_empty() { &[][..] } else { &rights };
+    let sent = sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[io::IoSlice::new(bytes)],
+        control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    if sent == bytes.len() {
+        Ok(())
+    } else {
+        Err(io::Error::new(io::ErrorKind::WriteZero, "short greeting"))
+    }
+}
+
+/// Reads the first bytes without taking them.
+///
+/// # Errors
+/// As `recv`; `WouldBlock` when nothing is there.
+pub fn peek(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+    use nix::sys::socket::{MsgFlags, recv};
+    Ok(recv(socket.as_raw_fd(), bytes, MsgFlags::MSG_PEEK)?)
+}
+
+/// Takes `bytes.len()` bytes and at most four descriptors, which are closed on exec. Says whether
+/// descriptors were lost on the way.
+///
+/// # Errors
+/// As `recvmsg`.
+pub fn receive_with_descriptors(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+) -> io::Result<(usize, Vec<OwnedFd>, bool)> {
+    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+    let mut space = nix::cmsg_space!([RawFd; 4]);
+    let mut slices = [io::IoSliceMut::new(bytes)];
+    let message = recvmsg::<()>(
+        socket.as_raw_fd(),
+        &mut slices,
+        Some(&mut space),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    )?;
+    let mut descriptors = Vec::new();
+    let truncated = message.flags.contains(MsgFlags::MSG_CTRUNC);
+    if let Ok(messages) = message.cmsgs() {
+        for control in messages {
+            if let ControlMessageOwned::ScmRights(fds) = control {
+                descriptors.extend(fds.into_iter().map(owned));
+            }
+        }
+    }
+    Ok((message.bytes, descriptors, truncated))
+}
+
+/// Whether the process `pidfd` names has ended.
+#[must_use]
+pub fn pidfd_ended(pidfd: BorrowedFd<'_>) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let mut ended = [PollFd::new(pidfd, PollFlags::POLLIN)];
+    poll(&mut ended, PollTimeout::ZERO) == Ok(1)
+}
+
+/// The device number of a character device, or None for any other file.
+#[must_use]
+pub fn character_device(file: BorrowedFd<'_>) -> Option<(u32, u32)> {
+    let stat = nix::sys::stat::fstat(file).ok()?;
+    let character = stat.st_mode & libc::S_IFMT == libc::S_IFCHR;
+    character.then(|| (libc::major(stat.st_rdev), libc::minor(stat.st_rdev)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shared::SharedPage;
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn descriptors_travel_with_their_bytes() {
+        let (left, right) = std::os::unix::net::UnixStream::pair().expect("sockets exist");
+        let (_page, file) = SharedPage::create().expect("memfds exist");
+        send_with_descriptors(left.as_fd(), b"0123456789abcdef", &[file.as_fd()]).expect("room");
+        let mut bytes = [0; 16];
+        assert_eq!(peek(right.as_fd(), &mut bytes).expect("bytes wait"), 16);
+        let (taken, descriptors, truncated) =
+            receive_with_descriptors(right.as_fd(), &mut bytes).expect("bytes wait");
+        assert_eq!((taken, descriptors.len(), truncated), (16, 1, false));
+    }
+
+    #[test]
+    fn a_peer_is_named_by_a_pidfd() {
+        let (left, _right) = std::os::unix::net::UnixStream::pair().expect("sockets exist");
+        if let Ok(pidfd) = peer_pidfd(left.as_fd()) {
+            assert!(!pidfd_ended(pidfd.as_fd()));
+        }
+    }
+}

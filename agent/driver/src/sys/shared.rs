@@ -1,0 +1,129 @@
+//! Memory that this process shares with others: the page of a preloaded library, and a file of words.
+//!
+//! A mapping is only ever handed out as a struct of atomics: another process writes it at any moment, so a
+//! plain reference into one would be undefined behaviour.
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use tidegate_abi::page::Page;
+
+/// A shared mapping of a whole file, unmapped with this value.
+#[derive(Debug)]
+struct Mapping {
+    at: NonNull<c_void>,
+    bytes: usize,
+}
+
+impl Mapping {
+    fn new(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        let length = NonZeroUsize::new(bytes).ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        // SAFETY: a fresh mapping at an address the kernel chooses touches no memory of ours.
+        let at = unsafe { mmap(None, length, protection, flags, file, 0) }?;
+        Ok(Self { at, bytes })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours since `new`, and every reference into it borrows `self`.
+        let _ = unsafe { munmap(self.at, self.bytes) };
+    }
+}
+
+// SAFETY: the mapping is memory shared with other processes already, and it is only reachable as
+// atomics, so which of our threads touches it makes no difference.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+/// One process' shared page as the agent sees it.
+#[derive(Debug)]
+pub struct SharedPage(Mapping);
+
+impl SharedPage {
+    /// Makes a page: a memfd, sized, then sealed so that the other side can neither shrink it under
+    /// us (SIGBUS) nor grow it.
+    ///
+    /// # Errors
+    /// When the kernel refuses a memfd, its seals or the mapping.
+    pub fn create() -> io::Result<(Self, OwnedFd)> {
+        use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+        use nix::sys::memfd::{MFdFlags, memfd_create};
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = memfd_create(c"tidegate-page", flags)?;
+        nix::unistd::ftruncate(&file, tidegate_abi::page::BYTES as i64)?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        let mapping = Mapping::new(file.as_fd(), tidegate_abi::page::BYTES)?;
+        Ok((Self(mapping), file))
+    }
+}
+
+impl std::ops::Deref for SharedPage {
+    type Target = Page;
+
+    fn deref(&self) -> &Page {
+        // SAFETY: the mapping is BYTES long, page aligned, alive as long as `self`, sealed against
+        // shrinking, and `Page` consists of atomics only, for which every bit pattern is valid.
+        unsafe { self.0.at.cast::<Page>().as_ref() }
+    }
+}
+
+/// A file of words that survives this process.
+#[derive(Debug)]
+pub struct SharedWords {
+    mapping: Mapping,
+    words: usize,
+}
+
+impl SharedWords {
+    /// Maps `file`, which must be at least `words` words long and stay so: it lies in the agent's own
+    /// directory.
+    ///
+    /// # Errors
+    /// When the file is shorter or cannot be mapped.
+    pub fn map(file: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
+        let bytes = words * size_of::<u64>();
+        let length = nix::sys::stat::fstat(file)?.st_size;
+        if length < i64::try_from(bytes).unwrap_or(i64::MAX) {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the file is shorter than its layout",
+            ));
+        }
+        let mapping = Mapping::new(file, bytes)?;
+        Ok(Self { mapping, words })
+    }
+}
+
+impl std::ops::Deref for SharedWords {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: `map` checked the length, the mapping is page aligned and lives as long as
+        // `self`, and any bit pattern is a valid AtomicU64.
+        unsafe { std::slice::from_raw_parts(self.mapping.at.cast().as_ptr(), self.words) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_page_can_neither_be_shrunk_nor_grown() {
+        let (page, file) = SharedPage::create().expect("memfds exist");
+        page.header.session.store(7, Ordering::Relaxed);
+        assert!(nix::unistd::ftruncate(&file, 0).is_err());
+        assert!(nix::unistd::ftruncate(&file, 8192).is_err());
+        assert_eq!(page.header.session.load(Ordering::Relaxed), 7);
+    }
+}
