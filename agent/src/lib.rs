@@ -21,7 +21,6 @@
 pub mod activation;
 pub mod app;
 pub mod authority;
-pub mod causes;
 pub mod channel;
 pub mod cli;
 pub mod clock;
@@ -50,8 +49,6 @@ pub mod reaper;
 pub mod reconcile;
 pub mod recorder;
 pub mod reload;
-#[allow(unsafe_code)]
-pub mod rm;
 pub mod rundir;
 pub mod selftest;
 pub mod service;
@@ -61,4 +58,4 @@ pub mod span;
 pub mod usage;
 pub mod watcher;
 
-pub use tidegate_driver::sys;
+pub use tidegate_driver::{causes, rm, sys};

@@ -1,8 +1,12 @@
 //! What speaks to the kernel and its GPU driver, for the agent, its self-test and the probes.
 //!
+//! * [`rm`]: the resource manager, by ioctls of this process.
 //! * [`sys`]: system calls.
+//! * [`causes`]: errors as people read them.
 //!
 //! Nothing in here decides anything, and nothing in here knows the agent: of this workspace only the foreign
 //! ABIs (`tidegate-abi`) are used.
 
+pub mod causes;
+pub mod rm;
 pub mod sys;

@@ -1,6 +1,7 @@
 //! In which modes a GPU is that rule channel control out.
 
-use super::{Result, Subdevice};
+use super::ioctl::Result;
+use super::subdevice::Subdevice;
 use tidegate_abi::class::NV_CONFIDENTIAL_COMPUTE;
 use tidegate_abi::rm::{self, Branch};
 

@@ -5,7 +5,9 @@
 //! firmware, so this one has what a channel of a program has: entries, USERD in real memory, an error
 //! notifier.
 
-use super::{DEVICE_HANDLE, Gpu, Result, RmError, Subdevice};
+use super::gpu::Gpu;
+use super::ioctl::{Result, RmError};
+use super::subdevice::{DEVICE_HANDLE, Subdevice};
 use tidegate_abi::class::{
     ENGINE_TYPE_GR0, HOPPER_CHANNEL_GPFIFO_A, KEPLER_CHANNEL_GROUP_A, NV01_MEMORY_SYSTEM,
 };
