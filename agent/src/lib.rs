@@ -26,7 +26,6 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod control;
-pub mod device;
 pub mod doctor;
 pub mod events;
 pub mod gate;
@@ -58,4 +57,4 @@ pub mod span;
 pub mod usage;
 pub mod watcher;
 
-pub use tidegate_driver::{causes, rm, sys};
+pub use tidegate_driver::{causes, device, rm, sys};

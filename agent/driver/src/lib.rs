@@ -1,6 +1,7 @@
 //! What speaks to the kernel and its GPU driver, for the agent, its self-test and the probes.
 //!
 //! * [`rm`]: the resource manager, by ioctls of this process.
+//! * [`device`]: which device it is, the machine's or a virtual one.
 //! * [`sys`]: system calls.
 //! * [`causes`]: errors as people read them.
 //!
@@ -8,5 +9,6 @@
 //! ABIs (`tidegate-abi`) are used.
 
 pub mod causes;
+pub mod device;
 pub mod rm;
 pub mod sys;
