@@ -1,6 +1,7 @@
 //! What speaks to the kernel and its GPU driver, for the agent, its self-test and the probes.
 //!
 //! * [`rm`]: the resource manager, by ioctls of this process.
+//! * [`mod@cuda`], [`kernels`]: CUDA's driver API, in a process that exists for it, and what runs there.
 //! * [`device`]: which device it is, the machine's or a virtual one.
 //! * [`sys`]: system calls.
 //! * [`causes`]: errors as people read them.
@@ -9,6 +10,8 @@
 //! ABIs (`tidegate-abi`) are used.
 
 pub mod causes;
+pub mod cuda;
 pub mod device;
+pub mod kernels;
 pub mod rm;
 pub mod sys;

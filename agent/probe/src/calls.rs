@@ -5,11 +5,11 @@
 //! `ready` makes for it while the channels still run.
 
 use crate::clock::now_ns;
-use crate::cuda::{Cuda, CudaError, Handle, Launch};
-use crate::kernels::{Kernels, PTX};
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::{from_mut, null, null_mut};
 use tidegate_abi::cuda::CUresult;
+use tidegate_driver::cuda::{Cuda, CudaError, Handle, Launch, symbol};
+use tidegate_driver::kernels::{Kernels, PTX};
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 type Pointer = *mut c_void;
@@ -101,25 +101,6 @@ pub struct Scene {
     /// What the row at hand uses up, or makes.
     spare: u64,
     other: u64,
-}
-
-/// The driver's function of this name.
-fn symbol(name: &'static str) -> Result<Pointer> {
-    let text = CString::new(name).map_err(|_| CudaError::Symbol(name))?;
-    // SAFETY: C strings; the library was loaded by whoever made the scene and stays so.
-    let found = unsafe {
-        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-        if library.is_null() {
-            null_mut()
-        } else {
-            libc::dlsym(library, text.as_ptr())
-        }
-    };
-    if found.is_null() {
-        Err(CudaError::Symbol(name))
-    } else {
-        Ok(found)
-    }
 }
 
 /// Makes one call; nanoseconds it took. What is not finished yet is an answer like another.

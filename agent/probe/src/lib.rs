@@ -13,7 +13,8 @@
 //!
 //! * [`suite`], [`report`], [`machine`], [`render`]: which probes run, what they say, as files and tables.
 //! * [`probes`], [`mod@bench`]: the probes and what each is given.
-//! * [`worker`], [`message`], [`link`], [`cuda`], [`kernels`]: the throw-away process, from both ends.
+//! * [`worker`], [`message`], [`link`]: the throw-away process, from both ends; what it runs is in
+//!   [`tidegate_driver::kernels`].
 //! * [`calls`]: the driver calls of P24.
 //! * [`subject`], [`hold`], [`actor`]: channels that are disabled, and that nothing stays so.
 //! * [`trace`]: driver calls as the preloaded library saw them.
@@ -23,10 +24,8 @@ pub mod actor;
 pub mod bench;
 pub mod calls;
 pub mod clock;
-pub mod cuda;
 pub mod hold;
 pub mod kernel_log;
-pub mod kernels;
 pub mod link;
 pub mod machine;
 pub mod message;

@@ -47,7 +47,7 @@ fn gpu_name() -> String {
     });
     model
         .or_else(|| {
-            let cuda = crate::cuda::Cuda::load().ok()?;
+            let cuda = tidegate_driver::cuda::Cuda::load().ok()?;
             cuda.name(cuda.device(0).ok()?).ok()
         })
         .unwrap_or_else(|| "unknown".to_owned())

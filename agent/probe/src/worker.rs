@@ -7,17 +7,16 @@
 use crate::actor::list;
 use crate::calls::{self, Scene};
 use crate::clock::now_ns;
-use crate::cuda::{Cuda, Green, Handle, Launch};
-use crate::kernels::{Kernels, PTX};
 use crate::message::{Answer, Call, Done, Op, Own, Request, Wait};
 use anyhow::{Context, bail};
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use tidegate_abi::rm::{self, Branch, DisableChannels, MAX_PAIRS, Nvos54};
-use tidegate_agent::rm::{ControlFile, RmError};
+use tidegate_driver::cuda::{Counter, Cuda, CudaError, Green, Handle, Launch};
+use tidegate_driver::kernels::{Kernels, PTX, Steps};
+use tidegate_driver::rm::{ControlFile, RmError};
 
 /// `CU_CTX_SCHED_SPIN` and `CU_CTX_SCHED_BLOCKING_SYNC`.
 const SCHED_SPIN: u32 = 1;
@@ -36,8 +35,7 @@ struct Device {
     device: i32,
     context: Handle,
     kernels: Kernels,
-    /// The counter in pinned memory.
-    progress: u64,
+    progress: Counter,
 }
 
 static DEVICE: OnceLock<Device> = OnceLock::new();
@@ -109,11 +107,7 @@ fn answer(out: &Mutex<std::io::Stdout>, id: u64, outcome: Outcome) {
 }
 
 fn progress() -> Done {
-    let value = DEVICE.get().map_or(0, |device| {
-        // SAFETY: pinned memory of at least eight aligned bytes that is never freed; the device
-        // writes it while we read, hence the atomic.
-        unsafe { AtomicU64::from_ptr(device.progress as *mut u64) }.load(Ordering::Acquire)
-    });
+    let value = DEVICE.get().map_or(0, |device| device.progress.value());
     Done { ns: 0, value }
 }
 
@@ -186,7 +180,7 @@ struct Lane {
 }
 
 /// Runs one driver call and takes its time.
-fn timed<T>(call: impl FnOnce() -> Result<T, crate::cuda::CudaError>) -> anyhow::Result<(u64, T)> {
+fn timed<T>(call: impl FnOnce() -> Result<T, CudaError>) -> anyhow::Result<(u64, T)> {
     let start = now_ns();
     let value = call()?;
     Ok((now_ns() - start, value))
@@ -247,21 +241,16 @@ impl Lane {
                 steps,
                 step_ns,
                 blocks,
-            } => plain(timed(|| {
-                let launch = Launch {
-                    function: device.kernels.steps,
-                    blocks: *blocks,
-                    threads: 256,
-                    arguments: &[device.progress, *steps, *step_ns],
-                };
-                cuda.launch(stream, launch)
-            })?),
+            } => {
+                let steps = device.steps(*steps, *step_ns, *blocks);
+                plain(timed(|| device.kernels.launch_steps(cuda, stream, steps))?)
+            }
             Op::Count { kernels, ns } => plain(timed(|| {
                 let launch = Launch {
                     function: device.kernels.count,
                     blocks: 1,
                     threads: 1,
-                    arguments: &[device.progress, *ns, 0],
+                    arguments: &[device.progress.at(), *ns, 0],
                 };
                 (0..*kernels).try_for_each(|_| cuda.launch(stream, launch))
             })?),
@@ -326,16 +315,11 @@ impl Lane {
                 step_ns,
                 blocks,
             } => {
-                let launch = Launch {
-                    function: device.kernels.steps,
-                    blocks: *blocks,
-                    threads: 256,
-                    arguments: &[device.progress, *steps, *step_ns],
-                };
+                let steps = device.steps(*steps, *step_ns, *blocks);
                 let recorder = cuda.stream()?;
-                let exec = cuda.graph(recorder, || {
-                    (0..*kernels).try_for_each(|_| cuda.launch(recorder, launch))
-                })?;
+                let exec = device
+                    .kernels
+                    .graph_of_steps(cuda, recorder, *kernels, steps)?;
                 plain(timed(|| cuda.launch_graph(exec, stream))?)
             }
             Op::Latency { kernels, ns } => device.latency(stream, *kernels, *ns)?,
@@ -351,7 +335,12 @@ impl Lane {
             }
             Op::Scene => {
                 let place = (device.device, device.context);
-                self.scene = Some(Scene::new(cuda, place, device.kernels, device.progress)?);
+                self.scene = Some(Scene::new(
+                    cuda,
+                    place,
+                    device.kernels,
+                    device.progress.at(),
+                )?);
                 Done::default()
             }
             Op::Prepare {
@@ -391,7 +380,7 @@ impl Lane {
         };
         let (ns, context) = timed(|| cuda.context(device, flags))?;
         let kernels = Kernels::load(&cuda)?;
-        let progress = cuda.alloc_host(4096)?;
+        let progress = cuda.counter()?;
         let (_, total) = cuda.memory()?;
         let fresh = Device {
             cuda,
@@ -415,6 +404,15 @@ impl Device {
             blocks: 1,
             threads: 1,
             arguments,
+        }
+    }
+
+    fn steps(&self, steps: u64, step_ns: u64, blocks: u32) -> Steps {
+        Steps {
+            counter: self.progress.at(),
+            steps,
+            step_ns,
+            blocks,
         }
     }
 

@@ -18,50 +18,12 @@
 //! then ends the process, after the preloaded library had the time to enable what is disabled.
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use libloading::{Library, Symbol};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tidegate_driver::cuda::{Counter, Cuda, CudaError, Handle};
+use tidegate_driver::kernels::{Kernels, Steps};
 
-/// `tg_steps(counter, steps, step_ns)`: every thread spins `steps` times on the global timer; the first
-/// adds one after each.
-const PTX: &CStr = c".version 7.0
-.target sm_70
-.address_size 64
-.visible .entry tg_steps(.param .u64 counter, .param .u64 steps, .param .u64 step_ns)
-{
-    .reg .u64 %a, %b, %c, %d, %e, %f, %n;
-    .reg .u32 %x, %y;
-    .reg .pred %p, %q, %r;
-    ld.param.u64 %e, [counter];
-    ld.param.u64 %n, [steps];
-    ld.param.u64 %a, [step_ns];
-    mov.u32 %x, %ctaid.x;
-    mov.u32 %y, %tid.x;
-    or.b32 %x, %x, %y;
-    setp.eq.u32 %q, %x, 0;
-NEXT:
-    setp.eq.u64 %r, %n, 0;
-    @%r bra DONE;
-    mov.u64 %b, %globaltimer;
-SPIN:
-    mov.u64 %c, %globaltimer;
-    sub.u64 %d, %c, %b;
-    setp.lt.u64 %p, %d, %a;
-    @%p bra SPIN;
-    @!%q bra STEP;
-    ld.volatile.global.u64 %f, [%e];
-    add.u64 %f, %f, 1;
-    st.volatile.global.u64 [%e], %f;
-STEP:
-    sub.u64 %n, %n, 1;
-    bra NEXT;
-DONE:
-    ret;
-}
-";
 /// Steps of a kernel, and how long each takes: long enough to be caught in the middle.
 pub const STEPS: u64 = 200;
 const STEP_NS: u64 = 100_000;
@@ -71,23 +33,12 @@ pub const KERNEL_NS: u64 = STEPS * STEP_NS;
 const NODES: u64 = 3;
 /// Steps kept queued, at least: the rest of what runs, and something behind it.
 const QUEUED: u64 = 2 * STEPS;
-/// Threads of a block; there is a block for each multiprocessor.
-const THREADS: c_uint = 256;
 /// A turn of the loop.
 const TURN: Duration = Duration::from_millis(1);
 /// Longer than the library's soft landing takes.
 const GRACE: Duration = Duration::from_secs(3);
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`
-const HOST_FLAGS: c_uint = 0x01 | 0x02;
-/// `CU_STREAM_NON_BLOCKING`
-const STREAM_FLAGS: c_uint = 1;
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
-const MULTIPROCESSORS: c_int = 16;
-/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`
-const CAPTURE_MODE: c_uint = 1;
-
-type Handle = *mut c_void;
-type CudaResult = c_int;
+/// `CU_CTX_SCHED_AUTO`
+const CONTEXT_FLAGS: u32 = 0;
 
 /// Does the work until standard input ends.
 #[must_use]
@@ -111,48 +62,32 @@ fn say(line: &str) {
 #[derive(Debug, thiserror::Error)]
 enum WorkError {
     #[error("no libcuda: {0}")]
-    NoDriver(#[source] libloading::Error),
+    NoDriver(String),
     #[error("libcuda has no {0}")]
     NoFunction(&'static str),
     #[error("{0} answered CUDA error {1}")]
-    Cuda(&'static str, CudaResult),
+    Cuda(&'static str, i32),
     #[error("standard input: {0}")]
     Input(#[source] std::io::Error),
 }
 
-/// The functions used, by the names under which the library exports them.
-struct Cuda {
-    launch: Launch,
-    launch_graph: unsafe extern "C" fn(Handle, Handle) -> CudaResult,
-    set_current: unsafe extern "C" fn(Handle) -> CudaResult,
-    /// Last: the functions live in it.
-    library: Library,
+impl From<CudaError> for WorkError {
+    fn from(error: CudaError) -> Self {
+        match error {
+            CudaError::Library(why) => Self::NoDriver(why),
+            CudaError::Symbol(name) => Self::NoFunction(name),
+            CudaError::Call { call, code } => Self::Cuda(call, code),
+        }
+    }
 }
-
-type Launch = unsafe extern "C" fn(
-    Handle,
-    c_uint,
-    c_uint,
-    c_uint,
-    c_uint,
-    c_uint,
-    c_uint,
-    c_uint,
-    Handle,
-    *mut *mut c_void,
-    *mut *mut c_void,
-) -> CudaResult;
 
 struct Gpu {
     context: Handle,
     stream: Handle,
-    steps: Handle,
+    kernels: Kernels,
+    steps: Steps,
     graph: Handle,
-    blocks: c_uint,
-    /// As the host sees it.
-    counter: &'static AtomicU64,
-    /// As the GPU does.
-    counter_at: u64,
+    counter: Counter,
     /// Steps of all that was launched.
     launched: u64,
 }
@@ -171,43 +106,11 @@ struct Work {
     asked: Receiver<Asked>,
 }
 
-fn function<T: Copy>(library: &Library, name: &'static str) -> Result<T, WorkError> {
-    // SAFETY: the callers below give each name the type that the driver API documents for it.
-    let found: Result<Symbol<'_, T>, _> = unsafe { library.get(name.as_bytes()) };
-    found
-        .map(|symbol| *symbol)
-        .map_err(|_| WorkError::NoFunction(name))
-}
-
-fn checked(what: &'static str, result: CudaResult) -> Result<(), WorkError> {
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(WorkError::Cuda(what, result))
-    }
-}
-
 impl Work {
     fn start() -> Result<Self, WorkError> {
         let asked = listen()?;
-        // SAFETY: the vendor's library may run initialisers in this process, which exists for it.
-        let library = unsafe { Library::new("libcuda.so.1") }.map_err(WorkError::NoDriver)?;
-        let init: unsafe extern "C" fn(c_uint) -> CudaResult = function(&library, "cuInit")?;
-        let count_of: unsafe extern "C" fn(*mut c_int) -> CudaResult =
-            function(&library, "cuDeviceGetCount")?;
-        let mut count = 0;
-        // SAFETY: no pointers, and then a live one.
-        unsafe {
-            checked("cuInit", init(0))?;
-            checked("cuDeviceGetCount", count_of(&raw mut count))?;
-        }
-        let cuda = Cuda {
-            launch: function(&library, "cuLaunchKernel")?,
-            launch_graph: function(&library, "cuGraphLaunch")?,
-            set_current: function(&library, "cuCtxSetCurrent")?,
-            library,
-        };
-        let gpus = (0..count)
+        let cuda = Cuda::load()?;
+        let gpus = (0..cuda.count()?)
             .map(|ordinal| Gpu::open(&cuda, ordinal))
             .collect::<Result<_, _>>()?;
         Ok(Self {
@@ -224,7 +127,7 @@ impl Work {
             for gpu in &mut self.gpus {
                 gpu.feed(&self.cuda, self.graphs)?;
             }
-            if !ready && self.gpus.iter().all(|gpu| gpu.value() > STEPS) {
+            if !ready && self.gpus.iter().all(|gpu| gpu.counter.value() > STEPS) {
                 ready = true;
                 say("ready");
             }
@@ -236,7 +139,7 @@ impl Work {
                 }
                 Ok(Asked::Read) => {
                     let of = |gpu: &Gpu| {
-                        let value = gpu.value();
+                        let value = gpu.counter.value();
                         format!("{value}:{}", gpu.launched.saturating_sub(value))
                     };
                     let values: Vec<_> = self.gpus.iter().map(of).collect();
@@ -276,138 +179,43 @@ fn listen() -> Result<Receiver<Asked>, WorkError> {
 }
 
 impl Gpu {
-    fn open(cuda: &Cuda, ordinal: c_int) -> Result<Self, WorkError> {
-        let library = &cuda.library;
-        let device_of: unsafe extern "C" fn(*mut c_int, c_int) -> CudaResult =
-            function(library, "cuDeviceGet")?;
-        let retain: unsafe extern "C" fn(*mut Handle, c_int) -> CudaResult =
-            function(library, "cuDevicePrimaryCtxRetain")?;
-        let load: unsafe extern "C" fn(*mut Handle, *const c_char) -> CudaResult =
-            function(library, "cuModuleLoadData")?;
-        let kernel: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> CudaResult =
-            function(library, "cuModuleGetFunction")?;
-        let stream_of: unsafe extern "C" fn(*mut Handle, c_uint) -> CudaResult =
-            function(library, "cuStreamCreate")?;
-        let attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> CudaResult =
-            function(library, "cuDeviceGetAttribute")?;
-        let host: unsafe extern "C" fn(*mut Handle, usize, c_uint) -> CudaResult =
-            function(library, "cuMemHostAlloc")?;
-        let seen_by_gpu: unsafe extern "C" fn(*mut u64, Handle, c_uint) -> CudaResult =
-            function(library, "cuMemHostGetDevicePointer_v2")?;
-        let null = std::ptr::null_mut();
-        let (mut device, mut counter_at, mut blocks) = (0, 0, 1);
-        let (mut context, mut module, mut steps, mut stream, mut counter) =
-            (null, null, null, null, null);
-        // SAFETY: every pointer is live for its call, strings are C strings, and the host memory is
-        // as long as asked for, aligned to a page and never freed.
-        let counter = unsafe {
-            checked("cuDeviceGet", device_of(&raw mut device, ordinal))?;
-            checked("cuDevicePrimaryCtxRetain", retain(&raw mut context, device))?;
-            checked("cuCtxSetCurrent", (cuda.set_current)(context))?;
-            checked("cuModuleLoadData", load(&raw mut module, PTX.as_ptr()))?;
-            let name = c"tg_steps".as_ptr();
-            checked("cuModuleGetFunction", kernel(&raw mut steps, module, name))?;
-            checked(
-                "cuDeviceGetAttribute",
-                attribute(&raw mut blocks, MULTIPROCESSORS, device),
-            )?;
-            checked("cuStreamCreate", stream_of(&raw mut stream, STREAM_FLAGS))?;
-            checked("cuMemHostAlloc", host(&raw mut counter, 8, HOST_FLAGS))?;
-            let counter = &*counter.cast::<AtomicU64>();
-            counter.store(0, Ordering::Relaxed);
-            let at = std::ptr::from_ref(counter).cast_mut().cast();
-            checked(
-                "cuMemHostGetDevicePointer",
-                seen_by_gpu(&raw mut counter_at, at, 0),
-            )?;
-            counter
+    fn open(cuda: &Cuda, ordinal: i32) -> Result<Self, CudaError> {
+        let device = cuda.device(ordinal)?;
+        let context = cuda.context(device, CONTEXT_FLAGS)?;
+        let kernels = Kernels::load(cuda)?;
+        let blocks = cuda.multiprocessors(device)?;
+        let stream = cuda.stream()?;
+        let counter = cuda.counter()?;
+        let steps = Steps {
+            counter: counter.at(),
+            steps: STEPS,
+            step_ns: STEP_NS,
+            blocks,
         };
-        let mut gpu = Self {
+        let graph = kernels.graph_of_steps(cuda, stream, NODES, steps)?;
+        Ok(Self {
             context,
             stream,
+            kernels,
             steps,
-            graph: null,
-            blocks: c_uint::try_from(blocks).unwrap_or(1).max(1),
+            graph,
             counter,
-            counter_at,
             launched: 0,
-        };
-        gpu.graph = gpu.record(cuda)?;
-        Ok(gpu)
-    }
-
-    /// A graph of kernels in a row.
-    fn record(&self, cuda: &Cuda) -> Result<Handle, WorkError> {
-        let library = &cuda.library;
-        let begin: unsafe extern "C" fn(Handle, c_uint) -> CudaResult =
-            function(library, "cuStreamBeginCapture_v2")?;
-        let end: unsafe extern "C" fn(Handle, *mut Handle) -> CudaResult =
-            function(library, "cuStreamEndCapture")?;
-        let instantiate: unsafe extern "C" fn(*mut Handle, Handle, u64) -> CudaResult =
-            function(library, "cuGraphInstantiateWithFlags")?;
-        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: a stream of the current context; every pointer is live for its call.
-        unsafe {
-            checked("cuStreamBeginCapture", begin(self.stream, CAPTURE_MODE))?;
-            for _ in 0..NODES {
-                self.launch(cuda)?;
-            }
-            checked("cuStreamEndCapture", end(self.stream, &raw mut graph))?;
-            let made = instantiate(&raw mut exec, graph, 0);
-            checked("cuGraphInstantiateWithFlags", made)?;
-        }
-        Ok(exec)
-    }
-
-    /// One kernel on the stream.
-    fn launch(&self, cuda: &Cuda) -> Result<(), WorkError> {
-        let (mut at, mut steps, mut ns) = (self.counter_at, STEPS, STEP_NS);
-        let mut arguments: [*mut c_void; 3] = [
-            (&raw mut at).cast(),
-            (&raw mut steps).cast(),
-            (&raw mut ns).cast(),
-        ];
-        let none = std::ptr::null_mut();
-        // SAFETY: the kernel takes these three, which the driver copies before it returns.
-        let result = unsafe {
-            (cuda.launch)(
-                self.steps,
-                self.blocks,
-                1,
-                1,
-                THREADS,
-                1,
-                1,
-                0,
-                self.stream,
-                arguments.as_mut_ptr(),
-                none,
-            )
-        };
-        checked("cuLaunchKernel", result)
-    }
-
-    fn value(&self) -> u64 {
-        self.counter.load(Ordering::Acquire)
+        })
     }
 
     /// Keeps the queue filled, and no fuller: a launch must never block while the channel is disabled.
-    fn feed(&mut self, cuda: &Cuda, graphs: bool) -> Result<(), WorkError> {
-        if self.launched >= self.value() + QUEUED {
+    fn feed(&mut self, cuda: &Cuda, graphs: bool) -> Result<(), CudaError> {
+        if self.launched >= self.counter.value() + QUEUED {
             return Ok(());
         }
-        // SAFETY: a context of this process.
-        checked("cuCtxSetCurrent", unsafe {
-            (cuda.set_current)(self.context)
-        })?;
-        while self.launched < self.value() + QUEUED {
+        cuda.enter(self.context)?;
+        while self.launched < self.counter.value() + QUEUED {
             if graphs {
-                // SAFETY: a graph and a stream of this context.
-                let result = unsafe { (cuda.launch_graph)(self.graph, self.stream) };
-                checked("cuGraphLaunch", result)?;
+                cuda.launch_graph(self.graph, self.stream)?;
                 self.launched += NODES * STEPS;
             } else {
-                self.launch(cuda)?;
+                self.kernels.launch_steps(cuda, self.stream, self.steps)?;
                 self.launched += STEPS;
             }
         }

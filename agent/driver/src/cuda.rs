@@ -1,11 +1,15 @@
-//! The driver API as the probes use it, found at run time.
+//! CUDA's driver API as the self-test and the probes use it, found at run time.
 //!
 //! Nothing here links to `libcuda.so.1`: the program starts on any machine and says in plain words
 //! that there is no driver. The raw functions are private; what is public passes live memory only,
 //! so all that can go wrong is an error code or a fault on the device.
+//!
+//! Only a process that exists for it loads the library: the agent never does, since a driver library in its
+//! process would be a second user of the files and locks it measures, and could take it down.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_abi::cuda::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgreenCtx,
     CUmodule, CUresult, CUstream,
@@ -66,8 +70,45 @@ const READ_WRITE: c_int = 3;
 const HOST_MAPPED: c_uint = 3;
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+const MULTIPROCESSORS: c_int = 16;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_int = 2;
+
+/// The driver's library, which stays loaded from then on.
+fn library() -> Result<*mut c_void> {
+    // SAFETY: a constant C string; the library's constructors are the driver's own.
+    let library =
+        unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if !library.is_null() {
+        return Ok(library);
+    }
+    // SAFETY: dlerror returns a C string of this thread, or null.
+    let text = unsafe {
+        let text = libc::dlerror();
+        (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+    };
+    Err(CudaError::Library(text.unwrap_or_default()))
+}
+
+fn found(library: *mut c_void, name: &'static str) -> Result<*mut c_void> {
+    let text = CString::new(name).map_err(|_| CudaError::Symbol(name))?;
+    // SAFETY: a library that stays loaded, and a C string.
+    let at = unsafe { libc::dlsym(library, text.as_ptr()) };
+    if at.is_null() {
+        Err(CudaError::Symbol(name))
+    } else {
+        Ok(at)
+    }
+}
+
+/// The driver's function of this name, for who knows its signature.
+///
+/// # Errors
+/// When there is no driver, or it has no such function.
+pub fn symbol(name: &'static str) -> Result<*mut c_void> {
+    found(library()?, name)
+}
 
 macro_rules! driver {
     ($(#[$doc:meta])* $table:ident: $($name:ident ( $($ty:ty),* $(,)? );)*) => {
@@ -83,26 +124,10 @@ macro_rules! driver {
             /// # Errors
             /// When it or one of its functions is not there.
             pub fn load() -> Result<Self> {
-                // SAFETY: a constant C string; the library's constructors are the driver's own.
-                let library = unsafe {
-                    libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL)
-                };
-                if library.is_null() {
-                    // SAFETY: dlerror returns a C string of this thread, or null.
-                    let text = unsafe {
-                        let text = libc::dlerror();
-                        (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-                    };
-                    return Err(CudaError::Library(text.unwrap_or_default()));
-                }
+                let library = library()?;
                 Ok(Self {
                     $($name: {
-                        let symbol = concat!(stringify!($name), "\0");
-                        // SAFETY: a library that stays loaded and a name that ends with a NUL.
-                        let at = unsafe { libc::dlsym(library, symbol.as_ptr().cast()) };
-                        if at.is_null() {
-                            return Err(CudaError::Symbol(stringify!($name)));
-                        }
+                        let at = found(library, stringify!($name))?;
                         // SAFETY: the driver's function of this name has this signature in cuda.h.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(at) }
                     },)*
@@ -122,7 +147,9 @@ driver! {
     /// The driver's functions.
     Cuda:
     cuInit(c_uint);
+    cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut CUdevice, c_int);
+    cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
     cuDeviceGetName(*mut c_char, c_int, CUdevice);
     cuDevicePrimaryCtxSetFlags_v2(CUdevice, c_uint);
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
@@ -213,8 +240,32 @@ pub struct Launch<'a> {
     pub blocks: u32,
     /// Threads of a block.
     pub threads: u32,
-    /// Arguments; every kernel of the probes takes 64-bit integers only.
+    /// Arguments; every kernel of [`crate::kernels`] takes 64-bit integers only.
     pub arguments: &'a [u64],
+}
+
+/// A counter in pinned host memory, which kernels add to. It is never freed.
+#[derive(Clone, Copy, Debug)]
+pub struct Counter(u64);
+
+impl Counter {
+    /// Its address, for the device too.
+    #[must_use]
+    pub const fn at(self) -> u64 {
+        self.0
+    }
+
+    /// As far as it has come.
+    #[must_use]
+    pub fn value(self) -> u64 {
+        self.word().load(Ordering::Acquire)
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: `Cuda::counter` allocated a page of host memory for it, which is never freed; the device
+        // writes it meanwhile, hence the atomic.
+        unsafe { AtomicU64::from_ptr(self.0 as *mut u64) }
+    }
 }
 
 impl Cuda {
@@ -227,6 +278,24 @@ impl Cuda {
         let mut device = 0;
         call!(self, cuDeviceGet(&raw mut device, ordinal))?;
         Ok(device)
+    }
+
+    /// `cuInit`, and how many devices there are.
+    pub fn count(&self) -> Result<i32> {
+        call!(self, cuInit(0))?;
+        let mut count = 0;
+        call!(self, cuDeviceGetCount(&raw mut count))?;
+        Ok(count)
+    }
+
+    /// Multiprocessors (SMs) of a device.
+    pub fn multiprocessors(&self, device: CUdevice) -> Result<u32> {
+        let mut count = 0;
+        call!(
+            self,
+            cuDeviceGetAttribute(&raw mut count, MULTIPROCESSORS, device)
+        )?;
+        Ok(u32::try_from(count).unwrap_or(1).max(1))
     }
 
     /// Name of a device.
@@ -258,7 +327,7 @@ impl Cuda {
         call!(self, cuCtxSetCurrent(context as CUcontext))
     }
 
-    /// Destroys the primary context.
+    /// Destroys the primary context, with the memory of its counters, which nobody may read from then on.
     pub fn reset(&self, device: CUdevice) -> Result {
         call!(self, cuDevicePrimaryCtxReset_v2(device))
     }
@@ -384,6 +453,13 @@ impl Cuda {
             cuMemHostAlloc(&raw mut at, bytes as usize, HOST_MAPPED)
         )?;
         Ok(at as u64)
+    }
+
+    /// A counter at zero.
+    pub fn counter(&self) -> Result<Counter> {
+        let counter = Counter(self.alloc_host(4096)?);
+        counter.word().store(0, Ordering::Release);
+        Ok(counter)
     }
 
     /// Frees pinned host memory that [`Self::alloc_host`] returned and nobody looks at any more.

@@ -1,4 +1,4 @@
-//! The kernels of the probes, as PTX text: the same program runs on a real GPU and on the virtual
+//! The kernels of self-test and probes, as PTX text: the same program runs on a real GPU and on the virtual
 //! one, which knows them by name.
 //!
 //! * `tg_steps(counter, steps, step_ns)`: every thread spins `steps` times for `step_ns`; the first
@@ -8,6 +8,7 @@
 //! * `tg_spin_ns(ns, tag)`: spins.
 //! * `tg_sms(seen, ns)`: every block marks the byte of the multiprocessor it runs on, then spins.
 
+use crate::cuda::{Cuda, CudaError, Handle, Launch};
 use std::ffi::CStr;
 
 /// The module.
@@ -98,31 +99,71 @@ ret;
 }
 ";
 
-/// What the worker launches.
+/// Threads of a block of `tg_steps`.
+const THREADS: u32 = 256;
+
+/// The kernels, loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
     /// `tg_spin_ns`.
-    pub spin: crate::cuda::Handle,
+    pub spin: Handle,
     /// `tg_count`.
-    pub count: crate::cuda::Handle,
+    pub count: Handle,
     /// `tg_steps`.
-    pub steps: crate::cuda::Handle,
+    pub steps: Handle,
     /// `tg_sms`.
-    pub sms: crate::cuda::Handle,
+    pub sms: Handle,
+}
+
+/// What a launch of `tg_steps` does.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    /// Address of the counter.
+    pub counter: u64,
+    /// Steps; each adds one.
+    pub steps: u64,
+    /// Length of a step.
+    pub step_ns: u64,
+    /// Blocks of 256 threads; one thread of the first counts.
+    pub blocks: u32,
 }
 
 impl Kernels {
     /// Loads the module into the current context.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn load(cuda: &crate::cuda::Cuda) -> Result<Self, crate::cuda::CudaError> {
+    /// The driver's; so for every method below.
+    pub fn load(cuda: &Cuda) -> Result<Self, CudaError> {
         let module = cuda.module(PTX)?;
         Ok(Self {
             spin: cuda.function(module, c"tg_spin_ns")?,
             count: cuda.function(module, c"tg_count")?,
             steps: cuda.function(module, c"tg_steps")?,
             sms: cuda.function(module, c"tg_sms")?,
+        })
+    }
+
+    /// Launches `tg_steps` on a stream.
+    pub fn launch_steps(&self, cuda: &Cuda, stream: Handle, steps: Steps) -> Result<(), CudaError> {
+        let launch = Launch {
+            function: self.steps,
+            blocks: steps.blocks,
+            threads: THREADS,
+            arguments: &[steps.counter, steps.steps, steps.step_ns],
+        };
+        cuda.launch(stream, launch)
+    }
+
+    /// A graph of `kernels` launches of `tg_steps`, one after the other, recorded on a stream.
+    pub fn graph_of_steps(
+        &self,
+        cuda: &Cuda,
+        recorder: Handle,
+        kernels: u64,
+        steps: Steps,
+    ) -> Result<Handle, CudaError> {
+        cuda.graph(recorder, || {
+            (0..kernels).try_for_each(|_| self.launch_steps(cuda, recorder, steps))
         })
     }
 }
