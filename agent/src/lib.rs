@@ -16,7 +16,7 @@
 //! ```
 //!
 //! The control thread owns all state. The gRPC side and the RM side never see each other.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod activation;
 pub mod app;

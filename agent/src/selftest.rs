@@ -10,7 +10,6 @@
 
 mod child;
 mod trial;
-#[allow(unsafe_code)]
 pub mod work;
 
 use crate::causes::with_causes;

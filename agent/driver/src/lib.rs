@@ -2,6 +2,7 @@
 //!
 //! * [`rm`]: the resource manager, by ioctls of this process.
 //! * [`mod@cuda`], [`kernels`]: CUDA's driver API, in a process that exists for it, and what runs there.
+//! * [`worker`]: such a process from both ends: lines go in, lines come out.
 //! * [`device`]: which device it is, the machine's or a virtual one.
 //! * [`sys`]: system calls.
 //! * [`causes`]: errors as people read them.
@@ -15,3 +16,4 @@ pub mod device;
 pub mod kernels;
 pub mod rm;
 pub mod sys;
+pub mod worker;

@@ -4,12 +4,10 @@ use crate::message::{Answer, Done, Op, Request, Wait};
 use crate::trace::Trace;
 use anyhow::{Context, bail};
 use std::collections::HashMap;
-use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::Command;
 use std::time::Duration;
+use tidegate_driver::worker::{self, Gone, put_first};
 
 /// How long an operation may take that should not wait for anything.
 pub const PROMPT: Duration = Duration::from_secs(30);
@@ -27,12 +25,10 @@ pub struct Preload {
     pub variables: Vec<(&'static str, String)>,
 }
 
-/// A worker process. Killed with this value: who disabled its channels enables them first.
+/// A worker process that takes requests. Killed with this value: who disabled its channels enables them first.
 #[derive(Debug)]
 pub struct Worker {
-    child: Child,
-    requests: ChildStdin,
-    answers: Receiver<Answer>,
+    process: worker::Worker,
     early: HashMap<u64, Answer>,
     next: u64,
     /// Its driver calls.
@@ -53,48 +49,23 @@ impl Worker {
         // An earlier worker of that name had other channels.
         let _ = std::fs::remove_file(trace.path());
         let mut command = Command::new(std::env::current_exe()?);
-        command
-            .arg("worker")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let inherited = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        command.arg("worker");
         if let Some(library) = &preload.library {
-            let mut first = OsString::from(library);
-            if !inherited.is_empty() {
-                first.push(":");
-                first.push(&inherited);
-            }
+            put_first(&mut command, "LD_PRELOAD", library);
             command
-                .env("LD_PRELOAD", first)
                 .env("TIDEGATE_RM_TRACE", trace.path())
                 .env("TIDEGATE_RUN_DIR", dir.join("no-agent"))
                 .env_remove("TIDEGATE_ROLE");
         }
         if let Some(driver) = &preload.driver {
-            command.env("LD_LIBRARY_PATH", driver);
+            put_first(&mut command, "LD_LIBRARY_PATH", driver);
         }
         if let Some(pipes) = &preload.mps {
             command.env("CUDA_MPS_PIPE_DIRECTORY", pipes);
         }
         command.envs(preload.variables.iter().map(|(name, value)| (name, value)));
-        let mut child = command.spawn().context("cannot start a worker")?;
-        let requests = child.stdin.take().context("a worker's input")?;
-        let out = child.stdout.take().context("a worker's output")?;
-        let (answer_tx, answers) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(out).lines().map_while(Result::ok) {
-                let Ok(answer) = serde_json::from_str(&line) else {
-                    break;
-                };
-                if answer_tx.send(answer).is_err() {
-                    break;
-                }
-            }
-        });
         Ok(Self {
-            child,
-            requests,
-            answers,
+            process: worker::Worker::start(command).context("cannot start a worker")?,
             early: HashMap::new(),
             next: 0,
             trace,
@@ -104,7 +75,7 @@ impl Worker {
     /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// Sends operations to a lane.
@@ -119,7 +90,7 @@ impl Worker {
             ops,
         };
         let line = serde_json::to_string(&request)?;
-        writeln!(self.requests, "{line}").context("the worker is gone")?;
+        self.process.say(&line).context("the worker is gone")?;
         Ok(Ticket(self.next))
     }
 
@@ -137,16 +108,16 @@ impl Worker {
                 };
             }
             let left = end.saturating_sub(crate::clock::now_ns());
-            match self.answers.recv_timeout(Duration::from_nanos(left)) {
-                Ok(answer) => {
-                    self.early.insert(answer.id, answer);
-                }
-                Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(RecvTimeoutError::Disconnected) => {
-                    let status = self.child.try_wait().ok().flatten();
-                    bail!("the worker is gone ({status:?})");
-                }
-            }
+            let said = match self.process.line(Duration::from_nanos(left)) {
+                Ok(None) => return Ok(None),
+                Ok(Some(line)) => serde_json::from_str(&line).map_err(|_| Gone),
+                Err(gone) => Err(gone),
+            };
+            let answer: Answer = match said {
+                Ok(answer) => answer,
+                Err(gone) => bail!("{gone} ({:?})", self.process.status()),
+            };
+            self.early.insert(answer.id, answer);
         }
     }
 
@@ -218,19 +189,11 @@ impl Worker {
 
     /// Kills it.
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
+        self.process.kill();
     }
 
     /// Waits for its end; whether it came in time.
     pub fn ended(&mut self, limit: Duration) -> bool {
-        crate::clock::until(limit, || self.child.try_wait().ok().flatten()).is_some()
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.kill();
-        // A worker that hangs in the driver is for the guardian to wait for.
-        self.ended(Duration::from_secs(10));
+        self.process.ended(limit)
     }
 }

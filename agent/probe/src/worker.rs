@@ -10,9 +10,9 @@ use crate::clock::now_ns;
 use crate::message::{Answer, Call, Done, Op, Own, Request, Wait};
 use anyhow::{Context, bail};
 use std::collections::HashMap;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::sync::{OnceLock, mpsc};
 use tidegate_abi::rm::{self, Branch, DisableChannels, MAX_PAIRS, Nvos54};
 use tidegate_driver::cuda::{Counter, Cuda, CudaError, Green, Handle, Launch};
 use tidegate_driver::kernels::{Kernels, PTX, Steps};
@@ -48,19 +48,17 @@ pub fn run() -> anyhow::Result<()> {
     crate::hold::stand_aside()?;
     let mut lanes: HashMap<String, mpsc::Sender<Request>> = HashMap::new();
     let mut held: Option<Own> = None;
-    let out = Arc::new(Mutex::new(std::io::stdout()));
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         let request: Request = serde_json::from_str(&line).context("a request")?;
         match request.ops.first() {
-            Some(Op::Progress) => answer(&out, request.id, Ok(vec![progress()])),
+            Some(Op::Progress) => answer(request.id, Ok(vec![progress()])),
             Some(Op::Hold { own }) => {
                 held = Some(own.clone());
-                answer(&out, request.id, Ok(vec![Done::default()]));
+                answer(request.id, Ok(vec![Done::default()]));
             }
             _ => {
                 let lane = lanes.entry(request.lane.clone()).or_insert_with(|| {
-                    let out = Arc::clone(&out);
                     let (request_tx, request_rx) = mpsc::channel::<Request>();
                     std::thread::spawn(move || {
                         let mut lane = Lane::default();
@@ -70,7 +68,7 @@ pub fn run() -> anyhow::Result<()> {
                                 None => Ok(done),
                                 Some(error) => Err((done, error)),
                             };
-                            answer(&out, request.id, result);
+                            answer(request.id, result);
                         }
                     });
                     request_tx
@@ -94,15 +92,14 @@ pub fn run() -> anyhow::Result<()> {
 
 type Outcome = Result<Vec<Done>, (Vec<Done>, anyhow::Error)>;
 
-fn answer(out: &Mutex<std::io::Stdout>, id: u64, outcome: Outcome) {
+fn answer(id: u64, outcome: Outcome) {
     let (done, error) = match outcome {
         Ok(done) => (done, None),
         Err((done, error)) => (done, Some(format!("{error:#}"))),
     };
     let answer = Answer { id, done, error };
-    if let (Ok(line), Ok(mut out)) = (serde_json::to_string(&answer), out.lock()) {
-        // Nobody to tell: the probe is gone, and input ends next.
-        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    if let Ok(line) = serde_json::to_string(&answer) {
+        tidegate_driver::worker::say(&line);
     }
 }
 

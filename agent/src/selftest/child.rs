@@ -6,10 +6,10 @@ use crate::inbox;
 use crate::peers::{self, Crowd, Pages};
 use crate::reaper::Reaper;
 use crate::sessions::{HookReports, Sessions};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use tidegate_driver::worker::{Worker, put_first};
 use tidegate_proto::{HOOK_SOCKET, RUN_DIR_ENV, v1};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -105,58 +105,21 @@ impl Drop for Server {
     }
 }
 
-/// The child.
-pub(super) struct Worker {
-    pub(super) child: Child,
-    pub(super) input: Option<ChildStdin>,
-    pub(super) line_rx: crossbeam_channel::Receiver<String>,
-}
-
-impl Worker {
-    pub(super) fn start(place: &Place, dir: &Path) -> Result<Self, NotPossible> {
-        let with = |first: &Path, name: &str| {
-            let mut all = first.as_os_str().to_owned();
-            if let Some(inherited) = std::env::var_os(name).filter(|text| !text.is_empty()) {
-                all.push(":");
-                all.push(inherited);
-            }
-            all
-        };
-        let mut command = Command::new(&place.program);
-        command
-            .arg("--self-test-work")
-            .env("LD_PRELOAD", with(&place.library, "LD_PRELOAD"))
-            .env("TIDEGATE_ROLE", "offline")
-            .env("TIDEGATE_JOB", "self-test")
-            .env(RUN_DIR_ENV, dir)
-            .env_remove("TIDEGATE_DISABLE")
-            .env_remove("CUDA_VISIBLE_DEVICES")
-            .env_remove("CUDA_MPS_PIPE_DIRECTORY")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        if let Some(driver_dir) = &place.driver_dir {
-            command.env("LD_LIBRARY_PATH", with(driver_dir, "LD_LIBRARY_PATH"));
-        }
-        let mut child = command
-            .spawn()
-            .map_err(|error| NotPossible::Prepare("start its GPU work", error))?;
-        let (line_tx, line_rx) = crossbeam_channel::unbounded();
-        let output = child.stdout.take();
-        let read = move || {
-            let Some(output) = output else { return };
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let _ = line_tx.send(line);
-            }
-        };
-        let thread = std::thread::Builder::new().name("tg-self-test-in".to_owned());
-        thread
-            .spawn(read)
-            .map_err(|error| NotPossible::Prepare("start a thread", error))?;
-        Ok(Self {
-            input: child.stdin.take(),
-            child,
-            line_rx,
-        })
+/// Starts the child.
+pub(super) fn start(place: &Place, dir: &Path) -> Result<Worker, NotPossible> {
+    let mut command = Command::new(&place.program);
+    put_first(&mut command, "LD_PRELOAD", &place.library);
+    command
+        .arg("--self-test-work")
+        .env("TIDEGATE_ROLE", "offline")
+        .env("TIDEGATE_JOB", "self-test")
+        .env(RUN_DIR_ENV, dir)
+        .env_remove("TIDEGATE_DISABLE")
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env_remove("CUDA_MPS_PIPE_DIRECTORY")
+        .stderr(Stdio::null());
+    if let Some(driver_dir) = &place.driver_dir {
+        put_first(&mut command, "LD_LIBRARY_PATH", driver_dir);
     }
+    Worker::start(command).map_err(|error| NotPossible::Prepare("start its GPU work", error))
 }

@@ -12,7 +12,7 @@
 //! The child makes its own contexts and is killed by nobody: it ends when its standard input does, with
 //! everything enabled.
 
-use super::child::{Directory, Server, Worker};
+use super::child::{self, Directory, Server};
 use super::work::{KERNEL_NS, STEPS};
 use super::{Held, Tried};
 use crate::channel::{ChannelControl, Member, Plan, Restarter, Via};
@@ -23,12 +23,12 @@ use crate::inbox::{self, Channel, Inbox, Input, Outbox, RmChange, Said, Tell, We
 use crate::journal;
 use crate::rm::{ControlFile, Driver};
 use crate::sys::SharedPage;
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
+use tidegate_driver::worker::{Gone, Worker};
 
 /// How long the child may take until its kernels run: contexts on eight GPUs without persistence mode.
 const READY_NS: u64 = 30_000_000_000;
@@ -99,7 +99,7 @@ pub fn run(
     let (mailbox, inbox) = inbox::inbox();
     let server = Server::start(&dir.0, mailbox)?;
     let mut trial = Trial {
-        child: Worker::start(place, &dir.0)?,
+        child: child::start(place, &dir.0)?,
         inbox,
         attached: None,
         channels: Vec::new(),
@@ -198,7 +198,7 @@ impl Trial {
                     }
                 }
                 Input::Said(_, Said::ControlFile(fd)) => {
-                    let pid = i32::try_from(self.child.child.id()).unwrap_or(0);
+                    let pid = i32::try_from(self.child.pid()).unwrap_or(0);
                     if let Some(own) = &mut self.attached {
                         own.file = crate::prove::control_file(pid, fd).map(Arc::new);
                     }
@@ -260,13 +260,8 @@ impl Trial {
     }
 
     fn line(&mut self) -> Option<String> {
-        match self.child.line_rx.try_recv() {
-            Ok(line) => Some(line),
-            Err(crossbeam_channel::TryRecvError::Empty) => None,
-            Err(crossbeam_channel::TryRecvError::Disconnected) => {
-                Some("error its GPU work ended by itself".to_owned())
-            }
-        }
+        let line = self.child.line(Duration::ZERO);
+        line.unwrap_or_else(|Gone| Some("error its GPU work ended by itself".to_owned()))
     }
 
     fn wait_ready(&mut self) -> Result<(), NotPossible> {
@@ -292,8 +287,7 @@ impl Trial {
 
     /// The child's answer to a word.
     fn ask(&mut self, word: &str) -> Result<String, String> {
-        let input = self.child.input.as_mut();
-        let asked = input.is_some_and(|input| writeln!(input, "{word}").is_ok());
+        let asked = self.child.say(word).is_ok();
         let line = self.until(ANSWER_NS, Self::line).filter(|_| asked);
         line.ok_or_else(|| "its GPU work does not answer".to_owned())
     }
@@ -599,20 +593,8 @@ impl Trial {
 
     /// Lets the child end; it must never be killed while a channel of it is disabled.
     fn end(&mut self) {
-        self.child.input = None;
-        let ended = self.until(END_NS, |trial| {
-            trial.child.child.try_wait().ok().flatten().map(|_| ())
-        });
-        if ended.is_none() {
-            let _ = self.child.child.kill();
-        }
-        let _ = self.child.child.wait();
-    }
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        let _ = self.child.child.kill();
-        let _ = self.child.child.wait();
+        self.child.end_input();
+        let _ = self.until(END_NS, |trial| trial.child.status());
+        self.child.kill();
     }
 }

@@ -17,12 +17,12 @@
 //! When the agent dies, a launch may wait for ever on a gate that nobody opens: who reads standard input
 //! then ends the process, after the preloaded library had the time to enable what is disabled.
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
-use std::io::{BufRead, Write};
 use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 use tidegate_driver::cuda::{Counter, Cuda, CudaError, Handle};
 use tidegate_driver::kernels::{Kernels, Steps};
+use tidegate_driver::worker::{listen, say};
 
 /// Steps of a kernel, and how long each takes: long enough to be caught in the middle.
 pub const STEPS: u64 = 200;
@@ -50,12 +50,6 @@ pub fn run() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// One line at once; who does not read it is gone, and standard input will tell.
-fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Why there is no work.
@@ -108,7 +102,7 @@ struct Work {
 
 impl Work {
     fn start() -> Result<Self, WorkError> {
-        let asked = listen()?;
+        let asked = listen(GRACE, understand).map_err(WorkError::Input)?;
         let cuda = Cuda::load()?;
         let gpus = (0..cuda.count()?)
             .map(|ordinal| Gpu::open(&cuda, ordinal))
@@ -152,30 +146,13 @@ impl Work {
     }
 }
 
-/// Passes on each line of standard input; after its end the process has a grace to end.
-fn listen() -> Result<Receiver<Asked>, WorkError> {
-    let (line_tx, line_rx) = crossbeam_channel::unbounded();
-    let run = move || {
-        for line in std::io::stdin().lock().lines() {
-            let asked = match line.as_deref() {
-                Ok("kernels") => Asked::Launch { graphs: false },
-                Ok("graphs") => Asked::Launch { graphs: true },
-                Ok(_) => Asked::Read,
-                Err(_) => break,
-            };
-            if line_tx.send(asked).is_err() {
-                break;
-            }
-        }
-        drop(line_tx);
-        std::thread::sleep(GRACE);
-        // SAFETY: ends the process at once; nothing of it is of use to anybody any more.
-        unsafe { libc::_exit(1) };
-    };
-    std::thread::Builder::new()
-        .spawn(run)
-        .map_err(WorkError::Input)?;
-    Ok(line_rx)
+/// What a line of standard input asks for.
+fn understand(line: &str) -> Asked {
+    match line {
+        "kernels" => Asked::Launch { graphs: false },
+        "graphs" => Asked::Launch { graphs: true },
+        _ => Asked::Read,
+    }
 }
 
 impl Gpu {
