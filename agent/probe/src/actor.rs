@@ -12,7 +12,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
 use tidegate_agent::clock::now_ns;
 use tidegate_agent::config::Method;
-use tidegate_agent::rm::{Driver, Gpu, RmError, Subdevice};
+use tidegate_driver::causes::with_causes;
+use tidegate_driver::rm::{Driver, Gpu, RmError, Subdevice};
 
 /// What an actor is to do it to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,8 +63,8 @@ pub fn run(part: &str) -> anyhow::Result<()> {
         };
         let start = now_ns();
         let result = match &subdevice {
-            Ok(subdevice) => call(subdevice, &part, disable).map_err(|error| chain(&error)),
-            Err(error) => Err(chain(error)),
+            Ok(subdevice) => call(subdevice, &part, disable).map_err(|error| with_causes(&error)),
+            Err(error) => Err(with_causes(error)),
         };
         let did = Did {
             ns: now_ns() - start,
@@ -74,19 +75,6 @@ pub fn run(part: &str) -> anyhow::Result<()> {
         out.flush()?;
     }
     Ok(())
-}
-
-/// An error with its causes.
-#[must_use]
-pub fn chain(error: &RmError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 fn call(subdevice: &Subdevice, part: &Part, disable: bool) -> Result<(), RmError> {

@@ -10,7 +10,7 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidegate_agent::config::Method;
-use tidegate_agent::rm::{self, Driver};
+use tidegate_driver::rm::{self, Driver};
 
 /// The worker's kernel makes a step this often.
 pub const STEP_NS: u64 = 20_000;

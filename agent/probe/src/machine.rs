@@ -1,7 +1,7 @@
 //! Where a run takes place, as its results say it.
 
 use crate::report::Machine;
-use tidegate_agent::rm::ControlFile;
+use tidegate_driver::rm::ControlFile;
 
 /// Whether the virtual GPU stands in.
 #[must_use]

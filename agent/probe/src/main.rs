@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidegate_agent::config::Method;
-use tidegate_agent::device::Device;
+use tidegate_driver::device::Device;
 use tidegate_probe::bench::{Bench, Options};
 use tidegate_probe::kernel_log::KERNEL_LOG;
 use tidegate_probe::report::{Line, Reporter, Verdict, emit};

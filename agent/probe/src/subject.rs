@@ -19,8 +19,8 @@ use tidegate_agent::channel::{Batch, ChannelControl, DriverControl, Via};
 use tidegate_agent::clock::now_ns;
 use tidegate_agent::config::Method;
 use tidegate_agent::journal::Place;
-use tidegate_agent::rm::{ControlFile, Driver, Gpu, RmError, Subdevice};
 use tidegate_core::rm::Channel;
+use tidegate_driver::rm::{ControlFile, Driver, Gpu, RmError, Subdevice};
 
 /// `NVA06F_CTRL_CMD_RESTART_RUNLIST` {force restart, bypass wait}, from the kernel's `ctrla06f.h`.
 pub const RESTART_RUNLIST: u32 = 0xa06f_0111;
@@ -204,8 +204,8 @@ impl<'a> Subject<'a> {
     /// When it cannot be had.
     pub fn owners_file(&self) -> anyhow::Result<ControlFile> {
         let pid = i32::try_from(self.worker.pid())?;
-        let pidfd = tidegate_agent::sys::pidfd_open(pid).context("pidfd_open")?;
-        let file = tidegate_agent::sys::pidfd_getfd(pidfd.as_fd(), self.own.fd)
+        let pidfd = tidegate_driver::sys::pidfd_open(pid).context("pidfd_open")?;
+        let file = tidegate_driver::sys::pidfd_getfd(pidfd.as_fd(), self.own.fd)
             .context("pidfd_getfd of the owner's control file")?;
         let file = ControlFile::adopt(file)?;
         anyhow::ensure!(

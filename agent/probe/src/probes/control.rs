@@ -8,7 +8,7 @@ use crate::subject::Way;
 use std::time::Duration;
 use tidegate_agent::config::Method;
 use tidegate_agent::latency::Latencies;
-use tidegate_agent::rm::{ControlFile, Owner};
+use tidegate_driver::rm::{ControlFile, Owner};
 
 /// Length of a kernel: what is left of the last one is waited for at the end.
 const KERNEL: Duration = Duration::from_secs(1);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
-use tidegate_agent::rm::ThrowAway;
+use tidegate_driver::rm::ThrowAway;
 
 /// Memory by which the process' end is seen.
 const BYTES: u64 = 1 << 30;
@@ -152,7 +152,7 @@ fn one(
 
 /// Copies of the worker's UVM files, as its trace names them.
 fn uvm_files(subject: &Subject<'_>) -> anyhow::Result<Vec<OwnedFd>> {
-    let pidfd = tidegate_agent::sys::pidfd_open(i32::try_from(subject.worker.pid())?)?;
+    let pidfd = tidegate_driver::sys::pidfd_open(i32::try_from(subject.worker.pid())?)?;
     let fds: BTreeSet<i32> = subject
         .worker
         .trace
@@ -162,7 +162,7 @@ fn uvm_files(subject: &Subject<'_>) -> anyhow::Result<Vec<OwnedFd>> {
         .map(|line| line.fd)
         .collect();
     fds.into_iter()
-        .map(|fd| Ok(tidegate_agent::sys::pidfd_getfd(pidfd.as_fd(), fd)?))
+        .map(|fd| Ok(tidegate_driver::sys::pidfd_getfd(pidfd.as_fd(), fd)?))
         .collect()
 }
 

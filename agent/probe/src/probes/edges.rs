@@ -1,21 +1,22 @@
 //! P9 and P11: lists that no agent would send, and callers without rights.
 
-use crate::actor::{Actor, chain, list};
+use crate::actor::{Actor, list};
 use crate::bench::{Bench, Ending, SOON, STILL, fail, pass, skip};
 use crate::message::{Op, Wait};
 use crate::subject::{Subject, Way};
 use std::time::Duration;
 use tidegate_abi::rm::MAX_PAIRS;
+use tidegate_driver::causes::with_causes;
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65_534;
 /// A channel handle that nobody has.
 const BOGUS: u32 = 0x7fff_fff0;
 
-fn answer(result: &Result<(), tidegate_agent::rm::RmError>) -> String {
+fn answer(result: &Result<(), tidegate_driver::rm::RmError>) -> String {
     match result {
         Ok(()) => "accepted".to_owned(),
-        Err(error) => chain(error),
+        Err(error) => with_causes(error),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::subject::{RESTART_RUNLIST, Subject, Way, control, graphics};
 use anyhow::Context;
 use std::time::Duration;
 use tidegate_agent::config::Method as Marked;
-use tidegate_agent::rm::ThrowAway;
+use tidegate_driver::rm::ThrowAway;
 
 /// `NVA06C_CTRL_CMD_MAKE_REALTIME` {real time}, `NVA06C_CTRL_CMD_SET_TIMESLICE` {microseconds}, from the kernel's
 /// `ctrla06c.h`.
