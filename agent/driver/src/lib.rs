@@ -3,6 +3,7 @@
 //! * [`rm`]: the resource manager, by ioctls of this process.
 //! * [`mod@cuda`], [`kernels`]: CUDA's driver API, in a process that exists for it, and what runs there.
 //! * [`worker`]: such a process from both ends: lines go in, lines come out.
+//! * [`mod@stop_and_resume`]: whether its work stands still while it is disabled, and goes on after.
 //! * [`device`]: which device it is, the machine's or a virtual one.
 //! * [`sys`]: system calls.
 //! * [`causes`]: errors as people read them.
@@ -15,5 +16,6 @@ pub mod cuda;
 pub mod device;
 pub mod kernels;
 pub mod rm;
+pub mod stop_and_resume;
 pub mod sys;
 pub mod worker;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidegate_agent::config::Method;
 use tidegate_driver::rm::{self, Driver};
+use tidegate_driver::stop_and_resume::{Counters, Seen, Terms, Work, stop_and_resume};
 
 /// The worker's kernel makes a step this often.
 pub const STEP_NS: u64 = 20_000;
@@ -295,28 +296,94 @@ impl Bench {
     ) -> anyhow::Result<Option<String>> {
         let mut ended = false;
         loop {
-            let disable = subject.set(true)?;
-            let moved = subject.worker.progress_over(STILL)?;
-            let from = subject.worker.progress()?;
-            let enable = subject.set(false)?;
-            self.report.micros("first disable", disable);
-            self.report.micros("first enable", enable);
-            if from >= subject.launched && !ended {
-                ended = true;
-                self.report
-                    .note("the kernel had ended when the disable returned: once more");
-                self.spin(subject, kernel, blocks)?;
-                continue;
+            let mut timed = Timed {
+                subject,
+                disable_ns: 0,
+                enable_ns: 0,
+                may_have_ended: !ended,
+            };
+            let seen = stop_and_resume(&mut timed, &TERMS);
+            if let Ok(Seen::WentOn { .. } | Seen::Ended) = seen {
+                timed.set(false)?;
             }
-            if moved > 0 {
-                return Ok(Some(format!(
-                    "the kernel made {moved} steps in {STILL:?} while disabled"
-                )));
+            let Timed {
+                disable_ns,
+                enable_ns,
+                ..
+            } = timed;
+            if seen.is_ok() || !subject.is_disabled() {
+                self.report.micros("first disable", disable_ns);
+                self.report.micros("first enable", enable_ns);
             }
-            return Ok(match subject.worker.moved(from, SOON) {
-                Ok(_) => None,
-                Err(error) => Some(format!("the kernel did not go on: {error}")),
-            });
+            return match seen {
+                Ok(Seen::Held { .. }) => Ok(None),
+                Ok(Seen::WentOn { steps, .. }) => Ok(Some(format!(
+                    "the kernel made {steps} steps in {STILL:?} while disabled"
+                ))),
+                Ok(Seen::Stuck { .. }) => Ok(Some(format!(
+                    "the kernel did not go on: no progress in {SOON:?}"
+                ))),
+                Ok(Seen::Ended) => {
+                    ended = true;
+                    self.report
+                        .note("the kernel had ended when the disable returned: once more");
+                    self.spin(subject, kernel, blocks)?;
+                    continue;
+                }
+                Err(error) if !subject.is_disabled() => {
+                    Ok(Some(format!("the kernel did not go on: {error}")))
+                }
+                Err(error) => Err(error),
+            };
         }
+    }
+}
+
+/// What a subject has to keep to.
+const TERMS: Terms = Terms {
+    orders: 1,
+    settle: Duration::ZERO,
+    still: STILL,
+    kernel: None,
+    resume: SOON,
+};
+
+/// A subject, and how long the orders to it took.
+struct Timed<'a, 'b> {
+    subject: &'a mut Subject<'b>,
+    disable_ns: u64,
+    enable_ns: u64,
+    may_have_ended: bool,
+}
+
+impl Counters for Timed<'_, '_> {
+    type Error = anyhow::Error;
+
+    fn counters(&mut self) -> anyhow::Result<Vec<u64>> {
+        self.subject.worker.counters()
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.subject.worker.pass(time);
+    }
+
+    fn look_again(&mut self) {
+        self.subject.worker.look_again();
+    }
+}
+
+impl Work for Timed<'_, '_> {
+    fn set(&mut self, disable: bool) -> anyhow::Result<()> {
+        let ns = self.subject.set(disable)?;
+        if disable {
+            self.disable_ns = ns;
+        } else {
+            self.enable_ns = ns;
+        }
+        Ok(())
+    }
+
+    fn has_ended(&mut self, counters: &[u64]) -> bool {
+        self.may_have_ended && counters.iter().all(|steps| *steps >= self.subject.launched)
     }
 }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use tidegate_driver::stop_and_resume::{Counters, goes_on};
 use tidegate_driver::worker::{self, Gone, put_first};
 
 /// How long an operation may take that should not wait for anything.
@@ -159,21 +160,14 @@ impl Worker {
         Ok(self.one(Op::Progress)?.value)
     }
 
-    /// Waits until the progress has passed `from`; what it is then.
+    /// Waits until the progress has passed `from`.
     ///
     /// # Errors
     /// When it does not in time.
-    pub fn moved(&mut self, from: u64, limit: Duration) -> anyhow::Result<u64> {
-        let end = crate::clock::now_ns() + crate::clock::nanos(limit);
-        loop {
-            let now = self.progress()?;
-            if now > from {
-                return Ok(now);
-            }
-            if crate::clock::now_ns() >= end {
-                bail!("no progress in {limit:?}");
-            }
-            crate::clock::pause(Duration::from_millis(1));
+    pub fn moved(&mut self, from: u64, limit: Duration) -> anyhow::Result<()> {
+        match goes_on(self, &[from], limit)? {
+            Ok(()) => Ok(()),
+            Err(_) => bail!("no progress in {limit:?}"),
         }
     }
 
@@ -195,5 +189,21 @@ impl Worker {
     /// Waits for its end; whether it came in time.
     pub fn ended(&mut self, limit: Duration) -> bool {
         self.process.ended(limit)
+    }
+}
+
+impl Counters for Worker {
+    type Error = anyhow::Error;
+
+    fn counters(&mut self) -> anyhow::Result<Vec<u64>> {
+        Ok(vec![self.progress()?])
+    }
+
+    fn pass(&mut self, time: Duration) {
+        crate::clock::pause(time);
+    }
+
+    fn look_again(&mut self) {
+        crate::clock::pause(Duration::from_millis(1));
     }
 }

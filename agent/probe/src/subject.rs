@@ -257,6 +257,12 @@ impl<'a> Subject<'a> {
         self.disabled = false;
     }
 
+    /// Whether its channels are, or may be, disabled.
+    #[must_use]
+    pub const fn is_disabled(&self) -> bool {
+        self.disabled
+    }
+
     /// How its channels are stopped.
     #[must_use]
     pub const fn method(&self) -> Method {

@@ -28,6 +28,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
+use tidegate_driver::stop_and_resume::{
+    Counters, Kernel, Seen, Terms, Work, goes_on, stop_and_resume,
+};
 use tidegate_driver::worker::{Gone, Worker};
 
 /// How long the child may take until its kernels run: contexts on eight GPUs without persistence mode.
@@ -35,7 +38,7 @@ const READY_NS: u64 = 30_000_000_000;
 /// How long an answer of the child, or of its library, may take.
 const ANSWER_NS: u64 = 2_000_000_000;
 /// How long enabled work may take to go on.
-const RESUME_NS: u64 = 2_000_000_000;
+const RESUME: Duration = Duration::from_secs(2);
 /// How long disabled work must stand still, at least ...
 const STILL: Duration = Duration::from_millis(10);
 /// ... and this many times the longest that enabled work stood still while it was watched: a machine
@@ -134,14 +137,6 @@ struct Attached {
     page: Option<SharedPage>,
     file: Option<Arc<ControlFile>>,
     outbox: Outbox,
-}
-
-/// Work that stands still.
-struct Rest {
-    /// Steps it has made, by CUDA device.
-    counters: Vec<u64>,
-    /// It went on after the driver's word, to the end of its kernel.
-    late: bool,
 }
 
 struct Trial {
@@ -293,7 +288,7 @@ impl Trial {
     }
 
     /// Every counter, as the child has them now, with how much is queued behind it.
-    fn counters(&mut self) -> Result<Vec<(u64, u64)>, String> {
+    fn read(&mut self) -> Result<Vec<(u64, u64)>, String> {
         let line = self.ask("read")?;
         line.split(' ')
             .map(|word| {
@@ -309,9 +304,9 @@ impl Trial {
         let line = self.ask(what)?;
         let begin: Option<Vec<u64>> = line.split(' ').map(|word| word.parse().ok()).collect();
         let begin = begin.ok_or(line)?;
-        let limit = now_ns() + RESUME_NS;
+        let limit = now_ns() + crate::clock::nanos(RESUME);
         loop {
-            let now = self.counters()?;
+            let now = self.read()?;
             if now
                 .iter()
                 .zip(&begin)
@@ -325,31 +320,17 @@ impl Trial {
         }
     }
 
-    /// As [`Self::counters`], once there is work queued behind each: what has nothing to do stands still
+    /// Every counter, once there is work queued behind each: what has nothing to do stands still
     /// whatever the driver did.
     fn loaded(&mut self) -> Result<Vec<u64>, String> {
         let limit = now_ns() + ANSWER_NS;
         loop {
-            let counters = self.counters()?;
+            let counters = self.read()?;
             if counters.iter().all(|(_, queued)| *queued != 0) {
                 return Ok(counters.into_iter().map(|(value, _)| value).collect());
             }
             if now_ns() >= limit {
                 return Err("its GPU work is not kept queued".to_owned());
-            }
-        }
-    }
-
-    /// Waits until every counter has left `before`; the first that has not in time.
-    fn moved(&mut self, before: &[u64]) -> Result<Result<(), usize>, String> {
-        let limit = now_ns() + RESUME_NS;
-        loop {
-            let now = self.counters()?;
-            let stands = before.iter().zip(&now).position(|(a, (b, _))| a == b);
-            match stands {
-                None => return Ok(Ok(())),
-                Some(ordinal) if now_ns() >= limit => return Ok(Err(ordinal)),
-                Some(_) => {}
             }
         }
     }
@@ -360,17 +341,12 @@ impl Trial {
         for _ in 0..WATCHED {
             let before = self.loaded()?;
             let from = now_ns();
-            self.moved(&before)?
+            goes_on(self, &before, RESUME)?
                 .map_err(|_| "its GPU work does not go on".to_owned())?;
             longest = longest.max(now_ns() - from);
         }
         let factored = Duration::from_nanos(longest) * STILL_FACTOR;
         Ok(factored.clamp(STILL, STILL_MOST))
-    }
-
-    /// Turns for a while.
-    fn pass(&mut self, time: Duration) {
-        self.until(crate::clock::nanos(time), |_| None::<()>);
     }
 
     fn attempt(&mut self, driver: &Driver, level: Level, methods: MethodChoice) -> Tried {
@@ -399,11 +375,9 @@ impl Trial {
             for level in [Level::L2, Level::L1] {
                 let _ = self.set_all(driver, level, method, false);
             }
-            let stands = self.counters().map(|now| {
-                let before: Vec<u64> = now.into_iter().map(|(value, _)| value).collect();
-                self.moved(&before)
-            });
-            self.stuck = !matches!(stands, Ok(Ok(Ok(()))));
+            let before = self.counters();
+            let goes_on = before.and_then(|before| goes_on(self, &before, RESUME));
+            self.stuck = !matches!(goes_on, Ok(Ok(())));
             Held::Failed(why)
         })
     }
@@ -434,10 +408,16 @@ impl Trial {
             // By CUDA device: whether it stood still in the middle of a kernel.
             let mut inside: Vec<bool> = Vec::new();
             for _ in 0..ROUNDS {
-                let rest = self.round(driver, level, method)?;
-                late |= rest.late;
-                inside.resize(rest.counters.len(), false);
-                for (inside, counter) in inside.iter_mut().zip(&rest.counters) {
+                let mut attempt = Attempt {
+                    trial: self,
+                    driver,
+                    level,
+                    method,
+                };
+                let (at, went_to_its_end) = attempt.round()?;
+                late |= went_to_its_end;
+                inside.resize(at.len(), false);
+                for (inside, counter) in inside.iter_mut().zip(&at) {
                     *inside |= counter % STEPS != 0;
                 }
             }
@@ -445,47 +425,6 @@ impl Trial {
             late |= inside.contains(&false);
         }
         Ok(if late { Held::AtKernelEnd } else { Held::Stops })
-    }
-
-    /// Stops the work, sees it stand still, and lets it go on.
-    fn round(&mut self, driver: &Driver, level: Level, method: Method) -> Result<Rest, String> {
-        self.set_all(driver, level, method, true)?;
-        // Orders are repeated, so each must be harmless the second time.
-        self.set_all(driver, level, method, true)?;
-        self.pass(SETTLE);
-        let mut rest = self.rest()?;
-        if rest.is_err() {
-            // What was inside of a kernel may go on to its end.
-            self.pass(Duration::from_nanos(2 * KERNEL_NS));
-            rest = self.rest()?.and_then(|rest| {
-                let between = rest.counters.iter().position(|own| own % STEPS != 0);
-                between.map_or(Ok(Rest { late: true, ..rest }), Err)
-            });
-        }
-        let rest = rest.map_err(|ordinal| {
-            format!("the driver says disabled, and work on CUDA device {ordinal} goes on")
-        })?;
-        self.set_all(driver, level, method, false)?;
-        self.set_all(driver, level, method, false)?;
-        self.moved(&rest.counters)?.map_err(|ordinal| {
-            format!("the driver says enabled, and work on CUDA device {ordinal} stands still")
-        })?;
-        Ok(rest)
-    }
-
-    /// Where the work stands, if it stands still; else the first CUDA device on which it does not.
-    fn rest(&mut self) -> Result<Result<Rest, usize>, String> {
-        let stopped = self.loaded()?;
-        self.pass(self.still);
-        let still = self.loaded()?;
-        let went_on = stopped.iter().zip(&still).position(|(a, b)| a != b);
-        Ok(went_on.map_or(
-            Ok(Rest {
-                counters: still,
-                late: false,
-            }),
-            Err,
-        ))
     }
 
     /// Disables or enables all channels of the child, GPU by GPU, the way `level` and `method` do it.
@@ -596,5 +535,76 @@ impl Trial {
         self.child.end_input();
         let _ = self.until(END_NS, |trial| trial.child.status());
         self.child.kill();
+    }
+}
+
+impl Counters for Trial {
+    type Error = String;
+
+    fn counters(&mut self) -> Result<Vec<u64>, String> {
+        let counters = self.read()?.into_iter();
+        Ok(counters.map(|(value, _)| value).collect())
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.until(crate::clock::nanos(time), |_| None::<()>);
+    }
+}
+
+/// One level by one method.
+struct Attempt<'a> {
+    trial: &'a mut Trial,
+    driver: &'a Driver,
+    level: Level,
+    method: Method,
+}
+
+impl Attempt<'_> {
+    /// Stops the work, sees it stand still, and lets it go on; where it stood, and whether it went on to the
+    /// end of its kernel first.
+    fn round(&mut self) -> Result<(Vec<u64>, bool), String> {
+        let terms = Terms {
+            orders: 2,
+            settle: SETTLE,
+            still: self.trial.still,
+            kernel: Some(Kernel {
+                steps: STEPS,
+                length: Duration::from_nanos(KERNEL_NS),
+            }),
+            resume: RESUME,
+        };
+        match stop_and_resume(self, &terms)? {
+            Seen::Held { at, late } => Ok((at, late)),
+            Seen::WentOn { counter, .. } => Err(format!(
+                "the driver says disabled, and work on CUDA device {counter} goes on"
+            )),
+            Seen::Stuck { counter } => Err(format!(
+                "the driver says enabled, and work on CUDA device {counter} stands still"
+            )),
+            Seen::Ended => Err("its GPU work is not kept queued".to_owned()),
+        }
+    }
+}
+
+impl Counters for Attempt<'_> {
+    type Error = String;
+
+    fn counters(&mut self) -> Result<Vec<u64>, String> {
+        self.trial.counters()
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.trial.pass(time);
+    }
+}
+
+impl Work for Attempt<'_> {
+    fn set(&mut self, disable: bool) -> Result<(), String> {
+        let (level, method) = (self.level, self.method);
+        self.trial.set_all(self.driver, level, method, disable)
+    }
+
+    fn loaded(&mut self) -> Result<Vec<u64>, String> {
+        self.trial.loaded()
     }
 }
