@@ -168,6 +168,30 @@ fn control(own: &Own, object: u32, cmd: u32, parameters: &[u8]) -> anyhow::Resul
     })
 }
 
+/// An operation on the channels, through this process' own control file.
+fn control_op(op: &Op) -> anyhow::Result<Done> {
+    match op {
+        Op::Channels { disable, own } => set_own(*disable, false, own),
+        Op::Unlist { disable, own } => set_own(*disable, true, own),
+        Op::Control {
+            own,
+            object,
+            cmd,
+            parameters,
+        } => control(own, *object, *cmd, parameters),
+        Op::Preempt { own, tsg } => controlled(own, |file| file.preempt(own.client, *tsg)),
+        Op::Timeslice { own, tsg, us } => {
+            controlled(own, |file| file.set_timeslice(own.client, *tsg, *us))
+        }
+        Op::Schedule { own, tsg, enable } => {
+            let version = control_file(own)?.driver_version()?;
+            let branch = Branch::of_version(&version).context("an unknown branch")?;
+            controlled(own, |file| file.schedule(own.client, *tsg, *enable, branch))
+        }
+        _ => bail!("not a control of channels"),
+    }
+}
+
 /// One thread's own things.
 #[derive(Default)]
 struct Lane {
@@ -183,6 +207,14 @@ fn timed<T>(call: impl FnOnce() -> Result<T, CudaError>) -> anyhow::Result<(u64,
     Ok((now_ns() - start, value))
 }
 
+fn plain((ns, ()): (u64, ())) -> Done {
+    Done { ns, value: 0 }
+}
+
+fn valued((ns, value): (u64, u64)) -> Done {
+    Done { ns, value }
+}
+
 impl Lane {
     fn run(&mut self, ops: &[Op]) -> (Vec<Done>, Option<anyhow::Error>) {
         let mut done = Vec::new();
@@ -196,30 +228,15 @@ impl Lane {
     }
 
     fn one(&mut self, op: &Op) -> anyhow::Result<Done> {
-        let plain = |(ns, ()): (u64, ())| Done { ns, value: 0 };
-        let valued = |(ns, value): (u64, u64)| Done { ns, value };
         match op {
             Op::Context { ordinal, wait } => return self.context(*ordinal, *wait),
-            Op::Channels { disable, own } => return set_own(*disable, false, own),
-            Op::Unlist { disable, own } => return set_own(*disable, true, own),
-            Op::Control {
-                own,
-                object,
-                cmd,
-                parameters,
-            } => return control(own, *object, *cmd, parameters),
-            Op::Preempt { own, tsg } => {
-                return controlled(own, |file| file.preempt(own.client, *tsg));
-            }
-            Op::Timeslice { own, tsg, us } => {
-                return controlled(own, |file| file.set_timeslice(own.client, *tsg, *us));
-            }
-            Op::Schedule { own, tsg, enable } => {
-                let version = control_file(own)?.driver_version()?;
-                let branch = Branch::of_version(&version).context("an unknown branch")?;
-                return controlled(own, |file| file.schedule(own.client, *tsg, *enable, branch));
-            }
             Op::Progress | Op::Hold { .. } => bail!("not an operation of a lane"),
+            Op::Channels { .. }
+            | Op::Unlist { .. }
+            | Op::Control { .. }
+            | Op::Preempt { .. }
+            | Op::Timeslice { .. }
+            | Op::Schedule { .. } => return control_op(op),
             _ => {}
         }
         let device = DEVICE.get().context("no context yet")?;
@@ -280,32 +297,6 @@ impl Lane {
             }
             Op::Sms { blocks, ns, graph } => device.sms(stream, *blocks, *ns, *graph)?,
             Op::Module => plain(timed(|| cuda.module(PTX).map(|_| ()))?),
-            Op::Alloc { bytes } => valued(timed(|| cuda.alloc(*bytes))?),
-            Op::Free { at } => plain(timed(|| cuda.free(*at))?),
-            Op::AllocHost { bytes } => valued(timed(|| cuda.alloc_host(*bytes))?),
-            Op::FreeHost { at } => plain(timed(|| cuda.free_host(*at))?),
-            Op::CopyToHost { at, bytes } => {
-                let mut to = vec![0; usize::try_from(*bytes)?];
-                plain(timed(|| cuda.copy_to_host(&mut to, *at))?)
-            }
-            Op::Fill { at, bytes, byte } => plain(timed(|| {
-                cuda.fill(*at, *byte, *bytes)?;
-                cuda.synchronize()
-            })?),
-            Op::CountNonZero { at, bytes } => {
-                let mut to = vec![0; usize::try_from(*bytes)?];
-                let (ns, ()) = timed(|| cuda.copy_to_host(&mut to, *at))?;
-                let value = to.iter().filter(|byte| **byte != 0).count() as u64;
-                Done { ns, value }
-            }
-            Op::Reserve { bytes } => valued(timed(|| cuda.reserve(*bytes))?),
-            Op::Unreserve { at, bytes } => plain(timed(|| cuda.unreserve(*at, *bytes))?),
-            Op::Create { bytes } => valued(timed(|| cuda.create(device.device, *bytes))?),
-            Op::Map { at, bytes, handle } => plain(timed(|| cuda.map(*at, *bytes, *handle))?),
-            Op::Access { at, bytes } => plain(timed(|| cuda.access(device.device, *at, *bytes))?),
-            Op::Unmap { at, bytes } => plain(timed(|| cuda.unmap(*at, *bytes))?),
-            Op::Release { handle } => plain(timed(|| cuda.release(*handle))?),
-            Op::MemoryFree => valued(timed(|| cuda.memory().map(|(free, _)| free))?),
             Op::Graph {
                 kernels,
                 steps,
@@ -355,6 +346,21 @@ impl Lane {
                 let ns = scene.make(cuda, row)?;
                 Done { ns, value: 0 }
             }
+            Op::Alloc { .. }
+            | Op::Free { .. }
+            | Op::AllocHost { .. }
+            | Op::FreeHost { .. }
+            | Op::CopyToHost { .. }
+            | Op::Fill { .. }
+            | Op::CountNonZero { .. }
+            | Op::Reserve { .. }
+            | Op::Unreserve { .. }
+            | Op::Create { .. }
+            | Op::Map { .. }
+            | Op::Access { .. }
+            | Op::Unmap { .. }
+            | Op::Release { .. }
+            | Op::MemoryFree => device.memory_op(op)?,
             Op::Cost { call, batches } => device.cost(stream, *call, *batches)?,
             Op::Context { .. }
             | Op::Channels { .. }
@@ -411,6 +417,40 @@ impl Device {
             step_ns,
             blocks,
         }
+    }
+
+    /// An operation on memory.
+    fn memory_op(&self, op: &Op) -> anyhow::Result<Done> {
+        let cuda = &self.cuda;
+        Ok(match op {
+            Op::Alloc { bytes } => valued(timed(|| cuda.alloc(*bytes))?),
+            Op::Free { at } => plain(timed(|| cuda.free(*at))?),
+            Op::AllocHost { bytes } => valued(timed(|| cuda.alloc_host(*bytes))?),
+            Op::FreeHost { at } => plain(timed(|| cuda.free_host(*at))?),
+            Op::CopyToHost { at, bytes } => {
+                let mut to = vec![0; usize::try_from(*bytes)?];
+                plain(timed(|| cuda.copy_to_host(&mut to, *at))?)
+            }
+            Op::Fill { at, bytes, byte } => plain(timed(|| {
+                cuda.fill(*at, *byte, *bytes)?;
+                cuda.synchronize()
+            })?),
+            Op::CountNonZero { at, bytes } => {
+                let mut to = vec![0; usize::try_from(*bytes)?];
+                let (ns, ()) = timed(|| cuda.copy_to_host(&mut to, *at))?;
+                let value = to.iter().filter(|byte| **byte != 0).count() as u64;
+                Done { ns, value }
+            }
+            Op::Reserve { bytes } => valued(timed(|| cuda.reserve(*bytes))?),
+            Op::Unreserve { at, bytes } => plain(timed(|| cuda.unreserve(*at, *bytes))?),
+            Op::Create { bytes } => valued(timed(|| cuda.create(self.device, *bytes))?),
+            Op::Map { at, bytes, handle } => plain(timed(|| cuda.map(*at, *bytes, *handle))?),
+            Op::Access { at, bytes } => plain(timed(|| cuda.access(self.device, *at, *bytes))?),
+            Op::Unmap { at, bytes } => plain(timed(|| cuda.unmap(*at, *bytes))?),
+            Op::Release { handle } => plain(timed(|| cuda.release(*handle))?),
+            Op::MemoryFree => valued(timed(|| cuda.memory().map(|(free, _)| free))?),
+            _ => bail!("not of memory"),
+        })
     }
 
     /// Multiprocessors on which the blocks of a kernel run.
