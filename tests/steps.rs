@@ -53,7 +53,7 @@ struct Rig {
     node: Node,
     now_ns: u64,
     effects: Vec<Effect>,
-    answers: Vec<Event>,
+    answers: Vec<Event<'static>>,
     /// Edges so far of each online process on each GPU.
     edges: [[u64; GPUS as usize]; ONLINE as usize],
     idle_ns: [[u64; GPUS as usize]; ONLINE as usize],
@@ -65,7 +65,7 @@ impl Rig {
         Instant::from_nanos(self.now_ns)
     }
 
-    fn send(&mut self, event: Event) {
+    fn send(&mut self, event: Event<'static>) {
         self.answers.push(event);
         while let Some(event) = self.answers.pop() {
             let now = self.now();

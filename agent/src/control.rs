@@ -147,7 +147,7 @@ pub struct Control {
     counters: report::Counters,
     usage: Usage,
     reclaims: Latencies,
-    events: VecDeque<Event>,
+    events: VecDeque<Event<'static>>,
     effects: Vec<Effect>,
     /// Effects of one step are being carried out: what they make happen at once waits in `events` until all are.
     carrying_out: bool,
@@ -561,7 +561,7 @@ impl Control {
     }
 
     /// Steps the policy with one event, and with all that follow from it.
-    fn feed(&mut self, event: Event) {
+    fn feed(&mut self, event: Event<'static>) {
         self.events.push_back(event);
         self.drain();
     }
@@ -586,7 +586,7 @@ impl Control {
             let now = Instant::from_nanos(self.now);
             self.node.step(event, now, &mut effects);
             if let Some(recorder) = &mut self.recorder {
-                recorder.stepped(event, now, &effects);
+                recorder.stepped(&event, now, &effects);
             }
             self.carry_out_all(effects);
         }

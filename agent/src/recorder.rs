@@ -13,9 +13,8 @@ use std::thread::JoinHandle;
 use tidegate_policy::config::Config;
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::Event;
-use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::time::Instant;
-use tidegate_replay::decisions;
+use tidegate_replay::decisions::{self, EventLine};
 
 /// Entries on their way to the thread: seconds of them.
 const QUEUE: usize = 65_536;
@@ -24,10 +23,8 @@ const QUEUE: usize = 65_536;
 enum Entry {
     Start(Box<Config>, u8, Instant),
     Configured(Box<Config>, Instant),
-    Event(Event, Instant),
+    Event(EventLine),
     Effect(Effect),
-    /// An event about memory, as it is written.
-    Memory(String),
     Lost(u64),
 }
 
@@ -77,16 +74,8 @@ impl Recorder {
     }
 
     /// Policy took `event` and answered with `effects`.
-    pub fn stepped(&mut self, event: Event, now: Instant, effects: &[Effect]) {
-        self.send(Entry::Event(event, now));
-        for effect in effects {
-            self.send(Entry::Effect(*effect));
-        }
-    }
-
-    /// Policy took `event` about memory and answered with `effects`.
-    pub fn stepped_memory(&mut self, event: &MemoryEvent<'_>, now: Instant, effects: &[Effect]) {
-        self.send(Entry::Memory(decisions::memory::line(event, now)));
+    pub fn stepped(&mut self, event: &Event<'_>, now: Instant, effects: &[Effect]) {
+        self.send(Entry::Event(EventLine::of(event, now)));
         for effect in effects {
             self.send(Entry::Effect(*effect));
         }
@@ -124,9 +113,8 @@ fn write(mut out: BufWriter<File>, entry_rx: &Receiver<Entry>) -> io::Result<()>
             Entry::Configured(config, now) => {
                 decisions::write_configured(&mut out, &config, now)?;
             }
-            Entry::Event(event, now) => decisions::write_event(&mut out, &event, now)?,
+            Entry::Event(event) => decisions::write_event(&mut out, &event)?,
             Entry::Effect(effect) => decisions::write_effect(&mut out, &effect)?,
-            Entry::Memory(line) => writeln!(out, "{line}")?,
             Entry::Lost(count) => decisions::write_lost(&mut out, count)?,
         }
         if entry_rx.is_empty() {

@@ -6,11 +6,12 @@
 use crate::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
 };
+use crate::memory::MemoryEvent;
 use crate::time::Instant;
 
 /// One thing that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum Event<'a> {
     /// A process counts as online from here on (its role is online, or not known yet). Its devices
     /// count from their first [`Event::Activity`], which the shell reads and sends right after.
     OnlineAttached {
@@ -151,8 +152,16 @@ pub enum Event {
         /// Which job, or all.
         job: Option<JobId>,
     },
+    /// Something about memory. Those that carry lists borrow them for the step.
+    Memory(MemoryEvent<'a>),
     /// A timer. Early and superfluous ones are harmless.
     Tick,
+}
+
+impl<'a> From<MemoryEvent<'a>> for Event<'a> {
+    fn from(event: MemoryEvent<'a>) -> Self {
+        Self::Memory(event)
+    }
 }
 
 /// An order to one issue thread, named the same way in its answer.

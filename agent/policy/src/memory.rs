@@ -4,7 +4,7 @@
 //!   use, demands                       ledger   who holds each byte of a GPU
 //!        | MemoryEvent                 reserve  online's reservation: what it wants mapped
 //!        v                             select   which stripes cost least
-//!   Node::step_memory --> Memory       reclaim  one job: hold, disable, move, let go
+//!   Node::step --> Memory              reclaim  one job: hold, disable, move, let go
 //!        |                             books    its ranks, and what was taken of it
 //!        v Effect
 //!   hold, prepare, move, map, answer

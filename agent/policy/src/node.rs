@@ -19,7 +19,7 @@ use crate::ids::{
 };
 use crate::job::{Job, Outcome, World};
 use crate::ledger::Ledger;
-use crate::memory::{Memory, MemoryEvent};
+use crate::memory::Memory;
 use crate::online::Session;
 use crate::time::Instant;
 use crate::view::{
@@ -160,17 +160,9 @@ impl Node {
     }
 
     /// Takes one event and appends what must be done. `now` never goes back.
-    pub fn step(&mut self, event: Event, now: Instant, out: &mut Vec<Effect>) {
+    pub fn step(&mut self, event: Event<'_>, now: Instant, out: &mut Vec<Effect>) {
         self.take(event, now, out);
         self.finish_step(event == Event::Tick, now, out);
-    }
-
-    /// The same for an event about memory.
-    pub fn step_memory(&mut self, event: MemoryEvent<'_>, now: Instant, out: &mut Vec<Effect>) {
-        let jobs = &self.jobs;
-        let job_of = |session| jobs.iter().find(|job| job.has(session)).map(|job| job.id);
-        self.memory.take(event, job_of, now);
-        self.finish_step(false, now, out);
     }
 
     /// Goes on with other settings, as if it had been made with them, save what was learnt. What gates
@@ -206,8 +198,13 @@ impl Node {
         self.timer = next;
     }
 
-    fn take(&mut self, event: Event, now: Instant, out: &mut Vec<Effect>) {
+    fn take(&mut self, event: Event<'_>, now: Instant, out: &mut Vec<Effect>) {
         match event {
+            Event::Memory(event) => {
+                let jobs = &self.jobs;
+                let job_of = |session| jobs.iter().find(|job| job.has(session)).map(|job| job.id);
+                self.memory.take(event, job_of, now);
+            }
             Event::OnlineAttached { session } => {
                 if let Err(place) = self.find(session) {
                     self.sessions.insert(place, Session::new(session, now));

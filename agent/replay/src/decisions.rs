@@ -16,8 +16,9 @@
 //!
 //! What is told about memory has lists, and its lines are made and read in [`memory`].
 
-pub mod memory;
+mod memory;
 
+use std::fmt;
 use std::io::{BufRead, Write};
 
 use tidegate_policy::config::{
@@ -103,13 +104,60 @@ pub fn write_start(
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn write_event(out: &mut impl Write, event: &Event, now: Instant) -> std::io::Result<()> {
-    let (name, fields, count) = event_fields(event);
-    write!(out, "event {} {name}", now.as_nanos())?;
-    for field in &fields[..count] {
-        write!(out, " {field}")?;
+pub fn write_event(out: &mut impl Write, event: &EventLine) -> std::io::Result<()> {
+    writeln!(out, "{event}")
+}
+
+/// One event as its line, without the end. To make one of the gate allocates nothing: it holds the numbers. One of
+/// memory, which carries lists, is written out at once.
+#[derive(Clone, Debug)]
+pub struct EventLine(Line);
+
+#[derive(Clone, Debug)]
+enum Line {
+    Numbers {
+        now: Instant,
+        name: &'static str,
+        fields: [u64; 8],
+        count: usize,
+    },
+    Text(String),
+}
+
+impl EventLine {
+    /// What the policy was told at `now`.
+    #[must_use]
+    pub fn of(event: &Event<'_>, now: Instant) -> Self {
+        if let Event::Memory(event) = event {
+            return Self(Line::Text(memory::line(event, now)));
+        }
+        let (name, fields, count) = event_fields(event);
+        Self(Line::Numbers {
+            now,
+            name,
+            fields,
+            count,
+        })
     }
-    writeln!(out)
+}
+
+impl fmt::Display for EventLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Line::Text(text) => f.write_str(text),
+            Line::Numbers {
+                now,
+                name,
+                fields,
+                count,
+            } => {
+                write!(f, "event {} {name}", now.as_nanos())?;
+                fields[..*count]
+                    .iter()
+                    .try_for_each(|field| write!(f, " {field}"))
+            }
+        }
+    }
 }
 
 /// Writes that the node went on with other settings.
@@ -191,7 +239,7 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
                     node.configure(config, now, &mut effects);
                 } else if let Some(name) = name.strip_prefix(memory::PREFIX) {
                     let step = |event: MemoryEvent<'_>| {
-                        node.step_memory(event, now, &mut effects);
+                        node.step(event.into(), now, &mut effects);
                     };
                     memory::read(name, &fields, step).ok_or_else(bad)?;
                 } else {
@@ -346,7 +394,7 @@ fn config_of(fields: &[u64]) -> Option<Config> {
 }
 
 /// Name and fields of an event, and how many.
-fn event_fields(event: &Event) -> (&'static str, [u64; 8], usize) {
+fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
     let order = |order: &Order| {
         [
             u64::from(order.gpu.0),
@@ -451,13 +499,15 @@ fn event_fields(event: &Event) -> (&'static str, [u64; 8], usize) {
         Event::Reissue { job: of } => ("reissue", &[job(of)]),
         Event::Drain { drained } => ("drain", &[u64::from(*drained)]),
         Event::Tick => ("tick", &[]),
+        // It has a line of its own: see `memory`.
+        Event::Memory(_) => ("memory", &[]),
     };
     let mut all = [0; 8];
     all[..fields.len()].copy_from_slice(fields);
     (name, all, fields.len())
 }
 
-fn event_of(name: &str, fields: &[u64]) -> Option<Event> {
+fn event_of(name: &str, fields: &[u64]) -> Option<Event<'static>> {
     let session = |at: usize| fields.get(at).copied().map(SessionId);
     let gpu = |at: usize| Some(GpuId(u8::try_from(*fields.get(at)?).ok()?));
     let narrow = |at: usize| u32::try_from(*fields.get(at)?).ok();
@@ -569,7 +619,7 @@ mod tests {
     use super::*;
 
     /// Events of every kind, from numbers.
-    fn event(kind: usize, f: [u64; 8]) -> Event {
+    fn event(kind: usize, f: [u64; 8]) -> Event<'static> {
         const NAMES: [&str; 20] = [
             "online_attached",
             "online_gone",
@@ -640,12 +690,13 @@ mod tests {
             if *kind < 20 {
                 let event = event(*kind, *fields);
                 node.step(event, now, &mut effects);
-                write_event(&mut out, &event, now).expect("memory");
+                write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
             } else {
                 let (name, fields) = memory_event(*kind, *fields);
                 let step = |event: MemoryEvent<'_>| {
-                    writeln!(out, "{}", memory::line(&event, now)).expect("memory");
-                    node.step_memory(event, now, &mut effects);
+                    let event = Event::Memory(event);
+                    write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
+                    node.step(event, now, &mut effects);
                 };
                 memory::read(name, &fields, step).expect("every name is known");
                 let line = out.split(|byte| *byte == b'\n').rev().nth(1);

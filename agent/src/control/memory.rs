@@ -45,10 +45,10 @@ impl Control {
         let mut effects = std::mem::take(&mut self.effects);
         effects.clear();
         let now = Instant::from_nanos(self.now);
-        let recorded = self.recorder.is_some().then(|| event.clone());
-        self.node.step_memory(event, now, &mut effects);
-        if let (Some(recorder), Some(event)) = (&mut self.recorder, recorded) {
-            recorder.stepped_memory(&event, now, &effects);
+        let event = event.into();
+        self.node.step(event, now, &mut effects);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.stepped(&event, now, &effects);
         }
         self.carry_out_all(effects);
         self.drain();
@@ -232,7 +232,7 @@ impl Control {
                     job,
                     gpu,
                     kv,
-                    layout,
+                    layout: &layout,
                     backed: &backed,
                     fixed,
                     reclaimable: said.refused.is_empty() && !said.elastic,

@@ -39,7 +39,11 @@ impl Control {
     }
 
     /// Feeds an event for one job by name, or for all; returns which.
-    fn steer(&mut self, name: Option<&str>, event: fn(Option<JobId>) -> Event) -> Vec<String> {
+    fn steer(
+        &mut self,
+        name: Option<&str>,
+        event: fn(Option<JobId>) -> Event<'static>,
+    ) -> Vec<String> {
         let Some(name) = name else {
             self.feed(event(None));
             return self.live_names();

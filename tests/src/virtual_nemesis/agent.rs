@@ -31,7 +31,7 @@ pub(super) enum In {
     /// A new channel waits to be scheduled.
     Schedule(usize, usize, TsgId),
     Gone(usize),
-    Answer(Event),
+    Answer(Event<'static>),
     Timer(u64),
 }
 
@@ -385,7 +385,7 @@ impl World {
     }
 
     /// One step of the node, and its effects.
-    fn feed(&mut self, event: Event) {
+    fn feed(&mut self, event: Event<'static>) {
         let now = Instant::from_nanos(self.now);
         let Some(agent) = &mut self.agent else { return };
         let mut out = Vec::new();
@@ -575,7 +575,7 @@ impl World {
     }
 
     /// A call came back.
-    pub fn call_returned(&mut self, epoch: u64, gpu: usize, answer: Event) {
+    pub fn call_returned(&mut self, epoch: u64, gpu: usize, answer: Event<'static>) {
         if let Some(agent) = self.agent.as_mut().filter(|agent| agent.epoch == epoch) {
             agent.issue[gpu].busy = false;
             let wait = self.dice.between(3 * US, 12 * US);

@@ -57,7 +57,7 @@ pub(super) struct Kick {
     groups: Vec<TsgId>,
     /// How long it takes.
     drawn: u64,
-    answer: Event,
+    answer: Event<'static>,
     ticket: u64,
     /// The agent was stopped between the two.
     held_up: bool,

@@ -45,7 +45,7 @@ pub(super) enum Ev {
     Heartbeat(u64),
     /// An issue thread makes its next call, or one came back.
     Enter(u64, usize),
-    Returned(u64, usize, Event),
+    Returned(u64, usize, Event<'static>),
     /// An issue thread makes the second call of a disable.
     Kick(Box<Kick>),
     Fault(Fault),

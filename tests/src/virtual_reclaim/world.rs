@@ -39,7 +39,7 @@ const KEPT: usize = 5;
 /// What a process says, in the order of its stream.
 #[derive(Clone, Debug)]
 enum Said {
-    Event(Event),
+    Event(Event<'static>),
     Registered(usize),
     Prepared(ReclaimId, Answer),
     Moved(ReclaimId, Answer, Vec<StripeId>, u64),

@@ -82,20 +82,20 @@ impl Books {
     pub fn register(
         &mut self,
         (session, gpu, kv): (SessionId, GpuId, KvId),
-        layout: Layout,
+        layout: &Layout,
         backed: &[bool],
         (fixed, reclaimable): (Bytes, bool),
         ledger: &mut Ledger,
     ) {
         self.unregister(session, Some(kv), ledger);
-        if self.ranks.is_empty() && layout != *self.holders.layout() {
+        if self.ranks.is_empty() && layout != self.holders.layout() {
             self.lost = vec![LogSeq(0); layout.len()];
             self.holders = Holders::new(layout.clone());
         }
         // Cut otherwise than the others, a stripe does not mean the same everywhere; and answers are
         // told apart by their process.
         let alone = self.ranks.iter().all(|rank| rank.session != session);
-        let alike = alone && layout == *self.holders.layout();
+        let alike = alone && layout == self.holders.layout();
         let lacks = (0..layout.len()).map(|nth| !backed.get(nth).copied().unwrap_or(false));
         let mut rank = Rank {
             session,
@@ -107,10 +107,10 @@ impl Books {
         };
         if !alike {
             // Nothing of it is ever taken, so all it holds is fixed.
-            rank.fixed = rank.held(&layout);
+            rank.fixed = rank.held(layout);
             rank.lacks.clear();
         }
-        ledger.adopt(session, Place::Offline, rank.held(&layout));
+        ledger.adopt(session, Place::Offline, rank.held(layout));
         self.ranks.push(rank);
         for nth in (0u32..).take(self.holders.layout().len()) {
             self.settle_backing(StripeId(nth));

@@ -1,7 +1,7 @@
 //! What can move the memory side of a [`crate::node::Node`].
 //!
-//! As with [`crate::event::Event`], anything may come in any state, late, twice or for a name nobody
-//! knows. These carry lists, so they have a door of their own, [`crate::node::Node::step_memory`].
+//! As with every [`crate::event::Event`], anything may come in any state, late, twice or for a name
+//! nobody knows.
 
 use crate::ids::{
     AskId, BlockId, Bytes, GpuId, JobId, KvId, LogSeq, ReclaimId, RequestId, SessionId, StripeId,
@@ -11,7 +11,7 @@ use crate::layout::Layout;
 use crate::reclaim::Answer;
 
 /// One thing that happened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryEvent<'a> {
     /// How much of a GPU's memory is shared out. Only the first word counts.
     Pool {
@@ -32,7 +32,7 @@ pub enum MemoryEvent<'a> {
         /// Which of its caches.
         kv: KvId,
         /// Its stripes; every rank cuts alike.
-        layout: Layout,
+        layout: &'a Layout,
         /// Per stripe: whether memory of its own stands behind it. Missing entries do not.
         backed: &'a [bool],
         /// Bytes that belong to no stripe.

@@ -9,7 +9,6 @@ use tidegate_policy::event::{Event, Order, Reading, Standing};
 use tidegate_policy::ids::{
     Channels, GpuId, GpuSet, GraphId, JobId, Launches, ReclaimId, SessionId,
 };
-use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
 
@@ -76,8 +75,8 @@ impl Bench {
     }
 
     /// One event, and the effects that need no answer.
-    pub fn send(&mut self, event: Event) {
-        let mut todo = VecDeque::from([event]);
+    pub fn send<'a>(&mut self, event: impl Into<Event<'a>>) {
+        let mut todo = VecDeque::from([event.into()]);
         while let Some(event) = todo.pop_front() {
             let now = self.at();
             self.buffer.clear();
@@ -98,17 +97,7 @@ impl Bench {
         }
     }
 
-    /// The same for an event about memory.
-    pub fn send_memory(&mut self, event: MemoryEvent<'_>) {
-        let (now, mut buffer, mut todo) = (self.at(), Vec::new(), VecDeque::new());
-        self.node.step_memory(event, now, &mut buffer);
-        self.carry_out(&buffer, &mut todo);
-        for event in todo {
-            self.send(event);
-        }
-    }
-
-    fn carry_out(&mut self, buffer: &[Effect], todo: &mut VecDeque<Event>) {
+    fn carry_out(&mut self, buffer: &[Effect], todo: &mut VecDeque<Event<'_>>) {
         let now = self.at();
         for effect in buffer {
             self.effects.push((self.now, *effect));

@@ -111,7 +111,7 @@ impl World {
         let mut bench = Bench::new(config, GPUS);
         for gpu in 0..GPUS {
             let gpu = GpuId(gpu);
-            bench.send_memory(MemoryEvent::Pool { gpu, bytes: POOL });
+            bench.send(MemoryEvent::Pool { gpu, bytes: POOL });
         }
         bench.attach_online(ONLINE);
         bench.busy(ONLINE, GpuId(0));
@@ -147,7 +147,7 @@ impl World {
     }
 
     fn tell(&mut self, event: MemoryEvent<'_>) {
-        self.bench.send_memory(event);
+        self.bench.send(event);
         self.check();
     }
 
@@ -303,7 +303,7 @@ impl World {
             job: process.job,
             gpu: process.gpu,
             kv: KV,
-            layout: layout(),
+            layout: &layout(),
             backed: &backed,
             fixed: Bytes(7),
             reclaimable: true,

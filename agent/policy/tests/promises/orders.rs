@@ -274,7 +274,7 @@ proptest! {
 }
 
 /// Events without sense.
-fn wild() -> impl Strategy<Value = Event> {
+fn wild() -> impl Strategy<Value = Event<'static>> {
     let numbers = (
         0u64..4,
         0u8..70,

@@ -19,7 +19,7 @@ pub(super) const PREFIX: &str = "memory_";
 
 /// The line of one event, without its end.
 #[must_use]
-pub fn line(event: &MemoryEvent<'_>, now: Instant) -> String {
+pub(super) fn line(event: &MemoryEvent<'_>, now: Instant) -> String {
     let (name, fields) = fields(event);
     let mut line = format!("event {} {PREFIX}{name}", now.as_nanos());
     for field in fields {
@@ -56,7 +56,7 @@ fn fields(event: &MemoryEvent<'_>) -> (&'static str, Vec<u64>) {
             job,
             gpu,
             kv,
-            ref layout,
+            layout,
             backed,
             fixed,
             reclaimable,
@@ -225,6 +225,7 @@ pub(super) fn read<T>(
 ) -> Option<T> {
     let mut f = Fields(fields);
     let (blocks, stripes, backed): (Vec<_>, Vec<_>, Vec<_>);
+    let layout;
     let event = match name {
         "pool" => MemoryEvent::Pool {
             gpu: f.gpu()?,
@@ -242,12 +243,13 @@ pub(super) fn read<T>(
             };
             let (cut, own) = f.list(stripe)?.into_iter().unzip();
             backed = own;
+            layout = Layout::of_stripes(cut, handle);
             MemoryEvent::KvRegistered {
                 session,
                 job,
                 gpu,
                 kv,
-                layout: Layout::of_stripes(cut, handle),
+                layout: &layout,
                 backed: &backed,
                 fixed,
                 reclaimable,

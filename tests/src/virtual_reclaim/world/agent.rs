@@ -22,7 +22,7 @@ impl World {
         self.epoch += 1;
         self.node = Some(Node::new(config, 1, Instant::from_nanos(self.now)));
         let (gpu, bytes) = (GPU, Bytes(self.pool));
-        self.feed_memory(MemoryEvent::Pool { gpu, bytes });
+        self.feed(MemoryEvent::Pool { gpu, bytes });
         self.online_attaches();
         for pid in 0..self.processes.len() {
             if self.processes[pid].alive {
@@ -65,17 +65,10 @@ impl World {
         }
     }
 
-    pub(super) fn feed(&mut self, event: Event) {
+    pub(super) fn feed<'a>(&mut self, event: impl Into<Event<'a>>) {
         let Some(node) = &mut self.node else { return };
         let mut effects = Vec::new();
-        node.step(event, Instant::from_nanos(self.now), &mut effects);
-        self.carry_out(effects);
-    }
-
-    fn feed_memory(&mut self, event: MemoryEvent<'_>) {
-        let Some(node) = &mut self.node else { return };
-        let mut effects = Vec::new();
-        node.step_memory(event, Instant::from_nanos(self.now), &mut effects);
+        node.step(event.into(), Instant::from_nanos(self.now), &mut effects);
         self.carry_out(effects);
     }
 
@@ -232,12 +225,12 @@ impl World {
                     .map(|b| *b == Backing::Own)
                     .collect();
                 let job = process.job;
-                self.feed_memory(MemoryEvent::KvRegistered {
+                self.feed(MemoryEvent::KvRegistered {
                     session,
                     job,
                     gpu: GPU,
                     kv,
-                    layout: layout(),
+                    layout: &layout(),
                     backed: &backed,
                     fixed: Bytes::ZERO,
                     reclaimable: true,
@@ -245,7 +238,7 @@ impl World {
                 });
             }
             Said::Prepared(reclaim, answer) => {
-                self.feed_memory(MemoryEvent::Prepared {
+                self.feed(MemoryEvent::Prepared {
                     reclaim,
                     session,
                     answer,
@@ -253,7 +246,7 @@ impl World {
             }
             Said::Moved(reclaim, answer, stripes, log) => {
                 let (stripes, log) = (&stripes[..], LogSeq(log));
-                self.feed_memory(MemoryEvent::Moved {
+                self.feed(MemoryEvent::Moved {
                     reclaim,
                     session,
                     answer,
@@ -267,7 +260,7 @@ impl World {
                     Some((tokens, blocks)) => {
                         let blocks: Vec<BlockId> = blocks.into_iter().map(BlockId).collect();
                         let (tokens, blocks) = (Tokens(tokens), &blocks[..]);
-                        self.feed_memory(MemoryEvent::Published {
+                        self.feed(MemoryEvent::Published {
                             session,
                             request,
                             tokens,
@@ -276,18 +269,18 @@ impl World {
                     }
                     None => {
                         let request = Some(request);
-                        self.feed_memory(MemoryEvent::Forgotten { session, request });
+                        self.feed(MemoryEvent::Forgotten { session, request });
                     }
                 }
             }
             Said::Withheld(log) => {
                 let log = LogSeq(log);
-                self.feed_memory(MemoryEvent::Withheld { session, log });
+                self.feed(MemoryEvent::Withheld { session, log });
             }
             Said::Elastic(mapped) => {
                 let (mapped, most) = (Bytes(mapped), Bytes(90));
                 let gpu = GPU;
-                self.feed_memory(MemoryEvent::ElasticRegistered {
+                self.feed(MemoryEvent::ElasticRegistered {
                     session,
                     gpu,
                     kv,
@@ -300,7 +293,7 @@ impl World {
             }
             Said::Mapped(mapped) => {
                 let mapped = Bytes(mapped);
-                self.feed_memory(MemoryEvent::Mapped {
+                self.feed(MemoryEvent::Mapped {
                     session,
                     kv,
                     mapped,
@@ -309,11 +302,11 @@ impl World {
             }
             Said::Used(used) => {
                 let used = Bytes(used);
-                self.feed_memory(MemoryEvent::Usage { session, kv, used });
+                self.feed(MemoryEvent::Usage { session, kv, used });
             }
             Said::Counted(bytes) => {
                 let (gpu, bytes) = (GPU, Bytes(bytes));
-                self.feed_memory(MemoryEvent::Counted {
+                self.feed(MemoryEvent::Counted {
                     session,
                     gpu,
                     bytes,
@@ -321,7 +314,7 @@ impl World {
             }
             Said::Asked(ask, bytes) => {
                 let (ask, bytes, gpu, kv) = (AskId(ask), Bytes(bytes), GPU, None);
-                self.feed_memory(MemoryEvent::Asked {
+                self.feed(MemoryEvent::Asked {
                     session,
                     ask,
                     gpu,
@@ -332,7 +325,7 @@ impl World {
             }
             Said::Withdrawn(ask) => {
                 let ask = AskId(ask);
-                self.feed_memory(MemoryEvent::Withdrawn { session, ask });
+                self.feed(MemoryEvent::Withdrawn { session, ask });
             }
         }
     }
