@@ -15,19 +15,6 @@ const PLACES: [&str; 6] = [
     "tests",
 ];
 
-/// Rows whose file has no id yet: id, file or directory from the root, why.
-const EXEMPT: [(&str, &str, &str); 9] = [
-    ("P-GATE-4", "interposer/core", "being moved"),
-    ("P-GATE-5", "interposer/core", "being moved"),
-    ("P-GATE-11", "agent/tests/orders.rs", "being moved"),
-    ("P-GATE-12", "interposer/src/rm/ioctl/tests.rs", "being moved"),
-    ("P-LIBRARY-1", "tests/steps.rs", "being moved"),
-    ("P-MEMORY-10", "interposer/core", "being moved"),
-    ("P-SECURITY-2", "agent/src/control/proofs.rs", "being moved"),
-    ("P-SECURITY-5", "tests/fuzz/tests", "being moved"),
-    ("P-TRAINER-5", "interposer/core", "being moved"),
-];
-
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("the workspace").to_owned()
@@ -182,7 +169,6 @@ fn carried(path: &Path) -> BTreeSet<String> {
 /// P-EQUIPMENT-7: tables and tests name the same promises.
 #[test]
 fn every_promise_is_in_the_tests_that_its_row_names() {
-    let mut exempt: BTreeSet<_> = EXEMPT.iter().collect();
     let mut missing = Vec::new();
     for row in rows() {
         let Row {
@@ -198,20 +184,12 @@ fn every_promise_is_in_the_tests_that_its_row_names() {
             let mut below = Vec::new();
             files(&keeper, &mut below);
             let kept = below.iter().any(|file| carried(file).contains(&id));
-            let row = |(of, path, _): &&(&str, &str, &str)| *of == id && keeper == Path::new(path);
-            let excused = EXEMPT.iter().find(row);
-            excused.map(|row| exempt.remove(row));
-            match (kept, excused) {
-                (false, None) => missing.push(format!("{id} is not in {}", keeper.display())),
-                (true, Some(_)) => {
-                    missing.push(format!("{id} need not be exempt in {}", keeper.display()))
-                }
-                _ => {}
+            if !kept {
+                missing.push(format!("{id} is not in {}", keeper.display()));
             }
         }
     }
     assert!(missing.is_empty(), "not as README.md says: {missing:#?}");
-    assert!(exempt.is_empty(), "exempt, and in no row: {exempt:?}");
 }
 
 /// P-EQUIPMENT-7: tables and tests name the same promises.

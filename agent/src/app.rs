@@ -5,11 +5,11 @@ use crate::activation::{ActivationError, Passed};
 use crate::authority::{Authorisation, Denials, Operators, Socket};
 use crate::channel::Restarter;
 use crate::config::{Config, Cooldown, Level, Loaded, LongGate, Sources, Suspects, Unproven};
-use crate::control::{About, Control, Parts};
+use crate::control::{About, ControlThread, Machine, MonotonicClock};
 use crate::device::{Device, DeviceError};
 use crate::events::EventLog;
-use crate::inbox::{self, Input, Mailbox, Tunables};
-use crate::issue::{self, Issuer};
+use crate::inbox::{self, Mailbox, NodeInput, Tunables};
+use crate::issue;
 use crate::journal::{Journal, Marked};
 use crate::level::{self, Choice, Refused};
 use crate::logs::LogLevel;
@@ -21,7 +21,7 @@ use crate::reaper::Reaper;
 use crate::reconcile::{self, Reconciled};
 use crate::recorder::Recorder;
 use crate::reload::InForce;
-use crate::rm::{self, Driver, Gpu, RmError};
+use crate::rm::{self, Driver, RmError};
 use crate::rundir::{self, RunDir, RunDirError};
 use crate::selftest::{self, Outcome, SelfTest};
 use crate::service::Service;
@@ -35,6 +35,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_abi::rm::MAX_GPUS;
+use tidegate_node::Parts;
+use tidegate_node::kinds::Gpu as NodeGpu;
+use tidegate_node::ports::{self, Ports};
 use tidegate_policy::config as policy;
 use tidegate_policy::ids::Bytes;
 use tidegate_proto::{CONTROL_SOCKET, DESCRIPTOR, HOOK_SOCKET, STATUS_SOCKET, v1};
@@ -185,41 +188,47 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     report_self_test(&self_test);
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
-    let (teller, events) = EventLog::start().map_err(starting("start the event thread"))?;
+    let (sender, events) = EventLog::start().map_err(starting("start the event thread"))?;
     let gpus = issuers(&driver, &choice, &journal, &mailbox, fifo)?;
     let notifier = Arc::new(Notifier::from_environment());
     let recorder = options.record.as_deref().map(Recorder::start).transpose();
-    let recorder = recorder.map_err(starting("begin the recording"))?;
+    let recorder = recorder
+        .map_err(starting("begin the recording"))?
+        .map(|recorder| Box::new(recorder) as Box<dyn ports::Recorder>);
+    let about = About {
+        driver_version: driver.version.clone(),
+        driver_note: level::driver_note(&driver, library.as_deref()),
+        level_note: choice.note.clone(),
+        stop: (choice.level != Level::L5).then_some(choice.stop),
+        stop_note: self_test.why_not_better(choice.level),
+        scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
+        self_test,
+        obstacles,
+    };
     let parts = Parts {
-        recorder,
         tunables: tunables(config, choice.level),
         level: choice.level,
         method: choice.stop.method,
         pool: pool(config, &choice),
         believe_unproven: config.unproven == Unproven::FirstClaim,
-        unseen: unseen(&driver, choice.level, &obstacles),
+        unseen: unseen(&driver, choice.level, &about.obstacles),
         gpus,
         generation,
-        journal,
+        journal: Arc::clone(&journal),
         adopted,
-        prover: prove::start(mailbox.clone()).map_err(starting("start the prover"))?,
-        reprover: prove::start_again(mailbox.clone()).map_err(starting("start the prover"))?,
-        teller,
-        inbox,
-        mailbox: mailbox.clone(),
-        notifier: Arc::clone(&notifier),
-        about: About {
-            driver_version: driver.version.clone(),
-            driver_note: level::driver_note(&driver, library.as_deref()),
-            level_note: choice.note,
-            stop: (choice.level != Level::L5).then_some(choice.stop),
-            stop_note: self_test.why_not_better(choice.level),
-            scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
-            self_test,
-            obstacles,
+        mps: about.mps().is_some(),
+        ports: Ports {
+            clock: Box::new(MonotonicClock),
+            prover: Box::new(prove::start(&mailbox).map_err(starting("start the prover"))?),
+            machine: Box::new(Machine {
+                journal,
+                mailbox: mailbox.clone(),
+            }),
+            events: Box::new(sender),
+            recorder,
         },
     };
-    obstacle::watch(mps, parts.about.mps(), mailbox.clone())
+    obstacle::watch(mps, about.mps(), mailbox.clone())
         .map_err(starting("start looking for MPS"))?;
     if driver.lacks.is_some() {
         obstacle::await_driver(notifier.is_heard(), mailbox.clone())
@@ -252,7 +261,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         generation,
         mailbox,
         events,
-        notifier,
+        notifier: Arc::clone(&notifier),
         log_level: options.log_level.clone(),
         denials: Arc::default(),
         watched,
@@ -270,7 +279,8 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         "tidegate-agent {} starts",
         env!("CARGO_PKG_VERSION")
     );
-    runtime.block_on(server.run(parts, fifo))
+    let thread = ControlThread::new(parts, inbox, notifier, about);
+    runtime.block_on(server.run(thread, fifo))
 }
 
 fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
@@ -347,6 +357,9 @@ fn tries_fifo() -> bool {
         .unwrap_or(false)
 }
 
+/// A GPU and its issue thread (none at L3 and L5).
+type Line = (NodeGpu, Option<Box<dyn ports::Issuer>>);
+
 /// The GPUs, each with its issue thread where the level needs one.
 fn issuers(
     driver: &Driver,
@@ -354,7 +367,7 @@ fn issuers(
     journal: &Arc<Journal>,
     mailbox: &Mailbox,
     fifo: bool,
-) -> Result<Vec<(Gpu, Option<Issuer>)>, AppError> {
+) -> Result<Vec<Line>, AppError> {
     let mut gpus = Vec::new();
     for (index, gpu) in driver.gpus.iter().enumerate() {
         let issuer = if matches!(choice.level, Level::L1 | Level::L2) {
@@ -365,11 +378,16 @@ fn issuers(
                 mailbox.clone(),
                 fifo.then_some(ISSUE_PRIORITY),
             );
-            Some(issuer.map_err(starting("start an issue thread"))?)
+            let issuer = issuer.map_err(starting("start an issue thread"))?;
+            Some(Box::new(issuer) as Box<dyn ports::Issuer>)
         } else {
             None
         };
-        gpus.push((gpu.clone(), issuer));
+        let gpu = NodeGpu {
+            device_instance: gpu.device_instance,
+            uuid: gpu.uuid,
+        };
+        gpus.push((gpu, issuer));
     }
     Ok(gpus)
 }
@@ -468,7 +486,7 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    async fn run(self, parts: Parts, fifo: bool) -> Result<(), AppError> {
+    async fn run(self, thread: ControlThread, fifo: bool) -> Result<(), AppError> {
         // Before anything is disabled or anybody is told that the agent serves: a signal must find it
         // ready to give everything back.
         let mut terminate =
@@ -491,7 +509,7 @@ impl Serving<'_> {
         let in_force = self.in_force.running();
         let sessions = Sessions::new(in_force, self.mailbox.clone(), reaper, hooks);
         // Last before serving: whoever connects finds everything in place.
-        let mut control_done = start_control(parts, fifo)?;
+        let mut control_done = start_control(thread, fifo)?;
         let hook = self.serve_hook(sessions)?;
         let control = self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?;
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
@@ -513,15 +531,15 @@ impl Serving<'_> {
             tokio::select! {
                 _ = terminate.recv() => {
                     self.notifier.stopping();
-                    self.mailbox.put(Input::Stop);
+                    self.mailbox.put(NodeInput::Stop);
                 }
                 _ = interrupt.recv() => {
                     self.notifier.stopping();
-                    self.mailbox.put(Input::Stop);
+                    self.mailbox.put(NodeInput::Stop);
                 }
                 _ = replace.recv() => {
                     tracing::info!("a successor asks for the node: handing over");
-                    self.mailbox.put(Input::HandOver);
+                    self.mailbox.put(NodeInput::HandOver);
                 }
                 _ = hangup.recv() => {
                     let _ = self.in_force.reload("SIGHUP");
@@ -665,7 +683,7 @@ fn builder() -> Server {
 }
 
 /// Starts the control thread; what is returned completes when it has ended, and fails if it panicked.
-fn start_control(parts: Parts, fifo: bool) -> Result<oneshot::Receiver<()>, AppError> {
+fn start_control(thread: ControlThread, fifo: bool) -> Result<oneshot::Receiver<()>, AppError> {
     let (done_tx, done_rx) = oneshot::channel();
     std::thread::Builder::new()
         .name("tg-control".to_owned())
@@ -673,7 +691,7 @@ fn start_control(parts: Parts, fifo: bool) -> Result<oneshot::Receiver<()>, AppE
             if fifo {
                 let _ = sys::schedule_fifo(CONTROL_PRIORITY);
             }
-            Control::new(parts).run();
+            thread.run();
             let _ = done_tx.send(());
         })
         .map_err(starting("start the control thread"))?;

@@ -1,165 +1,23 @@
-//! How channels are disabled and enabled: the ladder of levels behind one trait.
+//! How batches of channels go to the driver: the ladder of levels behind one trait.
 //!
-//! * **L1**: the agent's own RM client lists pairs of other clients.
-//! * **L2**: the agent calls through the owner's control file, with the owner's client and subdevice.
-//! * **L3**: the job's own library makes the call; the control thread tells it to.
-//! * **L5**: no channel is touched, launches wait in the library.
-//!
-//! L1 and L2 differ only in whose client and file carry the call, so both are a [`Batch`] with a
-//! [`Via`]. Batches are built when a job's channels change, never on the way of an edge.
-//!
-//! What a disable does to work that runs is the firmware's affair, so beside the level there is a
-//! method ([`crate::config::Method`]), found by the self-test. It too is data: a batch says whether its
-//! call disables scheduling only, and which [`Kick`]s follow it.
+//! What a batch is, and what follows it, is [`tidegate_node::batch`]'s.
 
-mod plan;
-
-use crate::config::{Level, Method};
-use crate::journal::Place;
+use crate::config::Method;
 use crate::rm::{ControlFile, Gpu, RmError, Subdevice, ThrowAway};
-pub use plan::{Member, Plan};
-use std::sync::Arc;
-use tidegate_abi::rm::{Branch, DisableChannels, MAX_PAIRS, Status};
+use tidegate_abi::rm::{Branch, Status};
+pub use tidegate_node::batch::{Batch, Kick, Member, Object, Plan, Via};
+use tidegate_node::file::File;
+use tidegate_node::kinds::Switch;
 
-/// Through whom a batch goes to the driver.
-#[derive(Clone, Debug)]
-pub enum Via {
-    /// The agent's own client (L1).
-    Agent,
-    /// The owner's file, client and subdevice (L2).
-    Owner {
-        /// The owner's control file.
-        file: Arc<ControlFile>,
-        /// The owner's client.
-        client: u32,
-        /// A subdevice of that client on the GPU.
-        subdevice: u32,
-    },
+/// A control file, as the shell keeps it.
+#[must_use]
+pub fn file(control: ControlFile) -> File {
+    File::new(control)
 }
 
-impl Via {
-    /// How pairs of `client` go to the driver at a level: through the owner's file where the level says so and
-    /// there is one.
-    #[must_use]
-    pub fn of(level: Level, file: Option<&Arc<ControlFile>>, client: u32, subdevice: u32) -> Self {
-        match file {
-            Some(file) if level == Level::L2 => Self::Owner {
-                file: Arc::clone(file),
-                client,
-                subdevice,
-            },
-            _ => Self::Agent,
-        }
-    }
-}
-
-/// A channel or group of a process, and the file on which its client was made.
-#[derive(Clone, Debug)]
-pub struct Object {
-    /// The owner's control file.
-    pub file: Arc<ControlFile>,
-    /// The owner's client.
-    pub client: u32,
-    /// The channel or group.
-    pub handle: u32,
-}
-
-/// What makes the firmware carry out what a batch said.
-#[derive(Clone, Debug)]
-pub enum Kick {
-    /// Restart the runlist of graphics and compute, by the agent's own channel on it; where there is
-    /// none, by this one.
-    RestartGraphics {
-        /// A channel of an owner on that runlist.
-        otherwise: Option<Object>,
-    },
-    /// Restart the runlist that this channel is on.
-    Restart(Object),
-    /// Preempt this group, after a disable.
-    Preempt(Object),
-}
-
-impl Kick {
-    /// Whether it also follows an enable.
-    #[must_use]
-    pub const fn follows_enable(&self) -> bool {
-        match self {
-            Self::RestartGraphics { .. } | Self::Restart(_) => true,
-            Self::Preempt(_) => false,
-        }
-    }
-}
-
-/// At most [`MAX_PAIRS`] pairs of one process, ready to go.
-#[derive(Clone, Debug)]
-pub struct Batch {
-    /// Whose channels.
-    pub session: u64,
-    /// Through whom.
-    pub via: Via,
-    /// The call; whether it disables is filled in when it is made.
-    pub call: DisableChannels,
-    /// Where the journal has each pair.
-    pub places: Vec<Place>,
-    /// How it stops what runs.
-    pub method: Method,
-    /// What follows the call, in order.
-    pub kicks: Vec<Kick>,
-}
-
-impl Batch {
-    /// An empty batch.
-    #[must_use]
-    pub fn new(via: Via) -> Self {
-        Self {
-            session: 0,
-            via,
-            call: DisableChannels::default(),
-            places: Vec::with_capacity(MAX_PAIRS),
-            method: Method::default(),
-            kicks: Vec::new(),
-        }
-    }
-
-    /// An empty batch that stops what runs by `method`.
-    #[must_use]
-    pub fn by(via: Via, method: Method) -> Self {
-        Self {
-            method,
-            ..Self::new(via)
-        }
-    }
-
-    /// Adds a pair; false when the batch is full.
-    pub fn push(&mut self, client: u32, channel: u32, place: Place) -> bool {
-        let at = self.places.len();
-        if at == MAX_PAIRS {
-            return false;
-        }
-        self.call.h_client_list[at] = client;
-        self.call.h_channel_list[at] = channel;
-        self.places.push(place);
-        self.call.num_channels = u32::try_from(self.places.len()).unwrap_or(0);
-        true
-    }
-
-    /// Pairs in it.
-    #[must_use]
-    pub fn pairs(&self) -> usize {
-        self.places.len()
-    }
-
-    /// Its (client, channel, place), in order.
-    pub fn entries(&self) -> impl Iterator<Item = (u32, u32, Place)> {
-        let handles = self
-            .call
-            .h_client_list
-            .iter()
-            .zip(&self.call.h_channel_list);
-        handles
-            .zip(&self.places)
-            .map(|((&client, &channel), &place)| (client, channel, place))
-    }
+/// The control file that the shell kept.
+fn control(file: &File) -> Result<&ControlFile, RmError> {
+    file.get().ok_or(RmError::NotControlFile)
 }
 
 /// Disables and enables the channels of one GPU. Called by that GPU's issue thread only.
@@ -168,7 +26,7 @@ pub trait ChannelControl: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// The driver's answer. After a failed disable the state of the batch is unknown.
-    fn set(&self, batch: &Batch, disable: bool) -> Result<(), RmError>;
+    fn set(&self, batch: &Batch, switch: Switch) -> Result<(), RmError>;
 
     /// Carries out what follows a batch.
     ///
@@ -180,11 +38,11 @@ pub trait ChannelControl: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// The first answer that is one. After a failed disable the state of the batch is unknown.
-    fn carry_out(&self, batch: &Batch, disable: bool) -> Result<(), RmError> {
-        self.set(batch, disable)?;
+    fn carry_out(&self, batch: &Batch, switch: Switch) -> Result<(), RmError> {
+        self.set(batch, switch)?;
         let kicks = batch.kicks.iter();
         kicks
-            .filter(|kick| disable || kick.follows_enable())
+            .filter(|kick| switch == Switch::Disable || kick.follows_enable())
             .try_for_each(|kick| self.kick(kick))
     }
 
@@ -218,18 +76,19 @@ pub fn is_gone(
 pub struct DriverControl(pub Subdevice);
 
 impl ChannelControl for DriverControl {
-    fn set(&self, batch: &Batch, disable: bool) -> Result<(), RmError> {
+    fn set(&self, batch: &Batch, switch: Switch) -> Result<(), RmError> {
         // RM writes the struct back, so the prepared one stays as it is.
         let mut call = batch.call;
-        call.disable = u8::from(disable);
-        call.only_disable_scheduling = u8::from(disable && batch.method == Method::Preempt);
+        let disables = switch.disables();
+        call.disable = u8::from(disables);
+        call.only_disable_scheduling = u8::from(disables && batch.method == Method::Preempt);
         match &batch.via {
             Via::Agent => self.0.set_channels(&mut call),
             Via::Owner {
                 file,
                 client,
                 subdevice,
-            } => file.set_channels(*client, *subdevice, &mut call),
+            } => control(file)?.set_channels(*client, *subdevice, &mut call),
         }
     }
 
@@ -242,8 +101,8 @@ impl ChannelControl for DriverControl {
             Kick::RestartGraphics {
                 otherwise: Some(by),
             }
-            | Kick::Restart(by) => by.file.restart_runlist(by.client, by.handle),
-            Kick::Preempt(group) => group.file.preempt(group.client, group.handle),
+            | Kick::Restart(by) => control(&by.file)?.restart_runlist(by.client, by.handle),
+            Kick::Preempt(group) => control(&group.file)?.preempt(group.client, group.handle),
         }
     }
 
@@ -291,8 +150,8 @@ impl Restarter {
 }
 
 impl ChannelControl for Restarter {
-    fn set(&self, batch: &Batch, disable: bool) -> Result<(), RmError> {
-        self.control.set(batch, disable)
+    fn set(&self, batch: &Batch, switch: Switch) -> Result<(), RmError> {
+        self.control.set(batch, switch)
     }
 
     fn kick(&self, kick: &Kick) -> Result<(), RmError> {

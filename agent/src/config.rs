@@ -22,9 +22,9 @@ pub use origin::{ConfigError, Origin};
 pub use rules::show_rule;
 pub use settings::{Applies, SETTINGS, Setting, setting};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+pub use tidegate_node::kinds::{Level, Method, Role};
 pub use tuning::Tuning;
 pub use watching::{Kept, Listen, Watching};
 
@@ -136,17 +136,6 @@ impl Rule {
     }
 }
 
-/// What a process is to the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Its activity closes the gate.
-    Online,
-    /// The gate closes on it.
-    Offline,
-    /// Neither.
-    Ignore,
-}
-
 /// `[gate]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gate {
@@ -212,30 +201,6 @@ pub enum Suspects {
     Ignore,
 }
 
-/// A rung of the ladder of channel control.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// The agent's own RM client names foreign pairs.
-    L1,
-    /// The agent calls through the owner's control file.
-    L2,
-    /// The job's own library calls.
-    L3,
-    /// Launches wait in the library; no channel is touched.
-    L5,
-}
-
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::L1 => "L1",
-            Self::L2 => "L2",
-            Self::L3 => "L3",
-            Self::L5 => "L5",
-        })
-    }
-}
-
 /// `channel.level`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LevelChoice {
@@ -243,45 +208,6 @@ pub enum LevelChoice {
     Auto,
     /// This one or none.
     Forced(Level),
-}
-
-/// How a level stops what runs: firmware differs in what it takes, so the self-test finds out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Method {
-    /// Disable, which the driver documents to take the channels off the hardware.
-    #[default]
-    Disable,
-    /// Disable, then restart the runlists concerned; enable, then restart them.
-    Restart,
-    /// Disable scheduling only, then preempt each group; enable.
-    Preempt,
-}
-
-impl Method {
-    /// In the order in which they are tried.
-    pub const ALL: [Self; 3] = [Self::Disable, Self::Restart, Self::Preempt];
-
-    /// As configuration, status and metrics name it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Disable => "disable",
-            Self::Restart => "disable+restart",
-            Self::Preempt => "preempt",
-        }
-    }
-
-    /// The one of that name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|method| method.name() == name)
-    }
-}
-
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// `channel.method`

@@ -1,53 +1,32 @@
 //! What happened on the node, kept for readers and logged once.
 //!
-//! The control thread tells of something by handing a [`Happening`] to a bounded queue and never
-//! waits: when the queue is full the happening is counted and lost. A thread of its own numbers them,
+//! The control thread tells of something by handing a [`NodeEvent`] to a bounded queue and never
+//! waits: when the queue is full the event is counted and lost. A thread of its own numbers them,
 //! writes the log line, and keeps the last [`KEPT`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use tidegate_node::ports::{EventSink, NodeEvent};
 use tidegate_proto::v1;
 use tokio::sync::watch;
 
 /// Events kept for `WatchEvents`.
 pub const KEPT: usize = 65_536;
-/// Happenings on their way to the thread.
+/// Events on their way to the thread.
 const QUEUE: usize = 8_192;
-
-/// Something that happened. Making one allocates nothing unless it carries a text.
-#[derive(Clone, Debug, Default)]
-pub struct Happening {
-    /// When.
-    pub at_ns: u64,
-    /// Stable name in `snake_case`.
-    pub kind: &'static str,
-    /// None: not about one GPU.
-    pub gpu: Option<u32>,
-    /// 0: not about one session.
-    pub session: u64,
-    /// The session's process; 0: unknown, or not about one.
-    pub pid: i32,
-    /// None: not about one job.
-    pub job: Option<Arc<str>>,
-    /// For people; empty: the kind says it all.
-    pub text: String,
-    /// Where there is one: of "preempted" the latency; of "woken" and "`wake_overtaken`" (an enable that took effect
-    /// after online had begun, with its disable behind it) the time since online was last looked at.
-    pub value_ns: u64,
-}
 
 /// The control thread's end.
 #[derive(Debug)]
-pub struct Teller {
-    happening_tx: crossbeam_channel::Sender<Happening>,
+pub struct EventSender {
+    event_tx: crossbeam_channel::Sender<NodeEvent>,
     lost: Arc<AtomicU64>,
 }
 
-impl Teller {
-    /// Tells of `happening`, or counts it lost.
-    pub fn tell(&self, happening: Happening) {
-        if self.happening_tx.try_send(happening).is_err() {
+impl EventSink for EventSender {
+    /// Sends it, or counts it lost.
+    fn event(&self, event: NodeEvent) {
+        if self.event_tx.try_send(event).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -69,12 +48,12 @@ pub struct Compacted {
 }
 
 impl EventLog {
-    /// Starts the thread; it ends when the teller is dropped.
+    /// Starts the thread; it ends when the sender is dropped.
     ///
     /// # Errors
     /// When no thread can be made.
-    pub fn start() -> std::io::Result<(Teller, Arc<Self>)> {
-        let (happening_tx, happening_rx) = crossbeam_channel::bounded(QUEUE);
+    pub fn start() -> std::io::Result<(EventSender, Arc<Self>)> {
+        let (event_tx, event_rx) = crossbeam_channel::bounded(QUEUE);
         let (newest_tx, newest_rx) = watch::channel(0);
         let lost = Arc::new(AtomicU64::new(0));
         let log = Arc::new(Self {
@@ -87,40 +66,40 @@ impl EventLog {
             .name("tg-events".to_owned())
             .spawn(move || {
                 let mut seq = 0;
-                for happening in happening_rx {
+                for event in event_rx {
                     seq += 1;
-                    own.keep(seq, happening);
+                    own.keep(seq, event);
                     newest_tx.send_replace(seq);
                 }
             })?;
-        Ok((Teller { happening_tx, lost }, log))
+        Ok((EventSender { event_tx, lost }, log))
     }
 
-    fn keep(&self, seq: u64, happening: Happening) {
+    fn keep(&self, seq: u64, event: NodeEvent) {
         tracing::info!(
-            gpu = happening.gpu,
-            session = (happening.session != 0).then_some(happening.session),
-            job = happening.job.as_deref(),
-            pid = (happening.pid != 0).then_some(happening.pid),
-            value_us = (happening.value_ns != 0).then_some(happening.value_ns / 1_000),
+            gpu = event.gpu,
+            session = (event.session != 0).then_some(event.session),
+            job = event.job.as_deref(),
+            pid = (event.pid != 0).then_some(event.pid),
+            value_us = (event.value_ns != 0).then_some(event.value_ns / 1_000),
             "{}{}{}",
-            happening.kind,
-            if happening.text.is_empty() { "" } else { ": " },
-            happening.text
+            event.kind,
+            if event.text.is_empty() { "" } else { ": " },
+            event.text
         );
         let event = v1::Event {
             seq,
-            at_ns: happening.at_ns,
-            kind: happening.kind.to_owned(),
-            gpu: happening
+            at_ns: event.at_ns,
+            kind: event.kind.to_owned(),
+            gpu: event
                 .gpu
                 .and_then(|gpu| i32::try_from(gpu).ok())
                 .unwrap_or(-1),
-            session: happening.session,
-            job: happening.job.as_deref().unwrap_or_default().to_owned(),
-            text: happening.text,
-            value_ns: happening.value_ns,
-            pid: happening.pid,
+            session: event.session,
+            job: event.job.as_deref().unwrap_or_default().to_owned(),
+            text: event.text,
+            value_ns: event.value_ns,
+            pid: event.pid,
         };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == KEPT {
@@ -151,7 +130,7 @@ impl EventLog {
         self.newest_rx.clone()
     }
 
-    /// Happenings lost because the queue was full.
+    /// Events lost because the queue was full.
     #[must_use]
     pub fn lost(&self) -> v1::Counter {
         v1::Counter {
@@ -174,7 +153,7 @@ mod tests {
             lost: Arc::default(),
         };
         for seq in 1..=events {
-            log.keep(seq, Happening::default());
+            log.keep(seq, NodeEvent::default());
         }
         log
     }

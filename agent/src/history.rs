@@ -16,7 +16,7 @@ pub mod summary;
 pub use cut::Cut;
 pub use ring::{Ring, read};
 
-use crate::usage::GAP_BOUNDS_NS;
+use tidegate_node::usage::GAP_BOUNDS_NS;
 
 /// Counts of gaps in a slice: up to each bound, and above all.
 pub const GAPS: usize = GAP_BOUNDS_NS.len() + 1;

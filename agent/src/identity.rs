@@ -13,7 +13,6 @@ pub mod place;
 pub mod rules;
 
 use crate::config::{Identity, Role};
-use crate::inbox::Process;
 use crate::plain;
 use labels::Labels;
 use place::Place;
@@ -21,6 +20,7 @@ pub use place::Qos;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use tidegate_node::kinds::Process;
 
 /// What the kernel says of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,272 +1,83 @@
-//! Which channels are disabled, written so that it survives the agent.
-//!
-//! The journal is a file of words on tmpfs, mapped: a record is marked before its channel is disabled
-//! and cleared after it was enabled, so that what is marked after a crash is a superset of what is
-//! disabled. Whoever comes next (a successor, `tidegate release`) enables everything marked; enabling a
-//! channel twice is harmless, and a record of a channel that is gone is refused by the driver and
-//! cleared. A record also says that the process is changing its memory's mappings at the agent's word: its
-//! channels are enabled when it has ended that or is gone, since the GPU would fault where nothing is
-//! mapped. RESTART: who enables it restarts its runlist then. Nothing is ever synced: a machine that loses its memory loses its channels too.
-//!
-//! ```text
-//! word 0 magic+version | 1 agent generation | 2 handing over since | 3 records | 4.. records
-//! record: (client << 32 | channel) , (device instance << 32 | process id << 8 if MOVING | RESTART | MOVING | DISABLED)
-//! ```
+//! The journal's file: [`tidegate_node::journal`] on tmpfs, so that it survives the agent.
 
-use crate::config::Method;
 use crate::sys::SharedWords;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+pub use tidegate_node::journal::{
+    HANDING_OVER_NS, Journal, JournalMemory, Marked, Place, Places, RECORDS, WORDS,
+};
 
 /// Its name in the run directory.
 pub const NAME: &str = "journal";
-const MAGIC: u64 = u64::from_le_bytes(*b"TIDEJRN1");
-const HEADER: usize = 4;
-/// Channels the journal has room for: 16 sessions with the most a session may have.
-pub const RECORDS: usize = 16_384;
-const WORDS: usize = HEADER + 2 * RECORDS;
-const DISABLED: u64 = 1;
-const MOVING: u64 = 2;
-const RESTART: u64 = 4;
-/// Where a process id begins; Linux has none above 22 bits.
-const PROCESS: u32 = 8;
-const PROCESS_MASK: u64 = 0xff_ffff << PROCESS;
 
-/// How long `handing over` keeps others from enabling.
-pub const HANDING_OVER_NS: u64 = 1_000_000_000;
-
-/// The mapped file. Any thread marks and clears; only the control thread takes and gives back places.
 #[derive(Debug)]
-pub struct Journal {
-    words: SharedWords,
-}
+struct Mapped(SharedWords);
 
-/// A place in the journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u32);
-
-impl Place {
-    /// Of a pair that no journal knows. It is never marked.
-    pub const NONE: Self = Self(u32::MAX);
-}
-
-/// A channel with a place in the journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marked {
-    /// Where it stands.
-    pub place: Place,
-    /// Its RM client.
-    pub client: u32,
-    /// The channel.
-    pub channel: u32,
-    /// The GPU.
-    pub device_instance: u32,
-    /// The process that was changing its memory's mappings when last heard of.
-    pub mover: Option<u32>,
-    /// Whether its runlist is to be restarted when it is enabled.
-    pub restart: bool,
-}
-
-impl Marked {
-    /// Whether its process may be in the middle of changing mappings.
-    #[must_use]
-    pub fn is_moving(&self) -> bool {
-        // One that has ended has no program, even before its parent has heard of it.
-        let ended = |pid: u32| {
-            std::fs::read_link(format!("/proc/{pid}/exe"))
-                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-        };
-        self.mover.is_some_and(|pid| !ended(pid))
+impl JournalMemory for Mapped {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
     }
 }
 
-impl Journal {
-    /// Opens the journal of `run_dir`, making it if there is none.
-    ///
-    /// # Errors
-    /// When it cannot be made, or is not a journal of this version.
-    pub fn open(run_dir: &Path) -> io::Result<Self> {
-        Self::map(&run_dir.join(NAME), true)
-    }
+/// Opens the journal of `run_dir`, making it if there is none.
+///
+/// # Errors
+/// When it cannot be made, or is not a journal of this version.
+pub fn open(run_dir: &Path) -> io::Result<Journal> {
+    map(&run_dir.join(NAME), true)
+}
 
-    /// Opens the journal of `run_dir` if there is one.
-    ///
-    /// # Errors
-    /// When it cannot be mapped, or is not a journal of this version.
-    pub fn find(run_dir: &Path) -> io::Result<Option<Self>> {
-        match Self::map(&run_dir.join(NAME), false) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            other => other.map(Some),
-        }
-    }
-
-    fn map(path: &Path, create: bool) -> io::Result<Self> {
-        use std::os::unix::fs::OpenOptionsExt;
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(create)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
-        let bytes = (WORDS * 8) as u64;
-        if create && file.metadata()?.len() < bytes {
-            // Written, not only sized: a tmpfs that fills up later must not take the agent down.
-            use std::io::Write;
-            (&file).write_all(&vec![0; WORDS * 8])?;
-        }
-        let words = SharedWords::map(file.as_fd(), WORDS)?;
-        match words[0].load(Ordering::Acquire) {
-            MAGIC => {}
-            0 => {
-                words[3].store(RECORDS as u64, Ordering::Relaxed);
-                words[0].store(MAGIC, Ordering::Release);
-            }
-            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "not a journal")),
-        }
-        Ok(Self { words })
-    }
-
-    fn record(&self, place: Place) -> [&AtomicU64; 2] {
-        let at = HEADER + 2 * place.0 as usize;
-        [&self.words[at], &self.words[at + 1]]
-    }
-
-    /// Writes down which channel `place` is about. It must not be marked.
-    pub fn describe(&self, place: Place, client: u32, channel: u32, device_instance: u32) {
-        let [pair, state] = self.record(place);
-        pair.store(
-            u64::from(client) << 32 | u64::from(channel),
-            Ordering::Relaxed,
-        );
-        state.store(u64::from(device_instance) << 32, Ordering::Release);
-    }
-
-    /// The (client, channel) that `place` is about.
-    #[must_use]
-    pub fn pair(&self, place: Place) -> (u32, u32) {
-        let [pair, _] = self.record(place);
-        let pair = pair.load(Ordering::Relaxed);
-        (low(pair >> 32), low(pair))
-    }
-
-    /// The channel is about to be disabled, by `method`.
-    pub fn mark(&self, place: Place, method: Method) {
-        let [_, state] = self.record(place);
-        let restart = match method {
-            Method::Restart => RESTART,
-            Method::Disable | Method::Preempt => 0,
-        };
-        state.fetch_or(DISABLED | restart, Ordering::AcqRel);
-    }
-
-    /// The channel was enabled, or is gone.
-    pub fn clear(&self, place: Place) {
-        let [_, state] = self.record(place);
-        state.fetch_and(!(DISABLED | RESTART), Ordering::AcqRel);
-    }
-
-    /// Process `pid` is about to be told to change mappings that the channel may use.
-    pub fn begin_move(&self, place: Place, pid: u32) {
-        let [_, state] = self.record(place);
-        let by = (u64::from(pid) << PROCESS) & PROCESS_MASK;
-        state.fetch_or(by | MOVING, Ordering::AcqRel);
-    }
-
-    /// It has ended that.
-    pub fn end_move(&self, place: Place) {
-        let [_, state] = self.record(place);
-        state.fetch_and(!(PROCESS_MASK | MOVING), Ordering::AcqRel);
-    }
-
-    /// Everything marked.
-    #[must_use]
-    pub fn marked(&self) -> Vec<Marked> {
-        let is_marked = |place: &Place| {
-            let [_, state] = self.record(*place);
-            state.load(Ordering::Acquire) & DISABLED != 0
-        };
-        (0..u32::try_from(RECORDS).unwrap_or(0))
-            .map(Place)
-            .filter(is_marked)
-            .map(|place| self.described(place))
-            .collect()
-    }
-
-    /// What `place` is about, marked or not.
-    #[must_use]
-    pub fn described(&self, place: Place) -> Marked {
-        let state = self.record(place)[1].load(Ordering::Acquire);
-        let (client, channel) = self.pair(place);
-        Marked {
-            place,
-            client,
-            channel,
-            device_instance: low(state >> 32),
-            restart: state & RESTART != 0,
-            mover: (state & MOVING != 0).then(|| low((state & PROCESS_MASK) >> PROCESS)),
-        }
-    }
-
-    /// Generation of the last agent.
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.words[1].load(Ordering::Relaxed)
-    }
-
-    /// Takes the next generation.
-    #[must_use]
-    pub fn next_generation(&self) -> u64 {
-        self.words[1].fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// Says since when an agent is handing over to a successor; 0: none is.
-    pub fn set_handing_over(&self, at_ns: u64) {
-        self.words[2].store(at_ns, Ordering::Release);
-    }
-
-    /// Whether a successor was promised the channels as they are and may still come.
-    #[must_use]
-    pub fn is_handing_over(&self, now_ns: u64) -> bool {
-        let since = self.words[2].load(Ordering::Acquire);
-        since != 0 && now_ns.saturating_sub(since) < HANDING_OVER_NS
+/// Opens the journal of `run_dir` if there is one.
+///
+/// # Errors
+/// When it cannot be mapped, or is not a journal of this version.
+pub fn find(run_dir: &Path) -> io::Result<Option<Journal>> {
+    match map(&run_dir.join(NAME), false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
     }
 }
 
-fn low(word: u64) -> u32 {
-    u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0)
+fn map(path: &Path, create: bool) -> io::Result<Journal> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)?;
+    let bytes = (WORDS * 8) as u64;
+    if create && file.metadata()?.len() < bytes {
+        // Written, not only sized: a tmpfs that fills up later must not take the agent down.
+        use std::io::Write;
+        (&file).write_all(&vec![0; WORDS * 8])?;
+    }
+    let words = SharedWords::map(file.as_fd(), WORDS)?;
+    Journal::over(Mapped(words))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not a journal"))
 }
 
-/// Places nobody has.
-#[derive(Debug)]
-pub struct Places(Vec<Place>);
+/// Whether a process that was changing its memory's mappings may still be in the middle of it.
+#[must_use]
+pub fn is_moving(marked: &Marked) -> bool {
+    marked.mover.is_some_and(is_running)
+}
 
-impl Places {
-    /// All but those `taken` by channels that an earlier agent left.
-    #[must_use]
-    pub fn without(taken: &[Marked]) -> Self {
-        let records = u32::try_from(RECORDS).unwrap_or(0);
-        let free = |place: &Place| !taken.iter().any(|marked| marked.place == *place);
-        Self((0..records).rev().map(Place).filter(free).collect())
-    }
-
-    /// Takes one; None: the journal is full, and the channel cannot be managed.
-    pub fn take(&mut self) -> Option<Place> {
-        self.0.pop()
-    }
-
-    /// Gives one back.
-    pub fn give_back(&mut self, place: Place) {
-        self.0.push(place);
-    }
+/// Whether a process has not ended. One that has ended has no program, even before its parent has heard of it.
+#[must_use]
+pub fn is_running(pid: u32) -> bool {
+    !std::fs::read_link(format!("/proc/{pid}/exe"))
+        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Method;
 
     fn directory(name: &str) -> std::path::PathBuf {
         let dir = std::env::temp_dir().join(format!("tidegate-{name}-{}", std::process::id()));
@@ -278,56 +89,29 @@ mod tests {
     #[test]
     fn what_was_marked_is_found_by_whoever_comes_next() {
         let dir = directory("journal-next");
-        assert!(Journal::find(&dir).expect("readable").is_none());
-        let journal = Journal::open(&dir).expect("writable");
-        assert_eq!(journal.next_generation(), 1);
+        assert!(find(&dir).expect("readable").is_none());
+        let journal = open(&dir).expect("writable");
         let mut places = Places::without(&[]);
         let (a, b) = (places.take().expect("room"), places.take().expect("room"));
-        journal.describe(a, 0xc1d0_0001, 0x5c00_0010, 3);
-        journal.describe(b, 0xc1d0_0001, 0x5c00_0011, 3);
-        journal.mark(a, Method::Restart);
-        journal.mark(b, Method::Disable);
+        for place in [a, b] {
+            journal.describe(place, 0xc1d0_0001, 0x5c00_0010, 3);
+            journal.mark(place, Method::Disable);
+        }
         journal.begin_move(a, std::process::id());
         journal.begin_move(b, u32::MAX);
-        journal.end_move(b);
-        journal.clear(b);
         drop(journal);
-        let journal = Journal::find(&dir).expect("readable").expect("there");
+        let journal = find(&dir).expect("readable").expect("there");
         let marked = journal.marked();
-        assert_eq!(marked.len(), 1);
-        assert_eq!(
-            (
-                marked[0].client,
-                marked[0].channel,
-                marked[0].device_instance
-            ),
-            (0xc1d0_0001, 0x5c00_0010, 3)
-        );
-        assert!(marked[0].is_moving(), "{marked:?}");
-        assert!(marked[0].restart, "{marked:?}");
-        journal.end_move(marked[0].place);
-        assert!(!journal.described(marked[0].place).is_moving());
-        assert_eq!(journal.next_generation(), 2);
-        let mut left = Places::without(&marked);
-        assert!((1..RECORDS).all(|_| left.take().is_some_and(|place| place != marked[0].place)));
-        assert_eq!(left.take(), None);
-    }
-
-    #[test]
-    fn handing_over_lapses_after_a_second() {
-        let journal = Journal::open(&directory("journal-lapse")).expect("writable");
-        assert!(!journal.is_handing_over(5));
-        journal.set_handing_over(1_000);
-        assert!(journal.is_handing_over(1_000 + HANDING_OVER_NS - 1));
-        assert!(!journal.is_handing_over(1_000 + HANDING_OVER_NS));
+        let moving: Vec<_> = marked.iter().map(is_moving).collect();
+        assert_eq!(moving, [true, false], "{marked:?}");
     }
 
     #[test]
     fn a_foreign_file_is_not_taken_for_a_journal() {
         let dir = directory("journal-foreign");
         std::fs::write(dir.join(NAME), vec![7; WORDS * 8]).expect("writable");
-        assert!(Journal::open(&dir).is_err());
+        assert!(open(&dir).is_err());
         std::fs::write(dir.join(NAME), b"short").expect("writable");
-        assert!(Journal::find(&dir).is_err());
+        assert!(find(&dir).is_err());
     }
 }

@@ -1,132 +1,48 @@
-//! Latencies of one GPU, counted without allocating: exactly enough for quantiles, and in a few
-//! buckets whose counts any number of nodes can be added up by.
+//! What the shell measures, as the protocol says it.
 
-use hdrhistogram::Histogram;
+use tidegate_node::kinds::gpu_id;
+pub use tidegate_node::latency::{BOUNDS_NS, Buckets, Latencies};
+use tidegate_node::usage::Usage;
 use tidegate_proto::v1;
 
-/// Longer ones count as this long.
-const MOST_NS: u64 = 60_000_000_000;
-
-/// Bounds of the buckets, ns: around the promised millisecond.
-pub const BOUNDS_NS: [u64; 10] = [
-    50_000, 100_000, 200_000, 300_000, 500_000, 750_000, 1_000_000, 2_000_000, 5_000_000,
-    10_000_000,
-];
-
 /// Counts of times between fixed bounds.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Buckets {
-    bounds: &'static [u64],
-    /// One more than bounds: the last is beyond them.
-    counts: Vec<u64>,
-    sum_ns: u64,
-    /// s^2.
-    squares: f64,
-}
-
-impl Buckets {
-    /// Empty ones, up to each of `bounds` (ns, rising).
-    #[must_use]
-    pub fn new(bounds: &'static [u64]) -> Self {
-        Self {
-            bounds,
-            counts: vec![0; bounds.len() + 1],
-            ..Self::default()
-        }
-    }
-
-    /// Counts one.
-    pub fn record(&mut self, ns: u64) {
-        let place = self.bounds.partition_point(|&bound| bound < ns);
-        if let Some(count) = self.counts.get_mut(place) {
-            *count += 1;
-        }
-        self.sum_ns = self.sum_ns.saturating_add(ns);
-        #[expect(clippy::cast_precision_loss, reason = "a moment, for people")]
-        let seconds = ns as f64 / 1e9;
-        self.squares += seconds * seconds;
-    }
-
-    /// How many were counted.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-
-    /// As the protocol says it.
-    #[must_use]
-    pub fn message(&self) -> v1::Histogram {
-        v1::Histogram {
-            bounds_ns: self.bounds.to_vec(),
-            counts: self.counts.clone(),
-            sum_ns: self.sum_ns,
-            sum_squares_s2: self.squares,
-        }
+#[must_use]
+pub fn histogram(buckets: &Buckets) -> v1::Histogram {
+    v1::Histogram {
+        bounds_ns: buckets.bounds().to_vec(),
+        counts: buckets.counts().to_vec(),
+        sum_ns: buckets.sum_ns(),
+        sum_squares_s2: buckets.squares(),
     }
 }
 
-/// A histogram with three significant figures, 1 ns to a minute.
-#[derive(Debug)]
-pub struct Latencies {
-    exact: Option<Histogram<u64>>,
-    buckets: Buckets,
+/// Quantiles and counts.
+#[must_use]
+pub fn summary(latencies: &Latencies) -> v1::Latency {
+    latencies
+        .exact()
+        .map_or_else(v1::Latency::default, |exact| v1::Latency {
+            count: exact.len(),
+            p50_ns: exact.value_at_quantile(0.5),
+            p99_ns: exact.value_at_quantile(0.99),
+            max_ns: exact.max(),
+            histogram: Some(histogram(latencies.buckets())),
+        })
 }
 
-impl Latencies {
-    /// An empty one.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            exact: Histogram::new_with_bounds(1, MOST_NS, 3).ok(),
-            buckets: Buckets::new(&BOUNDS_NS),
-        }
-    }
-
-    /// Counts one.
-    pub fn record(&mut self, ns: u64) {
-        if let Some(histogram) = &mut self.exact {
-            histogram.saturating_record(ns.max(1));
-        }
-        self.buckets.record(ns);
-    }
-
-    /// As the protocol says it.
-    #[must_use]
-    pub fn summary(&self) -> v1::Latency {
-        self.exact
-            .as_ref()
-            .filter(|histogram| !histogram.is_empty())
-            .map_or_else(v1::Latency::default, |histogram| v1::Latency {
-                count: histogram.len(),
-                p50_ns: histogram.value_at_quantile(0.5),
-                p99_ns: histogram.value_at_quantile(0.99),
-                max_ns: histogram.max(),
-                histogram: Some(self.buckets.message()),
-            })
-    }
-}
-
-impl Default for Latencies {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_summary_is_empty_before_the_first_and_bounded_after_an_absurd_one() {
-        let mut latencies = Latencies::new();
-        assert_eq!(latencies.summary(), v1::Latency::default());
-        for _ in 0..99 {
-            latencies.record(1_000);
-        }
-        latencies.record(u64::MAX);
-        let summary = latencies.summary();
-        assert_eq!(summary.count, 100);
-        assert!((990..=1_010).contains(&summary.p50_ns));
-        assert!(summary.max_ns >= MOST_NS);
-    }
+/// Where the time of GPU `at` among the first `count` went.
+#[must_use]
+pub fn usage(usage: &Usage, at: usize, count: usize) -> Option<v1::GpuUsage> {
+    let gpu = usage.gpus().get(at)?;
+    Some(v1::GpuUsage {
+        observed_ns: usage.observed(),
+        online_busy_ns: gpu.busy,
+        gate_open_ns: gpu.open,
+        offline_running_ns: gpu.running,
+        edges: gpu.edges,
+        gaps: Some(histogram(&gpu.gaps)),
+        overlap_ns: (0..count)
+            .map(|other| usage.overlap(gpu_id(at), gpu_id(other)))
+            .collect(),
+    })
 }

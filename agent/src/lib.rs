@@ -10,12 +10,13 @@
 //!     |          \                /
 //!     |           v              v
 //!     +-------> control thread (inbox)  ------> events (log, WatchEvents)
-//!                 |  policy        ^
+//!                 |  node, policy  ^
 //!                 v                |
 //!               issue threads, prover            (the driver's ioctls)
 //! ```
 //!
-//! The control thread owns all state. The gRPC side and the RM side never see each other.
+//! The control thread turns the shell of the node (`tidegate-node`), which owns all state. The gRPC side and the RM
+//! side never see each other.
 #![forbid(unsafe_code)]
 
 pub mod activation;
@@ -28,7 +29,6 @@ pub mod config;
 pub mod control;
 pub mod doctor;
 pub mod events;
-pub mod gate;
 pub mod history;
 pub mod identity;
 pub mod inbox;
@@ -41,6 +41,7 @@ pub mod manual;
 pub mod metrics;
 pub mod notify;
 pub mod obstacle;
+pub mod page;
 pub mod peers;
 pub mod plain;
 pub mod prove;
@@ -54,7 +55,6 @@ pub mod service;
 pub mod sessions;
 pub mod sockets;
 pub mod span;
-pub mod usage;
 pub mod watcher;
 
 pub use tidegate_driver::{causes, device, rm, sys};

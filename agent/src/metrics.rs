@@ -576,7 +576,8 @@ fn buckets(histogram: &v1::Histogram) -> Sample {
 fn latencies(latency: Option<&v1::Latency>) -> Samples {
     let histogram = latency.and_then(|latency| latency.histogram.as_ref());
     // Before the first there is nothing but the bounds; a series that comes later has no rate at first.
-    let empty = || crate::latency::Buckets::new(&crate::latency::BOUNDS_NS).message();
+    let empty =
+        || crate::latency::histogram(&crate::latency::Buckets::new(&crate::latency::BOUNDS_NS));
     vec![plain(histogram.map_or_else(|| buckets(&empty()), buckets))]
 }
 

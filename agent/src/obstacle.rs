@@ -13,7 +13,7 @@
 //! for again while the agent runs.
 
 use crate::device::Device;
-use crate::inbox::{Input, Mailbox};
+use crate::inbox::{Input, Mailbox, NodeInput};
 use crate::rm::{Driver, RmError, Subdevice};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -211,7 +211,7 @@ pub fn await_driver(restarted: bool, mailbox: Mailbox) -> std::io::Result<()> {
                 tracing::warn!(
                     "the driver lists its GPUs now: ending, to be started again with them"
                 );
-                mailbox.put(Input::Stop);
+                mailbox.put(NodeInput::Stop);
             } else {
                 tracing::warn!(
                     "the driver lists its GPUs now: restart the agent to gate their channels"

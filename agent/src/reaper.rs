@@ -3,12 +3,13 @@
 //! A closed stream means only a lost connection; the death of a process is its pidfd becoming
 //! readable. One thread sleeps on the pidfds of all attached processes.
 
-use crate::inbox::{Input, Mailbox, Process};
+use crate::inbox::{Mailbox, NodeInput};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use tidegate_node::kinds::Process;
 
 /// Whom the thread watches.
 #[derive(Debug)]
@@ -84,7 +85,7 @@ impl Reaper {
                 };
                 // Dropping the last copy of the pidfd takes it out of the epoll.
                 if let Some((process, _pidfd)) = gone {
-                    mailbox.put(Input::Exited(process));
+                    mailbox.put(NodeInput::Exited(process));
                 }
             }
         }

@@ -11,14 +11,16 @@
 
 use crate::causes::with_causes;
 use crate::channel::{Batch, ChannelControl, DriverControl, Via, is_gone};
-use crate::inbox::{Input, Mailbox};
-use crate::journal::{Journal, Marked};
+use crate::inbox::{Mailbox, NodeInput};
+use crate::journal::{Journal, Marked, is_moving};
 use crate::rm::{self, Driver, Gpu, RmError, Subdevice, ThrowAway};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use tidegate_abi::rm::{Branch, Status};
+use tidegate_node::kinds::Switch;
+use tidegate_node::task::Released;
 
 /// A channel that is still marked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,7 +149,7 @@ pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconc
     let mut by_gpu: BTreeMap<u32, Vec<Marked>> = BTreeMap::new();
     let mut done = Reconciled::default();
     for marked in marked {
-        if marked.is_moving() {
+        if is_moving(&marked) {
             done.moving += 1;
             continue;
         }
@@ -188,7 +190,7 @@ pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconc
             // One call each: a pair that is gone fails its whole batch.
             let mut batch = Batch::new(Via::Agent);
             batch.push(marked.client, marked.channel, marked.place);
-            match control.set(&batch, false) {
+            match control.set(&batch, Switch::Enable) {
                 Ok(()) => done.enabled += 1,
                 Err(error) if is_gone(&error, || control.exists(marked.client), takes_others) => {
                     done.gone += 1;
@@ -244,7 +246,7 @@ pub fn start_late(journal: Arc<Journal>, marked: Vec<Marked>, mailbox: Mailbox) 
         }
         let stuck = done.stuck.into_iter();
         let stuck = stuck.map(|stuck| (stuck.marked.place, stuck.why)).collect();
-        mailbox.put(Input::released(places.into_iter(), stuck));
+        mailbox.put(NodeInput::Released(Released::of(places.into_iter(), stuck)));
     };
     let thread = std::thread::Builder::new().name("tg-unclaimed".to_owned());
     if let Err(error) = thread.spawn(run) {

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::thread::JoinHandle;
+use tidegate_node::ports;
 use tidegate_policy::config::Config;
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::Event;
@@ -60,27 +61,6 @@ impl Recorder {
         })
     }
 
-    /// A node with these settings begins.
-    pub fn begin(&mut self, config: &Config, gpus: u8, now: Instant) {
-        self.send(Entry::Start(Box::new(*config), gpus, now));
-    }
-
-    /// Policy goes on with these settings and answered with `effects`.
-    pub fn configured(&mut self, config: &Config, now: Instant, effects: &[Effect]) {
-        self.send(Entry::Configured(Box::new(*config), now));
-        for effect in effects {
-            self.send(Entry::Effect(*effect));
-        }
-    }
-
-    /// Policy took `event` and answered with `effects`.
-    pub fn stepped(&mut self, event: &Event<'_>, now: Instant, effects: &[Effect]) {
-        self.send(Entry::Event(EventLine::of(event, now)));
-        for effect in effects {
-            self.send(Entry::Effect(*effect));
-        }
-    }
-
     fn send(&mut self, entry: Entry) {
         let Some(entry_tx) = &self.entry_tx else {
             return;
@@ -90,6 +70,26 @@ impl Recorder {
         }
         if self.lost > 0 || entry_tx.try_send(entry).is_err() {
             self.lost += 1;
+        }
+    }
+}
+
+impl ports::Recorder for Recorder {
+    fn begin(&mut self, config: &Config, gpus: u8, now: Instant) {
+        self.send(Entry::Start(Box::new(*config), gpus, now));
+    }
+
+    fn configured(&mut self, config: &Config, now: Instant, effects: &[Effect]) {
+        self.send(Entry::Configured(Box::new(*config), now));
+        for effect in effects {
+            self.send(Entry::Effect(*effect));
+        }
+    }
+
+    fn stepped(&mut self, event: &Event<'_>, now: Instant, effects: &[Effect]) {
+        self.send(Entry::Event(EventLine::of(event, now)));
+        for effect in effects {
+            self.send(Entry::Effect(*effect));
         }
     }
 }

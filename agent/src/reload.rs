@@ -8,7 +8,7 @@
 use crate::app::tunables;
 use crate::causes::with_causes;
 use crate::config::{Applies, Change, Config, Level, Loaded, SETTINGS, Sources, setting};
-use crate::inbox::{Input, Mailbox};
+use crate::inbox::{Input, Mailbox, NodeInput};
 use crate::logs::LogLevel;
 use crate::notify::Notifier;
 use crate::peers::Crowd;
@@ -178,7 +178,7 @@ impl InForce {
         self.crowd.set_limit(new.limits.connections_per_uid);
         let told = tunables(new, self.level);
         if told != tunables(old, self.level) {
-            self.mailbox.put(Input::Configure(Box::new(told)));
+            self.mailbox.put(NodeInput::Configure(Box::new(told)));
         }
     }
 

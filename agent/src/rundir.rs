@@ -3,7 +3,7 @@
 //! Whoever holds the lock on `lock` is the node's agent. The file says who that is, for the second one
 //! to name, and which device it drives, for `tidegate release` to speak to the same one.
 
-use crate::journal::Journal;
+use crate::journal::{self, Journal};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -121,7 +121,7 @@ impl RunDir {
     /// # Errors
     /// When it cannot be made or is not one.
     pub fn journal(&self) -> Result<Journal, RunDirError> {
-        Journal::open(&self.path).map_err(|source| RunDirError::Prepare {
+        journal::open(&self.path).map_err(|source| RunDirError::Prepare {
             path: self.path.join(crate::journal::NAME),
             source,
         })

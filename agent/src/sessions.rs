@@ -1,14 +1,19 @@
 //! The Runtime service: one stream per connection of a preloaded library.
 //!
-//! It turns messages into [`Input`]s and [`Tell`]s into messages, decides the role, and knows nothing
+//! It turns messages into [`NodeInput`]s and [`Tell`]s into messages, decides the role, and knows nothing
 //! of channels or gates. What comes in is hostile until shown otherwise: sizes and rates are bounded
 //! here, so that the control thread's queue is.
 
+mod memory;
+
 use crate::clock::now_ns;
 use crate::config::{AgentLoss, Config, Level, Loaded, Method, OnAgentLoss, Role};
-use crate::identity::Subject;
 use crate::identity::rules::decide;
-use crate::inbox::{Activity, Channel, Input, Mailbox, Newcomer, RmChange, Said, Tell};
+use crate::identity::{Credentials, Subject};
+use crate::inbox::{
+    Channel, Library, Mailbox, Newcomer, NodeInput, Peer as NodePeer, RmChange, Said, SetChannels,
+    Stream, Tell, Ticket,
+};
 use crate::peers::{Greeted, Peer};
 use crate::plain;
 use crate::reaper::Reaper;
@@ -16,6 +21,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tidegate_abi::class::Engine;
+use tidegate_node::file::SentFile;
+use tidegate_node::page::Activity;
 use tidegate_proto::v1;
 use tidegate_proto::v1::client_event::Event;
 use tokio::sync::{mpsc, watch};
@@ -96,24 +103,42 @@ impl Sessions {
         };
         let subject = Subject::of(&peer.credentials, &config.identity);
         let decision = decide(&config.identity, &subject, wishes);
+        // A page of another major means other words: the client does not use it either.
+        let page = greeted
+            .page
+            .filter(|_| hello.page_version >> 16 == tidegate_abi::page::MAJOR);
         Newcomer {
             session: greeted.session,
-            peer: (*peer.credentials).clone(),
+            peer: NodePeer {
+                process: peer.credentials.process(),
+                uid: peer.credentials.uid,
+                name: peer.credentials.name.clone(),
+            },
             role: decision.role,
             rule: decision.rule,
-            job: plain::name(&hello.job),
-            version: plain::name(&hello.version),
-            driver: plain::name(&hello.driver_version),
-            membarrier: hello.membarrier,
+            job: job_name(&peer.credentials, &hello.job),
+            library: Library {
+                version: plain::name(&hello.version),
+                driver: plain::name(&hello.driver_version),
+                membarrier: hello.membarrier,
+                takes_memory: hello.memory != 0,
+            },
             last_agent_generation: hello.last_agent_generation,
-            takes_memory: hello.memory != 0,
-            // A page of another major means other words: the client does not use it either.
-            page: greeted
-                .page
-                .filter(|_| hello.page_version >> 16 == tidegate_abi::page::MAJOR),
-            control_file: greeted.control_file,
-            outbox: tell_tx,
+            page: page.map(crate::page::shared),
+            control_file: greeted.control_file.map(|file| SentFile(Box::new(file))),
+            outbox: Box::new(Stream(tell_tx)),
         }
+    }
+}
+
+/// The job a process names, else its cgroup, else itself.
+fn job_name(peer: &Credentials, named: &str) -> String {
+    if !named.is_empty() {
+        plain::name(named)
+    } else if peer.cgroup.len() > 1 {
+        plain::line(&peer.cgroup)
+    } else {
+        format!("pid {}", peer.pid)
     }
 }
 
@@ -161,9 +186,9 @@ impl v1::runtime_server::Runtime for Sessions {
         let (tell_tx, tell_rx) = mpsc::channel(OUTBOX);
         let loaded = Arc::clone(&self.in_force.borrow());
         let newcomer = Self::newcomer(&loaded.config, &peer, greeted, hello, tell_tx);
-        self.mailbox.put(Input::Attached(Box::new(newcomer)));
+        self.mailbox.put(NodeInput::Attached(Box::new(newcomer)));
         if let Err(error) = self.reaper.watch(process, pidfd) {
-            self.mailbox.put(Input::Disconnected(session));
+            self.mailbox.put(NodeInput::Disconnected(session));
             return Err(Status::resource_exhausted(error.to_string()));
         }
         tokio::spawn(listen(
@@ -205,7 +230,7 @@ async fn listen(
             Some(Event::Hooks(report)) => hooks.put(session, report),
             Some(event) => {
                 if let Some(said) = said(event) {
-                    mailbox.put(Input::Said(session, said));
+                    mailbox.put(NodeInput::Said(session, said));
                 }
             }
             // Of a newer library.
@@ -213,7 +238,7 @@ async fn listen(
         }
     }
     hooks.remove(session);
-    mailbox.put(Input::Disconnected(session));
+    mailbox.put(NodeInput::Disconnected(session));
 }
 
 /// A token bucket.
@@ -269,7 +294,7 @@ pub fn said(event: Event) -> Option<Said> {
         | Event::Usage(_)
         | Event::Demand(_)
         | Event::Mapped(_)
-        | Event::Pressure(_) => Said::Memory(Box::new(event)),
+        | Event::Pressure(_) => Said::Memory(Box::new(memory::said(event)?)),
         Event::DeviceSeen(seen) => Said::Device {
             slot: seen.slot,
             uuid: seen.uuid.try_into().ok()?,
@@ -278,11 +303,11 @@ pub fn said(event: Event) -> Option<Said> {
             snapshot: events.snapshot,
             changes: events.events.into_iter().filter_map(change).collect(),
         },
-        Event::ScheduleRequest(request) => Said::Schedule {
+        Event::ScheduleRequest(request) => Said::Schedule(Ticket {
             ticket: request.ticket,
             client: request.client,
             object: request.object,
-        },
+        }),
         Event::Edge(edge) => Said::Edge {
             slot: edge.slot,
             edge: Activity {
@@ -356,16 +381,16 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
         }),
         Tell::Gate { slot, closed } => Command::LaunchGate(v1::LaunchGate { slot, closed }),
         Tell::Go { ticket } => Command::ScheduleGo(v1::ScheduleGo { ticket }),
-        Tell::Set {
+        Tell::Set(SetChannels {
             seq,
-            disable,
+            switch,
             pairs,
             device_instance,
             method: by,
             more,
-        } => Command::SetChannels(v1::SetChannels {
+        }) => Command::SetChannels(v1::SetChannels {
             seq,
-            disable,
+            disable: switch.disables(),
             pairs: pairs
                 .into_iter()
                 .map(|(client, channel)| v1::ChannelPair { client, channel })
@@ -374,7 +399,7 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
             method: method(by).into(),
             more,
         }),
-        Tell::Memory(command) => *command,
+        Tell::Memory(order) => memory::command(*order),
     };
     v1::AgentCommand {
         command: Some(command),

@@ -17,7 +17,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tidegate_agent::journal::{Journal, Place, Places};
+use tidegate_agent::journal::{self, Journal, Place, Places};
 use tidegate_agent::reconcile::{self, Reconciled};
 
 /// Where the ids of a probe's workers stand, one a line.
@@ -42,7 +42,7 @@ impl Hold {
     /// # Errors
     /// When either cannot be had.
     pub fn new(dir: &Path, probe: &str) -> anyhow::Result<Self> {
-        let journal = Journal::open(dir).context("cannot make the journal")?;
+        let journal = journal::open(dir).context("cannot make the journal")?;
         let places = RefCell::new(Places::without(&journal.marked()));
         let guardian = Command::new(std::env::current_exe()?)
             .arg("guardian")
@@ -167,7 +167,7 @@ pub fn stand_aside() -> anyhow::Result<()> {
 /// # Errors
 /// When the driver cannot be asked to the end.
 pub fn release(dir: &Path) -> anyhow::Result<Reconciled> {
-    let Some(journal) = Journal::find(dir).context("cannot read the journal")? else {
+    let Some(journal) = journal::find(dir).context("cannot read the journal")? else {
         return Ok(Reconciled::default());
     };
     let mut all = Reconciled::default();

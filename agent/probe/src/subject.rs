@@ -12,15 +12,15 @@ use crate::message::{Done, Op, Own};
 use anyhow::{Context, bail};
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use tidegate_abi::class::Engine;
 use tidegate_abi::rm::{DisableChannels, MAX_PAIRS, Status};
-use tidegate_agent::channel::{Batch, ChannelControl, DriverControl, Via};
+use tidegate_agent::channel::{self, Batch, ChannelControl, DriverControl, Via};
 use tidegate_agent::clock::now_ns;
 use tidegate_agent::config::Method;
 use tidegate_agent::journal::Place;
 use tidegate_core::rm::Channel;
 use tidegate_driver::rm::{ControlFile, Driver, Gpu, RmError, Subdevice};
+use tidegate_node::kinds::Switch;
 
 /// `NVA06F_CTRL_CMD_RESTART_RUNLIST` {force restart, bypass wait}, from the kernel's `ctrla06f.h`.
 pub const RESTART_RUNLIST: u32 = 0xa06f_0111;
@@ -192,7 +192,7 @@ impl<'a> Subject<'a> {
         }
         let file = self.owners_file()?;
         Ok(Via::Owner {
-            file: Arc::new(file),
+            file: channel::file(file),
             client: self.own.client,
             subdevice: self.own.subdevice,
         })
@@ -316,9 +316,14 @@ impl<'a> Subject<'a> {
         }
         let mut ns = match &self.lists {
             Some(lists) => {
+                let switch = if disable {
+                    Switch::Disable
+                } else {
+                    Switch::Enable
+                };
                 let start = now_ns();
                 for batch in &lists.batches {
-                    lists.control.set(batch, disable)?;
+                    lists.control.set(batch, switch)?;
                 }
                 now_ns() - start
             }

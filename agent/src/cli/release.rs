@@ -5,7 +5,7 @@
 //! nothing, because the successor takes the channels as they are; beside a living agent it refuses.
 
 use crate::clock::now_ns;
-use crate::journal::Journal;
+use crate::journal;
 use crate::rundir::{self, RunDir, RunDirError};
 use anyhow::Context;
 use std::path::Path;
@@ -13,7 +13,7 @@ use std::path::Path;
 pub(super) fn run(run_dir: &Path, device: Option<&str>, shim: Option<&Path>) -> anyhow::Result<()> {
     let last = rundir::holder(run_dir).map(|holder| holder.device);
     let device = super::device_of(device, last)?;
-    let Some(journal) = Journal::find(run_dir).context("cannot read the journal")? else {
+    let Some(journal) = journal::find(run_dir).context("cannot read the journal")? else {
         return super::print("there is no journal: nothing was ever disabled here\n");
     };
     if journal.is_handing_over(now_ns()) {

@@ -263,7 +263,7 @@ fn as_json(summary: &Summary) -> Value {
                 "count": gpu.gaps.count,
                 "mean_s": gpu.gaps.mean_s,
                 "cv": gpu.gaps.cv,
-                "bounds_ns": crate::usage::GAP_BOUNDS_NS,
+                "bounds_ns": tidegate_node::usage::GAP_BOUNDS_NS,
                 "counts": gpu.gaps.counts,
             },
             "memory": gpu.memory.map(|memory| json!({
@@ -315,7 +315,7 @@ fn csv(slices: &[Slice], of: Of) -> String {
                 "gpu,busy_ns,open_ns,running_ns,edges,preemptions,wakes,pressure_events,\
                  pool_bytes,available_mean_bytes,available_min_bytes,gap_sum_ns",
             );
-            for bound in crate::usage::GAP_BOUNDS_NS {
+            for bound in tidegate_node::usage::GAP_BOUNDS_NS {
                 let _ = write!(out, ",gaps_le_{}ms", bound / 1_000_000);
             }
             out.push_str(",gaps_above\n");

@@ -4,27 +4,35 @@
 //! of them on a kernel without the call, get a waiter thread each, which sleeps on one doorbell and
 //! raises the wake word.
 
-use crate::sys::{self, SharedPage, WAITV_MAX, WaitSet};
+use crate::sys::{self, WAITV_MAX, WaitSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
+use tidegate_node::page::PageRef;
+use tidegate_node::{Bell, Bells};
 
 /// Doorbells and the wake word.
 #[derive(Debug)]
 pub struct Waiting {
     wake: Arc<AtomicU32>,
-    bells: Vec<Bell>,
+    waiters: Vec<Waiter>,
+    /// Of the bells when the waiters were last fitted to them.
+    version: u64,
     set: WaitSet,
     waitv: bool,
 }
 
+/// A thread that waits on one doorbell, and ends when the word is raised.
 #[derive(Debug)]
-struct Bell {
+struct Waiter {
     session: u64,
-    page: Arc<SharedPage>,
-    seen: u32,
-    /// Set: a thread waits on it, and ends when this is raised.
-    waiter: Option<Arc<AtomicBool>>,
+    end: Arc<AtomicBool>,
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
+    }
 }
 
 /// How long a waiter thread sleeps before it looks whether it should end.
@@ -36,95 +44,66 @@ impl Waiting {
     pub fn new(wake: Arc<AtomicU32>) -> Self {
         Self {
             wake,
-            bells: Vec::with_capacity(1_024),
+            waiters: Vec::new(),
+            version: 0,
             set: WaitSet::new(),
             waitv: sys::has_futex_waitv(),
         }
     }
 
-    /// Waits on a process' doorbell too. Its current value counts as not yet seen.
-    pub fn add(&mut self, session: u64, page: &Arc<SharedPage>) {
-        let seen = page
-            .process
-            .doorbell
-            .load(Ordering::Acquire)
-            .wrapping_sub(1);
-        let direct = self
-            .bells
-            .iter()
-            .filter(|bell| bell.waiter.is_none())
-            .count();
-        let waiter = if self.waitv && direct < WAITV_MAX - 1 {
-            None
-        } else {
-            self.start_waiter(page)
-        };
-        self.bells.push(Bell {
-            session,
-            page: Arc::clone(page),
-            seen,
-            waiter,
-        });
+    /// Doorbells that the thread waits on itself: the others have waiters.
+    fn direct<'a>(&self, bells: &'a Bells) -> &'a [Bell] {
+        let most = if self.waitv { WAITV_MAX - 1 } else { 0 };
+        &bells.all()[..bells.all().len().min(most)]
     }
 
-    /// A thread that cannot be made costs latency, not correctness: the heartbeat looks as well.
-    fn start_waiter(&self, page: &Arc<SharedPage>) -> Option<Arc<AtomicBool>> {
-        let end = Arc::new(AtomicBool::new(false));
-        let (wake, page, ended) = (Arc::clone(&self.wake), Arc::clone(page), Arc::clone(&end));
-        let thread = std::thread::Builder::new().name("tg-waiter".to_owned());
-        // Read here: an edge between this and the thread's first sleep wakes it at once.
-        let mut seen = page.process.doorbell.load(Ordering::Acquire);
-        let run = move || {
-            while !ended.load(Ordering::Relaxed) {
-                sys::futex_wait(&page.process.doorbell, seen, Some(WAITER_TURN));
-                let bell = page.process.doorbell.load(Ordering::Acquire);
-                if bell != seen {
-                    seen = bell;
-                    wake.fetch_add(1, Ordering::Release);
-                    sys::futex_wake(&wake);
-                }
-            }
-        };
-        match thread.spawn(run) {
-            Ok(_) => Some(end),
-            Err(error) => {
-                tracing::warn!(%error, "no waiter thread for a doorbell");
-                Some(end)
+    /// Gives a waiter to every bell that has none and needs one, and ends those of bells that are gone.
+    fn fit(&mut self, bells: &Bells) {
+        if bells.version() == self.version {
+            return;
+        }
+        self.version = bells.version();
+        let others = &bells.all()[self.direct(bells).len()..];
+        self.waiters
+            .retain(|waiter| others.iter().any(|bell| bell.session == waiter.session));
+        for bell in others {
+            let same = |waiter: &Waiter| waiter.session == bell.session;
+            if !self.waiters.iter().any(same) {
+                let waiter = self.start_waiter(bell);
+                self.waiters.push(waiter);
             }
         }
     }
 
-    /// Waits on it no longer.
-    pub fn remove(&mut self, session: u64) {
-        self.bells.retain(|bell| {
-            let stays = bell.session != session;
-            if let Some(waiter) = bell.waiter.as_ref().filter(|_| !stays) {
-                waiter.store(true, Ordering::Relaxed);
-            }
-            stays
-        });
-    }
-
-    /// The session of bell number `at`, and whether it rang since the last look.
-    pub fn look(&mut self, at: usize) -> Option<(u64, bool)> {
-        let bell = self.bells.get_mut(at)?;
-        let rung = bell.page.process.doorbell.load(Ordering::Acquire);
-        let changed = rung != bell.seen;
-        bell.seen = rung;
-        Some((bell.session, changed))
+    /// A thread that cannot be made costs latency, not correctness: the heartbeat looks as well.
+    fn start_waiter(&self, bell: &Bell) -> Waiter {
+        let end = Arc::new(AtomicBool::new(false));
+        let (wake, ended) = (Arc::clone(&self.wake), Arc::clone(&end));
+        let (page, seen) = (bell.page.clone(), bell.seen);
+        let thread = std::thread::Builder::new().name("tg-waiter".to_owned());
+        if let Err(error) = thread.spawn(move || wait_for(&page, seen, &wake, &ended)) {
+            tracing::warn!(%error, "no waiter thread for a doorbell");
+        }
+        Waiter {
+            session: bell.session,
+            end,
+        }
     }
 
     /// Sleeps until a doorbell rings, the wake word is no longer `raised`, or `deadline_ns`.
-    pub fn wait(&mut self, raised: u32, deadline_ns: u64) {
+    pub fn wait(&mut self, bells: &Bells, raised: u32, deadline_ns: u64) {
+        self.fit(bells);
         if self.waitv {
             self.set.clear();
             self.set.push(&self.wake, raised);
-            for bell in self.bells.iter().filter(|bell| bell.waiter.is_none()) {
+            for bell in self.direct(bells) {
                 self.set.push(&bell.page.process.doorbell, bell.seen);
             }
             if let Err(error) = self.set.wait(deadline_ns) {
                 tracing::error!(%error, "cannot wait on the doorbells");
                 self.waitv = false;
+                // Every doorbell needs a waiter from here on.
+                self.version = u64::MAX;
             }
         } else {
             let left = deadline_ns.saturating_sub(crate::clock::now_ns());
@@ -133,10 +112,15 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        for waiter in self.bells.iter().filter_map(|bell| bell.waiter.as_ref()) {
-            waiter.store(true, Ordering::Relaxed);
+/// Raises the wake word whenever a doorbell is not what it was.
+fn wait_for(page: &PageRef, mut seen: u32, wake: &AtomicU32, ended: &AtomicBool) {
+    while !ended.load(Ordering::Relaxed) {
+        sys::futex_wait(&page.process.doorbell, seen, Some(WAITER_TURN));
+        let bell = page.process.doorbell.load(Ordering::Acquire);
+        if bell != seen {
+            seen = bell;
+            wake.fetch_add(1, Ordering::Release);
+            sys::futex_wake(wake);
         }
     }
 }

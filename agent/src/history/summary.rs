@@ -12,8 +12,8 @@
 //! overlapping over united busy time (section 6).
 
 use super::{GAPS, GpuSlice, JobSlice, Slice, Subject};
-use crate::usage::GAP_BOUNDS_NS;
 use std::collections::BTreeMap;
+use tidegate_node::usage::GAP_BOUNDS_NS;
 
 /// What standalone rates were made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,9 @@ fn status(jobs: usize) -> v1::GetStatusResponse {
         uuid: format!("GPU-{index}"),
         preemptions: 3,
         usage: Some(v1::GpuUsage {
-            gaps: Some(crate::latency::Buckets::new(&crate::usage::GAP_BOUNDS_NS).message()),
+            gaps: Some(crate::latency::histogram(&crate::latency::Buckets::new(
+                &tidegate_node::usage::GAP_BOUNDS_NS,
+            ))),
             overlap_ns: vec![0; 2],
             ..v1::GpuUsage::default()
         }),

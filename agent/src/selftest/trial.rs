@@ -15,23 +15,27 @@
 use super::child::{self, Directory, Server};
 use super::work::{KERNEL_NS, STEPS};
 use super::{Held, Tried};
-use crate::channel::{ChannelControl, Member, Plan, Restarter, Via};
+use crate::channel::{self, ChannelControl, Member, Plan, Restarter, Via};
 use crate::clock::now_ns;
 use crate::config::{Level, Method, MethodChoice, Role};
-use crate::gate;
-use crate::inbox::{self, Channel, Inbox, Input, Outbox, RmChange, Said, Tell, Welcome};
+use crate::inbox::{
+    self, Channel, Inbox, Input, NodeInput, RmChange, Said, SetChannels, Tell, Ticket, Welcome,
+};
 use crate::journal;
 use crate::rm::{ControlFile, Driver};
-use crate::sys::SharedPage;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
+use tidegate_abi::gate::Gate;
 use tidegate_driver::stop_and_resume::{
     Counters, Kernel, Seen, Terms, Work, goes_on, stop_and_resume,
 };
 use tidegate_driver::worker::{Gone, Worker};
+use tidegate_node::file::File;
+use tidegate_node::kinds::Switch;
+use tidegate_node::page::PageRef;
+use tidegate_node::ports::Outbox;
 
 /// How long the child may take until its kernels run: contexts on eight GPUs without persistence mode.
 const READY_NS: u64 = 30_000_000_000;
@@ -134,9 +138,9 @@ pub fn run(
 
 /// Who attached.
 struct Attached {
-    page: Option<SharedPage>,
-    file: Option<Arc<ControlFile>>,
-    outbox: Outbox,
+    page: Option<PageRef>,
+    file: Option<File>,
+    outbox: Box<dyn Outbox>,
 }
 
 struct Trial {
@@ -166,44 +170,47 @@ impl Trial {
         };
         let more: Vec<_> = self.inbox.input_rx.try_iter().collect();
         for input in std::iter::once(first).chain(more) {
+            let Input::Node(input) = input else { continue };
             match input {
-                Input::Attached(newcomer) => {
-                    let _ = newcomer.outbox.try_send(Tell::Welcome(Welcome {
+                NodeInput::Attached(newcomer) => {
+                    newcomer.outbox.tell(Tell::Welcome(Welcome {
                         session: newcomer.session,
                         role: Role::Offline,
                         level: Level::L1,
                         method: Method::default(),
                         agent_generation: 1,
                     }));
-                    for words in newcomer.page.iter().flat_map(|page| &page.gates) {
-                        gate::set(words, gate::Gate::Open);
+                    if let Some(page) = &newcomer.page {
+                        for slot in 0..page.gates.len() {
+                            page.set_gate(slot, Gate::Open);
+                        }
                     }
                     self.attached = Some(Attached {
                         page: newcomer.page,
                         file: newcomer
                             .control_file
-                            .and_then(|file| ControlFile::adopt(file).ok())
-                            .map(Arc::new),
+                            .and_then(|file| ControlFile::adopt(file.take()?).ok())
+                            .map(channel::file),
                         outbox: newcomer.outbox,
                     });
                 }
-                Input::Said(_, Said::Rm { changes, .. }) => {
+                NodeInput::Said(_, Said::Rm { changes, .. }) => {
                     for change in changes {
                         self.observe(&change);
                     }
                 }
-                Input::Said(_, Said::ControlFile(fd)) => {
+                NodeInput::Said(_, Said::ControlFile(fd)) => {
                     let pid = i32::try_from(self.child.pid()).unwrap_or(0);
                     if let Some(own) = &mut self.attached {
-                        own.file = crate::prove::control_file(pid, fd).map(Arc::new);
+                        own.file = crate::prove::control_file(pid, fd).map(channel::file);
                     }
                 }
-                Input::Said(_, Said::Schedule { ticket, .. }) => {
+                NodeInput::Said(_, Said::Schedule(Ticket { ticket, .. })) => {
                     if let Some(own) = &self.attached {
-                        let _ = own.outbox.try_send(Tell::Go { ticket });
+                        own.outbox.tell(Tell::Go { ticket });
                     }
                 }
-                Input::Said(
+                NodeInput::Said(
                     _,
                     Said::Channels {
                         seq,
@@ -373,7 +380,7 @@ impl Trial {
         held.unwrap_or_else(|why| {
             // Whatever this left: the next one and the child's end want it enabled.
             for level in [Level::L2, Level::L1] {
-                let _ = self.set_all(driver, level, method, false);
+                let _ = self.set_all(driver, level, method, Switch::Enable);
             }
             let before = self.counters();
             let goes_on = before.and_then(|before| goes_on(self, &before, RESUME));
@@ -433,7 +440,7 @@ impl Trial {
         driver: &Driver,
         level: Level,
         method: Method,
-        disable: bool,
+        switch: Switch,
     ) -> Result<(), String> {
         for (index, gpu) in driver.gpus.iter().enumerate() {
             let on = |channel: &&Channel| {
@@ -444,9 +451,12 @@ impl Trial {
             if channels.is_empty() {
                 return Err(format!("no channel was seen on GPU {index}"));
             }
-            self.set(index, gpu.device_instance, level, method, channels, disable)
+            self.set(index, gpu.device_instance, level, method, channels, switch)
                 .map_err(|error| {
-                    let what = if disable { "disable" } else { "enable" };
+                    let what = match switch {
+                        Switch::Disable => "disable",
+                        Switch::Enable => "enable",
+                    };
                     format!("{what} on GPU {index}: {error}")
                 })?;
         }
@@ -460,7 +470,7 @@ impl Trial {
         level: Level,
         method: Method,
         mut channels: Vec<Channel>,
-        disable: bool,
+        switch: Switch,
     ) -> Result<(), String> {
         let file = self.attached.as_ref().and_then(|own| own.file.clone());
         if level == Level::L2 && file.is_none() {
@@ -494,17 +504,17 @@ impl Trial {
                 let pairs = batch
                     .entries()
                     .map(|(client, channel, _)| (client, channel));
-                let tell = Tell::Set {
+                let tell = Tell::Set(SetChannels {
                     seq: self.next_seq,
-                    disable,
+                    switch,
                     pairs: pairs.collect(),
                     device_instance,
                     method,
                     more: at + 1 < batches.len(),
-                };
+                });
                 self.set_remotely(tell, method)?;
             } else {
-                let done = self.own[index].carry_out(batch, disable);
+                let done = self.own[index].carry_out(batch, switch);
                 done.map_err(|error| error.to_string())?;
             }
         }
@@ -517,7 +527,7 @@ impl Trial {
         let told = self
             .attached
             .as_ref()
-            .is_some_and(|own| own.outbox.try_send(tell).is_ok());
+            .is_some_and(|own| own.outbox.tell(tell));
         let answer = self.until(ANSWER_NS, |trial| {
             let (_, done, by) = trial.answers.iter().find(|(own, ..)| *own == seq)?;
             Some((*done, by.unwrap_or_default()))
@@ -601,7 +611,12 @@ impl Counters for Attempt<'_> {
 impl Work for Attempt<'_> {
     fn set(&mut self, disable: bool) -> Result<(), String> {
         let (level, method) = (self.level, self.method);
-        self.trial.set_all(self.driver, level, method, disable)
+        let switch = if disable {
+            Switch::Disable
+        } else {
+            Switch::Enable
+        };
+        self.trial.set_all(self.driver, level, method, switch)
     }
 
     fn loaded(&mut self) -> Result<Vec<u64>, String> {

@@ -326,6 +326,7 @@ fn step(state: &State, thread: usize, op: Op) -> Option<State> {
     Some(next)
 }
 
+/// P-GATE-4: no order of stores lets idle be rung while a launch is unfinished.
 #[test]
 fn no_execution_breaks_the_protocol_that_ships() {
     for (launches, probes) in [(&[1, 1][..], 1), (&[2][..], 2)] {

@@ -30,7 +30,7 @@ pub const ACTIVITY_BUSY: u64 = 1;
 
 /// The page. `repr(C)`; offsets are pinned below.
 #[repr(C, align(4096))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Page {
     /// Written by the agent before the page is sent, constant afterwards.
     pub header: Header,
@@ -48,7 +48,7 @@ pub struct Page {
 
 /// What the page is.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Header {
     /// [`MAGIC`].
     pub magic: AtomicU64,
@@ -68,7 +68,7 @@ pub struct Header {
 
 /// The agent's signs of life.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct AgentWords {
     /// Time of the control thread's last tick. Older than 500 ms: the agent is gone.
     pub heartbeat_ns: AtomicU64,
@@ -78,7 +78,7 @@ pub struct AgentWords {
 
 /// Words of the whole process.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ProcessWords {
     /// Futex. Raised by one with every edge of any device; the agent and the prober wait on it.
     pub doorbell: AtomicU32,
@@ -95,7 +95,7 @@ pub struct ProcessWords {
 
 /// Activity of one device as the process sees it.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DeviceWords {
     /// `generation << 1 | busy`. Changed by compare-and-swap only.
     pub activity: AtomicU64,
@@ -118,7 +118,7 @@ pub struct DeviceWords {
 
 /// An engine's use of its KV cache on one device. Bytes.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct MemoryWords {
     /// Raised by one before and after the words below change: odd while they do.
     pub version: AtomicU64,
@@ -132,7 +132,7 @@ pub struct MemoryWords {
 
 /// What the agent asks of one device of this process.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct GateWords {
     /// `generation << 2 | state`: [`GATE_OPEN`], [`GATE_CLOSED`] or [`GATE_HELD`]. The low half is
     /// the futex an offline launch waits on.

@@ -7,8 +7,9 @@ use crate::Input;
 use crate::node::{HOSTILE, Node};
 use prost::Message as _;
 use tidegate_agent::config::Role;
-use tidegate_agent::inbox::{Input as Inbound, Process};
+use tidegate_agent::inbox::NodeInput;
 use tidegate_agent::sessions::said;
+use tidegate_node::kinds::Process;
 use tidegate_proto::v1::ClientEvent;
 
 pub fn run(input: &[u8]) {
@@ -22,12 +23,12 @@ pub fn run(input: &[u8]) {
         }
         let length = usize::from(u16::from_le_bytes(input.array()));
         let Ok(message) = ClientEvent::decode(input.bytes(length % 4_096)) else {
-            node.input(Inbound::Disconnected(HOSTILE));
+            node.input(NodeInput::Disconnected(HOSTILE));
             break;
         };
         match message.event.and_then(said) {
             Some(said) => node.say(HOSTILE, said),
-            None if length == 0 => node.input(Inbound::Exited(Process {
+            None if length == 0 => node.input(NodeInput::Exited(Process {
                 pid: 100 + HOSTILE as i32,
                 started: HOSTILE,
             })),

@@ -13,9 +13,8 @@
 //! and at the end the online process still takes the GPU back from the offline one.
 
 use crate::directory;
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -25,19 +24,26 @@ use tidegate_abi::page::{
     ProcessWords,
 };
 use tidegate_agent::app::tunables;
-use tidegate_agent::channel::Batch;
 use tidegate_agent::clock::now_ns;
 use tidegate_agent::config::{Config, Level, Method, Role};
-use tidegate_agent::control::{About, Control, Parts};
+use tidegate_agent::control::{About, ControlThread, Machine, MonotonicClock};
 use tidegate_agent::events::EventLog;
-use tidegate_agent::identity::Credentials;
-use tidegate_agent::inbox::{Ask, Channel, Input, Mailbox, Newcomer, RmChange, Said, Tell, inbox};
-use tidegate_agent::issue::{Issued, Outcome, Task};
-use tidegate_agent::journal::Journal;
+use tidegate_agent::inbox::{
+    Ask, Channel, Input, Library, Mailbox, Newcomer, NodeInput, Peer, RmChange, Said, Stream, Tell,
+    inbox,
+};
+use tidegate_agent::issue::Issuer;
+use tidegate_agent::journal::{self, Journal};
 use tidegate_agent::notify::Notifier;
-use tidegate_agent::prove::{Again, Aged, Claim, Proof};
-use tidegate_agent::rm::{ControlFile, Gpu, Owner};
+use tidegate_agent::page::shared;
 use tidegate_agent::sys::{SharedPage, SharedWords};
+use tidegate_node::Parts;
+use tidegate_node::batch::Batch;
+use tidegate_node::file::{File, SentFile};
+use tidegate_node::kinds::{Gpu, Process, Switch};
+use tidegate_node::message::{Again, Aged, Claim, Owner, Proof};
+use tidegate_node::ports::{self, Ports};
+use tidegate_node::task::{Carrying, Released, Task};
 use tidegate_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
@@ -70,14 +76,27 @@ pub const fn client_of(session: u64) -> u32 {
 }
 
 static JOURNAL: LazyLock<Arc<Journal>> =
-    LazyLock::new(|| Arc::new(Journal::open(&directory("node")).expect("a journal in memory")));
+    LazyLock::new(|| Arc::new(journal::open(&directory("node")).expect("a journal in memory")));
 
-fn any_file() -> File {
-    File::open("/dev/null").expect("there is one")
+/// Answered by hand.
+#[derive(Debug)]
+struct Asked {
+    claims_tx: Sender<Claim>,
+    again_tx: Sender<Again>,
+}
+
+impl ports::Prover for Asked {
+    fn claim(&self, claim: Claim) {
+        let _ = self.claims_tx.send(claim);
+    }
+
+    fn again(&self, again: Again) -> bool {
+        self.again_tx.send(again).is_ok()
+    }
 }
 
 pub struct Node {
-    control: Control,
+    control: ControlThread,
     mailbox: Mailbox,
     claims_rx: Receiver<Claim>,
     again_rx: Receiver<Again>,
@@ -95,35 +114,42 @@ impl Node {
     /// A node whose third process is `hostile` and was under an agent before, or not.
     pub fn new(hostile: Role, was_gated: bool) -> Self {
         let (mailbox, inbox) = inbox();
-        let (prover, claims_rx) = unbounded();
-        let (reprover, again_rx) = unbounded();
-        let (issuer, tasks_rx) = unbounded();
-        let (teller, _) = EventLog::start().expect("a thread");
+        let (claims_tx, claims_rx) = unbounded();
+        let (again_tx, again_rx) = unbounded();
+        let (issuer, tasks_rx) = Issuer::bounded(4_096);
+        let (events, _) = EventLog::start().expect("a thread");
         let gpu = Gpu {
-            minor: 0,
             device_instance: 0,
             uuid: UUID,
         };
-        let control = Control::new(Parts {
+        let parts = Parts {
             tunables: tunables(&Config::default(), Level::L1),
             method: Method::default(),
             level: Level::L1,
             pool: 8 << 30,
             believe_unproven: false,
-            gpus: vec![(gpu, Some(issuer))],
+            gpus: vec![(gpu, Some(Box::new(issuer)))],
             unseen: 0,
             generation: GENERATION,
             journal: Arc::clone(&JOURNAL),
             adopted: Vec::new(),
-            prover,
-            reprover,
-            teller,
-            inbox,
-            mailbox: mailbox.clone(),
-            notifier: Arc::new(Notifier::default()),
-            about: About::default(),
-            recorder: None,
-        });
+            mps: false,
+            ports: Ports {
+                clock: Box::new(MonotonicClock),
+                prover: Box::new(Asked {
+                    claims_tx,
+                    again_tx,
+                }),
+                machine: Box::new(Machine {
+                    journal: Arc::clone(&JOURNAL),
+                    mailbox: mailbox.clone(),
+                }),
+                events: Box::new(events),
+                recorder: None,
+            },
+        };
+        let notifier = Arc::new(Notifier::default());
+        let control = ControlThread::new(parts, inbox, notifier, About::default());
         let roles = [Role::Online, Role::Offline, hostile];
         let mut pages = Vec::new();
         let mut tells_rx = Vec::new();
@@ -133,25 +159,29 @@ impl Node {
             let (tell_tx, tell_rx) = mpsc::channel(64);
             tells_rx.push(tell_rx);
             let session = at as u64 + 1;
-            mailbox.put(Input::Attached(Box::new(Newcomer {
+            mailbox.put(NodeInput::Attached(Box::new(Newcomer {
                 session,
-                peer: Credentials {
-                    pid: 100 + session as i32,
+                peer: Peer {
+                    process: Process {
+                        pid: 100 + session as i32,
+                        started: session,
+                    },
                     uid: 1_000 + session as u32,
-                    started: session,
-                    ..Credentials::default()
+                    name: String::new(),
                 },
                 role,
                 rule: "rule 1".to_owned(),
                 job: "job".to_owned(),
-                version: "1".to_owned(),
-                driver: "580".to_owned(),
-                membarrier: true,
+                library: Library {
+                    version: "1".to_owned(),
+                    driver: "580".to_owned(),
+                    membarrier: true,
+                    takes_memory: true,
+                },
                 last_agent_generation: u64::from(was_gated && session == HOSTILE),
-                takes_memory: true,
-                page: Some(page),
-                control_file: Some(any_file().into()),
-                outbox: tell_tx,
+                page: Some(shared(page)),
+                control_file: Some(SentFile(Box::new(()))),
+                outbox: Box::new(Stream(tell_tx)),
             })));
         }
         let [one, two, three]: [_; 3] = pages.try_into().expect("three");
@@ -217,11 +247,11 @@ impl Node {
 
     /// A process says something.
     pub fn say(&self, session: u64, said: Said) {
-        self.mailbox.put(Input::Said(session, said));
+        self.mailbox.put(NodeInput::Said(session, said));
     }
 
     /// Any other input about the hostile process.
-    pub fn input(&self, input: Input) {
+    pub fn input(&self, input: NodeInput) {
         self.mailbox.put(input);
     }
 
@@ -248,8 +278,8 @@ impl Node {
         let mut any = false;
         while let Ok(claim) = self.claims_rx.try_recv() {
             any = true;
-            let file = || Arc::new(ControlFile::stand_in(any_file().into()));
-            self.mailbox.put(Input::Proof(match claim {
+            let file = || File::new(());
+            self.mailbox.put(NodeInput::Proof(match claim {
                 Claim::File { session, .. } | Claim::Taken { session, .. } => Proof::File {
                     session,
                     file: Some(file()),
@@ -274,7 +304,7 @@ impl Node {
             } else {
                 Owner::Foreign
             };
-            self.mailbox.put(Input::Aged(Aged {
+            self.mailbox.put(NodeInput::Aged(Aged {
                 session: again.session,
                 client: again.client,
                 seq: again.seq,
@@ -284,47 +314,41 @@ impl Node {
         while let Ok(task) = self.tasks_rx.try_recv() {
             any = true;
             match task {
-                Task::Order(order) => {
-                    for batch in order.batches.iter() {
-                        self.carry_out(batch, order.disable);
+                Task::Issue(issue) => {
+                    let mut carrying = Carrying::new(issue);
+                    let switch = carrying.switch();
+                    while let Some(batch) = carrying.call(&JOURNAL, now_ns()).cloned() {
+                        self.carry_out(&batch, switch);
+                        let now = now_ns();
+                        carrying.answered(Ok(()), (now, now), &JOURNAL);
                     }
-                    let now = now_ns();
-                    self.mailbox.put(Input::Issued(Issued {
-                        gpu: 0,
-                        job: order.job,
-                        command: order.command,
-                        disable: order.disable,
-                        outcome: Outcome::Done,
-                        looked_ns: now,
-                        entered_ns: now,
-                        returned_ns: now,
-                    }));
+                    self.mailbox.put(NodeInput::Issued(carrying.issued()));
                 }
                 Task::Release(release) => {
                     let mut places = Vec::new();
                     for batch in release.batches {
-                        self.carry_out(&batch, false);
+                        self.carry_out(&batch, Switch::Enable);
                         places.extend(batch.places);
                     }
-                    self.mailbox.put(Input::Released(places));
+                    let released = Released::of(places.into_iter(), Vec::new());
+                    self.mailbox.put(NodeInput::Released(released));
                 }
             }
         }
         any
     }
 
-    fn carry_out(&mut self, batch: &Batch, disable: bool) {
-        for at in 0..batch.places.len() {
-            let pair = (batch.call.h_client_list[at], batch.call.h_channel_list[at]);
-            let session = u64::from(pair.0 >> 28);
+    fn carry_out(&mut self, batch: &Batch, switch: Switch) {
+        for (client, channel, _) in batch.entries() {
+            let pair = (client, channel);
+            let session = u64::from(client >> 28);
             let offline =
                 (1..=3).contains(&session) && self.roles[session as usize - 1] == Role::Offline;
             assert!(offline, "an order names a channel of {session}: {pair:x?}");
-            if disable {
-                self.disabled.insert(pair);
-            } else {
-                self.disabled.remove(&pair);
-            }
+            match switch {
+                Switch::Disable => self.disabled.insert(pair),
+                Switch::Enable => self.disabled.remove(&pair),
+            };
         }
     }
 

@@ -6,6 +6,7 @@ use crate::Input;
 use crate::node::{HOSTILE, MEMORY, Node, UUID, WORDS, activity, client_of};
 use tidegate_agent::config::Role;
 use tidegate_agent::inbox::{RmChange, Said};
+use tidegate_agent::sessions::said;
 use tidegate_proto::v1::{self, client_event::Event};
 
 pub fn run(input: &[u8]) {
@@ -59,7 +60,7 @@ fn cache_or_client(input: &mut Input<'_>) -> Said {
             changes: vec![RmChange::ClientUp(client_of(HOSTILE) | u32::from(choice))],
         };
     }
-    Said::Memory(Box::new(Event::KvRegistered(v1::KvRegistered {
+    let cache = Event::KvRegistered(v1::KvRegistered {
         kv: u32::from(choice),
         slot: u32::from(input.byte() % 16),
         world: 1,
@@ -71,5 +72,6 @@ fn cache_or_client(input: &mut Input<'_>) -> Said {
         backed: vec![3],
         elastic: true,
         ..v1::KvRegistered::default()
-    })))
+    });
+    said(cache).expect("it is about memory")
 }

@@ -30,6 +30,7 @@ macro_rules! read_again {
             read_all($name);
         })*
 
+        /// P-SECURITY-5: whatever was found once is met by one clear refusal.
         #[test]
         fn every_target_is_read_again() {
             assert_eq!(TARGETS.map(|target| target.name), [$($name),*]);

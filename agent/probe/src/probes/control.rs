@@ -7,7 +7,7 @@ use crate::message::Wait;
 use crate::subject::Way;
 use std::time::Duration;
 use tidegate_agent::config::Method;
-use tidegate_agent::latency::Latencies;
+use tidegate_agent::latency::{Latencies, summary};
 use tidegate_driver::rm::{ControlFile, Owner};
 
 /// Length of a kernel: what is left of the last one is waited for at the end.
@@ -84,7 +84,7 @@ fn by(bench: &Bench, (way, method): (Way, Method), times: u32) -> anyhow::Result
             clock::pause(Duration::from_micros(500));
         }
         for (name, latencies) in [("disable", &disable), ("enable", &enable)] {
-            let summary = latencies.summary();
+            let summary = summary(latencies);
             let report = &bench.report;
             report.micros(format!("{load}: {name} p50"), summary.p50_ns);
             report.micros(format!("{load}: {name} p99"), summary.p99_ns);

@@ -33,7 +33,7 @@ pub(super) fn preempt(bench: &Bench) -> anyhow::Result<Ending> {
             }
         }
     }
-    let summary = latencies.summary();
+    let summary = tidegate_agent::latency::summary(&latencies);
     if summary.count > 0 {
         report.micros("PREEMPT p50", summary.p50_ns);
         report.micros("PREEMPT p99", summary.p99_ns);

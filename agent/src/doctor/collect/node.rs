@@ -50,7 +50,7 @@ fn in_memory(path: &Path) -> bool {
 }
 
 fn marked(path: &Path) -> Found<Option<facts::Journal>> {
-    let journal = journal::Journal::find(path)
+    let journal = journal::find(path)
         .map_err(|error| format!("{}: {error}", path.join(journal::NAME).display()))?;
     Ok(journal.map(|journal| facts::Journal {
         generation: journal.generation(),

@@ -219,6 +219,7 @@ proptest! {
 
     /// Each owner writes its number through its own addresses and finds it there at every later moment,
     /// and through the blocks' first addresses as well, unless the memory was reclaimed in between.
+    /// P-TRAINER-5: a block has one holder, and is lost at all its addresses.
     #[test]
     fn no_block_has_two_owners_and_a_lost_one_is_lost_at_all_its_addresses(
         (shape, deeds) in shapes(),

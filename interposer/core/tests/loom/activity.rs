@@ -53,6 +53,7 @@ fn probe(process: &Process) {
     }
 }
 
+/// P-GATE-4: idle is never rung while a launch is unfinished.
 #[test]
 fn no_launch_runs_under_a_rung_idle_edge() {
     let mut model = loom::model::Builder::new();

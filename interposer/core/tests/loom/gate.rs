@@ -79,6 +79,7 @@ fn closes_and_opens(futex: &Futex) {
     sets(futex, Gate::Open);
 }
 
+/// P-GATE-5: nobody sleeps on an open gate.
 #[test]
 fn a_launch_never_sleeps_through_the_opening_of_its_gate() {
     model(|| a_wait(4, waits, AS_SHIPPED, closes_and_opens));
@@ -189,6 +190,7 @@ fn an_acknowledged_close<F: Fences + 'static>(fences: F, launch: Launch) {
     agent.join().unwrap();
 }
 
+/// P-GATE-5: no launch is inside the driver once its close is acknowledged.
 #[test]
 fn no_launch_is_inside_the_driver_once_the_close_of_its_gate_is_acknowledged() {
     for launch in [Launch::Hot, Launch::Slow, Launch::Shared] {

@@ -86,6 +86,7 @@ fn two_ranks_ask(second: u64) {
     loser.join().unwrap();
 }
 
+/// P-MEMORY-10: every rank hears of the same losses, once a step.
 #[test]
 fn every_rank_sees_the_same_cut_of_a_step_whatever_is_lost_meanwhile() {
     model(|| two_ranks_ask(0));

@@ -52,6 +52,7 @@ fn params(call: Option<Call>) -> Params {
     }
 }
 
+/// P-GATE-12: every object on the way to a channel is understood.
 #[test]
 fn every_object_on_the_way_to_a_channel_is_understood_in_both_sizes_of_alloc() {
     let mut device = rm::Nv0080Alloc {

@@ -15,24 +15,22 @@
 //!     +---- own ------+ <----- own ------+        nobody's: forget it      another's: refuse it
 //! ```
 
-use super::session::Client;
-use super::{Control, gpu_id};
-use crate::events::Happening;
-use crate::prove::{Again, Aged};
-use crate::rm::Owner;
+use crate::lanes::{Lanes, Proven};
+use crate::members::Members;
+use crate::message::{Again, Owner};
+use crate::ports::Prover;
+use crate::session::Client;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
 use tidegate_policy::ids::{GpuId, JobId};
-
-/// A session's RM client.
-pub type Proven = (u64, u32);
 
 /// The questions under way.
 #[derive(Debug, Default)]
-pub struct Proofs {
+pub(crate) struct Proofs {
     asked: HashMap<Proven, Asked>,
     next_seq: u64,
+    /// When all of them are made again.
+    period_at: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +41,7 @@ struct Asked {
 
 /// What follows from an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Nothing: it stands, or is no longer asked about.
     Nothing,
     /// Ask once more.
@@ -99,97 +97,66 @@ impl Proofs {
     }
 }
 
-impl Control {
+impl Proofs {
+    /// Whether a period is over: every proof that a list rests on is to be made again.
+    pub fn is_due(&mut self, now: u64, every_ns: u64) -> bool {
+        let due = now >= self.period_at;
+        if due {
+            self.period_at = now + every_ns;
+        }
+        due
+    }
+
+    /// The period is over at once.
+    pub fn hurry(&mut self, now: u64) {
+        self.period_at = now;
+    }
+
     /// Has the proofs of a job's clients on `gpu` made again.
-    pub(super) fn prove_again(&mut self, job: JobId, gpu: GpuId) {
-        let mut at = 0;
-        loop {
-            let state = self.jobs.get(job.0 as usize);
-            let gang = state.and_then(|job| job.gangs.get(gpu.index()));
-            let Some(&proven) = gang.and_then(|gang| gang.proven.get(at)) else {
-                return;
-            };
-            self.ask_again(proven);
-            at += 1;
+    pub fn ask_all(
+        &mut self,
+        (job, gpu): (JobId, GpuId),
+        lanes: &Lanes,
+        members: &Members,
+        prover: &dyn Prover,
+        now: u64,
+    ) {
+        let proven = lanes.lane(job, gpu).map(|lane| &lane.proven);
+        for &proven in proven.into_iter().flatten() {
+            self.ask_again(proven, members, prover, now);
         }
     }
 
-    /// Has every proof that a list rests on made again, once a period.
-    pub(super) fn prove_all_again(&mut self) {
-        if self.now < self.prove_at {
-            return;
-        }
-        self.prove_at = self.now + self.prove_every_ns;
-        for job in 0..u32::try_from(self.jobs.len()).unwrap_or(0) {
-            for gpu in 0..self.gpus.len() {
-                self.prove_again(JobId(job), gpu_id(gpu));
-            }
-        }
-    }
-
-    fn ask_again(&mut self, proven: Proven) {
+    /// Has one proof made again.
+    pub fn ask_again(&mut self, proven: Proven, members: &Members, prover: &dyn Prover, now: u64) {
         let (session, client) = proven;
-        let state = self.sessions.get(&session);
+        let state = members.get(session);
         let Some(Client::Own(Some(file))) = state.and_then(|state| state.clients.get(&client))
         else {
             return;
         };
-        let Some(seq) = self.proofs.ask(proven) else {
+        let Some(seq) = self.ask(proven) else {
             return;
         };
         let again = Again {
             session,
             client,
             seq,
-            file: Arc::clone(file),
+            file: file.clone(),
         };
-        if self.reprover.try_send(again).is_err() {
-            self.proofs.drop(proven);
-            self.prove_at = self.now;
-        }
-    }
-
-    /// What became of a proof that was made again.
-    pub(super) fn aged(&mut self, aged: Aged) {
-        let Aged {
-            session: id,
-            client,
-            seq,
-            owner,
-        } = aged;
-        match self.proofs.answered((id, client), seq, owner) {
-            Next::Nothing => {}
-            Next::Ask => self.ask_again((id, client)),
-            Next::Forget => {
-                let touched = self.forget(id, |held| held.channel.client == client);
-                self.disown(id, client);
-                self.channels_changed(id, touched, false);
-            }
-            Next::Refuse => {
-                self.counters.proofs_lapsed += 1;
-                self.tell(Happening {
-                    kind: "proof_lapsed",
-                    session: id,
-                    job: self.job_name(self.sessions.get(&id).and_then(|s| s.job)),
-                    text: format!("RM client {client:#x} is another process' by now"),
-                    ..Happening::default()
-                });
-                self.claims.release(client, id);
-                self.refuse(
-                    id,
-                    client,
-                    "an RM client it proved is another process' by now",
-                );
-            }
+        if !prover.again(again) {
+            self.drop(proven);
+            self.hurry(now);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::gang::Gang;
     use super::*;
-    use crate::issue::Outcome;
+    use crate::kinds::Switch;
+    use crate::lanes::Lane;
+    use crate::task::Outcome;
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
@@ -238,7 +205,7 @@ mod tests {
         owner: Owner,
         disabled: bool,
         listed: bool,
-        gang: Gang,
+        lane: Lane,
         proofs: Proofs,
         tasks: VecDeque<Task>,
         questions: VecDeque<u64>,
@@ -251,7 +218,7 @@ mod tests {
                 owner: Owner::Own,
                 disabled: false,
                 listed: true,
-                gang: Gang::default(),
+                lane: Lane::default(),
                 proofs: Proofs::default(),
                 tasks: VecDeque::new(),
                 questions: VecDeque::new(),
@@ -261,7 +228,7 @@ mod tests {
 
         fn order(&mut self, disable: bool) {
             if self.listed {
-                self.gang.outstanding += 1;
+                self.lane.outstanding += 1;
                 self.tasks.push_back(Task::Order(disable));
             }
         }
@@ -269,7 +236,7 @@ mod tests {
         fn unlist(&mut self) {
             if std::mem::take(&mut self.listed) {
                 self.proofs.drop(PROVEN);
-                if self.gang.may_be_disabled() {
+                if self.lane.may_be_disabled() {
                     self.tasks.push_back(Task::Release);
                 }
             }
@@ -316,7 +283,12 @@ mod tests {
                 }
                 Op::Turn => match self.inbox.pop_front() {
                     Some(Answer::Order(disable)) => {
-                        self.gang.answered(disable, Outcome::Done);
+                        let switch = if disable {
+                            Switch::Disable
+                        } else {
+                            Switch::Enable
+                        };
+                        self.lane.answered(switch, Outcome::Done);
                         if disable {
                             self.ask();
                         }
@@ -361,6 +333,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
+        /// P-SECURITY-2: nothing of another process stays disabled or listed.
         /// Whatever the order of events: once everything under way has ended, nothing of another
         /// process is disabled; and a period later nothing of it is listed.
         #[test]

@@ -1,17 +1,18 @@
 //! How the node stands, for people.
 
-use super::Control;
-use super::gang::Applied;
-use super::session::Session;
+use super::ControlThread;
 use crate::config::Method;
+use crate::latency;
 use crate::level::Stop;
 use crate::obstacle::Obstacle;
-use crate::rm::uuid_text;
 use crate::selftest::{self, Held, Outcome, Tried};
 use crate::sessions::{level, method, role};
-use crate::usage::Usage;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
+use tidegate_node::kinds::{Gpu, gpu_id};
+use tidegate_node::lanes::{Applied, Lane};
+use tidegate_node::session::Session;
+use tidegate_node::usage::Usage;
 use tidegate_policy::ids::{GpuId, JobId};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::{GateState, JobState, JobView, OwnerView, Reason};
@@ -49,116 +50,18 @@ impl About {
     }
 }
 
-/// Things counted since the start.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counters {
-    pub rings: u64,
-    pub late_turns: u64,
-    pub stalls: u64,
-    pub disables_failed: u64,
-    pub enables_failed: u64,
-    pub enables_withheld: u64,
-    pub wakes_overtaken: u64,
-    pub orders_stale: u64,
-    pub foreign_claims: u64,
-    pub proofs_lapsed: u64,
-    pub channels_refused: u64,
-    pub pages_dropped: u64,
-    pub remotes_late: u64,
-    pub notes: u64,
-    pub blocks_invalidated: u64,
-}
-
-impl Counters {
-    fn rows(&self) -> Vec<v1::Counter> {
-        let row = |name: &str, value, help: &str| v1::Counter {
-            name: name.to_owned(),
-            help: help.to_owned(),
-            value,
-        };
-        vec![
-            row("rings", self.rings, "Doorbells heard"),
-            row(
-                "late_turns",
-                self.late_turns,
-                "Times the control thread came late by 250 ms or more",
-            ),
-            row(
-                "issue_stalls",
-                self.stalls,
-                "Calls the driver did not return from for 50 ms",
-            ),
-            row(
-                "disables_failed",
-                self.disables_failed,
-                "Orders to disable that the driver refused",
-            ),
-            row(
-                "enables_failed",
-                self.enables_failed,
-                "Orders to enable that the driver refused",
-            ),
-            row(
-                "enables_withheld",
-                self.enables_withheld,
-                "Enables given up because online was busy again",
-            ),
-            row(
-                "wakes_overtaken",
-                self.wakes_overtaken,
-                "Enables that took effect after online had begun, with their disable behind them",
-            ),
-            row(
-                "orders_stale",
-                self.orders_stale,
-                "Orders that a newer one had replaced before they were handed on",
-            ),
-            row(
-                "foreign_claims",
-                self.foreign_claims,
-                "RM clients reported by a process that could not prove them",
-            ),
-            row(
-                "proofs_lapsed",
-                self.proofs_lapsed,
-                "Proven RM clients that were another process' when proven again",
-            ),
-            row(
-                "channels_refused",
-                self.channels_refused,
-                "Channels beyond what a session or the journal may hold",
-            ),
-            row(
-                "pages_dropped",
-                self.pages_dropped,
-                "Processes that rang beyond the allowed rate",
-            ),
-            row(
-                "remotes_late",
-                self.remotes_late,
-                "Orders of level L3 that a process did not answer",
-            ),
-            row("notes", self.notes, "Remarks of attached processes"),
-            row(
-                "invalidated_blocks",
-                self.blocks_invalidated,
-                "KV blocks whose content offline jobs lost to reclaims",
-            ),
-        ]
-    }
-}
-
-impl Control {
+impl ControlThread {
     /// GPUs without their latencies and the owners of their memory, and jobs.
     pub(super) fn totals(&self) -> v1::GetStatusResponse {
-        let usage = self.usage.at(self.now);
+        let usage = self.shell.usage().at(self.shell.now_ns());
         v1::GetStatusResponse {
-            agent_generation: self.generation,
-            gpus: (0..self.gpus.len())
+            agent_generation: self.shell.generation(),
+            gpus: (0..self.shell.lanes().gpus.lines().len())
                 .map(|at| self.gpu(at, &usage))
                 .collect(),
             jobs: self
-                .node
+                .shell
+                .policy()
                 .jobs()
                 .map(|view| self.job_status(view, &usage))
                 .collect(),
@@ -166,24 +69,34 @@ impl Control {
         }
     }
 
+    fn counters(&self) -> Vec<v1::Counter> {
+        let rows = self.shell.counters().rows();
+        let counter = |(name, value, help): (&str, u64, &str)| v1::Counter {
+            name: name.to_owned(),
+            help: help.to_owned(),
+            value,
+        };
+        rows.into_iter().map(counter).collect()
+    }
+
     pub(super) fn report(&self) -> v1::GetStatusResponse {
         let v1::GetStatusResponse { mut gpus, jobs, .. } = self.totals();
-        for (gpu, state) in gpus.iter_mut().zip(&self.gpus) {
-            gpu.preempt_latency = Some(state.preempt.summary());
-            gpu.gate_latency = Some(state.gate.summary());
+        for (gpu, line) in gpus.iter_mut().zip(self.shell.lanes().gpus.lines()) {
+            gpu.preempt_latency = Some(latency::summary(&line.preempt));
+            gpu.gate_latency = Some(latency::summary(&line.gate));
             if let (Some(memory), Ok(index)) = (&mut gpu.memory, u8::try_from(gpu.index)) {
-                let owners = self.node.owners(GpuId(index));
+                let owners = self.shell.policy().owners(GpuId(index));
                 memory.owners = owners.iter().map(owner).collect();
             }
         }
         v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            agent_generation: self.generation,
+            agent_generation: self.shell.generation(),
             pid: i32::try_from(std::process::id()).unwrap_or(0),
-            uptime_ns: self.now - self.started,
+            uptime_ns: self.shell.now_ns() - self.shell.started_ns(),
             driver_version: self.about.driver_version.clone(),
             driver_note: self.about.driver_note.clone(),
-            level: level(self.level).into(),
+            level: level(self.shell.level()).into(),
             level_note: self.about.level_note.clone(),
             method: stop_method(self.about.stop).into(),
             method_note: self.about.stop_note.clone(),
@@ -191,48 +104,54 @@ impl Control {
             scheduling: self.about.scheduling.clone(),
             gpus,
             jobs,
-            processes: self.sessions.values().map(|s| self.process(s)).collect(),
-            counters: self.counters.rows(),
+            processes: self
+                .shell
+                .members()
+                .all()
+                .map(|s| self.process(s))
+                .collect(),
+            counters: self.counters(),
             self_test: Some(self_test(&self.about.self_test)),
             obstacles: self.about.obstacles.iter().map(obstacle).collect(),
-            reclaim_latency: Some(self.reclaims.summary()),
-            drained: self.node.is_drained(),
+            reclaim_latency: Some(latency::summary(&self.shell.memory().reclaims)),
+            drained: self.shell.policy().is_drained(),
             // What the control thread does not know.
             ..v1::GetStatusResponse::default()
         }
     }
 
     fn gpu(&self, at: usize, usage: &Usage) -> v1::GpuStatus {
-        let id = super::gpu_id(at);
-        let state = &self.gpus[at];
-        let gangs = self.jobs.iter().filter_map(|job| job.gangs.get(at));
-        let (mut channels, mut disabled) = (0, 0);
-        for gang in gangs {
-            channels += gang.channels();
-            if gang.applied == Applied::Disabled {
-                disabled += gang.channels();
-            }
-        }
+        let id = gpu_id(at);
+        let (lanes, count) = (self.shell.lanes(), self.shell.lanes().gpus.lines().len());
+        let line = &lanes.gpus.lines()[at];
+        let here = || lanes.jobs.iter().filter_map(|job| job.lanes.get(at));
+        let disabled = |lane: &&Lane| lane.applied() == Applied::Disabled;
+        let disabled: usize = here().filter(disabled).map(Lane::channels).sum();
+        let channels: usize = here().map(Lane::channels).sum();
         let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let mut status = v1::GpuStatus {
             index: small(at),
-            uuid: uuid_text(&state.gpu.uuid),
+            uuid: Gpu::uuid_text(&line.gpu.uuid),
             channels: small(channels),
             channels_disabled: small(disabled),
-            usage: usage.message(at, self.gpus.len()),
-            pressure_events: state.pressure_events,
+            usage: latency::usage(usage, at, count),
+            pressure_events: line.pressure_events,
             disabled_ns: self.longest_disabled(id),
             ..v1::GpuStatus::default()
         };
         status.memory = self.gpu_memory(id);
-        if let Some(view) = self.node.gpu(id, Instant::from_nanos(self.now)) {
+        if let Some(view) = self
+            .shell
+            .policy()
+            .gpu(id, Instant::from_nanos(self.shell.now_ns()))
+        {
             status.set_gate(match view.gate {
                 GateState::Open => v1::GateState::Open,
                 GateState::Closed => v1::GateState::Closed,
                 GateState::Cooling => v1::GateState::Cooling,
             });
             status.online_busy = view.online_busy;
-            status.state_ns = self.now.saturating_sub(view.since.as_nanos());
+            status.state_ns = self.shell.now_ns().saturating_sub(view.since.as_nanos());
             status.cooldown_ns = crate::clock::nanos(view.cooldown);
             status.longest_gap_ns = crate::clock::nanos(view.longest_gap);
             status.decode_gaps = view.decode_gaps;
@@ -261,28 +180,23 @@ impl Control {
     /// How long the job that waits longest for `gpu` has been disabled.
     fn longest_disabled(&self, gpu: GpuId) -> u64 {
         let gated = self
-            .node
+            .shell
+            .policy()
             .jobs()
             .filter(|job| job.state == JobState::Gated && job.gpus.contains(gpu));
         let since = gated.map(|job| job.since.as_nanos()).min();
-        since.map_or(0, |since| self.now.saturating_sub(since))
-    }
-
-    /// Launches of a job under this agent, by all its processes.
-    pub(super) fn launches(&self, id: JobId) -> u64 {
-        let gone = usize::try_from(id.0)
-            .ok()
-            .and_then(|at| self.jobs.get(at))
-            .map_or(0, |job| job.launched);
-        let members = self.sessions.values().filter(|s| s.job == Some(id));
-        members.fold(gone, |sum, session| sum.saturating_add(session.launches()))
+        since.map_or(0, |since| self.shell.now_ns().saturating_sub(since))
     }
 
     fn gpu_memory(&self, gpu: GpuId) -> Option<v1::GpuMemory> {
-        let ledger = self.node.ledger(gpu)?;
+        let ledger = self.shell.policy().ledger(gpu)?;
         let totals = ledger.totals();
-        let now = Instant::from_nanos(self.now);
-        let caches = self.node.elastics(now).filter(|cache| cache.gpu == gpu);
+        let now = Instant::from_nanos(self.shell.now_ns());
+        let caches = self
+            .shell
+            .policy()
+            .elastics(now)
+            .filter(|cache| cache.gpu == gpu);
         (!ledger.pool().is_zero()).then(|| v1::GpuMemory {
             pool_bytes: ledger.pool().0,
             free_bytes: totals.free.0,
@@ -309,7 +223,7 @@ impl Control {
     }
 
     fn job_memory(&self, job: JobId) -> Option<v1::JobMemory> {
-        let view = self.node.job_memory(job)?;
+        let view = self.shell.policy().job_memory(job)?;
         Some(v1::JobMemory {
             stripes: view.stripes,
             stripes_taken: view.taken,
@@ -322,38 +236,31 @@ impl Control {
 
     /// Why a job is as it is.
     pub(super) fn job_reason(&self, view: &JobView) -> String {
-        if self.node.is_drained() && !view.paused && view.reason == Reason::Paused {
+        if self.shell.policy().is_drained() && !view.paused && view.reason == Reason::Paused {
             return "the node is drained".to_owned();
         }
         reason(view)
     }
 
     pub(super) fn job_status(&self, view: JobView, usage: &Usage) -> v1::JobStatus {
-        let sessions = self
-            .sessions
-            .values()
-            .filter(|session| session.job == Some(view.job))
-            .map(|session| session.id)
-            .collect();
+        let ranks = self.shell.members().of_job(view.job);
+        let sessions = ranks.map(|session| session.id).collect();
         let mut status = v1::JobStatus {
-            name: self
-                .job_name(Some(view.job))
-                .map(|name| name.to_string())
-                .unwrap_or_default(),
+            name: self.job_name(view.job).to_owned(),
             reason: self.job_reason(&view),
             gpus: view.gpus.iter().map(|gpu| u32::from(gpu.0)).collect(),
             sessions,
-            state_ns: self.now.saturating_sub(view.since.as_nanos()),
+            state_ns: self.shell.now_ns().saturating_sub(view.since.as_nanos()),
             preemptions: view.preemptions,
             memory: self.job_memory(view.job),
             channels: view.channels.0,
-            launches: self.launches(view.job),
+            launches: self.shell.launches(view.job),
             attached_ns: usage.job(view.job).attached,
             running_ns: usage.job(view.job).running,
             ..v1::JobStatus::default()
         };
         status.set_state(match view.state {
-            _ if view.paused || self.node.is_drained() => v1::JobState::Paused,
+            _ if view.paused || self.shell.policy().is_drained() => v1::JobState::Paused,
             JobState::Running | JobState::Breathing | JobState::Enabling => v1::JobState::Running,
             JobState::Disabling | JobState::Gated => v1::JobState::Gated,
             JobState::Unknown => v1::JobState::Unknown,
@@ -364,13 +271,13 @@ impl Control {
 
     pub(super) fn process(&self, session: &Session) -> v1::ProcessStatus {
         let mut note = session.note.clone();
-        if session.outbox.is_none() {
+        if session.link.outbox.is_none() {
             if !note.is_empty() {
                 note.push_str("; ");
             }
             note.push_str("connection lost");
         }
-        if session.lapsed {
+        if session.state.lapsed {
             if !note.is_empty() {
                 note.push_str("; ");
             }
@@ -378,16 +285,13 @@ impl Control {
         }
         let mut status = v1::ProcessStatus {
             session: session.id,
-            pid: session.peer.pid,
+            pid: session.process().pid,
             uid: session.peer.uid,
             name: session.peer.name.clone(),
             rule: session.rule.clone(),
-            job: self
-                .job_name(session.job)
-                .map(|name| name.to_string())
-                .unwrap_or_default(),
-            library_version: session.version.clone(),
-            driver_version: session.driver.clone(),
+            job: session.job.map_or("", |job| self.job_name(job)).to_owned(),
+            library_version: session.library.version.clone(),
+            driver_version: session.library.driver.clone(),
             devices: session
                 .slots
                 .iter()
@@ -396,13 +300,13 @@ impl Control {
                 .collect(),
             channels: u32::try_from(session.channels.len()).unwrap_or(u32::MAX),
             proven: session.is_proven(),
-            lane: if session.page.is_some() {
+            lane: if session.link.page.is_some() {
                 "page"
             } else {
                 "stream"
             }
             .to_owned(),
-            counts: if session.membarrier {
+            counts: if session.library.membarrier {
                 "membarrier"
             } else {
                 "atomic adds"
@@ -485,7 +389,7 @@ fn self_test(report: &selftest::Report) -> v1::SelfTest {
 
 fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
     let slot = &session.slots[at];
-    let words = session.page.as_ref().map(|page| &page.devices[at]);
+    let words = session.link.page.as_ref().map(|page| &page.devices[at]);
     let activity = words.map_or(slot.seen.word, |words| {
         words.activity.load(Ordering::Relaxed)
     });
@@ -503,7 +407,7 @@ fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
         .and_then(|reason| v1::BusyReason::try_from(reason).ok())
         .unwrap_or_default();
     // A frozen process names nothing itself, and what it named before is out of date.
-    let frozen = session.lapsed && status.busy;
+    let frozen = session.state.lapsed && status.busy;
     status.set_suspect(if frozen {
         v1::BusyReason::StoppedProcess
     } else {

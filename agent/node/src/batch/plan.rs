@@ -1,10 +1,9 @@
 //! From channels to batches: which go together, in what order, and what follows which.
 
 use super::{Batch, Kick, Object, Via};
-use crate::config::Method;
+use crate::file::File;
 use crate::journal::Place;
-use crate::rm::ControlFile;
-use std::sync::Arc;
+use crate::kinds::Method;
 
 /// A channel that goes into a batch.
 #[derive(Clone, Debug)]
@@ -18,7 +17,7 @@ pub struct Member {
     /// Whether the group computes or may: those are on the graphics runlist.
     pub computes: bool,
     /// The file on which its client was made, where it is known.
-    pub file: Option<Arc<ControlFile>>,
+    pub file: Option<File>,
     /// Where the journal has it.
     pub place: Place,
 }
@@ -26,7 +25,7 @@ pub struct Member {
 impl Member {
     fn object(&self, handle: u32) -> Option<Object> {
         self.file.as_ref().map(|file| Object {
-            file: Arc::clone(file),
+            file: file.clone(),
             client: self.client,
             handle,
         })
@@ -140,13 +139,12 @@ mod tests {
     use super::*;
 
     fn member(client: u32, group: u32, channel: u32, computes: bool) -> Member {
-        let null = std::fs::File::open("/dev/null").expect("it exists");
         Member {
             client,
             channel,
             group,
             computes,
-            file: Some(Arc::new(ControlFile::stand_in(null.into()))),
+            file: Some(File::new(())),
             place: Place::NONE,
         }
     }

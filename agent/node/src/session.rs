@@ -1,22 +1,16 @@
-//! What the control thread keeps of one attached process.
+//! What the shell keeps of one attached process.
 
-use crate::config::Role;
-use crate::identity::Credentials;
-use crate::inbox::{Activity, Channel, Newcomer, Outbox, Process, Tell};
-use crate::issue::Files;
+use crate::file::{File, Files};
 use crate::journal::Place;
-use crate::rm::ControlFile;
-use crate::sys::SharedPage;
+use crate::kinds::{Process, Role};
+use crate::memory::Blocker;
+use crate::message::{Channel, Library, Newcomer, Peer, Tell, Ticket};
+use crate::page::{Activity, PageRef};
+use crate::ports::Outbox;
 use std::collections::HashMap;
-use std::fmt;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tidegate_abi::page::{DEVICES, DeviceWords};
-use tidegate_policy::event::Reading;
-use tidegate_policy::ids::{Bytes, GpuId, GraphId, JobId, Launches, ReclaimId};
-use tidegate_policy::time::Instant;
-use tidegate_proto::v1::MemoryResult;
+use tidegate_abi::page::DEVICES;
+use tidegate_policy::ids::{Bytes, GpuId, JobId, ReclaimId};
 
 /// Channels one session may have managed.
 pub const CHANNELS: usize = 1_024;
@@ -28,84 +22,69 @@ pub const TICKETS: usize = 1_024;
 pub struct Session {
     /// The agent's number.
     pub id: u64,
-    /// Which process.
-    pub process: Process,
     /// What the kernel says of it.
-    pub peer: Credentials,
+    pub peer: Peer,
     /// What it is.
     pub role: Role,
     /// Why.
     pub rule: String,
     /// Offline only.
     pub job: Option<JobId>,
-    /// Version of its library.
-    pub version: String,
-    /// Version of the driver as it saw it.
-    pub driver: String,
-    /// Plain counts, else atomic adds.
-    pub membarrier: bool,
-    /// None: edges travel on the stream.
-    pub page: Option<Arc<SharedPage>>,
-    /// None: the connection is lost, the process lives on.
-    pub outbox: Option<Outbox>,
+    /// The library in it.
+    pub library: Library,
+    /// How it is reached.
+    pub link: Link,
     /// Its devices, by the place in its page.
     pub slots: [Slot; DEVICES],
-    /// How often it rings.
-    pub rings: Rate,
-    /// Its control file.
-    pub file: File,
-    /// A copy of its UVM file, held until its channels are enabled.
-    pub uvm: Option<OwnedFd>,
+    /// The driver's files of it.
+    pub files: OwnFiles,
     /// Its RM clients.
     pub clients: HashMap<u32, Client>,
     /// Its channels.
     pub channels: Vec<Held>,
     /// Scheduling calls that wait.
     pub tickets: Vec<Ticket>,
-    /// The prober's last round as passed on.
-    pub progress_ns: u64,
-    /// Soft landing as last seen.
-    pub released: u64,
-    /// It was under an agent before.
-    pub was_gated: bool,
-    /// It takes orders about memory.
-    pub takes_memory: bool,
     /// What the last reclaim that asked it found in the way.
-    pub hindrance: Option<(ReclaimId, Hindrance)>,
-    /// Some of its channels cannot be controlled, so its launches wait while its job is disabled.
-    pub launch_gated: bool,
-    /// Policy says it makes no progress.
-    pub lapsed: bool,
+    pub blocker: Option<(ReclaimId, Blocker)>,
+    /// How it stands.
+    pub state: State,
     /// Why it is not managed, or what is odd.
     pub note: String,
 }
 
-/// Why memory is not taken from a process just now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hindrance {
-    /// Nothing is in the way.
-    None,
-    /// It has not answered.
-    Silent,
-    /// One of its threads is inside this call, which may hold the driver's locks.
-    Inside(String),
-    /// Not all of it can be stopped, or it does not listen.
-    Unstoppable,
-    /// It said no.
-    Refused(MemoryResult),
+/// How a process is reached, and what it last said there.
+#[derive(Debug)]
+pub struct Link {
+    /// None: edges travel on the stream.
+    pub page: Option<PageRef>,
+    /// None: the connection is lost, the process lives on.
+    pub outbox: Option<Box<dyn Outbox>>,
+    /// How often it rings.
+    pub rings: Rate,
+    /// The prober's last round as passed on.
+    pub progress_ns: u64,
+    /// The agent after which it enabled its own channels, as last seen.
+    pub released: u64,
 }
 
-impl fmt::Display for Hindrance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("nothing is in the way"),
-            Self::Silent => f.write_str("it has not answered in time"),
-            Self::Inside(call) => write!(f, "one of its threads is inside {call}"),
-            Self::Unstoppable => f.write_str("not all of its channels can be disabled"),
-            Self::Refused(MemoryResult::Cancelled) => f.write_str("the order came too late"),
-            Self::Refused(result) => write!(f, "it answered {}", result.as_str_name()),
-        }
-    }
+/// How a process stands with the agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// It was under an agent before.
+    pub was_gated: bool,
+    /// Some of its channels cannot be controlled, so its launches wait while its job is disabled.
+    pub launch_gated: bool,
+    /// Policy says it makes no progress.
+    pub lapsed: bool,
+}
+
+/// The driver's files of a process.
+#[derive(Debug)]
+pub struct OwnFiles {
+    /// Its control file.
+    pub control: Control,
+    /// A copy of its UVM file, held until its channels are enabled.
+    pub uvm: Option<File>,
 }
 
 /// One device of a process.
@@ -127,15 +106,15 @@ pub struct Slot {
     pub share: Option<Bytes>,
 }
 
-/// The control file a process sent.
+/// The control file of a process.
 #[derive(Debug)]
-pub enum File {
+pub enum Control {
     /// It sent none.
     None,
     /// The prover looks at it; the one before stays, if it cannot be had.
-    Looking(Option<Arc<ControlFile>>),
+    Looking(Option<File>),
     /// It is the driver's.
-    Control(Arc<ControlFile>),
+    Known(File),
 }
 
 /// Whether a client is the session's own.
@@ -144,7 +123,7 @@ pub enum Client {
     /// Waits for the file, or for the prover.
     Asked,
     /// Yes; None: by its word.
-    Own(Option<Arc<ControlFile>>),
+    Own(Option<File>),
     /// No, or it cannot be told.
     Foreign,
 }
@@ -158,17 +137,6 @@ pub struct Held {
     pub gpu: Option<GpuId>,
     /// Its place in the journal while it is managed.
     pub place: Option<Place>,
-}
-
-/// A scheduling call that waits.
-#[derive(Clone, Copy, Debug)]
-pub struct Ticket {
-    /// Names it.
-    pub ticket: u64,
-    /// Its client.
-    pub client: u32,
-    /// TSG or channel.
-    pub object: u32,
 }
 
 /// Rings in the current window of 100 ms.
@@ -192,54 +160,59 @@ impl Rate {
 }
 
 impl Session {
-    /// The session of a newcomer, and the file it sent.
+    /// The session of a newcomer.
     #[must_use]
-    pub fn new(newcomer: Newcomer) -> (Self, Option<OwnedFd>) {
-        let file = newcomer.control_file;
-        let session = Self {
+    pub fn new(newcomer: Newcomer) -> Self {
+        let control = if newcomer.control_file.is_some() {
+            Control::Looking(None)
+        } else {
+            Control::None
+        };
+        Self {
             id: newcomer.session,
-            process: newcomer.peer.process(),
+            peer: newcomer.peer,
             role: newcomer.role,
             rule: newcomer.rule,
             job: None,
-            version: newcomer.version,
-            driver: newcomer.driver,
-            membarrier: newcomer.membarrier,
-            page: newcomer.page.map(Arc::new),
-            outbox: Some(newcomer.outbox),
-            slots: [Slot::default(); DEVICES],
-            rings: Rate::default(),
-            file: if file.is_some() {
-                File::Looking(None)
-            } else {
-                File::None
+            library: newcomer.library,
+            link: Link {
+                page: newcomer.page,
+                outbox: Some(newcomer.outbox),
+                rings: Rate::default(),
+                progress_ns: 0,
+                released: 0,
             },
-            uvm: None,
+            slots: [Slot::default(); DEVICES],
+            files: OwnFiles { control, uvm: None },
             clients: HashMap::new(),
             channels: Vec::new(),
             tickets: Vec::new(),
-            progress_ns: 0,
-            released: 0,
-            was_gated: newcomer.last_agent_generation != 0,
-            takes_memory: newcomer.takes_memory,
-            hindrance: None,
-            launch_gated: false,
-            lapsed: false,
+            blocker: None,
+            state: State {
+                was_gated: newcomer.last_agent_generation != 0,
+                ..State::default()
+            },
             note: String::new(),
-            peer: newcomer.peer,
-        };
-        (session, file)
+        }
+    }
+
+    /// Which process it is.
+    #[must_use]
+    pub const fn process(&self) -> Process {
+        self.peer.process
     }
 
     /// Launches in this session, as its page says; 0 for a process without one.
     #[must_use]
     pub fn launches(&self) -> u64 {
-        let Some(page) = &self.page else { return 0 };
+        let Some(page) = &self.link.page else {
+            return 0;
+        };
         let devices = self.slots.iter().zip(&page.devices);
         devices
             .filter(|(slot, _)| slot.gpu.is_some())
             .map(|(slot, words)| {
-                let total = words.total.load(std::sync::atomic::Ordering::Relaxed);
+                let total = words.total.load(Ordering::Relaxed);
                 total.saturating_sub(slot.launched_before)
             })
             .fold(0, u64::saturating_add)
@@ -253,12 +226,10 @@ impl Session {
 
     /// Tells the process something; false when it does not listen, and is cut off.
     pub fn tell(&mut self, tell: Tell) -> bool {
-        let sent = self
-            .outbox
-            .as_ref()
-            .is_some_and(|outbox| outbox.try_send(tell).is_ok());
+        let outbox = self.link.outbox.as_ref();
+        let sent = outbox.is_some_and(|outbox| outbox.tell(tell));
         if !sent {
-            self.outbox = None;
+            self.link.outbox = None;
         }
         sent
     }
@@ -284,17 +255,17 @@ impl Session {
 
     /// The driver's files of it, for who has to hold them longer.
     pub fn take_files(&mut self) -> Files {
-        let mut control: Vec<Arc<ControlFile>> = Vec::new();
+        let mut control: Vec<File> = Vec::new();
         for held in self.channels.iter().filter(|held| held.place.is_some()) {
             if let Some(Client::Own(Some(file))) = self.clients.get(&held.channel.client)
-                && !control.iter().any(|known| Arc::ptr_eq(known, file))
+                && !control.iter().any(|known| known.is(file))
             {
-                control.push(Arc::clone(file));
+                control.push(file.clone());
             }
         }
         Files {
             control,
-            uvm: self.uvm.take(),
+            uvm: self.files.uvm.take(),
         }
     }
 
@@ -308,12 +279,18 @@ impl Session {
     #[must_use]
     pub fn gated_on(&self, gpu: GpuId) -> usize {
         let on = |held: &&Held| held.gpu == Some(gpu) && held.place.is_some();
-        let launches = self.launch_gated && self.gpus().any(|own| own == gpu);
+        let launches = self.state.launch_gated && self.gpus().any(|own| own == gpu);
         self.channels
             .iter()
             .filter(on)
             .count()
             .max(usize::from(launches))
+    }
+
+    /// Its managed channels: where, and their places.
+    pub fn managed(&self) -> impl Iterator<Item = (Option<GpuId>, Place)> {
+        let held = self.channels.iter();
+        held.filter_map(|held| Some((held.gpu, held.place?)))
     }
 
     /// Whether every client it has was proven.
@@ -324,32 +301,6 @@ impl Session {
                 .clients
                 .values()
                 .all(|client| matches!(client, Client::Own(Some(_))))
-    }
-}
-
-/// The words of one device, as they stand. The writer may be between two of them: the generation in
-/// the first tells one edge from another, and the rest is only ever used as measures.
-#[must_use]
-pub fn read(words: &DeviceWords) -> Activity {
-    Activity {
-        word: words.activity.load(Ordering::Acquire),
-        busy_since_ns: words.busy_since_ns.load(Ordering::Relaxed),
-        idle_since_ns: words.idle_since_ns.load(Ordering::Relaxed),
-        launches: words.launches.load(Ordering::Relaxed),
-        graph: words.graph.load(Ordering::Relaxed),
-    }
-}
-
-/// As policy takes it.
-#[must_use]
-pub const fn reading(activity: Activity) -> Reading {
-    Reading {
-        generation: activity.word >> 1,
-        busy: activity.word & tidegate_abi::page::ACTIVITY_BUSY != 0,
-        busy_since: Instant::from_nanos(activity.busy_since_ns),
-        idle_since: Instant::from_nanos(activity.idle_since_ns),
-        launches: Launches(activity.launches),
-        graph: GraphId(activity.graph),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where a node's time goes: what online used of each GPU, what offline got of the rest.
 //!
-//! The control thread says how things stand after every decision; between two of these nothing
+//! The shell says how things stand after every decision; between two of these nothing
 //! changes, so the time in between belongs to the former. What comes out are totals since the agent's
 //! start, from which a reader takes differences: metrics, the history on disk, `tidegate report`.
 //!
@@ -12,10 +12,10 @@
 //! Invariant: of each GPU `busy <= observed` and `open <= observed`, and the overlap of two is at most
 //! the busy time of either. Nothing is allocated after a job was first seen.
 
+use crate::kinds::gpu_id;
 use crate::latency::Buckets;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 use tidegate_policy::view::Standing;
-use tidegate_proto::v1;
 
 /// Bounds of the histogram of gaps, ns.
 pub const GAP_BOUNDS_NS: [u64; 16] = [
@@ -113,7 +113,7 @@ impl Usage {
     ) {
         self.advance(now);
         for index in 0..self.gpus.len() {
-            let id = crate::control::gpu_id(index);
+            let id = gpu_id(index);
             let gpu = &mut self.gpus[index];
             match (self.standing.busy.contains(id), standing.busy.contains(id)) {
                 (false, true) => {
@@ -151,7 +151,7 @@ impl Usage {
         self.until = self.until.max(now);
         let count = self.gpus.len();
         for index in 0..count {
-            let id = crate::control::gpu_id(index);
+            let id = gpu_id(index);
             let gpu = &mut self.gpus[index];
             if self.standing.open.contains(id) {
                 gpu.open += time;
@@ -162,7 +162,7 @@ impl Usage {
             if self.standing.busy.contains(id) {
                 gpu.busy += time;
                 for other in index + 1..count {
-                    if self.standing.busy.contains(crate::control::gpu_id(other)) {
+                    if self.standing.busy.contains(gpu_id(other)) {
                         self.overlaps[pair(count, index, other)] += time;
                     }
                 }
@@ -210,24 +210,6 @@ impl Usage {
         }
         let place = pair(self.gpus.len(), a, b);
         self.overlaps.get(place).copied().unwrap_or(0)
-    }
-
-    /// What status says of GPU `at` among the first `count`.
-    #[must_use]
-    pub fn message(&self, at: usize, count: usize) -> Option<v1::GpuUsage> {
-        let gpu = self.gpus.get(at)?;
-        let id = crate::control::gpu_id(at);
-        Some(v1::GpuUsage {
-            observed_ns: self.observed(),
-            online_busy_ns: gpu.busy,
-            gate_open_ns: gpu.open,
-            offline_running_ns: gpu.running,
-            edges: gpu.edges,
-            gaps: Some(gpu.gaps.message()),
-            overlap_ns: (0..count)
-                .map(|other| self.overlap(id, crate::control::gpu_id(other)))
-                .collect(),
-        })
     }
 }
 
@@ -289,10 +271,10 @@ mod tests {
         usage.stand(busy(false), none(), 20);
         usage.stand(busy(false), none(), 1_000_020);
         usage.stand(busy(true), none(), 3_000_020);
-        let gaps = usage.gpus()[0].gaps.message();
+        let gaps = &usage.gpus()[0].gaps;
         assert_eq!(usage.gpus()[0].gaps.count(), 1);
-        assert_eq!(gaps.counts[2], 1, "3 ms are above 2 and not above 5");
-        assert_eq!(gaps.sum_ns, 3_000_000);
+        assert_eq!(gaps.counts()[2], 1, "3 ms are above 2 and not above 5");
+        assert_eq!(gaps.sum_ns(), 3_000_000);
     }
 
     #[test]

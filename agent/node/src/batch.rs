@@ -1,0 +1,162 @@
+//! Channels as they go to the driver: batches of pairs, through whom they go, and what follows them.
+//!
+//! * **L1**: the agent's own RM client lists pairs of other clients.
+//! * **L2**: the agent calls through the owner's control file, with the owner's client and subdevice.
+//! * **L3**: the job's own library makes the call; the shell tells it to.
+//! * **L5**: no channel is touched, launches wait in the library.
+//!
+//! L1 and L2 differ only in whose client and file carry the call, so both are a [`Batch`] with a
+//! [`Via`]. Batches are built when a job's channels change, never on the way of an edge.
+//!
+//! What a disable does to work that runs is the firmware's affair, so beside the level there is a
+//! [`Method`], found by the self-test. It too is data: a batch says whether its call disables
+//! scheduling only, and which [`Kick`]s follow it.
+
+mod plan;
+
+use crate::file::File;
+use crate::journal::Place;
+use crate::kinds::{Level, Method};
+pub use plan::{Member, Plan};
+use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
+
+/// Through whom a batch goes to the driver.
+#[derive(Clone, Debug)]
+pub enum Via {
+    /// The agent's own client (L1).
+    Agent,
+    /// The owner's file, client and subdevice (L2).
+    Owner {
+        /// The owner's control file.
+        file: File,
+        /// The owner's client.
+        client: u32,
+        /// A subdevice of that client on the GPU.
+        subdevice: u32,
+    },
+}
+
+impl Via {
+    /// How pairs of `client` go to the driver at a level: through the owner's file where the level says so and
+    /// there is one.
+    #[must_use]
+    pub fn of(level: Level, file: Option<&File>, client: u32, subdevice: u32) -> Self {
+        match file {
+            Some(file) if level == Level::L2 => Self::Owner {
+                file: file.clone(),
+                client,
+                subdevice,
+            },
+            _ => Self::Agent,
+        }
+    }
+}
+
+/// A channel or group of a process, and the file on which its client was made.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// The owner's control file.
+    pub file: File,
+    /// The owner's client.
+    pub client: u32,
+    /// The channel or group.
+    pub handle: u32,
+}
+
+/// What makes the firmware carry out what a batch said.
+#[derive(Clone, Debug)]
+pub enum Kick {
+    /// Restart the runlist of graphics and compute, by the agent's own channel on it; where there is
+    /// none, by this one.
+    RestartGraphics {
+        /// A channel of an owner on that runlist.
+        otherwise: Option<Object>,
+    },
+    /// Restart the runlist that this channel is on.
+    Restart(Object),
+    /// Preempt this group, after a disable.
+    Preempt(Object),
+}
+
+impl Kick {
+    /// Whether it also follows an enable.
+    #[must_use]
+    pub const fn follows_enable(&self) -> bool {
+        match self {
+            Self::RestartGraphics { .. } | Self::Restart(_) => true,
+            Self::Preempt(_) => false,
+        }
+    }
+}
+
+/// At most [`MAX_PAIRS`] pairs of one process, ready to go.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Whose channels.
+    pub session: u64,
+    /// Through whom.
+    pub via: Via,
+    /// The call; whether it disables is filled in when it is made.
+    pub call: DisableChannels,
+    /// Where the journal has each pair.
+    pub places: Vec<Place>,
+    /// How it stops what runs.
+    pub method: Method,
+    /// What follows the call, in order.
+    pub kicks: Vec<Kick>,
+}
+
+impl Batch {
+    /// An empty batch.
+    #[must_use]
+    pub fn new(via: Via) -> Self {
+        Self {
+            session: 0,
+            via,
+            call: DisableChannels::default(),
+            places: Vec::with_capacity(MAX_PAIRS),
+            method: Method::default(),
+            kicks: Vec::new(),
+        }
+    }
+
+    /// An empty batch that stops what runs by `method`.
+    #[must_use]
+    pub fn by(via: Via, method: Method) -> Self {
+        Self {
+            method,
+            ..Self::new(via)
+        }
+    }
+
+    /// Adds a pair; false when the batch is full.
+    pub fn push(&mut self, client: u32, channel: u32, place: Place) -> bool {
+        let at = self.places.len();
+        if at == MAX_PAIRS {
+            return false;
+        }
+        self.call.h_client_list[at] = client;
+        self.call.h_channel_list[at] = channel;
+        self.places.push(place);
+        self.call.num_channels = u32::try_from(self.places.len()).unwrap_or(0);
+        true
+    }
+
+    /// Pairs in it.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Its (client, channel, place), in order.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, u32, Place)> {
+        let handles = self
+            .call
+            .h_client_list
+            .iter()
+            .zip(&self.call.h_channel_list);
+        handles
+            .zip(&self.places)
+            .map(|((&client, &channel), &place)| (client, channel, place))
+    }
+}

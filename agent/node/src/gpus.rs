@@ -1,0 +1,215 @@
+//! The GPUs of the node and their issue threads.
+
+use crate::counters::Counters;
+use crate::journal::Place;
+use crate::kinds::{Gpu, gpu_id};
+use crate::latency::Latencies;
+use crate::page::Guards;
+use crate::ports::Issuer;
+use crate::task::{Issue, Release, Task};
+use std::sync::Arc;
+use tidegate_policy::ids::GpuId;
+
+/// A GPU of the node and its issue thread.
+#[derive(Debug)]
+pub struct GpuLine {
+    /// Which.
+    pub gpu: Gpu,
+    issuer: Option<Box<dyn Issuer>>,
+    pub(crate) guards: Arc<Guards>,
+    /// Orders the issue thread has not answered.
+    pending: u32,
+    /// Since when it owes the next answer.
+    pending_since: u64,
+    /// It has sat in one call for longer than allowed.
+    pub stalled: bool,
+    /// From the busy edge to the return of the last disable.
+    pub preempt: Latencies,
+    /// From the busy edge to the entry of the last disable.
+    pub gate: Latencies,
+    /// Times online came under pressure.
+    pub pressure_events: u64,
+}
+
+impl GpuLine {
+    fn new(gpu: Gpu, issuer: Option<Box<dyn Issuer>>) -> Self {
+        Self {
+            gpu,
+            issuer,
+            guards: Arc::default(),
+            pending: 0,
+            pending_since: 0,
+            stalled: false,
+            preempt: Latencies::new(),
+            gate: Latencies::new(),
+            pressure_events: 0,
+        }
+    }
+}
+
+/// All GPUs, by index.
+#[derive(Debug)]
+pub struct Gpus {
+    lines: Vec<GpuLine>,
+    /// How many more may be met.
+    unseen: usize,
+}
+
+impl Gpus {
+    /// These, each with its issue thread, and as many as processes may name.
+    pub(crate) fn new(gpus: Vec<(Gpu, Option<Box<dyn Issuer>>)>, unseen: usize) -> Self {
+        let gpus = gpus.into_iter();
+        Self {
+            lines: gpus
+                .map(|(gpu, issuer)| GpuLine::new(gpu, issuer))
+                .collect(),
+            unseen,
+        }
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn lines(&self) -> &[GpuLine] {
+        &self.lines
+    }
+
+    /// One.
+    #[must_use]
+    pub fn get(&self, gpu: GpuId) -> Option<&GpuLine> {
+        self.lines.get(gpu.index())
+    }
+
+    pub(crate) fn get_mut(&mut self, gpu: GpuId) -> Option<&mut GpuLine> {
+        self.lines.get_mut(gpu.index())
+    }
+
+    /// Their names.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = GpuId> + use<> {
+        (0..self.lines.len()).map(gpu_id)
+    }
+
+    /// Those there are and may be.
+    pub(crate) fn count(&self) -> u8 {
+        u8::try_from(self.lines.len() + self.unseen).unwrap_or(u8::MAX)
+    }
+
+    /// Whether an online process that counts is busy on `gpu` at this moment.
+    pub(crate) fn is_online_busy(&self, gpu: GpuId) -> bool {
+        self.get(gpu).is_some_and(|line| line.guards.any_busy())
+    }
+
+    /// The GPU that a channel's process named, by UUID or by the driver's number.
+    pub(crate) fn of_channel(
+        &self,
+        uuid: Option<[u8; 16]>,
+        instance: Option<u32>,
+    ) -> Option<GpuId> {
+        let by_uuid =
+            uuid.and_then(|uuid| self.lines.iter().position(|line| line.gpu.uuid == uuid));
+        by_uuid.or_else(|| self.at(instance?)).map(gpu_id)
+    }
+
+    /// The GPU with that number of the driver's.
+    pub(crate) fn at(&self, instance: u32) -> Option<usize> {
+        let same = |line: &GpuLine| line.gpu.device_instance == instance;
+        self.lines.iter().position(same)
+    }
+
+    /// The GPU of this UUID, which is new to the node if it was not listed and one may be met. Whether it is.
+    pub(crate) fn named(&mut self, uuid: [u8; 16]) -> Option<(GpuId, bool)> {
+        let known = self.lines.iter().position(|line| line.gpu.uuid == uuid);
+        if let Some(at) = known {
+            return Some((gpu_id(at), false));
+        }
+        self.unseen = self.unseen.checked_sub(1)?;
+        let gpu = Gpu {
+            // No driver says it, and nobody is asked by it at the launch gate.
+            device_instance: u32::MAX,
+            uuid,
+        };
+        self.lines.push(GpuLine::new(gpu, None));
+        Some((gpu_id(self.lines.len() - 1), true))
+    }
+
+    /// Sets anew which activity words forbid an enable on each GPU.
+    pub(crate) fn guard(&mut self, guards: impl Fn(GpuId) -> Guards) {
+        for (index, line) in self.lines.iter_mut().enumerate() {
+            line.guards = Arc::new(guards(gpu_id(index)));
+        }
+    }
+
+    /// Hands an order to the issue thread of `gpu`; false when it takes none.
+    pub(crate) fn issue(&mut self, gpu: GpuId, issue: Issue, now: u64) -> bool {
+        let Some(line) = self.lines.get_mut(gpu.index()) else {
+            return false;
+        };
+        let issuer = line.issuer.as_ref();
+        let sent = issuer.is_some_and(|issuer| issuer.put(Task::Issue(issue)).is_ok());
+        if sent {
+            if line.pending == 0 {
+                line.pending_since = now;
+            }
+            line.pending += 1;
+        }
+        sent
+    }
+
+    /// The issue thread of `gpu` has answered.
+    pub(crate) fn answered(&mut self, gpu: GpuId, now: u64) {
+        if let Some(line) = self.lines.get_mut(gpu.index()) {
+            line.pending = line.pending.saturating_sub(1);
+            line.pending_since = now;
+            line.stalled = false;
+        }
+    }
+
+    /// The issue thread of `gpu` enables pairs behind every order that still names them. What cannot be put
+    /// there now comes back: the driver owes thousands of answers, or the level asks nothing of it here.
+    ///
+    /// # Errors
+    /// The places.
+    pub(crate) fn release(&self, gpu: GpuId, release: Release) -> Result<(), Vec<Place>> {
+        let issuer = self.get(gpu).and_then(|line| line.issuer.as_ref());
+        let unsent = match issuer {
+            Some(issuer) => match issuer.put(Task::Release(release)) {
+                Ok(()) => return Ok(()),
+                Err(unsent) => unsent,
+            },
+            None => Task::Release(release),
+        };
+        Err(match unsent {
+            Task::Release(Release { batches, .. }) => {
+                let batches = batches.into_iter();
+                batches.flat_map(|batch| batch.places).collect()
+            }
+            Task::Issue(_) => Vec::new(),
+        })
+    }
+
+    /// Finds the issue threads that have sat in one call for longer than allowed since the last look.
+    pub(crate) fn look_for_stalls(
+        &mut self,
+        now: u64,
+        stall_ns: u64,
+        counters: &mut Counters,
+        mut found: impl FnMut(GpuId),
+    ) {
+        for (index, line) in self.lines.iter_mut().enumerate() {
+            let late = now >= line.pending_since + stall_ns;
+            if line.pending != 0 && !line.stalled && late {
+                line.stalled = true;
+                counters.stalls += 1;
+                found(gpu_id(index));
+            }
+        }
+    }
+
+    /// When the next issue thread counts as stalled.
+    pub(crate) fn stall_deadline(&self, stall_ns: u64) -> Option<u64> {
+        let waiting = self.lines.iter();
+        waiting
+            .filter(|line| line.pending != 0 && !line.stalled)
+            .map(|line| line.pending_since + stall_ns)
+            .min()
+    }
+}

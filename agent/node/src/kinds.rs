@@ -1,0 +1,137 @@
+//! What processes, levels and methods there are, and how GPUs and processes are named.
+
+use std::fmt;
+use tidegate_policy::ids::GpuId;
+
+/// What a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Its activity closes the gate.
+    Online,
+    /// The gate closes on it.
+    Offline,
+    /// Neither.
+    Ignore,
+}
+
+/// How channels are controlled, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// The agent's own RM client names foreign pairs.
+    L1,
+    /// The agent calls through the owner's control file.
+    L2,
+    /// The job's own library calls.
+    L3,
+    /// Launches wait in the library; no channel is touched.
+    L5,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::L1 => "L1",
+            Self::L2 => "L2",
+            Self::L3 => "L3",
+            Self::L5 => "L5",
+        })
+    }
+}
+
+/// How a level stops what runs: firmware differs in what it takes, so the self-test finds out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Method {
+    /// Disable, which the driver documents to take the channels off the hardware.
+    #[default]
+    Disable,
+    /// Disable, then restart the runlists concerned; enable, then restart them.
+    Restart,
+    /// Disable scheduling only, then preempt each group; enable.
+    Preempt,
+}
+
+impl Method {
+    /// In the order in which they are tried.
+    pub const ALL: [Self; 3] = [Self::Disable, Self::Restart, Self::Preempt];
+
+    /// As configuration, status and metrics name it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disable => "disable",
+            Self::Restart => "disable+restart",
+            Self::Preempt => "preempt",
+        }
+    }
+
+    /// The one of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|method| method.name() == name)
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What an order does to channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Switch {
+    /// Nothing of the job runs on the GPU afterwards.
+    Disable,
+    /// The job may run on the GPU.
+    Enable,
+}
+
+impl Switch {
+    /// Whether it disables, as the driver and the protocol say it.
+    #[must_use]
+    pub const fn disables(self) -> bool {
+        matches!(self, Self::Disable)
+    }
+}
+
+/// A process, named for good: its id and the time it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// In the agent's pid namespace.
+    pub pid: i32,
+    /// Ticks since boot.
+    pub started: u64,
+}
+
+/// A GPU of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// The driver's number for it, `NV0080_ALLOC.deviceId`.
+    pub device_instance: u32,
+    /// Its UUID.
+    pub uuid: [u8; 16],
+}
+
+impl Gpu {
+    /// `GPU-xxxxxxxx-xxxx-...`, as the vendor's tools print a UUID.
+    #[must_use]
+    pub fn uuid_text(uuid: &[u8; 16]) -> String {
+        let hex = |range: std::ops::Range<usize>| -> String {
+            uuid[range].iter().map(|b| format!("{b:02x}")).collect()
+        };
+        format!(
+            "GPU-{}-{}-{}-{}-{}",
+            hex(0..4),
+            hex(4..6),
+            hex(6..8),
+            hex(8..10),
+            hex(10..16)
+        )
+    }
+}
+
+/// A GPU's index as policy names it.
+#[must_use]
+pub fn gpu_id(index: usize) -> GpuId {
+    GpuId(u8::try_from(index).unwrap_or(u8::MAX))
+}

@@ -1,0 +1,124 @@
+//! The channels of one offline job on one GPU: the calls prepared for them, and what stands.
+//!
+//! Policy decides what a lane is ordered to do ([`tidegate_policy::job`] is the machine). Here is what the
+//! world makes of it: which calls an order takes, which are unanswered, and what the last answer said of the
+//! channels.
+
+mod batches;
+mod gates;
+mod lane;
+mod orders;
+mod remote;
+mod tickets;
+
+use crate::gpus::Gpus;
+use std::sync::Arc;
+use tidegate_abi::gate::Gate;
+use tidegate_policy::ids::{GpuId, JobId};
+
+pub use lane::{Applied, Lane, Proven};
+pub(crate) use orders::{releasing, since};
+pub(crate) use remote::RemoteAnswer;
+
+/// An offline job: the processes of one user that are gated as one.
+#[derive(Debug)]
+pub struct Job {
+    uid: u32,
+    /// As people call it.
+    pub name: Arc<str>,
+    /// What policy does with its launches, on every device.
+    pub(crate) launches: Gate,
+    /// By GPU.
+    pub lanes: Vec<Lane>,
+    /// Launches of its processes that are gone.
+    pub launched: u64,
+    /// Blocks that reclaims invalidated, as counted so far.
+    pub(crate) blocks_lost: u64,
+}
+
+/// All jobs on all GPUs.
+#[derive(Debug)]
+pub struct Lanes {
+    /// The GPUs, by index.
+    pub gpus: Gpus,
+    /// The jobs, by number.
+    pub jobs: Vec<Job>,
+    next_seq: u64,
+}
+
+impl Lanes {
+    /// Of these GPUs.
+    pub(crate) const fn new(gpus: Gpus) -> Self {
+        Self {
+            gpus,
+            jobs: Vec::new(),
+            next_seq: 1,
+        }
+    }
+
+    /// The job of that user and name, which begins to be if there is none.
+    pub(crate) fn job_named(&mut self, uid: u32, name: &str) -> JobId {
+        let known = self
+            .jobs
+            .iter()
+            .position(|job| job.uid == uid && *job.name == *name);
+        let index = known.unwrap_or_else(|| {
+            self.jobs.push(Job {
+                uid,
+                name: Arc::from(name),
+                launches: Gate::Closed,
+                lanes: self.gpus.lines().iter().map(|_| Lane::default()).collect(),
+                launched: 0,
+                blocks_lost: 0,
+            });
+            self.jobs.len() - 1
+        });
+        JobId(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
+    /// A job.
+    #[must_use]
+    pub fn job(&self, job: JobId) -> Option<&Job> {
+        self.jobs.get(usize::try_from(job.0).ok()?)
+    }
+
+    pub(crate) fn job_mut(&mut self, job: JobId) -> Option<&mut Job> {
+        self.jobs.get_mut(usize::try_from(job.0).ok()?)
+    }
+
+    pub(crate) fn lane(&self, job: JobId, gpu: GpuId) -> Option<&Lane> {
+        self.job(job)?.lanes.get(gpu.index())
+    }
+
+    pub(crate) fn lane_mut(&mut self, job: JobId, gpu: GpuId) -> Option<&mut Lane> {
+        self.job_mut(job)?.lanes.get_mut(gpu.index())
+    }
+
+    /// All jobs.
+    pub(crate) fn job_ids(&self) -> impl Iterator<Item = JobId> + use<> {
+        (0..u32::try_from(self.jobs.len()).unwrap_or(0)).map(JobId)
+    }
+
+    /// The GPU of this UUID, and whether it is new to the node: it was not listed, and one may be met.
+    pub(crate) fn meet(&mut self, uuid: [u8; 16]) -> Option<(GpuId, bool)> {
+        let (gpu, new) = self.gpus.named(uuid)?;
+        if new {
+            for job in &mut self.jobs {
+                job.lanes.push(Lane::default());
+            }
+        }
+        Some((gpu, new))
+    }
+
+    /// Whether no order waits for its answer.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let mut lanes = self.jobs.iter().flat_map(|job| &job.lanes);
+        lanes.all(|lane| lane.outstanding == 0)
+    }
+
+    fn take_seq(&mut self) -> u64 {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        seq
+    }
+}

@@ -1,0 +1,116 @@
+//! From the channels of a job's processes to prepared calls.
+
+use super::{Lanes, Proven};
+use crate::batch::{Batch, Member, Plan, Via};
+use crate::kinds::{Level, Method};
+use crate::members::Members;
+use crate::session::{Client, Held, Session};
+use std::collections::HashSet;
+use std::sync::Arc;
+use tidegate_abi::class::Engine;
+use tidegate_abi::rm::MAX_PAIRS;
+use tidegate_policy::ids::{GpuId, JobId};
+
+impl Lanes {
+    /// Prepares the calls for a job's channels on `gpu` anew.
+    pub(crate) fn prepare(
+        &mut self,
+        (job, gpu): (JobId, GpuId),
+        grown: bool,
+        members: &Members,
+        (level, method): (Level, Method),
+    ) {
+        let prepared = batches(members.of_job(job), gpu, level, method);
+        let proven = proven(members.of_job(job), &prepared);
+        if let Some(lane) = self.lane_mut(job, gpu) {
+            lane.batches = Arc::new(prepared);
+            lane.proven = proven;
+            lane.stale |= grown;
+        }
+    }
+}
+
+/// Groups by client and handle.
+type Groups = HashSet<(u32, u32)>;
+
+/// Prepares the calls for the channels of `sessions` on `gpu`: per process, so that one that fails
+/// does not block the others, and TSGs that compute before those that copy.
+fn batches<'a>(
+    sessions: impl Iterator<Item = &'a Session>,
+    gpu: GpuId,
+    level: Level,
+    method: Method,
+) -> Vec<Batch> {
+    let mut plan = Plan::new(method, level == Level::L3);
+    let mut rest = Vec::new();
+    let mut add = |session: &Session, members: &[&Held], computing: &Groups| {
+        for held in members {
+            let Some(place) = held.place else { continue };
+            let channel = held.channel;
+            let file = match session.clients.get(&channel.client) {
+                Some(Client::Own(file)) => file.clone(),
+                _ => None,
+            };
+            let via = Via::of(level, file.as_ref(), channel.client, channel.subdevice);
+            let member = Member {
+                client: channel.client,
+                channel: channel.channel,
+                group: channel.tsg,
+                computes: computing.contains(&(channel.client, channel.tsg)),
+                file,
+                place,
+            };
+            plan.push(session.id, via, &member);
+        }
+    };
+    for session in sessions {
+        let mut held: Vec<&Held> = session
+            .channels
+            .iter()
+            .filter(|held| held.gpu == Some(gpu) && held.place.is_some())
+            .collect();
+        let group = |held: &Held| (held.channel.client, held.channel.tsg);
+        // A TSG is gated whole, and counts as computing if any channel of it does or may.
+        let computing: Groups = held
+            .iter()
+            .filter(|held| matches!(held.channel.engine, Engine::Graphics | Engine::Unknown))
+            .map(|held| group(held))
+            .collect();
+        held.sort_by_key(|held| {
+            let tsg = group(held);
+            (!computing.contains(&tsg), tsg, held.channel.channel)
+        });
+        let first = held.partition_point(|held| computing.contains(&group(held)));
+        // The calls that this many take have room for whole groups that copy.
+        let room = first.next_multiple_of(MAX_PAIRS).min(held.len());
+        let ends = |at: &usize| {
+            held.get(*at)
+                .is_none_or(|next| group(next) != group(held[*at - 1]))
+        };
+        let cut = (first + 1..=room).rev().find(ends).unwrap_or(first);
+        let late = held.split_off(cut);
+        add(session, &held, &computing);
+        rest.push((session, late, computing));
+    }
+    for (session, late, computing) in rest {
+        add(session, &late, &computing);
+    }
+    plan.finish()
+}
+
+/// The clients of `sessions` that have channels in `batches` and were proven by a file, once each.
+fn proven<'a>(sessions: impl Iterator<Item = &'a Session>, batches: &[Batch]) -> Vec<Proven> {
+    let mut proven = Vec::new();
+    for session in sessions {
+        let mut own: Vec<u32> = batches
+            .iter()
+            .filter(|batch| batch.session == session.id)
+            .flat_map(|batch| batch.entries().map(|(client, _, _)| client))
+            .filter(|client| matches!(session.clients.get(client), Some(Client::Own(Some(_)))))
+            .collect();
+        own.sort_unstable();
+        own.dedup();
+        proven.extend(own.into_iter().map(|client| (session.id, client)));
+    }
+    proven
+}

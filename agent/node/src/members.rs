@@ -1,0 +1,370 @@
+//! The attached processes: they come, name their devices and channels, and go.
+
+mod claims;
+mod objects;
+mod pages;
+
+use crate::bells::Bells;
+use crate::kinds::{Process, Role};
+use crate::message::{Claim, Newcomer, Said, Tell, Ticket, Welcome};
+use crate::page::{Activity, Guards};
+use crate::request::{Context, Notice, Request};
+use crate::session::{Control, Session, Slot, TICKETS};
+use claims::Claims;
+pub(crate) use objects::Field;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use tidegate_abi::page::GATE_OPEN;
+use tidegate_policy::event::{Event, Standing};
+use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
+
+/// All attached processes, by session.
+#[derive(Debug, Default)]
+pub struct Members {
+    sessions: BTreeMap<u64, Session>,
+    claims: Claims,
+    bells: Bells,
+}
+
+impl Members {
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Session> {
+        self.sessions.values()
+    }
+
+    /// One.
+    #[must_use]
+    pub fn get(&self, id: u64) -> Option<&Session> {
+        self.sessions.get(&id)
+    }
+
+    /// The doorbells to wait on.
+    #[must_use]
+    pub const fn bells(&self) -> &Bells {
+        &self.bells
+    }
+
+    pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut Session> {
+        self.sessions.get_mut(&id)
+    }
+
+    pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.sessions.values_mut()
+    }
+
+    /// Processes of a job.
+    pub fn of_job(&self, job: JobId) -> impl Iterator<Item = &Session> {
+        self.all().filter(move |session| session.job == Some(job))
+    }
+
+    pub(crate) fn of_job_mut(&mut self, job: JobId) -> impl Iterator<Item = &mut Session> {
+        self.all_mut()
+            .filter(move |session| session.job == Some(job))
+    }
+
+    /// Sessions of a process.
+    pub(crate) fn of_process(&self, process: Process) -> Vec<u64> {
+        let own = self.all().filter(|session| session.process() == process);
+        own.map(|session| session.id).collect()
+    }
+
+    /// Jobs with a process.
+    #[must_use]
+    pub fn live_jobs(&self) -> Vec<JobId> {
+        let mut live: Vec<_> = self.all().filter_map(|session| session.job).collect();
+        live.sort_unstable();
+        live.dedup();
+        live
+    }
+
+    /// Tells a process something; false when it does not listen.
+    pub(crate) fn tell(&mut self, session: u64, tell: Tell) -> bool {
+        let session = self.sessions.get_mut(&session);
+        session.is_some_and(|session| session.tell(tell))
+    }
+
+    // ------------------------------------------------------------ they come
+
+    /// Takes in a newcomer; `before`: sessions of the same process, which were taken out, their channels left as
+    /// they are.
+    pub(crate) fn attach(
+        &mut self,
+        mut newcomer: Newcomer,
+        before: bool,
+        job: Option<JobId>,
+        cx: &mut Context<'_>,
+    ) {
+        let file = newcomer.control_file.take();
+        let mut session = Session::new(newcomer);
+        let id = session.id;
+        session.job = job;
+        // Its channels stay as they are, and so may be disabled.
+        session.state.was_gated |= before;
+        if file.is_some() {
+            session.files.control = Control::Looking(None);
+        }
+        session.tell(Tell::Welcome(Welcome {
+            session: id,
+            role: session.role,
+            level: cx.settings.level,
+            method: cx.settings.method,
+            agent_generation: cx.settings.generation,
+        }));
+        if let Some(page) = &session.link.page {
+            page.agent.heartbeat_ns.store(cx.now, Ordering::Release);
+            if session.role != Role::Offline {
+                for gate in &page.gates {
+                    gate.gate.store(GATE_OPEN, Ordering::Release);
+                }
+            }
+        }
+        let (pid, name) = (session.peer.process.pid, &session.peer.name);
+        cx.emit(Notice {
+            kind: "attached",
+            session: id,
+            pid,
+            job,
+            text: format!("pid {pid} {name} is {:?} ({})", session.role, session.rule)
+                .to_lowercase(),
+            ..Notice::default()
+        });
+        if let Some(file) = file {
+            cx.ask(Request::Claim(Claim::File { session: id, file }));
+        }
+        let role = session.role;
+        if let (Role::Online, Some(page)) = (role, &session.link.page) {
+            self.bells.add(id, page);
+        }
+        self.sessions.insert(id, session);
+        match role {
+            Role::Online => cx.step(Event::OnlineAttached {
+                session: SessionId(id),
+            }),
+            Role::Offline => cx.ask(Request::Announce(id)),
+            Role::Ignore => {}
+        }
+    }
+
+    /// What policy is told of an offline process and all GPUs it is known to use.
+    pub(crate) fn announcement(&self, id: u64) -> Option<Event<'static>> {
+        let session = self.get(id)?;
+        Some(Event::OfflineAttached {
+            session: SessionId(id),
+            job: session.job?,
+            gpus: session.gpus().collect(),
+            standing: if session.state.was_gated {
+                Standing::Unknown
+            } else {
+                Standing::Enabled
+            },
+        })
+    }
+
+    // ------------------------------------------------------------ they speak
+
+    /// Hears what concerns the process itself; its RM objects, calls and memory are heard elsewhere.
+    pub(crate) fn hear(&mut self, id: u64, said: Said, cx: &mut Context<'_>) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        match said {
+            Said::Edge { slot, edge } => {
+                let streams = session.link.page.is_none();
+                let online = session.is_online();
+                let Some(slot) = session.slots.get_mut(slot as usize).filter(|_| streams) else {
+                    return;
+                };
+                slot.seen = Activity {
+                    busy_since_ns: edge.busy_since_ns.min(cx.now),
+                    ..edge
+                };
+                if let Some(gpu) = slot.gpu.filter(|_| online) {
+                    cx.step(Event::Activity {
+                        session: SessionId(id),
+                        gpu,
+                        reading: edge.reading(),
+                    });
+                }
+            }
+            Said::Suspect { slot, reason } => {
+                let streams = session.link.page.is_none();
+                let online = session.is_online();
+                let Some(slot) = session.slots.get_mut(slot as usize).filter(|_| streams) else {
+                    return;
+                };
+                slot.suspect = reason;
+                if let Some(gpu) = slot.gpu.filter(|_| online) {
+                    cx.step(Event::Suspected {
+                        session: SessionId(id),
+                        gpu,
+                        suspect: reason != 0,
+                    });
+                }
+            }
+            Said::Note { kind, text } => {
+                cx.counters.notes += 1;
+                cx.emit(Notice {
+                    kind: "note",
+                    session: id,
+                    text: format!("{kind}: {text}"),
+                    ..Notice::default()
+                });
+            }
+            Said::Uvm(fd) => cx.ask(Request::Claim(Claim::Uvm {
+                session: id,
+                pid: session.process().pid,
+                fd,
+            })),
+            Said::ControlFile(fd) => {
+                let before = match std::mem::replace(&mut session.files.control, Control::None) {
+                    Control::Known(file) => Some(file),
+                    Control::Looking(before) => before,
+                    Control::None => None,
+                };
+                session.files.control = Control::Looking(before);
+                cx.ask(Request::Claim(Claim::Taken {
+                    session: id,
+                    pid: session.process().pid,
+                    fd,
+                }));
+            }
+            Said::GateWait(waiting) => cx.emit(Notice {
+                kind: if waiting {
+                    "launches_wait"
+                } else {
+                    "launches_pass"
+                },
+                session: id,
+                job: session.job,
+                ..Notice::default()
+            }),
+            Said::Device { .. }
+            | Said::Rm { .. }
+            | Said::Schedule(_)
+            | Said::Channels { .. }
+            | Said::Memory(_) => {}
+        }
+    }
+
+    /// Place `at` of a process' page is this GPU; None: the node has none of that UUID.
+    pub(crate) fn meet_device(
+        &mut self,
+        id: u64,
+        at: usize,
+        found: Option<GpuId>,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let Some(slot) = session.slots.get_mut(at) else {
+            return;
+        };
+        let Some(gpu) = found else {
+            "uses a GPU this node does not have".clone_into(&mut session.note);
+            return;
+        };
+        cx.ask(Request::SharesStale);
+        let page = session.link.page.as_ref();
+        // A process that comes back goes on counting where it was; all it launched under another agent,
+        // or in an earlier session, is in no ledger of this one.
+        let counted = page.filter(|_| session.state.was_gated);
+        *slot = Slot {
+            gpu: Some(gpu),
+            launched_before: counted.map_or(slot.launched_before, |page| {
+                page.devices[at].total.load(Ordering::Relaxed)
+            }),
+            seen: page.map_or(slot.seen, |page| Activity::read(&page.devices[at])),
+            ..*slot
+        };
+        let seen = slot.seen;
+        match session.role {
+            Role::Online => {
+                cx.ask(Request::Guards);
+                cx.step(Event::Activity {
+                    session: SessionId(id),
+                    gpu,
+                    reading: seen.reading(),
+                });
+            }
+            Role::Offline => {
+                cx.ask(Request::Announce(id));
+                if session.state.launch_gated {
+                    cx.ask(Request::Changed {
+                        session: id,
+                        gpus: GpuSet::of(gpu),
+                        grown: true,
+                    });
+                }
+                if let Some(job) = session.job {
+                    cx.ask(Request::Gates(job));
+                }
+            }
+            Role::Ignore => {}
+        }
+    }
+
+    // ------------------------------------------------------------ scheduling calls
+
+    /// A scheduling call waits.
+    pub(crate) fn ask_to_schedule(&mut self, id: u64, ticket: Ticket, cx: &mut Context<'_>) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        if session.tickets.len() >= TICKETS {
+            // The library lets it pass by itself after its hold.
+            return;
+        }
+        session.tickets.push(ticket);
+        cx.ask(Request::Tickets(id));
+    }
+
+    // ------------------------------------------------------------ they go
+
+    /// The connection is lost. The process may be dying or may come back; its page still speaks.
+    pub(crate) fn disconnect(&mut self, id: u64, cx: &mut Context<'_>) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.link.outbox = None;
+        session.tickets.clear();
+        cx.emit(Notice {
+            kind: "disconnected",
+            session: id,
+            ..Notice::default()
+        });
+    }
+
+    /// Takes a session out.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<Session> {
+        self.bells.remove(id);
+        self.claims.release_all(id);
+        self.sessions.remove(&id)
+    }
+
+    /// The activity words that forbid an enable on a GPU.
+    pub(crate) fn guards(&self, gpu: GpuId, ignore_suspects: bool) -> Guards {
+        let mut guards = Guards::default();
+        let counts = |session: &&Session| session.is_online() && !session.state.lapsed;
+        for session in self.all().filter(counts) {
+            let Some(page) = &session.link.page else {
+                continue;
+            };
+            for (at, slot) in session.slots.iter().enumerate() {
+                let counts = slot.suspect == 0 || !ignore_suspects;
+                if slot.gpu == Some(gpu) && counts {
+                    guards.0.push((page.clone(), at));
+                }
+            }
+        }
+        guards
+    }
+
+    /// Policy says that an online process makes no progress, or does again.
+    pub(crate) fn set_lapsed(&mut self, session: SessionId, lapsed: bool, cx: &mut Context<'_>) {
+        if let Some(session) = self.sessions.get_mut(&session.0) {
+            session.state.lapsed = lapsed;
+            cx.ask(Request::Guards);
+        }
+    }
+}

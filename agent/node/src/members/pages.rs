@@ -1,0 +1,169 @@
+//! What processes' pages say: edges after a doorbell, and the rest at every heartbeat.
+
+use super::Members;
+use crate::kinds::Role;
+use crate::page::Activity;
+use crate::request::{Context, Notice, Request};
+use std::sync::atomic::Ordering;
+use tidegate_policy::event::Event;
+use tidegate_policy::ids::{GpuSet, SessionId};
+use tidegate_policy::time::Instant;
+
+impl Members {
+    /// The next session from bell `at` on whose doorbell changed, and where to go on.
+    pub(crate) fn next_ring(&mut self, mut at: usize) -> Option<(u64, usize)> {
+        loop {
+            let (session, changed) = self.bells.look(at)?;
+            at += 1;
+            if changed {
+                return Some((session, at));
+            }
+        }
+    }
+
+    /// Reads the activity of a process that rang.
+    pub(crate) fn hear_ring(&mut self, id: u64, cx: &mut Context<'_>) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        if session
+            .link
+            .rings
+            .exceeds(cx.now, cx.settings.rings_per_second)
+        {
+            return self.drop_page(id, cx);
+        }
+        cx.counters.rings += 1;
+        let Some(page) = &session.link.page else {
+            return;
+        };
+        for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
+            let Some(gpu) = slot.gpu else { continue };
+            let activity = Activity::read(words);
+            if activity.word != slot.seen.word {
+                slot.seen = activity;
+                cx.step(Event::Activity {
+                    session: SessionId(id),
+                    gpu,
+                    reading: activity.reading(),
+                });
+            }
+        }
+    }
+
+    /// A client that rings beyond all measure loses its page, and with it its say.
+    fn drop_page(&mut self, id: u64, cx: &mut Context<'_>) {
+        cx.counters.pages_dropped += 1;
+        self.bells.remove(id);
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.link.page = None;
+        session.role = Role::Ignore;
+        "rang beyond the allowed rate: its page was dropped".clone_into(&mut session.note);
+        cx.emit(Notice {
+            kind: "page_dropped",
+            session: id,
+            text: "rang beyond the allowed rate".to_owned(),
+            ..Notice::default()
+        });
+        cx.ask(Request::Guards);
+        cx.step(Event::OnlineGone {
+            session: SessionId(id),
+        });
+    }
+
+    /// Reads the activity of every online process on `gpus`.
+    pub(crate) fn read_activity(&mut self, gpus: GpuSet, mut found: impl FnMut(Event<'static>)) {
+        for session in self.sessions.values_mut().filter(|s| s.is_online()) {
+            for (at, slot) in session.slots.iter_mut().enumerate() {
+                let Some(gpu) = slot.gpu.filter(|&gpu| gpus.contains(gpu)) else {
+                    continue;
+                };
+                if let Some(page) = &session.link.page {
+                    slot.seen = Activity::read(&page.devices[at]);
+                }
+                found(Event::Activity {
+                    session: SessionId(session.id),
+                    gpu,
+                    reading: slot.seen.reading(),
+                });
+            }
+        }
+    }
+
+    /// Gives every process a sign of life.
+    pub(crate) fn beat(&self, now: u64) {
+        for page in self.all().filter_map(|session| session.link.page.as_ref()) {
+            page.agent.heartbeat_ns.store(now, Ordering::Release);
+        }
+    }
+
+    /// Says to every process that a successor was asked for.
+    pub(crate) fn hand_over(&self, now: u64) {
+        for page in self.all().filter_map(|session| session.link.page.as_ref()) {
+            page.agent.handing_over_ns.store(now, Ordering::Release);
+        }
+    }
+
+    /// What pages say without ringing: progress, suspects, soft landings.
+    pub(crate) fn look_at_pages(&mut self, cx: &mut Context<'_>) {
+        let (mut suspected, first) = (false, cx.out.len());
+        for session in self.sessions.values_mut() {
+            let Some(page) = &session.link.page else {
+                continue;
+            };
+            let progress = page.process.prober_ns.load(Ordering::Relaxed);
+            if session.role == Role::Online && progress != session.link.progress_ns {
+                session.link.progress_ns = progress;
+                cx.step(Event::Progress {
+                    session: SessionId(session.id),
+                    at: Instant::from_nanos(progress.min(cx.now)),
+                });
+            }
+            for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
+                let Some(gpu) = slot.gpu else { continue };
+                let suspect = words.suspect.load(Ordering::Relaxed);
+                let suspect = u32::try_from(suspect).unwrap_or(u32::MAX);
+                if suspect != slot.suspect {
+                    slot.suspect = suspect;
+                    if session.role == Role::Online {
+                        suspected = true;
+                        cx.step(Event::Suspected {
+                            session: SessionId(session.id),
+                            gpu,
+                            suspect: suspect != 0,
+                        });
+                    }
+                }
+            }
+        }
+        if suspected && cx.settings.ignore_suspects {
+            // Before a step that may order an enable.
+            cx.out.insert(first, Request::Guards);
+        }
+        for session in self.sessions.values_mut() {
+            let Some(page) = &session.link.page else {
+                continue;
+            };
+            let released = page.process.released.load(Ordering::Acquire);
+            if released == session.link.released {
+                continue;
+            }
+            session.link.released = released;
+            if released != cx.settings.generation {
+                continue;
+            }
+            cx.emit(Notice {
+                kind: "landed",
+                session: session.id,
+                job: session.job,
+                text: "the process enabled its own channels".to_owned(),
+                ..Notice::default()
+            });
+            if session.job.is_some() {
+                cx.step(Event::Reissue { job: session.job });
+            }
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! What reaches the shell, and what it says to processes. Nothing here is of the wire's types: they are
+//! read and bounded at the border.
+
+use crate::file::{File, SentFile};
+use crate::kinds::{Level, Method, Process, Role, Switch};
+use crate::memory::{MemoryOrder, MemorySaid};
+use crate::page::{Activity, PageRef};
+use crate::task::{Issued, Released};
+use std::fmt;
+use tidegate_abi::class::Engine;
+
+/// A message for the shell.
+#[derive(Debug)]
+pub enum Input {
+    /// A process said hello on its stream.
+    Attached(Box<Newcomer>),
+    /// An attached process said something.
+    Said(u64, Said),
+    /// The connection of a session ended.
+    Disconnected(u64),
+    /// A process ended, with all its sessions.
+    Exited(Process),
+    /// The prover looked at a session's clients.
+    Proof(Proof),
+    /// A proof was made again.
+    Aged(Aged),
+    /// An issue thread did, or failed to do, what it was asked.
+    Issued(Issued),
+    /// Channels that are in no list any more were enabled, or are stuck.
+    Released(Released),
+    /// MPS runs, or no longer: clients that are reported while it does are not managed.
+    Mps(bool),
+    /// Other settings are in force.
+    Configure(Box<Tunables>),
+    /// Enable everything, then end.
+    Stop,
+    /// A successor waits: leave the channels as they are and end.
+    HandOver,
+}
+
+/// What the kernel says of a process, as far as the shell uses it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Which.
+    pub process: Process,
+    /// Its effective user when it connected.
+    pub uid: u32,
+    /// `comm`.
+    pub name: String,
+}
+
+/// The library in a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Library {
+    /// Its version.
+    pub version: String,
+    /// Driver version it saw.
+    pub driver: String,
+    /// It counts launches plainly with membarrier, else by atomic adds.
+    pub membarrier: bool,
+    /// It takes orders about memory.
+    pub takes_memory: bool,
+}
+
+/// A process that attached.
+#[derive(Debug)]
+pub struct Newcomer {
+    /// The agent's number for this connection.
+    pub session: u64,
+    /// Who it is.
+    pub peer: Peer,
+    /// What it is.
+    pub role: Role,
+    /// Why, for people.
+    pub rule: String,
+    /// The job it belongs to if it is offline. Jobs of different users never mix.
+    pub job: String,
+    /// What is in it.
+    pub library: Library,
+    /// Generation of the agent it obeyed before; 0: none.
+    pub last_agent_generation: u64,
+    /// Its page; None for a client that could not take it.
+    pub page: Option<PageRef>,
+    /// The control file it sent; not looked at yet.
+    pub control_file: Option<SentFile>,
+    /// Where it listens.
+    pub outbox: Box<dyn Outbox>,
+}
+
+/// What a process reports.
+#[derive(Debug)]
+pub enum Said {
+    /// A place of its page is this GPU.
+    Device {
+        /// The place.
+        slot: u32,
+        /// The GPU.
+        uuid: [u8; 16],
+    },
+    /// Its RM objects.
+    Rm {
+        /// `changes` is everything there is, not what is new.
+        snapshot: bool,
+        /// In order.
+        changes: Vec<RmChange>,
+    },
+    /// A scheduling call waits for [`Tell::Go`].
+    Schedule(Ticket),
+    /// An edge of a process without a page.
+    Edge {
+        /// Place of the device.
+        slot: u32,
+        /// Its activity afterwards.
+        edge: Activity,
+    },
+    /// The answer to [`Tell::Set`].
+    Channels {
+        /// Which.
+        seq: u64,
+        /// RM status.
+        status: u32,
+        /// errno.
+        errno: i32,
+        /// When the ioctl was entered.
+        entered_ns: u64,
+        /// When it returned.
+        returned_ns: u64,
+        /// The method that was carried out; None: the library is of an age that knows of none.
+        method: Option<Method>,
+    },
+    /// A device is busy without launches for a reason, or (0) is no longer.
+    Suspect {
+        /// Place of the device.
+        slot: u32,
+        /// `BusyReason` of the protocol.
+        reason: u32,
+    },
+    /// Something worth an event.
+    Note {
+        /// Its kind.
+        kind: String,
+        /// Its text.
+        text: String,
+    },
+    /// Launches began or ceased to wait on the gate.
+    GateWait(bool),
+    /// Its descriptor of the UVM file.
+    Uvm(i32),
+    /// Its descriptor of the control file on which its channels are by now.
+    ControlFile(i32),
+    /// Something about memory.
+    Memory(Box<MemorySaid>),
+}
+
+/// A change in a process' RM objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RmChange {
+    /// A channel came to be.
+    ChannelUp(Channel),
+    /// A channel went.
+    ChannelDown {
+        /// Its RM client.
+        client: u32,
+        /// The channel.
+        channel: u32,
+    },
+    /// A client came to be.
+    ClientUp(u32),
+    /// A client went, and all it held.
+    ClientDown(u32),
+}
+
+/// A channel as its process reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Channel {
+    /// Its RM client.
+    pub client: u32,
+    /// The channel.
+    pub channel: u32,
+    /// Its TSG, or itself.
+    pub tsg: u32,
+    /// What it feeds.
+    pub engine: Engine,
+    /// Device instance, if known.
+    pub device_instance: Option<u32>,
+    /// The GPU, if UVM named it.
+    pub uuid: Option<[u8; 16]>,
+    /// A subdevice of its client on that GPU, for calls through the owner's file; 0: none seen.
+    pub subdevice: u32,
+}
+
+impl Channel {
+    /// What names it on the node.
+    #[must_use]
+    pub const fn pair(&self) -> (u32, u32) {
+        (self.client, self.channel)
+    }
+}
+
+/// A scheduling call that waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket {
+    /// Names it.
+    pub ticket: u64,
+    /// Its client.
+    pub client: u32,
+    /// TSG or channel.
+    pub object: u32,
+}
+
+/// The way to one process. Dropped, it is cut off.
+pub trait Outbox: fmt::Debug + Send {
+    /// Tells it something; false when it does not listen.
+    fn tell(&self, tell: Tell) -> bool;
+}
+
+/// What a process is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tell {
+    /// What it is; the first message.
+    Welcome(Welcome),
+    /// The launch gate of a device, for a process without a page.
+    Gate {
+        /// Place of the device.
+        slot: u32,
+        /// Launches wait.
+        closed: bool,
+    },
+    /// A held scheduling call may pass.
+    Go {
+        /// Which.
+        ticket: u64,
+    },
+    /// Disable or enable own channels.
+    Set(SetChannels),
+    /// An order about memory.
+    Memory(Box<MemoryOrder>),
+}
+
+/// See [`Tell::Set`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetChannels {
+    /// Names the answer.
+    pub seq: u64,
+    /// What to do.
+    pub switch: Switch,
+    /// At most 64 (client, channel).
+    pub pairs: Vec<(u32, u32)>,
+    /// The GPU.
+    pub device_instance: u32,
+    /// How to stop what runs.
+    pub method: Method,
+    /// Another of the same order follows.
+    pub more: bool,
+}
+
+/// See [`Tell::Welcome`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The agent's number for the connection.
+    pub session: u64,
+    /// What the process is.
+    pub role: Role,
+    /// How its channels are controlled.
+    pub level: Level,
+    /// How that stops what runs.
+    pub method: Method,
+    /// Which agent speaks.
+    pub agent_generation: u64,
+}
+
+/// What the prover is asked.
+#[derive(Debug)]
+pub enum Claim {
+    /// Look at the file a session sent, before anything else is asked of it.
+    File {
+        /// The session.
+        session: u64,
+        /// What it sent.
+        file: SentFile,
+    },
+    /// Take a copy of a process' control file, and look at it as at one that was sent.
+    Taken {
+        /// The session.
+        session: u64,
+        /// Its process.
+        pid: i32,
+        /// The process' own descriptor.
+        fd: i32,
+    },
+    /// Does `client` belong to the process behind this file?
+    Client {
+        /// The session.
+        session: u64,
+        /// Its control file.
+        file: File,
+        /// Its process, whose other control files are tried when this one does not own the client.
+        pid: i32,
+        /// The client it reports.
+        client: u32,
+    },
+    /// Take a copy of a process' UVM file.
+    Uvm {
+        /// The session.
+        session: u64,
+        /// Its process.
+        pid: i32,
+        /// The process' own descriptor.
+        fd: i32,
+    },
+}
+
+/// What the prover found.
+#[derive(Debug)]
+pub enum Proof {
+    /// The file is the driver's control device (None: it is not).
+    File {
+        /// The session.
+        session: u64,
+        /// To be used for this session only.
+        file: Option<File>,
+    },
+    /// Whether the client is the session's own.
+    Client {
+        /// The session.
+        session: u64,
+        /// The client.
+        client: u32,
+        /// The file it was created on; None: not proven.
+        file: Option<File>,
+    },
+    /// A copy of its UVM file (None: it is not, or cannot be had).
+    Uvm {
+        /// The session.
+        session: u64,
+        /// Only ever held.
+        file: Option<File>,
+    },
+}
+
+/// A proof to be made again.
+#[derive(Debug)]
+pub struct Again {
+    /// The session.
+    pub session: u64,
+    /// The client it proved.
+    pub client: u32,
+    /// Names the question in the answer.
+    pub seq: u64,
+    /// The file it was proven on.
+    pub file: File,
+}
+
+/// What became of a proof.
+#[derive(Clone, Copy, Debug)]
+pub struct Aged {
+    /// [`Again::session`]
+    pub session: u64,
+    /// [`Again::client`]
+    pub client: u32,
+    /// [`Again::seq`]
+    pub seq: u64,
+    /// Whose it is by now; None: the driver does not say.
+    pub owner: Option<Owner>,
+}
+
+/// Whose a client is, as seen from one open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// It was made on this file.
+    Own,
+    /// It was made on another.
+    Foreign,
+    /// There is none of that number.
+    Nobody,
+}
+
+/// Settings of the shell that may change while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunables {
+    /// The policy's.
+    pub policy: tidegate_policy::config::Config,
+    /// Rings of one page per second that are believed.
+    pub rings_per_second: u32,
+    /// How often proofs are made again, beside after every disable.
+    pub prove_every_ns: u64,
+    /// An issue thread without an answer for this long is stalled.
+    pub stall_ns: u64,
+    /// How long a process may take to disable its own channels.
+    pub answer_ns: u64,
+}

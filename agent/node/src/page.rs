@@ -1,0 +1,105 @@
+//! The page that is shared with one process, as the shell uses it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tidegate_abi::gate::{self, Gate};
+use tidegate_abi::page::{ACTIVITY_BUSY, DeviceWords, Page};
+use tidegate_policy::event::Reading;
+use tidegate_policy::ids::{GraphId, Launches};
+use tidegate_policy::time::Instant;
+
+/// Memory that holds a page.
+pub trait PageMemory: fmt::Debug + Send + Sync {
+    /// The page.
+    fn page(&self) -> &Page;
+    /// Wakes every launch that sleeps on the gate word of device `slot`.
+    fn wake_gate(&self, slot: usize);
+}
+
+/// A page. Its process is a tenant: every word may hold anything at any time.
+#[derive(Clone, Debug)]
+pub struct PageRef(Arc<dyn PageMemory>);
+
+impl PageRef {
+    /// The page in `memory`.
+    #[must_use]
+    pub fn new(memory: impl PageMemory + 'static) -> Self {
+        Self(Arc::new(memory))
+    }
+
+    /// Sets the gate of device `slot`, and wakes what waits on it and may no longer have to.
+    pub fn set_gate(&self, slot: usize, gate: Gate) {
+        let Some(words) = self.gates.get(slot) else {
+            return;
+        };
+        if gate::set(&words.gate, gate) {
+            self.0.wake_gate(slot);
+        }
+    }
+}
+
+impl std::ops::Deref for PageRef {
+    type Target = Page;
+
+    fn deref(&self) -> &Page {
+        self.0.page()
+    }
+}
+
+/// Activity of one device, from a page or from a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// `generation << 1 | busy`.
+    pub word: u64,
+    /// Of the last busy edge.
+    pub busy_since_ns: u64,
+    /// When the work before the last idle edge was proven done.
+    pub idle_since_ns: u64,
+    /// Launches of the period that ended with it.
+    pub launches: u64,
+    /// The graph last launched in it.
+    pub graph: u64,
+}
+
+impl Activity {
+    /// The words of one device, as they stand. The writer may be between two of them: the generation in
+    /// the first tells one edge from another, and the rest is only ever used as measures.
+    #[must_use]
+    pub fn read(words: &DeviceWords) -> Self {
+        Self {
+            word: words.activity.load(Ordering::Acquire),
+            busy_since_ns: words.busy_since_ns.load(Ordering::Relaxed),
+            idle_since_ns: words.idle_since_ns.load(Ordering::Relaxed),
+            launches: words.launches.load(Ordering::Relaxed),
+            graph: words.graph.load(Ordering::Relaxed),
+        }
+    }
+
+    /// As policy takes it.
+    #[must_use]
+    pub const fn reading(self) -> Reading {
+        Reading {
+            generation: self.word >> 1,
+            busy: self.word & ACTIVITY_BUSY != 0,
+            busy_since: Instant::from_nanos(self.busy_since_ns),
+            idle_since: Instant::from_nanos(self.idle_since_ns),
+            launches: Launches(self.launches),
+            graph: GraphId(self.graph),
+        }
+    }
+}
+
+/// The activity words that forbid an enable while one of them is busy: a page and a slot of it.
+#[derive(Debug, Default)]
+pub struct Guards(pub Vec<(PageRef, usize)>);
+
+impl Guards {
+    /// Whether one is busy at this moment.
+    #[must_use]
+    pub fn any_busy(&self) -> bool {
+        self.0.iter().any(|(page, slot)| {
+            page.devices[*slot].activity.load(Ordering::Acquire) & ACTIVITY_BUSY != 0
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! Processes come and go, and may come back; and the shell ends.
+//!
+//! Only the end of a process gives back what it held; one that attaches again keeps it as it is.
+
+use super::{End, Shell};
+use crate::adoption::STUCK_NS;
+use crate::file::Files;
+use crate::journal::{Marked, Place};
+use crate::kinds::{Level, Process, Role, Switch, gpu_id};
+use crate::lanes::{Applied, releasing};
+use crate::message::Newcomer;
+use crate::request::{Notice, Request, Retire};
+use crate::session::Session;
+use crate::task::{Release, Released};
+use tidegate_policy::effect::Look;
+use tidegate_policy::event::{Event, Order};
+use tidegate_policy::ids::{Generation, GpuId, GpuSet, JobId, SessionId};
+
+/// How long the end waits for the last enables.
+const END_NS: u64 = 2_000_000_000;
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaves {
+    /// Its process ended.
+    ForGood,
+    /// Its process attached again: what it held stays as it is until the process has said what stands.
+    ToReturn,
+}
+
+impl Shell {
+    /// A process attached.
+    pub(crate) fn attach(&mut self, newcomer: Newcomer) {
+        let before = self.members.of_process(newcomer.peer.process);
+        for &other in &before {
+            self.remove(other, Leaves::ToReturn);
+            self.settle();
+        }
+        let job = (newcomer.role == Role::Offline)
+            .then(|| self.lanes.job_named(newcomer.peer.uid, &newcomer.job));
+        let before = !before.is_empty();
+        self.with(|members, _, cx| members.attach(newcomer, before, job, cx));
+    }
+
+    /// A process ended.
+    pub(crate) fn bury(&mut self, process: Process) {
+        for id in self.members.of_process(process) {
+            let job = self.members.get(id).and_then(|session| session.job);
+            self.ask(Request::Emit(Notice {
+                kind: "exited",
+                session: id,
+                job,
+                text: format!("pid {}", process.pid),
+                ..Notice::default()
+            }));
+            self.settle();
+            self.remove(id, Leaves::ForGood);
+            self.settle();
+        }
+    }
+
+    /// Takes a session out of everything.
+    fn remove(&mut self, id: u64, leaves: Leaves) {
+        self.forget_proofs(id);
+        let Some(mut session) = self.members.remove(id) else {
+            return;
+        };
+        self.ask(Request::SharesStale);
+        if let Some(job) = session.job.and_then(|job| self.lanes.job_mut(job)) {
+            job.launched = job.launched.saturating_add(session.launches());
+        }
+        match session.role {
+            Role::Online => {
+                self.ask(Request::Guards);
+                self.ask(Request::Step(Event::OnlineGone {
+                    session: SessionId(id),
+                }));
+            }
+            Role::Offline => {
+                let places: Vec<_> = session.managed().collect();
+                match leaves {
+                    Leaves::ForGood => {
+                        let dead = Some(session.take_files());
+                        self.retire(Retire {
+                            session: id,
+                            job: session.job,
+                            places,
+                            dead,
+                        });
+                    }
+                    Leaves::ToReturn => {
+                        let places = places.into_iter().map(|(_, place)| place);
+                        self.adoption.adopt(places, self.time.now);
+                    }
+                }
+                if let Some(job) = session.job {
+                    for gpu in session.gpus().collect::<GpuSet>().iter() {
+                        self.prepare(job, gpu, false);
+                    }
+                }
+                self.ask(Request::Step(Event::OfflineGone {
+                    session: SessionId(id),
+                }));
+            }
+            Role::Ignore => {}
+        }
+    }
+
+    /// Takes channels of a session out of everything.
+    pub(crate) fn retire(&mut self, retire: Retire) {
+        let Retire {
+            session,
+            job,
+            places,
+            dead,
+        } = retire;
+        let leaving = self.lanes.leaving(job, places);
+        self.adoption.free(leaving.free);
+        let mut dead = dead;
+        let last = leaving.disabled.len();
+        for (nth, (gpu, places)) in leaving.disabled.into_iter().enumerate() {
+            if self.settings.level == Level::L3 {
+                self.release_remote(session, (job, gpu), places);
+            } else {
+                // Every GPU's thread holds the files until it is done.
+                let files = if nth + 1 == last {
+                    dead.take()
+                } else {
+                    dead.clone()
+                };
+                self.release(gpu, places, files);
+            }
+        }
+    }
+
+    /// Has the issue thread enable pairs behind every order that still names them.
+    fn release(&mut self, gpu: GpuId, places: Vec<Place>, dead: Option<Files>) {
+        let batches = releasing(&places, &self.adoption.journal, self.settings.method);
+        self.adoption.releases += 1;
+        if let Err(unsent) = self.lanes.gpus.release(gpu, Release { batches, dead }) {
+            let journal = &self.adoption.journal;
+            let marked = unsent.into_iter().map(|place| journal.described(place));
+            self.ports.machine.release_late(marked.collect());
+        }
+    }
+
+    /// What left the lists was enabled, or is stuck.
+    pub(crate) fn released(&mut self, released: Released) {
+        let Released { free, stuck, why } = released;
+        self.adoption.releases = self.adoption.releases.saturating_sub(1);
+        self.adoption.free(free);
+        let Some(&first) = stuck.first() else { return };
+        let marked = self.adoption.journal.described(first);
+        self.ask(Request::Emit(Notice {
+            kind: "channels_stuck",
+            text: format!(
+                "{} channels stay disabled, the first {:#x} of client {:#x}: {why}; tried again every {} s, or end \
+                 their process",
+                stuck.len(),
+                marked.channel,
+                marked.client,
+                STUCK_NS / 1_000_000_000,
+            ),
+            ..Notice::default()
+        }));
+        self.adoption.keep_stuck(&stuck, self.time.now);
+    }
+
+    /// Ends what was adopted to be claimed until `due_ns`.
+    pub(crate) fn release_unclaimed(&mut self, due_ns: u64) {
+        let (members, lanes, machine) = (&self.members, &self.lanes, &self.ports.machine);
+        let is_claimed = |marked: &Marked| {
+            members.all().any(|session| {
+                session.channels.iter().any(|held| {
+                    let own = held.channel.pair() == (marked.client, marked.channel);
+                    own && held.place.is_some()
+                })
+            })
+        };
+        let due = self.adoption.take_due(
+            due_ns,
+            self.time.now,
+            is_claimed,
+            |pid| machine.is_running(pid),
+            |instance| lanes.gpus.at(instance),
+        );
+        let Some(due) = due else { return };
+        if !due.elsewhere.is_empty() {
+            self.adoption.releases += 1;
+            self.ports.machine.release_late(due.elsewhere);
+        }
+        for (gpu, places) in due.here {
+            self.release(gpu_id(gpu), places, None);
+        }
+    }
+
+    // ------------------------------------------------------------ the end
+
+    /// Enables everything, then ends.
+    pub(crate) fn begin_end(&mut self) {
+        if self.end == End::No {
+            self.enable_everything();
+            self.settle();
+            self.end = End::By(self.time.now + END_NS);
+        }
+    }
+
+    /// All but jobs that are changing their memory's mappings: they enable themselves when they have ended that.
+    fn enable_everything(&mut self) {
+        self.release_unclaimed(u64::MAX);
+        for job in self.lanes.job_ids() {
+            let is_moving = |session: &Session| self.is_moving(SessionId(session.id));
+            if self.members.of_job(job).any(is_moving) {
+                continue;
+            }
+            self.lanes.open_all_gates(job);
+            self.ask(Request::Gates(job));
+            self.settle();
+            for gpu in self.lanes.gpus.ids() {
+                self.enable_lane(job, gpu);
+            }
+        }
+    }
+
+    fn enable_lane(&mut self, job: JobId, gpu: GpuId) {
+        let Some(lane) = self.lanes.lane(job, gpu) else {
+            return;
+        };
+        let touched = lane.applied != Applied::Enabled || lane.outstanding != 0;
+        let order = Order {
+            gpu,
+            job,
+            generation: Generation(lane.newest.0 + 1),
+        };
+        if touched && self.settings.level != Level::L5 {
+            self.order(order, Switch::Enable, Look::Unconditional);
+            self.settle();
+        }
+    }
+
+    /// Leaves everything as it is for a successor, says so, and ends.
+    pub(crate) fn hand_over(&mut self) {
+        self.adoption.journal.set_handing_over(self.time.now);
+        self.members.hand_over(self.time.now);
+        self.end = End::Now;
+    }
+
+    /// Whether the shell has ended: nothing it does matters any more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        match self.end {
+            End::No => false,
+            End::Now => true,
+            End::By(limit) => {
+                let quiet = self.adoption.releases == 0 && self.lanes.is_quiet();
+                quiet || self.time.now >= limit
+            }
+        }
+    }
+}

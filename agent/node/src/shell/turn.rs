@@ -1,0 +1,134 @@
+//! A turn of the shell: it wakes, takes what there is, and rests.
+//!
+//! Awake it reads what changed, stamps `now`, steps the policy, and hands its effects on. It makes no call
+//! that may wait. In the steady state (edges, timers, answers) it allocates nothing.
+//!
+//! Signs of life: every page's heartbeat is written at least every [`HEARTBEAT_NS`], and a turn that comes
+//! late by [`LATE_NS`] means that this thread was stopped: processes may have landed softly meanwhile, so
+//! the wanted state of every channel is ordered again.
+
+use super::Shell;
+use crate::message::Input;
+use crate::request::{Notice, Request};
+use tidegate_policy::event::Event;
+
+/// Longest time between two heartbeats in a page.
+pub const HEARTBEAT_NS: u64 = 50_000_000;
+/// A turn this late: processes may have given up on this agent.
+pub const LATE_NS: u64 = 250_000_000;
+
+impl Shell {
+    /// Before the first turn.
+    pub fn begin(&mut self) {
+        self.step(Event::Tick);
+        self.share_pools();
+    }
+
+    /// Begins a turn: reads every doorbell that rang.
+    pub fn wake(&mut self) {
+        self.stamp();
+        self.read_bells();
+    }
+
+    /// Takes one input, and reads every doorbell that rang.
+    pub fn take(&mut self, input: Input) {
+        // After it was received, so that nothing is stamped earlier than it can have been true.
+        self.stamp();
+        self.route(input);
+        self.read_bells();
+    }
+
+    /// Ends a turn.
+    pub fn rest(&mut self) {
+        if self.time.timer.is_some_and(|at| at <= self.time.now) {
+            self.time.timer = None;
+            self.step(Event::Tick);
+        }
+        self.look_for_stalls();
+        self.attend_to_memory();
+        self.give_up_on_remotes();
+        self.release_unclaimed(self.time.now);
+        self.settle();
+        self.prove_all_again();
+        self.account();
+    }
+
+    /// When the next turn is due at the latest, even if nothing happens.
+    #[must_use]
+    pub fn deadline(&self) -> u64 {
+        let others = [
+            self.time.timer,
+            self.lanes.gpus.stall_deadline(self.settings.stall_ns),
+            self.adoption.deadline(),
+            self.lanes.remote_deadline(self.settings.level),
+        ];
+        let beat = self.time.beat + HEARTBEAT_NS;
+        others.into_iter().flatten().fold(beat, u64::min)
+    }
+
+    /// Stamps `now`, and gives the signs of life when they are due.
+    fn stamp(&mut self) {
+        self.time.now = self.ports.clock.now_ns();
+        let now = self.time.now;
+        if now < self.time.beat + HEARTBEAT_NS {
+            return;
+        }
+        let late = self.time.beat != 0 && now - self.time.beat > LATE_NS;
+        self.time.beat = now;
+        self.members.beat(now);
+        if late {
+            self.counters.late_turns += 1;
+            self.ask(Request::Emit(Notice {
+                kind: "agent_was_stopped",
+                text: "the control thread came late; ordering every channel anew".to_owned(),
+                ..Notice::default()
+            }));
+            self.ask(Request::Step(Event::Reissue { job: None }));
+            self.settle();
+        }
+        self.with(|members, _, cx| members.look_at_pages(cx));
+        self.settle();
+    }
+
+    /// Reads the activity of every process whose doorbell changed.
+    fn read_bells(&mut self) {
+        let mut at = 0;
+        while let Some((session, next)) = self.members.next_ring(at) {
+            at = next;
+            self.with(|members, _, cx| members.hear_ring(session, cx));
+            // A cooldown counts from here: stamped before the words were read, it would end too early
+            // by as long as this thread was kept from reading them.
+            self.time.now = self.ports.clock.now_ns();
+            self.settle();
+        }
+    }
+
+    fn look_for_stalls(&mut self) {
+        self.with(|_, lanes, cx| {
+            let (now, stall_ns) = (cx.now, cx.settings.stall_ns);
+            let out = &mut *cx.out;
+            let found = |gpu| out.push(Request::Step(Event::IssueStalled { gpu }));
+            lanes
+                .gpus
+                .look_for_stalls(now, stall_ns, cx.counters, found);
+        });
+        self.settle();
+    }
+
+    fn give_up_on_remotes(&mut self) {
+        self.with(|members, lanes, cx| lanes.give_up_on_remotes(members, cx));
+        self.settle();
+    }
+
+    fn prove_all_again(&mut self) {
+        if !self.are_proofs_due() {
+            return;
+        }
+        for job in self.lanes.job_ids() {
+            for gpu in self.lanes.gpus.ids() {
+                self.ask(Request::ProveAgain(job, gpu));
+            }
+        }
+        self.settle();
+    }
+}

@@ -1,0 +1,106 @@
+//! How the shell stands, for people; and what operators ask of it.
+
+use super::Shell;
+use crate::counters::Counters;
+use crate::kinds::Level;
+use crate::lanes::Lanes;
+use crate::members::Members;
+use crate::memory::Memory;
+use crate::request::Notice;
+use crate::usage::Usage;
+use tidegate_policy::event::Event;
+use tidegate_policy::ids::JobId;
+use tidegate_policy::node::Node;
+
+impl Shell {
+    /// Stamps `now` for a question, and steps what an operator asks for.
+    pub fn steer(&mut self, event: Option<Event<'static>>) {
+        self.time.now = self.ports.clock.now_ns();
+        if let Some(event) = event {
+            self.step(event);
+        }
+    }
+
+    /// An event of the shell's surroundings, stamped and named as its own.
+    pub fn remark(&mut self, kind: &'static str, text: String) {
+        self.emit(Notice {
+            kind,
+            text,
+            ..Notice::default()
+        });
+    }
+
+    /// The processes.
+    #[must_use]
+    pub const fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// The jobs and GPUs.
+    #[must_use]
+    pub const fn lanes(&self) -> &Lanes {
+        &self.lanes
+    }
+
+    /// What policy knows.
+    #[must_use]
+    pub const fn policy(&self) -> &Node {
+        &self.policy
+    }
+
+    /// What is counted of memory.
+    #[must_use]
+    pub const fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Where the node's time went.
+    #[must_use]
+    pub const fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Things counted since the start.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// As last stamped, ns.
+    #[must_use]
+    pub const fn now_ns(&self) -> u64 {
+        self.time.now
+    }
+
+    /// When it was made, ns.
+    #[must_use]
+    pub const fn started_ns(&self) -> u64 {
+        self.time.started
+    }
+
+    /// Until when gates stay shut after the start, ns.
+    #[must_use]
+    pub const fn hold_until_ns(&self) -> u64 {
+        self.time.started + self.settings.start_hold_ns
+    }
+
+    /// How channels are controlled.
+    #[must_use]
+    pub const fn level(&self) -> Level {
+        self.settings.level
+    }
+
+    /// This agent's generation.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.settings.generation
+    }
+
+    /// Launches of a job under this agent, by all its processes.
+    #[must_use]
+    pub fn launches(&self, id: JobId) -> u64 {
+        let gone = self.lanes.job(id).map_or(0, |job| job.launched);
+        let members = self.members.of_job(id);
+        members.fold(gone, |sum, session| sum.saturating_add(session.launches()))
+    }
+}

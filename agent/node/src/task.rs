@@ -1,0 +1,315 @@
+//! What a GPU's issue thread is given to do, and how it does it.
+//!
+//! The driver's call waits for the GPU and may stall behind the driver's locks, so the shell never makes
+//! it: it hands a [`Task`] to the GPU's thread and goes on. Each thread has its own RM client, because two
+//! calls on one client serialise even for different GPUs.
+//!
+//! What may run changes while an order waits its turn. Right before an enable the thread therefore reads
+//! two things again: the word that says what is wanted of this job on this GPU, and the activity words of
+//! the online processes. If either speaks against it the enable is withheld and reported; a disable is
+//! always carried out.
+//!
+//! A pair that leaves the lists while it may be disabled is enabled here first ([`Release`]), behind every
+//! order that still names it: its number may have another owner by now, and nobody would ever enable it
+//! again.
+//!
+//! The rules are [`Carrying`] and [`Releasing`]: they say which call is next, and take its answer. Who
+//! makes the calls (a thread, a simulation) adds nothing.
+
+use crate::batch::{Batch, Kick};
+use crate::file::Files;
+use crate::journal::{Journal, Place};
+use crate::kinds::Switch;
+use crate::page::Guards;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidegate_abi::rm::Status;
+use tidegate_policy::effect::Look;
+use tidegate_policy::event::Order;
+use tidegate_policy::ids::Generation;
+
+/// What is wanted of one job's channels on one GPU: `generation << 1 | disable`, written by the shell with
+/// every order.
+#[derive(Debug, Default)]
+pub struct Wanted(AtomicU64);
+
+impl Wanted {
+    fn word(generation: Generation, switch: Switch) -> u64 {
+        generation.0 << 1 | u64::from(switch.disables())
+    }
+
+    /// Says that this is the newest.
+    pub fn set(&self, generation: Generation, switch: Switch) {
+        self.0
+            .store(Self::word(generation, switch), Ordering::Release);
+    }
+
+    fn is(&self, generation: Generation, switch: Switch) -> bool {
+        self.0.load(Ordering::Acquire) == Self::word(generation, switch)
+    }
+}
+
+/// Disable or enable one job's channels on one GPU.
+#[derive(Clone, Debug)]
+pub struct Issue {
+    /// Names it in the answer and in [`Wanted`].
+    pub order: Order,
+    /// What to do.
+    pub switch: Switch,
+    /// Prepared calls, those that compute first.
+    pub batches: Arc<Vec<Batch>>,
+    /// See [`Wanted`].
+    pub wanted: Arc<Wanted>,
+    /// See [`Guards`].
+    pub guards: Arc<Guards>,
+    /// `Unconditional`: enable whatever stands against it, because the agent is ending, or undoing a failed
+    /// disable.
+    pub look: Look,
+}
+
+/// Pairs that left the lists and may be disabled.
+#[derive(Debug)]
+pub struct Release {
+    /// In batches of one client each.
+    pub batches: Vec<Batch>,
+    /// Of a process that ended: what it had queued is thrown away first, and its files are held until
+    /// its channels are enabled, because the driver waits, with the locks of all GPUs held, for each
+    /// disabled channel of a process whose files are closed.
+    pub dead: Option<Files>,
+}
+
+/// What a GPU's thread is given to do, in order.
+#[derive(Debug)]
+pub enum Task {
+    /// Policy's.
+    Issue(Issue),
+    /// The lists'.
+    Release(Release),
+}
+
+/// What became of an order.
+#[derive(Clone, Copy, Debug)]
+pub struct Issued {
+    /// Which.
+    pub order: Order,
+    /// What it was to do.
+    pub switch: Switch,
+    /// What happened.
+    pub outcome: Outcome,
+    /// When the words that forbid an enable were read before its first call; 0 if they were not.
+    pub looked_ns: u64,
+    /// Entry of the last call; 0 if none was made.
+    pub entered_ns: u64,
+    /// Its return.
+    pub returned_ns: u64,
+}
+
+/// See [`Issued`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The driver did it.
+    Done,
+    /// A newer order stands, or online is busy: the channels stay disabled.
+    Withheld,
+    /// The driver refused at least one batch; the state of the channels is unknown.
+    Failed(Status),
+}
+
+/// What became of pairs that left the lists.
+#[derive(Clone, Debug, Default)]
+pub struct Released {
+    /// Enabled, or gone.
+    pub free: Vec<Place>,
+    /// Still disabled.
+    pub stuck: Vec<Place>,
+    /// The driver's words about the first of those.
+    pub why: String,
+}
+
+impl Released {
+    /// What became of `places`, of which `stuck` could not be enabled, each with the driver's words.
+    #[must_use]
+    pub fn of(places: impl Iterator<Item = Place>, stuck: Vec<(Place, String)>) -> Self {
+        let is_free = |place: &Place| !stuck.iter().any(|(left, _)| left == place);
+        let free = places.filter(is_free).collect();
+        let why = stuck.first().map(|(_, why)| why.clone());
+        Self {
+            free,
+            stuck: stuck.into_iter().map(|(place, _)| place).collect(),
+            why: why.unwrap_or_default(),
+        }
+    }
+}
+
+/// An [`Issue`] under way.
+#[derive(Debug)]
+pub struct Carrying {
+    issue: Issue,
+    next: usize,
+    issued: Issued,
+}
+
+impl Carrying {
+    /// Before its first call.
+    #[must_use]
+    pub const fn new(issue: Issue) -> Self {
+        let issued = Issued {
+            order: issue.order,
+            switch: issue.switch,
+            outcome: Outcome::Done,
+            looked_ns: 0,
+            entered_ns: 0,
+            returned_ns: 0,
+        };
+        Self {
+            issue,
+            next: 0,
+            issued,
+        }
+    }
+
+    /// What it is to do.
+    #[must_use]
+    pub const fn switch(&self) -> Switch {
+        self.issue.switch
+    }
+
+    /// The batch whose call is to be made now, with all that follows it; [`Self::answered`] is to say what
+    /// came of it. None: there is nothing more to do. Marks in the journal what is about to be disabled.
+    pub fn call(&mut self, journal: &Journal, now_ns: u64) -> Option<&Batch> {
+        let Issue {
+            order,
+            switch,
+            batches,
+            wanted,
+            guards,
+            look,
+        } = &self.issue;
+        let batch = batches.get(self.next)?;
+        match switch {
+            Switch::Enable if *look == Look::First => {
+                if !wanted.is(order.generation, Switch::Enable) || guards.any_busy() {
+                    self.issued.outcome = Outcome::Withheld;
+                    self.next = batches.len();
+                    return None;
+                }
+                if self.issued.looked_ns == 0 {
+                    self.issued.looked_ns = now_ns;
+                }
+            }
+            Switch::Enable => {}
+            Switch::Disable => {
+                for &place in &batch.places {
+                    journal.mark(place, batch.method);
+                }
+            }
+        }
+        Some(batch)
+    }
+
+    /// The call of the batch named last was entered and has returned. Clears in the journal what was enabled.
+    pub fn answered(
+        &mut self,
+        answer: Result<(), Status>,
+        (entered_ns, returned_ns): (u64, u64),
+        journal: &Journal,
+    ) {
+        let Some(batch) = self.issue.batches.get(self.next) else {
+            return;
+        };
+        self.next += 1;
+        self.issued.entered_ns = entered_ns;
+        self.issued.returned_ns = returned_ns;
+        match (answer, self.issue.switch) {
+            (Ok(()), Switch::Enable) => {
+                for &place in &batch.places {
+                    journal.clear(place);
+                }
+            }
+            (Ok(()), Switch::Disable) => {}
+            (Err(status), _) => self.issued.outcome = Outcome::Failed(status),
+        }
+    }
+
+    /// What became of it, after the last call.
+    #[must_use]
+    pub const fn issued(&self) -> Issued {
+        self.issued
+    }
+}
+
+/// Carries out the calls for channels that left the lists. Errors are the driver's words.
+pub trait ReleaseCalls {
+    /// Whether there still is an RM client of this number, whoever owns it.
+    fn exists(&self, client: u32) -> bool;
+    /// Disables the channels of a batch and throws away what they have queued.
+    fn throw_away(&self, batch: &Batch);
+    /// Enables the channels of a batch.
+    ///
+    /// # Errors
+    /// When the driver refuses, and whether its words mean that the channels are gone.
+    fn enable(&self, batch: &Batch) -> Result<(), Refusal>;
+    /// Carries out what follows a batch; a refusal changes nothing.
+    fn kick(&self, kick: &Kick);
+}
+
+/// Why a call was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// There is nothing left to enable.
+    pub gone: bool,
+    /// The driver's words.
+    pub why: String,
+}
+
+/// How often a pair that left the lists is enabled until it counts as stuck.
+const RELEASE_TRIES: usize = 3;
+
+/// Enables what left the lists, and says what stays disabled.
+pub fn release(release: Release, calls: &dyn ReleaseCalls) -> Released {
+    let mut stuck = Vec::new();
+    for batch in &release.batches {
+        // Enabling them then runs no more than what was on the GPU. A driver that does not take it runs
+        // all of it, once, which is what it does without.
+        if release.dead.is_some() && calls.exists(batch.call.h_client_list[0]) {
+            let mut rewinding = batch.clone();
+            rewinding.call.rewind_gp_put = 1;
+            calls.throw_away(&rewinding);
+        }
+        stuck.extend(enable_what_is_left(batch, calls));
+        // They are enabled; this is for firmware that has to be told twice.
+        for kick in &batch.kicks {
+            calls.kick(kick);
+        }
+    }
+    drop(release.dead);
+    let places = release.batches.into_iter().flat_map(|batch| batch.places);
+    Released::of(places, stuck)
+}
+
+/// Enables the pairs of a batch that still exist; those that could not be.
+fn enable_what_is_left(batch: &Batch, calls: &dyn ReleaseCalls) -> Vec<(Place, String)> {
+    let client = batch.call.h_client_list[0];
+    if !calls.exists(client) || calls.enable(batch).is_ok() {
+        return Vec::new();
+    }
+    let mut stuck = Vec::new();
+    // One pair that is gone fails the whole batch.
+    for (client, channel, place) in batch.entries() {
+        let mut single = Batch::new(batch.via.clone());
+        single.push(client, channel, place);
+        let mut failed = None;
+        for _ in 0..RELEASE_TRIES {
+            failed = calls
+                .enable(&single)
+                .err()
+                .filter(|refusal| !refusal.gone)
+                .map(|refusal| refusal.why);
+            if failed.is_none() {
+                break;
+            }
+        }
+        stuck.extend(failed.map(|why| (place, why)));
+    }
+    stuck
+}

@@ -1,0 +1,408 @@
+//! A node whose world is played by hand: time stands still unless it is moved, issue threads do what they are told
+//! when they are asked to, and the prover finds every client to be its reporter's own.
+
+#![allow(dead_code, reason = "every test file uses its part of it")]
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tidegate_abi::class::Engine;
+use tidegate_abi::page::{ACTIVITY_BUSY, Page};
+use tidegate_node::batch::Batch;
+use tidegate_node::file::{File, SentFile};
+use tidegate_node::journal::{Journal, Marked};
+use tidegate_node::kinds::{Gpu, Level, Method, Process, Role, Switch};
+use tidegate_node::message::{
+    Again, Aged, Channel, Claim, Library, Newcomer, Owner, Peer, Proof, RmChange, Said, Tell,
+    Tunables,
+};
+use tidegate_node::page::{PageMemory, PageRef};
+use tidegate_node::ports::{self, NodeEvent, Ports};
+use tidegate_node::task::{Carrying, Release, Released, Task};
+use tidegate_node::{Input, Parts, Shell};
+use tidegate_policy::config::{Config, Cooldown};
+
+/// Tasks that an issue thread's queue holds.
+pub const QUEUE: usize = 8;
+/// Pages are of memory that only the test and the shell see.
+#[derive(Debug)]
+struct TestPage(Arc<Page>);
+
+impl PageMemory for TestPage {
+    fn page(&self) -> &Page {
+        &self.0
+    }
+
+    fn wake_gate(&self, _slot: usize) {}
+}
+
+#[derive(Clone, Debug)]
+pub struct Hand(Arc<AtomicU64>);
+
+impl ports::Clock for Hand {
+    fn now_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Queue(SyncSender<Task>);
+
+impl ports::Issuer for Queue {
+    fn put(&self, task: Task) -> Result<(), Task> {
+        self.0.try_send(task).map_err(|refused| match refused {
+            std::sync::mpsc::TrySendError::Full(task)
+            | std::sync::mpsc::TrySendError::Disconnected(task) => task,
+        })
+    }
+}
+
+/// Questions to the prover.
+#[derive(Debug)]
+enum Question {
+    Claim(Claim),
+    Again(Again),
+}
+
+#[derive(Debug)]
+struct Asked(SyncSender<Question>);
+
+impl ports::Prover for Asked {
+    fn claim(&self, claim: Claim) {
+        self.0.try_send(Question::Claim(claim)).expect("room");
+    }
+
+    fn again(&self, again: Again) -> bool {
+        self.0.try_send(Question::Again(again)).is_ok()
+    }
+}
+
+#[derive(Debug)]
+struct NoMachine;
+
+impl ports::Machine for NoMachine {
+    fn release_late(&self, marked: Vec<Marked>) {
+        panic!("released late: {marked:?}");
+    }
+
+    fn is_running(&self, _pid: u32) -> bool {
+        false
+    }
+}
+
+/// Kinds of the events that were told.
+#[derive(Clone, Debug, Default)]
+pub struct Told(Arc<Mutex<Vec<&'static str>>>);
+
+impl ports::EventSink for Told {
+    fn event(&self, event: NodeEvent) {
+        let mut told = self.0.lock().expect("no test panics with it");
+        if told.len() < told.capacity() {
+            told.push(event.kind);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Listens;
+
+impl ports::Outbox for Listens {
+    fn tell(&self, _tell: Tell) -> bool {
+        true
+    }
+}
+
+/// A GPU's issue thread, and its channels.
+pub struct Played {
+    pub issuer: Queue,
+    task_rx: Receiver<Task>,
+    pub disabled: BTreeSet<(u32, u32)>,
+    /// Number and direction of every order, as they came, while they are kept.
+    pub orders: Vec<(u64, Switch)>,
+    pub keeps_orders: bool,
+    /// Calls it made.
+    pub calls: u64,
+}
+
+pub struct Rig {
+    pub shell: Shell,
+    now: Arc<AtomicU64>,
+    pub gpus: Vec<Played>,
+    question_rx: Receiver<Question>,
+    journal: Arc<Journal>,
+    pages: Vec<Arc<Page>>,
+    pub told: Told,
+}
+
+const fn uuid(gpu: usize) -> [u8; 16] {
+    [gpu as u8 + 1; 16]
+}
+
+const fn client(session: u64) -> u32 {
+    0xc1d0_0000 | session as u32
+}
+
+impl Rig {
+    /// A node of `gpus` GPUs with nobody attached.
+    pub fn new(gpus: usize, config: Config) -> Self {
+        let now = Arc::new(AtomicU64::new(1_000_000_000));
+        let (question_tx, question_rx) = sync_channel(1_024);
+        let journal = Arc::new(Journal::private());
+        let told = Told(Arc::new(Mutex::new(Vec::with_capacity(4_096))));
+        let played: Vec<Played> = (0..gpus)
+            .map(|_| {
+                let (issuer, task_rx) = sync_channel(QUEUE);
+                Played {
+                    issuer: Queue(issuer),
+                    task_rx,
+                    disabled: BTreeSet::new(),
+                    orders: Vec::new(),
+                    keeps_orders: true,
+                    calls: 0,
+                }
+            })
+            .collect();
+        let line = |(index, gpu): (usize, &Played)| {
+            let named = Gpu {
+                device_instance: index as u32,
+                uuid: uuid(index),
+            };
+            let issuer: Box<dyn ports::Issuer> = Box::new(gpu.issuer.clone());
+            (named, Some(issuer))
+        };
+        let mut shell = Shell::new(Parts {
+            tunables: Tunables {
+                policy: config,
+                rings_per_second: 1_000_000,
+                prove_every_ns: 5_000_000_000,
+                stall_ns: 50_000_000,
+                answer_ns: 100_000_000,
+            },
+            level: Level::L1,
+            method: Method::default(),
+            pool: 0,
+            believe_unproven: false,
+            gpus: played.iter().enumerate().map(line).collect(),
+            unseen: 0,
+            generation: 1,
+            journal: Arc::clone(&journal),
+            adopted: Vec::new(),
+            mps: false,
+            ports: Ports {
+                clock: Box::new(Hand(Arc::clone(&now))),
+                prover: Box::new(Asked(question_tx)),
+                machine: Box::new(NoMachine),
+                events: Box::new(told.clone()),
+                recorder: None,
+            },
+        });
+        shell.begin();
+        Self {
+            shell,
+            now,
+            gpus: played,
+            question_rx,
+            journal,
+            pages: Vec::new(),
+            told,
+        }
+    }
+
+    /// A configuration without waiting times.
+    pub fn without_waits() -> Config {
+        Config {
+            cooldown: Cooldown::Fixed(Duration::ZERO),
+            start_hold: Duration::ZERO,
+            ..Config::default()
+        }
+    }
+
+    pub fn pass(&self, ns: u64) {
+        self.now.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    pub fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    /// A process that uses every GPU; an offline one has a channel on each. Sessions are numbered from 1.
+    pub fn attach(&mut self, role: Role, job: &str) -> u64 {
+        let page = Arc::new(Page::default());
+        self.pages.push(Arc::clone(&page));
+        let session = self.pages.len() as u64;
+        self.shell.take(Input::Attached(Box::new(Newcomer {
+            session,
+            peer: Peer {
+                process: Process {
+                    pid: 100 + session as i32,
+                    started: session,
+                },
+                uid: 1_000,
+                name: "test".to_owned(),
+            },
+            role,
+            rule: "rule 1".to_owned(),
+            job: job.to_owned(),
+            library: Library::default(),
+            last_agent_generation: 0,
+            page: Some(PageRef::new(TestPage(page))),
+            control_file: Some(SentFile(Box::new(()))),
+            outbox: Box::new(Listens),
+        })));
+        for gpu in 0..self.gpus.len() {
+            let (slot, uuid) = (gpu as u32, uuid(gpu));
+            self.say(session, Said::Device { slot, uuid });
+        }
+        if role == Role::Offline {
+            let client = client(session);
+            let channel = |gpu: usize| Channel {
+                client,
+                channel: gpu as u32 + 1,
+                tsg: gpu as u32 + 1,
+                engine: Engine::Graphics,
+                device_instance: Some(gpu as u32),
+                uuid: Some(uuid(gpu)),
+                subdevice: 0,
+            };
+            let mut changes = vec![RmChange::ClientUp(client)];
+            changes.extend((0..self.gpus.len()).map(|gpu| RmChange::ChannelUp(channel(gpu))));
+            let snapshot = true;
+            self.say(session, Said::Rm { snapshot, changes });
+        }
+        self.rest();
+        session
+    }
+
+    pub fn say(&mut self, session: u64, said: Said) {
+        self.shell.take(Input::Said(session, said));
+    }
+
+    /// An online process becomes busy or idle on a GPU, and rings.
+    pub fn edge(&self, session: u64, gpu: usize, busy: bool, launches: u64) {
+        let page = &self.pages[session as usize - 1];
+        let (words, now) = (&page.devices[gpu], self.now());
+        let word = words.activity.load(Ordering::Acquire);
+        let next = ((word >> 1) + 1) << 1;
+        if busy {
+            words.busy_since_ns.store(now, Ordering::Relaxed);
+        } else {
+            words.idle_since_ns.store(now, Ordering::Relaxed);
+            words.launches.store(launches, Ordering::Relaxed);
+        }
+        let state = if busy { ACTIVITY_BUSY } else { 0 };
+        words.activity.store(next | state, Ordering::Release);
+        page.process.prober_ns.store(now, Ordering::Relaxed);
+        page.process.doorbell.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The processes' probers make a round.
+    pub fn probe(&self) {
+        for page in &self.pages {
+            page.process.prober_ns.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
+    /// Turns, and answers, until nobody has anything to say.
+    pub fn rest(&mut self) {
+        for _ in 0..1_000 {
+            self.shell.wake();
+            self.shell.rest();
+            if !self.answer() {
+                return;
+            }
+        }
+        panic!("the shell does not come to rest");
+    }
+
+    /// The world does all it was told; whether it was anything.
+    pub fn answer(&mut self) -> bool {
+        let mut any = false;
+        while let Ok(question) = self.question_rx.try_recv() {
+            any = true;
+            self.shell.take(match question {
+                Question::Claim(Claim::File { session, .. } | Claim::Taken { session, .. }) => {
+                    let file = Some(File::new(()));
+                    Input::Proof(Proof::File { session, file })
+                }
+                Question::Claim(Claim::Client {
+                    session,
+                    client,
+                    file,
+                    ..
+                }) => Input::Proof(Proof::Client {
+                    session,
+                    client,
+                    file: Some(file),
+                }),
+                Question::Claim(Claim::Uvm { session, .. }) => {
+                    let file = None;
+                    Input::Proof(Proof::Uvm { session, file })
+                }
+                Question::Again(again) => Input::Aged(Aged {
+                    session: again.session,
+                    client: again.client,
+                    seq: again.seq,
+                    owner: Some(Owner::Own),
+                }),
+            });
+        }
+        for gpu in 0..self.gpus.len() {
+            let now = self.now();
+            while let Some(input) = self.gpus[gpu].work(&self.journal, now) {
+                any = true;
+                self.shell.take(input);
+            }
+        }
+        any
+    }
+}
+
+impl Played {
+    /// Does one task, if there is one, and answers it.
+    fn work(&mut self, journal: &Journal, now: u64) -> Option<Input> {
+        match self.task_rx.try_recv().ok()? {
+            Task::Issue(issue) => {
+                if self.keeps_orders {
+                    self.orders.push((issue.order.generation.0, issue.switch));
+                }
+                let mut carrying = Carrying::new(issue);
+                let switch = carrying.switch();
+                while let Some(batch) = carrying.call(journal, now) {
+                    self.calls += 1;
+                    if self.keeps_orders {
+                        set(&mut self.disabled, batch, switch);
+                    }
+                    carrying.answered(Ok(()), (now, now), journal);
+                }
+                Some(Input::Issued(carrying.issued()))
+            }
+            Task::Release(Release { batches, .. }) => {
+                for batch in &batches {
+                    set(&mut self.disabled, batch, Switch::Enable);
+                }
+                let places = batches.into_iter().flat_map(|batch| batch.places);
+                Some(Input::Released(Released::of(places, Vec::new())))
+            }
+        }
+    }
+
+    /// Fills its queue, as a driver does that owes thousands of answers.
+    pub fn clog(&self) {
+        let nothing = || Release {
+            batches: Vec::new(),
+            dead: None,
+        };
+        while ports::Issuer::put(&self.issuer, Task::Release(nothing())).is_ok() {}
+    }
+}
+
+fn set(disabled: &mut BTreeSet<(u32, u32)>, batch: &Batch, switch: Switch) {
+    for (client, channel, _) in batch.entries() {
+        match switch {
+            Switch::Disable => disabled.insert((client, channel)),
+            Switch::Enable => disabled.remove(&(client, channel)),
+        };
+    }
+}

@@ -1,0 +1,271 @@
+//! Messages about memory, as the shell takes and gives them. Lists are bounded here by what a GPU can hold, before
+//! they reach the control thread.
+
+use crate::plain;
+use tidegate_node::memory::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid};
+use tidegate_policy::ids::{
+    AskId, BlockId, Bytes, KvId, LogSeq, ReclaimId, RequestId, StripeId, Tokens,
+};
+use tidegate_policy::layout::{Layout, MAX_BLOCKS};
+use tidegate_policy::reclaim::{Answer, Direction};
+use tidegate_proto::v1::agent_command::Command;
+use tidegate_proto::v1::client_event::Event;
+use tidegate_proto::v1::{self, MemoryResult};
+
+/// What a process says of its memory; none: it is about something else.
+pub(super) fn said(event: Event) -> Option<MemorySaid> {
+    Some(match event {
+        Event::KvRegistered(kv) => MemorySaid::KvRegistered(KvRegistered {
+            kv: KvId(kv.kv),
+            slot: kv.slot,
+            elastic: kv.elastic,
+            stripes: stripes(&kv),
+            fixed: Bytes(kv.fixed_bytes),
+            refused: plain::name(&kv.refused),
+        }),
+        Event::KvGone(gone) => MemorySaid::KvGone { kv: KvId(gone.kv) },
+        Event::Prepared(prepared) => checked(&prepared),
+        Event::Reclaimed(done) => {
+            let answer = answer(done.result());
+            moved(done.seq, answer, done.stripes, done.log_seq)
+        }
+        Event::Restored(done) => {
+            let answer = answer(done.result());
+            moved(done.seq, answer, done.stripes, 0)
+        }
+        Event::Requests(requests) => MemorySaid::Requests {
+            snapshot: requests.snapshot,
+            set: requests.set.into_iter().map(held).collect(),
+            forgotten: requests.forgotten.into_iter().map(RequestId).collect(),
+        },
+        Event::Withheld(withheld) => MemorySaid::Withheld {
+            log: LogSeq(withheld.log_seq),
+        },
+        Event::Usage(usage) => {
+            let unregistered = Bytes(usage.unregistered_bytes);
+            MemorySaid::Usage {
+                slot: usage.slot,
+                counted: Bytes(usage.plain_bytes).plus(unregistered),
+                unregistered,
+            }
+        }
+        Event::Demand(demand) => MemorySaid::Demand {
+            ask: AskId(demand.ticket),
+            slot: demand.slot,
+            kv: (demand.kv != 0).then_some(KvId(demand.kv)),
+            bytes: Bytes(demand.bytes),
+            mapped: demand.mapped_bytes.map(Bytes),
+        },
+        Event::Mapped(mapped) => MemorySaid::Mapped {
+            kv: KvId(mapped.kv),
+            mapped: Bytes(mapped.mapped_bytes),
+            seq: mapped.seq,
+        },
+        Event::Pressure(pressure) => MemorySaid::Pressure {
+            kv: KvId(pressure.kv),
+            used: Bytes(pressure.used_bytes),
+        },
+        _ => return None,
+    })
+}
+
+fn checked(prepared: &v1::Prepared) -> MemorySaid {
+    let result = prepared.result();
+    MemorySaid::Checked {
+        reclaim: ReclaimId(prepared.seq),
+        answer: answer(result),
+        blocker: match result {
+            MemoryResult::Ok => Blocker::None,
+            MemoryResult::ThreadInside => Blocker::Inside(plain::name(&prepared.inside)),
+            MemoryResult::Cancelled => Blocker::Refused("the order came too late".to_owned()),
+            other => Blocker::Refused(format!("it answered {}", other.as_str_name())),
+        },
+    }
+}
+
+fn moved(seq: u64, answer: Answer, stripes: Vec<u32>, log: u64) -> MemorySaid {
+    MemorySaid::Moved {
+        reclaim: ReclaimId(seq),
+        answer,
+        stripes: stripes.into_iter().map(StripeId).collect(),
+        log: LogSeq(log),
+    }
+}
+
+fn held(set: v1::RequestBlocks) -> HeldBlocks {
+    HeldBlocks {
+        request: RequestId(set.request),
+        tokens: Tokens(set.tokens.into()),
+        blocks: set.blocks.into_iter().map(BlockId).collect(),
+    }
+}
+
+const fn answer(result: MemoryResult) -> Answer {
+    match result {
+        MemoryResult::Ok => Answer::Done,
+        MemoryResult::Late => Answer::Late,
+        MemoryResult::Cancelled => Answer::Missed,
+        _ => Answer::Refused,
+    }
+}
+
+/// An order as the protocol says it.
+pub(super) fn command(order: MemoryOrder) -> Command {
+    match order {
+        MemoryOrder::Check {
+            reclaim,
+            deadline_ns,
+        } => Command::Prepare(v1::Prepare {
+            seq: reclaim.0,
+            deadline_ns,
+        }),
+        MemoryOrder::Move {
+            reclaim,
+            kv,
+            direction,
+            stripes,
+            deadline_ns,
+        } => {
+            let (seq, kv) = (reclaim.0, kv.0);
+            let stripes = stripes.into_iter().map(|stripe| stripe.0).collect();
+            match direction {
+                Direction::Take => Command::Reclaim(v1::Reclaim {
+                    seq,
+                    kv,
+                    stripes,
+                    deadline_ns,
+                }),
+                Direction::GiveBack => Command::Restore(v1::Restore {
+                    seq,
+                    kv,
+                    stripes,
+                    deadline_ns,
+                }),
+            }
+        }
+        MemoryOrder::Cancel { reclaim } => {
+            let seq = reclaim.0;
+            Command::CancelReclaim(v1::CancelReclaim { seq })
+        }
+        MemoryOrder::Map { seq, kv, bytes } => Command::MapTarget(v1::MapTarget {
+            seq,
+            kv: kv.0,
+            bytes: bytes.0,
+        }),
+        MemoryOrder::Answer { ask, granted } => Command::DemandAnswer(v1::DemandAnswer {
+            ticket: ask.0,
+            granted,
+        }),
+        MemoryOrder::Share { slot, bytes } => Command::Share(v1::Share {
+            slot,
+            total_bytes: bytes.0,
+        }),
+    }
+}
+
+/// Least size of a handle: `cuMemGetAllocationGranularity` of every GPU that has virtual memory
+/// management says 2 MiB.
+const LEAST_HANDLE: u64 = 2 << 20;
+/// Most bytes a cache may lie on: more than any GPU has.
+const MOST_BYTES: u64 = 1 << 40;
+
+/// Stripes as a process lists them; `None` if the lists contradict each other or no GPU has so much.
+/// They stay the runs that they are said as, so that a few bytes of a message never take megabytes here.
+fn stripes(said: &v1::KvRegistered) -> Option<(Layout, Vec<bool>)> {
+    let count = said.first_block.len();
+    let handles: u64 = said.handles.iter().map(|handles| u64::from(*handles)).sum();
+    let fits = said.handle_bytes >= LEAST_HANDLE
+        && handles.checked_mul(said.handle_bytes)? <= MOST_BYTES
+        && said.block_count <= MAX_BLOCKS;
+    if said.blocks.len() != count || said.handles.len() != count || !fits {
+        return None;
+    }
+    let mut stripes = Vec::with_capacity(count);
+    for nth in 0..count {
+        let blocks = (said.first_block[nth], said.blocks[nth]);
+        let ends = blocks.0.checked_add(blocks.1)?;
+        if ends > said.block_count || said.handles[nth] == 0 {
+            return None;
+        }
+        stripes.push((said.handles[nth], BlockId(blocks.0), blocks.1));
+    }
+    let bit = |nth: usize| {
+        let byte = said.backed.get(nth / 8).copied().unwrap_or(0);
+        byte >> (nth % 8) & 1 == 1
+    };
+    let backed = (0..count).map(bit).collect();
+    Some((Layout::of_runs(stripes, Bytes(said.handle_bytes)), backed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said() -> v1::KvRegistered {
+        v1::KvRegistered {
+            kv: 1,
+            handle_bytes: 1 << 21,
+            block_count: 8,
+            first_block: vec![0, 3],
+            blocks: vec![4, 5],
+            handles: vec![2, 3],
+            backed: vec![0b10],
+            ..v1::KvRegistered::default()
+        }
+    }
+
+    #[test]
+    fn stripes_are_read_as_listed_and_handles_numbered_on() {
+        let (layout, backed) = stripes(&said()).expect("they make sense");
+        assert_eq!(backed, [false, true]);
+        assert_eq!(layout.stripe_of_handle(4), Some(StripeId(1)));
+        assert_eq!(layout.bytes(StripeId(1)), Bytes::mib(6));
+        assert_eq!(layout.stripes_of(BlockId(3)).count(), 2, "at the border");
+    }
+
+    #[test]
+    fn lists_that_contradict_each_other_are_refused() {
+        let shorter = v1::KvRegistered {
+            handles: vec![1],
+            ..said()
+        };
+        let beyond = v1::KvRegistered {
+            block_count: 7,
+            ..said()
+        };
+        let huge = v1::KvRegistered {
+            blocks: vec![u32::MAX, 1],
+            ..said()
+        };
+        let many = v1::KvRegistered {
+            handles: vec![u32::MAX, u32::MAX],
+            ..said()
+        };
+        let small = v1::KvRegistered {
+            handle_bytes: 1 << 20,
+            ..said()
+        };
+        let empty = v1::KvRegistered {
+            handles: vec![2, 0],
+            ..said()
+        };
+        for wrong in [shorter, beyond, huge, many, small, empty] {
+            assert_eq!(stripes(&wrong), None);
+        }
+    }
+
+    #[test]
+    fn a_stripe_of_every_block_takes_no_more_room_than_one_of_a_few() {
+        let whole = v1::KvRegistered {
+            block_count: MAX_BLOCKS,
+            first_block: vec![0],
+            blocks: vec![MAX_BLOCKS],
+            handles: vec![1 << 19],
+            ..said()
+        };
+        let (layout, _) = stripes(&whole).expect("a GPU of 1 TiB may have it");
+        assert_eq!(layout.room(), 1 + 2 + 1, "a cut, two runs and a segment");
+        assert_eq!(layout.blocks(StripeId(0)), u64::from(MAX_BLOCKS));
+        assert_eq!(layout.bytes(StripeId(0)), Bytes(1 << 40));
+    }
+}
