@@ -1,115 +1,109 @@
-//! The agent's shell in miniature: sessions, one issue thread per GPU, journal, heartbeat.
+//! The agent of a schedule: the shell that ships, and a world around it that takes drawn times.
 //!
-//! It does what the real shell does around [`Node::step`] and takes drawn times for it. Decisions
-//! are the node's alone.
+//! Every decision, and the order in which it reaches the driver, is `tidegate-node`'s. Made up here is how long
+//! messages, doorbells, proofs and calls take, and that a driver answers them.
 
 use super::Break;
-use super::method::Method;
+use super::method::{SOON, means};
+use super::ports::{Heard, NoEvents, Queue, Shared, Stream, Wire};
 use super::script::{MS, US};
 use super::world::{Ev, World};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
+use tidegate_abi::class::Engine;
 use tidegate_device::{ChannelId, TsgId};
+use tidegate_node::batch::{Batch, Kick};
+use tidegate_node::file::{File, SentFile};
+use tidegate_node::journal::Journal;
+use tidegate_node::kinds::{Gpu, Level, Process, Role, Switch};
+use tidegate_node::message::{
+    Aged, Channel, Claim, Library, Newcomer, Owner, Peer, Proof, RmChange, Said, Tell, Ticket,
+    Tunables,
+};
+use tidegate_node::page::PageRef;
+use tidegate_node::ports::{self, Ports};
+use tidegate_node::task::{
+    Carrying, Issue as IssueOrder, Refusal, Release, ReleaseCalls, Released, Task, release,
+};
+use tidegate_node::{Input, Parts, Shell};
 use tidegate_policy::config::{Config, Cooldown, Means};
-use tidegate_policy::effect::{Effect, Look};
-use tidegate_policy::event::{Event, Order, Standing};
-use tidegate_policy::ids::{Channels, Generation, GpuId, JobId, SessionId};
-use tidegate_policy::node::Node;
-use tidegate_policy::time::Instant;
-
-/// An agent that was held up for longer than this orders everything anew.
-const LATE: u64 = 250 * MS;
-const HEARTBEAT: u64 = 50 * MS;
+use tidegate_policy::effect::Look;
 
 /// What reaches the control thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum In {
-    Doorbell(usize),
+    Doorbell,
     Attach(usize),
-    /// The channels of one device of a process, by index.
-    Channels(usize, usize),
-    /// A new channel waits to be scheduled.
-    Schedule(usize, usize, TsgId),
+    /// RM objects of a process, all of them; a scheduling call may wait for them.
+    Objects(usize, Option<(usize, TsgId)>),
     Gone(usize),
-    Answer(Event<'static>),
-    Timer(u64),
+    Node(Input),
+    /// The shell's own deadline.
+    Due(u64),
 }
 
-/// An order in an issue thread's queue.
-#[derive(Clone, Debug)]
-struct Command {
-    order: Order,
-    disable: bool,
-    look: Look,
-    list: Vec<ChannelId>,
-    groups: Vec<TsgId>,
+/// An order that an issue thread carries out.
+#[derive(Debug)]
+pub(super) struct Working(Carrying);
+
+impl Working {
+    pub fn switch(&self) -> Switch {
+        self.0.switch()
+    }
+
+    /// The order's number, for the judge.
+    pub fn ticket(&self) -> u64 {
+        self.0.issued().order.generation.0
+    }
 }
 
 #[derive(Debug, Default)]
 struct Issue {
-    queue: VecDeque<Command>,
+    queue: VecDeque<Task>,
+    /// The order whose next call is to be made.
+    working: Option<Working>,
     busy: bool,
+    /// The last order, for a thread that is broken.
+    older: Option<IssueOrder>,
 }
 
 #[derive(Debug)]
 pub(super) struct Agent {
     pub epoch: u64,
     pub stopped: bool,
-    node: Node,
-    sessions: BTreeMap<u64, usize>,
-    jobs: BTreeMap<u32, JobId>,
-    next: u32,
+    shell: Shell,
+    wire: Wire,
+    journal: Arc<Journal>,
     issue: Vec<Issue>,
-    newest: BTreeMap<(JobId, usize), Generation>,
-    /// Where launches are all that can be held: jobs and GPUs on which they pass.
-    pub passing: BTreeSet<(JobId, usize)>,
-    unanswered: BTreeMap<(JobId, usize), BTreeSet<Generation>>,
-    tickets: Vec<(usize, usize, TsgId)>,
-    timer: Option<u64>,
-    last_turn: u64,
+    sessions: u64,
+    /// When the shell is due to be turned next.
+    due: u64,
     inbox: Vec<In>,
     /// Disables that are acknowledged without a call, per GPU.
     faked: BTreeSet<usize>,
     fakes: bool,
 }
 
-impl Agent {
-    pub fn new(epoch: u64, gpus: u8, broken: Break, method: Method, now: u64) -> Self {
-        let mut config = match broken {
-            Break::NoCooldown => Config {
-                cooldown: Cooldown::Fixed(Duration::ZERO),
-                ..Config::default()
-            },
-            _ => Config::default(),
-        };
-        if method == Method::LaunchGate {
-            config.means = Means::LaunchGate;
-        }
-        Self {
-            epoch,
-            stopped: false,
-            node: Node::new(config, gpus, Instant::from_nanos(now)),
-            sessions: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            next: 0,
-            issue: (0..gpus).map(|_| Issue::default()).collect(),
-            newest: BTreeMap::new(),
-            passing: BTreeSet::new(),
-            unanswered: BTreeMap::new(),
-            tickets: Vec::new(),
-            timer: None,
-            last_turn: now,
-            inbox: Vec::new(),
-            faked: BTreeSet::new(),
-            fakes: broken == Break::NoDisableOnRestart && epoch > 1,
-        }
-    }
+const fn uuid(gpu: usize) -> [u8; 16] {
+    [gpu as u8 + 1; 16]
+}
 
-    fn session_of(&self, pid: usize) -> Option<SessionId> {
-        self.sessions
-            .iter()
-            .find(|known| *known.1 == pid)
-            .map(|known| SessionId(*known.0))
+/// The RM client of a process.
+pub(super) fn client_of(pid: usize) -> u32 {
+    0xc1d0_0000 + u32::try_from(pid).unwrap_or(u32::MAX)
+}
+
+fn pid_of(client: u32) -> usize {
+    usize::try_from(client.wrapping_sub(0xc1d0_0000)).unwrap_or(usize::MAX)
+}
+
+/// The process as the kernel names it.
+fn process_of(pid: usize) -> Process {
+    Process {
+        pid: i32::try_from(pid).unwrap_or(0) + 100,
+        started: 1,
     }
 }
 
@@ -117,12 +111,16 @@ impl World {
     pub fn agent_starts(&mut self) {
         self.epoch += 1;
         let now = self.now;
+        let journal = Journal::over(self.journal.clone()).expect("it was begun as one");
         // What an earlier agent may have left disabled is enabled before anything else.
-        for (gpu, channel) in core::mem::take(&mut self.journal) {
-            self.device(gpu).enable_at(now + 20 * US, &[channel], 0);
+        for marked in journal.marked() {
+            if let Some(&(gpu, channel)) = self.handles.get(&(marked.client, marked.channel)) {
+                self.device(gpu).enable_at(now + 20 * US, &[channel], 0);
+            }
+            journal.clear(marked.place);
         }
-        let (gpus, method) = (self.script.gpus, self.method);
-        self.agent = Some(Agent::new(self.epoch, gpus, self.broken, method, now));
+        let agent = self.new_agent(Arc::new(journal));
+        self.agent = Some(agent);
         self.judge.agent(now, true, true);
         for pid in 0..self.processes.len() {
             if self.processes[pid].alive {
@@ -130,8 +128,67 @@ impl World {
                 self.tell_in(wait, In::Attach(pid));
             }
         }
-        self.feed(Event::Tick);
-        self.heartbeat();
+        self.turn(|shell| shell.begin());
+    }
+
+    fn new_agent(&self, journal: Arc<Journal>) -> Agent {
+        let mut config = Config::default();
+        if self.broken == Break::NoCooldown {
+            config.cooldown = Cooldown::Fixed(Duration::ZERO);
+        }
+        if self.level == Level::L5 {
+            config.means = Means::LaunchGate;
+        }
+        let wire = Wire::default();
+        let gpus = usize::from(self.script.gpus);
+        let line = |gpu: usize| {
+            let named = Gpu {
+                device_instance: u32::try_from(gpu).unwrap_or(u32::MAX),
+                uuid: uuid(gpu),
+            };
+            let issuer = Box::new(Queue(gpu, wire.clone())) as Box<dyn ports::Issuer>;
+            (named, (self.level != Level::L5).then_some(issuer))
+        };
+        self.time.set(self.now);
+        let shell = Shell::new(Parts {
+            tunables: Tunables {
+                policy: config,
+                rings_per_second: 50_000,
+                prove_every_ns: 5_000 * MS,
+                stall_ns: 50 * MS,
+                answer_ns: 100 * MS,
+            },
+            level: self.level,
+            method: means(self.personality, self.broken).1,
+            pool: 0,
+            believe_unproven: false,
+            gpus: (0..gpus).map(line).collect(),
+            unseen: 0,
+            generation: journal.next_generation(),
+            journal: Arc::clone(&journal),
+            adopted: Vec::new(),
+            mps: false,
+            ports: Ports {
+                clock: Box::new(self.time.clone()),
+                prover: Box::new(wire.clone()),
+                machine: Box::new(wire.clone()),
+                events: Box::new(NoEvents),
+                recorder: None,
+            },
+        });
+        Agent {
+            epoch: self.epoch,
+            stopped: false,
+            shell,
+            wire,
+            journal,
+            issue: (0..gpus).map(|_| Issue::default()).collect(),
+            sessions: 0,
+            due: u64::MAX,
+            inbox: Vec::new(),
+            faked: BTreeSet::new(),
+            fakes: self.broken == Break::NoDisableOnRestart && self.epoch > 1,
+        }
     }
 
     pub fn agent_dies(&mut self) {
@@ -161,44 +218,30 @@ impl World {
         let now = self.now;
         let Some(agent) = &mut self.agent else { return };
         agent.stopped = false;
-        let late = now - agent.last_turn > LATE;
+        agent.due = u64::MAX;
         let inbox = core::mem::take(&mut agent.inbox);
         self.judge.agent(now, true, false);
+        self.turn(Shell::wake);
         for message in inbox {
             self.hear(message);
         }
-        self.read_words(None);
-        if late {
-            self.feed(Event::Reissue { job: None });
-        }
-        self.feed(Event::Tick);
-        self.heartbeat();
         for gpu in 0..usize::from(self.script.gpus) {
             self.enter_next(gpu);
         }
         self.check_control();
     }
 
-    pub fn heartbeat(&mut self) {
-        let now = self.now;
-        let Some(agent) = self.agent.as_mut().filter(|agent| !agent.stopped) else {
-            return;
-        };
-        agent.last_turn = now;
-        let epoch = agent.epoch;
-        for process in &mut self.processes {
-            if process.attached == Some(epoch)
-                && let Some(harvesting) = process.harvesting()
-            {
-                harvesting.heartbeat = now;
-            }
-        }
-        self.at(now + HEARTBEAT, Ev::Heartbeat(epoch));
+    /// Whether the agent of that epoch is stopped; None: it is gone.
+    pub fn is_stopped(&self, epoch: u64) -> Option<bool> {
+        let agent = self.agent.as_ref();
+        agent
+            .filter(|agent| agent.epoch == epoch)
+            .map(|agent| agent.stopped)
     }
 
     /// Sends a message to the agent that lives now.
     pub fn tell_in(&mut self, wait: u64, message: In) {
-        self.at(self.now + wait, Ev::Agent(self.epoch, message));
+        self.at(self.now + wait, Ev::Agent(self.epoch, Box::new(message)));
     }
 
     /// A message reaches the control thread of an agent.
@@ -208,7 +251,6 @@ impl World {
                 if agent.stopped {
                     agent.inbox.push(message);
                 } else {
-                    agent.last_turn = self.now;
                     self.hear(message);
                     self.check_control();
                 }
@@ -219,290 +261,253 @@ impl World {
 
     fn hear(&mut self, message: In) {
         match message {
-            In::Doorbell(pid) => self.read_words(Some(pid)),
+            In::Doorbell => self.turn(Shell::wake),
+            In::Due(at) => {
+                if let Some(agent) = self.agent.as_mut().filter(|agent| agent.due == at) {
+                    agent.due = u64::MAX;
+                    self.turn(Shell::wake);
+                }
+            }
             In::Attach(pid) => self.attach(pid),
-            In::Channels(pid, device) => self.channels(pid, device),
-            In::Schedule(pid, device, tsg) => {
-                self.channels(pid, device);
-                if let Some(agent) = &mut self.agent {
-                    agent.tickets.push((pid, device, tsg));
-                }
-                self.release_tickets();
-            }
-            In::Gone(pid) => self.gone(pid),
-            In::Answer(event) => {
-                let order = match event {
-                    Event::Disabled { order, .. }
-                    | Event::Enabled { order }
-                    | Event::EnableSkipped { order } => Some(order),
-                    _ => None,
-                };
-                if let (Some(order), Some(agent)) = (order, &mut self.agent)
-                    && let Some(open) = agent.unanswered.get_mut(&(order.job, order.gpu.index()))
-                {
-                    open.remove(&order.generation);
-                }
-                self.feed(event);
-                self.release_tickets();
-            }
-            In::Timer(at) => {
-                if self
-                    .agent
-                    .as_ref()
-                    .is_some_and(|agent| agent.timer == Some(at))
-                {
-                    self.feed(Event::Tick);
-                }
-            }
+            In::Objects(pid, waits) => self.objects(pid, waits),
+            In::Gone(pid) => self.say(Input::Exited(process_of(pid))),
+            In::Node(input) => self.say(input),
+        }
+    }
+
+    fn say(&mut self, input: Input) {
+        self.turn(|shell| shell.take(input));
+    }
+
+    /// One turn of the control thread, and what follows from it.
+    fn turn(&mut self, begins: impl FnOnce(&mut Shell)) {
+        self.time.set(self.now);
+        let Some(agent) = &mut self.agent else { return };
+        begins(&mut agent.shell);
+        agent.shell.rest();
+        self.look_at_gates();
+        while let Some(heard) = self.agent.as_ref().and_then(|agent| agent.wire.take()) {
+            self.answer(heard);
+        }
+        let Some(agent) = &mut self.agent else { return };
+        let due = agent.shell.deadline().max(self.now + 1);
+        if due < agent.due {
+            agent.due = due;
+            let epoch = agent.epoch;
+            self.at(due, Ev::Agent(epoch, Box::new(In::Due(due))));
         }
     }
 
     fn attach(&mut self, pid: usize) {
-        let (now, method) = (self.now, self.method);
+        let (now, epoch) = (self.now, self.epoch);
         let process = &mut self.processes[pid];
         let Some(agent) = &mut self.agent else { return };
         if !process.alive || process.attached == Some(agent.epoch) {
             return;
         }
-        // A number that a process cannot have had under this agent before.
-        let session = SessionId(u64::try_from(pid).unwrap_or(0) + 1);
-        agent.sessions.insert(session.0, pid);
-        let standing = if process.obeyed == 0 {
-            Standing::Enabled
-        } else {
-            Standing::Unknown
+        agent.sessions += 1;
+        let (session, wire) = (agent.sessions, agent.wire.clone());
+        process.new_page(session, now);
+        // The gates of a new page are shut, whatever those of the last one were.
+        let newcomer = Newcomer {
+            session,
+            peer: Peer {
+                process: process_of(pid),
+                uid: 1_000,
+                name: String::new(),
+            },
+            role: if process.is_online() {
+                Role::Online
+            } else {
+                Role::Offline
+            },
+            rule: String::new(),
+            job: process
+                .job()
+                .map_or_else(String::new, |job| job.to_string()),
+            library: Library::default(),
+            last_agent_generation: process.obeyed,
+            page: Some(PageRef::new(Shared(
+                pid,
+                Arc::clone(&process.page),
+                wire.clone(),
+            ))),
+            control_file: Some(SentFile(Box::new(()))),
+            outbox: Box::new(Stream(wire)),
         };
-        process.attached = Some(agent.epoch);
+        process.attached = Some(epoch);
         process.attached_once = true;
-        process.obeyed = agent.epoch;
+        process.obeyed = agent.shell.generation();
         process.reported = BTreeSet::new();
-        if process.is_online() {
-            process.reported = (0..process.devices.len()).collect();
-            for device in &mut process.devices {
-                device.new_page(now);
-            }
-            self.feed(Event::OnlineAttached { session });
-            self.read_words(Some(pid));
+        let devices: Vec<usize> = process.devices.iter().map(|device| device.gpu).collect();
+        let online = process.is_online();
+        self.say(Input::Attached(Box::new(newcomer)));
+        for (at, gpu) in devices.into_iter().enumerate() {
+            let slot = u32::try_from(at).unwrap_or(u32::MAX);
+            let uuid = uuid(gpu);
+            self.say(Input::Said(session, Said::Device { slot, uuid }));
+        }
+        if online {
+            self.processes[pid].reported = (0..self.processes[pid].devices.len()).collect();
             self.wake_prober(pid);
-            return;
-        }
-        let gpus = process
-            .devices
-            .iter()
-            .map(|device| gpu_id(device.gpu))
-            .collect();
-        let devices = process.devices.len();
-        let on: Vec<usize> = process.devices.iter().map(|device| device.gpu).collect();
-        let Some(harvesting) = process.harvesting() else {
-            return;
-        };
-        harvesting.heartbeat = now;
-        harvesting.gate_closed = method != Method::LaunchGate;
-        let next = &mut agent.next;
-        let job = *agent.jobs.entry(harvesting.job).or_insert_with(|| {
-            *next += 1;
-            JobId(*next)
-        });
-        if method == Method::LaunchGate {
-            let passes = |gpu: &usize| agent.passing.contains(&(job, *gpu));
-            harvesting.held = on.into_iter().filter(|gpu| !passes(gpu)).collect();
-        }
-        self.feed(Event::OfflineAttached {
-            session,
-            job,
-            gpus,
-            standing,
-        });
-        for device in 0..devices {
+        } else {
             let wait = self.dice.between(50 * US, 500 * US);
-            self.tell_in(wait, In::Channels(pid, device));
+            self.tell_in(wait, In::Objects(pid, None));
+            self.at(now, Ev::Reporter(pid));
         }
-        self.at(now, Ev::Reporter(pid));
     }
 
-    fn channels(&mut self, pid: usize, device: usize) {
-        let Some(session) = self.agent.as_ref().and_then(|agent| agent.session_of(pid)) else {
-            return;
-        };
-        let process = &mut self.processes[pid];
-        if !process.alive {
+    /// A process says which RM objects it has, and that a scheduling call waits.
+    fn objects(&mut self, pid: usize, waits: Option<(usize, TsgId)>) {
+        let process = &self.processes[pid];
+        if !process.alive || process.attached != Some(self.epoch) {
             return;
         }
-        process.reported.insert(device);
-        let held = &process.devices[device];
-        let channels = Channels(u32::try_from(held.channels.len()).unwrap_or(0));
-        let gpu = gpu_id(held.gpu);
-        self.feed(Event::ChannelsChanged {
-            session,
-            gpu,
-            channels,
-            grown: true,
-        });
-    }
-
-    fn gone(&mut self, pid: usize) {
-        let Some(agent) = &mut self.agent else { return };
-        let Some(session) = agent.session_of(pid) else {
-            return;
-        };
-        agent.sessions.remove(&session.0);
-        match self.processes[pid].job() {
-            None => self.feed(Event::OnlineGone { session }),
-            Some(job) => {
-                let left = agent
-                    .sessions
-                    .values()
-                    .any(|p| self.processes[*p].job() == Some(job));
-                if !left {
-                    // A job that comes back is another one.
-                    agent.jobs.remove(&job);
-                }
-                self.feed(Event::OfflineGone { session });
+        let (session, client) = (process.session, client_of(pid));
+        let mut changes = vec![RmChange::ClientUp(client)];
+        for device in &process.devices {
+            for (tsg, channel) in &device.channels {
+                let place = (device.gpu, *tsg, *channel);
+                changes.push(RmChange::ChannelUp(self.channel(client, place)));
             }
         }
+        let snapshot = true;
+        self.say(Input::Said(session, Said::Rm { snapshot, changes }));
+        if let Some((gpu, tsg)) = waits {
+            self.tickets.push((gpu, tsg));
+            let ticket = Ticket {
+                ticket: u64::try_from(self.tickets.len()).unwrap_or(u64::MAX),
+                client,
+                object: self.handle_of_tsg(client, gpu, tsg),
+            };
+            self.say(Input::Said(session, Said::Schedule(ticket)));
+        }
+        let devices = self.processes[pid].devices.len();
+        if self.proven.contains(&(self.epoch, pid)) || self.level == Level::L5 {
+            self.processes[pid].reported = (0..devices).collect();
+        }
     }
 
-    /// Reads the activity words of one process, or of all.
-    fn read_words(&mut self, which: Option<usize>) {
-        let Some(agent) = &self.agent else { return };
-        let mut readings = Vec::new();
-        for (session, pid) in &agent.sessions {
-            let process = &self.processes[*pid];
-            // A page outlives its process for as long as the agent has it mapped.
-            if process.is_online() && which.is_none_or(|which| which == *pid) {
-                for device in &process.devices {
-                    readings.push((SessionId(*session), gpu_id(device.gpu), device.reading()));
+    fn handle_of_tsg(&self, client: u32, gpu: usize, tsg: TsgId) -> u32 {
+        let of = |known: &(&(u32, u32), &TsgId)| known.0.0 == client && *known.1 == tsg;
+        let on = |handle: u32| handle >> 16 == u32::try_from(gpu).unwrap_or(0);
+        let mut all = self.groups.iter().filter(of).map(|known| known.0.1);
+        all.find(|handle| on(*handle)).unwrap_or(0)
+    }
+
+    fn channel(&self, client: u32, (gpu, tsg, channel): (usize, TsgId, ChannelId)) -> Channel {
+        let of = |known: &(&(u32, u32), &(usize, ChannelId))| {
+            known.0.0 == client && *known.1 == (gpu, channel)
+        };
+        let handle = self.handles.iter().find(of).map_or(0, |known| known.0.1);
+        Channel {
+            client,
+            channel: handle,
+            tsg: self.handle_of_tsg(client, gpu, tsg),
+            engine: Engine::Graphics,
+            device_instance: u32::try_from(gpu).ok(),
+            uuid: Some(uuid(gpu)),
+            subdevice: 0,
+        }
+    }
+
+    /// The channels that a batch names; those that are gone are none.
+    pub fn channels_of(&self, batch: &Batch) -> Vec<ChannelId> {
+        let entries = batch.entries();
+        entries
+            .filter_map(|(client, channel, _)| self.handles.get(&(client, channel)))
+            .map(|(_, channel)| *channel)
+            .collect()
+    }
+
+    // ------------------------------------------------------------ the world answers
+
+    fn answer(&mut self, heard: Heard) {
+        match heard {
+            Heard::Task(gpu, task) => {
+                if let Some(agent) = &mut self.agent {
+                    agent.issue[gpu].queue.push_back(*task);
                 }
+                self.enter_next(gpu);
             }
-        }
-        for (session, gpu, reading) in readings {
-            self.feed(Event::Activity {
-                session,
-                gpu,
-                reading,
-            });
-        }
-    }
-
-    /// One step of the node, and its effects.
-    fn feed(&mut self, event: Event<'static>) {
-        let now = Instant::from_nanos(self.now);
-        let Some(agent) = &mut self.agent else { return };
-        let mut out = Vec::new();
-        agent.node.step(event, now, &mut out);
-        for effect in out {
-            match effect {
-                Effect::Disable(order) => self.order(order, true, Look::First),
-                Effect::Enable { order, look } => self.order(order, false, look),
-                Effect::CloseLaunchGate { job } | Effect::HoldLaunchGate { job } => {
-                    self.launch_gate(job, true);
-                }
-                Effect::OpenLaunchGate { job } => self.launch_gate(job, false),
-                Effect::ReadActivity { .. } => self.read_words(None),
-                Effect::WakeAt(at) => {
-                    let at = at.as_nanos();
-                    let epoch = self.epoch;
-                    if let Some(agent) = &mut self.agent {
-                        agent.timer = Some(at);
+            Heard::Claim(claim) => {
+                let proof = match claim {
+                    Claim::File { session, .. } | Claim::Taken { session, .. } => {
+                        let file = Some(File::new(()));
+                        Proof::File { session, file }
                     }
-                    self.at(at, Ev::Agent(epoch, In::Timer(at)));
+                    Claim::Uvm { session, .. } => {
+                        let file = None;
+                        Proof::Uvm { session, file }
+                    }
+                    Claim::Client {
+                        session,
+                        client,
+                        file,
+                        ..
+                    } => {
+                        let file = self.lives(client).then_some(file);
+                        Proof::Client {
+                            session,
+                            client,
+                            file,
+                        }
+                    }
+                };
+                let wait = self.dice.between(20 * US, 300 * US);
+                let pid = match &proof {
+                    Proof::Client { client, .. } => Some(pid_of(*client)),
+                    _ => None,
+                };
+                self.tell_in(wait, In::Node(Input::Proof(proof)));
+                if let Some(pid) = pid {
+                    let epoch = self.epoch;
+                    self.at(self.now + wait, Ev::Reported(epoch, pid));
                 }
-                Effect::Emit(_) => {}
-                // Nobody shares memory in these schedules.
-                Effect::Prepare { .. }
-                | Effect::Move { .. }
-                | Effect::CancelMove { .. }
-                | Effect::Map { .. }
-                | Effect::AnswerAsk { .. } => {}
             }
-        }
-    }
-
-    fn launch_gate(&mut self, job: JobId, closed: bool) {
-        if self.method == Method::LaunchGate {
-            // Orders are what opens and closes it.
-            return;
-        }
-        let Some(agent) = &self.agent else { return };
-        let Some(number) = agent
-            .jobs
-            .iter()
-            .find(|known| *known.1 == job)
-            .map(|known| *known.0)
-        else {
-            return;
-        };
-        let pids: Vec<usize> = agent.sessions.values().copied().collect();
-        for pid in pids {
-            let process = &mut self.processes[pid];
-            if process.job() == Some(number)
-                && let Some(harvesting) = process.harvesting()
-            {
-                harvesting.gate_closed = closed;
-                self.offline_feeds(pid);
+            Heard::Again(again) => {
+                let owner = if self.lives(again.client) {
+                    Owner::Own
+                } else {
+                    Owner::Nobody
+                };
+                let wait = self.dice.between(20 * US, 300 * US);
+                let aged = Aged {
+                    session: again.session,
+                    client: again.client,
+                    seq: again.seq,
+                    owner: Some(owner),
+                };
+                self.tell_in(wait, In::Node(Input::Aged(aged)));
             }
-        }
-    }
-
-    fn order(&mut self, order: Order, disable: bool, look: Look) {
-        let gpu = order.gpu.index();
-        let (mut list, mut groups) = (Vec::new(), Vec::new());
-        for pid in self.pids_of(order.job) {
-            let devices = self.processes[pid].devices.iter();
-            for device in devices.filter(|device| device.gpu == gpu) {
-                list.extend(device.channels.iter().map(|channel| channel.1));
-                groups.extend(device.channels.iter().map(|channel| channel.0));
+            Heard::Told(Tell::Go { ticket }) => {
+                let at = usize::try_from(ticket).unwrap_or(0).wrapping_sub(1);
+                if let Some(&(gpu, tsg)) = self.tickets.get(at) {
+                    self.device(gpu).set_scheduled(tsg, true);
+                }
             }
+            Heard::Told(_) => {}
+            Heard::Late(marked) => {
+                let places = marked.into_iter().map(|marked| marked.place);
+                let released = Released::of(places, Vec::new());
+                self.tell_in(MS, In::Node(Input::Released(released)));
+            }
+            Heard::Woken(pid) => self.offline_feeds(pid),
         }
-        if self.method == Method::LaunchGate {
-            return self.order_launches(order, disable, look, &list);
-        }
-        let Some(agent) = &mut self.agent else { return };
-        let key = (order.job, gpu);
-        agent.newest.insert(key, order.generation);
-        agent
-            .unanswered
-            .entry(key)
-            .or_default()
-            .insert(order.generation);
-        agent.issue[gpu].queue.push_back(Command {
-            order,
-            disable,
-            look,
-            list,
-            groups,
-        });
-        self.enter_next(gpu);
     }
 
-    /// The processes of a job that are attached.
-    pub fn pids_of(&self, job: JobId) -> Vec<usize> {
-        let Some(agent) = &self.agent else {
-            return Vec::new();
-        };
-        let is_of = |pid: &usize| {
-            let own = self.processes[*pid].job();
-            own.and_then(|own| agent.jobs.get(&own)) == Some(&job)
-        };
-        agent.sessions.values().copied().filter(is_of).collect()
+    fn lives(&self, client: u32) -> bool {
+        let process = self.processes.get(pid_of(client));
+        process.is_some_and(|process| process.alive)
     }
 
-    /// Whether an online process that the agent knows is busy on `gpu`.
-    pub fn is_online_busy(&self, gpu: usize) -> bool {
-        let Some(agent) = &self.agent else {
-            return false;
-        };
-        agent.sessions.values().any(|pid| {
-            let process = &self.processes[*pid];
-            let mut devices = process.devices.iter();
-            process.is_online() && devices.any(|device| device.gpu == gpu && device.busy())
-        })
-    }
+    // ------------------------------------------------------------ issue threads
 
     fn enter_next(&mut self, gpu: usize) {
         let Some(agent) = &mut self.agent else { return };
         let (epoch, issue) = (agent.epoch, &mut agent.issue[gpu]);
-        if !agent.stopped && !issue.busy && !issue.queue.is_empty() {
+        let any = issue.working.is_some() || !issue.queue.is_empty();
+        if !agent.stopped && !issue.busy && any {
             issue.busy = true;
             let wait = self.dice.between(2 * US, 12 * US);
             self.at(self.now + wait, Ev::Enter(epoch, gpu));
@@ -519,93 +524,123 @@ impl World {
         if agent.stopped {
             return;
         }
-        let Some(command) = agent.issue[gpu].queue.pop_front() else {
-            return;
+        let issue = &mut agent.issue[gpu];
+        let mut working = match issue.working.take() {
+            Some(working) => working,
+            None => match self.next_task(gpu) {
+                Some(working) => working,
+                None => return,
+            },
         };
-        let Command {
-            order,
-            disable,
-            look,
-            list,
-            groups,
-        } = command;
-        let key = (order.job, gpu);
-        let overtaken = agent.newest.get(&key) != Some(&order.generation);
-        let stamp = Instant::from_nanos(now);
-        if overtaken {
-            if let Some(open) = agent.unanswered.get_mut(&key) {
-                open.remove(&order.generation);
+        let Some(agent) = &mut self.agent else { return };
+        let journal = Arc::clone(&agent.journal);
+        let disables = working.switch() == Switch::Disable;
+        if disables && agent.fakes && agent.faked.insert(gpu) {
+            while working.0.call(&journal, now).is_some() {
+                working.0.answered(Ok(()), (now, now), &journal);
             }
-            return self.enter_next(gpu);
         }
-        if disable && agent.fakes && agent.faked.insert(gpu) {
-            let answer = Event::Disabled {
-                order,
-                entered: stamp,
-                returned: stamp,
-            };
-            self.tell_in(3 * US, In::Answer(answer));
-            return self.enter_next(gpu);
+        match working.0.call(&journal, now).cloned() {
+            Some(batch) => {
+                agent.issue[gpu].busy = true;
+                self.call(epoch, gpu, working, &batch);
+            }
+            None => {
+                let issued = working.0.issued();
+                let wait = self.dice.between(3 * US, 12 * US);
+                self.tell_in(wait, In::Node(Input::Issued(issued)));
+                self.enter_next(gpu);
+            }
         }
-        if !disable && look == Look::First && self.is_online_busy(gpu) {
-            self.tell_in(2 * US, In::Answer(Event::EnableSkipped { order }));
-            return self.enter_next(gpu);
+    }
+
+    /// The next order from a thread's queue; what left the lists is enabled on the way.
+    fn next_task(&mut self, gpu: usize) -> Option<Working> {
+        loop {
+            let agent = self.agent.as_mut()?;
+            let issue = &mut agent.issue[gpu];
+            match issue.queue.pop_front()? {
+                Task::Issue(mut order) => {
+                    if self.broken == Break::NoLook {
+                        order.look = Look::Unconditional;
+                    }
+                    if self.broken == Break::StaleOrder {
+                        let older = issue.older.replace(order.clone());
+                        let again = order.switch == Switch::Enable && self.dice.percent(30);
+                        issue.queue.extend(older.filter(|_| again).map(Task::Issue));
+                    }
+                    return Some(Working(Carrying::new(order)));
+                }
+                Task::Release(left) => self.release(gpu, left),
+            }
         }
-        if let Some(agent) = &mut self.agent {
-            agent.issue[gpu].busy = true;
+    }
+
+    fn release(&mut self, gpu: usize, left: Release) {
+        let calls = Calls {
+            world: self,
+            enabled: RefCell::default(),
+            thrown: RefCell::default(),
+        };
+        let released = release(left, &calls);
+        let (enabled, thrown) = (calls.enabled.into_inner(), calls.thrown.into_inner());
+        for channel in thrown {
+            self.device(gpu).discard_queued(channel);
         }
-        let generation = order.generation.0;
-        if disable {
-            self.journal
-                .extend(list.iter().map(|channel| (gpu, *channel)));
-            return self.disable(epoch, order, &list, groups);
-        }
-        let mut done = now + self.dice.between(5 * US, 20 * US);
-        self.device(gpu).enable_at(done, &list, generation);
-        self.judge.enable_call(gpu, &list, generation, now);
-        if self.method == Method::Restart {
-            done += 20 * US;
-            let own = self.restarters[gpu];
-            self.device(gpu).restart_at(done, own);
-        }
-        for channel in &list {
-            self.journal.remove(&(gpu, *channel));
-        }
-        self.at(done, Ev::Returned(epoch, gpu, Event::Enabled { order }));
+        let done = self.now + self.dice.between(5 * US, 20 * US);
+        self.device(gpu).enable_at(done, &enabled, 0);
+        self.at(done, Ev::Released(self.epoch, Box::new(released)));
     }
 
     /// A call came back.
-    pub fn call_returned(&mut self, epoch: u64, gpu: usize, answer: Event<'static>) {
-        if let Some(agent) = self.agent.as_mut().filter(|agent| agent.epoch == epoch) {
-            agent.issue[gpu].busy = false;
-            let wait = self.dice.between(3 * US, 12 * US);
-            self.tell_in(wait, In::Answer(answer));
-            self.enter_next(gpu);
+    pub fn call_returned(
+        &mut self,
+        epoch: u64,
+        gpu: usize,
+        (mut working, entered): (Working, u64),
+    ) {
+        let Some(stopped) = self.is_stopped(epoch) else {
+            return;
+        };
+        if stopped {
+            let again = Ev::Returned(epoch, gpu, Box::new((working, entered)));
+            return self.at(self.now + SOON, again);
         }
-    }
-
-    fn release_tickets(&mut self) {
-        let Some(agent) = &mut self.agent else { return };
-        let mut go = Vec::new();
-        let processes = &self.processes;
-        let (jobs, unanswered) = (&agent.jobs, &agent.unanswered);
-        agent.tickets.retain(|&(pid, device, tsg)| {
-            let gpu = processes[pid].devices[device].gpu;
-            let job = processes[pid].job().and_then(|job| jobs.get(&job));
-            let waits = job
-                .and_then(|job| unanswered.get(&(*job, gpu)))
-                .is_some_and(|open| !open.is_empty());
-            if !waits {
-                go.push((gpu, tsg));
-            }
-            waits
-        });
-        for (gpu, tsg) in go {
-            self.device(gpu).set_scheduled(tsg, true);
+        let now = self.now;
+        if let Some(agent) = &mut self.agent {
+            let journal = Arc::clone(&agent.journal);
+            working.0.answered(Ok(()), (entered, now), &journal);
+            agent.issue[gpu].working = Some(working);
+            agent.issue[gpu].busy = false;
+            self.enter_next(gpu);
         }
     }
 }
 
-fn gpu_id(gpu: usize) -> GpuId {
-    GpuId(u8::try_from(gpu).unwrap_or(u8::MAX))
+/// The driver's calls for channels that left the lists.
+struct Calls<'a> {
+    world: &'a World,
+    enabled: RefCell<Vec<ChannelId>>,
+    thrown: RefCell<Vec<ChannelId>>,
+}
+
+impl ReleaseCalls for Calls<'_> {
+    fn exists(&self, client: u32) -> bool {
+        self.world.lives(client)
+    }
+
+    fn throw_away(&self, batch: &Batch) {
+        self.thrown
+            .borrow_mut()
+            .extend(self.world.channels_of(batch));
+    }
+
+    fn enable(&self, batch: &Batch) -> Result<(), Refusal> {
+        self.enabled
+            .borrow_mut()
+            .extend(self.world.channels_of(batch));
+        Ok(())
+    }
+
+    fn kick(&self, _kick: &Kick) {}
 }

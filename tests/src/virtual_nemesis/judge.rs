@@ -25,7 +25,7 @@ const SHORTEST_COOLDOWN: u64 = 2 * MS;
 const WARM_UP: u64 = 32;
 /// Equal iterations in a row before a pattern is known for a decode step.
 const REPEATS: usize = 8;
-/// Enough to see what is wrong.
+/// Of each kind; enough to see what is wrong.
 const KEPT: usize = 5;
 
 /// Sums and maxima.
@@ -122,7 +122,9 @@ impl Judge {
     }
 
     fn violated(&mut self, now: u64, what: &str) {
-        if self.violations.len() < KEPT {
+        let kind = what.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        let alike = self.violations.iter().filter(|one| one.contains(&kind));
+        if alike.count() < KEPT {
             let (ms, ns) = (now / MS, now % MS);
             self.violations.push(format!("at {ms}.{ns:06} ms: {what}"));
         }

@@ -1,20 +1,20 @@
-//! How the agent in miniature stops what runs: by the method that the self-test finds on this firmware,
-//! with the calls of it one after another, so that the agent may die in between.
+//! How an issue thread's calls stop what runs: by the method that the self-test finds on this firmware, with the
+//! calls of it one after another, so that the agent may die in between.
 
 use super::Break;
-use super::agent::In;
+use super::agent::Working;
+use super::process::Process;
 use super::script::{MS, US};
 use super::world::{Ev, World};
 use tidegate_device::{ChannelId, Eviction, TsgId};
-use tidegate_policy::effect::Look;
-use tidegate_policy::event::{Event, Order};
-use tidegate_policy::time::Instant;
+use tidegate_node::batch::{Batch, Kick};
+use tidegate_node::kinds::{Level, Method, Switch};
 use tidegate_vgpu::personality::Personality;
 
 /// A call that moves nothing on or off an engine.
 const ROUND_TRIP: u64 = 20 * US;
 /// How soon a thread that was stopped makes its next call.
-const SOON: u64 = 40 * US;
+pub(super) const SOON: u64 = 40 * US;
 /// Longest kernel of an offline program, with the turns it takes beside others.
 const KERNEL: u64 = 6 * MS + 300 * US;
 /// Kernels that it keeps queued on a channel.
@@ -22,172 +22,175 @@ const QUEUED: u64 = 2;
 /// Online groups of a GPU that take turns beside what runs out.
 const ONLINE: u64 = 4;
 
-/// The calls that stop a job's channels on one GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Method {
-    Disable,
-    Restart,
-    Preempt,
-    /// None: launches wait.
-    LaunchGate,
-}
-
-impl Method {
-    /// By the measurements that the personality plays.
-    pub const fn on(personality: Personality, broken: Break) -> Self {
-        if matches!(broken, Break::DisableOnly) {
-            return Self::Disable;
+/// Level and method by the measurements that the personality plays.
+pub(super) const fn means(personality: Personality, broken: Break) -> (Level, Method) {
+    if matches!(broken, Break::DisableOnly) {
+        return (Level::L1, Method::Disable);
+    }
+    match personality {
+        Personality::Evicts | Personality::RefusesForeign | Personality::KernelEnd => {
+            (Level::L1, Method::Disable)
         }
-        match personality {
-            Personality::Evicts | Personality::RefusesForeign | Personality::KernelEnd => {
-                Self::Disable
-            }
-            Personality::Restart => Self::Restart,
-            Personality::Preempt | Personality::RefusesRestart => Self::Preempt,
-            Personality::Deaf => Self::LaunchGate,
-        }
+        Personality::Restart => (Level::L1, Method::Restart),
+        Personality::Preempt | Personality::RefusesRestart => (Level::L1, Method::Preempt),
+        Personality::Deaf => (Level::L5, Method::Disable),
     }
 }
 
-/// The second half of a disable, and its answer.
-#[derive(Clone, Debug)]
-pub(super) struct Kick {
+/// A call that was made, and what follows it.
+#[derive(Debug)]
+pub(super) struct Following {
     pub epoch: u64,
     pub gpu: usize,
-    groups: Vec<TsgId>,
-    /// How long it takes.
+    pub working: Working,
+    /// When the call was entered.
+    pub entered: u64,
+    kicks: Vec<Kick>,
+    /// How long they take.
     drawn: u64,
-    answer: Event<'static>,
     ticket: u64,
     /// The agent was stopped between the two.
     held_up: bool,
 }
 
 impl World {
-    /// Makes the first call of a disable; its answer comes by itself.
-    pub fn disable(&mut self, epoch: u64, order: Order, list: &[ChannelId], groups: Vec<TsgId>) {
-        let (now, gpu, ticket) = (self.now, order.gpu.index(), order.generation.0);
+    /// Makes the call of a batch; what follows it, and its answer, come by themselves.
+    pub fn call(&mut self, epoch: u64, gpu: usize, working: Working, batch: &Batch) {
+        let (now, ticket) = (self.now, working.ticket());
+        let list = self.channels_of(batch);
+        let switch = working.switch();
+        if switch == Switch::Enable {
+            let mut done = now + self.dice.between(5 * US, 20 * US);
+            self.device(gpu).enable_at(done, &list, ticket);
+            self.judge.enable_call(gpu, &list, ticket, now);
+            let follows = batch.kicks.iter().any(Kick::follows_enable);
+            if follows {
+                done += ROUND_TRIP;
+                let own = self.restarters[gpu];
+                self.device(gpu).restart_at(done, own);
+            }
+            return self.at(done, Ev::Returned(epoch, gpu, Box::new((working, now))));
+        }
         let drawn = self.device(gpu).draw_disable();
-        let answer = |returned| Event::Disabled {
-            order,
-            entered: Instant::from_nanos(now),
-            returned: Instant::from_nanos(returned),
-        };
-        let first = match self.method {
-            Method::Disable | Method::LaunchGate => {
-                let took = if self.personality.eviction() == Eviction::AtKernelEnd {
-                    // What runs goes on to the end of its kernel, taking turns with the others.
-                    let groups = u64::try_from(list.len()).unwrap_or(0) + ONLINE;
-                    drawn + groups * KERNEL
-                } else {
-                    drawn
-                };
-                self.device(gpu).disable_at(now + drawn, list, ticket);
-                self.judge.disable_call(gpu, list, ticket, now, took);
-                let answer = answer(now + drawn);
-                return self.at(now + drawn, Ev::Returned(epoch, gpu, answer));
-            }
-            Method::Restart => {
-                self.device(gpu).disable_at(now + ROUND_TRIP, list, ticket);
+        let kicks: Vec<Kick> = batch.kicks.clone();
+        let follows = !matches!(batch.method, Method::Disable);
+        if !follows {
+            let took = if self.personality.eviction() == Eviction::AtKernelEnd {
+                // What runs goes on to the end of its kernel, taking turns with the others.
+                let groups = u64::try_from(list.len()).unwrap_or(0) + ONLINE;
+                drawn + groups * KERNEL
+            } else {
                 drawn
-            }
-            Method::Preempt => {
-                self.device(gpu)
-                    .disable_scheduling_at(now + ROUND_TRIP, list, ticket);
-                let others = u64::try_from(groups.len()).unwrap_or(0);
-                drawn + others * ROUND_TRIP
-            }
-        };
-        let took = ROUND_TRIP + first;
-        self.judge.disable_call(gpu, list, ticket, now, took);
-        let kick = Kick {
+            };
+            self.device(gpu).disable_at(now + drawn, &list, ticket);
+            self.judge.disable_call(gpu, &list, ticket, now, took);
+            let done = Ev::Returned(epoch, gpu, Box::new((working, now)));
+            return self.at(now + drawn, done);
+        }
+        if batch.method == Method::Preempt {
+            self.device(gpu)
+                .disable_scheduling_at(now + ROUND_TRIP, &list, ticket);
+        } else {
+            self.device(gpu).disable_at(now + ROUND_TRIP, &list, ticket);
+        }
+        let others = u64::try_from(kicks.len()).unwrap_or(0);
+        let rest = drawn + others * ROUND_TRIP;
+        self.judge
+            .disable_call(gpu, &list, ticket, now, ROUND_TRIP + rest);
+        let following = Following {
             epoch,
             gpu,
-            groups,
-            drawn: first,
-            answer: answer(now + took),
+            working,
+            entered: now,
+            kicks,
+            drawn: rest,
             ticket,
             held_up: false,
         };
-        self.at(now + ROUND_TRIP, Ev::Kick(Box::new(kick)));
+        self.at(now + ROUND_TRIP, Ev::Kick(Box::new(following)));
     }
 
     /// Makes what follows it, unless the agent died meanwhile.
-    pub fn kick(&mut self, mut kick: Kick) {
+    pub fn kick(&mut self, mut following: Following) {
         let now = self.now;
-        let agent = self
-            .agent
-            .as_ref()
-            .filter(|agent| agent.epoch == kick.epoch);
-        match agent {
-            None => return,
-            Some(agent) if agent.stopped => {
-                kick.held_up = true;
-                return self.at(now + SOON, Ev::Kick(Box::new(kick)));
-            }
-            Some(_) => {}
+        let Some(stopped) = self.is_stopped(following.epoch) else {
+            return;
+        };
+        if stopped {
+            following.held_up = true;
+            return self.at(now + SOON, Ev::Kick(Box::new(following)));
         }
-        if kick.held_up {
-            let ticket = kick.ticket;
-            self.judge
-                .disable_call(kick.gpu, &[], ticket, now, kick.drawn);
+        let gpu = following.gpu;
+        if following.held_up {
+            let (ticket, drawn) = (following.ticket, following.drawn);
+            self.judge.disable_call(gpu, &[], ticket, now, drawn);
         }
-        let done = now + kick.drawn;
-        match self.method {
-            Method::Preempt => {
-                for group in kick.groups {
-                    self.device(kick.gpu).preempt_at(done, group);
+        let done = now + following.drawn;
+        for kick in &following.kicks {
+            match kick {
+                Kick::Preempt(group) => {
+                    if let Some(tsg) = self.tsg_of(group.client, group.handle) {
+                        self.device(gpu).preempt_at(done, tsg);
+                    }
+                }
+                Kick::Restart(_) | Kick::RestartGraphics { .. } => {
+                    let own = self.restarters[gpu];
+                    self.device(gpu).restart_at(done, own);
                 }
             }
-            _ => {
-                let own = self.restarters[kick.gpu];
-                self.device(kick.gpu).restart_at(done, own);
-            }
         }
-        self.at(done, Ev::Returned(kick.epoch, kick.gpu, kick.answer));
+        let Following {
+            epoch,
+            working,
+            entered,
+            ..
+        } = following;
+        self.at(done, Ev::Returned(epoch, gpu, Box::new((working, entered))));
     }
 
-    /// An order where no call stops anything: the gate of the job's launches is the order.
-    pub fn order_launches(&mut self, order: Order, disable: bool, look: Look, list: &[ChannelId]) {
-        let (now, gpu) = (self.now, order.gpu.index());
-        let stamp = Instant::from_nanos(now);
-        if !disable && look == Look::First && self.is_online_busy(gpu) {
-            return self.tell_in(2 * US, In::Answer(Event::EnableSkipped { order }));
+    /// What the judge is told of launch gates, where they are all there is: it looks at the pages.
+    pub fn look_at_gates(&mut self) {
+        if self.level != Level::L5 {
+            return;
         }
-        let ticket = order.generation.0;
-        if disable {
-            let queued = u64::try_from(list.len()).unwrap_or(0) * QUEUED + ONLINE;
-            self.judge
-                .disable_call(gpu, list, ticket, now, queued * KERNEL);
-        } else {
-            self.judge.woke(gpu, ticket, now);
-        }
-        if let Some(agent) = &mut self.agent {
-            if disable {
-                agent.passing.remove(&(order.job, gpu));
-            } else {
-                agent.passing.insert((order.job, gpu));
+        let now = self.now;
+        for pid in 0..self.processes.len() {
+            let process = &self.processes[pid];
+            if process.is_online() || !process.alive || process.attached.is_none() {
+                continue;
             }
-        }
-        for pid in self.pids_of(order.job) {
-            if let Some(harvesting) = self.processes[pid].harvesting() {
-                if disable {
-                    harvesting.held.insert(gpu);
+            for at in 0..process.devices.len() {
+                let device = &self.processes[pid].devices[at];
+                let (gpu, open) = (device.gpu, self.processes[pid].is_open(at));
+                let key = (pid, gpu);
+                if self.open_gates.contains(&key) == open {
+                    continue;
+                }
+                let list: Vec<ChannelId> = device.channels.iter().map(|held| held.1).collect();
+                if open {
+                    self.open_gates.insert(key);
+                    self.judge.woke(gpu, now, now);
                 } else {
-                    harvesting.held.remove(&gpu);
+                    self.open_gates.remove(&key);
+                    let queued = self.offline_channels(gpu) * QUEUED + ONLINE;
+                    self.judge
+                        .disable_call(gpu, &list, now, now, queued * KERNEL);
                 }
             }
-            self.offline_feeds(pid);
         }
-        let answer = if disable {
-            Event::Disabled {
-                order,
-                entered: stamp,
-                returned: stamp,
-            }
-        } else {
-            Event::Enabled { order }
-        };
-        self.tell_in(2 * US, In::Answer(answer));
+    }
+
+    /// Channels on a GPU whose queued work runs out in turns, whosever gate was shut.
+    fn offline_channels(&self, gpu: usize) -> u64 {
+        let offline = |process: &&Process| process.alive && !process.is_online();
+        let devices = self.processes.iter().filter(offline);
+        let on = devices.flat_map(|process| &process.devices);
+        let channels = on.filter(|device| device.gpu == gpu);
+        let count: usize = channels.map(|device| device.channels.len()).sum();
+        u64::try_from(count).unwrap_or(0)
+    }
+
+    fn tsg_of(&self, client: u32, handle: u32) -> Option<TsgId> {
+        self.groups.get(&(client, handle)).copied()
     }
 }

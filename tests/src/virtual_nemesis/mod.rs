@@ -1,13 +1,14 @@
-//! Random schedules in virtual time: device model, agent core and interposer core in one process.
+//! Random schedules in virtual time: device model, the agent's shell and interposer core in one process.
 //!
-//! What is real here: the policy's step, the interposer's activity protocol, gate and landing
-//! steps, and the device model with its turns and drawn latencies. What is made up, and drawn from
+//! What is real here: the shell that ships with its policy, journal and the rules of its issue threads, the pages that
+//! it shares with processes, the interposer's activity protocol, gate and landing steps, and the device model with its
+//! turns and drawn latencies. What is made up, and drawn from
 //! the schedule's seed, is everything between them: how long a doorbell, an issue thread or a
 //! message takes, when somebody forks, execs, is killed or stopped, and what the programs do. No
 //! clock is read, so a schedule is its seed and ten thousand of them take minutes.
 //!
 //! ```text
-//!   online script -> interposer core -> doorbell ~> Node::step ~> issue thread -> device model
+//!   online script -> interposer core -> doorbell ~>   Shell   ~> issue thread -> device model
 //!                    (activity, prober)   [agent]                                     |
 //!   offline feed  -> interposer core (gate, landing) --------------------------------+
 //!                                                                                     v
@@ -18,8 +19,10 @@
 //! beliefs. That it can see what it should is tested by breaking the agent ([`Break`]).
 
 mod agent;
+mod faults;
 mod judge;
 mod method;
+mod ports;
 mod process;
 pub(crate) mod script;
 mod world;
@@ -44,17 +47,23 @@ pub enum Break {
     NoLanding,
     /// Whatever the firmware, a disable is believed to be enough.
     DisableOnly,
+    /// An issue thread carries out an older order after a newer one.
+    StaleOrder,
+    /// An issue thread enables without a last look at online.
+    NoLook,
 }
 
 impl Break {
     /// Each with its name on the command line.
-    pub const NAMES: [(&'static str, Self); 6] = [
+    pub const NAMES: [(&'static str, Self); 8] = [
         ("nothing", Self::Nothing),
         ("no-cooldown", Self::NoCooldown),
         ("lost-edge", Self::LostEdge),
         ("no-disable-on-restart", Self::NoDisableOnRestart),
         ("no-landing", Self::NoLanding),
         ("disable-only", Self::DisableOnly),
+        ("stale-order", Self::StaleOrder),
+        ("no-look", Self::NoLook),
     ];
 
     /// The one of that name.
@@ -193,6 +202,16 @@ mod tests {
     #[test]
     fn the_judge_notices_a_missing_disable_after_a_restart() {
         breaks(Break::NoDisableOnRestart, "ran beside");
+    }
+
+    #[test]
+    fn the_judge_notices_an_older_order_carried_out_after_a_newer() {
+        breaks(Break::StaleOrder, "left disabled");
+    }
+
+    #[test]
+    fn the_judge_notices_an_enable_without_a_last_look() {
+        breaks(Break::NoLook, "woke");
     }
 
     #[test]

@@ -2,17 +2,15 @@
 
 use super::script::{Request, US};
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use tidegate_abi::page::{ACTIVITY_BUSY, GATE_CLOSED, GATE_OPEN};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use tidegate_abi::page::{ACTIVITY_BUSY, DeviceWords, GATE_OPEN, Page};
 use tidegate_core::activity::{Begin, Counts, Published, Quiet, begin, busy_edge, enter_if_busy};
 use tidegate_core::gate::{Admission, Capture, Role, admission};
 use tidegate_core::landing::Landing;
 use tidegate_core::word::Fences;
 use tidegate_device::{ChannelId, TsgId};
-use tidegate_policy::event::Reading;
-use tidegate_policy::ids::{GraphId, Launches};
-use tidegate_policy::time::Instant;
 
 /// One thread steps the whole node, so every fence is as strong as can be.
 #[derive(Debug)]
@@ -23,18 +21,13 @@ impl Fences for Ordered {
     fn heavy(&self) {}
 }
 
-/// One device as a process uses it.
+/// One device as a process uses it. Its activity stands in the process' page.
 #[derive(Debug)]
 pub(super) struct Device {
     pub gpu: usize,
     pub channels: Vec<(TsgId, ChannelId)>,
-    activity: AtomicU64,
     counts: Counts<AtomicU64>,
     open: AtomicU64,
-    busy_since: u64,
-    idle_since: u64,
-    launches: u64,
-    graph: u64,
     /// The prober's and the sync hook's own.
     quiet: Option<Quiet>,
     last_busy: u64,
@@ -50,13 +43,8 @@ impl Device {
         Self {
             gpu,
             channels: Vec::new(),
-            activity: AtomicU64::new(0),
             counts: Counts::default(),
             open: AtomicU64::new(GATE_OPEN),
-            busy_since: 0,
-            idle_since: 0,
-            launches: 0,
-            graph: 0,
             quiet: None,
             last_busy: 0,
             entered_at_idle: 0,
@@ -67,26 +55,26 @@ impl Device {
     }
 
     /// A new page starts busy; the prober brings it to idle.
-    pub fn new_page(&mut self, now: u64) {
-        self.activity = AtomicU64::new(ACTIVITY_BUSY);
+    fn new_page(&mut self, words: &DeviceWords, now: u64) {
+        words.activity.store(ACTIVITY_BUSY, SeqCst);
+        words.busy_since_ns.store(now, Relaxed);
         self.quiet = None;
-        (self.busy_since, self.idle_since, self.launches, self.graph) = (now, 0, 0, 0);
         self.entered_at_idle = self.counts.entered.load(Relaxed);
     }
 
     /// A launch begins. Says whether it rang.
-    pub fn launch(&mut self, graph: u64, now: u64) -> bool {
+    pub fn launch(&mut self, words: &DeviceWords, graph: u64, now: u64) -> bool {
         if graph != 0 {
             self.graph_now = graph;
         }
         self.outstanding += 1;
-        if enter_if_busy::<_, Ordered>(&self.counts, &self.activity, &self.open) {
+        if enter_if_busy::<_, Ordered>(&self.counts, &words.activity, &self.open) {
             return false;
         }
         self.counts.raise_entered();
-        let rang = busy_edge(&self.activity).is_some();
+        let rang = busy_edge(&words.activity).is_some();
         if rang {
-            self.busy_since = now;
+            words.busy_since_ns.store(now, Relaxed);
         }
         rang
     }
@@ -101,16 +89,10 @@ impl Device {
         self.synced = (self.counts.entered.load(Relaxed), now);
     }
 
-    pub fn busy(&self) -> bool {
-        self.activity.load(SeqCst) & ACTIVITY_BUSY != 0
-    }
-
     /// First half of a probe. Says whether the second half is due.
-    pub fn probe(&mut self, now: u64) -> bool {
-        let Self {
-            activity, counts, ..
-        } = self;
-        match begin(&Ordered, activity, || core::iter::once(&*counts)) {
+    pub fn probe(&mut self, words: &DeviceWords, now: u64) -> bool {
+        let counts = &self.counts;
+        match begin(&Ordered, &words.activity, || core::iter::once(counts)) {
             Begin::Idle => false,
             Begin::Quiet(quiet) if self.outstanding == 0 => {
                 self.quiet = Some(quiet);
@@ -124,7 +106,7 @@ impl Device {
     }
 
     /// Second half. Says whether an idle edge is to be rung.
-    pub fn publish(&mut self, now: u64) -> bool {
+    pub fn publish(&mut self, words: &DeviceWords, now: u64) -> bool {
         let Some(quiet) = self.quiet.take() else {
             return false;
         };
@@ -134,17 +116,17 @@ impl Device {
         } else {
             0
         };
-        let words = (
-            synced.max(self.last_busy),
-            sums.entered - self.entered_at_idle,
-        );
-        let Self {
-            activity, counts, ..
-        } = &*self;
-        match quiet.publish(&Ordered, activity, || core::iter::once(counts)) {
+        words
+            .idle_since_ns
+            .store(synced.max(self.last_busy), Relaxed);
+        words
+            .launches
+            .store(sums.entered - self.entered_at_idle, Relaxed);
+        words.graph.store(self.graph_now, Relaxed);
+        let counts = &self.counts;
+        match quiet.publish(&Ordered, &words.activity, || core::iter::once(counts)) {
             Published::Idle { .. } => {
-                (self.idle_since, self.launches) = words;
-                self.graph = core::mem::take(&mut self.graph_now);
+                self.graph_now = 0;
                 self.entered_at_idle = sums.entered;
                 true
             }
@@ -154,19 +136,11 @@ impl Device {
             }
         }
     }
+}
 
-    /// The page's words as the agent reads them.
-    pub fn reading(&self) -> Reading {
-        let word = self.activity.load(SeqCst);
-        Reading {
-            generation: word >> 1,
-            busy: word & ACTIVITY_BUSY != 0,
-            busy_since: Instant::from_nanos(self.busy_since),
-            idle_since: Instant::from_nanos(self.idle_since),
-            launches: Launches(self.launches),
-            graph: GraphId(self.graph),
-        }
-    }
+/// Whether a device counts as busy.
+pub(super) fn busy(words: &DeviceWords) -> bool {
+    words.activity.load(SeqCst) & ACTIVITY_BUSY != 0
 }
 
 /// What an online process is doing.
@@ -188,20 +162,6 @@ pub(super) struct Serving {
 pub(super) struct Harvesting {
     pub job: u32,
     pub landing: Landing,
-    pub gate_closed: bool,
-    /// GPUs that it may launch nothing for, where launches are all that can be held.
-    pub held: BTreeSet<usize>,
-    pub heartbeat: u64,
-}
-
-impl Harvesting {
-    /// Whether a launch passes the gate.
-    pub fn passes(&self, attached_once: bool) -> bool {
-        let held = self.gate_closed || !self.held.is_empty();
-        let closed = held || !attached_once || self.landing != Landing::Obeying;
-        let state = if closed { GATE_CLOSED } else { GATE_OPEN };
-        admission(Role::Offline, 4 | state, Capture::None) == Admission::Pass
-    }
 }
 
 #[derive(Debug)]
@@ -216,6 +176,10 @@ pub(super) struct Process {
     pub kind: Kind,
     pub devices: Vec<Device>,
     pub gpus: u8,
+    /// The page of the last agent it attached to.
+    pub page: Arc<Page>,
+    /// Its number with that agent.
+    pub session: u64,
     /// Epoch of the agent whose stream stands.
     pub attached: Option<u64>,
     pub attached_once: bool,
@@ -232,6 +196,8 @@ impl Process {
             kind,
             devices: super::judge::of_mask(gpus).map(Device::new).collect(),
             gpus,
+            page: Arc::default(),
+            session: 0,
             attached: None,
             attached_once: false,
             reported: BTreeSet::new(),
@@ -256,11 +222,49 @@ impl Process {
         let harvesting = Harvesting {
             job,
             landing: Landing::Obeying,
-            gate_closed: true,
-            held: BTreeSet::new(),
-            heartbeat: 0,
         };
         Self::new(Kind::Offline(harvesting), gpus)
+    }
+
+    /// Attaches to another agent, by a page of its own.
+    pub fn new_page(&mut self, session: u64, now: u64) {
+        let page = Arc::new(Page::default());
+        for (device, words) in self.devices.iter_mut().zip(&page.devices) {
+            device.new_page(words, now);
+        }
+        page.process.prober_ns.store(now, Relaxed);
+        (self.page, self.session) = (page, session);
+    }
+
+    /// Raises the doorbell.
+    pub fn ring(&self) {
+        self.page.process.doorbell.fetch_add(1, AcqRel);
+    }
+
+    /// The agent's last sign of life.
+    pub fn heartbeat(&self) -> u64 {
+        self.page.agent.heartbeat_ns.load(Acquire)
+    }
+
+    /// Says that it enabled its own channels, without the agent it obeyed.
+    pub fn released(&self) {
+        let released = &self.page.process.released;
+        released.store(self.obeyed, Release);
+    }
+
+    /// Whether its launches on device `at` pass the gate, as the agent has set it.
+    pub fn is_open(&self, at: usize) -> bool {
+        let gate = self.page.gates[at].gate.load(Acquire);
+        admission(Role::Offline, gate, Capture::None) == Admission::Pass
+    }
+
+    /// Whether launches of an offline process pass.
+    pub fn passes(&self) -> bool {
+        let Kind::Offline(harvesting) = &self.kind else {
+            return false;
+        };
+        let obeys = self.attached_once && harvesting.landing == Landing::Obeying;
+        obeys && (0..self.devices.len()).all(|at| self.is_open(at))
     }
 
     pub fn is_reported(&self) -> bool {
@@ -275,13 +279,6 @@ impl Process {
         match &mut self.kind {
             Kind::Online(serving) => Some(serving),
             Kind::Offline(_) => None,
-        }
-    }
-
-    pub fn harvesting(&mut self) -> Option<&mut Harvesting> {
-        match &mut self.kind {
-            Kind::Offline(harvesting) => Some(harvesting),
-            Kind::Online(_) => None,
         }
     }
 

@@ -5,15 +5,19 @@
 //! memory happens to lie.
 
 use super::Break;
-use super::agent::{Agent, In};
+use super::agent::{Agent, In, Working, client_of};
 use super::judge::{Figures, Judge};
-use super::method::{Kick, Method};
-use super::process::{Kind, PROBE_MAX, Process};
+use super::method::{Following, means};
+use super::ports::{Time, Words};
+use super::process::{Kind, PROBE_MAX, Process, busy};
 use super::script::{Dice, Fault, MS, Script, US};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use tidegate_core::landing::{AgentView as Glance, Effect as Land, OnLoss};
 use tidegate_device::{ChannelId, Config, EventKind, Gpu, TsgId, Work};
-use tidegate_policy::event::Event;
+use tidegate_node::Input;
+use tidegate_node::kinds::Level;
+use tidegate_node::task::Released;
 use tidegate_vgpu::personality::Personality;
 
 /// The engine kernels run on.
@@ -23,7 +27,7 @@ const DECODE: u64 = 7;
 /// Quiet at the end of a schedule: start hold, longest cooldown, and time to spare.
 const QUIET: u64 = 1_200 * MS;
 /// A held scheduling call passes after this long.
-const SCHEDULE_HOLD: u64 = 2_000 * MS;
+pub(super) const SCHEDULE_HOLD: u64 = 2_000 * MS;
 /// No schedule lasts longer; one that does is stuck.
 const LONGEST: u64 = 120_000 * MS;
 
@@ -41,13 +45,18 @@ pub(super) enum Ev {
     Reporter(usize),
     ReporterTick(usize),
     /// A message to the agent of that epoch.
-    Agent(u64, In),
-    Heartbeat(u64),
+    Agent(u64, Box<In>),
+    /// That agent was told all of a process' channels, and whose they are.
+    Reported(u64, usize),
     /// An issue thread makes its next call, or one came back.
     Enter(u64, usize),
-    Returned(u64, usize, Event<'static>),
+    Returned(u64, usize, Box<(Working, u64)>),
     /// An issue thread makes the second call of a disable.
-    Kick(Box<Kick>),
+    Kick(Box<Following>),
+    /// What left the lists was enabled.
+    Released(u64, Box<Released>),
+    /// An offline process has enabled its own channels.
+    Landed(usize),
     Fault(Fault),
     AgentStarts,
     AgentGoesOn(u64),
@@ -63,7 +72,7 @@ pub(super) struct World {
     pub script: Script,
     pub broken: Break,
     pub personality: Personality,
-    pub method: Method,
+    pub level: Level,
     /// The agent's own group on each GPU, by which it restarts the runlist.
     pub restarters: Vec<TsgId>,
     pub judge: Judge,
@@ -71,7 +80,17 @@ pub(super) struct World {
     pub agent: Option<Agent>,
     /// Counts starts and ends of agents.
     pub epoch: u64,
-    pub journal: BTreeSet<(usize, ChannelId)>,
+    pub journal: Words,
+    pub time: Time,
+    /// Channels and groups by RM client and handle.
+    pub handles: BTreeMap<(u32, u32), (usize, ChannelId)>,
+    pub groups: BTreeMap<(u32, u32), TsgId>,
+    /// Scheduling calls, by number.
+    pub tickets: Vec<(usize, TsgId)>,
+    /// Processes whose client an agent has had proven.
+    pub proven: BTreeSet<(u64, usize)>,
+    /// Where launches are all that can be held: processes and GPUs on which they pass.
+    pub open_gates: BTreeSet<(usize, usize)>,
     gpus: Vec<Gpu>,
     /// Offline TSGs and online ones, for the history.
     offline_tsgs: BTreeSet<(usize, TsgId)>,
@@ -79,7 +98,7 @@ pub(super) struct World {
     queue: BTreeMap<(u64, u64), Ev>,
     events: u64,
     /// Faults, starts and ends that are still to come.
-    pending: usize,
+    pub pending: usize,
     last_action: u64,
     over: bool,
 }
@@ -107,12 +126,18 @@ impl World {
             script,
             broken,
             personality,
-            method: Method::on(personality, broken),
+            level: means(personality, broken).0,
             restarters,
             processes: Vec::new(),
             agent: None,
             epoch: 0,
-            journal: BTreeSet::new(),
+            journal: Words::default(),
+            time: Time::default(),
+            handles: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            tickets: Vec::new(),
+            proven: BTreeSet::new(),
+            open_gates: BTreeSet::new(),
             gpus,
             offline_tsgs: BTreeSet::new(),
             history: Vec::new(),
@@ -209,9 +234,9 @@ impl World {
             Ev::SyncReturned(pid) => self.sync_returned(pid),
             Ev::Probe(pid) => self.probe(pid),
             Ev::Publish(pid, device) => {
-                if self.processes[pid].alive
-                    && self.processes[pid].devices[device].publish(self.now)
-                {
+                let process = &mut self.processes[pid];
+                let words = &process.page.devices[device];
+                if process.alive && process.devices[device].publish(words, self.now) {
                     self.ring(pid);
                 }
             }
@@ -223,18 +248,22 @@ impl World {
                 }
             }
             Ev::Kick(kick) => self.kick(*kick),
-            Ev::Agent(epoch, message) => self.receive(epoch, message),
-            Ev::Heartbeat(epoch) => {
-                if self
-                    .agent
-                    .as_ref()
-                    .is_some_and(|agent| agent.epoch == epoch)
-                {
-                    self.heartbeat();
+            Ev::Agent(epoch, message) => self.receive(epoch, *message),
+            Ev::Reported(epoch, pid) => {
+                self.proven.insert((epoch, pid));
+                let process = &mut self.processes[pid];
+                if process.attached == Some(epoch) {
+                    process.reported = (0..process.devices.len()).collect();
+                    self.check_control();
                 }
             }
             Ev::Enter(epoch, gpu) => self.enter(epoch, gpu),
-            Ev::Returned(epoch, gpu, answer) => self.call_returned(epoch, gpu, answer),
+            Ev::Returned(epoch, gpu, done) => self.call_returned(epoch, gpu, *done),
+            Ev::Released(epoch, released) => {
+                let released = In::Node(Input::Released(*released));
+                self.at(self.now, Ev::Agent(epoch, Box::new(released)));
+            }
+            Ev::Landed(pid) => self.processes[pid].released(),
             Ev::Fault(fault) => {
                 self.pending -= 1;
                 self.acts();
@@ -299,7 +328,7 @@ impl World {
         self.judge.control(self.now, controlled);
     }
 
-    fn spawn_in(&mut self, at: u64, process: Process) {
+    pub fn spawn_in(&mut self, at: u64, process: Process) {
         self.pending += 1;
         self.at(at, Ev::Spawn(Box::new(process)));
     }
@@ -325,13 +354,17 @@ impl World {
         }
     }
 
-    fn add_channel(&mut self, pid: usize, device: usize) -> (usize, TsgId) {
+    pub fn add_channel(&mut self, pid: usize, device: usize) -> (usize, TsgId) {
         let gpu = self.processes[pid].devices[device].gpu;
         let tsg = self.device(gpu).add_tsg(GRAPHICS);
         let channel = self.device(gpu).add_channel(tsg);
-        self.processes[pid].devices[device]
-            .channels
-            .push((tsg, channel));
+        let held = &mut self.processes[pid].devices[device].channels;
+        held.push((tsg, channel));
+        let base = u32::try_from(gpu).unwrap_or(0) << 16;
+        let number = u32::try_from(held.len()).unwrap_or(0);
+        let client = client_of(pid);
+        self.handles.insert((client, base + number), (gpu, channel));
+        self.groups.insert((client, base + 0x8000 + number), tsg);
         if !self.processes[pid].is_online() {
             self.offline_tsgs.insert((gpu, tsg));
             self.judge.channel_up(gpu, channel);
@@ -339,7 +372,7 @@ impl World {
         (gpu, tsg)
     }
 
-    fn kill(&mut self, pid: usize) {
+    pub fn kill(&mut self, pid: usize) {
         let now = self.now;
         self.processes[pid].alive = false;
         for device in 0..self.processes[pid].devices.len() {
@@ -353,83 +386,23 @@ impl World {
         if self.processes[pid].is_online() {
             self.judge.online_gone(pid, now);
         }
+        if self.processes[pid].attached == Some(self.epoch) {
+            let lost = Input::Disconnected(self.processes[pid].session);
+            let wait = self.dice.between(30 * US, MS);
+            self.tell_in(wait, In::Node(lost));
+        }
         let wait = self.dice.between(MS, 4 * MS);
         self.tell_in(wait, In::Gone(pid));
         self.check_control();
     }
 
-    fn any(&mut self, online: bool) -> Option<usize> {
+    pub fn any(&mut self, online: bool) -> Option<usize> {
         let of_kind = |pid: &usize| {
             let process = &self.processes[*pid];
             process.alive && process.is_online() == online
         };
         let pids: Vec<usize> = (0..self.processes.len()).filter(of_kind).collect();
         self.dice.one_of(&pids)
-    }
-
-    fn fault(&mut self, fault: Fault) {
-        let now = self.now;
-        match fault {
-            Fault::AgentKilled(ns) if self.agent.as_ref().is_some_and(|a| !a.stopped) => {
-                self.agent_dies();
-                self.pending += 1;
-                self.at(now + ns, Ev::AgentStarts);
-            }
-            Fault::AgentStopped(ns) if self.agent.as_ref().is_some_and(|a| !a.stopped) => {
-                self.agent_stops();
-                self.pending += 1;
-                self.at(now + ns, Ev::AgentGoesOn(self.epoch));
-            }
-            Fault::AgentKilled(_) | Fault::AgentStopped(_) => {}
-            Fault::OnlineKilled | Fault::OnlineExecs => {
-                let Some(pid) = self.any(true) else { return };
-                let gpus = self.processes[pid].gpus;
-                let left = self.processes[pid]
-                    .serving()
-                    .map(|s| core::mem::take(&mut s.requests));
-                self.kill(pid);
-                let wait = if fault == Fault::OnlineExecs {
-                    5 * MS
-                } else {
-                    100 * MS
-                };
-                self.spawn_in(now + wait, Process::online(gpus, left.unwrap_or_default()));
-            }
-            Fault::OnlineForks => {
-                let Some(pid) = self.any(true) else { return };
-                let gpus = self.processes[pid].gpus;
-                let gap = self.script.gap;
-                let requests = (0..self.dice.between(1, 3))
-                    .map(|_| Script::request(&mut self.dice, gap))
-                    .collect();
-                self.spawn_in(now + 3 * MS, Process::online(gpus, requests));
-            }
-            Fault::OfflineKilled | Fault::OfflineExecs | Fault::OfflineForks => {
-                let Some(pid) = self.any(false) else { return };
-                let (job, gpus) = (
-                    self.processes[pid].job().unwrap_or(0),
-                    self.processes[pid].gpus,
-                );
-                if fault != Fault::OfflineForks {
-                    self.kill(pid);
-                }
-                let wait = self.dice.between(MS, 60 * MS);
-                self.spawn_in(now + wait, Process::offline(job, gpus));
-            }
-            Fault::NewChannel => {
-                let Some(pid) = self.any(false) else { return };
-                let (gpu, tsg) = self.add_channel(pid, 0);
-                if self.processes[pid].attached.is_some() {
-                    self.device(gpu)
-                        .set_scheduled_at(now + SCHEDULE_HOLD, tsg, true);
-                    let wait = self.dice.between(30 * US, 300 * US);
-                    self.tell_in(wait, In::Schedule(pid, 0, tsg));
-                } else {
-                    self.device(gpu).set_scheduled(tsg, true);
-                }
-                self.offline_feeds(pid);
-            }
-        }
     }
 
     fn next_request(&mut self, pid: usize, at_least: u64) {
@@ -482,8 +455,9 @@ impl World {
         let graph = if prefill || eager { 0 } else { DECODE };
         let mut rang = false;
         for device in 0..process.devices.len() {
-            let held = &mut self.processes[pid].devices[device];
-            rang |= held.launch(graph, now);
+            let process = &mut self.processes[pid];
+            let held = &mut process.devices[device];
+            rang |= held.launch(&process.page.devices[device], graph, now);
             let (gpu, channel) = (held.gpu, held.channels[0].1);
             self.judge.submitted(pid, gpu, now);
             let tag = u64::try_from(pid).unwrap_or(u64::MAX);
@@ -558,6 +532,7 @@ impl World {
         } else {
             serving.request = None;
             self.judge.request_ends(pid, now);
+            self.acts();
             self.next_request(pid, 0);
         }
     }
@@ -584,9 +559,10 @@ impl World {
         if self.broken == Break::LostEdge && self.dice.percent(10) {
             return;
         }
+        self.processes[pid].ring();
         if self.processes[pid].attached.is_some() {
             let wait = self.dice.between(5 * US, 35 * US);
-            self.tell_in(wait, In::Doorbell(pid));
+            self.tell_in(wait, In::Doorbell);
         }
     }
 
@@ -609,12 +585,15 @@ impl World {
             serving.probing = false;
         }
         let mut due = Vec::new();
+        let page = &process.page;
         for (index, device) in process.devices.iter_mut().enumerate() {
-            if device.probe(now) {
+            if device.probe(&page.devices[index], now) {
                 due.push(index);
             }
         }
-        let busy = process.devices.iter().any(super::process::Device::busy);
+        page.process.prober_ns.store(now, Ordering::Relaxed);
+        let count = process.devices.len();
+        let busy = page.devices.iter().take(count).any(busy);
         for device in due {
             let wait = self.dice.between(US, 4 * US);
             self.at(now + wait, Ev::Publish(pid, device));
@@ -627,12 +606,7 @@ impl World {
     /// Keeps two kernels queued on every channel while launches pass.
     pub fn offline_feeds(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
-        let attached_once = process.attached_once;
-        let alive = process.alive;
-        let Some(harvesting) = process.harvesting() else {
-            return;
-        };
-        if !alive || !harvesting.passes(attached_once) {
+        if !process.alive || !process.passes() {
             return;
         }
         let channels: Vec<(usize, ChannelId)> = process
@@ -662,11 +636,12 @@ impl World {
             return;
         }
         let (generation, attached) = (process.obeyed, process.attached);
+        let heartbeat_ns = process.heartbeat();
         let Kind::Offline(harvesting) = &mut process.kind else {
             return;
         };
         let look = Glance {
-            heartbeat_ns: harvesting.heartbeat,
+            heartbeat_ns,
             handing_over_ns: 0,
             generation,
             stream: attached == Some(epoch),
@@ -685,6 +660,7 @@ impl World {
                         let gpu = held.gpu;
                         self.device(gpu).enable_at(now + 30 * US, &list, 0);
                     }
+                    self.at(now + 30 * US, Ev::Landed(pid));
                 }
                 Land::ObeyAgent | Land::OpenGate => self.offline_feeds(pid),
                 _ => {}
