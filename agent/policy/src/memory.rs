@@ -20,6 +20,7 @@
 //! is settled from what is known and `now`, after every event.
 
 mod books;
+mod choice;
 mod event;
 mod online;
 mod views;
@@ -33,7 +34,7 @@ use crate::reclaim::{Answer, Direction, Phase, Turn};
 use crate::select::{Greedy, Pick, Select};
 use crate::time::Instant;
 use books::Books;
-pub use books::Choice;
+pub use choice::Choice;
 pub use event::MemoryEvent;
 use online::{Ask, Elastic, give_up};
 

@@ -1,10 +1,9 @@
 //! One offline job's memory: its ranks, who holds what, and what was taken.
 
+use super::choice::Choice;
 use crate::effect::{Effect, Report};
 use crate::holders::{Backing, Holders};
-use crate::ids::{
-    Bytes, GpuId, GpuSet, Handles, JobId, KvId, LogSeq, ReclaimId, SessionId, StripeId, Tokens,
-};
+use crate::ids::{Bytes, GpuId, GpuSet, Handles, JobId, KvId, LogSeq, SessionId, StripeId, Tokens};
 use crate::layout::Layout;
 use crate::ledger::{Ledger, Place};
 use crate::reclaim::{Direction, Phase, Reclaim};
@@ -15,19 +14,6 @@ use std::collections::VecDeque;
 
 /// Choices kept for `explain`.
 const KEPT: usize = 256;
-
-/// Why a stripe was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// In which reclaim.
-    pub reclaim: ReclaimId,
-    /// When that began.
-    pub at: Instant,
-    /// In which place: 0 is the first that was chosen.
-    pub nth: u32,
-    /// What it cost, and whom.
-    pub pick: Pick,
-}
 
 /// The cache of one process.
 #[derive(Clone, Debug)]
