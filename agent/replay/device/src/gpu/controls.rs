@@ -1,29 +1,10 @@
 //! Calls that take channels off their engine and put them back, each at the instant it takes effect.
 
-use super::{ChannelId, Event, EventKind, Gpu, TsgId, Turn};
+use super::control::Control;
+use super::event::{Event, EventKind};
+use super::ids::{ChannelId, TsgId};
+use super::{Gpu, Turn};
 use crate::eviction::{Eviction, Pending};
-
-#[derive(Clone, Debug)]
-pub(super) enum Control {
-    Disable {
-        channels: Vec<ChannelId>,
-        pending: Pending,
-    },
-    Enable {
-        channels: Vec<ChannelId>,
-        ticket: u64,
-    },
-    Preempt {
-        tsg: TsgId,
-    },
-    Restart {
-        engine: usize,
-    },
-    Schedule {
-        tsg: TsgId,
-        on: bool,
-    },
-}
 
 impl Gpu {
     /// [`Gpu::set_scheduled`] at a later instant.
