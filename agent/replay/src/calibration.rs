@@ -4,31 +4,22 @@
 //! `attention_ms`, `total_ms`) and `iteration_decode.csv` (`gpu`, `model`, `batch`,
 //! `context_per_seq`, `attention_ms`, `total_ms`), and may hold `costs.csv` (`kind`, `item`, `value`,
 //! `unit`), of which the rows `vmm` of the four calls in [`CALLS`] count. Other columns and other
-//! rows of costs are somebody's notes.
-//!
-//! An iteration is put together from the operators that it runs, as an engine batches them: what
-//! every token passes is looked up by the tokens of the whole pass, attention by each prompt part
-//! and by the decodes together.
-//!
-//! ```text
-//!   decode = rest(b) + attention(b, K / b)
-//!   mixed  = rest(T + b) + sum of attention(T_i, C_i) + attention(b, K / b)     at least the decode
-//! ```
-//!
-//! Between the points of a table values are interpolated, linearly in both directions. Above the
-//! last point attention grows with its work, T (T + 2 C) of a prompt part and b c of a decode, and
-//! the rest goes on as between the last two; below the first it stays, since a kernel's start does.
+//! rows of costs are somebody's notes. [`Cost`] says what becomes of them.
+
+mod cost;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::costs::Costs;
-use crate::engine::CostModel;
 use crate::hardware::{GPUS, MODELS, Model};
 use crate::input::{CORRECT, Columns, InputError, Lines};
 use crate::names::{UnknownName, find};
 use crate::spec::Spec;
+
+pub use cost::{Cost, Tables};
+use cost::{Point, Table, Work};
 
 /// The files of a directory, with the names of their two coordinates.
 const PREFILL: (&str, [&str; 2]) = ("iteration_prefill.csv", ["new_tokens", "prior_context"]);
@@ -45,205 +36,8 @@ pub const CALLS: [&str; 4] = [
     "cuMemUnmap 2 MiB",
 ];
 
-/// What iterations of one model on one GPU take.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Cost {
-    /// By three coefficients each.
-    Fit(CostModel),
-    /// By tables.
-    Tables(Arc<Tables>),
-}
-
-impl Cost {
-    /// Attention of a prompt part of `new` tokens behind `cached` ones, milliseconds.
-    #[must_use]
-    pub fn attention_ms(&self, new: u32, cached: u32) -> f64 {
-        let (new, cached) = (f64::from(new), f64::from(cached));
-        match self {
-            Self::Fit(fit) => fit.prefill_ms[2] * area(new, cached),
-            Self::Tables(tables) => tables.prefill.attention.at(new, cached),
-        }
-    }
-
-    /// A pass of `decodes` requests with `context` cached tokens between them, milliseconds.
-    #[must_use]
-    pub fn decode_ms(&self, decodes: u32, context: u64) -> f64 {
-        let (batch, context) = (f64::from(decodes), context as f64);
-        match self {
-            Self::Fit(fit) => {
-                let [d0, d1, d2] = fit.decode_ms;
-                d0 + d1 * batch + d2 * context
-            }
-            Self::Tables(tables) => tables.decode.rest.at(batch) + tables.decoding(batch, context),
-        }
-    }
-
-    /// A pass that reads `prompt` tokens, whose attention takes `attention_ms`, beside `decodes`
-    /// requests with `context` cached tokens between them, milliseconds.
-    #[must_use]
-    pub fn prefill_ms(&self, prompt: u32, attention_ms: f64, decodes: u32, context: u64) -> f64 {
-        let (batch, context) = (f64::from(decodes), context as f64);
-        let tokens = f64::from(prompt) + batch;
-        attention_ms
-            + match self {
-                Self::Fit(fit) => {
-                    let [p0, p1, _] = fit.prefill_ms;
-                    p0 + p1 * tokens + fit.decode_ms[2] * context
-                }
-                Self::Tables(tables) => {
-                    tables.prefill.rest.at(tokens) + tables.decoding(batch, context)
-                }
-            }
-    }
-
-    /// Where it is from, in a word.
-    #[must_use]
-    pub const fn source(&self) -> &'static str {
-        match self {
-            Self::Fit(_) => "fit",
-            Self::Tables(_) => "tables",
-        }
-    }
-}
-
-/// The multiplications of attention of a prompt part, in no unit.
-fn area(new: f64, cached: f64) -> f64 {
-    new * (new + 2.0 * cached)
-}
-
-/// Both tables of one model on one GPU.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tables {
-    prefill: Table,
-    decode: Table,
-}
-
-impl Tables {
-    fn decoding(&self, batch: f64, context: f64) -> f64 {
-        if batch > 0.0 {
-            self.decode.attention.at(batch, context / batch)
-        } else {
-            0.0
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Table {
-    /// By the tokens of a pass: all but attention.
-    rest: Curve,
-    attention: Grid,
-}
-
-/// Points by one coordinate, ascending; never empty.
-#[derive(Clone, Debug, PartialEq)]
-struct Curve(Vec<(f64, f64)>);
-
-impl Curve {
-    /// The points around `x` and how far it is from the first to the second.
-    fn around(&self, x: f64) -> (usize, usize, f64) {
-        let last = self.0.len() - 1;
-        let above = self.0.partition_point(|(at, _)| *at < x).min(last);
-        let below = above.saturating_sub(1);
-        let (low, high) = (self.0[below].0, self.0[above].0);
-        let share = if high > low && x > low {
-            (x - low) / (high - low)
-        } else {
-            0.0
-        };
-        (below, above, share)
-    }
-
-    /// Above the last point as between the last two, below the first as there.
-    fn at(&self, x: f64) -> f64 {
-        let (below, above, share) = self.around(x);
-        let (low, high) = (self.0[below].1, self.0[above].1);
-        low + (high - low) * share
-    }
-}
-
-/// What attention grows with beyond the points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
-    /// New and cached tokens of a prompt part.
-    Prompt,
-    /// Requests and cached tokens of each.
-    Decode,
-}
-
-impl Work {
-    fn of(self, x: f64, y: f64) -> f64 {
-        match self {
-            Self::Prompt => area(x, y),
-            Self::Decode => x * y,
-        }
-    }
-}
-
-/// Curves by a first coordinate, ascending; never empty.
-#[derive(Clone, Debug, PartialEq)]
-struct Grid {
-    first: Curve,
-    second: Vec<Curve>,
-    work: Work,
-}
-
-impl Grid {
-    fn at(&self, x: f64, y: f64) -> f64 {
-        let points = &self.first.0;
-        let within = x.clamp(points[0].0, points[points.len() - 1].0);
-        let (below, above, share) = self.first.around(within);
-        let low = self.on(below, y);
-        let value = low + (self.on(above, y) - low) * share;
-        if x > within {
-            value * self.work.of(x, y) / self.work.of(within, y)
-        } else {
-            value
-        }
-    }
-
-    /// At the `row`th point of the first coordinate.
-    fn on(&self, row: usize, y: f64) -> f64 {
-        let curve = &self.second[row];
-        let last = curve.0[curve.0.len() - 1].0;
-        let value = curve.at(y.min(last));
-        let (at, held) = (self.first.0[row].0, self.work.of(self.first.0[row].0, last));
-        if y > last && held > 0.0 {
-            value * self.work.of(at, y) / held
-        } else {
-            value
-        }
-    }
-}
-
-/// One row of a table: coordinates, attention and all, the latter in milliseconds.
-type Point = ([f64; 2], f64, f64);
 /// GPU and model.
 type Pair = (&'static str, &'static str);
-
-impl Table {
-    fn of(points: &[Point], work: Work) -> Self {
-        let mut rest: Vec<(f64, f64)> = Vec::new();
-        let mut second: Vec<Curve> = Vec::new();
-        for ([x, y], attention, total) in points {
-            match (rest.last(), second.last_mut()) {
-                (Some(last), Some(curve)) if last.0 >= *x => curve.0.push((*y, *attention)),
-                _ => {
-                    rest.push((*x, total - attention));
-                    second.push(Curve(vec![(*y, *attention)]));
-                }
-            }
-        }
-        Self {
-            attention: Grid {
-                first: Curve(rest.clone()),
-                second,
-                work,
-            },
-            rest: Curve(rest),
-        }
-    }
-}
 
 /// What a directory holds.
 #[derive(Clone, Debug, PartialEq)]
