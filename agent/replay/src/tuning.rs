@@ -33,6 +33,8 @@ use tidegate_policy::lease::event::{Event, Iteration, Unit};
 use crate::calibration::Cost;
 use crate::trainer::{Phase, Trainer};
 
+use gate::Gate;
+
 /// What an agent sees.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
@@ -239,7 +241,21 @@ pub trait Policy: std::fmt::Debug {
     }
 
     /// It opens and shuts a gate and leases nothing: the replay's own gate decides.
-    fn gate(&mut self) -> Option<&mut gate::Gate> {
+    fn gate(&mut self) -> Option<&mut Gate> {
         None
+    }
+}
+
+impl Policy for Gate {
+    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
+        Idle {
+            from: None,
+            stop: Stop::Gate,
+            ..Idle::UNITS
+        }
+    }
+
+    fn gate(&mut self) -> Option<&mut Gate> {
+        Some(self)
     }
 }

@@ -3,7 +3,6 @@
 //! It is told of launches and of their ends, and its orders are carried out as that world does: a
 //! trainer let in runs after its restore, one told to go is off after its save, and online waits.
 
-use super::{Idle, Policy, Seen, Stop, Truth};
 use crate::compute::{self, Boundary, Command, Event};
 use crate::run::Alone;
 use crate::spec::Spec;
@@ -133,19 +132,5 @@ impl Gate {
         if let State::On { since } = self.state {
             self.ran_ns += now.saturating_sub(since);
         }
-    }
-}
-
-impl Policy for Gate {
-    fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {
-        Idle {
-            from: None,
-            stop: Stop::Gate,
-            ..Idle::UNITS
-        }
-    }
-
-    fn gate(&mut self) -> Option<&mut Gate> {
-        Some(self)
     }
 }
