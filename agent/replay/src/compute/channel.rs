@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{Boundary, Command, Event, NEVER, Policy, noticed, ns};
+use super::policy::{Boundary, Command, Event, NEVER, Policy, noticed, ns};
 use crate::baselines::COOLDOWN_GAPS;
 use crate::costs::Costs;
 

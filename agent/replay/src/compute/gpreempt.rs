@@ -5,7 +5,7 @@
 //! iteration (Valve, arXiv 2604.07874, sections 2.3 and 7.2). A switch takes
 //! [`Costs::timeslice_switch`] each way.
 
-use super::{Boundary, Command, Event, Policy, ns};
+use super::policy::{Boundary, Command, Event, Policy, ns};
 use crate::costs::Costs;
 
 #[derive(Debug)]

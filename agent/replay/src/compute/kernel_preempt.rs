@@ -4,7 +4,7 @@
 //! with CUDA graphs a decode iteration is one launch, so the boundary is the iteration's end (Valve,
 //! arXiv 2604.07874, sections 2.3 and 7.2). There is no context to save, so switching is free.
 
-use super::{Boundary, Command, Event, Policy};
+use super::policy::{Boundary, Command, Event, Policy};
 use crate::baselines::KERNELS_IN_FLIGHT;
 
 #[derive(Debug)]

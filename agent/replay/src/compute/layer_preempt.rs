@@ -3,7 +3,7 @@
 //! ConServe (arXiv 2410.01228): checkpoints in the engine's code, so it knows requests and needs no
 //! cooldown; the preempted iteration is duplicated (Valve, arXiv 2604.07874, section 2.3).
 
-use super::{Boundary, Command, Event, Policy};
+use super::policy::{Boundary, Command, Event, Policy};
 
 #[derive(Debug)]
 pub(super) struct LayerPreempt;

@@ -1,6 +1,6 @@
 //! Nobody decides: both run whenever they have work, and the GPU slices its time between them.
 
-use super::{Command, Event, Policy, ns};
+use super::policy::{Command, Event, Policy, ns};
 use crate::baselines::TIMESLICE;
 use crate::costs::Costs;
 

@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Boundary, Command, Event, NEVER, Policy, ns};
+use super::policy::{Boundary, Command, Event, NEVER, Policy, ns};
 use crate::costs::Costs;
 use crate::run::{Alone, Stretch};
 

@@ -1,6 +1,6 @@
 //! Online alone: offline never runs.
 
-use super::{Command, Event, Policy};
+use super::policy::{Command, Event, Policy};
 
 #[derive(Debug)]
 pub(super) struct Standalone;

@@ -4,7 +4,7 @@
 //! Temporal sharing as FlexLLM's evaluation has it (arXiv 2402.18789: 64 and 128 iterations).
 //! Nothing is interrupted: the unit is the iteration.
 
-use super::{Boundary, Command, Event, Policy};
+use super::policy::{Boundary, Command, Event, Policy};
 
 #[derive(Debug)]
 pub(super) struct TemporalShare {

@@ -23,7 +23,7 @@ use tidegate_policy::ids::{
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
 
-use super::{Boundary, Command, Event, NEVER, Policy, noticed, ns};
+use super::policy::{Boundary, Command, Event, NEVER, Policy, noticed, ns};
 use crate::baselines::KERNELS_PER_LAYER;
 use crate::costs::Costs;
 use crate::record::CooldownRecord;

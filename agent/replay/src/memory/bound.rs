@@ -4,7 +4,8 @@
 //! beyond that stays computable. Nobody can have both, not even with the
 //! future known, so this bounds them all and is reached by none.
 
-use super::{Policy, Pool, Wants};
+use super::policy::Policy;
+use super::pool::{Pool, Wants};
 
 #[derive(Debug)]
 pub(super) struct Bound;

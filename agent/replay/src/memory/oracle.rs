@@ -19,8 +19,9 @@
 
 use std::collections::VecDeque;
 
+use super::policy::{NEVER, Policy};
+use super::pool::{Pool, Wants, whole};
 use super::stripes::{Stripes, Taken};
-use super::{NEVER, Policy, Pool, Wants, whole};
 use crate::costs::HANDLE_BYTES;
 use crate::run::{Alone, Demand};
 use crate::spec::Spec;

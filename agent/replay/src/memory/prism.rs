@@ -5,7 +5,8 @@
 //! less and its requests queue (Valve, arXiv 2604.07874, section 7.2); while they do, what becomes
 //! free is online's, which came first.
 
-use super::{Policy, Pool, Wants};
+use super::policy::Policy;
+use super::pool::{Pool, Wants};
 use crate::baselines::PRISM_RESERVED_PAGES;
 use crate::costs::HANDLE_BYTES;
 use crate::spec::Spec;

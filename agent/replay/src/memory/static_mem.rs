@@ -3,7 +3,8 @@
 //! Valve (arXiv 2604.07874, section 7.2). An online burst above that kills the offline job at once;
 //! it starts again after [`RESTART`].
 
-use super::{Policy, Pool, Wants, whole};
+use super::policy::Policy;
+use super::pool::{Pool, Wants, whole};
 use crate::baselines::RESTART;
 use crate::spec::Spec;
 

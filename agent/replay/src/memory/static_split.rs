@@ -1,6 +1,7 @@
 //! A fixed share each: HARLI's static mode ([`ONLINE_SHARE`]).
 
-use super::{Policy, Pool, Wants};
+use super::policy::Policy;
+use super::pool::{Pool, Wants};
 use crate::baselines::ONLINE_SHARE;
 use crate::spec::Spec;
 

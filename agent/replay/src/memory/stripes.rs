@@ -10,7 +10,7 @@ use tidegate_policy::ids::{BlockId, Bytes, RequestId, StripeId, Tokens};
 use tidegate_policy::layout::{Layout, Stripe};
 use tidegate_policy::select::{Count, Greedy, Order, Ordered, Pick, Select};
 
-use super::Pool;
+use super::pool::Pool;
 use crate::batch::Slot;
 use crate::costs::HANDLE_BYTES;
 

@@ -21,8 +21,9 @@ use tidegate_policy::ids::Bytes;
 use tidegate_policy::reserve::Reserve;
 use tidegate_policy::time::Instant;
 
+use super::policy::{NEVER, Policy};
+use super::pool::{Pool, Wants};
 use super::stripes::{Stripes, Taken};
-use super::{NEVER, Policy, Pool, Wants};
 use crate::clock::Time;
 use crate::costs::HANDLE_BYTES;
 use crate::record::Reclaim;

@@ -6,7 +6,8 @@
 //! left it has to bring in and write out in every iteration that touches it; of the cached tokens of
 //! running requests that is all, so only the excess moves (an LRU driver would move more).
 
-use super::{Policy, Pool, Wants};
+use super::policy::Policy;
+use super::pool::{Pool, Wants};
 use crate::baselines::UVM_ONLINE_GIVES_BACK;
 use crate::costs::HANDLE_BYTES;
 use crate::record::Reclaim;

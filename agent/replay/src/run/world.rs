@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
+use super::plan::{Alone, Demand, Stretch};
 use super::slots::{NEVER, Slot, Slots};
-use super::{Demand, Stretch};
 use crate::baselines::KERNELS_PER_LAYER;
 use crate::batch::{Batch, Iteration, Progress, Spare, Store};
 use crate::clock::Time;
@@ -19,7 +19,6 @@ use crate::kv::{BLOCK_TOKENS, Blocks};
 use crate::memory::{self, Pool, Wants};
 use crate::record::{Outcome, Preemption, Request, Span, SpanKind};
 use crate::rng::{Rng, splitmix64};
-use crate::run::Alone;
 use crate::spec::{Compute, Spec};
 
 /// Offline and the GPU.
