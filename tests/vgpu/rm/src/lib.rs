@@ -11,37 +11,18 @@
 //! set when the library is loaded.
 
 mod next;
+mod node;
 mod stat;
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use core::mem;
 
 use next::Next;
+use node::{fail, node_of};
 use tidegate_abi::rm;
 use tidegate_vgpu::calls;
 use tidegate_vgpu::clock;
 use tidegate_vgpu::wire::Node;
-
-fn fail(errno: c_int) -> c_int {
-    // SAFETY: the location is the calling thread's own and always valid.
-    unsafe { *libc::__errno_location() = errno };
-    -1
-}
-
-/// The node that `path` names, when there is a virtual GPU.
-///
-/// # Safety
-///
-/// `path` is NULL or a C string.
-unsafe fn node_of(path: *const c_char) -> Option<(Node, &'static [u8])> {
-    if path.is_null() {
-        return None;
-    }
-    // SAFETY: the caller's promise.
-    let path = unsafe { CStr::from_ptr(path) };
-    let node = Node::of_path(path.to_bytes())?;
-    Some((node, next::directory()?))
-}
 
 fn open_node(node: Node, directory: &[u8], flags: c_int) -> c_int {
     if let Some(errno) = next::hidden(node) {

@@ -9,7 +9,7 @@ use tidegate_vgpu::calls;
 use tidegate_vgpu::wire::Node;
 
 use crate::next::{self, Next};
-use crate::{fail, node_of};
+use crate::node::{fail, node_of};
 
 /// `directory/name` as a C string.
 pub(crate) struct SocketPath([c_char; 128]);

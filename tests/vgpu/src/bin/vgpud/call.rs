@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tidegate_vgpu::wire::{Order, Reply};
 
-use crate::world::FileId;
+/// Names an open file: one connection.
+pub(crate) type FileId = u64;
 
 /// An ioctl.
 #[derive(Debug)]

@@ -20,9 +20,9 @@ use tidegate_vgpu::history::{Kind, Record};
 use tidegate_vgpu::ring::Usermode;
 use tidegate_vgpu::wire::{Ask, MAGIC, Node, Reply, Request};
 
-use crate::call::{Answer, Call};
+use crate::call::{Answer, Call, FileId};
 use crate::sys::{self, Epoll, Mapping, Timer};
-use crate::world::{FileId, Setup, World};
+use crate::world::{Setup, World};
 
 const TIMER: u64 = 0;
 const SIGNAL: u64 = 1;

@@ -16,13 +16,10 @@ use tidegate_vgpu::history::{Kind, Record, Writer};
 use tidegate_vgpu::ring::{Entry, USERMODE_BYTES};
 use tidegate_vgpu::wire::Node;
 
-use crate::call::Call;
+use crate::call::{Call, FileId};
 use crate::knobs::{Knobs, fails, memory_cost};
 use crate::memory::{Memory, MemoryId};
 use crate::sys::{Mapping, Memfd};
-
-/// Names an open file: one connection.
-pub(crate) type FileId = u64;
 
 /// Memory that the next `mmap` of a file maps.
 #[derive(Debug)]
