@@ -4,6 +4,11 @@
 //! pointers without sizes; from each module-scope variable its size. Nothing is compiled: the
 //! device knows kernels by name. All of it is pure, over bytes.
 
+mod bytes;
+mod content;
+mod elf;
+mod ptx;
+
 use std::ffi::CStr;
 
 use tidegate_abi::cuda::CUresult;
@@ -11,86 +16,8 @@ use tidegate_abi::cuda::CUresult;
 use crate::result::CudaResult;
 use crate::result::code::NO_BINARY_FOR_GPU;
 
-mod elf;
-mod ptx;
-
-/// One parameter of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Param {
-    /// Bytes from the start of the parameter buffer.
-    pub offset: usize,
-    /// Bytes.
-    pub size: usize,
-}
-
-/// One kernel.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KernelImage {
-    /// Its name as `cuModuleGetFunction` wants it.
-    pub name: String,
-    /// Its parameters, in order.
-    pub params: Vec<Param>,
-}
-
-/// One module-scope variable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Variable {
-    /// Its name.
-    pub name: String,
-    /// Its bytes.
-    pub bytes: usize,
-}
-
-/// What an image holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Image {
-    /// Its kernels, in the image's order.
-    pub kernels: Vec<KernelImage>,
-    /// Its variables.
-    pub variables: Vec<Variable>,
-}
-
-impl Image {
-    /// PTX text with the same names and the same layout of parameters, and empty kernels.
-    pub fn to_ptx(&self) -> String {
-        let mut text = String::from(".version 8.0\n.target sm_90\n.address_size 64\n");
-        for Variable { name, bytes } in &self.variables {
-            text += &format!(".visible .global .align 8 .b8 {name}[{bytes}];\n");
-        }
-        for KernelImage { name, params } in &self.kernels {
-            // The largest alignment that the offset allows brings each parameter to its place.
-            let param = |(i, p): (usize, &Param)| {
-                let align = if p.offset == 0 {
-                    16
-                } else {
-                    1 << p.offset.trailing_zeros()
-                };
-                format!(".param .align {align} .b8 p{i}[{}]", p.size)
-            };
-            let list: Vec<String> = params.iter().enumerate().map(param).collect();
-            text += &format!(".visible .entry {name}({}) {{ ret; }}\n", list.join(", "));
-        }
-        text
-    }
-
-    /// Adds what `other` holds and this does not, as linking does.
-    pub fn link(&mut self, other: Self) {
-        for kernel in other.kernels {
-            if self.kernels.iter().all(|known| known.name != kernel.name) {
-                self.kernels.push(kernel);
-            }
-        }
-        for variable in other.variables {
-            if self
-                .variables
-                .iter()
-                .all(|known| known.name != variable.name)
-            {
-                self.variables.push(variable);
-            }
-        }
-    }
-}
+use bytes::{u16_at, u32_at, u64_at};
+pub use content::{Image, Param};
 
 const ELF: [u8; 4] = *b"\x7fELF";
 /// A `__fatBinC_Wrapper_t`: magic, version, pointer to the fat binary.
@@ -172,22 +99,9 @@ fn parse_fat(bytes: &[u8]) -> CudaResult<Image> {
     parse(text.ok_or(NO_BINARY_FOR_GPU)?)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    bytes
-        .get(at..at + 2)
-        .map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
-}
-
 #[cfg(test)]
 mod tests {
+    use super::content::{KernelImage, Variable};
     use super::*;
 
     const ADD: &[u8] = b".version 8.0\n.target sm_90\n.entry f(.param .u64 a) { ret; }";

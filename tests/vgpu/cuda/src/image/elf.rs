@@ -1,6 +1,7 @@
 //! Cubins: ELF files with one `.text.NAME` section per kernel and its facts in `.nv.info.NAME`.
 
-use super::{Image, KernelImage, Param, Variable, u16_at, u32_at, u64_at};
+use super::bytes::{u16_at, u32_at, u64_at};
+use super::content::{Image, KernelImage, Param, Variable};
 
 /// Section header: bytes.
 const SECTION: usize = 64;

@@ -1,6 +1,6 @@
 //! PTX text: `.entry` names, their `.param` lists, and module-scope `.global`/`.const` variables.
 
-use super::{Image, KernelImage, Param, Variable};
+use super::content::{Image, KernelImage, Param, Variable};
 
 /// Reads PTX; `None` without a `.version`, which every PTX text begins with.
 pub fn parse(text: &str) -> Option<Image> {
