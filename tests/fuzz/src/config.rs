@@ -4,7 +4,7 @@
 //! input can be read: `#@ drop-in` a file that lies over it, `#@ environment NAME=VALUE` a variable,
 //! `#@ set KEY=VALUE` a value set on the running agent.
 
-use crate::{directory, names_line};
+use crate::files::{directory, names_line};
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::LazyLock;

@@ -3,7 +3,7 @@
 //! An input is records, each of the kind and with the fields that it says; the checksum, which no
 //! fuzzer finds, is filled in for those whose first byte is odd.
 
-use crate::directory;
+use crate::files::directory;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::LazyLock;

@@ -3,7 +3,7 @@
 //! The first byte says what the process is. A message that does not parse ends the stream, as it does
 //! in the agent; so does a length of zero, or the process itself does.
 
-use crate::Input;
+use crate::input::Input;
 use crate::node::{HOSTILE, Node};
 use prost::Message as _;
 use tidegate_agent::config::Role;

@@ -3,7 +3,8 @@
 //! The first byte chooses where the operator's services put a process: paths that end where a tenant
 //! begins. The rest is what the tenant makes of it: names of cgroups below, in one of its hierarchies.
 
-use crate::{Input, directory};
+use crate::files::directory;
+use crate::input::Input;
 use std::sync::LazyLock;
 use tidegate_agent::config::{Identity, Role, Rule};
 use tidegate_agent::identity::place::{self, Place};

@@ -4,7 +4,7 @@
 //! size, nested parameters. The calls make an object graph, whose records a stand-in for the agent
 //! follows.
 
-use crate::Input;
+use crate::input::Input;
 use std::collections::BTreeSet;
 use tidegate_abi::rm::{self, Nvos21, Nvos54, Nvos55, Nvos64};
 use tidegate_abi::uvm::UvmRegisterChannel;

@@ -17,13 +17,17 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod files;
 mod history;
 mod hook;
 mod identity;
+mod input;
 mod ioctl;
 mod node;
 mod page;
 mod trace;
+
+use files::own_directory;
 
 /// Something that reads bytes from outside.
 #[derive(Clone, Copy, Debug)]
@@ -66,43 +70,6 @@ pub const TARGETS: [Target; 7] = [
     },
 ];
 
-/// Takes an input apart, from the front. What is missing at its end is zero.
-#[derive(Debug)]
-struct Input<'a>(&'a [u8]);
-
-impl<'a> Input<'a> {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-
-    fn array<const N: usize>(&mut self) -> [u8; N] {
-        let mut array = [0; N];
-        let bytes = self.bytes(N);
-        array[..bytes.len()].copy_from_slice(bytes);
-        array
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.array::<1>()[0]
-    }
-
-    fn long(&mut self) -> u64 {
-        u64::from_le_bytes(self.array())
-    }
-}
-
-/// Where this process' files are, in memory.
-fn own_directory() -> std::path::PathBuf {
-    let name = format!("tidegate-fuzz-{}", std::process::id());
-    std::path::Path::new("/dev/shm").join(name)
-}
-
 impl Target {
     /// Removes its files in this process, which has read its last input.
     pub fn remove_files(&self) {
@@ -114,22 +81,4 @@ impl Target {
         // Unless others have some.
         let _ = std::fs::remove_dir(own_directory());
     }
-}
-
-/// A directory of this process in memory.
-fn directory(name: &str) -> std::path::PathBuf {
-    let directory = own_directory().join(name);
-    std::fs::create_dir_all(&directory).expect("/dev/shm is writable");
-    directory
-}
-
-/// Whether `text` says `FILE:LINE` with a line that a file of `lines` lines has, or the one behind it.
-fn names_line(text: &str, file: &str, lines: usize) -> bool {
-    let file = format!("{file}:");
-    let mut numbers = text.match_indices(&file).filter_map(|(at, found)| {
-        let rest = &text[at + found.len()..];
-        let end = rest.find(|c: char| !c.is_ascii_digit());
-        rest[..end.unwrap_or(rest.len())].parse::<usize>().ok()
-    });
-    numbers.any(|line| (1..=lines + 1).contains(&line))
 }

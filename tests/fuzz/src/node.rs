@@ -12,7 +12,7 @@
 //!
 //! and at the end the online process still takes the GPU back from the offline one.
 
-use crate::directory;
+use crate::files::directory;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::BTreeSet;
 use std::mem::offset_of;

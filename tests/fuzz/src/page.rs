@@ -2,7 +2,7 @@
 //!
 //! The first byte says what the process is; then come operations of a byte and what they need.
 
-use crate::Input;
+use crate::input::Input;
 use crate::node::{HOSTILE, MEMORY, Node, UUID, WORDS, activity, client_of};
 use tidegate_agent::config::Role;
 use tidegate_agent::inbox::{RmChange, Said};

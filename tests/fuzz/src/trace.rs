@@ -1,6 +1,6 @@
 //! Traces for replay: Azure's, BurstGPT's, Mooncake's and ours, gzipped or not.
 
-use crate::names_line;
+use crate::files::names_line;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::Write as _;
