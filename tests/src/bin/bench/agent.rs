@@ -1,6 +1,6 @@
 //! What an agent costs its node: memory, processor time, the time to start, and what a restart costs others.
 
-use crate::{Row, median};
+use crate::row::{Row, median};
 use std::time::Duration;
 use tidegate_tests::manager::Manager;
 use tidegate_tests::restarts::Loaded;

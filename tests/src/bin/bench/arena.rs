@@ -1,6 +1,6 @@
 //! What the ledger of a trainer's memory costs: a small tensor allocated and freed, and a large one.
 
-use super::{Row, median};
+use crate::row::{Row, median};
 use tidegate_core::arena::{Address, Arena, Shape};
 use tidegate_replay::rng::Rng;
 use tidegate_tests::monotonic_ns;

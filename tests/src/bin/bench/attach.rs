@@ -1,6 +1,6 @@
 //! What attaching takes, and what the library adds to its host.
 
-use crate::{Row, quantile};
+use crate::row::{Row, quantile};
 use tidegate_tests::view::status_value;
 use tidegate_tests::watch::Testimony;
 use tidegate_tests::{Node, Online, TRUSTING, built, monotonic_ns, wait_for};

@@ -3,7 +3,7 @@
 //! What computes is in the first call, so offline is off the multiprocessors as soon as with one context;
 //! the copies follow, one call after another.
 
-use crate::{Row, quantile};
+use crate::row::{Row, quantile};
 use std::collections::HashSet;
 use std::time::Duration;
 use tidegate_abi::class::{Engine, engine_of_type};

@@ -1,6 +1,6 @@
 //! The demo, three times on each trace: medians of its figures against the bars they have to clear.
 
-use crate::{Row, median};
+use crate::row::{Row, median};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -6,7 +6,8 @@
 //! measured with a peer that has no page, from just before it sends its edge.
 
 use crate::floor::Relay;
-use crate::{Row, methods, quantile};
+use crate::methods;
+use crate::row::{Row, quantile};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Cost of a wrapper on a busy process: time against a native run, and instructions as callgrind counts
 //! them in our function alone.
 
-use crate::{Row, median};
+use crate::row::{Row, median};
 use std::path::Path;
 use std::process::Command;
 use tidegate_tests::{TempDir, built, compile_driver};

@@ -48,8 +48,11 @@ mod reclaim;
 mod recovery;
 mod replay;
 mod replay_demo;
+mod row;
 mod selection;
+mod traces;
 
+use crate::row::Row;
 use clap::{Parser, ValueEnum};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -113,64 +116,6 @@ const OVER_TRACES: [(What, OverTraces); 2] = [
     (What::Headroom, headroom::measure),
     (What::Selection, selection::measure),
 ];
-
-/// One line of the table: key, value, unit, target or nothing.
-#[derive(Debug)]
-struct Row {
-    key: String,
-    value: f64,
-    unit: &'static str,
-    target: Option<Target>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Target {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Target {
-    fn judge(self, value: f64) -> String {
-        let (sign, target, met) = match self {
-            Self::AtMost(target) => ("<=", target, value <= target),
-            Self::AtLeast(target) => (">=", target, value >= target),
-        };
-        let verdict = if met { "met" } else { "MISSED" };
-        format!("{sign} {target}  {verdict}")
-    }
-}
-
-impl Row {
-    fn new(key: impl Into<String>, value: f64, unit: &'static str) -> Self {
-        Self {
-            key: key.into(),
-            value,
-            unit,
-            target: None,
-        }
-    }
-
-    fn at_most(mut self, target: f64) -> Self {
-        self.target = Some(Target::AtMost(target));
-        self
-    }
-
-    fn at_least(mut self, target: f64) -> Self {
-        self.target = Some(Target::AtLeast(target));
-        self
-    }
-}
-
-/// The value at `percent` of sorted values; 0 of none.
-fn quantile(sorted: &[f64], percent: usize) -> f64 {
-    let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
-    sorted.get(at).copied().unwrap_or_default()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    quantile(&values, 50)
-}
 
 /// Puts `value` at the dotted `key`.
 fn insert(into: &mut Map<String, Value>, key: &str, value: f64) {

@@ -1,6 +1,6 @@
 //! What a reclaim costs: the library's own part and, beside it, what the driver's calls take on hardware.
 
-use crate::{Row, median};
+use crate::row::{Row, median};
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::Duration;

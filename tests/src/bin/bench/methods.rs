@@ -4,7 +4,7 @@
 //! Every eviction takes the same fixed time there, and a call that moves nothing a fixed round trip, so what
 //! the methods differ by is their calls.
 
-use crate::{Row, quantile};
+use crate::row::{Row, quantile};
 use std::time::Duration;
 use tidegate_tests::{Node, Offline, Online, TRUSTING, wait_until};
 use tidegate_vgpu::history::{self, Kind};

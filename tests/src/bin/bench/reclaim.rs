@@ -1,6 +1,6 @@
 //! What choosing stripes takes, over requests whose blocks lie anywhere.
 
-use super::{Row, median};
+use crate::row::{Row, median};
 use tidegate_policy::holders::Holders;
 use tidegate_policy::ids::{BlockId, Bytes, RequestId, Tokens};
 use tidegate_policy::layout::{Layout, Stripe};

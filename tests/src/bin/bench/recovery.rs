@@ -1,6 +1,6 @@
 //! How soon what somebody's death left is in order again: a program's, and an agent's with many channels disabled.
 
-use crate::{Row, median};
+use crate::row::{Row, median};
 use tidegate_tests::view::descriptors;
 use tidegate_tests::watch::{Testimony, channels, wait_all, wait_open};
 use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, monotonic_ns, wait_for};

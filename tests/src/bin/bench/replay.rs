@@ -1,7 +1,7 @@
 //! How fast replay is: simulated iterations on one core, and the whole table of the paper's
 //! Figure 10, with the oracle's six attempts at each pair, on all of them.
 
-use crate::Row;
+use crate::row::{Row, median};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ pub fn measure() -> Vec<Row> {
                 each.push(iterations as f64 * 1e9 / (monotonic_ns() - begun).max(1) as f64);
             }
         }
-        let rate = Row::new("replay.iterations_per_s", crate::median(each), "/s");
+        let rate = Row::new("replay.iterations_per_s", median(each), "/s");
         rows.push(rate.at_least(1_000_000.0));
     }
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");

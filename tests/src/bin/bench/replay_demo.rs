@@ -23,7 +23,7 @@ use tidegate_tests::TempDir;
 use tidegate_tests::plan::{COST, GAPS, Plan, Wanted, choose};
 
 use crate::demo::{DemoError, all, once, ratio};
-use crate::{Row, median};
+use crate::row::{Row, median};
 
 /// The offline program's prompts, how many it decodes together, and tokens it gives each.
 const PROMPT: u32 = 2_048;

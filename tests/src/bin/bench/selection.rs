@@ -1,6 +1,7 @@
 //! Tokens lost per reclaim, by rule, over the grid.
 
-use super::{Row, headroom};
+use crate::row::Row;
+use crate::traces;
 use std::path::PathBuf;
 use tidegate_policy::ids::Bytes;
 use tidegate_replay::clock::Time;
@@ -73,7 +74,7 @@ pub fn measure(files: &[PathBuf]) -> Result<Vec<Row>, InputError> {
 /// Requests to serve, whole: their arrivals only give their order.
 fn backlogs(files: &[PathBuf]) -> Result<Vec<(String, Trace)>, InputError> {
     if files.is_empty() {
-        return headroom::load(files);
+        return traces::load(files);
     }
     let named = files.iter().map(|file| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
