@@ -1,7 +1,7 @@
 //! The peer: its connection, its page, its stream.
 
 use crate::rm::{self, Objects};
-use crate::say;
+use crate::say::say;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

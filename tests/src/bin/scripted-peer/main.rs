@@ -42,9 +42,11 @@
 
 mod client;
 mod rm;
+mod say;
 
 use client::Peer;
-use std::io::{BufRead, Write};
+use say::say;
+use std::io::BufRead;
 
 fn main() {
     let stdin = std::io::stdin();
@@ -69,11 +71,4 @@ fn main() {
         };
         say(&text);
     }
-}
-
-/// Prints one line at once, whole.
-pub fn say(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{text}");
-    let _ = out.flush();
 }
