@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidegate_abi::cuda::{CAPTURE_ACTIVE, CAPTURE_NONE, CUgraph, CUgraphNode, CUresult, CUstream};
 
 use crate::capture::{Captures, Fate, Mode, StreamInfo, Wait};
-use crate::event::Event;
 use crate::graph::{self, Graph};
 use crate::handle::Pinned;
+use crate::objects::context::Stream;
+use crate::objects::current::{self, DefaultStream};
+use crate::objects::event::Event;
+use crate::objects::work::Work;
 use crate::result::{CudaResult, store, store_optional};
-use crate::stream::{self, DefaultStream, Stream};
-use crate::work::Work;
 
 /// `CU_STREAM_CAPTURE_STATUS_INVALIDATED`.
 const CAPTURE_INVALIDATED: i32 = 2;
@@ -173,7 +174,7 @@ pub fn destroy_stream(stream: &Stream) {
 
 fn named(handle: CUstream, default: DefaultStream) -> CudaResult<&'static Pinned<Stream>> {
     // SAFETY: a stream handle of the application, by the API's contract.
-    unsafe { stream::resolve(handle, default) }
+    unsafe { current::stream(handle, default) }
 }
 
 /// `cuStreamBeginCapture` of CUDA 10.0.

@@ -9,108 +9,22 @@
 //! waits.
 
 use tidegate_abi::cuda::{CUdeviceptr, CUresult, CUstream};
-use tidegate_vgpu::ring::{Entry, Op};
 
 use crate::capturing;
-use crate::channel::{Point, entry};
 use crate::locks;
-use crate::memory::{self, Place};
+use crate::objects::context::Stream;
+use crate::objects::current::{self, DefaultStream};
+use crate::objects::memory::{self, Place};
+use crate::objects::transfer::{Copy, Fill, STAGED};
+use crate::objects::work::Work;
 use crate::result::CudaResult;
-use crate::stream::{self, DefaultStream, Engine, Stream};
-use crate::work::{self, Work};
-
-/// Most bytes of pageable memory that are staged at once.
-const STAGED: u64 = 64 << 10;
-
-/// Rows of bytes from one place to another. Planes of a 3-D copy are further copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
-    /// Where to.
-    pub to: u64,
-    /// Where from.
-    pub from: u64,
-    /// Bytes of a row.
-    pub width: u64,
-    /// Rows.
-    pub rows: u64,
-    /// Bytes from a row to the next at `to`.
-    pub to_pitch: u64,
-    /// Bytes from a row to the next at `from`.
-    pub from_pitch: u64,
-    /// Planes.
-    pub planes: u64,
-    /// Bytes from a plane to the next at `to`.
-    pub to_plane: u64,
-    /// Bytes from a plane to the next at `from`.
-    pub from_plane: u64,
-}
+use crate::submit;
 
 impl Copy {
-    /// `bytes` in one piece.
-    pub const fn line(to: u64, from: u64, bytes: u64) -> Self {
-        Self {
-            to,
-            from,
-            width: bytes,
-            rows: 1,
-            to_pitch: bytes,
-            from_pitch: bytes,
-            planes: 1,
-            to_plane: bytes,
-            from_plane: bytes,
-        }
-    }
-
-    fn pieces(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        let one = self.rows == 1 || (self.to_pitch == self.width && self.from_pitch == self.width);
-        let (rows, bytes) = if one {
-            (1, self.width * self.rows)
-        } else {
-            (self.rows, self.width)
-        };
-        let copy = *self;
-        (0..copy.planes).flat_map(move |plane| {
-            (0..rows).map(move |row| {
-                (
-                    copy.to + plane * copy.to_plane + row * copy.to_pitch,
-                    copy.from + plane * copy.from_plane + row * copy.from_pitch,
-                    bytes,
-                )
-            })
-        })
-    }
-
-    fn is_empty(&self) -> bool {
-        self.width == 0 || self.rows == 0 || self.planes == 0
-    }
-
-    fn engine(&self) -> Engine {
-        if is_device(self.to) {
-            Engine::CopyIn
-        } else {
-            Engine::CopyOut
-        }
-    }
-
-    /// Gives the copy to `stream`.
-    pub fn run(&self, stream: &Stream, launch: u64) -> CudaResult<Option<Point>> {
-        if self.is_empty() {
-            return Ok(None);
-        }
-        let entries: Vec<Entry> = self
-            .pieces()
-            .map(|(to, from, bytes)| Entry {
-                launch,
-                ..entry(Op::Copy, &[to, from, bytes])
-            })
-            .collect();
-        stream.submit(self.engine(), &entries).map(Some)
-    }
-
     /// Gives a copy to `stream` as an asynchronous call does.
     fn run_async(self, stream: CUstream, default: DefaultStream) -> CudaResult {
         // SAFETY: a stream handle of the application, by the API's contract.
-        let stream = unsafe { stream::resolve(stream, default)? };
+        let stream = unsafe { current::stream(stream, default)? };
         if self.is_empty() {
             return Ok(());
         }
@@ -123,26 +37,10 @@ impl Copy {
             let point = self.run_staged(stream)?;
             return if to_pageable { point.wait() } else { Ok(()) };
         }
-        match work::enqueue(stream, Work::Copy(self))? {
+        match submit::enqueue(stream, Work::Copy(self))? {
             Some(point) if from_pageable || to_pageable => point.wait(),
             _ => Ok(()),
         }
-    }
-
-    /// Takes one line of at most [`STAGED`] bytes, and gives it to `stream`.
-    fn run_staged(&self, stream: &Stream) -> CudaResult<Point> {
-        let mut staged = vec![0_u8; self.width as usize].into_boxed_slice();
-        // SAFETY: the application promises `width` readable bytes at `from`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                std::ptr::with_exposed_provenance::<u8>(self.from as usize),
-                staged.as_mut_ptr(),
-                staged.len(),
-            );
-        }
-        let from = staged.as_ptr().expose_provenance() as u64;
-        let entry = entry(Op::Copy, &[self.to, from, self.width]);
-        stream.submit_staged(self.engine(), &entry, staged)
     }
 
     /// Gives a copy to the default stream and waits for as much of it as the call promises.
@@ -180,67 +78,15 @@ impl Copy {
 
 fn default_stream(default: DefaultStream) -> CudaResult<&'static crate::handle::Pinned<Stream>> {
     // SAFETY: 0 is a stream handle.
-    unsafe { stream::resolve(std::ptr::null_mut(), default) }
-}
-
-/// Whether `address` is on a GPU.
-fn is_device(address: u64) -> bool {
-    let allocation = memory::find(address);
-    allocation.is_some_and(|a| matches!(a.place, Place::Device(_) | Place::Managed(_)))
-}
-
-/// Equal elements over rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fill {
-    /// Where.
-    pub at: u64,
-    /// The element.
-    pub value: u64,
-    /// Bytes of an element: 1, 2 or 4.
-    pub element: u64,
-    /// Elements in a row.
-    pub width: u64,
-    /// Rows.
-    pub rows: u64,
-    /// Bytes from a row to the next.
-    pub pitch: u64,
+    unsafe { current::stream(std::ptr::null_mut(), default) }
 }
 
 impl Fill {
-    /// The ring entries.
-    pub fn entries(&self, launch: u64) -> Vec<Entry> {
-        if self.width == 0 || self.rows == 0 {
-            return Vec::from([entry(Op::Nop, &[])]);
-        }
-        let rows = if self.rows == 1 { 0 } else { self.rows };
-        let args = [
-            self.at,
-            self.width,
-            self.value,
-            self.element,
-            rows,
-            self.pitch,
-        ];
-        Vec::from([Entry {
-            launch,
-            ..entry(Op::Fill, &args)
-        }])
-    }
-
-    fn check(&self) -> CudaResult {
-        let aligned = self.at.is_multiple_of(self.element);
-        if aligned && (self.width == 0 || is_device(self.at) || memory::find(self.at).is_some()) {
-            Ok(())
-        } else {
-            Err(CUresult::INVALID_VALUE)
-        }
-    }
-
     fn run_async(self, stream: CUstream, default: DefaultStream) -> CudaResult {
         // SAFETY: a stream handle of the application, by the API's contract.
-        let stream = unsafe { stream::resolve(stream, default)? };
+        let stream = unsafe { current::stream(stream, default)? };
         self.check()?;
-        work::enqueue(stream, Work::Fill(self)).map(|_| ())
+        submit::enqueue(stream, Work::Fill(self)).map(|_| ())
     }
 
     /// The synchronous call of a fill does not wait for it on device memory; later work does.

@@ -4,7 +4,6 @@ use std::ffi::{CStr, c_char};
 
 use tidegate_abi::cuda::{CUdevice, CUresult, CUuuid};
 
-use crate::context;
 use crate::driver;
 use crate::result::{CudaResult, store};
 
@@ -19,7 +18,7 @@ pub fn count(out: *mut i32) -> CudaResult {
 
 /// `cuDeviceGet`.
 pub fn get(out: *mut CUdevice, ordinal: i32) -> CudaResult {
-    context::device(ordinal)?;
+    driver::device(ordinal)?;
     // SAFETY: `out` is the caller's place for a device.
     unsafe { store(out, ordinal) }
 }
@@ -41,25 +40,25 @@ fn put_text(out: *mut c_char, length: i32, text: &str) -> CudaResult {
 
 /// `cuDeviceGetName`.
 pub fn name(out: *mut c_char, length: i32, ordinal: CUdevice) -> CudaResult {
-    context::device(ordinal)?;
+    driver::device(ordinal)?;
     put_text(out, length, NAME)
 }
 
 /// `cuDeviceGetUuid`, both signatures.
 pub fn uuid(out: *mut CUuuid, ordinal: CUdevice) -> CudaResult {
     // SAFETY: `out` is the caller's place for a UUID.
-    unsafe { store(out, context::device(ordinal)?.uuid) }
+    unsafe { store(out, driver::device(ordinal)?.uuid) }
 }
 
 /// `cuDeviceTotalMem_v2`.
 pub fn total_memory(out: *mut usize, ordinal: CUdevice) -> CudaResult {
-    let (_, total) = context::device(ordinal)?.memory()?;
+    let (_, total) = driver::device(ordinal)?.memory()?;
     // SAFETY: `out` is the caller's place for the size.
     unsafe { store(out, total as usize) }
 }
 
 fn pci_text(ordinal: CUdevice) -> CudaResult<String> {
-    let (domain, bus, slot) = context::device(ordinal)?.card.pci;
+    let (domain, bus, slot) = driver::device(ordinal)?.card.pci;
     Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
 }
 
@@ -95,7 +94,7 @@ pub fn by_pci_bus_id(out: *mut CUdevice, id: *const c_char) -> CudaResult {
 
 /// `cuDeviceComputeCapability`.
 pub fn compute_capability(major: *mut i32, minor: *mut i32, ordinal: CUdevice) -> CudaResult {
-    context::device(ordinal)?;
+    driver::device(ordinal)?;
     // SAFETY: both are the caller's places.
     unsafe {
         store(major, 9)?;
@@ -121,7 +120,7 @@ pub struct Properties {
 
 /// `cuDeviceGetProperties`.
 pub fn properties(out: *mut Properties, ordinal: CUdevice) -> CudaResult {
-    context::device(ordinal)?;
+    driver::device(ordinal)?;
     let properties = Properties {
         max_threads_per_block: 1024,
         max_threads_dim: [1024, 1024, 64],
@@ -140,7 +139,7 @@ pub fn properties(out: *mut Properties, ordinal: CUdevice) -> CudaResult {
 
 /// `cuDeviceGetAttribute`. What the virtual GPU cannot do (arrays, fabric, multicast, IPC) is 0.
 pub fn attribute(out: *mut i32, attribute: i32, ordinal: CUdevice) -> CudaResult {
-    let (domain, bus, slot) = context::device(ordinal)?.card.pci;
+    let (domain, bus, slot) = driver::device(ordinal)?.card.pci;
     let value = match attribute {
         1..=3 => 1024,
         4 => 64,
@@ -207,8 +206,8 @@ pub fn attribute(out: *mut i32, attribute: i32, ordinal: CUdevice) -> CudaResult
 
 /// `cuDeviceCanAccessPeer`: every other GPU can be reached.
 pub fn can_access_peer(out: *mut i32, device: CUdevice, peer: CUdevice) -> CudaResult {
-    context::device(device)?;
-    context::device(peer)?;
+    driver::device(device)?;
+    driver::device(peer)?;
     // SAFETY: `out` is the caller's place for the answer.
     unsafe { store(out, i32::from(device != peer)) }
 }

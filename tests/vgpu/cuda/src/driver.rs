@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 
-use tidegate_abi::cuda::CUresult;
+use tidegate_abi::cuda::{CUdevice, CUresult};
 
 use crate::gpu::{Gpu, Semaphores};
 use crate::result::{CudaResult, store};
@@ -49,6 +49,13 @@ pub fn check() -> CudaResult {
 /// The process' semaphores.
 pub fn semaphores() -> CudaResult<&'static Semaphores> {
     Ok(&get()?.semaphores)
+}
+
+/// The GPU of a CUDA ordinal.
+pub fn device(ordinal: CUdevice) -> CudaResult<&'static Gpu> {
+    let gpus = &get()?.gpus;
+    let at = usize::try_from(ordinal).map_err(|_| CUresult::INVALID_DEVICE)?;
+    gpus.get(at).ok_or(CUresult::INVALID_DEVICE)
 }
 
 /// `cuInit`.

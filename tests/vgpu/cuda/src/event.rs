@@ -1,27 +1,15 @@
-//! Events: a point in a stream, with the device's time.
-//!
-//! Recording appends a release of the event's semaphore, which the device stamps. Waiting and
-//! querying look at the point behind that release; recording again moves the point, and who waits
-//! already keeps the old one.
-
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+//! The calls on events.
 
 use tidegate_abi::cuda::{CUevent, CUresult, CUstream};
-use tidegate_vgpu::ring::Op;
 
 use crate::capturing;
-use crate::channel::{Point, entry};
-use crate::context::{self, Context};
-use crate::driver;
-use crate::handle::{Kind, Pinned};
 use crate::locks;
+use crate::objects::current::{self, DefaultStream};
+use crate::objects::event::{DISABLE_TIMING, Event, named};
+use crate::objects::work::Work;
 use crate::result::{CudaResult, store};
-use crate::stream::{DefaultStream, Engine, Stream};
-use crate::work::{self, Work};
+use crate::submit;
 
-/// `CU_EVENT_DISABLE_TIMING`.
-const DISABLE_TIMING: u32 = 2;
 /// `CU_EVENT_INTERPROCESS`.
 const INTERPROCESS: u32 = 4;
 /// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node instead of a
@@ -30,113 +18,14 @@ const EXTERNAL: u32 = 1;
 /// All creation flags.
 const FLAGS: u32 = 7;
 
-/// One event. Destroyed ones are used again.
-pub struct Event {
-    state: Mutex<State>,
-}
-
-impl Kind for Event {
-    const MAGIC: u64 = u64::from_le_bytes(*b"vgEVENT!");
-}
-
-struct State {
-    context: &'static Pinned<Context>,
-    flags: u32,
-    semaphore: u32,
-    /// Last value handed out for the semaphore.
-    value: u64,
-    /// Behind the release of the last record.
-    point: Option<Point>,
-}
-
-static RETIRED: Mutex<Vec<&'static Pinned<Event>>> = Mutex::new(Vec::new());
-
-impl Event {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The point of the last record, if any.
-    pub fn point(&self) -> Option<Point> {
-        self.state().point
-    }
-
-    /// Records in `stream`.
-    pub fn record(&self, stream: &Stream) -> CudaResult<Point> {
-        let mut state = self.state();
-        if !std::ptr::eq(state.context, stream.context) {
-            return Err(CUresult::INVALID_HANDLE);
-        }
-        state.value += 1;
-        let release = entry(Op::Release, &[u64::from(state.semaphore), state.value]);
-        let point = stream.submit(Engine::Compute, &[release])?;
-        state.point = Some(point);
-        Ok(point)
-    }
-
-    fn query(&self) -> CudaResult {
-        let state = self.state();
-        state.context.check()?;
-        match state.point {
-            Some(point) if !point.is_done() => {
-                point.channel.check()?;
-                Err(CUresult::NOT_READY)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Device time of the last record, which must be finished.
-    fn time(&self) -> CudaResult<u64> {
-        let state = self.state();
-        let point = state.point.ok_or(CUresult::INVALID_HANDLE)?;
-        if state.flags & DISABLE_TIMING != 0 {
-            return Err(CUresult::INVALID_HANDLE);
-        }
-        if !point.is_done() {
-            point.channel.check()?;
-            return Err(CUresult::NOT_READY);
-        }
-        let semaphore = driver::semaphores()?.at(state.semaphore);
-        Ok(semaphore.at_ns.load(Ordering::Acquire))
-    }
-}
-
-/// The event an application names.
-pub fn named(handle: CUevent) -> CudaResult<&'static Pinned<Event>> {
-    driver::get()?;
-    // SAFETY: an event handle of the application, by the API's contract.
-    unsafe { Pinned::<Event>::resolve(handle) }
-}
-
 /// `cuEventCreate`.
 pub fn create(out: *mut CUevent, flags: u32) -> CudaResult {
-    let context = context::current()?;
+    let context = current::context()?;
     let timed_ipc = flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0;
     if out.is_null() || flags & !FLAGS != 0 || timed_ipc {
         return Err(CUresult::INVALID_VALUE);
     }
-    let (semaphore, value) = driver::semaphores()?
-        .take()
-        .ok_or(CUresult::OUT_OF_MEMORY)?;
-    let fresh = State {
-        context,
-        flags,
-        semaphore,
-        value,
-        point: None,
-    };
-    let retired = RETIRED.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let event = match retired {
-        Some(event) => {
-            *event.state() = fresh;
-            event.revive();
-            event
-        }
-        None => Pinned::leak(Event {
-            state: Mutex::new(fresh),
-        }),
-    };
+    let event = Event::new(context, flags)?;
     // SAFETY: `out` is the caller's place for an event.
     unsafe { store(out, event.handle()) }
 }
@@ -144,25 +33,13 @@ pub fn create(out: *mut CUevent, flags: u32) -> CudaResult {
 /// `cuEventDestroy`: a pending record still runs, and means nothing to anybody.
 pub fn destroy(handle: CUevent) -> CudaResult {
     let event = named(handle)?;
-    let (gpu, point) = {
-        let state = event.state();
-        (state.context.gpu, state.point)
-    };
+    let (gpu, point) = (event.context().gpu, event.point());
     let _held = locks::waiting_call(gpu, || point.map_or(Ok(()), |point| point.wait()))?;
     if !event.retire() {
         return Err(CUresult::INVALID_HANDLE);
     }
     capturing::forget_event(event);
-    let (semaphore, value) = {
-        let state = event.state();
-        (state.semaphore, state.value)
-    };
-    driver::semaphores()?.give(semaphore, value);
-    RETIRED
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(event);
-    Ok(())
+    Event::give_back(event)
 }
 
 /// `cuEventRecord`.
@@ -181,10 +58,10 @@ pub fn record_with_flags(
         return Err(CUresult::INVALID_VALUE);
     }
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { crate::stream::resolve(stream, default)? };
+    let stream = unsafe { current::stream(stream, default)? };
     let event = named(handle)?;
     if flags & EXTERNAL != 0 && capturing::is_capturing(stream) {
-        return work::enqueue(stream, Work::EventRecord(event)).map(|_| ());
+        return submit::enqueue(stream, Work::EventRecord(event)).map(|_| ());
     }
     if capturing::record_event(stream, event)? {
         return Ok(());
@@ -203,10 +80,10 @@ pub fn stream_wait(
         return Err(CUresult::INVALID_VALUE);
     }
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { crate::stream::resolve(stream, default)? };
+    let stream = unsafe { current::stream(stream, default)? };
     let event = named(handle)?;
     if flags & EXTERNAL != 0 && capturing::is_capturing(stream) {
-        return work::enqueue(stream, Work::EventWait(event)).map(|_| ());
+        return submit::enqueue(stream, Work::EventWait(event)).map(|_| ());
     }
     let point = event.point();
     if capturing::wait_event(stream, event, point.is_some())? {
@@ -226,7 +103,7 @@ pub fn query(handle: CUevent) -> CudaResult {
 pub fn synchronize(handle: CUevent) -> CudaResult {
     let event = named(handle)?;
     capturing::ask_event(event)?;
-    event.state().context.check()?;
+    event.context().check()?;
     match event.point() {
         Some(point) => point.wait(),
         None => Ok(()),

@@ -10,11 +10,13 @@ use std::sync::atomic::Ordering;
 
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream};
 
-use crate::context::{self, Context};
+use crate::context;
+use crate::driver;
 use crate::handle::{Kind, Pinned};
-use crate::occupancy::PROCESSORS;
+use crate::objects::context::{Context, NON_BLOCKING, Stream};
+use crate::objects::current::{self, DefaultStream};
+use crate::objects::sms::Sms;
 use crate::result::{CudaResult, code, store, store_optional};
-use crate::stream::{self, DefaultStream, NON_BLOCKING, Stream};
 
 /// `CU_DEV_RESOURCE_TYPE_SM`.
 const SM: u32 = 1;
@@ -36,22 +38,7 @@ pub struct Resource {
 }
 const _: () = assert!(size_of::<Resource>() == 144);
 
-/// Multiprocessors in a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sms {
-    /// The first.
-    pub first: u32,
-    /// How many.
-    pub count: u32,
-}
-
 impl Sms {
-    /// Those of the device.
-    pub const ALL: Self = Self {
-        first: 0,
-        count: PROCESSORS.unsigned_abs(),
-    };
-
     const fn resource(self) -> Resource {
         Resource {
             kind: SM,
@@ -107,13 +94,13 @@ fn answer(out: *mut Resource, kind: u32, sms: Sms) -> CudaResult {
 
 /// `cuDeviceGetDevResource`.
 pub fn of_device(device: CUdevice, out: *mut Resource, kind: u32) -> CudaResult {
-    context::device(device)?;
+    driver::device(device)?;
     answer(out, kind, Sms::ALL)
 }
 
 /// `cuCtxGetDevResource`.
 pub fn of_context(handle: CUcontext, out: *mut Resource, kind: u32) -> CudaResult {
-    answer(out, kind, context::named_or_current(handle)?.sms)
+    answer(out, kind, current::named_or_current(handle)?.sms)
 }
 
 /// `cuGreenCtxGetDevResource`.
@@ -230,7 +217,7 @@ pub fn create_stream(
 
 /// `cuStreamGetGreenCtx`: null for a stream of another context.
 pub fn of_stream(handle: CUstream, out: *mut CUgreenCtx) -> CudaResult {
-    let stream = stream::named(handle, DefaultStream::Legacy)?;
+    let stream = current::named_stream(handle, DefaultStream::Legacy)?;
     let green = stream.context.green.load(Ordering::Acquire);
     // SAFETY: `out` is the caller's place for a green context.
     unsafe { store(out, green) }

@@ -5,15 +5,15 @@ use std::ffi::c_void;
 use tidegate_abi::cuda::{CUdeviceptr, CUresult};
 
 use crate::capturing;
-use crate::context;
 use crate::driver;
-use crate::memory::{self, Allocation, Place};
+use crate::objects::current;
+use crate::objects::memory::{self, Allocation, Place};
 use crate::result::code::{HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED};
 use crate::result::{CudaResult, store};
 
 /// `cuMemHostRegister`.
 pub fn register(at: *mut u8, bytes: usize, flags: u32) -> CudaResult {
-    context::current()?;
+    current::context()?;
     if at.is_null() || bytes == 0 || flags & !0xf != 0 {
         return Err(CUresult::INVALID_VALUE);
     }
@@ -46,7 +46,7 @@ fn host(at: *mut u8) -> CudaResult<Allocation> {
 
 /// `cuMemHostGetDevicePointer_v2`: the same address.
 pub fn device_pointer(out: *mut CUdeviceptr, at: *mut u8, _flags: u32) -> CudaResult {
-    context::current()?;
+    current::context()?;
     host(at)?;
     // SAFETY: `out` is the caller's place for an address.
     unsafe { store(out, at.expose_provenance() as u64) }
@@ -83,7 +83,7 @@ fn put(data: *mut c_void, attribute: i32, address: u64, found: &Allocation) -> C
             8 => store(data.cast::<u32>(), u32::from(managed)),
             9 => store(
                 data.cast::<i32>(),
-                ordinal.unwrap_or(context::current()?.ordinal),
+                ordinal.unwrap_or(current::context()?.ordinal),
             ),
             10 | 21 => store(data.cast::<u32>(), 0),
             15 => {

@@ -5,12 +5,13 @@ use std::ffi::{c_int, c_uint, c_void};
 use tidegate_abi::cuda::{CUfunction, CUhostFn, CUlaunchConfig, CUresult, CUstream};
 
 use crate::capturing;
-use crate::green::Sms;
 use crate::handle::Pinned;
-use crate::module::{self, Function};
+use crate::objects::current::{self, DefaultStream};
+use crate::objects::function::{self, Function};
+use crate::objects::sms::Sms;
+use crate::objects::work::{self, Host, Kernel, Work};
 use crate::result::CudaResult;
-use crate::stream::{self, DefaultStream};
-use crate::work::{self, Host, Kernel, Work};
+use crate::submit;
 
 /// Most threads in a block.
 const MAX_THREADS: u64 = 1024;
@@ -67,12 +68,12 @@ pub fn launch(
     extra: *mut *mut c_void,
 ) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { stream::resolve(stream, default)? };
+    let stream = unsafe { current::stream(stream, default)? };
     let dims = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
-    let (sms, function) = (stream.context.sms, module::function(function)?);
+    let (sms, function) = (stream.context.sms, function::named(function)?);
     // SAFETY: parameters of the application, by the API's contract.
     let kernel = unsafe { kernel(sms, function, dims, shared, params, extra)? };
-    work::enqueue_kernel(stream, &kernel)
+    submit::enqueue_kernel(stream, &kernel)
 }
 
 /// `cuLaunchKernelEx`. Attributes (clusters, priorities, ...) have nothing to act on here.
@@ -143,8 +144,8 @@ pub fn host_function(
     data: *mut c_void,
 ) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { stream::resolve(stream, default)? };
-    work::enqueue(stream, Work::Host(work::host(function, data)?)).map(|_| ())
+    let stream = unsafe { current::stream(stream, default)? };
+    submit::enqueue(stream, Work::Host(work::host(function, data)?)).map(|_| ())
 }
 
 /// `CUstreamCallback`.
@@ -172,7 +173,7 @@ pub fn stream_callback(
     _flags: c_uint,
 ) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { stream::resolve(handle, default)? };
+    let stream = unsafe { current::stream(handle, default)? };
     let function = function.ok_or(CUresult::INVALID_VALUE)?;
     if capturing::is_capturing(stream) {
         capturing::ask_stream(stream)?;
@@ -186,7 +187,7 @@ pub fn stream_callback(
         function: call_back,
         data: Box::into_raw(boxed).cast(),
     };
-    work::enqueue(stream, Work::Host(host)).map(|_| ())
+    submit::enqueue(stream, Work::Host(host)).map(|_| ())
 }
 
 #[cfg(test)]

@@ -6,33 +6,14 @@ use tidegate_abi::cuda::{CUfunction, CUresult, CUstream, CudaLaunchParams};
 use tidegate_vgpu::ring::ARGS;
 
 use crate::launch;
-use crate::module;
+use crate::objects::current::{self, DefaultStream};
+use crate::objects::function::{self, Prepared};
+use crate::objects::work::Kernel;
 use crate::result::CudaResult;
-use crate::stream::{self, DefaultStream};
-use crate::work::{self, Kernel};
-
-/// What the old calls have set for a function.
-#[derive(Clone, Copy)]
-pub struct Prepared {
-    block: [u32; 3],
-    shared: u32,
-    params: [u8; ARGS * 8],
-    bytes: usize,
-}
-
-impl Default for Prepared {
-    fn default() -> Self {
-        Self {
-            block: [1; 3],
-            shared: 0,
-            params: [0; ARGS * 8],
-            bytes: 0,
-        }
-    }
-}
+use crate::submit;
 
 fn prepare(function: CUfunction, f: impl FnOnce(&mut Prepared)) -> CudaResult {
-    f(&mut module::function(function)?.prepared());
+    f(&mut function::named(function)?.prepared());
     Ok(())
 }
 
@@ -99,8 +80,8 @@ pub fn launch_grid_async(
     stream: CUstream,
 ) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { stream::resolve(stream, DefaultStream::Legacy)? };
-    let function = module::function(function)?;
+    let stream = unsafe { current::stream(stream, DefaultStream::Legacy)? };
+    let function = function::named(function)?;
     let prepared = *function.prepared();
     let [x, y, z] = prepared.block;
     let grid = |size| u32::try_from(size).map_err(|_| CUresult::INVALID_VALUE);
@@ -118,7 +99,7 @@ pub fn launch_grid_async(
         words: prepared.bytes.min(ARGS * 8).div_ceil(8) as u32,
         sms: stream.context.sms,
     };
-    work::enqueue_kernel(stream, &kernel)
+    submit::enqueue_kernel(stream, &kernel)
 }
 
 /// `cuLaunchGrid`.

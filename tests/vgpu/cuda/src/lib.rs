@@ -13,11 +13,12 @@
 //!
 //! Layers, each using only what stands above it in this list:
 //! * [`rm`] ioctls, [`gpu`] what is opened once per process and per GPU, [`futex`];
-//! * [`channel`] rings: entries, points, waiting;
-//! * [`context`], [`stream`], [`event`]: the order of work;
-//! * [`memory`], [`module`], [`work`]: what work is about;
-//! * [`capture`], [`graph`]: work that is recorded instead of run;
 //! * [`locks`]: what the real library holds while it waits;
+//! * [`channel`] rings: entries, points, waiting;
+//! * [`objects`]: contexts and streams, the order of work, and what work is about;
+//! * [`graph`], [`capture`], [`capturing`]: work that is recorded instead of run;
+//! * [`submit`], which asks whether it is; [`graph::instance`], [`memory`], [`event`], [`stream`],
+//!   [`context`] and the others: the calls;
 //! * [`exports`]: one row per entry point, from which build.rs makes the rest of the list.
 //!
 //! Invariant: a call inside this library never goes through an exported symbol, so a preloaded
@@ -50,6 +51,7 @@ mod link;
 mod locks;
 mod memory;
 mod module;
+mod objects;
 mod occupancy;
 mod pool;
 mod proc_address;
@@ -58,6 +60,6 @@ mod rm;
 mod settings;
 mod stream;
 mod stubs;
+mod submit;
 mod values;
 mod vmm;
-mod work;

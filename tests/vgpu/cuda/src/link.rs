@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_abi::cuda::CUresult;
 
-use crate::context;
 use crate::handle::Table;
 use crate::image::{self, Image};
+use crate::objects::current;
 use crate::result::code::FILE_NOT_FOUND;
 use crate::result::{CudaResult, store, store_optional};
 
@@ -27,7 +27,7 @@ pub fn create(
     _values: *mut *mut c_void,
     out: *mut *mut c_void,
 ) -> CudaResult {
-    context::current()?;
+    current::context()?;
     let link = Arc::new(Link {
         image: Mutex::default(),
         text: Mutex::default(),

@@ -7,127 +7,21 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_abi::cuda::{CUfunction, CUkernel, CUlibrary, CUmodule, CUresult};
-use tidegate_vgpu::ring::{ARGS, kernel_id};
+use tidegate_vgpu::ring::kernel_id;
 
 use crate::capturing;
-use crate::context;
 use crate::driver;
-use crate::handle::{Kind, Pinned, Table};
-use crate::image::{self, Image, Param};
-use crate::legacy::Prepared;
+use crate::handle::{Pinned, Table};
+use crate::image::{self, Image};
 use crate::locks;
-use crate::memory::{self, Owned, Place};
+use crate::objects::current;
+use crate::objects::function::{self, Function};
+use crate::objects::memory::{self, Owned, Place};
 use crate::result::code::FILE_NOT_FOUND;
 use crate::result::{CudaResult, store, store_optional};
-
-/// A kernel that can be launched.
-pub struct Function {
-    /// Its name.
-    pub name: CString,
-    /// Its number on the ring.
-    pub id: u64,
-    /// Its parameters.
-    pub params: Vec<Param>,
-    /// Handle of the module it is of.
-    pub module: usize,
-    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`, which applications set.
-    pub dynamic_shared: AtomicI32,
-    prepared: Mutex<Prepared>,
-}
-
-impl Kind for Function {
-    const MAGIC: u64 = u64::from_le_bytes(*b"vgFUNCTI");
-}
-
-impl Function {
-    /// What the launch interface of CUDA 2 set.
-    pub fn prepared(&self) -> MutexGuard<'_, Prepared> {
-        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Bytes of the parameter buffer.
-    pub fn param_bytes(&self) -> usize {
-        self.params
-            .iter()
-            .map(|p| p.offset + p.size)
-            .max()
-            .unwrap_or(0)
-    }
-
-    /// The first words of the parameter buffer from what a launch was given.
-    ///
-    /// # Safety
-    /// `params`, if not null, has a pointer to each parameter; `extra`, if not null, is a list of
-    /// `CU_LAUNCH_PARAM_*` as the manual wants it.
-    pub unsafe fn gather(
-        &self,
-        params: *mut *mut c_void,
-        extra: *mut *mut c_void,
-    ) -> CudaResult<([u64; ARGS], u32)> {
-        let mut words = [0_u64; ARGS];
-        let room = size_of_val(&words);
-        let out = words.as_mut_ptr().cast::<u8>();
-        let mut used = self.param_bytes();
-        if !params.is_null() {
-            for (i, param) in self.params.iter().enumerate() {
-                // SAFETY: there is a pointer for each parameter.
-                let from = unsafe { *params.add(i) };
-                let fits = param.size.min(room.saturating_sub(param.offset));
-                if !from.is_null() {
-                    // SAFETY: the application's parameter has its size, and `fits` bytes at its
-                    // offset are inside `words`.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(
-                            from.cast::<u8>(),
-                            out.add(param.offset.min(room)),
-                            fits,
-                        );
-                    }
-                }
-            }
-        } else if !extra.is_null() {
-            // SAFETY: `extra` is a list as the manual wants it.
-            let (buffer, size) = unsafe { extra_buffer(extra)? };
-            used = size;
-            // SAFETY: the application's buffer has `size` bytes, of which at most `room` are taken.
-            unsafe { std::ptr::copy_nonoverlapping(buffer, out, size.min(room)) };
-        } else if !self.params.is_empty() {
-            return Err(CUresult::INVALID_VALUE);
-        }
-        Ok((words, used.min(room).div_ceil(8) as u32))
-    }
-}
-
-/// # Safety
-/// `extra` is a list of `CU_LAUNCH_PARAM_*` keys and values that ends with a 0.
-unsafe fn extra_buffer(extra: *mut *mut c_void) -> CudaResult<(*const u8, usize)> {
-    const END: usize = 0;
-    const BUFFER_POINTER: usize = 1;
-    const BUFFER_SIZE: usize = 2;
-    let (mut buffer, mut size) = (std::ptr::null(), 0);
-    let mut at = extra;
-    loop {
-        // SAFETY: the list has an END, which stops this loop.
-        let (key, value) = unsafe { ((*at).addr(), at.add(1)) };
-        match key {
-            END => break,
-            // SAFETY: a key other than END has a value behind it.
-            BUFFER_POINTER => buffer = unsafe { (*value).cast::<u8>().cast_const() },
-            // SAFETY: as above, and this value points to a size.
-            BUFFER_SIZE => size = unsafe { *(*value).cast::<usize>() },
-            _ => return Err(CUresult::INVALID_VALUE),
-        }
-        // SAFETY: the list goes on behind the value.
-        at = unsafe { at.add(2) };
-    }
-    if buffer.is_null() && size > 0 {
-        return Err(CUresult::INVALID_VALUE);
-    }
-    Ok((buffer, size))
-}
 
 /// A module or a library.
 pub struct Module {
@@ -201,12 +95,6 @@ impl Module {
     }
 }
 
-/// The function an application names.
-pub fn function(handle: CUfunction) -> CudaResult<&'static Pinned<Function>> {
-    // SAFETY: a function handle of the application, by the API's contract.
-    unsafe { Pinned::<Function>::resolve(handle) }
-}
-
 fn text<'a>(name: *const c_char) -> CudaResult<&'a str> {
     if name.is_null() {
         return Err(CUresult::INVALID_VALUE);
@@ -229,7 +117,7 @@ fn read_file(name: *const c_char) -> CudaResult<Image> {
 
 /// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
 pub fn load_data(out: *mut CUmodule, at: *const c_void) -> CudaResult {
-    let context = context::current()?;
+    let context = current::context()?;
     let _held = locks::waiting_call(context.gpu, || context.synchronize())?;
     let image = read_image(at)?;
     // SAFETY: `out` is the caller's place for a module.
@@ -249,7 +137,7 @@ pub fn load_data_ex(
 
 /// `cuModuleLoad`.
 pub fn load(out: *mut CUmodule, name: *const c_char) -> CudaResult {
-    let context = context::current()?;
+    let context = current::context()?;
     let _held = locks::waiting_call(context.gpu, || context.synchronize())?;
     // SAFETY: `out` is the caller's place for a module.
     unsafe { store(out, Module::load(read_file(name)?)) }
@@ -260,7 +148,7 @@ pub fn unload(module: CUmodule) -> CudaResult {
     driver::get()?;
     capturing::unsafe_call()?;
     let module = MODULES.remove(module)?;
-    if let Ok(context) = context::current() {
+    if let Ok(context) = current::context() {
         let _held = locks::call(context.gpu);
         context.synchronize()?;
     }
@@ -270,7 +158,7 @@ pub fn unload(module: CUmodule) -> CudaResult {
 
 /// `cuModuleGetFunction`.
 pub fn get_function(out: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaResult {
-    context::current()?;
+    current::context()?;
     let function = MODULES.get(module)?.function(module.addr(), text(name)?)?;
     // SAFETY: `out` is the caller's place for a function.
     unsafe { store(out, function.handle()) }
@@ -283,7 +171,7 @@ pub fn get_global(
     module: CUmodule,
     name: *const c_char,
 ) -> CudaResult {
-    context::current()?;
+    current::context()?;
     let (address, size) = MODULES.get(module)?.variable(text(name)?)?;
     // SAFETY: both are null or the caller's places.
     unsafe {
@@ -366,7 +254,7 @@ pub fn library_kernel(out: *mut CUkernel, library: CUlibrary, name: *const c_cha
 
 /// `cuLibraryGetModule`: the library itself serves as its module in every context.
 pub fn library_module(out: *mut CUmodule, library: CUlibrary) -> CudaResult {
-    context::current()?;
+    current::context()?;
     MODULES.get(library)?;
     // SAFETY: `out` is the caller's place for a module.
     unsafe { store(out, library) }
@@ -374,14 +262,14 @@ pub fn library_module(out: *mut CUmodule, library: CUlibrary) -> CudaResult {
 
 /// `cuKernelGetFunction`: a kernel serves as its function in every context.
 pub fn kernel_function(out: *mut CUfunction, kernel: CUkernel) -> CudaResult {
-    context::current()?;
+    current::context()?;
     // SAFETY: `out` is the caller's place for a function.
-    unsafe { store(out, function(kernel)?.handle()) }
+    unsafe { store(out, function::named(kernel)?.handle()) }
 }
 
 /// `cuFuncGetModule`, `cuKernelGetLibrary`.
 pub fn module_of(out: *mut CUmodule, handle: CUfunction) -> CudaResult {
-    let module = std::ptr::without_provenance_mut(function(handle)?.module);
+    let module = std::ptr::without_provenance_mut(function::named(handle)?.module);
     // SAFETY: `out` is the caller's place for a module.
     unsafe { store(out, module) }
 }
@@ -389,7 +277,7 @@ pub fn module_of(out: *mut CUmodule, handle: CUfunction) -> CudaResult {
 /// `cuFuncGetName`, `cuKernelGetName`.
 pub fn name_of(out: *mut *const c_char, handle: CUfunction) -> CudaResult {
     // SAFETY: `out` is the caller's place for a pointer; the name lives as long as the process.
-    unsafe { store(out, function(handle)?.name.as_ptr()) }
+    unsafe { store(out, function::named(handle)?.name.as_ptr()) }
 }
 
 /// `cuFuncGetParamInfo`, `cuKernelGetParamInfo`.
@@ -399,7 +287,7 @@ pub fn param_info(
     offset: *mut usize,
     size: *mut usize,
 ) -> CudaResult {
-    let function = function(handle)?;
+    let function = function::named(handle)?;
     let param = function.params.get(index).ok_or(CUresult::INVALID_VALUE)?;
     // SAFETY: the first is the caller's place, the second too or null.
     unsafe {
@@ -414,7 +302,7 @@ const DYNAMIC_SHARED: i32 = 8;
 
 /// `cuFuncGetAttribute`.
 pub fn attribute(out: *mut i32, attribute: i32, handle: CUfunction) -> CudaResult {
-    let function = function(handle)?;
+    let function = function::named(handle)?;
     let value = match attribute {
         0 => 1024,
         1..=3 | 7 => 0,
@@ -431,7 +319,7 @@ pub fn attribute(out: *mut i32, attribute: i32, handle: CUfunction) -> CudaResul
 
 /// `cuFuncSetAttribute`.
 pub fn set_attribute(handle: CUfunction, attribute: i32, value: i32) -> CudaResult {
-    let function = function(handle)?;
+    let function = function::named(handle)?;
     match attribute {
         DYNAMIC_SHARED => function.dynamic_shared.store(value, Ordering::Relaxed),
         9..=15 => {}
@@ -442,35 +330,35 @@ pub fn set_attribute(handle: CUfunction, attribute: i32, value: i32) -> CudaResu
 
 /// `cuKernelGetAttribute`.
 pub fn kernel_attribute(out: *mut i32, what: i32, kernel: CUkernel, device: i32) -> CudaResult {
-    context::device(device)?;
+    driver::device(device)?;
     attribute(out, what, kernel)
 }
 
 /// `cuKernelSetAttribute`.
 pub fn set_kernel_attribute(what: i32, value: i32, kernel: CUkernel, device: i32) -> CudaResult {
-    context::device(device)?;
+    driver::device(device)?;
     set_attribute(kernel, what, value)
 }
 
 /// `cuFuncSetCacheConfig` and its like: accepted, without effect on a virtual GPU.
 pub fn set_cache_config(handle: CUfunction, _config: i32) -> CudaResult {
-    function(handle).map(|_| ())
+    function::named(handle).map(|_| ())
 }
 
 /// `cuKernelSetCacheConfig`.
 pub fn set_kernel_cache_config(handle: CUkernel, _config: i32, device: i32) -> CudaResult {
-    context::device(device)?;
-    function(handle).map(|_| ())
+    driver::device(device)?;
+    function::named(handle).map(|_| ())
 }
 
 /// `cuFuncLoad`: everything is loaded.
 pub fn func_load(handle: CUfunction) -> CudaResult {
-    function(handle).map(|_| ())
+    function::named(handle).map(|_| ())
 }
 
 /// `cuFuncIsLoaded`.
 pub fn func_is_loaded(out: *mut i32, handle: CUfunction) -> CudaResult {
-    function(handle)?;
+    function::named(handle)?;
     // SAFETY: `out` is the caller's place for the state.
     unsafe { store(out, 1) }
 }

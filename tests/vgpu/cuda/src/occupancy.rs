@@ -2,11 +2,10 @@
 
 use tidegate_abi::cuda::{CUfunction, CUlaunchConfig, CUresult};
 
-use crate::module;
+use crate::objects::function;
+use crate::objects::sms::PROCESSORS;
 use crate::result::{CudaResult, store};
 
-/// Multiprocessors of the virtual GPU.
-pub const PROCESSORS: i32 = 132;
 const THREADS: u64 = 2048;
 const BLOCKS: u64 = 32;
 const SHARED: u64 = 233_472;
@@ -27,7 +26,7 @@ fn fit(threads: u64, shared: u64) -> u64 {
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
 pub fn max_blocks(out: *mut i32, function: CUfunction, threads: i32, shared: usize) -> CudaResult {
-    module::function(function)?;
+    function::named(function)?;
     let threads = u64::try_from(threads).map_err(|_| CUresult::INVALID_VALUE)?;
     // SAFETY: `out` is the caller's place for the count.
     unsafe { store(out, fit(threads, shared as u64) as i32) }
@@ -56,7 +55,7 @@ pub fn best_block(
     shared: usize,
     limit: i32,
 ) -> CudaResult {
-    module::function(function)?;
+    function::named(function)?;
     let limit = if limit <= 0 { 1024 } else { limit.min(1024) };
     // SAFETY: the application's function, to be called with a block size.
     let shared = |threads| shared_of.map_or(shared, |f| unsafe { f(threads) }) as u64;
@@ -94,7 +93,7 @@ pub fn available_shared(
     blocks: i32,
     _threads: i32,
 ) -> CudaResult {
-    module::function(function)?;
+    function::named(function)?;
     let blocks = u64::try_from(blocks).ok().filter(|blocks| *blocks > 0);
     let each = SHARED / blocks.ok_or(CUresult::INVALID_VALUE)?;
     let bytes = each.saturating_sub(SHARED_RESERVED).min(SHARED_PER_BLOCK);
@@ -108,14 +107,14 @@ pub fn cluster_size(
     function: CUfunction,
     _config: *const CUlaunchConfig,
 ) -> CudaResult {
-    module::function(function)?;
+    function::named(function)?;
     // SAFETY: `out` is the caller's place for the size.
     unsafe { store(out, 8) }
 }
 
 /// `cuOccupancyMaxActiveClusters`.
 pub fn clusters(out: *mut i32, function: CUfunction, _config: *const CUlaunchConfig) -> CudaResult {
-    module::function(function)?;
+    function::named(function)?;
     // SAFETY: `out` is the caller's place for the count.
     unsafe { store(out, PROCESSORS / 8) }
 }

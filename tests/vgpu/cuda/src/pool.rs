@@ -10,13 +10,12 @@ use tidegate_abi::cuda::{CUdevice, CUdeviceptr, CUmemoryPool, CUresult, CUstream
 
 use crate::capturing;
 use crate::channel::Point;
-use crate::context;
 use crate::driver;
 use crate::handle::Table;
-use crate::memory::{self, Owned, Place};
+use crate::objects::current::{self, DefaultStream};
+use crate::objects::memory::{self, Owned, Place};
+use crate::objects::work::Work;
 use crate::result::{CudaResult, store};
-use crate::stream::{self, DefaultStream};
-use crate::work::Work;
 
 /// One pool.
 pub struct Pool {
@@ -61,7 +60,7 @@ fn make(ordinal: i32) -> *mut c_void {
 }
 
 fn of_device<R>(ordinal: CUdevice, f: impl FnOnce(&mut [usize; 2]) -> R) -> CudaResult<R> {
-    context::device(ordinal)?;
+    driver::device(ordinal)?;
     let mut pools = OF_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     while pools.len() <= ordinal as usize {
         let pool = make(pools.len() as i32).expose_provenance();
@@ -109,7 +108,7 @@ pub fn create(out: *mut CUmemoryPool, properties: *const Properties) -> CudaResu
     if properties.location[0] != 1 {
         return Err(CUresult::NOT_SUPPORTED);
     }
-    context::device(properties.location[1])?;
+    driver::device(properties.location[1])?;
     // SAFETY: `out` is the caller's place for a pool.
     unsafe { store(out, make(properties.location[1])) }
 }
@@ -205,7 +204,7 @@ pub fn alloc_async(
     stream: CUstream,
 ) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { stream::resolve(stream, default)? };
+    let stream = unsafe { current::stream(stream, default)? };
     if out.is_null() {
         return Err(CUresult::INVALID_VALUE);
     }
@@ -242,7 +241,7 @@ pub fn alloc_from_async(
 /// `cuMemFreeAsync`.
 pub fn free_async(default: DefaultStream, address: CUdeviceptr, stream: CUstream) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { stream::resolve(stream, default)? };
+    let stream = unsafe { current::stream(stream, default)? };
     if address == 0 {
         return Ok(());
     }

@@ -6,11 +6,10 @@ use std::sync::{Mutex, PoisonError};
 
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream};
 
-use crate::context;
 use crate::driver;
+use crate::objects::current::{self, DefaultStream};
 use crate::result::code::UNSUPPORTED_LIMIT;
 use crate::result::{CudaResult, store};
-use crate::stream::{self, DefaultStream};
 
 /// Limits by `CUlimit`, as a fresh context has them.
 const LIMITS: [u64; 7] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
@@ -29,7 +28,7 @@ fn limit(number: i32) -> CudaResult<usize> {
 
 /// `cuCtxSetLimit`.
 pub fn set_limit(number: i32, value: usize) -> CudaResult {
-    let key = (context::current()?.id, limit(number)?);
+    let key = (current::context()?.id, limit(number)?);
     SET.lock()
         .unwrap_or_else(PoisonError::into_inner)
         .insert(key, value as u64);
@@ -39,7 +38,7 @@ pub fn set_limit(number: i32, value: usize) -> CudaResult {
 /// `cuCtxGetLimit`.
 pub fn get_limit(out: *mut usize, number: i32) -> CudaResult {
     let number = limit(number)?;
-    let key = (context::current()?.id, number);
+    let key = (current::context()?.id, number);
     let set = SET
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -51,19 +50,19 @@ pub fn get_limit(out: *mut usize, number: i32) -> CudaResult {
 
 /// `cuCtxGetCacheConfig`: no preference.
 pub fn get_cache(out: *mut i32) -> CudaResult {
-    context::current()?;
+    current::context()?;
     // SAFETY: `out` is the caller's place for the value.
     unsafe { store(out, 0) }
 }
 
 /// `cuCtxSetCacheConfig`, `cuCtxSetSharedMemConfig`.
 pub fn set_cache(_config: i32) -> CudaResult {
-    context::current().map(|_| ())
+    current::context().map(|_| ())
 }
 
 /// `cuCtxGetSharedMemConfig`: four-byte banks.
 pub fn get_shared(out: *mut i32) -> CudaResult {
-    context::current()?;
+    current::context()?;
     // SAFETY: `out` is the caller's place for the value.
     unsafe { store(out, 1) }
 }
@@ -80,7 +79,7 @@ pub fn profiler_initialize(_config: *const i8, _output: *const i8, _mode: i32) -
 
 /// `cuCtxEnablePeerAccess`.
 pub fn enable_peer(peer: CUcontext, flags: u32) -> CudaResult {
-    let (own, peer) = (context::current()?, context::named_or_current(peer)?);
+    let (own, peer) = (current::context()?, current::named_or_current(peer)?);
     if flags != 0 || own.id == peer.id {
         return Err(CUresult::INVALID_VALUE);
     }
@@ -94,7 +93,7 @@ pub fn enable_peer(peer: CUcontext, flags: u32) -> CudaResult {
 
 /// `cuCtxDisablePeerAccess`.
 pub fn disable_peer(peer: CUcontext) -> CudaResult {
-    let (own, peer) = (context::current()?, context::named_or_current(peer)?);
+    let (own, peer) = (current::context()?, current::named_or_current(peer)?);
     let mut peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
     if peers.remove(&(own.id, peer.id)) {
         Ok(())
@@ -110,8 +109,8 @@ pub fn peer_attribute(
     device: CUdevice,
     peer: CUdevice,
 ) -> CudaResult {
-    context::device(device)?;
-    context::device(peer)?;
+    driver::device(device)?;
+    driver::device(peer)?;
     if device == peer || !(1..=5).contains(&attribute) {
         return Err(CUresult::INVALID_VALUE);
     }
@@ -121,17 +120,17 @@ pub fn peer_attribute(
 
 /// `cuMemAdvise` of CUDA 8.
 pub fn advise(_at: CUdeviceptr, _bytes: usize, _advice: i32, _device: CUdevice) -> CudaResult {
-    context::current().map(|_| ())
+    current::context().map(|_| ())
 }
 
 /// `cuMemAdvise_v2`. A `CUmemLocation` travels as eight bytes.
 pub fn advise_v2(_at: CUdeviceptr, _bytes: usize, _advice: i32, _location: u64) -> CudaResult {
-    context::current().map(|_| ())
+    current::context().map(|_| ())
 }
 
 fn known(default: DefaultStream, stream: CUstream) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    unsafe { stream::resolve(stream, default).map(|_| ()) }
+    unsafe { current::stream(stream, default).map(|_| ()) }
 }
 
 /// `cuMemPrefetchAsync` of CUDA 8: memory is where it is.

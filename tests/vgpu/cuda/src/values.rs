@@ -4,14 +4,15 @@ use std::ffi::c_void;
 
 use tidegate_abi::cuda::{CUdeviceptr, CUresult, CUstream};
 
+use crate::objects::current::{self, DefaultStream};
+use crate::objects::work::{Value, Work};
 use crate::result::CudaResult;
-use crate::stream::{self, DefaultStream};
-use crate::work::{self, Value, Work};
+use crate::submit;
 
 fn give(default: DefaultStream, stream: CUstream, values: Vec<Value>) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    let stream = unsafe { stream::resolve(stream, default)? };
-    work::enqueue(stream, Work::Values(values)).map(|_| ())
+    let stream = unsafe { current::stream(stream, default)? };
+    submit::enqueue(stream, Work::Values(values)).map(|_| ())
 }
 
 fn write(at: u64, value: u64, bytes: u64) -> CudaResult<Value> {
@@ -119,7 +120,7 @@ pub fn get_attribute(
     value: *mut [u64; 8],
 ) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    unsafe { stream::resolve(stream, default)? };
+    unsafe { current::stream(stream, default)? };
     // SAFETY: the caller's place for an attribute value, which has 64 bytes.
     unsafe { crate::result::store(value, [0; 8]) }
 }
@@ -132,7 +133,7 @@ pub fn set_attribute(
     value: *const c_void,
 ) -> CudaResult {
     // SAFETY: a stream handle of the application, by the API's contract.
-    unsafe { stream::resolve(stream, default)? };
+    unsafe { current::stream(stream, default)? };
     if value.is_null() {
         Err(CUresult::INVALID_VALUE)
     } else {
@@ -144,7 +145,7 @@ pub fn set_attribute(
 pub fn copy_attributes(default: DefaultStream, to: CUstream, from: CUstream) -> CudaResult {
     // SAFETY: stream handles of the application, by the API's contract.
     unsafe {
-        stream::resolve(to, default)?;
-        stream::resolve(from, default).map(|_| ())
+        current::stream(to, default)?;
+        current::stream(from, default).map(|_| ())
     }
 }

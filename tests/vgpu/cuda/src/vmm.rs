@@ -12,11 +12,10 @@ use tidegate_abi::uvm::{UVM_UNMAP_EXTERNAL, UvmUnmapExternal};
 use tidegate_abi::vmm::{DEVICE, PINNED};
 
 use crate::capturing;
-use crate::context;
 use crate::driver;
 use crate::gpu::Gpu;
 use crate::locks::{self, Held};
-use crate::memory::{self, PAGE, Place};
+use crate::objects::memory::{self, PAGE, Place};
 use crate::result::{CudaResult, store};
 use crate::rm::{self, RmResult};
 
@@ -99,7 +98,7 @@ impl Space {
             .get(&handle)
             .is_some_and(|h| h.held == 0 && h.mapped == 0);
         if gone && let Some(handle) = self.handles.remove(&handle) {
-            context::device(handle.ordinal)?.rm.free(handle.object)?;
+            driver::device(handle.ordinal)?.rm.free(handle.object)?;
         }
         Ok(())
     }
@@ -187,7 +186,7 @@ pub fn create(
 ) -> CudaResult {
     let properties = read(properties)?;
     let ordinal = check(&properties)?;
-    let gpu = context::device(ordinal)?;
+    let gpu = driver::device(ordinal)?;
     whole_pages(bytes as u64)?;
     if out.is_null() || flags != 0 {
         return Err(CUresult::INVALID_VALUE);
@@ -309,7 +308,7 @@ pub fn unmap(at: CUdeviceptr, bytes: usize) -> CudaResult {
         };
         handle.mapped -= 1;
         if mapping.access != 0 {
-            take_access(context::device(handle.ordinal)?, base, mapping.bytes)?;
+            take_access(driver::device(handle.ordinal)?, base, mapping.bytes)?;
         }
         space.settle(mapping.handle)?;
     }
@@ -333,7 +332,7 @@ pub fn set_access(
         // SAFETY: the caller's array has `count` entries and is not null.
         let access = read(unsafe { access.add(i) })?;
         if access.location.kind == DEVICE {
-            context::device(access.location.id)?;
+            driver::device(access.location.id)?;
             let bit = 1 << access.location.id;
             if access.flags == 0 {
                 taken |= bit;
@@ -352,7 +351,7 @@ pub fn set_access(
             .handles
             .get(&mapping.handle)
             .ok_or(CUresult::INVALID_VALUE)?;
-        let gpu = context::device(handle.ordinal)?;
+        let gpu = driver::device(handle.ordinal)?;
         if flags == 0 && mapping.access != 0 {
             take_access(gpu, base, mapping.bytes)?;
         } else if flags != 0 && mapping.access == 0 {
@@ -383,7 +382,7 @@ pub fn get_access(out: *mut u64, location: *const Location, at: CUdeviceptr) -> 
 
 /// `cuMemGetAllocationGranularity`.
 pub fn granularity(out: *mut usize, properties: *const Properties, _option: i32) -> CudaResult {
-    context::device(check(&read(properties)?)?)?;
+    driver::device(check(&read(properties)?)?)?;
     // SAFETY: `out` is the caller's place for the size.
     unsafe { store(out, PAGE as usize) }
 }

@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUresult, CUstream, CUuuid};
 
 use super::{export, exports};
+use crate::objects::current::DefaultStream;
 use crate::result::code_of;
-use crate::stream::DefaultStream;
 use crate::{
     context, device, driver, event, green, launch, proc_address, result, settings, stream, values,
 };

@@ -9,10 +9,11 @@ use tidegate_abi::cuda::{
 use super::{export, exports};
 use crate::capturing;
 use crate::copy::Memcpy3d;
+use crate::graph;
+use crate::graph::instance::{self, InstantiateParams, UpdateInfo};
 use crate::graph::nodes::{self, HostParams, KernelParams, KernelParamsV1, MemsetParams};
-use crate::graph::{self, InstantiateParams, UpdateInfo};
+use crate::objects::current::DefaultStream;
 use crate::result::code_of;
-use crate::stream::DefaultStream;
 
 exports! {
     cuStreamBeginCapture / cuStreamBeginCapture_ptsz(stream: CUstream) => capturing::begin_v1;
@@ -30,16 +31,16 @@ exports! {
     cuGraphCreate(graph: *mut CUgraph, flags: c_uint) => graph::create;
     cuGraphDestroy(graph: CUgraph) => graph::destroy;
     cuGraphClone(clone: *mut CUgraph, graph: CUgraph) => graph::clone;
-    cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, log: *mut u8, bytes: usize) => graph::instantiate_v1;
-    cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, log: *mut u8, bytes: usize) => graph::instantiate_v1;
-    cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => graph::instantiate;
-    cuGraphInstantiateWithParams / cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, params: *mut InstantiateParams) => graph::instantiate_with_params;
-    cuGraphExecDestroy(exec: CUgraphExec) => graph::exec_destroy;
-    cuGraphExecGetFlags(exec: CUgraphExec, flags: *mut u64) => graph::exec_flags;
-    cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, result: *mut c_int) => graph::exec_update;
-    cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut UpdateInfo) => graph::exec_update_v2;
-    cuGraphLaunch / cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => graph::launch;
-    cuGraphUpload / cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream) => graph::upload;
+    cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, log: *mut u8, bytes: usize) => instance::instantiate_v1;
+    cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, log: *mut u8, bytes: usize) => instance::instantiate_v1;
+    cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => instance::instantiate;
+    cuGraphInstantiateWithParams / cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, params: *mut InstantiateParams) => instance::instantiate_with_params;
+    cuGraphExecDestroy(exec: CUgraphExec) => instance::exec_destroy;
+    cuGraphExecGetFlags(exec: CUgraphExec, flags: *mut u64) => instance::exec_flags;
+    cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, result: *mut c_int) => instance::exec_update;
+    cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut UpdateInfo) => instance::exec_update_v2;
+    cuGraphLaunch / cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => instance::launch;
+    cuGraphUpload / cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream) => instance::upload;
 
     cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) => graph::get_nodes;
     cuGraphGetRootNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) => graph::get_roots;

@@ -6,8 +6,8 @@ use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUresul
 
 use super::{export, exports};
 use crate::copy::{self, Memcpy2d, Memcpy3d};
+use crate::objects::current::DefaultStream;
 use crate::result::code_of;
-use crate::stream::DefaultStream;
 use crate::{host, memory, pool, settings, vmm};
 
 exports! {

@@ -8,8 +8,8 @@ use tidegate_abi::cuda::{
 };
 
 use super::{export, exports};
+use crate::objects::current::DefaultStream;
 use crate::result::code_of;
-use crate::stream::DefaultStream;
 use crate::{launch, legacy, link, module, occupancy};
 
 exports! {

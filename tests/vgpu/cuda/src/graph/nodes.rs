@@ -7,16 +7,17 @@ use tidegate_abi::cuda::{
     CUcontext, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUkernel, CUresult,
 };
 
-use super::{Graph, instance, named, node_named, numbers};
-use crate::context;
-use crate::copy::{Fill, Memcpy3d};
-use crate::event;
-use crate::green::Sms;
+use super::instance::instance;
+use super::{Graph, named, node_named, numbers};
+use crate::copy::Memcpy3d;
 use crate::handle::Pinned;
 use crate::launch;
-use crate::module::{self, Function};
+use crate::objects::function::{self, Function};
+use crate::objects::sms::Sms;
+use crate::objects::transfer::Fill;
+use crate::objects::work::{self, Kernel, Work};
+use crate::objects::{current, event};
 use crate::result::{CudaResult, store};
-use crate::work::{self, Kernel, Work};
 
 /// Adds a node with an application's dependencies.
 fn add(
@@ -68,7 +69,7 @@ const _: () = assert!(size_of::<KernelParams>() == 72);
 
 impl KernelParamsV1 {
     fn work(&self, function: &'static Pinned<Function>) -> CudaResult<Work> {
-        let sms = context::current().map_or(Sms::ALL, |context| context.sms);
+        let sms = current::context().map_or(Sms::ALL, |context| context.sms);
         let (dims, params) = (self.dims, self.params);
         // SAFETY: parameters of the application, by the API's contract.
         let kernel =
@@ -84,7 +85,7 @@ impl KernelParams {
         } else {
             self.v1.function
         };
-        self.v1.work(module::function(named)?)
+        self.v1.work(function::named(named)?)
     }
 }
 
@@ -109,7 +110,7 @@ pub fn add_kernel_v1(
 ) -> CudaResult {
     add(out, graph, after, count, || {
         let params = read(params)?;
-        params.work(module::function(params.function)?)
+        params.work(function::named(params.function)?)
     })
 }
 
@@ -181,7 +182,7 @@ pub fn set_kernel(node: CUgraphNode, params: *const KernelParams) -> CudaResult 
 /// `cuGraphKernelNodeSetParams` of CUDA 10.
 pub fn set_kernel_v1(node: CUgraphNode, params: *const KernelParamsV1) -> CudaResult {
     let params = read(params)?;
-    set(node, params.work(module::function(params.function)?)?)
+    set(node, params.work(function::named(params.function)?)?)
 }
 
 /// `cuGraphExecKernelNodeSetParams_v2`.
@@ -200,7 +201,7 @@ pub fn exec_set_kernel_v1(
     params: *const KernelParamsV1,
 ) -> CudaResult {
     let params = read(params)?;
-    set_exec(exec, node, params.work(module::function(params.function)?)?)
+    set_exec(exec, node, params.work(function::named(params.function)?)?)
 }
 
 /// `cuGraphAddMemcpyNode`.

@@ -1,7 +1,7 @@
 //! Work: what a stream is given, as data.
 //!
-//! An API call makes a [`Work`] and hands it to [`enqueue`]; there it becomes ring entries, or, in a
-//! stream that captures, a node that holds the same value.
+//! An API call makes a [`Work`] and hands it to [`crate::submit`]; there it becomes ring entries, or, in
+//! a stream that captures, a node that holds the same value.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,16 +9,15 @@ use std::sync::Arc;
 use tidegate_abi::cuda::CUresult;
 use tidegate_vgpu::ring::{ARGS, Entry, Op};
 
-use crate::capturing;
+use super::context::Stream;
+use super::event::Event;
+use super::function::Function;
+use super::memory::Owned;
+use super::sms::Sms;
+use super::transfer::{Copy, Fill};
 use crate::channel::{Point, entry};
-use crate::copy::{Copy, Fill};
-use crate::event::Event;
-use crate::green::Sms;
 use crate::handle::Pinned;
-use crate::memory::Owned;
-use crate::module::Function;
 use crate::result::CudaResult;
-use crate::stream::Stream;
 
 /// A piece of work.
 #[derive(Clone)]
@@ -132,7 +131,7 @@ impl Value {
 impl Work {
     /// Gives the work to `stream` now; where it ends, unless it is nothing.
     pub fn run(&self, stream: &Stream, launch: u64) -> CudaResult<Option<Point>> {
-        use crate::stream::Engine::Compute;
+        use super::context::Engine::Compute;
         match self {
             Self::Empty | Self::Allocation(_) | Self::Release => Ok(None),
             Self::Kernel(kernel) => stream.submit(Compute, &[kernel.entry(launch)]).map(Some),
@@ -160,24 +159,6 @@ impl Work {
             },
         }
     }
-}
-
-/// Gives `work` to `stream`.
-pub fn enqueue(stream: &'static Pinned<Stream>, work: Work) -> CudaResult<Option<Point>> {
-    let mut work = Some(work);
-    if capturing::diverted(stream, || work.take().unwrap_or(Work::Empty))? {
-        return Ok(None);
-    }
-    work.map_or(Ok(None), |work| work.run(stream, 0))
-}
-
-/// As [`enqueue`] for a kernel, which is on the path that must be cheap.
-pub fn enqueue_kernel(stream: &'static Pinned<Stream>, kernel: &Kernel) -> CudaResult {
-    use crate::stream::Engine::Compute;
-    if capturing::diverted(stream, || Work::Kernel(*kernel))? {
-        return Ok(());
-    }
-    stream.submit(Compute, &[kernel.entry(0)]).map(|_| ())
 }
 
 /// A host function that the application may not have given.
