@@ -1,0 +1,136 @@
+//! How a node stands, for people and for the shell.
+
+use super::Node;
+use crate::gap::Learner;
+use crate::gate::Gate;
+use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId};
+use crate::ledger::Ledger;
+use crate::time::Instant;
+use crate::view::{
+    ElasticView, GateState, GpuView, JobMemoryView, JobView, OwnerView, Standing, StripeView,
+};
+use core::time::Duration;
+
+impl Node {
+    /// One GPU, `None` if the node has none of that number.
+    #[must_use]
+    pub fn gpu(&self, gpu: GpuId, now: Instant) -> Option<GpuView> {
+        let known = self.gpus.get(gpu.index())?;
+        Some(GpuView {
+            gpu,
+            gate: match known.gate {
+                Gate::Open => GateState::Open,
+                Gate::Closed => GateState::Closed,
+                Gate::Cooling { .. } => GateState::Cooling,
+            },
+            since: known.since,
+            online_busy: self.world.busy.contains(gpu),
+            cooldown: self.cooldown(gpu, now),
+            longest_gap: known
+                .learner
+                .as_ref()
+                .map_or(Duration::ZERO, |l| l.longest(now)),
+            decode_gaps: known.learner.as_ref().map_or(0, Learner::gaps),
+            edges: known.edges,
+            preemptions: known.preemptions,
+            wakes: known.wakes,
+            per_unit: known.charges.per_unit(),
+        })
+    }
+
+    /// Every GPU.
+    pub fn gpus(&self, now: Instant) -> impl Iterator<Item = GpuView> + '_ {
+        self.world
+            .all
+            .iter()
+            .filter_map(move |gpu| self.gpu(gpu, now))
+    }
+
+    /// Where online is busy and where gates are open. Cheap: for after every step.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        Standing {
+            busy: self.world.busy,
+            open: self.world.open,
+        }
+    }
+
+    /// Every job with the GPUs it uses, and whether it may run on them. Cheap: for after every step.
+    pub fn runs(&self) -> impl Iterator<Item = (JobId, GpuSet, bool)> + '_ {
+        self.jobs.iter().map(|job| (job.id, job.gpus(), job.runs()))
+    }
+
+    /// One job.
+    #[must_use]
+    pub fn job(&self, job: JobId) -> Option<JobView> {
+        self.jobs
+            .iter()
+            .find(|known| known.id == job)
+            .map(|known| known.view(&self.world))
+    }
+
+    /// Every job, in the order they came.
+    pub fn jobs(&self) -> impl Iterator<Item = JobView> + '_ {
+        self.jobs.iter().map(|job| job.view(&self.world))
+    }
+
+    /// The ledger of one GPU's memory.
+    #[must_use]
+    pub fn ledger(&self, gpu: GpuId) -> Option<&Ledger> {
+        self.memory.ledger(gpu)
+    }
+
+    /// Whether a process was told to change its memory's mappings, and has not said that it ended.
+    #[must_use]
+    pub fn is_moving(&self, session: SessionId) -> bool {
+        self.memory.is_moving(session)
+    }
+
+    /// What an offline process may believe it has of a GPU; `None` where nothing is shared out.
+    #[must_use]
+    pub fn share(&self, session: SessionId, gpu: GpuId) -> Option<Bytes> {
+        self.memory.share(session, gpu)
+    }
+
+    /// What an [`crate::effect::Effect::Move`] is about, in order; nothing once it is over.
+    #[must_use]
+    pub fn stripes(&self, reclaim: ReclaimId) -> &[StripeId] {
+        self.memory.stripes(reclaim)
+    }
+
+    /// Memory of one job; `None` if it registered none.
+    #[must_use]
+    pub fn job_memory(&self, job: JobId) -> Option<JobMemoryView> {
+        self.memory.job(job)
+    }
+
+    /// Who has what of one GPU's pool, by id.
+    #[must_use]
+    pub fn owners(&self, gpu: GpuId) -> Vec<OwnerView> {
+        self.memory.owners(gpu)
+    }
+
+    /// Every elastic cache.
+    pub fn elastics(&self, now: Instant) -> impl Iterator<Item = ElasticView> + '_ {
+        self.memory.elastics(now)
+    }
+
+    /// The stripe behind a handle of a job's cache.
+    #[must_use]
+    pub fn stripe_of(&self, job: JobId, handle: u32) -> Option<StripeView> {
+        self.memory.stripe_of(job, handle)
+    }
+
+    /// Whether no offline job may run.
+    #[must_use]
+    pub const fn is_drained(&self) -> bool {
+        self.world.drained
+    }
+
+    /// Whether that online process froze while busy and does not count for now.
+    #[must_use]
+    pub fn lapsed(&self, session: SessionId) -> bool {
+        self.find(session)
+            .is_ok_and(|place| self.sessions[place].lapsed())
+    }
+}
