@@ -1,7 +1,7 @@
 //! Every method of the contract, called as another user, from within a container and as the agent's own
 //! user, on every socket of a running agent: what is not allowed is refused and does nothing.
 //!
-//! The whole table of methods, callers and sockets is asked in `../agent/src/authority/tests.rs`; here
+//! The whole table of methods, callers and sockets is asked in `../agent/src/grpc/authority/tests.rs`; here
 //! is that the agent asks it, with what the kernel says of the caller.
 
 use std::os::unix::process::CommandExt;

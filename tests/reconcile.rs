@@ -107,7 +107,7 @@ fn an_agent_names_what_it_cannot_enable_and_goes_on_trying() {
 
 /// Whether doctor, asked when the agent is gone, would find anything on record.
 fn node_has_marks(node: &Node) -> bool {
-    let journal = tidegate_agent::journal::find(&node.run_dir());
+    let journal = tidegate_agent::channels::journal::find(&node.run_dir());
     let journal = journal.expect("readable").expect("there is one");
     !journal.marked().is_empty()
 }

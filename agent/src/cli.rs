@@ -6,6 +6,7 @@ mod doctor;
 mod events;
 mod explain;
 mod json;
+pub mod manual;
 mod probe;
 mod release;
 mod replay;
@@ -16,7 +17,6 @@ mod top;
 mod trace;
 
 use crate::device::Device;
-use crate::manual;
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use std::io::{IsTerminal, Write};

@@ -8,11 +8,11 @@ mod explain;
 mod status;
 mod waiting;
 
+use crate::channels::journal::{Journal, Marked, is_running};
+use crate::channels::obstacle::Obstacle;
 use crate::clock::now_ns;
+use crate::host::notify::Notifier;
 use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput};
-use crate::journal::{Journal, Marked, is_running};
-use crate::notify::Notifier;
-use crate::obstacle::Obstacle;
 pub use status::About;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +45,11 @@ pub struct Machine {
 
 impl ports::Machine for Machine {
     fn release_late(&self, marked: Vec<Marked>) {
-        crate::reconcile::start_late(Arc::clone(&self.journal), marked, self.mailbox.clone());
+        crate::channels::reconcile::start_late(
+            Arc::clone(&self.journal),
+            marked,
+            self.mailbox.clone(),
+        );
     }
 
     fn is_running(&self, pid: u32) -> bool {

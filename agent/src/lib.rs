@@ -19,42 +19,20 @@
 //! side never see each other.
 #![forbid(unsafe_code)]
 
-pub mod activation;
 pub mod app;
-pub mod authority;
-pub mod channel;
+pub mod channels;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod control;
 pub mod doctor;
-pub mod events;
-pub mod history;
+pub mod grpc;
+pub mod host;
 pub mod identity;
 pub mod inbox;
-pub mod issue;
-pub mod journal;
-pub mod latency;
-pub mod level;
-pub mod logs;
-pub mod manual;
-pub mod metrics;
-pub mod notify;
-pub mod obstacle;
-pub mod page;
-pub mod peers;
 pub mod plain;
-pub mod prove;
-pub mod reaper;
-pub mod reconcile;
-pub mod recorder;
-pub mod reload;
-pub mod rundir;
 pub mod selftest;
-pub mod service;
-pub mod sessions;
-pub mod sockets;
 pub mod span;
-pub mod watcher;
+pub mod watch;
 
 pub use tidegate_driver::{causes, device, rm, sys};

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use tidegate_agent::app::{self, AppError, Options};
 use tidegate_agent::config::Sources;
 use tidegate_agent::device::Device;
-use tidegate_agent::logs;
+use tidegate_agent::host::logs;
 use tidegate_agent::selftest::work;
 
 /// Gates offline GPU work while online work needs the GPU.
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
 }
 
 fn manual() -> anyhow::Result<()> {
-    let page = tidegate_agent::manual::page(Arguments::command(), "8")?;
+    let page = tidegate_agent::cli::manual::page(Arguments::command(), "8")?;
     Ok(std::io::stdout().write_all(&page)?)
 }
 

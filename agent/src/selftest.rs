@@ -13,8 +13,8 @@ mod trial;
 pub mod work;
 
 use crate::causes::with_causes;
+use crate::channels::level::Stop;
 use crate::config::{Level, Method, MethodChoice, SelfTestKind};
-use crate::level::Stop;
 use crate::rm::{Driver, Gpu, RmError, Subdevice, ThrowAway};
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_abi::page::{GATE_CLOSED, GATE_HELD, GATE_OPEN};
-use tidegate_agent::peers::{self, Crowd, Pages, Peer};
+use tidegate_agent::grpc::peers::{self, Crowd, Pages, Peer};
 use tidegate_agent::sys::{SharedPage, futex_wake_low};
 use tidegate_proto::v1::agent_command::Command;
 use tidegate_proto::v1::client_event::Event;

@@ -17,8 +17,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tidegate_agent::journal::{self, Journal, Place, Places};
-use tidegate_agent::reconcile::{self, Reconciled};
+use tidegate_agent::channels::journal::{self, Journal, Place, Places};
+use tidegate_agent::channels::reconcile::{self, Reconciled};
 
 /// Where the ids of a probe's workers stand, one a line.
 const PIDS: &str = "pids";

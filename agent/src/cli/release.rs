@@ -4,9 +4,9 @@
 //! systemd runs it after the service has ended. While an agent is handing over to a successor it does
 //! nothing, because the successor takes the channels as they are; beside a living agent it refuses.
 
+use crate::channels::journal;
 use crate::clock::now_ns;
-use crate::journal;
-use crate::rundir::{self, RunDir, RunDirError};
+use crate::host::rundir::{self, RunDir, RunDirError};
 use anyhow::Context;
 use std::path::Path;
 
@@ -32,7 +32,7 @@ pub(super) fn run(run_dir: &Path, device: Option<&str>, shim: Option<&Path>) -> 
         Err(error) => return Err(error.into()),
     };
     device.enter(shim)?;
-    let report = crate::reconcile::enable_marked(&journal);
+    let report = crate::channels::reconcile::enable_marked(&journal);
     super::print(&format!("{report}\n"))?;
     for line in report.lines() {
         super::print(&format!("{line}\n"))?;

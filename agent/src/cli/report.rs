@@ -2,8 +2,8 @@
 
 use super::{print, table};
 use crate::clock::unix_ms;
-use crate::history::summary::{Gaps, Job, Summary, summarise};
-use crate::history::{self, Slice, Subject};
+use crate::watch::history::summary::{Gaps, Job, Summary, summarise};
+use crate::watch::history::{self, Slice, Subject};
 use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -369,7 +369,7 @@ fn csv(slices: &[Slice], of: Of) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::{GpuSlice, JobSlice, PairSlice, Span};
+    use crate::watch::history::{GpuSlice, JobSlice, PairSlice, Span};
 
     const S: u64 = 1_000_000_000;
 

@@ -1,12 +1,12 @@
 //! How the node stands, for people.
 
 use super::ControlThread;
+use crate::channels::level::Stop;
+use crate::channels::obstacle::Obstacle;
 use crate::config::Method;
-use crate::latency;
-use crate::level::Stop;
-use crate::obstacle::Obstacle;
+use crate::grpc::sessions::{level, method, role};
 use crate::selftest::{self, Held, Outcome, Tried};
-use crate::sessions::{level, method, role};
+use crate::watch::latency;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
 use tidegate_node::kinds::{Gpu, gpu_id};

@@ -2,11 +2,11 @@
 //!
 //! A fact that could not be had is an `Err` with the reason, in words for the evidence.
 
+use crate::channels::level;
+use crate::channels::obstacle::Obstacle;
 use crate::config::Config;
 use crate::device::Device;
-use crate::level;
-use crate::obstacle::Obstacle;
-use crate::rundir::Holder;
+use crate::host::rundir::Holder;
 use std::path::PathBuf;
 use tidegate_driver_patch::module::Module;
 use tidegate_proto::v1;

@@ -2,10 +2,10 @@
 
 use super::trial::{NotPossible, Place};
 use crate::config::Config;
+use crate::grpc::peers::{self, Crowd, Pages};
+use crate::grpc::sessions::{HookReports, Sessions};
+use crate::host::reaper::Reaper;
 use crate::inbox;
-use crate::peers::{self, Crowd, Pages};
-use crate::reaper::Reaper;
-use crate::sessions::{HookReports, Sessions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;

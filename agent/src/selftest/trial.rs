@@ -15,13 +15,13 @@
 use super::child::{self, Directory, Server};
 use super::work::{KERNEL_NS, STEPS};
 use super::{Held, Tried};
-use crate::channel::{self, ChannelControl, Member, Plan, Restarter, Via};
+use crate::channels::channel::{self, ChannelControl, Member, Plan, Restarter, Via};
+use crate::channels::journal;
 use crate::clock::now_ns;
 use crate::config::{Level, Method, MethodChoice, Role};
 use crate::inbox::{
     self, Channel, Inbox, Input, NodeInput, RmChange, Said, SetChannels, Tell, Ticket, Welcome,
 };
-use crate::journal;
 use crate::rm::{ControlFile, Driver};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -202,7 +202,7 @@ impl Trial {
                 NodeInput::Said(_, Said::ControlFile(fd)) => {
                     let pid = i32::try_from(self.child.pid()).unwrap_or(0);
                     if let Some(own) = &mut self.attached {
-                        own.file = crate::prove::control_file(pid, fd).map(channel::file);
+                        own.file = crate::channels::prove::control_file(pid, fd).map(channel::file);
                     }
                 }
                 NodeInput::Said(_, Said::Schedule(Ticket { ticket, .. })) => {

@@ -7,9 +7,9 @@ use crate::files::directory;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::LazyLock;
-use tidegate_agent::history::record::{SIZE, decode, encode};
-use tidegate_agent::history::summary::{Summary, summarise};
-use tidegate_agent::history::{PairSlice, Ring, Slice, Span, Subject, read};
+use tidegate_agent::watch::history::record::{SIZE, decode, encode};
+use tidegate_agent::watch::history::summary::{Summary, summarise};
+use tidegate_agent::watch::history::{PairSlice, Ring, Slice, Span, Subject, read};
 
 static FILE: LazyLock<PathBuf> = LazyLock::new(|| directory("history").join("history.ring"));
 

@@ -7,8 +7,8 @@ use crate::input::Input;
 use crate::node::{HOSTILE, Node};
 use prost::Message as _;
 use tidegate_agent::config::Role;
+use tidegate_agent::grpc::sessions::said;
 use tidegate_agent::inbox::NodeInput;
-use tidegate_agent::sessions::said;
 use tidegate_node::kinds::Process;
 use tidegate_proto::v1::ClientEvent;
 

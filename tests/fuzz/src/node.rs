@@ -24,19 +24,19 @@ use tidegate_abi::page::{
     ProcessWords,
 };
 use tidegate_agent::app::tunables;
+use tidegate_agent::channels::issue::Issuer;
+use tidegate_agent::channels::journal::{self, Journal};
 use tidegate_agent::clock::now_ns;
 use tidegate_agent::config::{Config, Level, Method, Role};
 use tidegate_agent::control::{About, ControlThread, Machine, MonotonicClock};
-use tidegate_agent::events::EventLog;
+use tidegate_agent::grpc::page::shared;
+use tidegate_agent::host::notify::Notifier;
 use tidegate_agent::inbox::{
     Ask, Channel, Input, Library, Mailbox, Newcomer, NodeInput, Peer, RmChange, Said, Stream, Tell,
     inbox,
 };
-use tidegate_agent::issue::Issuer;
-use tidegate_agent::journal::{self, Journal};
-use tidegate_agent::notify::Notifier;
-use tidegate_agent::page::shared;
 use tidegate_agent::sys::{SharedPage, SharedWords};
+use tidegate_agent::watch::events::EventLog;
 use tidegate_node::Parts;
 use tidegate_node::batch::Batch;
 use tidegate_node::file::{File, SentFile};

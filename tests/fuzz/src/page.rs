@@ -5,8 +5,8 @@
 use crate::input::Input;
 use crate::node::{HOSTILE, MEMORY, Node, UUID, WORDS, activity, client_of};
 use tidegate_agent::config::Role;
+use tidegate_agent::grpc::sessions::said;
 use tidegate_agent::inbox::{RmChange, Said};
-use tidegate_agent::sessions::said;
 use tidegate_proto::v1::{self, client_event::Event};
 
 pub fn run(input: &[u8]) {

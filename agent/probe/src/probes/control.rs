@@ -7,7 +7,7 @@ use crate::message::Wait;
 use crate::subject::Way;
 use std::time::Duration;
 use tidegate_agent::config::Method;
-use tidegate_agent::latency::{Latencies, summary};
+use tidegate_agent::watch::latency::{Latencies, summary};
 use tidegate_driver::rm::{ControlFile, Owner};
 
 /// Length of a kernel: what is left of the last one is waited for at the end.

@@ -22,7 +22,7 @@ pub(super) fn preempt(bench: &Bench) -> anyhow::Result<Ending> {
     let (own, tsg) = tsg(&subject);
     let report = &bench.report;
     let mut refused = Vec::new();
-    let mut latencies = tidegate_agent::latency::Latencies::new();
+    let mut latencies = tidegate_agent::watch::latency::Latencies::new();
     for _ in 0..bench.options.times(100) {
         let own = own.clone();
         match subject.worker.one(Op::Preempt { own, tsg }) {
@@ -33,7 +33,7 @@ pub(super) fn preempt(bench: &Bench) -> anyhow::Result<Ending> {
             }
         }
     }
-    let summary = tidegate_agent::latency::summary(&latencies);
+    let summary = tidegate_agent::watch::latency::summary(&latencies);
     if summary.count > 0 {
         report.micros("PREEMPT p50", summary.p50_ns);
         report.micros("PREEMPT p99", summary.p99_ns);

@@ -2,11 +2,12 @@
 
 use super::{line, patiently};
 use crate::causes::with_causes;
+use crate::channels::level;
+use crate::channels::obstacle::{self, Mps, Obstacle};
 use crate::config::{LevelChoice, MethodChoice};
 use crate::device::Device;
 use crate::doctor::facts::{Answer, Driver, Found, LoadedModule};
-use crate::obstacle::{self, Mps, Obstacle};
-use crate::{level, rm, selftest};
+use crate::{rm, selftest};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

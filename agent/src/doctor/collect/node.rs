@@ -1,9 +1,9 @@
 //! The agent's directory: read, never written, and nobody's lock is touched.
 
+use crate::channels::journal;
 use crate::clock::now_ns;
 use crate::doctor::facts::{self, Entry, Found, RunDir};
-use crate::journal;
-use crate::rundir;
+use crate::host::rundir;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -3,9 +3,9 @@
 //! On a real GPU whoever computes holds `/dev/nvidia-uvm` open; tools that only look (nvidia-smi, DCGM)
 //! do not. A virtual GPU's users have its driver library mapped and its directory in their environment.
 
+use crate::channels::obstacle;
 use crate::device::Device;
 use crate::doctor::facts::{AgentProcess, GpuProcess};
-use crate::obstacle;
 use crate::plain;
 use std::fs;
 use std::io;

@@ -1,10 +1,10 @@
 //! Driver and GPUs.
 
 use super::{View, count};
+use crate::channels::level::{self, Choice};
 use crate::config::Level;
 use crate::doctor::Check;
 use crate::doctor::facts::Found;
-use crate::level::{self, Choice};
 use tidegate_abi::rm::Branch;
 use tidegate_driver_patch::{State, branches};
 use tidegate_proto::v1;
@@ -269,7 +269,7 @@ fn level(view: &View<'_>) -> Check {
 
 /// `, by ` the method in force, if channels are stopped at all.
 fn stopped_by(status: &v1::GetStatusResponse) -> String {
-    let method = crate::sessions::method_said(status.method());
+    let method = crate::grpc::sessions::method_said(status.method());
     method.map_or_else(String::new, |method| format!(", by {method}"))
 }
 
@@ -320,12 +320,12 @@ fn reached(level: v1::ChannelLevel, text: &str, note: &str) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use crate::channels::level::{Choice, Stop};
+    use crate::channels::obstacle::Obstacle;
     use crate::config::Level;
     use crate::doctor::Outcome::{Fail, Pass, Skip, Warn};
     use crate::doctor::facts::Node;
     use crate::doctor::judge::healthy::{self, outcome, outcome_virtual};
-    use crate::level::{Choice, Stop};
-    use crate::obstacle::Obstacle;
     use tidegate_proto::v1::{self, ChannelLevel, LevelTest, SelfTest};
 
     #[test]

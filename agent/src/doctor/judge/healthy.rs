@@ -7,7 +7,7 @@ use crate::doctor::facts::{
     RunDir, System,
 };
 use crate::doctor::{CHECKS, Check, Outcome, exit_code, judge};
-use crate::rundir::Holder;
+use crate::host::rundir::Holder;
 use tidegate_driver_patch::module::Module;
 use tidegate_proto::{CONTROL_SOCKET, HOOK_SOCKET, STATUS_SOCKET, v1};
 

@@ -3,7 +3,7 @@
 //! Whoever holds the lock on `lock` is the node's agent. The file says who that is, for the second one
 //! to name, and which device it drives, for `tidegate release` to speak to the same one.
 
-use crate::journal::{self, Journal};
+use crate::channels::journal::{self, Journal};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -122,7 +122,7 @@ impl RunDir {
     /// When it cannot be made or is not one.
     pub fn journal(&self) -> Result<Journal, RunDirError> {
         journal::open(&self.path).map_err(|source| RunDirError::Prepare {
-            path: self.path.join(crate::journal::NAME),
+            path: self.path.join(crate::channels::journal::NAME),
             source,
         })
     }

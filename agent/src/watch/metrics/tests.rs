@@ -11,9 +11,9 @@ fn status(jobs: usize) -> v1::GetStatusResponse {
         uuid: format!("GPU-{index}"),
         preemptions: 3,
         usage: Some(v1::GpuUsage {
-            gaps: Some(crate::latency::histogram(&crate::latency::Buckets::new(
-                &tidegate_node::usage::GAP_BOUNDS_NS,
-            ))),
+            gaps: Some(crate::watch::latency::histogram(
+                &crate::watch::latency::Buckets::new(&tidegate_node::usage::GAP_BOUNDS_NS),
+            )),
             overlap_ns: vec![0; 2],
             ..v1::GpuUsage::default()
         }),

@@ -5,10 +5,10 @@
 //! else than the disk: a disk that hangs or is full costs slices, which are counted, and nothing more.
 
 use crate::clock;
-use crate::events::EventLog;
-use crate::history::{Cut, Ring};
 use crate::inbox::{Ask, Input, Mailbox};
-use crate::metrics::recent::{Recent, Shares};
+use crate::watch::events::EventLog;
+use crate::watch::history::{Cut, Ring};
+use crate::watch::metrics::recent::{Recent, Shares};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -186,7 +186,7 @@ impl Books {
         }
     }
 
-    fn write(&mut self, slices: &[crate::history::Slice]) -> io::Result<()> {
+    fn write(&mut self, slices: &[crate::watch::history::Slice]) -> io::Result<()> {
         let ring = match &mut self.ring {
             Some(ring) => ring,
             empty => empty.insert(Ring::open(&self.keep.file, self.keep.bytes)?),

@@ -10,9 +10,9 @@
 //! changing mappings: it attaches when it has ended that, or is gone.
 
 use crate::causes::with_causes;
-use crate::channel::{Batch, ChannelControl, DriverControl, Via, is_gone};
+use crate::channels::channel::{Batch, ChannelControl, DriverControl, Via, is_gone};
+use crate::channels::journal::{Journal, Marked, is_moving};
 use crate::inbox::{Mailbox, NodeInput};
-use crate::journal::{Journal, Marked, is_moving};
 use crate::rm::{self, Driver, Gpu, RmError, Subdevice, ThrowAway};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;

@@ -2,17 +2,17 @@
 //!
 //! No decisions: a request becomes a question to the control thread or to the configuration in force,
 //! its answer a message. Whatever changes the node is an event that names who asked for it. Who may ask
-//! is decided before ([`crate::authority`]).
+//! is decided before ([`crate::grpc::authority`]).
 
 use crate::config::{Change, show_rule};
-use crate::events::{Compacted, EventLog};
+use crate::grpc::peers::Peer;
+use crate::grpc::reload::{InForce, SetError, change};
+use crate::grpc::sessions::HookReports;
+use crate::host::logs::LogLevel;
 use crate::identity::rules::{Trial, decide, trials};
 use crate::identity::{self, Qos, Subject};
 use crate::inbox::{Answer, Ask, Input, Mailbox};
-use crate::logs::LogLevel;
-use crate::peers::Peer;
-use crate::reload::{InForce, SetError, change};
-use crate::sessions::HookReports;
+use crate::watch::events::{Compacted, EventLog};
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_proto::v1;
@@ -135,7 +135,7 @@ impl v1::node_server::Node for Service {
             reasons.push("it is not attached: it runs no GPU work under the library".to_owned());
         }
         for process in &standing.attached {
-            if process.role != i32::from(crate::sessions::role(decision.role)) {
+            if process.role != i32::from(crate::grpc::sessions::role(decision.role)) {
                 reasons.push(format!(
                     "it attached as what it is by: {}; the rules in force count when it attaches anew",
                     process.rule
@@ -150,7 +150,7 @@ impl v1::node_server::Node for Service {
             cgroup: peer.cgroup.clone(),
             facts: facts(&subject),
             trials: trials(rules, &subject).iter().map(trial).collect(),
-            role: crate::sessions::role(decision.role).into(),
+            role: crate::grpc::sessions::role(decision.role).into(),
             rule: decision.rule,
             attached: standing.attached,
             jobs: standing.jobs,

@@ -92,7 +92,7 @@ fn bind_again(path: &Path, maker: &Maker) -> io::Result<Option<UnixListener>> {
     match *maker {
         Maker::Manager => Ok(None),
         Maker::Agent { mode, group } => {
-            let bound = crate::rundir::bind_at(path, mode, group)?;
+            let bound = crate::host::rundir::bind_at(path, mode, group)?;
             UnixListener::from_std(bound).map(Some)
         }
     }

@@ -8,7 +8,7 @@
 //! A proof ages: its process may free the client without a word, and the number goes to another. So
 //! each proof is made again, by a second thread that new claims cannot keep busy.
 
-use crate::channel;
+use crate::channels::channel;
 use crate::inbox::{Mailbox, NodeInput};
 use crate::rm::{self, ControlFile, RmError};
 use std::os::fd::{AsFd, OwnedFd};

@@ -5,11 +5,11 @@
 //! most [`LIMIT`]; a flood of them gets the answer that was made within the last [`FRESH`].
 
 use super::{Format, Scrape, render};
-use crate::authority::Denials;
 use crate::clock::now_ns;
 use crate::config::Listen;
+use crate::grpc::authority::Denials;
 use crate::inbox::{Ask, Input, Mailbox};
-use crate::watcher::Watched;
+use crate::watch::watcher::Watched;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
@@ -127,11 +127,9 @@ impl Endpoint {
                 listener.set_nonblocking(true)?;
                 Ok(Self::Tcp(TcpListener::from_std(listener)?))
             }
-            Listen::Unix(path) => Ok(Self::Unix(UnixListener::from_std(crate::rundir::bind_at(
-                path,
-                0o660,
-                Some(crate::rundir::GROUP),
-            )?)?)),
+            Listen::Unix(path) => Ok(Self::Unix(UnixListener::from_std(
+                crate::host::rundir::bind_at(path, 0o660, Some(crate::host::rundir::GROUP))?,
+            )?)),
         }
     }
 

@@ -114,7 +114,7 @@ const FAMILIES: [Family; 33] = [
         None,
         "How channels are stopped: the self-test's choice, or none at the launch gate",
         |s| {
-            let method = crate::sessions::method_said(s.status.method());
+            let method = crate::grpc::sessions::method_said(s.status.method());
             let name = method.map_or("none", crate::config::Method::name);
             let when = if s.status.method_at_kernel_end {
                 "kernel_end"
@@ -576,8 +576,11 @@ fn buckets(histogram: &v1::Histogram) -> Sample {
 fn latencies(latency: Option<&v1::Latency>) -> Samples {
     let histogram = latency.and_then(|latency| latency.histogram.as_ref());
     // Before the first there is nothing but the bounds; a series that comes later has no rate at first.
-    let empty =
-        || crate::latency::histogram(&crate::latency::Buckets::new(&crate::latency::BOUNDS_NS));
+    let empty = || {
+        crate::watch::latency::histogram(&crate::watch::latency::Buckets::new(
+            &crate::watch::latency::BOUNDS_NS,
+        ))
+    };
     vec![plain(histogram.map_or_else(|| buckets(&empty()), buckets))]
 }
 

@@ -6,8 +6,8 @@
 //! container that has the agent's directory mounted, for `hook.sock`, has that socket too, and its root
 //! may be the node's root by number.
 
+use crate::grpc::peers::Peer;
 use crate::identity::Credentials;
-use crate::peers::Peer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
@@ -83,7 +83,7 @@ impl Operators {
     /// As this machine has them.
     #[must_use]
     pub fn of_this_machine() -> Self {
-        let group = nix::unistd::Group::from_name(crate::rundir::GROUP);
+        let group = nix::unistd::Group::from_name(crate::host::rundir::GROUP);
         Self {
             own_uid: nix::unistd::Uid::effective().as_raw(),
             group: group.ok().flatten().map(|group| group.gid.as_raw()),
@@ -99,7 +99,7 @@ impl Operators {
             return Some(format!(
                 "uid {} does not steer this node: it takes root or group {}",
                 peer.uid,
-                crate::rundir::GROUP
+                crate::host::rundir::GROUP
             ));
         }
         (!peer.contained.is_empty()).then(|| {

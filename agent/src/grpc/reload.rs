@@ -8,10 +8,10 @@
 use crate::app::tunables;
 use crate::causes::with_causes;
 use crate::config::{Applies, Change, Config, Level, Loaded, SETTINGS, Sources, setting};
+use crate::grpc::peers::Crowd;
+use crate::host::logs::LogLevel;
+use crate::host::notify::Notifier;
 use crate::inbox::{Input, Mailbox, NodeInput};
-use crate::logs::LogLevel;
-use crate::notify::Notifier;
-use crate::peers::Crowd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidegate_proto::v1;
 use tokio::sync::watch;

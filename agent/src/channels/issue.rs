@@ -3,7 +3,7 @@
 //! What it does, in what order, and what it answers are [`tidegate_node::task`]'s rules; here are the thread
 //! and the driver's calls.
 
-use crate::channel::{ChannelControl, is_gone};
+use crate::channels::channel::{ChannelControl, is_gone};
 use crate::clock::now_ns;
 use crate::inbox::{Mailbox, NodeInput};
 use std::sync::Arc;

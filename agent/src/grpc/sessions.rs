@@ -8,15 +8,15 @@ mod memory;
 
 use crate::clock::now_ns;
 use crate::config::{AgentLoss, Config, Level, Loaded, Method, OnAgentLoss, Role};
+use crate::grpc::peers::{Greeted, Peer};
+use crate::host::reaper::Reaper;
 use crate::identity::rules::decide;
 use crate::identity::{Credentials, Subject};
 use crate::inbox::{
     Channel, Library, Mailbox, Newcomer, NodeInput, Peer as NodePeer, RmChange, Said, SetChannels,
     Stream, Tell, Ticket,
 };
-use crate::peers::{Greeted, Peer};
 use crate::plain;
-use crate::reaper::Reaper;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -124,7 +124,7 @@ impl Sessions {
                 takes_memory: hello.memory != 0,
             },
             last_agent_generation: hello.last_agent_generation,
-            page: page.map(crate::page::shared),
+            page: page.map(crate::grpc::page::shared),
             control_file: greeted.control_file.map(|file| SentFile(Box::new(file))),
             outbox: Box::new(Stream(tell_tx)),
         }

@@ -1,0 +1,14 @@
+//! Who speaks with the agent: its sockets, their callers, and the services behind them.
+//!
+//! A connection comes by a socket that the service manager holds ([`activation`]) or the agent binds
+//! ([`sockets`]). Its caller is known before anything it sent is read ([`peers`]), and each call is
+//! allowed or refused ([`authority`]). Libraries come to [`sessions`], people to [`service`].
+
+pub mod activation;
+pub mod authority;
+pub mod page;
+pub mod peers;
+pub mod reload;
+pub mod service;
+pub mod sessions;
+pub mod sockets;

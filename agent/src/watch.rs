@@ -1,0 +1,8 @@
+//! What is kept of the node's doings, for people and programs that look on. Nothing here decides.
+
+pub mod events;
+pub mod history;
+pub mod latency;
+pub mod metrics;
+pub mod recorder;
+pub mod watcher;
