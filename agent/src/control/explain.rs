@@ -1,6 +1,6 @@
 //! Why a process runs or waits, and what is known of one handle, for people.
 
-use super::ControlThread;
+use super::status::View;
 use crate::clock::nanos;
 use crate::config::Role;
 use crate::inbox::Explanation;
@@ -13,7 +13,7 @@ use tidegate_policy::time::Instant;
 use tidegate_policy::view::{GateState, GpuView, JobState, JobView, Reason, StripeView};
 use tidegate_proto::v1;
 
-impl ControlThread {
+impl View<'_> {
     pub(super) fn handles(&self, handle: u32, job: Option<&str>) -> Vec<v1::HandleStatus> {
         let mut found = Vec::new();
         for id in self.shell.members().live_jobs() {

@@ -1,6 +1,5 @@
 //! How the node stands, for people.
 
-use super::ControlThread;
 use crate::channels::level::Stop;
 use crate::channels::obstacle::Obstacle;
 use crate::config::Method;
@@ -9,6 +8,7 @@ use crate::selftest::{self, Held, Outcome, Tried};
 use crate::watch::latency;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
+use tidegate_node::Shell;
 use tidegate_node::kinds::{Gpu, gpu_id};
 use tidegate_node::lanes::{Applied, Lane};
 use tidegate_node::session::Session;
@@ -50,7 +50,17 @@ impl About {
     }
 }
 
-impl ControlThread {
+/// The node at one moment, for those who ask.
+pub(super) struct View<'a> {
+    pub shell: &'a Shell,
+    pub about: &'a About,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn job_name(&self, job: JobId) -> &'a str {
+        self.shell.lanes().job(job).map_or("", |job| &job.name)
+    }
+
     /// GPUs without their latencies and the owners of their memory, and jobs.
     pub(super) fn totals(&self) -> v1::GetStatusResponse {
         let usage = self.shell.usage().at(self.shell.now_ns());

@@ -1,0 +1,206 @@
+//! Turns the shell of the node ([`tidegate_node`]), and answers people.
+//!
+//! It sleeps on the doorbells of all online processes, one word that other threads raise, and the next
+//! timer, all in one `futex_waitv`. It makes no call that may wait: the driver's ioctls are the issue
+//! threads', proofs the prover's, logs the event thread's.
+
+use super::status::{About, View};
+use super::waiting::Waiting;
+use crate::channels::journal::{Journal, Marked, is_running};
+use crate::channels::obstacle::Obstacle;
+use crate::clock::now_ns;
+use crate::host::notify::Notifier;
+use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tidegate_node::{Parts, Shell, ports};
+use tidegate_policy::event::Event;
+use tidegate_policy::ids::JobId;
+
+/// Messages taken in one turn before the doorbells are looked at again.
+const TURN: usize = 64;
+
+/// `CLOCK_MONOTONIC`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MonotonicClock;
+
+impl ports::Clock for MonotonicClock {
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+}
+
+/// What the shell needs of this machine.
+#[derive(Debug)]
+pub struct Machine {
+    /// Where channels that nobody claimed stand.
+    pub journal: Arc<Journal>,
+    /// Where the answers go.
+    pub mailbox: Mailbox,
+}
+
+impl ports::Machine for Machine {
+    fn release_late(&self, marked: Vec<Marked>) {
+        crate::channels::reconcile::start_late(
+            Arc::clone(&self.journal),
+            marked,
+            self.mailbox.clone(),
+        );
+    }
+
+    fn is_running(&self, pid: u32) -> bool {
+        is_running(pid)
+    }
+}
+
+/// The control thread's state.
+#[derive(Debug)]
+pub struct ControlThread {
+    shell: Shell,
+    inbox: Inbox,
+    waiting: Waiting,
+    /// The service manager, which wants to hear that the thread makes turns.
+    notifier: Arc<Notifier>,
+    notified: u64,
+    about: About,
+}
+
+impl ControlThread {
+    /// A node with nobody attached.
+    #[must_use]
+    pub fn new(parts: Parts, inbox: Inbox, notifier: Arc<Notifier>, about: About) -> Self {
+        Self {
+            shell: Shell::new(parts),
+            waiting: Waiting::new(Arc::clone(&inbox.wake)),
+            inbox,
+            notifier,
+            notified: 0,
+            about,
+        }
+    }
+
+    /// Runs until it is told to end.
+    pub fn run(mut self) {
+        self.begin();
+        loop {
+            self.turn();
+            if self.shell.has_ended() {
+                break;
+            }
+            let raised = self.inbox.wake.load(Ordering::Acquire);
+            if self.inbox.input_rx.is_empty() {
+                let (bells, deadline) = (self.shell.members().bells(), self.shell.deadline());
+                self.waiting.wait(bells, raised, deadline);
+            }
+        }
+    }
+
+    /// Before the first turn.
+    #[doc(hidden)]
+    pub fn begin(&mut self) {
+        self.shell.begin();
+    }
+
+    /// Reads everything that changed since the last turn, and never waits.
+    #[doc(hidden)]
+    pub fn turn(&mut self) {
+        self.shell.wake();
+        self.say_alive();
+        for _ in 0..TURN {
+            let Ok(input) = self.inbox.input_rx.try_recv() else {
+                break;
+            };
+            self.take(input);
+        }
+        self.shell.rest();
+    }
+
+    fn say_alive(&mut self) {
+        let (every, now) = (self.notifier.alive_every_ns(), self.shell.now_ns());
+        if every != 0 && now - self.notified >= every {
+            self.notified = now;
+            self.notifier.alive();
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Node(input) => return self.shell.take(input),
+            Input::Mps(pid) => self.see_mps(pid),
+            Input::Ask(ask) => self.answer(ask),
+            Input::Audit(kind, text) => self.shell.remark(kind, text),
+        }
+        // Whatever people ask, no doorbell waits for more than one answer.
+        self.shell.wake();
+    }
+
+    /// MPS came or went. The level stays as it was chosen.
+    fn see_mps(&mut self, pid: Option<i32>) {
+        let about = &mut self.about.obstacles;
+        about.retain(|obstacle| !matches!(obstacle, Obstacle::Mps(_)));
+        about.extend(pid.map(Obstacle::Mps));
+        self.shell.take(NodeInput::Mps(pid.is_some()));
+        let (kind, text) = match pid {
+            Some(pid) => ("obstacle", Obstacle::Mps(pid).to_string()),
+            None => ("obstacle_gone", "MPS ended".to_owned()),
+        };
+        self.shell.remark(kind, text);
+    }
+
+    fn answer(&mut self, ask: Ask) {
+        // Whoever asked may have left meanwhile.
+        self.shell.steer(None);
+        match ask {
+            Ask::Report(answer) => drop(answer.send(Box::new(self.view().report()))),
+            Ask::Usage(answer) => drop(answer.send(Box::new(self.view().totals()))),
+            Ask::Pause(job, answer) => {
+                drop(answer.send(self.steer(job.as_deref(), |job| Event::Pause { job })));
+            }
+            Ask::Resume(job, answer) => {
+                drop(answer.send(self.steer(job.as_deref(), |job| Event::Resume { job })));
+            }
+            Ask::Drain(drained, answer) => {
+                self.shell.steer(Some(Event::Drain { drained }));
+                drop(answer.send(self.live_names()));
+            }
+            Ask::Explain(pid, answer) => drop(answer.send(Box::new(self.view().explain(pid)))),
+            Ask::Handle(handle, job, answer) => {
+                drop(answer.send(self.view().handles(handle, job.as_deref())));
+            }
+        }
+    }
+
+    /// Steers one job by name, or all; returns which.
+    fn steer(
+        &mut self,
+        name: Option<&str>,
+        event: fn(Option<JobId>) -> Event<'static>,
+    ) -> Vec<String> {
+        let Some(name) = name else {
+            self.shell.steer(Some(event(None)));
+            return self.live_names();
+        };
+        let mut steered = Vec::new();
+        for job in self.shell.members().live_jobs() {
+            if self.view().job_name(job) == name {
+                self.shell.steer(Some(event(Some(job))));
+                steered.push(name.to_owned());
+            }
+        }
+        steered
+    }
+
+    /// Jobs with a process, by name.
+    fn live_names(&self) -> Vec<String> {
+        let live = self.shell.members().live_jobs().into_iter();
+        live.map(|job| self.view().job_name(job).to_owned())
+            .collect()
+    }
+
+    const fn view(&self) -> View<'_> {
+        View {
+            shell: &self.shell,
+            about: &self.about,
+        }
+    }
+}
