@@ -8,167 +8,23 @@
 //!
 //! What fails is not used, and never remembered: the next start tries again.
 
+mod calls;
 mod child;
+mod place;
 mod trial;
+mod verdict;
 pub mod work;
 
 use crate::causes::with_causes;
-use crate::channels::level::Stop;
 use crate::config::{Level, Method, MethodChoice, SelfTestKind};
-use crate::rm::{Driver, Gpu, RmError, Subdevice, ThrowAway};
-use std::fmt;
+use crate::rm::Driver;
+pub use calls::calls;
+pub use place::{LIBRARY, NotPossible, Place, find_library};
 use std::path::{Path, PathBuf};
-use tidegate_abi::rm::DisableChannels;
-pub use trial::{NotPossible, Place};
+pub use verdict::{Held, Outcome, Report, Tried};
 
-/// The library's file name.
-pub const LIBRARY: &str = "libtidegate.so";
 /// What the run directory remembers.
 const MEMORY: &str = "self-test";
-/// Where the library is looked for, beside the program itself.
-const LIBRARY_DIRS: [&str; 3] = ["/usr/local/lib", "/usr/lib/tidegate", "/usr/lib"];
-
-/// What is known of one level.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Work stopped and went on.
-    Proven(Stop),
-    /// The driver took the calls; what they do was not seen.
-    CallsOnly(Method),
-    /// It could not be tried, and why; nothing is known of it.
-    NotTried(String),
-    /// It must not be used, and why.
-    Failed(String),
-}
-
-impl Outcome {
-    /// How the level stops what runs, if it may be used.
-    ///
-    /// # Errors
-    /// Why it may not.
-    pub fn stop(&self) -> Result<Stop, String> {
-        match self {
-            Self::Proven(stop) => Ok(*stop),
-            Self::CallsOnly(method) => Ok(Stop::by(*method)),
-            Self::NotTried(why) => Err(format!("self-test: not tried: {why}")),
-            Self::Failed(why) => Err(format!("self-test: {why}")),
-        }
-    }
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Proven(stop) => write!(f, "proven by {stop}"),
-            Self::CallsOnly(method) => write!(f, "calls only, by {method}"),
-            Self::NotTried(why) => write!(f, "not tried: {why}"),
-            Self::Failed(why) => write!(f, "failed: {why}"),
-        }
-    }
-}
-
-/// What became of one method at one level.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Held {
-    /// Work stood still at once, three times of three.
-    Stops,
-    /// It stood still at the end of the kernel that it was inside of.
-    AtKernelEnd,
-    /// Something was lacking to try it.
-    NotTried(String),
-    /// It stops nothing, or is refused.
-    Failed(String),
-}
-
-impl Held {
-    /// What status calls it.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Stops => "stops",
-            Self::AtKernelEnd => "stops at kernel end",
-            Self::NotTried(_) => "not tried",
-            Self::Failed(_) => "failed",
-        }
-    }
-
-    /// Why it is not the one that is used; empty where there is nothing to say.
-    #[must_use]
-    pub fn why(&self) -> &str {
-        match self {
-            Self::Stops => "",
-            Self::AtKernelEnd => "stops work only at the end of its kernel",
-            Self::NotTried(why) | Self::Failed(why) => why,
-        }
-    }
-}
-
-/// A level with its methods.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tried {
-    /// Which.
-    pub level: Level,
-    /// In sum.
-    pub outcome: Outcome,
-    /// The methods that were tried, in order.
-    pub methods: Vec<(Method, Held)>,
-}
-
-impl Tried {
-    /// The first method that stops work at once is kept, else the first that does at the end of a kernel.
-    #[must_use]
-    pub fn of(level: Level, methods: Vec<(Method, Held)>) -> Self {
-        let first = |wanted: &Held| {
-            let found = methods.iter().find(|(_, held)| held == wanted);
-            found.map(|(method, _)| *method)
-        };
-        let kept = first(&Held::Stops).map(Stop::by).or_else(|| {
-            let method = first(&Held::AtKernelEnd)?;
-            Some(Stop {
-                method,
-                at_kernel_end: true,
-            })
-        });
-        let why = || match &methods[..] {
-            [(_, only)] => only.why().to_owned(),
-            all => named(all),
-        };
-        let untried = |(_, held): &(Method, Held)| matches!(held, Held::NotTried(_));
-        let outcome = match kept {
-            Some(stop) => Outcome::Proven(stop),
-            None if methods.iter().all(untried) => Outcome::NotTried(why()),
-            None => Outcome::Failed(why()),
-        };
-        Self {
-            level,
-            outcome,
-            methods,
-        }
-    }
-
-    /// Why the methods before the one that is used are not.
-    #[must_use]
-    pub fn why_not_better(&self) -> String {
-        let Ok(stop) = self.outcome.stop() else {
-            return String::new();
-        };
-        let kept = self.methods.iter().position(|(own, _)| *own == stop.method);
-        let mut why = named(&self.methods[..kept.unwrap_or(0)]);
-        if stop.at_kernel_end {
-            let said = "work that runs goes on to the end of its kernel, so no memory is taken";
-            why = [why, said.to_owned()].join(if kept == Some(0) { "" } else { "; " });
-        }
-        why
-    }
-}
-
-fn named(methods: &[(Method, Held)]) -> String {
-    let texts = methods
-        .iter()
-        .map(|(method, held)| format!("{method}: {}", held.why()));
-    texts.collect::<Vec<_>>().join("; ")
-}
-
 /// Where a self-test finds what it needs, and where it remembers.
 #[derive(Clone, Debug)]
 pub struct Setting {
@@ -192,24 +48,6 @@ pub struct SelfTest<'a> {
     levels: Vec<Tried>,
     summary: String,
     tried: bool,
-}
-
-/// What a self-test found, for status.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// In one line.
-    pub summary: String,
-    /// The levels that were asked about or tried with them, in order.
-    pub levels: Vec<Tried>,
-}
-
-impl Report {
-    /// Why the methods better than the one that `level` uses are not used, and what is to be known of it.
-    #[must_use]
-    pub fn why_not_better(&self, level: Level) -> String {
-        let tried = self.levels.iter().find(|tried| tried.level == level);
-        tried.map(Tried::why_not_better).unwrap_or_default()
-    }
 }
 
 impl<'a> SelfTest<'a> {
@@ -315,15 +153,6 @@ fn place(setting: &Setting) -> Result<Place, String> {
     })
 }
 
-/// The library: beside this program, or where packages put it.
-#[must_use]
-pub fn find_library() -> Option<PathBuf> {
-    let exe = std::env::current_exe().ok();
-    let own = exe.as_deref().and_then(Path::parent).map(Path::to_owned);
-    let mut dirs = own.into_iter().chain(LIBRARY_DIRS.map(PathBuf::from));
-    dirs.find_map(|dir| Some(dir.join(LIBRARY)).filter(|path| path.exists()))
-}
-
 /// Names everything a proof rests on.
 fn key(driver: &Driver, methods: MethodChoice) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -398,65 +227,10 @@ fn remember(run_dir: &Path, key: &str, levels: &[Tried]) {
     }
 }
 
-/// Tries the calls of `level` on a channel without work, on every GPU.
-///
-/// Two clients on two files: one makes a channel, the other names it. So L1 is tried exactly as it will
-/// be used, with a pair that is foreign to the caller, and a firmware that refuses foreign pairs is
-/// found before any process depends on it. L2 and L3 are the same call by the owner. The channel must
-/// also answer to a second disable and a second enable, because orders are repeated.
-///
-/// Of the methods the first that `methods` allows: which of them stops work is not seen by this. A
-/// driver that gives no channel to try them on says nothing about them.
-#[must_use]
-pub fn calls(driver: &Driver, level: Level, methods: MethodChoice) -> Outcome {
-    let method = methods.first();
-    let Some(branch) = driver.branch else {
-        return Outcome::Failed("the driver's branch is not known".to_owned());
-    };
-    if (level, method) == (Level::L1, Method::Preempt) {
-        return Outcome::Failed("a group is preempted through its owner's file only".to_owned());
-    }
-    for (index, gpu) in driver.gpus.iter().enumerate() {
-        let owner = match ThrowAway::scheduled(gpu, branch) {
-            Ok(owner) => owner,
-            Err(error) => return Outcome::NotTried(format!("GPU {index}: {error}")),
-        };
-        if let Err(error) = calls_on(gpu, &owner, level, method) {
-            return Outcome::Failed(format!("GPU {index}: {error}"));
-        }
-    }
-    Outcome::CallsOnly(method)
-}
-
-fn calls_on(gpu: &Gpu, owner: &ThrowAway, level: Level, method: Method) -> Result<(), RmError> {
-    let other = Subdevice::open(gpu)?;
-    for disable in [true, true, false, false] {
-        let mut call = DisableChannels {
-            disable: u8::from(disable),
-            only_disable_scheduling: u8::from(disable && method == Method::Preempt),
-            num_channels: 1,
-            ..DisableChannels::default()
-        };
-        call.h_client_list[0] = owner.client();
-        call.h_channel_list[0] = owner.channel;
-        match level {
-            Level::L1 => other.set_channels(&mut call)?,
-            Level::L2 | Level::L3 => owner.set_own(&mut call)?,
-            Level::L5 => {}
-        }
-        match method {
-            Method::Disable => {}
-            Method::Restart => owner.restart_runlist()?,
-            Method::Preempt if disable => owner.preempt_own()?,
-            Method::Preempt => {}
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channels::level::Stop;
 
     fn tried(level: Level, methods: &[(Method, Held)]) -> Tried {
         Tried::of(level, methods.to_vec())

@@ -1,6 +1,6 @@
 //! The self-test's child, and the socket that only it knows.
 
-use super::trial::{NotPossible, Place};
+use super::place::{NotPossible, Place};
 use crate::config::Config;
 use crate::grpc::peers::{self, Crowd, Pages};
 use crate::grpc::sessions::{HookReports, Sessions};

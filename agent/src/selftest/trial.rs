@@ -13,8 +13,9 @@
 //! everything enabled.
 
 use super::child::{self, Directory, Server};
+use super::place::{NotPossible, Place, READY_NS};
+use super::verdict::{Held, Tried};
 use super::work::{KERNEL_NS, STEPS};
-use super::{Held, Tried};
 use crate::channels::channel::{self, ChannelControl, Member, Plan, Restarter, Via};
 use crate::channels::journal;
 use crate::clock::now_ns;
@@ -23,7 +24,6 @@ use crate::inbox::{
     self, Channel, Inbox, Input, NodeInput, RmChange, Said, SetChannels, Tell, Ticket, Welcome,
 };
 use crate::rm::{ControlFile, Driver};
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
@@ -37,8 +37,6 @@ use tidegate_node::kinds::Switch;
 use tidegate_node::page::PageRef;
 use tidegate_node::ports::Outbox;
 
-/// How long the child may take until its kernels run: contexts on eight GPUs without persistence mode.
-const READY_NS: u64 = 30_000_000_000;
 /// How long an answer of the child, or of its library, may take.
 const ANSWER_NS: u64 = 2_000_000_000;
 /// How long enabled work may take to go on.
@@ -59,39 +57,6 @@ const SETTLE: Duration = Duration::from_millis(1);
 const END_NS: u64 = 5_000_000_000;
 /// Messages are looked for this often.
 const TURN: Duration = Duration::from_millis(1);
-
-/// What a trial needs to know.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// The program that does the work (`tidegate-agent`).
-    pub program: PathBuf,
-    /// The library that is preloaded.
-    pub library: PathBuf,
-    /// A directory with `libcuda.so.1`, where it is not in the system's.
-    pub driver_dir: Option<PathBuf>,
-    /// Where a socket can be made.
-    pub run_dir: PathBuf,
-}
-
-/// Why nothing could be tried.
-#[derive(Debug, thiserror::Error)]
-pub enum NotPossible {
-    /// The way to the child.
-    #[error("cannot {0}")]
-    Prepare(&'static str, #[source] std::io::Error),
-    /// What the child says.
-    #[error("{0}")]
-    Child(String),
-    /// It says nothing.
-    #[error("its GPU work did not begin within {} s", READY_NS / 1_000_000_000)]
-    Slow,
-    /// Its library did not attach.
-    #[error("its preloaded library did not attach")]
-    NotAttached,
-    /// The agent's side.
-    #[error("the driver gives the agent no subdevice")]
-    Subdevice(#[source] crate::rm::RmError),
-}
 
 /// Tries all levels, in order L1, L2, L3, each by the methods that `methods` allows until one holds.
 ///
