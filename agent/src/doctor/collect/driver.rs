@@ -1,6 +1,6 @@
 //! Driver and GPUs. Whatever speaks to the driver does so with a deadline.
 
-use super::{line, patiently};
+use super::ask::{line, patiently};
 use crate::causes::with_causes;
 use crate::channels::level;
 use crate::channels::obstacle::{self, Mps, Obstacle};

@@ -21,7 +21,8 @@ fn all() -> impl Iterator<Item = i32> {
 }
 
 fn name(pid: i32) -> String {
-    super::line(format!("/proc/{pid}/comm")).map_or_else(String::new, |name| plain::name(&name))
+    super::ask::line(format!("/proc/{pid}/comm"))
+        .map_or_else(String::new, |name| plain::name(&name))
 }
 
 /// Strings that end with a zero, as in `cmdline` and `environ`.

@@ -1,6 +1,6 @@
 //! Kernel and limits.
 
-use super::line;
+use super::ask::line;
 use crate::doctor::facts::{Found, System};
 use crate::sys;
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,9 +1,9 @@
 //! Driver and GPUs.
 
-use super::{View, count};
+use super::view::{View, count};
 use crate::channels::level::{self, Choice};
 use crate::config::Level;
-use crate::doctor::Check;
+use crate::doctor::check::Check;
 use crate::doctor::facts::Found;
 use tidegate_abi::rm::Branch;
 use tidegate_driver_patch::{State, branches};

@@ -1,6 +1,6 @@
 //! `libtidegate.so`: what it asks of the programs it is loaded into.
 
-use crate::doctor::Check;
+use crate::doctor::check::Check;
 use crate::doctor::facts::Library;
 
 /// Newest glibc the shipped library may ask for: older than that of any image engines come in.

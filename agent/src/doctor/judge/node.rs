@@ -1,7 +1,7 @@
 //! Configuration, agent, and the agent's directory.
 
-use super::{View, count};
-use crate::doctor::Check;
+use super::view::{View, count};
+use crate::doctor::check::Check;
 use crate::doctor::facts::{Agent, Entry, RunDir};
 use tidegate_proto::{CONTROL_SOCKET, v1};
 

@@ -1,8 +1,8 @@
 //! Processes that use the GPUs.
 
-use super::{View, count, seconds};
+use super::view::{View, count, seconds};
 use crate::config::LongGate;
-use crate::doctor::Check;
+use crate::doctor::check::Check;
 use crate::doctor::facts::GpuProcess;
 use std::time::Duration;
 use tidegate_proto::v1;

@@ -1,7 +1,7 @@
 //! Kernel and limits.
 
-use super::View;
-use crate::doctor::Check;
+use super::view::View;
+use crate::doctor::check::Check;
 use crate::doctor::facts::System;
 use std::path::Path;
 use tidegate_proto::v1::GetStatusResponse;
