@@ -34,5 +34,6 @@ pub mod plain;
 pub mod selftest;
 pub mod span;
 pub mod watch;
+pub mod wire;
 
 pub use tidegate_driver::{causes, device, rm, sys};

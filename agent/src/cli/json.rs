@@ -59,7 +59,7 @@ fn self_test(test: &v1::SelfTest) -> Value {
 
 /// A method's name; none where no channel is touched.
 pub fn method_name(method: v1::StopMethod) -> Option<&'static str> {
-    crate::grpc::sessions::method_said(method).map(crate::config::Method::name)
+    crate::wire::method_said(method).map(crate::config::Method::name)
 }
 
 /// The whole status.

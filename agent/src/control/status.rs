@@ -3,9 +3,9 @@
 use crate::channels::level::Stop;
 use crate::channels::obstacle::Obstacle;
 use crate::config::Method;
-use crate::grpc::sessions::{level, method, role};
 use crate::selftest::{self, Held, Outcome, Tried};
 use crate::watch::latency;
+use crate::wire::{level, method, role};
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
 use tidegate_node::Shell;

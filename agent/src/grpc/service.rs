@@ -135,7 +135,7 @@ impl v1::node_server::Node for Service {
             reasons.push("it is not attached: it runs no GPU work under the library".to_owned());
         }
         for process in &standing.attached {
-            if process.role != i32::from(crate::grpc::sessions::role(decision.role)) {
+            if process.role != i32::from(crate::wire::role(decision.role)) {
                 reasons.push(format!(
                     "it attached as what it is by: {}; the rules in force count when it attaches anew",
                     process.rule
@@ -150,7 +150,7 @@ impl v1::node_server::Node for Service {
             cgroup: peer.cgroup.clone(),
             facts: facts(&subject),
             trials: trials(rules, &subject).iter().map(trial).collect(),
-            role: crate::grpc::sessions::role(decision.role).into(),
+            role: crate::wire::role(decision.role).into(),
             rule: decision.rule,
             attached: standing.attached,
             jobs: standing.jobs,

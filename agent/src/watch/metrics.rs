@@ -114,7 +114,7 @@ const FAMILIES: [Family; 33] = [
         None,
         "How channels are stopped: the self-test's choice, or none at the launch gate",
         |s| {
-            let method = crate::grpc::sessions::method_said(s.status.method());
+            let method = crate::wire::method_said(s.status.method());
             let name = method.map_or("none", crate::config::Method::name);
             let when = if s.status.method_at_kernel_end {
                 "kernel_end"

@@ -269,7 +269,7 @@ fn level(view: &View<'_>) -> Check {
 
 /// `, by ` the method in force, if channels are stopped at all.
 fn stopped_by(status: &v1::GetStatusResponse) -> String {
-    let method = crate::grpc::sessions::method_said(status.method());
+    let method = crate::wire::method_said(status.method());
     method.map_or_else(String::new, |method| format!(", by {method}"))
 }
 
