@@ -8,7 +8,7 @@ use crate::channels::level::{self, Choice, Refused};
 use crate::channels::obstacle::{self, Mps, Obstacle};
 use crate::channels::prove;
 use crate::channels::reconcile::{self, Reconciled};
-use crate::config::{Config, Cooldown, Level, Loaded, LongGate, Sources, Suspects, Unproven};
+use crate::config::{Config, Level, Loaded, Sources, Unproven, tunables};
 use crate::control::{About, ControlThread, Machine, MonotonicClock};
 use crate::device::{Device, DeviceError};
 use crate::grpc::activation::{ActivationError, Passed};
@@ -22,7 +22,7 @@ use crate::host::logs::LogLevel;
 use crate::host::notify::Notifier;
 use crate::host::reaper::Reaper;
 use crate::host::rundir::{self, RunDir, RunDirError};
-use crate::inbox::{self, Mailbox, NodeInput, Tunables};
+use crate::inbox::{self, Mailbox, NodeInput};
 use crate::rm::{self, Driver, RmError};
 use crate::selftest::{self, Outcome, SelfTest};
 use crate::watch::events::EventLog;
@@ -39,8 +39,6 @@ use tidegate_abi::rm::MAX_GPUS;
 use tidegate_node::Parts;
 use tidegate_node::kinds::Gpu as NodeGpu;
 use tidegate_node::ports::{self, Ports};
-use tidegate_policy::config as policy;
-use tidegate_policy::ids::Bytes;
 use tidegate_proto::{CONTROL_SOCKET, DESCRIPTOR, HOOK_SOCKET, STATUS_SOCKET, v1};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -405,68 +403,6 @@ fn unseen(driver: &Driver, level: Level, obstacles: &[Obstacle]) -> usize {
         MAX_GPUS.saturating_sub(driver.gpus.len())
     } else {
         0
-    }
-}
-
-/// What the control thread can be told while it runs.
-#[must_use]
-pub fn tunables(config: &Config, level: Level) -> Tunables {
-    Tunables {
-        policy: policy_config(config, level),
-        rings_per_second: config.limits.rings_per_second,
-        prove_every_ns: clock::nanos(config.prove_every),
-        stall_ns: clock::nanos(config.tuning.stall_after),
-        answer_ns: clock::nanos(config.tuning.answer_within),
-    }
-}
-
-/// The policy's settings from the operator's.
-fn policy_config(config: &Config, level: Level) -> policy::Config {
-    policy::Config {
-        frozen_after: config.tuning.frozen_after,
-        start_hold: config.tuning.start_hold,
-        disable_retries: config.tuning.disable_retries,
-        cooldown: match config.gate.cooldown {
-            Cooldown::Learn => policy::Cooldown::Learnt(policy::Learning {
-                window: config.tuning.cooldown_window,
-                min: config.tuning.cooldown_min,
-                max: config.tuning.cooldown_max,
-                ..policy::Learning::default()
-            }),
-            Cooldown::Fixed(time) => policy::Cooldown::Fixed(time),
-        },
-        means: if level == Level::L5 {
-            policy::Means::LaunchGate
-        } else {
-            policy::Means::Channels
-        },
-        suspects: match config.gate.suspects {
-            Suspects::Busy => policy::Suspects::Busy,
-            Suspects::Ignore => policy::Suspects::Ignore,
-        },
-        max_gated: config.gate.max_gated,
-        on_max_gated: match config.gate.long_gate {
-            LongGate::Hold => policy::OnMaxGated::Hold,
-            LongGate::Breathe => policy::OnMaxGated::Breathe(config.gate.breathe),
-        },
-        sharing: policy::Sharing {
-            reclaim_deadline: config.memory.reclaim_deadline,
-            restore_interval: config.memory.restore_interval,
-            reserving: policy::Reserving {
-                pressure_every: config.memory.pressure_every,
-                step: Bytes(config.memory.step),
-                min: match config.memory.headroom_min {
-                    0 => policy::Reserving::of_pool(Bytes(config.memory.pool))
-                        .min
-                        .min(Bytes(config.memory.headroom_max)),
-                    bytes => Bytes(bytes),
-                },
-                max: Bytes(config.memory.headroom_max),
-                ..policy::Reserving::default()
-            },
-            ..policy::Sharing::default()
-        },
-        ..policy::Config::default()
     }
 }
 

@@ -12,11 +12,11 @@ pub mod labels;
 pub mod place;
 pub mod rules;
 
+pub use crate::config::Qos;
 use crate::config::{Identity, Role};
 use crate::plain;
 use labels::Labels;
 use place::Place;
-pub use place::Qos;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -90,18 +90,6 @@ pub struct Decision {
     pub role: Role,
     /// For people: "rule 2: cgroup /online.slice".
     pub rule: String,
-}
-
-impl Qos {
-    /// As rules name it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::BestEffort => "besteffort",
-            Self::Burstable => "burstable",
-            Self::Guaranteed => "guaranteed",
-        }
-    }
 }
 
 /// Reads what /proc says of the peer of a socket, and whether it still is the same process afterwards.

@@ -1,10 +1,16 @@
 //! From the layers to a checked configuration.
 
+use super::nearest::nearest;
+use super::origin::{ConfigError, Origin};
+use super::sections::Config;
+use super::settings::{Applies, SETTINGS, Setting, paths, setting};
 use super::value::{Item, Row};
-use super::{Applies, Config, ConfigError, FILE, Origin, SETTINGS, Setting, setting};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// Where the file is unless `--config` says otherwise. It may be absent.
+pub const FILE: &str = "/etc/tidegate/agent.toml";
 
 /// The layers a configuration is made of, lowest first. Kept, so that it can be made again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,6 +159,10 @@ impl Sources {
     /// # Errors
     /// On the first thing that is wrong, with its place.
     pub fn load(&self) -> Result<Loaded, ConfigError> {
+        self.take().map_err(naming_nearest)
+    }
+
+    fn take(&self) -> Result<Loaded, ConfigError> {
         let mut loaded = Loaded::default();
         let rows = self.rows()?;
         for row in &rows {
@@ -181,6 +191,38 @@ impl Sources {
         let set = self.set.iter();
         rows.extend(set.map(|(key, value, who)| row(key, value, Origin::Set(who.clone()))));
         Ok(rows)
+    }
+}
+
+impl Config {
+    /// Reads `file` (which may be absent when `optional`), its drop-ins and the variables of
+    /// `environment`.
+    ///
+    /// # Errors
+    /// On the first thing that is wrong, with its place.
+    pub fn load(
+        file: &Path,
+        optional: bool,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let sources = Sources {
+            optional,
+            environment: environment.into_iter().collect(),
+            ..Sources::of(file)
+        };
+        Ok(sources.load()?.config)
+    }
+}
+
+/// An unknown key with the known one that it resembles.
+fn naming_nearest(error: ConfigError) -> ConfigError {
+    match error {
+        ConfigError::Unknown { origin, key, .. } => ConfigError::Unknown {
+            near: nearest(&key, paths()),
+            origin,
+            key,
+        },
+        other => other,
     }
 }
 

@@ -1,6 +1,5 @@
 //! Where a value came from, and what was wrong with it.
 
-use super::settings;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -79,36 +78,12 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
+    /// Without the nearest path, which whoever knows all of them adds.
     pub(super) fn unknown(origin: Origin, key: &str) -> Self {
         Self::Unknown {
             origin,
             key: key.to_owned(),
-            near: nearest(key),
+            near: None,
         }
     }
-}
-
-/// The known path that differs least from `key`, if it differs little.
-fn nearest(key: &str) -> Option<&'static str> {
-    settings::paths()
-        .map(|path| (distance(key, path), path))
-        .min()
-        .filter(|&(distance, path)| distance <= 1 + path.len() / 4)
-        .map(|(_, path)| path)
-}
-
-/// Edits that turn `a` into `b` (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
-        for (j, &y) in b.iter().enumerate() {
-            let change = corner + usize::from(x != y);
-            corner = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
-        }
-    }
-    row[b.len()]
 }

@@ -1,8 +1,9 @@
 //! `[identity]`: users and rules.
 
+use super::origin::ConfigError;
+use super::sections::{Qos, Rule};
 use super::value::{Named, Row, quoted, quoted_name};
-use super::{ConfigError, Role, Rule};
-use crate::identity::Qos;
+use tidegate_node::kinds::Role;
 
 impl Named for Role {
     const NAMES: &'static [(&'static str, Self)] = &[

@@ -1,15 +1,18 @@
 //! Every setting there is, a row each: its path, from when a change of it counts, how it is read and how
 //! it is shown. Nothing about a setting stands twice.
 
+use super::origin::{ConfigError, Origin};
 use super::rules::show_rule;
+use super::sections::{
+    Config, Cooldown, LevelChoice, LogFormat, LongGate, MethodChoice, OnAgentLoss, SelfTestKind,
+    Suspects, Unproven,
+};
 use super::tuning::ms;
 use super::value::{Named, Row, quoted, quoted_name, show_bytes, show_duration};
-use super::{
-    Config, ConfigError, Cooldown, Level, LevelChoice, LogFormat, LongGate, Method, MethodChoice,
-    OnAgentLoss, SelfTestKind, Suspects, Unproven, watching,
-};
+use super::watching;
 use std::path::PathBuf;
 use std::time::Duration;
+use tidegate_node::kinds::{Level, Method};
 
 /// From when a change of a setting counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +166,7 @@ pub static SETTINGS: [Setting; 45] = [
         NextAttach,
         |config, row| {
             // Those of the files stand one behind the other; any other layer replaces them all.
-            if !matches!(row.origin, super::Origin::File { .. }) {
+            if !matches!(row.origin, Origin::File { .. }) {
                 config.identity.rules.clear();
             }
             config.identity.rules.extend(row.rules()?);

@@ -1,6 +1,6 @@
 //! One setting as it was found, and the kinds of values there are.
 
-use super::{ConfigError, Origin};
+use super::origin::{ConfigError, Origin};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! `[metrics]` and `[history]`: who may look at the node from outside, and what is kept of it.
 
-use super::ConfigError;
+use super::origin::ConfigError;
 use super::value::Row;
 use std::fmt;
 use std::net::SocketAddr;

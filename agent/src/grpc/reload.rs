@@ -5,9 +5,8 @@
 //! What counts at once goes to the control thread, the log and the sockets; what counts for newcomers
 //! is read by them; of what takes a restart the old value stays in force and is named as pending.
 
-use crate::app::tunables;
 use crate::causes::with_causes;
-use crate::config::{Applies, Change, Config, Level, Loaded, SETTINGS, Sources, setting};
+use crate::config::{Applies, Change, Config, Level, Loaded, SETTINGS, Sources, setting, tunables};
 use crate::grpc::peers::Crowd;
 use crate::host::logs::LogLevel;
 use crate::host::notify::Notifier;

@@ -11,16 +11,7 @@
 //!   '------------------- the kubelet's word --------------------------------' '-- the runtime's --' '-- the tenant's
 //! ```
 
-/// A Kubernetes class of service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Qos {
-    /// No limits and no requests; batch pods of Koordinator too.
-    BestEffort,
-    /// Some.
-    Burstable,
-    /// Limits that are the requests.
-    Guaranteed,
-}
+use crate::config::Qos;
 
 /// What a cgroup's path says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -23,11 +23,10 @@ use tidegate_abi::page::{
     ACTIVITY_BUSY, BYTES, DEVICES, DeviceWords, GATE_OPEN, GATE_STATE, GateWords, Page,
     ProcessWords,
 };
-use tidegate_agent::app::tunables;
 use tidegate_agent::channels::issue::Issuer;
 use tidegate_agent::channels::journal::{self, Journal};
 use tidegate_agent::clock::now_ns;
-use tidegate_agent::config::{Config, Level, Method, Role};
+use tidegate_agent::config::{Config, Level, Method, Role, tunables};
 use tidegate_agent::control::{About, ControlThread, Machine, MonotonicClock};
 use tidegate_agent::grpc::page::shared;
 use tidegate_agent::host::notify::Notifier;

@@ -1,8 +1,8 @@
 //! Which rule matches, and what is said of those that do not.
 
 use super::super::labels::Labels;
-use super::super::place::{Place, Qos};
-use super::super::{Credentials, Subject};
+use super::super::place::Place;
+use super::super::{Credentials, Qos, Subject};
 use super::*;
 use proptest::prelude::*;
 

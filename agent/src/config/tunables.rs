@@ -1,0 +1,70 @@
+//! What the control thread and the policy take from the operator's settings.
+
+use super::sections::{Config, Cooldown, LongGate, Suspects};
+use crate::clock;
+use crate::inbox::Tunables;
+use tidegate_node::kinds::Level;
+use tidegate_policy::config as policy;
+use tidegate_policy::ids::Bytes;
+
+/// What the control thread can be told while it runs.
+#[must_use]
+pub fn tunables(config: &Config, level: Level) -> Tunables {
+    Tunables {
+        policy: policy_config(config, level),
+        rings_per_second: config.limits.rings_per_second,
+        prove_every_ns: clock::nanos(config.prove_every),
+        stall_ns: clock::nanos(config.tuning.stall_after),
+        answer_ns: clock::nanos(config.tuning.answer_within),
+    }
+}
+
+/// The policy's settings from the operator's.
+fn policy_config(config: &Config, level: Level) -> policy::Config {
+    policy::Config {
+        frozen_after: config.tuning.frozen_after,
+        start_hold: config.tuning.start_hold,
+        disable_retries: config.tuning.disable_retries,
+        cooldown: match config.gate.cooldown {
+            Cooldown::Learn => policy::Cooldown::Learnt(policy::Learning {
+                window: config.tuning.cooldown_window,
+                min: config.tuning.cooldown_min,
+                max: config.tuning.cooldown_max,
+                ..policy::Learning::default()
+            }),
+            Cooldown::Fixed(time) => policy::Cooldown::Fixed(time),
+        },
+        means: if level == Level::L5 {
+            policy::Means::LaunchGate
+        } else {
+            policy::Means::Channels
+        },
+        suspects: match config.gate.suspects {
+            Suspects::Busy => policy::Suspects::Busy,
+            Suspects::Ignore => policy::Suspects::Ignore,
+        },
+        max_gated: config.gate.max_gated,
+        on_max_gated: match config.gate.long_gate {
+            LongGate::Hold => policy::OnMaxGated::Hold,
+            LongGate::Breathe => policy::OnMaxGated::Breathe(config.gate.breathe),
+        },
+        sharing: policy::Sharing {
+            reclaim_deadline: config.memory.reclaim_deadline,
+            restore_interval: config.memory.restore_interval,
+            reserving: policy::Reserving {
+                pressure_every: config.memory.pressure_every,
+                step: Bytes(config.memory.step),
+                min: match config.memory.headroom_min {
+                    0 => policy::Reserving::of_pool(Bytes(config.memory.pool))
+                        .min
+                        .min(Bytes(config.memory.headroom_max)),
+                    bytes => Bytes(bytes),
+                },
+                max: Bytes(config.memory.headroom_max),
+                ..policy::Reserving::default()
+            },
+            ..policy::Sharing::default()
+        },
+        ..policy::Config::default()
+    }
+}
