@@ -1,47 +1,15 @@
 //! Status, hooks and events for people.
 
+mod layout;
 mod memory;
 
 use super::json;
 pub use crate::span::time;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::Table;
+pub use layout::{append, new, right};
+use layout::{or_dash, table};
 use std::fmt::Write;
 use tidegate_proto::v1;
-
-/// A table as every command prints them, as wide as it is.
-pub fn new(header: &[&str]) -> Table {
-    table(header, None)
-}
-
-fn table(header: &[&str], width: Option<u16>) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header);
-    if let Some(width) = width {
-        table
-            .set_content_arrangement(ContentArrangement::Dynamic)
-            .set_width(width);
-    }
-    table
-}
-
-/// Columns of numbers.
-pub fn right(table: &mut Table, columns: &[usize]) {
-    for &column in columns {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-}
-
-/// Appends a table without the blanks that fill its lines.
-pub fn append(text: &mut String, table: &Table) {
-    for line in table.to_string().lines() {
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-}
 
 fn level(report: &v1::GetStatusResponse) -> &'static str {
     match report.level() {
@@ -52,10 +20,6 @@ fn level(report: &v1::GetStatusResponse) -> &'static str {
         v1::ChannelLevel::L5LaunchGate => "L5 (launches wait)",
         v1::ChannelLevel::Unspecified => "unknown",
     }
-}
-
-fn or_dash(text: &str) -> &str {
-    if text.is_empty() { "-" } else { text }
 }
 
 /// ` by ` the method that stops what runs, where there is one.

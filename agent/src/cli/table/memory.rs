@@ -1,6 +1,6 @@
 //! The shared memory of each GPU for people: by place, by owner, by cache, by job.
 
-use super::{append, or_dash, right, table};
+use super::layout::{append, or_dash, right, table};
 use crate::cli::json;
 use comfy_table::Table;
 use std::fmt::Write;
