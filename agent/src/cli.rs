@@ -1,5 +1,6 @@
 //! The command line `tidegate`: a thin client of the gRPC services.
 
+mod agent;
 mod cdi;
 mod config;
 mod doctor;
@@ -7,34 +8,30 @@ mod events;
 mod explain;
 mod json;
 pub mod manual;
+mod print;
 mod probe;
 mod release;
 mod replay;
 mod report;
+mod status;
 mod steer;
 mod table;
 mod top;
 mod trace;
+mod values;
 
-use crate::device::Device;
-use anyhow::Context;
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-use tidegate_proto::{CONTROL_SOCKET, RUN_DIR, RUN_DIR_ENV, STATUS_SOCKET, v1};
-use tonic::transport::{Channel, Endpoint};
+pub use agent::Unreachable;
+use agent::{Agent, Refusal, runtime};
+use clap::{CommandFactory, Parser, Subcommand};
+use print::{Output, write};
+use std::path::PathBuf;
 
 /// Look at and steer the GPU colocation of this node.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, after_help = EXIT_CODES)]
 pub struct Cli {
-    /// The agent's directory.
-    #[arg(long, global = true, env = RUN_DIR_ENV, default_value = RUN_DIR, value_name = "DIR")]
-    run_dir: PathBuf,
-    /// The socket to speak to, instead of one in the agent's directory.
-    #[arg(long, global = true, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    agent: Agent,
     #[command(subcommand)]
     command: Command,
 }
@@ -100,7 +97,7 @@ enum Command {
     /// Record what happens on the node, for a trace viewer such as <https://ui.perfetto.dev>.
     Trace {
         /// For how long.
-        #[arg(long, default_value = "10", value_name = "S", value_parser = recording)]
+        #[arg(long, default_value = "10", value_name = "S", value_parser = values::recording)]
         seconds: f64,
         /// Where to.
         #[arg(
@@ -143,57 +140,6 @@ enum Command {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// For people.
-    Table,
-    /// One object, or one a line.
-    Json,
-}
-
-fn recording(text: &str) -> Result<f64, String> {
-    let seconds = text.parse().ok().filter(|s| (0.1..=3_600.0).contains(s));
-    seconds.ok_or_else(|| "give a number of seconds from 0.1 to 3600".to_owned())
-}
-
-/// A time back from now, in nanoseconds: "90s", "30m", "12h", "7d".
-fn ago(text: &str) -> Result<u64, String> {
-    let split = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let seconds = match unit {
-        "s" => 1,
-        "m" | "min" => 60,
-        "h" => 3_600,
-        "d" => 86_400,
-        _ => 0,
-    };
-    let number = number.parse::<u64>().ok();
-    let ns = number.and_then(|number| number.checked_mul(seconds * 1_000_000_000));
-    ns.filter(|&ns| ns != 0)
-        .ok_or_else(|| "give a number and one of s, m, h, d".to_owned())
-}
-
-/// The agent cannot be spoken to.
-#[derive(Debug, thiserror::Error)]
-pub enum Unreachable {
-    /// Nobody listens.
-    #[error("no agent listens on {}; is tidegate-agent running?", .0.display())]
-    Absent(PathBuf),
-    /// The socket may not be opened.
-    #[error("{} may not be opened by this user; ask for group tidegate, or use status", .0.display())]
-    Forbidden(PathBuf),
-    /// Anything else, also on the way.
-    #[error("the agent on {} does not serve: {why}", .path.display())]
-    Failed {
-        /// Its socket or directory.
-        path: PathBuf,
-        /// What it did instead.
-        why: String,
-    },
-}
-
 /// 1; 2 for wrong usage, or when doctor could not begin; 3 when the agent could not be reached or refused.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
@@ -223,12 +169,12 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 pub fn run(cli: &Cli) -> anyhow::Result<u8> {
     match &cli.command {
         Command::Release { device, vgpu_shim } => {
-            release::run(&cli.run_dir, device.as_deref(), vgpu_shim.as_deref())?;
+            release::run(&cli.agent.run_dir, device.as_deref(), vgpu_shim.as_deref())?;
         }
         Command::Replay(args) => replay::run(args)?,
         Command::Report(args) => report::run(args)?,
-        Command::Doctor(arguments) => return doctor::run(cli, arguments),
-        Command::Cdi(command) => cdi::run(&cli.run_dir, command)?,
+        Command::Doctor(arguments) => return doctor::run(&cli.agent, arguments),
+        Command::Cdi(command) => cdi::run(&cli.agent.run_dir, command)?,
         Command::Completions { shell } => write(&manual::completions(Cli::command(), *shell))?,
         Command::Man { dir } => manual::pages(Cli::command(), dir)?,
         _ => runtime()?.block_on(ask(cli)).map_err(|error| {
@@ -241,77 +187,23 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot make a runtime")
-}
-
-/// The device a command is about: as given, else what the last agent used, else the machine's own.
-fn device_of(given: Option<&str>, last: Option<String>) -> anyhow::Result<Device> {
-    let device = given.map(str::to_owned).or(last);
-    let device = device.unwrap_or_else(|| Device::Real.to_string());
-    device
-        .parse()
-        .map_err(|error| anyhow::anyhow!("device `{device}`: {error}"))
-}
-
-/// What the agent answered, without the protocol's details.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-struct Refusal {
-    code: tonic::Code,
-    message: String,
-}
-
-impl From<&tonic::Status> for Refusal {
-    fn from(status: &tonic::Status) -> Self {
-        Self {
-            code: status.code(),
-            message: if status.message().is_empty() {
-                format!("the agent answers: {}", status.code())
-            } else {
-                status.message().to_owned()
-            },
-        }
-    }
-}
-
 async fn ask(cli: &Cli) -> anyhow::Result<()> {
+    let agent = &cli.agent;
     match &cli.command {
-        Command::Status { output } => status(cli, *output).await,
-        Command::Events(args) => events::run(cli, args).await,
-        Command::Top(args) => top::run(cli, args).await,
-        Command::LogLevel { filter } => log_level(cli, filter.as_deref()).await,
-        Command::Pause { job } => {
-            let channel = cli.connect(CONTROL_SOCKET).await?;
-            let request = v1::PauseRequest {
-                job: job.clone().unwrap_or_default(),
-            };
-            let answer = v1::control_client::ControlClient::new(channel)
-                .pause(request)
-                .await?;
-            jobs("paused", &answer.into_inner().jobs)
-        }
-        Command::Resume { job } => {
-            let channel = cli.connect(CONTROL_SOCKET).await?;
-            let request = v1::ResumeRequest {
-                job: job.clone().unwrap_or_default(),
-            };
-            let answer = v1::control_client::ControlClient::new(channel)
-                .resume(request)
-                .await?;
-            jobs("resumed", &answer.into_inner().jobs)
-        }
-        Command::Drain => steer::drain(cli).await,
-        Command::Undrain => steer::undrain(cli).await,
-        Command::Set { assignment, unset } => steer::set(cli, assignment, *unset).await,
-        Command::Reload => steer::reload(cli).await,
-        Command::Explain(what) => explain::run(cli, what).await,
-        Command::Config(command) => config::run(cli, command).await,
-        Command::Hooks { pid, output } => hooks(cli, *pid, *output).await,
-        Command::Trace { seconds, output } => trace::run(cli, *seconds, output).await,
+        Command::Status { output } => status::status(agent, *output).await,
+        Command::Events(args) => events::run(agent, args).await,
+        Command::Top(args) => top::run(agent, args).await,
+        Command::LogLevel { filter } => steer::log_level(agent, filter.as_deref()).await,
+        Command::Pause { job } => steer::pause(agent, job.clone()).await,
+        Command::Resume { job } => steer::resume(agent, job.clone()).await,
+        Command::Drain => steer::drain(agent).await,
+        Command::Undrain => steer::undrain(agent).await,
+        Command::Set { assignment, unset } => steer::set(agent, assignment, *unset).await,
+        Command::Reload => steer::reload(agent).await,
+        Command::Explain(what) => explain::run(agent, what).await,
+        Command::Config(command) => config::run(agent, command).await,
+        Command::Hooks { pid, output } => status::hooks(agent, *pid, *output).await,
+        Command::Trace { seconds, output } => trace::run(agent, *seconds, output).await,
         // Done without an agent, above.
         Command::Doctor(_)
         | Command::Release { .. }
@@ -321,131 +213,4 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         | Command::Man { .. }
         | Command::Report(_) => Ok(()),
     }
-}
-
-impl Cli {
-    async fn connect(&self, name: &str) -> Result<Channel, Unreachable> {
-        let path = self
-            .socket
-            .clone()
-            .unwrap_or_else(|| self.run_dir.join(name));
-        match tokio::net::UnixStream::connect(&path).await {
-            Ok(stream) => over(stream, &path).await,
-            Err(error) => Err(match error.kind() {
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
-                    Unreachable::Absent(path)
-                }
-                std::io::ErrorKind::PermissionDenied => Unreachable::Forbidden(path),
-                _ => Unreachable::Failed {
-                    path,
-                    why: error.to_string(),
-                },
-            }),
-        }
-    }
-}
-
-async fn over(stream: tokio::net::UnixStream, path: &Path) -> Result<Channel, Unreachable> {
-    let mut stream = Some(stream);
-    let connector = tower::service_fn(move |_: tonic::transport::Uri| {
-        // One connection per command; a second would be a reconnect, which helps nobody here.
-        let stream = stream.take();
-        async move {
-            stream
-                .map(hyper_util::rt::TokioIo::new)
-                .ok_or_else(|| std::io::Error::other("the agent hung up"))
-        }
-    });
-    Endpoint::from_static("http://tidegate.invalid")
-        .connect_timeout(Duration::from_secs(2))
-        .connect_with_connector(connector)
-        .await
-        .map_err(|error| Unreachable::Failed {
-            path: path.to_owned(),
-            why: error.to_string(),
-        })
-}
-
-async fn report(cli: &Cli, hooks: bool) -> anyhow::Result<v1::GetStatusResponse> {
-    let channel = cli.connect(STATUS_SOCKET).await?;
-    let mut request = tonic::Request::new(v1::GetStatusRequest { hooks });
-    request.set_timeout(Duration::from_secs(5));
-    let answer = v1::node_client::NodeClient::new(channel)
-        .get_status(request)
-        .await?;
-    Ok(answer.into_inner())
-}
-
-async fn status(cli: &Cli, output: Output) -> anyhow::Result<()> {
-    let report = report(cli, false).await?;
-    match output {
-        Output::Table => print(&table::status(&report, terminal_width())),
-        Output::Json => print(&format!("{:#}\n", json::status(&report))),
-    }
-}
-
-async fn hooks(cli: &Cli, pid: Option<i32>, output: Output) -> anyhow::Result<()> {
-    let mut report = report(cli, true).await?;
-    if let Some(pid) = pid {
-        report.processes.retain(|process| process.pid == pid);
-        anyhow::ensure!(
-            !report.processes.is_empty(),
-            "no attached process has the id {pid}"
-        );
-    }
-    match output {
-        Output::Table => print(&table::hooks(&report.processes)),
-        Output::Json => print(&format!("{:#}\n", json::processes(&report.processes))),
-    }
-}
-
-async fn log_level(cli: &Cli, filter: Option<&str>) -> anyhow::Result<()> {
-    let channel = cli.connect(CONTROL_SOCKET).await?;
-    let request = v1::SetLogLevelRequest {
-        filter: filter.unwrap_or_default().to_owned(),
-    };
-    let answer = v1::control_client::ControlClient::new(channel)
-        .set_log_level(request)
-        .await?
-        .into_inner();
-    print(&format!("{} (before: {})\n", answer.filter, answer.before))
-}
-
-fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {
-    if jobs.is_empty() {
-        print("no job is attached\n")
-    } else {
-        print(&format!("{what}: {}\n", jobs.join(", ")))
-    }
-}
-
-/// Writes to standard output, without what would steer a terminal; a reader that has left is no error.
-fn print(text: &str) -> anyhow::Result<()> {
-    write(crate::plain::lines(text).as_bytes())
-}
-
-fn write(bytes: &[u8]) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write")
-        }
-        _ => Ok(()),
-    }
-}
-
-fn terminal_width() -> Option<u16> {
-    if std::io::stdout().is_terminal() {
-        let said = std::env::var("COLUMNS").ok();
-        said.and_then(|columns| columns.parse().ok())
-            .or_else(crate::sys::terminal_columns)
-    } else {
-        None
-    }
-}
-
-/// Whether to paint: on a terminal whose user did not ask for plain text.
-fn colours() -> bool {
-    std::io::stdout().is_terminal()
-        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -7,6 +7,7 @@
 //! host finds nothing to load. Of the agent's directory the container sees `hook.sock` alone: root in a
 //! container is root to `control.sock`.
 
+use super::print::print;
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
@@ -75,7 +76,7 @@ pub(super) fn run(run_dir: &Path, command: &Command) -> anyhow::Result<()> {
         Format::Yaml => yaml(&spec, 0),
     };
     match &arguments.output {
-        None => super::print(&text),
+        None => print(&text),
         Some(path) => {
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
         }

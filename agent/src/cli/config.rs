@@ -1,6 +1,7 @@
 //! `tidegate config`: whether files are right, and what is in force.
 
-use super::{Cli, print};
+use super::agent::Agent;
+use super::print::print;
 use crate::config::{Applies, FILE, Loaded, SETTINGS, Sources, environment};
 use anyhow::Context;
 use clap::Subcommand;
@@ -26,7 +27,7 @@ pub enum Command {
     },
 }
 
-pub async fn run(cli: &Cli, command: &Command) -> anyhow::Result<()> {
+pub async fn run(agent: &Agent, command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Check { file } => check(file),
         Command::Dump { file, origin } => {
@@ -39,7 +40,7 @@ pub async fn run(cli: &Cli, command: &Command) -> anyhow::Result<()> {
                     rows(&load(&sources)?)
                 }
                 None => {
-                    let running = super::steer::settings(cli).await?.settings;
+                    let running = super::steer::settings(agent).await?.settings;
                     running.into_iter().map(row).collect()
                 }
             };

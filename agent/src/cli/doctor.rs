@@ -3,10 +3,13 @@
 //! The table is text that wraps by itself: the result and the name of a check in two columns, what was
 //! found beside them, and what to do below it behind an arrow.
 
-use super::{Cli, Unreachable, print, probe};
+use super::agent::{Agent, Unreachable, report, runtime};
+use super::print::{Output, colours, print, terminal_width, write};
+use super::probe;
+use super::values::device_of;
 use crate::device::Device;
 use crate::doctor::collect::{self, Options};
-use crate::doctor::facts::{Agent, Facts};
+use crate::doctor::facts::{self, Facts};
 use crate::doctor::{self, CHECKS, Check, Group, Outcome};
 use crate::host::rundir;
 use crate::plain;
@@ -43,8 +46,8 @@ pub(super) struct Arguments {
     #[command(flatten)]
     probe: probe::Arguments,
     /// How to print it.
-    #[arg(long, short, value_enum, default_value_t = super::Output::Table)]
-    output: super::Output,
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    output: Output,
 }
 
 /// A check's id, or what may be a probe's.
@@ -62,11 +65,11 @@ fn id(text: &str) -> Result<String, String> {
 pub struct NotStarted(#[source] anyhow::Error);
 
 /// Looks at the node and prints what it finds; the exit code.
-pub(super) fn run(cli: &Cli, arguments: &Arguments) -> anyhow::Result<u8> {
-    let last = rundir::holder(&cli.run_dir).map(|holder| holder.device);
-    let device = super::device_of(arguments.device.as_deref(), last).map_err(NotStarted)?;
+pub(super) fn run(agent: &Agent, arguments: &Arguments) -> anyhow::Result<u8> {
+    let last = rundir::holder(&agent.run_dir).map(|holder| holder.device);
+    let device = device_of(arguments.device.as_deref(), last).map_err(NotStarted)?;
     if arguments.probe.probe {
-        let json = arguments.output == super::Output::Json;
+        let json = arguments.output == Output::Json;
         return Err(NotStarted(probe::start(
             &arguments.probe,
             &device,
@@ -80,7 +83,7 @@ pub(super) fn run(cli: &Cli, arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some(id) = arguments.only.iter().find(|id| probe::is_id(id)) {
         return Err(NotStarted(anyhow::anyhow!("{id} is a probe: add --probe")).into());
     }
-    let facts = collect(cli, arguments, device).map_err(NotStarted)?;
+    let facts = collect(agent, arguments, device).map_err(NotStarted)?;
     let mut checks = doctor::judge(&facts);
     for check in &mut checks {
         check.evidence = plain::lines(&check.evidence);
@@ -89,18 +92,18 @@ pub(super) fn run(cli: &Cli, arguments: &Arguments) -> anyhow::Result<u8> {
         checks.retain(|check| arguments.only.iter().any(|id| id == check.id));
     }
     match arguments.output {
-        super::Output::Table => {
-            let width = super::terminal_width().map_or(WIDTH, usize::from);
-            let text = table(&facts, &checks, width.max(NARROWEST), super::colours());
+        Output::Table => {
+            let width = terminal_width().map_or(WIDTH, usize::from);
+            let text = table(&facts, &checks, width.max(NARROWEST), colours());
             // Painted, and what tenants wrote is cleaned above.
-            super::write(text.as_bytes())?;
+            write(text.as_bytes())?;
         }
-        super::Output::Json => print(&format!("{:#}\n", as_json(&facts, &checks)))?,
+        Output::Json => print(&format!("{:#}\n", as_json(&facts, &checks)))?,
     }
     Ok(doctor::exit_code(&checks))
 }
 
-fn collect(cli: &Cli, arguments: &Arguments, device: Device) -> anyhow::Result<Facts> {
+fn collect(agent: &Agent, arguments: &Arguments, device: Device) -> anyhow::Result<Facts> {
     let wants = |of_library: bool| {
         arguments.only.is_empty()
             || CHECKS.iter().any(|(id, group)| {
@@ -111,13 +114,13 @@ fn collect(cli: &Cli, arguments: &Arguments, device: Device) -> anyhow::Result<F
     let node = if wants(false) {
         // From here on this process speaks to that device.
         device.enter(arguments.vgpu_shim.as_deref())?;
-        Some(ask_agent(cli)?)
+        Some(ask_agent(agent)?)
     } else {
         None
     };
     let options = Options {
         device,
-        run_dir: cli.run_dir.clone(),
+        run_dir: agent.run_dir.clone(),
         config: arguments.config.clone(),
         library: arguments.library.clone(),
     };
@@ -125,15 +128,15 @@ fn collect(cli: &Cli, arguments: &Arguments, device: Device) -> anyhow::Result<F
     Ok(collect::facts(&options, node, wants(true)))
 }
 
-fn ask_agent(cli: &Cli) -> anyhow::Result<Agent> {
-    let asked = super::runtime()?
-        .block_on(async { tokio::time::timeout(AGENT_PATIENCE, super::report(cli, false)).await });
+fn ask_agent(agent: &Agent) -> anyhow::Result<facts::Agent> {
+    let asked = runtime()?
+        .block_on(async { tokio::time::timeout(AGENT_PATIENCE, report(agent, false)).await });
     Ok(match asked {
-        Err(_) => Agent::Silent(format!("no answer in {} s", AGENT_PATIENCE.as_secs())),
-        Ok(Ok(status)) => Agent::Answers(Box::new(status)),
+        Err(_) => facts::Agent::Silent(format!("no answer in {} s", AGENT_PATIENCE.as_secs())),
+        Ok(Ok(status)) => facts::Agent::Answers(Box::new(status)),
         Ok(Err(error)) => match error.downcast_ref::<Unreachable>() {
-            Some(Unreachable::Absent(_)) => Agent::Absent,
-            _ => Agent::Silent(format!("{error:#}")),
+            Some(Unreachable::Absent(_)) => facts::Agent::Absent,
+            _ => facts::Agent::Silent(format!("{error:#}")),
         },
     })
 }

@@ -1,6 +1,8 @@
 //! `tidegate events`: what happened, all of it or what is asked for.
 
-use super::{Cli, Output, json, print, table};
+use super::agent::Agent;
+use super::print::{Output, print};
+use super::{json, table};
 use crate::clock::now_ns;
 use clap::Args as ClapArgs;
 use tidegate_proto::{STATUS_SOCKET, v1};
@@ -38,7 +40,7 @@ fn since(text: &str) -> Result<Since, String> {
     if let Ok(number) = text.parse() {
         return Ok(Since::Number(number));
     }
-    super::ago(text).map(Since::Ago)
+    super::values::ago(text).map(Since::Ago)
 }
 
 impl Args {
@@ -51,8 +53,8 @@ impl Args {
 }
 
 /// Prints events until there are no more, or for ever with `--follow`.
-pub(super) async fn run(cli: &Cli, args: &Args) -> anyhow::Result<()> {
-    let channel = cli.connect(STATUS_SOCKET).await?;
+pub(super) async fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
+    let channel = agent.connect(STATUS_SOCKET).await?;
     let (since_seq, from_ns) = match args.since {
         Since::Number(number) => (number, 0),
         Since::Ago(ns) => (0, now_ns().saturating_sub(ns)),

@@ -1,7 +1,8 @@
 //! `tidegate explain`: why a process is what it is and does what it does, why a handle was taken.
 
+use super::agent::Agent;
+use super::print::{Output, print};
 use super::table::time;
-use super::{Cli, Output, print};
 use clap::Subcommand;
 use serde_json::json;
 use tidegate_proto::{STATUS_SOCKET, v1};
@@ -30,8 +31,8 @@ pub enum What {
     },
 }
 
-pub async fn run(cli: &Cli, what: &What) -> anyhow::Result<()> {
-    let mut node = NodeClient::new(cli.connect(STATUS_SOCKET).await?);
+pub async fn run(agent: &Agent, what: &What) -> anyhow::Result<()> {
+    let mut node = NodeClient::new(agent.connect(STATUS_SOCKET).await?);
     match what {
         What::Pid { pid, output } => {
             let answer = node.explain(v1::ExplainRequest { pid: *pid }).await?;

@@ -4,6 +4,9 @@
 //! systemd runs it after the service has ended. While an agent is handing over to a successor it does
 //! nothing, because the successor takes the channels as they are; beside a living agent it refuses.
 
+use super::agent::Unreachable;
+use super::print::print;
+use super::values::device_of;
 use crate::channels::journal;
 use crate::clock::now_ns;
 use crate::host::rundir::{self, RunDir, RunDirError};
@@ -12,18 +15,18 @@ use std::path::Path;
 
 pub(super) fn run(run_dir: &Path, device: Option<&str>, shim: Option<&Path>) -> anyhow::Result<()> {
     let last = rundir::holder(run_dir).map(|holder| holder.device);
-    let device = super::device_of(device, last)?;
+    let device = device_of(device, last)?;
     let Some(journal) = journal::find(run_dir).context("cannot read the journal")? else {
-        return super::print("there is no journal: nothing was ever disabled here\n");
+        return print("there is no journal: nothing was ever disabled here\n");
     };
     if journal.is_handing_over(now_ns()) {
-        return super::print("an agent is handing over to a successor: nothing to do\n");
+        return print("an agent is handing over to a successor: nothing to do\n");
     }
     // Held until the end, so that no agent starts in between.
     let _held = match RunDir::take(run_dir, &device.to_string()) {
         Ok(held) => held,
         Err(error @ RunDirError::Held(..)) => {
-            return Err(super::Unreachable::Failed {
+            return Err(Unreachable::Failed {
                 path: run_dir.to_owned(),
                 why: format!("nothing to release, {error}"),
             }
@@ -33,9 +36,9 @@ pub(super) fn run(run_dir: &Path, device: Option<&str>, shim: Option<&Path>) -> 
     };
     device.enter(shim)?;
     let report = crate::channels::reconcile::enable_marked(&journal);
-    super::print(&format!("{report}\n"))?;
+    print(&format!("{report}\n"))?;
     for line in report.lines() {
-        super::print(&format!("{line}\n"))?;
+        print(&format!("{line}\n"))?;
     }
     anyhow::ensure!(report.failed == 0, "some channels could not be enabled");
     Ok(())

@@ -4,6 +4,7 @@
 //! the agent runs and under what it is compared with. Either one trace of the user's, answered in a
 //! table and words, or a table of scenarios, answered with `results.csv`.
 
+use super::print::print;
 use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -319,7 +320,7 @@ fn run_one(args: &Args, cases: &[Case], calibration: Option<&Calibration>) -> an
     }
     let figures = figures_of(evaluation);
     write_figures(args, &figures)?;
-    super::print(&table::text(&report))
+    print(&table::text(&report))
 }
 
 fn run_table(
@@ -369,14 +370,14 @@ fn run_table(
             })
             .collect();
         if swept.len() > 1 {
-            super::print(&costs_in_words(costs))?;
+            print(&costs_in_words(costs))?;
         }
-        super::print(&table::scenarios(&blocks))?;
+        print(&table::scenarios(&blocks))?;
     }
     if let Some(tables) = calibration {
-        super::print(&format!("\nTables: {}\n", tables.words(&specs)))?;
+        print(&format!("\nTables: {}\n", tables.words(&specs)))?;
     }
-    super::print(&format!(
+    print(&format!(
         "\nwritten: {}\n",
         out.join("results.csv").display()
     ))

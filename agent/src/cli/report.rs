@@ -1,6 +1,7 @@
 //! `tidegate report`: what was harvested over days.
 
-use super::{print, table};
+use super::print::print;
+use super::table;
 use crate::clock::unix_ms;
 use crate::watch::history::summary::{Gaps, Job, Summary, summarise};
 use crate::watch::history::{self, Slice, Subject};
@@ -15,7 +16,7 @@ use tidegate_proto::{HISTORY_FILE, STATE_DIR};
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
     /// How far back: "7d", "12h", "30m".
-    #[arg(long, default_value = "7d", value_name = "TIME", value_parser = super::ago)]
+    #[arg(long, default_value = "7d", value_name = "TIME", value_parser = super::values::ago)]
     since: u64,
     /// The agent's `history.file`, or a copy of one.
     #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join(HISTORY_FILE))]

@@ -1,17 +1,42 @@
-//! Commands that change how the agent works: drain, set, reload.
+//! Commands that change how the agent works: pause, drain, set, reload, log-level.
 
-use super::{Cli, print};
+use super::agent::Agent;
+use super::print::print;
 use anyhow::Context;
 use tidegate_proto::v1::control_client::ControlClient;
 use tidegate_proto::{CONTROL_SOCKET, v1};
 use tonic::transport::Channel;
 
-async fn control(cli: &Cli) -> anyhow::Result<ControlClient<Channel>> {
-    Ok(ControlClient::new(cli.connect(CONTROL_SOCKET).await?))
+async fn control(agent: &Agent) -> anyhow::Result<ControlClient<Channel>> {
+    Ok(ControlClient::new(agent.connect(CONTROL_SOCKET).await?))
 }
 
-pub async fn drain(cli: &Cli) -> anyhow::Result<()> {
-    let answer = control(cli).await?.drain(v1::DrainRequest {}).await?;
+pub async fn pause(agent: &Agent, job: Option<String>) -> anyhow::Result<()> {
+    let request = v1::PauseRequest {
+        job: job.unwrap_or_default(),
+    };
+    let answer = control(agent).await?.pause(request).await?;
+    jobs("paused", &answer.into_inner().jobs)
+}
+
+pub async fn resume(agent: &Agent, job: Option<String>) -> anyhow::Result<()> {
+    let request = v1::ResumeRequest {
+        job: job.unwrap_or_default(),
+    };
+    let answer = control(agent).await?.resume(request).await?;
+    jobs("resumed", &answer.into_inner().jobs)
+}
+
+fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {
+    if jobs.is_empty() {
+        print("no job is attached\n")
+    } else {
+        print(&format!("{what}: {}\n", jobs.join(", ")))
+    }
+}
+
+pub async fn drain(agent: &Agent) -> anyhow::Result<()> {
+    let answer = control(agent).await?.drain(v1::DrainRequest {}).await?;
     let held = answer.into_inner().jobs;
     print(&format!(
         "drained: no offline job runs until `tidegate undrain`{}\n",
@@ -19,8 +44,8 @@ pub async fn drain(cli: &Cli) -> anyhow::Result<()> {
     ))
 }
 
-pub async fn undrain(cli: &Cli) -> anyhow::Result<()> {
-    let answer = control(cli).await?.undrain(v1::UndrainRequest {}).await?;
+pub async fn undrain(agent: &Agent) -> anyhow::Result<()> {
+    let answer = control(agent).await?.undrain(v1::UndrainRequest {}).await?;
     let free = answer.into_inner().jobs;
     print(&format!("no longer drained{}\n", listed("; jobs: ", &free)))
 }
@@ -34,7 +59,7 @@ fn listed(before: &str, jobs: &[String]) -> String {
 }
 
 /// `KEY=VALUE`, or with `unset` a key.
-pub async fn set(cli: &Cli, assignment: &str, unset: bool) -> anyhow::Result<()> {
+pub async fn set(agent: &Agent, assignment: &str, unset: bool) -> anyhow::Result<()> {
     let (path, value) = match assignment.split_once('=') {
         Some((path, value)) if !unset => (path.trim(), value.trim()),
         None if unset => (assignment.trim(), ""),
@@ -45,18 +70,18 @@ pub async fn set(cli: &Cli, assignment: &str, unset: bool) -> anyhow::Result<()>
         value: value.to_owned(),
         unset,
     };
-    let answer = control(cli).await?.set(request).await?;
+    let answer = control(agent).await?.set(request).await?;
     print(&said(&answer.into_inner().changes))
 }
 
-pub async fn reload(cli: &Cli) -> anyhow::Result<()> {
-    let answer = control(cli).await?.reload(v1::ReloadRequest {}).await?;
+pub async fn reload(agent: &Agent) -> anyhow::Result<()> {
+    let answer = control(agent).await?.reload(v1::ReloadRequest {}).await?;
     print(&said(&answer.into_inner().changes))
 }
 
 /// Every setting of the running agent.
-pub async fn settings(cli: &Cli) -> anyhow::Result<v1::GetConfigResponse> {
-    let channel = cli.connect(tidegate_proto::STATUS_SOCKET).await?;
+pub async fn settings(agent: &Agent) -> anyhow::Result<v1::GetConfigResponse> {
+    let channel = agent.connect(tidegate_proto::STATUS_SOCKET).await?;
     let answer = v1::node_client::NodeClient::new(channel)
         .get_config(v1::GetConfigRequest {})
         .await
@@ -81,4 +106,16 @@ fn said(changes: &[v1::SettingChange]) -> String {
         ));
     }
     text
+}
+
+pub async fn log_level(agent: &Agent, filter: Option<&str>) -> anyhow::Result<()> {
+    let request = v1::SetLogLevelRequest {
+        filter: filter.unwrap_or_default().to_owned(),
+    };
+    let answer = control(agent)
+        .await?
+        .set_log_level(request)
+        .await?
+        .into_inner();
+    print(&format!("{} (before: {})\n", answer.filter, answer.before))
 }

@@ -6,8 +6,8 @@
 
 mod draw;
 mod model;
-
-use super::{Cli, colours, print};
+use super::agent::{Agent, Refusal, report};
+use super::print::{colours, print, terminal_width};
 use crate::clock::now_ns;
 use clap::Args as ClapArgs;
 use model::{Heard, Model, Sort};
@@ -41,9 +41,9 @@ pub(super) struct Args {
 }
 
 /// Shows the node until the user has seen enough.
-pub(super) async fn run(cli: &Cli, args: &Args) -> anyhow::Result<()> {
+pub(super) async fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
     if args.once {
-        return once(cli, args).await;
+        return once(agent, args).await;
     }
     anyhow::ensure!(
         std::io::stdout().is_terminal() && std::io::stdin().is_terminal(),
@@ -53,7 +53,7 @@ pub(super) async fn run(cli: &Cli, args: &Args) -> anyhow::Result<()> {
     let mut keys = keys()?;
     let mut model = Model::new(args.sort, colours());
     let mut terminal = ratatui::try_init()?;
-    let listening = listen(cli, heard_tx);
+    let listening = listen(agent, heard_tx);
     tokio::pin!(listening);
     let mut ticks = tokio::time::interval(EVERY);
     let shown = loop {
@@ -106,9 +106,9 @@ fn keys() -> anyhow::Result<mpsc::Receiver<Event>> {
 }
 
 /// Asks and listens for as long as it is polled.
-async fn listen(cli: &Cli, heard_tx: mpsc::Sender<Heard>) {
+async fn listen(agent: &Agent, heard_tx: mpsc::Sender<Heard>) {
     loop {
-        let Err(lost) = attend(cli, &heard_tx).await;
+        let Err(lost) = attend(agent, &heard_tx).await;
         if heard_tx.send(Heard::Lost(lost.to_string())).await.is_err() {
             return;
         }
@@ -117,11 +117,11 @@ async fn listen(cli: &Cli, heard_tx: mpsc::Sender<Heard>) {
 }
 
 async fn attend(
-    cli: &Cli,
+    agent: &Agent,
     heard_tx: &mpsc::Sender<Heard>,
 ) -> anyhow::Result<std::convert::Infallible> {
-    let said = |status: tonic::Status| super::Refusal::from(&status);
-    let mut client = v1::node_client::NodeClient::new(cli.connect(STATUS_SOCKET).await?);
+    let said = |status: tonic::Status| Refusal::from(&status);
+    let mut client = v1::node_client::NodeClient::new(agent.connect(STATUS_SOCKET).await?);
     let request = v1::WatchEventsRequest {
         since_seq: 0,
         no_follow: false,
@@ -155,17 +155,17 @@ async fn attend(
     }
 }
 
-async fn once(cli: &Cli, args: &Args) -> anyhow::Result<()> {
+async fn once(agent: &Agent, args: &Args) -> anyhow::Result<()> {
     let mut model = Model::new(args.sort, false);
     for round in 0..2 {
         // Shares and rates are differences.
         if round != 0 {
             tokio::time::sleep(EVERY).await;
         }
-        let status = super::report(cli, false).await?;
+        let status = report(agent, false).await?;
         model.hear(Heard::Status(Box::new(status)), now_ns());
     }
-    let channel = cli.connect(STATUS_SOCKET).await?;
+    let channel = agent.connect(STATUS_SOCKET).await?;
     let request = v1::WatchEventsRequest {
         since_seq: 0,
         no_follow: true,
@@ -179,7 +179,7 @@ async fn once(cli: &Cli, args: &Args) -> anyhow::Result<()> {
             model.hear(Heard::Event(event), now_ns());
         }
     }
-    let width = super::terminal_width().unwrap_or(WIDE);
+    let width = terminal_width().unwrap_or(WIDE);
     print(&frame(&model, width, draw::height(&model), now_ns())?)
 }
 

@@ -5,6 +5,8 @@
 //! time. What an event says is exact; what only the status says (`busy` in lane online, counters) is
 //! as old as the sample. [`tidegate_replay::timeline`] names the lanes.
 
+use super::agent::{Agent, Unreachable};
+use super::print::print;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +20,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 
-use super::Cli;
 use super::replay::{writable, write_timeline};
 use crate::clock::now_ns;
 
@@ -35,9 +36,9 @@ struct Sample {
 type Client = v1::node_client::NodeClient<Channel>;
 
 /// Records `seconds` into `file`.
-pub(super) async fn run(cli: &Cli, seconds: f64, file: &Path) -> anyhow::Result<()> {
+pub(super) async fn run(agent: &Agent, seconds: f64, file: &Path) -> anyhow::Result<()> {
     writable(file)?;
-    let mut client = Client::new(cli.connect(STATUS_SOCKET).await?);
+    let mut client = Client::new(agent.connect(STATUS_SOCKET).await?);
     let begin_ns = now_ns();
     let mut samples = vec![sample(&mut client).await?];
     let request = v1::WatchEventsRequest {
@@ -46,7 +47,7 @@ pub(super) async fn run(cli: &Cli, seconds: f64, file: &Path) -> anyhow::Result<
     };
     let mut stream = client.watch_events(request).await?.into_inner();
     let mut interrupt = signal(SignalKind::interrupt())?;
-    super::print(&format!(
+    print(&format!(
         "recording for {seconds} s; Ctrl-C ends it early\n"
     ))?;
     let bar = ProgressBar::new((seconds * 10.0) as u64);
@@ -89,7 +90,7 @@ pub(super) async fn run(cli: &Cli, seconds: f64, file: &Path) -> anyhow::Result<
         .iter()
         .filter(|event| event.kind == "preempted")
         .count();
-    super::print(&format!(
+    print(&format!(
         "recorded {:.1} s of {} GPU(s): {} events, {preempted} of them preemptions\n\
          written: {}; open it at https://ui.perfetto.dev\n",
         seconds_of(end_ns - begin_ns),
@@ -99,8 +100,8 @@ pub(super) async fn run(cli: &Cli, seconds: f64, file: &Path) -> anyhow::Result<
     ))?;
     match gone {
         None => Ok(()),
-        Some(why) => Err(super::Unreachable::Failed {
-            path: cli.run_dir.clone(),
+        Some(why) => Err(Unreachable::Failed {
+            path: agent.run_dir.clone(),
             why: format!("the recording ended early: {why}"),
         }
         .into()),

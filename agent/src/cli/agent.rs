@@ -1,0 +1,118 @@
+//! The agent that a command speaks to, and what becomes of that.
+
+use anyhow::Context;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tidegate_proto::{RUN_DIR, RUN_DIR_ENV, STATUS_SOCKET, v1};
+use tonic::transport::{Channel, Endpoint};
+
+// What is documented here would become the program's own help.
+#[derive(Debug, clap::Args)]
+pub(super) struct Agent {
+    /// The agent's directory.
+    #[arg(long, global = true, env = RUN_DIR_ENV, default_value = RUN_DIR, value_name = "DIR")]
+    pub run_dir: PathBuf,
+    /// The socket to speak to, instead of one in the agent's directory.
+    #[arg(long, global = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+/// The agent cannot be spoken to.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreachable {
+    /// Nobody listens.
+    #[error("no agent listens on {}; is tidegate-agent running?", .0.display())]
+    Absent(PathBuf),
+    /// The socket may not be opened.
+    #[error("{} may not be opened by this user; ask for group tidegate, or use status", .0.display())]
+    Forbidden(PathBuf),
+    /// Anything else, also on the way.
+    #[error("the agent on {} does not serve: {why}", .path.display())]
+    Failed {
+        /// Its socket or directory.
+        path: PathBuf,
+        /// What it did instead.
+        why: String,
+    },
+}
+
+/// What the agent answered, without the protocol's details.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(super) struct Refusal {
+    pub code: tonic::Code,
+    message: String,
+}
+
+impl From<&tonic::Status> for Refusal {
+    fn from(status: &tonic::Status) -> Self {
+        Self {
+            code: status.code(),
+            message: if status.message().is_empty() {
+                format!("the agent answers: {}", status.code())
+            } else {
+                status.message().to_owned()
+            },
+        }
+    }
+}
+
+pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot make a runtime")
+}
+
+impl Agent {
+    pub(super) async fn connect(&self, name: &str) -> Result<Channel, Unreachable> {
+        let path = self
+            .socket
+            .clone()
+            .unwrap_or_else(|| self.run_dir.join(name));
+        match tokio::net::UnixStream::connect(&path).await {
+            Ok(stream) => over(stream, &path).await,
+            Err(error) => Err(match error.kind() {
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+                    Unreachable::Absent(path)
+                }
+                std::io::ErrorKind::PermissionDenied => Unreachable::Forbidden(path),
+                _ => Unreachable::Failed {
+                    path,
+                    why: error.to_string(),
+                },
+            }),
+        }
+    }
+}
+
+async fn over(stream: tokio::net::UnixStream, path: &Path) -> Result<Channel, Unreachable> {
+    let mut stream = Some(stream);
+    let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+        // One connection per command; a second would be a reconnect, which helps nobody here.
+        let stream = stream.take();
+        async move {
+            stream
+                .map(hyper_util::rt::TokioIo::new)
+                .ok_or_else(|| std::io::Error::other("the agent hung up"))
+        }
+    });
+    Endpoint::from_static("http://tidegate.invalid")
+        .connect_timeout(Duration::from_secs(2))
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| Unreachable::Failed {
+            path: path.to_owned(),
+            why: error.to_string(),
+        })
+}
+
+pub(super) async fn report(agent: &Agent, hooks: bool) -> anyhow::Result<v1::GetStatusResponse> {
+    let channel = agent.connect(STATUS_SOCKET).await?;
+    let mut request = tonic::Request::new(v1::GetStatusRequest { hooks });
+    request.set_timeout(Duration::from_secs(5));
+    let answer = v1::node_client::NodeClient::new(channel)
+        .get_status(request)
+        .await?;
+    Ok(answer.into_inner())
+}

@@ -1,0 +1,36 @@
+//! Values that commands take, from text.
+
+use crate::device::Device;
+
+pub(super) fn recording(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|s| (0.1..=3_600.0).contains(s));
+    seconds.ok_or_else(|| "give a number of seconds from 0.1 to 3600".to_owned())
+}
+
+/// A time back from now, in nanoseconds: "90s", "30m", "12h", "7d".
+pub(super) fn ago(text: &str) -> Result<u64, String> {
+    let split = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "s" => 1,
+        "m" | "min" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => 0,
+    };
+    let number = number.parse::<u64>().ok();
+    let ns = number.and_then(|number| number.checked_mul(seconds * 1_000_000_000));
+    ns.filter(|&ns| ns != 0)
+        .ok_or_else(|| "give a number and one of s, m, h, d".to_owned())
+}
+
+/// The device a command is about: as given, else what the last agent used, else the machine's own.
+pub(super) fn device_of(given: Option<&str>, last: Option<String>) -> anyhow::Result<Device> {
+    let device = given.map(str::to_owned).or(last);
+    let device = device.unwrap_or_else(|| Device::Real.to_string());
+    device
+        .parse()
+        .map_err(|error| anyhow::anyhow!("device `{device}`: {error}"))
+}
