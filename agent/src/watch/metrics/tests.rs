@@ -1,3 +1,4 @@
+use super::recent::Shares;
 use super::*;
 
 fn status(jobs: usize) -> v1::GetStatusResponse {

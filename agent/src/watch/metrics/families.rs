@@ -1,0 +1,456 @@
+//! Every metric, a row each: its name, unit, kind and help, and how it is filled.
+
+use super::sample::{
+    Labels, Sample, Samples, Scrape, alignment, buckets, clients, flag, is_unmanaged, latencies,
+    memory, per_gpu, per_request, plain, real, seconds, shares, time, whole,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+use tidegate_proto::v1;
+
+/// Bytes of a page as the quarantine counts them.
+const PAGE: u64 = 2 << 20;
+
+/// One metric.
+pub(super) struct Family {
+    /// Without the unit and `_total`.
+    pub(super) name: &'static str,
+    pub(super) unit: Option<Unit>,
+    pub(super) kind: MetricType,
+    pub(super) help: &'static str,
+    pub(super) samples: fn(&Scrape) -> Samples,
+}
+
+const fn family(
+    kind: MetricType,
+    name: &'static str,
+    unit: Option<Unit>,
+    help: &'static str,
+    samples: fn(&Scrape) -> Samples,
+) -> Family {
+    Family {
+        name,
+        unit,
+        kind,
+        help,
+        samples,
+    }
+}
+
+pub(super) const COUNTER: MetricType = MetricType::Counter;
+const GAUGE: MetricType = MetricType::Gauge;
+const HISTOGRAM: MetricType = MetricType::Histogram;
+
+/// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
+pub(super) const FAMILIES: [Family; 33] = [
+    family(
+        GAUGE,
+        "build_info",
+        None,
+        "Version of the agent and of the driver, and the channel level in force",
+        |s| {
+            let labels = vec![
+                ("version", s.status.version.clone()),
+                ("driver_version", s.status.driver_version.clone()),
+                (
+                    "level",
+                    s.status
+                        .level()
+                        .as_str_name()
+                        .replace("CHANNEL_LEVEL_", "")
+                        .to_lowercase(),
+                ),
+            ];
+            vec![(labels, Sample::Gauge(1.0))]
+        },
+    ),
+    family(
+        GAUGE,
+        "stop_method",
+        None,
+        "How channels are stopped: the self-test's choice, or none at the launch gate",
+        |s| {
+            let method = crate::wire::method_said(s.status.method());
+            let name = method.map_or("none", crate::config::Method::name);
+            let when = if s.status.method_at_kernel_end {
+                "kernel_end"
+            } else {
+                "at_once"
+            };
+            let labels = vec![("method", name.to_owned()), ("when", when.to_owned())];
+            vec![(labels, Sample::Gauge(1.0))]
+        },
+    ),
+    family(
+        GAUGE,
+        "uptime",
+        Some(Unit::Seconds),
+        "Time since the agent's start",
+        |s| vec![(Labels::new(), Sample::Gauge(seconds(s.status.uptime_ns)))],
+    ),
+    family(
+        GAUGE,
+        "agent_generation",
+        None,
+        "Number of this agent since the node booted",
+        |s| {
+            vec![(
+                Labels::new(),
+                Sample::Gauge(real(s.status.agent_generation)),
+            )]
+        },
+    ),
+    family(
+        COUNTER,
+        "preemptions",
+        None,
+        "Times offline work was on the GPU and was taken off it, by what asked for it",
+        |s| {
+            per_gpu(s, |gpu| {
+                vec![(
+                    vec![("reason", "online".to_owned())],
+                    Sample::Count(gpu.preemptions),
+                )]
+            })
+        },
+    ),
+    family(
+        HISTOGRAM,
+        "preempt_latency",
+        Some(Unit::Seconds),
+        "Doorbell ring to return of the last disable",
+        |s| per_gpu(s, |gpu| latencies(gpu.preempt_latency.as_ref())),
+    ),
+    family(
+        HISTOGRAM,
+        "gate_latency",
+        Some(Unit::Seconds),
+        "Doorbell ring to entry of the last disable",
+        |s| per_gpu(s, |gpu| latencies(gpu.gate_latency.as_ref())),
+    ),
+    family(
+        HISTOGRAM,
+        "preemptions_per_request",
+        None,
+        "Preemptions charged to one online request (unit=\"request\", known from lifecycle hints) or one busy period",
+        |s| {
+            per_gpu(s, |gpu| {
+                gpu.preemptions_per_unit.iter().map(per_request).collect()
+            })
+        },
+    ),
+    family(
+        COUNTER,
+        "resume",
+        None,
+        "Times offline got the GPU back",
+        |s| per_gpu(s, |gpu| vec![plain(Sample::Count(gpu.wakes))]),
+    ),
+    family(
+        GAUGE,
+        "cooldown",
+        Some(Unit::Seconds),
+        "How long online must stay idle before offline runs",
+        |s| {
+            per_gpu(s, |gpu| {
+                vec![plain(Sample::Gauge(seconds(gpu.cooldown_ns)))]
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "longest_decode_gap",
+        Some(Unit::Seconds),
+        "Longest decode gap in the window; 0 before the first",
+        |s| {
+            per_gpu(s, |gpu| {
+                vec![plain(Sample::Gauge(seconds(gpu.longest_gap_ns)))]
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "gate_state",
+        None,
+        "1 for the state the gate is in",
+        |s| {
+            per_gpu(s, |gpu| {
+                let state = |state: v1::GateState, name: &str| {
+                    (
+                        vec![("state", name.to_owned())],
+                        Sample::Gauge(flag(gpu.gate() == state)),
+                    )
+                };
+                vec![
+                    state(v1::GateState::Open, "open"),
+                    state(v1::GateState::Closed, "closed"),
+                    state(v1::GateState::Cooling, "cooling"),
+                ]
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "online_busy_ratio",
+        None,
+        "Share of the last minute in which online was busy",
+        |s| shares(s, |share| share.online_busy),
+    ),
+    family(
+        GAUGE,
+        "idle_compute_ratio",
+        None,
+        "Share of the last minute in which online left the GPU idle",
+        |s| shares(s, |share| 1.0 - share.online_busy),
+    ),
+    family(
+        GAUGE,
+        "offline_running_ratio",
+        None,
+        "Share of the last minute in which offline work could run on the GPU",
+        |s| shares(s, |share| share.offline_running),
+    ),
+    family(
+        COUNTER,
+        "observed",
+        Some(Unit::Seconds),
+        "Time the GPU was watched",
+        |s| per_gpu(s, |gpu| time(gpu, |usage| usage.observed_ns)),
+    ),
+    family(
+        COUNTER,
+        "online_busy",
+        Some(Unit::Seconds),
+        "Time online was busy",
+        |s| per_gpu(s, |gpu| time(gpu, |usage| usage.online_busy_ns)),
+    ),
+    family(
+        COUNTER,
+        "gate_open",
+        Some(Unit::Seconds),
+        "Time the gate was open",
+        |s| per_gpu(s, |gpu| time(gpu, |usage| usage.gate_open_ns)),
+    ),
+    family(
+        COUNTER,
+        "offline_running",
+        Some(Unit::Seconds),
+        "Time offline work could run on the GPU",
+        |s| per_gpu(s, |gpu| time(gpu, |usage| usage.offline_running_ns)),
+    ),
+    family(
+        HISTOGRAM,
+        "online_idle_gap",
+        Some(Unit::Seconds),
+        "Times online left the GPU idle between two busy periods",
+        |s| {
+            per_gpu(s, |gpu| {
+                let gaps = gpu.usage.as_ref().and_then(|usage| usage.gaps.as_ref());
+                gaps.map(|gaps| plain(buckets(gaps))).into_iter().collect()
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "pair_alignment",
+        None,
+        "Of the time online was busy on one of two GPUs, the share in which it was busy on both, in the last minute",
+        alignment,
+    ),
+    family(
+        GAUGE,
+        "pool",
+        Some(Unit::Bytes),
+        "Memory of the shared pool by who has it",
+        |s| {
+            memory(s, |memory| {
+                let part = |name: &str, bytes| {
+                    (vec![("state", name.to_owned())], Sample::Gauge(real(bytes)))
+                };
+                vec![
+                    part("free", memory.free_bytes),
+                    part("in_flight", memory.in_flight_bytes),
+                    part("headroom", memory.headroom_bytes),
+                    part("online", memory.online_bytes),
+                    part("offline", memory.offline_bytes),
+                    part("quarantined", memory.quarantined_bytes),
+                ]
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "reservation",
+        Some(Unit::Bytes),
+        "Memory to be mapped for online engines, their headroom included",
+        |s| {
+            memory(s, |memory| {
+                let reserved = memory
+                    .caches
+                    .iter()
+                    .map(|cache| cache.reservation_bytes)
+                    .sum();
+                vec![plain(Sample::Gauge(real(reserved)))]
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "headroom",
+        Some(Unit::Bytes),
+        "Memory mapped for online ahead of need",
+        |s| {
+            memory(s, |memory| {
+                vec![plain(Sample::Gauge(real(memory.headroom_bytes)))]
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "quarantined_pages",
+        None,
+        "Pages of 2 MiB taken from offline and not yet released",
+        |s| {
+            memory(s, |memory| {
+                vec![plain(Sample::Gauge(real(memory.quarantined_bytes / PAGE)))]
+            })
+        },
+    ),
+    family(
+        COUNTER,
+        "pressure_events",
+        None,
+        "Times an online engine had nine tenths of its mapped memory in use",
+        |s| per_gpu(s, |gpu| vec![plain(Sample::Count(gpu.pressure_events))]),
+    ),
+    family(
+        COUNTER,
+        "reclaim",
+        None,
+        "Times memory was taken from an offline job, by how it was chosen",
+        |s| {
+            let count = s
+                .status
+                .reclaim_latency
+                .as_ref()
+                .map_or(0, |latency| latency.count);
+            vec![(
+                vec![("policy", "least_token_cost".to_owned())],
+                Sample::Count(count),
+            )]
+        },
+    ),
+    family(
+        HISTOGRAM,
+        "reclaim_latency",
+        Some(Unit::Seconds),
+        "From the decision to take memory to the last handle released",
+        |s| latencies(s.status.reclaim_latency.as_ref()),
+    ),
+    family(
+        GAUGE,
+        "channels",
+        None,
+        "Channels of offline jobs under control",
+        |s| {
+            per_gpu(s, |gpu| {
+                let state = |name: &str, count| {
+                    (
+                        vec![("state", name.to_owned())],
+                        Sample::Gauge(f64::from(count)),
+                    )
+                };
+                vec![
+                    state(
+                        "enabled",
+                        gpu.channels.saturating_sub(gpu.channels_disabled),
+                    ),
+                    state("disabled", gpu.channels_disabled),
+                ]
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "channel_disabled",
+        Some(Unit::Seconds),
+        "How long the job that waits longest for the GPU has been disabled; 0: none is",
+        |s| {
+            per_gpu(s, |gpu| {
+                vec![plain(Sample::Gauge(seconds(gpu.disabled_ns)))]
+            })
+        },
+    ),
+    family(GAUGE, "clients", None, "Attached processes", clients),
+    family(
+        GAUGE,
+        "unmanaged_clients",
+        None,
+        "Offline processes whose channels cannot be controlled; their launches wait instead",
+        |s| {
+            let count = s
+                .status
+                .processes
+                .iter()
+                .filter(|process| is_unmanaged(&s.status, process))
+                .count();
+            vec![(Labels::new(), Sample::Gauge(whole(count)))]
+        },
+    ),
+    family(
+        COUNTER,
+        "control_denied",
+        None,
+        "Calls refused on a socket that does not serve them",
+        |s| {
+            let denied = s.denied.iter().map(|(method, count)| {
+                let labels = vec![
+                    ("method", (*method).to_owned()),
+                    ("reason", "socket".to_owned()),
+                ];
+                (labels, Sample::Count(*count))
+            });
+            denied.collect()
+        },
+    ),
+];
+
+/// Metrics of jobs, under their names.
+pub(super) const JOB_FAMILIES: [JobFamily; 4] = [
+    JobFamily(
+        "job_launches",
+        None,
+        COUNTER,
+        "Launches of the job's processes",
+        |job| Sample::Count(job.launches),
+    ),
+    JobFamily(
+        "job_running",
+        Some(Unit::Seconds),
+        COUNTER,
+        "Time the job could run",
+        |job| Sample::Seconds(seconds(job.running_ns)),
+    ),
+    JobFamily(
+        "job_attached",
+        Some(Unit::Seconds),
+        COUNTER,
+        "Time the job had a process",
+        |job| Sample::Seconds(seconds(job.attached_ns)),
+    ),
+    JobFamily(
+        "job_preemptions",
+        None,
+        COUNTER,
+        "Busy edges that stopped the job",
+        |job| Sample::Count(job.preemptions),
+    ),
+];
+
+pub(super) struct JobFamily(
+    pub(super) &'static str,
+    pub(super) Option<Unit>,
+    pub(super) MetricType,
+    pub(super) &'static str,
+    pub(super) fn(&v1::JobStatus) -> Sample,
+);
