@@ -40,153 +40,161 @@ type Row = (
     &'static str,
 );
 
+/// As the runtimes and drivers make them.
+const ROWS: &[Row] = &[
+    ("/", "", false, None, false, ""),
+    ("", "", false, None, false, ""),
+    ("/init.scope", "init.scope", false, None, false, ""),
+    (
+        "/system.slice/vllm@0.service",
+        "vllm@0.service",
+        false,
+        None,
+        false,
+        "",
+    ),
+    // docker: cgroupfs, systemd, and docker in docker.
+    ("/docker/ID", "", true, None, false, ""),
+    (
+        "/system.slice/docker-ID.scope",
+        "docker-ID.scope",
+        true,
+        None,
+        false,
+        "",
+    ),
+    (
+        "/docker/ID/docker/ID/kubepods/podPOD",
+        "",
+        true,
+        None,
+        false,
+        "",
+    ),
+    // Kubernetes with systemd: containerd, CRI-O, each class.
+    (
+        "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podP_D.slice/cri-containerd-ID.scope",
+        "cri-containerd-ID.scope",
+        true,
+        Some(Qos::BestEffort),
+        true,
+        "",
+    ),
+    (
+        "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podP_D.slice/crio-ID.scope",
+        "crio-ID.scope",
+        true,
+        Some(Qos::Burstable),
+        true,
+        "",
+    ),
+    (
+        "/kubepods.slice/kubepods-podP_D.slice/cri-containerd-ID.scope/nested/x",
+        "cri-containerd-ID.scope",
+        true,
+        Some(Qos::Guaranteed),
+        true,
+        "",
+    ),
+    // The same with cgroupfs.
+    (
+        "/kubepods/besteffort/podPOD/ID",
+        "",
+        true,
+        Some(Qos::BestEffort),
+        true,
+        "",
+    ),
+    (
+        "/kubepods/burstable/podPOD/crio-ID",
+        "",
+        true,
+        Some(Qos::Burstable),
+        true,
+        "",
+    ),
+    (
+        "/kubepods/podPOD/ID",
+        "",
+        true,
+        Some(Qos::Guaranteed),
+        true,
+        "",
+    ),
+    // containerd told to use systemd by a path of cgroupfs.
+    (
+        "/system.slice/containerd.service/kubepods-burstable-podP_D.slice:cri-containerd:ID",
+        "containerd.service",
+        true,
+        Some(Qos::Burstable),
+        true,
+        "",
+    ),
+    // A kubelet with a root of its own.
+    (
+        "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/\
+             kubelet-kubepods-besteffort-podP_D.slice/cri-containerd-ID.scope",
+        "cri-containerd-ID.scope",
+        true,
+        Some(Qos::BestEffort),
+        true,
+        "",
+    ),
+    // podman: of root, and of a user, whose part of the path is the user's word.
+    (
+        "/machine.slice/libpod-ID.scope/container",
+        "libpod-ID.scope",
+        true,
+        None,
+        false,
+        "",
+    ),
+    (
+        "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope/container",
+        "user@1000.service",
+        false,
+        None,
+        false,
+        "",
+    ),
+    // Slurm: cgroup v1, v1 with several daemons, v2, v2 with several daemons.
+    (
+        "/slurm/uid_1000/job_123/step_0/task_0",
+        "",
+        false,
+        None,
+        false,
+        "123",
+    ),
+    (
+        "/slurm_n1/uid_1000/job_7/step_batch",
+        "",
+        false,
+        None,
+        false,
+        "7",
+    ),
+    (
+        "/system.slice/slurmstepd.scope/job_42/step_0/user/task_0",
+        "slurmstepd.scope",
+        false,
+        None,
+        false,
+        "42",
+    ),
+    (
+        "/system.slice/n2_slurmstepd.scope/job_9/step_extern/user/task_special",
+        "n2_slurmstepd.scope",
+        false,
+        None,
+        false,
+        "9",
+    ),
+];
+
 #[test]
 fn every_runtime_and_driver_is_read() {
-    use Qos::{BestEffort, Burstable, Guaranteed};
-    let rows: &[Row] = &[
-        ("/", "", false, None, false, ""),
-        ("", "", false, None, false, ""),
-        ("/init.scope", "init.scope", false, None, false, ""),
-        (
-            "/system.slice/vllm@0.service",
-            "vllm@0.service",
-            false,
-            None,
-            false,
-            "",
-        ),
-        // docker: cgroupfs, systemd, and docker in docker.
-        ("/docker/ID", "", true, None, false, ""),
-        (
-            "/system.slice/docker-ID.scope",
-            "docker-ID.scope",
-            true,
-            None,
-            false,
-            "",
-        ),
-        (
-            "/docker/ID/docker/ID/kubepods/podPOD",
-            "",
-            true,
-            None,
-            false,
-            "",
-        ),
-        // Kubernetes with systemd: containerd, CRI-O, each class.
-        (
-            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podP_D.slice/cri-containerd-ID.scope",
-            "cri-containerd-ID.scope",
-            true,
-            Some(BestEffort),
-            true,
-            "",
-        ),
-        (
-            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podP_D.slice/crio-ID.scope",
-            "crio-ID.scope",
-            true,
-            Some(Burstable),
-            true,
-            "",
-        ),
-        (
-            "/kubepods.slice/kubepods-podP_D.slice/cri-containerd-ID.scope/nested/x",
-            "cri-containerd-ID.scope",
-            true,
-            Some(Guaranteed),
-            true,
-            "",
-        ),
-        // The same with cgroupfs.
-        (
-            "/kubepods/besteffort/podPOD/ID",
-            "",
-            true,
-            Some(BestEffort),
-            true,
-            "",
-        ),
-        (
-            "/kubepods/burstable/podPOD/crio-ID",
-            "",
-            true,
-            Some(Burstable),
-            true,
-            "",
-        ),
-        ("/kubepods/podPOD/ID", "", true, Some(Guaranteed), true, ""),
-        // containerd told to use systemd by a path of cgroupfs.
-        (
-            "/system.slice/containerd.service/kubepods-burstable-podP_D.slice:cri-containerd:ID",
-            "containerd.service",
-            true,
-            Some(Burstable),
-            true,
-            "",
-        ),
-        // A kubelet with a root of its own.
-        (
-            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/\
-             kubelet-kubepods-besteffort-podP_D.slice/cri-containerd-ID.scope",
-            "cri-containerd-ID.scope",
-            true,
-            Some(BestEffort),
-            true,
-            "",
-        ),
-        // podman: of root, and of a user, whose part of the path is the user's word.
-        (
-            "/machine.slice/libpod-ID.scope/container",
-            "libpod-ID.scope",
-            true,
-            None,
-            false,
-            "",
-        ),
-        (
-            "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope/container",
-            "user@1000.service",
-            false,
-            None,
-            false,
-            "",
-        ),
-        // Slurm: cgroup v1, v1 with several daemons, v2, v2 with several daemons.
-        (
-            "/slurm/uid_1000/job_123/step_0/task_0",
-            "",
-            false,
-            None,
-            false,
-            "123",
-        ),
-        (
-            "/slurm_n1/uid_1000/job_7/step_batch",
-            "",
-            false,
-            None,
-            false,
-            "7",
-        ),
-        (
-            "/system.slice/slurmstepd.scope/job_42/step_0/user/task_0",
-            "slurmstepd.scope",
-            false,
-            None,
-            false,
-            "42",
-        ),
-        (
-            "/system.slice/n2_slurmstepd.scope/job_9/step_extern/user/task_special",
-            "n2_slurmstepd.scope",
-            false,
-            None,
-            false,
-            "9",
-        ),
-    ];
-    for &(path, unit, container, qos, pod, job) in rows {
+    for &(path, unit, container, qos, pod, job) in ROWS {
         assert_eq!(
             says(path),
             (unit.to_owned(), container, qos, pod, job.to_owned()),
