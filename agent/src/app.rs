@@ -12,7 +12,7 @@ use crate::config::{Config, Level, Loaded, Sources, Unproven, tunables};
 use crate::control::{About, ControlThread, Machine, MonotonicClock};
 use crate::device::{Device, DeviceError};
 use crate::grpc::activation::{ActivationError, Passed};
-use crate::grpc::authority::{Authorisation, Denials, Operators, Socket};
+use crate::grpc::authority::{self, Authorisation, Operators, Socket};
 use crate::grpc::peers::{self, Connection, Crowd, Pages};
 use crate::grpc::reload::InForce;
 use crate::grpc::service::Service;
@@ -25,6 +25,7 @@ use crate::host::rundir::{self, RunDir, RunDirError};
 use crate::inbox::{self, Mailbox, NodeInput};
 use crate::rm::{self, Driver, RmError};
 use crate::selftest::{self, Outcome, SelfTest};
+use crate::watch::denials::Denials;
 use crate::watch::events::EventLog;
 use crate::watch::metrics::serve::{Endpoint, Exporter};
 use crate::watch::recorder::Recorder;
@@ -148,43 +149,17 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let config = &options.loaded.config;
     let mut run_dir = take_run_dir(options)?;
     let journal = Arc::new(run_dir.journal()?);
-    let driver = rm::enumerate().unwrap_or_else(|error| Driver::unlisted(&error));
-    if let Some(why) = &driver.lacks {
-        tracing::error!("channels are not touched, only launches are gated: {why}");
-    }
     let library = options.device.library_version();
-    if let Some(wrong) = level::half_upgraded(&driver.version, library.as_deref()) {
-        tracing::error!("no CUDA program starts here: {wrong}");
-    }
-    for gpu in &driver.hidden {
-        tracing::warn!(
-            "the channels of a GPU that this process does not see are not touched: {gpu}"
-        );
-    }
+    let driver = driver(library.as_deref());
     let adopted = take_over(&journal, &driver);
     let generation = journal.next_generation();
     run_dir.sign(generation)?;
-    let setting = selftest::Setting {
-        kind: config.self_test,
-        library: config.library.clone(),
-        driver_dir: options.device.driver_dir(options.vgpu_shim.as_deref()),
-        run_dir: config.run_dir.clone(),
-        methods: config.method,
-    };
-    let mut self_test = SelfTest::new(&driver, &setting);
-    let mps = Mps::of(&options.device);
-    let obstacles = obstacle::look(&driver, &mps);
-    for obstacle in &obstacles {
-        tracing::warn!("channels are not touched: {obstacle}");
-    }
-    let choice = level::choose(config.level, &driver, |level| {
-        if let Some(obstacle) = obstacles.first() {
-            return Err(obstacle.to_string());
-        }
-        self_test.outcome(level).stop()
-    })?;
-    let self_test = self_test.report();
-    report_self_test(&self_test);
+    let Found {
+        choice,
+        self_test,
+        mps,
+        obstacles,
+    } = choose(options, &driver)?;
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
     let (sender, events) = EventLog::start().map_err(starting("start the event thread"))?;
@@ -262,7 +237,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         events,
         notifier: Arc::clone(&notifier),
         log_level: options.log_level.clone(),
-        denials: Arc::default(),
+        denials: Arc::new(authority::denials()),
         watched,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -324,6 +299,63 @@ fn take_over(journal: &Journal, driver: &Driver) -> Vec<Marked> {
         tracing::error!("{line}");
     }
     journal.marked()
+}
+
+/// The driver, and what is wrong with it for the log.
+fn driver(library: Option<&str>) -> Driver {
+    let driver = rm::enumerate().unwrap_or_else(|error| Driver::unlisted(&error));
+    if let Some(why) = &driver.lacks {
+        tracing::error!("channels are not touched, only launches are gated: {why}");
+    }
+    if let Some(wrong) = level::half_upgraded(&driver.version, library) {
+        tracing::error!("no CUDA program starts here: {wrong}");
+    }
+    for gpu in &driver.hidden {
+        tracing::warn!(
+            "the channels of a GPU that this process does not see are not touched: {gpu}"
+        );
+    }
+    driver
+}
+
+/// The channel level, and what it follows from.
+struct Found {
+    choice: Choice,
+    self_test: selftest::Report,
+    mps: Mps,
+    obstacles: Vec<Obstacle>,
+}
+
+/// Chooses the channel level: as configured, as nothing on the node rules out, as the self-test shows.
+fn choose(options: &Options, driver: &Driver) -> Result<Found, AppError> {
+    let config = &options.loaded.config;
+    let setting = selftest::Setting {
+        kind: config.self_test,
+        library: config.library.clone(),
+        driver_dir: options.device.driver_dir(options.vgpu_shim.as_deref()),
+        run_dir: config.run_dir.clone(),
+        methods: config.method,
+    };
+    let mut self_test = SelfTest::new(driver, &setting);
+    let mps = Mps::of(&options.device);
+    let obstacles = obstacle::look(driver, &mps);
+    for obstacle in &obstacles {
+        tracing::warn!("channels are not touched: {obstacle}");
+    }
+    let choice = level::choose(config.level, driver, |level| {
+        if let Some(obstacle) = obstacles.first() {
+            return Err(obstacle.to_string());
+        }
+        self_test.outcome(level).stop()
+    })?;
+    let self_test = self_test.report();
+    report_self_test(&self_test);
+    Ok(Found {
+        choice,
+        self_test,
+        mps,
+        obstacles,
+    })
 }
 
 fn report_self_test(report: &selftest::Report) {

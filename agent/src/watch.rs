@@ -1,5 +1,6 @@
 //! What is kept of the node's doings, for people and programs that look on. Nothing here decides.
 
+pub mod denials;
 pub mod events;
 pub mod history;
 pub mod latency;

@@ -8,8 +8,8 @@
 
 use crate::grpc::peers::Peer;
 use crate::identity::Credentials;
+use crate::watch::denials::Denials;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use tonic::Status;
 use tonic::body::Body;
@@ -136,23 +136,10 @@ fn names(method: &str, path: &str) -> bool {
     method == path || (method.ends_with('/') && path.starts_with(method))
 }
 
-/// Calls that were refused, by method; those that no socket serves are counted together.
-#[derive(Debug, Default)]
-pub struct Denials([AtomicU64; METHODS.len() + 1]);
-
-impl Denials {
-    fn count(&self, path: &str) {
-        let known = METHODS.iter().position(|(method, ..)| names(method, path));
-        self.0[known.unwrap_or(METHODS.len())].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How many of each since the start.
-    #[must_use]
-    pub fn counts(&self) -> Vec<(&'static str, u64)> {
-        let methods = METHODS.iter().map(|(method, ..)| *method).chain(["other"]);
-        let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
-        methods.zip(counts).collect()
-    }
+/// A counter of refused calls for each method.
+#[must_use]
+pub fn denials() -> Denials {
+    Denials::of(METHODS.iter().map(|(method, ..)| *method))
 }
 
 /// Refuses what [`METHODS`] does not allow, before any service sees it, and counts it.
@@ -213,7 +200,8 @@ where
         match admitted {
             Ok(()) => Box::pin(self.inner.call(request)),
             Err(why) => {
-                self.rules.denials.count(path);
+                let row = METHODS.iter().position(|(method, ..)| names(method, path));
+                self.rules.denials.count(row);
                 tracing::debug!(socket = ?self.rules.socket, path, why, "call refused");
                 Box::pin(async move { Ok(Status::permission_denied(why).into_http()) })
             }

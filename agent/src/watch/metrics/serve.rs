@@ -7,8 +7,8 @@
 use super::{Format, Scrape, render};
 use crate::clock::now_ns;
 use crate::config::Listen;
-use crate::grpc::authority::Denials;
 use crate::inbox::{Ask, Input, Mailbox};
+use crate::watch::denials::Denials;
 use crate::watch::watcher::Watched;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
