@@ -1,18 +1,43 @@
 //! The node agent and its command line.
 //!
-//! Threads, and who knows whom:
+//! # Rooms
+//!
+//! Each room uses only those below it, and of them those that its row names:
+//!
+//! ```text
+//!            what it is for                                       uses
+//!  app       builds the agent of its parts, knows every type      every room but cli, doctor and identity
+//!  cli       the program tidegate, a file for each command        doctor watch host channels config
+//!  doctor    whether this node can do what Tidegate asks of it    selftest host channels config
+//!  control   the control thread, and what it answers people       selftest watch host channels config
+//!  selftest  whether a channel level does what the driver says    grpc host channels config
+//!  grpc      sockets, their callers, the services behind them     watch host identity config
+//!  watch     what is kept for those who look on                   host config
+//!  host      the machine: directory, service manager, log         channels config
+//!  channels  what joins the shell of the node to the driver       config
+//!  identity  which process is online, which is offline            config
+//!  config    what an operator can set                             none
+//! ```
+//!
+//! Every room may use [`inbox`], where all that the control thread is told comes together; [`clock`], the
+//! only file that reads one; [`wire`], the protocol's words; [`plain`] and [`span`], text for people. What
+//! speaks to the driver is in `tidegate-driver`, here [`device`], [`rm`] and [`sys`].
+//!
+//! # Threads
+//!
+//! Who knows whom:
 //!
 //! ```text
 //!  preloaded libraries          tidegate, gRPC clients
 //!     |  page   | hook.sock        | control.sock, status.sock
 //!     |         v                  v
-//!     |      sessions           service        (tokio, one thread)
+//!     |    grpc::sessions     grpc::service     (tokio, one thread)
 //!     |          \                /
 //!     |           v              v
-//!     +-------> control thread (inbox)  ------> events (log, WatchEvents)
+//!     +-------> control thread (inbox)  ------> watch::events (log, WatchEvents)
 //!                 |  node, policy  ^
 //!                 v                |
-//!               issue threads, prover            (the driver's ioctls)
+//!      channels::issue, channels::prove         (the driver's ioctls)
 //! ```
 //!
 //! The control thread turns the shell of the node (`tidegate-node`), which owns all state. The gRPC side and the RM
