@@ -3,13 +3,14 @@
 //! Every decision, and the order in which it reaches the driver, is `tidegate-node`'s. Made up here is how long
 //! messages, doorbells, proofs and calls take, and that a driver answers them.
 
-use super::Break;
-use super::method::{SOON, means};
+use super::breaks::Break;
 use super::ports::{Heard, NoEvents, Queue, Shared, Stream, Wire};
 use super::script::{MS, US};
-use super::world::{Ev, World};
+use super::state::{
+    Agent, Ev, In, Issue, SOON, Working, World, client_of, means, pid_of, process_of, uuid,
+};
 use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
@@ -17,95 +18,17 @@ use tidegate_device::{ChannelId, TsgId};
 use tidegate_node::batch::{Batch, Kick};
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::journal::Journal;
-use tidegate_node::kinds::{Gpu, Level, Process, Role, Switch};
+use tidegate_node::kinds::{Gpu, Level, Role, Switch};
 use tidegate_node::message::{
     Aged, Channel, Claim, Library, Newcomer, Owner, Peer, Proof, RmChange, Said, Tell, Ticket,
     Tunables,
 };
 use tidegate_node::page::PageRef;
 use tidegate_node::ports::{self, Ports};
-use tidegate_node::task::{
-    Carrying, Issue as IssueOrder, Refusal, Release, ReleaseCalls, Released, Task, release,
-};
+use tidegate_node::task::{Carrying, Refusal, Release, ReleaseCalls, Released, Task, release};
 use tidegate_node::{Input, Parts, Shell};
 use tidegate_policy::config::{Config, Cooldown, Means};
 use tidegate_policy::effect::Look;
-
-/// What reaches the control thread.
-#[derive(Debug)]
-pub(super) enum In {
-    Doorbell,
-    Attach(usize),
-    /// RM objects of a process, all of them; a scheduling call may wait for them.
-    Objects(usize, Option<(usize, TsgId)>),
-    Gone(usize),
-    Node(Input),
-    /// The shell's own deadline.
-    Due(u64),
-}
-
-/// An order that an issue thread carries out.
-#[derive(Debug)]
-pub(super) struct Working(Carrying);
-
-impl Working {
-    pub fn switch(&self) -> Switch {
-        self.0.switch()
-    }
-
-    /// The order's number, for the judge.
-    pub fn ticket(&self) -> u64 {
-        self.0.issued().order.generation.0
-    }
-}
-
-#[derive(Debug, Default)]
-struct Issue {
-    queue: VecDeque<Task>,
-    /// The order whose next call is to be made.
-    working: Option<Working>,
-    busy: bool,
-    /// The last order, for a thread that is broken.
-    older: Option<IssueOrder>,
-}
-
-#[derive(Debug)]
-pub(super) struct Agent {
-    pub epoch: u64,
-    pub stopped: bool,
-    shell: Shell,
-    wire: Wire,
-    journal: Arc<Journal>,
-    issue: Vec<Issue>,
-    sessions: u64,
-    /// When the shell is due to be turned next.
-    due: u64,
-    inbox: Vec<In>,
-    /// Disables that are acknowledged without a call, per GPU.
-    faked: BTreeSet<usize>,
-    fakes: bool,
-}
-
-const fn uuid(gpu: usize) -> [u8; 16] {
-    [gpu as u8 + 1; 16]
-}
-
-/// The RM client of a process.
-pub(super) fn client_of(pid: usize) -> u32 {
-    0xc1d0_0000 + u32::try_from(pid).unwrap_or(u32::MAX)
-}
-
-fn pid_of(client: u32) -> usize {
-    usize::try_from(client.wrapping_sub(0xc1d0_0000)).unwrap_or(usize::MAX)
-}
-
-/// The process as the kernel names it.
-fn process_of(pid: usize) -> Process {
-    Process {
-        pid: i32::try_from(pid).unwrap_or(0) + 100,
-        started: 1,
-    }
-}
 
 impl World {
     pub fn agent_starts(&mut self) {
@@ -237,11 +160,6 @@ impl World {
         agent
             .filter(|agent| agent.epoch == epoch)
             .map(|agent| agent.stopped)
-    }
-
-    /// Sends a message to the agent that lives now.
-    pub fn tell_in(&mut self, wait: u64, message: In) {
-        self.at(self.now + wait, Ev::Agent(self.epoch, Box::new(message)));
     }
 
     /// A message reaches the control thread of an agent.

@@ -1,9 +1,9 @@
 //! What goes wrong in a schedule.
 
-use super::agent::In;
 use super::process::Process;
 use super::script::{Fault, MS, Script, US};
-use super::world::{Ev, SCHEDULE_HOLD, World};
+use super::state::{Ev, In, World};
+use super::world::SCHEDULE_HOLD;
 
 impl World {
     /// A fault of the script happens.

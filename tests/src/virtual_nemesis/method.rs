@@ -1,57 +1,21 @@
 //! How an issue thread's calls stop what runs: by the method that the self-test finds on this firmware, with the
 //! calls of it one after another, so that the agent may die in between.
 
-use super::Break;
-use super::agent::Working;
 use super::process::Process;
 use super::script::{MS, US};
-use super::world::{Ev, World};
+use super::state::{Ev, Following, SOON, Working, World};
 use tidegate_device::{ChannelId, Eviction, TsgId};
 use tidegate_node::batch::{Batch, Kick};
 use tidegate_node::kinds::{Level, Method, Switch};
-use tidegate_vgpu::personality::Personality;
 
 /// A call that moves nothing on or off an engine.
 const ROUND_TRIP: u64 = 20 * US;
-/// How soon a thread that was stopped makes its next call.
-pub(super) const SOON: u64 = 40 * US;
 /// Longest kernel of an offline program, with the turns it takes beside others.
 const KERNEL: u64 = 6 * MS + 300 * US;
 /// Kernels that it keeps queued on a channel.
 const QUEUED: u64 = 2;
 /// Online groups of a GPU that take turns beside what runs out.
 const ONLINE: u64 = 4;
-
-/// Level and method by the measurements that the personality plays.
-pub(super) const fn means(personality: Personality, broken: Break) -> (Level, Method) {
-    if matches!(broken, Break::DisableOnly) {
-        return (Level::L1, Method::Disable);
-    }
-    match personality {
-        Personality::Evicts | Personality::RefusesForeign | Personality::KernelEnd => {
-            (Level::L1, Method::Disable)
-        }
-        Personality::Restart => (Level::L1, Method::Restart),
-        Personality::Preempt | Personality::RefusesRestart => (Level::L1, Method::Preempt),
-        Personality::Deaf => (Level::L5, Method::Disable),
-    }
-}
-
-/// A call that was made, and what follows it.
-#[derive(Debug)]
-pub(super) struct Following {
-    pub epoch: u64,
-    pub gpu: usize,
-    pub working: Working,
-    /// When the call was entered.
-    pub entered: u64,
-    kicks: Vec<Kick>,
-    /// How long they take.
-    drawn: u64,
-    ticket: u64,
-    /// The agent was stopped between the two.
-    held_up: bool,
-}
 
 impl World {
     /// Makes the call of a batch; what follows it, and its answer, come by themselves.

@@ -19,62 +19,20 @@
 //! beliefs. That it can see what it should is tested by breaking the agent ([`Break`]).
 
 mod agent;
+mod breaks;
 mod faults;
 mod judge;
 mod method;
 mod ports;
 mod process;
 pub(crate) mod script;
+mod state;
 mod world;
 
 use crate::sweep;
+pub use breaks::Break;
 pub use judge::Figures;
 use tidegate_vgpu::personality::Personality;
-
-/// What is broken on purpose, to see that the judge notices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Break {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// Offline wakes as soon as online is idle.
-    NoCooldown,
-    /// Some doorbells are never heard.
-    LostEdge,
-    /// An agent that follows another acknowledges its first disables without a call.
-    NoDisableOnRestart,
-    /// An offline process whose agent is gone waits for ever.
-    NoLanding,
-    /// Whatever the firmware, a disable is believed to be enough.
-    DisableOnly,
-    /// An issue thread carries out an older order after a newer one.
-    StaleOrder,
-    /// An issue thread enables without a last look at online.
-    NoLook,
-}
-
-impl Break {
-    /// Each with its name on the command line.
-    pub const NAMES: [(&'static str, Self); 8] = [
-        ("nothing", Self::Nothing),
-        ("no-cooldown", Self::NoCooldown),
-        ("lost-edge", Self::LostEdge),
-        ("no-disable-on-restart", Self::NoDisableOnRestart),
-        ("no-landing", Self::NoLanding),
-        ("disable-only", Self::DisableOnly),
-        ("stale-order", Self::StaleOrder),
-        ("no-look", Self::NoLook),
-    ];
-
-    /// The one of that name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|known| known.0 == name)
-            .map(|known| known.1)
-    }
-}
 
 /// One schedule that broke a promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +68,7 @@ impl Totals {
 /// Runs one schedule.
 #[must_use]
 pub fn run(seed: u64, broken: Break, personality: Personality) -> (Vec<String>, Figures) {
-    world::World::new(seed, broken, personality).run()
+    state::World::new(seed, broken, personality).run()
 }
 
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.

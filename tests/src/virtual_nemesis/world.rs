@@ -4,24 +4,16 @@
 //! those of the same instant. There is no other state, and nothing depends on the order in which
 //! memory happens to lie.
 
-use super::Break;
-use super::agent::{Agent, In, Working, client_of};
-use super::judge::{Figures, Judge};
-use super::method::{Following, means};
-use super::ports::{Time, Words};
+use super::breaks::Break;
+use super::judge::Figures;
 use super::process::{Kind, PROBE_MAX, Process, busy};
-use super::script::{Dice, Fault, MS, Script, US};
-use std::collections::{BTreeMap, BTreeSet};
+use super::script::{MS, US};
+use super::state::{Ev, GRAPHICS, In, World, client_of};
 use std::sync::atomic::Ordering;
 use tidegate_core::landing::{AgentView as Glance, Effect as Land, OnLoss};
-use tidegate_device::{ChannelId, Config, EventKind, Gpu, TsgId, Work};
+use tidegate_device::{ChannelId, EventKind, TsgId, Work};
 use tidegate_node::Input;
-use tidegate_node::kinds::Level;
-use tidegate_node::task::Released;
-use tidegate_vgpu::personality::Personality;
 
-/// The engine kernels run on.
-const GRAPHICS: u32 = 1;
 /// The graph of a decode step.
 const DECODE: u64 = 7;
 /// Quiet at the end of a schedule: start hold, longest cooldown, and time to spare.
@@ -31,124 +23,7 @@ pub(super) const SCHEDULE_HOLD: u64 = 2_000 * MS;
 /// No schedule lasts longer; one that does is stuck.
 const LONGEST: u64 = 120_000 * MS;
 
-/// Something that happens at a time.
-#[derive(Debug)]
-pub(super) enum Ev {
-    /// An online process begins its next request.
-    Request(usize),
-    Launch(usize),
-    LaunchReturned(usize),
-    SyncReturned(usize),
-    Probe(usize),
-    Publish(usize, usize),
-    /// An offline process looks at its agent, once or periodically.
-    Reporter(usize),
-    ReporterTick(usize),
-    /// A message to the agent of that epoch.
-    Agent(u64, Box<In>),
-    /// That agent was told all of a process' channels, and whose they are.
-    Reported(u64, usize),
-    /// An issue thread makes its next call, or one came back.
-    Enter(u64, usize),
-    Returned(u64, usize, Box<(Working, u64)>),
-    /// An issue thread makes the second call of a disable.
-    Kick(Box<Following>),
-    /// What left the lists was enabled.
-    Released(u64, Box<Released>),
-    /// An offline process has enabled its own channels.
-    Landed(usize),
-    Fault(Fault),
-    AgentStarts,
-    AgentGoesOn(u64),
-    Spawn(Box<Process>),
-    /// Whether the schedule is over.
-    Over,
-}
-
-#[derive(Debug)]
-pub(super) struct World {
-    pub now: u64,
-    pub dice: Dice,
-    pub script: Script,
-    pub broken: Break,
-    pub personality: Personality,
-    pub level: Level,
-    /// The agent's own group on each GPU, by which it restarts the runlist.
-    pub restarters: Vec<TsgId>,
-    pub judge: Judge,
-    pub processes: Vec<Process>,
-    pub agent: Option<Agent>,
-    /// Counts starts and ends of agents.
-    pub epoch: u64,
-    pub journal: Words,
-    pub time: Time,
-    /// Channels and groups by RM client and handle.
-    pub handles: BTreeMap<(u32, u32), (usize, ChannelId)>,
-    pub groups: BTreeMap<(u32, u32), TsgId>,
-    /// Scheduling calls, by number.
-    pub tickets: Vec<(usize, TsgId)>,
-    /// Processes whose client an agent has had proven.
-    pub proven: BTreeSet<(u64, usize)>,
-    /// Where launches are all that can be held: processes and GPUs on which they pass.
-    pub open_gates: BTreeSet<(usize, usize)>,
-    gpus: Vec<Gpu>,
-    /// Offline TSGs and online ones, for the history.
-    offline_tsgs: BTreeSet<(usize, TsgId)>,
-    history: Vec<(usize, tidegate_device::Event)>,
-    queue: BTreeMap<(u64, u64), Ev>,
-    events: u64,
-    /// Faults, starts and ends that are still to come.
-    pub pending: usize,
-    last_action: u64,
-    over: bool,
-}
-
 impl World {
-    pub fn new(seed: u64, broken: Break, personality: Personality) -> Self {
-        let mut dice = Dice::new(seed);
-        let script = Script::draw(&mut dice);
-        let mut gpus: Vec<Gpu> = (0..script.gpus)
-            .map(|gpu| {
-                let seed = seed.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(gpu));
-                Gpu::new(Config {
-                    seed,
-                    eviction: personality.eviction(),
-                    ..Config::default()
-                })
-            })
-            .collect();
-        let restarters = gpus.iter_mut().map(|gpu| gpu.add_tsg(GRAPHICS)).collect();
-        let slack = if script.syncs { 0 } else { PROBE_MAX };
-        Self {
-            now: 0,
-            dice,
-            judge: Judge::new(script.gpus, slack),
-            script,
-            broken,
-            personality,
-            level: means(personality, broken).0,
-            restarters,
-            processes: Vec::new(),
-            agent: None,
-            epoch: 0,
-            journal: Words::default(),
-            time: Time::default(),
-            handles: BTreeMap::new(),
-            groups: BTreeMap::new(),
-            tickets: Vec::new(),
-            proven: BTreeSet::new(),
-            open_gates: BTreeSet::new(),
-            gpus,
-            offline_tsgs: BTreeSet::new(),
-            history: Vec::new(),
-            queue: BTreeMap::new(),
-            events: 0,
-            pending: 0,
-            last_action: 0,
-            over: false,
-        }
-    }
-
     pub fn run(mut self) -> (Vec<String>, Figures) {
         self.begin();
         while !self.over && self.now < LONGEST {
@@ -188,20 +63,6 @@ impl World {
             self.at(at, Ev::Fault(fault));
         }
         self.at(QUIET, Ev::Over);
-    }
-
-    pub fn at(&mut self, at: u64, event: Ev) {
-        self.events += 1;
-        self.queue.insert((at.max(self.now), self.events), event);
-    }
-
-    /// The device model of one GPU, brought to this instant.
-    pub fn device(&mut self, gpu: usize) -> &mut Gpu {
-        let mut events = Vec::new();
-        self.gpus[gpu].advance(self.now, &mut events);
-        self.history
-            .extend(events.into_iter().map(|event| (gpu, event)));
-        &mut self.gpus[gpu]
     }
 
     /// The device's history goes to the judge, and to the processes that wait for work to end.

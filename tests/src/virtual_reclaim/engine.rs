@@ -11,7 +11,7 @@
 //! lost block start over, all of their output under way is dropped, their later blocks leave the
 //! cache, and lost blocks are withheld until they are back.
 
-use super::Break;
+use super::figures::Break;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Tokens of a block.

@@ -3,7 +3,7 @@
 mod agent;
 
 use super::engine::{Backing, Engine, PER_STRIPE, Pages, STRIPES, Step};
-use super::{Break, Figures};
+use super::figures::{Break, Figures};
 use crate::virtual_nemesis::script::{Dice, MS, US};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

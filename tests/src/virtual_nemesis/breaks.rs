@@ -1,0 +1,46 @@
+//! What is broken on purpose.
+
+/// What is broken on purpose, to see that the judge notices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Break {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Offline wakes as soon as online is idle.
+    NoCooldown,
+    /// Some doorbells are never heard.
+    LostEdge,
+    /// An agent that follows another acknowledges its first disables without a call.
+    NoDisableOnRestart,
+    /// An offline process whose agent is gone waits for ever.
+    NoLanding,
+    /// Whatever the firmware, a disable is believed to be enough.
+    DisableOnly,
+    /// An issue thread carries out an older order after a newer one.
+    StaleOrder,
+    /// An issue thread enables without a last look at online.
+    NoLook,
+}
+
+impl Break {
+    /// Each with its name on the command line.
+    pub const NAMES: [(&'static str, Self); 8] = [
+        ("nothing", Self::Nothing),
+        ("no-cooldown", Self::NoCooldown),
+        ("lost-edge", Self::LostEdge),
+        ("no-disable-on-restart", Self::NoDisableOnRestart),
+        ("no-landing", Self::NoLanding),
+        ("disable-only", Self::DisableOnly),
+        ("stale-order", Self::StaleOrder),
+        ("no-look", Self::NoLook),
+    ];
+
+    /// The one of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES
+            .iter()
+            .find(|known| known.0 == name)
+            .map(|known| known.1)
+    }
+}
