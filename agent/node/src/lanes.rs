@@ -1,6 +1,6 @@
 //! The channels of one offline job on one GPU: the calls prepared for them, and what stands.
 //!
-//! Policy decides what a lane is ordered to do ([`tidegate_policy::job`] is the machine). Here is what the
+//! Policy decides what a lane is ordered to do (its `job` is the machine). Here is what the
 //! world makes of it: which calls an order takes, which are unanswered, and what the last answer said of the
 //! channels.
 

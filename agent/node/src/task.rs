@@ -13,7 +13,7 @@
 //! order that still names it: its number may have another owner by now, and nobody would ever enable it
 //! again.
 //!
-//! The rules are [`Carrying`] and [`Releasing`]: they say which call is next, and take its answer. Who
+//! The rules are [`Carrying`] and [`release`]: they say which call is next, and take its answer. Who
 //! makes the calls (a thread, a simulation) adds nothing.
 
 use crate::batch::{Batch, Kick};
