@@ -1,22 +1,31 @@
-//! What a dead agent left disabled stays on record until it is enabled or known to be gone.
+//! What an agent that stopped, died or was replaced left disabled: it stays on record until it is enabled or known to be
+//! gone.
 
 use tidegate_tests::peer::Peer;
-use tidegate_tests::view::{disabled, wait_all, wait_so};
+use tidegate_tests::view::{disabled, status, wait_all, wait_so};
 use tidegate_tests::{Node, TRUSTING};
 use tidegate_vgpu::control::Control;
+
+const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
 
 /// A node whose agent was killed while it kept the channels of a living process disabled; the process, its client, and
 /// its channels.
 fn left_behind() -> (Node, Peer, u32, Vec<u32>) {
     let mut node = Node::new(&[], TRUSTING);
-    let mut online = Peer::attached(&node, "online", "");
-    online.ask("idle 0");
+    let mut online = idle_online(&node);
     online.ask("busy 0");
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, channels) = offline.channels(0, 3);
     wait_all(&node, client, true);
     drop(node.agent.take());
     (node, offline, client, channels)
+}
+
+/// An idle online process on GPU 0.
+fn idle_online(node: &Node) -> Peer {
+    let mut online = Peer::attached(node, "online", "");
+    online.ask("idle 0");
+    online
 }
 
 fn set(node: &Node, knob: &str, value: &str) {
@@ -110,4 +119,83 @@ fn node_has_marks(node: &Node) -> bool {
     let journal = tidegate_agent::channels::journal::find(&node.run_dir());
     let journal = journal.expect("readable").expect("there is one");
     !journal.marked().is_empty()
+}
+
+#[test]
+fn a_clean_stop_enables_everything() {
+    let mut node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 70);
+    wait_all(&node, client, true);
+    let agent = node.agent.take().expect("it runs");
+    agent.signal(libc::SIGTERM);
+    agent.succeed();
+    assert!(disabled(&node, client).iter().all(|&flag| !flag));
+}
+
+#[test]
+fn a_successor_of_a_killed_agent_enables_what_it_left() {
+    let mut node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 3);
+    wait_all(&node, client, true);
+    drop(node.agent.take());
+    assert!(disabled(&node, client).iter().all(|&flag| flag));
+    node.start_agent(FIXED);
+    assert!(disabled(&node, client).iter().all(|&flag| !flag));
+    assert_eq!(status(&node)["agent_generation"], 2);
+}
+
+#[test]
+fn release_enables_what_a_killed_agent_left_and_leaves_a_living_one_alone() {
+    let mut node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 3);
+    wait_all(&node, client, true);
+    assert_eq!(node.tidegate(&["release"]).status.code(), Some(3));
+    assert!(disabled(&node, client).iter().all(|&flag| flag));
+    drop(node.agent.take());
+    let released = node.tidegate(&["release"]);
+    let text = String::from_utf8_lossy(&released.stdout).into_owned();
+    assert!(released.status.success(), "{text} {released:?}");
+    assert!(text.contains("3 channels enabled"), "{text}");
+    assert!(disabled(&node, client).iter().all(|&flag| !flag));
+}
+
+/// P-LIFECYCLE-4: what an agent left disabled is its successor's or is enabled.
+#[test]
+fn a_successor_that_was_handed_the_node_leaves_the_channels_as_they_are() {
+    let mut node = Node::new(&[], FIXED);
+    let mut online = idle_online(&node);
+    online.ask("busy 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, channels) = offline.channels(0, 3);
+    let mut gone = Peer::attached(&node, "offline", "forgetful");
+    let (unclaimed, _) = gone.channels(0, 2);
+    wait_all(&node, client, true);
+    wait_all(&node, unclaimed, true);
+    let first = node.replace_agent(FIXED);
+    first.succeed();
+    assert_eq!(status(&node)["agent_generation"], 2);
+    // Both come back, the second without its channels.
+    for peer in [&mut online, &mut offline] {
+        peer.ask("connect");
+    }
+    online.ask("hello online");
+    online.ask("device 0 0");
+    online.ask("busy 0");
+    offline.ask("hello offline batch");
+    offline.ask("device 0 0");
+    let list: Vec<_> = channels.iter().map(|c| format!("{c:#x}")).collect();
+    offline.ask(&format!("report 0 {client:#x} {}", list.join(" ")));
+    wait_all(&node, unclaimed, false);
+    assert!(disabled(&node, client).iter().all(|&flag| flag));
+    online.ask("idle 0");
+    wait_all(&node, client, false);
 }

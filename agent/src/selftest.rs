@@ -21,6 +21,7 @@ use crate::rm::Driver;
 pub use calls::calls;
 pub use place::{LIBRARY, NotPossible, Place, find_library};
 use std::path::{Path, PathBuf};
+use tidegate_abi::uuid::Uuid;
 pub use verdict::{Held, Outcome, Report, Tried};
 
 /// What the run directory remembers.
@@ -159,7 +160,7 @@ fn key(driver: &Driver, methods: MethodChoice) -> String {
     let gpus: Vec<_> = driver
         .gpus
         .iter()
-        .map(|gpu| crate::rm::uuid_text(&gpu.uuid))
+        .map(|gpu| Uuid(gpu.uuid).to_string())
         .collect();
     format!(
         "{} driver {} agent {} methods {methods:?} {}",

@@ -29,7 +29,7 @@ mod throw_away;
 
 pub use control_file::{ControlFile, Owner};
 pub use enumerate::{Driver, Hidden, enumerate};
-pub use gpu::{Gpu, uuid_text};
+pub use gpu::Gpu;
 pub use ioctl::RmError;
 pub use subdevice::Subdevice;
 pub use throw_away::ThrowAway;

@@ -112,24 +112,6 @@ pub struct Gpu {
     pub uuid: [u8; 16],
 }
 
-impl Gpu {
-    /// `GPU-xxxxxxxx-xxxx-...`, as the vendor's tools print a UUID.
-    #[must_use]
-    pub fn uuid_text(uuid: &[u8; 16]) -> String {
-        let hex = |range: std::ops::Range<usize>| -> String {
-            uuid[range].iter().map(|b| format!("{b:02x}")).collect()
-        };
-        format!(
-            "GPU-{}-{}-{}-{}-{}",
-            hex(0..4),
-            hex(4..6),
-            hex(6..8),
-            hex(8..10),
-            hex(10..16)
-        )
-    }
-}
-
 /// A GPU's index as policy names it.
 #[must_use]
 pub fn gpu_id(index: usize) -> GpuId {

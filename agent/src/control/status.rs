@@ -8,8 +8,9 @@ use crate::watch::latency;
 use crate::wire::{level, method, role};
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
+use tidegate_abi::uuid::Uuid;
 use tidegate_node::Shell;
-use tidegate_node::kinds::{Gpu, gpu_id};
+use tidegate_node::kinds::gpu_id;
 use tidegate_node::lanes::{Applied, Lane};
 use tidegate_node::session::Session;
 use tidegate_node::usage::Usage;
@@ -141,7 +142,7 @@ impl<'a> View<'a> {
         let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let mut status = v1::GpuStatus {
             index: small(at),
-            uuid: Gpu::uuid_text(&line.gpu.uuid),
+            uuid: Uuid(line.gpu.uuid).to_string(),
             channels: small(channels),
             channels_disabled: small(disabled),
             usage: latency::usage(usage, at, count),

@@ -1,6 +1,7 @@
 //! Foreign ABIs shared by the agent, the interposer and the virtual GPU.
 //!
 //! * [`rm`]: the resource manager's ioctls of the NVIDIA kernel driver, their structs and sizes.
+//! * [`uuid`]: a GPU's UUID, printed.
 //! * [`uvm`]: the few unified-memory ioctls that name channels and map memory.
 //! * [`class`]: class and engine numbers, and what they mean for gating.
 //! * [`cuda`]: the slice of the CUDA driver API whose types cross our hooks.
@@ -18,6 +19,7 @@ pub mod cuda;
 pub mod gate;
 pub mod page;
 pub mod rm;
+pub mod uuid;
 pub mod uvm;
 pub mod vmm;
 pub mod word;

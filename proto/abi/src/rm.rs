@@ -1,7 +1,7 @@
 //! The resource manager's ioctls on `/dev/nvidiactl` and `/dev/nvidiaN` (x86-64).
 //!
 //! Layouts are pinned below by size and offset, and judged by what the driver's own headers say from
-//! 535.54.03 to 595.45.04 (`tests/vgpu/facts`, `tests/vgpu/tests/abi.rs`). What differs between
+//! 535.54.03 to 595.45.04 (`tests/vgpu/facts`, `tests/vgpu/tests/abi`). What differs between
 //! branches is in [`Branch`]; a branch this file does not know has no layout here, and the channel
 //! levels refuse it.
 //!

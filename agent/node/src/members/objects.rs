@@ -5,11 +5,12 @@ use super::claims::Verdict;
 use crate::adoption::Adoption;
 use crate::file::File;
 use crate::gpus::Gpus;
+use crate::journal::Place;
 use crate::kinds::{Level, Role};
 use crate::message::{Channel, Claim, Proof, RmChange};
 use crate::request::{Context, Notice, Request, Retire};
 use crate::session::{CHANNELS, Client, Control, Held};
-use tidegate_policy::ids::{GpuId, GpuSet};
+use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 
 /// What managing a channel needs of the rest of the shell.
 pub(crate) struct Field<'a> {
@@ -214,12 +215,7 @@ impl Members {
         }
         let job = session.job;
         cx.ask(Request::Unasked(id, client));
-        cx.ask(Request::Retire(Retire {
-            session: id,
-            job,
-            places,
-            dead: None,
-        }));
+        retire(id, job, places, cx);
         cx.ask(Request::Changed {
             session: id,
             gpus: lost,
@@ -369,14 +365,24 @@ impl Members {
         });
         let gpus = places.iter().filter_map(|(gpu, _)| *gpu).collect();
         let job = session.job;
-        cx.ask(Request::Retire(Retire {
-            session: id,
-            job,
-            places,
-            dead: None,
-        }));
+        retire(id, job, places, cx);
         gpus
     }
+}
+
+/// Channels of a living process leave the lists.
+fn retire(
+    session: u64,
+    job: Option<JobId>,
+    places: Vec<(Option<GpuId>, Place)>,
+    cx: &mut Context<'_>,
+) {
+    cx.ask(Request::Retire(Retire {
+        session,
+        job,
+        places,
+        dead: None,
+    }));
 }
 
 fn foreign_claim(id: u64, client: u32, cx: &mut Context<'_>) {

@@ -1,7 +1,6 @@
 //! What processes say, and what becomes of their proofs.
 
 use super::Shell;
-use crate::kinds::Gpu;
 use crate::lanes::RemoteAnswer;
 use crate::members::Field;
 use crate::memory::{MemorySaid, note_move};
@@ -11,6 +10,7 @@ use crate::request::{Context, Notice, Request};
 use crate::session::Held;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
+use tidegate_abi::uuid::Uuid;
 use tidegate_policy::ids::{GpuSet, SessionId};
 
 impl Shell {
@@ -23,11 +23,10 @@ impl Shell {
             Said::Device { slot, uuid } => {
                 let found = self.lanes.meet(uuid);
                 if let Some((gpu, true)) = found {
-                    let text = Gpu::uuid_text(&uuid);
                     context!(self).emit(Notice {
                         kind: "gpu_met",
                         gpu: Some(gpu),
-                        text: format!("{text}, which only its processes know"),
+                        text: format!("{}, which only its processes know", Uuid(uuid)),
                         ..Notice::default()
                     });
                     context!(self).ask(Request::SharePool(gpu));
