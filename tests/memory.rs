@@ -54,8 +54,8 @@ impl Stage {
 
     /// Holds the gate, sees that nobody is inside a call that may hold locks, and disables the channels.
     fn shut(&mut self) {
-        let prepared = self.agent.prepare(0, PATIENCE);
-        assert_eq!(prepared.result(), MemoryResult::Ok, "{prepared:?}");
+        let checked = self.agent.check(0, PATIENCE);
+        assert_eq!(checked.result(), MemoryResult::Ok, "{checked:?}");
         self.agent.channels(0, true);
     }
 
@@ -214,22 +214,22 @@ fn a_thread_inside_a_call_that_holds_the_drivers_locks_puts_a_reclaim_off_and_no
         stage.agent.channels(0, true);
         // On a busy machine an order may come too late to be begun: then it is given again.
         let begun = |result| (result != MemoryResult::Cancelled).then_some(());
-        let prepared = wait_for("an answer to a question that came in time", || {
+        let checked = wait_for("an answer to a question that came in time", || {
             let (stalls, asked) = (Stalls::watch(), monotonic_ns());
-            let prepared = stage.agent.prepare(0, DEADLINE);
+            let checked = stage.agent.check(0, DEADLINE);
             let took = Duration::from_nanos(monotonic_ns() - asked);
             assert!(
                 took < Duration::from_secs(1) + Duration::from_nanos(stalls.ns()),
                 "{call}: answered after {took:?}"
             );
-            begun(prepared.result()).map(|()| prepared)
+            begun(checked.result()).map(|()| checked)
         });
         assert_eq!(
-            prepared.result(),
+            checked.result(),
             MemoryResult::ThreadInside,
-            "{call}: {prepared:?}"
+            "{call}: {checked:?}"
         );
-        assert_eq!(prepared.inside, name, "{call}");
+        assert_eq!(checked.inside, name, "{call}");
         let last = wait_for("an answer to an order that came in time", || {
             let refused = stage
                 .agent
@@ -460,8 +460,8 @@ fn memory_that_others_hold_is_never_taken_and_said_so_once() {
         Event::KvRegistered(kv) if !kv.refused.is_empty() => Some(kv.kv),
         _ => None,
     });
-    let prepared = agent.prepare(0, PATIENCE);
-    assert_eq!(prepared.result(), MemoryResult::Ok);
+    let checked = agent.check(0, PATIENCE);
+    assert_eq!(checked.result(), MemoryResult::Ok);
     let answers = agent.reclaim(0, kv, &[0]);
     assert_eq!(answers[0].result(), MemoryResult::Refused, "{answers:?}");
     agent.gate(0, Gate::Open);
@@ -492,8 +492,8 @@ fn a_guessed_cache_is_refused_where_its_job_has_more_than_one_rank() {
         agent.let_run(0);
         let cache = agent.cache(0);
         assert_eq!(!cache.refused.is_empty(), refused, "{}", cache.refused);
-        let prepared = agent.prepare(0, PATIENCE);
-        assert_eq!(prepared.result(), MemoryResult::Ok);
+        let checked = agent.check(0, PATIENCE);
+        assert_eq!(checked.result(), MemoryResult::Ok);
         agent.channels(0, true);
         let answers = agent.reclaim(0, cache.kv, &[1]);
         let taken = answers.last().expect("an answer").stripes.len();

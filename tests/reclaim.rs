@@ -186,7 +186,7 @@ fn the_agent_takes_memory_for_online_from_a_running_engine_and_gives_it_back() {
         "kv_registered",
         "elastic_registered",
         "published",
-        "prepared",
+        "checked",
         "moved",
         "withheld",
         "asked",

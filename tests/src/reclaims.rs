@@ -81,13 +81,9 @@ impl Stage {
     }
 
     fn shut(&mut self, totals: &mut Totals) -> bool {
-        let prepared = self.agent.prepare(self.at, Duration::from_millis(20));
-        if prepared.result() != MemoryResult::Ok {
-            assert_eq!(
-                prepared.result(),
-                MemoryResult::ThreadInside,
-                "{prepared:?}"
-            );
+        let checked = self.agent.check(self.at, Duration::from_millis(20));
+        if checked.result() != MemoryResult::Ok {
+            assert_eq!(checked.result(), MemoryResult::ThreadInside, "{checked:?}");
             totals.put_off += 1;
             self.agent.gate(self.at, Gate::Open);
             return false;

@@ -294,16 +294,14 @@ impl StandIn {
     /// # Panics
     /// When it does not answer.
     #[track_caller]
-    pub fn prepare(&mut self, at: usize, limit: Duration) -> v1::Prepared {
+    pub fn check(&mut self, at: usize, limit: Duration) -> v1::Checked {
         self.gate(at, Gate::Held);
         let seq = self.seq();
         let deadline_ns = after(limit);
-        self.say(at, Command::Prepare(v1::Prepare { seq, deadline_ns }));
+        self.say(at, Command::Check(v1::Check { seq, deadline_ns }));
         // That it is late may be said before what came of it.
-        let answers = self.answers(at, "Prepared", |event| match event {
-            Event::Prepared(prepared) if prepared.seq == seq => {
-                Some((prepared.clone(), prepared.result()))
-            }
+        let answers = self.answers(at, "Checked", |event| match event {
+            Event::Checked(said) if said.seq == seq => Some((said.clone(), said.result())),
             _ => None,
         });
         answers.last().expect("an answer for good").clone()

@@ -97,7 +97,7 @@ impl Memory {
                 {
                     found.clone_from(blocker);
                 }
-                MemoryEvent::Prepared {
+                MemoryEvent::Checked {
                     reclaim: *reclaim,
                     session,
                     answer: *answer,
@@ -301,7 +301,7 @@ impl Memory {
         adoption: &Adoption,
     ) {
         match effect {
-            Effect::Prepare {
+            Effect::Check {
                 reclaim,
                 session,
                 until,
@@ -371,7 +371,7 @@ impl Memory {
     /// Answers for a process that nobody could ask; None: there is no more.
     pub(crate) fn answer_for_the_silent(&mut self) -> Option<Event<'static>> {
         let (reclaim, session) = self.unanswerable.pop()?;
-        Some(Event::Memory(MemoryEvent::Prepared {
+        Some(Event::Memory(MemoryEvent::Checked {
             reclaim,
             session,
             answer: Answer::Refused,

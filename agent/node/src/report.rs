@@ -168,7 +168,7 @@ fn of_memory(report: Report, members: &Members, notice: &mut Notice) {
             notice.kind = "unreclaimable";
             notice.job = Some(job);
             notice.text = match (phase, blocker(job, members)) {
-                (Phase::Preparing, Some((pid, why))) => format!("process {pid}: {why}"),
+                (Phase::Checking, Some((pid, why))) => format!("process {pid}: {why}"),
                 _ => "its channels were not disabled in time".to_owned(),
             };
         }

@@ -444,7 +444,7 @@ impl Shell {
             Effect::CloseLaunchGate { job } => self.set_launch_gate(job, Gate::Closed),
             Effect::OpenLaunchGate { job } => self.set_launch_gate(job, Gate::Open),
             Effect::HoldLaunchGate { job } => self.set_launch_gate(job, Gate::Held),
-            Effect::Prepare { .. }
+            Effect::Check { .. }
             | Effect::Move { .. }
             | Effect::CancelMove { .. }
             | Effect::Map { .. }

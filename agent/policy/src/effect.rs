@@ -38,8 +38,8 @@ pub enum Effect {
         job: JobId,
     },
     /// Ask a process whether a thread of it is inside a call that may hold the driver's locks, once
-    /// its launch gate is held. Answered by `Prepared`.
-    Prepare {
+    /// its launch gate is held. Answered by `Checked`.
+    Check {
         /// The order.
         reclaim: ReclaimId,
         /// Who.
@@ -47,7 +47,7 @@ pub enum Effect {
         /// When the answer is no use any more.
         until: Instant,
     },
-    /// Have a process take or give back the stripes of [`crate::node::Node::stripes`], in that
+    /// Have a process reclaim or restore the stripes of [`crate::node::Node::stripes`], in that
     /// order. Every channel of its job is disabled, and stays so until it has answered by `Moved`.
     Move {
         /// The order.
@@ -191,7 +191,7 @@ pub enum Report {
         /// The gap.
         gap: Duration,
     },
-    /// Memory was taken from a job.
+    /// Memory was reclaimed from a job.
     Reclaimed {
         /// The job.
         job: JobId,
@@ -206,7 +206,7 @@ pub enum Report {
         /// From the demand to the last answer.
         took: Duration,
     },
-    /// Memory was given back to a job.
+    /// Memory was restored to a job.
     Restored {
         /// The job.
         job: JobId,

@@ -12,7 +12,7 @@
 //!
 //! A demand is met from what is free, at once; else stripes are taken from the job that loses the
 //! fewest tokens by it. No demand waits for longer than the deadline of a reclaim, and no job is
-//! waited for. What is free and wanted by nobody is given back: to a job whose
+//! waited for. What is free and wanted by nobody is restored: to a job whose
 //! channels are disabled anyway, or, at most once per interval, to one that runs while online is
 //! idle.
 //!
@@ -228,7 +228,7 @@ impl Memory {
             missing = missing.minus(batch.minus(short));
             let stripes = picked.iter().map(|pick| pick.stripe).collect();
             self.jobs[place].picks = picked;
-            self.begin(place, Direction::Take, stripes, jobs, now);
+            self.begin(place, Direction::Reclaim, stripes, jobs, now);
             if short.is_zero() {
                 // The rest is chosen when this is done: who else has it would lose more.
                 return;
@@ -277,15 +277,15 @@ impl Memory {
         });
     }
 
-    /// A take that nobody waits for any more ends where it stands.
+    /// A reclaim that nobody waits for any more ends where it stands.
     fn cancel(&mut self, now: Instant, out: &mut Vec<Effect>) {
         for place in 0..self.jobs.len() {
             let books = &self.jobs[place];
-            let takes = books.machine.direction == Some(Direction::Take);
+            let reclaims = books.machine.direction == Some(Direction::Reclaim);
             // One whose time is over ends for that: the demand it was for is over with it.
             let late = books.machine.phase < Phase::Moving && now >= books.machine.until;
             let over = books.machine.phase == Phase::Idle || books.machine.cancelled || late;
-            if !takes
+            if !reclaims
                 || over
                 || books
                     .gpus()
@@ -332,7 +332,7 @@ impl Memory {
             let room = room.min().unwrap_or_default();
             let stripes = books.restorable(room, self.sharing.batch);
             if !stripes.is_empty() {
-                self.begin(place, Direction::GiveBack, stripes, jobs, now);
+                self.begin(place, Direction::Restore, stripes, jobs, now);
                 self.jobs[place].restored_at = Some(now);
             }
         }
@@ -436,9 +436,9 @@ fn send(books: &Books, out: &mut Vec<Effect>) {
     let machine = &books.machine;
     let (reclaim, until) = (machine.id, machine.until);
     match (machine.phase, machine.direction) {
-        (Phase::Preparing, _) => {
+        (Phase::Checking, _) => {
             let sessions = machine.waiting().iter().copied();
-            out.extend(sessions.map(|session| Effect::Prepare {
+            out.extend(sessions.map(|session| Effect::Check {
                 reclaim,
                 session,
                 until: machine.answer_by,

@@ -1,16 +1,16 @@
-//! Taking stripes from one offline job, and giving them back: order, undo, and what a crash leaves.
+//! Reclaiming stripes from one offline job, and restoring them: order, undo, and what a crash leaves.
 //!
 //! ```text
 //!              begin              every thread outside        every channel disabled
-//!   Idle ----------------> Preparing -------------> Disabling -------------> Moving
+//!   Idle -----------------> Checking -------------> Disabling -------------> Moving
 //!    ^    launches held        |                        |                      |
 //!    |                         | inside, overdue,       | overdue, a disable   | every process
 //!    |                         | cancelled              | failed, cancelled    | answered or is gone
 //!    +-------------------------+------------------------+----------------------+
 //! ```
 //!
-//! *Take* maps the quarantine page over the stripes, releases their handles and appends their blocks
-//! to the job's log; *give back* makes handles and maps them where the page was. Both are done by
+//! A *reclaim* maps the quarantine page over the stripes, releases their handles and appends their blocks
+//! to the job's log; a *restore* makes handles and maps them where the page was. Both are done by
 //! the job's own processes, each for its rank, and both in this order. Undo is only needed before
 //! `Moving`, and is then no more than letting the launches go and the gate decide: nothing was
 //! changed. From `Moving` on there is no way back, only on: the answers say what was done, and what
@@ -18,7 +18,7 @@
 //!
 //! Invariants. Nothing is moved while a channel of the job may be enabled, and none is enabled
 //! before every process answered or is gone: one that is stopped in between keeps its job disabled,
-//! and nobody else waits for it. Blocks are lost before they are back: what is taken is given back
+//! and nobody else waits for it. Blocks are lost before they are back: what is reclaimed is restored
 //! only after the engine said that it withholds it. What a crash leaves is read from the next
 //! registration: a process knows itself which of its stripes stand, and an agent that comes back
 //! believes that and not its own memory.
@@ -38,9 +38,9 @@ use core::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the job.
-    Take,
+    Reclaim,
     /// Back to it.
-    GiveBack,
+    Restore,
 }
 
 /// What a job must not do for the sake of a reclaim.
@@ -64,7 +64,7 @@ pub enum Phase {
     #[default]
     Idle,
     /// Processes look whether a thread is inside the driver.
-    Preparing,
+    Checking,
     /// Channels are being disabled.
     Disabling,
     /// Processes change their mappings.
@@ -146,7 +146,7 @@ impl Reclaim {
     pub fn hold(&self) -> Hold {
         match self.phase {
             Phase::Idle => Hold::No,
-            Phase::Preparing => Hold::Launches,
+            Phase::Checking => Hold::Launches,
             Phase::Disabling => Hold::Stopped,
             Phase::Moving => Hold::Frozen,
         }
@@ -164,7 +164,7 @@ impl Reclaim {
         sessions: impl Iterator<Item = SessionId>,
         (now, deadline): (Instant, Duration),
     ) {
-        self.phase = Phase::Preparing;
+        self.phase = Phase::Checking;
         (self.id, self.direction) = (id, Some(direction));
         (self.answer_by, self.until) = (now.after(deadline / 2), now.after(deadline));
         self.stripes = stripes;
@@ -185,14 +185,14 @@ impl Reclaim {
     /// An answer to the orders of this phase. Says whether it was waited for.
     pub fn answered(&mut self, session: SessionId, phase: Phase, answer: Answer) -> bool {
         if self.phase != phase || !self.waiting.contains(&session) {
-            if phase == Phase::Preparing && self.silent.contains(&session) {
+            if phase == Phase::Checking && self.silent.contains(&session) {
                 self.is_heard(session, answer);
             }
             return false;
         }
         match (phase, answer) {
             (Phase::Moving, Answer::Late) => self.overdue = true,
-            (Phase::Preparing, Answer::Refused | Answer::Late | Answer::Missed) => {
+            (Phase::Checking, Answer::Refused | Answer::Late | Answer::Missed) => {
                 self.waiting.clear();
                 self.cancelled = true;
                 self.unfit = Some(Unfit::Hindered);
@@ -258,10 +258,10 @@ impl Reclaim {
         let late = now >= self.until;
         match self.phase {
             Phase::Idle => Turn::Waits,
-            Phase::Preparing | Phase::Disabling if self.cancelled || sight.beyond_control => {
+            Phase::Checking | Phase::Disabling if self.cancelled || sight.beyond_control => {
                 self.end(Turn::GivenUp)
             }
-            Phase::Preparing | Phase::Disabling if late => {
+            Phase::Checking | Phase::Disabling if late => {
                 self.silent.clone_from(&self.waiting);
                 self.unfit = Some(if self.silent.is_empty() {
                     Unfit::Slow
@@ -270,7 +270,7 @@ impl Reclaim {
                 });
                 self.end(Turn::GivenUp)
             }
-            Phase::Preparing if self.waiting.is_empty() => {
+            Phase::Checking if self.waiting.is_empty() => {
                 self.phase = Phase::Disabling;
                 Turn::Went
             }
@@ -284,7 +284,7 @@ impl Reclaim {
                 self.overdue = self.overdue || late;
                 Turn::Waits
             }
-            Phase::Preparing | Phase::Disabling => Turn::Waits,
+            Phase::Checking | Phase::Disabling => Turn::Waits,
         }
     }
 

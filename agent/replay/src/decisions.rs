@@ -7,15 +7,17 @@
 //! on it, anywhere.
 //!
 //! ```text
-//!   tidegate-decisions 2 GPUS STARTED            first line
+//!   tidegate-decisions 3 GPUS STARTED            first line
 //!   config FIELD...                              times in ns
 //!   event NOW NAME FIELD...                      what the policy was told, and when
 //!   effect TEXT                                  what it answered; one line for each
 //!   lost COUNT                                   so many lines are missing here
 //! ```
 //!
-//! What is told about memory has lists, and its lines are made and read in [`memory`].
+//! What is told about memory has lists, and its lines are made and read in [`memory`]. Format 2 differs in the words
+//! of four effects; it is read too: [`former`].
 
+mod former;
 mod memory;
 
 use std::fmt;
@@ -33,7 +35,7 @@ use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
 use tidegate_policy::time::{Instant, nanos};
 
-const MAGIC: &str = "tidegate-decisions 2";
+const MAGIC: &str = "tidegate-decisions 3";
 /// Not told to the policy as an event.
 const CONFIGURED: &str = "configured";
 
@@ -199,6 +201,7 @@ pub fn write_lost(out: &mut impl Write, count: u64) -> std::io::Result<()> {
 pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
     let mut node: Option<Node> = None;
     let mut start = None;
+    let mut is_former = false;
     let mut expected = std::collections::VecDeque::new();
     let mut effects = Vec::new();
     let mut replayed = Replayed::default();
@@ -213,7 +216,12 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
         let (kind, rest) = text.split_once(' ').ok_or_else(bad)?;
         match (kind, &mut node) {
             ("tidegate-decisions", None) => {
-                let rest = rest.strip_prefix("2 ").ok_or_else(bad)?;
+                let (version, rest) = rest.split_once(' ').ok_or_else(bad)?;
+                is_former = match version {
+                    "3" => false,
+                    "2" => true,
+                    _ => return Err(bad()),
+                };
                 start = Some(
                     numbers(rest)
                         .filter(|fields| fields.len() == 2)
@@ -241,6 +249,11 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
                     let step = |event: MemoryEvent<'_>| {
                         node.step(event.into(), now, &mut effects);
                     };
+                    let name = if is_former {
+                        former::memory_event(name)
+                    } else {
+                        name
+                    };
                     memory::read(name, &fields, step).ok_or_else(bad)?;
                 } else {
                     let event = event_of(name, &fields).ok_or_else(bad)?;
@@ -250,7 +263,12 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
                 replayed.events += 1;
             }
             ("effect", Some(_)) => {
-                differs(line, Some(rest.to_owned()), expected.pop_front())?;
+                let recorded = if is_former {
+                    former::effect(rest)
+                } else {
+                    rest.to_owned()
+                };
+                differs(line, Some(recorded), expected.pop_front())?;
                 replayed.effects += 1;
             }
             ("lost", _) => {
@@ -613,153 +631,4 @@ fn event_of(name: &str, fields: &[u64]) -> Option<Event<'static>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// Events of every kind, from numbers.
-    fn event(kind: usize, f: [u64; 8]) -> Event<'static> {
-        const NAMES: [&str; 20] = [
-            "online_attached",
-            "online_gone",
-            "activity",
-            "progress",
-            "suspected",
-            "request_started",
-            "request_ended",
-            "offline_attached",
-            "offline_gone",
-            "channels_changed",
-            "disabled",
-            "disable_failed",
-            "enabled",
-            "enable_failed",
-            "enable_skipped",
-            "issue_stalled",
-            "pause",
-            "resume",
-            "reissue",
-            "tick",
-        ];
-        event_of(NAMES[kind % NAMES.len()], &f).expect("every name is known")
-    }
-
-    /// Name and fields of events about memory of every kind, from numbers.
-    fn memory_event(kind: usize, f: [u64; 8]) -> (&'static str, Vec<u64>) {
-        let [a, b, c, d, e, ..] = f;
-        let (gpu, mib) = (b % 2, |n: u64| n << 20);
-        let stripe = |backed, nth| vec![backed, 2, 2 * nth, 2 * nth + 1, 2, nth, nth + 1];
-        let kv = [
-            vec![a, b, gpu, c, mib(d), e % 2, 0, mib(2), 3],
-            stripe(1, 0),
-            stripe(d % 2, 1),
-            stripe(e % 2, 2),
-        ];
-        match kind % 14 {
-            0 => ("pool", vec![gpu, mib(16)]),
-            1 => ("kv_registered", kv.concat()),
-            2 => (
-                "elastic_registered",
-                vec![a, gpu, c, 0, mib(d), mib(64), mib(2), mib(4)],
-            ),
-            3 => ("kv_gone", vec![a, c]),
-            4 => ("published", vec![a, b, c, 2, d, e]),
-            5 => ("forgotten", if c > 0 { vec![a, 1, c] } else { vec![a, 0] }),
-            6 => ("withheld", vec![a, b]),
-            7 => ("prepared", vec![a, b, c]),
-            8 => ("moved", vec![a, b, c, d, 1, e]),
-            9 => ("usage", vec![a, c, mib(d)]),
-            10 => ("mapped", vec![a, c, mib(d), e % 2]),
-            11 => ("counted", vec![a, gpu, mib(d)]),
-            12 => ("asked", vec![a, c, gpu, mib(d), 1, e, 0]),
-            _ => ("withdrawn", vec![a, c]),
-        }
-    }
-
-    fn record(events: &[(usize, [u64; 8], u64)]) -> Vec<u8> {
-        let (mut now, mut out, mut effects) = (0, Vec::new(), Vec::new());
-        let mut config = Config::default();
-        config.sharing.reserving.min = Bytes::mib(2);
-        write_start(&mut out, &config, 2, Instant::default()).expect("memory");
-        let mut node = Node::new(config, 2, Instant::default());
-        for (kind, fields, after) in events {
-            now += after;
-            let now = Instant::from_nanos(now);
-            effects.clear();
-            if *kind < 20 {
-                let event = event(*kind, *fields);
-                node.step(event, now, &mut effects);
-                write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
-            } else {
-                let (name, fields) = memory_event(*kind, *fields);
-                let step = |event: MemoryEvent<'_>| {
-                    let event = Event::Memory(event);
-                    write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
-                    node.step(event, now, &mut effects);
-                };
-                memory::read(name, &fields, step).expect("every name is known");
-                let line = out.split(|byte| *byte == b'\n').rev().nth(1);
-                let fields: Vec<String> = fields.iter().map(u64::to_string).collect();
-                let end = format!("{name} {}", fields.join(" "));
-                assert!(line.expect("one").ends_with(end.as_bytes()), "{end}");
-            }
-            for effect in &effects {
-                write_effect(&mut out, effect).expect("memory");
-            }
-        }
-        out
-    }
-
-    proptest! {
-        /// P-REPLAY-3: replay decides again what the agent recorded.
-        #[test]
-        fn what_was_recorded_is_decided_again_and_a_changed_line_is_noticed(
-            events in prop::collection::vec(
-                (0usize..48, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..90,
-            ),
-            cut: prop::sample::Index,
-        ) {
-            let recording = record(&events);
-            let replayed = replay(&recording[..]).expect("the same decisions");
-            prop_assert_eq!(replayed.events, events.len() as u64);
-            let text = String::from_utf8(recording).expect("text");
-            let lines: Vec<&str> = text.lines().collect();
-            let effects: Vec<usize> = (0..lines.len())
-                .filter(|at| lines[*at].starts_with("effect ")).collect();
-            if !effects.is_empty() {
-                let mut changed = lines.clone();
-                changed[effects[cut.index(effects.len())]] = "effect Nothing";
-                let changed = changed.join("\n");
-                let differs = matches!(replay(changed.as_bytes()), Err(DecisionsError::Differs { .. }));
-                prop_assert!(differs);
-            }
-        }
-    }
-
-    /// P-REPLAY-3: replay decides again what the agent recorded.
-    #[test]
-    fn what_is_no_recording_or_has_holes_is_one_error() {
-        for bad in ["", "hello", "event 1 tick", "tidegate-decisions 1 1 0\n"] {
-            let told = replay(bad.as_bytes()).expect_err("not a recording");
-            assert!(matches!(told, DecisionsError::Format { .. }), "{told}");
-        }
-        let start = String::from_utf8(record(&[])).expect("text");
-        for bad in [
-            "memory_pool 0",
-            "memory_pool 0 1 2",
-            "memory_published 1 1 1 2 3",
-            "memory_x",
-        ] {
-            let told = replay(format!("{start}event 1 {bad}\n").as_bytes()).expect_err("too few");
-            assert!(
-                matches!(told, DecisionsError::Format { line: 3, .. }),
-                "{told}"
-            );
-        }
-        let mut recording = record(&[(19, [0; 8], 5)]);
-        write_lost(&mut recording, 7).expect("memory");
-        let told = replay(&recording[..]).expect_err("a hole").to_string();
-        assert!(told.contains("7 lines were not written"), "{told}");
-    }
-}
+mod tests;

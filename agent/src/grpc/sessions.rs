@@ -287,7 +287,7 @@ pub fn said(event: Event) -> Option<Said> {
         Event::Hello(_) | Event::Hooks(_) => return None,
         Event::KvRegistered(_)
         | Event::KvGone(_)
-        | Event::Prepared(_)
+        | Event::Checked(_)
         | Event::Reclaimed(_)
         | Event::Restored(_)
         | Event::Requests(_)

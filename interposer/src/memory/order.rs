@@ -4,7 +4,7 @@
 #[derive(Clone, Debug)]
 pub enum What {
     /// Say when no thread is inside a call that may hold the driver's locks.
-    AwaitClear,
+    Check,
     /// Reclaim stripes.
     Reclaim(u32, Vec<u32>),
     /// Restore stripes.

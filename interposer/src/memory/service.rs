@@ -49,7 +49,7 @@ pub fn answer(order: &Order, done: Done) -> Event {
         .map_or(0, |refused| refused.0.cast_unsigned());
     let done_ns = clock::now_ns();
     match order.what {
-        What::AwaitClear => Event::Prepared(v1::Prepared {
+        What::Check => Event::Checked(v1::Checked {
             seq,
             result,
             inside: done.inside,
@@ -132,7 +132,7 @@ fn carry_out(process: &'static Process, order: &Order) -> Done {
     }
     match &order.what {
         What::Map(kv, bytes) => map(process, order, *kv, *bytes),
-        What::AwaitClear => match wait_until_clear(process, order) {
+        What::Check => match wait_until_clear(process, order) {
             Ok(()) => Done::nothing(MemoryResult::Ok),
             Err(done) => done,
         },

@@ -186,8 +186,8 @@ impl Talk {
     pub fn command(&mut self, process: &'static Process, command: Command) {
         let memory = &process.memory;
         match command {
-            Command::Prepare(prepare) => {
-                order(process, prepare.seq, prepare.deadline_ns, What::AwaitClear);
+            Command::Check(check) => {
+                order(process, check.seq, check.deadline_ns, What::Check);
             }
             Command::Reclaim(reclaim) => {
                 let what = What::Reclaim(reclaim.kv, reclaim.stripes);

@@ -36,7 +36,7 @@ pub mod client_event {
         #[prost(message, tag = "12")]
         KvGone(super::KvGone),
         #[prost(message, tag = "13")]
-        Prepared(super::Prepared),
+        Checked(super::Checked),
         #[prost(message, tag = "14")]
         Reclaimed(super::Reclaimed),
         #[prost(message, tag = "15")]
@@ -318,7 +318,7 @@ pub mod agent_command {
         #[prost(message, tag = "4")]
         ReportHooks(super::ReportHooks),
         #[prost(message, tag = "5")]
-        Prepare(super::Prepare),
+        Check(super::Check),
         #[prost(message, tag = "6")]
         Reclaim(super::Reclaim),
         #[prost(message, tag = "7")]
@@ -468,7 +468,7 @@ pub struct KvGone {
 }
 /// Wait until no application thread is inside a call that may hold the driver's locks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Prepare {
+pub struct Check {
     #[prost(uint64, tag = "1")]
     pub seq: u64,
     /// CLOCK_MONOTONIC.
@@ -476,7 +476,7 @@ pub struct Prepare {
     pub deadline_ns: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Prepared {
+pub struct Checked {
     #[prost(uint64, tag = "1")]
     pub seq: u64,
     #[prost(enumeration = "MemoryResult", tag = "2")]

@@ -41,7 +41,7 @@ const KEPT: usize = 5;
 enum Said {
     Event(Event<'static>),
     Registered(usize),
-    Prepared(ReclaimId, Answer),
+    Checked(ReclaimId, Answer),
     Moved(ReclaimId, Answer, Vec<StripeId>, u64),
     Published(u64, Option<(u64, Vec<u32>)>),
     Withheld(u64),
@@ -477,7 +477,7 @@ impl World {
 
     fn ordered(&mut self, pid: usize, effect: Effect, stripes: Vec<StripeId>) {
         match effect {
-            Effect::Prepare { reclaim, .. } => {
+            Effect::Check { reclaim, .. } => {
                 if self.broken == Break::UnmapEnabled {
                     self.fault_if_enabled(pid);
                 }
@@ -487,7 +487,7 @@ impl World {
                 } else {
                     Answer::Done
                 };
-                self.says(pid, Said::Prepared(reclaim, answer));
+                self.says(pid, Said::Checked(reclaim, answer));
             }
             Effect::Move {
                 reclaim,
@@ -543,7 +543,7 @@ impl World {
         let process = &mut self.processes[pid];
         process.moving -= 1;
         process.moved.insert(reclaim);
-        let takes = direction == Direction::Take;
+        let takes = direction == Direction::Reclaim;
         for stripe in &stripes {
             let backing = if takes {
                 Backing::Quarantine

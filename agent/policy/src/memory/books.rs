@@ -160,9 +160,9 @@ impl Books {
             handles.fold(0u32, u32::saturating_add)
         };
         let all = |lacks| count(lacks, &mut (0u32..).take(layout.len()).map(StripeId));
-        let takes = self.machine.direction == Some(Direction::Take);
+        let reclaims = self.machine.direction == Some(Direction::Reclaim);
         let moving = |lacks| {
-            let moves = self.moves(rank.session) && takes != lacks;
+            let moves = self.moves(rank.session) && reclaims != lacks;
             let stripes = self.machine.stripes.iter().filter(|_| moves);
             count(lacks, &mut stripes.copied())
         };
@@ -175,13 +175,13 @@ impl Books {
         }
     }
 
-    /// Bytes on one GPU that a take under way will free.
+    /// Bytes on one GPU that a reclaim under way will free.
     pub fn coming(&self, gpu: GpuId) -> Bytes {
-        let takes = self.machine.phase != Phase::Idle
-            && self.machine.direction == Some(Direction::Take)
+        let reclaims = self.machine.phase != Phase::Idle
+            && self.machine.direction == Some(Direction::Reclaim)
             && !self.machine.overdue
             && !self.machine.cancelled;
-        if !takes || !self.gpus().contains(gpu) {
+        if !reclaims || !self.gpus().contains(gpu) {
             return Bytes::ZERO;
         }
         self.planned()
@@ -198,7 +198,7 @@ impl Books {
         stripes.map(|s| self.holders.layout().bytes(*s)).sum()
     }
 
-    /// Stripes to give back of which the engine knows that they are lost: at most `room` bytes, and
+    /// Stripes to restore, of which the engine knows that they are lost: at most `room` bytes, and
     /// no more than one beyond `batch`.
     pub fn restorable(&self, room: Bytes, batch: Bytes) -> Vec<StripeId> {
         let (layout, mut room, mut chosen) = (self.holders.layout(), room, Bytes::ZERO);
@@ -222,8 +222,8 @@ impl Books {
     pub fn start_moving(&mut self, ledgers: &mut [Ledger]) {
         let layout = self.holders.layout().clone();
         let mut stripes = core::mem::take(&mut self.machine.stripes);
-        let takes = self.machine.direction == Some(Direction::Take);
-        if takes {
+        let reclaims = self.machine.direction == Some(Direction::Reclaim);
+        if reclaims {
             for rank in &self.ranks {
                 let Some(ledger) = ledgers.get_mut(rank.gpu.index()) else {
                     continue;
@@ -237,7 +237,7 @@ impl Books {
             stripes.retain(|stripe| self.promise(*stripe, layout.bytes(*stripe), ledgers));
         }
         self.machine.stripes = stripes;
-        if takes {
+        if reclaims {
             for (nth, pick) in (0u32..).zip(&self.picks) {
                 self.holders.set_backing(pick.stripe, Backing::Taken);
                 self.holders.hit(pick.stripe);
@@ -297,21 +297,21 @@ impl Books {
                 let (bytes, done) = (holders.layout().bytes(*stripe), stripes.contains(stripe));
                 let lacked = rank.lacks(*stripe);
                 match (direction, lacked, done) {
-                    (Direction::Take, false, true) => {
+                    (Direction::Reclaim, false, true) => {
                         ledger.shift(session, Place::Quarantined, Place::Free, bytes);
                         rank.set_lacks(*stripe, true);
                         if let Some(lost) = lost.get_mut(stripe.0 as usize) {
                             *lost = log.max(*lost);
                         }
                     }
-                    (Direction::Take, false, false) => {
+                    (Direction::Reclaim, false, false) => {
                         ledger.shift(session, Place::Quarantined, Place::Offline, bytes);
                     }
-                    (Direction::GiveBack, true, true) => {
+                    (Direction::Restore, true, true) => {
                         ledger.shift(session, Place::InFlight, Place::Offline, bytes);
                         rank.set_lacks(*stripe, false);
                     }
-                    (Direction::GiveBack, true, false) => {
+                    (Direction::Restore, true, false) => {
                         ledger.shift(session, Place::InFlight, Place::Free, bytes);
                     }
                     _ => {}
@@ -326,18 +326,18 @@ impl Books {
         let (mut handles, mut bytes) = (0u32, Bytes::ZERO);
         for stripe in core::mem::take(&mut self.machine.stripes) {
             let gone = self.settle_backing(stripe) == Backing::Taken;
-            let takes = self.machine.direction == Some(Direction::Take);
-            if gone == takes {
+            let reclaims = self.machine.direction == Some(Direction::Reclaim);
+            if gone == reclaims {
                 handles = handles.saturating_add(layout.handles(stripe));
                 bytes = bytes.plus(layout.bytes(stripe));
-                if takes {
+                if reclaims {
                     self.blocks_lost += layout.blocks(stripe);
                 }
             }
         }
         let job = self.job;
         match self.machine.direction {
-            Some(Direction::Take) => {
+            Some(Direction::Reclaim) => {
                 let tokens = self.picks.iter().map(|pick| pick.extra.0).sum();
                 self.reclaims += 1;
                 self.tokens = Tokens(self.tokens.0.saturating_add(tokens));
@@ -350,7 +350,7 @@ impl Books {
                     took: now.since(self.begun),
                 }));
             }
-            Some(Direction::GiveBack) => {
+            Some(Direction::Restore) => {
                 self.restored_at = Some(now);
                 out.push(Effect::Emit(Report::Restored { job, bytes }));
             }

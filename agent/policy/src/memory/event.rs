@@ -93,8 +93,8 @@ pub enum MemoryEvent<'a> {
         /// The last such entry.
         log: LogSeq,
     },
-    /// Answer to `Prepare`.
-    Prepared {
+    /// Answer to `Check`.
+    Checked {
         /// Which order.
         reclaim: ReclaimId,
         /// Who answers.

@@ -25,7 +25,7 @@ impl Memory {
             MemoryEvent::Published { .. }
             | MemoryEvent::Forgotten { .. }
             | MemoryEvent::Withheld { .. }
-            | MemoryEvent::Prepared { .. } => self.heard_of_job(event, job_of),
+            | MemoryEvent::Checked { .. } => self.heard_of_job(event, job_of),
             MemoryEvent::Moved {
                 reclaim,
                 session,
@@ -238,14 +238,14 @@ impl Memory {
                     books.withheld = books.withheld.max(log);
                 }
             }
-            MemoryEvent::Prepared {
+            MemoryEvent::Checked {
                 reclaim,
                 session,
                 answer,
             } => {
                 if let Some(books) = self.books_of(job_of(session)) {
                     let phase = if books.machine.id == reclaim {
-                        Phase::Preparing
+                        Phase::Checking
                     } else {
                         Phase::Idle
                     };

@@ -133,7 +133,7 @@ impl Bench {
                 Effect::CloseLaunchGate { job } | Effect::OpenLaunchGate { job } => {
                     self.held_jobs.remove(&job);
                 }
-                Effect::Prepare { session, .. } => {
+                Effect::Check { session, .. } => {
                     let job = self.jobs[&session];
                     assert!(self.held_jobs.contains(&job), "asked beside launches");
                     self.orders.push_back(*effect);

@@ -159,7 +159,7 @@ impl World {
         }
         while let Some(effect) = self.bench.orders.pop_front() {
             match effect {
-                Effect::Prepare {
+                Effect::Check {
                     reclaim,
                     session,
                     until,
@@ -185,7 +185,7 @@ impl World {
                     let job = self.processes[&session].job;
                     let stripes = self.bench.node.stripes(reclaim).to_vec();
                     assert!(!stripes.is_empty());
-                    if direction == Direction::GiveBack {
+                    if direction == Direction::Restore {
                         self.is_promised(session, &stripes);
                         let withheld = self.withheld.get(&job).copied().unwrap_or(0);
                         for stripe in &stripes {
@@ -331,7 +331,7 @@ impl World {
             self.bench.moving.remove(&(reclaim, session));
         }
         let Some(direction) = direction else {
-            return self.tell(MemoryEvent::Prepared {
+            return self.tell(MemoryEvent::Checked {
                 reclaim,
                 session,
                 answer,
@@ -347,13 +347,13 @@ impl World {
         let log = self.logs.entry(process.job).or_insert(0);
         for stripe in stripes {
             match direction {
-                Direction::Take => {
+                Direction::Reclaim => {
                     if process.backed.remove(&stripe.0) {
                         *log += 1;
                         self.lost_at.insert((process.job, stripe.0), *log);
                     }
                 }
-                Direction::GiveBack => drop(process.backed.insert(stripe.0)),
+                Direction::Restore => drop(process.backed.insert(stripe.0)),
             }
         }
         let log = LogSeq(*log);

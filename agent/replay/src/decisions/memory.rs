@@ -112,13 +112,13 @@ fn fields(event: &MemoryEvent<'_>) -> (&'static str, Vec<u64>) {
             ("forgotten", fields)
         }
         MemoryEvent::Withheld { session, log } => ("withheld", vec![session.0, log.0]),
-        MemoryEvent::Prepared {
+        MemoryEvent::Checked {
             reclaim,
             session,
             answer,
         } => {
             let fields = vec![reclaim.0, session.0, answer_field(answer)];
-            ("prepared", fields)
+            ("checked", fields)
         }
         MemoryEvent::Moved {
             reclaim,
@@ -289,7 +289,7 @@ pub(super) fn read<T>(
             session: f.session()?,
             log: LogSeq(f.next()?),
         },
-        "prepared" => MemoryEvent::Prepared {
+        "checked" => MemoryEvent::Checked {
             reclaim: ReclaimId(f.next()?),
             session: f.session()?,
             answer: f.answer()?,

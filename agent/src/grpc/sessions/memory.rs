@@ -24,7 +24,7 @@ pub(super) fn said(event: Event) -> Option<MemorySaid> {
             refused: plain::name(&kv.refused),
         }),
         Event::KvGone(gone) => MemorySaid::KvGone { kv: KvId(gone.kv) },
-        Event::Prepared(prepared) => checked(&prepared),
+        Event::Checked(said) => checked(&said),
         Event::Reclaimed(done) => {
             let answer = answer(done.result());
             moved(done.seq, answer, done.stripes, done.log_seq)
@@ -69,14 +69,14 @@ pub(super) fn said(event: Event) -> Option<MemorySaid> {
     })
 }
 
-fn checked(prepared: &v1::Prepared) -> MemorySaid {
-    let result = prepared.result();
+fn checked(said: &v1::Checked) -> MemorySaid {
+    let result = said.result();
     MemorySaid::Checked {
-        reclaim: ReclaimId(prepared.seq),
+        reclaim: ReclaimId(said.seq),
         answer: answer(result),
         blocker: match result {
             MemoryResult::Ok => Blocker::None,
-            MemoryResult::ThreadInside => Blocker::Inside(plain::name(&prepared.inside)),
+            MemoryResult::ThreadInside => Blocker::Inside(plain::name(&said.inside)),
             MemoryResult::Cancelled => Blocker::Refused("the order came too late".to_owned()),
             other => Blocker::Refused(format!("it answered {}", other.as_str_name())),
         },
@@ -115,7 +115,7 @@ pub(super) fn command(order: MemoryOrder) -> Command {
         MemoryOrder::Check {
             reclaim,
             deadline_ns,
-        } => Command::Prepare(v1::Prepare {
+        } => Command::Check(v1::Check {
             seq: reclaim.0,
             deadline_ns,
         }),
@@ -129,13 +129,13 @@ pub(super) fn command(order: MemoryOrder) -> Command {
             let (seq, kv) = (reclaim.0, kv.0);
             let stripes = stripes.into_iter().map(|stripe| stripe.0).collect();
             match direction {
-                Direction::Take => Command::Reclaim(v1::Reclaim {
+                Direction::Reclaim => Command::Reclaim(v1::Reclaim {
                     seq,
                     kv,
                     stripes,
                     deadline_ns,
                 }),
-                Direction::GiveBack => Command::Restore(v1::Restore {
+                Direction::Restore => Command::Restore(v1::Restore {
                     seq,
                     kv,
                     stripes,

@@ -128,8 +128,8 @@ fn amid_a_prefill() -> Vec<Row> {
 }
 
 fn shut(agent: &mut StandIn) {
-    let prepared = agent.prepare(0, Duration::from_secs(2));
-    assert_eq!(prepared.result(), MemoryResult::Ok, "{prepared:?}");
+    let checked = agent.check(0, Duration::from_secs(2));
+    assert_eq!(checked.result(), MemoryResult::Ok, "{checked:?}");
     agent.channels(0, true);
 }
 

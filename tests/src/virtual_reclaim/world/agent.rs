@@ -89,7 +89,7 @@ impl World {
                     self.gate(job, false);
                 }
                 Effect::OpenLaunchGate { job } => self.gate(job, true),
-                Effect::Prepare {
+                Effect::Check {
                     reclaim, session, ..
                 }
                 | Effect::Move {
@@ -237,8 +237,8 @@ impl World {
                     counted: Bytes::ZERO,
                 });
             }
-            Said::Prepared(reclaim, answer) => {
-                self.feed(MemoryEvent::Prepared {
+            Said::Checked(reclaim, answer) => {
+                self.feed(MemoryEvent::Checked {
                     reclaim,
                     session,
                     answer,
