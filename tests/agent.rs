@@ -11,17 +11,10 @@ fn at_level(level: &str) -> String {
     format!("{FIXED}[channel]\nlevel = \"{level}\"\n")
 }
 
-/// An idle online process on GPU 0.
-fn idle_online(node: &Node) -> Peer {
-    let mut online = Peer::attached(node, "online", "");
-    online.ask("idle 0");
-    online
-}
-
 #[track_caller]
 fn gates_at(level: &str) {
     let node = Node::new(&[], &at_level(level));
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, channels) = offline.channels(0, 70);
     assert_eq!(channels.len(), 70, "more than one call carries");
@@ -58,7 +51,7 @@ fn a_busy_edge_disables_and_a_cooldown_enables_by_the_process_itself() {
 #[test]
 fn at_level_5_launches_wait_and_no_channel_is_touched() {
     let node = Node::new(&[], &at_level("L5"));
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 2);
     wait_so("an open gate", || offline.ask("gate 0") == "gate open");
@@ -82,7 +75,7 @@ fn a_process_without_rights_to_it_is_never_online() {
 #[test]
 fn channels_of_another_process_are_not_touched_whenever_they_are_claimed() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     // Before their owner reports them.
     let made = online.ask("make 0 2");
     let words: Vec<&str> = made.split(' ').skip(1).collect();
@@ -115,7 +108,7 @@ fn channels_of_another_process_are_not_touched_whenever_they_are_claimed() {
 #[test]
 fn a_file_that_is_not_the_drivers_proves_nothing() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut liar = Peer::start(&node);
     liar.ask("connect wrongfile");
     liar.ask("hello offline liar");
@@ -130,7 +123,7 @@ fn a_file_that_is_not_the_drivers_proves_nothing() {
 #[test]
 fn a_scheduling_call_of_a_gated_job_waits_until_its_channels_are_disabled() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     online.ask("busy 0");
     let mut offline = Peer::attached(&node, "offline", "batch");
     let made = offline.ask("make 0 2");
@@ -150,7 +143,7 @@ fn a_scheduling_call_of_a_gated_job_waits_until_its_channels_are_disabled() {
 #[test]
 fn random_bytes_in_a_page_neither_stop_the_agent_nor_other_processes() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 1);
     let mut hostile = Peer::attached(&node, "online", "");
@@ -169,7 +162,7 @@ fn random_bytes_in_a_page_neither_stop_the_agent_nor_other_processes() {
 #[test]
 fn a_process_that_rings_without_end_loses_its_page() {
     let node = Node::new(&[], &format!("{FIXED}[limits]\nrings_per_second = 2000\n"));
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 1);
     let mut hostile = Peer::attached(&node, "online", "");
@@ -185,7 +178,7 @@ fn a_process_that_rings_without_end_loses_its_page() {
 #[test]
 fn floods_and_huge_messages_cost_only_their_sender() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 1);
     let mut flood = Peer::attached(&node, "offline", "flood");
@@ -212,70 +205,11 @@ fn a_connection_that_begins_with_anything_else_is_closed() {
     }
 }
 
-/// What status says of the processes, by role.
-fn lane(node: &Node, role: &str) -> String {
-    let status = status(node);
-    let rows = status["processes"].as_array().cloned().unwrap_or_default();
-    let row = rows.iter().find(|row| row["role"] == role);
-    row.expect("such a process")["lane"]
-        .as_str()
-        .expect("a text")
-        .to_owned()
-}
-
-#[track_caller]
-fn gates_for_a_library_of_another_age(age: &str) {
-    let node = Node::new(&[], FIXED);
-    let mut online = Peer::start(&node);
-    online.ask(&format!("connect {age}"));
-    online.ask("hello online");
-    online.ask("device 0 0");
-    online.ask("idle 0");
-    assert_eq!(lane(&node, "online"), "stream");
-    let mut offline = Peer::attached(&node, "offline", "batch");
-    let (client, _) = offline.channels(0, 2);
-    for _ in 0..3 {
-        wait_all(&node, client, false);
-        online.ask("busy 0");
-        wait_all(&node, client, true);
-        online.ask("idle 0");
-    }
-}
-
-/// P-LIFECYCLE-1: online never waits for the agent.
-#[test]
-fn a_library_older_than_the_greeting_is_heard_on_the_stream() {
-    gates_for_a_library_of_another_age("old");
-}
-
-/// P-LIFECYCLE-1: online never waits for the agent.
-#[test]
-fn a_library_with_pages_of_another_layout_is_heard_on_the_stream() {
-    gates_for_a_library_of_another_age("otherpage");
-}
-
-#[test]
-fn channels_of_an_offline_library_with_pages_of_another_layout_are_gated() {
-    let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
-    let mut offline = Peer::start(&node);
-    offline.ask("connect otherpage");
-    offline.ask("hello offline batch");
-    offline.ask("device 0 0");
-    let (client, _) = offline.channels(0, 2);
-    wait_all(&node, client, false);
-    online.ask("busy 0");
-    wait_all(&node, client, true);
-    assert_eq!(lane(&node, "offline"), "stream");
-    online.ask("idle 0");
-    wait_all(&node, client, false);
-}
-
 /// P-LIFECYCLE-7: what a dead client held is given back.
 #[test]
 fn what_a_dead_process_held_is_given_back() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     online.ask("busy 0");
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 3);
@@ -291,7 +225,7 @@ fn what_a_dead_process_held_is_given_back() {
 #[test]
 fn an_online_process_that_dies_busy_does_not_keep_the_gate_closed() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 1);
     online.ask("busy 0");
@@ -303,7 +237,7 @@ fn an_online_process_that_dies_busy_does_not_keep_the_gate_closed() {
 #[test]
 fn a_lost_connection_keeps_the_job_gated() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, channels) = offline.channels(0, 2);
     online.ask("busy 0");
@@ -365,7 +299,7 @@ fn a_driver_that_refuses_foreign_pairs_is_asked_through_the_owners_file() {
     assert_eq!(seen["level"], "l2_owner_file");
     let note = seen["level_note"].as_str().expect("a text");
     assert!(note.contains("INSUFFICIENT_PERMISSIONS"), "{note}");
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 2);
     online.ask("busy 0");
@@ -428,7 +362,7 @@ fn more_online_processes_than_one_wait_can_hold_are_all_heard() {
 #[test]
 fn events_tell_the_story_of_a_preemption() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 1);
     wait_so("a first wake", || counter(&node, "rings") > 0);
@@ -458,7 +392,7 @@ fn events_tell_the_story_of_a_preemption() {
 #[test]
 fn every_wake_is_told_also_one_that_online_overtakes_between_two_batches() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (_, channels) = offline.channels(0, 70);
     assert_eq!(channels.len(), 70, "more than one call carries");
@@ -498,7 +432,7 @@ fn every_wake_is_told_also_one_that_online_overtakes_between_two_batches() {
 #[test]
 fn launches_wait_for_a_process_whose_channels_cannot_be_controlled() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::start(&node);
     offline.ask("connect nofile");
     offline.ask("hello offline batch");
@@ -515,7 +449,7 @@ fn launches_wait_for_a_process_whose_channels_cannot_be_controlled() {
 #[test]
 fn a_driver_that_does_not_return_is_an_event_and_launches_wait() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 1);
     wait_so("an open gate", || offline.ask("gate 0") == "gate open");
@@ -582,7 +516,7 @@ fn the_status_socket_reads_and_does_not_steer() {
 #[test]
 fn after_a_failed_disable_the_job_is_enabled_whole_and_then_decided_about_anew() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 70);
     wait_so("the job to run", || {
@@ -601,7 +535,7 @@ fn after_a_failed_disable_the_job_is_enabled_whole_and_then_decided_about_anew()
 #[test]
 fn what_a_process_enabled_while_the_agent_was_stopped_is_disabled_again() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 3);
     online.ask("busy 0");
@@ -636,7 +570,7 @@ fn three_hundred_processes_attach_at_once() {
 #[test]
 fn a_client_that_is_stopped_is_noticed_and_attaches_again_when_it_goes_on() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Offline::start(&node, 1_000_000, &[0]);
     offline.running();
     let pid = offline.process.pid();
@@ -684,7 +618,7 @@ fn a_process_whose_driver_library_never_asks_for_the_version_says_it_all_the_sam
 #[test]
 fn a_gated_process_that_is_killed_stalls_nobody_and_runs_no_more_than_what_was_on_the_gpu() {
     let node = Node::new(&["--set", "stop_channel_wait_us=60000000"], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut other = Peer::attached(&node, "offline", "other");
     let (client, _) = other.channels(0, 2);
     let mut offline = Offline::start(&node, 20_000_000, &[0]);
@@ -710,7 +644,7 @@ fn a_gated_process_that_is_killed_stalls_nobody_and_runs_no_more_than_what_was_o
 #[test]
 fn hooks_of_every_attached_process_are_reported_while_it_launches_and_while_it_waits() {
     let node = Node::new(&[], FIXED);
-    let mut online = idle_online(&node);
+    let mut online = Peer::idle_online(&node);
     let mut offline = Offline::start(&node, 1_000_000, &[0]);
     offline.running();
     online.ask("busy 0");

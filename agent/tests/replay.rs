@@ -396,141 +396,135 @@ fn tables_that_are_given_are_used_and_named_in_every_result() {
     );
 }
 
+/// Arguments, the exit code, and parts of what is told.
+const WRONG: &[(&str, i32, &[&str])] = &[
+    ("", 2, &["--trace <FILE>"]),
+    (
+        "--trace busy.csv --gpu h20",
+        2,
+        &["no GPU \"h20\"", "did you mean h200?"],
+    ),
+    (
+        "--trace busy.csv --online lama-3.1-8b",
+        2,
+        &["no model", "did you mean llama-3.1-8b?"],
+    ),
+    (
+        "--trace busy.csv --offline custom:layers=1",
+        2,
+        &["no model", "custom:layers=L"],
+    ),
+    (
+        "--trace busy.csv --policy Chanel",
+        2,
+        &["no compute policy", "did you mean Channel?"],
+    ),
+    (
+        "--trace busy.csv --policy Channel+Prsm",
+        2,
+        &["no memory policy", "did you mean Prism?"],
+    ),
+    (
+        "--trace busy.csv --memory uwm",
+        2,
+        &["no memory policy", "did you mean UVM?"],
+    ),
+    (
+        "--trace busy.csv --gaps vlm",
+        2,
+        &["no decode-gap preset", "did you mean vllm?"],
+    ),
+    (
+        "--synthetic cod",
+        2,
+        &["no synthetic trace", "did you mean code?"],
+    ),
+    ("--synthetic code --length 0", 2, &["no request is left"]),
+    ("--trace busy.csv --thin 0", 2, &["--thin"]),
+    ("--trace busy.csv --stretch -1", 2, &["--stretch"]),
+    ("--trace busy.csv --seeds 0", 2, &["--seeds"]),
+    ("--trace busy.csv --threads 0", 2, &["--threads"]),
+    (
+        "--trace busy.csv --switch-ms fast",
+        2,
+        &["milliseconds from 0 to 1000"],
+    ),
+    (
+        "--trace busy.csv --switch-ms 0.1,0.2",
+        2,
+        &["add --scenarios, or give one"],
+    ),
+    (
+        "--trace busy.csv --fault-us -1",
+        2,
+        &["microseconds from 0 to 1000000"],
+    ),
+    ("--trace busy.csv --kv-gib 0", 2, &["above 0"]),
+    (
+        "--trace busy.csv --offline-chunk 0",
+        2,
+        &["--offline-chunk"],
+    ),
+    (
+        "--trace busy.csv --online custom:layers=200,hidden=20000,heads=100",
+        2,
+        &["do not fit", "--kv-gib"],
+    ),
+    ("--trace busy.csv --traces .", 2, &["--scenarios"]),
+    (
+        "--trace busy.csv --scenarios table.csv --traces . --out out",
+        2,
+        &["cannot be used with"],
+    ),
+    ("--scenarios table.csv", 2, &["--traces", "--out"]),
+    (
+        "--scenarios table.csv --traces . --out out --only S3",
+        2,
+        &["no scenario \"S3\"", "did you mean S1?"],
+    ),
+    (
+        "--scenarios table.csv --traces . --out out --html x.html",
+        2,
+        &["cannot be used with"],
+    ),
+    (
+        "--trace none.csv",
+        1,
+        &["cannot read none.csv", "check the path"],
+    ),
+    (
+        "--trace busy.csv --from 9000",
+        1,
+        &["busy.csv", "no requests that this cut keeps"],
+    ),
+    (
+        "--trace busy.csv --offline-lengths busy2.csv",
+        1,
+        &["cannot read busy2.csv"],
+    ),
+    (
+        "--trace busy.csv --kv-gib 0.001",
+        1,
+        &["busy.csv", "bytes of KV cache"],
+    ),
+    (
+        "--trace busy.csv --json no/such/dir.json",
+        1,
+        &["cannot write no/such/dir.json"],
+    ),
+    ("--trace busy.csv --html .", 1, &["cannot write ."]),
+];
+
 /// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
 #[test]
 fn what_is_not_there_is_answered_with_what_is() {
     let dir = Dir::new();
-    let trace = ["--trace", "busy.csv"];
-    let table = ["--scenarios", "table.csv", "--traces", ".", "--out", "out"];
-    let ask = |first: &[&'static str], more: &[&'static str]| [first, more].concat();
-    for (args, code, parts) in [
-        (vec![], 2, vec!["--trace <FILE>"]),
-        (
-            ask(&trace, &["--gpu", "h20"]),
-            2,
-            vec!["no GPU \"h20\"", "did you mean h200?"],
-        ),
-        (
-            ask(&trace, &["--online", "lama-3.1-8b"]),
-            2,
-            vec!["no model", "did you mean llama-3.1-8b?"],
-        ),
-        (
-            ask(&trace, &["--offline", "custom:layers=1"]),
-            2,
-            vec!["no model", "custom:layers=L"],
-        ),
-        (
-            ask(&trace, &["--policy", "Chanel"]),
-            2,
-            vec!["no compute policy", "did you mean Channel?"],
-        ),
-        (
-            ask(&trace, &["--policy", "Channel+Prsm"]),
-            2,
-            vec!["no memory policy", "did you mean Prism?"],
-        ),
-        (
-            ask(&trace, &["--memory", "uwm"]),
-            2,
-            vec!["no memory policy", "did you mean UVM?"],
-        ),
-        (
-            ask(&trace, &["--gaps", "vlm"]),
-            2,
-            vec!["no decode-gap preset", "did you mean vllm?"],
-        ),
-        (
-            vec!["--synthetic", "cod"],
-            2,
-            vec!["no synthetic trace", "did you mean code?"],
-        ),
-        (
-            vec!["--synthetic", "code", "--length", "0"],
-            2,
-            vec!["no request is left"],
-        ),
-        (ask(&trace, &["--thin", "0"]), 2, vec!["--thin"]),
-        (ask(&trace, &["--stretch", "-1"]), 2, vec!["--stretch"]),
-        (ask(&trace, &["--seeds", "0"]), 2, vec!["--seeds"]),
-        (ask(&trace, &["--threads", "0"]), 2, vec!["--threads"]),
-        (
-            ask(&trace, &["--switch-ms", "fast"]),
-            2,
-            vec!["milliseconds from 0 to 1000"],
-        ),
-        (
-            ask(&trace, &["--switch-ms", "0.1,0.2"]),
-            2,
-            vec!["add --scenarios, or give one"],
-        ),
-        (
-            ask(&trace, &["--fault-us", "-1"]),
-            2,
-            vec!["microseconds from 0 to 1000000"],
-        ),
-        (ask(&trace, &["--kv-gib", "0"]), 2, vec!["above 0"]),
-        (
-            ask(&trace, &["--offline-chunk", "0"]),
-            2,
-            vec!["--offline-chunk"],
-        ),
-        (
-            ask(
-                &trace,
-                &["--online", "custom:layers=200,hidden=20000,heads=100"],
-            ),
-            2,
-            vec!["do not fit", "--kv-gib"],
-        ),
-        (ask(&trace, &["--traces", "."]), 2, vec!["--scenarios"]),
-        (ask(&trace, &table), 2, vec!["cannot be used with"]),
-        (
-            vec!["--scenarios", "table.csv"],
-            2,
-            vec!["--traces", "--out"],
-        ),
-        (
-            ask(&table, &["--only", "S3"]),
-            2,
-            vec!["no scenario \"S3\"", "did you mean S1?"],
-        ),
-        (
-            ask(&table, &["--html", "x.html"]),
-            2,
-            vec!["cannot be used with"],
-        ),
-        (
-            vec!["--trace", "none.csv"],
-            1,
-            vec!["cannot read none.csv", "check the path"],
-        ),
-        (
-            ask(&trace, &["--from", "9000"]),
-            1,
-            vec!["busy.csv", "no requests that this cut keeps"],
-        ),
-        (
-            ask(&trace, &["--offline-lengths", "busy2.csv"]),
-            1,
-            vec!["cannot read busy2.csv"],
-        ),
-        (
-            ask(&trace, &["--kv-gib", "0.001"]),
-            1,
-            vec!["busy.csv", "bytes of KV cache"],
-        ),
-        (
-            ask(&trace, &["--json", "no/such/dir.json"]),
-            1,
-            vec!["cannot write no/such/dir.json"],
-        ),
-        (ask(&trace, &["--html", "."]), 1, vec!["cannot write ."]),
-    ] {
+    for (args, code, parts) in WRONG {
+        let args: Vec<&str> = args.split_whitespace().collect();
         let output = dir.replay(&args);
         let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
-        for part in parts {
+        assert_eq!(output.status.code(), Some(*code), "{args:?}: {told}");
+        for part in *parts {
             assert!(
                 told.contains(part),
                 "{part:?} is not in {told:?} ({args:?})"

@@ -73,6 +73,18 @@ impl Peer {
         peer
     }
 
+    /// As [`Self::attached`], online and idle.
+    ///
+    /// # Panics
+    /// When it cannot.
+    #[track_caller]
+    #[must_use]
+    pub fn idle_online(node: &Node) -> Self {
+        let mut online = Self::attached(node, "online", "");
+        online.ask("idle 0");
+        online
+    }
+
     /// Has it obey one command; its answer.
     ///
     /// # Panics

@@ -258,17 +258,12 @@ impl Node {
                 gpus,
                 standing,
             } => {
-                let gpus = gpus.intersection(self.world.all);
                 // A process belongs to one job at a time.
                 self.leave(session, Some(job), out);
+                let gpus = gpus.intersection(self.world.all);
                 let means = self.config.means;
-                let paused = self.pause_new;
-                if !self.jobs.iter().any(|known| known.id == job) {
-                    self.jobs.push(Job::new(job, paused, now));
-                }
-                if let Some(job) = self.jobs.iter_mut().find(|known| known.id == job) {
-                    job.attach(session, gpus, standing, means);
-                }
+                self.job_or_new(job, now)
+                    .attach(session, gpus, standing, means);
             }
             Event::OfflineGone { session } => self.leave(session, None, out),
             Event::ChannelsChanged {
@@ -315,6 +310,15 @@ impl Node {
             }
             Event::Tick => {}
         }
+    }
+
+    fn job_or_new(&mut self, job: JobId, now: Instant) -> &mut Job {
+        let known = self.jobs.iter().position(|known| known.id == job);
+        let place = known.unwrap_or_else(|| {
+            self.jobs.push(Job::new(job, self.pause_new, now));
+            self.jobs.len() - 1
+        });
+        &mut self.jobs[place]
     }
 
     fn find(&self, session: SessionId) -> Result<usize, usize> {

@@ -250,35 +250,6 @@ impl Lane {
             None => *self.stream.insert(cuda.stream()?),
         };
         Ok(match op {
-            Op::Reset => plain(timed(|| cuda.reset(device.device))?),
-            Op::Steps {
-                steps,
-                step_ns,
-                blocks,
-            } => {
-                let steps = device.steps(*steps, *step_ns, *blocks);
-                plain(timed(|| device.kernels.launch_steps(cuda, stream, steps))?)
-            }
-            Op::Count { kernels, ns } => plain(timed(|| {
-                let launch = Launch {
-                    function: device.kernels.count,
-                    blocks: 1,
-                    threads: 1,
-                    arguments: &[device.progress.at(), *ns, 0],
-                };
-                (0..*kernels).try_for_each(|_| cuda.launch(stream, launch))
-            })?),
-            Op::Spin { ns } => plain(timed(|| cuda.launch(stream, device.spin(&[*ns, 0])))?),
-            Op::WaitStream => plain(timed(|| cuda.wait_stream(stream))?),
-            Op::WaitEvent { wait } => {
-                let event = cuda.event(match wait {
-                    Wait::Spin => EVENT_SPIN,
-                    Wait::Block => EVENT_BLOCK,
-                })?;
-                cuda.record(event, stream)?;
-                plain(timed(|| cuda.wait_event(event))?)
-            }
-            Op::WaitContext => plain(timed(|| cuda.synchronize())?),
             Op::Stream => valued(timed(|| cuda.stream().map(|stream| stream as u64))?),
             Op::DestroyStream => {
                 self.stream = None;
@@ -295,22 +266,18 @@ impl Lane {
                 let value = u64::from(count);
                 Done { ns, value }
             }
-            Op::Sms { blocks, ns, graph } => device.sms(stream, *blocks, *ns, *graph)?,
-            Op::Module => plain(timed(|| cuda.module(PTX).map(|_| ()))?),
-            Op::Graph {
-                kernels,
-                steps,
-                step_ns,
-                blocks,
-            } => {
-                let steps = device.steps(*steps, *step_ns, *blocks);
-                let recorder = cuda.stream()?;
-                let exec = device
-                    .kernels
-                    .graph_of_steps(cuda, recorder, *kernels, steps)?;
-                plain(timed(|| cuda.launch_graph(exec, stream))?)
-            }
-            Op::Latency { kernels, ns } => device.latency(stream, *kernels, *ns)?,
+            Op::Reset
+            | Op::Steps { .. }
+            | Op::Count { .. }
+            | Op::Spin { .. }
+            | Op::WaitStream
+            | Op::WaitEvent { .. }
+            | Op::WaitContext
+            | Op::Sms { .. }
+            | Op::Module
+            | Op::Graph { .. }
+            | Op::Latency { .. }
+            | Op::Cost { .. } => device.work_op(stream, op)?,
             Op::Contexts { more } => {
                 let made = timed(|| {
                     (0..*more).try_for_each(|_| cuda.further_context(device.device).map(|_| ()))
@@ -361,7 +328,6 @@ impl Lane {
             | Op::Unmap { .. }
             | Op::Release { .. }
             | Op::MemoryFree => device.memory_op(op)?,
-            Op::Cost { call, batches } => device.cost(stream, *call, *batches)?,
             Op::Context { .. }
             | Op::Channels { .. }
             | Op::Unlist { .. }
@@ -417,6 +383,60 @@ impl Device {
             step_ns,
             blocks,
         }
+    }
+
+    /// What a stream is given to do, or is waited for.
+    fn work_op(&self, stream: Handle, op: &Op) -> anyhow::Result<Done> {
+        let cuda = &self.cuda;
+        Ok(match op {
+            Op::Reset => plain(timed(|| cuda.reset(self.device))?),
+            Op::Steps {
+                steps,
+                step_ns,
+                blocks,
+            } => {
+                let steps = self.steps(*steps, *step_ns, *blocks);
+                plain(timed(|| self.kernels.launch_steps(cuda, stream, steps))?)
+            }
+            Op::Count { kernels, ns } => plain(timed(|| {
+                let launch = Launch {
+                    function: self.kernels.count,
+                    blocks: 1,
+                    threads: 1,
+                    arguments: &[self.progress.at(), *ns, 0],
+                };
+                (0..*kernels).try_for_each(|_| cuda.launch(stream, launch))
+            })?),
+            Op::Spin { ns } => plain(timed(|| cuda.launch(stream, self.spin(&[*ns, 0])))?),
+            Op::WaitStream => plain(timed(|| cuda.wait_stream(stream))?),
+            Op::WaitEvent { wait } => {
+                let event = cuda.event(match wait {
+                    Wait::Spin => EVENT_SPIN,
+                    Wait::Block => EVENT_BLOCK,
+                })?;
+                cuda.record(event, stream)?;
+                plain(timed(|| cuda.wait_event(event))?)
+            }
+            Op::WaitContext => plain(timed(|| cuda.synchronize())?),
+            Op::Sms { blocks, ns, graph } => self.sms(stream, *blocks, *ns, *graph)?,
+            Op::Module => plain(timed(|| cuda.module(PTX).map(|_| ()))?),
+            Op::Graph {
+                kernels,
+                steps,
+                step_ns,
+                blocks,
+            } => {
+                let steps = self.steps(*steps, *step_ns, *blocks);
+                let recorder = cuda.stream()?;
+                let exec = self
+                    .kernels
+                    .graph_of_steps(cuda, recorder, *kernels, steps)?;
+                plain(timed(|| cuda.launch_graph(exec, stream))?)
+            }
+            Op::Latency { kernels, ns } => self.latency(stream, *kernels, *ns)?,
+            Op::Cost { call, batches } => self.cost(stream, *call, *batches)?,
+            _ => bail!("not work of a stream"),
+        })
     }
 
     /// An operation on memory.

@@ -5,9 +5,14 @@
 //! from `tidegate_abi`: who shares a definition with what it judges repeats its mistakes. Nothing here
 //! asks anybody; a [`Driver`] is the part of the tables that is true of one version.
 
+mod line;
+mod status;
+
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::LazyLock;
+
+use line::{CLASSES, CONSTS, CONTROLS, ESCAPES, STRUCTS, UVM, class, control, lines};
+pub use status::Status;
 
 /// The tables as text, one file each.
 #[derive(Clone, Copy, Debug)]
@@ -293,181 +298,6 @@ struct Row<'a> {
     field: Option<(&'a str, Field)>,
 }
 
-/// One line of a table.
-struct Line<'t, 'a> {
-    table: &'static str,
-    line: usize,
-    cells: &'t [&'a str],
-}
-
-impl<'a> Line<'_, 'a> {
-    fn cell(&self, at: usize) -> &'a str {
-        self.cells.get(at).copied().unwrap_or_default()
-    }
-
-    fn wrong(&self, what: impl fmt::Display) -> Unreadable {
-        Unreadable {
-            table: self.table,
-            line: self.line,
-            what: what.to_string(),
-        }
-    }
-
-    fn number(&self, at: usize) -> Result<u64, Unreadable> {
-        let text = self.cell(at);
-        let parsed = match text.strip_prefix("0x") {
-            Some(hex) => u64::from_str_radix(hex, 16),
-            None => text.parse(),
-        };
-        parsed.map_err(|_| self.wrong(format_args!("{text:?} is no number")))
-    }
-
-    fn bytes(&self, at: usize) -> Result<usize, Unreadable> {
-        let number = self.number(at)?;
-        usize::try_from(number).map_err(|_| self.wrong("too large"))
-    }
-
-    fn word(&self, at: usize) -> Result<u32, Unreadable> {
-        let number = self.number(at)?;
-        u32::try_from(number).map_err(|_| self.wrong("too large"))
-    }
-
-    fn one_of<T: Copy>(&self, at: usize, words: &[(&str, T)]) -> Result<T, Unreadable> {
-        let text = self.cell(at);
-        let found = words.iter().find(|(word, _)| *word == text);
-        found
-            .map(|(_, value)| *value)
-            .ok_or_else(|| self.wrong(format_args!("{text:?} is unknown")))
-    }
-
-    fn gpus(&self, at: usize) -> Result<Gpus, Unreadable> {
-        let words = [
-            ("none", Gpus::None),
-            ("one", Gpus::One),
-            ("all", Gpus::All),
-            ("", Gpus::None),
-        ];
-        self.one_of(at, &words)
-    }
-
-    fn row(&self, (size, field): (usize, usize)) -> Result<Row<'a>, Unreadable> {
-        let name = self.cell(field);
-        Ok(Row {
-            size: self.bytes(size)?,
-            field: if name.is_empty() {
-                None
-            } else {
-                let (offset, size) = (self.bytes(field + 1)?, self.bytes(field + 2)?);
-                Some((name, Field { offset, size }))
-            },
-        })
-    }
-}
-
-/// Calls `each` with every line of a table and its tags.
-fn lines<'a>(
-    (table, text): (&'static str, &'a str),
-    columns: &str,
-    mut each: impl FnMut((&'a str, &'a str), &Line<'_, 'a>) -> Result<(), Unreadable>,
-) -> Result<(), Unreadable> {
-    let mut lines = text.lines();
-    let head = Line {
-        table,
-        line: 1,
-        cells: &[],
-    };
-    if lines.next() != Some(columns) {
-        return Err(head.wrong(format_args!("the columns are not {columns}")));
-    }
-    for (at, text) in lines.enumerate() {
-        let cells: Vec<&str> = text.split(',').collect();
-        let line = Line {
-            table,
-            line: at + 2,
-            cells: &cells,
-        };
-        if cells.len() != columns.split(',').count() {
-            return Err(line.wrong("a wrong number of cells"));
-        }
-        each((cells[0], cells[1]), &line)?;
-    }
-    Ok(())
-}
-
-const CONTROLS: &str = "from_tag,to_tag,command,name,params_struct,params_size,privilege,cache,\
-                        api_lock,gpu_locks,access_rights,class,state";
-const CLASSES: &str = "from_tag,to_tag,class,name,params_struct,params_size,required,\
-                       internal_class,parents,alloc_gpu_locks,free_gpu_locks";
-const STRUCTS: &str = "from_tag,to_tag,struct,field,offset,size,struct_size";
-const UVM: &str = "from_tag,to_tag,number,name,params_struct,params_size,field,offset,size";
-const ESCAPES: &str = "from_tag,to_tag,number,name";
-const CONSTS: &str = "from_tag,to_tag,kind,name,value";
-
-fn control<'a>(line: &Line<'_, 'a>) -> Result<Control<'a>, Unreadable> {
-    let privilege = [
-        ("NON_PRIVILEGED", Privilege::None),
-        ("", Privilege::None),
-        ("PRIVILEGED", Privilege::Root),
-        ("KERNEL", Privilege::Kernel),
-        ("INTERNAL", Privilege::Kernel),
-    ];
-    let cache = match line.cell(7) {
-        "by command" => Cache::ByCommand,
-        "by GPU and command" => Cache::ByGpu { some: false },
-        "by GPU and command and some inputs" => Cache::ByGpu { some: true },
-        text if text.is_empty() || text == "no" || text.starts_with("flag set but not used") => {
-            Cache::No
-        }
-        text => return Err(line.wrong(format_args!("{text:?} is unknown"))),
-    };
-    let state = line.cell(12);
-    let rights = line.cell(10);
-    Ok(Control {
-        name: line.cell(3),
-        params: line.cell(4),
-        size: if line.cell(5).is_empty() {
-            0
-        } else {
-            line.bytes(5)?
-        },
-        privilege: line.one_of(6, &privilege)?,
-        cache,
-        api: line.one_of(
-            8,
-            &[("read", Api::Read), ("write", Api::Write), ("", Api::Read)],
-        )?,
-        gpus: line.gpus(9)?,
-        rights: if rights == "none" { "" } else { rights },
-        class: line.cell(11),
-        state: match state.strip_prefix("converted 0x") {
-            Some(hex) => State::Converted(
-                u32::from_str_radix(hex, 16)
-                    .map_err(|_| line.wrong(format_args!("{state:?} is unknown")))?,
-            ),
-            None if state == "exported" => State::Exported,
-            None => State::Absent,
-        },
-    })
-}
-
-fn class<'a>(line: &Line<'_, 'a>) -> Result<Class<'a>, Unreadable> {
-    let required = [
-        ("required", Required::Required),
-        ("optional", Required::Optional),
-        ("none", Required::None),
-    ];
-    Ok(Class {
-        name: line.cell(3),
-        params: line.cell(4),
-        size: line.bytes(5)?,
-        required: line.one_of(6, &required)?,
-        internal: line.cell(7),
-        parents: line.cell(8),
-        alloc_gpus: line.gpus(9)?,
-        free_gpus: line.gpus(10)?,
-    })
-}
-
 impl<'a> Facts<'a> {
     /// Reads the tables.
     ///
@@ -670,81 +500,6 @@ impl<'a> Driver<'a> {
     pub fn uvm_field(&self, number: u64, field: &str) -> Option<Field> {
         self.uvm.get(&number)?.params.fields.get(field).copied()
     }
-}
-
-/// Result of an RM call. Its numbers are those of `consts.csv`, which are the same in every version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status(pub u32);
-
-macro_rules! statuses {
-    ($($name:ident $text:literal),* $(,)?) => {
-        #[allow(missing_docs, reason = "the driver's names")]
-        impl Status {
-            $(pub const $name: Self = Self(constant($text));)*
-
-            /// Every status with its name in the driver's headers.
-            pub const ALL: &'static [(&'static str, Self)] = &[$(($text, Self::$name)),*];
-        }
-    };
-}
-
-statuses! {
-    OK "NV_OK",
-    GPU_IS_LOST "NV_ERR_GPU_IS_LOST",
-    INSERT_DUPLICATE_NAME "NV_ERR_INSERT_DUPLICATE_NAME",
-    INSUFFICIENT_PERMISSIONS "NV_ERR_INSUFFICIENT_PERMISSIONS",
-    INVALID_ADDRESS "NV_ERR_INVALID_ADDRESS",
-    INVALID_ARGUMENT "NV_ERR_INVALID_ARGUMENT",
-    INVALID_CHANNEL "NV_ERR_INVALID_CHANNEL",
-    INVALID_CLASS "NV_ERR_INVALID_CLASS",
-    INVALID_CLIENT "NV_ERR_INVALID_CLIENT",
-    INVALID_DEVICE "NV_ERR_INVALID_DEVICE",
-    INVALID_OBJECT_HANDLE "NV_ERR_INVALID_OBJECT_HANDLE",
-    INVALID_OBJECT_PARENT "NV_ERR_INVALID_OBJECT_PARENT",
-    INVALID_STATE "NV_ERR_INVALID_STATE",
-    NO_MEMORY "NV_ERR_NO_MEMORY",
-    NOT_SUPPORTED "NV_ERR_NOT_SUPPORTED",
-    OBJECT_NOT_FOUND "NV_ERR_OBJECT_NOT_FOUND",
-    RESET_REQUIRED "NV_ERR_RESET_REQUIRED",
-    STATE_IN_USE "NV_ERR_STATE_IN_USE",
-    TIMEOUT "NV_ERR_TIMEOUT",
-}
-
-impl Status {
-    /// Whether the call did what it was asked.
-    #[must_use]
-    pub const fn is_ok(self) -> bool {
-        self.0 == Self::OK.0
-    }
-}
-
-/// A number of `consts.csv` by its name, while this is compiled; a name that is not there is an error.
-const fn constant(name: &str) -> u32 {
-    let (text, name) = (TABLES.consts.as_bytes(), name.as_bytes());
-    let mut at = 0;
-    while at + name.len() + 3 < text.len() {
-        let mut same = 0;
-        while same < name.len() && text[at + same] == name[same] {
-            same += 1;
-        }
-        let end = at + name.len();
-        if same == name.len() && at > 0 && text[at - 1] == b',' && text[end] == b',' {
-            assert!(text[end + 1] == b'0' && text[end + 2] == b'x');
-            let mut value = 0;
-            let mut digit = end + 3;
-            while digit < text.len() && text[digit] != b'\n' {
-                value = value << 4
-                    | match text[digit] {
-                        decimal @ b'0'..=b'9' => decimal - b'0',
-                        letter => letter - b'a' + 10,
-                    } as u32;
-                digit += 1;
-            }
-            return value;
-        }
-        at += 1;
-    }
-    panic!("no such constant");
 }
 
 /// The tables that this build carries, read once.

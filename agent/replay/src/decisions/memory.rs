@@ -227,10 +227,6 @@ pub(super) fn read<T>(
     let (blocks, stripes, backed): (Vec<_>, Vec<_>, Vec<_>);
     let layout;
     let event = match name {
-        "pool" => MemoryEvent::Pool {
-            gpu: f.gpu()?,
-            bytes: f.bytes()?,
-        },
         "kv_registered" => {
             let (session, job) = (f.session()?, JobId(f.narrow()?));
             let (gpu, kv, fixed) = (f.gpu()?, f.kv()?, f.bytes()?);
@@ -256,6 +252,41 @@ pub(super) fn read<T>(
                 counted,
             }
         }
+        "published" => {
+            let (session, request) = (f.session()?, RequestId(f.next()?));
+            let tokens = Tokens(f.next()?);
+            blocks = f.list(|f| f.narrow().map(BlockId))?;
+            MemoryEvent::Published {
+                session,
+                request,
+                tokens,
+                blocks: &blocks,
+            }
+        }
+        "moved" => {
+            let (reclaim, session) = (ReclaimId(f.next()?), f.session()?);
+            let (answer, log) = (f.answer()?, LogSeq(f.next()?));
+            stripes = f.list(|f| f.narrow().map(StripeId))?;
+            MemoryEvent::Moved {
+                reclaim,
+                session,
+                answer,
+                stripes: &stripes,
+                log,
+            }
+        }
+        _ => numbers(name, &mut f)?,
+    };
+    f.0.is_empty().then(|| take(event))
+}
+
+/// The event of that name, if it has no lists.
+fn numbers(name: &str, f: &mut Fields<'_>) -> Option<MemoryEvent<'static>> {
+    Some(match name {
+        "pool" => MemoryEvent::Pool {
+            gpu: f.gpu()?,
+            bytes: f.bytes()?,
+        },
         "elastic_registered" => MemoryEvent::ElasticRegistered {
             session: f.session()?,
             gpu: f.gpu()?,
@@ -270,17 +301,6 @@ pub(super) fn read<T>(
             session: f.session()?,
             kv: f.kv()?,
         },
-        "published" => {
-            let (session, request) = (f.session()?, RequestId(f.next()?));
-            let tokens = Tokens(f.next()?);
-            blocks = f.list(|f| f.narrow().map(BlockId))?;
-            MemoryEvent::Published {
-                session,
-                request,
-                tokens,
-                blocks: &blocks,
-            }
-        }
         "forgotten" => MemoryEvent::Forgotten {
             session: f.session()?,
             request: f.option(|f| f.next().map(RequestId))?,
@@ -294,18 +314,6 @@ pub(super) fn read<T>(
             session: f.session()?,
             answer: f.answer()?,
         },
-        "moved" => {
-            let (reclaim, session) = (ReclaimId(f.next()?), f.session()?);
-            let (answer, log) = (f.answer()?, LogSeq(f.next()?));
-            stripes = f.list(|f| f.narrow().map(StripeId))?;
-            MemoryEvent::Moved {
-                reclaim,
-                session,
-                answer,
-                stripes: &stripes,
-                log,
-            }
-        }
         "usage" => MemoryEvent::Usage {
             session: f.session()?,
             kv: f.kv()?,
@@ -339,6 +347,5 @@ pub(super) fn read<T>(
             ask: AskId(f.next()?),
         },
         _ => return None,
-    };
-    f.0.is_empty().then(|| take(event))
+    })
 }

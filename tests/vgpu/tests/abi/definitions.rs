@@ -64,6 +64,12 @@ macro_rules! definitions {
 
 /// All of them. Padding is left out.
 pub fn all() -> Vec<Definition> {
+    let mut all = of_rm();
+    all.extend(of_uvm());
+    all
+}
+
+fn of_rm() -> Vec<Definition> {
     definitions! {
     rm::Nvos00: "NVOS00_PARAMETERS" {
         h_root: "hRoot", h_object_parent: "hObjectParent", h_object_old: "hObjectOld", status: "status",
@@ -170,6 +176,11 @@ pub fn all() -> Vec<Definition> {
     rm::DisableChannels: "NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS" {
         disable: "bDisable", num_channels: "numChannels", only_disable_scheduling: "bOnlyDisableScheduling", rewind_gp_put: "bRewindGpPut", p_runlist_preempt_event: "pRunlistPreemptEvent", h_client_list: "hClientList", h_channel_list: "hChannelList",
     }
+    }
+}
+
+fn of_uvm() -> Vec<Definition> {
+    definitions! {
     uvm::UvmInitialize: "UVM_INITIALIZE" {
         flags: "flags", rm_status: "rmStatus",
     }

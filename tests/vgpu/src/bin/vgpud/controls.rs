@@ -200,20 +200,7 @@ impl World {
                 fill(call.nested, excluded, none, [].into_iter());
             }
             "NV0000_CTRL_CMD_GPU_ATTACH_IDS" => return self.attach_ids(call),
-            "NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2" => {
-                let id = layout.word(call.nested, "gpuId");
-                let gpu = self
-                    .gpus
-                    .iter()
-                    .position(|gpu| gpu.id == id)
-                    .ok_or(Status::INVALID_ARGUMENT)?;
-                let mut put = |field, value| layout.put_word(call.nested, field, value);
-                put("deviceInstance", self.instance_of_gpu(gpu));
-                put("subDeviceInstance", 0);
-                put("boardId", id);
-                put("gpuInstance", gpu as u32);
-                put("numaId", u32::MAX);
-            }
+            "NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2" => self.id_info(call, layout)?,
             "NV2080_CTRL_CMD_GPU_GET_INFO_V2" => self.gpu_info(call)?,
             "NV0080_CTRL_CMD_GPU_GET_VIRTUALIZATION_MODE" => {
                 call.nested.fill(0);
@@ -227,40 +214,8 @@ impl World {
                     layout.put(call.nested, "ccFeature", &[on as u8]);
                 }
             }
-            "NV2080_CTRL_CMD_GPU_GET_GID_INFO" => {
-                let gpu = self
-                    .gpu_above(client, object)
-                    .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-                let flags = layout.word(call.nested, "flags");
-                if layout.word(call.nested, "index") != 0 || flags & rm::GID_FORMAT_BINARY == 0 {
-                    return Err(Status::NOT_SUPPORTED);
-                }
-                let at = layout.at("data");
-                call.nested[at..].fill(0);
-                layout.put_word(call.nested, "length", 16);
-                layout.put(call.nested, "data", &self.gpus[gpu].uuid);
-            }
-            "NV2080_CTRL_CMD_FB_GET_INFO_V2" => {
-                let gpu = self
-                    .gpu_above(client, object)
-                    .ok_or(Status::INVALID_OBJECT_HANDLE)?;
-                let asked = layout.word(call.nested, "fbInfoListSize") as usize;
-                let start = layout.at("fbInfoList");
-                let places = call.nested[start..].chunks_exact_mut(8);
-                if asked > places.len() {
-                    return Err(Status::INVALID_ARGUMENT);
-                }
-                for place in places.take(asked) {
-                    let bytes = match word(place, 0) {
-                        rm::FB_INFO_RAM_SIZE
-                        | rm::FB_INFO_TOTAL_RAM_SIZE
-                        | rm::FB_INFO_HEAP_SIZE => self.memory.total_bytes(gpu),
-                        rm::FB_INFO_HEAP_FREE => self.memory.free_bytes(gpu),
-                        _ => 0,
-                    };
-                    put_word(place, 4, (bytes >> 10) as u32);
-                }
-            }
+            "NV2080_CTRL_CMD_GPU_GET_GID_INFO" => self.gid_info(call, header, layout)?,
+            "NV2080_CTRL_CMD_FB_GET_INFO_V2" => self.fb_info(call, header, layout)?,
             "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN" => {
                 let key = self.channel_key(client, object).unwrap_or(0);
                 layout.put_word(call.nested, "workSubmitToken", key as u32);
@@ -283,6 +238,75 @@ impl World {
                 self.gpus[gpu].model.set_timeslice(tsg, ns);
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Which device a GPU id names.
+    fn id_info(&self, call: &mut Call<'_>, layout: &Struct<'_>) -> Result<(), Status> {
+        let id = layout.word(call.nested, "gpuId");
+        let gpu = self
+            .gpus
+            .iter()
+            .position(|gpu| gpu.id == id)
+            .ok_or(Status::INVALID_ARGUMENT)?;
+        let mut put = |field, value| layout.put_word(call.nested, field, value);
+        put("deviceInstance", self.instance_of_gpu(gpu));
+        put("subDeviceInstance", 0);
+        put("boardId", id);
+        put("gpuInstance", gpu as u32);
+        put("numaId", u32::MAX);
+        Ok(())
+    }
+
+    /// The UUID of the GPU above a subdevice.
+    fn gid_info(
+        &self,
+        call: &mut Call<'_>,
+        header: Header,
+        layout: &Struct<'_>,
+    ) -> Result<(), Status> {
+        let Header { client, object, .. } = header;
+        let gpu = self
+            .gpu_above(client, object)
+            .ok_or(Status::INVALID_OBJECT_HANDLE)?;
+        let flags = layout.word(call.nested, "flags");
+        if layout.word(call.nested, "index") != 0 || flags & rm::GID_FORMAT_BINARY == 0 {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let at = layout.at("data");
+        call.nested[at..].fill(0);
+        layout.put_word(call.nested, "length", 16);
+        layout.put(call.nested, "data", &self.gpus[gpu].uuid);
+        Ok(())
+    }
+
+    /// Sizes of the GPU's memory, in KiB.
+    fn fb_info(
+        &self,
+        call: &mut Call<'_>,
+        header: Header,
+        layout: &Struct<'_>,
+    ) -> Result<(), Status> {
+        let Header { client, object, .. } = header;
+        let gpu = self
+            .gpu_above(client, object)
+            .ok_or(Status::INVALID_OBJECT_HANDLE)?;
+        let asked = layout.word(call.nested, "fbInfoListSize") as usize;
+        let start = layout.at("fbInfoList");
+        let places = call.nested[start..].chunks_exact_mut(8);
+        if asked > places.len() {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        for place in places.take(asked) {
+            let bytes = match word(place, 0) {
+                rm::FB_INFO_RAM_SIZE | rm::FB_INFO_TOTAL_RAM_SIZE | rm::FB_INFO_HEAP_SIZE => {
+                    self.memory.total_bytes(gpu)
+                }
+                rm::FB_INFO_HEAP_FREE => self.memory.free_bytes(gpu),
+                _ => 0,
+            };
+            put_word(place, 4, (bytes >> 10) as u32);
         }
         Ok(())
     }
