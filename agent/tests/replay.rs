@@ -513,6 +513,12 @@ const WRONG: &[(&str, i32, &[&str])] = &[
         &["cannot write no/such/dir.json"],
     ),
     ("--trace busy.csv --html .", 1, &["cannot write ."]),
+    ("--trace busy.csv --decisions a.rec", 2, &["--decisions"]),
+    (
+        "--decisions none.rec",
+        1,
+        &["cannot read none.rec", "check the path"],
+    ),
 ];
 
 /// P-REPLAY-1: replay refuses what it cannot read, and equal seeds give equal bytes.
@@ -532,6 +538,33 @@ fn what_is_not_there_is_answered_with_what_is() {
         }
         assert!(!told.contains("panicked"), "{told}");
         assert!(output.stdout.is_empty(), "{args:?} printed a result");
+    }
+}
+
+/// P-REPLAY-3: replay decides again what the agent recorded.
+#[test]
+fn a_recording_is_decided_again_and_the_first_line_that_differs_is_named() {
+    let dir = Dir::new();
+    let recording = include_str!("../replay/tests/recordings/format-2.txt");
+    dir.write("node.rec", recording);
+    let output = dir.replay(&["--decisions", "node.rec"]);
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(
+        told,
+        "24 events, 39 effects: decided again, all as recorded\n"
+    );
+    let changed = recording.replacen("granted: Yes", "granted: No", 1);
+    let line = 1 + recording
+        .lines()
+        .position(|line| line.contains("granted: Yes"))
+        .expect("one demand is met");
+    dir.write("changed.rec", &changed);
+    let output = dir.replay(&["--decisions", "changed.rec"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    for part in ["changed.rec", &format!("line {line}"), "granted: Yes"] {
+        assert!(told.contains(part), "{part:?} is not in {told:?}");
     }
 }
 

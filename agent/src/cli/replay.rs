@@ -5,7 +5,8 @@
 //! table and words, or a table of scenarios, answered with `results.csv`.
 
 use super::print::print;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{BufReader, Write as _};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::cases::{Case, TIDEGATE};
 use tidegate_replay::costs::Costs;
+use tidegate_replay::decisions::{self, Replayed};
 use tidegate_replay::engine::Limits;
 use tidegate_replay::evaluation::{Evaluation, Workload, evaluate, runs};
 use tidegate_replay::figures::{Figures, csv};
@@ -39,7 +41,7 @@ pub struct Args {
     /// Online requests: Azure, BurstGPT, Mooncake, or CSV with
     /// arrival_s,input_tokens,output_tokens; gzipped or not
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = REQUESTS,
-          conflicts_with = "scenarios", required_unless_present_any = ["synthetic", "scenarios"])]
+          conflicts_with = "scenarios", required_unless_present_any = ["synthetic", "scenarios", "decisions"])]
     trace: Option<PathBuf>,
     /// Online requests from published figures: conversation, code, caller
     #[arg(long, value_name = "PRESET", help_heading = REQUESTS, value_parser = preset,
@@ -154,6 +156,12 @@ pub struct Args {
     #[arg(long, value_name = "ID", value_delimiter = ',', help_heading = TABLE,
           requires = "scenarios")]
     only: Vec<String>,
+
+    /// Decide again what an agent decided, from what `tidegate-agent --record`
+    /// wrote, and compare: ends with 1 at the first line that differs
+    #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = RECORDED,
+          exclusive = true)]
+    decisions: Option<PathBuf>,
 }
 
 const REQUESTS: &str = "Requests";
@@ -161,6 +169,7 @@ const NODE: &str = "Models and GPU";
 const COMPARED: &str = "What is compared";
 const WRITTEN: &str = "What is written";
 const TABLE: &str = "Many scenarios";
+const RECORDED: &str = "A recorded node";
 
 const AFTER_HELP: &str = "\
 Compute policies: Standalone, NoControl, KernelPreempt, LayerPreempt, GPreempt,
@@ -253,6 +262,9 @@ fn swept(args: &Args, calibration: Option<&Calibration>) -> Vec<Costs> {
 /// # Errors
 /// When a name is unknown, a file cannot be used, or a workload cannot be run.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(file) = &args.decisions {
+        return decide_again(file);
+    }
     let cases = Case::named(&args.policy, &args.memory).map_err(Usage::from)?;
     let files = [&args.json, &args.csv, &args.html, &args.timeline];
     for file in files.into_iter().flatten() {
@@ -264,6 +276,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Some(file) => run_table(args, file, &cases, calibration.as_ref()),
         None => run_one(args, &cases, calibration.as_ref()),
     }
+}
+
+/// Makes the decisions of a recording again.
+fn decide_again(file: &Path) -> anyhow::Result<()> {
+    let recording = File::open(file).with_context(|| {
+        let file = file.display();
+        format!("cannot read {file}: check the path")
+    })?;
+    let replayed = decisions::replay(BufReader::new(recording))
+        .with_context(|| format!("{} is not decided again", file.display()))?;
+    let Replayed { events, effects } = replayed;
+    print(&format!(
+        "{events} events, {effects} effects: decided again, all as recorded\n"
+    ))
 }
 
 /// `spec` by the tables that were given.
