@@ -4,6 +4,8 @@
 //! the agent runs and under what it is compared with. Either one trace of the user's, answered in a
 //! table and words, or a table of scenarios, answered with `results.csv`.
 
+mod finetune;
+
 use super::print::print;
 use std::fs::File;
 use std::io::{BufReader, Write as _};
@@ -28,6 +30,7 @@ use tidegate_replay::hardware::{Gpu, Model};
 use tidegate_replay::names::{UnknownName, find};
 use tidegate_replay::report::html::{self, Drawn};
 use tidegate_replay::report::{self, Alone, Report, Row, table};
+use tidegate_replay::run::beside::Platform;
 use tidegate_replay::scenarios::{self, FACTOR};
 use tidegate_replay::spec::{Batching, Compute, Memory, Offline, Online, Spec};
 use tidegate_replay::sweep::cores;
@@ -124,6 +127,24 @@ pub struct Args {
     #[arg(long, value_name = "US", value_delimiter = ',', help_heading = COMPARED,
           allow_negative_numbers = true, value_parser = micros)]
     fault_us: Vec<Duration>,
+    /// A finetuning job instead of an offline one, MODEL[:r=RANK][,length=N];
+    /// policies are then a trainer's
+    #[arg(long, value_name = "JOB", verbatim_doc_comment, help_heading = TUNED,
+          conflicts_with_all = ["memory", "json", "html", "timeline"])]
+    finetune: Option<String>,
+    /// Times per further token that online may take
+    #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "10ms,20ms,40ms",
+          help_heading = TUNED, requires = "finetune", value_parser = finetune::tpot)]
+    tpot: Vec<u64>,
+    /// How online and the trainer share the GPU: two-process, one-process,
+    /// time-sliced
+    #[arg(long, value_name = "NAME", default_value = "two-process", verbatim_doc_comment,
+          help_heading = TUNED, requires = "finetune", value_parser = finetune::platform)]
+    platform: Platform,
+    /// All trainer's policies on all scenarios, as table.csv
+    #[arg(long, help_heading = TUNED, requires_all = ["finetune", "scenarios"])]
+    table: bool,
+
     /// Threads; one per core unless given
     #[arg(long, value_name = "N", help_heading = COMPARED)]
     threads: Option<NonZeroUsize>,
@@ -157,7 +178,7 @@ pub struct Args {
           requires = "scenarios")]
     only: Vec<String>,
 
-    /// Decide again what an agent decided, from what `tidegate-agent --record`
+    /// Decide again what an agent decided, from what tidegate-agent --record
     /// wrote, and compare: ends with 1 at the first line that differs
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = RECORDED,
           exclusive = true)]
@@ -167,6 +188,7 @@ pub struct Args {
 const REQUESTS: &str = "Requests";
 const NODE: &str = "Models and GPU";
 const COMPARED: &str = "What is compared";
+const TUNED: &str = "Finetuning";
 const WRITTEN: &str = "What is written";
 const TABLE: &str = "Many scenarios";
 const RECORDED: &str = "A recorded node";
@@ -264,6 +286,11 @@ fn swept(args: &Args, calibration: Option<&Calibration>) -> Vec<Costs> {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(file) = &args.decisions {
         return decide_again(file);
+    }
+    if let Some(asked) = &args.finetune {
+        args.csv.as_deref().map_or(Ok(()), writable)?;
+        let calibration = args.calibration.as_deref().map(Calibration::load);
+        return finetune::run(args, asked, calibration.transpose()?.as_ref());
     }
     let cases = Case::named(&args.policy, &args.memory).map_err(Usage::from)?;
     let files = [&args.json, &args.csv, &args.html, &args.timeline];

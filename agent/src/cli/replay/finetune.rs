@@ -1,0 +1,328 @@
+//! `tidegate replay --finetune`: what would I train beside online, and what would it cost?
+//!
+//! One trace, answered for each time per further token that online may take; or a table of scenarios, every
+//! published scheduler beside ours, as `table.csv`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use indicatif::ProgressBar;
+use tidegate_replay::calibration::Calibration;
+use tidegate_replay::hardware::{A100, Gpu, H200};
+use tidegate_replay::run::beside::{Disturbance, Platform};
+use tidegate_replay::scenarios;
+use tidegate_replay::slo::Set;
+use tidegate_replay::spec::Spec;
+use tidegate_replay::sweep::cores;
+use tidegate_replay::trace::Cut;
+use tidegate_replay::trainer::{Finetune, words};
+use tidegate_replay::tuning::rows::Row;
+use tidegate_replay::tuning::table::{Cell, Ground, class, csv, evaluate};
+
+use super::{Args, Usage, calibrate, left, pair, print, swept, write};
+
+const PROMISED: &str = "
+  Promised: 99 % of requests within that time per further token, and within
+  twice online's own 99th percentile to the first. Times in ms. Own: a GPU of
+  its own. While away: the part of the training done in online's gaps; the rest
+  is done beside it. Oracle: knows the future, and need not keep the promise.
+  Virtual time: nothing here was measured on a GPU.
+";
+
+const PLATFORMS: [Platform; 3] = [
+    Platform::TwoProcess,
+    Platform::OneProcess,
+    Platform::TimeSliced,
+];
+
+/// A platform by its name.
+pub(super) fn platform(name: &str) -> Result<Platform, String> {
+    let known = PLATFORMS.into_iter().find(|known| class(*known) == name);
+    known.ok_or_else(|| format!("give one of {}", PLATFORMS.map(class).join(", ")))
+}
+
+/// A time per further token, ns.
+pub(super) fn tpot(text: &str) -> Result<u64, String> {
+    let ms = text
+        .strip_suffix("ms")
+        .unwrap_or(text)
+        .trim()
+        .parse::<f64>();
+    let ms = ms.ok().filter(|ms| *ms > 0.0 && *ms <= 60_000.0);
+    ms.map(|ms| (ms * 1e6) as u64)
+        .ok_or_else(|| "give a time in milliseconds, such as 20ms".to_owned())
+}
+
+fn job(asked: &str, gpu: &Gpu) -> anyhow::Result<Finetune> {
+    let (model, rank, length) = words(asked).map_err(|error| Usage(error.to_string()))?;
+    let model = scenarios::model(gpu, model).map_err(Usage::from)?;
+    Ok(Finetune::new(model, rank, length).map_err(|error| Usage(error.to_string()))?)
+}
+
+/// The rows that were asked for, each of which `platform` can run.
+fn rows(args: &Args, platform: Platform) -> anyhow::Result<Vec<Row>> {
+    if args.policy.is_empty() {
+        return Ok(Row::of(platform));
+    }
+    let mut rows = Vec::new();
+    for name in &args.policy {
+        let names = Row::names();
+        let known = names.iter().map(|(name, row)| (name.as_str(), *row));
+        let row =
+            tidegate_replay::names::find("trainer's policy", name, known).map_err(Usage::from)?;
+        if let Some(why) = row.cannot(platform) {
+            let told = format!("{} cannot run on {}: {why}", row.name(), class(platform));
+            return Err(Usage(told).into());
+        }
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// Carries `--finetune` out.
+pub(super) fn run(
+    args: &Args,
+    asked: &str,
+    calibration: Option<&Calibration>,
+) -> anyhow::Result<()> {
+    match &args.scenarios {
+        Some(file) => table(args, asked, file, calibration),
+        None => one(args, asked, calibration),
+    }
+}
+
+fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::Result<()> {
+    let (mut spec, source, _) = pair(args)?;
+    calibrate(calibration, &mut spec)?;
+    let finetune = job(asked, &spec.gpu)?;
+    if args.kv_gib.is_none() {
+        let models = [&spec.online.model, &finetune.model];
+        spec.kv_pool_bytes = left(&spec.gpu, models).ok_or_else(|| {
+            Usage(format!(
+                "the weights of both models do not fit into 90 % of {}'s memory",
+                spec.gpu.name
+            ))
+        })?;
+    }
+    let costs = swept(args, calibration);
+    spec.costs = *costs.first().context("no costs")?;
+    let dedicated = finetune.dedicated(&spec.gpu);
+    let grounds: Vec<Ground> = (1..=args.seeds.unwrap_or(1))
+        .map(|seed| Ground {
+            scenario: spec.scenario.clone(),
+            spec: Spec {
+                seed,
+                ..spec.clone()
+            },
+            finetune: finetune.clone(),
+        })
+        .collect();
+    let platform = args.platform;
+    let rows = rows(args, platform)?;
+    let sets: Vec<Set> = args.tpot.iter().map(|ns| Set::Tpot(*ns)).collect();
+    let threads = args.threads.unwrap_or_else(cores);
+    let usual = Disturbance::default();
+    let alone = evaluate(
+        &grounds,
+        platform,
+        &[Row::Alone],
+        &sets[..1],
+        usual,
+        threads,
+        || {},
+    )?;
+    let needs = alone
+        .iter()
+        .map(|cell| cell.tpot_p99_ms)
+        .fold(0.0, f64::max);
+    if let Some(ns) = args.tpot.iter().find(|ns| **ns as f64 / 1e6 < needs) {
+        let told = format!(
+            "online alone takes {needs:.2} ms a further token for one request in a hundred, which is above the \
+             {} ms asked for: give more, or thin the trace (--thin)",
+            *ns as f64 / 1e6
+        );
+        return Err(Usage(told).into());
+    }
+    let cells = evaluate(&grounds, platform, &rows, &sets, usual, threads, || {})?;
+    if let Some(file) = &args.csv {
+        write(file, &csv(&cells))?;
+    }
+    let mut text = format!(
+        "{source}\n  Online    {}, {} requests\n  Finetune  {}, rank {}, {} tokens a sample\n  \
+         GPU       {}: {dedicated:.0} trained tokens/s on one of its own\n  Platform  {}, seeds 1 to {}\n\n",
+        spec.online.model.name,
+        spec.online.trace.len(),
+        finetune.model.name,
+        finetune.rank,
+        finetune.length,
+        spec.gpu.name,
+        class(platform),
+        grounds.len(),
+    );
+    text += &format!(
+        "{:<16}{:>8}{:>8}{:>6}{:>7}{:>8}{:>7}{:>7}{:>6}{:>6}\n",
+        "", "trained", "steps", "of", "TTFT", "TTFT", "TPOT", "TPOT", "while", ""
+    );
+    text += &format!(
+        "{:<16}{:>8}{:>8}{:>6}{:>7}{:>8}{:>7}{:>7}{:>6}{:>6}\n",
+        "TPOT, ms", "tokens/s", "a day", "own", "mean", "p99", "mean", "p99", "away", "keeps"
+    );
+    text += &line("online alone", &alone);
+    for (set, ns) in sets.iter().zip(&args.tpot) {
+        text += &format!("{} ms\n", *ns as f64 / 1e6);
+        let mut names: Vec<&str> = Vec::new();
+        for cell in cells.iter().filter(|cell| cell.set == *set) {
+            if !names.contains(&cell.policy.as_str()) {
+                names.push(&cell.policy);
+            }
+        }
+        for name in names {
+            let own: Vec<Cell> = cells
+                .iter()
+                .filter(|cell| cell.set == *set && cell.policy == name)
+                .cloned()
+                .collect();
+            text += &line(&format!("  {name}"), &own);
+        }
+    }
+    text += PROMISED;
+    print(&text)
+}
+
+/// The means over seeds.
+fn line(name: &str, cells: &[Cell]) -> String {
+    let count = cells.len().max(1) as f64;
+    let mean = |of: fn(&Cell) -> f64| cells.iter().map(of).sum::<f64>() / count;
+    let keeps = match (
+        cells.iter().any(|cell| cell.keeps == Some(false)),
+        cells.iter().any(|cell| cell.keeps.is_none()),
+    ) {
+        (true, _) => "no",
+        (_, true) => "-",
+        _ => "yes",
+    };
+    format!(
+        "{name:<16}{:>8.0}{:>8.0}{:>5.0}%{:>7.1}{:>8.1}{:>7.2}{:>7.2}{:>5.0}%{keeps:>6}\n",
+        mean(|cell| cell.trained_per_s),
+        mean(|cell| cell.steps_per_day),
+        100.0 * mean(|cell| cell.of_dedicated),
+        mean(|cell| cell.ttft_mean_ms),
+        mean(|cell| cell.ttft_p99_ms),
+        mean(|cell| cell.tpot_mean_ms),
+        mean(|cell| cell.tpot_p99_ms),
+        100.0 * mean(|cell| cell.away),
+    )
+}
+
+fn table(
+    args: &Args,
+    asked: &str,
+    file: &Path,
+    calibration: Option<&Calibration>,
+) -> anyhow::Result<()> {
+    let traces = args.traces.as_deref().unwrap_or(Path::new("."));
+    let out = args.out.as_deref().unwrap_or(Path::new("."));
+    let mut scenarios = scenarios::read(file, traces)?;
+    for id in &args.only {
+        let known = scenarios.iter().map(|scenario| (scenario.id.as_str(), ()));
+        tidegate_replay::names::find("scenario", id, known).map_err(Usage::from)?;
+    }
+    let asked_for = |id: &str| args.only.iter().any(|only| only.eq_ignore_ascii_case(id));
+    scenarios.retain(|scenario| args.only.is_empty() || asked_for(&scenario.id));
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let costs = swept(args, calibration);
+    let costs = *costs.first().context("no costs")?;
+    let mut grounds = Vec::new();
+    for gpu in [H200, A100] {
+        let finetune = job(asked, &gpu)?;
+        for scenario in &scenarios {
+            let mut usual = scenario.spec()?;
+            usual.gpu = gpu;
+            usual.costs = costs;
+            usual.online.model =
+                scenarios::model(&gpu, &scenario.online_model.name).map_err(Usage::from)?;
+            calibrate(calibration, &mut usual)?;
+            let twice = Cut {
+                stretch: 0.5,
+                ..Cut::default()
+            };
+            let mut faster = usual.clone();
+            faster.online.trace = Arc::new(usual.online.trace.cut(&twice));
+            for (suffix, spec) in [("", usual), (" x2", faster)] {
+                for seed in 1..=args.seeds.unwrap_or(3) {
+                    grounds.push(Ground {
+                        scenario: format!("{}{suffix}", scenario.id),
+                        spec: Spec {
+                            seed,
+                            ..spec.clone()
+                        },
+                        finetune: finetune.clone(),
+                    });
+                }
+            }
+        }
+    }
+    let classes = [Platform::TwoProcess, Platform::OneProcess];
+    let bar = ProgressBar::new((classes.len() * grounds.len()) as u64);
+    let threads = args.threads.unwrap_or_else(cores);
+    let mut cells = Vec::new();
+    for platform in classes {
+        let rows = Row::of(platform);
+        let usual = Disturbance::default();
+        cells.extend(evaluate(
+            &grounds,
+            platform,
+            &rows,
+            &Set::ALL,
+            usual,
+            threads,
+            || bar.inc(1),
+        )?);
+    }
+    bar.finish_and_clear();
+    let file = out.join("table.csv");
+    write(&file, &csv(&cells))?;
+    print(&format!(
+        "{}\nwritten: {}\n",
+        summary(&cells),
+        file.display()
+    ))
+}
+
+/// For each class and set: where ours keeps what some row keeps, and how it compares.
+fn summary(cells: &[Cell]) -> String {
+    let mut text = format!(
+        "{:<12} {:<11} {:>6} {:>6} {:>6} {:>9} {:>10}\n",
+        "class", "set", "cells", "keeps", ">=0.99", "vs best", "vs oracle"
+    );
+    let ours = || cells.iter().filter(|cell| cell.policy == "Tidegate");
+    for platform in [Platform::TwoProcess, Platform::OneProcess] {
+        for set in Set::ALL {
+            let own: Vec<&Cell> = ours()
+                .filter(|cell| cell.platform == platform && cell.set == set && cell.keeps.is_some())
+                .collect();
+            let mean = |of: fn(&Cell) -> Option<f64>| {
+                let known: Vec<f64> = own.iter().filter_map(|cell| of(cell)).collect();
+                if known.is_empty() {
+                    return "-".to_owned();
+                }
+                format!("{:.3}", known.iter().sum::<f64>() / known.len() as f64)
+            };
+            let keeps = own.iter().filter(|cell| cell.keeps == Some(true)).count();
+            let best = own
+                .iter()
+                .filter(|cell| cell.vs_best_keeping.is_none_or(|ratio| ratio >= 0.99));
+            text += &format!(
+                "{:<12} {:<11} {:>6} {keeps:>6} {:>6} {:>9} {:>10}\n",
+                class(platform),
+                set.name(),
+                own.len(),
+                best.count(),
+                mean(|cell| cell.vs_best_keeping),
+                mean(|cell| cell.vs_oracle),
+            );
+        }
+    }
+    text
+}
