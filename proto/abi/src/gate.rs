@@ -44,7 +44,8 @@ impl Gate {
 #[must_use = "who waits on it has to be woken"]
 pub fn set<W: Word>(word: &W, gate: Gate) -> bool {
     let before = word.load(Relaxed);
-    if before & GATE_STATE == gate.state() {
+    // A word that nobody has written is closed, whatever its state bits say.
+    if before != 0 && before & GATE_STATE == gate.state() {
         return false;
     }
     word.store(((before >> 2) + 1) << 2 | gate.state(), Release);
@@ -69,4 +70,19 @@ pub const fn is_held(word: u64) -> bool {
 pub fn sleeps_on<W: Word>(word: &W, waits: impl FnOnce(u64) -> bool) -> Option<u32> {
     let seen = word.load(Acquire);
     waits(seen).then_some((seen & 0xffff_ffff) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU64;
+
+    #[test]
+    fn a_gate_that_nobody_has_written_is_opened_by_the_first_word() {
+        let word = AtomicU64::new(0);
+        assert!(waits(word.load(Acquire)));
+        assert!(set(&word, Gate::Open), "who waits is woken");
+        assert!(!waits(word.load(Acquire)));
+        assert!(!set(&word, Gate::Open), "it stands already");
+    }
 }
