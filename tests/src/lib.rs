@@ -27,8 +27,6 @@ pub mod schedules;
 pub mod stand_in;
 pub mod sweep;
 pub mod view;
-pub mod virtual_nemesis;
-pub mod virtual_reclaim;
 pub mod watch;
 
 pub use clock::{monotonic_ns, wait_for, wait_until};

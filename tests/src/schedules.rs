@@ -8,9 +8,9 @@
 use crate::judge::{Look, Schedule, Verdict, judge};
 use crate::personality::{self, chosen, expected};
 use crate::view::status;
-use crate::virtual_nemesis::{Totals, Violation};
 use crate::{Node, Offline, Online, monotonic_ns, wait_until};
 use std::time::Duration;
+use tidegate_sim::gate::{Totals, Violation};
 use tidegate_vgpu::history::{self, Kind, Record};
 use tidegate_vgpu::personality::Personality;
 

@@ -8,8 +8,9 @@
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidegate_tests::virtual_nemesis::{Break, Totals, run_all};
-use tidegate_tests::{operators, real_reclaims, reclaims, schedules, virtual_reclaim};
+use tidegate_sim::gate::{Break, Totals, run_all};
+use tidegate_sim::reclaim as virtual_reclaim;
+use tidegate_tests::{operators, real_reclaims, reclaims, schedules};
 use tidegate_vgpu::personality::Personality;
 
 /// Random schedules against Tidegate.

@@ -7,9 +7,9 @@
 //! the pair before it and of one of every block before, read from their pages; a token is a hash of all pairs, read from their pages.
 //! So a page that holds anything else is a wrong token, now or whenever it is read.
 //!
-//! What the plugin adds, once per step and after the outputs are on the host: requests that hold a
-//! lost block start over, all of their output under way is dropped, their later blocks leave the
-//! cache, and lost blocks are withheld until they are back.
+//! What the plugin (`interposer/engines/tidegate_engines/vllm/lost.py`) adds, once per step and after the outputs are
+//! on the host: requests that hold a lost block start over, all of their output under way is dropped, their later
+//! blocks leave the cache with whatever was computed from those, and lost blocks are withheld until they are back.
 
 use super::figures::Break;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -68,6 +68,8 @@ pub(super) struct Pages {
     pub backing: Vec<Backing>,
     quarantine: [u64; BLOCK],
     log: Vec<Entry>,
+    /// Per stripe: where the log ended when it named the last of its blocks as lost.
+    lost: Vec<usize>,
     /// Entries that a reader can see.
     pub visible: usize,
 }
@@ -79,6 +81,7 @@ impl Pages {
             backing: vec![Backing::Own; STRIPES as usize],
             quarantine: [0; BLOCK],
             log: Vec::new(),
+            lost: vec![0; STRIPES as usize],
             visible: 0,
         }
     }
@@ -102,7 +105,7 @@ impl Pages {
     }
 
     /// Appends what happened to a stripe. Not visible before `visible` says so.
-    pub fn append(&mut self, stripe: u32, lost: bool) -> u64 {
+    pub fn append(&mut self, stripe: u32, lost: bool) {
         for block in stripe * PER_STRIPE..(stripe + 1) * PER_STRIPE {
             self.log.push(if lost {
                 Entry::Lost(block)
@@ -110,7 +113,14 @@ impl Pages {
                 Entry::Back(block)
             });
         }
-        self.log.len() as u64
+        if lost {
+            self.lost[stripe as usize] = self.log.len();
+        }
+    }
+
+    /// Whether a reader that has read so many entries knows that the stripe is lost.
+    pub fn is_known_lost(&self, stripe: u32, read: usize) -> bool {
+        self.lost[stripe as usize] <= read
     }
 
     pub fn log_end(&self) -> usize {
@@ -280,6 +290,13 @@ impl Engine {
         *self = fresh;
     }
 
+    /// Another process goes on with what was accepted: no step of the old one ends.
+    pub fn begins_anew(&mut self) {
+        self.restart();
+        self.under_way = 0;
+        self.flying.clear();
+    }
+
     /// The next step, if there is anything to do and room for another under way.
     pub fn schedule(&mut self) -> Option<Step> {
         if self.under_way > usize::from(self.overlap) {
@@ -300,7 +317,7 @@ impl Engine {
                         break;
                     };
                     items.retain(|item: &Item| item.id != youngest);
-                    self.drop_request(youngest, None);
+                    self.drop_request(youngest);
                     self.waiting.push_front(youngest);
                 }
             }
@@ -468,7 +485,7 @@ impl Engine {
             self.changed.insert(*id);
             if request.done() {
                 came.finished += 1;
-                self.drop_request(*id, None);
+                self.drop_request(*id);
             }
         }
         came
@@ -485,30 +502,13 @@ impl Engine {
                 Entry::Back(_) => None,
             })
             .collect();
-        let hit: Vec<u64> = self
-            .running
-            .iter()
-            .copied()
-            .filter(|id| {
-                self.requests[id]
-                    .blocks
-                    .iter()
-                    .any(|block| lost.contains(block))
-            })
-            .collect();
+        let (hit, disowned) = self.reach(&lost);
         for id in &hit {
-            self.drop_request(*id, Some(&lost));
+            self.drop_request(*id);
             self.waiting.push_front(*id);
         }
-        // Also of requests that gave their blocks up while a step with them was under way.
-        let flying = self.flying.clone();
-        for table in flying.iter().flatten() {
-            let first = table.iter().position(|block| lost.contains(block));
-            for block in first.into_iter().flat_map(|first| &table[first..]) {
-                if self.broken != Break::KeepLaterBlocks {
-                    self.uncache(*block);
-                }
-            }
+        for block in disowned {
+            self.uncache(block);
         }
         for entry in news {
             match entry {
@@ -529,19 +529,50 @@ impl Engine {
         hit.len() as u64
     }
 
+    /// The requests that may have read garbage, and the blocks that may have been written from it: the lost ones, and
+    /// the later ones in the table of a request or of a step under way. Two requests of one prefix may share what one
+    /// of them wrote from a lost block that the other does not hold: hence to a fixed point, as in the plugin.
+    fn reach(&self, lost: &BTreeSet<u32>) -> (Vec<u64>, BTreeSet<u32>) {
+        let mut disowned = lost.clone();
+        if lost.is_empty() {
+            return (Vec::new(), disowned);
+        }
+        let running = self.running.iter();
+        let mut open: Vec<(Option<u64>, &[u32])> = running
+            .map(|id| (Some(*id), &self.requests[id].blocks[..]))
+            .collect();
+        // Also of requests that gave their blocks up while a step with them was under way.
+        open.extend(self.flying.iter().flatten().map(|table| (None, &table[..])));
+        let mut hit = BTreeSet::new();
+        loop {
+            let before = open.len();
+            open.retain(|(id, table)| {
+                let Some(first) = table.iter().position(|block| disowned.contains(block)) else {
+                    return true;
+                };
+                hit.extend(*id);
+                if self.broken != Break::KeepLaterBlocks {
+                    disowned.extend(&table[first..]);
+                }
+                false
+            });
+            if open.len() == before {
+                break;
+            }
+        }
+        let in_order = self.running.iter().copied();
+        (in_order.filter(|id| hit.contains(id)).collect(), disowned)
+    }
+
     /// A request gives up its blocks: it ended, is preempted, or lost some of them.
-    fn drop_request(&mut self, id: u64, lost: Option<&BTreeSet<u32>>) {
+    fn drop_request(&mut self, id: u64) {
         self.running.retain(|running| *running != id);
         let request = self.requests.get_mut(&id).expect("it runs");
         (request.running, request.computed, request.pending) = (false, 0, 0);
         request.epoch += 1;
         self.changed.insert(id);
         let blocks = core::mem::take(&mut request.blocks);
-        let first = lost.and_then(|lost| blocks.iter().position(|block| lost.contains(block)));
-        for (nth, block) in blocks.into_iter().enumerate().rev() {
-            if first.is_some_and(|first| nth > first) && self.broken != Break::KeepLaterBlocks {
-                self.uncache(block);
-            }
+        for block in blocks.into_iter().rev() {
             let holders = &mut self.holders[block as usize];
             *holders -= 1;
             if *holders == 0 && !self.withheld.contains(&block) {

@@ -1,37 +1,21 @@
-//! Random schedules in virtual time: device model, the agent's shell and interposer core in one process.
+//! Random schedules of the gate: online bursts and decode gaps, forks, execs, kills and agent restarts beside offline
+//! programs that use every gap.
 //!
-//! What is real here: the shell that ships with its policy, journal and the rules of its issue threads, the pages that
-//! it shares with processes, the interposer's activity protocol, gate and landing steps, and the device model with its
-//! turns and drawn latencies. What is made up, and drawn from
-//! the schedule's seed, is everything between them: how long a doorbell, an issue thread or a
-//! message takes, when somebody forks, execs, is killed or stopped, and what the programs do. No
-//! clock is read, so a schedule is its seed and ten thousand of them take minutes.
-//!
-//! ```text
-//!   online script -> interposer core -> doorbell ~>   Shell   ~> issue thread -> device model
-//!                    (activity, prober)   [agent]                                     |
-//!   offline feed  -> interposer core (gate, landing) --------------------------------+
-//!                                                                                     v
-//!                                                       judge: the device's own history
-//! ```
-//!
-//! The judge ([`judge`]) knows the script and the device's history and nothing of the agent's
-//! beliefs. That it can see what it should is tested by breaking the agent ([`Break`]).
+//! What must hold is judged ([`judge`]) from the script and the device's own history. That the judge sees what it should
+//! is tested by breaking something ([`Break`]).
 
-mod agent;
 mod breaks;
 mod faults;
 mod judge;
-mod method;
-mod ports;
-mod process;
-pub(crate) mod script;
-mod state;
-mod world;
+mod launches;
+mod online;
+mod play;
+mod script;
 
 use crate::sweep;
 pub use breaks::Break;
 pub use judge::Figures;
+use play::Gate;
 use tidegate_vgpu::personality::Personality;
 
 /// One schedule that broke a promise.
@@ -68,7 +52,7 @@ impl Totals {
 /// Runs one schedule.
 #[must_use]
 pub fn run(seed: u64, broken: Break, personality: Personality) -> (Vec<String>, Figures) {
-    state::World::new(seed, broken, personality).run()
+    Gate::schedule(seed, broken, personality)
 }
 
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.

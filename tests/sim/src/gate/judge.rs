@@ -13,7 +13,9 @@
 //! runs, and every process that was attached before has attached to it. The gaps it can know are
 //! those of requests that began and ended under its control.
 
-use super::script::{MS, US};
+use crate::dice::{MS, US};
+use crate::process::of_mask;
+use crate::world::Fact;
 use std::collections::BTreeMap;
 use tidegate_device::{ChannelId, TsgId};
 
@@ -121,6 +123,27 @@ impl Judge {
         }
     }
 
+    /// Learns what is so.
+    pub fn learns(&mut self, now: u64, fact: Fact<'_>) {
+        match fact {
+            Fact::Agent { up, new } => self.agent(now, up, new),
+            Fact::ChannelUp(gpu, channel) => self.channel_up(gpu, channel),
+            Fact::ChannelDown(gpu, channel) => self.channel_down(gpu, channel),
+            Fact::OnlineGone(pid) => self.online_gone(pid, now),
+            Fact::Run(gpu, tsg, at) => self.run(gpu, tsg, at),
+            Fact::Stop(gpu, tsg, at) => self.stop(gpu, tsg, at),
+            Fact::Disabled(gpu, channel, at) => self.disabled(gpu, channel, at),
+            Fact::Enabled(gpu, channel, at) => self.enabled(gpu, channel, at),
+            Fact::DisableCall {
+                gpu,
+                list,
+                order,
+                drawn,
+            } => self.disable_call(gpu, list, order, now, drawn),
+            Fact::EnableCall { gpu, list, order } => self.enable_call(gpu, list, order, now),
+        }
+    }
+
     fn violated(&mut self, now: u64, what: &str) {
         let kind = what.split(' ').take(2).collect::<Vec<_>>().join(" ");
         let alike = self.violations.iter().filter(|one| one.contains(&kind));
@@ -142,7 +165,7 @@ impl Judge {
     }
 
     /// The agent started, died, was stopped or goes on. A new one has everything to learn.
-    pub fn agent(&mut self, now: u64, up: bool, new: bool) {
+    fn agent(&mut self, now: u64, up: bool, new: bool) {
         if up && !self.agent_up {
             let mut stuck = 0;
             for channel in self.channels.values() {
@@ -199,7 +222,7 @@ impl Judge {
         }
     }
 
-    pub fn online_gone(&mut self, pid: usize, now: u64) {
+    fn online_gone(&mut self, pid: usize, now: u64) {
         for gpu in 0..self.gpus.len() {
             self.online_left(pid, gpu, now);
         }
@@ -251,11 +274,11 @@ impl Judge {
         }
     }
 
-    pub fn run(&mut self, gpu: usize, tsg: TsgId, at: u64) {
+    fn run(&mut self, gpu: usize, tsg: TsgId, at: u64) {
         self.gpus[gpu].running.insert(tsg, at);
     }
 
-    pub fn stop(&mut self, gpu: usize, tsg: TsgId, at: u64) {
+    fn stop(&mut self, gpu: usize, tsg: TsgId, at: u64) {
         if let Some(since) = self.gpus[gpu].running.get(&tsg).copied() {
             self.check_beside(gpu, at);
             self.figures.offline_ns += at - since;
@@ -287,7 +310,7 @@ impl Judge {
         }
     }
 
-    pub fn disabled(&mut self, gpu: usize, channel: ChannelId, at: u64) {
+    fn disabled(&mut self, gpu: usize, channel: ChannelId, at: u64) {
         let Some(book) = self.channels.get_mut(&(gpu, channel)) else {
             return;
         };
@@ -301,7 +324,7 @@ impl Judge {
         }
     }
 
-    pub fn enabled(&mut self, gpu: usize, channel: ChannelId, at: u64) {
+    fn enabled(&mut self, gpu: usize, channel: ChannelId, at: u64) {
         let since = self
             .channels
             .get_mut(&(gpu, channel))
@@ -335,7 +358,7 @@ impl Judge {
 
     /// An order of the agent enables channels; a soft landing or a reconciling start does not
     /// come here.
-    pub fn enable_call(&mut self, gpu: usize, list: &[ChannelId], order: u64, now: u64) {
+    fn enable_call(&mut self, gpu: usize, list: &[ChannelId], order: u64, now: u64) {
         let sleeps = list.iter().any(|channel| {
             self.channels
                 .get(&(gpu, *channel))
@@ -375,11 +398,11 @@ impl Judge {
         }
     }
 
-    pub fn channel_up(&mut self, gpu: usize, channel: ChannelId) {
+    fn channel_up(&mut self, gpu: usize, channel: ChannelId) {
         self.channels.insert((gpu, channel), Channel::default());
     }
 
-    pub fn channel_down(&mut self, gpu: usize, channel: ChannelId) {
+    fn channel_down(&mut self, gpu: usize, channel: ChannelId) {
         self.channels.remove(&(gpu, channel));
     }
 
@@ -398,9 +421,4 @@ impl Judge {
         self.figures.total_ns = now * u64::try_from(self.gpus.len()).unwrap_or(1);
         (self.violations, self.figures)
     }
-}
-
-/// Indexes of a bit mask.
-pub(super) fn of_mask(mask: u8) -> impl Iterator<Item = usize> {
-    (0..8).filter(move |gpu| mask >> gpu & 1 == 1)
 }

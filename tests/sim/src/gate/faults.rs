@@ -1,30 +1,25 @@
 //! What goes wrong in a schedule.
 
-use super::process::Process;
-use super::script::{Fault, MS, Script, US};
-use super::state::{Ev, In, World};
-use super::world::SCHEDULE_HOLD;
+use super::play::{Gate, Own};
+use super::script::{Fault, Script};
+use crate::dice::{MS, US};
+use crate::world::{In, Play, World};
 
-impl World {
+/// A held scheduling call passes after this long, ns.
+const SCHEDULE_HOLD: u64 = 2_000 * MS;
+
+impl World<Gate> {
     /// A fault of the script happens.
     pub fn fault(&mut self, fault: Fault) {
         let now = self.now;
         match fault {
-            Fault::AgentKilled(ns) if self.agent.as_ref().is_some_and(|a| !a.stopped) => {
-                self.agent_dies();
-                self.pending += 1;
-                self.at(now + ns, Ev::AgentStarts);
-            }
-            Fault::AgentStopped(ns) if self.agent.as_ref().is_some_and(|a| !a.stopped) => {
-                self.agent_stops();
-                self.pending += 1;
-                self.at(now + ns, Ev::AgentGoesOn(self.epoch));
-            }
-            Fault::AgentKilled(_) | Fault::AgentStopped(_) => {}
+            Fault::AgentKilled(ns) => self.agent_is_killed(ns),
+            Fault::AgentStopped(ns) => self.agent_is_stopped(ns),
             Fault::OnlineKilled | Fault::OnlineExecs => {
                 let Some(pid) = self.any(true) else { return };
                 let gpus = self.processes[pid].gpus;
                 let left = self.processes[pid]
+                    .own
                     .serving()
                     .map(|s| core::mem::take(&mut s.requests));
                 self.kill(pid);
@@ -33,28 +28,28 @@ impl World {
                 } else {
                     100 * MS
                 };
-                self.spawn_in(now + wait, Process::online(gpus, left.unwrap_or_default()));
+                self.spawn_in(now + wait, Own::online(gpus, left.unwrap_or_default()));
             }
             Fault::OnlineForks => {
                 let Some(pid) = self.any(true) else { return };
                 let gpus = self.processes[pid].gpus;
-                let gap = self.script.gap;
+                let gap = self.play.script.gap;
                 let requests = (0..self.dice.between(1, 3))
                     .map(|_| Script::request(&mut self.dice, gap))
                     .collect();
-                self.spawn_in(now + 3 * MS, Process::online(gpus, requests));
+                self.spawn_in(now + 3 * MS, Own::online(gpus, requests));
             }
             Fault::OfflineKilled | Fault::OfflineExecs | Fault::OfflineForks => {
                 let Some(pid) = self.any(false) else { return };
                 let (job, gpus) = (
-                    self.processes[pid].job().unwrap_or(0),
+                    self.processes[pid].job.unwrap_or(0),
                     self.processes[pid].gpus,
                 );
                 if fault != Fault::OfflineForks {
                     self.kill(pid);
                 }
                 let wait = self.dice.between(MS, 60 * MS);
-                self.spawn_in(now + wait, Process::offline(job, gpus));
+                self.spawn_in(now + wait, Own::offline(job, gpus));
             }
             Fault::NewChannel => {
                 let Some(pid) = self.any(false) else { return };
@@ -67,7 +62,7 @@ impl World {
                 } else {
                     self.device(gpu).set_scheduled(tsg, true);
                 }
-                self.offline_feeds(pid);
+                Gate::passes(self, pid);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! What is broken on purpose.
 
+use crate::defect::Defect;
+
 /// What is broken on purpose, to see that the judge notices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Break {
@@ -42,5 +44,17 @@ impl Break {
             .iter()
             .find(|known| known.0 == name)
             .map(|known| known.1)
+    }
+
+    /// What of the world it breaks; the others are settings of the agent.
+    pub(super) const fn defect(self) -> Option<Defect> {
+        match self {
+            Self::Nothing | Self::NoCooldown | Self::DisableOnly => None,
+            Self::LostEdge => Some(Defect::LostEdge),
+            Self::NoDisableOnRestart => Some(Defect::FakedDisables),
+            Self::NoLanding => Some(Defect::NoLanding),
+            Self::StaleOrder => Some(Defect::StaleOrder),
+            Self::NoLook => Some(Defect::NoLook),
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! One preloaded process: its page words and what the interposer core makes of them.
 
-use super::script::{Request, US};
-use std::collections::{BTreeSet, VecDeque};
+use crate::dice::US;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use tidegate_abi::page::{ACTIVITY_BUSY, DeviceWords, GATE_OPEN, Page};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use tidegate_abi::page::{ACTIVITY_BUSY, DeviceWords, GATE_HELD, GATE_OPEN, GATE_STATE, Page};
 use tidegate_core::activity::{Begin, Counts, Published, Quiet, begin, busy_edge, enter_if_busy};
 use tidegate_core::gate::{Admission, Capture, Role, admission};
 use tidegate_core::landing::Landing;
@@ -23,7 +23,7 @@ impl Fences for Ordered {
 
 /// One device as a process uses it. Its activity stands in the process' page.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(crate) struct Device {
     pub gpu: usize,
     pub channels: Vec<(TsgId, ChannelId)>,
     counts: Counts<AtomicU64>,
@@ -139,47 +139,25 @@ impl Device {
 }
 
 /// Whether a device counts as busy.
-pub(super) fn busy(words: &DeviceWords) -> bool {
+pub(crate) fn busy(words: &DeviceWords) -> bool {
     words.activity.load(SeqCst) & ACTIVITY_BUSY != 0
 }
 
-/// What an online process is doing.
+/// A process, and what its play keeps of it.
 #[derive(Debug)]
-pub(super) struct Serving {
-    pub requests: VecDeque<Request>,
-    pub request: Option<Request>,
-    /// Iterations of the request that are done; the first is the prefill.
-    pub done: u64,
-    pub launches_left: u64,
-    pub syncing: bool,
-    pub probing: bool,
-    /// Length of the idle time that the next launch ends, if that is a decode gap.
-    pub gap: Option<u64>,
-}
-
-/// What an offline process is doing.
-#[derive(Debug)]
-pub(super) struct Harvesting {
-    pub job: u32,
-    pub landing: Landing,
-}
-
-#[derive(Debug)]
-pub(super) enum Kind {
-    Online(Serving),
-    Offline(Harvesting),
-}
-
-#[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process<O> {
     pub alive: bool,
-    pub kind: Kind,
+    /// Its job; None: it is online.
+    pub job: Option<u32>,
+    pub landing: Landing,
     pub devices: Vec<Device>,
     pub gpus: u8,
     /// The page of the last agent it attached to.
     pub page: Arc<Page>,
     /// Its number with that agent.
     pub session: u64,
+    /// Cleared when it closes that stream.
+    pub listens: Arc<AtomicBool>,
     /// Epoch of the agent whose stream stands.
     pub attached: Option<u64>,
     pub attached_once: bool,
@@ -187,43 +165,30 @@ pub(super) struct Process {
     pub reported: BTreeSet<usize>,
     /// Generation of the last agent it obeyed.
     pub obeyed: u64,
+    /// The prober is to look.
+    pub probing: bool,
+    pub own: O,
 }
 
-impl Process {
-    pub fn new(kind: Kind, gpus: u8) -> Self {
+impl<O> Process<O> {
+    /// A process of a job on these GPUs (bit mask), or without one an online process.
+    pub fn new(job: Option<u32>, gpus: u8, own: O) -> Self {
         Self {
             alive: true,
-            kind,
-            devices: super::judge::of_mask(gpus).map(Device::new).collect(),
+            job,
+            landing: Landing::Obeying,
+            devices: of_mask(gpus).map(Device::new).collect(),
             gpus,
             page: Arc::default(),
             session: 0,
+            listens: Arc::default(),
             attached: None,
             attached_once: false,
             reported: BTreeSet::new(),
             obeyed: 0,
-        }
-    }
-
-    pub fn online(gpus: u8, requests: VecDeque<Request>) -> Self {
-        let serving = Serving {
-            requests,
-            request: None,
-            done: 0,
-            launches_left: 0,
-            syncing: false,
             probing: false,
-            gap: None,
-        };
-        Self::new(Kind::Online(serving), gpus)
-    }
-
-    pub fn offline(job: u32, gpus: u8) -> Self {
-        let harvesting = Harvesting {
-            job,
-            landing: Landing::Obeying,
-        };
-        Self::new(Kind::Offline(harvesting), gpus)
+            own,
+        }
     }
 
     /// Attaches to another agent, by a page of its own.
@@ -234,6 +199,7 @@ impl Process {
         }
         page.process.prober_ns.store(now, Relaxed);
         (self.page, self.session) = (page, session);
+        self.listens = Arc::new(AtomicBool::new(true));
     }
 
     /// Raises the doorbell.
@@ -258,13 +224,18 @@ impl Process {
         admission(Role::Offline, gate, Capture::None) == Admission::Pass
     }
 
+    /// Whether the agent it obeys holds its launches for a reclaim.
+    pub fn is_held(&self) -> bool {
+        let gates = self.page.gates.iter().take(self.devices.len());
+        let mut states = gates.map(|gate| gate.gate.load(Acquire) & GATE_STATE);
+        self.landing == Landing::Obeying && states.any(|state| state == GATE_HELD)
+    }
+
     /// Whether launches of an offline process pass.
     pub fn passes(&self) -> bool {
-        let Kind::Offline(harvesting) = &self.kind else {
-            return false;
-        };
-        let obeys = self.attached_once && harvesting.landing == Landing::Obeying;
-        obeys && (0..self.devices.len()).all(|at| self.is_open(at))
+        let obeys = self.attached_once && self.landing == Landing::Obeying;
+        let offline = !self.is_online();
+        offline && obeys && (0..self.devices.len()).all(|at| self.is_open(at))
     }
 
     pub fn is_reported(&self) -> bool {
@@ -272,23 +243,14 @@ impl Process {
     }
 
     pub fn is_online(&self) -> bool {
-        matches!(self.kind, Kind::Online(_))
-    }
-
-    pub fn serving(&mut self) -> Option<&mut Serving> {
-        match &mut self.kind {
-            Kind::Online(serving) => Some(serving),
-            Kind::Offline(_) => None,
-        }
-    }
-
-    pub fn job(&self) -> Option<u32> {
-        match &self.kind {
-            Kind::Offline(harvesting) => Some(harvesting.job),
-            Kind::Online(_) => None,
-        }
+        self.job.is_none()
     }
 }
 
+/// Indexes of a bit mask.
+pub(crate) fn of_mask(mask: u8) -> impl Iterator<Item = usize> {
+    (0..8).filter(move |gpu| mask >> gpu & 1 == 1)
+}
+
 /// Longest time between a probe that saw a device busy and the idle edge.
-pub(super) const PROBE_MAX: u64 = 510 * US;
+pub(crate) const PROBE_MAX: u64 = 510 * US;

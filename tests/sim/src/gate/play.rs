@@ -1,0 +1,207 @@
+//! The play: who is there, what happens to them, and what the judge is told.
+
+use super::breaks::Break;
+use super::judge::{Figures, Judge};
+use super::script::{Fault, Request, Script};
+use crate::dice::{Dice, MS};
+use crate::process::{PROBE_MAX, Process};
+use crate::world::{Fact, Play, Rules, World};
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+use tidegate_node::kinds::{Level, Method};
+use tidegate_policy::config::{Config, Cooldown, Means};
+use tidegate_vgpu::personality::Personality;
+
+/// What is of this play.
+#[derive(Debug)]
+pub(super) struct Gate {
+    pub script: Script,
+    pub judge: Judge,
+    /// Where launches are all that can be held: processes and GPUs on which they pass.
+    pub open_gates: BTreeSet<(usize, usize)>,
+}
+
+/// What happens to programs.
+#[derive(Debug)]
+pub(super) enum Happening {
+    /// An online process begins its next request.
+    Request(usize),
+    Launch(usize),
+    LaunchReturned(usize),
+    SyncReturned(usize),
+    Fault(Fault),
+}
+
+/// What an online process is doing.
+#[derive(Debug)]
+pub(super) struct Serving {
+    pub requests: VecDeque<Request>,
+    pub request: Option<Request>,
+    /// Iterations of the request that are done; the first is the prefill.
+    pub done: u64,
+    pub launches_left: u64,
+    pub syncing: bool,
+    /// Length of the idle time that the next launch ends, if that is a decode gap.
+    pub gap: Option<u64>,
+}
+
+/// What a process is doing.
+#[derive(Debug)]
+pub(super) enum Own {
+    Serving(Serving),
+    Harvesting,
+}
+
+impl Own {
+    pub fn online(gpus: u8, requests: VecDeque<Request>) -> Process<Self> {
+        let serving = Serving {
+            requests,
+            request: None,
+            done: 0,
+            launches_left: 0,
+            syncing: false,
+            gap: None,
+        };
+        Process::new(None, gpus, Self::Serving(serving))
+    }
+
+    pub fn offline(job: u32, gpus: u8) -> Process<Self> {
+        Process::new(Some(job), gpus, Self::Harvesting)
+    }
+
+    pub fn serving(&mut self) -> Option<&mut Serving> {
+        match self {
+            Self::Serving(serving) => Some(serving),
+            Self::Harvesting => None,
+        }
+    }
+}
+
+/// Level and method by the measurements that the personality plays.
+const fn means(personality: Personality, broken: Break) -> (Level, Method) {
+    if matches!(broken, Break::DisableOnly) {
+        return (Level::L1, Method::Disable);
+    }
+    match personality {
+        Personality::Evicts | Personality::RefusesForeign | Personality::KernelEnd => {
+            (Level::L1, Method::Disable)
+        }
+        Personality::Restart => (Level::L1, Method::Restart),
+        Personality::Preempt | Personality::RefusesRestart => (Level::L1, Method::Preempt),
+        Personality::Deaf => (Level::L5, Method::Disable),
+    }
+}
+
+impl Gate {
+    /// One schedule from its first event to its verdict.
+    pub fn schedule(seed: u64, broken: Break, personality: Personality) -> (Vec<String>, Figures) {
+        let mut dice = Dice::new(seed);
+        let script = Script::draw(&mut dice);
+        let (level, method) = means(personality, broken);
+        let mut config = Config::default();
+        if broken == Break::NoCooldown {
+            config.cooldown = Cooldown::Fixed(Duration::ZERO);
+        }
+        if level == Level::L5 {
+            config.means = Means::LaunchGate;
+        }
+        let rules = Rules {
+            gpus: script.gpus,
+            config,
+            pool: 0,
+            level,
+            method,
+            personality,
+            broken: broken.defect(),
+        };
+        let slack = if script.syncs { 0 } else { PROBE_MAX };
+        let gate = Self {
+            judge: Judge::new(script.gpus, slack),
+            script,
+            open_gates: BTreeSet::new(),
+        };
+        let (gate, end) = World::new(seed, dice, rules, gate).run();
+        gate.judge.close(end)
+    }
+}
+
+impl Play for Gate {
+    type Own = Own;
+    type Ev = Happening;
+    const LONGEST: u64 = 120_000 * MS;
+    /// Start hold, longest cooldown, and time to spare.
+    const QUIET: u64 = 1_200 * MS;
+
+    fn begins(world: &mut World<Self>) {
+        for (gpus, requests) in world.play.script.online.clone() {
+            world.spawn_in(world.now, Own::online(gpus, requests.into()));
+        }
+        for (job, gpus) in world.play.script.offline.clone() {
+            world.spawn_in(world.now, Own::offline(job, gpus));
+        }
+        for (at, fault) in world.play.script.faults.clone() {
+            world.pending += 1;
+            world.play_at(at, Happening::Fault(fault));
+        }
+    }
+
+    fn spawned(world: &mut World<Self>, pid: usize) {
+        if world.processes[pid].is_online() {
+            world.next_request(pid, 20 * MS);
+        } else {
+            world.begin_reporter(pid);
+        }
+    }
+
+    fn happens(world: &mut World<Self>, event: Happening) {
+        match event {
+            Happening::Request(pid) => world.request(pid),
+            Happening::Launch(pid) => world.launch(pid),
+            Happening::LaunchReturned(pid) => world.launch_returned(pid),
+            Happening::SyncReturned(pid) => world.sync_returned(pid),
+            Happening::Fault(fault) => {
+                world.arrives();
+                world.fault(fault);
+            }
+        }
+    }
+
+    fn is_busy(world: &mut World<Self>) -> bool {
+        world.processes.iter_mut().any(|process| {
+            let alive = process.alive;
+            let serving = process.own.serving();
+            alive && serving.is_some_and(|s| s.request.is_some() || !s.requests.is_empty())
+        })
+    }
+
+    fn finished(world: &mut World<Self>, gpu: usize, tag: u64, at: u64) {
+        world.work_ends(gpu, tag, at);
+    }
+
+    fn passes(world: &mut World<Self>, pid: usize) {
+        world.offline_feeds(pid);
+    }
+
+    fn learns(&mut self, now: u64, fact: Fact<'_>) {
+        self.judge.learns(now, fact);
+    }
+
+    fn turned(world: &mut World<Self>) {
+        world.look_at_gates();
+    }
+
+    /// The agent is in control once every process it may know has attached to it.
+    fn settled(world: &mut World<Self>) {
+        let agent = world.agent.as_ref();
+        let epoch = agent
+            .filter(|agent| !agent.stopped)
+            .map(|agent| agent.epoch);
+        let known = world
+            .processes
+            .iter()
+            .filter(|p| p.alive && p.attached_once);
+        let mut known = known.map(|process| process.attached == epoch && process.is_reported());
+        let controlled = epoch.is_some() && known.all(|is_known| is_known);
+        world.play.judge.control(world.now, controlled);
+    }
+}

@@ -1,0 +1,179 @@
+//! The issue threads of an agent: the rules are [`tidegate_node::task`]'s; made up here is how long a thread takes.
+
+use crate::defect::Defect;
+use crate::dice::US;
+use crate::world::{Ev, In, Play, SOON, Working, World};
+use std::cell::RefCell;
+use std::sync::Arc;
+use tidegate_abi::rm::Status;
+use tidegate_device::ChannelId;
+use tidegate_node::Input;
+use tidegate_node::batch::{Batch, Kick};
+use tidegate_node::kinds::Switch;
+use tidegate_node::task::{Carrying, Refusal, Release, ReleaseCalls, Task, release};
+use tidegate_policy::effect::Look;
+
+impl<P: Play> World<P> {
+    /// The channels that a batch names; those that are gone are none.
+    pub fn channels_of(&self, batch: &Batch) -> Vec<ChannelId> {
+        let entries = batch.entries();
+        entries
+            .filter_map(|(client, channel, _)| self.handles.get(&(client, channel)))
+            .map(|(_, channel)| *channel)
+            .collect()
+    }
+
+    pub fn enter_next(&mut self, gpu: usize) {
+        let Some(agent) = &mut self.agent else { return };
+        let (epoch, issue) = (agent.epoch, &mut agent.issue[gpu]);
+        let any = issue.working.is_some() || !issue.queue.is_empty();
+        if !agent.stopped && !issue.busy && any {
+            issue.busy = true;
+            let wait = self.dice.between(2 * US, 12 * US);
+            self.at(self.now + wait, Ev::Enter(epoch, gpu));
+        }
+    }
+
+    /// An issue thread is about to make its next call.
+    pub fn enter(&mut self, epoch: u64, gpu: usize) {
+        let now = self.now;
+        let Some(agent) = self.agent.as_mut().filter(|agent| agent.epoch == epoch) else {
+            return;
+        };
+        agent.issue[gpu].busy = false;
+        if agent.stopped {
+            return;
+        }
+        let issue = &mut agent.issue[gpu];
+        let mut working = match issue.working.take() {
+            Some(working) => working,
+            None => match self.next_task(gpu) {
+                Some(working) => working,
+                None => return,
+            },
+        };
+        let Some(agent) = &mut self.agent else { return };
+        let journal = Arc::clone(&agent.journal);
+        let disables = working.switch() == Switch::Disable;
+        if disables && agent.fakes && agent.faked.insert(gpu) {
+            while working.carrying.call(&journal, now).is_some() {
+                working.carrying.answered(Ok(()), (now, now), &journal);
+            }
+        }
+        match working.carrying.call(&journal, now).cloned() {
+            Some(batch) => {
+                agent.issue[gpu].busy = true;
+                self.call(epoch, gpu, working, &batch);
+            }
+            None => {
+                let issued = working.carrying.issued();
+                let wait = self.dice.between(3 * US, 12 * US);
+                self.tell_in(wait, In::Node(Input::Issued(issued)));
+                self.enter_next(gpu);
+            }
+        }
+    }
+
+    /// The next order from a thread's queue; what left the lists is enabled on the way.
+    fn next_task(&mut self, gpu: usize) -> Option<Working> {
+        let (stale, looks) = (
+            self.is_broken(Defect::StaleOrder),
+            !self.is_broken(Defect::NoLook),
+        );
+        loop {
+            let agent = self.agent.as_mut()?;
+            let issue = &mut agent.issue[gpu];
+            match issue.queue.pop_front()? {
+                Task::Issue(mut order) => {
+                    if !looks {
+                        order.look = Look::Unconditional;
+                    }
+                    if stale {
+                        let older = issue.older.replace(order.clone());
+                        let again = order.switch == Switch::Enable && self.dice.percent(30);
+                        issue.queue.extend(older.filter(|_| again).map(Task::Issue));
+                    }
+                    return Some(Working {
+                        carrying: Carrying::new(order),
+                        refused: false,
+                    });
+                }
+                Task::Release(left) => self.release(gpu, left),
+            }
+        }
+    }
+
+    fn release(&mut self, gpu: usize, left: Release) {
+        let calls = Calls {
+            world: self,
+            enabled: RefCell::default(),
+            thrown: RefCell::default(),
+        };
+        let released = release(left, &calls);
+        let (enabled, thrown) = (calls.enabled.into_inner(), calls.thrown.into_inner());
+        for channel in thrown {
+            self.device(gpu).discard_queued(channel);
+        }
+        let done = self.now + self.dice.between(5 * US, 20 * US);
+        self.device(gpu).enable_at(done, &enabled, 0);
+        self.at(done, Ev::Released(self.epoch, Box::new(released)));
+    }
+
+    /// A call came back.
+    pub fn call_returned(
+        &mut self,
+        epoch: u64,
+        gpu: usize,
+        (mut working, entered): (Working, u64),
+    ) {
+        let Some(stopped) = self.is_stopped(epoch) else {
+            return;
+        };
+        if stopped {
+            let again = Ev::Returned(epoch, gpu, Box::new((working, entered)));
+            return self.at(self.now + SOON, again);
+        }
+        let (now, hides) = (self.now, self.is_broken(Defect::HiddenRefusal));
+        if let Some(agent) = &mut self.agent {
+            let journal = Arc::clone(&agent.journal);
+            let answer = if working.refused && !hides {
+                Err(Status::TIMEOUT)
+            } else {
+                Ok(())
+            };
+            working.refused = false;
+            working.carrying.answered(answer, (entered, now), &journal);
+            agent.issue[gpu].working = Some(working);
+            agent.issue[gpu].busy = false;
+            self.enter_next(gpu);
+        }
+    }
+}
+
+/// The driver's calls for channels that left the lists.
+struct Calls<'a, P: Play> {
+    world: &'a World<P>,
+    enabled: RefCell<Vec<ChannelId>>,
+    thrown: RefCell<Vec<ChannelId>>,
+}
+
+impl<P: Play> ReleaseCalls for Calls<'_, P> {
+    fn exists(&self, client: u32) -> bool {
+        self.world.lives(client)
+    }
+
+    fn throw_away(&self, batch: &Batch) {
+        self.thrown
+            .borrow_mut()
+            .extend(self.world.channels_of(batch));
+    }
+
+    fn enable(&self, batch: &Batch) -> Result<(), Refusal> {
+        self.enabled
+            .borrow_mut()
+            .extend(self.world.channels_of(batch));
+        Ok(())
+    }
+
+    fn kick(&self, _kick: &Kick) {}
+}

@@ -1,0 +1,36 @@
+//! Random schedules in virtual time: device model, the agent's shell and interposer core in one process.
+//!
+//! What is real here: the shell that ships with its policy, journal and the rules of its issue threads, the pages that
+//! it shares with processes, the interposer's activity protocol, gate and landing steps, and the device model with its
+//! turns and drawn latencies. What is made up, and drawn from the schedule's seed, is everything between them: how long
+//! a doorbell, an issue thread or a message takes, when somebody forks, execs, is killed or stopped, and what the
+//! programs do. No clock is read, so a schedule is its seed and ten thousand of them take minutes.
+//!
+//! ```text
+//!                        world: one queue of events, one instant
+//!   programs -> interposer core -> doorbell, stream ~>  Shell  ~> issue thread -> device model
+//!      ^        (process, landing)                     (agent)      (issue, method)     |
+//!      +------------------- work ends, gates open, orders about memory <----------------+
+//!                                                                                       v
+//!                                                      judge: the device's own history
+//! ```
+//!
+//! There is one world and there are two plays in it, each with its programs, its faults and its judge: [`gate`]
+//! (online bursts, decode gaps, restarts) and [`reclaim`] (memory that moves under a running engine). A judge knows the
+//! play and the device's history and nothing of the agent's beliefs. That it can see what it should is tested by
+//! breaking something on purpose.
+
+mod agent;
+mod attach;
+mod defect;
+mod dice;
+pub mod gate;
+mod issue;
+mod landing;
+mod member;
+mod method;
+mod ports;
+mod process;
+pub mod reclaim;
+pub mod sweep;
+mod world;

@@ -1,0 +1,140 @@
+//! Random schedules of reclaims: engines whose tokens are what their KV pages contain, beside an online process that
+//! comes, goes and needs memory.
+//!
+//! ```text
+//!   online: bursts, demands, use ~> Shell ~> orders: check, move   ~> library: service, talk
+//!                                     |                                   |
+//!                                 issue thread                 pages and the job's log
+//!                                     v                                   v
+//!                                device model  ------------------> engine: steps run, tokens come out
+//! ```
+//!
+//! A schedule draws when online wants how much, how long every message and call takes, who is stopped or killed when
+//! (at a time, or just after a certain order), when the agent dies and comes back, when an order fails, and when a
+//! scheduler starts over between a reclaim and its next look at the log. What must hold ([`judge`]) is judged from the
+//! device model and from the tokens. That each of it can fail is tested by [`Break`].
+
+mod engine;
+mod fault;
+mod figures;
+mod judge;
+mod online;
+mod play;
+mod running;
+mod script;
+mod service;
+mod talk;
+
+use crate::sweep;
+pub use figures::{Break, Figures};
+use play::Reclaim;
+
+/// All schedules together.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Schedules judged.
+    pub schedules: u64,
+    /// Seed and what happened, in order of seed.
+    pub violations: Vec<(u64, String)>,
+    /// Sums.
+    pub figures: Figures,
+}
+
+impl Totals {
+    /// Too little happened for the verdict to mean anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let Figures {
+            reclaims,
+            restores,
+            hit,
+            ..
+        } = self.figures;
+        self.schedules == 0
+            || [reclaims, restores, hit]
+                .iter()
+                .any(|sum| *sum < self.schedules)
+    }
+}
+
+/// Runs one schedule.
+#[must_use]
+pub fn run(seed: u64, broken: Break) -> (Vec<String>, Figures) {
+    Reclaim::schedule(seed, broken)
+}
+
+/// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
+#[must_use]
+pub fn run_all(seed: u64, schedules: u64, threads: usize, broken: Break) -> Totals {
+    let mut all = Totals::default();
+    for (seed, (violations, figures)) in sweep::seeds(seed, schedules, threads, |s| run(s, broken))
+    {
+        all.schedules += 1;
+        all.figures.add(&figures);
+        let violations = violations.into_iter().map(|what| (seed, what));
+        all.violations.extend(violations);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_hundred_schedules_have_no_wrong_token_no_lost_request_and_no_fault() {
+        let totals = run_all(1, 200, 2, Break::Nothing);
+        assert_eq!(totals.violations, []);
+        assert!(!totals.is_empty(), "{totals:?}");
+    }
+
+    #[test]
+    fn a_schedule_is_its_seed() {
+        assert_eq!(run(7, Break::Nothing), run(7, Break::Nothing));
+    }
+
+    #[test]
+    fn orders_fail_at_once_processes_leave_and_answers_come_late() {
+        let Figures {
+            untaken,
+            left,
+            late,
+            void,
+            ..
+        } = run_all(1, 200, 2, Break::Nothing).figures;
+        for (what, times) in [
+            ("an order fails at once", untaken),
+            ("a process leaves before it has answered", left),
+            ("an answer comes after its deadline", late),
+            ("a move ends without a session", void),
+        ] {
+            assert!(times >= 10, "{what}: {times} times in 200 schedules");
+        }
+    }
+
+    /// What the judge has to see.
+    fn is_noticed(broken: Break, totals: &Totals) -> bool {
+        let figures = totals.figures;
+        match broken {
+            Break::Nothing => false,
+            Break::UnmapEnabled
+            | Break::EarlyAnswer
+            | Break::HiddenRefusal
+            | Break::LandsMoving
+            | Break::AttachesMoving
+            | Break::ForgottenMover => figures.faults > 0,
+            Break::LateLog | Break::NoWithhold | Break::KeepLaterBlocks | Break::KeepInFlight => {
+                figures.wrong_tokens > 0
+            }
+            Break::StaleOrder | Break::LostOrder => !totals.violations.is_empty(),
+        }
+    }
+
+    #[test]
+    fn every_break_is_noticed() {
+        for (name, broken) in Break::NAMES.into_iter().skip(1) {
+            let seen = |nth| is_noticed(broken, &run_all(1 + 100 * nth, 100, 2, broken));
+            assert!((0..20_u64).any(seen), "{name} went unnoticed");
+        }
+    }
+}
