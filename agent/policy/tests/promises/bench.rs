@@ -1,6 +1,9 @@
-//! A shell without threads: it carries out every effect on a model of the channels, answers orders
-//! when the test says so, and keeps what online really does, so that a promise can be checked
-//! against the model and not against the node's own view of itself.
+//! Policy by itself, and a model of the channels, activity words and moves that its effects are about.
+//!
+//! Properties ask what may follow from any order of events, so the test chooses them all: when an order is answered and
+//! whether it fails, when a process says something, when time passes. Nothing is withheld, retried, queued or timed
+//! here: what becomes of an effect on its way is the shell's (`tidegate-node`), and is judged with it by the schedules
+//! of `tests/sim`. A promise is checked against the model, never against policy's own view of itself.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tidegate_policy::config::Config;
