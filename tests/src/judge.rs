@@ -171,142 +171,171 @@ fn overlaps(spans: &[Range<u64>], from: u64, to: u64) -> bool {
     spans.iter().any(|span| span.start < to && from < span.end)
 }
 
-/// Judges `records`, the device's history from the start of the schedule to `end_ns`.
-#[must_use]
-pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
-    let mut verdict = Verdict::default();
-    let mut channels = Channels::default();
-    let mut shut: Vec<Shut> = Vec::new();
-    let mut open_shut: Option<u64> = None;
-    let mut renewed = false;
-    let mut running: BTreeMap<(u32, u32, u32), u64> = BTreeMap::new();
-    let mut ran: Vec<(u64, u64)> = Vec::new();
-    let mut enables: Vec<Wake> = Vec::new();
-    let mut last_enable = 0;
+/// What the offline processes did, taken from the history record by record.
+#[derive(Debug, Default)]
+struct Offline {
+    channels: Channels,
+    /// Stretches that are over, and the beginning of one that is not.
+    shut: Vec<Shut>,
+    shut_since: Option<u64>,
+    /// See [`Shut::renewed`], of the next stretch.
+    renewed: bool,
+    /// Groups on the engine, and since when.
+    running: BTreeMap<(u32, u32, u32), u64>,
+    ran: Vec<(u64, u64)>,
+    enables: Vec<Wake>,
+    last_enable: u64,
+    /// Dead processes whose channels were enabled for the driver to take them down.
+    let_go: BTreeSet<u32>,
+}
 
-    let mut deaths: Vec<(u64, u32)> = schedule
-        .killed
-        .iter()
-        .map(|(pid, at)| (*at, *pid))
-        .collect();
-    deaths.sort_unstable();
-    let mut deaths = deaths.into_iter().peekable();
-    let mut let_go: BTreeSet<u32> = BTreeSet::new();
-
-    for record in records.iter().filter(|r| schedule.offline.contains(&r.pid)) {
-        while let Some((_, pid)) = deaths.next_if(|(at, _)| *at <= record.at_ns) {
-            channels.bury(pid);
-        }
+impl Offline {
+    fn take(&mut self, schedule: &Schedule, record: &Record, verdict: &mut Verdict) {
         let dead = schedule
             .killed
             .get(&record.pid)
             .is_some_and(|at| *at <= record.at_ns);
         let channel = (record.client, record.object);
-        channels.owner.insert(channel, record.pid);
+        let group = (record.gpu, record.client, record.object);
+        self.channels.owner.insert(channel, record.pid);
         let mut woke = false;
         match record.kind {
             Kind::EnableEnd if dead => {
-                let_go.insert(record.pid);
+                self.let_go.insert(record.pid);
             }
             Kind::ChannelUp | Kind::ChannelDown | Kind::DisableEnd if dead => {}
-            Kind::TsgRun if let_go.contains(&record.pid) => {}
+            Kind::TsgRun if self.let_go.contains(&record.pid) => {}
             Kind::ChannelUp => {
-                channels.known.insert(channel, None);
+                self.channels.known.insert(channel, None);
             }
             Kind::ChannelDown => {
-                channels.known.remove(&channel);
+                self.channels.known.remove(&channel);
             }
             Kind::DisableEnd => {
-                let state = channels.known.entry(channel).or_default();
+                let state = self.channels.known.entry(channel).or_default();
                 if state.is_none() {
                     *state = Some(record.at_ns);
                 }
             }
-            Kind::EnableEnd => {
-                let state = channels.known.entry(channel).or_default();
-                if let Some(since) = state.take() {
-                    for span in &schedule.agentless {
-                        let from = since.max(span.start);
-                        let to = record.at_ns.min(span.end);
-                        verdict.worst_stuck_ns =
-                            verdict.worst_stuck_ns.max(to.saturating_sub(from));
-                    }
-                    // One wake enables many channels within a moment.
-                    if record.at_ns > last_enable + 1_000_000 {
-                        woke = true;
-                        renewed = false;
-                        if record.at_ns >= schedule.start_ns {
-                            enables.push(Wake {
-                                asked: record.value,
-                                at: record.at_ns,
-                            });
-                        }
-                    }
-                    last_enable = record.at_ns;
-                }
-            }
+            Kind::EnableEnd => woke = self.enabled(schedule, record, verdict),
             Kind::TsgRun if record.value == GRAPHICS => {
-                running.insert((record.gpu, record.client, record.object), record.at_ns);
+                self.running.insert(group, record.at_ns);
             }
             Kind::TsgStop if record.value == GRAPHICS => {
-                if let Some(from) = running.remove(&(record.gpu, record.client, record.object)) {
-                    ran.push((from, record.at_ns));
+                if let Some(from) = self.running.remove(&group) {
+                    self.ran.push((from, record.at_ns));
                 }
             }
             _ => {}
         }
-        let all = !channels.known.is_empty() && channels.known.values().all(Option::is_some);
-        match (all, open_shut) {
-            (true, None) => open_shut = Some(record.at_ns),
-            (false, Some(from)) => {
-                shut.push(Shut {
-                    from,
-                    to: record.at_ns,
-                    renewed,
+        self.note_shut(record.at_ns, woke);
+    }
+
+    /// An enable took effect. Whether it was the first of a wake.
+    fn enabled(&mut self, schedule: &Schedule, record: &Record, verdict: &mut Verdict) -> bool {
+        let channel = (record.client, record.object);
+        let state = self.channels.known.entry(channel).or_default();
+        let Some(since) = state.take() else {
+            return false;
+        };
+        for span in &schedule.agentless {
+            let from = since.max(span.start);
+            let to = record.at_ns.min(span.end);
+            verdict.worst_stuck_ns = verdict.worst_stuck_ns.max(to.saturating_sub(from));
+        }
+        // One wake enables many channels within a moment.
+        let woke = record.at_ns > self.last_enable + 1_000_000;
+        if woke {
+            self.renewed = false;
+            if record.at_ns >= schedule.start_ns {
+                self.enables.push(Wake {
+                    asked: record.value,
+                    at: record.at_ns,
                 });
-                open_shut = None;
-                renewed = !woke;
+            }
+        }
+        self.last_enable = record.at_ns;
+        woke
+    }
+
+    /// Whether all channels are disabled may have changed.
+    fn note_shut(&mut self, at: u64, woke: bool) {
+        let known = &self.channels.known;
+        let all = !known.is_empty() && known.values().all(Option::is_some);
+        match (all, self.shut_since) {
+            (true, None) => self.shut_since = Some(at),
+            (false, Some(from)) => {
+                self.shut.push(Shut {
+                    from,
+                    to: at,
+                    renewed: self.renewed,
+                });
+                self.shut_since = None;
+                self.renewed = !woke;
             }
             _ => {}
         }
     }
-    for (_, from) in running {
-        ran.push((from, end_ns));
-    }
-    if let Some(from) = open_shut {
-        shut.push(Shut {
+
+    /// The history is over: what goes on went on until then.
+    fn end(&mut self, schedule: &Schedule, end_ns: u64, verdict: &mut Verdict) {
+        let running = core::mem::take(&mut self.running);
+        self.ran
+            .extend(running.into_values().map(|from| (from, end_ns)));
+        let Some(from) = self.shut_since.take() else {
+            return;
+        };
+        self.shut.push(Shut {
             from,
             to: end_ns,
-            renewed,
+            renewed: self.renewed,
         });
         for span in &schedule.agentless {
             let stuck = end_ns.min(span.end).saturating_sub(from.max(span.start));
             verdict.worst_stuck_ns = verdict.worst_stuck_ns.max(stuck);
         }
     }
-    verdict.offline_ran_ns = ran.iter().map(|(from, to)| to.saturating_sub(*from)).sum();
 
-    for stretch in &shut {
-        for (from, to) in &ran {
-            if *from > stretch.from && *from < stretch.to {
-                verdict.violations.push(format!(
-                    "offline ran at {from} for {} ns while all its channels were disabled ({}..{})",
-                    to.saturating_sub(*from),
-                    stretch.from,
-                    stretch.to
-                ));
+    /// Nothing begins to run while all channels are disabled.
+    fn judge_runs(&self, verdict: &mut Verdict) {
+        for stretch in &self.shut {
+            for (from, to) in &self.ran {
+                if *from > stretch.from && *from < stretch.to {
+                    verdict.violations.push(format!(
+                        "offline ran at {from} for {} ns while all its channels were disabled ({}..{})",
+                        to.saturating_sub(*from),
+                        stretch.from,
+                        stretch.to
+                    ));
+                }
             }
         }
     }
-    let late = judge_wakes(schedule, records, &enables, &shut, &mut verdict);
-    judge_edges(
-        schedule,
-        records,
-        (&shut, &late),
-        &ran,
-        end_ns,
-        &mut verdict,
-    );
+}
+
+/// Judges `records`, the device's history from the start of the schedule to `end_ns`.
+#[must_use]
+pub fn judge(schedule: &Schedule, records: &[Record], end_ns: u64) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut offline = Offline::default();
+    let killed = schedule.killed.iter();
+    let mut deaths: Vec<(u64, u32)> = killed.map(|(pid, at)| (*at, *pid)).collect();
+    deaths.sort_unstable();
+    let mut deaths = deaths.into_iter().peekable();
+    for record in records.iter().filter(|r| schedule.offline.contains(&r.pid)) {
+        while let Some((_, pid)) = deaths.next_if(|(at, _)| *at <= record.at_ns) {
+            offline.channels.bury(pid);
+        }
+        offline.take(schedule, record, &mut verdict);
+    }
+    offline.end(schedule, end_ns, &mut verdict);
+    let Offline {
+        shut, ran, enables, ..
+    } = &offline;
+    verdict.offline_ran_ns = ran.iter().map(|(from, to)| to.saturating_sub(*from)).sum();
+    offline.judge_runs(&mut verdict);
+    let late = judge_wakes(schedule, records, enables, shut, &mut verdict);
+    judge_edges(schedule, records, (shut, &late), ran, end_ns, &mut verdict);
     verdict.wakes = enables.len() as u64;
     verdict
 }
