@@ -4,8 +4,9 @@
 //! cached by the tokens up to their end as soon as they are scheduled, prompts in chunks, the
 //! youngest preempted when blocks run out, and with `overlap` the next step is scheduled before the
 //! outputs of the last are on the host. The key-value pair of a position is a hash of its token, of
-//! the pair before it and of one of every block before, read from their pages; a token is a hash of all pairs, read from their pages.
-//! So a page that holds anything else is a wrong token, now or whenever it is read.
+//! the pair before it and of one of every block before, read from their pages; a token is a hash of
+//! all pairs, read from their pages. So a page that holds anything else is a wrong token, now or
+//! whenever it is read.
 //!
 //! What the plugin (`interposer/engines/tidegate_engines/vllm/lost.py`) adds, once per step and after the outputs are
 //! on the host: requests that hold a lost block start over, all of their output under way is dropped, their later
