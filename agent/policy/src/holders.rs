@@ -89,6 +89,8 @@ pub struct Holders {
     places: BTreeMap<RequestId, usize>,
     /// Stripes in all lists together.
     entries: usize,
+    /// Stripes that cannot be taken.
+    closed: usize,
     publications: u64,
 }
 
@@ -226,6 +228,8 @@ impl Holders {
     /// A stripe was taken or given back, or must stay.
     pub fn set_backing(&mut self, stripe: StripeId, backing: Backing) {
         if let Some(known) = self.backing.get_mut(stripe.0 as usize) {
+            self.closed -= usize::from(*known != Backing::Backed);
+            self.closed += usize::from(backing != Backing::Backed);
             *known = backing;
         }
     }
@@ -235,6 +239,12 @@ impl Holders {
     pub fn backing(&self, stripe: StripeId) -> Backing {
         let known = self.backing.get(stripe.0 as usize).copied();
         known.unwrap_or(Backing::Taken)
+    }
+
+    /// Whether every stripe may be taken. Takes as long for many stripes as for few.
+    #[must_use]
+    pub const fn is_whole(&self) -> bool {
+        self.closed == 0
     }
 
     /// Every stripe that may be taken, by number.
@@ -290,6 +300,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_cache_is_whole_while_every_stripe_of_it_may_be_taken(
+            words in prop::collection::vec((0u32..5, 0usize..3), 0..40),
+        ) {
+            let mut holders = holders(4, 3);
+            for (stripe, which) in words {
+                let backing = [Backing::Backed, Backing::Taken, Backing::Pinned][which];
+                holders.set_backing(StripeId(stripe), backing);
+                prop_assert_eq!(holders.is_whole(), holders.candidates().count() == 4);
+            }
+        }
+
         #[test]
         fn what_is_kept_is_the_last_word_of_each_request(
             words in prop::collection::vec((0u64..6, 0u8..4, prop::collection::vec(0u32..12, 0..5)), 0..40),

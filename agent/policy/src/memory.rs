@@ -416,8 +416,8 @@ impl Memory {
             .iter()
             .filter_map(|elastic| elastic.reserve.due());
         let restores = self.jobs.iter().filter_map(|books| {
-            let any = books.holders.candidates().count() < books.holders.layout().len();
-            self.restores_at(books).filter(|_| any)
+            self.restores_at(books)
+                .filter(|_| !books.holders.is_whole())
         });
         let retries = self.elastic.iter().map(Elastic::retries_at);
         let shrinks = self.elastic.iter().filter_map(Elastic::shrinks_at);

@@ -25,6 +25,8 @@ pub(super) struct Rank {
     reclaimable: bool,
     /// Per stripe: no memory of its own stands behind it.
     lacks: Vec<bool>,
+    /// What stood behind it at its birth.
+    claimed: Bytes,
 }
 
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub(super) struct Books {
     pub holders: Holders,
     /// Per stripe: the log entry that names its blocks as lost, while they are.
     lost: Vec<LogSeq>,
+    /// No entry before this names blocks that are lost.
+    soonest: LogSeq,
     pub withheld: LogSeq,
     pub machine: Reclaim,
     pub begun: Instant,
@@ -52,6 +56,7 @@ impl Books {
             ranks: Vec::new(),
             holders: Holders::default(),
             lost: Vec::new(),
+            soonest: LogSeq(0),
             withheld: LogSeq(0),
             machine: Reclaim::default(),
             begun: Instant::default(),
@@ -90,17 +95,26 @@ impl Books {
             fixed,
             reclaimable: reclaimable && alike,
             lacks: lacks.collect(),
+            claimed: Bytes::ZERO,
         };
         if !alike {
             // Nothing of it is ever taken, so all it holds is fixed.
             rank.fixed = rank.held(layout);
             rank.lacks.clear();
         }
+        rank.claimed = rank.claims(layout);
         ledger.adopt(session, Place::Offline, rank.held(layout));
         self.ranks.push(rank);
         for nth in (0u32..).take(self.holders.layout().len()) {
             self.settle_backing(StripeId(nth));
         }
+        self.note_soonest();
+    }
+
+    fn note_soonest(&mut self) {
+        let all = (0u32..).map(StripeId).zip(&self.lost);
+        let taken = all.filter(|(stripe, _)| self.holders.backing(*stripe) == Backing::Taken);
+        self.soonest = taken.map(|(_, lost)| *lost).min().unwrap_or_default();
     }
 
     /// What one rank lacks is gone for all.
@@ -190,7 +204,7 @@ impl Books {
     /// What each process believes its cache has on a GPU, taken from it or not.
     pub fn claims(&self, gpu: GpuId) -> impl Iterator<Item = (SessionId, Bytes)> + '_ {
         let ranks = self.ranks.iter().filter(move |rank| rank.gpu == gpu);
-        ranks.map(|rank| (rank.session, rank.claimed(self.holders.layout())))
+        ranks.map(|rank| (rank.session, rank.claimed))
     }
 
     fn planned(&self) -> Bytes {
@@ -201,6 +215,10 @@ impl Books {
     /// Stripes to restore, of which the engine knows that they are lost: at most `room` bytes, and
     /// no more than one beyond `batch`.
     pub fn restorable(&self, room: Bytes, batch: Bytes) -> Vec<StripeId> {
+        // Asked at every step while the job is disabled, and mostly in vain.
+        if room.is_zero() || self.holders.is_whole() || self.withheld < self.soonest {
+            return Vec::new();
+        }
         let (layout, mut room, mut chosen) = (self.holders.layout(), room, Bytes::ZERO);
         (0u32..)
             .map(StripeId)
@@ -357,6 +375,7 @@ impl Books {
             None => {}
         }
         self.picks.clear();
+        self.note_soonest();
     }
 }
 
@@ -372,7 +391,7 @@ impl Rank {
     }
 
     /// What stood behind it at its birth.
-    fn claimed(&self, layout: &Layout) -> Bytes {
+    fn claims(&self, layout: &Layout) -> Bytes {
         let stripes = (0u32..).take(self.lacks.len());
         stripes
             .map(|nth| layout.bytes(StripeId(nth)))
