@@ -136,16 +136,29 @@ impl Memory {
 
     fn promise(&mut self, gpu: GpuId, now: Instant, out: &mut Vec<Effect>) {
         let ledger = &mut self.ledgers[gpu.index()];
+        // What those who asked before wait for.
+        let mut before = Bytes::ZERO;
         for ask in self
             .asks
             .iter_mut()
             .filter(|ask| ask.gpu == gpu && !ask.promised)
         {
+            let known = |e: &&mut Elastic| e.session == ask.session && Some(e.kv) == ask.kv;
+            let elastic = self.elastic.iter_mut().find(known);
             if ledger.free() < ask.bytes {
+                if let Some(elastic) = elastic {
+                    // It maps what there is while the rest is still being taken.
+                    let spare = ledger.free().minus(before);
+                    let given = elastic.promise(spare.min(ask.bytes), ledger, out);
+                    if !given.is_zero() {
+                        elastic.keep(&self.sharing, now);
+                        ask.bytes = ask.bytes.minus(given);
+                    }
+                }
+                before = before.plus(ask.bytes);
                 continue;
             }
-            let known = |e: &&mut Elastic| e.session == ask.session && Some(e.kv) == ask.kv;
-            match (ask.kv, self.elastic.iter_mut().find(known)) {
+            match (ask.kv, elastic) {
                 (Some(_), Some(elastic)) => {
                     elastic.promise(ask.bytes, ledger, out);
                     elastic.keep(&self.sharing, now);

@@ -13,7 +13,11 @@ fn joins(world: &mut World, session: SessionId, job: JobId, stripes: u32) {
 
 /// An offline job with all its memory, and online idle.
 fn colocated(stripes: u32) -> World {
-    let mut world = World::new();
+    colocated_under(config(), stripes)
+}
+
+fn colocated_under(config: Config, stripes: u32) -> World {
+    let mut world = World::with(config);
     world.map(100);
     let session = SessionId(10);
     joins(&mut world, session, JobId(0), stripes);
@@ -83,6 +87,26 @@ fn a_demand_is_met_from_the_job_that_is_disabled_for_it_and_runs_again() {
         "it runs again"
     );
     assert!(!world.bench.held_jobs.contains(&JobId(0)));
+}
+
+#[test]
+fn a_cache_maps_what_was_taken_for_it_while_the_rest_is_being_taken() {
+    let usual = config();
+    let sharing = Sharing {
+        batch: Bytes(STRIPE),
+        ..usual.sharing
+    };
+    let mut world = colocated_under(Config { sharing, ..usual }, STRIPES);
+    let mapped = world.mapped;
+    world.ask(3 * STRIPE, true);
+    assert_eq!(world.target, None, "nothing is free");
+    for taken in 1..=2 {
+        world.reclaim();
+        assert_eq!(world.target, Some(mapped + taken * STRIPE));
+        assert!(granted(&world).is_empty(), "not all of it");
+    }
+    world.reclaim();
+    assert_eq!(granted(&world), [Granted::Yes]);
 }
 
 #[test]
