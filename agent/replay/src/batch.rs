@@ -550,9 +550,15 @@ impl Batch {
 
     /// Every sequence that holds blocks, by slot, with those.
     pub fn holders(&self) -> impl Iterator<Item = (Slot, &[u32])> {
+        let held = self.slots().filter(|(_, _, blocks)| !blocks.is_empty());
+        held.map(|(slot, _, blocks)| (slot, blocks))
+    }
+
+    /// Every slot with the blocks that its sequence holds, and a number that changes whenever that gives
+    /// them up.
+    pub fn slots(&self) -> impl Iterator<Item = (Slot, u32, &[u32])> {
         let all = (0..).zip(&self.sequences);
-        all.filter(|(_, sequence)| sequence.held > 0)
-            .map(|(slot, sequence)| (slot, &*sequence.blocks))
+        all.map(|(slot, sequence)| (slot, sequence.stamp, &*sequence.blocks))
     }
 
     /// Blocks of those whose first prompt tokens are being read: nothing is computed yet that could

@@ -18,13 +18,14 @@ mod oracle;
 mod policy;
 mod standalone;
 mod temporal_share;
-mod tidegate;
 
 use std::time::Duration;
 
 use crate::run::Alone;
 use crate::spec::{Compute, Spec};
+use crate::tidegate::Tidegate;
 
+pub(crate) use policy::noticed;
 pub use policy::{Boundary, Command, Event, NEVER, Policy};
 
 /// The policy of `spec`.
@@ -43,10 +44,7 @@ pub fn make(spec: &Spec, alone: Option<&Alone>) -> Box<dyn Policy> {
         Compute::ChannelNoCooldown => {
             Box::new(channel::Channel::with_cooldown(costs, Duration::ZERO))
         }
-        Compute::Tidegate => Box::new(tidegate::Tidegate::new(costs, tidegate::Hints::None)),
-        Compute::TidegateHints => {
-            Box::new(tidegate::Tidegate::new(costs, tidegate::Hints::Lifecycle))
-        }
+        Compute::Tidegate | Compute::TidegateHints => Box::new(Tidegate::gate(spec)),
         Compute::Oracle => Box::new(oracle::Oracle::at_most_once(costs, alone)),
         Compute::OracleUnlimited => Box::new(oracle::Oracle::unlimited(costs, alone)),
     }

@@ -70,3 +70,8 @@ impl Costs {
         }
     }
 }
+
+/// A cost as the world counts time.
+pub(crate) fn ns(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -230,8 +230,17 @@ impl Blocks {
     pub fn restore(&mut self, count: u32) -> u32 {
         let lowest = self.withheld.rising().take(count as usize);
         let lowest: Vec<u32> = lowest.map(|stripe| stripe as u32).collect();
-        for stripe in &lowest {
-            self.withheld.remove(*stripe as usize);
+        self.restore_these(&lowest)
+    }
+
+    /// Backs these stripes; says how many were not.
+    pub fn restore_these(&mut self, stripes: &[u32]) -> u32 {
+        let mut restored = 0;
+        for stripe in stripes {
+            if !self.withheld.remove(*stripe as usize) {
+                continue;
+            }
+            restored += 1;
             if self.held(*stripe) == 0 {
                 self.unheld.insert(*stripe as usize);
             }
@@ -241,7 +250,6 @@ impl Blocks {
                 }
             }
         }
-        let restored = u32::try_from(lowest.len()).unwrap_or(u32::MAX);
         self.backed_stripes += restored;
         restored
     }

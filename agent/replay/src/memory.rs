@@ -12,7 +12,6 @@ mod prism;
 mod static_mem;
 mod static_split;
 mod stripes;
-mod tidegate;
 mod uvm;
 
 use crate::kv::BLOCK_TOKENS;
@@ -21,6 +20,7 @@ use crate::spec::{Memory, Spec};
 
 pub use policy::{NEVER, Policy};
 pub use pool::{Pool, Wants, stripe_of, whole};
+pub(crate) use stripes::withhold;
 
 /// The policy of `spec`; `horizon` is one of [`oracle::HORIZONS`] for the one that knows the future.
 #[must_use]
@@ -31,17 +31,15 @@ pub fn make(spec: &Spec, alone: Option<&Alone>, horizon: Option<u64>) -> Box<dyn
         Memory::Prism => Box::new(prism::Prism::new(spec)),
         Memory::StaticMem => Box::new(static_mem::StaticMem::new(spec, peak)),
         Memory::StaticSplit => Box::new(static_split::StaticSplit::new(spec)),
-        Memory::Tidegate
-        | Memory::TidegateNoMiad
-        | Memory::TidegateFifo
-        | Memory::TidegateLayerBoundary => {
-            let block = u64::from(BLOCK_TOKENS) * spec.offline.model.shape.kv_bytes_per_token();
-            Box::new(tidegate::Tidegate::new(spec, stripe_of(block)))
-        }
         Memory::Oracle => {
             let block = u64::from(BLOCK_TOKENS) * spec.offline.model.shape.kv_bytes_per_token();
             Box::new(oracle::Oracle::new(spec, alone, horizon, stripe_of(block)))
         }
-        Memory::Bound => Box::new(bound::Bound),
+        // The agent's is no policy of its own ([`crate::policies`]), save for online alone, which has all.
+        Memory::Tidegate
+        | Memory::TidegateNoMiad
+        | Memory::TidegateFifo
+        | Memory::TidegateLayerBoundary
+        | Memory::Bound => Box::new(bound::Bound),
     }
 }

@@ -175,7 +175,8 @@ pub struct Outcome {
     pub online_capacity_preemptions: u64,
     /// Most KV cache online held, bytes.
     pub online_kv_peak_bytes: u64,
-    /// Accesses to memory that was gone: zero, or the policy is wrong.
+    /// Handles that were mapped, backed or on their way beyond what the pool has, at the worst moment:
+    /// zero, or the policy is wrong.
     pub faults: u64,
     /// Spans, if they were asked for, in order of their start.
     pub timeline: Vec<Span>,

@@ -227,6 +227,12 @@ impl Memory {
         )
     }
 
+    /// Whether the agent decides about it, in one of its variants.
+    #[must_use]
+    pub fn is_agents(self) -> bool {
+        self.is_paged() && self != Self::Oracle
+    }
+
     /// The name of this one.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -1,8 +1,8 @@
 //! What a compute policy hears, what it says, and the trait of all of them.
 
 use std::fmt::Debug;
-use std::time::Duration;
 
+pub(super) use crate::costs::ns;
 use crate::record::CooldownRecord;
 
 /// A time that never comes.
@@ -74,6 +74,14 @@ pub enum Command {
         /// Saving it, from there.
         takes: u64,
     },
+    /// Offline must stop so that memory can move: online does not ask for the GPU, so that it is no
+    /// preemption.
+    Hold {
+        /// Saving it.
+        takes: u64,
+    },
+    /// Online may try again to begin an iteration for which it had no memory.
+    Retry,
     /// Both may run; they take turns of so many ns, with `switch` ns between.
     Share {
         /// A turn.
@@ -97,12 +105,8 @@ pub trait Policy: Debug {
     fn learnt(&self, _now: u64, _record: &mut CooldownRecord) {}
 }
 
-pub(super) fn ns(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// When a prober that looks every `probe` ns notices that the GPU fell idle at `now`.
-pub(super) fn noticed(now: u64, probe: u64) -> u64 {
+pub(crate) fn noticed(now: u64, probe: u64) -> u64 {
     let probe = probe.max(1);
     (now / probe + 1) * probe
 }

@@ -197,6 +197,14 @@ impl Fields<'_> {
         self.narrow().map(KvId)
     }
 
+    /// A stripe, and whether memory stands behind it.
+    fn stripe(&mut self) -> Option<(Stripe, bool)> {
+        let backed = self.flag()?;
+        let handles = self.list(Self::narrow)?;
+        let blocks = self.list(|f| f.narrow().map(BlockId))?;
+        Some((Stripe { handles, blocks }, backed))
+    }
+
     fn answer(&mut self) -> Option<Answer> {
         let all = [Answer::Done, Answer::Refused, Answer::Late, Answer::Missed];
         let field = self.next()?;
@@ -231,13 +239,7 @@ pub(super) fn read<T>(
             let (session, job) = (f.session()?, JobId(f.narrow()?));
             let (gpu, kv, fixed) = (f.gpu()?, f.kv()?, f.bytes()?);
             let (reclaimable, counted, handle) = (f.flag()?, f.bytes()?, f.bytes()?);
-            let stripe = |f: &mut Fields<'_>| {
-                let backed = f.flag()?;
-                let handles = f.list(Fields::narrow)?;
-                let blocks = f.list(|f| f.narrow().map(BlockId))?;
-                Some((Stripe { handles, blocks }, backed))
-            };
-            let (cut, own) = f.list(stripe)?.into_iter().unzip();
+            let (cut, own) = f.list(Fields::stripe)?.into_iter().unzip();
             backed = own;
             layout = Layout::of_stripes(cut, handle);
             MemoryEvent::KvRegistered {

@@ -83,7 +83,7 @@ impl Oracle {
             at: 0,
             horizon,
             pool: spec.kv_pool_bytes,
-            stripes: Stripes::new(stripe, false),
+            stripes: Stripes::new(stripe),
             settled: 0,
             looked: 0,
             due: NEVER,

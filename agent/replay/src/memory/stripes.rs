@@ -1,22 +1,21 @@
 //! Offline's memory as stripes: which are taken, and what that costs its requests.
 //!
-//! The policies that take memory back share this, so that they differ in how much they take and
-//! when, and in nothing else. Which stripes go is decided by the agent's own code,
-//! `tidegate_policy::select`. Invariant: what backs offline is a whole number of stripes, and no
+//! The oracle takes memory back with this: it differs from the agent in how much it takes and when, and
+//! in nothing else. Which stripes go is decided by the agent's own code, `tidegate_policy::select`. Invariant: what backs offline is a whole number of stripes, and no
 //! request holds a block of one that is gone.
 
 use tidegate_policy::holders::{Backing, Holders};
 use tidegate_policy::ids::{BlockId, Bytes, RequestId, StripeId, Tokens};
 use tidegate_policy::layout::{Layout, Stripe};
-use tidegate_policy::select::{Count, Greedy, Order, Ordered, Pick, Select};
+use tidegate_policy::select::{Greedy, Pick, Select};
 
-use super::pool::Pool;
+use super::pool::{Pool, stripe_of};
 use crate::batch::Slot;
 use crate::costs::HANDLE_BYTES;
 
 /// What one take came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(crate) struct Taken {
     pub handles: u64,
     /// Offline requests that lost blocks.
     pub requests: u32,
@@ -24,41 +23,27 @@ pub(super) struct Taken {
     pub tokens: u64,
 }
 
-trait Selects: Select + std::fmt::Debug {}
-impl<S: Select + std::fmt::Debug> Selects for S {}
-
 /// Offline's stripes.
 #[derive(Debug)]
 pub(super) struct Stripes {
     bytes: u64,
     /// Backs offline; `None` before the first use.
     backed: Option<u64>,
-    select: Box<dyn Selects>,
-    in_order: bool,
+    select: Greedy,
     picked: Vec<Pick>,
     holders: Option<Holders>,
 }
 
 impl Stripes {
-    /// Stripes of so many bytes; taken oldest first if `in_order`, else by marginal token cost.
-    pub fn new(bytes: u64, in_order: bool) -> Self {
+    /// Stripes of so many bytes.
+    pub fn new(bytes: u64) -> Self {
         Self {
             bytes,
             backed: None,
-            select: if in_order {
-                Box::new(Ordered::new(Order::Fifo))
-            } else {
-                Box::new(Greedy::new(Count::Tokens))
-            },
-            in_order,
+            select: Greedy::default(),
             picked: Vec::new(),
             holders: None,
         }
-    }
-
-    /// Bytes of one.
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Bytes that back offline.
@@ -89,13 +74,11 @@ impl Stripes {
         if bytes == 0 || self.backed.is_none_or(|backed| backed == 0) {
             return Taken::default();
         }
-        if !self.in_order {
-            let costless = self.costless(bytes.div_ceil(self.bytes), pool);
-            if costless.len() as u64 * self.bytes >= bytes {
-                // What the selection would say too: stripes that cost nothing come first, the lowest
-                // before the others. To tell it who holds what takes longer than the rest of a replay.
-                return self.withhold(&costless, pool);
-            }
+        let costless = self.costless(bytes.div_ceil(self.bytes), pool);
+        if costless.len() as u64 * self.bytes >= bytes {
+            // What the selection would say too: stripes that cost nothing come first, the lowest
+            // before the others. To tell it who holds what takes longer than the rest of a replay.
+            return self.withhold(&costless, pool);
         }
         self.tell_holders(pool);
         let mut picked = core::mem::take(&mut self.picked);
@@ -139,22 +122,12 @@ impl Stripes {
     }
 
     fn withhold(&mut self, stripes: &[u32], pool: &mut Pool) -> Taken {
-        let (Some(pages), Some(backed)) = (&mut pool.offline.store.pages, &mut self.backed) else {
+        let Some(backed) = &mut self.backed else {
             return Taken::default();
         };
-        let mut hit: Vec<Slot> = stripes.iter().flat_map(|s| pages.holders(*s)).collect();
-        hit.sort_unstable();
-        hit.dedup();
-        pages.withhold(stripes);
-        let tokens = pool.offline.lose(&hit);
-        pool.lost_tokens += tokens;
-        let bytes = stripes.len() as u64 * self.bytes;
-        *backed -= bytes;
-        Taken {
-            handles: bytes / HANDLE_BYTES,
-            requests: u32::try_from(hit.len()).unwrap_or(u32::MAX),
-            tokens,
-        }
+        let taken = withhold(stripes, pool);
+        *backed -= taken.handles * HANDLE_BYTES;
+        taken
     }
 
     /// Gives back up to `bytes`; says how many handles.
@@ -197,18 +170,31 @@ impl Stripes {
         }
         let tokens = |slot| Tokens(u64::from(pool.offline.at_stake(slot)));
         let request = |slot| RequestId(u64::from(slot));
-        if self.in_order {
-            // First in, first out goes by the order of publication.
-            for (slot, block) in pages.in_order_taken() {
-                holders.extend(request(slot), tokens(slot), &[BlockId(block)]);
-            }
-            return;
-        }
         let mut own = Vec::new();
         for (slot, blocks) in pool.offline.holders() {
             own.clear();
             own.extend(blocks.iter().copied().map(BlockId));
             holders.publish(request(slot), tokens(slot), &own);
         }
+    }
+}
+
+/// The memory behind these stripes is taken from offline, and with it what its requests had there.
+pub(crate) fn withhold(stripes: &[u32], pool: &mut Pool) -> Taken {
+    let Some(pages) = &mut pool.offline.store.pages else {
+        return Taken::default();
+    };
+    let mut hit: Vec<Slot> = stripes.iter().flat_map(|s| pages.holders(*s)).collect();
+    hit.sort_unstable();
+    hit.dedup();
+    let before = pages.backed_stripes();
+    pages.withhold(stripes);
+    let gone = u64::from(before - pages.backed_stripes());
+    let tokens = pool.offline.lose(&hit);
+    pool.lost_tokens += tokens;
+    Taken {
+        handles: gone * stripe_of(pool.offline_block) / HANDLE_BYTES,
+        requests: u32::try_from(hit.len()).unwrap_or(u32::MAX),
+        tokens,
     }
 }

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::clock::Time;
 use crate::costs::Costs;
@@ -72,9 +74,9 @@ fn every_online_request_gets_its_tokens_under_every_pair_of_policies() {
             // Without reclamation a gate that waits for requests and a request that waits for
             // memory wait for each other.
             let waits = matches!(compute, Compute::LayerPreempt | Compute::TidegateHints);
-            // What memory policies of ours do does not depend on the others' gates.
-            let ours = matches!(compute, Compute::Tidegate | Compute::TidegateHints);
-            if waits && memory == Memory::Prism || memory.is_paged() && !ours {
+            // The oracle's memory goes with its own gate.
+            let oracles = matches!(compute, Compute::Oracle | Compute::OracleUnlimited);
+            if waits && memory == Memory::Prism || memory == Memory::Oracle && !oracles {
                 continue;
             }
             let spec = spec(compute, memory);
@@ -250,4 +252,45 @@ fn a_delay_does_not_change_the_gaps_of_later_requests() {
         .zip(&slow.requests)
         .filter(|two| late(*two));
     assert!(apart.count() * 10 < fast.requests.len());
+}
+
+/// The variants of the agent's memory.
+const AGENTS: [Memory; 4] = [
+    Memory::Tidegate,
+    Memory::TidegateNoMiad,
+    Memory::TidegateFifo,
+    Memory::TidegateLayerBoundary,
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// P-REPLAY-4: by the processes' own books, what online has mapped, what is on its way, and what backs
+    /// offline never exceeds the pool.
+    #[test]
+    fn no_pair_of_workloads_is_given_more_memory_than_there_is(
+        seed in 1u64..1_000,
+        gib in 4u64..12,
+        rate in 1u32..6,
+        memory in prop::sample::select(&AGENTS[..]),
+        compute in prop::sample::select(&[
+            Compute::Tidegate, Compute::Channel, Compute::GPreempt, Compute::TemporalShare(64),
+        ][..]),
+        models in prop::sample::select(&[
+            ("llama-3.1-8b", "qwen2.5-7b"), ("qwen2.5-7b", "llama-3.1-8b"),
+        ][..]),
+    ) {
+        let model = |name| Model::named(&H200, name).expect("a known model");
+        let mut spec = spec(compute, memory);
+        let trace = CALLER.at_rate(f64::from(rate)).generate(seed, Duration::from_secs(15));
+        (spec.seed, spec.kv_pool_bytes) = (seed, gib << 30);
+        (spec.online.model, spec.online.trace) = (model(models.0), Arc::new(trace));
+        spec.offline.model = model(models.1);
+        prop_assume!(check(&spec).is_ok());
+        let outcome = run(&spec).expect("a run");
+        prop_assert_eq!(outcome.faults, 0);
+        for (got, asked) in outcome.requests.iter().zip(spec.online.trace.requests()) {
+            prop_assert_eq!(got.tokens, asked.output_tokens);
+        }
+    }
 }

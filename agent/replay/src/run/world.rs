@@ -7,19 +7,24 @@
 //! A preemption is counted here, for every policy by the same rule: offline was let in and is told
 //! to go. It is charged to every request in flight at that moment, or else to the next to arrive.
 
+mod gpu;
+mod offline;
+mod online;
+
 use std::time::Duration;
 
 use super::plan::{Alone, Demand, Stretch};
-use super::slots::{NEVER, Slot, Slots};
-use crate::baselines::KERNELS_PER_LAYER;
+use super::slots::{Slot, Slots};
 use crate::batch::{Batch, Iteration, Progress, Spare, Store};
 use crate::clock::Time;
-use crate::compute::{self, Boundary, Command, Event};
+use crate::compute::{Boundary, Command, Event};
+use crate::costs::HANDLE_BYTES;
 use crate::kv::{BLOCK_TOKENS, Blocks};
-use crate::memory::{self, Pool, Wants};
-use crate::record::{Outcome, Preemption, Request, Span, SpanKind};
-use crate::rng::{Rng, splitmix64};
-use crate::spec::{Compute, Spec};
+use crate::memory::{self, Pool};
+use crate::policies::Policies;
+use crate::record::{Outcome, Request, Span, SpanKind};
+use crate::rng::splitmix64;
+use crate::spec::{Memory, Spec};
 
 /// Offline and the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +73,7 @@ struct Share {
 pub(super) struct World<'a> {
     spec: &'a Spec,
     slots: Slots,
-    compute: Box<dyn compute::Policy>,
-    memory: Box<dyn memory::Policy>,
+    policies: Policies,
     pool: Pool,
     commands: Vec<Command>,
     state: State,
@@ -80,8 +84,14 @@ pub(super) struct World<'a> {
     offline: Option<Work>,
     /// When online submitted what waits.
     wanted: Option<u64>,
-    /// When offline was last told to go.
+    /// When offline was last told to go for online's sake.
     told: u64,
+    /// Offline was stopped for memory that moves, and online has not launched since.
+    held: bool,
+    /// The GPU is shared, and offline gets no turn while memory moves.
+    barred: bool,
+    /// Since when online has no memory for an iteration.
+    short_since: Option<u64>,
     /// Online has requests and no memory for any.
     starved: bool,
     idle_since: u64,
@@ -163,8 +173,7 @@ impl<'a> World<'a> {
         let lengths = spec.offline.lengths.len().max(1) as u64;
         Self {
             slots: Slots::new(),
-            compute: compute::make(spec, alone),
-            memory: memory::make(spec, alone, horizon),
+            policies: Policies::of(spec, alone, horizon),
             pool,
             commands: Vec::new(),
             state: State::Off,
@@ -174,6 +183,9 @@ impl<'a> World<'a> {
             offline: None,
             wanted: None,
             told: 0,
+            held: false,
+            barred: false,
+            short_since: None,
             starved: false,
             idle_since: 0,
             in_gap: false,
@@ -201,6 +213,7 @@ impl<'a> World<'a> {
             self.slots.set(Slot::Arrival, first.arrival.0);
         }
         self.tell(Event::Start, 0);
+        self.slots.set(Slot::Compute, self.policies.next());
         let mut end = 0;
         while let Some((now, slot)) = self.slots.pop() {
             if self.oldest == requests.len() {
@@ -214,10 +227,11 @@ impl<'a> World<'a> {
                 Slot::Turn => self.turn(now),
                 Slot::Arrival => self.arrives(now),
                 Slot::Launch => self.launch(now),
-                Slot::Memory => self.memory.due(now, &mut self.pool),
+                Slot::Memory => self.policies.memory_due(now, &mut self.pool),
                 Slot::Compute => self.tell(Event::Due, now),
             }
-            self.slots.set(Slot::Memory, self.memory.next());
+            self.slots.set(Slot::Memory, self.policies.memory_next());
+            self.slots.set(Slot::Compute, self.policies.next());
         }
         self.pause_offline(end);
         self.close(end)
@@ -236,7 +250,8 @@ impl<'a> World<'a> {
         outcome.online_capacity_preemptions = online.pushed_back;
         outcome.gpu.wasted = Duration::from_nanos(self.wastes);
         outcome.reclaims = core::mem::take(&mut self.pool.reclaims);
-        self.compute.learnt(end, &mut outcome.cooldown);
+        self.policies.learnt(end, &mut outcome.cooldown);
+        outcome.faults = self.policies.overdrawn().div_ceil(HANDLE_BYTES);
         outcome.timeline.sort_by_key(|span| span.from);
         outcome
     }
@@ -255,12 +270,17 @@ impl<'a> World<'a> {
 
     fn tell(&mut self, event: Event, now: u64) {
         let mut commands = core::mem::take(&mut self.commands);
-        self.compute.step(event, now, &mut commands);
-        self.slots.set(Slot::Compute, self.compute.next());
+        if self.spec.memory == Memory::TidegateLayerBoundary {
+            self.pool.offline_layer_left = self.boundary(Boundary::LayerAndAgain, now) - now;
+        }
+        self.policies
+            .step(event, now, &mut self.pool, &mut commands);
         for command in commands.drain(..) {
             match command {
                 Command::Run { takes } => self.let_in(takes, now),
                 Command::Stop { at, takes } => self.tell_to_go(at, takes, now),
+                Command::Hold { takes } => self.hold(takes, now),
+                Command::Retry => self.retry(now),
                 Command::Share { slice, switch } => {
                     self.state = State::On;
                     self.share = Some(Share {
@@ -274,457 +294,5 @@ impl<'a> World<'a> {
         }
         self.commands = commands;
         self.dispatch(now);
-    }
-
-    // What online does.
-
-    fn arrives(&mut self, now: u64) {
-        let requests = self.spec.online.trace.requests();
-        let place = self.next_request;
-        let Some(request) = requests.get(place) else {
-            return;
-        };
-        self.next_request += 1;
-        if let Some(next) = requests.get(self.next_request) {
-            self.slots.set(Slot::Arrival, next.arrival.0);
-        }
-        let id = place as u64;
-        self.pool
-            .online
-            .admit(id, request.input_tokens, request.output_tokens);
-        self.in_flight += 1;
-        // Charged for what is over before it came, so that the difference at its end is its own.
-        self.outcome.requests[place].preemptions =
-            self.preemptions - core::mem::take(&mut self.charge_next);
-        let idle = self.online.is_none() && self.slots.at(Slot::Launch) == NEVER;
-        if idle {
-            self.slots.set(Slot::Launch, now);
-        }
-        let event = Event::Arrived {
-            request: id,
-            in_flight: self.in_flight,
-        };
-        self.tell(event, now);
-    }
-
-    fn launch(&mut self, now: u64) {
-        let bytes = |blocks: u32| memory::whole(u64::from(blocks) * self.pool.online_block);
-        let wants = Wants {
-            all: bytes(self.pool.online.wants()),
-            least: bytes(self.pool.online.needs()),
-        };
-        self.pool.offline_layer_left = self.boundary(Boundary::LayerAndAgain, now) - now;
-        let waits = self.memory.online_wants(wants, now, &mut self.pool);
-        self.void_offline(now);
-        let used = self.pool.online_used();
-        let Some(iteration) = self.pool.online.start() else {
-            self.starved = !self.pool.online.is_idle();
-            return;
-        };
-        let used = used.max(self.pool.online_used());
-        self.outcome.online_kv_peak_bytes = self.outcome.online_kv_peak_bytes.max(used);
-        self.outcome.online_iterations += 1;
-        self.starved = false;
-        self.note_idle(now);
-        if self.spec.compute == Compute::Standalone {
-            self.demand.push(Demand {
-                at: now,
-                bytes: used,
-                idle: self.idle,
-            });
-        }
-        let mut work = Work::new(iteration);
-        work.left += waits;
-        self.online = Some(work);
-        self.wanted = Some(now);
-        if waits > 0 {
-            self.span(SpanKind::Memory, now, now + waits);
-        }
-        let event = Event::Launch {
-            prompt: iteration.prompt_tokens > 0,
-            decodes: iteration.decodes,
-        };
-        self.tell(event, now);
-    }
-
-    /// Online used the GPU again.
-    fn note_idle(&mut self, now: u64) {
-        let (from, oldest) = (self.idle_since, self.oldest);
-        let oldest = self.outcome.requests[oldest].arrival.0;
-        if self.in_gap {
-            let gap = Duration::from_nanos(now - from);
-            let longest = &mut self.outcome.cooldown.longest_gap;
-            *longest = (*longest).max(gap);
-        }
-        if now > from {
-            self.idle += now - from;
-            self.stretches.push(Stretch {
-                from,
-                to: now,
-                oldest: if self.in_gap { oldest } else { now },
-            });
-        }
-    }
-
-    fn online_done(&mut self, now: u64) {
-        self.pause_online(now);
-        let Some(work) = self.online.take() else {
-            return;
-        };
-        let kind = if work.iteration.prompt_tokens > 0 {
-            SpanKind::OnlinePrefill
-        } else {
-            SpanKind::OnlineDecode
-        };
-        self.span(kind, now - work.iteration.ns.min(now), now);
-        let (requests, finished) = (&mut self.outcome.requests, &mut self.finished);
-        let trace = self.spec.online.trace.requests();
-        let preemptions = self.preemptions;
-        let mut ended = [0u64; 8];
-        let mut ends = 0;
-        let mut more = Vec::new();
-        self.pool.online.finish(|progress| match progress {
-            Progress::First(id) => requests[id as usize].first_token = Time(now),
-            Progress::Finished(id) => {
-                let place = id as usize;
-                requests[place].last_token = Time(now);
-                requests[place].tokens = trace[place].output_tokens;
-                requests[place].preemptions = preemptions - requests[place].preemptions;
-                finished[place] = true;
-                match ended.get_mut(ends) {
-                    Some(free) => *free = id,
-                    None => more.push(id),
-                }
-                ends += 1;
-            }
-        });
-        while self.finished.get(self.oldest).copied().unwrap_or(false) {
-            self.oldest += 1;
-        }
-        self.memory.online_done(now, &mut self.pool);
-        self.idle_since = now;
-        self.in_gap = !self.pool.online.is_idle();
-        if self.in_gap {
-            self.slots.set(Slot::Launch, now + self.gap());
-        }
-        self.tell(Event::Done, now);
-        for request in ended.into_iter().take(ends).chain(more) {
-            self.in_flight -= 1;
-            let in_flight = self.in_flight;
-            self.tell(Event::Ended { request, in_flight }, now);
-        }
-    }
-
-    /// The decode gap before the next iteration: it belongs to the oldest request of the batch and
-    /// its token, so that runs which differ by a delay meet the same gaps.
-    fn gap(&self) -> u64 {
-        let (request, token) = self.pool.online.head();
-        let key = splitmix64(request).wrapping_add(u64::from(token));
-        let mut rng = Rng::new(splitmix64(self.spec.seed) ^ splitmix64(key));
-        let gap = self.spec.online.gaps.draw(&mut rng);
-        u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX).max(1)
-    }
-
-    // What offline does.
-
-    fn offline_done(&mut self, now: u64) {
-        self.pause_offline(now);
-        self.offline = None;
-        self.outcome.offline.iterations += 1;
-        self.pool.offline.finish(|_| {});
-        if let State::Draining { takes, .. } = self.state {
-            self.stop(takes, now);
-        }
-        self.retry_online(now);
-        self.tell(Event::OfflineDone, now);
-    }
-
-    /// What offline did may have freed what online waits for.
-    fn retry_online(&mut self, now: u64) {
-        if self.starved && self.slots.at(Slot::Launch) == NEVER {
-            self.slots.set(Slot::Launch, now);
-        }
-    }
-
-    /// Offline's process died with what it had submitted.
-    fn void_offline(&mut self, now: u64) {
-        if core::mem::take(&mut self.pool.offline_void) {
-            self.pause_offline(now);
-            if let Some(work) = self.offline.take() {
-                self.wastes += work.iteration.ns - work.left;
-            }
-            self.slots.set(Slot::OfflineDone, NEVER);
-        }
-    }
-
-    fn submit_offline(&mut self, now: u64) {
-        if self.offline.is_some() || now < self.pool.offline_down_until {
-            return;
-        }
-        let taxed = self.memory.offline_wants(now, &mut self.pool);
-        while self.pool.offline.waiting() < BACKLOG {
-            let lengths = self.spec.offline.lengths[self.next_lengths];
-            self.next_lengths = (self.next_lengths + 1) % self.spec.offline.lengths.len();
-            self.last_offline_id += 1;
-            self.pool.offline.admit(
-                self.last_offline_id,
-                lengths.input_tokens,
-                lengths.output_tokens,
-            );
-        }
-        if let Some(mut iteration) = self.pool.offline.start() {
-            iteration.ns += taxed;
-            self.offline = Some(Work::new(iteration));
-        }
-    }
-
-    fn let_in(&mut self, takes: u64, now: u64) {
-        if !matches!(self.state, State::Off | State::Stopping) {
-            return;
-        }
-        let waits = self.memory.gate(true, now, &mut self.pool);
-        let from = match self.state {
-            State::Stopping => self.slots.at(Slot::Switch),
-            _ => now,
-        };
-        self.state = State::Starting;
-        self.pool.gated = false;
-        self.outcome.wakes += 1;
-        if self.in_flight > 0 && self.in_gap {
-            self.outcome.cooldown.woken_in_gap += 1;
-        }
-        self.switch_from = from;
-        self.slots.set(Slot::Switch, from + waits + takes);
-        if takes == 0 && from + waits == now {
-            self.slots.set(Slot::Switch, NEVER);
-            self.switched(now);
-        }
-    }
-
-    fn tell_to_go(&mut self, at: Boundary, takes: u64, now: u64) {
-        match self.state {
-            State::Starting => {
-                self.charge(now);
-                self.outcome.gpu.switching += Duration::from_nanos(now - self.switch_from.min(now));
-                self.stop(takes, now);
-            }
-            State::On => {
-                self.charge(now);
-                self.pause_offline(now);
-                let until = self.boundary(at, now);
-                let again = at == Boundary::LayerAndAgain;
-                if until <= now {
-                    self.stop(takes, now);
-                } else {
-                    self.state = State::Draining { takes, again };
-                    self.switch_from = now;
-                    // The end of the iteration is an event of its own.
-                    if self.offline.is_none_or(|work| now + work.left > until) {
-                        self.slots.set(Slot::Switch, until);
-                    }
-                }
-            }
-            State::Off | State::Draining { .. } | State::Stopping => {}
-        }
-    }
-
-    /// A preemption, charged by the rule above.
-    fn charge(&mut self, now: u64) {
-        self.told = now;
-        self.preemptions += 1;
-        if self.in_flight == 0 {
-            self.charge_next += 1;
-        }
-    }
-
-    /// When the unit that runs can be interrupted.
-    fn boundary(&self, at: Boundary, now: u64) -> u64 {
-        let Some(work) = self.offline else {
-            return match at {
-                Boundary::After(ns) => now + ns,
-                _ => now,
-            };
-        };
-        let (total, done) = (work.iteration.ns, work.iteration.ns - work.left);
-        let layers = u64::from(self.spec.offline.model.shape.layers.max(1));
-        let unit = match at {
-            Boundary::After(ns) => return now + ns,
-            Boundary::Iteration => total,
-            Boundary::Kernels(_) if work.iteration.prompt_tokens == 0 => total,
-            Boundary::Kernels(in_flight) => {
-                let kernels = layers * u64::from(KERNELS_PER_LAYER);
-                total / kernels * u64::from(in_flight)
-            }
-            Boundary::LayerAndAgain => total / layers,
-        };
-        let end = done.next_multiple_of(unit.max(1)).min(total);
-        now + end - done
-    }
-
-    /// Offline stops running and is off after `takes`.
-    fn stop(&mut self, takes: u64, now: u64) {
-        if let State::Draining { again: true, .. } = self.state
-            && let Some(work) = &mut self.offline
-        {
-            self.wastes += work.iteration.ns - work.left;
-            work.left = work.iteration.ns;
-        }
-        self.pool.gated = true;
-        self.state = State::Stopping;
-        self.switch_from = now;
-        let waits = self.memory.gate(false, now, &mut self.pool);
-        self.slots.set(Slot::Switch, now + takes + waits);
-        if takes + waits == 0 {
-            self.slots.set(Slot::Switch, NEVER);
-            self.switched(now);
-        }
-    }
-
-    /// The boundary of a drain, or the end of a switch.
-    fn switched(&mut self, now: u64) {
-        match self.state {
-            State::Draining { takes, .. } => {
-                self.pause_offline(now);
-                self.stop(takes, now);
-                if self.state == State::Stopping {
-                    return;
-                }
-            }
-            State::Starting => {
-                self.state = State::On;
-                self.switch_over(now);
-                self.tell(Event::Running, now);
-            }
-            State::Stopping => {
-                self.state = State::Off;
-                self.switch_over(now);
-                let wanted = self
-                    .wanted
-                    .map_or(self.told, |wanted| wanted.min(self.told));
-                self.outcome.preemptions.push(Preemption {
-                    wanted: Time(wanted),
-                    off: Time(now),
-                });
-                self.tell(Event::Stopped, now);
-            }
-            State::Off | State::On => {}
-        }
-        self.dispatch(now);
-    }
-
-    fn switch_over(&mut self, now: u64) {
-        self.outcome.gpu.switching += Duration::from_nanos(now - self.switch_from.min(now));
-        self.span(SpanKind::Switch, self.switch_from, now);
-    }
-
-    // The GPU.
-
-    fn dispatch(&mut self, now: u64) {
-        if self.share.is_some() {
-            return self.dispatch_shared(now);
-        }
-        match self.state {
-            State::Off => self.run_online(now),
-            State::On => {
-                if self.online.is_none_or(|work| work.since.is_none()) {
-                    self.submit_offline(now);
-                    self.run_offline(now);
-                }
-            }
-            State::Draining { .. } => self.run_offline(now),
-            State::Starting | State::Stopping => {}
-        }
-    }
-
-    fn run_online(&mut self, now: u64) {
-        if let Some(work) = &mut self.online
-            && work.since.is_none()
-        {
-            work.since = Some(now);
-            self.wanted = None;
-            self.slots.set(Slot::OnlineDone, now + work.left);
-        }
-    }
-
-    fn run_offline(&mut self, now: u64) {
-        if let Some(work) = &mut self.offline
-            && work.since.is_none()
-        {
-            work.since = Some(now);
-            self.slots.set(Slot::OfflineDone, now + work.left);
-        }
-    }
-
-    fn pause_online(&mut self, now: u64) {
-        if let Some(work) = &mut self.online
-            && let Some(since) = work.since.take()
-        {
-            work.left -= (now - since).min(work.left);
-            self.outcome.gpu.online += Duration::from_nanos(now - since);
-            self.slots.set(Slot::OnlineDone, NEVER);
-        }
-    }
-
-    fn pause_offline(&mut self, now: u64) {
-        if let Some(work) = &mut self.offline
-            && let Some(since) = work.since.take()
-        {
-            work.left -= (now - since).min(work.left);
-            self.outcome.gpu.offline += Duration::from_nanos(now - since);
-            self.slots.set(Slot::OfflineDone, NEVER);
-            self.span(SpanKind::Offline, since, now);
-        }
-    }
-
-    /// Both may run: who has the turn keeps it for a slice, or until it has nothing to do.
-    fn dispatch_shared(&mut self, now: u64) {
-        let Some(mut share) = self.share else { return };
-        if self.state == State::Starting {
-            return;
-        }
-        if !share.online || self.online.is_none() {
-            self.submit_offline(now);
-        }
-        let (online, offline) = (self.online.is_some(), self.offline.is_some());
-        let running = |work: Option<Work>| work.is_some_and(|work| work.since.is_some());
-        let holder_has_work = if share.online { online } else { offline };
-        if !holder_has_work && (online || offline) {
-            return self.change_turns(now);
-        }
-        if online && offline {
-            // A turn that began long ago without a rival is counted in whole slices.
-            let into = (now - share.began) % share.slice;
-            if self.slots.at(Slot::Turn) == NEVER {
-                share.began = now - into;
-                self.slots.set(Slot::Turn, now - into + share.slice);
-            }
-        }
-        self.share = Some(share);
-        if share.online && !running(self.online) {
-            self.run_online(now);
-        } else if !share.online && !running(self.offline) {
-            self.run_offline(now);
-        }
-    }
-
-    fn turn(&mut self, now: u64) {
-        if self.online.is_some() && self.offline.is_some() {
-            self.change_turns(now);
-        }
-    }
-
-    fn change_turns(&mut self, now: u64) {
-        self.pause_online(now);
-        self.pause_offline(now);
-        let Some(share) = &mut self.share else { return };
-        share.online = !share.online;
-        share.began = now + share.switch;
-        if share.online {
-            self.preemptions += 1;
-        }
-        self.state = State::Starting;
-        self.switch_from = now;
-        self.slots.set(Slot::Turn, NEVER);
-        self.slots.set(Slot::Switch, now + share.switch);
     }
 }

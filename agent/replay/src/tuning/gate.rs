@@ -69,7 +69,7 @@ impl Gate {
                         State::Off | State::Stopping { .. } => {}
                     }
                 }
-                Command::Share { .. } => {}
+                Command::Share { .. } | Command::Hold { .. } | Command::Retry => {}
             }
         }
         self.commands = commands;
