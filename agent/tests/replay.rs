@@ -511,7 +511,7 @@ fn a_recording_is_decided_again_and_the_first_line_that_differs_is_named() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(
         told,
-        "24 events, 39 effects: decided again, all as recorded\n"
+        "24 events, 40 effects: decided again, all as recorded\n"
     );
     let changed = recording.replacen("granted: Yes", "granted: No", 1);
     let line = 1 + recording

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidegate_sim::gate::{Break, Totals, run_all};
-use tidegate_sim::reclaim as virtual_reclaim;
+use tidegate_sim::reclaim as play;
 use tidegate_tests::{operators, real_reclaims, reclaims, schedules};
 use tidegate_vgpu::personality::Personality;
 
@@ -287,10 +287,10 @@ fn conclude(
 type Outcome = (Vec<(u64, String)>, serde_json::Value, bool);
 
 fn reclaim_virtual(wanted: &Reclaim) -> Result<Outcome, String> {
-    let broken = named(&virtual_reclaim::Break::NAMES, &wanted.broken)?;
+    let broken = named(&play::Break::NAMES, &wanted.broken)?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let schedules = wanted.schedules.unwrap_or(2_000);
-    let totals = virtual_reclaim::run_all(wanted.seed, schedules, threads, broken);
+    let totals = play::run_all(wanted.seed, schedules, threads, broken);
     let figures = totals.figures;
     let json = serde_json::json!({
         "schedules": totals.schedules,

@@ -81,7 +81,9 @@ fn name(row: &Row) -> String {
 fn line(row: &Row) -> String {
     let name = name(row);
     let preemptions = if row.preempts() {
-        format!("{:.2} {:>6}", row.per_request.0, row.per_request.1)
+        let (mean, most) = row.per_request;
+        let digits = if mean < 100.0 { 2 } else { 1 };
+        format!("{mean:.digits$} {most:>6}")
     } else {
         "-".to_owned()
     };
