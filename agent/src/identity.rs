@@ -11,6 +11,7 @@
 pub mod labels;
 pub mod place;
 pub mod rules;
+pub mod tenant;
 
 pub use crate::config::Qos;
 use crate::config::{Identity, Role};
@@ -20,7 +21,8 @@ use place::Place;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use tidegate_node::kinds::Process;
+use std::sync::LazyLock;
+use tidegate_node::kinds::{Process, Tenant};
 
 /// What the kernel says of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub struct Credentials {
     pub started: u64,
     /// `comm`.
     pub name: String,
+    /// Whose allowance it uses.
+    pub tenant: Tenant,
 }
 
 impl Credentials {
@@ -128,9 +132,11 @@ pub fn of_process(pid: i32) -> io::Result<Credentials> {
     let mut groups = vec![effective("Gid:")];
     groups.extend(ids("Groups:"));
     let cgroup = cgroup_of(&cgroups);
+    let uid = effective("Uid:");
     Ok(Credentials {
         pid,
-        uid: effective("Uid:"),
+        uid,
+        tenant: tenant::of(uid, &cgroups),
         groups,
         place: Place::of(&cgroups),
         contained: contained(pid, &cgroup),
@@ -143,22 +149,37 @@ pub fn of_process(pid: i32) -> io::Result<Credentials> {
 /// Why a process is taken to be in a container that this one is not in: it has another namespace of
 /// processes or of users, or a container in its cgroup's path. Empty: it is not.
 fn contained(pid: i32, cgroup: &str) -> String {
-    let link =
-        |pid: &str, name: &str| std::fs::read_link(PathBuf::from(format!("/proc/{pid}/ns/{name}")));
     let pid = pid.to_string();
-    for (name, what) in [("pid", "processes"), ("user", "users")] {
-        match (link("self", name), link(&pid, name)) {
-            (Ok(own), Ok(its)) if own == its => {}
-            (Ok(_), Ok(_)) => return format!("it is in another namespace of {what}"),
+    for ((name, what), own) in NAMESPACES.into_iter().zip(&OWN.namespaces) {
+        match (own, namespace(&pid, name)) {
+            (Some(own), Some(its)) if *own == its => {}
+            (Some(_), Some(_)) => return format!("it is in another namespace of {what}"),
             _ => return format!("its namespace of {what} cannot be read"),
         }
     }
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let foreign = place::containers(cgroup).find(|id| !own.contains(id));
+    let foreign = place::containers(cgroup).find(|id| !OWN.cgroups.contains(id));
     foreign.map_or_else(String::new, |id| {
         format!("it is in container {}", &id[..12])
     })
 }
+
+/// Namespaces that a container has of its own, and what is in them.
+const NAMESPACES: [(&str, &str); 2] = [("pid", "processes"), ("user", "users")];
+
+fn namespace(pid: &str, name: &str) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{pid}/ns/{name}")).ok()
+}
+
+/// Where the agent is itself, read once: every stranger is compared with it.
+struct Own {
+    namespaces: [Option<PathBuf>; 2],
+    cgroups: String,
+}
+
+static OWN: LazyLock<Own> = LazyLock::new(|| Own {
+    namespaces: NAMESPACES.map(|(name, _)| namespace("self", name)),
+    cgroups: std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
+});
 
 /// The path in `/proc/PID/cgroup`: the cgroup2 line, else the longest of the others, as far as no tenant
 /// has made it longer.

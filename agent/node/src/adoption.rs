@@ -6,6 +6,7 @@
 //! has said again what it has.
 
 use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
+use crate::shares::{Owner, Shares};
 use std::sync::Arc;
 
 /// How long processes that were handed over, or attached anew, may take to say what they have: within
@@ -29,6 +30,8 @@ struct Adopted {
 pub(crate) struct Adoption {
     pub journal: Arc<Journal>,
     places: Places,
+    /// Who has which of the places that were given since the start.
+    shares: Shares,
     adopted: Vec<Adopted>,
     /// Releases without an answer.
     pub releases: u32,
@@ -50,6 +53,7 @@ impl Adoption {
         Self {
             journal,
             places: Places::without(&left),
+            shares: Shares::default(),
             adopted: left
                 .into_iter()
                 .map(|marked| Adopted { marked, due_ns })
@@ -58,9 +62,18 @@ impl Adoption {
         }
     }
 
-    /// A place for a channel; None: the journal is full.
-    pub fn place(&mut self, client: u32, channel: u32, device_instance: u32) -> Option<Place> {
+    /// A place for a channel of `owner`; None: it has its share of them, or the journal is full.
+    pub fn place(
+        &mut self,
+        (client, channel): (u32, u32),
+        device_instance: u32,
+        owner: Owner,
+    ) -> Option<Place> {
+        if !self.shares.allow(&owner, self.places.left()) {
+            return None;
+        }
         let place = self.places.take()?;
+        self.shares.take(place.number(), owner);
         self.journal
             .describe(place, client, channel, device_instance);
         Some(place)
@@ -70,6 +83,7 @@ impl Adoption {
     pub fn free(&mut self, places: impl IntoIterator<Item = Place>) {
         for place in places {
             self.journal.clear(place);
+            self.shares.give_back(place.number());
             self.places.give_back(place);
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::counters::Counters;
 use crate::journal::Place;
-use crate::kinds::{Gpu, gpu_id};
+use crate::kinds::{Gpu, Tenant, gpu_id};
 use crate::latency::Latencies;
 use crate::page::Guards;
 use crate::ports::Issuer;
@@ -53,6 +53,19 @@ pub struct Gpus {
     lines: Vec<GpuLine>,
     /// How many more may be met.
     unseen: usize,
+    /// Those that were met, and who named them first.
+    met: Vec<(GpuId, Tenant)>,
+}
+
+/// Whether a GPU that a process names was known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Met {
+    /// It was.
+    Known,
+    /// It takes the place of one that nobody uses any more.
+    Instead,
+    /// It was not.
+    New,
 }
 
 impl Gpus {
@@ -64,6 +77,7 @@ impl Gpus {
                 .map(|(gpu, issuer)| GpuLine::new(gpu, issuer))
                 .collect(),
             unseen,
+            met: Vec::new(),
         }
     }
 
@@ -115,20 +129,36 @@ impl Gpus {
         self.lines.iter().position(same)
     }
 
-    /// The GPU of this UUID, which is new to the node if it was not listed and one may be met. Whether it is.
-    pub(crate) fn named(&mut self, uuid: [u8; 16]) -> Option<(GpuId, bool)> {
+    /// The GPU of this UUID, as `tenant` names it: one that was not listed is met, if one may be. UUIDs are free to
+    /// invent, so a tenant meets no more than are left afterwards; and where none is left one that nobody uses gives way.
+    pub(crate) fn named(
+        &mut self,
+        uuid: [u8; 16],
+        tenant: &Tenant,
+        is_used: impl Fn(GpuId) -> bool,
+    ) -> Option<(GpuId, Met)> {
         let known = self.lines.iter().position(|line| line.gpu.uuid == uuid);
         if let Some(at) = known {
-            return Some((gpu_id(at), false));
+            return Some((gpu_id(at), Met::Known));
         }
-        self.unseen = self.unseen.checked_sub(1)?;
+        let own = self.met.iter().filter(|(_, by)| by == tenant).count();
+        if own >= self.unseen {
+            let idle = self.met.iter_mut().find(|(gpu, _)| !is_used(*gpu))?;
+            idle.1 = tenant.clone();
+            let gpu = idle.0;
+            self.lines.get_mut(gpu.index())?.gpu.uuid = uuid;
+            return Some((gpu, Met::Instead));
+        }
+        self.unseen -= 1;
         let gpu = Gpu {
             // No driver says it, and nobody is asked by it at the launch gate.
             device_instance: u32::MAX,
             uuid,
         };
         self.lines.push(GpuLine::new(gpu, None));
-        Some((gpu_id(self.lines.len() - 1), true))
+        let gpu = gpu_id(self.lines.len() - 1);
+        self.met.push((gpu, tenant.clone()));
+        Some((gpu, Met::New))
     }
 
     /// Sets anew which activity words forbid an enable on each GPU.

@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TIDEJRN1");
 const HEADER: usize = 4;
-/// Channels the journal has room for: 16 sessions with the most a session may have.
+/// Channels the journal has room for: 16 sessions with the most a session may have. Who may have how many of them says
+/// [`crate::shares`].
 pub const RECORDS: usize = 16_384;
 /// Words of the file.
 pub const WORDS: usize = HEADER + 2 * RECORDS;
@@ -63,6 +64,12 @@ pub struct Place(u32);
 impl Place {
     /// Of a pair that no journal knows. It is never marked.
     pub const NONE: Self = Self(u32::MAX);
+
+    /// Which it is.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
 }
 
 /// A channel with a place in the journal.
@@ -246,6 +253,12 @@ impl Places {
     /// Takes one; None: the journal is full, and the channel cannot be managed.
     pub fn take(&mut self) -> Option<Place> {
         self.0.pop()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.0.len()
     }
 
     /// Gives one back.

@@ -1,7 +1,35 @@
 //! What processes, levels and methods there are, and how GPUs and processes are named.
 
 use std::fmt;
+use std::sync::Arc;
 use tidegate_policy::ids::GpuId;
+
+/// Who shares one allowance of what the agent has: connections, places in the journal, time of its threads.
+///
+/// All processes of a container are one, whatever users are in it, and so are all processes of a user that are in
+/// none. A user may be root in any number of containers, and a container may have any number of users.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tenant {
+    /// A user's processes outside of containers.
+    User(u32),
+    /// The processes of a container, by its id.
+    Container(Arc<str>),
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Self::User(0)
+    }
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(uid) => write!(f, "uid {uid}"),
+            Self::Container(id) => write!(f, "container {}", id.get(..12).unwrap_or(id)),
+        }
+    }
+}
 
 /// What a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

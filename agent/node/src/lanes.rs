@@ -11,7 +11,8 @@ mod orders;
 mod remote;
 mod tickets;
 
-use crate::gpus::Gpus;
+use crate::gpus::{Gpus, Met};
+use crate::kinds::Tenant;
 use std::sync::Arc;
 use tidegate_abi::gate::Gate;
 use tidegate_policy::ids::{GpuId, JobId};
@@ -36,6 +37,17 @@ pub struct Job {
     pub(crate) blocks_lost: u64,
 }
 
+impl Job {
+    /// Whether nobody owes it an answer.
+    fn is_quiet(&self) -> bool {
+        let quiet = |lane: &Lane| lane.outstanding == 0 && lane.retired.is_empty();
+        self.lanes.iter().all(quiet)
+    }
+}
+
+/// Jobs that are kept, over or not, before numbers are given again.
+const JOBS: usize = 256;
+
 /// All jobs on all GPUs.
 #[derive(Debug)]
 pub struct Lanes {
@@ -56,24 +68,40 @@ impl Lanes {
         }
     }
 
-    /// The job of that user and name, which begins to be if there is none.
-    pub(crate) fn job_named(&mut self, uid: u32, name: &str) -> JobId {
-        let known = self
-            .jobs
-            .iter()
-            .position(|job| job.uid == uid && *job.name == *name);
-        let index = known.unwrap_or_else(|| {
-            self.jobs.push(Job {
-                uid,
-                name: Arc::from(name),
-                launches: Gate::Closed,
-                lanes: self.gpus.lines().iter().map(|_| Lane::default()).collect(),
-                launched: 0,
-                blocks_lost: 0,
-            });
-            self.jobs.len() - 1
-        });
-        JobId(u32::try_from(index).unwrap_or(u32::MAX))
+    /// The job of that user and name, and whether it begins to be with this. The number of one that is over is given to
+    /// another when there are many: names are free to invent, and Slurm makes one for every job.
+    pub(crate) fn job_named(
+        &mut self,
+        uid: u32,
+        name: &str,
+        live: impl FnOnce() -> Vec<JobId>,
+    ) -> (JobId, bool) {
+        let id = |index| JobId(u32::try_from(index).unwrap_or(u32::MAX));
+        let same = |job: &Job| job.uid == uid && *job.name == *name;
+        if let Some(index) = self.jobs.iter().position(same) {
+            return (id(index), false);
+        }
+        let job = Job {
+            uid,
+            name: Arc::from(name),
+            launches: Gate::Closed,
+            lanes: self.gpus.lines().iter().map(|_| Lane::default()).collect(),
+            launched: 0,
+            blocks_lost: 0,
+        };
+        let mut over = None;
+        if self.jobs.len() >= JOBS {
+            let live = live();
+            let is_over =
+                |(index, job): (usize, &Job)| job.is_quiet() && !live.contains(&id(index));
+            over = self.jobs.iter().enumerate().position(is_over);
+        }
+        let index = over.unwrap_or(self.jobs.len());
+        match self.jobs.get_mut(index) {
+            Some(over) => *over = job,
+            None => self.jobs.push(job),
+        }
+        (id(index), true)
     }
 
     /// A job.
@@ -99,15 +127,20 @@ impl Lanes {
         (0..u32::try_from(self.jobs.len()).unwrap_or(0)).map(JobId)
     }
 
-    /// The GPU of this UUID, and whether it is new to the node: it was not listed, and one may be met.
-    pub(crate) fn meet(&mut self, uuid: [u8; 16]) -> Option<(GpuId, bool)> {
-        let (gpu, new) = self.gpus.named(uuid)?;
-        if new {
+    /// The GPU of this UUID, as `tenant` names it, and whether the node knew it.
+    pub(crate) fn meet(
+        &mut self,
+        uuid: [u8; 16],
+        tenant: &Tenant,
+        is_used: impl Fn(GpuId) -> bool,
+    ) -> Option<(GpuId, Met)> {
+        let (gpu, met) = self.gpus.named(uuid, tenant, is_used)?;
+        if met == Met::New {
             for job in &mut self.jobs {
                 job.lanes.push(Lane::default());
             }
         }
-        Some((gpu, new))
+        Some((gpu, met))
     }
 
     /// Whether no order waits for its answer.

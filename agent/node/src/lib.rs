@@ -39,6 +39,7 @@ mod proofs;
 mod report;
 mod request;
 pub mod session;
+pub mod shares;
 mod shell;
 pub mod task;
 pub mod usage;

@@ -2,7 +2,7 @@
 //! read and bounded at the border.
 
 use crate::file::{File, SentFile};
-use crate::kinds::{Level, Method, Process, Role, Switch};
+use crate::kinds::{Level, Method, Process, Role, Switch, Tenant};
 use crate::memory::{MemoryOrder, MemorySaid};
 use crate::page::{Activity, PageRef};
 use crate::task::{Issued, Released};
@@ -47,6 +47,8 @@ pub struct Peer {
     pub uid: u32,
     /// `comm`.
     pub name: String,
+    /// Whose allowance it uses.
+    pub tenant: Tenant,
 }
 
 /// The library in a process.

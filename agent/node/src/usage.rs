@@ -201,6 +201,14 @@ impl Usage {
         self.jobs.get(index).copied().unwrap_or_default()
     }
 
+    /// A job begins, with a number that another may have had.
+    pub(crate) fn begin(&mut self, job: JobId) {
+        let index = usize::try_from(job.0).unwrap_or(usize::MAX);
+        if let Some(known) = self.jobs.get_mut(index) {
+            *known = JobTime::default();
+        }
+    }
+
     /// Time in which online was busy on both GPUs, ns.
     #[must_use]
     pub fn overlap(&self, a: GpuId, b: GpuId) -> u64 {

@@ -114,6 +114,7 @@ impl Sessions {
                 process: peer.credentials.process(),
                 uid: peer.credentials.uid,
                 name: peer.credentials.name.clone(),
+                tenant: peer.credentials.tenant.clone(),
             },
             role: decision.role,
             rule: decision.rule,

@@ -167,6 +167,7 @@ impl Node {
                     },
                     uid: 1_000 + session as u32,
                     name: String::new(),
+                    ..Peer::default()
                 },
                 role,
                 rule: "rule 1".to_owned(),

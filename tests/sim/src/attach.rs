@@ -41,6 +41,7 @@ impl<P: Play> World<P> {
                 process: process_of(pid),
                 uid: 1_000,
                 name: String::new(),
+                ..Peer::default()
             },
             role: if process.is_online() {
                 Role::Online

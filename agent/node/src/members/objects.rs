@@ -10,6 +10,7 @@ use crate::kinds::{Level, Role};
 use crate::message::{Channel, Claim, Proof, RmChange};
 use crate::request::{Context, Notice, Request, Retire};
 use crate::session::{CHANNELS, Client, Control, Held};
+use crate::shares::Owner;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 
 /// What managing a channel needs of the rest of the shell.
@@ -327,14 +328,19 @@ impl Members {
             return None;
         }
         let pid = session.process().pid.cast_unsigned();
+        let owner = Owner {
+            tenant: session.peer.tenant.clone(),
+            job: session.job,
+        };
         let mut held = session.channels.iter_mut();
         let held = held.find(|held| held.channel.pair() == channel.pair())?;
         let gpu = held.gpu?;
         let instance = field.gpus.get(gpu)?.gpu.device_instance;
         let adoption = &mut field.adoption;
-        let Some(place) = adoption.place(channel.client, channel.channel, instance) else {
+        let Some(place) = adoption.place(channel.pair(), instance, owner) else {
             cx.counters.channels_refused += 1;
-            "the journal is full: launches wait instead".clone_into(&mut session.note);
+            "its job or tenant has its share of the journal: launches wait instead"
+                .clone_into(&mut session.note);
             self.gate_launches(id, cx);
             return None;
         };

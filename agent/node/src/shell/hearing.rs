@@ -1,6 +1,7 @@
 //! What processes say, and what becomes of their proofs.
 
 use super::Shell;
+use crate::gpus::Met;
 use crate::lanes::RemoteAnswer;
 use crate::members::Field;
 use crate::memory::{MemorySaid, note_move};
@@ -21,8 +22,10 @@ impl Shell {
         };
         match said {
             Said::Device { slot, uuid } => {
-                let found = self.lanes.meet(uuid);
-                if let Some((gpu, true)) = found {
+                let members = &self.members;
+                let is_used = |gpu| members.all().any(|own| own.gpus().any(|used| used == gpu));
+                let found = self.lanes.meet(uuid, &session.peer.tenant, is_used);
+                if let Some((gpu, Met::Instead | Met::New)) = found {
                     context!(self).emit(Notice {
                         kind: "gpu_met",
                         gpu: Some(gpu),

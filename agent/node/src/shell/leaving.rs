@@ -36,8 +36,14 @@ impl Shell {
             self.remove(other, Leaves::ToReturn);
             self.settle();
         }
-        let job = (newcomer.role == Role::Offline)
-            .then(|| self.lanes.job_named(newcomer.peer.uid, &newcomer.job));
+        let job = (newcomer.role == Role::Offline).then(|| {
+            let (uid, live) = (newcomer.peer.uid, || self.members.live_jobs());
+            let (job, new) = self.lanes.job_named(uid, &newcomer.job, live);
+            if new {
+                self.usage.begin(job);
+            }
+            job
+        });
         let before = !before.is_empty();
         self.with(|members, _, cx| members.attach(newcomer, before, job, cx));
     }

@@ -47,11 +47,51 @@ impl ports::Clock for Hand {
     }
 }
 
+/// An edge that comes while the shell is at something else.
+#[derive(Debug, Default)]
+pub struct Meanwhile {
+    /// Claims that the shell has handed on.
+    claims: AtomicU64,
+    /// The claim at which the edge comes, and the page on which it does.
+    edge: Mutex<Option<(u64, Arc<Page>)>>,
+    /// Claims handed on when the first disable after the edge was ordered; 0: none was.
+    pub ordered_at: AtomicU64,
+}
+
+impl Meanwhile {
+    /// Claims that the shell has handed on.
+    pub fn claims(&self) -> u64 {
+        self.claims.load(Ordering::Relaxed)
+    }
+
+    fn claimed(&self) {
+        let claims = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut edge = self.edge.lock().expect("no test panics with it");
+        if edge.as_ref().is_some_and(|(at, _)| *at == claims)
+            && let Some((_, page)) = edge.take()
+        {
+            self.ordered_at.store(0, Ordering::Relaxed);
+            let word = page.devices[0].activity.load(Ordering::Acquire);
+            let next = ((word >> 1) + 1) << 1 | ACTIVITY_BUSY;
+            page.devices[0].activity.store(next, Ordering::Release);
+            page.process.doorbell.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn ordered(&self, task: &Task) {
+        if matches!(task, Task::Issue(issue) if issue.switch.disables()) {
+            let (claims, order) = (self.claims.load(Ordering::Relaxed), Ordering::Relaxed);
+            let _ = self.ordered_at.compare_exchange(0, claims, order, order);
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
-pub struct Queue(SyncSender<Task>);
+pub struct Queue(SyncSender<Task>, Arc<Meanwhile>);
 
 impl ports::Issuer for Queue {
     fn put(&self, task: Task) -> Result<(), Task> {
+        self.1.ordered(&task);
         self.0.try_send(task).map_err(|refused| match refused {
             std::sync::mpsc::TrySendError::Full(task)
             | std::sync::mpsc::TrySendError::Disconnected(task) => task,
@@ -67,10 +107,11 @@ enum Question {
 }
 
 #[derive(Debug)]
-struct Asked(SyncSender<Question>);
+struct Asked(SyncSender<Question>, Arc<Meanwhile>);
 
 impl ports::Prover for Asked {
     fn claim(&self, claim: Claim) {
+        self.1.claimed();
         self.0.try_send(Question::Claim(claim)).expect("room");
     }
 
@@ -134,6 +175,7 @@ pub struct Rig {
     journal: Arc<Journal>,
     pages: Vec<Arc<Page>>,
     pub told: Told,
+    pub meanwhile: Arc<Meanwhile>,
 }
 
 const fn uuid(gpu: usize) -> [u8; 16] {
@@ -151,11 +193,12 @@ impl Rig {
         let (question_tx, question_rx) = sync_channel(1_024);
         let journal = Arc::new(Journal::private());
         let told = Told(Arc::new(Mutex::new(Vec::with_capacity(4_096))));
+        let meanwhile = Arc::new(Meanwhile::default());
         let played: Vec<Played> = (0..gpus)
             .map(|_| {
                 let (issuer, task_rx) = sync_channel(QUEUE);
                 Played {
-                    issuer: Queue(issuer),
+                    issuer: Queue(issuer, Arc::clone(&meanwhile)),
                     task_rx,
                     disabled: BTreeSet::new(),
                     orders: Vec::new(),
@@ -192,7 +235,7 @@ impl Rig {
             mps: false,
             ports: Ports {
                 clock: Box::new(Hand(Arc::clone(&now))),
-                prover: Box::new(Asked(question_tx)),
+                prover: Box::new(Asked(question_tx, Arc::clone(&meanwhile))),
                 machine: Box::new(NoMachine),
                 events: Box::new(told.clone()),
                 recorder: None,
@@ -207,6 +250,7 @@ impl Rig {
             journal,
             pages: Vec::new(),
             told,
+            meanwhile,
         }
     }
 
@@ -241,6 +285,7 @@ impl Rig {
                 },
                 uid: 1_000,
                 name: "test".to_owned(),
+                ..Peer::default()
             },
             role,
             rule: "rule 1".to_owned(),
@@ -273,6 +318,23 @@ impl Rig {
         }
         self.rest();
         session
+    }
+
+    /// A process ends.
+    pub fn exit(&mut self, session: u64) {
+        self.shell.take(Input::Exited(Process {
+            pid: 100 + session as i32,
+            started: session,
+        }));
+        self.rest();
+    }
+
+    /// Online becomes busy on GPU 0 when the shell has handed on so many claims more.
+    pub fn edge_after(&self, online: u64, claims: u64) {
+        let at = self.meanwhile.claims.load(Ordering::Relaxed) + claims;
+        let page = Arc::clone(&self.pages[online as usize - 1]);
+        let mut edge = self.meanwhile.edge.lock().expect("no test panics with it");
+        *edge = Some((at, page));
     }
 
     pub fn say(&mut self, session: u64, said: Said) {
