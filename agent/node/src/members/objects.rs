@@ -11,6 +11,7 @@ use crate::message::{Channel, Claim, Proof, RmChange};
 use crate::request::{Context, Notice, Request, Retire};
 use crate::session::{CHANNELS, Client, Control, Held};
 use crate::shares::Owner;
+use std::collections::HashSet;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 
 /// What managing a channel needs of the rest of the shell.
@@ -27,11 +28,12 @@ impl Members {
         let Some(session) = self.get(id) else {
             return Vec::new();
         };
-        let stands = |held: &&Held| {
-            !snapshot.iter().any(|change| {
-                matches!(change, RmChange::ChannelUp(up) if up.pair() == held.channel.pair())
-            })
+        let up = |change: &RmChange| match change {
+            RmChange::ChannelUp(up) => Some(up.pair()),
+            _ => None,
         };
+        let there: HashSet<(u32, u32)> = snapshot.iter().filter_map(up).collect();
+        let stands = |held: &&Held| !there.contains(&held.channel.pair());
         session
             .channels
             .iter()

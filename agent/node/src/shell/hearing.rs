@@ -14,6 +14,9 @@ use tidegate_abi::rm::Status;
 use tidegate_abi::uuid::Uuid;
 use tidegate_policy::ids::{GpuSet, SessionId};
 
+/// Items of a long message that are taken before the doorbells are read again.
+const SLICE: usize = 16;
+
 impl Shell {
     /// An attached process said something.
     pub(super) fn hear(&mut self, id: u64, said: Said) {
@@ -81,7 +84,10 @@ impl Shell {
             .memory
             .hear(id, said, &mut self.members, &mut context!(self));
         self.settle();
-        for event in events {
+        for (nth, event) in events.into_iter().enumerate() {
+            if nth % SLICE == SLICE - 1 {
+                self.look_up();
+            }
             self.step(event);
         }
         if matches!(said, MemorySaid::Moved { .. }) {
@@ -99,7 +105,10 @@ impl Shell {
             Vec::new()
         };
         let (mut touched, mut grown) = (GpuSet::EMPTY, GpuSet::EMPTY);
-        for change in gone.into_iter().chain(changes) {
+        for (nth, change) in gone.into_iter().chain(changes).enumerate() {
+            if nth % SLICE == SLICE - 1 {
+                self.look_up();
+            }
             match change {
                 // Whose it is matters once it owns a channel: NVML's never does, and may be on a file
                 // that is closed by now.

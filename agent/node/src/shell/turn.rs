@@ -103,6 +103,12 @@ impl Shell {
         }
     }
 
+    /// In the middle of a long message: gives the signs of life that are due, and reads every doorbell that rang.
+    pub(super) fn look_up(&mut self) {
+        self.stamp();
+        self.read_bells();
+    }
+
     fn look_for_stalls(&mut self) {
         self.with(|_, lanes, cx| {
             let (now, stall_ns) = (cx.now, cx.settings.stall_ns);
