@@ -191,6 +191,23 @@ fn each_condition_matches_what_it_names_and_says_what_there_is_instead() {
     }
 }
 
+/// P-SECURITY-4: no tenant chooses its role.
+#[test]
+fn no_cgroup_that_a_tenant_makes_fits_a_rule() {
+    let identity = Identity {
+        rules: vec![Rule {
+            cgroup: Some("/user.slice/*/*/online.slice".to_owned()),
+            ..Rule::giving(Role::Online)
+        }],
+        ..Identity::default()
+    };
+    let role = |cgroup| decided(&identity, 1000, cgroup, None);
+    let root_made = "/user.slice/user-1000.slice/session-3.scope/online.slice";
+    assert_eq!(role(root_made), Role::Online);
+    let own = "/user.slice/user-1000.slice/user@1000.service/online.slice";
+    assert_eq!(role(own), Role::Ignore);
+}
+
 #[test]
 fn a_star_stays_within_one_component() {
     for (pattern, path, below) in [
