@@ -13,7 +13,9 @@ use crate::control::{About, ControlThread, Machine, MonotonicClock};
 use crate::device::{Device, DeviceError};
 use crate::grpc::activation::{ActivationError, Passed};
 use crate::grpc::authority::{self, Authorisation, Operators, Socket};
-use crate::grpc::peers::{self, Connection, Crowd, Pages};
+use crate::grpc::budget::Budget;
+use crate::grpc::crowd::Crowd;
+use crate::grpc::peers::{self, Connection, Pages};
 use crate::grpc::reload::InForce;
 use crate::grpc::service::Service;
 use crate::grpc::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
@@ -22,6 +24,7 @@ use crate::host::logs::LogLevel;
 use crate::host::notify::Notifier;
 use crate::host::reaper::Reaper;
 use crate::host::rundir::{self, RunDir, RunDirError};
+use crate::host::yard::Yard;
 use crate::inbox::{self, Mailbox, NodeInput};
 use crate::rm::{self, Driver, RmError};
 use crate::selftest::{self, Outcome, SelfTest};
@@ -29,6 +32,7 @@ use crate::watch::denials::Denials;
 use crate::watch::events::EventLog;
 use crate::watch::metrics::serve::{Endpoint, Exporter};
 use crate::watch::recorder::Recorder;
+use crate::watch::refusals::Refusals;
 use crate::watch::watcher::{Keep, Watched, Watcher};
 use crate::{clock, sys};
 use std::cell::RefCell;
@@ -57,8 +61,6 @@ const REPLACE_LIMIT: Duration = Duration::from_secs(2);
 const BACKLOG: usize = 64;
 /// Calls of one connection at a time.
 const CALLS: usize = 16;
-/// Connections of one user on `status.sock` and on `control.sock`: people and exporters, not tenants' processes.
-const WATCHERS: usize = 64;
 
 /// How the agent was started.
 #[derive(Clone, Debug)]
@@ -162,6 +164,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     } = choose(options, &driver)?;
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
+    let yard = Yard::start();
     let (sender, events) = EventLog::start().map_err(starting("start the event thread"))?;
     let gpus = issuers(&driver, &choice, &journal, &mailbox, fifo)?;
     let notifier = Arc::new(Notifier::from_environment());
@@ -193,7 +196,9 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         mps: about.mps().is_some(),
         ports: Ports {
             clock: Box::new(MonotonicClock),
-            prover: Box::new(prove::start(&mailbox).map_err(starting("start the prover"))?),
+            prover: Box::new(
+                prove::start(&mailbox, yard.clone()).map_err(starting("start the prover"))?,
+            ),
             machine: Box::new(Machine {
                 journal,
                 mailbox: mailbox.clone(),
@@ -216,7 +221,10 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     // Ends after the control thread, with the last slice of time.
     let (_watcher, watched) = Watcher::start(mailbox.clone(), Arc::clone(&events), keep)
         .map_err(starting("start the watcher thread"))?;
-    let crowd = Arc::new(Crowd::new(config.limits.connections_per_uid));
+    let refusals = Arc::new(Refusals::telling(mailbox.clone()));
+    let limit = config.limits.connections_per_uid;
+    let crowd = Crowd::at_hook(limit, Arc::clone(&refusals), yard.clone());
+    let crowd = Arc::new(crowd);
     let in_force = InForce::new(
         options.sources.clone(),
         options.loaded.clone(),
@@ -238,6 +246,8 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         notifier: Arc::clone(&notifier),
         log_level: options.log_level.clone(),
         denials: Arc::new(authority::denials()),
+        refusals,
+        yard,
         watched,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -451,6 +461,8 @@ struct Serving<'a> {
     notifier: Arc<Notifier>,
     log_level: LogLevel,
     denials: Arc<Denials>,
+    refusals: Arc<Refusals>,
+    yard: Yard,
     watched: Arc<Watched>,
 }
 
@@ -474,9 +486,18 @@ impl Serving<'_> {
             Arc::clone(&hooks),
             self.log_level.clone(),
             Arc::clone(&self.in_force),
+            Arc::clone(&self.refusals),
         );
         let in_force = self.in_force.running();
-        let sessions = Sessions::new(in_force, self.mailbox.clone(), reaper, hooks);
+        let budget = Arc::new(Budget::new(Arc::clone(&self.refusals)));
+        let sessions = Sessions::new(
+            in_force,
+            self.mailbox.clone(),
+            reaper,
+            hooks,
+            budget,
+            self.yard.clone(),
+        );
         // Last before serving: whoever connects finds everything in place.
         let mut control_done = start_control(thread, fifo)?;
         let hook = self.serve_hook(sessions)?;
@@ -558,9 +579,10 @@ impl Serving<'_> {
         service: &Service,
     ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
         let group = (socket == Socket::Control).then_some(rundir::GROUP);
+        let refusals = Arc::clone(&self.refusals);
         let crowd = Arc::new(match socket {
-            Socket::Control => Crowd::new(WATCHERS),
-            Socket::Hook | Socket::Status => Crowd::of_anyone(WATCHERS),
+            Socket::Control => Crowd::at_control(refusals, self.yard.clone()),
+            Socket::Hook | Socket::Status => Crowd::at_status(refusals, self.yard.clone()),
         });
         let connections = self.listen(name, mode, group, move |listener, connection_tx| {
             let crowd = Arc::clone(&crowd);

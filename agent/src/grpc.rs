@@ -6,6 +6,8 @@
 
 pub mod activation;
 pub mod authority;
+pub mod budget;
+pub mod crowd;
 pub mod page;
 pub mod peers;
 pub mod reload;

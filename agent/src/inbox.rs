@@ -12,12 +12,15 @@ pub use tidegate_node::message::{
 };
 use tidegate_node::ports::Outbox;
 use tidegate_proto::v1;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// A message for the control thread.
 #[derive(Debug)]
 pub enum Input {
     /// For the shell of the node.
     Node(NodeInput),
+    /// For the shell, from a session that may have so many messages here.
+    Said(NodeInput, Ahead),
     /// MPS runs, as this process, or no longer.
     Mps(Option<i32>),
     /// Somebody wants an answer.
@@ -30,6 +33,15 @@ impl From<NodeInput> for Input {
     fn from(input: NodeInput) -> Self {
         Self::Node(input)
     }
+}
+
+/// Held by a message of a process while it waits here, of which each process and each tenant may have so many.
+#[derive(Debug)]
+pub struct Ahead {
+    /// The process'.
+    pub session: OwnedSemaphorePermit,
+    /// Its tenant's; None: that has no limit.
+    pub tenant: Option<OwnedSemaphorePermit>,
 }
 
 /// The way to one process' stream. Full or closed: the process is not listening, and is cut off.
@@ -111,6 +123,14 @@ impl Mailbox {
     /// Puts a message and wakes the control thread. After its end messages vanish.
     pub fn put(&self, input: impl Into<Input>) {
         if self.input_tx.send(input.into()).is_ok() {
+            self.wake.fetch_add(1, Ordering::Release);
+            crate::sys::futex_wake(&self.wake);
+        }
+    }
+
+    /// As [`Self::put`], but a message that finds the queue full vanishes.
+    pub fn offer(&self, input: Input) {
+        if self.input_tx.try_send(input).is_ok() {
             self.wake.fetch_add(1, Ordering::Release);
             crate::sys::futex_wake(&self.wake);
         }

@@ -6,4 +6,5 @@ pub mod history;
 pub mod latency;
 pub mod metrics;
 pub mod recorder;
+pub mod refusals;
 pub mod watcher;

@@ -25,6 +25,7 @@ pub mod reclaims;
 pub mod restarts;
 pub mod schedules;
 pub mod stand_in;
+pub mod strangers;
 pub mod sweep;
 pub mod view;
 pub mod watch;

@@ -2,8 +2,12 @@
 
 use crate::{Node, Running, built, clock, wait_until};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
+
+/// The user of a process without rights.
+pub const NOBODY: u32 = 65_534;
 
 /// A process that attaches as its test says.
 #[derive(Debug)]
@@ -36,6 +40,18 @@ impl Peer {
         let mut peer = Self::from_command(node.preloaded(built("scripted-peer"), role));
         peer.ask("cuda");
         peer
+    }
+
+    /// Starts one that the virtual GPU knows, of the user that nobody is; `node` is open to all users.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[track_caller]
+    #[must_use]
+    pub fn of_nobody(node: &Node) -> Self {
+        let mut command = node.plain(built("scripted-peer"));
+        command.uid(NOBODY).gid(NOBODY);
+        Self::from_command(command)
     }
 
     #[track_caller]

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_abi::page::{GATE_CLOSED, GATE_HELD, GATE_OPEN};
-use tidegate_agent::grpc::peers::{self, Crowd, Pages, Peer};
+use tidegate_agent::grpc::crowd::Crowd;
+use tidegate_agent::grpc::peers::{self, Pages, Peer};
+use tidegate_agent::host::yard::Yard;
 use tidegate_agent::sys::{SharedPage, futex_wake_low};
 use tidegate_proto::v1::agent_command::Command;
 use tidegate_proto::v1::client_event::Event;
@@ -159,7 +161,10 @@ impl StandIn {
         runtime.block_on(async {
             let listener = tokio::net::UnixListener::bind(path).expect("the directory is writable");
             let (connection_tx, connection_rx) = mpsc::channel(16);
-            let (pages, crowd) = (Arc::new(Pages::new(1)), Arc::new(Crowd::new(64)));
+            let (pages, crowd) = (
+                Arc::new(Pages::new(1)),
+                Arc::new(Crowd::new(64, Yard::start())),
+            );
             tokio::spawn(peers::accept_greeted(listener, pages, crowd, connection_tx));
             let service = v1::runtime_server::RuntimeServer::new(service);
             let server = tonic::transport::Server::builder().add_service(service);

@@ -3,12 +3,15 @@
 //! Client handles are guessable numbers: without a proof any container could name the online engine's
 //! channels as its own and have the agent freeze them. The proof is the process' control file, on which
 //! RM accepts a call for a client only if the client was created there. The calls may block behind the
-//! driver's locks, so they are made by a thread of their own.
+//! driver's locks, and what was sent may be any file, so each tenant's claims are looked at one after the other by
+//! threads that may be lost ([`crate::host::yard`]).
 //!
 //! A proof ages: its process may free the client without a word, and the number goes to another. So
 //! each proof is made again, by a second thread that new claims cannot keep busy.
 
 use crate::channels::channel;
+use crate::host::foreign::{Foreign, hurry};
+use crate::host::yard::Yard;
 use crate::inbox::{Mailbox, NodeInput};
 use crate::rm::{self, ControlFile, RmError};
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,19 +41,21 @@ impl ports::Prover for Prover {
 ///
 /// # Errors
 /// When no thread can be made.
-pub fn start(mailbox: &Mailbox) -> std::io::Result<Prover> {
-    let claim_tx = start_claims(mailbox.clone())?;
+pub fn start(mailbox: &Mailbox, yard: Yard) -> std::io::Result<Prover> {
+    let claim_tx = start_claims(mailbox.clone(), yard)?;
     let again_tx = start_again(mailbox.clone())?;
     Ok(Prover { claim_tx, again_tx })
 }
 
-fn start_claims(mailbox: Mailbox) -> std::io::Result<crossbeam_channel::Sender<Claim>> {
+/// The thread only hands claims on, so that the control thread waits for no lock.
+fn start_claims(mailbox: Mailbox, yard: Yard) -> std::io::Result<crossbeam_channel::Sender<Claim>> {
     let (claim_tx, claim_rx) = crossbeam_channel::unbounded();
     std::thread::Builder::new()
         .name("tg-prover".to_owned())
         .spawn(move || {
             for claim in claim_rx {
-                mailbox.put(NodeInput::Proof(look(claim)));
+                let (mailbox, session) = (mailbox.clone(), session_of(&claim));
+                yard.put_for(session, move || mailbox.put(NodeInput::Proof(look(claim))));
             }
         })?;
     Ok(claim_tx)
@@ -90,13 +95,23 @@ const fn seen_as(owner: rm::Owner) -> Owner {
     }
 }
 
+const fn session_of(claim: &Claim) -> u64 {
+    match claim {
+        Claim::File { session, .. }
+        | Claim::Taken { session, .. }
+        | Claim::Client { session, .. }
+        | Claim::Uvm { session, .. } => *session,
+    }
+}
+
 fn look(claim: Claim) -> Proof {
     match claim {
         Claim::File { session, file } => Proof::File {
             session,
             file: file
-                .take()
-                .and_then(|file| ControlFile::adopt(file).ok())
+                .take::<Foreign>()
+                .and_then(Foreign::take)
+                .and_then(adopt)
                 .map(channel::file),
         },
         Claim::Taken { session, pid, fd } => Proof::File {
@@ -134,7 +149,12 @@ fn look(claim: Claim) -> Proof {
 /// A copy of descriptor `fd` of a process, if it is the driver's control file.
 pub(crate) fn control_file(pid: i32, fd: i32) -> Option<ControlFile> {
     let pidfd = crate::sys::pidfd_open(pid).ok()?;
-    let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
+    adopt(crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?)
+}
+
+/// Whatever it is, it is closed here if it is not the driver's.
+fn adopt(file: OwnedFd) -> Option<ControlFile> {
+    hurry(&file);
     ControlFile::adopt(file).ok()
 }
 
@@ -143,22 +163,26 @@ fn uvm_file(pid: i32, fd: i32) -> Option<OwnedFd> {
     let node = std::fs::metadata("/dev/nvidia-uvm").ok()?.rdev();
     let pidfd = crate::sys::pidfd_open(pid).ok()?;
     let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
+    hurry(&file);
     let (major, minor) = crate::sys::character_device(file.as_fd())?;
     (libc::makedev(major, minor) == node).then_some(file)
 }
+
+/// Descriptors of a process among which another control file is looked for.
+const LOOKED_AT: usize = 4_096;
 
 /// Another control file of the process that owns `client`: a process may open the device twice.
 fn other_file(pid: i32, client: u32) -> Option<File> {
     let pidfd = crate::sys::pidfd_open(pid).ok()?;
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    files.flatten().find_map(|entry| {
+    files.flatten().take(LOOKED_AT).find_map(|entry| {
         let target = std::fs::read_link(entry.path()).ok()?;
         if target.as_os_str() != "/dev/nvidiactl" {
             return None;
         }
         let fd = entry.file_name().to_str()?.parse().ok()?;
         let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
-        let file = ControlFile::adopt(file).ok()?;
+        let file = adopt(file)?;
         matches!(file.owns(client), Ok(true)).then(|| channel::file(file))
     })
 }

@@ -107,11 +107,15 @@ async fn over(stream: tokio::net::UnixStream, path: &Path) -> Result<Channel, Un
         })
 }
 
+/// Longest report that is read: hook reports of some hundred processes, as the agent keeps them.
+const LONGEST_REPORT: usize = 64 << 20;
+
 pub(super) async fn report(agent: &Agent, hooks: bool) -> anyhow::Result<v1::GetStatusResponse> {
     let channel = agent.connect(STATUS_SOCKET).await?;
     let mut request = tonic::Request::new(v1::GetStatusRequest { hooks });
     request.set_timeout(Duration::from_secs(5));
     let answer = v1::node_client::NodeClient::new(channel)
+        .max_decoding_message_size(LONGEST_REPORT)
         .get_status(request)
         .await?;
     Ok(answer.into_inner())

@@ -81,6 +81,10 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         "obstacles": report.obstacles.iter().map(|obstacle| json!({
             "kind": obstacle.kind, "gpu": obstacle.gpu, "text": obstacle.text,
         })).collect::<Vec<_>>(),
+        "refusals": report.refusals.iter().map(|refusal| json!({
+            "who": refusal.who, "what": refusal.what, "times": refusal.times, "ago_ns": refusal.ago_ns,
+        })).collect::<Vec<_>>(),
+        "longest_turn_ns": report.longest_turn_ns,
         "drained": report.drained,
         "config_error": report.config_error,
         "config_pending": report.config_pending,

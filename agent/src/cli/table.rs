@@ -63,6 +63,16 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     for obstacle in &report.obstacles {
         let _ = writeln!(text, "no channel control: {}", obstacle.text);
     }
+    for refusal in &report.refusals {
+        let v1::Refusal {
+            who, what, times, ..
+        } = refusal;
+        let _ = writeln!(
+            text,
+            "refused: {who}: {what}, {times} times, last {} ago",
+            time(refusal.ago_ns)
+        );
+    }
     if report.drained {
         text.push_str("drained: no offline job runs until `tidegate undrain`\n");
     }

@@ -16,9 +16,12 @@ use std::sync::atomic::Ordering;
 use tidegate_node::{Parts, Shell, ports};
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::JobId;
+use tidegate_proto::v1;
 
-/// Messages taken in one turn before the doorbells are looked at again.
+/// Messages taken in one turn, before timers and signs of life are looked at again. Doorbells are after each of them.
 const TURN: usize = 64;
+/// A turn takes no further message after so long, ns.
+const TURN_NS: u64 = 1_000_000;
 
 /// `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,6 +66,7 @@ pub struct ControlThread {
     notifier: Arc<Notifier>,
     notified: u64,
     about: About,
+    longest_turn_ns: u64,
 }
 
 impl ControlThread {
@@ -76,6 +80,7 @@ impl ControlThread {
             notifier,
             notified: 0,
             about,
+            longest_turn_ns: 0,
         }
     }
 
@@ -106,13 +111,18 @@ impl ControlThread {
     pub fn turn(&mut self) {
         self.shell.wake();
         self.say_alive();
+        let begun = self.shell.now_ns();
         for _ in 0..TURN {
             let Ok(input) = self.inbox.input_rx.try_recv() else {
                 break;
             };
             self.take(input);
+            if self.shell.now_ns() - begun > TURN_NS {
+                break;
+            }
         }
         self.shell.rest();
+        self.longest_turn_ns = self.longest_turn_ns.max(now_ns() - begun);
     }
 
     fn say_alive(&mut self) {
@@ -125,7 +135,7 @@ impl ControlThread {
 
     fn take(&mut self, input: Input) {
         match input {
-            Input::Node(input) => return self.shell.take(input),
+            Input::Node(input) | Input::Said(input, _) => return self.shell.take(input),
             Input::Mps(pid) => self.see_mps(pid),
             Input::Ask(ask) => self.answer(ask),
             Input::Audit(kind, text) => self.shell.remark(kind, text),
@@ -151,7 +161,13 @@ impl ControlThread {
         // Whoever asked may have left meanwhile.
         self.shell.steer(None);
         match ask {
-            Ask::Report(answer) => drop(answer.send(Box::new(self.view().report()))),
+            Ask::Report(answer) => {
+                let report = v1::GetStatusResponse {
+                    longest_turn_ns: self.longest_turn_ns,
+                    ..self.view().report()
+                };
+                drop(answer.send(Box::new(report)));
+            }
             Ask::Usage(answer) => drop(answer.send(Box::new(self.view().totals()))),
             Ask::Pause(job, answer) => {
                 drop(answer.send(self.steer(job.as_deref(), |job| Event::Pause { job })));

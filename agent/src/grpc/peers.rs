@@ -1,22 +1,26 @@
 //! Connections of the agent's sockets, from `accept` to the first HTTP/2 byte.
 //!
-//! Every connection is asked for its credentials before anything it sent is read. On `hook.sock` the
-//! agent then greets: sixteen bytes with the shared page (`tidegate_proto::greeting`), and reads the
-//! client's first sixteen, which are either its own greeting, perhaps with its control file, or the
-//! beginning of HTTP/2. A connection that stays silent, or speaks and never attaches, is closed: it must
-//! never block the others, so each one is admitted by a task of its own.
+//! The kernel says who connected before anything it sent is read, and that one more connection of its tenant
+//! may be ([`super::crowd`]). What `/proc` says of it is read when it speaks: one that hangs up costs no more than its
+//! place. On `hook.sock` the agent greets first: sixteen bytes with the shared page (`tidegate_proto::greeting`), and
+//! reads the client's first sixteen, which are either its own greeting, perhaps with its control file, or the beginning
+//! of HTTP/2. A connection that stays silent, or speaks and never attaches, is closed: it must never block the others,
+//! so each one is admitted by a task of its own. Files that come with any byte are never dropped here
+//! ([`crate::host::foreign`]).
 
-use crate::identity::{Credentials, credentials};
+use crate::grpc::crowd::{Crowd, Seat};
+use crate::host::foreign::{Foreign, Wire};
+use crate::identity::{Credentials, credentials, tenant};
 use crate::sys::{self, SharedPage};
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tidegate_abi::page;
+use tidegate_node::kinds::Tenant;
 use tidegate_proto::greeting::{self, First, Greeting};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
@@ -27,7 +31,9 @@ use tonic::transport::server::Connected;
 const GREETING_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take from there to its Attach.
 const ATTACH_LIMIT: Duration = Duration::from_secs(5);
-/// How long a connection of the other sockets may send nothing at all. Whoever speaks HTTP/2 answers
+/// How long a connection of the other sockets may take for its first byte.
+const FIRST_BYTE_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may send nothing at all after that. Whoever speaks HTTP/2 answers
 /// the server's pings, which come every [`PING_EVERY`].
 const SILENCE_LIMIT: Duration = Duration::from_secs(25);
 /// How often the server of those sockets pings.
@@ -52,16 +58,15 @@ pub struct Greeted {
     /// None: the client is older than the greeting.
     pub page: Option<SharedPage>,
     /// Not looked at yet.
-    pub control_file: Option<OwnedFd>,
+    pub control_file: Option<Foreign>,
 }
 
 /// An admitted connection.
 #[derive(Debug)]
 pub struct Connection {
-    stream: UnixStream,
+    wire: Wire<Option<Seat>>,
     peer: Peer,
     limit: Limit,
-    _place: Place,
 }
 
 /// What a connection is closed for.
@@ -119,77 +124,6 @@ impl Pages {
     }
 }
 
-/// Counts the connections of each user on one socket, so that one user cannot take all descriptors.
-#[derive(Debug)]
-pub struct Crowd {
-    limit: AtomicUsize,
-    /// Whose connections are not limited.
-    exempt: Option<u32>,
-    by_uid: Mutex<HashMap<u32, usize>>,
-}
-
-/// One counted connection.
-#[derive(Debug)]
-struct Place {
-    crowd: Arc<Crowd>,
-    uid: u32,
-}
-
-impl Crowd {
-    /// At most `limit` connections of a user, the agent's own apart.
-    #[must_use]
-    pub fn new(limit: usize) -> Self {
-        Self {
-            limit: AtomicUsize::new(limit),
-            exempt: Some(nix::unistd::Uid::effective().as_raw()),
-            by_uid: Mutex::default(),
-        }
-    }
-
-    /// At most `limit` connections of any user: a container's root has the agent's user id, too.
-    #[must_use]
-    pub fn of_anyone(limit: usize) -> Self {
-        Self {
-            exempt: None,
-            ..Self::new(limit)
-        }
-    }
-
-    /// At most `limit` from here on; who is in stays in.
-    pub fn set_limit(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Relaxed);
-    }
-
-    fn enter(self: &Arc<Self>, uid: u32) -> Option<Place> {
-        let mut by_uid = self.by_uid.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = by_uid.entry(uid).or_default();
-        if *here >= self.limit.load(Ordering::Relaxed) && self.exempt != Some(uid) {
-            return None;
-        }
-        *here += 1;
-        Some(Place {
-            crowd: Arc::clone(self),
-            uid,
-        })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut by_uid = self
-            .crowd
-            .by_uid
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(here) = by_uid.get_mut(&self.uid) {
-            *here -= 1;
-            if *here == 0 {
-                by_uid.remove(&self.uid);
-            }
-        }
-    }
-}
-
 /// Accepts connections of a socket that greets, for ever.
 pub async fn accept_greeted(
     listener: UnixListener,
@@ -228,30 +162,36 @@ pub async fn accept_plain(
         let Some(stream) = accept(&listener).await else {
             continue;
         };
-        let admitted = identify(&stream).and_then(|(credentials, _)| {
-            let place = crowd.enter(credentials.uid).ok_or_else(too_many)?;
-            Ok((credentials, place))
-        });
-        match admitted {
-            Ok((credentials, place)) => {
-                let connection = Connection {
-                    stream,
-                    peer: Peer {
-                        credentials: Arc::new(credentials),
-                        greeted: None,
-                    },
-                    limit: Limit::Silence(Box::pin(tokio::time::sleep(SILENCE_LIMIT))),
-                    _place: place,
-                };
-                let _ = connection_tx.send(Ok(connection)).await;
+        let crowd = Arc::clone(&crowd);
+        let connection_tx = connection_tx.clone();
+        tokio::spawn(async move {
+            match hear(stream, &crowd).await {
+                Ok(connection) => drop(connection_tx.send(Ok(connection)).await),
+                Err(error) => tracing::debug!(%error, "connection not admitted"),
             }
-            Err(error) => tracing::debug!(%error, "connection not admitted"),
-        }
+        });
     }
 }
 
-fn too_many() -> io::Error {
-    io::Error::other("too many connections of this user")
+/// Waits until the caller speaks.
+async fn hear(stream: UnixStream, crowd: &Arc<Crowd>) -> io::Result<Connection> {
+    let (caller, wire) = Caller::enter(stream, crowd)?;
+    let stream = wire.stream()?;
+    let mut byte = [0];
+    let spoke = stream.async_io(Interest::READABLE, || sys::peek(stream.as_fd(), &mut byte));
+    match tokio::time::timeout(FIRST_BYTE_LIMIT, spoke).await {
+        Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+        Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(spoke) => spoke?,
+    };
+    Ok(Connection {
+        wire,
+        peer: Peer {
+            credentials: Arc::new(caller.identify()?),
+            greeted: None,
+        },
+        limit: Limit::Silence(Box::pin(tokio::time::sleep(SILENCE_LIMIT))),
+    })
 }
 
 async fn accept(listener: &UnixListener) -> Option<UnixStream> {
@@ -266,36 +206,66 @@ async fn accept(listener: &UnixListener) -> Option<UnixStream> {
     }
 }
 
-/// The peer's credentials and a pidfd that names it.
-///
-/// Before Linux 6.5 there is no `SO_PEERPIDFD`; then the id is opened, and the start time read before
-/// and after must be the same.
-fn identify(stream: &UnixStream) -> io::Result<(Credentials, OwnedFd)> {
-    let peer = stream.peer_cred()?;
-    let pid = peer
-        .pid()
-        .filter(|&pid| pid > 0)
-        .ok_or_else(|| io::Error::other("the peer is in another pid namespace"))?;
-    match sys::peer_pidfd(stream.as_fd()) {
-        Ok(pidfd) => Ok((credentials(pid, peer.uid(), pidfd.as_fd())?, pidfd)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-            let pidfd = sys::pidfd_open(pid)?;
-            let before = credentials(pid, peer.uid(), pidfd.as_fd())?;
-            let again = sys::pidfd_open(pid)?;
-            let after = credentials(pid, peer.uid(), again.as_fd())?;
-            if before.started == after.started {
-                Ok((after, again))
-            } else {
-                Err(io::Error::other("the peer's process id was reused"))
+/// Who connected, as far as it is known before it speaks.
+#[derive(Debug)]
+struct Caller {
+    pid: i32,
+    /// Its effective user when it connected.
+    uid: u32,
+    /// Names it for good.
+    pidfd: OwnedFd,
+    tenant: Tenant,
+}
+
+impl Caller {
+    /// Who is at the other end, and the connection, if one more of its tenant may be.
+    fn enter(stream: UnixStream, crowd: &Arc<Crowd>) -> io::Result<(Self, Wire<Option<Seat>>)> {
+        let (caller, seat) = match Self::of(&stream) {
+            Ok(caller) => {
+                let seat = crowd.enter(&caller.tenant);
+                (Ok(caller), seat.map(Some))
             }
-        }
-        Err(error) => Err(error),
+            Err(error) => (Err(error), Ok(None)),
+        };
+        let tenant = caller.as_ref().map(|caller| caller.tenant.clone());
+        let (seat, refused) = match seat {
+            Ok(seat) => (seat, None),
+            Err(error) => (None, Some(error)),
+        };
+        // Also one that is refused may have files on it.
+        let wire = Wire::new(stream, seat, crowd.yard.clone(), tenant.unwrap_or_default());
+        refused.map_or_else(|| Ok((caller?, wire)), Err)
+    }
+
+    /// Before Linux 6.5 there is no `SO_PEERPIDFD`; then it is whoever has the process id by now.
+    fn of(stream: &UnixStream) -> io::Result<Self> {
+        let (peer, elsewhere) = (stream.peer_cred()?, "the peer is in another pid namespace");
+        let pid = peer.pid().filter(|&pid| pid > 0);
+        let pid = pid.ok_or_else(|| io::Error::other(elsewhere))?;
+        let pidfd = match sys::peer_pidfd(stream.as_fd()) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => sys::pidfd_open(pid),
+            named => named,
+        }?;
+        Ok(Self {
+            pid,
+            uid: peer.uid(),
+            pidfd,
+            tenant: tenant::of_process(pid, peer.uid()),
+        })
+    }
+
+    /// All that `/proc` says of it.
+    fn identify(&self) -> io::Result<Credentials> {
+        Ok(Credentials {
+            tenant: self.tenant.clone(),
+            ..credentials(self.pid, self.uid, self.pidfd.as_fd())?
+        })
     }
 }
 
 async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Result<Connection> {
-    let (credentials, pidfd) = identify(&stream)?;
-    let place = crowd.enter(credentials.uid).ok_or_else(too_many)?;
+    let (caller, wire) = Caller::enter(stream, crowd)?;
+    let stream = wire.stream()?;
     let session = pages.next_session.fetch_add(1, Ordering::Relaxed);
     let (page, file) = pages.create(session)?;
     let bytes = Greeting::new(1).encode();
@@ -305,24 +275,20 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
         })
         .await?;
     drop(file);
-    let first = tokio::time::timeout(GREETING_LIMIT, first_bytes(&stream))
+    let first = tokio::time::timeout(GREETING_LIMIT, first_bytes(stream))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the client said nothing"))??;
     let (page, control_file) = match first {
         First::Greeting(_) => {
             let mut bytes = [0; greeting::LEN];
-            let (taken, descriptors, truncated) = stream
-                .async_io(Interest::READABLE, || {
-                    sys::receive_with_descriptors(stream.as_fd(), &mut bytes)
-                })
-                .await?;
+            let (taken, files, truncated) = wire.read(&mut bytes)?;
             if taken != greeting::LEN {
                 return Err(io::Error::other("half a greeting"));
             }
             if truncated {
                 return Err(io::Error::other("no descriptor left for a client's file"));
             }
-            (Some(page), descriptors.into_iter().next())
+            (Some(page), files.into_iter().next())
         }
         // It never took the page: edges travel on the stream.
         First::Preface => (None, None),
@@ -333,20 +299,20 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
             ));
         }
     };
+    let credentials = caller.identify()?;
     let greeted = Greeted {
         session,
-        pidfd,
+        pidfd: caller.pidfd,
         page,
         control_file,
     };
     Ok(Connection {
-        stream,
+        wire,
         peer: Peer {
             credentials: Arc::new(credentials),
             greeted: Some(Arc::new(Mutex::new(Some(greeted)))),
         },
         limit: Limit::Attach(Box::pin(tokio::time::sleep(ATTACH_LIMIT))),
-        _place: place,
     })
 }
 
@@ -421,14 +387,22 @@ impl AsyncRead for Connection {
         if let Some(why) = late {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
         }
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        let taken = loop {
+            ready!(self.wire.stream()?.poll_read_ready(cx))?;
+            match self.wire.read(buffer.initialize_unfilled()) {
+                Ok((taken, files, _)) if files.is_empty() => break taken,
+                Ok(_) => return Poll::Ready(Err(io::Error::other("a file where none belongs"))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        };
+        buffer.advance(taken);
         if let Limit::Silence(limit) = &mut self.limit
-            && buffer.filled().len() > before
+            && taken > 0
         {
             limit.as_mut().set(tokio::time::sleep(SILENCE_LIMIT));
         }
-        read
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -438,14 +412,14 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        self.wire.writer()?.poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        self.wire.writer()?.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.wire.writer()?.poll_shutdown(cx)
     }
 }

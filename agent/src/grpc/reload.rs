@@ -7,7 +7,7 @@
 
 use crate::causes::with_causes;
 use crate::config::{Applies, Change, Config, Level, Loaded, SETTINGS, Sources, setting, tunables};
-use crate::grpc::peers::Crowd;
+use crate::grpc::crowd::Crowd;
 use crate::host::logs::LogLevel;
 use crate::host::notify::Notifier;
 use crate::inbox::{Input, Mailbox, NodeInput};

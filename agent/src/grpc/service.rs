@@ -13,6 +13,7 @@ use crate::identity::rules::{Trial, decide, trials};
 use crate::identity::{self, Qos, Subject};
 use crate::inbox::{Answer, Ask, Input, Mailbox};
 use crate::watch::events::{Compacted, EventLog};
+use crate::watch::refusals::Refusals;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_proto::v1;
@@ -32,6 +33,7 @@ pub struct Service {
     hooks: Arc<HookReports>,
     log_level: LogLevel,
     in_force: Arc<InForce>,
+    refusals: Arc<Refusals>,
 }
 
 /// Who asks, for the record.
@@ -52,6 +54,7 @@ impl Service {
         hooks: Arc<HookReports>,
         log_level: LogLevel,
         in_force: Arc<InForce>,
+        refusals: Arc<Refusals>,
     ) -> Self {
         Self {
             mailbox,
@@ -59,6 +62,7 @@ impl Service {
             hooks,
             log_level,
             in_force,
+            refusals,
         }
     }
 
@@ -97,6 +101,7 @@ impl v1::node_server::Node for Service {
         let mut report = *self.ask(Ask::Report).await?;
         report.counters.push(self.events.lost());
         (report.config_error, report.config_pending) = self.in_force.standing();
+        report.refusals = self.refusals.rows();
         if request.get_ref().hooks {
             for process in &mut report.processes {
                 if let Some(hooks) = self.hooks.get(process.session) {

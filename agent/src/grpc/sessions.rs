@@ -8,13 +8,15 @@ mod memory;
 
 use crate::clock::now_ns;
 use crate::config::{AgentLoss, Config, Loaded, OnAgentLoss, Role};
+use crate::grpc::budget::{Budget, Purse};
 use crate::grpc::peers::{Greeted, Peer};
 use crate::host::reaper::Reaper;
+use crate::host::yard::Yard;
 use crate::identity::rules::decide;
 use crate::identity::{Credentials, Subject};
 use crate::inbox::{
-    Channel, Library, Mailbox, Newcomer, NodeInput, Peer as NodePeer, RmChange, Said, SetChannels,
-    Stream, Tell, Ticket,
+    Channel, Input, Library, Mailbox, Newcomer, NodeInput, Peer as NodePeer, RmChange, Said,
+    SetChannels, Stream, Tell, Ticket,
 };
 use crate::plain;
 use crate::wire::{level, method, method_said, role};
@@ -36,8 +38,6 @@ const HELLO_LIMIT: Duration = Duration::from_secs(5);
 const OUTBOX: usize = 1_024;
 /// Largest message of a client: a snapshot of 1 024 channels is under 64 KiB.
 pub const MESSAGE_LIMIT: usize = 1 << 20;
-/// Messages a client may send in a burst.
-const BURST: u64 = 4_096;
 
 /// Hook reports of the attached processes, for status.
 #[derive(Debug, Default)]
@@ -70,6 +70,8 @@ pub struct Sessions {
     mailbox: Mailbox,
     reaper: Arc<Reaper>,
     hooks: Arc<HookReports>,
+    budget: Arc<Budget>,
+    yard: Yard,
 }
 
 impl Sessions {
@@ -80,12 +82,16 @@ impl Sessions {
         mailbox: Mailbox,
         reaper: Arc<Reaper>,
         hooks: Arc<HookReports>,
+        budget: Arc<Budget>,
+        yard: Yard,
     ) -> Self {
         Self {
             in_force,
             mailbox,
             reaper,
             hooks,
+            budget,
+            yard,
         }
     }
 
@@ -187,23 +193,33 @@ impl v1::runtime_server::Runtime for Sessions {
             .map_err(|error| Status::resource_exhausted(error.to_string()))?;
         let (tell_tx, tell_rx) = mpsc::channel(OUTBOX);
         let loaded = Arc::clone(&self.in_force.borrow());
+        self.yard.house(session, peer.credentials.tenant.clone());
         let newcomer = Self::newcomer(&loaded.config, &peer, greeted, hello, tell_tx);
         self.mailbox.put(NodeInput::Attached(Box::new(newcomer)));
         if let Err(error) = self.reaper.watch(process, pidfd) {
             self.mailbox.put(NodeInput::Disconnected(session));
+            self.yard.leave(session);
             return Err(Status::resource_exhausted(error.to_string()));
         }
+        let (refused_tx, refused_rx) = mpsc::channel(1);
         tokio::spawn(listen(
             session,
             events,
             self.mailbox.clone(),
             Arc::clone(&self.hooks),
-            Allowance::new(now_ns(), loaded.config.tuning.messages_per_second),
+            self.budget.purse(
+                &peer.credentials.tenant,
+                loaded.config.tuning.messages_per_second,
+            ),
+            refused_tx,
+            self.yard.clone(),
         ));
         let limits = limits(&loaded.config);
         let commands = tokio_stream::wrappers::ReceiverStream::new(tell_rx)
             .map(move |tell| Ok(command(tell, limits)));
-        Ok(Response::new(Box::pin(commands)))
+        let refusal = tokio_stream::wrappers::ReceiverStream::new(refused_rx)
+            .map(|why: &str| Err(Status::resource_exhausted(why)));
+        Ok(Response::new(Box::pin(commands.merge(refusal))))
     }
 }
 
@@ -213,7 +229,9 @@ async fn listen(
     mut events: Streaming<v1::ClientEvent>,
     mailbox: Mailbox,
     hooks: Arc<HookReports>,
-    mut allowance: Allowance,
+    mut purse: Purse,
+    refused_tx: mpsc::Sender<&'static str>,
+    yard: Yard,
 ) {
     loop {
         let event = match events.next().await {
@@ -225,58 +243,65 @@ async fn listen(
             }
             None => break,
         };
-        if let Some(pause) = allowance.take(now_ns()) {
-            tokio::time::sleep(pause).await;
-        }
-        match event {
-            Some(Event::Hooks(report)) => hooks.put(session, report),
-            Some(event) => {
-                if let Some(said) = said(event) {
-                    mailbox.put(NodeInput::Said(session, said));
-                }
+        // Of a newer library.
+        let Some(event) = event else { continue };
+        match purse.pay(&event, now_ns()) {
+            Ok(None) => {}
+            Ok(Some(pause)) => tokio::time::sleep(pause).await,
+            Err(why) => {
+                let _ = refused_tx.send(why).await;
+                break;
             }
-            // Of a newer library.
-            None => {}
+        }
+        if let Event::Hooks(report) = event {
+            hooks.put(session, bounded(report));
+        } else if let Some(said) = said(event) {
+            for said in slices(said) {
+                let Some(ahead) = purse.go_ahead().await else {
+                    break;
+                };
+                mailbox.put(Input::Said(NodeInput::Said(session, said), ahead));
+            }
         }
     }
     hooks.remove(session);
+    yard.leave(session);
     mailbox.put(NodeInput::Disconnected(session));
 }
 
-/// A token bucket.
-#[derive(Debug)]
-struct Allowance {
-    left: u64,
-    filled_ns: u64,
-    /// Time of one.
-    each_ns: u64,
+/// Rows of a hook report that are kept; a library has some hundreds.
+const ROWS: usize = 1_024;
+
+/// A hook report as it is kept.
+fn bounded(mut report: v1::HookReport) -> v1::HookReport {
+    report.rows.truncate(ROWS);
+    for row in &mut report.rows {
+        row.symbol = plain::name(&row.symbol);
+    }
+    report.unhooked.truncate(ROWS);
+    for abi in &mut report.unhooked {
+        abi.name = plain::name(&abi.name);
+    }
+    report
 }
 
-impl Allowance {
-    fn new(now: u64, per_second: u32) -> Self {
-        Self {
-            left: BURST,
-            filled_ns: now,
-            each_ns: 1_000_000_000 / u64::from(per_second.max(1)),
-        }
-    }
+/// Changes to RM objects that the control thread is told of at once. A snapshot is one: what is not in it is gone.
+const SLICE: usize = 64;
 
-    /// Takes one; how long to wait when there is none.
-    fn take(&mut self, now: u64) -> Option<Duration> {
-        let each = self.each_ns;
-        let fresh = now.saturating_sub(self.filled_ns) / each;
-        self.left = (self.left + fresh).min(BURST);
-        self.filled_ns += fresh * each;
-        match self.left.checked_sub(1) {
-            Some(left) => {
-                self.left = left;
-                None
-            }
-            None => {
-                self.filled_ns += each;
-                Some(Duration::from_nanos(each))
-            }
-        }
+/// A long message in parts, between which others are heard.
+fn slices(said: Said) -> Vec<Said> {
+    match said {
+        Said::Rm {
+            snapshot: false,
+            changes,
+        } if changes.len() > SLICE => changes
+            .chunks(SLICE)
+            .map(|part| Said::Rm {
+                snapshot: false,
+                changes: part.to_vec(),
+            })
+            .collect(),
+        said => vec![said],
     }
 }
 
@@ -427,21 +452,6 @@ fn limits(config: &Config) -> v1::Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_flood_is_read_at_the_allowed_rate() {
-        let per_second = 4_096;
-        let mut allowance = Allowance::new(0, per_second);
-        let mut now = 0;
-        let messages = BURST + 10 * u64::from(per_second);
-        for _ in 0..messages {
-            if let Some(pause) = allowance.take(now) {
-                now += crate::clock::nanos(pause);
-            }
-        }
-        assert!(now >= 9_900_000_000, "{now}");
-        assert!(now <= 10_100_000_000, "{now}");
-    }
 
     #[test]
     fn what_does_not_parse_is_skipped() {

@@ -2,9 +2,12 @@
 
 use super::place::{NotPossible, Place};
 use crate::config::Config;
-use crate::grpc::peers::{self, Crowd, Pages};
+use crate::grpc::budget::Budget;
+use crate::grpc::crowd::Crowd;
+use crate::grpc::peers::{self, Pages};
 use crate::grpc::sessions::{HookReports, Sessions};
 use crate::host::reaper::Reaper;
+use crate::host::yard::Yard;
 use crate::inbox;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -50,6 +53,7 @@ impl Server {
         listener
             .set_nonblocking(true)
             .map_err(prepare("listen for its library"))?;
+        let yard = Yard::start();
         let reaper = Reaper::new().map_err(prepare("watch it"))?;
         let mut config = Config::default();
         config.identity.trust_env_uids = vec![nix::unistd::Uid::effective().as_raw()];
@@ -59,6 +63,8 @@ impl Server {
             mailbox,
             Arc::new(reaper),
             Arc::new(HookReports::default()),
+            Arc::new(Budget::new(Arc::default())),
+            yard.clone(),
         );
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -73,7 +79,7 @@ impl Server {
             tokio::spawn(peers::accept_greeted(
                 listener,
                 Arc::new(Pages::new(1)),
-                Arc::new(Crowd::new(1)),
+                Arc::new(Crowd::new(1, yard)),
                 connection_tx,
             ));
             let runtime = v1::runtime_server::RuntimeServer::new(sessions);

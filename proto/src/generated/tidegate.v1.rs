@@ -748,6 +748,27 @@ pub struct GetStatusResponse {
     /// What runs goes on to the end of its kernel: no memory is taken then.
     #[prost(bool, tag = "25")]
     pub method_at_kernel_end: bool,
+    /// Who asked for more of the agent than one tenant may have, the latest first.
+    #[prost(message, repeated, tag = "26")]
+    pub refusals: ::prost::alloc::vec::Vec<Refusal>,
+    /// The control thread's longest turn since the start.
+    #[prost(uint64, tag = "27")]
+    pub longest_turn_ns: u64,
+}
+/// What a tenant was refused: a container, or a user outside of any.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Refusal {
+    /// "uid 65534", "container 0123456789ab".
+    #[prost(string, tag = "1")]
+    pub who: ::prost::alloc::string::String,
+    /// For people: what it asked too much of.
+    #[prost(string, tag = "2")]
+    pub what: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub times: u64,
+    /// Since the last time.
+    #[prost(uint64, tag = "4")]
+    pub ago_ns: u64,
 }
 /// Whether the channel levels were seen to do what the driver says.
 #[derive(Clone, PartialEq, ::prost::Message)]

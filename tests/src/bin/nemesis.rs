@@ -1,5 +1,6 @@
-//! `nemesis gate|reclaim|operators`: random schedules against the gate, against KV memory that is taken from a running
-//! engine, or beside what happens on a machine that people operate, judged from the device's own history.
+//! `nemesis gate|reclaim|operators|hostile`: random schedules against the gate, against KV memory that is taken from a
+//! running engine, beside what happens on a machine that people operate, or beside attackers, judged from the device's
+//! own history.
 //!
 //! Exit codes: 0 every promise held; 1 one was broken (the seed that replays it is printed);
 //! 2 too little happened for a verdict, or the command line is wrong.
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidegate_sim::gate::{Break, Totals, run_all};
 use tidegate_sim::reclaim as play;
-use tidegate_tests::{operators, real_reclaims, reclaims, schedules};
+use tidegate_tests::{operators, real_reclaims, reclaims, schedules, strangers};
 use tidegate_vgpu::personality::Personality;
 
 /// Random schedules against Tidegate.
@@ -29,6 +30,21 @@ enum What {
     Reclaim(Reclaim),
     /// Killed, stopped and frozen processes, full disks, jumping clocks, second agents, under a working gate.
     Operators(Operators),
+    /// Processes of a user without rights that mean it ill, beside an honest pair.
+    Hostile(Hostile),
+}
+
+#[derive(Debug, clap::Args)]
+struct Hostile {
+    /// How many.
+    #[arg(long, default_value_t = 200)]
+    schedules: u64,
+    /// Seed of the first; the next has the next seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Also writes the figures there.
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -159,6 +175,7 @@ fn main() -> ExitCode {
         What::Gate(gate) => gate,
         What::Reclaim(wanted) => return reclaim(&wanted),
         What::Operators(wanted) => return operate(&wanted),
+        What::Hostile(wanted) => return attack(&wanted),
     };
     let Firmware::Is(personality) = gate.personality else {
         for personality in Personality::ALL {
@@ -250,6 +267,33 @@ fn operate(wanted: &Operators) -> ExitCode {
         "operators --seconds 5",
         why,
         wanted.json.as_deref(),
+    )
+}
+
+fn attack(wanted: &Hostile) -> ExitCode {
+    let totals = strangers::run(wanted.seed, wanted.schedules, |seed, totals| {
+        went(totals.schedules, seed);
+    });
+    let Some(totals) = totals else {
+        return ExitCode::from(2);
+    };
+    let figures = serde_json::json!({
+        "schedules": totals.schedules,
+        "violations": totals.violations.len(),
+        "agent_deaths": totals.agent_deaths,
+        "rss_mib_max": totals.rss_mib_max,
+        "turn_ms_max": totals.turn_ms_max,
+        "honest_p99_ratio": totals.honest_p99_ratio(),
+        "seed": wanted.seed,
+    });
+    let empty = totals.edges() == 0;
+    let outcome = (totals.violations, figures, empty);
+    let json = wanted.json.as_deref();
+    conclude(
+        outcome,
+        "hostile --schedules 1",
+        "no edge beside an attacker",
+        json,
     )
 }
 

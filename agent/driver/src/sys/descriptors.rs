@@ -17,6 +17,14 @@ pub fn raise_descriptor_limit() -> io::Result<()> {
     Ok(())
 }
 
+/// How many files may be open at once; 1,024, the least that systems allow, where the kernel does not say.
+#[must_use]
+pub fn descriptor_limit() -> usize {
+    let kind = nix::sys::resource::Resource::RLIMIT_NOFILE;
+    let soft = nix::sys::resource::getrlimit(kind).map_or(1_024, |(soft, _)| soft);
+    usize::try_from(soft).unwrap_or(usize::MAX)
+}
+
 /// A descriptor that became ours by a system call.
 fn owned(fd: RawFd) -> OwnedFd {
     // SAFETY: callers pass a descriptor that the kernel has just made for this process and that
@@ -102,8 +110,9 @@ pub fn peek(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(recv(socket.as_raw_fd(), bytes, MsgFlags::MSG_PEEK)?)
 }
 
-/// Takes `bytes.len()` bytes and at most four descriptors, which are closed on exec. Says whether
-/// descriptors were lost on the way.
+/// Takes `bytes.len()` bytes and all descriptors that come with them, as many as one message may bring
+/// (`SCM_MAX_FD`), which are closed on exec. Says whether descriptors were lost on the way: there was no room for them
+/// in this process.
 ///
 /// # Errors
 /// As `recvmsg`.
@@ -112,7 +121,7 @@ pub fn receive_with_descriptors(
     bytes: &mut [u8],
 ) -> io::Result<(usize, Vec<OwnedFd>, bool)> {
     use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
-    let mut space = nix::cmsg_space!([RawFd; 4]);
+    let mut space = nix::cmsg_space!([RawFd; 253]);
     let mut slices = [io::IoSliceMut::new(bytes)];
     let message = recvmsg::<()>(
         socket.as_raw_fd(),

@@ -1,5 +1,6 @@
 //! The peer: its connection, its page, its stream.
 
+use crate::attack;
 use crate::rm::{self, Objects};
 use crate::say::say;
 use std::collections::HashMap;
@@ -33,6 +34,7 @@ pub struct Peer {
     event_tx: Option<mpsc::UnboundedSender<v1::ClientEvent>>,
     refuses: Arc<AtomicBool>,
     prober: bool,
+    held: Vec<UnixStream>,
     /// Activity words by place, where there is no page.
     told: HashMap<usize, u64>,
 }
@@ -162,6 +164,22 @@ impl Peer {
                 Ok(String::new())
             }
             "huge" => self.note(&"x".repeat(2 << 20)),
+            "hold" => {
+                let held = attack::hold(&run_dir().join(words[0]), number(words, 1)?);
+                self.held.extend(held);
+                Ok(format!("held {}", self.held.len()))
+            }
+            "linger" => {
+                self.held.extend(attack::linger(&run_dir()).map_err(text)?);
+                Ok(String::new())
+            }
+            "storm" => {
+                for _ in 0..number::<u64>(words, 0)? {
+                    self.rm(attack::nothings(number(words, 1)?))?;
+                }
+                Ok(String::new())
+            }
+            "invent" => self.rm(attack::channels(number(words, 0)?, number(words, 1)?)),
             "raw" => raw(words.first().copied().unwrap_or_default()),
             "hang" => {
                 std::thread::sleep(Duration::from_millis(number(words, 0)?));
@@ -222,7 +240,10 @@ impl Peer {
                 let null = std::fs::File::open("/dev/null").map_err(text)?;
                 Some(Arc::new(null.into()))
             }
-            Some(_) => return Err("nofile, wrongfile, otherpage, bare or old".to_owned()),
+            Some("lingering") => Some(Arc::new(attack::lingering().map_err(text)?)),
+            Some(_) => {
+                return Err("nofile, wrongfile, lingering, otherpage, bare or old".to_owned());
+            }
         };
         let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
         let greeting = Greeting::new(u8::from(file.is_some())).encode();

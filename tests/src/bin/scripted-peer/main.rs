@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! connect [nofile|wrongfile]      greet, with the control file, none, or another file
+//! connect lingering               greet, with a socket whose last close waits for a minute
 //! connect otherpage               greet, and have no use for a page of this layout
 //! connect bare                    greet, with neither a file nor a use for the page
 //! connect old                     as a library that knows no greeting
@@ -29,6 +30,11 @@
 //! raw HEX                         bytes on a connection of their own, after the greeting
 //! hang MS                         do nothing at all
 //! drop                            close the connection
+//! hold SOCKET COUNT               open so many connections to a socket of the agent's, and say nothing on them;
+//!                                 prints `held COUNT`, as many as could be opened
+//! linger                          pass sockets whose last close waits for a minute, in every way in which none belongs
+//! storm TIMES COUNT               so many messages of so many changes to RM objects that nobody has
+//! invent CLIENT COUNT             say that channels of that client are its own which do not exist, in one message
 //! ```
 //!
 //! Under the library, in whose sight it then makes its RM calls, it has these besides:
@@ -40,6 +46,7 @@
 //! close                           close the control file
 //! ```
 
+mod attack;
 mod client;
 mod rm;
 mod say;

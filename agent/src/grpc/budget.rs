@@ -1,0 +1,323 @@
+//! What processes may say: every message is charged here, by what it costs, before the control thread hears of it.
+//!
+//! The unit is one small message. A list costs by its items, text by its bytes ([`cost`]), each about as much more as it
+//! keeps the control thread, or the prover, busier than a note does. A session has `limits.messages_per_second` of them and
+//! a tenant [`TENANT`] times as many, each with [`BURST_S`] second's worth in advance. Who has used them up is read slower: the
+//! messages wait in its own connection, and nobody else's. What costs more than a whole burst is refused, and so is its
+//! stream. Of what is charged at most [`AHEAD`] messages of a session wait for the control thread at a time, so its
+//! queue is never one tenant's.
+//!
+//! Decisions are [`Account`]'s; [`Budget`] and [`Purse`] keep one for each tenant and session.
+
+use crate::inbox::Ahead;
+use crate::watch::refusals::Refusals;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tidegate_node::kinds::Tenant;
+use tidegate_proto::v1::client_event::Event;
+use tokio::sync::Semaphore;
+
+/// Cost of the smallest message.
+const MESSAGE: u64 = 1_000;
+/// Of a change to a process' RM objects: the shell looks it up, and prepares calls anew.
+const CHANGE: u64 = MESSAGE;
+/// Of a look at a file of the process: several system calls of the prover's.
+const FILE: u64 = 20 * MESSAGE;
+/// Of a request with blocks, or a run of blocks that a cache lies on: a place in a tree.
+const RUN: u64 = MESSAGE / 5;
+/// Of a block that a request holds, beside its bytes: a place in a list that is sorted.
+const BLOCK: u64 = 1;
+/// Bytes that cost one thousandth of a message.
+const BYTES: u64 = 4;
+
+/// How long what is allowed adds up, s.
+const BURST_S: u64 = 1;
+/// Sessions' worth of messages that one tenant may say.
+const TENANT: u64 = 4;
+/// Messages of a session that may wait for the control thread.
+const AHEAD: usize = 64;
+/// Of a tenant.
+const TENANT_AHEAD: usize = 4 * AHEAD;
+
+/// What is told of one who is read slower, and of one whose message is refused.
+const SLOWED: &str = "too many messages: they are read slower";
+const REFUSED: &str = "a message beyond all bounds: its stream is closed";
+
+/// What a message costs, in thousandths of the smallest.
+#[must_use]
+pub fn cost(event: &Event) -> u64 {
+    let items = match event {
+        Event::Rm(changes) => CHANGE * count(&changes.events),
+        Event::Requests(said) => {
+            let blocks: u64 = said.set.iter().map(|held| count(&held.blocks)).sum();
+            RUN * (count(&said.set) + count(&said.forgotten)) + BLOCK * blocks
+        }
+        Event::KvRegistered(kv) => RUN * count(&kv.first_block),
+        Event::Reclaimed(done) => RUN * count(&done.stripes),
+        Event::Restored(done) => RUN * count(&done.stripes),
+        Event::ControlFile(_) | Event::UvmFile(_) => FILE,
+        _ => 0,
+    };
+    MESSAGE + items + event.encoded_len() as u64 / BYTES
+}
+
+const fn count<T>(list: &[T]) -> u64 {
+    list.len() as u64
+}
+
+/// What is done with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may be heard.
+    Now,
+    /// It may be heard in so many ns.
+    After(u64),
+    /// It costs more than may ever be said at once.
+    Never,
+}
+
+/// What was said at a steady rate. It says nothing of a burst until that is over, and never forgets a debt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// When all that was charged will be paid for, ns.
+    paid_ns: u64,
+}
+
+impl Account {
+    /// Charges `cost` to who may say `per_second` messages. What may be heard later is charged all the same.
+    pub fn charge(&mut self, cost: u64, per_second: u64, now: u64) -> Verdict {
+        let burst_ns = BURST_S * 1_000_000_000;
+        let ns = cost.saturating_mul(1_000_000_000 / MESSAGE) / per_second.max(1);
+        if ns > burst_ns {
+            return Verdict::Never;
+        }
+        self.paid_ns = self.paid_ns.max(now) + ns;
+        match self.paid_ns.saturating_sub(now + burst_ns) {
+            0 => Verdict::Now,
+            late => Verdict::After(late),
+        }
+    }
+
+    /// Whether nothing is owed.
+    const fn is_even(&self, now: u64) -> bool {
+        self.paid_ns <= now
+    }
+}
+
+/// What all sessions of a tenant say.
+#[derive(Debug)]
+struct Till {
+    account: Account,
+    sessions: usize,
+    ahead: Arc<Semaphore>,
+}
+
+/// The accounts of all tenants that are attached.
+#[derive(Debug)]
+pub struct Budget {
+    tills: Mutex<HashMap<Tenant, Till>>,
+    /// Who has no account: the agent's own user, outside of any container.
+    own: Tenant,
+    refusals: Arc<Refusals>,
+}
+
+impl Budget {
+    /// Nobody has said anything. Who says too much is told of to `refusals`.
+    #[must_use]
+    pub fn new(refusals: Arc<Refusals>) -> Self {
+        Self {
+            tills: Mutex::default(),
+            own: Tenant::User(nix::unistd::Uid::effective().as_raw()),
+            refusals,
+        }
+    }
+
+    /// The purse of a session of `tenant` that may say `per_second` messages.
+    #[must_use]
+    pub fn purse(self: &Arc<Self>, tenant: &Tenant, per_second: u32) -> Purse {
+        let shared = (*tenant != self.own).then(|| {
+            let mut tills = self.tills.lock().unwrap_or_else(PoisonError::into_inner);
+            let till = tills.entry(tenant.clone()).or_insert_with(|| Till {
+                account: Account::default(),
+                sessions: 0,
+                ahead: Arc::new(Semaphore::new(TENANT_AHEAD)),
+            });
+            till.sessions += 1;
+            Arc::clone(&till.ahead)
+        });
+        Purse {
+            budget: Arc::clone(self),
+            tenant: tenant.clone(),
+            account: Account::default(),
+            per_second: per_second.into(),
+            ahead: Arc::new(Semaphore::new(AHEAD)),
+            shared,
+        }
+    }
+
+    fn charge(&self, tenant: &Tenant, cost: u64, per_second: u64, now: u64) -> Verdict {
+        let mut tills = self.tills.lock().unwrap_or_else(PoisonError::into_inner);
+        tills.get_mut(tenant).map_or(Verdict::Now, |till| {
+            till.account.charge(cost, TENANT * per_second, now)
+        })
+    }
+
+    /// A session of `tenant` is gone. What it owes stays until it is paid, whoever comes and goes meanwhile.
+    fn leave(&self, tenant: &Tenant, now: u64) {
+        let mut tills = self.tills.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(till) = tills.get_mut(tenant) {
+            till.sessions -= 1;
+        }
+        tills.retain(|_, till| till.sessions != 0 || !till.account.is_even(now));
+    }
+}
+
+/// What one session may say.
+#[derive(Debug)]
+pub struct Purse {
+    budget: Arc<Budget>,
+    tenant: Tenant,
+    account: Account,
+    per_second: u64,
+    ahead: Arc<Semaphore>,
+    /// Its tenant's, if that has an account.
+    shared: Option<Arc<Semaphore>>,
+}
+
+impl Purse {
+    /// Pays for a message; whether it may be heard, at once or after how long.
+    pub fn pay(&mut self, event: &Event, now: u64) -> Result<Option<Duration>, &'static str> {
+        let cost = cost(event);
+        let own = self.account.charge(cost, self.per_second, now);
+        let all = match own {
+            Verdict::Never => Verdict::Never,
+            _ => self.budget.charge(&self.tenant, cost, self.per_second, now),
+        };
+        let late = match (own, all) {
+            (Verdict::Never, _) | (_, Verdict::Never) => {
+                self.budget.refusals.note(&self.tenant, REFUSED);
+                return Err(REFUSED);
+            }
+            (Verdict::Now, Verdict::Now) => return Ok(None),
+            (Verdict::After(own), Verdict::After(all)) => own.max(all),
+            (Verdict::After(late), Verdict::Now) | (Verdict::Now, Verdict::After(late)) => late,
+        };
+        self.budget.refusals.note(&self.tenant, SLOWED);
+        Ok(Some(Duration::from_nanos(late)))
+    }
+
+    /// Waits until one more message may wait for the control thread.
+    pub async fn go_ahead(&self) -> Option<Ahead> {
+        let session = Arc::clone(&self.ahead).acquire_owned().await.ok()?;
+        let tenant = match &self.shared {
+            Some(shared) => Some(Arc::clone(shared).acquire_owned().await.ok()?),
+            None => None,
+        };
+        Some(Ahead { session, tenant })
+    }
+}
+
+impl Drop for Purse {
+    fn drop(&mut self) {
+        if self.shared.is_some() {
+            self.budget.leave(&self.tenant, crate::clock::now_ns());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_proto::v1;
+
+    const PER_SECOND: u64 = 4_096;
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_flood_is_read_at_the_allowed_rate() {
+        let (mut account, mut now) = (Account::default(), 0);
+        for _ in 0..11 * PER_SECOND {
+            if let Verdict::After(pause) = account.charge(MESSAGE, PER_SECOND, now) {
+                now += pause;
+            }
+        }
+        assert!(now >= 99 * SECOND / 10, "{now}");
+        assert!(now <= 101 * SECOND / 10, "{now}");
+    }
+
+    fn changes(count: usize) -> Event {
+        Event::Rm(v1::RmEvents {
+            snapshot: true,
+            events: vec![v1::RmEvent::default(); count],
+        })
+    }
+
+    #[test]
+    fn a_message_of_many_items_costs_as_much_as_many_messages() {
+        assert_eq!(cost(&changes(0)), MESSAGE);
+        assert!(cost(&changes(1_000)) > 1_000 * MESSAGE);
+        let all = Event::Requests(v1::Requests {
+            set: vec![v1::RequestBlocks {
+                blocks: vec![1 << 20; 100_000],
+                ..v1::RequestBlocks::default()
+            }],
+            ..v1::Requests::default()
+        });
+        assert!(
+            cost(&all) > 100 * MESSAGE && cost(&all) < 400 * MESSAGE,
+            "{}",
+            cost(&all)
+        );
+    }
+
+    #[test]
+    fn what_a_process_may_have_fits_a_burst_and_ten_times_that_does_not() {
+        let mut account = Account::default();
+        let snapshot = cost(&changes(2 * tidegate_node::session::CHANNELS));
+        assert_eq!(account.charge(snapshot, PER_SECOND, 0), Verdict::Now);
+        assert_eq!(account.charge(10 * snapshot, PER_SECOND, 0), Verdict::Never);
+        assert!(matches!(
+            account.charge(2 * snapshot, PER_SECOND, 0),
+            Verdict::After(_)
+        ));
+    }
+
+    /// P-SECURITY-9: preemption does not wait for what a stranger says.
+    #[test]
+    fn sessions_of_one_tenant_share_and_those_of_another_do_not_notice() {
+        let budget = Arc::new(Budget::new(Arc::default()));
+        let (greedy, other) = (Tenant::User(70_000), Tenant::Container("a".into()));
+        let note = changes(1_000);
+        let mut paid = 0;
+        for _ in 0..64 {
+            let mut purse = budget.purse(&greedy, 4_096);
+            while matches!(purse.pay(&note, 1), Ok(None)) {
+                paid += 1_000;
+            }
+        }
+        assert!(paid <= TENANT * PER_SECOND, "{paid}");
+        assert!(paid >= (TENANT - 1) * PER_SECOND, "{paid}");
+        assert_eq!(budget.purse(&other, 4_096).pay(&note, 1), Ok(None));
+        let named = budget.refusals.rows();
+        assert_eq!(
+            (named.len(), &*named[0].who, &*named[0].what),
+            (1, "uid 70000", SLOWED)
+        );
+    }
+
+    #[test]
+    fn who_leaves_and_comes_back_still_owes() {
+        let budget = Arc::new(Budget::new(Arc::default()));
+        let (tenant, note) = (Tenant::User(70_000), changes(2_000));
+        let now = crate::clock::now_ns();
+        for _ in 0..TENANT * 2 {
+            let _ = budget.purse(&tenant, 4_096).pay(&note, now);
+        }
+        let mut again = budget.purse(&tenant, 4_096);
+        assert!(matches!(again.pay(&note, now), Ok(Some(_))));
+        drop(again);
+        budget.leave(&Tenant::User(70_001), now + 60 * SECOND);
+        assert!(budget.tills.lock().expect("not poisoned").is_empty());
+    }
+}

@@ -1,0 +1,193 @@
+//! Threads for what strangers can make wait: their files are looked at, used and closed here, and nowhere else.
+//!
+//! To close a socket with unsent data, or to look at a file of somebody's own file system, takes as long as its maker
+//! likes. Whoever does that is lost until then. So each tenant has one thread at a time, and another stands by whenever one
+//! begins: who makes a thread wait waits for it alone.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use tidegate_node::kinds::Tenant;
+
+/// Threads there may be. So many tenants have to work together before others wait for them.
+const THREADS: usize = 64;
+
+/// Something to do.
+pub type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads, and what waits for them. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Yard(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: BTreeMap<Tenant, VecDeque<Job>>,
+    /// Tenants with something to do and no thread, in turn.
+    turn: VecDeque<Tenant>,
+    /// Tenants with a thread.
+    working: BTreeSet<Tenant>,
+    idle: usize,
+    threads: usize,
+    /// Whose work a session's is.
+    sessions: HashMap<u64, Tenant>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("working", &self.working)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Yard {
+    /// With one thread. It lives as long as the process.
+    #[must_use]
+    pub fn start() -> Self {
+        let yard = Self(Arc::default());
+        yard.0.lock().threads = 1;
+        yard.0.grow();
+        yard
+    }
+
+    /// Does `job` for `tenant`, after all that was put for it before. Never waits for it.
+    pub fn put(&self, tenant: Tenant, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.0.lock();
+        let jobs = state.waiting.entry(tenant.clone()).or_default();
+        jobs.push_back(Box::new(job));
+        if jobs.len() == 1 && !state.working.contains(&tenant) {
+            state.turn.push_back(tenant);
+            self.0.more.notify_one();
+        }
+    }
+
+    /// As [`Self::put`], for the tenant of a session; as for the agent's own if that is not known any more.
+    pub fn put_for(&self, session: u64, job: impl FnOnce() + Send + 'static) {
+        let tenant = self.0.lock().sessions.get(&session).cloned();
+        self.put(tenant.unwrap_or_default(), job);
+    }
+
+    /// What is done for `session` is done for `tenant` from here on.
+    pub fn house(&self, session: u64, tenant: Tenant) {
+        self.0.lock().sessions.insert(session, tenant);
+    }
+
+    /// A session is gone.
+    pub fn leave(&self, session: u64) {
+        self.0.lock().sessions.remove(&session);
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the thread that was counted.
+    fn grow(self: &Arc<Self>) {
+        let inner = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("tg-yard".to_owned());
+        if let Err(error) = thread.spawn(move || inner.work()) {
+            tracing::warn!(%error, "no further thread for what strangers may make wait");
+            self.lock().threads -= 1;
+        }
+    }
+
+    fn work(self: Arc<Self>) {
+        loop {
+            let mut state = self.lock();
+            state.idle += 1;
+            let (tenant, job) = loop {
+                if let Some(next) = state.next() {
+                    break next;
+                }
+                state = self
+                    .more
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            };
+            state.idle -= 1;
+            // Before the work: this thread may never come back from it.
+            let grows = state.idle == 0 && state.threads < THREADS;
+            state.threads += usize::from(grows);
+            drop(state);
+            if grows {
+                self.grow();
+            }
+            job();
+            self.lock().done(tenant);
+        }
+    }
+}
+
+impl State {
+    fn next(&mut self) -> Option<(Tenant, Job)> {
+        let tenant = self.turn.pop_front()?;
+        let job = self.waiting.get_mut(&tenant)?.pop_front()?;
+        self.working.insert(tenant.clone());
+        Some((tenant, job))
+    }
+
+    fn done(&mut self, tenant: Tenant) {
+        self.working.remove(&tenant);
+        if self
+            .waiting
+            .get(&tenant)
+            .is_some_and(|jobs| !jobs.is_empty())
+        {
+            self.turn.push_back(tenant);
+        } else {
+            self.waiting.remove(&tenant);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// P-SECURITY-8: what a stranger passes makes nobody wait but itself.
+    #[test]
+    fn who_makes_a_thread_wait_waits_for_it_alone() {
+        let yard = Yard::start();
+        let (held_tx, held_rx) = channel::<()>();
+        let (done_tx, done_rx) = channel();
+        let stuck = Tenant::User(7);
+        yard.put(stuck.clone(), move || drop(held_rx.recv()));
+        for uid in [7, 8, 9, 10] {
+            for nth in 0..3 {
+                let done_tx = done_tx.clone();
+                yard.put(Tenant::User(uid), move || {
+                    done_tx.send((uid, nth)).expect("heard")
+                });
+            }
+        }
+        let mut done: Vec<_> = (0..9)
+            .map(|_| done_rx.recv_timeout(SOON).expect("in time"))
+            .collect();
+        assert!(done.iter().all(|(uid, _)| *uid != 7), "{done:?}");
+        for uid in 8..=10 {
+            let own = done
+                .iter()
+                .filter(|(of, _)| *of == uid)
+                .map(|(_, nth)| *nth);
+            assert_eq!(own.collect::<Vec<_>>(), [0, 1, 2], "in order");
+        }
+        drop(held_tx);
+        done = (0..3)
+            .map(|_| done_rx.recv_timeout(SOON).expect("in time"))
+            .collect();
+        assert_eq!(done, [(7, 0), (7, 1), (7, 2)]);
+        assert!(yard.0.lock().threads <= 5);
+    }
+}

@@ -1,0 +1,94 @@
+//! What only a hostile process does.
+
+use std::io::{Result, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use tidegate_agent::sys;
+use tidegate_proto::greeting::{Greeting, LEN};
+use tidegate_proto::v1;
+use tidegate_proto::v1::rm_event::Event;
+
+/// Opens up to `count` connections.
+pub fn hold(socket: &Path, count: usize) -> Vec<UnixStream> {
+    let open = |_| UnixStream::connect(socket).ok();
+    (0..count).map_while(open).collect()
+}
+
+/// Channels on GPU 0 that no driver ever made.
+pub fn channels(client: u32, count: u32) -> Vec<Event> {
+    let channel = |channel| {
+        Event::ChannelUp(v1::ChannelUp {
+            client,
+            channel,
+            tsg: channel,
+            engine: v1::Engine::Graphics.into(),
+            device_instance: 0,
+            ..v1::ChannelUp::default()
+        })
+    };
+    (0..count).map(|at| channel(0x7000_0000 + at)).collect()
+}
+
+/// The ends of clients that never were.
+pub fn nothings(count: u32) -> Vec<Event> {
+    let gone = |client| Event::ClientDown(v1::ClientDown { client });
+    (0..count).map(gone).collect()
+}
+
+/// A socket with more than its other end takes: who closes it last waits for a minute.
+pub fn lingering() -> Result<OwnedFd> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut stream = TcpStream::connect(listener.local_addr()?)?;
+    stream.set_nonblocking(true)?;
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    let minute = libc::linger {
+        l_onoff: 1,
+        l_linger: 60,
+    };
+    // SAFETY: the option takes this struct, which lives until the call returns.
+    let set = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            std::ptr::from_ref(&minute).cast(),
+            size_of::<libc::linger>() as libc::socklen_t,
+        )
+    };
+    if set != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // Its other end stays as it is for as long as this process lives.
+    std::mem::forget(listener);
+    Ok(stream.into())
+}
+
+/// Passes such sockets where none belongs, and keeps no copy: with a greeting and no word after it, behind a greeting,
+/// before a call, and within one. The connections that are still of use.
+pub fn linger(run_dir: &Path) -> Result<Vec<UnixStream>> {
+    let hook = run_dir.join(tidegate_proto::HOOK_SOCKET);
+    let status = run_dir.join(tidegate_proto::STATUS_SOCKET);
+    let pass = |stream: &UnixStream, bytes: &[u8]| {
+        let file = lingering()?;
+        sys::send_with_descriptors(stream.as_fd(), bytes, &[file.as_fd()])
+    };
+    let greeted = || -> Result<UnixStream> {
+        let stream = UnixStream::connect(&hook)?;
+        sys::receive_with_descriptors(stream.as_fd(), &mut [0; LEN])?;
+        Ok(stream)
+    };
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let unsaid = greeted()?;
+    pass(&unsaid, &Greeting::new(1).encode())?;
+    drop(unsaid);
+    let behind = greeted()?;
+    pass(&behind, &Greeting::new(1).encode())?;
+    pass(&behind, preface)?;
+    let nonsense = greeted()?;
+    pass(&nonsense, b"neither greeting nor call")?;
+    let before = UnixStream::connect(&status)?;
+    pass(&before, preface)?;
+    Ok(vec![behind, before])
+}

@@ -1,0 +1,327 @@
+//! An honest pair on a node that every user may use, and processes of another user that mean it ill.
+//!
+//! The honest pair is judged by the device's own history: whether its job is stopped for each busy edge, how long that
+//! takes, and whether it is woken again.
+
+use crate::peer::Peer;
+use crate::schedules::Rng;
+use crate::view::{disabled, status, status_value};
+use crate::{Node, TRUSTING, clock, wait_until};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use tidegate_vgpu::history::{Kind, Reader};
+
+/// An honest online engine and an honest offline job.
+#[derive(Debug)]
+pub struct Honest {
+    /// Where they are.
+    pub node: Node,
+    /// The engine.
+    pub online: Peer,
+    /// The job's RM client.
+    pub client: u32,
+    _offline: Peer,
+    history: Reader,
+}
+
+impl Honest {
+    /// None, loudly, where nobody can become another user.
+    ///
+    /// # Panics
+    /// When the node cannot be made.
+    #[must_use]
+    pub fn beside_strangers(config: &str) -> Option<Self> {
+        if !nobody_can_be() {
+            eprintln!("!!! SKIPPED: it takes root to become another user");
+            return None;
+        }
+        let gate = "[gate]\ncooldown = \"5ms\"\n";
+        let node = Node::new(&[], &format!("{TRUSTING}{gate}{config}"));
+        open(node.dir(), 0o755);
+        open(&node.run_dir(), 0o755);
+        open(&node.vgpu_dir(), 0o777);
+        for entry in std::fs::read_dir(node.vgpu_dir())
+            .expect("it is there")
+            .flatten()
+        {
+            open(&entry.path(), 0o777);
+        }
+        let mut online = Peer::attached(&node, "online", "");
+        online.ask("idle 0");
+        let mut offline = Peer::attached(&node, "offline", "honest");
+        let (client, _) = offline.channels(0, 2);
+        let history = Reader::open(&node.vgpu_dir()).expect("the device keeps a history");
+        let mut honest = Self {
+            node,
+            online,
+            client,
+            _offline: offline,
+            history,
+        };
+        honest.becomes(false).expect("the job is woken");
+        Some(honest)
+    }
+
+    /// Waits until the job's channels are disabled, or enabled.
+    fn becomes(&mut self, want: bool) -> Result<(), String> {
+        let all = || {
+            let flags = disabled(&self.node, self.client);
+            (!flags.is_empty() && flags.iter().all(|&flag| flag == want)).then_some(())
+        };
+        let state = if want { "stopped" } else { "woken" };
+        wait_until(clock::DEADLINE, all).ok_or_else(|| format!("the honest job was not {state}"))
+    }
+
+    /// One busy edge; how long the last of the job's channels took to be disabled, ns.
+    ///
+    /// # Errors
+    /// When the job was not stopped, or not woken again.
+    pub fn turn(&mut self) -> Result<u64, String> {
+        let edge = self.online.ask("busy 0");
+        self.becomes(true)?;
+        let at: u64 = edge
+            .split(' ')
+            .nth(1)
+            .and_then(|ns| ns.parse().ok())
+            .unwrap_or(0);
+        let said = self.history.read_new().map_err(|error| error.to_string())?;
+        let own = said
+            .iter()
+            .filter(|r| r.kind == Kind::DisableEnd && r.client == self.client);
+        let last = own.map(|r| r.at_ns).max().unwrap_or(at);
+        self.online.ask("idle 0");
+        self.becomes(false)?;
+        Ok(last.saturating_sub(at))
+    }
+
+    /// So many edges.
+    ///
+    /// # Panics
+    /// When the job was not stopped for one, or not woken again.
+    #[track_caller]
+    pub fn turns(&mut self, times: u32) {
+        for _ in 0..times {
+            self.turn().expect("the gate works");
+        }
+    }
+
+    /// A stranger that is attached as offline, with GPU 0.
+    ///
+    /// # Panics
+    /// When it cannot be.
+    #[track_caller]
+    #[must_use]
+    pub fn stranger(&self, job: &str) -> Peer {
+        let mut peer = Peer::of_nobody(&self.node);
+        peer.ask("connect");
+        peer.ask(&format!("hello offline {job}"));
+        peer.ask("device 0 0");
+        peer
+    }
+
+    /// Process id of the agent; 0: it has ended.
+    pub fn agent(&mut self) -> u32 {
+        let agent = self.node.agent.as_mut();
+        agent.map_or(0, |agent| match agent.child.try_wait() {
+            Ok(None) => agent.pid(),
+            _ => 0,
+        })
+    }
+}
+
+fn nobody_can_be() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let uids = status.lines().find(|line| line.starts_with("Uid:"));
+    uids.is_some_and(|line| line.split_whitespace().nth(2) == Some("0"))
+}
+
+fn open(path: &Path, mode: u32) {
+    let mode = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, mode).expect("own file");
+}
+
+/// What a stranger does; `{}` stands for a client of its own.
+const ATTACKS: [(&str, &[&str]); 10] = [
+    ("connections to hook.sock", &["hold hook.sock 1500"]),
+    ("connections to status.sock", &["hold status.sock 1500"]),
+    ("sockets that linger", &["linger"]),
+    (
+        "a control file that lingers",
+        &["connect lingering", "hello offline lingering"],
+    ),
+    (
+        "invented channels",
+        &[
+            "connect",
+            "hello offline greedy",
+            "device 0 0",
+            "invent {} 1024",
+        ],
+    ),
+    (
+        "long messages",
+        &["connect", "hello offline storm", "storm 50 2000"],
+    ),
+    (
+        "a message of 120,000 changes",
+        &["connect", "hello offline huge", "storm 1 120000"],
+    ),
+    ("notes", &["connect", "hello offline notes", "flood 20000"]),
+    (
+        "a message of 2 MiB",
+        &["connect", "hello offline huge", "huge"],
+    ),
+    (
+        "random pages",
+        &[
+            "connect",
+            "hello offline page",
+            "device 0 0",
+            "scribble 500",
+        ],
+    ),
+];
+
+/// What came of all schedules.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Schedules run.
+    pub schedules: u64,
+    /// Seed and words.
+    pub violations: Vec<(u64, String)>,
+    /// Times the agent was gone.
+    pub agent_deaths: u64,
+    /// Most resident memory of the agent seen, MiB.
+    pub rss_mib_max: f64,
+    /// Longest turn of a control thread, ms.
+    pub turn_ms_max: f64,
+    /// Latencies of the honest job's preemptions, alone and beside strangers, ns.
+    alone: Vec<u64>,
+    beside: Vec<u64>,
+}
+
+impl Totals {
+    /// p99 beside strangers by p99 alone; none: nothing was measured.
+    #[must_use]
+    pub fn honest_p99_ratio(&self) -> Option<f64> {
+        Some(p99(&self.beside)? as f64 / p99(&self.alone)?.max(1) as f64)
+    }
+
+    /// Edges that were measured beside strangers.
+    #[must_use]
+    pub fn edges(&self) -> usize {
+        self.beside.len()
+    }
+}
+
+fn p99(values: &[u64]) -> Option<u64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() * 99 / 100).copied()
+}
+
+/// Schedules on one node before it is made anew, and edges in each of its parts.
+const A_NODE: u64 = 10;
+const EDGES: u32 = 10;
+
+/// Runs `schedules`, from `seed` on. None: nobody can become another user here.
+pub fn run(seed: u64, schedules: u64, mut went: impl FnMut(u64, &Totals)) -> Option<Totals> {
+    let mut totals = Totals::default();
+    let mut honest = None;
+    for nth in 0..schedules {
+        if nth % A_NODE == 0 || honest.is_none() {
+            honest = Some(Honest::beside_strangers(
+                "[limits]\nconnections_per_uid = 64\n",
+            )?);
+        }
+        let seed = seed + nth;
+        let broken = honest
+            .as_mut()
+            .and_then(|honest| schedule(honest, seed, &mut totals).err());
+        totals.schedules += 1;
+        if let Some(what) = broken {
+            totals.violations.push((seed, what));
+            honest = None;
+        }
+        went(seed, &totals);
+    }
+    Some(totals)
+}
+
+/// One to four strangers attack, each in its way, while the honest pair works.
+fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), String> {
+    let mut rng = Rng(seed);
+    for _ in 0..EDGES {
+        totals.alone.push(honest.turn()?);
+    }
+    let before = honest.agent();
+    let mut strangers = Vec::new();
+    let mut kinds = Vec::new();
+    for _ in 0..rng.between(1, 5) {
+        let which = usize::try_from(rng.between(0, ATTACKS.len() as u64)).unwrap_or(0);
+        let (kind, words) = ATTACKS[which];
+        kinds.push(kind);
+        strangers.push(attacks(honest, words));
+    }
+    let wrong = |what: String| format!("beside {}: {what}", kinds.join(", "));
+    for _ in 0..EDGES {
+        totals.beside.push(honest.turn().map_err(wrong)?);
+    }
+    let agent = honest.agent();
+    if agent == 0 || agent != before {
+        totals.agent_deaths += 1;
+        return Err(wrong("the agent is gone".to_owned()));
+    }
+    totals.rss_mib_max = totals
+        .rss_mib_max
+        .max(status_value(agent, "VmRSS") / 1024.0);
+    let asked = honest.node.tidegate(&["status"]);
+    if !asked.status.success() {
+        return Err(wrong("root's status is not answered".to_owned()));
+    }
+    let turn_ns = status(&honest.node)["longest_turn_ns"]
+        .as_u64()
+        .unwrap_or(0);
+    totals.turn_ms_max = totals.turn_ms_max.max(turn_ns as f64 / 1e6);
+    drop(strangers);
+    match forged(&honest.node) {
+        Some(line) => Err(wrong(format!("a forged line: {line:?}"))),
+        None => Ok(()),
+    }
+}
+
+/// A stranger begins with its attack. What the agent refuses of it is its own affair.
+fn attacks(honest: &Honest, words: &[&str]) -> Peer {
+    let mut stranger = Peer::of_nobody(&honest.node);
+    let (last, first) = words.split_last().unwrap_or((&"", &[]));
+    for word in first {
+        drop(stranger.try_ask(word));
+    }
+    let client = if last.contains("{}") {
+        let made = stranger.try_ask("make 0 0");
+        made.split(' ').nth(1).unwrap_or("0x0").to_owned()
+    } else {
+        String::new()
+    };
+    stranger.tell(&last.replace("{}", &client));
+    stranger
+}
+
+/// A line of the agent's log that does not begin as its lines do.
+fn forged(node: &Node) -> Option<String> {
+    let log = std::fs::read_to_string(node.agent_log()).ok()?;
+    let begins =
+        |line: &str| line.starts_with("20") || line.starts_with("\u{1b}") || line.is_empty();
+    log.lines().find(|line| !begins(line)).map(str::to_owned)
+}
+
+/// A row of status that names who was refused `what`.
+#[must_use]
+pub fn refusal(status: &Value, who: &str, what: &str) -> Option<Value> {
+    let rows = status["refusals"].as_array()?;
+    let is = |row: &&Value| {
+        row["who"] == who && row["what"].as_str().is_some_and(|said| said.contains(what))
+    };
+    rows.iter().find(is).cloned()
+}

@@ -1,0 +1,142 @@
+//! What one tenant may have of the agent. Each attack runs in processes of a user without rights, beside an honest
+//! pair of another.
+
+use tidegate_tests::peer::{NOBODY, Peer};
+use tidegate_tests::strangers::{Honest, refusal};
+use tidegate_tests::view::{counter, descriptors, process, status, wait_all, wait_so};
+use tidegate_tests::wait_for;
+
+/// Waits until status names the strangers as having asked too much of `what`.
+#[track_caller]
+fn wait_for_refusal(honest: &Honest, what: &str) {
+    wait_so("status names who was refused", || {
+        refusal(&status(&honest.node), &format!("uid {NOBODY}"), what)
+            .is_some_and(|row| row["times"].as_u64().is_some_and(|times| times > 0))
+    });
+}
+
+/// P-SECURITY-7: what one tenant takes is bounded and named, and nobody else notices.
+#[test]
+fn connections_of_a_stranger_shut_neither_programs_nor_operators_out() {
+    const LIMIT: usize = 32;
+    let Some(mut honest) =
+        Honest::beside_strangers(&format!("[limits]\nconnections_per_uid = {LIMIT}\n"))
+    else {
+        return;
+    };
+    let agent = honest.node.agent.as_ref().expect("it runs").pid();
+    let before = descriptors(agent);
+    let mut stranger = Peer::of_nobody(&honest.node);
+    stranger.ask("hold hook.sock 1500");
+    stranger.ask("hold status.sock 1500");
+    wait_for_refusal(&honest, "hook.sock");
+    wait_for_refusal(&honest, "status.sock");
+    for args in [["status"], ["pause"], ["resume"]] {
+        let output = honest.node.tidegate(&args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+    let newcomer = Peer::attached(&honest.node, "offline", "newcomer");
+    let pid = newcomer.running.pid();
+    wait_so("a newcomer to be attached", || {
+        process(&honest.node, pid).is_some()
+    });
+    honest.turns(3);
+    // A connection and a name of its process, on hook.sock; a connection on status.sock.
+    let most = before + 2 * LIMIT + 64 + 16;
+    wait_for("what is refused to be closed", || {
+        (descriptors(agent) <= most).then_some(())
+    });
+}
+
+/// P-SECURITY-7: what one tenant takes is bounded and named, and nobody else notices.
+#[test]
+fn channels_that_a_stranger_invents_leave_places_for_an_honest_job() {
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    let mut strangers = Vec::new();
+    for at in 0..16 {
+        let mut stranger = honest.stranger(&format!("greedy{at}"));
+        let made = stranger.ask("make 0 0");
+        let client = made.split(' ').nth(1).expect("a client").to_owned();
+        stranger.ask(&format!("invent {client} 1024"));
+        strangers.push(stranger);
+    }
+    let all = |honest: &Honest| {
+        strangers.iter().all(|stranger| {
+            process(&honest.node, stranger.running.pid())
+                .is_some_and(|known| known["channels"] == 1_024)
+        })
+    };
+    wait_so("all of them to be heard", || all(&honest));
+    wait_so("the strangers' share to be taken", || {
+        counter(&honest.node, "channels_refused") > 0
+    });
+    let mut late = Peer::attached(&honest.node, "offline", "late");
+    let (client, _) = late.channels(0, 200);
+    let pid = late.running.pid();
+    wait_so("its channels to be managed", || {
+        process(&honest.node, pid).is_some_and(|known| known["channels"] == 200)
+    });
+    honest.online.ask("busy 0");
+    wait_all(&honest.node, client, true);
+    honest.online.ask("idle 0");
+    wait_all(&honest.node, client, false);
+    let note = process(&honest.node, pid).expect("attached")["note"].to_string();
+    assert!(!note.contains("journal"), "{note}");
+}
+
+/// P-SECURITY-8: what a stranger passes makes nobody wait but itself.
+#[test]
+fn sockets_whose_close_waits_hold_up_neither_calls_nor_proofs() {
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    let mut stranger = Peer::of_nobody(&honest.node);
+    stranger.ask("linger");
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        let mut other = Peer::of_nobody(&honest.node);
+        other.ask("connect lingering");
+        other.ask("hello offline lingering");
+        others.push(other);
+    }
+    for args in [["status"], ["pause"], ["resume"]] {
+        let output = honest.node.tidegate(&args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+    let mut newcomer = Peer::attached(&honest.node, "offline", "newcomer");
+    let (client, _) = newcomer.channels(0, 2);
+    honest.online.ask("busy 0");
+    // Only what was proven is disabled.
+    wait_all(&honest.node, client, true);
+    honest.online.ask("idle 0");
+    wait_all(&honest.node, client, false);
+    honest.turns(2);
+}
+
+/// P-SECURITY-9: preemption does not wait for what a stranger says.
+#[test]
+fn storms_of_long_messages_are_read_at_their_tenants_pace() {
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    honest.turns(5);
+    let mut strangers: Vec<Peer> = (0..4).map(|_| honest.stranger("storm")).collect();
+    for stranger in &mut strangers {
+        stranger.tell("storm 100 2000");
+    }
+    wait_for_refusal(&honest, "too many messages");
+    honest.turns(10);
+    // Of 120,000 changes in one message nothing is heard at all.
+    let mut huge = honest.stranger("huge");
+    huge.ask("storm 1 120000");
+    wait_for_refusal(&honest, "beyond all bounds");
+    wait_so("its stream to be closed", || huge.heard("end"));
+    honest.turns(3);
+    let preempted = &status(&honest.node)["gpus"][0]["preempt_latency"];
+    let median = preempted["p50_ns"].as_u64().expect("it was preempted");
+    assert!(median < 50_000_000, "{preempted}");
+    drop(strangers);
+    honest.turns(1);
+}
