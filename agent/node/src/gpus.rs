@@ -243,3 +243,55 @@ impl Gpus {
             .min()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uuid(tenant: u8, nth: u8) -> [u8; 16] {
+        [tenant, nth, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+    }
+
+    /// P-SECURITY-7: what one tenant takes is bounded, and nobody else notices.
+    #[test]
+    fn gpus_that_tenants_invent_leave_numbers_for_those_that_are_there() {
+        let mut gpus = Gpus::new(Vec::new(), 32);
+        let greedy = [1, 2, 3].map(|uid| (Tenant::User(uid.into()), uid));
+        for nth in 0..32 {
+            for (tenant, uid) in &greedy {
+                gpus.named(uuid(*uid, nth), tenant, |_| true);
+            }
+        }
+        let of = |by: &Tenant| gpus.met.iter().filter(|(_, met)| met == by).count();
+        assert_eq!(greedy.each_ref().map(|(tenant, _)| of(tenant)), [8, 8, 8]);
+        let honest = Tenant::Container("a".into());
+        let met: Vec<_> = (0..4)
+            .map(|nth| gpus.named(uuid(9, nth), &honest, |_| true))
+            .collect();
+        assert!(
+            met.iter().all(|met| matches!(met, Some((_, Met::New)))),
+            "{met:?}"
+        );
+        let (first, _) = met[0].expect("met");
+        assert_eq!(
+            gpus.named(uuid(9, 0), &greedy[0].0, |_| true),
+            Some((first, Met::Known))
+        );
+    }
+
+    /// P-SECURITY-7: what one tenant takes is bounded, and nobody else notices.
+    #[test]
+    fn a_gpu_that_nobody_uses_gives_way_to_one_that_somebody_does() {
+        let (mut gpus, tenant) = (Gpus::new(Vec::new(), 2), Tenant::User(1));
+        let (first, _) = gpus.named(uuid(1, 0), &tenant, |_| true).expect("room");
+        assert_eq!(
+            gpus.named(uuid(1, 1), &tenant, |_| true),
+            None,
+            "it has its share"
+        );
+        let instead = gpus.named(uuid(1, 1), &tenant, |gpu| gpu != first);
+        assert_eq!(instead, Some((first, Met::Instead)));
+        assert_eq!(gpus.get(first).map(|line| line.gpu.uuid), Some(uuid(1, 1)));
+        assert_eq!(gpus.lines().len(), 1);
+    }
+}
