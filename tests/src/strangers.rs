@@ -208,6 +208,12 @@ impl Totals {
         Some(p99(&self.beside)? as f64 / p99(&self.alone)?.max(1) as f64)
     }
 
+    /// p99 of the honest job's preemptions beside strangers, and alone, ms.
+    #[must_use]
+    pub fn honest_p99_ms(&self) -> [Option<f64>; 2] {
+        [&self.beside, &self.alone].map(|values| p99(values).map(|ns| ns as f64 / 1e6))
+    }
+
     /// Edges that were measured beside strangers.
     #[must_use]
     pub fn edges(&self) -> usize {
@@ -223,7 +229,7 @@ fn p99(values: &[u64]) -> Option<u64> {
 
 /// Schedules on one node before it is made anew, and edges in each of its parts.
 const A_NODE: u64 = 10;
-const EDGES: u32 = 10;
+const EDGES: u64 = 10;
 
 /// Runs `schedules`, from `seed` on. None: nobody can become another user here.
 pub fn run(seed: u64, schedules: u64, mut went: impl FnMut(u64, &Totals)) -> Option<Totals> {
@@ -231,9 +237,11 @@ pub fn run(seed: u64, schedules: u64, mut went: impl FnMut(u64, &Totals)) -> Opt
     let mut honest = None;
     for nth in 0..schedules {
         if nth % A_NODE == 0 || honest.is_none() {
-            honest = Some(Honest::beside_strangers(
-                "[limits]\nconnections_per_uid = 64\n",
-            )?);
+            let mut fresh = Honest::beside_strangers("[limits]\nconnections_per_uid = 64\n")?;
+            // Before any stranger was here: what one leaves behind when it goes is its doing, too.
+            let alone = (0..A_NODE * EDGES).filter_map(|_| fresh.turn().ok());
+            totals.alone.extend(alone);
+            honest = Some(fresh);
         }
         let seed = seed + nth;
         let broken = honest
@@ -252,9 +260,6 @@ pub fn run(seed: u64, schedules: u64, mut went: impl FnMut(u64, &Totals)) -> Opt
 /// One to four strangers attack, each in its way, while the honest pair works.
 fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), String> {
     let mut rng = Rng(seed);
-    for _ in 0..EDGES {
-        totals.alone.push(honest.turn()?);
-    }
     let before = honest.agent();
     let mut strangers = Vec::new();
     let mut kinds = Vec::new();
@@ -285,6 +290,7 @@ fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), S
         .unwrap_or(0);
     totals.turn_ms_max = totals.turn_ms_max.max(turn_ns as f64 / 1e6);
     drop(strangers);
+    totals.beside.push(honest.turn().map_err(wrong)?);
     match forged(&honest.node) {
         Some(line) => Err(wrong(format!("a forged line: {line:?}"))),
         None => Ok(()),

@@ -186,7 +186,10 @@ pub struct Purse {
 }
 
 impl Purse {
-    /// Pays for a message; whether it may be heard, at once or after how long.
+    /// Pays for a message; after how long it may be heard, if not at once.
+    ///
+    /// # Errors
+    /// When it costs more than may ever be said at once: why, for the process.
     pub fn pay(&mut self, event: &Event, now: u64) -> Result<Option<Duration>, &'static str> {
         let cost = cost(event);
         let own = self.account.charge(cost, self.per_second, now);

@@ -284,6 +284,7 @@ fn attack(wanted: &Hostile) -> ExitCode {
         "rss_mib_max": totals.rss_mib_max,
         "turn_ms_max": totals.turn_ms_max,
         "honest_p99_ratio": totals.honest_p99_ratio(),
+        "honest_p99_ms": totals.honest_p99_ms(),
         "seed": wanted.seed,
     });
     let empty = totals.edges() == 0;
