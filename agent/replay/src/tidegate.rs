@@ -44,7 +44,7 @@ use tidegate_node::task::Task;
 use tidegate_node::{Input, Parts, Shell};
 use tidegate_policy::config::{Config, Reserving, Sharing};
 use tidegate_policy::event;
-use tidegate_policy::ids::{Bytes, GpuId, KvId};
+use tidegate_policy::ids::{Bytes, GpuId};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::Reason;
 
@@ -64,7 +64,6 @@ const GPU: GpuId = GpuId(0);
 const UUID: [u8; 16] = [1; 16];
 const ONLINE: u64 = 1;
 const OFFLINE: u64 = 2;
-const KV: KvId = KvId(1);
 /// Offline's RM client, and its channel there.
 const CLIENT: u32 = 0xc1d0_0002;
 const CHANNEL: u32 = 1;

@@ -20,8 +20,7 @@ use tidegate_node::memory::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, Memo
 use tidegate_policy::ids::{BlockId, Bytes, LogSeq, ReclaimId, RequestId, StripeId, Tokens};
 use tidegate_policy::reclaim::{Answer, Direction};
 
-use super::KV;
-use super::online::layout;
+use super::online::{KV, layout};
 use crate::clock::Time;
 use crate::compute::NEVER;
 use crate::costs::{Costs, HANDLE_BYTES, ns};

@@ -17,15 +17,16 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use tidegate_abi::page::{ACTIVITY_BUSY, Page};
 use tidegate_node::memory::{KvRegistered, MemorySaid};
-use tidegate_policy::ids::{AskId, BlockId, Bytes};
+use tidegate_policy::ids::{AskId, BlockId, Bytes, KvId};
 use tidegate_policy::layout::Layout;
 
-use super::KV;
 use crate::baselines::KERNELS_PER_LAYER;
 use crate::compute::{NEVER, noticed};
 use crate::costs::{Costs, HANDLE_BYTES, ns};
 use crate::memory::stripe_of;
 
+/// What either process calls its only cache.
+pub(super) const KV: KvId = KvId(1);
 /// Kernel launches of one prefill iteration: not a graph.
 const PREFILL_LAUNCHES: u64 = 32 * KERNELS_PER_LAYER as u64;
 /// Largest batch with a graph of its own size; above it and between, the next multiple of eight, as

@@ -148,6 +148,7 @@ impl Tidegate {
                 },
                 uid: 1_000,
                 name: "replay".to_owned(),
+                ..Peer::default()
             },
             role,
             rule: String::new(),

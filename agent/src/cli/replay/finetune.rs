@@ -20,7 +20,8 @@ use tidegate_replay::trainer::{Finetune, words};
 use tidegate_replay::tuning::rows::Row;
 use tidegate_replay::tuning::table::{Cell, Ground, class, csv, evaluate};
 
-use super::{Args, Usage, calibrate, left, pair, print, swept, write};
+use super::ask::{Args, Usage, calibrate, left, pair, swept, write};
+use crate::cli::print::print;
 
 const PROMISED: &str = "
   Promised: 99 % of requests within that time per further token, and within
@@ -29,30 +30,6 @@ const PROMISED: &str = "
   is done beside it. Oracle: knows the future, and need not keep the promise.
   Virtual time: nothing here was measured on a GPU.
 ";
-
-const PLATFORMS: [Platform; 3] = [
-    Platform::TwoProcess,
-    Platform::OneProcess,
-    Platform::TimeSliced,
-];
-
-/// A platform by its name.
-pub(super) fn platform(name: &str) -> Result<Platform, String> {
-    let known = PLATFORMS.into_iter().find(|known| class(*known) == name);
-    known.ok_or_else(|| format!("give one of {}", PLATFORMS.map(class).join(", ")))
-}
-
-/// A time per further token, ns.
-pub(super) fn tpot(text: &str) -> Result<u64, String> {
-    let ms = text
-        .strip_suffix("ms")
-        .unwrap_or(text)
-        .trim()
-        .parse::<f64>();
-    let ms = ms.ok().filter(|ms| *ms > 0.0 && *ms <= 60_000.0);
-    ms.map(|ms| (ms * 1e6) as u64)
-        .ok_or_else(|| "give a time in milliseconds, such as 20ms".to_owned())
-}
 
 fn job(asked: &str, gpu: &Gpu) -> anyhow::Result<Finetune> {
     let (model, rank, length) = words(asked).map_err(|error| Usage(error.to_string()))?;

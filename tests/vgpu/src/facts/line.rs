@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::{Api, Cache, Class, Control, Field, Gpus, Privilege, Required, Row, State, Unreadable};
+use super::kinds::{
+    Api, Cache, Class, Control, Field, Gpus, Privilege, Required, Row, State, Unreadable,
+};
 
 /// One line of a table.
 pub(super) struct Line<'t, 'a> {
