@@ -258,7 +258,8 @@ mod tests {
 
     #[test]
     fn a_message_of_many_items_costs_as_much_as_many_messages() {
-        assert_eq!(cost(&changes(0)), MESSAGE);
+        let smallest = cost(&changes(0));
+        assert!((MESSAGE..MESSAGE + 10).contains(&smallest), "{smallest}");
         assert!(cost(&changes(1_000)) > 1_000 * MESSAGE);
         let all = Event::Requests(v1::Requests {
             set: vec![v1::RequestBlocks {
@@ -280,10 +281,8 @@ mod tests {
         let snapshot = cost(&changes(2 * tidegate_node::session::CHANNELS));
         assert_eq!(account.charge(snapshot, PER_SECOND, 0), Verdict::Now);
         assert_eq!(account.charge(10 * snapshot, PER_SECOND, 0), Verdict::Never);
-        assert!(matches!(
-            account.charge(2 * snapshot, PER_SECOND, 0),
-            Verdict::After(_)
-        ));
+        let again = account.charge(snapshot, PER_SECOND, 0);
+        assert!(matches!(again, Verdict::After(_)), "{again:?}");
     }
 
     /// P-SECURITY-9: preemption does not wait for what a stranger says.
@@ -292,16 +291,17 @@ mod tests {
         let budget = Arc::new(Budget::new(Arc::default()));
         let (greedy, other) = (Tenant::User(70_000), Tenant::Container("a".into()));
         let note = changes(1_000);
+        let now = crate::clock::now_ns();
         let mut paid = 0;
         for _ in 0..64 {
             let mut purse = budget.purse(&greedy, 4_096);
-            while matches!(purse.pay(&note, 1), Ok(None)) {
+            while matches!(purse.pay(&note, now), Ok(None)) {
                 paid += 1_000;
             }
         }
         assert!(paid <= TENANT * PER_SECOND, "{paid}");
         assert!(paid >= (TENANT - 1) * PER_SECOND, "{paid}");
-        assert_eq!(budget.purse(&other, 4_096).pay(&note, 1), Ok(None));
+        assert_eq!(budget.purse(&other, 4_096).pay(&note, now), Ok(None));
         let named = budget.refusals.rows();
         assert_eq!(
             (named.len(), &*named[0].who, &*named[0].what),

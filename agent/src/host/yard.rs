@@ -32,6 +32,7 @@ struct State {
     turn: VecDeque<Tenant>,
     /// Tenants with a thread.
     working: BTreeSet<Tenant>,
+    /// Threads that look for something to do, or are about to.
     idle: usize,
     threads: usize,
     /// Whose work a session's is.
@@ -51,7 +52,7 @@ impl Yard {
     #[must_use]
     pub fn start() -> Self {
         let yard = Self(Arc::default());
-        yard.0.lock().threads = 1;
+        yard.0.lock().count_one();
         yard.0.grow();
         yard
     }
@@ -95,14 +96,15 @@ impl Inner {
         let thread = std::thread::Builder::new().name("tg-yard".to_owned());
         if let Err(error) = thread.spawn(move || inner.work()) {
             tracing::warn!(%error, "no further thread for what strangers may make wait");
-            self.lock().threads -= 1;
+            let mut state = self.lock();
+            state.threads -= 1;
+            state.idle -= 1;
         }
     }
 
     fn work(self: Arc<Self>) {
         loop {
             let mut state = self.lock();
-            state.idle += 1;
             let (tenant, job) = loop {
                 if let Some(next) = state.next() {
                     break next;
@@ -115,18 +117,27 @@ impl Inner {
             state.idle -= 1;
             // Before the work: this thread may never come back from it.
             let grows = state.idle == 0 && state.threads < THREADS;
-            state.threads += usize::from(grows);
+            if grows {
+                state.count_one();
+            }
             drop(state);
             if grows {
                 self.grow();
             }
             job();
-            self.lock().done(tenant);
+            let mut state = self.lock();
+            state.done(tenant);
+            state.idle += 1;
         }
     }
 }
 
 impl State {
+    fn count_one(&mut self) {
+        self.threads += 1;
+        self.idle += 1;
+    }
+
     fn next(&mut self) -> Option<(Tenant, Job)> {
         let tenant = self.turn.pop_front()?;
         let job = self.waiting.get_mut(&tenant)?.pop_front()?;
@@ -163,7 +174,9 @@ mod tests {
         let (held_tx, held_rx) = channel::<()>();
         let (done_tx, done_rx) = channel();
         let stuck = Tenant::User(7);
-        yard.put(stuck.clone(), move || drop(held_rx.recv()));
+        yard.put(stuck, move || {
+            let _ = held_rx.recv();
+        });
         for uid in [7, 8, 9, 10] {
             for nth in 0..3 {
                 let done_tx = done_tx.clone();
