@@ -59,7 +59,7 @@ pub struct NotAJournal;
 
 /// A place in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u32);
+pub struct Place(pub(crate) u32);
 
 impl Place {
     /// Of a pair that no journal knows. It is never marked.

@@ -11,16 +11,19 @@
 //!
 //! A pair that leaves the lists while it may be disabled is enabled here first ([`Release`]), behind every
 //! order that still names it: its number may have another owner by now, and nobody would ever enable it
-//! again.
+//! again. Orders that name nobody of those who leave need not wait for all of it ([`Queue`]).
 //!
 //! The rules are [`Carrying`] and [`release`]: they say which call is next, and take its answer. Who
 //! makes the calls (a thread, a simulation) adds nothing.
+
+mod queue;
 
 use crate::batch::{Batch, Kick};
 use crate::file::Files;
 use crate::journal::{Journal, Place};
 use crate::kinds::Switch;
 use crate::page::Guards;
+pub use queue::Queue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_abi::rm::Status;
@@ -251,6 +254,10 @@ pub trait ReleaseCalls {
     fn enable(&self, batch: &Batch) -> Result<(), Refusal>;
     /// Carries out what follows a batch; a refusal changes nothing.
     fn kick(&self, kick: &Kick);
+    /// Before each call that enables: what waits and may go before the rest of `leaving` ([`Queue::overtaker`]).
+    fn between(&self, leaving: &Release) {
+        let _ = leaving;
+    }
 }
 
 /// Why a call was refused.
@@ -276,7 +283,7 @@ pub fn release(release: Release, calls: &dyn ReleaseCalls) -> Released {
             rewinding.call.rewind_gp_put = 1;
             calls.throw_away(&rewinding);
         }
-        stuck.extend(enable_what_is_left(batch, calls));
+        stuck.extend(enable_what_is_left(batch, &release, calls));
         // They are enabled; this is for firmware that has to be told twice.
         for kick in &batch.kicks {
             calls.kick(kick);
@@ -288,14 +295,20 @@ pub fn release(release: Release, calls: &dyn ReleaseCalls) -> Released {
 }
 
 /// Enables the pairs of a batch that still exist; those that could not be.
-fn enable_what_is_left(batch: &Batch, calls: &dyn ReleaseCalls) -> Vec<(Place, String)> {
+fn enable_what_is_left(
+    batch: &Batch,
+    leaving: &Release,
+    calls: &dyn ReleaseCalls,
+) -> Vec<(Place, String)> {
     let client = batch.call.h_client_list[0];
+    calls.between(leaving);
     if !calls.exists(client) || calls.enable(batch).is_ok() {
         return Vec::new();
     }
     let mut stuck = Vec::new();
     // One pair that is gone fails the whole batch.
     for (client, channel, place) in batch.entries() {
+        calls.between(leaving);
         let mut single = Batch::new(batch.via.clone());
         single.push(client, channel, place);
         let mut failed = None;

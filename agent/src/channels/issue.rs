@@ -6,13 +6,16 @@
 use crate::channels::channel::{ChannelControl, is_gone};
 use crate::clock::now_ns;
 use crate::inbox::{Mailbox, NodeInput};
+use std::cell::RefCell;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
 use tidegate_node::batch::{Batch, Kick};
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::Switch;
 use tidegate_node::ports;
-use tidegate_node::task::{Carrying, Issue, Issued, Refusal, ReleaseCalls, Task, release};
+use tidegate_node::task::{
+    Carrying, Issue, Issued, Queue, Refusal, Release, ReleaseCalls, Task, release,
+};
 
 /// Which GPU of the node, counted from 0 in order of minor number.
 pub type GpuIndex = u32;
@@ -60,20 +63,19 @@ pub fn start(
                 // The control thread has found out whether this is allowed.
                 let _ = crate::sys::schedule_fifo(priority);
             }
-            for task in task_rx {
+            let thread = Thread {
+                gpu,
+                control: &*control,
+                journal: &journal,
+                mailbox: &mailbox,
+                task_rx: &task_rx,
+                waiting: RefCell::default(),
+            };
+            while let Some(task) = thread.next() {
                 match task {
-                    Task::Issue(issue) => {
-                        let issued = carry_out(gpu, issue, &*control, &journal);
-                        mailbox.put(NodeInput::Issued(issued));
-                    }
+                    Task::Issue(issue) => thread.issue(issue),
                     Task::Release(left) => {
-                        let released = release(
-                            left,
-                            &Calls {
-                                gpu,
-                                control: &*control,
-                            },
-                        );
+                        let released = release(left, &thread);
                         mailbox.put(NodeInput::Released(released));
                     }
                 }
@@ -109,13 +111,41 @@ fn carry_out(
     carrying.issued()
 }
 
-/// The driver's calls for channels that left the lists.
-struct Calls<'a> {
+/// What the thread of one GPU works with.
+struct Thread<'a> {
     gpu: GpuIndex,
     control: &'a dyn ChannelControl,
+    journal: &'a Journal,
+    mailbox: &'a Mailbox,
+    task_rx: &'a crossbeam_channel::Receiver<Task>,
+    /// Looked at in the middle of a release, and not carried out then.
+    waiting: RefCell<Queue>,
 }
 
-impl ReleaseCalls for Calls<'_> {
+impl Thread<'_> {
+    /// What is to be done next; none when there will be nothing more.
+    fn next(&self) -> Option<Task> {
+        let waiting = self.waiting.borrow_mut().take();
+        waiting.or_else(|| self.task_rx.recv().ok())
+    }
+
+    fn issue(&self, issue: Issue) {
+        let issued = carry_out(self.gpu, issue, self.control, self.journal);
+        self.mailbox.put(NodeInput::Issued(issued));
+    }
+
+    fn overtaker(&self, leaving: &Release) -> Option<Issue> {
+        let mut waiting = self.waiting.borrow_mut();
+        let room = QUEUE.saturating_sub(waiting.len());
+        self.task_rx
+            .try_iter()
+            .take(room)
+            .for_each(|task| waiting.put(task));
+        waiting.overtaker(leaving)
+    }
+}
+
+impl ReleaseCalls for Thread<'_> {
     fn exists(&self, client: u32) -> bool {
         self.control.exists(client)
     }
@@ -145,5 +175,11 @@ impl ReleaseCalls for Calls<'_> {
 
     fn kick(&self, kick: &Kick) {
         let _ = self.control.kick(kick);
+    }
+
+    fn between(&self, leaving: &Release) {
+        while let Some(issue) = self.overtaker(leaving) {
+            self.issue(issue);
+        }
     }
 }
