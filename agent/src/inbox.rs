@@ -17,10 +17,8 @@ use tokio::sync::OwnedSemaphorePermit;
 /// A message for the control thread.
 #[derive(Debug)]
 pub enum Input {
-    /// For the shell of the node.
-    Node(NodeInput),
-    /// For the shell, from a session that may have so many messages here.
-    Said(NodeInput, Ahead),
+    /// For the shell of the node; of those that a process sends, so many may be here.
+    Node(NodeInput, Option<Ahead>),
     /// MPS runs, as this process, or no longer.
     Mps(Option<i32>),
     /// Somebody wants an answer.
@@ -31,7 +29,7 @@ pub enum Input {
 
 impl From<NodeInput> for Input {
     fn from(input: NodeInput) -> Self {
-        Self::Node(input)
+        Self::Node(input, None)
     }
 }
 

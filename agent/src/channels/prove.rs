@@ -16,7 +16,7 @@ use crate::inbox::{Mailbox, NodeInput};
 use crate::rm::{self, ControlFile, RmError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use tidegate_node::file::File;
+use tidegate_node::file::{File, SentFile};
 use tidegate_node::message::{Again, Aged, Claim, Owner, Proof};
 use tidegate_node::ports;
 
@@ -108,11 +108,7 @@ fn look(claim: Claim) -> Proof {
     match claim {
         Claim::File { session, file } => Proof::File {
             session,
-            file: file
-                .take::<Foreign>()
-                .and_then(Foreign::take)
-                .and_then(adopt)
-                .map(channel::file),
+            file: sent_file(file).map(channel::file),
         },
         Claim::Taken { session, pid, fd } => Proof::File {
             session,
@@ -144,6 +140,11 @@ fn look(claim: Claim) -> Proof {
             file: uvm_file(pid, fd).map(File::new),
         },
     }
+}
+
+/// What came with a greeting, if it is the driver's control file.
+pub(crate) fn sent_file(file: SentFile) -> Option<ControlFile> {
+    adopt(file.take::<Foreign>()?.take()?)
 }
 
 /// A copy of descriptor `fd` of a process, if it is the driver's control file.

@@ -135,7 +135,7 @@ impl ControlThread {
 
     fn take(&mut self, input: Input) {
         match input {
-            Input::Node(input) | Input::Said(input, _) => return self.shell.take(input),
+            Input::Node(input, _) => return self.shell.take(input),
             Input::Mps(pid) => self.see_mps(pid),
             Input::Ask(ask) => self.answer(ask),
             Input::Audit(kind, text) => self.shell.remark(kind, text),

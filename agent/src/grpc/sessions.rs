@@ -260,7 +260,7 @@ async fn listen(
                 let Some(ahead) = purse.go_ahead().await else {
                     break;
                 };
-                mailbox.put(Input::Said(NodeInput::Said(session, said), ahead));
+                mailbox.put(Input::Node(NodeInput::Said(session, said), Some(ahead)));
             }
         }
     }

@@ -17,13 +17,13 @@ use super::place::{NotPossible, Place, READY_NS};
 use super::verdict::{Held, Tried};
 use super::work::{KERNEL_NS, STEPS};
 use crate::channels::channel::{self, ChannelControl, Member, Plan, Restarter, Via};
-use crate::channels::journal;
+use crate::channels::{journal, prove};
 use crate::clock::now_ns;
 use crate::config::{Level, Method, MethodChoice, Role};
 use crate::inbox::{
     self, Channel, Inbox, Input, NodeInput, RmChange, Said, SetChannels, Tell, Ticket, Welcome,
 };
-use crate::rm::{ControlFile, Driver};
+use crate::rm::Driver;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
@@ -135,7 +135,9 @@ impl Trial {
         };
         let more: Vec<_> = self.inbox.input_rx.try_iter().collect();
         for input in std::iter::once(first).chain(more) {
-            let Input::Node(input) = input else { continue };
+            let Input::Node(input, _) = input else {
+                continue;
+            };
             match input {
                 NodeInput::Attached(newcomer) => {
                     newcomer.outbox.tell(Tell::Welcome(Welcome {
@@ -154,7 +156,7 @@ impl Trial {
                         page: newcomer.page,
                         file: newcomer
                             .control_file
-                            .and_then(|file| ControlFile::adopt(file.take()?).ok())
+                            .and_then(prove::sent_file)
                             .map(channel::file),
                         outbox: newcomer.outbox,
                     });
@@ -167,7 +169,7 @@ impl Trial {
                 NodeInput::Said(_, Said::ControlFile(fd)) => {
                     let pid = i32::try_from(self.child.pid()).unwrap_or(0);
                     if let Some(own) = &mut self.attached {
-                        own.file = crate::channels::prove::control_file(pid, fd).map(channel::file);
+                        own.file = prove::control_file(pid, fd).map(channel::file);
                     }
                 }
                 NodeInput::Said(_, Said::Schedule(Ticket { ticket, .. })) => {
