@@ -7,9 +7,12 @@ use tidegate_policy::ids::GpuId;
 /// Who shares one allowance of what the agent has: connections, places in the journal, time of its threads.
 ///
 /// All processes of a container are one, whatever users are in it, and so are all processes of a user that are in
-/// none. A user may be root in any number of containers, and a container may have any number of users.
+/// none. A user may be root in any number of containers, and a container may have any number of users. Who runs the
+/// agent is no tenant of it: what its user runs outside of containers is bounded by nothing but what there is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tenant {
+    /// The agent's own user's processes outside of containers.
+    Agent,
     /// A user's processes outside of containers.
     User(u32),
     /// The processes of a container, by its id.
@@ -25,6 +28,7 @@ impl Default for Tenant {
 impl fmt::Display for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Agent => f.write_str("the agent's user"),
             Self::User(uid) => write!(f, "uid {uid}"),
             Self::Container(id) => write!(f, "container {}", id.get(..12).unwrap_or(id)),
         }

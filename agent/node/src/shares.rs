@@ -2,7 +2,7 @@
 //!
 //! Nobody is given more than is left afterwards. So a tenant alone may have half of all, two of them a third each,
 //! and whoever comes after any number of greedy ones still finds as much as each of those has. Of a tenant's share one
-//! job takes no more than half of what is left: names of jobs are free to invent.
+//! job takes no more than half of what is left: names of jobs are free to invent. Who runs the agent may have all.
 
 use crate::kinds::Tenant;
 use std::collections::BTreeMap;
@@ -30,6 +30,9 @@ impl Shares {
     /// Whether `owner` may have one more of those of which `left` are free.
     #[must_use]
     pub fn allow(&self, owner: &Owner, left: usize) -> bool {
+        if owner.tenant == Tenant::Agent {
+            return left != 0;
+        }
         let tenant = self.tenants.get(&owner.tenant).copied().unwrap_or(0);
         let job = owner.job.and_then(|job| self.jobs.get(&job).copied());
         tenant < left && job.unwrap_or(0) < left.div_ceil(2)
@@ -120,6 +123,15 @@ mod tests {
         let (shares, have) = greedy(&[owner(0, 0)]);
         assert_eq!(have[0], ALL.div_ceil(3));
         assert!(shares.allow(&owner(0, 1), ALL - have[0]));
+    }
+
+    #[test]
+    fn one_job_of_who_runs_the_agent_may_have_all() {
+        let (_, have) = greedy(&[Owner {
+            tenant: Tenant::Agent,
+            job: Some(JobId(0)),
+        }]);
+        assert_eq!(have, [ALL]);
     }
 
     #[test]

@@ -116,9 +116,8 @@ struct Till {
 /// The accounts of all tenants that are attached.
 #[derive(Debug)]
 pub struct Budget {
+    /// The agent's own user has none.
     tills: Mutex<HashMap<Tenant, Till>>,
-    /// Who has no account: the agent's own user, outside of any container.
-    own: Tenant,
     refusals: Arc<Refusals>,
 }
 
@@ -128,7 +127,6 @@ impl Budget {
     pub fn new(refusals: Arc<Refusals>) -> Self {
         Self {
             tills: Mutex::default(),
-            own: Tenant::User(nix::unistd::Uid::effective().as_raw()),
             refusals,
         }
     }
@@ -136,7 +134,7 @@ impl Budget {
     /// The purse of a session of `tenant` that may say `per_second` messages.
     #[must_use]
     pub fn purse(self: &Arc<Self>, tenant: &Tenant, per_second: u32) -> Purse {
-        let shared = (*tenant != self.own).then(|| {
+        let shared = (*tenant != Tenant::Agent).then(|| {
             let mut tills = self.tills.lock().unwrap_or_else(PoisonError::into_inner);
             let till = tills.entry(tenant.clone()).or_insert_with(|| Till {
                 account: Account::default(),

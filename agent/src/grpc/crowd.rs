@@ -35,9 +35,7 @@ pub struct Crowd {
     limit: AtomicUsize,
     /// Of all strangers.
     most: usize,
-    /// Who is no stranger.
-    own: Tenant,
-    /// Whether [`Self::limit`] holds for it all the same.
+    /// Whether [`Self::limit`] holds for the agent's own user, who is no stranger.
     limits_own: bool,
     here: Mutex<HashMap<Tenant, usize>>,
     /// Where what strangers pass is looked at and closed.
@@ -62,7 +60,6 @@ impl Crowd {
             yard,
             limit: AtomicUsize::new(limit),
             most: usize::MAX,
-            own: Tenant::User(nix::unistd::Uid::effective().as_raw()),
             limits_own: false,
             here: Mutex::default(),
             refusals: Arc::default(),
@@ -131,12 +128,12 @@ impl Crowd {
     }
 
     fn allows(&self, here: &HashMap<Tenant, usize>, tenant: &Tenant) -> bool {
-        let (own, limit) = (*tenant == self.own, self.limit.load(Ordering::Relaxed));
+        let (own, limit) = (*tenant == Tenant::Agent, self.limit.load(Ordering::Relaxed));
         let held = here.get(tenant).copied().unwrap_or(0);
         if own {
             return !self.limits_own || held < limit;
         }
-        let strangers = here.iter().filter(|(tenant, _)| **tenant != self.own);
+        let strangers = here.iter().filter(|(tenant, _)| **tenant != Tenant::Agent);
         let all: usize = strangers.map(|(_, held)| held).sum();
         held < limit.min((self.most / 2).max(1)) && all < self.most
     }
@@ -194,7 +191,7 @@ mod tests {
             let strangers = (1..100).map(|uid| Tenant::User(uid + 70_000));
             let seats: Vec<Seat> = strangers.flat_map(|tenant| fill(&crowd, &tenant)).collect();
             assert_eq!(seats.len(), 256);
-            assert_eq!(fill(&crowd, &crowd.own.clone()).len(), own);
+            assert_eq!(fill(&crowd, &Tenant::Agent).len(), own);
         }
     }
 
