@@ -200,6 +200,14 @@ pub fn cgroup_of(text: &str) -> String {
         .unwrap_or_default()
 }
 
+/// The process that has this number now.
+#[must_use]
+pub fn process(pid: i32) -> Option<Process> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let started = started_of(&String::from_utf8_lossy(&stat)).unwrap_or(0);
+    Some(Process { pid, started })
+}
+
 /// Field 22 of `/proc/PID/stat`. The name in field 2 may hold anything, parentheses too.
 fn started_of(stat: &str) -> Option<u64> {
     let after_name = stat.rsplit_once(')')?.1;

@@ -212,7 +212,7 @@ impl Members {
             }
             Said::Uvm(fd) => cx.ask(Request::Claim(Claim::Uvm {
                 session: id,
-                pid: session.process().pid,
+                process: session.process(),
                 fd,
             })),
             Said::ControlFile(fd) => {
@@ -224,7 +224,7 @@ impl Members {
                 session.files.control = Control::Looking(before);
                 cx.ask(Request::Claim(Claim::Taken {
                     session: id,
-                    pid: session.process().pid,
+                    process: session.process(),
                     fd,
                 }));
             }

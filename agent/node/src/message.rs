@@ -286,7 +286,7 @@ pub enum Claim {
         /// The session.
         session: u64,
         /// Its process.
-        pid: i32,
+        process: Process,
         /// The process' own descriptor.
         fd: i32,
     },
@@ -297,7 +297,7 @@ pub enum Claim {
         /// Its control file.
         file: File,
         /// Its process, whose other control files are tried when this one does not own the client.
-        pid: i32,
+        process: Process,
         /// The client it reports.
         client: u32,
     },
@@ -306,7 +306,7 @@ pub enum Claim {
         /// The session.
         session: u64,
         /// Its process.
-        pid: i32,
+        process: Process,
         /// The process' own descriptor.
         fd: i32,
     },

@@ -17,6 +17,7 @@ use crate::rm::{self, ControlFile, RmError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use tidegate_node::file::{File, SentFile};
+use tidegate_node::kinds::Process;
 use tidegate_node::message::{Again, Aged, Claim, Owner, Proof};
 use tidegate_node::ports;
 
@@ -110,20 +111,24 @@ fn look(claim: Claim) -> Proof {
             session,
             file: sent_file(file).map(channel::file),
         },
-        Claim::Taken { session, pid, fd } => Proof::File {
+        Claim::Taken {
             session,
-            file: control_file(pid, fd).map(channel::file),
+            process,
+            fd,
+        } => Proof::File {
+            session,
+            file: control_file(process, fd).map(channel::file),
         },
         Claim::Client {
             session,
             file,
-            pid,
+            process,
             client,
         } => {
             let owns = file.get::<ControlFile>().map(|file| file.owns(client));
             let file = match owns.unwrap_or(Ok(false)) {
                 Ok(true) => Some(file),
-                Ok(false) => other_file(pid, client),
+                Ok(false) => other_file(process, client),
                 Err(error) => {
                     report(client, &error);
                     None
@@ -135,9 +140,13 @@ fn look(claim: Claim) -> Proof {
                 file,
             }
         }
-        Claim::Uvm { session, pid, fd } => Proof::Uvm {
+        Claim::Uvm {
             session,
-            file: uvm_file(pid, fd).map(File::new),
+            process,
+            fd,
+        } => Proof::Uvm {
+            session,
+            file: uvm_file(process, fd).map(File::new),
         },
     }
 }
@@ -147,9 +156,17 @@ pub(crate) fn sent_file(file: SentFile) -> Option<ControlFile> {
     adopt(file.take::<Foreign>()?.take()?)
 }
 
+/// Names a process for good, if it still is the one that attached: its number may have gone to another.
+fn open(process: Process) -> Option<OwnedFd> {
+    let pidfd = crate::sys::pidfd_open(process.pid).ok()?;
+    let there = crate::identity::process(process.pid)?;
+    let same = there == process && !crate::sys::pidfd_ended(pidfd.as_fd());
+    same.then_some(pidfd)
+}
+
 /// A copy of descriptor `fd` of a process, if it is the driver's control file.
-pub(crate) fn control_file(pid: i32, fd: i32) -> Option<ControlFile> {
-    let pidfd = crate::sys::pidfd_open(pid).ok()?;
+pub(crate) fn control_file(process: Process, fd: i32) -> Option<ControlFile> {
+    let pidfd = open(process)?;
     adopt(crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?)
 }
 
@@ -160,9 +177,9 @@ fn adopt(file: OwnedFd) -> Option<ControlFile> {
 }
 
 /// A copy of descriptor `fd` of a process, if it is the driver's UVM file.
-fn uvm_file(pid: i32, fd: i32) -> Option<OwnedFd> {
+fn uvm_file(process: Process, fd: i32) -> Option<OwnedFd> {
     let node = std::fs::metadata("/dev/nvidia-uvm").ok()?.rdev();
-    let pidfd = crate::sys::pidfd_open(pid).ok()?;
+    let pidfd = open(process)?;
     let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
     hurry(&file);
     let (major, minor) = crate::sys::character_device(file.as_fd())?;
@@ -173,9 +190,9 @@ fn uvm_file(pid: i32, fd: i32) -> Option<OwnedFd> {
 const LOOKED_AT: usize = 4_096;
 
 /// Another control file of the process that owns `client`: a process may open the device twice.
-fn other_file(pid: i32, client: u32) -> Option<File> {
-    let pidfd = crate::sys::pidfd_open(pid).ok()?;
-    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+fn other_file(process: Process, client: u32) -> Option<File> {
+    let pidfd = open(process)?;
+    let files = std::fs::read_dir(format!("/proc/{}/fd", process.pid)).ok()?;
     files.flatten().take(LOOKED_AT).find_map(|entry| {
         let target = std::fs::read_link(entry.path()).ok()?;
         if target.as_os_str() != "/dev/nvidiactl" {

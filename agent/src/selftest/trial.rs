@@ -33,7 +33,7 @@ use tidegate_driver::stop_and_resume::{
 };
 use tidegate_driver::worker::{Gone, Worker};
 use tidegate_node::file::File;
-use tidegate_node::kinds::Switch;
+use tidegate_node::kinds::{Process, Switch};
 use tidegate_node::page::PageRef;
 use tidegate_node::ports::Outbox;
 
@@ -103,6 +103,7 @@ pub fn run(
 
 /// Who attached.
 struct Attached {
+    process: Process,
     page: Option<PageRef>,
     file: Option<File>,
     outbox: Box<dyn Outbox>,
@@ -153,6 +154,7 @@ impl Trial {
                         }
                     }
                     self.attached = Some(Attached {
+                        process: newcomer.peer.process,
                         page: newcomer.page,
                         file: newcomer
                             .control_file
@@ -167,9 +169,8 @@ impl Trial {
                     }
                 }
                 NodeInput::Said(_, Said::ControlFile(fd)) => {
-                    let pid = i32::try_from(self.child.pid()).unwrap_or(0);
                     if let Some(own) = &mut self.attached {
-                        own.file = prove::control_file(pid, fd).map(channel::file);
+                        own.file = prove::control_file(own.process, fd).map(channel::file);
                     }
                 }
                 NodeInput::Said(_, Said::Schedule(Ticket { ticket, .. })) => {

@@ -80,7 +80,7 @@ impl Members {
                 let claim = Claim::Client {
                     session: id,
                     file: file.clone(),
-                    pid: session.process().pid,
+                    process: session.process(),
                     client,
                 };
                 cx.ask(Request::Claim(claim));
