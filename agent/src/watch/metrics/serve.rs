@@ -1,8 +1,9 @@
 //! The metrics endpoint: `GET /metrics` over TCP or a Unix socket, and nothing else.
 //!
 //! It lives beside the gRPC services and never speaks to the gate but through the questions that they
-//! ask. A slow scraper holds its own connection, of which there are at most [`CONNECTIONS`], each for at
-//! most [`LIMIT`]; a flood of them gets the answer that was made within the last [`FRESH`].
+//! ask. Nobody who says nothing keeps others out: of [`SILENT`] connections that have asked for nothing yet, the oldest
+//! gives way to the next. A slow scraper holds one of [`ANSWERING`] places from its question on, for at most [`LIMIT`]; a
+//! flood of them gets the answer that was made within the last [`FRESH`].
 
 use super::{Format, Scrape, render};
 use crate::clock::now_ns;
@@ -15,16 +16,21 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Mutex, Semaphore, oneshot};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::task::AbortHandle;
 
-/// Scrapers served at a time; more wait in the socket's queue.
-pub const CONNECTIONS: usize = 16;
-/// Longest life of a connection.
+/// Connections that have not asked yet.
+pub const SILENT: usize = 64;
+/// Scrapers answered at a time.
+pub const ANSWERING: usize = 16;
+/// Longest life of a connection, and of its question.
 pub const LIMIT: Duration = Duration::from_secs(10);
 /// An answer this young is given again.
 pub const FRESH: Duration = Duration::from_millis(200);
@@ -151,17 +157,14 @@ impl Endpoint {
 
     /// Serves for as long as it is polled.
     pub async fn serve(self, exporter: Exporter) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Arc::new(Places::new());
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                return;
-            };
             let accepted = match &self {
                 Self::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
-                    tokio::spawn(limited(connection(stream, exporter.clone()), place));
+                    places.admit(|place| connection(stream, exporter.clone(), place));
                 }),
                 Self::Unix(listener) => listener.accept().await.map(|(stream, _)| {
-                    tokio::spawn(limited(connection(stream, exporter.clone()), place));
+                    places.admit(|place| connection(stream, exporter.clone(), place));
                 }),
             };
             if accepted.is_err() {
@@ -172,13 +175,87 @@ impl Endpoint {
     }
 }
 
-async fn connection<S>(stream: S, exporter: Exporter)
+/// Who may be connected.
+#[derive(Debug)]
+struct Places {
+    /// Those who have asked for nothing yet, oldest first, and how each is sent away.
+    silent: std::sync::Mutex<VecDeque<(u64, AbortHandle)>>,
+    next: AtomicU64,
+    answering: Arc<Semaphore>,
+}
+
+/// One connection's.
+#[derive(Clone, Debug)]
+struct Place {
+    places: Arc<Places>,
+    number: u64,
+}
+
+impl Places {
+    fn new() -> Self {
+        Self {
+            silent: std::sync::Mutex::default(),
+            next: AtomicU64::new(0),
+            answering: Arc::new(Semaphore::new(ANSWERING)),
+        }
+    }
+
+    /// Serves one more connection; the one that has been silent for longest gives way.
+    fn admit<F>(self: &Arc<Self>, connection: impl FnOnce(Place) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let place = Place {
+            places: Arc::clone(self),
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+        };
+        let number = place.number;
+        // Held until it is in the list: it cannot leave before it came.
+        let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        let served = tokio::time::timeout(LIMIT, connection(place.clone()));
+        let task = tokio::spawn(async move {
+            let _ = served.await;
+            place.spoke();
+        });
+        silent.push_back((number, task.abort_handle()));
+        if silent.len() > SILENT
+            && let Some((_, oldest)) = silent.pop_front()
+        {
+            oldest.abort();
+        }
+    }
+}
+
+impl Place {
+    /// It is silent no more.
+    fn spoke(&self) {
+        let silent = &self.places.silent;
+        let mut silent = silent.lock().unwrap_or_else(PoisonError::into_inner);
+        silent.retain(|(number, _)| *number != self.number);
+    }
+
+    /// It asked: a place to be answered at, to be kept until the answer is written.
+    async fn asks(&self) -> Option<OwnedSemaphorePermit> {
+        self.spoke();
+        Arc::clone(&self.places.answering)
+            .acquire_owned()
+            .await
+            .ok()
+    }
+}
+
+async fn connection<S>(stream: S, exporter: Exporter, place: Place)
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
+    let answering = std::sync::Mutex::new(None);
     let answer = service_fn(|request| {
-        let exporter = exporter.clone();
-        async move { Ok::<_, Infallible>(exporter.answer(request).await) }
+        let (exporter, place, answering) = (exporter.clone(), place.clone(), &answering);
+        async move {
+            let permit = place.asks().await;
+            *answering.lock().unwrap_or_else(PoisonError::into_inner) = permit;
+            Ok::<_, Infallible>(exporter.answer(request).await)
+        }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .keep_alive(false)
@@ -188,8 +265,4 @@ where
     if let Err(error) = served {
         tracing::debug!(%error, "a scraper left");
     }
-}
-
-async fn limited(connection: impl Future<Output = ()>, _place: tokio::sync::OwnedSemaphorePermit) {
-    let _ = tokio::time::timeout(LIMIT, connection).await;
 }
