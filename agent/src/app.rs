@@ -75,8 +75,8 @@ pub struct Options {
     pub vgpu_shim: Option<PathBuf>,
     /// Ask a running agent to step aside.
     pub replace: bool,
-    /// Where decisions are recorded.
-    pub record: Option<PathBuf>,
+    /// Where decisions are recorded, and how many bytes of them at most.
+    pub record: Option<(PathBuf, u64)>,
     /// What is logged.
     pub log_level: LogLevel,
 }
@@ -168,8 +168,10 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let (sender, events) = EventLog::start().map_err(starting("start the event thread"))?;
     let gpus = issuers(&driver, &choice, &journal, &mailbox, fifo)?;
     let notifier = Arc::new(Notifier::from_environment());
-    let recorder = options.record.as_deref().map(Recorder::start).transpose();
+    let recorder = options.record.as_ref();
     let recorder = recorder
+        .map(|(file, limit)| Recorder::start(file, *limit))
+        .transpose()
         .map_err(starting("begin the recording"))?
         .map(|recorder| Box::new(recorder) as Box<dyn ports::Recorder>);
     let about = About {

@@ -37,6 +37,9 @@ struct Arguments {
     /// Write every decision, and what it was made from, to a file that replay makes them from again.
     #[arg(long, env = "TIDEGATE_RECORD", value_name = "FILE")]
     record: Option<PathBuf>,
+    /// How large that file may become; the recording ends there, and the agent goes on.
+    #[arg(long, env = "TIDEGATE_RECORD_LIMIT", value_name = "SIZE", default_value = "4GiB", value_parser = size)]
+    record_limit: u64,
     /// Be the GPU work that the self-test looks at.
     #[arg(long, hide = true)]
     self_test_work: bool,
@@ -74,6 +77,10 @@ fn main() -> ExitCode {
 fn manual() -> anyhow::Result<()> {
     let page = tidegate_agent::cli::manual::page(Arguments::command(), "8")?;
     Ok(std::io::stdout().write_all(&page)?)
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    tidegate_agent::config::size(text).ok_or_else(|| "expected a size such as \"4GiB\"".to_owned())
 }
 
 fn assignment(text: &str) -> Result<(String, String), String> {
@@ -118,7 +125,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         device: arguments.device,
         vgpu_shim: arguments.vgpu_shim,
         replace: arguments.replace,
-        record: arguments.record,
+        record: arguments.record.map(|file| (file, arguments.record_limit)),
         log_level,
     };
     Ok(app::run(&options)?)

@@ -190,7 +190,8 @@ pub(super) fn show_duration(time: Duration) -> String {
 }
 
 /// "64MiB" and the like.
-fn bytes(text: &str) -> Option<u64> {
+#[must_use]
+pub fn bytes(text: &str) -> Option<u64> {
     measure(text, &SIZES)
 }
 

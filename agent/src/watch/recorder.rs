@@ -3,7 +3,7 @@
 //! For `--record FILE`; the format is [`tidegate_replay::decisions`]'. The control thread copies each
 //! event and effect into a queue that was made beforehand, those about memory, which carry lists, as
 //! lines, and never waits: what does not fit is counted, and the recording says that it has a hole. A
-//! thread of its own writes.
+//! thread of its own writes, up to a limit: a recording that was forgotten fills no disk.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::fs::File;
@@ -39,18 +39,18 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a recording in `file`, which is made anew.
+    /// Begins a recording in `file`, which is made anew, and ends it before it is larger than `limit` bytes.
     ///
     /// # Errors
     /// When the file or the thread cannot be made.
-    pub fn start(file: &Path) -> io::Result<Self> {
+    pub fn start(file: &Path, limit: u64) -> io::Result<Self> {
         let out = BufWriter::new(File::create(file)?);
         let (entry_tx, entry_rx) = bounded(QUEUE);
         let name = file.to_owned();
         let writer = std::thread::Builder::new()
             .name("tg-record".to_owned())
             .spawn(move || {
-                if let Err(error) = write(out, &entry_rx) {
+                if let Err(error) = write(out, limit, &entry_rx) {
                     tracing::error!(file = %name.display(), "the recording ends: {error}");
                 }
             })?;
@@ -104,22 +104,54 @@ impl Drop for Recorder {
     }
 }
 
-fn write(mut out: BufWriter<File>, entry_rx: &Receiver<Entry>) -> io::Result<()> {
+fn write(mut out: impl Write, limit: u64, entry_rx: &Receiver<Entry>) -> io::Result<()> {
+    let (mut text, mut left) = (Vec::new(), limit);
     for entry in entry_rx {
+        text.clear();
         match entry {
             Entry::Start(config, gpus, now) => {
-                decisions::write_start(&mut out, &config, gpus, now)?;
+                decisions::write_start(&mut text, &config, gpus, now)?;
             }
             Entry::Configured(config, now) => {
-                decisions::write_configured(&mut out, &config, now)?;
+                decisions::write_configured(&mut text, &config, now)?;
             }
-            Entry::Event(event) => decisions::write_event(&mut out, &event)?,
-            Entry::Effect(effect) => decisions::write_effect(&mut out, &effect)?,
-            Entry::Lost(count) => decisions::write_lost(&mut out, count)?,
+            Entry::Event(event) => decisions::write_event(&mut text, &event)?,
+            Entry::Effect(effect) => decisions::write_effect(&mut text, &effect)?,
+            Entry::Lost(count) => decisions::write_lost(&mut text, count)?,
         }
+        let whole = left.checked_sub(text.len() as u64);
+        let Some(rest) = whole else {
+            out.flush()?;
+            let full = format!("it would be larger than its limit of {limit} bytes");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, full));
+        };
+        left = rest;
+        out.write_all(&text)?;
         if entry_rx.is_empty() {
             out.flush()?;
         }
     }
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_ends_with_a_whole_entry_before_its_limit() {
+        let entries = || {
+            let (entry_tx, entry_rx) = bounded(QUEUE);
+            for count in 1..=1_000 {
+                entry_tx.send(Entry::Lost(count)).expect("there is room");
+            }
+            entry_rx
+        };
+        let (mut all, mut some) = (Vec::new(), Vec::new());
+        write(&mut all, u64::MAX, &entries()).expect("there is no limit");
+        let ended = write(&mut some, 1_000, &entries()).expect_err("it is too long");
+        assert_eq!(ended.kind(), io::ErrorKind::StorageFull);
+        assert!(some.len() <= 1_000 && some.len() > 900, "{}", some.len());
+        assert!(all.starts_with(&some) && some.ends_with(b"\n"));
+    }
 }
