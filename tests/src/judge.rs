@@ -65,6 +65,8 @@ pub struct Verdict {
     pub preemptions: u64,
     /// Longest time a channel stayed disabled with no live agent.
     pub worst_stuck_ns: u64,
+    /// From each of those busy edges to the stop of all offline channels.
+    pub stops_ns: Vec<u64>,
     /// Time offline was on the engine.
     pub offline_ran_ns: u64,
     /// Wakes inside a request whose edge then shut the gate, to be dated by [`Self::date`].
@@ -420,6 +422,8 @@ fn judge_edges(
             continue;
         }
         verdict.edges += 1;
+        let stop = begun.first().map(|s| s.from - request.start_ns);
+        verdict.stops_ns.extend(stop);
         let answered = begun
             .iter()
             .any(|s| s.from < request.start_ns + EDGE_DEADLINE_NS);

@@ -342,6 +342,7 @@ pub fn run(
         figures.worst_stuck_ns = figures.worst_stuck_ns.max(verdict.worst_stuck_ns);
         figures.offline_ns += verdict.offline_ran_ns;
         figures.total_ns += took;
+        totals.stops_ns.extend(verdict.stops_ns);
         let violations = verdict.violations.into_iter();
         totals
             .violations

@@ -38,9 +38,19 @@ pub struct Totals {
     pub figures: Figures,
     /// Real processes of which launches are all that can be held: short requests end before it shows.
     pub launches_only: bool,
+    /// Real processes: from each busy edge that met offline work to the stop of all of it, ns.
+    pub stops_ns: Vec<u64>,
 }
 
 impl Totals {
+    /// Median of [`Self::stops_ns`].
+    #[must_use]
+    pub fn stop_p50_ns(&self) -> Option<u64> {
+        let mut sorted = self.stops_ns.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 2).copied()
+    }
+
     /// Too little happened for the verdict to mean anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
