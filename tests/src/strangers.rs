@@ -141,16 +141,41 @@ fn open(path: &Path, mode: u32) {
     std::fs::set_permissions(path, mode).expect("own file");
 }
 
-/// What a stranger does; `{}` stands for a client of its own.
-const ATTACKS: [(&str, &[&str]); 10] = [
-    ("connections to hook.sock", &["hold hook.sock 1500"]),
-    ("connections to status.sock", &["hold status.sock 1500"]),
-    ("sockets that linger", &["linger"]),
-    (
+/// What a stranger does.
+#[derive(Debug)]
+pub struct Attack {
+    /// For a command line.
+    pub name: &'static str,
+    /// For people.
+    what: &'static str,
+    /// What it is told, one after the other; the last goes on. `{}` stands for a client of its own.
+    words: &'static [&'static str],
+}
+
+const fn attack(name: &'static str, what: &'static str, words: &'static [&'static str]) -> Attack {
+    Attack { name, what, words }
+}
+
+/// Every kind.
+pub const ATTACKS: [Attack; 10] = [
+    attack(
+        "hook-connections",
+        "connections to hook.sock",
+        &["hold hook.sock 1500"],
+    ),
+    attack(
+        "status-connections",
+        "connections to status.sock",
+        &["hold status.sock 1500"],
+    ),
+    attack("lingering-sockets", "sockets that linger", &["linger"]),
+    attack(
+        "lingering-file",
         "a control file that lingers",
         &["connect lingering", "hello offline lingering"],
     ),
-    (
+    attack(
+        "invented-channels",
         "invented channels",
         &[
             "connect",
@@ -159,20 +184,28 @@ const ATTACKS: [(&str, &[&str]); 10] = [
             "invent {} 1024",
         ],
     ),
-    (
+    attack(
+        "storm",
         "long messages",
         &["connect", "hello offline storm", "storm 50 2000"],
     ),
-    (
+    attack(
+        "long-message",
         "a message of 120,000 changes",
         &["connect", "hello offline huge", "storm 1 120000"],
     ),
-    ("notes", &["connect", "hello offline notes", "flood 20000"]),
-    (
+    attack(
+        "notes",
+        "notes",
+        &["connect", "hello offline notes", "flood 20000"],
+    ),
+    attack(
+        "large-message",
         "a message of 2 MiB",
         &["connect", "hello offline huge", "huge"],
     ),
-    (
+    attack(
+        "pages",
         "random pages",
         &[
             "connect",
@@ -182,6 +215,39 @@ const ATTACKS: [(&str, &[&str]); 10] = [
         ],
     ),
 ];
+
+/// Latencies of an honest job's preemptions, ns, on one node: alone, and then beside strangers of one kind.
+#[derive(Clone, Debug, Default)]
+pub struct Paired {
+    /// Before any was here.
+    pub alone: Vec<u64>,
+    /// While one attacks, is gone, and the next one comes.
+    pub beside: Vec<u64>,
+}
+
+/// Measures so many edges of each, a new stranger for every tenth. None: nobody can become another user here.
+///
+/// # Errors
+/// When the job was not stopped, or not woken again.
+pub fn paired(attack: &Attack, edges: u32) -> Option<Result<Paired, String>> {
+    let mut honest = Honest::beside_strangers("[limits]\nconnections_per_uid = 64\n")?;
+    let measure = |honest: &mut Honest| -> Result<Paired, String> {
+        let mut found = Paired::default();
+        for _ in 0..edges {
+            found.alone.push(honest.turn()?);
+        }
+        for _ in 0..edges.div_ceil(10) {
+            let stranger = attacks(honest, attack.words);
+            for _ in 0..9 {
+                found.beside.push(honest.turn()?);
+            }
+            drop(stranger);
+            found.beside.push(honest.turn()?);
+        }
+        Ok(found)
+    };
+    Some(measure(&mut honest).map_err(|what| format!("beside {}: {what}", attack.what)))
+}
 
 /// What came of all schedules.
 #[derive(Clone, Debug, Default)]
@@ -265,9 +331,8 @@ fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), S
     let mut kinds = Vec::new();
     for _ in 0..rng.between(1, 5) {
         let which = usize::try_from(rng.between(0, ATTACKS.len() as u64)).unwrap_or(0);
-        let (kind, words) = ATTACKS[which];
-        kinds.push(kind);
-        strangers.push(attacks(honest, words));
+        kinds.push(ATTACKS[which].what);
+        strangers.push(attacks(honest, ATTACKS[which].words));
     }
     let wrong = |what: String| format!("beside {}: {what}", kinds.join(", "));
     for _ in 0..EDGES {

@@ -7,7 +7,8 @@
 //!   the calling thread), and to the return of the last disable, on 1 and on 8 virtual GPUs; and
 //!   the return with the driver's locks as they are, with patch A and with patch B; and the slower
 //!   lane of a process without a page, and an agent to whom strangers connect ten thousand times a second. Beside it the floor: two threads in a row woken by nothing
-//!   but each other. And what the three kinds of locks add for each millisecond a disable takes.
+//!   but each other. And what the three kinds of locks add for each millisecond a disable takes. With
+//!   `--attack KIND`: what strangers of that kind cost an honest job's preemption, and nothing else.
 //! * `attach`: from the start of the first context to the agent's welcome, and what the library
 //!   adds to its host process.
 //! * `agent`: its memory, its processor time while nothing happens, its start with 8 virtual GPUs, and what
@@ -50,6 +51,7 @@ mod replay;
 mod replay_demo;
 mod row;
 mod selection;
+mod strangers;
 mod traces;
 
 use crate::row::Row;
@@ -72,6 +74,9 @@ struct Args {
     /// Busy edges measured for each row of `edge`.
     #[arg(long, default_value_t = 400)]
     edges: u32,
+    /// For `edge`: an honest job's preemption beside strangers of this kind against the same alone, and nothing else.
+    #[arg(long = "attack", value_name = "KIND", num_args = 1.., value_parser = clap::builder::PossibleValuesParser::new(strangers::names()))]
+    attacks: Vec<String>,
     /// Restarts measured for `agent`.
     #[arg(long, default_value_t = 100)]
     restarts: usize,
@@ -144,7 +149,15 @@ fn main() -> ExitCode {
     if wants(What::Hook) {
         rows.extend(hook::measure(args.rounds));
     }
-    if wants(What::Edge) {
+    if !args.attacks.is_empty() {
+        match strangers::measure(&args.attacks, args.edges) {
+            Ok(found) => rows.extend(found),
+            Err(error) => {
+                eprintln!("bench: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    } else if wants(What::Edge) {
         rows.extend(edge::measure(args.edges));
     }
     if wants(What::Attach) {
