@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use tidegate_tests::{Node, Running, TRUSTING, built, compile, compile_driver, watch};
+use tidegate_tests::{Node, Online, Running, TRUSTING, built, compile, compile_driver, watch};
 
 /// How many launches: `TIDEGATE_STRESS_LAUNCHES=10000000`.
 fn setting(name: &str, default: u64) -> u64 {
@@ -93,6 +93,36 @@ fn where_membarrier_is_refused_none_runs_while_idle_stands_either() {
     let run = run(&node, command, share, setting("TIDEGATE_SEED", 1), 3);
     assert_eq!(run.counted, run.made);
     assert!(run.idle >= 50, "an empty run: {}", run.idle);
+}
+
+/// `apps/contexts.c`, online; it is driven as the online program is.
+#[track_caller]
+fn contexts(node: &Node) -> Online {
+    let mut command = node.preloaded(compile("contexts", &["-lcuda"]), "online");
+    Online::from_command(&mut command)
+}
+
+/// P-LIBRARY-3: captures and forks are not noticed.
+#[test]
+fn a_capture_whose_stream_or_context_goes_does_not_keep_its_process_busy() {
+    let node = Node::new(&[], TRUSTING);
+    let mut program = contexts(&node);
+    for _ in 0..3 {
+        program.say("abandon");
+        program.say("launch 100000");
+        watch::wait_open(&node, 0, program.process.pid());
+    }
+}
+
+/// P-LIBRARY-3: captures, forks, and the ends of contexts and streams are not noticed.
+#[test]
+fn work_that_waits_for_another_thread_ends_however_a_context_or_stream_of_it_is_ended() {
+    let node = Node::new(&[], TRUSTING);
+    let mut program = contexts(&node);
+    program.say("entangle 20");
+    watch::wait_open(&node, 0, program.process.pid());
+    program.say("launch 100000");
+    watch::wait_open(&node, 0, program.process.pid());
 }
 
 /// P-GATE-4: idle means that nothing runs.

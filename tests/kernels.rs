@@ -15,6 +15,8 @@ const PEER_PIDFD: &str = "55:2=77";
 const MEMBARRIER: &str = "324";
 const CLOSE_RANGE: &str = "436";
 const UNSHARE: &str = "272";
+/// `madvise` with `MADV_WIPEONFORK`.
+const WIPE_ON_FORK: &str = "28:2=18";
 /// What Linux 5.10 lacks of what the agent and the library use.
 const LINUX_5_10: [&str; 2] = [FUTEX_WAITV, PEER_PIDFD];
 
@@ -162,4 +164,28 @@ fn where_membarrier_is_refused_the_gate_works_and_status_says_how_launches_are_c
         assert_eq!(process["counts"], "atomic adds", "{process}");
     }
     programs.are_gated(&node, 5);
+}
+
+/// P-LIBRARY-3: captures and forks are not noticed.
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
+#[test]
+fn where_memory_cannot_be_wiped_on_fork_children_start_over_and_offline_is_gated() {
+    let node = node(&[], TRUSTING);
+    Programs::start(&node, &[WIPE_ON_FORK]).are_gated(&node, 3);
+    let forks = compile("forks", &["-lcuda"]);
+    for role in ["online", "offline"] {
+        let mut command = without(&[WIPE_ON_FORK], &node.preloaded(&forks, role));
+        command.stdout(Stdio::piped());
+        let output = Running::start("forks", &mut command).succeed();
+        assert_eq!(output.trim(), "ok", "{role}");
+    }
+}
+
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
+#[test]
+fn where_a_sandbox_refuses_much_at_once_offline_is_gated() {
+    const PIDFD_GETFD: &str = "438";
+    let refused = [WIPE_ON_FORK, FUTEX_WAITV, PIDFD_GETFD, MEMBARRIER];
+    let node = node(&[], TRUSTING);
+    Programs::start(&node, &refused).are_gated(&node, 3);
 }

@@ -159,8 +159,8 @@ impl Bell {
     }
 }
 
-/// Maps zeroed private memory that a forked child finds zeroed again.
-pub fn map_wiped_on_fork(bytes: usize) -> Option<*mut core::ffi::c_void> {
+/// Maps zeroed private memory.
+pub fn map_private(bytes: usize) -> Option<*mut core::ffi::c_void> {
     // SAFETY: a fresh anonymous mapping; no existing memory is named.
     let at = unsafe {
         libc::mmap(
@@ -172,16 +172,30 @@ pub fn map_wiped_on_fork(bytes: usize) -> Option<*mut core::ffi::c_void> {
             0,
         )
     };
-    if at == libc::MAP_FAILED {
-        return None;
-    }
-    // SAFETY: the range was mapped above and is nobody else's.
-    if unsafe { libc::madvise(at, bytes, libc::MADV_WIPEONFORK) } != 0 {
-        // SAFETY: as above.
-        unsafe { libc::munmap(at, bytes) };
-        return None;
-    }
-    Some(at)
+    (at != libc::MAP_FAILED).then_some(at)
+}
+
+/// Puts zeroed private memory in the place of a mapping.
+///
+/// # Safety
+/// Nobody else uses it meanwhile, and all-zero is a valid value of what is in it.
+pub unsafe fn map_anew(at: *mut core::ffi::c_void, bytes: usize) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: a mapping of the caller's is replaced by one as large.
+    unsafe { libc::mmap(at, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+}
+
+/// Has a forked child find a mapping zeroed: by the kernel, or where that knows no such advice (gVisor) by `wipe`, which
+/// `fork` then runs in the child. A child of a bare `clone` finds its parent's there. `false`: neither is to be had.
+pub fn wipe_on_fork(
+    at: *mut core::ffi::c_void,
+    bytes: usize,
+    wipe: unsafe extern "C" fn(),
+) -> bool {
+    // SAFETY: advice on a mapping of the caller's.
+    let wiped = unsafe { libc::madvise(at, bytes, libc::MADV_WIPEONFORK) } == 0;
+    // SAFETY: a function of this library, which is never unloaded.
+    wiped || unsafe { libc::pthread_atfork(None, None, Some(wipe)) } == 0
 }
 
 /// Stores a pointer into an empty cell; the one that ends up there.

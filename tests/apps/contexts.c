@@ -5,10 +5,16 @@
  *   launch NS         a kernel of NS nanoseconds in every context, not waited for
  *   sync              waits for everything launched
  *   cycle COUNT NS    COUNT times: a context, a kernel of NS nanoseconds in it, waited for, and the context destroyed
+ *   abandon           begins a capture on a stream and destroys the stream, and the same with the context of another
+ *   entangle COUNT    COUNT times: destroys a context, and then a stream, whose work waits for a thread that uses another context
  * Device ordinal: first argument, 0 by default; one context exists from the start. */
 #include "tg.h"
+#include <pthread.h>
+#include <semaphore.h>
 
-enum { MOST = 64 };
+CUresult cuLaunchHostFunc(CUstream, void (*)(void *), void *);
+
+enum { MOST = 64, RELAXED = 2 };
 static struct { CUcontext context; CUstream stream; CUfunction spin; } of[MOST];
 static int held;
 static CUdevice device;
@@ -40,6 +46,63 @@ static void sync(int at)
 {
     MUST(cuCtxSetCurrent(of[at].context));
     MUST(cuStreamSynchronize(of[at].stream));
+}
+
+static void abandon(void)
+{
+    CUstream stream;
+    MUST(cuCtxSetCurrent(of[0].context));
+    MUST(cuStreamCreate(&stream, 1));
+    MUST(cuStreamBeginCapture_v2(stream, RELAXED));
+    MUST(cuStreamDestroy_v2(stream));
+    make();
+    MUST(cuStreamBeginCapture_v2(of[held - 1].stream, RELAXED));
+    drop();
+    MUST(cuCtxSetCurrent(of[0].context));
+}
+
+static sem_t asked, answered;
+
+/* Uses the first context whenever it is asked to. */
+static void *other_thread(void *nothing)
+{
+    CUstream stream;
+    for (;;) {
+        sem_wait(&asked);
+        MUST(cuCtxSetCurrent(of[0].context));
+        MUST(cuStreamCreate(&stream, 1));
+        tg_spin(of[0].spin, stream, 1000, 1);
+        MUST(cuStreamDestroy_v2(stream));
+        sem_post(&answered);
+    }
+    return nothing;
+}
+
+/* Work of the GPU that ends when another thread of the program has done something. */
+static void wait_for_the_other(void *nothing)
+{
+    (void)nothing;
+    sem_post(&asked);
+    sem_wait(&answered);
+}
+
+static void entangle(void)
+{
+    static pthread_t other;
+    if (!other) {
+        sem_init(&asked, 0, 0);
+        sem_init(&answered, 0, 0);
+        pthread_create(&other, 0, other_thread, 0);
+    }
+    make();
+    tg_spin(of[held - 1].spin, of[held - 1].stream, 1000000, tag++);
+    MUST(cuLaunchHostFunc(of[held - 1].stream, wait_for_the_other, 0));
+    drop();
+    make();
+    MUST(cuLaunchHostFunc(of[held - 1].stream, wait_for_the_other, 0));
+    MUST(cuStreamDestroy_v2(of[held - 1].stream));
+    drop();
+    MUST(cuCtxSetCurrent(of[0].context));
 }
 
 static void done(void)
@@ -74,6 +137,10 @@ int main(int argc, char **argv)
                 sync(held - 1);
                 drop();
             }
+        } else if (!strcmp(what, "abandon")) {
+            abandon();
+        } else if (!strcmp(what, "entangle")) {
+            while (a--) entangle();
         } else {
             fprintf(stderr, "contexts: unknown command %s\n", what);
             return 2;

@@ -1,15 +1,17 @@
 //! Stream captures: counted before they begin, so that the prober never breaks one.
 
+use crate::activity::contexts;
 use crate::activity::launch::captures;
+use crate::activity::registry::Contexts;
 use crate::activity::slots::ANNOUNCE;
 use crate::hook::driver;
-use crate::process::guarded;
+use crate::process::{guarded, known};
 use crate::sys;
 use tidegate_abi::cuda::CUresult;
 use tidegate_core::gate::Capture;
 
 /// A call that begins a capture.
-pub fn begin(_stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+pub fn begin(stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     if crate::process::disabled() {
         return call();
     }
@@ -19,7 +21,9 @@ pub fn begin(_stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
         std::thread::yield_now();
     }
     let result = call();
-    if !result.is_ok() {
+    if result.is_ok() {
+        note(|contexts, context| contexts.capture_begins(stream as usize, context));
+    } else {
         ANNOUNCE.capture_ended();
     }
     result
@@ -42,6 +46,19 @@ pub fn end(stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     // An invalidated capture ends with an error, one ended from the wrong thread goes on.
     if before && !active(stream) {
         ANNOUNCE.capture_ended();
+        note(|contexts, _| contexts.capture_ended(stream as usize));
     }
     result
+}
+
+/// Tells the registry of a capture: one whose stream or context goes ends by that.
+fn note(tell: impl FnOnce(&mut Contexts, usize)) {
+    guarded(|| {
+        sys::keeping_errno(|| {
+            let context = driver::driver().and_then(contexts::current);
+            if let (Some(process), Some((context, _))) = (known(), context) {
+                tell(&mut sys::lock(&process.contexts), context);
+            }
+        });
+    });
 }

@@ -1,11 +1,11 @@
 //! Contexts and streams that live, and on which device: what the prober may ask.
 //!
-//! Every call that ends a context or a stream runs under this registry's lock, and so does every
-//! question of the prober: it never uses a dead handle. A launch never takes the lock: it reads
+//! A call that ends a context or a stream takes it from the registry first, and keeps clear of the prober's questions
+//! ([`super::registry`]): the prober never uses a dead handle. A launch never takes the registry's lock: it reads
 //! [`super::streams`], or asks for the thread's current context.
 
 use super::registry::{Orphan, Stream};
-use super::slots;
+use super::slots::{self, ANNOUNCE};
 use crate::hook::driver::{self, Driver};
 use crate::memory::gone;
 use crate::process::{Process, Start, guarded, known, process};
@@ -81,28 +81,57 @@ pub fn retained(
     result
 }
 
+/// Makes a call that may end something of `device`, while the prober asks nothing there.
+fn ending(process: &Process, device: usize, call: impl FnOnce() -> CUresult) -> CUresult {
+    let thread = sys::gettid();
+    // The prober's questions are a few hundred nanoseconds each.
+    while !sys::lock(&process.contexts).ends(device, thread) {
+        std::thread::yield_now();
+    }
+    let result = call();
+    sys::lock(&process.contexts).ended(device, thread);
+    result
+}
+
 /// A call that ends one context.
 pub fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = known() else {
         return call();
     };
-    let mut contexts = sys::lock(&process.contexts);
-    let result = call();
+    let device = sys::lock(&process.contexts).device_of(context as usize);
+    let Some(device) = device else {
+        return call();
+    };
+    let mut leaving = None;
+    let result = ending(process, device, || {
+        // The handle may be another context's before the call is back.
+        let mut contexts = sys::lock(&process.contexts);
+        leaving = contexts.take_context(&process.stream_devices, context as usize);
+        drop(contexts);
+        call()
+    });
     if result.is_ok() {
-        contexts.forget_context(&process.stream_devices, context as usize);
-        slots::forget_stream();
-        gone::context_gone(process, context as usize);
+        context_gone(process, context as usize);
+    } else if let Some(leaving) = leaving {
+        sys::lock(&process.contexts).put_back(&process.stream_devices, leaving);
     }
     result
 }
 
+/// After a context is gone.
+fn context_gone(process: &Process, context: usize) {
+    let captures = sys::lock(&process.contexts).captures_gone(|_, of| of == context);
+    (0..captures).for_each(|_| ANNOUNCE.capture_ended());
+    slots::forget_stream();
+    gone::context_gone(process, context);
+}
+
 /// A call that may end a device's primary context.
 pub fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let Some(process) = known() else {
+    let (Some(process), Ok(at)) = (known(), usize::try_from(device)) else {
         return call();
     };
-    let mut contexts = sys::lock(&process.contexts);
-    let result = call();
+    let result = ending(process, at, call);
     if result.is_ok()
         && let Some(driver) = driver::driver()
     {
@@ -111,21 +140,35 @@ pub fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
         let known =
             unsafe { (driver.primary_state)(device, &raw mut flags, &raw mut active) }.is_ok();
         if known && active == 0 {
-            // A primary context and those made by cuCtxCreate look alike; only the driver can tell
-            // which still answer, and a context that does not is skipped by the prober.
-            let gone: Vec<usize> = usize::try_from(device)
-                .map(|at| contexts.contexts_of(at).collect())
-                .unwrap_or_default();
-            for context in gone {
-                if !lives(driver, context) {
-                    contexts.forget_context(&process.stream_devices, context);
-                    gone::context_gone(process, context);
-                }
-            }
+            forget_dead(process, driver, at);
         }
         slots::forget_stream();
     }
     result
+}
+
+/// Forgets the contexts of a device that do not answer. A primary context and those made by cuCtxCreate look alike; only
+/// the driver can tell which still answer, and a context that does not is skipped by the prober.
+fn forget_dead(process: &Process, driver: &Driver, device: usize) {
+    let (noted, all) = {
+        let contexts = sys::lock(&process.contexts);
+        let all: Vec<usize> = contexts.contexts_of(device).collect();
+        (contexts.noted(), all)
+    };
+    let dead = all.into_iter().filter(|context| !lives(driver, *context));
+    let dead: Vec<usize> = dead.collect();
+    let mut contexts = sys::lock(&process.contexts);
+    if contexts.noted() != noted {
+        // One of them may have come back under its old handle.
+        return;
+    }
+    for context in &dead {
+        contexts.take_context(&process.stream_devices, *context);
+    }
+    drop(contexts);
+    for context in dead {
+        context_gone(process, context);
+    }
 }
 
 fn lives(driver: &Driver, context: usize) -> bool {
@@ -167,25 +210,49 @@ pub fn stream_destroyed(
     let Some(process) = known() else {
         return call();
     };
-    let mut contexts = sys::lock(&process.contexts);
-    let orphan = contexts
-        .stream(stream as usize)
-        .filter(|_| process.role().counts())
-        .and_then(|known| mark_end(stream, known));
-    let result = call();
+    let handle = stream as usize;
+    let known = sys::lock(&process.contexts).stream(handle);
+    let Some(known) = known else {
+        let result = call();
+        if result.is_ok() {
+            captures_gone(process, handle);
+        }
+        return result;
+    };
+    let mut orphan = None;
+    let result = ending(process, known.device, || {
+        orphan = Some(known)
+            .filter(|_| process.role().counts())
+            .and_then(|known| mark_end(stream, known));
+        // The handle may be another stream's before the call is back.
+        sys::lock(&process.contexts).take_stream(handle);
+        process.stream_devices.remove(handle as u64);
+        let result = call();
+        let mut contexts = sys::lock(&process.contexts);
+        if !result.is_ok() {
+            contexts.insert_stream(handle, known);
+            process.stream_devices.insert(handle as u64, known.device);
+        }
+        if let Some(orphan) = orphan {
+            contexts.leave(orphan);
+        }
+        result
+    });
     if result.is_ok() {
-        contexts.forget_stream(stream as usize);
-        process.stream_devices.remove(stream as u64);
-    }
-    if let Some(orphan) = orphan {
-        contexts.leave(orphan);
+        captures_gone(process, handle);
     }
     result
 }
 
+/// After a stream is gone: a capture that began on it has no end.
+fn captures_gone(process: &Process, stream: usize) {
+    let captures = sys::lock(&process.contexts).captures_gone(|of, _| of == stream);
+    (0..captures).for_each(|_| ANNOUNCE.capture_ended());
+}
+
 fn mark_end(stream: *mut core::ffi::c_void, known: Stream) -> Option<Orphan> {
     let driver = driver::driver()?;
-    if slots::ANNOUNCE.capturing() {
+    if ANNOUNCE.capturing() {
         return None;
     }
     // SAFETY: the caller is about to destroy the stream, so it is live; the event is ours.

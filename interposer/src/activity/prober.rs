@@ -6,7 +6,6 @@
 //! [`tidegate_core::activity`]; here are the questions to the streams, the figures that go with the
 //! edge, and the slots of threads that are gone.
 
-use super::registry::Contexts;
 use super::slots::{self, ANNOUNCE, Slot};
 use crate::clock;
 use crate::hook::driver::{self, Driver};
@@ -299,27 +298,37 @@ fn ask(process: &'static Process, driver: &Driver, device: usize) -> Answer {
     if !ANNOUNCE.probe_begins() {
         return Answer::Busy;
     }
-    let answer = {
-        let mut contexts = sys::lock(&process.contexts);
-        ask_all(driver, &mut contexts, device, &touched, every)
+    // In doubt it is busy: a call that ends a context or a stream waits for work.
+    let answer = if sys::lock(&process.contexts).asks(device, sys::thread_exists) {
+        let answer = ask_all(process, driver, device, &touched, every);
+        sys::lock(&process.contexts).asked();
+        answer
+    } else {
+        Answer::Busy
     };
     ANNOUNCE.probe_ended();
     answer
 }
 
+/// Asks while [`super::registry::Contexts::asks`] keeps everything of the device alive.
 fn ask_all(
+    process: &Process,
     driver: &Driver,
-    contexts: &mut Contexts,
     device: usize,
     touched: &BTreeSet<u64>,
     every: bool,
 ) -> Answer {
     let legacy = CU_STREAM_LEGACY as u64;
+    let (contexts, streams, orphans) = {
+        let registry = sys::lock(&process.contexts);
+        let contexts: Vec<usize> = registry.contexts_of(device).collect();
+        let streams: Vec<_> = registry.streams_of(device).collect();
+        (contexts, streams, registry.orphans_of(device))
+    };
     if every || touched.contains(&legacy) {
-        let all: Vec<usize> = contexts.contexts_of(device).collect();
-        for context in all {
+        for context in contexts {
             let asked = within(driver, context, || {
-                // SAFETY: a constant handle in a context that the registry's lock keeps alive.
+                // SAFETY: a constant handle in a context that nobody ends meanwhile.
                 unsafe { (driver.stream_query)(CU_STREAM_LEGACY as CUstream) }
             });
             if asked == Answer::Busy {
@@ -327,19 +336,19 @@ fn ask_all(
             }
         }
     }
-    for (handle, stream) in contexts.streams_of(device) {
+    for (handle, stream) in streams {
         if !every && !touched.contains(&(handle as u64)) {
             continue;
         }
         let asked = within(driver, stream.context, || {
-            // SAFETY: the registry's lock keeps the stream alive.
+            // SAFETY: nobody ends the stream meanwhile.
             unsafe { (driver.stream_query)(handle as CUstream) }
         });
         if asked == Answer::Busy {
             return Answer::Busy;
         }
     }
-    for orphan in contexts.orphans_of(device) {
+    for orphan in orphans {
         let asked = within(driver, orphan.context, || {
             // SAFETY: an event of ours, destroyed only below.
             unsafe { (driver.event_query)(orphan.event as CUevent) }
@@ -347,7 +356,7 @@ fn ask_all(
         if asked == Answer::Busy {
             return Answer::Busy;
         }
-        contexts.adopt(orphan.event);
+        sys::lock(&process.contexts).adopt(orphan.event);
         within(driver, orphan.context, || {
             // SAFETY: as above; forgotten in the same breath.
             unsafe { (driver.event_destroy)(orphan.event as CUevent) }
@@ -359,7 +368,7 @@ fn ask_all(
 /// Asks with `context` current. An error other than "not ready" is a context or stream that is
 /// gone or lost: nothing of it runs. A capture is not an answer.
 fn within(driver: &Driver, context: usize, question: impl FnOnce() -> CUresult) -> Answer {
-    // SAFETY: the driver checks context handles, and the registry's lock keeps this one alive.
+    // SAFETY: the driver checks context handles, and nobody ends this one meanwhile.
     if !unsafe { (driver.ctx_push)(context as CUcontext) }.is_ok() {
         return Answer::Done;
     }

@@ -89,14 +89,28 @@ pub fn mapped() -> Option<&'static Slots> {
     if let Some(slots) = all() {
         return Some(slots);
     }
-    let fresh = sys::map_wiped_on_fork(size_of::<Slots>())?.cast::<Slots>();
-    let stored = sys::publish(&ALL, fresh);
+    let fresh = sys::map_private(size_of::<Slots>())?.cast::<Slots>();
+    let wiped = sys::wipe_on_fork(fresh.cast(), size_of::<Slots>(), wipe);
+    let stored = if wiped {
+        sys::publish(&ALL, fresh)
+    } else {
+        core::ptr::null_mut()
+    };
     if stored != fresh {
         // SAFETY: mapped above with this size and shown to nobody.
         unsafe { libc::munmap(fresh.cast(), size_of::<Slots>()) };
     }
     // SAFETY: as in `all`.
-    Some(unsafe { &*stored })
+    unsafe { stored.as_ref() }
+}
+
+/// Runs in a forked child where the kernel does not wipe: the one thread there is has every slot to itself.
+unsafe extern "C" fn wipe() {
+    let slots = ALL.load(Ordering::Acquire);
+    if !slots.is_null() {
+        // SAFETY: a mapping of this size, and valid when zeroed.
+        unsafe { sys::map_anew(slots.cast(), size_of::<Slots>()) };
+    }
 }
 
 /// In a forked child nobody captures and nobody probes.

@@ -26,9 +26,12 @@ pub struct Unhooked {
 
 static UNHOOKED: Mutex<Vec<Unhooked>> = Mutex::new(Vec::new());
 
-/// What was resolved past the table.
+/// What was resolved past the table. None is said while the list is in use: a forked child may find it so for ever.
 pub fn unhooked() -> Vec<Unhooked> {
-    sys::lock(&UNHOOKED).clone()
+    UNHOOKED
+        .try_lock()
+        .map(|unhooked| unhooked.clone())
+        .unwrap_or_default()
 }
 
 /// The newest CUDA version whose signatures the table knows by name alone.
@@ -98,7 +101,10 @@ unsafe fn replace(
         unsafe { *found = row.hand_out() };
         return;
     }
-    let mut unhooked = sys::lock(&UNHOOKED);
+    // In use: one is not counted, and nobody waits.
+    let Ok(mut unhooked) = UNHOOKED.try_lock() else {
+        return;
+    };
     let known = unhooked.iter_mut().find(|entry| {
         entry.name.as_bytes() == name && entry.version == version && entry.flags == flags
     });
