@@ -212,3 +212,20 @@ fn report(client: u32, error: &RmError) {
         "the driver does not say whose client this is"
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_went_to_another_process_names_none() {
+        let pid = std::process::id().cast_signed();
+        let own = crate::identity::process(pid).expect("it runs");
+        assert!(open(own).is_some());
+        let before = Process {
+            started: own.started - 1,
+            ..own
+        };
+        assert!(open(before).is_none());
+    }
+}

@@ -22,7 +22,11 @@ pub fn begin(stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     }
     let result = call();
     if result.is_ok() {
-        note(|contexts, context| contexts.capture_begins(stream as usize, context));
+        note(|contexts, context| {
+            if let Some(context) = context {
+                contexts.capture_begins(stream as usize, context);
+            }
+        });
     } else {
         ANNOUNCE.capture_ended();
     }
@@ -46,17 +50,19 @@ pub fn end(stream: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     // An invalidated capture ends with an error, one ended from the wrong thread goes on.
     if before && !active(stream) {
         ANNOUNCE.capture_ended();
-        note(|contexts, _| contexts.capture_ended(stream as usize));
+        note(|contexts, context| contexts.capture_ended(stream as usize, context));
     }
     result
 }
 
-/// Tells the registry of a capture: one whose stream or context goes ends by that.
-fn note(tell: impl FnOnce(&mut Contexts, usize)) {
+/// Tells the registry, and the calling thread's current context, of a capture: one whose stream or context goes ends by
+/// that.
+fn note(tell: impl FnOnce(&mut Contexts, Option<usize>)) {
     guarded(|| {
         sys::keeping_errno(|| {
             let context = driver::driver().and_then(contexts::current);
-            if let (Some(process), Some((context, _))) = (known(), context) {
+            if let Some(process) = known() {
+                let context = context.map(|(context, _)| context);
                 tell(&mut sys::lock(&process.contexts), context);
             }
         });

@@ -143,9 +143,13 @@ impl Contexts {
         self.captures.push((stream, context));
     }
 
-    /// A capture that began on a stream ended.
-    pub fn capture_ended(&mut self, stream: usize) {
-        if let Some(at) = self.captures.iter().position(|(of, _)| *of == stream) {
+    /// A capture that began on a stream ended. Each thread's own stream has one name in all contexts: that of the calling
+    /// thread's, if it has one, is meant.
+    pub fn capture_ended(&mut self, stream: usize, context: Option<usize>) {
+        let mut captures = self.captures.iter();
+        let exactly = captures.position(|of| Some(*of) == context.map(|context| (stream, context)));
+        let by_name = || self.captures.iter().position(|(of, _)| *of == stream);
+        if let Some(at) = exactly.or_else(by_name) {
             self.captures.swap_remove(at);
         }
     }
@@ -249,10 +253,11 @@ mod tests {
     #[test]
     fn captures_go_with_their_stream_or_context() {
         let mut contexts = Contexts::default();
-        for (stream, context) in [(1, 10), (2, 10), (3, 20), (2, 20)] {
+        for (stream, context) in [(1, 10), (2, 10), (3, 20), (2, 20), (2, 20)] {
             contexts.capture_begins(stream, context);
         }
-        contexts.capture_ended(1);
+        contexts.capture_ended(1, None);
+        contexts.capture_ended(2, Some(20));
         assert_eq!(contexts.captures_gone(|stream, _| stream == 3), 1);
         assert_eq!(contexts.captures_gone(|_, context| context == 10), 1);
         assert_eq!(contexts.captures_gone(|_, _| true), 1);
