@@ -18,6 +18,18 @@ fn colocated(stripes: u32) -> World {
     colocated_under(config(), stripes)
 }
 
+/// Online is busy, demands 15 bytes, and the job's process has said that they may be taken.
+fn asked() -> World {
+    let mut world = colocated(STRIPES);
+    world.bench.busy(ONLINE, GpuId(0));
+    world.bench.answer_all();
+    world.ask(15, false);
+    world.answer(0, Answer::Done);
+    world.bench.answer_all();
+    world.check();
+    world
+}
+
 fn colocated_under(config: Config, stripes: u32) -> World {
     let mut world = World::with(config);
     world.map(100);
@@ -141,13 +153,7 @@ fn a_job_that_does_not_answer_is_left_disabled_and_nobody_waits_for_it() {
 
 #[test]
 fn a_job_that_moves_late_serves_the_next_demand_before_it_runs() {
-    let mut world = colocated(STRIPES);
-    world.bench.busy(ONLINE, GpuId(0));
-    world.bench.answer_all();
-    world.ask(15, false);
-    world.answer(0, Answer::Done);
-    world.bench.answer_all();
-    world.check();
+    let mut world = asked();
     world.bench.pass(21 * MS);
     world.check();
     assert_eq!(granted(&world), [Granted::No], "it was not done in time");

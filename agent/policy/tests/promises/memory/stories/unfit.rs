@@ -86,13 +86,7 @@ fn a_job_that_says_no_at_once_is_asked_a_hundred_times_a_second_at_most() {
 
 #[test]
 fn a_move_that_was_called_off_is_nothing_against_the_job() {
-    let mut world = colocated(STRIPES);
-    world.bench.busy(ONLINE, GpuId(0));
-    world.bench.answer_all();
-    world.ask(15, false);
-    world.answer(0, Answer::Done);
-    world.bench.answer_all();
-    world.check();
+    let mut world = asked();
     assert_eq!(world.open.len(), 1, "its process was told to move");
     let ask = *world.asks.first().expect("it waits");
     world.asks.clear();
