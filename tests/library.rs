@@ -1,10 +1,11 @@
 //! The library in a process' life: capture, fork, an agent that comes late, dies, and returns.
 
 use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 
 use tidegate_tests::clock::Stalls;
 use tidegate_tests::watch::{self, Testimony, status};
-use tidegate_tests::{Node, Online, Running, TRUSTING, compile, monotonic_ns, wait_for};
+use tidegate_tests::{Node, Online, Running, TRUSTING, TempDir, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::control::ChannelState;
 use tidegate_vgpu::history::{self, Kind, Record};
 
@@ -281,4 +282,42 @@ fn what_keeps_a_device_busy_without_reason_is_named() {
     online.say("forever");
     let named = wait_for("the persistent kernel", || suspect(&node));
     assert!(named.contains("persistent"), "{named}");
+}
+
+/// P-LIBRARY-6: the device is given to images of any kind, and musl has no `dlvsym`.
+#[test]
+fn a_program_of_musl_runs_as_without_it() {
+    let library = tidegate_tests::built("libtidegate.so");
+    let library = std::env::var_os("TIDEGATE_TESTS_LIBRARY").map_or(library, Into::into);
+    if which("musl-gcc").is_none() {
+        return println!("SKIPPED: no musl-gcc (apt-get install musl-tools)");
+    }
+    let bytes = std::fs::read(&library).expect("the library is built");
+    if bytes.windows(11).any(|part| part == b"libgcc_s.so") {
+        return println!(
+            "SKIPPED: a library for this machine alone; scripts/packaging/library builds one for all"
+        );
+    }
+    let directory = TempDir::new();
+    let program = directory.path().join("musl");
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("apps/musl.c");
+    let compiled = Command::new("musl-gcc")
+        .args(["-O1", "-Wall", "-Wextra", "-o"])
+        .args([&program, &source])
+        .status()
+        .expect("musl-gcc runs");
+    assert!(compiled.success());
+    for role in ["online", "offline"] {
+        let mut musl = Command::new(&program);
+        musl.env("LD_PRELOAD", &library).env("TIDEGATE_ROLE", role);
+        let output = musl.stdout(Stdio::piped());
+        assert_eq!(Running::start("musl", output).succeed().trim(), "ok");
+    }
+}
+
+/// Where a program is.
+fn which(name: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let there = std::env::split_paths(&path).map(|directory| directory.join(name));
+    there.into_iter().find(|file| file.is_file())
 }

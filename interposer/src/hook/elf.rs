@@ -1,0 +1,124 @@
+//! A function of the C library, found without the C library's help.
+//!
+//! Where there is no `dlvsym` (musl), nothing but the loaded objects themselves says where the real `dlsym` is: this
+//! library's own stands before it. Layouts are those of the System V ABI, chapter "Dynamic Linking".
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr;
+
+const PT_DYNAMIC: u32 = 2;
+const DT_NULL: i64 = 0;
+const DT_HASH: i64 = 4;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+/// Type of a symbol: a function.
+const STT_FUNC: u8 = 2;
+
+#[repr(C)]
+struct Dyn {
+    tag: i64,
+    value: u64,
+}
+
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: u64,
+    size: u64,
+}
+
+/// What is looked for in each object, and what was found.
+struct Search<'a> {
+    name: &'a CStr,
+    /// An address in the object that is not asked: this library.
+    not: usize,
+    found: *mut c_void,
+}
+
+/// The function of this name in the first object but this library that has it; null: none has.
+///
+/// Only for where the dynamic sections of loaded objects hold addresses as in their files, as musl leaves them.
+pub fn function(name: &CStr) -> *mut c_void {
+    let mut search = Search {
+        name,
+        not: function as fn(&'static CStr) -> _ as usize,
+        found: ptr::null_mut(),
+    };
+    // SAFETY: `visit` is given the search for as long as the call lasts.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.found
+}
+
+unsafe extern "C" fn visit(
+    object: *mut libc::dl_phdr_info,
+    _size: libc::size_t,
+    search: *mut c_void,
+) -> c_int {
+    // SAFETY: what `function` passed, and what the loader passes for a loaded object.
+    let (object, search) = unsafe { (&*object, &mut *search.cast::<Search<'_>>()) };
+    if object.dlpi_phdr.is_null() {
+        return 0;
+    }
+    // SAFETY: the loader counted them.
+    let headers =
+        unsafe { core::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)) };
+    let base = object.dlpi_addr;
+    let is_in = |header: &libc::Elf64_Phdr| {
+        let begin = base + header.p_vaddr;
+        header.p_type == libc::PT_LOAD
+            && (begin..begin + header.p_memsz).contains(&(search.not as u64))
+    };
+    if headers.iter().any(is_in) {
+        return 0;
+    }
+    let Some(dynamic) = headers.iter().find(|header| header.p_type == PT_DYNAMIC) else {
+        return 0;
+    };
+    // SAFETY: the dynamic section of a loaded object.
+    search.found = unsafe { lookup(base, (base + dynamic.p_vaddr) as *const Dyn, search.name) };
+    c_int::from(!search.found.is_null())
+}
+
+/// # Safety
+/// `dynamic` is the dynamic section of an object that is loaded at `base`.
+unsafe fn lookup(base: u64, mut dynamic: *const Dyn, name: &CStr) -> *mut c_void {
+    let (mut hash, mut strings, mut symbols) = (
+        ptr::null::<u32>(),
+        ptr::null::<c_char>(),
+        ptr::null::<Symbol>(),
+    );
+    loop {
+        // SAFETY: the section ends with DT_NULL.
+        let entry = unsafe { &*dynamic };
+        match entry.tag {
+            DT_NULL => break,
+            DT_HASH => hash = (base + entry.value) as *const u32,
+            DT_STRTAB => strings = (base + entry.value) as *const c_char,
+            DT_SYMTAB => symbols = (base + entry.value) as *const Symbol,
+            _ => {}
+        }
+        // SAFETY: as above.
+        dynamic = unsafe { dynamic.add(1) };
+    }
+    // The number of symbols is that of the hash table's chains. Without it nothing says how many there are.
+    if hash.is_null() || strings.is_null() || symbols.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: the second word of the hash table.
+    let count = unsafe { *hash.add(1) } as usize;
+    // SAFETY: as many as the hash table chains.
+    let symbols = unsafe { core::slice::from_raw_parts(symbols, count) };
+    for symbol in symbols {
+        if symbol.info & 0xf != STT_FUNC || symbol.section == 0 {
+            continue;
+        }
+        // SAFETY: names are C strings in the string table.
+        if unsafe { CStr::from_ptr(strings.add(symbol.name as usize)) } == name {
+            return (base + symbol.value) as *mut c_void;
+        }
+    }
+    ptr::null_mut()
+}
