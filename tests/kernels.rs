@@ -189,3 +189,101 @@ fn where_a_sandbox_refuses_much_at_once_offline_is_gated() {
     let node = node(&[], TRUSTING);
     Programs::start(&node, &refused).are_gated(&node, 3);
 }
+
+/// Releases of systemd, and the newest system call that the kernels of their days had: what is newer they do not know,
+/// whatever the unit names, and leave it out of the filter. Of 247: `process_madvise` (Linux 5.10), 249:
+/// `landlock_restrict_self` (5.13), 252: `set_mempolicy_home_node` (5.17).
+const SYSTEMD: [(&str, u32); 3] = [("247", 440), ("249", 446), ("252", 450)];
+
+/// What a group of systemd's has, by this machine's systemd; none: it has none.
+fn group(name: &str) -> Option<Vec<String>> {
+    let mut shown = Command::new("systemd-analyze");
+    let shown = shown.args(["--no-pager", "syscall-filter", name]).output();
+    let text = String::from_utf8(shown.ok()?.stdout).expect("names");
+    let names = text.lines().skip(1).map(str::trim);
+    let names = names.filter(|name| !name.is_empty() && !name.starts_with('#'));
+    Some(names.map(str::to_owned).collect())
+}
+
+/// Numbers of the system calls that `names` and groups stand for, by the kernel's own header.
+fn numbers(names: &[String]) -> Option<Vec<u32>> {
+    let mut cpp = Command::new("cc");
+    let cpp = cpp.args([
+        "-E",
+        "-dM",
+        "-include",
+        "asm/unistd.h",
+        "-x",
+        "c",
+        "/dev/null",
+    ]);
+    let header = cpp.output().expect("cc is installed");
+    let header = String::from_utf8(header.stdout).expect("C");
+    let number = |name: &str| -> Option<u32> {
+        let defined = format!("#define __NR_{name} ");
+        let mut lines = header.lines();
+        lines.find_map(|line| line.strip_prefix(&*defined)?.trim().parse().ok())
+    };
+    assert!(number("read").is_some(), "asm/unistd.h has no read");
+    let (mut found, mut open) = (Vec::new(), names.to_vec());
+    while let Some(name) = open.pop() {
+        if name.starts_with('@') {
+            open.extend(group(&name)?);
+        } else {
+            // Others are of other architectures.
+            found.extend(number(&name));
+        }
+    }
+    Some(found)
+}
+
+/// What the unit allows under a systemd that knows calls up to `newest`, and what happens to others; none: there is no
+/// systemd to ask.
+fn unit_filter(newest: u32) -> Option<Vec<String>> {
+    let unit = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../scripts/systemd/tidegate-agent.service"
+    );
+    let unit = std::fs::read_to_string(unit).expect("the unit is committed");
+    let mut allowed = Vec::new();
+    let lines = unit.lines();
+    for line in lines.filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+        let (takes, names) = match line.strip_prefix('~') {
+            Some(names) => (true, names),
+            None => (false, line),
+        };
+        let names: Vec<_> = names.split_whitespace().map(str::to_owned).collect();
+        let numbers = numbers(&names)?;
+        if takes {
+            allowed.retain(|number| !numbers.contains(number));
+        } else {
+            allowed.extend(numbers);
+        }
+    }
+    allowed.retain(|number| *number <= newest);
+    allowed.sort_unstable();
+    allowed.dedup();
+    let refused = unit
+        .lines()
+        .any(|line| line == "SystemCallErrorNumber=ENOSYS");
+    let other = if refused { "only=ENOSYS" } else { "only=KILL" };
+    let allowed = allowed.iter().map(u32::to_string);
+    Some(std::iter::once(other.to_owned()).chain(allowed).collect())
+}
+
+/// P-OPERATE-1: the unit's filter ends no agent, however old the systemd that makes it.
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
+#[test]
+fn under_the_units_filter_of_older_systemds_offline_is_gated() {
+    for (systemd, newest) in SYSTEMD {
+        let Some(filter) = unit_filter(newest) else {
+            return eprintln!("SKIPPED: systemd-analyze is not installed (Debian package systemd)");
+        };
+        assert!(filter.len() > 100, "systemd {systemd}: {filter:?}");
+        let filter: Vec<_> = filter.iter().map(String::as_str).collect();
+        let known = filter.contains(&FUTEX_WAITV);
+        assert_eq!(known, newest >= 449, "systemd {systemd}");
+        let node = node(&filter, TRUSTING);
+        Programs::start(&node, &[]).are_gated(&node, 3);
+    }
+}
