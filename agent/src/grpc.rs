@@ -8,6 +8,7 @@ pub mod activation;
 pub mod authority;
 pub mod budget;
 pub mod crowd;
+pub mod heard;
 pub mod page;
 pub mod peers;
 pub mod reload;

@@ -15,7 +15,7 @@ pub mod tenant;
 
 pub use crate::config::Qos;
 use crate::config::{Identity, Role};
-use crate::plain;
+use crate::plain::Foreign;
 use labels::Labels;
 use place::Place;
 use std::io;
@@ -23,6 +23,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use tidegate_node::kinds::{Process, Tenant};
+use tidegate_node::text::Text;
 
 /// What the kernel says of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub struct Credentials {
     /// Its groups, the effective one first.
     pub groups: Vec<u32>,
     /// Path in the cgroup2 hierarchy (or the longest of a v1 hierarchy); empty if unknown.
-    pub cgroup: String,
+    pub cgroup: Foreign,
     /// Where it runs, by all its hierarchies.
     pub place: Place,
     /// Why it is taken to be in a container that the agent is not in; empty: it is not.
@@ -42,7 +43,7 @@ pub struct Credentials {
     /// Ticks since boot at which it started: with `pid` it names a process for good.
     pub started: u64,
     /// `comm`.
-    pub name: String,
+    pub name: Text,
     /// Whose allowance it uses.
     pub tenant: Tenant,
 }
@@ -140,9 +141,9 @@ pub fn of_process(pid: i32) -> io::Result<Credentials> {
         groups,
         place: Place::of(&cgroups),
         contained: contained(pid, &cgroup),
-        cgroup,
+        cgroup: Foreign::new(cgroup),
         started: started_of(&stat).unwrap_or(0),
-        name: plain::name(&name),
+        name: Text::name(&name),
     })
 }
 

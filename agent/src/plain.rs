@@ -1,18 +1,38 @@
-//! Text for people, parts of which tenants wrote: names of processes, jobs, cgroups, and what they say.
+//! Text for people, parts of which tenants wrote.
 //!
-//! A terminal obeys control characters, also those of Latin-1, and marks that turn the direction of writing make
-//! one name look like another. None of them reaches a terminal: `?` stands for each. Names are cleaned when the
-//! agent hears them ([`name`]); all that the command line prints is cleaned once more ([`lines`]), whoever sent it.
+//! What is read of a tenant is [`Foreign`]: it can be compared, and become a [`Text`], and nothing else. All that the
+//! command line prints is cleaned once more ([`lines`]), whoever sent it.
 
-/// Longest name that is kept, in characters.
-const LONGEST: usize = 64;
+use std::fmt;
+use tidegate_node::text::{Text, shown};
 
-/// `c`, or what is shown for it.
-fn shown(c: char) -> char {
-    match c {
-        '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '?',
-        c if c.is_control() => '?',
-        c => c,
+/// Text that a tenant may have written, as it was read. It cannot be printed, logged or sent.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Foreign(String);
+
+impl Foreign {
+    /// As it was read.
+    #[must_use]
+    pub const fn new(raw: String) -> Self {
+        Self(raw)
+    }
+
+    /// As it was read, to be compared or taken apart.
+    #[must_use]
+    pub fn to_compare(&self) -> &str {
+        &self.0
+    }
+
+    /// On one line.
+    #[must_use]
+    pub fn line(&self) -> Text {
+        Text::line(&self.0)
+    }
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.line(), f)
     }
 }
 
@@ -20,12 +40,6 @@ fn shown(c: char) -> char {
 #[must_use]
 pub fn line(text: &str) -> String {
     text.chars().map(shown).collect()
-}
-
-/// `text` on one line, and not longer than a name should be.
-#[must_use]
-pub fn name(text: &str) -> String {
-    text.chars().map(shown).take(LONGEST).collect()
 }
 
 /// `text` with the line breaks that it has.
@@ -41,15 +55,10 @@ mod tests {
 
     #[test]
     fn nothing_that_steers_a_terminal_is_shown() {
-        let evil = "a\u{1b}[2Jb\u{9b}31mc\u{7}\r\u{8}\u{7f}d\u{202e}e\u{2066}f";
-        assert_eq!(line(evil), "a?[2Jb?31mc????d?e?f");
-        assert_eq!(line("a\nb"), "a?b");
+        assert_eq!(line("a\n\u{9b}31m"), "a??31m");
         assert_eq!(lines("a\nb\u{1b}c\n"), "a\nb?c\n");
-        assert_eq!(line("größer 漢字 █▂"), "größer 漢字 █▂");
-    }
-
-    #[test]
-    fn a_name_is_no_longer_than_a_name() {
-        assert_eq!(name(&"x".repeat(1_000)).len(), LONGEST);
+        let foreign = Foreign::new("a\u{1b}\n".to_owned());
+        assert_eq!(format!("{foreign:?}"), "\"a??\"");
+        assert_eq!(foreign.to_compare(), "a\u{1b}\n");
     }
 }

@@ -13,7 +13,7 @@ mod tickets;
 
 use crate::gpus::{Gpus, Met};
 use crate::kinds::Tenant;
-use std::sync::Arc;
+use crate::text::Text;
 use tidegate_abi::gate::Gate;
 use tidegate_policy::ids::{GpuId, JobId};
 
@@ -26,7 +26,7 @@ pub(crate) use remote::RemoteAnswer;
 pub struct Job {
     uid: u32,
     /// As people call it.
-    pub name: Arc<str>,
+    pub name: Text,
     /// What policy does with its launches, on every device.
     pub(crate) launches: Gate,
     /// By GPU.
@@ -73,17 +73,17 @@ impl Lanes {
     pub(crate) fn job_named(
         &mut self,
         uid: u32,
-        name: &str,
+        name: &Text,
         live: impl FnOnce() -> Vec<JobId>,
     ) -> (JobId, bool) {
         let id = |index| JobId(u32::try_from(index).unwrap_or(u32::MAX));
-        let same = |job: &Job| job.uid == uid && *job.name == *name;
+        let same = |job: &Job| job.uid == uid && job.name == *name;
         if let Some(index) = self.jobs.iter().position(same) {
             return (id(index), false);
         }
         let job = Job {
             uid,
-            name: Arc::from(name),
+            name: name.clone(),
             launches: Gate::Closed,
             lanes: self.gpus.lines().iter().map(|_| Lane::default()).collect(),
             launched: 0,

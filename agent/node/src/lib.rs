@@ -42,6 +42,7 @@ pub mod session;
 pub mod shares;
 mod shell;
 pub mod task;
+pub mod text;
 pub mod usage;
 
 pub use bells::{Bell, Bells};

@@ -6,6 +6,7 @@ use crate::kinds::{Level, Method, Process, Role, Switch, Tenant};
 use crate::memory::{MemoryOrder, MemorySaid};
 use crate::page::{Activity, PageRef};
 use crate::task::{Issued, Released};
+use crate::text::Text;
 use std::fmt;
 use tidegate_abi::class::Engine;
 
@@ -46,7 +47,7 @@ pub struct Peer {
     /// Its effective user when it connected.
     pub uid: u32,
     /// `comm`.
-    pub name: String,
+    pub name: Text,
     /// Whose allowance it uses.
     pub tenant: Tenant,
 }
@@ -55,9 +56,9 @@ pub struct Peer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Library {
     /// Its version.
-    pub version: String,
+    pub version: Text,
     /// Driver version it saw.
-    pub driver: String,
+    pub driver: Text,
     /// It counts launches plainly with membarrier, else by atomic adds.
     pub membarrier: bool,
     /// It takes orders about memory.
@@ -76,7 +77,7 @@ pub struct Newcomer {
     /// Why, for people.
     pub rule: String,
     /// The job it belongs to if it is offline. Jobs of different users never mix.
-    pub job: String,
+    pub job: Text,
     /// What is in it.
     pub library: Library,
     /// Generation of the agent it obeyed before; 0: none.
@@ -140,9 +141,9 @@ pub enum Said {
     /// Something worth an event.
     Note {
         /// Its kind.
-        kind: String,
+        kind: Text,
         /// Its text.
-        text: String,
+        text: Text,
     },
     /// Launches began or ceased to wait on the gate.
     GateWait(bool),

@@ -4,8 +4,8 @@ use crate::journal::Marked;
 pub use crate::message::Outbox;
 use crate::message::{Again, Claim};
 use crate::task::Task;
+use crate::text::Text;
 use std::fmt;
-use std::sync::Arc;
 use tidegate_policy::config::Config;
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::Event;
@@ -72,7 +72,7 @@ pub struct NodeEvent {
     /// The session's process; 0: unknown, or not about one.
     pub pid: i32,
     /// None: not about one job.
-    pub job: Option<Arc<str>>,
+    pub job: Option<Text>,
     /// For people; empty: the kind says it all.
     pub text: String,
     /// Where there is one: of "preempted" the latency; of "woken" and "`wake_overtaken`" (an enable that took effect

@@ -298,11 +298,11 @@ impl<'a> View<'a> {
             session: session.id,
             pid: session.process().pid,
             uid: session.peer.uid,
-            name: session.peer.name.clone(),
+            name: session.peer.name.clone().into(),
             rule: session.rule.clone(),
             job: session.job.map_or("", |job| self.job_name(job)).to_owned(),
-            library_version: session.library.version.clone(),
-            driver_version: session.library.driver.clone(),
+            library_version: session.library.version.clone().into(),
+            driver_version: session.library.driver.clone().into(),
             devices: session
                 .slots
                 .iter()

@@ -11,6 +11,7 @@ use crate::identity::Credentials;
 use crate::watch::denials::Denials;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use tidegate_node::text::Text;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http;
@@ -202,7 +203,7 @@ where
             Err(why) => {
                 let row = METHODS.iter().position(|(method, ..)| names(method, path));
                 self.rules.denials.count(row);
-                tracing::debug!(socket = ?self.rules.socket, path, why, "call refused");
+                tracing::debug!(socket = ?self.rules.socket, path = %Text::line(path), why, "call refused");
                 Box::pin(async move { Ok(Status::permission_denied(why).into_http()) })
             }
         }

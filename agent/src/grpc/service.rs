@@ -16,6 +16,7 @@ use crate::watch::events::{Compacted, EventLog};
 use crate::watch::refusals::Refusals;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_node::text::Text;
 use tidegate_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
@@ -105,8 +106,7 @@ impl v1::node_server::Node for Service {
         if request.get_ref().hooks {
             for process in &mut report.processes {
                 if let Some(hooks) = self.hooks.get(process.session) {
-                    process.hooks = hooks.rows;
-                    process.unhooked = hooks.unhooked;
+                    (process.hooks, process.unhooked) = hooks.shown();
                 }
             }
         }
@@ -149,10 +149,10 @@ impl v1::node_server::Node for Service {
         }
         Ok(Response::new(v1::ExplainResponse {
             pid,
-            name: peer.name.clone(),
+            name: peer.name.clone().into(),
             uid: peer.uid,
             gid: peer.groups.first().copied().unwrap_or_default(),
-            cgroup: peer.cgroup.clone(),
+            cgroup: peer.cgroup.line().into(),
             facts: facts(&subject),
             trials: trials(rules, &subject).iter().map(trial).collect(),
             role: crate::wire::role(decision.role).into(),
@@ -293,7 +293,7 @@ fn which(job: &str) -> String {
     if job.is_empty() {
         "every job".to_owned()
     } else {
-        format!("job `{}`", crate::plain::name(job))
+        format!("job `{}`", Text::name(job))
     }
 }
 

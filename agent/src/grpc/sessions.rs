@@ -1,39 +1,31 @@
 //! The Runtime service: one stream per connection of a preloaded library.
 //!
 //! It turns messages into [`NodeInput`]s and [`Tell`]s into messages, decides the role, and knows nothing
-//! of channels or gates. What comes in is hostile until shown otherwise: sizes and rates are bounded
-//! here, so that the control thread's queue is.
-
-mod memory;
+//! of channels or gates. What comes in is hostile until shown otherwise ([`heard`]).
 
 use crate::clock::now_ns;
-use crate::config::{AgentLoss, Config, Loaded, OnAgentLoss, Role};
+use crate::config::{AgentLoss, Config, Loaded, OnAgentLoss};
 use crate::grpc::budget::{Budget, Purse};
+use crate::grpc::heard::{self, Hello, HookReport, Read, memory};
 use crate::grpc::peers::{Greeted, Peer};
 use crate::host::reaper::Reaper;
 use crate::host::yard::Yard;
 use crate::identity::rules::decide;
 use crate::identity::{Credentials, Subject};
 use crate::inbox::{
-    Channel, Input, Library, Mailbox, Newcomer, NodeInput, Peer as NodePeer, RmChange, Said,
-    SetChannels, Stream, Tell, Ticket,
+    Input, Mailbox, Newcomer, NodeInput, Peer as NodePeer, SetChannels, Stream, Tell,
 };
-use crate::plain;
-use crate::wire::{level, method, method_said, role};
+
+use crate::wire::{level, method, role};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-use tidegate_abi::class::Engine;
 use tidegate_node::file::SentFile;
-use tidegate_node::page::Activity;
+use tidegate_node::text::Text;
 use tidegate_proto::v1;
-use tidegate_proto::v1::client_event::Event;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 
-/// How long a client may take for its Hello.
-const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// Messages on their way to one process.
 const OUTBOX: usize = 1_024;
 /// Largest message of a client: a snapshot of 1 024 channels is under 64 KiB.
@@ -41,10 +33,10 @@ pub const MESSAGE_LIMIT: usize = 1 << 20;
 
 /// Hook reports of the attached processes, for status.
 #[derive(Debug, Default)]
-pub struct HookReports(Mutex<HashMap<u64, v1::HookReport>>);
+pub struct HookReports(Mutex<HashMap<u64, HookReport>>);
 
 impl HookReports {
-    fn put(&self, session: u64, report: v1::HookReport) {
+    fn put(&self, session: u64, report: HookReport) {
         self.lock().insert(session, report);
     }
 
@@ -54,11 +46,11 @@ impl HookReports {
 
     /// The last report of a session.
     #[must_use]
-    pub fn get(&self, session: u64) -> Option<v1::HookReport> {
+    pub fn get(&self, session: u64) -> Option<HookReport> {
         self.lock().get(&session).cloned()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, v1::HookReport>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, HookReport>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -99,17 +91,11 @@ impl Sessions {
         config: &Config,
         peer: &Peer,
         greeted: Greeted,
-        hello: v1::Hello,
+        hello: Hello,
         tell_tx: mpsc::Sender<Tell>,
     ) -> Newcomer {
-        let wishes = match hello.wished_role() {
-            v1::Role::Online => Some(Role::Online),
-            v1::Role::Offline => Some(Role::Offline),
-            v1::Role::Ignore => Some(Role::Ignore),
-            v1::Role::Unspecified => None,
-        };
         let subject = Subject::of(&peer.credentials, &config.identity);
-        let decision = decide(&config.identity, &subject, wishes);
+        let decision = decide(&config.identity, &subject, hello.wishes);
         // A page of another major means other words: the client does not use it either.
         let page = greeted
             .page
@@ -124,13 +110,8 @@ impl Sessions {
             },
             role: decision.role,
             rule: decision.rule,
-            job: job_name(&peer.credentials, &hello.job),
-            library: Library {
-                version: plain::name(&hello.version),
-                driver: plain::name(&hello.driver_version),
-                membarrier: hello.membarrier,
-                takes_memory: hello.memory != 0,
-            },
+            job: job_name(&peer.credentials, hello.job),
+            library: hello.library,
             last_agent_generation: hello.last_agent_generation,
             page: page.map(crate::grpc::page::shared),
             control_file: greeted.control_file.map(|file| SentFile(Box::new(file))),
@@ -140,13 +121,13 @@ impl Sessions {
 }
 
 /// The job a process names, else its cgroup, else itself.
-fn job_name(peer: &Credentials, named: &str) -> String {
+fn job_name(peer: &Credentials, named: Text) -> Text {
     if !named.is_empty() {
-        plain::name(named)
-    } else if peer.cgroup.len() > 1 {
-        plain::line(&peer.cgroup)
+        named
+    } else if peer.cgroup.to_compare().len() > 1 {
+        peer.cgroup.line()
     } else {
-        format!("pid {}", peer.pid)
+        Text::name(&format!("pid {}", peer.pid))
     }
 }
 
@@ -175,16 +156,8 @@ impl v1::runtime_server::Runtime for Sessions {
             .ok_or_else(|| {
                 Status::failed_precondition("a connection attaches once: connect again")
             })?;
-        let mut events = request.into_inner();
-        let first = tokio::time::timeout(HELLO_LIMIT, events.next())
-            .await
-            .map_err(|_| Status::deadline_exceeded("say Hello first"))?;
-        let Some(Ok(v1::ClientEvent {
-            event: Some(Event::Hello(hello)),
-        })) = first
-        else {
-            return Err(Status::failed_precondition("say Hello first"));
-        };
+        let mut events = heard::Stream::new(request.into_inner());
+        let hello = events.hello().await?;
         let session = greeted.session;
         let process = peer.credentials.process();
         let pidfd = greeted
@@ -226,26 +199,15 @@ impl v1::runtime_server::Runtime for Sessions {
 /// Reads a client's stream to its end.
 async fn listen(
     session: u64,
-    mut events: Streaming<v1::ClientEvent>,
+    mut events: heard::Stream,
     mailbox: Mailbox,
     hooks: Arc<HookReports>,
     mut purse: Purse,
     refused_tx: mpsc::Sender<&'static str>,
     yard: Yard,
 ) {
-    loop {
-        let event = match events.next().await {
-            Some(Ok(message)) => message.event,
-            // The usual end of a process is a broken stream: nothing to worry about.
-            Some(Err(status)) => {
-                tracing::debug!(session, %status, "stream ended");
-                break;
-            }
-            None => break,
-        };
-        // Of a newer library.
-        let Some(event) = event else { continue };
-        match purse.pay(&event, now_ns()) {
+    while let Some(heard) = events.next().await {
+        match heard.pay(&mut purse, now_ns()) {
             Ok(None) => {}
             Ok(Some(pause)) => tokio::time::sleep(pause).await,
             Err(why) => {
@@ -253,144 +215,21 @@ async fn listen(
                 break;
             }
         }
-        if let Event::Hooks(report) = event {
-            hooks.put(session, bounded(report));
-        } else if let Some(said) = said(event) {
-            for said in slices(said) {
-                let Some(ahead) = purse.go_ahead().await else {
-                    break;
-                };
-                mailbox.put(Input::Node(NodeInput::Said(session, said), Some(ahead)));
+        match heard.read() {
+            Read::Hooks(report) => hooks.put(session, report),
+            Read::Said(parts) => {
+                for said in parts {
+                    let Some(ahead) = purse.go_ahead().await else {
+                        break;
+                    };
+                    mailbox.put(Input::Node(NodeInput::Said(session, said), Some(ahead)));
+                }
             }
         }
     }
     hooks.remove(session);
     yard.leave(session);
     mailbox.put(NodeInput::Disconnected(session));
-}
-
-/// Rows of a hook report that are kept; a library has some hundreds.
-const ROWS: usize = 1_024;
-
-/// A hook report as it is kept.
-fn bounded(mut report: v1::HookReport) -> v1::HookReport {
-    report.rows.truncate(ROWS);
-    for row in &mut report.rows {
-        row.symbol = plain::name(&row.symbol);
-    }
-    report.unhooked.truncate(ROWS);
-    for abi in &mut report.unhooked {
-        abi.name = plain::name(&abi.name);
-    }
-    report
-}
-
-/// Changes to RM objects that the control thread is told of at once. A snapshot is one: what is not in it is gone.
-const SLICE: usize = 64;
-
-/// A long message in parts, between which others are heard.
-fn slices(said: Said) -> Vec<Said> {
-    match said {
-        Said::Rm {
-            snapshot: false,
-            changes,
-        } if changes.len() > SLICE => changes
-            .chunks(SLICE)
-            .map(|part| Said::Rm {
-                snapshot: false,
-                changes: part.to_vec(),
-            })
-            .collect(),
-        said => vec![said],
-    }
-}
-
-/// What the control thread is told of a message; none: nothing, or it does not parse.
-#[must_use]
-pub fn said(event: Event) -> Option<Said> {
-    Some(match event {
-        // A second Hello says nothing new.
-        Event::Hello(_) | Event::Hooks(_) => return None,
-        Event::KvRegistered(_)
-        | Event::KvGone(_)
-        | Event::Checked(_)
-        | Event::Reclaimed(_)
-        | Event::Restored(_)
-        | Event::Requests(_)
-        | Event::Withheld(_)
-        | Event::Usage(_)
-        | Event::Demand(_)
-        | Event::Mapped(_)
-        | Event::Pressure(_) => Said::Memory(Box::new(memory::said(event)?)),
-        Event::DeviceSeen(seen) => Said::Device {
-            slot: seen.slot,
-            uuid: seen.uuid.try_into().ok()?,
-        },
-        Event::Rm(events) => Said::Rm {
-            snapshot: events.snapshot,
-            changes: events.events.into_iter().filter_map(change).collect(),
-        },
-        Event::ScheduleRequest(request) => Said::Schedule(Ticket {
-            ticket: request.ticket,
-            client: request.client,
-            object: request.object,
-        }),
-        Event::Edge(edge) => Said::Edge {
-            slot: edge.slot,
-            edge: Activity {
-                word: edge.activity,
-                busy_since_ns: if edge.busy { edge.at_ns } else { 0 },
-                idle_since_ns: if edge.busy { 0 } else { edge.at_ns },
-                launches: edge.launches,
-                graph: edge.graph,
-            },
-        },
-        Event::ChannelResult(result) => Said::Channels {
-            seq: result.seq,
-            status: result.status,
-            errno: result.errno,
-            entered_ns: result.entered_ns,
-            returned_ns: result.returned_ns,
-            method: method_said(result.method()),
-        },
-        Event::Suspect(suspect) => Said::Suspect {
-            slot: suspect.slot,
-            reason: u32::try_from(suspect.reason).unwrap_or(0),
-        },
-        Event::Note(note) => Said::Note {
-            kind: plain::name(&note.kind),
-            text: plain::name(&note.text),
-        },
-        Event::GateWait(wait) => Said::GateWait(wait.waiting),
-        Event::UvmFile(file) => Said::Uvm(file.fd),
-        Event::ControlFile(file) => Said::ControlFile(file.fd),
-    })
-}
-
-fn change(event: v1::RmEvent) -> Option<RmChange> {
-    use v1::rm_event::Event;
-    Some(match event.event? {
-        Event::ChannelUp(up) => RmChange::ChannelUp(Channel {
-            client: up.client,
-            channel: up.channel,
-            tsg: up.tsg,
-            engine: match up.engine() {
-                v1::Engine::Graphics => Engine::Graphics,
-                v1::Engine::Copy => Engine::Copy,
-                v1::Engine::Video => Engine::Video,
-                v1::Engine::Unspecified => Engine::Unknown,
-            },
-            device_instance: u32::try_from(up.device_instance).ok(),
-            uuid: up.uuid.try_into().ok(),
-            subdevice: up.subdevice,
-        }),
-        Event::ChannelDown(down) => RmChange::ChannelDown {
-            client: down.client,
-            channel: down.channel,
-        },
-        Event::ClientUp(up) => RmChange::ClientUp(up.client),
-        Event::ClientDown(down) => RmChange::ClientDown(down.client),
-    })
 }
 
 fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
@@ -446,20 +285,5 @@ fn limits(config: &Config) -> v1::Limits {
         }
         .into(),
         max_hold_ns: nanos(max_hold),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_does_not_parse_is_skipped() {
-        let seen = v1::DeviceSeen {
-            slot: 0,
-            uuid: vec![1; 15],
-        };
-        assert!(said(Event::DeviceSeen(seen)).is_none());
-        assert!(change(v1::RmEvent { event: None }).is_none());
     }
 }

@@ -109,9 +109,9 @@ fn mismatch(rule: &Rule, subject: &Subject<'_>) -> Option<String> {
         return Some(format!("its groups are {:?}, without {gid}", peer.groups));
     }
     if let Some(pattern) = &rule.cgroup
-        && !is_below(super::place::trusted(&peer.cgroup), pattern)
+        && !is_below(super::place::trusted(peer.cgroup.to_compare()), pattern)
     {
-        return differs("cgroup", pattern, Some(&peer.cgroup));
+        return differs("cgroup", pattern, Some(&peer.cgroup.line()));
     }
     if let Some(pattern) = &rule.unit
         && !place

@@ -86,7 +86,7 @@ fn subject(text: &str) -> Credentials {
     Credentials {
         pid: 7,
         uid: 1_000,
-        cgroup: cgroup_of(text),
+        cgroup: tidegate_agent::plain::Foreign::new(cgroup_of(text)),
         place: Place::of(text),
         ..Credentials::default()
     }

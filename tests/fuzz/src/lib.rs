@@ -8,13 +8,13 @@
 //! | target | what is hostile | what must be true |
 //! |---|---|---|
 //! | `page` | the page that a process shares with the agent | no order but for proven channels, others' gates and pages untouched, a bounded view |
-//! | `hook` | the messages on its stream | the same |
+//! | `hook` | the messages on its stream | the same; no message keeps the agent busy for 5 ms or takes 1 MiB beyond its own size |
 //! | `ioctl` | the bytes of the driver's calls | nothing is read beyond what a call needs, only channels are told whose handles were seen |
 //! | `identity` | a tenant's part of its cgroup's path | it changes neither place nor role |
 //! | `config` | files, drop-ins, variables, set values | a refusal names its place; what is accepted is dumped and accepted as the same |
 //! | `trace` | traces, gzipped or not | a refusal names its line; what is accepted is sorted and without zeros |
 //! | `history` | the file behind `tidegate report` | shares are shares, the newest record survives |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod config;
 mod files;
@@ -25,6 +25,7 @@ mod input;
 mod ioctl;
 mod node;
 mod page;
+mod spent;
 mod trace;
 
 use files::own_directory;

@@ -13,12 +13,14 @@
 //! and at the end the online process still takes the GPU back from the offline one.
 
 use crate::files::directory;
+use crate::spent;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 use tidegate_abi::page::{
     ACTIVITY_BUSY, BYTES, DEVICES, DeviceWords, GATE_OPEN, GATE_STATE, GateWords, Page,
     ProcessWords,
@@ -43,6 +45,7 @@ use tidegate_node::kinds::{Gpu, Process, Switch};
 use tidegate_node::message::{Again, Aged, Claim, Owner, Proof};
 use tidegate_node::ports::{self, Ports};
 use tidegate_node::task::{Carrying, Released, Task};
+use tidegate_node::text::Text;
 use tidegate_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
@@ -107,6 +110,9 @@ pub struct Node {
     /// The hostile page as it was before the turn.
     before: Vec<u64>,
     disabled: BTreeSet<(u32, u32)>,
+    longest_turn: Duration,
+    /// Memory that was held when the hostile process had said nothing yet.
+    begun: usize,
 }
 
 impl Node {
@@ -166,15 +172,15 @@ impl Node {
                         started: session,
                     },
                     uid: 1_000 + session as u32,
-                    name: String::new(),
+                    name: Text::default(),
                     ..Peer::default()
                 },
                 role,
                 rule: "rule 1".to_owned(),
-                job: "job".to_owned(),
+                job: Text::name("job"),
                 library: Library {
-                    version: "1".to_owned(),
-                    driver: "580".to_owned(),
+                    version: Text::name("1"),
+                    driver: Text::name("580"),
                     membarrier: true,
                     takes_memory: true,
                 },
@@ -197,6 +203,8 @@ impl Node {
             roles,
             before: vec![0; WORDS],
             disabled: BTreeSet::new(),
+            longest_turn: Duration::ZERO,
+            begun: 0,
         };
         node.control.begin();
         for session in [ONLINE, OFFLINE] {
@@ -219,7 +227,19 @@ impl Node {
             },
         );
         node.settle();
+        node.longest_turn = Duration::ZERO;
+        node.begun = spent::held();
         node
+    }
+
+    /// Processor time of the longest turn since.
+    pub const fn longest_turn(&self) -> Duration {
+        self.longest_turn
+    }
+
+    /// Memory that is held beyond what was at the beginning.
+    pub fn stays(&self) -> usize {
+        spent::held().saturating_sub(self.begun)
     }
 
     /// The one channel of the offline process that behaves.
@@ -262,7 +282,9 @@ impl Node {
             for (before, word) in self.before.iter_mut().zip(&self.pages[2][..]) {
                 *before = word.load(Acquire);
             }
+            let begun = spent::time();
             self.control.turn();
+            self.longest_turn = self.longest_turn.max(spent::time() - begun);
             self.look_at_pages();
             if !self.answer() {
                 break;

@@ -5,7 +5,7 @@
 use crate::input::Input;
 use crate::node::{HOSTILE, MEMORY, Node, UUID, WORDS, activity, client_of};
 use tidegate_agent::config::Role;
-use tidegate_agent::grpc::sessions::said;
+use tidegate_agent::grpc::heard::parts;
 use tidegate_agent::inbox::{RmChange, Said};
 use tidegate_proto::v1::{self, client_event::Event};
 
@@ -73,5 +73,5 @@ fn cache_or_client(input: &mut Input<'_>) -> Said {
         elastic: true,
         ..v1::KvRegistered::default()
     });
-    said(cache).expect("it is about memory")
+    parts(cache).pop().expect("it is about memory")
 }

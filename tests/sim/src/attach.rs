@@ -13,6 +13,7 @@ use tidegate_node::file::SentFile;
 use tidegate_node::kinds::{Level, Role};
 use tidegate_node::message::{Channel, Library, Newcomer, Peer, RmChange, Said, Ticket};
 use tidegate_node::page::PageRef;
+use tidegate_node::text::Text;
 
 /// How soon a process that must not attach yet tries again, ns.
 const SETTLES: u64 = MS;
@@ -40,7 +41,7 @@ impl<P: Play> World<P> {
             peer: Peer {
                 process: process_of(pid),
                 uid: 1_000,
-                name: String::new(),
+                name: Text::default(),
                 ..Peer::default()
             },
             role: if process.is_online() {
@@ -49,7 +50,9 @@ impl<P: Play> World<P> {
                 Role::Offline
             },
             rule: String::new(),
-            job: process.job.map_or_else(String::new, |job| job.to_string()),
+            job: process
+                .job
+                .map_or_else(Text::default, |job| Text::name(&job.to_string())),
             library: Library {
                 takes_memory: true,
                 ..Library::default()

@@ -1,5 +1,6 @@
 //! What processes say of their memory, and what they are ordered to do with it.
 
+use crate::text::Text;
 use std::fmt;
 use tidegate_policy::ids::{
     AskId, BlockId, Bytes, KvId, LogSeq, ReclaimId, RequestId, StripeId, Tokens,
@@ -105,7 +106,7 @@ pub struct KvRegistered {
     /// Bytes that belong to no stripe.
     pub fixed: Bytes,
     /// Why nothing of it may be taken; empty: it may.
-    pub refused: String,
+    pub refused: Text,
 }
 
 /// The blocks of a request.
@@ -127,11 +128,11 @@ pub enum Blocker {
     /// It has not answered.
     Silent,
     /// One of its threads is inside this call, which may hold the driver's locks.
-    Inside(String),
+    Inside(Text),
     /// Not all of it can be stopped, or it does not listen.
     Unstoppable,
     /// It said no, in these words.
-    Refused(String),
+    Refused(Text),
 }
 
 impl fmt::Display for Blocker {

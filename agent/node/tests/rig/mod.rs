@@ -21,6 +21,7 @@ use tidegate_node::message::{
 use tidegate_node::page::{PageMemory, PageRef};
 use tidegate_node::ports::{self, NodeEvent, Ports};
 use tidegate_node::task::{Carrying, Release, Released, Task};
+use tidegate_node::text::Text;
 use tidegate_node::{Input, Parts, Shell};
 use tidegate_policy::config::{Config, Cooldown};
 
@@ -284,12 +285,12 @@ impl Rig {
                     started: session,
                 },
                 uid: 1_000,
-                name: "test".to_owned(),
+                name: Text::name("test"),
                 ..Peer::default()
             },
             role,
             rule: "rule 1".to_owned(),
-            job: job.to_owned(),
+            job: Text::name(job),
             library: Library::default(),
             last_agent_generation: 0,
             page: Some(PageRef::new(TestPage(page))),

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use tidegate_abi::page::{GATE_HELD, GATE_STATE, Page};
 use tidegate_node::memory::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid};
+use tidegate_node::text::Text;
 use tidegate_policy::ids::{BlockId, Bytes, LogSeq, ReclaimId, RequestId, StripeId, Tokens};
 use tidegate_policy::reclaim::{Answer, Direction};
 
@@ -138,7 +139,7 @@ impl Offline {
                 vec![true; self.stripes as usize],
             )),
             fixed: Bytes::ZERO,
-            refused: String::new(),
+            refused: Text::default(),
         })
     }
 

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use tidegate_abi::page::{ACTIVITY_BUSY, Page};
 use tidegate_node::memory::{KvRegistered, MemorySaid};
+use tidegate_node::text::Text;
 use tidegate_policy::ids::{AskId, BlockId, Bytes, KvId};
 use tidegate_policy::layout::Layout;
 
@@ -249,7 +250,7 @@ impl Cache {
                 vec![false; self.stripes as usize],
             )),
             fixed: Bytes::ZERO,
-            refused: String::new(),
+            refused: Text::default(),
         }
     }
 

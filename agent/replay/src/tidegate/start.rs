@@ -2,6 +2,7 @@
 //! client to be its own, offline makes its cache and online maps its headroom.
 
 use super::*;
+use tidegate_node::text::Text;
 
 /// The agent's settings for the variants that it has a setting for.
 fn config(spec: &Spec) -> Config {
@@ -147,12 +148,12 @@ impl Tidegate {
                     started: session,
                 },
                 uid: 1_000,
-                name: "replay".to_owned(),
+                name: Text::name("replay"),
                 ..Peer::default()
             },
             role,
             rule: String::new(),
-            job: "offline".to_owned(),
+            job: Text::name("offline"),
             library: Library {
                 takes_memory,
                 ..Library::default()

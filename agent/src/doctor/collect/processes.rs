@@ -6,11 +6,11 @@
 use crate::channels::obstacle;
 use crate::device::Device;
 use crate::doctor::facts::{AgentProcess, GpuProcess};
-use crate::plain;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use tidegate_node::text::Text;
 
 const AGENT: &str = "tidegate-agent";
 const UVM: &str = "/dev/nvidia-uvm";
@@ -22,7 +22,7 @@ fn all() -> impl Iterator<Item = i32> {
 
 fn name(pid: i32) -> String {
     super::ask::line(format!("/proc/{pid}/comm"))
-        .map_or_else(String::new, |name| plain::name(&name))
+        .map_or_else(String::new, |name| Text::name(&name).into())
 }
 
 /// Strings that end with a zero, as in `cmdline` and `environ`.

@@ -11,7 +11,7 @@ fn peer(uid: u32, cgroup: &str) -> Credentials {
         pid: 1,
         uid,
         groups: vec![uid, 44],
-        cgroup: cgroup.to_owned(),
+        cgroup: crate::plain::Foreign::new(cgroup.to_owned()),
         place: Place::of_path(cgroup),
         ..Credentials::default()
     }

@@ -12,6 +12,7 @@ use super::play::{Change, Happening, Order, Own, Reclaim};
 use crate::dice::{MS, US};
 use crate::world::World;
 use tidegate_node::memory::{Blocker, MemoryOrder, MemorySaid};
+use tidegate_node::text::Text;
 use tidegate_policy::ids::{LogSeq, ReclaimId, StripeId};
 use tidegate_policy::reclaim::{Answer, Direction};
 
@@ -361,8 +362,8 @@ fn answer_to(order: &Order, answer: Answer, stripes: Vec<StripeId>, log: u64) ->
             blocker: match answer {
                 Answer::Done => Blocker::None,
                 Answer::Late => Blocker::Silent,
-                Answer::Refused => Blocker::Inside("cuMemAlloc".to_owned()),
-                Answer::Missed => Blocker::Refused("the order came too late".to_owned()),
+                Answer::Refused => Blocker::Inside(Text::name("cuMemAlloc")),
+                Answer::Missed => Blocker::Refused(Text::name("the order came too late")),
             },
         };
     }

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use tidegate_node::Input;
 use tidegate_node::memory::{HeldBlocks, KvRegistered, MemoryOrder, MemorySaid};
 use tidegate_node::message::Said;
+use tidegate_node::text::Text;
 use tidegate_policy::ids::{BlockId, Bytes, KvId, LogSeq, RequestId, Tokens};
 use tidegate_policy::layout::Layout;
 
@@ -102,7 +103,7 @@ impl World<Reclaim> {
                 elastic,
                 stripes: Some((layout, backed)),
                 fixed: Bytes::ZERO,
-                refused: String::new(),
+                refused: Text::default(),
             }),
         );
         if elastic {

@@ -1,8 +1,8 @@
 //! Messages about memory, as the shell takes and gives them. Lists are bounded here by what a GPU can hold, before
 //! they reach the control thread.
 
-use crate::plain;
 use tidegate_node::memory::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid};
+use tidegate_node::text::Text;
 use tidegate_policy::ids::{
     AskId, BlockId, Bytes, KvId, LogSeq, ReclaimId, RequestId, StripeId, Tokens,
 };
@@ -21,7 +21,7 @@ pub(super) fn said(event: Event) -> Option<MemorySaid> {
             elastic: kv.elastic,
             stripes: stripes(&kv),
             fixed: Bytes(kv.fixed_bytes),
-            refused: plain::name(&kv.refused),
+            refused: Text::name(&kv.refused),
         }),
         Event::KvGone(gone) => MemorySaid::KvGone { kv: KvId(gone.kv) },
         Event::Checked(said) => checked(&said),
@@ -76,9 +76,9 @@ fn checked(said: &v1::Checked) -> MemorySaid {
         answer: answer(result),
         blocker: match result {
             MemoryResult::Ok => Blocker::None,
-            MemoryResult::ThreadInside => Blocker::Inside(plain::name(&said.inside)),
-            MemoryResult::Cancelled => Blocker::Refused("the order came too late".to_owned()),
-            other => Blocker::Refused(format!("it answered {}", other.as_str_name())),
+            MemoryResult::ThreadInside => Blocker::Inside(Text::name(&said.inside)),
+            MemoryResult::Cancelled => Blocker::Refused(Text::name("the order came too late")),
+            other => Blocker::Refused(Text::name(&format!("it answered {}", other.as_str_name()))),
         },
     }
 }
@@ -110,7 +110,7 @@ const fn answer(result: MemoryResult) -> Answer {
 }
 
 /// An order as the protocol says it.
-pub(super) fn command(order: MemoryOrder) -> Command {
+pub fn command(order: MemoryOrder) -> Command {
     match order {
         MemoryOrder::Check {
             reclaim,

@@ -1,0 +1,343 @@
+//! What processes say, as the agent hears it.
+//!
+//! The messages of the protocol end here: a process' stream is wrapped before its first message is read, and what
+//! leaves this file is typed, bounded, and has every text as [`Text`]. Sizes and rates are bounded here, so that the
+//! control thread's queue is.
+
+pub(super) mod memory;
+
+use crate::config::Role;
+use crate::grpc::budget::Purse;
+use crate::inbox::{Channel, Library, RmChange, Said, Ticket};
+use crate::wire::method_said;
+use std::time::Duration;
+use tidegate_abi::class::Engine;
+use tidegate_node::page::Activity;
+use tidegate_node::text::Text;
+use tidegate_proto::v1;
+use tidegate_proto::v1::client_event::Event;
+use tokio_stream::StreamExt;
+use tonic::{Status, Streaming};
+
+/// How long a client may take for its Hello.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
+
+/// The stream of a process.
+#[derive(Debug)]
+pub struct Stream(Streaming<v1::ClientEvent>);
+
+/// A message that is not read yet.
+#[derive(Debug)]
+pub struct Heard(Event);
+
+/// What a message says.
+#[derive(Debug)]
+pub enum Read {
+    /// For the control thread, one after the other.
+    Said(Vec<Said>),
+    /// Of the process' hooks.
+    Hooks(HookReport),
+}
+
+/// The first message of every stream.
+#[derive(Debug)]
+pub struct Hello {
+    /// The role that it wishes for.
+    pub wishes: Option<Role>,
+    /// The job that it names; empty: none.
+    pub job: Text,
+    /// What is in it.
+    pub library: Library,
+    /// Highest layout of the page that it knows: major and minor.
+    pub page_version: u32,
+    /// Generation of the agent it obeyed before; 0: none.
+    pub last_agent_generation: u64,
+}
+
+/// What a process says of its hooks, as it is kept.
+#[derive(Clone, Debug, Default)]
+pub struct HookReport {
+    rows: Vec<HookRow>,
+    unhooked: Vec<Unhooked>,
+}
+
+#[derive(Clone, Debug)]
+struct HookRow {
+    symbol: Text,
+    installed: bool,
+    resolved: bool,
+    calls: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Unhooked {
+    name: Text,
+    version: i32,
+    flags: u64,
+    count: u64,
+}
+
+impl Stream {
+    /// Of messages that came by a connection.
+    #[must_use]
+    pub const fn new(messages: Streaming<v1::ClientEvent>) -> Self {
+        Self(messages)
+    }
+
+    /// Its first message.
+    ///
+    /// # Errors
+    /// When that is something else, or does not come in time.
+    pub async fn hello(&mut self) -> Result<Hello, Status> {
+        let first = tokio::time::timeout(HELLO_LIMIT, self.0.next())
+            .await
+            .map_err(|_| Status::deadline_exceeded("say Hello first"))?;
+        match first {
+            Some(Ok(v1::ClientEvent {
+                event: Some(Event::Hello(hello)),
+            })) => Ok(Hello::from(&hello)),
+            _ => Err(Status::failed_precondition("say Hello first")),
+        }
+    }
+
+    /// The next message; none: the stream has ended.
+    pub async fn next(&mut self) -> Option<Heard> {
+        loop {
+            match self.0.next().await? {
+                Ok(message) => {
+                    if let Some(event) = message.event {
+                        return Some(Heard(event));
+                    }
+                    // None: of a newer library.
+                }
+                // The usual end of a process is a broken stream: nothing to worry about.
+                Err(status) => {
+                    tracing::debug!(status = %Text::line(status.message()), "stream ended");
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+impl Heard {
+    /// Pays for it; after how long it may be heard, if not at once.
+    ///
+    /// # Errors
+    /// When it costs more than may ever be said at once: why, for the process.
+    pub fn pay(&self, purse: &mut Purse, now: u64) -> Result<Option<Duration>, &'static str> {
+        purse.pay(&self.0, now)
+    }
+
+    /// What it says.
+    #[must_use]
+    pub fn read(self) -> Read {
+        match self.0 {
+            Event::Hooks(report) => Read::Hooks(HookReport::from(report)),
+            event => Read::Said(parts(event)),
+        }
+    }
+}
+
+/// What the control thread is told of a message, a long one in parts between which others are heard; none: nothing, or
+/// it does not parse.
+#[must_use]
+pub fn parts(event: Event) -> Vec<Said> {
+    said(event).map(slices).unwrap_or_default()
+}
+
+impl From<&v1::Hello> for Hello {
+    fn from(hello: &v1::Hello) -> Self {
+        Self {
+            wishes: match hello.wished_role() {
+                v1::Role::Online => Some(Role::Online),
+                v1::Role::Offline => Some(Role::Offline),
+                v1::Role::Ignore => Some(Role::Ignore),
+                v1::Role::Unspecified => None,
+            },
+            job: Text::name(&hello.job),
+            library: Library {
+                version: Text::name(&hello.version),
+                driver: Text::name(&hello.driver_version),
+                membarrier: hello.membarrier,
+                takes_memory: hello.memory != 0,
+            },
+            page_version: hello.page_version,
+            last_agent_generation: hello.last_agent_generation,
+        }
+    }
+}
+
+/// Rows of a hook report that are kept; a library has some hundreds.
+const ROWS: usize = 1_024;
+
+impl From<v1::HookReport> for HookReport {
+    fn from(report: v1::HookReport) -> Self {
+        let row = |row: v1::HookRow| HookRow {
+            symbol: Text::name(&row.symbol),
+            installed: row.installed,
+            resolved: row.resolved,
+            calls: row.calls,
+        };
+        let unhooked = |abi: v1::UnhookedAbi| Unhooked {
+            name: Text::name(&abi.name),
+            version: abi.version,
+            flags: abi.flags,
+            count: abi.count,
+        };
+        Self {
+            rows: report.rows.into_iter().take(ROWS).map(row).collect(),
+            unhooked: report
+                .unhooked
+                .into_iter()
+                .take(ROWS)
+                .map(unhooked)
+                .collect(),
+        }
+    }
+}
+
+impl HookReport {
+    /// As status shows it: the rows, and what was resolved in an ABI without a wrapper.
+    #[must_use]
+    pub fn shown(self) -> (Vec<v1::HookRow>, Vec<v1::UnhookedAbi>) {
+        let row = |row: HookRow| v1::HookRow {
+            symbol: row.symbol.into(),
+            installed: row.installed,
+            resolved: row.resolved,
+            calls: row.calls,
+        };
+        let unhooked = |abi: Unhooked| v1::UnhookedAbi {
+            name: abi.name.into(),
+            version: abi.version,
+            flags: abi.flags,
+            count: abi.count,
+        };
+        (
+            self.rows.into_iter().map(row).collect(),
+            self.unhooked.into_iter().map(unhooked).collect(),
+        )
+    }
+}
+
+/// Changes to RM objects that the control thread is told of at once. A snapshot is one: what is not in it is gone.
+const SLICE: usize = 64;
+
+/// A long message in parts, between which others are heard.
+fn slices(said: Said) -> Vec<Said> {
+    match said {
+        Said::Rm {
+            snapshot: false,
+            changes,
+        } if changes.len() > SLICE => changes
+            .chunks(SLICE)
+            .map(|part| Said::Rm {
+                snapshot: false,
+                changes: part.to_vec(),
+            })
+            .collect(),
+        said => vec![said],
+    }
+}
+
+/// What the control thread is told of a message; none: nothing, or it does not parse.
+fn said(event: Event) -> Option<Said> {
+    Some(match event {
+        // A second Hello says nothing new.
+        Event::Hello(_) | Event::Hooks(_) => return None,
+        Event::KvRegistered(_)
+        | Event::KvGone(_)
+        | Event::Checked(_)
+        | Event::Reclaimed(_)
+        | Event::Restored(_)
+        | Event::Requests(_)
+        | Event::Withheld(_)
+        | Event::Usage(_)
+        | Event::Demand(_)
+        | Event::Mapped(_)
+        | Event::Pressure(_) => Said::Memory(Box::new(memory::said(event)?)),
+        Event::DeviceSeen(seen) => Said::Device {
+            slot: seen.slot,
+            uuid: seen.uuid.try_into().ok()?,
+        },
+        Event::Rm(events) => Said::Rm {
+            snapshot: events.snapshot,
+            changes: events.events.into_iter().filter_map(change).collect(),
+        },
+        Event::ScheduleRequest(request) => Said::Schedule(Ticket {
+            ticket: request.ticket,
+            client: request.client,
+            object: request.object,
+        }),
+        Event::Edge(edge) => Said::Edge {
+            slot: edge.slot,
+            edge: Activity {
+                word: edge.activity,
+                busy_since_ns: if edge.busy { edge.at_ns } else { 0 },
+                idle_since_ns: if edge.busy { 0 } else { edge.at_ns },
+                launches: edge.launches,
+                graph: edge.graph,
+            },
+        },
+        Event::ChannelResult(result) => Said::Channels {
+            seq: result.seq,
+            status: result.status,
+            errno: result.errno,
+            entered_ns: result.entered_ns,
+            returned_ns: result.returned_ns,
+            method: method_said(result.method()),
+        },
+        Event::Suspect(suspect) => Said::Suspect {
+            slot: suspect.slot,
+            reason: u32::try_from(suspect.reason).unwrap_or(0),
+        },
+        Event::Note(note) => Said::Note {
+            kind: Text::name(&note.kind),
+            text: Text::name(&note.text),
+        },
+        Event::GateWait(wait) => Said::GateWait(wait.waiting),
+        Event::UvmFile(file) => Said::Uvm(file.fd),
+        Event::ControlFile(file) => Said::ControlFile(file.fd),
+    })
+}
+
+fn change(event: v1::RmEvent) -> Option<RmChange> {
+    use v1::rm_event::Event;
+    Some(match event.event? {
+        Event::ChannelUp(up) => RmChange::ChannelUp(Channel {
+            client: up.client,
+            channel: up.channel,
+            tsg: up.tsg,
+            engine: match up.engine() {
+                v1::Engine::Graphics => Engine::Graphics,
+                v1::Engine::Copy => Engine::Copy,
+                v1::Engine::Video => Engine::Video,
+                v1::Engine::Unspecified => Engine::Unknown,
+            },
+            device_instance: u32::try_from(up.device_instance).ok(),
+            uuid: up.uuid.try_into().ok(),
+            subdevice: up.subdevice,
+        }),
+        Event::ChannelDown(down) => RmChange::ChannelDown {
+            client: down.client,
+            channel: down.channel,
+        },
+        Event::ClientUp(up) => RmChange::ClientUp(up.client),
+        Event::ClientDown(down) => RmChange::ClientDown(down.client),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_parse_is_skipped() {
+        let seen = v1::DeviceSeen {
+            slot: 0,
+            uuid: vec![1; 15],
+        };
+        assert!(said(Event::DeviceSeen(seen)).is_none());
+        assert!(change(v1::RmEvent { event: None }).is_none());
+    }
+}
