@@ -2,6 +2,7 @@
 //! channels, whatever became of the others.
 
 use std::process::Command;
+use tidegate_tests::clock::Stalls;
 use tidegate_tests::watch::{Testimony, counter, status, wait_all, wait_finished, wait_open};
 use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::history::Kind;
@@ -60,33 +61,61 @@ fn all_are_gated_and_land(level: &str, by: impl Fn(&Node, u32) -> u32) {
         wait_finished(&node, &[*pid], 3, monotonic_ns());
         eprintln!("{fate}: gated at {level}");
     }
-    wait_open(&node, 0, online.process.pid());
-    online.say("hold");
-    for pid in &pids {
-        wait_all(&node, &[*pid], true);
-    }
-    let agent = node.agent.take().expect("it runs");
-    agent.signal(libc::SIGKILL);
-    drop(agent);
-    let lost = monotonic_ns();
-    for (fate, pid) in FATES.iter().zip(&pids) {
-        wait_all(&node, &[*pid], false);
-        let (testimony, own) = (Testimony::of(&node), [*pid]);
-        let helped = testimony
-            .all(&own, Kind::EnableEnd)
-            .filter(|record| record.at_ns > lost)
-            .all(|record| record.caller == *pid);
-        assert!(helped, "{fate}: it enables its own channels");
+    for nth in 0..landings() {
+        if nth > 0 {
+            node.start_agent(&config);
+            online.say("release");
+            for pid in &pids {
+                wait_finished(&node, &[*pid], 1, monotonic_ns());
+            }
+        }
+        wait_open(&node, 0, online.process.pid());
+        online.say("hold");
+        for pid in &pids {
+            wait_all(&node, &[*pid], true);
+        }
+        let agent = node.agent.take().expect("it runs");
+        let stalls = Stalls::watch();
+        agent.signal(libc::SIGKILL);
+        drop(agent);
+        let lost = monotonic_ns();
+        for (fate, pid) in FATES.iter().zip(&pids) {
+            wait_all(&node, &[*pid], false);
+            let (testimony, own) = (Testimony::of(&node), [*pid]);
+            let landing: Vec<_> = testimony
+                .all(&own, Kind::EnableEnd)
+                .filter(|record| record.at_ns > lost)
+                .collect();
+            let helped = landing.iter().all(|record| record.caller == *pid);
+            assert!(helped, "{fate}, {nth}: it enables its own channels");
+            let stuck = landing.iter().map(|record| record.at_ns - lost).max();
+            let stuck = stuck.expect("they were disabled");
+            assert!(
+                stuck <= LANDING_NS + stalls.ns(),
+                "{fate}, {nth}: landed after {stuck} ns"
+            );
+        }
     }
 }
 
+/// Time until a process without an agent has enabled its channels.
+const LANDING_NS: u64 = 1_200_000_000;
+
+/// How often the agent is killed: `TIDEGATE_STRESS_LANDINGS=100`.
+fn landings() -> u32 {
+    let wanted = std::env::var("TIDEGATE_STRESS_LANDINGS").ok();
+    wanted.and_then(|text| text.parse().ok()).unwrap_or(2)
+}
+
 /// P-GATE-6: other RM clients of a process do not matter.
+/// P-LIFECYCLE-2: no channel stays disabled without an agent.
 #[test]
 fn a_process_that_had_another_client_before_cudas_disables_its_own_channels() {
     all_are_gated_and_land("L3", |_, pid| pid);
 }
 
 /// P-GATE-6: other RM clients of a process do not matter.
+/// P-LIFECYCLE-2: no channel stays disabled without an agent.
 #[test]
 fn a_process_that_had_another_client_before_cudas_is_gated_through_the_file_of_its_channels() {
     all_are_gated_and_land("L2", |node, _| node.agent.as_ref().expect("it runs").pid());
