@@ -4,6 +4,8 @@
 //! over the seeds, except maxima, which are the largest of any.
 
 pub mod html;
+pub mod page;
+pub mod served;
 pub mod svg;
 pub mod table;
 pub mod text;

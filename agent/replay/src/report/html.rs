@@ -7,11 +7,11 @@ use crate::cases::Case;
 use crate::clock::Time;
 use crate::figures::{preempt_us, reclaim_ms, tpot_ms, ttft_ms};
 use crate::record::{Outcome, SpanKind};
+use crate::report::page::{cards, facts, plot, section, side_by_side, whole};
 use crate::report::svg::{Bar, Curve, bars, cumulative, escaped, strip};
 use crate::report::text::{thousands, three};
 use crate::report::{BOUNDS, Report, Row, percent};
 
-const STYLE: &str = include_str!("style.css");
 /// Longest stretch of the timeline that is drawn, seconds.
 const STRIP_S: f64 = 12.0;
 const COLUMNS: usize = 600;
@@ -57,21 +57,7 @@ pub fn page(report: &Report, alone: &Outcome, drawn: &[Drawn<'_>]) -> String {
         }
     }
     section(&mut body, "All figures", &figures(report));
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>Tidegate replay: {}</title>\n<style>\n{STYLE}</style></head>\n<body><main>\n{body}\
-         </main></body></html>\n",
-        escaped(&report.source),
-    )
-}
-
-fn section(body: &mut String, title: &str, content: &str) {
-    let _ = writeln!(
-        body,
-        "<section><h2>{}</h2>\n{content}</section>",
-        escaped(title)
-    );
+    whole(&format!("Tidegate replay: {}", report.source), &body)
 }
 
 fn head(body: &mut String, report: &Report) {
@@ -82,7 +68,7 @@ fn head(body: &mut String, report: &Report) {
         escaped(&report.source)
     );
     if let Some(chosen) = report.chosen() {
-        let cards = [
+        let figures = [
             (
                 "of the GPU's time harvested",
                 format!("{:.0} %", 100.0 * chosen.gpu_share),
@@ -95,27 +81,16 @@ fn head(body: &mut String, report: &Report) {
                 chosen.per_request.1.to_string(),
             ),
         ];
-        body.push_str("<div class=\"cards\">");
-        for (what, figure) in cards {
-            let _ = write!(body, "<div><b>{figure}</b><span>{what}</span></div>");
-        }
-        body.push_str("</div>\n");
+        cards(body, &figures);
     }
     let _ = writeln!(
         body,
         "<p class=\"conclusion\">{}</p>",
         escaped(&report.conclusion())
     );
-    body.push_str("<dl>");
-    for (name, value) in &report.setting {
-        let _ = write!(
-            body,
-            "<div><dt>{name}</dt><dd>{}</dd></div>",
-            escaped(value)
-        );
-    }
+    facts(body, &report.setting);
     body.push_str(
-        "</dl>\n<p class=\"note\">Simulated in virtual time from published measurements; nothing \
+        "<p class=\"note\">Simulated in virtual time from published measurements; nothing \
          here was measured on a GPU. Curves are of the first seed, figures are means over all.</p>\n",
     );
 }
@@ -141,10 +116,6 @@ fn legend(body: &mut String, report: &Report) {
         );
     }
     body.push_str("</p>\n");
-}
-
-fn plot(title: &str, what: &str, svg: &str) -> String {
-    format!("<figure><figcaption><b>{title}</b> {what}</figcaption>{svg}</figure>\n")
 }
 
 fn prices(report: &Report) -> String {
@@ -192,10 +163,6 @@ fn prices(report: &Report) -> String {
         ),
     ];
     side_by_side(&plots)
-}
-
-fn side_by_side(plots: &[String]) -> String {
-    format!("<div class=\"grid2\">{}</div>\n", plots.concat())
 }
 
 /// The distributions of one figure: online alone first, then each policy that has values.

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tidegate_replay::report::served::{self, Lane, than_alone};
 use tidegate_replay::report::text::{micros, thousands, three, wrapped};
 use tidegate_replay::spread::Spread;
 
@@ -26,9 +27,6 @@ pub struct Header {
     pub seed: u64,
 }
 
-/// A change up to this is called none: two runs of the same thing differ as much.
-const NOISE: f64 = 0.02;
-
 /// For people; fits 80 columns.
 #[must_use]
 pub fn text(header: &Header, results: &Results) -> String {
@@ -40,41 +38,24 @@ pub fn text(header: &Header, results: &Results) -> String {
         header.device,
         header.source,
     );
-    let _ = writeln!(out, "{:<28}{:<22}{:<18}offline", "", "TTFT, ms", "TPOT, ms");
-    let heads = ["mean", "p50", "p99"].map(str::to_owned);
-    out += &columns("", [&heads, &heads], "tokens/s");
-    for (name, run) in [
-        ("online alone", &results.alone),
-        ("with offline, no control", &results.uncontrolled),
-        ("with offline, Tidegate", &results.tidegate),
-    ] {
-        out += &row(name, run);
-    }
-    out += "\n  TTFT: arrival to first token. TPOT: time per further token.\n";
+    let lane = |name, run: &Run| Lane {
+        name,
+        ttft_ms: run.ttft_ms,
+        tpot_ms: run.tpot_ms,
+        offline_per_s: Some(run.offline_tokens_per_s).filter(|rate| *rate > 0.0),
+    };
+    let lanes = [
+        lane("online alone", &results.alone),
+        lane("with offline, no control", &results.uncontrolled),
+        lane("with offline, Tidegate", &results.tidegate),
+    ];
+    out += &served::table(&lanes, "tokens/s");
     if let Some(gated) = &results.tidegate.gated {
         out += &gating(gated, results);
     }
     out += "\n";
     out += &wrapped(&verdict(results), 78);
     out
-}
-
-fn row(name: &str, run: &Run) -> String {
-    let cells = |spread: &Spread| [spread.mean, spread.p50, spread.p99].map(three);
-    let offline = if run.offline_tokens_per_s > 0.0 {
-        thousands(run.offline_tokens_per_s)
-    } else {
-        "-".to_owned()
-    };
-    columns(name, [&cells(&run.ttft_ms), &cells(&run.tpot_ms)], &offline)
-}
-
-fn columns(name: &str, spreads: [&[String; 3]; 2], offline: &str) -> String {
-    let mut line = format!("{name:<24}");
-    for [mean, p50, p99] in spreads {
-        let _ = write!(line, " {mean:>7} {p50:>6} {p99:>6}");
-    }
-    line + &format!(" {offline:>9}\n")
 }
 
 fn gating(gated: &Gated, results: &Results) -> String {
@@ -133,17 +114,6 @@ pub fn verdict(results: &Results) -> String {
             ),
     );
     said
-}
-
-fn than_alone(change: f64) -> String {
-    if change.abs() <= NOISE {
-        format!("as long as alone ({:+.1} %)", 100.0 * change)
-    } else if change >= 1.0 {
-        format!("{:.1} times as long as alone", 1.0 + change)
-    } else {
-        let word = if change > 0.0 { "longer" } else { "less" };
-        format!("{:.0} % {word} than alone", 100.0 * change.abs())
-    }
 }
 
 /// For programs.
