@@ -43,6 +43,8 @@ pub struct Offline {
     pub tokens: Option<u64>,
     /// Disables while offline ran, on all GPUs.
     pub preemptions: Option<u64>,
+    /// How long these were counted.
+    pub seconds: f64,
 }
 
 /// One block's results.
