@@ -1,6 +1,7 @@
 //! The command line `tidegate`: a thin client of the gRPC services.
 
 mod agent;
+mod bench;
 mod cdi;
 mod config;
 mod doctor;
@@ -110,6 +111,8 @@ enum Command {
     },
     /// What would I harvest, and what would it cost? Needs no agent and no GPU.
     Replay(Box<replay::Args>),
+    /// What does sharing the GPU cost my users? Measures your own server: alone, and with Tidegate.
+    Bench(Box<bench::Args>),
     /// Whether this node can do what Tidegate asks of it, and what to do where it cannot.
     Doctor(doctor::Arguments),
     /// Look at and check the configuration.
@@ -143,7 +146,8 @@ enum Command {
 /// 1; 2 for wrong usage, or when doctor could not begin; 3 when the agent could not be reached or refused.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<replay::Usage>() || error.is::<doctor::NotStarted>() {
+    if error.is::<replay::Usage>() || error.is::<bench::Usage>() || error.is::<doctor::NotStarted>()
+    {
         return 2;
     }
     let refused = error.downcast_ref::<Refusal>().is_some_and(|refusal| {
@@ -173,18 +177,22 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         }
         Command::Replay(args) => replay::run(args)?,
         Command::Report(args) => report::run(args)?,
+        Command::Bench(args) => return bench::run(&cli.agent, args).map_err(refused),
         Command::Doctor(arguments) => return doctor::run(&cli.agent, arguments),
         Command::Cdi(command) => cdi::run(&cli.agent.run_dir, command)?,
         Command::Completions { shell } => write(&manual::completions(Cli::command(), *shell))?,
         Command::Man { dir } => manual::pages(Cli::command(), dir)?,
-        _ => runtime()?.block_on(ask(cli)).map_err(|error| {
-            match error.downcast::<tonic::Status>() {
-                Ok(status) => Refusal::from(&status).into(),
-                Err(error) => error,
-            }
-        })?,
+        _ => runtime()?.block_on(ask(cli)).map_err(refused)?,
     }
     Ok(0)
+}
+
+/// What the agent answered, in its words.
+fn refused(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast::<tonic::Status>() {
+        Ok(status) => Refusal::from(&status).into(),
+        Err(error) => error,
+    }
 }
 
 async fn ask(cli: &Cli) -> anyhow::Result<()> {
@@ -204,8 +212,9 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         Command::Config(command) => config::run(agent, command).await,
         Command::Hooks { pid, output } => status::hooks(agent, *pid, *output).await,
         Command::Trace { seconds, output } => trace::run(agent, *seconds, output).await,
-        // Done without an agent, above.
+        // Done above.
         Command::Doctor(_)
+        | Command::Bench(_)
         | Command::Release { .. }
         | Command::Replay(_)
         | Command::Cdi(_)

@@ -35,9 +35,22 @@ fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {
     }
 }
 
+/// Lets no offline job run, or takes that back; the jobs that this is about.
+pub async fn set_drained(agent: &Agent, drained: bool) -> anyhow::Result<Vec<String>> {
+    let mut control = control(agent).await?;
+    Ok(if drained {
+        control.drain(v1::DrainRequest {}).await?.into_inner().jobs
+    } else {
+        control
+            .undrain(v1::UndrainRequest {})
+            .await?
+            .into_inner()
+            .jobs
+    })
+}
+
 pub async fn drain(agent: &Agent) -> anyhow::Result<()> {
-    let answer = control(agent).await?.drain(v1::DrainRequest {}).await?;
-    let held = answer.into_inner().jobs;
+    let held = set_drained(agent, true).await?;
     print(&format!(
         "drained: no offline job runs until `tidegate undrain`{}\n",
         listed("; held: ", &held)
@@ -45,8 +58,7 @@ pub async fn drain(agent: &Agent) -> anyhow::Result<()> {
 }
 
 pub async fn undrain(agent: &Agent) -> anyhow::Result<()> {
-    let answer = control(agent).await?.undrain(v1::UndrainRequest {}).await?;
-    let free = answer.into_inner().jobs;
+    let free = set_drained(agent, false).await?;
     print(&format!("no longer drained{}\n", listed("; jobs: ", &free)))
 }
 

@@ -1,0 +1,161 @@
+//! What `tidegate bench` is asked, and what is refused before anything is sent.
+
+use clap::Args as ClapArgs;
+use std::path::PathBuf;
+use std::time::Duration;
+use tidegate_bench::import::Named;
+use tidegate_bench::plan::{Schedule, poisson};
+use tidegate_bench::slo::Slo;
+use tidegate_bench::target::Call;
+use tidegate_replay::trace::{self, Cut};
+
+/// A wrong command line, or a target that cannot be one.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub(super) String);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Endpoint {
+    /// /v1/completions.
+    Completions,
+    /// /v1/chat/completions.
+    Chat,
+}
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+#[command(group = clap::ArgGroup::new("load").required(true).args(["requests", "rate", "import"]))]
+pub struct Args {
+    /// An OpenAI-compatible server, by plain HTTP: http://127.0.0.1:8000.
+    #[arg(long, value_name = "URL", required_unless_present = "import")]
+    pub target: Option<String>,
+    /// Requests to send: Azure's, BurstGPT's or Mooncake's public format, or CSV with arrival_s,input_tokens,output_tokens.
+    #[arg(long, value_name = "FILE")]
+    requests: Option<PathBuf>,
+    /// Requests per second, which arrive independently of each other (Poisson).
+    #[arg(long, value_name = "R", value_parser = rate)]
+    rate: Option<f64>,
+    /// Results of guidellm, aiperf or `vllm bench serve --save-result` instead of requests, in the order in which they were
+    /// measured: [MODE=]FILE, where MODE is alone, drained, ungated or gated. Asks no agent.
+    #[arg(long, value_name = "[MODE=]FILE", value_delimiter = ',', value_parser = Named::parse)]
+    pub import: Vec<Named>,
+    /// Of --rate: tokens of a prompt, about.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    input_tokens: u32,
+    /// Of --rate: tokens of an answer.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    output_tokens: u32,
+    /// Of --requests: keep one request in N.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    thin: u64,
+    /// Of --requests: begin at this second of the file.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    start: u64,
+    /// Length of a block.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// How often the modes take turns, there and back: of two modes that many times four blocks.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub cycles: u64,
+    /// Seconds at the beginning of a block that are not counted.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+    warm_up: f64,
+    /// Seconds at the end of a block that are not counted.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
+    cool_down: f64,
+    /// Of arrivals and prompts.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// The model to ask for; the server's first unless given.
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// The call that generates text.
+    #[arg(long, value_enum, default_value_t = Endpoint::Completions)]
+    endpoint: Endpoint,
+    /// Leave `ignore_eos` out, for servers that refuse it: answers may then be shorter than asked.
+    #[arg(long)]
+    pub may_stop: bool,
+    /// Longest wait for the next piece of an answer.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
+    silence: f64,
+    /// What is promised: "ttft=500ms,tpot=50ms" (goodput), or over online alone "ttft=+1%,tpot=+0.5%".
+    #[arg(long, value_name = "SLO", value_parser = Slo::parse)]
+    pub slo: Option<Slo>,
+    /// Measure also with offline and no control, where the agent can do that: online's users will suffer.
+    #[arg(long)]
+    pub allow_ungated: bool,
+    /// Ask no agent: measure the server as it is.
+    #[arg(long)]
+    pub alone: bool,
+    /// The offline engine's metrics, to count its tokens: http://127.0.0.1:8001.
+    #[arg(long, value_name = "URL")]
+    pub offline_metrics: Option<String>,
+    /// Write the figures there, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write them there as one HTML file.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| (1e-4..=1e5).contains(rate));
+    rate.ok_or_else(|| "give requests per second, from 0.0001 to 100000".to_owned())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "give seconds, from 0 to 86400".to_owned())
+}
+
+impl Args {
+    /// The requests of a block, and what they are in words.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or nothing would be counted.
+    pub fn schedule(&self) -> anyhow::Result<(Schedule, String)> {
+        let length = Duration::from_secs(self.seconds);
+        let (trace, said) = if let Some(file) = &self.requests {
+            let cut = Cut {
+                keep_1_in: self.thin,
+                from: Duration::from_secs(self.start),
+                length: Some(length),
+                ..Cut::default()
+            };
+            (
+                trace::read_cut(file, &cut)?,
+                format!("{}, {cut}", file.display()),
+            )
+        } else {
+            let rate = self.rate.unwrap_or_default();
+            let tokens = [self.input_tokens, self.output_tokens];
+            let said = format!(
+                "{rate} requests/s (Poisson), {} prompt and {} answer tokens, seed {}",
+                tokens[0], tokens[1], self.seed
+            );
+            (poisson(rate, length, tokens, self.seed), said)
+        };
+        let cuts = [self.warm_up, self.cool_down].map(Duration::from_secs_f64);
+        let schedule = Schedule::new(trace, length, cuts, self.seed);
+        let schedule = schedule.map_err(|error| Usage(error.to_string()))?;
+        Ok((schedule, said))
+    }
+
+    /// The call that generates text.
+    #[must_use]
+    pub const fn call(&self) -> Call {
+        match self.endpoint {
+            Endpoint::Completions => Call::Completions,
+            Endpoint::Chat => Call::Chat,
+        }
+    }
+
+    /// Longest wait for the next piece of an answer.
+    #[must_use]
+    pub fn silence(&self) -> Duration {
+        Duration::from_secs_f64(self.silence.max(0.001))
+    }
+}
