@@ -325,11 +325,13 @@ fn explain_names_every_rule_tried_and_why_a_process_runs_or_waits() {
             && other.contains("keeps the gate closed"),
         "{other}"
     );
-    // It was its user's own word, not a rule, that made it online.
-    assert!(
-        other.contains("it attached as what it is by: trusted user"),
-        "{other}"
-    );
+    // It was its user's own word, not a rule, that made it online, and would again.
+    let said = explained(&node, &online);
+    assert_eq!(said["role"], "online");
+    let rule = said["rule"].as_str().expect("text");
+    assert!(rule.starts_with("trusted user"), "{said}");
+    assert_eq!(said["attached"][0]["rule"], rule);
+    assert!(!other.contains("it attached as what it is by"), "{other}");
     run(&node, &["set", "gate.cooldown=1h"]);
     online.ask("idle 0");
     wait_for("what is left of the cooldown", || {

@@ -41,6 +41,52 @@ fn events_are_chosen_by_kind_process_and_time_and_name_their_process() {
     assert_eq!(asked("--kind attached --since 1h"), attached);
     let after = attached[0]["seq"].as_u64().expect("a number") + 1;
     assert!(asked(&format!("--kind attached --since {after}")).is_empty());
+    // A kind that is none is wrong usage, not a quiet node, and the kinds are listed.
+    let bogus = node.tidegate(&["events", "--kind", "bogus"]);
+    assert_eq!(bogus.status.code(), Some(2), "{bogus:?}");
+    let why = String::from_utf8_lossy(&bogus.stderr);
+    assert!(why.contains("bogus") && why.contains("preempted"), "{why}");
+    let help = said(&node, &["events", "--help"]);
+    assert!(help.contains("- wake_overtaken:"), "{help}");
+    offline.stop();
+}
+
+/// P-OPERATE-13: an event and its line in the log name the same moment of the same calendar.
+#[test]
+fn an_event_has_the_time_that_its_line_in_the_log_has() {
+    let node = Node::new(&[], TRUSTING);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let line = said(&node, &["events", "--kind", "attached"]);
+    let shown = line.split_whitespace().nth(1).expect("a time").to_owned();
+    let log = std::fs::read_to_string(node.agent_log()).expect("a log");
+    let logged = log
+        .lines()
+        .find(|line| line.contains("attached: pid"))
+        .and_then(|line| line.split_whitespace().next())
+        .expect("the attach is logged");
+    // Seconds since the day's midnight: the day may end between the two.
+    let of_day = |stamp: &str| {
+        let time = stamp.split(['T', 'Z']).nth(1).expect("a time of day");
+        time.split(':')
+            .map(|part| part.parse::<f64>().expect("a number"))
+            .fold(0.0, |sum, part| sum * 60.0 + part)
+    };
+    let apart = (of_day(logged) - of_day(&shown)).rem_euclid(86_400.0);
+    assert!(
+        shown.len() == logged.len() && apart < 5.0,
+        "{shown} in events, {logged} in the log"
+    );
+    let json = json_lines(&said(
+        &node,
+        &["events", "--kind", "attached", "-o", "json"],
+    ));
+    let unix_s = json[0]["unix_ns"].as_u64().expect("a time") / 1_000_000_000;
+    let now_s = std::time::UNIX_EPOCH
+        .elapsed()
+        .expect("after 1970")
+        .as_secs();
+    assert!(now_s - unix_s < 600, "{unix_s}, and it is {now_s}");
     offline.stop();
 }
 

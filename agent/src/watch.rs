@@ -3,6 +3,7 @@
 pub mod denials;
 pub mod events;
 pub mod history;
+pub mod kinds;
 pub mod latency;
 pub mod metrics;
 pub mod recorder;

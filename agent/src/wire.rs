@@ -13,6 +13,17 @@ pub const fn role(role: Role) -> v1::Role {
     }
 }
 
+/// A role as the protocol names it, if it does.
+#[must_use]
+pub const fn role_said(role: v1::Role) -> Option<Role> {
+    match role {
+        v1::Role::Online => Some(Role::Online),
+        v1::Role::Offline => Some(Role::Offline),
+        v1::Role::Ignore => Some(Role::Ignore),
+        v1::Role::Unspecified => None,
+    }
+}
+
 /// A method as the protocol says it.
 #[must_use]
 pub const fn method(method: Method) -> v1::StopMethod {

@@ -53,6 +53,17 @@ pub fn role() -> Role {
     }
 }
 
+/// `TIDEGATE_ROLE` where it names no role, and so much of it as is told to the agent.
+pub fn unknown_role() -> String {
+    match get(c"TIDEGATE_ROLE") {
+        None | Some(b"" | b"offline" | b"online") => String::new(),
+        Some(text) => String::from_utf8_lossy(&text[..text.len().min(UNKNOWN)]).into_owned(),
+    }
+}
+
+/// Bytes of a role that is none.
+const UNKNOWN: usize = 64;
+
 /// `TIDEGATE_JOB`: the offline job whose gate this process shares.
 pub fn job() -> String {
     String::from_utf8_lossy(get(c"TIDEGATE_JOB").unwrap_or_default()).into_owned()

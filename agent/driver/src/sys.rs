@@ -15,7 +15,7 @@ mod scheduling;
 mod shared;
 mod terminal;
 
-pub use clock::{monotonic_ns, realtime_ms};
+pub use clock::{monotonic_ns, realtime_ns};
 pub use descriptors::{
     character_device, descriptor_limit, passed_descriptor, peek, peer_pidfd, pidfd_ended,
     pidfd_getfd, pidfd_open, raise_descriptor_limit, receive_with_descriptors,

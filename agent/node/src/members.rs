@@ -128,6 +128,16 @@ impl Members {
                 .to_lowercase(),
             ..Notice::default()
         });
+        if !session.asked.refused.is_empty() {
+            cx.emit(Notice {
+                kind: "role_refused",
+                session: id,
+                pid,
+                job,
+                text: format!("pid {pid} {name} {}", session.asked.refused),
+                ..Notice::default()
+            });
+        }
         if let Some(file) = file {
             cx.ask(Request::Claim(Claim::File { session: id, file }));
         }

@@ -65,6 +65,15 @@ pub struct Library {
     pub takes_memory: bool,
 }
 
+/// What a process asked to be, and what became of that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The role; None: it asked for none.
+    pub role: Option<Role>,
+    /// Why it did not get it, for people; empty: it did, or asked for nothing.
+    pub refused: String,
+}
+
 /// A process that attached.
 #[derive(Debug)]
 pub struct Newcomer {
@@ -76,6 +85,8 @@ pub struct Newcomer {
     pub role: Role,
     /// Why, for people.
     pub rule: String,
+    /// What it asked to be.
+    pub asked: Asked,
     /// The job it belongs to if it is offline. Jobs of different users never mix.
     pub job: Text,
     /// What is in it.

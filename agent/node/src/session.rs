@@ -4,7 +4,7 @@ use crate::file::{File, Files};
 use crate::journal::Place;
 use crate::kinds::{Process, Role};
 use crate::memory::Blocker;
-use crate::message::{Channel, Library, Newcomer, Peer, Tell, Ticket};
+use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
 use crate::page::{Activity, PageRef};
 use crate::ports::Outbox;
 use std::collections::HashMap;
@@ -28,6 +28,8 @@ pub struct Session {
     pub role: Role,
     /// Why.
     pub rule: String,
+    /// What it asked to be.
+    pub asked: Asked,
     /// Offline only.
     pub job: Option<JobId>,
     /// The library in it.
@@ -173,6 +175,7 @@ impl Session {
             peer: newcomer.peer,
             role: newcomer.role,
             rule: newcomer.rule,
+            asked: newcomer.asked,
             job: None,
             library: newcomer.library,
             link: Link {

@@ -36,7 +36,8 @@ use tidegate_node::journal::Journal;
 use tidegate_node::kinds::{Gpu, Level, Method, Process, Role, Switch};
 use tidegate_node::memory::{MemoryOrder, MemorySaid};
 use tidegate_node::message::{
-    Aged, Channel, Claim, Library, Newcomer, Owner, Peer, Proof, RmChange, Said, Tell, Tunables,
+    Aged, Asked, Channel, Claim, Library, Newcomer, Owner, Peer, Proof, RmChange, Said, Tell,
+    Tunables,
 };
 use tidegate_node::page::PageRef;
 use tidegate_node::ports::Ports;

@@ -112,7 +112,10 @@ const LONGEST_REPORT: usize = 64 << 20;
 
 pub(super) async fn report(agent: &Agent, hooks: bool) -> anyhow::Result<v1::GetStatusResponse> {
     let channel = agent.connect(STATUS_SOCKET).await?;
-    let mut request = tonic::Request::new(v1::GetStatusRequest { hooks });
+    let mut request = tonic::Request::new(v1::GetStatusRequest {
+        hooks,
+        ..v1::GetStatusRequest::default()
+    });
     request.set_timeout(Duration::from_secs(5));
     let answer = v1::node_client::NodeClient::new(channel)
         .max_decoding_message_size(LONGEST_REPORT)

@@ -4,7 +4,9 @@ use super::agent::Agent;
 use super::print::{Output, print};
 use super::{json, table};
 use crate::clock::now_ns;
+use crate::watch::kinds::{KINDS, Kind};
 use clap::Args as ClapArgs;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use tidegate_proto::{STATUS_SOCKET, v1};
 use tokio_stream::StreamExt;
 
@@ -18,7 +20,8 @@ pub(super) struct Args {
     #[arg(long, default_value = "0", value_name = "SEQ|TIME", value_parser = since)]
     since: Since,
     /// Only of these kinds, e.g. preempted,woken.
-    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    #[arg(long, value_name = "KIND", value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(KINDS.map(named)))]
     kind: Vec<String>,
     /// Only of these processes.
     #[arg(long, value_name = "PID", value_delimiter = ',')]
@@ -34,6 +37,10 @@ enum Since {
     Number(u64),
     /// Nanoseconds ago.
     Ago(u64),
+}
+
+fn named(kind: Kind) -> PossibleValue {
+    PossibleValue::new(kind.name).help(kind.meaning)
 }
 
 fn since(text: &str) -> Result<Since, String> {

@@ -3,7 +3,7 @@
 use super::agent::Agent;
 use super::print::{Output, print};
 use super::table::time;
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 use tidegate_proto::{STATUS_SOCKET, v1};
 use v1::node_client::NodeClient;
@@ -14,6 +14,9 @@ pub enum What {
     Pid {
         /// Its id, as the node counts.
         pid: i32,
+        /// As if it asked for this role by TIDEGATE_ROLE.
+        #[arg(long, value_enum, value_name = "ROLE")]
+        asking: Option<Wish>,
         /// How to print it.
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
@@ -31,11 +34,41 @@ pub enum What {
     },
 }
 
+/// What a process may ask to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Wish {
+    /// Its work has the GPU when it wants it.
+    Online,
+    /// It has the GPU while online is idle.
+    Offline,
+}
+
+impl Wish {
+    /// As the protocol says it.
+    pub(super) const fn role(self) -> v1::Role {
+        match self {
+            Self::Online => v1::Role::Online,
+            Self::Offline => v1::Role::Offline,
+        }
+    }
+}
+
 pub async fn run(agent: &Agent, what: &What) -> anyhow::Result<()> {
     let mut node = NodeClient::new(agent.connect(STATUS_SOCKET).await?);
     match what {
-        What::Pid { pid, output } => {
-            let answer = node.explain(v1::ExplainRequest { pid: *pid }).await?;
+        What::Pid {
+            pid,
+            asking,
+            output,
+        } => {
+            let mut request = v1::ExplainRequest {
+                pid: *pid,
+                ..v1::ExplainRequest::default()
+            };
+            if let Some(wish) = asking {
+                request.set_asked_role(wish.role());
+            }
+            let answer = node.explain(request).await?;
             let found = answer.into_inner();
             match output {
                 Output::Table => print(&process(&found)),
@@ -98,6 +131,9 @@ fn process(found: &v1::ExplainResponse) -> String {
         super::json::role_name(found.role()),
         found.rule
     ));
+    if !found.role_refused.is_empty() {
+        text.push_str(&format!("  it {}\n", found.role_refused));
+    }
     for process in &found.attached {
         text.push_str(&format!(
             "attached, session {}\n  {}: {}\n",
@@ -137,6 +173,8 @@ fn process_json(found: &v1::ExplainResponse) -> serde_json::Value {
         "trials": trials.collect::<Vec<_>>(),
         "role": super::json::role_name(found.role()),
         "rule": found.rule,
+        "asked_role": super::json::asked(found.asked_role()),
+        "role_refused": found.role_refused,
         "attached": super::json::processes(&found.attached),
         "reasons": found.reasons,
     })

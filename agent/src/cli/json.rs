@@ -28,6 +28,11 @@ pub fn role_name(role: v1::Role) -> String {
     short(role.as_str_name(), "ROLE_")
 }
 
+/// A role that was asked for, if one was.
+pub fn asked(role: v1::Role) -> Option<String> {
+    (role != v1::Role::Unspecified).then(|| role_name(role))
+}
+
 /// Why a device is busy.
 pub fn suspect(device: &v1::DeviceStatus) -> String {
     short(device.suspect().as_str_name(), "BUSY_REASON_")
@@ -215,6 +220,8 @@ fn process(status: &v1::ProcessStatus) -> Value {
         "lane": status.lane,
         "counts": status.counts,
         "note": status.note,
+        "asked_role": asked(status.asked_role()),
+        "role_refused": status.role_refused,
         "hooks": status.hooks.iter().map(|hook| json!({
             "symbol": hook.symbol,
             "installed": hook.installed,
@@ -235,6 +242,7 @@ pub fn event(event: &v1::Event) -> Value {
     json!({
         "seq": event.seq,
         "at_ns": event.at_ns,
+        "unix_ns": event.unix_ns,
         "kind": event.kind,
         "gpu": event.gpu,
         "session": event.session,

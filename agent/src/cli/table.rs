@@ -317,10 +317,9 @@ pub fn hooks(processes: &[v1::ProcessStatus]) -> String {
 /// One event on one line.
 pub fn event(event: &v1::Event) -> String {
     let mut line = format!(
-        "{:>6}  {:>5}.{:06}  {:<20}",
+        "{:>6}  {}  {:<20}",
         event.seq,
-        event.at_ns / 1_000_000_000,
-        event.at_ns / 1_000 % 1_000_000,
+        crate::clock::stamp(event.unix_ns),
         event.kind
     );
     if event.gpu >= 0 {
@@ -371,7 +370,7 @@ mod tests {
     fn an_event_is_one_line() {
         let event = v1::Event {
             seq: 7,
-            at_ns: 12_345_678_901,
+            unix_ns: 1_795_219_199_012_345_678,
             kind: "preempted".to_owned(),
             gpu: 0,
             job: "batch".to_owned(),
@@ -380,7 +379,7 @@ mod tests {
         };
         assert_eq!(
             super::event(&event),
-            "     7     12.345678  preempted             gpu 0  job batch  380 us\n"
+            "     7  2026-11-20T23:59:59.012345Z  preempted             gpu 0  job batch  380 us\n"
         );
     }
 }

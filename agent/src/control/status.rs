@@ -62,7 +62,8 @@ impl<'a> View<'a> {
         self.shell.lanes().job(job).map_or("", |job| &job.name)
     }
 
-    /// GPUs without their latencies and the owners of their memory, and jobs.
+    /// GPUs without their latencies and the owners of their memory, and all jobs, of those that are over what
+    /// they used.
     pub(super) fn totals(&self) -> v1::GetStatusResponse {
         let usage = self.shell.usage().at(self.shell.now_ns());
         v1::GetStatusResponse {
@@ -250,14 +251,30 @@ impl<'a> View<'a> {
         if self.shell.policy().is_drained() && !view.paused && view.reason == Reason::Paused {
             return "the node is drained".to_owned();
         }
+        if view.reason == Reason::None && view.state == JobState::Running {
+            return self.why_it_may_run(view);
+        }
         reason(view)
+    }
+
+    /// Why nothing stops a job: online is idle, or there is none that could be busy.
+    fn why_it_may_run(&self, view: &JobView) -> String {
+        let mut online = self.shell.members().all().filter(|own| own.is_online());
+        let here = |own: &Session| own.gpus().any(|gpu| view.gpus.contains(gpu));
+        let Some(first) = online.next() else {
+            return "no online process is attached".to_owned();
+        };
+        if here(first) || online.any(here) {
+            "online is idle".to_owned()
+        } else {
+            "no online process uses its GPUs".to_owned()
+        }
     }
 
     pub(super) fn job_status(&self, view: JobView, usage: &Usage) -> v1::JobStatus {
         let ranks = self.shell.members().of_job(view.job);
         let sessions = ranks.map(|session| session.id).collect();
         let mut status = v1::JobStatus {
-            name: self.job_name(view.job).to_owned(),
             reason: self.job_reason(&view),
             gpus: view.gpus.iter().map(|gpu| u32::from(gpu.0)).collect(),
             sessions,
@@ -281,19 +298,19 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn process(&self, session: &Session) -> v1::ProcessStatus {
-        let mut note = session.note.clone();
-        if session.link.outbox.is_none() {
-            if !note.is_empty() {
-                note.push_str("; ");
-            }
-            note.push_str("connection lost");
-        }
-        if session.state.lapsed {
-            if !note.is_empty() {
-                note.push_str("; ");
-            }
-            note.push_str("makes no progress, its activity does not count");
-        }
+        let notes = [
+            (true, session.asked.refused.as_str()),
+            (true, session.note.as_str()),
+            (session.link.outbox.is_none(), "connection lost"),
+            (
+                session.state.lapsed,
+                "makes no progress, its activity does not count",
+            ),
+        ];
+        let said = notes
+            .iter()
+            .filter(|(holds, text)| *holds && !text.is_empty());
+        let note = said.map(|(_, text)| *text).collect::<Vec<_>>().join("; ");
         let mut status = v1::ProcessStatus {
             session: session.id,
             pid: session.process().pid,
@@ -324,9 +341,13 @@ impl<'a> View<'a> {
             }
             .to_owned(),
             note,
+            role_refused: session.asked.refused.clone(),
             ..v1::ProcessStatus::default()
         };
         status.set_role(role(session.role));
+        if let Some(asked) = session.asked.role {
+            status.set_asked_role(role(asked));
+        }
         status
     }
 }

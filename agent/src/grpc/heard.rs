@@ -9,7 +9,7 @@ pub(super) mod memory;
 use crate::config::Role;
 use crate::grpc::budget::Purse;
 use crate::inbox::{Channel, Library, RmChange, Said, Ticket};
-use crate::wire::method_said;
+use crate::wire::{method_said, role_said};
 use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_node::page::Activity;
@@ -44,6 +44,8 @@ pub enum Read {
 pub struct Hello {
     /// The role that it wishes for.
     pub wishes: Option<Role>,
+    /// What it asks for instead of a role; empty: nothing.
+    pub unknown_role: Text,
     /// The job that it names; empty: none.
     pub job: Text,
     /// What is in it.
@@ -149,12 +151,8 @@ pub fn parts(event: Event) -> Vec<Said> {
 impl From<&v1::Hello> for Hello {
     fn from(hello: &v1::Hello) -> Self {
         Self {
-            wishes: match hello.wished_role() {
-                v1::Role::Online => Some(Role::Online),
-                v1::Role::Offline => Some(Role::Offline),
-                v1::Role::Ignore => Some(Role::Ignore),
-                v1::Role::Unspecified => None,
-            },
+            wishes: role_said(hello.wished_role()),
+            unknown_role: Text::name(&hello.unknown_role),
             job: Text::name(&hello.job),
             library: Library {
                 version: Text::name(&hello.version),

@@ -9,11 +9,12 @@ use crate::grpc::peers::Peer;
 use crate::grpc::reload::{InForce, SetError, change};
 use crate::grpc::sessions::HookReports;
 use crate::host::logs::LogLevel;
-use crate::identity::rules::{Trial, decide, trials};
+use crate::identity::rules::{Trial, decide, refused, trials};
 use crate::identity::{self, Qos, Subject};
 use crate::inbox::{Answer, Ask, Input, Mailbox};
 use crate::watch::events::{Compacted, EventLog};
 use crate::watch::refusals::Refusals;
+use crate::wire::{role, role_said};
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_node::text::Text;
@@ -124,7 +125,12 @@ impl v1::node_server::Node for Service {
         &self,
         request: Request<v1::ExplainRequest>,
     ) -> Result<Response<v1::ExplainResponse>, Status> {
-        let pid = request.get_ref().pid;
+        let caller = request.extensions().get::<Peer>();
+        let pid = match request.get_ref().pid {
+            0 => caller.map_or(0, |peer| peer.credentials.pid),
+            pid => pid,
+        };
+        let supposed = role_said(request.get_ref().asked_role());
         let gone = || Status::not_found(format!("there is no process {pid}"));
         if pid <= 0 {
             return Err(gone());
@@ -134,13 +140,20 @@ impl v1::node_server::Node for Service {
         let loaded = self.in_force.loaded();
         let rules = &loaded.config.identity;
         let subject = Subject::of(&peer, rules);
-        let decision = decide(rules, &subject, None);
+        // What it asked for when it attached, it would ask for again.
+        let attached = standing.attached.first();
+        let asked = supposed.or_else(|| role_said(attached?.asked_role()));
+        let decision = decide(rules, &subject, asked);
+        let role_refused = match attached {
+            Some(known) if supposed.is_none() => known.role_refused.clone(),
+            _ => refused(asked, "", peer.uid, &decision),
+        };
         let mut reasons = standing.reasons;
         if standing.attached.is_empty() {
             reasons.push("it is not attached: it runs no GPU work under the library".to_owned());
         }
         for process in &standing.attached {
-            if process.role != i32::from(crate::wire::role(decision.role)) {
+            if process.role != i32::from(role(decision.role)) {
                 reasons.push(format!(
                     "it attached as what it is by: {}; the rules in force count when it attaches anew",
                     process.rule
@@ -155,8 +168,10 @@ impl v1::node_server::Node for Service {
             cgroup: peer.cgroup.line().into(),
             facts: facts(&subject),
             trials: trials(rules, &subject).iter().map(trial).collect(),
-            role: crate::wire::role(decision.role).into(),
+            role: role(decision.role).into(),
             rule: decision.rule,
+            asked_role: asked.map_or(v1::Role::Unspecified, role).into(),
+            role_refused,
             attached: standing.attached,
             jobs: standing.jobs,
             reasons,

@@ -10,10 +10,10 @@ use crate::grpc::heard::{self, Hello, HookReport, Read, memory};
 use crate::grpc::peers::{Greeted, Peer};
 use crate::host::reaper::Reaper;
 use crate::host::yard::Yard;
-use crate::identity::rules::decide;
+use crate::identity::rules::{decide, refused};
 use crate::identity::{Credentials, Subject};
 use crate::inbox::{
-    Input, Mailbox, Newcomer, NodeInput, Peer as NodePeer, SetChannels, Stream, Tell,
+    Asked, Input, Mailbox, Newcomer, NodeInput, Peer as NodePeer, SetChannels, Stream, Tell,
 };
 
 use crate::wire::{level, method, role};
@@ -96,6 +96,15 @@ impl Sessions {
     ) -> Newcomer {
         let subject = Subject::of(&peer.credentials, &config.identity);
         let decision = decide(&config.identity, &subject, hello.wishes);
+        let asked = Asked {
+            role: hello.wishes,
+            refused: refused(
+                hello.wishes,
+                &hello.unknown_role,
+                peer.credentials.uid,
+                &decision,
+            ),
+        };
         // A page of another major means other words: the client does not use it either.
         let page = greeted
             .page
@@ -110,6 +119,7 @@ impl Sessions {
             },
             role: decision.role,
             rule: decision.rule,
+            asked,
             job: job_name(&peer.credentials, hello.job),
             library: hello.library,
             last_agent_generation: hello.last_agent_generation,

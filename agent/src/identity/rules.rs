@@ -70,6 +70,32 @@ pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) 
     }
 }
 
+/// Why a process did not get the role it asked for; empty: it did, or asked for none. `unknown`: what it
+/// asked for by a word that names no role.
+#[must_use]
+pub fn refused(wishes: Option<Role>, unknown: &str, uid: u32, decision: &Decision) -> String {
+    let Decision { role, rule } = decision;
+    let is = match role {
+        Role::Online => "is online",
+        Role::Offline => "is offline",
+        Role::Ignore => "is left alone, neither seen nor gated",
+    };
+    if !unknown.is_empty() {
+        return format!(
+            "asked for `{unknown}` by TIDEGATE_ROLE, which knows online and offline; it {is}: {rule}"
+        );
+    }
+    match wishes {
+        Some(Role::Online) if *role != Role::Online => format!(
+            "asked for online by TIDEGATE_ROLE and {is}: {rule}, and user {uid} is not in identity.trust_env_uids"
+        ),
+        Some(Role::Offline) if *role != Role::Offline => {
+            format!("asked for offline by TIDEGATE_ROLE and {is}: {rule}")
+        }
+        _ => String::new(),
+    }
+}
+
 /// The conditions, each with a blank before it.
 fn conditions(rule: &Rule) -> String {
     let mut text = String::new();

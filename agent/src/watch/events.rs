@@ -4,6 +4,7 @@
 //! waits: when the queue is full the event is counted and lost. A thread of its own numbers them,
 //! writes the log line, and keeps the last [`KEPT`].
 
+use super::kinds::kind;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -76,17 +77,29 @@ impl EventLog {
     }
 
     fn keep(&self, seq: u64, event: NodeEvent) {
-        tracing::info!(
-            gpu = event.gpu,
-            session = (event.session != 0).then_some(event.session),
-            job = event.job.as_deref(),
-            pid = (event.pid != 0).then_some(event.pid),
-            value_us = (event.value_ns != 0).then_some(event.value_ns / 1_000),
-            "{}{}{}",
-            event.kind,
-            if event.text.is_empty() { "" } else { ": " },
-            event.text
-        );
+        // A level is a constant of the line that logs.
+        macro_rules! log {
+            ($level:ident) => {
+                tracing::$level!(
+                    gpu = event.gpu,
+                    session = (event.session != 0).then_some(event.session),
+                    job = event.job.as_deref(),
+                    pid = (event.pid != 0).then_some(event.pid),
+                    value_us = (event.value_ns != 0).then_some(event.value_ns / 1_000),
+                    "{}{}{}",
+                    event.kind,
+                    if event.text.is_empty() { "" } else { ": " },
+                    event.text
+                )
+            };
+        }
+        if kind(event.kind).is_some_and(|kind| kind.warns) {
+            log!(warn);
+        } else {
+            log!(info);
+        }
+        let ago = crate::clock::now_ns().saturating_sub(event.at_ns);
+        let unix_ns = crate::clock::unix_ns().saturating_sub(ago);
         let event = v1::Event {
             seq,
             at_ns: event.at_ns,
@@ -100,6 +113,7 @@ impl EventLog {
             text: event.text,
             value_ns: event.value_ns,
             pid: event.pid,
+            unix_ns,
         };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == KEPT {

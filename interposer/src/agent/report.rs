@@ -329,6 +329,7 @@ impl Reporter {
             driver_version: self.driver_version(),
             last_agent_generation: self.generation,
             memory: talk::VERSION,
+            unknown_role: env::unknown_role(),
         }
     }
 

@@ -107,6 +107,9 @@ pub struct Hello {
     /// messages under "Runtime: memory".
     #[prost(uint32, tag = "10")]
     pub memory: u32,
+    /// TIDEGATE_ROLE where it names no role, for people; cut to 64 bytes. Empty: it names one, or is not set.
+    #[prost(string, tag = "11")]
+    pub unknown_role: ::prost::alloc::string::String,
 }
 /// A place of the page's device arrays is in use.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -689,6 +692,9 @@ pub struct GetStatusRequest {
     /// Fill `processes\[\].hooks`.
     #[prost(bool, tag = "1")]
     pub hooks: bool,
+    /// Fill `gpus\[\].busy_spans` with those that ended then or later (CLOCK_MONOTONIC) or go on; 0: do not.
+    #[prost(uint64, tag = "2")]
+    pub busy_since_ns: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetStatusResponse {
@@ -869,6 +875,21 @@ pub struct GpuStatus {
     /// How long the job that waits longest for this GPU has been disabled; 0: none is.
     #[prost(uint64, tag = "19")]
     pub disabled_ns: u64,
+    /// When online was busy, in order; only where they were asked for.
+    #[prost(message, repeated, tag = "20")]
+    pub busy_spans: ::prost::alloc::vec::Vec<BusySpan>,
+    /// Every span that ended later is among those kept; 0: they were not asked for.
+    #[prost(uint64, tag = "21")]
+    pub busy_from_ns: u64,
+}
+/// CLOCK_MONOTONIC.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BusySpan {
+    #[prost(uint64, tag = "1")]
+    pub begin_ns: u64,
+    /// 0: it goes on.
+    #[prost(uint64, tag = "2")]
+    pub end_ns: u64,
 }
 /// Totals of one GPU since the agent's start; readers take differences.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1073,6 +1094,9 @@ pub struct JobStatus {
     pub attached_ns: u64,
     #[prost(uint64, tag = "12")]
     pub running_ns: u64,
+    /// Its number; that of a job that is over may be given to another.
+    #[prost(uint32, tag = "13")]
+    pub number: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProcessStatus {
@@ -1116,6 +1140,12 @@ pub struct ProcessStatus {
     /// Version of the driver as its driver library saw it; empty until it asked.
     #[prost(string, tag = "17")]
     pub driver_version: ::prost::alloc::string::String,
+    /// It asked for another role by TIDEGATE_ROLE than it has: which, and why it was refused. Empty: it did not.
+    #[prost(string, tag = "18")]
+    pub role_refused: ::prost::alloc::string::String,
+    /// The role it asked for by TIDEGATE_ROLE.
+    #[prost(enumeration = "Role", tag = "19")]
+    pub asked_role: i32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeviceStatus {
@@ -1179,6 +1209,9 @@ pub struct Event {
     /// Of the session's process; 0: not about one.
     #[prost(int32, tag = "9")]
     pub pid: i32,
+    /// By the calendar, in nanoseconds since 1970, as the node's clock stood then.
+    #[prost(uint64, tag = "10")]
+    pub unix_ns: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetConfigRequest {}
@@ -1209,8 +1242,12 @@ pub struct Setting {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExplainRequest {
+    /// 0: who asks.
     #[prost(int32, tag = "1")]
     pub pid: i32,
+    /// As if it asked for this role when it attaches; unset: as it asked, if it is attached.
+    #[prost(enumeration = "Role", tag = "2")]
+    pub asked_role: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExplainResponse {
@@ -1230,7 +1267,7 @@ pub struct ExplainResponse {
     /// The rules in force, in order, up to the one that matched.
     #[prost(message, repeated, tag = "7")]
     pub trials: ::prost::alloc::vec::Vec<RuleTrial>,
-    /// What they would make of it if it attached at this moment without a wish of its own.
+    /// What they would make of it if it attached at this moment and asked for `asked_role`.
     #[prost(enumeration = "Role", tag = "8")]
     pub role: i32,
     #[prost(string, tag = "9")]
@@ -1243,6 +1280,12 @@ pub struct ExplainResponse {
     /// Why it runs or waits; the first sentence says which.
     #[prost(string, repeated, tag = "12")]
     pub reasons: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// What it asked for, or is taken to ask for.
+    #[prost(enumeration = "Role", tag = "13")]
+    pub asked_role: i32,
+    /// Why it would not get it; empty: it would, or asked for nothing.
+    #[prost(string, tag = "14")]
+    pub role_refused: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Fact {

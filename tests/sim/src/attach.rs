@@ -11,7 +11,7 @@ use tidegate_device::{ChannelId, TsgId};
 use tidegate_node::Input;
 use tidegate_node::file::SentFile;
 use tidegate_node::kinds::{Level, Role};
-use tidegate_node::message::{Channel, Library, Newcomer, Peer, RmChange, Said, Ticket};
+use tidegate_node::message::{Asked, Channel, Library, Newcomer, Peer, RmChange, Said, Ticket};
 use tidegate_node::page::PageRef;
 use tidegate_node::text::Text;
 
@@ -50,6 +50,7 @@ impl<P: Play> World<P> {
                 Role::Offline
             },
             rule: String::new(),
+            asked: Asked::default(),
             job: process
                 .job
                 .map_or_else(Text::default, |job| Text::name(&job.to_string())),

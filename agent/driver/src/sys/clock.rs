@@ -8,10 +8,10 @@ pub fn monotonic_ns() -> u64 {
     clock_ns(ClockId::CLOCK_MONOTONIC)
 }
 
-/// `CLOCK_REALTIME` in milliseconds.
+/// `CLOCK_REALTIME` in nanoseconds.
 #[must_use]
-pub fn realtime_ms() -> u64 {
-    clock_ns(ClockId::CLOCK_REALTIME) / 1_000_000
+pub fn realtime_ns() -> u64 {
+    clock_ns(ClockId::CLOCK_REALTIME)
 }
 
 fn clock_ns(clock: ClockId) -> u64 {

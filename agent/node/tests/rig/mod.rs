@@ -290,6 +290,7 @@ impl Rig {
             },
             role,
             rule: "rule 1".to_owned(),
+            asked: tidegate_node::message::Asked::default(),
             job: Text::name(job),
             library: Library::default(),
             last_agent_generation: 0,

@@ -153,6 +153,7 @@ impl Tidegate {
             },
             role,
             rule: String::new(),
+            asked: Asked::default(),
             job: Text::name("offline"),
             library: Library {
                 takes_memory,

@@ -278,3 +278,45 @@ proptest! {
         prop_assert!(glob(&around, &longer));
     }
 }
+
+#[test]
+fn a_role_that_was_asked_for_and_not_given_is_named_with_the_reason() {
+    let said = |uid, cgroup: &str, wishes, unknown: &str| {
+        let (identity, peer) = (identity(), peer(uid, cgroup));
+        let decision = decide(&identity, &subject(&peer, &[]), wishes);
+        refused(wishes, unknown, uid, &decision)
+    };
+    let (online, offline) = (Some(Role::Online), Some(Role::Offline));
+    assert_eq!(
+        said(5, "/other", online, ""),
+        "asked for online by TIDEGATE_ROLE and is left alone, neither seen nor gated: no rule matched, and \
+         user 5 is not in identity.trust_env_uids"
+    );
+    assert_eq!(
+        said(1000, "/other", online, ""),
+        "asked for online by TIDEGATE_ROLE and is offline: rule 3: uid 1000, and user 1000 is not in \
+         identity.trust_env_uids"
+    );
+    assert_eq!(
+        said(1000, "/a", offline, ""),
+        "asked for offline by TIDEGATE_ROLE and is left alone, neither seen nor gated: rule 1: uid 1000 cgroup /a"
+    );
+    assert_eq!(
+        said(5, "/a", None, "ofline"),
+        "asked for `ofline` by TIDEGATE_ROLE, which knows online and offline; it is online: rule 2: cgroup /a"
+    );
+    // Who gets what it asked for, or asked for nothing, is refused nothing.
+    for (uid, cgroup, wishes) in [
+        (7, "/other", online),
+        (5, "/a", online),
+        (5, "/a", offline),
+        (5, "/other", offline),
+        (5, "/other", None),
+    ] {
+        assert_eq!(
+            said(uid, cgroup, wishes, ""),
+            "",
+            "{uid} {cgroup} {wishes:?}"
+        );
+    }
+}

@@ -42,7 +42,7 @@ const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-pub(super) const FAMILIES: [Family; 33] = [
+pub(super) const FAMILIES: [Family; 34] = [
     family(
         GAUGE,
         "build_info",
@@ -394,6 +394,17 @@ pub(super) const FAMILIES: [Family; 33] = [
                 .iter()
                 .filter(|process| is_unmanaged(&s.status, process))
                 .count();
+            vec![(Labels::new(), Sample::Gauge(whole(count)))]
+        },
+    ),
+    family(
+        GAUGE,
+        "refused_roles",
+        None,
+        "Attached processes that asked for a role by TIDEGATE_ROLE and did not get it",
+        |s| {
+            let refused = |process: &&v1::ProcessStatus| !process.role_refused.is_empty();
+            let count = s.status.processes.iter().filter(refused).count();
             vec![(Labels::new(), Sample::Gauge(whole(count)))]
         },
     ),

@@ -1,0 +1,235 @@
+//! The kinds of events: their names, whether they ask for attention, and what each means.
+//!
+//! `tidegate events --kind` takes these names and lists them, and the log writes those that ask for
+//! attention as warnings. A test reads the sources for every kind that the agent tells of.
+
+/// One kind of event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// In snake_case; it never changes.
+    pub name: &'static str,
+    /// Somebody should look at it: the log has it as a warning.
+    pub warns: bool,
+    /// What happened.
+    pub meaning: &'static str,
+}
+
+const fn usual(name: &'static str, meaning: &'static str) -> Kind {
+    Kind {
+        name,
+        warns: false,
+        meaning,
+    }
+}
+
+const fn warning(name: &'static str, meaning: &'static str) -> Kind {
+    Kind {
+        name,
+        warns: true,
+        meaning,
+    }
+}
+
+/// Every kind, by name.
+pub const KINDS: [Kind; 45] = [
+    warning(
+        "agent_was_stopped",
+        "the agent's control thread came late by 250 ms or more",
+    ),
+    usual(
+        "attached",
+        "a process attached: its role and the rule that gave it",
+    ),
+    usual("breathed", "a job had its turn after a long gate"),
+    warning(
+        "channels_stuck",
+        "channels that a dead process or agent left disabled stay so for now",
+    ),
+    warning(
+        "config_refused",
+        "a configuration was read and refused; the old one stays in force",
+    ),
+    warning(
+        "cooldown_violated",
+        "online paused for longer than the cooldown, within a request",
+    ),
+    warning(
+        "denied",
+        "memory that online asked for is not to be had in time",
+    ),
+    warning("disable_failed", "the driver refused to disable channels"),
+    usual(
+        "disconnected",
+        "a process' connection is lost; the process lives on",
+    ),
+    usual("drained", "an operator drained the node"),
+    warning("enable_failed", "the driver refused to enable channels"),
+    usual("exited", "an attached process ended"),
+    warning(
+        "foreign_claim",
+        "a process named an RM client that is not its own",
+    ),
+    usual("gpu_met", "a process uses a GPU that the agent did not see"),
+    warning("issue_stalled", "the driver does not return from a call"),
+    warning(
+        "kv_not_reclaimable",
+        "a KV cache was registered that is never taken from",
+    ),
+    warning(
+        "kv_refused",
+        "a KV cache was registered whose stripes make no sense",
+    ),
+    usual(
+        "landed",
+        "an offline process without an agent enabled its own channels",
+    ),
+    warning(
+        "lapsed",
+        "an online process is busy without progress; its activity no longer counts",
+    ),
+    usual("launches_pass", "launches of an offline process go on"),
+    usual(
+        "launches_wait",
+        "launches of an offline process wait in the library",
+    ),
+    warning("max_gated", "a job waits for longer than gate.max_gated"),
+    usual("note", "a library says something"),
+    warning(
+        "obstacle",
+        "something rules out that channels are controlled",
+    ),
+    usual("obstacle_gone", "and no longer does"),
+    usual(
+        "operator",
+        "an operator paused, resumed, or changed the log level",
+    ),
+    warning(
+        "page_dropped",
+        "a process rang its doorbell more often than it may",
+    ),
+    usual("paused", "a job was paused"),
+    usual(
+        "preempted",
+        "offline work was taken off a GPU for online; its time is the latency",
+    ),
+    usual(
+        "pressure",
+        "an online engine uses nine tenths of the memory mapped for it",
+    ),
+    warning("proof_lapsed", "an RM client is no longer the process' own"),
+    usual("reclaimed", "memory was taken from an offline job"),
+    usual("recovered", "an online process makes progress again"),
+    warning(
+        "refused",
+        "a tenant asked for more of the agent than it may have",
+    ),
+    usual("reloaded", "a configuration was read and is in force"),
+    usual("restored", "memory was given back to an offline job"),
+    usual("resumed", "a paused job may run again"),
+    warning(
+        "role_refused",
+        "a process asked for a role by TIDEGATE_ROLE and did not get it",
+    ),
+    usual("set", "an operator changed a setting"),
+    warning("socket_removed", "one of the agent's sockets was removed"),
+    usual("undrained", "an operator ended a drain"),
+    warning(
+        "unmanaged",
+        "a job's channels cannot be controlled; its launches wait instead",
+    ),
+    warning(
+        "unreclaimable",
+        "no memory could be taken from an offline job: who stood in the way",
+    ),
+    usual(
+        "wake_overtaken",
+        "an enable was withheld, because online became busy first",
+    ),
+    usual("woken", "an offline job got the GPU back"),
+];
+
+/// The kind of that name.
+#[must_use]
+pub fn kind(name: &str) -> Option<&'static Kind> {
+    let at = KINDS.binary_search_by(|kind| kind.name.cmp(name)).ok()?;
+    Some(&KINDS[at])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// The names that stand behind `before` in `text`, as far as a string literal follows.
+    fn named<'a>(text: &'a str, before: &str, found: &mut BTreeSet<&'a str>) {
+        for rest in text.split(before).skip(1) {
+            if let Some((name, _)) = rest.split_once('"') {
+                found.insert(name);
+            }
+        }
+    }
+
+    fn sources(dir: &Path, into: &mut Vec<String>) {
+        for entry in std::fs::read_dir(dir).expect("the sources are here") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() {
+                sources(&path, into);
+            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                let text = std::fs::read_to_string(&path).expect("text");
+                let before_tests = text.split("#[cfg(test)]").next().unwrap_or_default();
+                into.push(before_tests.to_owned());
+            }
+        }
+    }
+
+    /// P-OPERATE-13: every kind that the agent tells of is in the table, and no other.
+    #[test]
+    fn the_table_has_every_kind_that_the_sources_tell_of() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut texts = Vec::new();
+        for dir in ["node/src", "src/grpc", "src/control", "src/watch"] {
+            sources(&root.join(dir), &mut texts);
+        }
+        let mut found = BTreeSet::new();
+        for text in &texts {
+            for before in [
+                "kind: \"",
+                "notice.kind = \"",
+                "remark(session, \"",
+                "Audit(\"",
+                "audit(\"",
+                "=> (\"",
+            ] {
+                named(text, before, &mut found);
+            }
+        }
+        // A choice of two, and what stands in the same shape and is no kind of event.
+        found.extend(["launches_wait", "launches_pass", "obstacle_gone"]);
+        let known: BTreeSet<&str> = KINDS.iter().map(|kind| kind.name).collect();
+        let missing: Vec<_> = known.difference(&found).collect();
+        assert!(missing.is_empty(), "nobody tells of {missing:?}");
+        for name in found.difference(&known) {
+            let elsewhere = texts.iter().any(|text| {
+                [
+                    "kind: \"",
+                    "notice.kind = \"",
+                    "udit(\"",
+                    "remark(session, \"",
+                ]
+                .iter()
+                .any(|before| text.contains(&format!("{before}{name}\"")))
+            });
+            assert!(!elsewhere, "`{name}` is not in the table of kinds");
+        }
+    }
+
+    #[test]
+    fn a_kind_is_found_by_its_name() {
+        assert!(KINDS.is_sorted_by(|a, b| a.name < b.name));
+        for known in &KINDS {
+            assert_eq!(kind(known.name), Some(known));
+        }
+        assert_eq!(kind("bogus"), None);
+    }
+}
