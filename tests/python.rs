@@ -98,6 +98,76 @@ fn a_process_closes_every_descriptor_and_opens_its_own_in_their_place() {
     lives("closes_everything");
 }
 
+/// A Python that waits in its first launch, as offline on `node`.
+fn waiting(node: &Node, way: &str) -> (Running, BufReader<std::process::ChildStdout>) {
+    let mut process = Running::start(way, &mut life(node.preloaded("python3", "offline"), way, 1));
+    let stdout = process.child.stdout.take().expect("stdout is piped");
+    let mut answers = BufReader::new(stdout);
+    assert_eq!(line(&mut answers), "launches");
+    let syscall = format!("/proc/{0}/task/{0}/syscall", process.pid());
+    wait_for("the launch that waits", || {
+        let inside = std::fs::read_to_string(&syscall).ok()?;
+        // futex_waitv, which tells which signals interrupt.
+        inside.starts_with("449 ").then_some(())
+    });
+    (process, answers)
+}
+
+fn line(answers: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    answers.read_line(&mut line).expect("a pipe can be read");
+    line.trim_end().to_owned()
+}
+
+/// P-LIBRARY-4: Ctrl-C and a SIGTERM with a handler end a wait for an agent, and one at a closed gate.
+#[test]
+fn a_signal_that_interrupts_ends_a_wait() {
+    let mut node = Node::device_only(&[]);
+    for drained in [false, true] {
+        if drained {
+            node.start_agent(TRUSTING);
+            assert!(node.tidegate(&["drain"]).status.success());
+        }
+        let (process, mut answers) = waiting(&node, "interrupted");
+        process.signal(libc::SIGINT);
+        assert_eq!(
+            line(&mut answers),
+            "KeyboardInterrupt",
+            "drained: {drained}"
+        );
+        process.succeed();
+        let (process, _answers) = waiting(&node, "terminated");
+        process.signal(libc::SIGTERM);
+        let output = process.finish();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("terminated"), "{said}");
+    }
+}
+
+/// P-LIBRARY-4: a signal whose handler was set to restart calls breaks no launch.
+#[test]
+fn a_signal_that_restarts_calls_ends_no_wait() {
+    let node = Node::new(&[], TRUSTING);
+    assert!(node.tidegate(&["drain"]).status.success());
+    let (process, mut answers) = waiting(&node, "restarted");
+    for _ in 0..LIVES {
+        process.signal(libc::SIGUSR1);
+        assert_eq!(
+            line(&mut answers),
+            "",
+            "the handler ran, and the launch waits"
+        );
+    }
+    assert!(node.tidegate(&["undrain"]).status.success());
+    assert_eq!(
+        line(&mut answers),
+        "0 1",
+        "it was launched, then the handler ran"
+    );
+    process.succeed();
+}
+
 /// `apps/life.py serves`: five launches a line.
 struct Serving {
     process: Running,

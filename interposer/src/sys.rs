@@ -219,10 +219,65 @@ struct FutexWaitv {
     reserved: u32,
 }
 
+const FUTEX_32: u32 = 2;
+const SYS_FUTEX_WAITV: libc::c_long = 449;
+
+fn at_the_latest(limit_ns: u64) -> libc::timespec {
+    let end = crate::clock::now_ns().saturating_add(limit_ns);
+    libc::timespec {
+        tv_sec: (end / 1_000_000_000).cast_signed(),
+        tv_nsec: (end % 1_000_000_000).cast_signed(),
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// It was woken, or its time was over: ask again.
+    Over,
+    /// A handler of the application's ran in this thread, and was set to interrupt what waits.
+    Interrupted,
+}
+
+/// As [`futex_wait`], but ends as a blocking call of the system does when a signal is handled: at once for
+/// a handler that was set without `SA_RESTART`, and not at all for others.
+///
+/// `FUTEX_WAIT` with a limit does not tell the two apart, `futex_waitv` does. Where there is none, before
+/// Linux 5.16 or under a filter, the wait goes on whatever is handled.
+pub fn futex_wait_interruptible(word: &AtomicU32, value: u32, limit_ns: u64) -> Waited {
+    let waiter = FutexWaitv {
+        value: u64::from(value),
+        address: word.as_ptr() as u64,
+        flags: FUTEX_32,
+        reserved: 0,
+    };
+    let end = at_the_latest(limit_ns);
+    // SAFETY: the waiter and the timespec are live for the call, and the word outlives it.
+    let result = unsafe {
+        libc::syscall(
+            SYS_FUTEX_WAITV,
+            &raw const waiter,
+            1,
+            0,
+            &raw const end,
+            libc::CLOCK_MONOTONIC,
+        )
+    };
+    if result >= 0 {
+        return Waited::Over;
+    }
+    match errno() {
+        libc::EINTR => Waited::Interrupted,
+        libc::EAGAIN | libc::ETIMEDOUT => Waited::Over,
+        _ => {
+            futex_wait(word, value, limit_ns);
+            Waited::Over
+        }
+    }
+}
+
 /// Waits on several shared futexes at once. Before Linux 5.16 it looks again every 20 ms.
 pub fn futex_wait_any(words: &[(&AtomicU32, u32)], limit_ns: u64) {
-    const FUTEX_32: u32 = 2;
-    const SYS_FUTEX_WAITV: libc::c_long = 449;
     let list: Vec<FutexWaitv> = words
         .iter()
         .map(|(word, value)| FutexWaitv {
@@ -232,11 +287,7 @@ pub fn futex_wait_any(words: &[(&AtomicU32, u32)], limit_ns: u64) {
             reserved: 0,
         })
         .collect();
-    let end = crate::clock::now_ns().saturating_add(limit_ns);
-    let end = libc::timespec {
-        tv_sec: (end / 1_000_000_000).cast_signed(),
-        tv_nsec: (end % 1_000_000_000).cast_signed(),
-    };
+    let end = at_the_latest(limit_ns);
     // SAFETY: the list and the timespec are live for the call, and the words outlive it.
     let result = unsafe {
         libc::syscall(

@@ -38,11 +38,16 @@ class Gpu:
         if result:
             sys.exit(f"{name}: {result}")
 
-    def launch(self, count=5):
+    def try_launch(self):
         ns, tag = ctypes.c_uint64(1000), ctypes.c_uint64(1)
         arguments = (ctypes.c_void_p * 2)(ctypes.addressof(ns), ctypes.addressof(tag))
+        return self.cuda.cuLaunchKernel(self.spin, 1, 1, 1, 1, 1, 1, 0, None, arguments, None)
+
+    def launch(self, count=5):
         for _ in range(count):
-            self.must("cuLaunchKernel", self.spin, 1, 1, 1, 1, 1, 1, 0, None, arguments, None)
+            result = self.try_launch()
+            if result:
+                sys.exit(f"cuLaunchKernel: {result}")
         self.must("cuCtxSynchronize")
 
 
@@ -172,12 +177,43 @@ def signalled(rounds):
     gpu, seen = Gpu(), []
     signal.signal(signal.SIGUSR1, lambda *_: seen.append(threading.current_thread()))
     signal.signal(signal.SIGALRM, lambda *_: seen.append(threading.current_thread()))
+    for number in signal.SIGUSR1, signal.SIGALRM:
+        signal.siginterrupt(number, False)  # Else they end a launch that waits, and it says so.
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     for _ in range(rounds):
         os.kill(os.getpid(), signal.SIGUSR1)
         gpu.launch(3)
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert len(seen) >= rounds and all(thread is threading.main_thread() for thread in seen)
+
+
+def interrupted(_):
+    gpu = Gpu()
+    print("launches", flush=True)
+    try:
+        gpu.try_launch()
+        print("the launch returned", flush=True)
+    except KeyboardInterrupt:
+        print("KeyboardInterrupt", flush=True)
+
+
+def terminated(_):
+    gpu = Gpu()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    print("launches", flush=True)
+    gpu.try_launch()
+    print("the launch returned", flush=True)
+
+
+def restarted(_):
+    gpu, seen = Gpu(), []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+    signal.siginterrupt(signal.SIGUSR1, False)
+    # The C handler of a Python writes the signal's number here: 10, a line's end.
+    os.set_blocking(1, False)
+    signal.set_wakeup_fd(1)
+    print("launches", flush=True)
+    print(gpu.try_launch(), len(seen), flush=True)
 
 
 def close_everything():

@@ -4,7 +4,7 @@ use crate::clock;
 use crate::env;
 use crate::log;
 use crate::process::Process;
-use crate::sys;
+use crate::sys::{self, Waited};
 use core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
@@ -44,19 +44,24 @@ fn held_at(process: &Process) -> Option<&'static AtomicU64> {
 
 /// Waits while a reclaim is under way, but asks again after [`RECHECK_NS`].
 pub fn wait_while_held(process: &Process) {
-    if let Some(gate) = held_at(process) {
-        sleep_on(gate, is_held);
-    }
-}
-
-/// Sleeps on a gate word until it is to be asked again, if it `keeps` one.
-fn sleep_on(gate: &AtomicU64, keeps: impl FnOnce(u64) -> bool) {
-    if let Some(low) = sleeps_on(gate, keeps) {
+    // Not for long, and no error of its own tells the application to try again: no signal ends this wait.
+    if let Some(gate) = held_at(process)
+        && let Some(low) = sleeps_on(gate, is_held)
+    {
         sys::futex_wait(sys::low_half(gate), low, RECHECK_NS);
     }
 }
 
-/// Waits until the gate is to be asked again; what the launch does then.
+/// Sleeps on a gate word until it is to be asked again, if it keeps a launch.
+fn sleep_on(gate: &AtomicU64) -> Waited {
+    sleeps_on(gate, waits).map_or(Waited::Over, |low| {
+        sys::futex_wait_interruptible(sys::low_half(gate), low, RECHECK_NS)
+    })
+}
+
+/// Waits until the gate is to be asked again; what the launch does then. It fails when a signal was handled
+/// meanwhile whose handler was set to interrupt: Ctrl-C in a Python, which can raise its exception only once the
+/// launch has returned.
 pub fn wait(process: &'static Process, page: &Page, device: usize) -> Admission {
     match without_agent(process) {
         Admission::Wait => {}
@@ -69,13 +74,15 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) -> Admission 
     if process.waiting.fetch_add(1, AcqRel) == 0 {
         process.bell.ring();
     }
-    if let Some(gate) = page.gates.get(device) {
-        sleep_on(&gate.gate, waits);
-    }
+    let gate = page.gates.get(device);
+    let waited = gate.map_or(Waited::Over, |gate| sleep_on(&gate.gate));
     if process.waiting.fetch_sub(1, AcqRel) == 1 {
         process.bell.ring();
     }
-    Admission::Wait
+    match waited {
+        Waited::Over => Admission::Wait,
+        Waited::Interrupted => Admission::Fail,
+    }
 }
 
 /// What a launch does about an agent that has never come.

@@ -35,7 +35,8 @@ pub struct Touch {
 }
 
 /// The result of a launch that waited for an agent and was told to fail without one: "all required
-/// driver daemons are actively running" is what this error asks its reader to see to.
+/// driver daemons are actively running" is what this error asks its reader to see to. Also of one that a signal
+/// interrupted while it waited. It was not launched, and the context is as good as before.
 const REFUSED: CUresult = CUresult::SYSTEM_NOT_READY;
 
 /// Copies below this are over before anything could be gated for them.
