@@ -98,7 +98,7 @@ fn a_bad_file_leaves_the_old_one_in_force_and_is_named_everywhere() {
     let node = Node::new(&[], FIXED);
     write(&node, "[gate]\ncooldown = \"9ms\"\ncooldown_mxa = \"1s\"\n");
     let (code, said) = refused(&node, &["reload"]);
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(3));
     let fault = "agent.toml:3: unknown key `gate.cooldown_mxa`; did you mean `gate.cooldown_max`?";
     assert!(
         said.contains("the old one stays in force") && said.contains(fault),
@@ -207,14 +207,15 @@ fn what_is_set_counts_at_once_and_goes_when_it_is_taken_back() {
         "{audit:?}"
     );
     for (assignment, code, why) in [
-        ("gate.cooldown=soon", 1, "`soon` is not a time"),
-        ("gate.coldown=5ms", 1, "did you mean `gate.cooldown`?"),
-        ("gate.cooldown_min=1min", 1, "is out of range"),
-        ("gate.cooldown_min=1s", 1, "is above gate.cooldown_max"),
-        ("memory.pool=1GiB", 1, "next start"),
+        ("gate.cooldown=soon", 2, "`soon` is not a time"),
+        ("gate.coldown=5ms", 2, "did you mean `gate.cooldown`?"),
+        ("gate.cooldown_min=1min", 2, "is out of range"),
+        ("gate.cooldown_min=1s", 2, "is above gate.cooldown_max"),
+        ("memory.pool=1GiB", 3, "next start"),
+        ("gate.cooldown", 2, "give KEY=VALUE"),
         (
             "identity.trust_env_uids=[0]",
-            1,
+            3,
             "decided by the agent's files",
         ),
     ] {

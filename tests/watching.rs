@@ -108,7 +108,7 @@ fn logs_are_json_when_asked_and_their_level_changes_while_the_agent_runs() {
         log().contains("attached: pid").then_some(())
     });
     let bad = node.tidegate(&["log-level", "verbose"]);
-    assert_eq!(bad.status.code(), Some(1));
+    assert_eq!(bad.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&bad.stderr).contains("`verbose` is not a log level"));
     assert_eq!(said(&node, &["log-level"]), "warn (before: info)\n");
     let before = log().lines().count();

@@ -146,25 +146,44 @@ enum Command {
 /// 1; 2 for wrong usage, or when doctor could not begin; 3 when the agent could not be reached or refused.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<replay::Usage>() || error.is::<bench::Usage>() || error.is::<doctor::NotStarted>()
+    if error.is::<replay::Usage>()
+        || error.is::<bench::Usage>()
+        || error.is::<doctor::NotStarted>()
+        || error.is::<Misused>()
     {
         return 2;
     }
-    let refused = error.downcast_ref::<Refusal>().is_some_and(|refusal| {
-        matches!(
-            refusal.code,
-            tonic::Code::PermissionDenied
-                | tonic::Code::Unavailable
-                | tonic::Code::Unimplemented
-                | tonic::Code::Unauthenticated
-        )
-    });
-    if refused || error.downcast_ref::<Unreachable>().is_some() {
-        3
-    } else {
-        1
+    if error.is::<Unreachable>() {
+        return 3;
+    }
+    error
+        .downcast_ref::<Refusal>()
+        .map_or(1, |refusal| code_of(refusal.code))
+}
+
+/// What the agent's answer means for whoever asked.
+const fn code_of(answer: tonic::Code) -> u8 {
+    use tonic::Code;
+    match answer {
+        // What was asked for makes no sense, whoever asks and whenever.
+        Code::InvalidArgument => 2,
+        // Not here, not so, not now, or not for this caller.
+        Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::Unimplemented
+        | Code::Unavailable
+        | Code::FailedPrecondition
+        | Code::ResourceExhausted
+        | Code::DeadlineExceeded => 3,
+        // It was tried: there is no such job, process or event, or it went wrong.
+        _ => 1,
     }
 }
+
+/// The arguments do not fit together.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Misused(&'static str);
 
 /// Carries out what the command line asks; the exit code.
 ///
