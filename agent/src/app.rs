@@ -501,7 +501,7 @@ impl Serving<'_> {
             self.yard.clone(),
         );
         // Last before serving: whoever connects finds everything in place.
-        let mut control_done = start_control(thread, fifo)?;
+        let mut control_done = start_control(thread, fifo, Arc::clone(&self.watched))?;
         let hook = self.serve_hook(sessions)?;
         let control = self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?;
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
@@ -676,7 +676,11 @@ fn builder() -> Server {
 }
 
 /// Starts the control thread; what is returned completes when it has ended, and fails if it panicked.
-fn start_control(thread: ControlThread, fifo: bool) -> Result<oneshot::Receiver<()>, AppError> {
+fn start_control(
+    thread: ControlThread,
+    fifo: bool,
+    watched: Arc<Watched>,
+) -> Result<oneshot::Receiver<()>, AppError> {
     let (done_tx, done_rx) = oneshot::channel();
     std::thread::Builder::new()
         .name("tg-control".to_owned())
@@ -684,7 +688,7 @@ fn start_control(thread: ControlThread, fifo: bool) -> Result<oneshot::Receiver<
             if fifo {
                 let _ = sys::schedule_fifo(CONTROL_PRIORITY);
             }
-            thread.run();
+            watched.end(thread.run());
             let _ = done_tx.send(());
         })
         .map_err(starting("start the control thread"))?;

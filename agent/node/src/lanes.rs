@@ -55,6 +55,8 @@ pub struct Lanes {
     pub gpus: Gpus,
     /// The jobs, by number.
     pub jobs: Vec<Job>,
+    /// Where to look first for a job that is over, whose number is given to another.
+    next_over: usize,
     next_seq: u64,
 }
 
@@ -64,12 +66,14 @@ impl Lanes {
         Self {
             gpus,
             jobs: Vec::new(),
+            next_over: 0,
             next_seq: 1,
         }
     }
 
     /// The job of that user and name, and whether it begins to be with this. The number of one that is over is given to
-    /// another when there are many: names are free to invent, and Slurm makes one for every job.
+    /// another when there are many: names are free to invent, and Slurm makes one for every job. Numbers are given
+    /// again in turn, so that what a job used can be read for long after its end.
     pub(crate) fn job_named(
         &mut self,
         uid: u32,
@@ -92,9 +96,13 @@ impl Lanes {
         let mut over = None;
         if self.jobs.len() >= JOBS {
             let live = live();
-            let is_over =
-                |(index, job): (usize, &Job)| job.is_quiet() && !live.contains(&id(index));
-            over = self.jobs.iter().enumerate().position(is_over);
+            let is_over = |&index: &usize| {
+                let quiet = self.jobs.get(index).is_some_and(Job::is_quiet);
+                quiet && !live.contains(&id(index))
+            };
+            let first = self.next_over % self.jobs.len();
+            over = (first..self.jobs.len()).chain(0..first).find(is_over);
+            self.next_over = over.map_or(0, |index| index + 1);
         }
         let index = over.unwrap_or(self.jobs.len());
         match self.jobs.get_mut(index) {
@@ -123,7 +131,7 @@ impl Lanes {
     }
 
     /// All jobs.
-    pub(crate) fn job_ids(&self) -> impl Iterator<Item = JobId> + use<> {
+    pub fn job_ids(&self) -> impl Iterator<Item = JobId> + use<> {
         (0..u32::try_from(self.jobs.len()).unwrap_or(0)).map(JobId)
     }
 

@@ -66,16 +66,48 @@ impl<'a> View<'a> {
     /// they used.
     pub(super) fn totals(&self) -> v1::GetStatusResponse {
         let usage = self.shell.usage().at(self.shell.now_ns());
+        let live: Vec<JobId> = self.shell.policy().jobs().map(|view| view.job).collect();
+        let ids = self.shell.lanes().job_ids();
+        let over = ids
+            .filter(|job| !live.contains(job))
+            .map(|job| v1::JobStatus {
+                gpus: usage
+                    .job(job)
+                    .gpus
+                    .iter()
+                    .map(|gpu| u32::from(gpu.0))
+                    .collect(),
+                ..self.job_usage(job, &usage)
+            });
+        let mut standing = self.standing(&usage);
+        standing.jobs.extend(over);
+        standing
+    }
+
+    /// What a job used so far, by its number.
+    fn job_usage(&self, job: JobId, usage: &Usage) -> v1::JobStatus {
+        v1::JobStatus {
+            name: self.job_name(job).to_owned(),
+            number: job.0,
+            launches: self.shell.launches(job),
+            attached_ns: usage.job(job).attached,
+            running_ns: usage.job(job).running,
+            ..v1::JobStatus::default()
+        }
+    }
+
+    /// GPUs without their latencies and the owners of their memory, and the jobs there are.
+    fn standing(&self, usage: &Usage) -> v1::GetStatusResponse {
         v1::GetStatusResponse {
             agent_generation: self.shell.generation(),
             gpus: (0..self.shell.lanes().gpus.lines().len())
-                .map(|at| self.gpu(at, &usage))
+                .map(|at| self.gpu(at, usage))
                 .collect(),
             jobs: self
                 .shell
                 .policy()
                 .jobs()
-                .map(|view| self.job_status(view, &usage))
+                .map(|view| self.job_status(view, usage))
                 .collect(),
             ..v1::GetStatusResponse::default()
         }
@@ -92,7 +124,8 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn report(&self) -> v1::GetStatusResponse {
-        let v1::GetStatusResponse { mut gpus, jobs, .. } = self.totals();
+        let usage = self.shell.usage().at(self.shell.now_ns());
+        let v1::GetStatusResponse { mut gpus, jobs, .. } = self.standing(&usage);
         for (gpu, line) in gpus.iter_mut().zip(self.shell.lanes().gpus.lines()) {
             gpu.preempt_latency = Some(latency::summary(&line.preempt));
             gpu.gate_latency = Some(latency::summary(&line.gate));
@@ -282,10 +315,7 @@ impl<'a> View<'a> {
             preemptions: view.preemptions,
             memory: self.job_memory(view.job),
             channels: view.channels.0,
-            launches: self.shell.launches(view.job),
-            attached_ns: usage.job(view.job).attached,
-            running_ns: usage.job(view.job).running,
-            ..v1::JobStatus::default()
+            ..self.job_usage(view.job, usage)
         };
         status.set_state(match view.state {
             _ if view.paused || self.shell.policy().is_drained() => v1::JobState::Paused,

@@ -84,8 +84,8 @@ impl ControlThread {
         }
     }
 
-    /// Runs until it is told to end.
-    pub fn run(mut self) {
+    /// Runs until it is told to end; what all that it managed used until then.
+    pub fn run(mut self) -> v1::GetStatusResponse {
         self.begin();
         loop {
             self.turn();
@@ -98,6 +98,8 @@ impl ControlThread {
                 self.waiting.wait(bells, raised, deadline);
             }
         }
+        self.shell.steer(None);
+        self.view().totals()
     }
 
     /// Before the first turn.

@@ -29,9 +29,20 @@ pub struct Watched {
     recent: Mutex<Recent>,
     history_lost: AtomicU64,
     events: Arc<EventLog>,
+    last: Mutex<Option<v1::GetStatusResponse>>,
 }
 
 impl Watched {
+    /// The control thread ended, with these totals.
+    pub fn end(&self, totals: v1::GetStatusResponse) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(totals);
+    }
+
+    fn take_last(&self) -> Option<v1::GetStatusResponse> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.take()
+    }
+
     /// Shares of the last minute, by GPU.
     #[must_use]
     pub fn shares(&self) -> Vec<Shares> {
@@ -84,6 +95,7 @@ impl Watcher {
             recent: Mutex::default(),
             history_lost: AtomicU64::new(0),
             events,
+            last: Mutex::default(),
         });
         let (stop_tx, stop_rx) = crossbeam_channel::bounded(0);
         let own = Arc::clone(&watched);
@@ -181,7 +193,9 @@ impl Books {
     }
 
     fn end(&mut self, watched: &Watched) {
-        if let Some(status) = self.cut.newest() {
+        // A control thread that panicked left none.
+        let last = watched.take_last().or_else(|| self.cut.newest());
+        if let Some(status) = last {
             self.see(status, watched, true);
         }
     }

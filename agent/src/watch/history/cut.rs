@@ -111,15 +111,7 @@ impl Cut {
                 slices.push(of(Subject::Pair(pair)));
             }
         }
-        let before = by_name(&begin.jobs);
-        for (name, mut job) in by_name(&end.jobs) {
-            if let Some(old) = before.get(&name) {
-                // A job that went and came again by the same name began anew.
-                let since = |new: u64, old: u64| new.checked_sub(old).unwrap_or(new);
-                job.attached = since(job.attached, old.attached);
-                job.running = since(job.running, old.running);
-                job.launches = since(job.launches, old.launches);
-            }
+        for mut job in by_name(&begin.jobs, &end.jobs) {
             let whole = |time: u64| time + time / DISTURBED >= span.length_ns;
             job.undisturbed = whole(job.attached) && whole(job.running);
             slices.push(of(Subject::Job(job)));
@@ -175,22 +167,37 @@ fn gpu_slice(
     slice
 }
 
-/// Jobs of one name as one.
-fn by_name(jobs: &[v1::JobStatus]) -> BTreeMap<String, JobSlice> {
-    let mut named = BTreeMap::<String, JobSlice>::new();
-    for job in jobs {
-        let own = named.entry(job.name.clone()).or_insert_with(|| JobSlice {
+/// What jobs used between two times, those of one name as one: also of jobs that are over by then, which stay
+/// in the totals. One that used nothing was over before.
+fn by_name(begin: &[v1::JobStatus], end: &[v1::JobStatus]) -> Vec<JobSlice> {
+    let key = |job: &v1::JobStatus| (job.number, job.name.clone());
+    let before: BTreeMap<_, _> = begin.iter().map(|job| (key(job), job)).collect();
+    let mut named = BTreeMap::<&str, JobSlice>::new();
+    for job in end {
+        let old = before.get(&key(job));
+        // A job that went and came again by the same name and number began anew.
+        let anew = old.is_some_and(|old| job.attached_ns < old.attached_ns);
+        let old = old.filter(|_| !anew);
+        let since = |total: fn(&v1::JobStatus) -> u64| {
+            total(job).saturating_sub(old.map_or(0, |old| total(old)))
+        };
+        let attached = since(|job| job.attached_ns);
+        let launches = since(|job| job.launches);
+        if attached == 0 && launches == 0 {
+            continue;
+        }
+        let own = named.entry(&job.name).or_insert_with(|| JobSlice {
             name: job.name.clone(),
             ..JobSlice::default()
         });
         for &gpu in job.gpus.iter().filter(|&&gpu| gpu < 64) {
             own.gpus |= 1 << gpu;
         }
-        own.attached += job.attached_ns;
-        own.running += job.running_ns;
-        own.launches += job.launches;
+        own.attached += attached;
+        own.running += since(|job| job.running_ns);
+        own.launches += launches;
     }
-    named
+    named.into_values().collect()
 }
 
 #[cfg(test)]
@@ -263,12 +270,62 @@ mod tests {
         assert_eq!((job.running, job.launches, job.undisturbed), (60, 9, false));
         // The next begins where this one ended, and a job by the same name that began anew counts whole.
         let slices = cut
-            .see(status(300, 90, Some((99, 4)), 40), 4, 100, false)
+            .see(status(300, 90, Some((50, 4)), 40), 4, 100, false)
             .expect("cut");
         let Subject::Job(job) = &slices[1].subject else {
             panic!("a job")
         };
         assert_eq!(job.launches, 4);
+    }
+
+    /// P-OPERATE-14: what a job used until it left is in the history, to the last launch.
+    #[test]
+    fn a_job_that_came_and_left_is_in_its_slice_whole_and_in_no_other() {
+        let job = |number: u32, name: &str, attached_ns: u64, launches: u64| v1::JobStatus {
+            name: name.to_owned(),
+            number,
+            gpus: vec![0],
+            attached_ns,
+            running_ns: attached_ns / 2,
+            launches,
+            ..v1::JobStatus::default()
+        };
+        let at = |observed: u64, jobs: Vec<v1::JobStatus>| v1::GetStatusResponse {
+            jobs,
+            ..status(observed, 0, None, 0)
+        };
+        let mut cut = Cut::default();
+        let mut used = |observed: u64, jobs: Vec<v1::JobStatus>| -> Vec<(String, u64, u64, u64)> {
+            let slices = cut.see(at(observed, jobs), observed, 100, false);
+            let of_jobs = slices.into_iter().flatten();
+            of_jobs
+                .filter_map(|slice| match slice.subject {
+                    Subject::Job(job) => Some((job.name, job.attached, job.running, job.launches)),
+                    _ => None,
+                })
+                .collect()
+        };
+        let all = |name: &str, attached, running, launches| {
+            vec![(name.to_owned(), attached, running, launches)]
+        };
+        assert!(used(0, vec![]).is_empty());
+        // It left in the middle of the slice, and was never seen while it was there.
+        let over = || job(1, "short", 40, 400);
+        assert_eq!(used(100, vec![over()]), all("short", 40, 20, 400));
+        // It stays in the totals, and adds nothing any more.
+        assert!(used(200, vec![over()]).is_empty());
+        // Another by its number is not the same job, one by its name and number began anew.
+        assert_eq!(
+            used(300, vec![job(1, "next", 30, 7)]),
+            all("next", 30, 15, 7)
+        );
+        assert_eq!(
+            used(400, vec![job(1, "next", 20, 9)]),
+            all("next", 20, 10, 9)
+        );
+        // Two users' jobs of one name are one row.
+        let two = vec![job(1, "next", 30, 10), job(2, "next", 10, 5)];
+        assert_eq!(used(500, two), all("next", 20, 10, 6));
     }
 
     #[test]
