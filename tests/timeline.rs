@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 use tidegate_replay::timeline::check;
-use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, wait_for, watch};
+use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, monotonic_ns, wait_for, watch};
 
 /// P-OPERATE-11: a timeline tells what happened.
 #[test]
@@ -36,12 +36,15 @@ fn a_recording_of_a_live_node_opens_in_a_viewer_and_tells_its_preemptions() {
             .filter(|event| event["kind"] == "preempted")
             .count()
     };
+    let mut asked = Vec::new();
     for _ in 0..3 {
         let before = preempted(&known());
+        let begin = monotonic_ns();
         online.say("hold");
         wait_for("the preemption", || {
             (preempted(&known()) > before).then_some(())
         });
+        asked.push((begin, monotonic_ns()));
         online.say("release");
         watch::wait_open(&node, 0, online.process.pid());
     }
@@ -84,6 +87,34 @@ fn a_recording_of_a_live_node_opens_in_a_viewer_and_tells_its_preemptions() {
         assert!(
             (dur.expect("a length") - latency).abs() < 0.01,
             "{dur:?} {latency}"
+        );
+    }
+    // Lane online has its edges, not what a sample saw: each began after it was asked for and before the
+    // preemption it asked for was over, and ended after the release and before offline was woken.
+    let start = trace["otherData"]["begin_monotonic_ns"].as_u64();
+    let start = start.expect("a time");
+    let stamp = |of: &Value| {
+        let us = of["ts"].as_f64().expect("a time");
+        start + (us * 1e3) as u64
+    };
+    let busy = named("busy", "X");
+    assert_eq!(busy.len(), 3, "{busy:?}");
+    let woken = named("woken", "i");
+    for (nth, (begin, released)) in asked.iter().enumerate() {
+        let began = stamp(busy[nth]);
+        let ended = began + (busy[nth]["dur"].as_f64().expect("a length") * 1e3) as u64;
+        let preempted = stamp(marks[nth]);
+        assert!(
+            (*begin..=preempted).contains(&began),
+            "asked at {begin}, busy at {began}, preempted at {preempted}"
+        );
+        let next = woken
+            .iter()
+            .map(|mark| stamp(mark))
+            .find(|at| at > released);
+        assert!(
+            ended >= *released && next.is_none_or(|next| ended <= next),
+            "released at {released}, idle at {ended}, woken at {next:?}"
         );
     }
     assert!(!named("closed", "X").is_empty() && !named("open", "X").is_empty());

@@ -12,6 +12,7 @@ pub use tidegate_node::message::{
     Welcome,
 };
 use tidegate_node::ports::Outbox;
+use tidegate_node::spans::Span;
 use tidegate_proto::v1;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -58,6 +59,8 @@ impl Outbox for Stream {
 pub enum Ask {
     /// How the node stands.
     Report(Answer<Box<v1::GetStatusResponse>>),
+    /// When online was busy on each GPU since then, and from when on that is complete.
+    Busy(u64, Answer<Vec<BusySpans>>),
     /// Only the totals of its GPUs and jobs: quicker than a report, for whoever asks often.
     Usage(Answer<Box<v1::GetStatusResponse>>),
     /// Close a job's gate (None: of every job) until resumed; answers which jobs.
@@ -71,6 +74,9 @@ pub enum Ask {
     /// What is known of a handle of one job's cache, or of every job's.
     Handle(u32, Option<String>, Answer<Vec<v1::HandleStatus>>),
 }
+
+/// When online was busy on one GPU, and from when on that is complete.
+pub type BusySpans = (Vec<Span>, u64);
 
 /// How a process stands with the agent.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -41,6 +41,7 @@ mod request;
 pub mod session;
 pub mod shares;
 mod shell;
+pub mod spans;
 pub mod task;
 pub mod text;
 pub mod usage;

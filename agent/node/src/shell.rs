@@ -35,6 +35,7 @@ use crate::ports::{Issuer, NodeEvent, Ports};
 use crate::proofs::Proofs;
 use crate::report::{self, Scene};
 use crate::request::{Context, Notice, Request, Settings};
+use crate::spans::Spans;
 use crate::usage::Usage;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -87,6 +88,7 @@ pub struct Shell {
     memory: Memory,
     pub(crate) adoption: Adoption,
     usage: Usage,
+    spans: Spans,
     pub(crate) settings: Settings,
     pub(crate) counters: Counters,
     pub(crate) ports: Ports,
@@ -153,6 +155,7 @@ impl Shell {
             memory: Memory::new(),
             adoption: Adoption::new(parts.journal, parts.adopted, now),
             usage: Usage::new(usize::from(count), now),
+            spans: Spans::new(usize::from(count), now),
             settings: Settings {
                 level: parts.level,
                 method: parts.method,
@@ -492,8 +495,10 @@ impl Shell {
     /// Adds the time since the last call to what stood until now. After the effects are handed on, so
     /// that no order waits for it.
     pub(crate) fn account(&mut self) {
+        let standing = self.policy.standing();
+        self.spans.stand(standing.busy, self.time.now);
         self.usage
-            .stand(self.policy.standing(), self.policy.runs(), self.time.now);
+            .stand(standing, self.policy.runs(), self.time.now);
     }
 
     // ------------------------------------------------------------ what the turn and the end need

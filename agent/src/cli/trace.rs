@@ -2,8 +2,9 @@
 //!
 //! Two witnesses are recorded: the agent's events, each with its own time, and its status, asked for
 //! every [`SAMPLE`]. Drawing happens afterwards and is pure: [`draw`] walks both in the order of
-//! time. What an event says is exact; what only the status says (`busy` in lane online, counters) is
-//! as old as the sample. [`tidegate_replay::timeline`] names the lanes.
+//! time. What an event says is exact, and so is lane online: the status brings the times of its edges. What only
+//! the status says (counters, and lane online of an agent that keeps no edges) is as old as the sample.
+//! [`tidegate_replay::timeline`] names the lanes.
 
 use super::agent::{Agent, Unreachable};
 use super::print::print;
@@ -40,7 +41,7 @@ pub(super) async fn run(agent: &Agent, seconds: f64, file: &Path) -> anyhow::Res
     writable(file)?;
     let mut client = Client::new(agent.connect(STATUS_SOCKET).await?);
     let begin_ns = now_ns();
-    let mut samples = vec![sample(&mut client).await?];
+    let mut samples = vec![sample(&mut client, begin_ns).await?];
     let request = v1::WatchEventsRequest {
         since_seq: 0,
         no_follow: false,
@@ -70,13 +71,19 @@ pub(super) async fn run(agent: &Agent, seconds: f64, file: &Path) -> anyhow::Res
             },
             _ = ticks.tick() => {
                 bar.inc(1);
-                match sample(&mut client).await {
+                let last_ns = samples.last().map_or(begin_ns, |last| last.at_ns);
+                match sample(&mut client, last_ns).await {
                     Ok(sample) => samples.push(sample),
                     Err(status) => break Some(status.message().to_owned()),
                 }
             }
         }
     };
+    if gone.is_none() {
+        // The edges since the last sample.
+        let last_ns = samples.last().map_or(begin_ns, |last| last.at_ns);
+        samples.extend(sample(&mut client, last_ns).await.ok());
+    }
     bar.finish_and_clear();
     let end_ns = now_ns();
     let timeline = draw(&samples, &events, begin_ns, end_ns);
@@ -108,14 +115,17 @@ pub(super) async fn run(agent: &Agent, seconds: f64, file: &Path) -> anyhow::Res
     }
 }
 
-async fn sample(client: &mut Client) -> Result<Sample, tonic::Status> {
-    let mut request = tonic::Request::new(v1::GetStatusRequest::default());
+/// The status, with online's busy spans since `since_ns`.
+async fn sample(client: &mut Client, since_ns: u64) -> Result<Sample, tonic::Status> {
+    // Taken before: an edge behind it is in the next sample at the latest.
+    let at_ns = now_ns();
+    let mut request = tonic::Request::new(v1::GetStatusRequest {
+        busy_since_ns: since_ns,
+        ..v1::GetStatusRequest::default()
+    });
     request.set_timeout(Duration::from_secs(5));
     let status = client.get_status(request).await?.into_inner();
-    Ok(Sample {
-        at_ns: now_ns(),
-        status,
-    })
+    Ok(Sample { at_ns, status })
 }
 
 fn seconds_of(ns: u64) -> f64 {
@@ -162,7 +172,32 @@ fn draw(samples: &[Sample], events: &[v1::Event], begin_ns: u64, end_ns: u64) ->
     for event in events {
         artist.event(event, time(event.at_ns));
     }
+    for (gpu, begin, end) in busy_spans(samples, end_ns) {
+        if end > begin_ns && begin < end_ns {
+            artist
+                .timeline
+                .slice(gpu, Lane::Online, "busy", time(begin), time(end));
+        }
+    }
     artist.end(time(end_ns))
+}
+
+/// When online was busy on which GPU, as all samples together say. A span that goes on in one has an end in
+/// the next, or ends with the recording.
+fn busy_spans(samples: &[Sample], end_ns: u64) -> Vec<(u32, u64, u64)> {
+    let mut found = BTreeMap::new();
+    for gpu in samples.iter().flat_map(|sample| &sample.status.gpus) {
+        for span in &gpu.busy_spans {
+            let end = if span.end_ns == 0 {
+                end_ns
+            } else {
+                span.end_ns
+            };
+            found.insert((gpu.index, span.begin_ns), end);
+        }
+    }
+    let spans = found.into_iter();
+    spans.map(|((gpu, begin), end)| (gpu, begin, end)).collect()
 }
 
 impl Artist {
@@ -176,7 +211,8 @@ impl Artist {
                 running_since: now,
                 ..Gpu::default()
             });
-            match (seen.online_busy, gpu.busy_since) {
+            let sampled = seen.busy_from_ns == 0;
+            match (sampled && seen.online_busy, gpu.busy_since) {
                 (true, None) => gpu.busy_since = Some(now),
                 (false, Some(since)) => {
                     self.timeline
@@ -431,6 +467,50 @@ mod tests {
             timeline.len(),
             11 + 3 + 4 + 1,
             "slices, marks on both GPUs, counters"
+        );
+    }
+
+    /// P-OPERATE-11: lane online has online's own edges, wherever between two samples they are.
+    #[test]
+    fn lane_online_is_drawn_from_the_edges() {
+        let at = |ms: u64| 1_000_000_000 + ms * 1_000_000;
+        let seen = |ms, busy, spans: &[(u64, u64)]| {
+            let mut status = status(&[], busy);
+            let span = |&(begin_ns, end_ns): &(u64, u64)| v1::BusySpan { begin_ns, end_ns };
+            for gpu in &mut status.gpus {
+                gpu.busy_from_ns = 1;
+            }
+            status.gpus[0].busy_spans = spans.iter().map(span).collect();
+            Sample {
+                at_ns: at(ms),
+                status,
+            }
+        };
+        let samples = [
+            // It was busy before the recording, and is at its end.
+            seen(0, true, &[(at(0) - 7, 0)]),
+            seen(
+                100,
+                true,
+                &[(at(0) - 7, at(20)), (at(33), at(34)), (at(90), 0)],
+            ),
+            seen(200, false, &[(at(90), at(110)), (at(195), at(196))]),
+            seen(300, true, &[(at(250), 0)]),
+        ];
+        let lane: Vec<String> = drawn(&draw(&samples, &[], at(0), at(300)))
+            .lines()
+            .filter(|line| line.contains("/online"))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(
+            lane,
+            [
+                "0/online busy 0.0+20000.0",
+                "0/online busy 33000.0+1000.0",
+                "0/online busy 90000.0+20000.0",
+                "0/online busy 195000.0+1000.0",
+                "0/online busy 250000.0+50000.0",
+            ]
         );
     }
 }

@@ -170,6 +170,11 @@ impl ControlThread {
                 };
                 drop(answer.send(Box::new(report)));
             }
+            Ask::Busy(since, answer) => {
+                let gpus = 0..self.shell.lanes().gpus.lines().len();
+                let of = gpus.map(|gpu| self.shell.spans().of(gpu, since));
+                drop(answer.send(of.collect()));
+            }
             Ask::Usage(answer) => drop(answer.send(Box::new(self.view().totals()))),
             Ask::Pause(job, answer) => {
                 drop(answer.send(self.steer(job.as_deref(), |job| Event::Pause { job })));

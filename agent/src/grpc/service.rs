@@ -17,6 +17,7 @@ use crate::watch::refusals::Refusals;
 use crate::wire::{role, role_said};
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_node::spans::Span;
 use tidegate_node::text::Text;
 use tidegate_proto::v1;
 use tokio::sync::{mpsc, oneshot};
@@ -94,6 +95,16 @@ impl Service {
     }
 }
 
+const fn busy_span(span: &Span) -> v1::BusySpan {
+    v1::BusySpan {
+        begin_ns: span.begin,
+        end_ns: match span.end {
+            Some(end) => end,
+            None => 0,
+        },
+    }
+}
+
 #[tonic::async_trait]
 impl v1::node_server::Node for Service {
     async fn get_status(
@@ -101,6 +112,14 @@ impl v1::node_server::Node for Service {
         request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         let mut report = *self.ask(Ask::Report).await?;
+        let since = request.get_ref().busy_since_ns;
+        if since != 0 {
+            let busy = self.ask(|answer| Ask::Busy(since, answer)).await?;
+            for (gpu, (spans, from)) in report.gpus.iter_mut().zip(busy) {
+                gpu.busy_spans = spans.iter().map(busy_span).collect();
+                gpu.busy_from_ns = from;
+            }
+        }
         report.counters.push(self.events.lost());
         (report.config_error, report.config_pending) = self.in_force.standing();
         report.refusals = self.refusals.rows();

@@ -7,6 +7,7 @@ use crate::lanes::Lanes;
 use crate::members::Members;
 use crate::memory::Memory;
 use crate::request::Notice;
+use crate::spans::Spans;
 use crate::usage::Usage;
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::JobId;
@@ -58,6 +59,12 @@ impl Shell {
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
+    }
+
+    /// When online was busy lately.
+    #[must_use]
+    pub const fn spans(&self) -> &Spans {
+        &self.spans
     }
 
     /// Things counted since the start.
