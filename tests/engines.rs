@@ -7,15 +7,19 @@ use std::process::Command;
 use tidegate_tests::{Node, Running, TRUSTING};
 
 fn says(command: &mut Command, role: &str) -> String {
+    runs(command, "engine_abi.py", role)
+}
+
+fn runs(command: &mut Command, script: &str, argument: &str) -> String {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     command
-        .arg(tests.join("apps/engine_abi.py"))
-        .arg(role)
+        .arg(tests.join("apps").join(script))
+        .arg(argument)
         .env("PYTHONPATH", tests.join("../interposer/engines"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
-    Running::start("engine_abi.py", command).succeed()
+    Running::start(script, command).succeed()
 }
 
 /// P-MEMORY-11: plugins speak to the library as its header says.
@@ -43,4 +47,34 @@ fn an_online_plugin_grows_within_its_headroom() {
 fn without_the_library_a_plugin_knows_it() {
     let node = Node::device_only(&[]);
     assert_eq!(says(&mut node.plain("python3"), "none"), "no library\n");
+}
+
+/// P-MEMORY-11: a vLLM that the plugin does not know starts, and its own log says that nothing is shared.
+#[test]
+fn an_unknown_engine_starts_and_its_log_says_what_it_lacks() {
+    let node = Node::device_only(&[]);
+    let of = |role: &str, case: &str| {
+        runs(
+            &mut node.preloaded("python3", role),
+            "engine_unknown.py",
+            case,
+        )
+    };
+    for role in ["online", "offline"] {
+        for (case, missing) in [("empty", "vllm.v1"), ("renamed", "schedule")] {
+            let said = of(role, case);
+            let (log, end) = said.split_once('\n').expect("a line of its log");
+            assert!(
+                log.starts_with("WARNING Tidegate shares no KV memory of this engine: vLLM 9.9.9")
+                    && log.contains(missing),
+                "{role} {case}: {said}"
+            );
+            assert_eq!(end, "vLLM starts\n", "{role} {case}");
+        }
+    }
+    assert!(of("", "empty").contains("TIDEGATE_ROLE is not set; it takes online or offline"));
+    assert!(of("ofline", "empty").contains("TIDEGATE_ROLE is 'ofline'"));
+    // Without the library it is none of the plugin's business.
+    let plain = runs(&mut node.plain("python3"), "engine_unknown.py", "empty");
+    assert_eq!(plain, "vLLM starts\n");
 }

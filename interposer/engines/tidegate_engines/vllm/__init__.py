@@ -9,7 +9,8 @@
 ``grown``     an online scheduler whose blocks come when needed
 ``withheld``  what both share: blocks that the allocator passes over
 
-An engine's role is ``TIDEGATE_ROLE``. Without it, or without the preloaded library, nothing happens.
+An engine's role is ``TIDEGATE_ROLE``. Without the preloaded library nothing happens. Without the variable, and in
+a vLLM that this plugin does not know, the engine is gated as any program is, and its log says that nothing is shared.
 """
 
 from __future__ import annotations
@@ -19,15 +20,38 @@ import os
 from typing import Any
 
 from .. import abi
+from .versions import TESTED
 
-log = logging.getLogger("tidegate")
+#: vLLM shows what its own loggers say, and of others only warnings.
+log = logging.getLogger("vllm.tidegate")
 
 
 def register() -> None:
-    """Called by vLLM in its engine core, its workers and its front end."""
-    role = os.environ.get("TIDEGATE_ROLE")
-    if role not in ("online", "offline") or abi.library() is None:
+    """Called by vLLM in its engine core, its workers and its front end. It never fails: it would take vLLM along."""
+    if abi.library() is None:
         return
+    role = os.environ.get("TIDEGATE_ROLE", "")
+    if role not in ("online", "offline"):
+        said = f"TIDEGATE_ROLE is {role!r}" if role else "TIDEGATE_ROLE is not set"
+        log.warning("Tidegate shares no KV memory of this engine: %s; it takes online or offline", said)
+        return
+    try:
+        install(role)
+    except (ImportError, AttributeError, KeyError) as error:
+        # What this plugin looks for is elsewhere in this version.
+        import vllm
+
+        version = getattr(vllm, "__version__", "of an unknown version")
+        log.warning(
+            "Tidegate shares no KV memory of this engine: vLLM %s was not tested (%s were): %s",
+            version,
+            ", ".join(TESTED),
+            error,
+        )
+
+
+def install(role: str) -> None:
+    """Puts the hooks in place, in a vLLM that has what they stand around."""
     import vllm
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager

@@ -73,9 +73,11 @@ def engine(scheduler: type[Any]) -> Engine:
 
 def why_not(version: str, config: VllmConfig, kv: KVCacheConfig) -> str | None:
     """Why nothing may be taken from this engine, in words for its log; None when all is known."""
+    # First: what is asked below need not be there in another version.
+    if version not in TESTED:
+        return f"vLLM {version} was not tested ({', '.join(TESTED)} were)"
     parallel = config.parallel_config
     reasons = {
-        f"vLLM {version} was not tested ({', '.join(TESTED)} were)": version not in TESTED,
         "its KV cache has several groups": len(kv.kv_cache_groups) != 1,
         "pipeline parallelism is on": parallel.pipeline_parallel_size > 1,
         "data parallelism is on": parallel.data_parallel_size > 1,

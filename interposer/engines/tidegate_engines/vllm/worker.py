@@ -13,7 +13,7 @@ from ..job import Region
 from . import regions, versions
 from .withheld import NULL_BLOCK
 
-log = logging.getLogger("tidegate")
+log = logging.getLogger("vllm.tidegate")
 
 #: Functions that make the KV cache's tensors and nothing else, by module and name: the first model
 #: runner's method and the second one's function (0.24), and the function both import (0.33).
