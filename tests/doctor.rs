@@ -199,3 +199,28 @@ fn why_a_level_is_not_reached_is_said_before_an_agent_runs() {
     report.says("channel-level", "fail", "no answer in 5 s");
     assert_eq!(report.code, 2);
 }
+
+/// P-OPERATE-9: doctor judges the file of the agent that runs, and the agent itself says that it has no rules.
+#[test]
+fn the_configuration_that_is_judged_is_that_of_the_running_agent() {
+    let mut node = Node::new(&[], "");
+    let file = node.dir().join("agent.toml").display().to_string();
+    let report = doctor(&node);
+    report.says("configuration", "warn", &file);
+    report.says(
+        "configuration",
+        "warn",
+        "only who says TIDEGATE_ROLE=offline is gated",
+    );
+    let log = std::fs::read_to_string(node.agent_log()).expect("a log");
+    let warned = |line: &str| line.contains("WARN") && line.contains("no rule says who is online");
+    assert!(log.lines().any(warned), "{log}");
+    drop(node.agent.take());
+    node.start_agent(&format!(
+        "{TRUSTING}[[identity.rules]]\nuid = 4711\nrole = \"online\"\n"
+    ));
+    let report = doctor(&node);
+    report.says("configuration", "pass", &format!("{file}, 1 rule"));
+    let log = std::fs::read_to_string(node.agent_log()).expect("a log");
+    assert_eq!(log.lines().filter(|line| warned(line)).count(), 1, "{log}");
+}

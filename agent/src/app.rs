@@ -265,6 +265,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         "tidegate-agent {} starts",
         env!("CARGO_PKG_VERSION")
     );
+    crate::identity::rules::warn_of_none(&config.identity, &options.sources.file);
     let thread = ControlThread::new(parts, inbox, notifier, about);
     runtime.block_on(server.run(thread, fifo))
 }

@@ -91,6 +91,7 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         })).collect::<Vec<_>>(),
         "longest_turn_ns": report.longest_turn_ns,
         "drained": report.drained,
+        "config_file": report.config_file,
         "config_error": report.config_error,
         "config_pending": report.config_pending,
         "gpus": report.gpus.iter().map(gpu).collect::<Vec<_>>(),

@@ -35,7 +35,12 @@ pub fn library(options: &Options) -> super::facts::Library {
 /// Everything but the library; `agent` is what the agent said when it was asked.
 #[must_use]
 pub fn node(options: &Options, agent: Agent) -> Node {
-    let config = configuration(options.config.as_deref());
+    // The file of the agent that runs, which need not be the usual one.
+    let running = agent
+        .status()
+        .map(|status| PathBuf::from(&status.config_file));
+    let running = running.filter(|file| !file.as_os_str().is_empty());
+    let config = configuration(options.config.as_deref(), running);
     let run_dir = node::run_dir(&options.run_dir);
     let choice = config
         .1
@@ -67,8 +72,12 @@ pub fn facts(options: &Options, node: Option<Node>, library: bool) -> Facts {
     }
 }
 
-fn configuration(named: Option<&Path>) -> (PathBuf, Result<Config, String>) {
-    let path = named.map_or_else(|| PathBuf::from(crate::config::FILE), Path::to_owned);
+fn configuration(
+    named: Option<&Path>,
+    running: Option<PathBuf>,
+) -> (PathBuf, Result<Config, String>) {
+    let usual = || running.unwrap_or_else(|| PathBuf::from(crate::config::FILE));
+    let path = named.map_or_else(usual, Path::to_owned);
     // The environment is this shell's, not the agent's, so only the file is looked at.
     let config = Config::load(&path, named.is_none(), std::iter::empty());
     (path, config.map_err(|error| with_causes(&error)))

@@ -45,7 +45,7 @@ pub struct Node {
     /// Processes that use the GPUs.
     pub processes: Vec<GpuProcess>,
     /// Processes that this user may not look into.
-    pub hidden: usize,
+    pub hidden: Vec<String>,
 }
 
 /// Kernel and limits.

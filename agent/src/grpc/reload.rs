@@ -211,6 +211,16 @@ impl InForce {
         }
     }
 
+    /// The file that is read, for people; a relative one as seen from where the agent runs.
+    #[must_use]
+    pub fn file(&self) -> String {
+        let file = self.lock().sources.file.clone();
+        std::path::absolute(&file)
+            .unwrap_or(file)
+            .display()
+            .to_string()
+    }
+
     /// What status says of it: why it was refused, and what waits for a restart.
     #[must_use]
     pub fn standing(&self) -> (String, Vec<String>) {

@@ -122,6 +122,7 @@ impl v1::node_server::Node for Service {
         }
         report.counters.push(self.events.lost());
         (report.config_error, report.config_pending) = self.in_force.standing();
+        report.config_file = self.in_force.file();
         report.refusals = self.refusals.rows();
         if request.get_ref().hooks {
             for process in &mut report.processes {

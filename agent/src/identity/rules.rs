@@ -3,6 +3,17 @@
 use super::{Decision, Subject};
 use crate::config::{Identity, Role, Rule};
 
+/// Says in the log that nobody can be online, if nobody can.
+pub fn warn_of_none(identity: &Identity, file: &std::path::Path) {
+    if identity.rules.is_empty() && identity.trust_env_uids.is_empty() {
+        tracing::warn!(
+            file = %file.display(),
+            "no rule says who is online: nobody is, and only who says TIDEGATE_ROLE=offline is gated; add \
+             [[identity.rules]]"
+        );
+    }
+}
+
 /// How one rule fared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial<'a> {

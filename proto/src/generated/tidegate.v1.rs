@@ -760,6 +760,9 @@ pub struct GetStatusResponse {
     /// The control thread's longest turn since the start.
     #[prost(uint64, tag = "27")]
     pub longest_turn_ns: u64,
+    /// The configuration file it was started with, whether there is one or not.
+    #[prost(string, tag = "28")]
+    pub config_file: ::prost::alloc::string::String,
 }
 /// What a tenant was refused: a container, or a user outside of any.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

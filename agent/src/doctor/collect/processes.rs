@@ -69,16 +69,18 @@ fn device_of(command: &[String]) -> Option<String> {
     Some(Device::Real.to_string())
 }
 
-/// Processes that use the GPUs of `device`, and how many processes may not be looked into.
-pub(super) fn on_gpus(device: &Device) -> (Vec<GpuProcess>, usize) {
+/// Processes that use the GPUs of `device`, and those that may not be looked into: "name (pid)".
+pub(super) fn on_gpus(device: &Device) -> (Vec<GpuProcess>, Vec<String>) {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     let mut found = Vec::new();
-    let mut hidden = 0;
+    let mut hidden = Vec::new();
     for pid in all().filter(|&pid| pid != own) {
         match uses(pid, device) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 // The kernel's own threads have no command line.
-                hidden += usize::from(!strings(pid, "cmdline").is_empty());
+                if !strings(pid, "cmdline").is_empty() {
+                    hidden.push(format!("{} ({pid})", name(pid)));
+                }
             }
             Ok(true) if !matches!(name(pid).as_str(), AGENT | obstacle::MPS_PROCESS) => {
                 let environment = strings(pid, "environ");

@@ -99,7 +99,7 @@ fn facts(device: Device) -> Facts {
             device: Some(device.to_string()),
         }],
         processes: Vec::new(),
-        hidden: 0,
+        hidden: Vec::new(),
     };
     Facts {
         device,

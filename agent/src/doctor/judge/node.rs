@@ -33,7 +33,10 @@ fn configuration(view: &View<'_>) -> Check {
                 ID,
                 format!("{path}: no rule says who is online and who is offline"),
             )
-            .remedy("add [[identity.rules]]: until then every process is ignored")
+            .remedy(
+                "add [[identity.rules]]: until then nobody is online, and only who says \
+                 TIDEGATE_ROLE=offline is gated",
+            )
         }
         Ok(config) if config.identity.rules.is_empty() => Check::pass(
             ID,

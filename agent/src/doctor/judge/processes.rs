@@ -89,13 +89,16 @@ fn unmanaged(view: &View<'_>) -> Check {
         Check::warn(ID, text).remedy("add a rule to [[identity.rules]] that matches them")
     } else {
         let attached = format!("{} attached", count(status.processes.len(), "process"));
-        match view.node.hidden {
-            0 => Check::pass(ID, attached),
-            hidden => Check::skip(
-                ID,
-                format!("{attached}; {hidden} others cannot be looked into"),
-            )
-            .remedy("run doctor as root with CAP_SYS_PTRACE"),
+        let hidden = &view.node.hidden;
+        if hidden.is_empty() {
+            Check::pass(ID, attached)
+        } else {
+            let others = count(hidden.len(), "other");
+            let text = format!(
+                "{attached}; {others} cannot be looked into: {}",
+                list(hidden)
+            );
+            Check::skip(ID, text).remedy("run doctor as root with CAP_SYS_PTRACE")
         }
     }
 }
@@ -241,9 +244,16 @@ mod tests {
         });
         assert_eq!(result, Skip);
         assert!(text.contains("1 process on the GPUs"), "{text}");
-        let (result, text) = outcome("unmanaged-processes", |node| node.hidden = 3);
+        let (result, text) = outcome("unmanaged-processes", |node| {
+            node.hidden = (1..=5).map(|pid| format!("sshd ({pid})")).collect();
+        });
         assert_eq!(result, Skip);
-        assert!(text.contains("3 others cannot be looked into"), "{text}");
+        assert!(
+            text.contains(
+                "5 others cannot be looked into: sshd (1), sshd (2), sshd (3), sshd (4) and 1 more"
+            ),
+            "{text}"
+        );
         let (_, text) = outcome("unmanaged-processes", |node| {
             for pid in 20..26 {
                 add(node, python(pid), None);
