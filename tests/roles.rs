@@ -1,7 +1,8 @@
 //! Who asked for which role, whether it got it, and why not.
 
 use serde_json::Value;
-use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, wait_for};
+use std::process::{Command, Output};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, built, compile, wait_for};
 
 /// What a command that must succeed wrote.
 #[track_caller]
@@ -109,4 +110,144 @@ fn explain_tells_what_a_wish_would_give() {
         why.contains("is not in identity.trust_env_uids"),
         "{online}"
     );
+}
+
+/// `tidegate run` with these words, on a machine with the virtual driver.
+fn run(node: &Node, words: &[&str]) -> Command {
+    let mut command = node.plain(built("tidegate"));
+    command
+        .arg("run")
+        .arg("--library")
+        .arg(built("libtidegate.so"))
+        .args(words);
+    command
+}
+
+#[track_caller]
+fn outcome(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().expect("tidegate starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// P-OPERATE-17: a program is started with all that its role takes.
+#[test]
+fn run_starts_a_program_as_what_it_asks_to_be() {
+    let node = Node::new(&[], TRUSTING);
+    let program = compile("offline", &["-lcuda"]).display().to_string();
+    let words = [
+        "--offline",
+        "--job",
+        "nightly",
+        "--",
+        &program,
+        "1000000",
+        "0",
+    ];
+    let mut offline = Offline::from_command(&mut run(&node, &words));
+    offline.running();
+    let process = attached(&node, offline.process.pid());
+    assert_eq!(process["role"], "offline");
+    assert_eq!(process["job"], "nightly");
+    offline.stop();
+    let program = compile("online", &["-lcuda"]).display().to_string();
+    let online = Online::from_command(&mut run(&node, &["--online", "--", &program, "0"]));
+    assert_eq!(attached(&node, online.process.pid())["role"], "online");
+    // What it finds in its environment, and that its own exit code is what comes back.
+    let script = "echo $TIDEGATE_ROLE $VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS $TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC; exit 7";
+    let mut command = run(&node, &["--offline", "--", "sh", "-c", script]);
+    command.env("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "9");
+    assert_eq!(
+        outcome(&mut command),
+        (Some(7), "offline 86400 9\n".to_owned(), String::new())
+    );
+    let (code, _, why) = outcome(&mut run(&node, &["--offline", "--", "/no/such/program"]));
+    assert_eq!(code, Some(127), "{why}");
+}
+
+/// P-OPERATE-17: what would not be what it asks to be is not started, and one line says why.
+#[test]
+fn run_starts_nothing_that_would_be_something_else() {
+    let mut node = Node::device_only(&[]);
+    let mark = node.dir().join("started");
+    let touch = mark.display().to_string();
+    let kept_back = |command: &mut Command, code: i32, said: &str| {
+        let (found, _, why) = outcome(command);
+        assert!(
+            found == Some(code) && why.contains(said) && why.lines().count() == 1,
+            "{found:?} {why}"
+        );
+        assert!(!mark.exists(), "{why}");
+    };
+    let program = ["--", "touch", &touch];
+    let with = |words: &[&'static str]| {
+        let all: Vec<&str> = words.iter().copied().chain(program).collect();
+        run(&node, &all)
+    };
+    kept_back(&mut with(&["--offline"]), 3, "no agent listens");
+    kept_back(
+        &mut with(&["--offline", "--wait", "1s"]),
+        3,
+        "no agent listens",
+    );
+    kept_back(&mut with(&[]), 3, "no agent listens");
+    let mut unknown = with(&[]);
+    unknown.env("TIDEGATE_ROLE", "ofline");
+    kept_back(&mut unknown, 2, "TIDEGATE_ROLE takes online or offline");
+    let mut command = node.plain(built("tidegate"));
+    command.args(["run", "--library", "/no/such.so", "--offline"]);
+    kept_back(
+        command.args(program),
+        1,
+        "the library /no/such.so cannot be read",
+    );
+    // Online waits for nobody, but it is said.
+    let (code, _, said) = outcome(&mut with(&["--online"]));
+    assert!(
+        code == Some(0) && said.contains("started all the same"),
+        "{code:?} {said}"
+    );
+    std::fs::remove_file(&mark).expect("it was started");
+    node.start_agent("");
+    let with = |words: &[&'static str]| {
+        let all: Vec<&str> = words.iter().copied().chain(program).collect();
+        run(&node, &all)
+    };
+    kept_back(
+        &mut with(&["--online"]),
+        3,
+        "is not in identity.trust_env_uids",
+    );
+    kept_back(&mut with(&[]), 3, "it would be left alone");
+    let (code, _, why) = outcome(&mut with(&["--offline"]));
+    assert_eq!(code, Some(0), "{why}");
+    assert!(mark.exists());
+}
+
+/// P-OPERATE-17: an agent that comes while it is waited for is found.
+#[test]
+fn run_waits_for_an_agent() {
+    let mut node = Node::device_only(&[]);
+    let mut command = run(
+        &node,
+        &["--offline", "--wait", "2m", "--", "echo", "started"],
+    );
+    let waiting = tidegate_tests::Running::start("tidegate run", &mut command);
+    node.start_agent("");
+    assert_eq!(waiting.succeed(), "started\n");
+}
+
+/// P-OPERATE-17: a role that only a rule gives is not known without an agent, and nothing waits for one.
+#[test]
+fn offline_by_a_rule_alone_waits_for_no_agent() {
+    let node = Node::device_only(&[]);
+    let mut command = node.preloaded(compile("offline", &["-lcuda"]), "");
+    command.args(["1000000", "0"]);
+    let mut by_rule = Offline::from_command(&mut command);
+    by_rule.running();
+    by_rule.stop();
 }

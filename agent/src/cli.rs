@@ -14,6 +14,7 @@ mod probe;
 mod release;
 mod replay;
 mod report;
+mod run;
 mod status;
 mod steer;
 mod table;
@@ -109,6 +110,8 @@ enum Command {
         )]
         output: PathBuf,
     },
+    /// Start a program online or offline: with the library, its role and the engines' time-outs.
+    Run(run::Args),
     /// What would I harvest, and what would it cost? Needs no agent and no GPU.
     Replay(Box<replay::Args>),
     /// What does sharing the GPU cost my users? Measures your own server: alone, and with Tidegate.
@@ -153,7 +156,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     {
         return 2;
     }
-    if error.is::<Unreachable>() {
+    if error.is::<Unreachable>() || error.is::<run::NotStarted>() {
         return 3;
     }
     error
@@ -195,6 +198,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
             release::run(&cli.agent.run_dir, device.as_deref(), vgpu_shim.as_deref())?;
         }
         Command::Replay(args) => replay::run(args)?,
+        Command::Run(args) => return run::run(&cli.agent, args),
         Command::Report(args) => report::run(args)?,
         Command::Bench(args) => return bench::run(&cli.agent, args).map_err(refused),
         Command::Doctor(arguments) => return doctor::run(&cli.agent, arguments),
@@ -236,6 +240,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         | Command::Bench(_)
         | Command::Release { .. }
         | Command::Replay(_)
+        | Command::Run(_)
         | Command::Cdi(_)
         | Command::Completions { .. }
         | Command::Man { .. }
