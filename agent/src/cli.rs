@@ -6,6 +6,7 @@ mod cdi;
 mod config;
 mod doctor;
 mod events;
+mod examples;
 mod explain;
 mod json;
 pub mod manual;
@@ -24,7 +25,7 @@ mod values;
 
 pub use agent::Unreachable;
 use agent::{Agent, Refusal, runtime};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use print::{Output, write};
 use std::path::PathBuf;
 
@@ -41,9 +42,29 @@ pub struct Cli {
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 the operation failed; 2 wrong usage; \
 3 the agent is absent or refuses. Of doctor: 0 nothing to do; 1 warnings; 2 failures.";
 
+const POLICIES: &str = "Policies are who gets the GPU + who gets the memory, as in Channel+Prism:
+  NoControl      both run whenever they can    KernelPreempt  offline launches wait for online
+  GPreempt       online has a long time slice, offline a short one
+  Channel        channels are disabled at once, with the cooldown known ahead
+  Oracle         knows the future
+  UVM            the driver pages offline memory out when online needs room
+  Prism          one pool, first come, first served; nothing is taken back
+  StaticMem      offline has what online did not use in the past hour";
+
+const WORDS: &str = "Words:
+  gate          open: offline may run; closed: online has the GPU; cooling: online just stopped
+  cooldown      how long online must be idle before offline runs: twice the longest gap
+  longest gap   the longest pause between two iterations of an online request, of late
+  per unit      preemptions of one online request, or of one busy period where requests are not known
+  channel       a hardware queue of a GPU; those of an offline job are disabled while its gate is closed
+  level         who disables channels: L1 the agent, L2 the agent through the owner's file, L3 the
+                process' library; at L5 no channel is touched and launches wait
+  generation    the agent's number since the node booted: one more with each start";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// GPUs, jobs and processes, and the state of their gates.
+    #[command(after_help = WORDS)]
     Status {
         /// How to print it.
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
@@ -113,6 +134,7 @@ enum Command {
     /// Start a program online or offline: with the library, its role and the engines' time-outs.
     Run(run::Args),
     /// What would I harvest, and what would it cost? Needs no agent and no GPU.
+    #[command(after_help = POLICIES)]
     Replay(Box<replay::Args>),
     /// What does sharing the GPU cost my users? Measures your own server: alone, and with Tidegate.
     Bench(Box<bench::Args>),
@@ -203,8 +225,8 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         Command::Bench(args) => return bench::run(&cli.agent, args).map_err(refused),
         Command::Doctor(arguments) => return doctor::run(&cli.agent, arguments),
         Command::Cdi(command) => cdi::run(&cli.agent.run_dir, command)?,
-        Command::Completions { shell } => write(&manual::completions(Cli::command(), *shell))?,
-        Command::Man { dir } => manual::pages(Cli::command(), dir)?,
+        Command::Completions { shell } => write(&manual::completions(examples::command(), *shell))?,
+        Command::Man { dir } => manual::pages(examples::command(), dir)?,
         _ => runtime()?.block_on(ask(cli)).map_err(refused)?,
     }
     Ok(0)

@@ -1,7 +1,7 @@
 //! `tidegate events`: what happened, all of it or what is asked for.
 
 use super::agent::Agent;
-use super::print::{Output, print};
+use super::print::{Output, print, print_folded};
 use super::{json, table};
 use crate::clock::now_ns;
 use crate::watch::kinds::{KINDS, Kind};
@@ -79,7 +79,7 @@ pub(super) async fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
             continue;
         };
         match args.output {
-            Output::Table => print(&table::event(&event))?,
+            Output::Table => print_folded(&table::event(&event))?,
             Output::Json => print(&format!("{}\n", json::event(&event)))?,
         }
     }

@@ -1,7 +1,7 @@
 //! `tidegate explain`: why a process is what it is and does what it does, why a handle was taken.
 
 use super::agent::Agent;
-use super::print::{Output, print};
+use super::print::{Output, print, print_folded};
 use super::table::time;
 use clap::{Subcommand, ValueEnum};
 use serde_json::json;
@@ -71,7 +71,7 @@ pub async fn run(agent: &Agent, what: &What) -> anyhow::Result<()> {
             let answer = node.explain(request).await?;
             let found = answer.into_inner();
             match output {
-                Output::Table => print(&process(&found)),
+                Output::Table => print_folded(&process(&found)),
                 Output::Json => print(&format!("{:#}\n", process_json(&found))),
             }
         }
@@ -88,7 +88,7 @@ pub async fn run(agent: &Agent, what: &What) -> anyhow::Result<()> {
             match output {
                 Output::Table => {
                     let texts: Vec<_> = found.iter().map(|h| self::handle(*handle, h)).collect();
-                    print(&texts.join("\n"))
+                    print_folded(&texts.join("\n"))
                 }
                 Output::Json => {
                     let rows: Vec<_> = found.iter().map(handle_json).collect();

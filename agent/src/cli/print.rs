@@ -17,6 +17,45 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     write(crate::plain::lines(text).as_bytes())
 }
 
+/// As [`print`], with no line wider than the terminal: what is for people, and no program reads.
+pub(super) fn print_folded(text: &str) -> anyhow::Result<()> {
+    match terminal_width() {
+        Some(width) => print(&fold(text, usize::from(width))),
+        None => print(text),
+    }
+}
+
+/// Cells by which what follows of a line is set in.
+const INDENT: usize = 4;
+
+/// Lines that are longer than `width` characters go on in the next, at a blank where there is one.
+pub(super) fn fold(text: &str, width: usize) -> String {
+    let width = width.max(2 * INDENT);
+    let mut out = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let mut rest: Vec<char> = line.trim_end_matches('\n').chars().collect();
+        let own = rest.iter().take_while(|c| **c == ' ').count();
+        let indent = (own + INDENT).min(width / 2);
+        let mut room = width;
+        while rest.len() > room {
+            // Blanks at the beginning of a line are no place to go on.
+            let begins = rest.iter().take_while(|c| **c == ' ').count();
+            let blank = (begins + 1..=room).rev().find(|&at| rest[at] == ' ');
+            let next = rest.split_off(blank.unwrap_or(room));
+            out.push_str(rest.iter().collect::<String>().trim_end());
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent));
+            rest = next.into_iter().skip_while(|c| *c == ' ').collect();
+            room = width - indent;
+        }
+        out.extend(rest);
+        if line.ends_with('\n') {
+            out.push('\n');
+        }
+    }
+    out
+}
+
 pub(super) fn write(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -41,4 +80,31 @@ pub(super) fn terminal_width() -> Option<u16> {
 pub(super) fn colours() -> bool {
     std::io::stdout().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_long_line_goes_on_at_a_blank() {
+        assert_eq!(fold("short\n\nlines\n", 20), "short\n\nlines\n");
+        assert_eq!(
+            fold("note: one two three four five\n", 14),
+            "note: one two\n    three four\n    five\n"
+        );
+        assert_eq!(fold("0123456789abcdef", 10), "0123456789\n    abcdef");
+    }
+
+    proptest! {
+        /// P-OPERATE-16: no line is wider than the terminal, and no word is lost.
+        #[test]
+        fn no_line_is_wider_and_nothing_is_lost(text in "[a-z \n]{0,200}", width in 8usize..60) {
+            let folded = fold(&text, width);
+            prop_assert!(folded.lines().all(|line| line.chars().count() <= width), "{folded:?}");
+            let letters = |text: &str| text.chars().filter(|c| !c.is_whitespace()).collect::<String>();
+            prop_assert_eq!(letters(&folded), letters(&text));
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! `tidegate report`: what was harvested over days.
 
-use super::print::print;
+use super::print::{print, print_folded};
 use super::table;
 use crate::clock::unix_ms;
 use crate::watch::history::summary::{Gaps, Job, Summary, summarise};
@@ -92,7 +92,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     );
     match args.output {
         Output::Json => print(&format!("{:#}\n", as_json(&summary))),
-        _ => print(&text(&summary)),
+        _ => print_folded(&text(&summary)),
     }
 }
 

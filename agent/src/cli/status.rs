@@ -1,13 +1,13 @@
 //! `tidegate status` and `tidegate hooks`: the node at this moment.
 
 use super::agent::{Agent, report};
-use super::print::{Output, print, terminal_width};
+use super::print::{Output, print, print_folded, terminal_width};
 use super::{json, table};
 
 pub(super) async fn status(agent: &Agent, output: Output) -> anyhow::Result<()> {
     let report = report(agent, false).await?;
     match output {
-        Output::Table => print(&table::status(&report, terminal_width())),
+        Output::Table => print_folded(&table::status(&report, terminal_width())),
         Output::Json => print(&format!("{:#}\n", json::status(&report))),
     }
 }
@@ -22,7 +22,7 @@ pub(super) async fn hooks(agent: &Agent, pid: Option<i32>, output: Output) -> an
         );
     }
     match output {
-        Output::Table => print(&table::hooks(&report.processes)),
+        Output::Table => print_folded(&table::hooks(&report.processes)),
         Output::Json => print(&format!("{:#}\n", json::processes(&report.processes))),
     }
 }

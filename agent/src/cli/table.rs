@@ -139,6 +139,25 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     text
 }
 
+/// The gate of a GPU, and what holds its jobs where the gate does not.
+fn gate(report: &v1::GetStatusResponse, gpu: &v1::GpuStatus) -> String {
+    let state = json::gate(gpu);
+    let mut here = report
+        .jobs
+        .iter()
+        .filter(|job| job.gpus.contains(&gpu.index))
+        .peekable();
+    if gpu.gate() != v1::GateState::Open {
+        state
+    } else if report.drained {
+        format!("{state}, drained")
+    } else if here.peek().is_some() && here.all(|job| job.state() == v1::JobState::Paused) {
+        format!("{state}, jobs paused")
+    } else {
+        state
+    }
+}
+
 fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
     let header = [
         "GPU",
@@ -180,7 +199,7 @@ fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
             );
         table.add_row([
             gpu.index.to_string(),
-            json::gate(gpu),
+            gate(report, gpu),
             time(gpu.state_ns),
             if gpu.online_busy { "busy" } else { "idle" }.to_owned(),
             time(gpu.cooldown_ns),
@@ -227,8 +246,7 @@ fn jobs(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
 
 fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
     let header = [
-        "PID", "NAME", "UID", "ROLE", "JOB", "GPU", "LAUNCHES", "CHANNELS", "LANE", "COUNTS",
-        "RULE", "NOTE",
+        "PID", "NAME", "ROLE", "JOB", "GPU", "LAUNCHES", "CHANNELS", "RULE", "NOTE",
     ];
     let mut table = table(&header, width);
     for process in &report.processes {
@@ -254,19 +272,16 @@ fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
         table.add_row([
             process.pid.to_string(),
             process.name.clone(),
-            process.uid.to_string(),
             json::role(process),
             or_dash(&process.job).to_owned(),
             or_dash(&devices.join(", ")).to_owned(),
             launches.to_string(),
             channels,
-            process.lane.clone(),
-            process.counts.clone(),
             process.rule.clone(),
             process.note.clone(),
         ]);
     }
-    right(&mut table, &[0, 2, 6, 7]);
+    right(&mut table, &[0, 5, 6]);
     table
 }
 
@@ -346,6 +361,80 @@ pub fn event(event: &v1::Event) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::print::fold;
+
+    fn crowded() -> v1::GetStatusResponse {
+        let long =
+            "a name that is as long as a Slurm job's or a cgroup's path may well be".to_owned();
+        let gpu = |index| v1::GpuStatus {
+            index,
+            gate: v1::GateState::Open.into(),
+            channels: 40,
+            channels_disabled: 40,
+            preemptions: 123_456,
+            preempt_latency: Some(v1::Latency {
+                count: 9,
+                p50_ns: 512_345,
+                p99_ns: 812_345,
+                max_ns: 2_812_345,
+                ..v1::Latency::default()
+            }),
+            ..v1::GpuStatus::default()
+        };
+        v1::GetStatusResponse {
+            version: "0.1.0".to_owned(),
+            driver_version: "580.95.05".to_owned(),
+            scheduling: "SCHED_FIFO".to_owned(),
+            driver_note: long.repeat(3),
+            gpus: (0..8).map(gpu).collect(),
+            jobs: vec![v1::JobStatus {
+                name: long.clone(),
+                state: v1::JobState::Paused.into(),
+                gpus: (0..8).collect(),
+                reason: "paused by the operator".to_owned(),
+                ..v1::JobStatus::default()
+            }],
+            processes: vec![v1::ProcessStatus {
+                pid: 4_194_304,
+                name: "python3".to_owned(),
+                job: long.clone(),
+                rule: long.clone(),
+                note: long,
+                devices: (0..8)
+                    .map(|gpu| v1::DeviceStatus {
+                        gpu,
+                        ..v1::DeviceStatus::default()
+                    })
+                    .collect(),
+                ..v1::ProcessStatus::default()
+            }],
+            ..v1::GetStatusResponse::default()
+        }
+    }
+
+    /// P-OPERATE-16: no line of status is wider than the terminal.
+    #[test]
+    fn status_fits_the_terminal() {
+        for width in [80, 100, 120, 200] {
+            let text = fold(&status(&crowded(), Some(width)), usize::from(width));
+            for line in text.lines() {
+                assert!(
+                    line.chars().count() <= usize::from(width),
+                    "{width}: {line}\n{text}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_open_gate_beside_jobs_that_are_held_says_so() {
+        let mut report = crowded();
+        assert_eq!(gate(&report, &report.gpus[0]), "open, jobs paused");
+        report.jobs[0].set_state(v1::JobState::Running);
+        assert_eq!(gate(&report, &report.gpus[0]), "open");
+        report.drained = true;
+        assert_eq!(gate(&report, &report.gpus[0]), "open, drained");
+    }
 
     #[test]
     fn a_time_has_two_or_three_figures_and_a_unit() {

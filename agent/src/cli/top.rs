@@ -35,9 +35,16 @@ pub(super) struct Args {
     /// Print one frame as plain text and end.
     #[arg(long)]
     once: bool,
+    /// What the shares and rates of that frame are of.
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = sample, requires = "once")]
+    sample: Duration,
     /// Order of the processes.
     #[arg(long, value_enum, default_value_t = Sort::Role)]
     sort: Sort,
+}
+
+fn sample(text: &str) -> Result<Duration, String> {
+    super::values::ago(text).map(Duration::from_nanos)
 }
 
 /// Shows the node until the user has seen enough.
@@ -158,9 +165,9 @@ async fn attend(
 async fn once(agent: &Agent, args: &Args) -> anyhow::Result<()> {
     let mut model = Model::new(args.sort, false);
     for round in 0..2 {
-        // Shares and rates are differences.
+        // Shares and rates are differences, and a busy period of an engine takes seconds.
         if round != 0 {
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(args.sample).await;
         }
         let status = report(agent, false).await?;
         model.hear(Heard::Status(Box::new(status)), now_ns());

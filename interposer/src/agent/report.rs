@@ -473,7 +473,20 @@ impl Reporter {
 
     fn welcome(&mut self, welcome: &v1::Welcome, page: Option<&'static Page>) {
         let process = self.process;
-        log::debug(|| format!("{welcome:?}"));
+        log::debug(|| {
+            format!(
+                "attached as {}, session {}, to agent {} (its start number {})",
+                match welcome.role() {
+                    v1::Role::Online => "online",
+                    v1::Role::Offline => "offline",
+                    v1::Role::Ignore => "nothing: it is neither seen nor gated",
+                    v1::Role::Unspecified => "something that this library does not know",
+                },
+                welcome.session,
+                welcome.agent_version,
+                welcome.agent_generation
+            )
+        });
         let role = match welcome.role() {
             v1::Role::Online => Role::Online,
             v1::Role::Offline => Role::Offline,

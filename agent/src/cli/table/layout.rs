@@ -1,11 +1,12 @@
 //! Tables as every command prints them.
 
+use crate::cli::print::terminal_width;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use std::fmt::Write;
 
-/// A table as every command prints them, as wide as it is.
+/// A table as every command prints them, no wider than the terminal, if there is one.
 pub fn new(header: &[&str]) -> Table {
-    table(header, None)
+    table(header, terminal_width())
 }
 
 pub(super) fn table(header: &[&str], width: Option<u16>) -> Table {

@@ -20,6 +20,11 @@ const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '�
 /// Lines beside the rows of jobs and processes: title, gates explained, heads, blanks, keys.
 const FIXED: u16 = 9;
 
+/// Cells of a job's name, and more where there is room.
+const NAME: u16 = 20;
+/// Cells of the reason that a long name leaves it.
+const WHY: u16 = 44;
+
 fn small(count: usize) -> u16 {
     u16::try_from(count).unwrap_or(u16::MAX)
 }
@@ -280,8 +285,11 @@ fn draw_jobs(frame: &mut Frame<'_>, status: &v1::GetStatusResponse, paint: &Pain
             Line::raw(plain::line(&job.reason)),
         ])
     });
+    // A name has what it takes, as long as the reason has room.
+    let longest = status.jobs.iter().map(|job| job.name.chars().count()).max();
+    let room = area.width.saturating_sub(14 + 8 + 8 + 4 + WHY).max(NAME);
     let widths = [
-        Constraint::Length(20),
+        Constraint::Length(small(longest.unwrap_or(0)).clamp(NAME, room)),
         Constraint::Length(14),
         Constraint::Length(8),
         Constraint::Length(8),
