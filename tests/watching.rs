@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 use std::process::Command;
-use tidegate_tests::{Node, Offline, Online, TRUSTING, wait_for, watch};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, monotonic_ns, wait_for, watch};
+use tidegate_vgpu::history::{self, Kind};
 
 fn json_lines(text: &str) -> Vec<Value> {
     text.lines()
@@ -213,6 +214,57 @@ fn a_report_tells_what_was_harvested_and_survives_a_killed_agent() {
         std::fs::metadata(&file).expect("a file").len() / (1 << 10),
         1_023
     );
+}
+
+/// P-OPERATE-14: the time of short jobs is in the report whole, until they left or were killed.
+#[test]
+fn a_report_has_the_whole_time_of_jobs_that_came_and_left() {
+    let mut node = Node::device_only(&[]);
+    let file = node.dir().join("history.ring");
+    node.start_agent(&keeping(&file));
+    let launched = |node: &Node, pid: u32| {
+        let records = history::read(&node.vgpu_dir()).expect("the device writes its history");
+        let own = |record: &&history::Record| record.kind == Kind::KernelEnd && record.pid == pid;
+        records.iter().filter(own).count() as u64
+    };
+    let mut jobs = Vec::new();
+    for nth in 1..=6_u64 {
+        let begin = monotonic_ns();
+        let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+        let name = format!("job-{nth}");
+        command.args(["1000000", "0"]).env("TIDEGATE_JOB", &name);
+        let mut offline = Offline::from_command(&mut command);
+        offline.running();
+        let pid = offline.process.pid();
+        wait_for("its kernels", || {
+            (launched(&node, pid) >= 20 * nth).then_some(())
+        });
+        let killed = nth % 2 == 0;
+        if killed {
+            offline.process.signal(libc::SIGKILL);
+            drop(offline);
+        } else {
+            offline.stop();
+        }
+        // Kernels of a millisecond, one after the other, none before it was attached.
+        jobs.push((name, 20_000_000 * nth, monotonic_ns() - begin));
+    }
+    let agent = node.agent.take().expect("an agent");
+    agent.signal(libc::SIGTERM);
+    agent.succeed();
+    let file = file.to_str().expect("a path");
+    let report = said(&node, &["report", "--file", file, "--output", "json"]);
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    let rows = report["jobs"].as_array().expect("a list");
+    for (name, least, most) in jobs {
+        let row = rows.iter().find(|row| row["job"] == name);
+        let row = row.unwrap_or_else(|| panic!("{name} is not in {report:#}"));
+        let attached = row["attached_ns"].as_u64().expect("a time");
+        assert!(
+            (least..=most).contains(&attached),
+            "{name}: attached for {attached} ns, by the device {least} at least, {most} at most"
+        );
+    }
 }
 
 /// P-OPERATE-14: a history survives and never grows, a report adds up.
