@@ -42,15 +42,6 @@ pub struct Cli {
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 the operation failed; 2 wrong usage; \
 3 the agent is absent or refuses. Of doctor: 0 nothing to do; 1 warnings; 2 failures.";
 
-const POLICIES: &str = "Policies are who gets the GPU + who gets the memory, as in Channel+Prism:
-  NoControl      both run whenever they can    KernelPreempt  offline launches wait for online
-  GPreempt       online has a long time slice, offline a short one
-  Channel        channels are disabled at once, with the cooldown known ahead
-  Oracle         knows the future
-  UVM            the driver pages offline memory out when online needs room
-  Prism          one pool, first come, first served; nothing is taken back
-  StaticMem      offline has what online did not use in the past hour";
-
 const WORDS: &str = "Words:
   gate          open: offline may run; closed: online has the GPU; cooling: online just stopped
   cooldown      how long online must be idle before offline runs: twice the longest gap
@@ -134,7 +125,6 @@ enum Command {
     /// Start a program online or offline: with the library, its role and the engines' time-outs.
     Run(run::Args),
     /// What would I harvest, and what would it cost? Needs no agent and no GPU.
-    #[command(after_help = POLICIES)]
     Replay(Box<replay::Args>),
     /// What does sharing the GPU cost my users? Measures your own server: alone, and with Tidegate.
     Bench(Box<bench::Args>),
