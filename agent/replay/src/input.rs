@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::names::UnknownName;
+use crate::names::{UnknownName, edits};
 
 /// Bytes of one line, its end included. The longest published trace lines have a few kilobytes.
 pub const MAX_LINE: u64 = 1 << 20;
@@ -56,6 +56,16 @@ pub enum InputError {
         /// What to do.
         remedy: &'static str,
     },
+    /// A header without several columns that its format needs, or with names that are nearly those it knows.
+    #[error("{}:{line}: {what}", file.display())]
+    Header {
+        /// Its path.
+        file: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// All that is wrong with it, and what to do.
+        what: String,
+    },
     /// A value that is not what the field holds.
     #[error("{}:{line}: field {field}: {value:?} is not {expected}; {remedy}", file.display())]
     Value {
@@ -73,7 +83,7 @@ pub enum InputError {
         remedy: &'static str,
     },
     /// A name nobody knows.
-    #[error("{}:{line}: field {field}: {source}", file.display())]
+    #[error("{}:{line}: field {field}: {unknown}", file.display())]
     Unknown {
         /// Its path.
         file: PathBuf,
@@ -81,8 +91,8 @@ pub enum InputError {
         line: usize,
         /// The field's name.
         field: &'static str,
-        /// What is known.
-        source: UnknownName,
+        /// What is known. No source of this error, which would be printed again behind it.
+        unknown: UnknownName,
     },
     /// A row that is not as wide as its header.
     #[error("{}:{line}: {found} fields under a header of {wanted}; quote a value with commas, or correct the line", file.display())]
@@ -311,13 +321,64 @@ impl<'a> Lines<'a> {
 
     /// `field` of the line just read names something that is not there.
     #[must_use]
-    pub fn unknown(&self, field: &'static str, source: UnknownName) -> InputError {
+    pub fn unknown(&self, field: &'static str, unknown: UnknownName) -> InputError {
         InputError::Unknown {
             file: self.file.to_owned(),
             line: self.line,
             field,
-            source,
+            unknown,
         }
+    }
+
+    /// Looks at a whole header before its columns are found: names every one of the first `needed` that is
+    /// missing, and every column that is nearly one of `names` and would pass for somebody's note.
+    ///
+    /// # Errors
+    /// When there is one such, or the header is no CSV row.
+    pub fn check_header(
+        &self,
+        header: &str,
+        names: &[&'static str],
+        needed: usize,
+    ) -> Result<(), InputError> {
+        let cells = cells(header).ok_or_else(|| self.unclosed())?;
+        let is = |name: &str, cell: &str| cell.eq_ignore_ascii_case(name);
+        let absent = |name: &&&'static str| !cells.iter().any(|cell| is(name, cell));
+        let mut wrong = Vec::new();
+        let missing: Vec<&str> = names.iter().take(needed).filter(absent).copied().collect();
+        match missing.as_slice() {
+            [] => {}
+            [one] => wrong.push(format!("field {one} is missing: {ADD_COLUMN}")),
+            all => wrong.push(format!(
+                "fields {} are missing: add the columns to the header",
+                all.join(", ")
+            )),
+        }
+        for cell in cells
+            .iter()
+            .filter(|cell| !names.iter().any(|name| is(name, cell)))
+        {
+            let given = cell.to_lowercase();
+            let near = names
+                .iter()
+                .filter(absent)
+                .map(|name| (edits(&given, name), *name))
+                .min()
+                .filter(|&(edits, name)| edits <= name.len().div_ceil(5));
+            if let Some((_, name)) = near {
+                wrong.push(format!(
+                    "column {cell:?} is nearly {name}: rename it, to {name} or to something else"
+                ));
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        Err(InputError::Header {
+            file: self.file.to_owned(),
+            line: self.line,
+            what: wrong.join("; "),
+        })
     }
 
     /// Nothing was found in the whole text.

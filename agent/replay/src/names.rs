@@ -62,7 +62,7 @@ impl fmt::Display for UnknownName {
 }
 
 /// Insertions, deletions and replacements from one to the other (Levenshtein).
-fn edits(from: &str, to: &str) -> usize {
+pub(crate) fn edits(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (i, a) in from.chars().enumerate() {

@@ -81,6 +81,7 @@ fn parse(mut lines: Lines<'_>, traces: &Path) -> Result<Vec<Scenario>, InputErro
     let Some((_, header)) = lines.next_line()? else {
         return Err(lines.empty("scenarios"));
     };
+    lines.check_header(&header, &COLUMNS, NEEDED)?;
     let columns = Columns::find(&lines, &header, COLUMNS, NEEDED)?;
     let mut scenarios: Vec<Scenario> = Vec::new();
     while let Some((_, row)) = lines.next_line()? {
@@ -465,15 +466,38 @@ mod tests {
                 );
             }
         }
-        let headless = Lines::of(Path::new("table.csv"), "id,gpu\n".as_bytes());
-        let told = headless
+    }
+
+    /// P-REPLAY-1: all that is wrong with a header is told at once, and once.
+    #[test]
+    fn a_header_that_lacks_or_misspells_columns_is_told_whole() {
+        let told = |header: &str| {
+            let lines = Lines::of(Path::new("table.csv"), header.as_bytes());
+            let found = lines.and_then(|lines| parse(lines, &traces()));
+            found.expect_err("refused").to_string()
+        };
+        assert_eq!(
+            told("id,gpu,class\n"),
+            "table.csv:1: fields online_trace, thin_keep_1_in, online_model, offline_model, \
+             offline_lengths, offline_chunk_tokens, kv_pool_gib are missing: add the columns to the header"
+        );
+        // Optional, and so no error but for its name.
+        assert_eq!(
+            told(&format!("{HEAD},strech\n")),
+            "table.csv:1: column \"strech\" is nearly stretch: rename it, to stretch or to something else"
+        );
+        let both = told(&HEAD.replace("gpu", "gpus"));
+        assert!(
+            both.contains("field gpu is missing") && both.contains("column \"gpus\" is nearly gpu"),
+            "{both}"
+        );
+        // An error's causes are printed behind it: one that says them itself has none.
+        let text = format!("{HEAD}\nP1,h20,conv,1,llama-3.1-8b,qwen2.5-7b,docs,2048,1.5,kv,why\n");
+        let lines = Lines::of(Path::new("table.csv"), text.as_bytes());
+        let unknown = lines
             .and_then(|lines| parse(lines, &traces()))
             .expect_err("refused");
-        assert!(
-            told.to_string()
-                .contains("table.csv:1: field online_trace is missing"),
-            "{told}"
-        );
+        assert!(std::error::Error::source(&unknown).is_none(), "{unknown}");
     }
 
     /// The evaluation's table is not part of the project; where a checkout has it, it must read.

@@ -121,7 +121,16 @@ fn run_one(args: &Args, cases: &[Case], calibration: Option<&Calibration>) -> an
     }
     let figures = figures_of(evaluation);
     write_figures(args, &figures)?;
-    print(&table::text(&report))
+    print(&table::text(&report))?;
+    let written: Vec<String> = [&args.html, &args.timeline, &args.json, &args.csv]
+        .into_iter()
+        .flatten()
+        .map(|file| file.display().to_string())
+        .collect();
+    if written.is_empty() {
+        return Ok(());
+    }
+    print(&format!("\nwritten: {}\n", written.join(", ")))
 }
 
 fn run_table(

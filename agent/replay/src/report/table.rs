@@ -35,7 +35,7 @@ const LEGEND: &str = "
 
 fn head() -> String {
     format!(
-        "{:NAME$}{:>10}{:>10}{:>13}{:>10}{:>9}\n{:<NAME$}{:>10}{:>10}{:>13}{:>10}{:>9}\n",
+        "{:NAME$} {:>9} {:>8} {:>12} {:>9} {:>8}\n{:<NAME$} {:>9} {:>8} {:>12} {:>9} {:>8}\n",
         "",
         "TTFT",
         "TPOT",
@@ -54,7 +54,7 @@ fn head() -> String {
 fn alone(alone: &Alone) -> String {
     let ms = |ms: f64| format!("{} ms", three(ms));
     format!(
-        "{:<NAME$}{:>10}{:>10}{:>13}{:>10}{:>9}\n",
+        "{:<NAME$} {:>9} {:>8} {:>12} {:>9} {:>8}\n",
         "online alone",
         ms(alone.ttft_ms.mean),
         ms(alone.tpot_ms.mean),
@@ -89,7 +89,7 @@ fn line(row: &Row) -> String {
     };
     let share = ratio(row.vs_oracle);
     format!(
-        "{name:<NAME$}{:>10}{:>10}{preemptions:>13}{:>10}{share:>9}\n",
+        "{name:<NAME$} {:>9} {:>8} {preemptions:>12} {:>9} {share:>8}\n",
         percent(row.increase.0),
         percent(row.increase.1),
         thousands(row.tokens_per_s),
@@ -122,7 +122,7 @@ pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
         out,
         "\nAll {} scenarios: largest increases and preemptions, mean tokens over those of\n\
          Channel+Prism and over the oracle's\n\
-         {:NAME$}{:>9}{:>9}{:>12}{:>7}{:>7}{:>9}",
+         {:NAME$} {:>8} {:>8} {:>10} {:>6} {:>6} {:>9}",
         scenarios.len(),
         "",
         "TTFT",
@@ -143,7 +143,7 @@ pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
         let within = each().filter(|row| row.within_bounds()).count();
         let _ = writeln!(
             out,
-            "{:<NAME$}{:>9}{:>9}{:>12}{:>7}{:>7}{:>9}",
+            "{:<NAME$} {:>8} {:>8} {:>10} {:>6} {:>6} {:>9}",
             name(first),
             percent(most(|row| row.increase.0)),
             percent(most(|row| row.increase.1)),
@@ -226,6 +226,29 @@ mod tests {
             ];
             for line in (text(&report) + &scenarios(&blocks)).lines() {
                 assert!(line.chars().count() <= 80, "{line:?}");
+            }
+        }
+    }
+
+    /// P-REPLAY-1: however long figures are, no two of them touch.
+    #[test]
+    fn columns_never_touch() {
+        let figures = |line: &str, from: usize| {
+            let figures = line.get(from..).unwrap_or_default().replace(" %", "%");
+            figures.split_whitespace().count()
+        };
+        for scale in [1.0, 60.0, 9_999.0, 1e7] {
+            let mut report = report(scale);
+            for row in &mut report.rows {
+                row.per_request = (240.2 * scale, 16_181);
+            }
+            for row in &report.rows {
+                // Preemptions are two figures, or a dash.
+                let wanted = if row.preempts() { 6 } else { 5 };
+                let text = line(row);
+                let last = text.lines().last().unwrap_or_default();
+                let from = if last.starts_with(' ') { 0 } else { NAME };
+                assert_eq!(figures(last, from), wanted, "{text}");
             }
         }
     }

@@ -146,8 +146,12 @@ pub struct Args {
           conflicts_with = "scenarios")]
     pub(super) timeline: Option<PathBuf>,
 
-    /// A table of scenarios to run instead of one pair
-    #[arg(long, value_name = "FILE", help_heading = TABLE, requires_all = ["traces", "out"])]
+    /// A table of scenarios to run instead of one pair: CSV with columns
+    /// id, gpu, online_trace, thin_keep_1_in (1: all), online_model,
+    /// offline_model, offline_lengths, offline_chunk_tokens, kv_pool_gib,
+    /// and if wanted class, stretch, gaps; others are notes
+    #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = TABLE,
+          requires_all = ["traces", "out"])]
     pub(super) scenarios: Option<PathBuf>,
     /// Where the table's traces are
     #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "scenarios")]
