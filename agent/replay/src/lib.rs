@@ -17,8 +17,9 @@
 //!   published schedulers, and whether what was promised was kept;
 //! * [`hardware`] and [`costs`]: what things take, each figure with its source; [`calibration`]:
 //!   the same from somebody's tables;
-//! * [`scenarios`], [`cases`], [`evaluation`], [`sweep`]: whole tables of such runs;
-//! * [`figures`] and [`report`]: what is said of them; [`timeline`]: what happened, for a trace
+//! * [`scenarios`], [`draw`], [`cases`], [`evaluation`], [`sweep`]: whole tables of such runs, of pairs that
+//!   somebody chose or that a seed did;
+//! * [`figures`], [`verdict`] and [`report`]: what is said of them; [`timeline`]: what happened, for a trace
 //!   viewer.
 //!
 //! Nothing here reads a clock or draws from anything but a seed, so the same call gives the same
@@ -35,6 +36,7 @@ pub mod clock;
 pub mod compute;
 pub mod costs;
 pub mod decisions;
+pub mod draw;
 pub mod engine;
 pub mod estimate;
 pub mod evaluation;
@@ -63,3 +65,4 @@ pub mod timeline;
 pub mod trace;
 pub mod trainer;
 pub mod tuning;
+pub mod verdict;

@@ -16,7 +16,7 @@ use crate::hardware::{GPUS, Gpu, MODELS, Model, Shape};
 use crate::input::{CORRECT, Columns, InputError, Lines};
 use crate::names::{UnknownName, find};
 use crate::spec::{Batching, Compute, Memory, Offline, Online, Spec};
-use crate::trace::{Cut, read_cut, read_lengths};
+use crate::trace::{Cut, Lengths, Trace, read_cut, read_lengths};
 
 /// Endings that the name of a trace may leave out.
 pub const ENDINGS: [&str; 5] = ["", ".csv.gz", ".csv", ".jsonl.gz", ".jsonl"];
@@ -257,7 +257,7 @@ pub fn gap_preset(name: &str) -> Result<GapModel, UnknownName> {
     )
 }
 
-fn trace_file(traces: &Path, name: &str) -> Result<PathBuf, UnknownName> {
+pub(crate) fn trace_file(traces: &Path, name: &str) -> Result<PathBuf, UnknownName> {
     let candidate = |ending: &&str| traces.join(format!("{name}{ending}"));
     let found = ENDINGS.iter().map(candidate).find(|file| file.is_file());
     if let Some(file) = found.filter(|_| !name.is_empty()) {
@@ -291,20 +291,28 @@ impl Scenario {
     /// # Errors
     /// When a trace cannot be read.
     pub fn spec(&self) -> Result<Spec, InputError> {
-        Ok(Spec {
+        let trace = read_cut(&self.online_trace, &self.cut)?;
+        let lengths = read_lengths(&self.offline_lengths)?;
+        Ok(self.spec_of(Arc::new(trace), lengths.into()))
+    }
+
+    /// The same with what was read before: the trace is cut already.
+    #[must_use]
+    pub fn spec_of(&self, trace: Arc<Trace>, lengths: Arc<[Lengths]>) -> Spec {
+        Spec {
             scenario: self.id.clone(),
             seed: 1,
             gpu: self.gpu,
             online: Online {
                 model: self.online_model.clone(),
-                trace: Arc::new(read_cut(&self.online_trace, &self.cut)?),
+                trace,
                 gaps: self.gaps,
                 limits: Limits::default(),
                 batching: Batching::default(),
             },
             offline: Offline {
                 model: self.offline_model.clone(),
-                lengths: read_lengths(&self.offline_lengths)?.into(),
+                lengths,
                 limits: Limits {
                     prefill_tokens: self.offline_chunk_tokens,
                     ..Limits::default()
@@ -316,7 +324,7 @@ impl Scenario {
             memory: Memory::Prism,
             costs: Costs::default(),
             timeline: false,
-        })
+        }
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! Asks no agent and touches no GPU: two workloads meet in virtual time, under the policy code that
 //! the agent runs and under what it is compared with. Either one trace of the user's, answered in a
-//! table and words, or a table of scenarios, answered with `results.csv`.
+//! table and words, or a table of scenarios or drawn ones, answered with `results.csv`.
 
 mod ask;
+mod drawn;
 mod finetune;
 
 pub use ask::{Args, Usage};
@@ -53,6 +54,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let calibration = args.calibration.as_deref().map(Calibration::load);
     let calibration = calibration.transpose()?;
+    if let Some(count) = args.draw {
+        return drawn::run(args, count, calibration.as_ref());
+    }
     match &args.scenarios {
         Some(file) => run_table(args, file, &cases, calibration.as_ref()),
         None => run_one(args, &cases, calibration.as_ref()),

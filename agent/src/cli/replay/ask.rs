@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::costs::Costs;
+use tidegate_replay::draw::{self, Half};
 use tidegate_replay::engine::Limits;
 use tidegate_replay::gap::GapModel;
 use tidegate_replay::generator::{self, CONVERSATION, Preset};
@@ -21,65 +22,65 @@ use tidegate_replay::tuning::table::class;
 
 /// What to replay, and what to write.
 #[derive(Debug, clap::Args)]
-#[command(after_help = AFTER_HELP, next_line_help = true)]
+#[command(after_help = AFTER_HELP, next_line_help = true, group = clap::ArgGroup::new("many"))]
 pub struct Args {
     /// Online requests: Azure, BurstGPT, Mooncake, or CSV with
     /// arrival_s,input_tokens,output_tokens; gzipped or not
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = REQUESTS,
-          conflicts_with = "scenarios", required_unless_present_any = ["synthetic", "scenarios", "decisions"])]
+          conflicts_with = "many", required_unless_present_any = ["synthetic", "many", "decisions"])]
     pub(super) trace: Option<PathBuf>,
     /// Online requests from published figures: conversation, code, caller
     #[arg(long, value_name = "PRESET", help_heading = REQUESTS, value_parser = preset,
-          conflicts_with_all = ["trace", "scenarios"])]
+          conflicts_with_all = ["trace", "many"])]
     pub(super) synthetic: Option<Preset>,
     /// Keep about one request in N; bursts stay as they are
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = REQUESTS,
-          conflicts_with = "scenarios", value_parser = clap::value_parser!(u64).range(1..))]
+          conflicts_with = "many", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) thin: u64,
     /// Multiply the times between arrivals
     #[arg(long, value_name = "FACTOR", default_value = "1", help_heading = REQUESTS,
-          conflicts_with = "scenarios", allow_negative_numbers = true, value_parser = factor)]
+          conflicts_with = "many", allow_negative_numbers = true, value_parser = factor)]
     pub(super) stretch: f64,
     /// Begin at this second of the trace
     #[arg(long, value_name = "S", default_value = "0", help_heading = REQUESTS,
-          conflicts_with = "scenarios", allow_negative_numbers = true, value_parser = seconds)]
+          conflicts_with = "many", allow_negative_numbers = true, value_parser = seconds)]
     pub(super) from: Duration,
     /// Replay so many seconds; else to the end, or 1200 of a synthetic trace
-    #[arg(long, value_name = "S", help_heading = REQUESTS, conflicts_with = "scenarios",
+    #[arg(long, value_name = "S", help_heading = REQUESTS, conflicts_with = "many",
           allow_negative_numbers = true, value_parser = seconds)]
     pub(super) length: Option<Duration>,
     /// Lengths of the offline requests: CSV with input_tokens,output_tokens;
     /// else those of a chat service
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = REQUESTS,
-          conflicts_with = "scenarios")]
+          conflicts_with = "many")]
     pub(super) offline_lengths: Option<PathBuf>,
 
     /// Online's model: llama-3.1-8b, qwen2.5-7b, or one of your own,
     /// custom:layers=L,hidden=H,heads=N[,kv-heads=K][,inner=I][,vocabulary=V]
     /// with costs scaled from llama's
     #[arg(long, value_name = "MODEL", default_value = "llama-3.1-8b", verbatim_doc_comment,
-          help_heading = NODE, conflicts_with = "scenarios")]
+          help_heading = NODE, conflicts_with = "many")]
     pub(super) online: String,
     /// The offline job's model
     #[arg(long, value_name = "MODEL", default_value = "qwen2.5-7b", help_heading = NODE,
-          conflicts_with = "scenarios")]
+          conflicts_with = "many")]
     pub(super) offline: String,
     /// The GPU: h100, h200, a100
-    #[arg(long, default_value = "h200", help_heading = NODE, conflicts_with = "scenarios",
+    #[arg(long, default_value = "h200", help_heading = NODE, conflicts_with = "many",
           value_parser = scenarios::gpu)]
     pub(super) gpu: Gpu,
     /// Memory for the KV caches of both, GiB; else what the weights of both
     /// models leave of 90 % of the GPU
     #[arg(long, value_name = "GIB", verbatim_doc_comment, help_heading = NODE,
-          conflicts_with = "scenarios", allow_negative_numbers = true, value_parser = gib)]
+          conflicts_with = "many", allow_negative_numbers = true, value_parser = gib)]
     pub(super) kv_gib: Option<f64>,
     /// Prompt tokens of one offline iteration
     #[arg(long, value_name = "TOKENS", default_value_t = 2_048, help_heading = NODE,
-          conflicts_with = "scenarios", value_parser = clap::value_parser!(u32).range(1..))]
+          conflicts_with = "many", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) offline_chunk: u32,
     /// Pauses between online's decodes: overlap, vllm, sync
     #[arg(long, value_name = "PRESET", default_value = "vllm", help_heading = NODE,
-          conflicts_with = "scenarios", value_parser = scenarios::gap_preset)]
+          conflicts_with = "many", value_parser = scenarios::gap_preset)]
     pub(super) gaps: GapModel,
     /// Iteration times and handle costs from the tables in DIR instead of the
     /// fits that ship: iteration_prefill.csv, iteration_decode.csv, costs.csv
@@ -138,12 +139,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE", help_heading = WRITTEN)]
     pub(super) csv: Option<PathBuf>,
     /// A report with plots: one HTML file without anything beside it
-    #[arg(long, value_name = "FILE", help_heading = WRITTEN, conflicts_with = "scenarios")]
+    #[arg(long, value_name = "FILE", help_heading = WRITTEN, conflicts_with = "many")]
     pub(super) html: Option<PathBuf>,
     /// What happened, for https://ui.perfetto.dev: under Tidegate, or else
     /// under the first policy asked for
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = WRITTEN,
-          conflicts_with = "scenarios")]
+          conflicts_with = "many")]
     pub(super) timeline: Option<PathBuf>,
 
     /// A table of scenarios to run instead of one pair: CSV with columns
@@ -151,13 +152,27 @@ pub struct Args {
     /// offline_model, offline_lengths, offline_chunk_tokens, kv_pool_gib,
     /// and if wanted class, stretch, gaps; others are notes
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = TABLE,
-          requires_all = ["traces", "out"])]
+          requires_all = ["traces", "out"], group = "many")]
     pub(super) scenarios: Option<PathBuf>,
-    /// Where the table's traces are
-    #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "scenarios")]
+    /// N scenarios drawn from the traces: which trace, how much of it, GPU,
+    /// models, lengths, chunk and memory
+    #[arg(long, value_name = "N", verbatim_doc_comment, help_heading = TABLE, group = "many",
+          requires_all = ["traces", "out"], conflicts_with = "finetune",
+          value_parser = clap::value_parser!(u32).range(1..=draw::MOST as i64))]
+    pub(super) draw: Option<u32>,
+    /// What they are drawn with: equal seeds draw the same
+    #[arg(long, value_name = "S", help_heading = TABLE, requires = "draw", default_value_t = 1)]
+    pub(super) seed: u64,
+    /// Draw from every other trace by name only: first, second. What is tuned
+    /// on one half is judged on the other
+    #[arg(long, value_name = "HALF", verbatim_doc_comment, help_heading = TABLE, requires = "draw",
+          value_parser = half)]
+    pub(super) half: Option<Half>,
+    /// Where the table's traces are, or those to draw from
+    #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "many")]
     pub(super) traces: Option<PathBuf>,
-    /// Where to write results.csv
-    #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "scenarios")]
+    /// Where to write results.csv, and scenarios.csv with what was drawn
+    #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "many")]
     pub(super) out: Option<PathBuf>,
     /// Only these scenarios of the table
     #[arg(long, value_name = "ID", value_delimiter = ',', help_heading = TABLE,
@@ -205,6 +220,10 @@ fn preset(name: &str) -> Result<Preset, UnknownName> {
         name,
         generator::PRESETS.map(|preset| (preset.name, preset)),
     )
+}
+
+fn half(name: &str) -> Result<Half, UnknownName> {
+    find("half", name, Half::ALL.map(|half| (half.name(), half)))
 }
 
 const PLATFORMS: [Platform; 3] = [
