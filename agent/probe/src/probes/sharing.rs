@@ -163,7 +163,11 @@ impl Server {
         std::fs::create_dir_all(&pipes)?;
         let mut shell = Command::new("sh")
             .arg("-c")
-            .arg("\"$0\" -d && echo up && cat > /dev/null; echo quit -t 5 | \"$0\" > /dev/null")
+            // Who was to hear that it is up may be gone: the pipe without a reader must not end the shell.
+            .arg(
+                "\"$0\" -d && (trap '' PIPE; echo up && cat > /dev/null); \
+                 echo quit -t 5 | \"$0\" > /dev/null",
+            )
             .arg(daemon)
             .env("CUDA_MPS_PIPE_DIRECTORY", &pipes)
             .env("CUDA_MPS_LOG_DIRECTORY", dir)
