@@ -7,7 +7,7 @@ use super::Cli;
 use clap::{Command, CommandFactory, FromArgMatches};
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 27] = [
+const EXAMPLES: [(&str, &str); 28] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -35,6 +35,10 @@ const EXAMPLES: [(&str, &str); 27] = [
     (
         "replay",
         "tidegate replay --trace requests.csv --html report.html",
+    ),
+    (
+        "bench",
+        "tidegate bench --target http://localhost:8000 --rate 4 --html bench.html",
     ),
     ("doctor", "tidegate doctor"),
     ("config", "tidegate config dump --origin"),
