@@ -119,13 +119,19 @@ fn line(answers: &mut impl BufRead) -> String {
     line.trim_end().to_owned()
 }
 
+/// An agent that has nothing but the launch gate: with it closed, a launch waits for as long as it stays so. Where
+/// channels can be disabled, it goes into the queue of one.
+fn launches_alone() -> String {
+    format!("{TRUSTING}\n[channel]\nlevel = \"L5\"\n")
+}
+
 /// P-LIBRARY-4: Ctrl-C and a SIGTERM with a handler end a wait for an agent, and one at a closed gate.
 #[test]
 fn a_signal_that_interrupts_ends_a_wait() {
     let mut node = Node::device_only(&[]);
     for drained in [false, true] {
         if drained {
-            node.start_agent(TRUSTING);
+            node.start_agent(&launches_alone());
             assert!(node.tidegate(&["drain"]).status.success());
         }
         let (process, mut answers) = waiting(&node, "interrupted");
@@ -148,7 +154,7 @@ fn a_signal_that_interrupts_ends_a_wait() {
 /// P-LIBRARY-4: a signal whose handler was set to restart calls breaks no launch.
 #[test]
 fn a_signal_that_restarts_calls_ends_no_wait() {
-    let node = Node::new(&[], TRUSTING);
+    let node = Node::new(&[], &launches_alone());
     assert!(node.tidegate(&["drain"]).status.success());
     let (process, mut answers) = waiting(&node, "restarted");
     for _ in 0..LIVES {
