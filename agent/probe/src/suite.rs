@@ -368,25 +368,24 @@ pub fn end_with_the_suite() {
     });
 }
 
-/// Where the workers' preload library and driver are: beside this program, or as said.
+/// Where the workers' preload library and driver are: the library beside this program, where packages put it, or as
+/// said; the virtual GPU's driver beside its shim.
 ///
 /// # Errors
 /// When a link cannot be made.
 pub fn preload(library: Option<&Path>, scratch: &Path) -> anyhow::Result<Preload> {
-    let exe = std::env::current_exe()?;
-    let beside = |name: &str| {
-        let path = exe.with_file_name(name);
-        path.exists().then_some(path)
-    };
     let library = match library {
         Some(library) if !library.exists() => bail!("{} is not there", library.display()),
         Some(library) => Some(library.to_owned()),
-        None => beside("libtidegate.so"),
+        None => tidegate_agent::selftest::find_library(),
     };
     let mut driver = None;
     if machine::is_virtual() {
-        let built =
-            beside("libcuda.so").context("no libcuda.so of the virtual GPU beside this program")?;
+        let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        let built = std::env::split_paths(&preloaded)
+            .map(|shim| shim.with_file_name("libcuda.so"))
+            .find(|path| path.exists())
+            .context("no libcuda.so of the virtual GPU beside its shim")?;
         let dir = scratch.join("driver");
         std::fs::create_dir_all(&dir)?;
         match std::os::unix::fs::symlink(built, dir.join("libcuda.so.1")) {
