@@ -10,6 +10,7 @@ mod examples;
 mod explain;
 mod json;
 pub mod manual;
+mod misused;
 mod print;
 mod probe;
 mod release;
@@ -25,7 +26,7 @@ mod values;
 
 pub use agent::Unreachable;
 use agent::{Agent, Refusal, runtime};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use print::{Output, write};
 use std::path::PathBuf;
 
@@ -164,7 +165,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<replay::Usage>()
         || error.is::<bench::Usage>()
         || error.is::<doctor::NotStarted>()
-        || error.is::<Misused>()
+        || error.is::<misused::Misused>()
     {
         return 2;
     }
@@ -195,10 +196,19 @@ const fn code_of(answer: tonic::Code) -> u8 {
     }
 }
 
-/// The arguments do not fit together.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Misused(&'static str);
+/// The command line, with an example for every command.
+fn command() -> clap::Command {
+    examples::with(Cli::command())
+}
+
+impl Cli {
+    /// What the program was called with; ends it where that is wrong, or help is asked for.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        let matches = command().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
 
 /// Carries out what the command line asks; the exit code.
 ///
@@ -215,8 +225,8 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         Command::Bench(args) => return bench::run(&cli.agent, args).map_err(refused),
         Command::Doctor(arguments) => return doctor::run(&cli.agent, arguments),
         Command::Cdi(command) => cdi::run(&cli.agent.run_dir, command)?,
-        Command::Completions { shell } => write(&manual::completions(examples::command(), *shell))?,
-        Command::Man { dir } => manual::pages(examples::command(), dir)?,
+        Command::Completions { shell } => write(&manual::completions(command(), *shell))?,
+        Command::Man { dir } => manual::pages(command(), dir)?,
         _ => runtime()?.block_on(ask(cli)).map_err(refused)?,
     }
     Ok(0)

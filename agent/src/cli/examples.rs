@@ -3,8 +3,7 @@
 //! They are a table beside the commands and not text within them, so that a test can have each of them
 //! parsed.
 
-use super::Cli;
-use clap::{Command, CommandFactory, FromArgMatches};
+use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
 const EXAMPLES: [(&str, &str); 28] = [
@@ -61,8 +60,8 @@ const EXAMPLES: [(&str, &str); 28] = [
 
 /// The command line, with an example for every command.
 #[must_use]
-pub fn command() -> Command {
-    with_examples(Cli::command(), "")
+pub fn with(command: Command) -> Command {
+    with_examples(command, "")
 }
 
 fn with_examples(mut command: Command, path: &str) -> Command {
@@ -82,18 +81,11 @@ fn with_examples(mut command: Command, path: &str) -> Command {
     command.after_help(format!("Example:\n  {example}{after}"))
 }
 
-impl Cli {
-    /// What the program was called with; ends it where that is wrong, or help is asked for.
-    #[must_use]
-    pub fn of_this_process() -> Self {
-        let matches = command().get_matches();
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::{Cli, command};
+    use clap::FromArgMatches as _;
 
     fn visible(command: &Command, path: &str, found: &mut Vec<String>) {
         found.push(path.to_owned());

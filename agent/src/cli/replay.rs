@@ -5,6 +5,7 @@
 //! table and words, or a table of scenarios or drawn ones, answered with `results.csv`.
 
 mod ask;
+mod compute;
 mod drawn;
 mod finetune;
 
@@ -12,26 +13,23 @@ pub use ask::{Args, Usage};
 
 use super::print::print;
 use ask::{calibrate, pair, swept, write};
+use compute::{compute, figures_of, seeded, write_figures};
 use std::fs::File;
 use std::io::{BufReader, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::cases::{Case, TIDEGATE};
 use tidegate_replay::costs::Costs;
 use tidegate_replay::decisions::{self, Replayed};
-use tidegate_replay::evaluation::{Evaluation, Workload, evaluate, runs};
 use tidegate_replay::figures::{Figures, csv};
 use tidegate_replay::names::find;
 use tidegate_replay::report::html::{self, Drawn};
 use tidegate_replay::report::{self, Alone, Report, Row, table};
 use tidegate_replay::scenarios::{self};
-use tidegate_replay::spec::Spec;
-use tidegate_replay::sweep::cores;
 use tidegate_replay::timeline::Timeline;
 
 /// Carries the command out.
@@ -215,51 +213,6 @@ fn costs_in_words(costs: &Costs) -> String {
         us(costs.timeslice_switch),
         us(costs.fault_group),
     )
-}
-
-/// The same pair with each seed.
-fn seeded(args: &Args, spec: &Spec, costs: Costs, cut: &str, seeds: u64) -> Vec<Workload> {
-    let workload = |seed| Workload {
-        spec: Spec {
-            seed,
-            costs,
-            ..spec.clone()
-        },
-        cut: cut.to_owned(),
-    };
-    (1..=args.seeds.unwrap_or(seeds)).map(workload).collect()
-}
-
-fn figures_of(evaluation: Evaluation) -> Vec<Figures> {
-    evaluation.ran.into_iter().map(|ran| ran.figures).collect()
-}
-
-fn compute(
-    args: &Args,
-    workloads: &[Workload],
-    cases: &[Case],
-    keep: impl Fn(usize, Case) -> bool + Sync,
-) -> anyhow::Result<Evaluation> {
-    // Drawn on standard error, and not at all where that is no terminal.
-    let bar = ProgressBar::new(runs(workloads.len(), cases) as u64);
-    let style = "{msg} {wide_bar} {pos} of {len} runs, {eta} left";
-    bar.set_style(ProgressStyle::with_template(style).context("the progress bar's template")?);
-    bar.set_message("replaying");
-    let threads = args.threads.unwrap_or_else(cores);
-    let evaluation = evaluate(workloads, cases, threads, keep, || bar.inc(1));
-    bar.finish_and_clear();
-    Ok(evaluation?)
-}
-
-fn write_figures(args: &Args, figures: &[Figures]) -> anyhow::Result<()> {
-    if let Some(file) = &args.csv {
-        write(file, &csv(figures))?;
-    }
-    if let Some(file) = &args.json {
-        let figures: Vec<Value> = figures.iter().map(Figures::json).collect();
-        write(file, &format!("{:#}\n", json!({ "results": figures })))?;
-    }
-    Ok(())
 }
 
 pub(super) fn write_timeline(

@@ -76,7 +76,7 @@ impl Args {
             "online" => Ok(Some(Role::Online)),
             "offline" => Ok(Some(Role::Offline)),
             "" => Ok(None),
-            _ => Err(super::Misused("TIDEGATE_ROLE takes online or offline").into()),
+            _ => Err(super::misused::Misused("TIDEGATE_ROLE takes online or offline").into()),
         }
     }
 

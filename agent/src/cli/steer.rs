@@ -75,7 +75,7 @@ pub async fn set(agent: &Agent, assignment: &str, unset: bool) -> anyhow::Result
     let (path, value) = match assignment.split_once('=') {
         Some((path, value)) if !unset => (path.trim(), value.trim()),
         None if unset => (assignment.trim(), ""),
-        _ => return Err(super::Misused("give KEY=VALUE, or --unset KEY").into()),
+        _ => return Err(super::misused::Misused("give KEY=VALUE, or --unset KEY").into()),
     };
     let request = v1::SetRequest {
         path: path.to_owned(),

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{Args, Usage, calibrate, compute, figures_of, seeded, swept, write, write_figures};
+use super::ask::{Args, Usage, calibrate, swept, write};
+use super::compute::{compute, figures_of, seeded, write_figures};
 use crate::cli::print::print;
 use anyhow::Context;
 use tidegate_replay::calibration::Calibration;
