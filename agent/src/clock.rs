@@ -1,7 +1,7 @@
 //! The only file of the agent that reads a clock.
 //!
-//! Everything but [`unix_ns`] and [`unix_ms`] is `CLOCK_MONOTONIC` nanoseconds, the clock of the shared page and of the RM shim, so
-//! that a stamp made here compares with one made in another process of the node.
+//! Everything but [`unix_ns`] and [`unix_ms`] is `CLOCK_MONOTONIC` nanoseconds, the clock of the shared page and of the RM
+//! shim, so that a stamp made here compares with one made in another process of the node.
 
 use std::time::Duration;
 

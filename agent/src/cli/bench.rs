@@ -191,13 +191,6 @@ fn choose(args: &Args, steered: Option<&Steered<'_>>, notes: &mut Vec<String>) -
             "the agent has no offline job: drained and gated are the same thing here".to_owned(),
         );
     }
-    if args.allow_ungated {
-        notes.push(
-            "ungated is left out: this agent never lets offline run beside online. Start the offline program without \
-             the library, measure with --alone, and compare by --import"
-                .to_owned(),
-        );
-    }
     vec![Mode::Drained, Mode::Gated]
 }
 

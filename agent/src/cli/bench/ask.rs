@@ -36,7 +36,8 @@ pub struct Args {
     #[arg(long, value_name = "R", value_parser = rate)]
     rate: Option<f64>,
     /// Results of guidellm, aiperf or `vllm bench serve --save-result` instead of requests, in the order in which they were
-    /// measured: [MODE=]FILE, where MODE is alone, drained, ungated or gated. Asks no agent.
+    /// measured: [MODE=]FILE, where MODE is alone, drained, ungated or gated. Asks no agent. It is the only way to compare
+    /// with ungated: an agent never lets offline run beside online.
     #[arg(long, value_name = "[MODE=]FILE", value_delimiter = ',', value_parser = Named::parse)]
     pub import: Vec<Named>,
     /// Of --rate: tokens of a prompt, about.
@@ -81,9 +82,6 @@ pub struct Args {
     /// What is promised: "ttft=500ms,tpot=50ms" (goodput), or over online alone "ttft=+1%,tpot=+0.5%".
     #[arg(long, value_name = "SLO", value_parser = Slo::parse)]
     pub slo: Option<Slo>,
-    /// Measure also with offline and no control, where the agent can do that: online's users will suffer.
-    #[arg(long)]
-    pub allow_ungated: bool,
     /// Ask no agent: measure the server as it is.
     #[arg(long)]
     pub alone: bool,
