@@ -171,6 +171,18 @@ impl Carrying {
         }
     }
 
+    /// What it carries out.
+    #[must_use]
+    pub const fn issue(&self) -> &Issue {
+        &self.issue
+    }
+
+    /// Calls that are left, without what follows each.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.issue.batches.len().saturating_sub(self.next)
+    }
+
     /// What it is to do.
     #[must_use]
     pub const fn switch(&self) -> Switch {
@@ -254,7 +266,8 @@ pub trait ReleaseCalls {
     fn enable(&self, batch: &Batch) -> Result<(), Refusal>;
     /// Carries out what follows a batch; a refusal changes nothing.
     fn kick(&self, kick: &Kick);
-    /// Before each call that enables: what waits and may go before the rest of `leaving` ([`Queue::overtaker`]).
+    /// Before each other call: what waits and may go before the rest of `leaving` ([`Queue::overtaker`]). So an order
+    /// waits for one call at most.
     fn between(&self, leaving: &Release) {
         let _ = leaving;
     }
@@ -278,7 +291,9 @@ pub fn release(release: Release, calls: &dyn ReleaseCalls) -> Released {
     for batch in &release.batches {
         // Enabling them then runs no more than what was on the GPU. A driver that does not take it runs
         // all of it, once, which is what it does without.
+        calls.between(&release);
         if release.dead.is_some() && calls.exists(batch.call.h_client_list[0]) {
+            calls.between(&release);
             let mut rewinding = batch.clone();
             rewinding.call.rewind_gp_put = 1;
             calls.throw_away(&rewinding);
@@ -286,6 +301,7 @@ pub fn release(release: Release, calls: &dyn ReleaseCalls) -> Released {
         stuck.extend(enable_what_is_left(batch, &release, calls));
         // They are enabled; this is for firmware that has to be told twice.
         for kick in &batch.kicks {
+            calls.between(&release);
             calls.kick(kick);
         }
     }
@@ -302,7 +318,11 @@ fn enable_what_is_left(
 ) -> Vec<(Place, String)> {
     let client = batch.call.h_client_list[0];
     calls.between(leaving);
-    if !calls.exists(client) || calls.enable(batch).is_ok() {
+    if !calls.exists(client) {
+        return Vec::new();
+    }
+    calls.between(leaving);
+    if calls.enable(batch).is_ok() {
         return Vec::new();
     }
     let mut stuck = Vec::new();

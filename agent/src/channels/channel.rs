@@ -68,7 +68,8 @@ pub fn is_gone(
         status,
         Status::INVALID_CHANNEL | Status::INVALID_OBJECT_HANDLE | Status::OBJECT_NOT_FOUND
     );
-    !exists() || of_the_channel && takes_others()
+    // Whether it exists is a call of its own, which the answer about the channel may spare.
+    of_the_channel && takes_others() || !exists()
 }
 
 /// The driver.

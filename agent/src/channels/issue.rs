@@ -84,15 +84,21 @@ pub fn start(
     Ok(issuer)
 }
 
+/// `before`: called before each call.
 fn carry_out(
     gpu: GpuIndex,
     issue: Issue,
     control: &dyn ChannelControl,
     journal: &Journal,
+    before: &dyn Fn(&Carrying),
 ) -> Issued {
     let mut carrying = Carrying::new(issue);
     let switch = carrying.switch();
-    while let Some(batch) = carrying.call(journal, now_ns()) {
+    loop {
+        before(&carrying);
+        let Some(batch) = carrying.call(journal, now_ns()) else {
+            break;
+        };
         let entered_ns = now_ns();
         let answer = control.carry_out(batch, switch);
         let returned_ns = now_ns();
@@ -118,7 +124,7 @@ struct Thread<'a> {
     journal: &'a Journal,
     mailbox: &'a Mailbox,
     task_rx: &'a crossbeam_channel::Receiver<Task>,
-    /// Looked at in the middle of a release, and not carried out then.
+    /// Looked at in the middle of something else, and not carried out then.
     waiting: RefCell<Queue>,
 }
 
@@ -129,19 +135,36 @@ impl Thread<'_> {
         waiting.or_else(|| self.task_rx.recv().ok())
     }
 
+    /// Each one that goes before another has fewer calls, so this ends.
     fn issue(&self, issue: Issue) {
-        let issued = carry_out(self.gpu, issue, self.control, self.journal);
+        let before = |working: &Carrying| {
+            while let Some(shorter) = self.shorter(working) {
+                self.issue(shorter);
+            }
+        };
+        let issued = carry_out(self.gpu, issue, self.control, self.journal, &before);
         self.mailbox.put(NodeInput::Issued(issued));
     }
 
+    fn shorter(&self, working: &Carrying) -> Option<Issue> {
+        if working.left() < 2 {
+            return None;
+        }
+        self.with_all_that_waits(|waiting| waiting.shorter(working))
+    }
+
     fn overtaker(&self, leaving: &Release) -> Option<Issue> {
+        self.with_all_that_waits(|waiting| waiting.overtaker(leaving))
+    }
+
+    fn with_all_that_waits(&self, take: impl FnOnce(&mut Queue) -> Option<Issue>) -> Option<Issue> {
         let mut waiting = self.waiting.borrow_mut();
         let room = QUEUE.saturating_sub(waiting.len());
         self.task_rx
             .try_iter()
             .take(room)
             .for_each(|task| waiting.put(task));
-        waiting.overtaker(leaving)
+        take(&mut waiting)
     }
 }
 

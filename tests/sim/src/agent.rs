@@ -252,7 +252,7 @@ impl<P: Play> World<P> {
         match heard {
             Heard::Task(gpu, task) => {
                 if let Some(agent) = &mut self.agent {
-                    agent.issue[gpu].queue.push_back(*task);
+                    agent.issue[gpu].queue.put(*task);
                 }
                 self.enter_next(gpu);
             }

@@ -10,7 +10,7 @@ use tidegate_device::ChannelId;
 use tidegate_node::Input;
 use tidegate_node::batch::{Batch, Kick};
 use tidegate_node::kinds::Switch;
-use tidegate_node::task::{Carrying, Refusal, Release, ReleaseCalls, Task, release};
+use tidegate_node::task::{Refusal, Release, ReleaseCalls, Task, release};
 use tidegate_policy::effect::Look;
 
 impl<P: Play> World<P> {
@@ -26,7 +26,7 @@ impl<P: Play> World<P> {
     pub fn enter_next(&mut self, gpu: usize) {
         let Some(agent) = &mut self.agent else { return };
         let (epoch, issue) = (agent.epoch, &mut agent.issue[gpu]);
-        let any = issue.working.is_some() || !issue.queue.is_empty();
+        let any = !issue.working.is_empty() || !issue.queue.is_empty();
         if !agent.stopped && !issue.busy && any {
             issue.busy = true;
             let wait = self.dice.between(2 * US, 12 * US);
@@ -44,8 +44,8 @@ impl<P: Play> World<P> {
         if agent.stopped {
             return;
         }
-        let issue = &mut agent.issue[gpu];
-        let mut working = match issue.working.take() {
+        let begun = agent.issue[gpu].working.pop();
+        let mut working = match begun {
             Some(working) => working,
             None => match self.next_task(gpu) {
                 Some(working) => working,
@@ -53,6 +53,11 @@ impl<P: Play> World<P> {
             },
         };
         let Some(agent) = &mut self.agent else { return };
+        let issue = &mut agent.issue[gpu];
+        while let Some(order) = issue.queue.shorter(&working.carrying) {
+            issue.working.push(working);
+            working = Working::on(order);
+        }
         let journal = Arc::clone(&agent.journal);
         let disables = working.switch() == Switch::Disable;
         if disables && agent.fakes && agent.faked.insert(gpu) {
@@ -83,7 +88,7 @@ impl<P: Play> World<P> {
         loop {
             let agent = self.agent.as_mut()?;
             let issue = &mut agent.issue[gpu];
-            match issue.queue.pop_front()? {
+            match issue.queue.take()? {
                 Task::Issue(mut order) => {
                     if !looks {
                         order.look = Look::Unconditional;
@@ -91,12 +96,11 @@ impl<P: Play> World<P> {
                     if stale {
                         let older = issue.older.replace(order.clone());
                         let again = order.switch == Switch::Enable && self.dice.percent(30);
-                        issue.queue.extend(older.filter(|_| again).map(Task::Issue));
+                        if let Some(older) = older.filter(|_| again) {
+                            issue.queue.put(Task::Issue(older));
+                        }
                     }
-                    return Some(Working {
-                        carrying: Carrying::new(order),
-                        refused: false,
-                    });
+                    return Some(Working::on(order));
                 }
                 Task::Release(left) => self.release(gpu, left),
             }
@@ -143,7 +147,7 @@ impl<P: Play> World<P> {
             };
             working.refused = false;
             working.carrying.answered(answer, (entered, now), &journal);
-            agent.issue[gpu].working = Some(working);
+            agent.issue[gpu].working.push(working);
             agent.issue[gpu].busy = false;
             self.enter_next(gpu);
         }

@@ -8,7 +8,7 @@ use crate::defect::Defect;
 use crate::dice::{Dice, MS};
 use crate::ports::{Switches, Time, Wire, Words};
 use crate::process::Process;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 use tidegate_device::{ChannelId, EventKind, Gpu, TsgId};
@@ -16,7 +16,7 @@ use tidegate_node::batch::Kick;
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::{self, Level, Method, Switch};
 use tidegate_node::memory::MemoryOrder;
-use tidegate_node::task::{Carrying, Issue as IssueOrder, Released, Task};
+use tidegate_node::task::{Carrying, Issue as IssueOrder, Queue, Released};
 use tidegate_node::{Input, Shell};
 use tidegate_policy::config::Config;
 use tidegate_vgpu::personality::Personality;
@@ -208,6 +208,13 @@ pub(crate) struct Working {
 }
 
 impl Working {
+    pub fn on(order: IssueOrder) -> Self {
+        Self {
+            carrying: Carrying::new(order),
+            refused: false,
+        }
+    }
+
     pub fn switch(&self) -> Switch {
         self.carrying.switch()
     }
@@ -220,9 +227,9 @@ impl Working {
 
 #[derive(Debug, Default)]
 pub(crate) struct Issue {
-    pub queue: VecDeque<Task>,
-    /// The order whose next call is to be made.
-    pub working: Option<Working>,
+    pub queue: Queue,
+    /// Orders under way, each gone before the next call of the one below it.
+    pub working: Vec<Working>,
     pub busy: bool,
     /// The last order, for a thread that is broken.
     pub older: Option<IssueOrder>,

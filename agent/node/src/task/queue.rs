@@ -1,11 +1,15 @@
-//! What waits for a GPU's issue thread, and which of it goes before the rest of a release.
+//! What waits for a GPU's issue thread, and which of it goes before the rest of what the thread does.
 //!
 //! A process can leave a thousand channels behind, each enabled by a call of its own. Who is busy meanwhile does not wait
 //! for that: an order goes before the next of those calls, if it names no RM client of what leaves. One that does has to
-//! wait: the client's number has another owner by now, and the release would undo what the order did. Orders never
-//! overtake orders.
+//! wait: the client's number has another owner by now, and the release would undo what the order did.
+//!
+//! A job can have a thousand channels, 64 to a call. Another job's order to disable goes before the next of those calls if
+//! it takes fewer than are left, and on the same terms. Orders of one job never overtake each other.
 
-use super::{Issue, Release, Task};
+use super::{Carrying, Issue, Release, Task};
+use crate::batch::Batch;
+use crate::kinds::Switch;
 use std::collections::VecDeque;
 
 /// Tasks in the order they came.
@@ -51,6 +55,34 @@ impl Queue {
         if waits || names_one_of(issue, leaving) {
             return None;
         }
+        self.remove(at)
+    }
+
+    /// An order that may go before the next call of `working`.
+    pub fn shorter(&mut self, working: &Carrying) -> Option<Issue> {
+        if working.left() < 2 {
+            return None;
+        }
+        let at = (0..self.0.len()).find(|&at| self.goes_before(at, working))?;
+        self.remove(at)
+    }
+
+    fn goes_before(&self, at: usize, working: &Carrying) -> bool {
+        let Some(Task::Issue(issue)) = self.0.get(at) else {
+            return false;
+        };
+        let shorter = issue.switch == Switch::Disable && issue.batches.len() < working.left();
+        let apart = |other: &Issue| {
+            other.order.job != issue.order.job && !share_one(&issue.batches, &other.batches)
+        };
+        let alone = |task: &Task| match task {
+            Task::Release(before) => !names_one_of(issue, before),
+            Task::Issue(before) => apart(before),
+        };
+        shorter && apart(working.issue()) && self.0.iter().take(at).all(alone)
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Issue> {
         match self.0.remove(at) {
             Some(Task::Issue(issue)) => Some(issue),
             _ => None,
@@ -60,24 +92,26 @@ impl Queue {
 
 /// Whether an order names an RM client of what leaves.
 fn names_one_of(issue: &Issue, leaving: &Release) -> bool {
-    let clients = |batches: &[crate::batch::Batch]| -> Vec<u32> {
-        let all = batches.iter().flat_map(crate::batch::Batch::entries);
+    share_one(&issue.batches, &leaving.batches)
+}
+
+/// Whether both name the same RM client.
+fn share_one(these: &[Batch], those: &[Batch]) -> bool {
+    let clients = |batches: &[Batch]| -> Vec<u32> {
+        let all = batches.iter().flat_map(Batch::entries);
         let mut clients: Vec<u32> = all.map(|(client, ..)| client).collect();
         clients.dedup();
         clients
     };
-    let gone = clients(&leaving.batches);
-    clients(&issue.batches)
-        .iter()
-        .any(|client| gone.contains(client))
+    let own = clients(those);
+    clients(these).iter().any(|client| own.contains(client))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{Batch, Via};
+    use crate::batch::Via;
     use crate::journal::Place;
-    use crate::kinds::Switch;
     use crate::page::Guards;
     use crate::task::{Refusal, ReleaseCalls, Wanted, release};
     use std::cell::RefCell;
@@ -100,18 +134,22 @@ mod tests {
     }
 
     fn order(client: u32, generation: u64) -> Task {
-        Task::Issue(Issue {
+        Task::Issue(issue(client, generation, 2))
+    }
+
+    fn issue(client: u32, generation: u64, channels: u32) -> Issue {
+        Issue {
             order: Order {
                 gpu: GpuId(0),
                 job: JobId(client),
                 generation: Generation(generation),
             },
             switch: Switch::Disable,
-            batches: Arc::new(batches(client, 2)),
+            batches: Arc::new(batches(client, channels)),
             wanted: Arc::new(Wanted::default()),
             guards: Arc::new(Guards::default()),
             look: Look::First,
-        })
+        }
     }
 
     fn leaves(client: u32, channels: u32) -> Release {
@@ -183,6 +221,39 @@ mod tests {
         let (made, left) = carried_out(vec![(5, order(7, 1)), (6, order(8, 1))]);
         assert_eq!(left, 2);
         assert!(made.iter().all(|call| call.starts_with("enable")));
+    }
+
+    /// P-SECURITY-9: nor for what a stranger has.
+    #[test]
+    fn an_order_to_disable_waits_for_one_call_of_a_longer_one() {
+        let mut queue = Queue::default();
+        queue.put(order(8, 1));
+        queue.put(Task::Issue(issue(9, 1, 1_000)));
+        queue.put(order(9, 2));
+        queue.put(order(7, 2));
+        let mut enable = issue(10, 1, 2);
+        enable.switch = Switch::Enable;
+        queue.put(Task::Issue(enable));
+        let mut takes = |channels| {
+            let found = queue.shorter(&Carrying::new(issue(7, 1, channels)));
+            found.map(|issue| (issue.order.job.0, issue.order.generation.0))
+        };
+        assert_eq!(takes(64), None, "one call is left of it");
+        assert_eq!(takes(1_000), Some((8, 1)));
+        // Of job 9 the longer one came first, 7 is its own, and 10 can wait.
+        assert_eq!(takes(1_000), None);
+        assert_eq!(takes(1_001), None);
+        assert_eq!(queue.len(), 4);
+    }
+
+    #[test]
+    fn an_order_waits_for_the_client_that_it_names() {
+        let mut queue = Queue::default();
+        let mut others = issue(9, 1, 2);
+        others.order.job = JobId(8);
+        queue.put(Task::Issue(others));
+        assert!(queue.shorter(&Carrying::new(issue(9, 1, 200))).is_none());
+        assert!(queue.shorter(&Carrying::new(issue(7, 1, 200))).is_some());
     }
 
     #[test]
