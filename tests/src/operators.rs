@@ -79,14 +79,15 @@ struct Ground {
     cgroup: Option<Cgroup>,
     clock: PathBuf,
     shim: PathBuf,
-    older: Option<PathBuf>,
+    /// Directories with the programs of earlier versions; the first has its turn.
+    older: Vec<PathBuf>,
     frozen: Vec<u32>,
     limited: Option<(u32, libc::rlimit)>,
 }
 
 impl Ground {
     /// Prepares `node`, which has no agent.
-    fn new(node: &Node, older: Option<PathBuf>, missing: &mut Vec<String>) -> Self {
+    fn new(node: &Node, older: Vec<PathBuf>, missing: &mut Vec<String>) -> Self {
         let run_dir = node.run_dir();
         let mounted = run("mount", &["-t", "tmpfs", "-o", "size=1m", "none"], &run_dir);
         if !mounted {
@@ -98,7 +99,7 @@ impl Ground {
                 "offline_frozen: no cgroup may be made; processes are stopped instead".to_owned(),
             );
         }
-        if older.is_none() {
+        if older.is_empty() {
             missing.push("version_mixed: no --older DIR; the same version takes over".to_owned());
         }
         let clock = node.dir().join("clock");
@@ -120,7 +121,7 @@ impl Ground {
         node.start_agent_by(AGENT, |command| {
             let program = self
                 .older
-                .as_ref()
+                .first()
                 .filter(|_| older)
                 .map(|dir| dir.join("tidegate-agent"));
             let mut other = Command::new(
@@ -315,10 +316,14 @@ impl Ground {
         self.end_agent(nemesis)?;
         self.succeed(nemesis, schedule, from, agent);
         if library {
-            let older = self.older.as_ref();
+            let older = self.older.first();
             nemesis.node.library = older.map(|dir| dir.join("libtidegate.so"));
             nemesis.kill_offline(schedule);
             nemesis.node.library = None;
+        }
+        // Another version takes over next time.
+        if !self.older.is_empty() {
+            self.older.rotate_left(1);
         }
         Ok(())
     }
@@ -543,7 +548,8 @@ fn settled(pid: u32) -> usize {
     held
 }
 
-/// Runs schedules from `seed` on for `seconds`. `older` has the programs of an earlier version.
+/// Runs schedules from `seed` on for `seconds`. `older` are directories with the programs of earlier versions, which
+/// take turns.
 ///
 /// # Panics
 /// When no agent starts.
@@ -551,7 +557,7 @@ fn settled(pid: u32) -> usize {
 pub fn run_for(
     seed: u64,
     seconds: u64,
-    older: Option<PathBuf>,
+    older: Vec<PathBuf>,
     mut progress: impl FnMut(u64, &Report),
 ) -> Report {
     let mut report = Report::default();

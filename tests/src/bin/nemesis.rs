@@ -55,9 +55,9 @@ struct Operators {
     /// Seed of the first schedule; the next has the next seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A directory with the programs of an earlier version, which take over now and then.
+    /// A directory with the programs of an earlier version, which take over now and then; given again, they take turns.
     #[arg(long, value_name = "DIR")]
-    older: Option<PathBuf>,
+    older: Vec<PathBuf>,
     /// Also writes the figures there.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -229,7 +229,7 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
 
 fn operate(wanted: &Operators) -> ExitCode {
     let (seed, seconds) = (wanted.seed, wanted.seconds);
-    if let Some(dir) = &wanted.older {
+    for dir in &wanted.older {
         for name in ["tidegate-agent", "libtidegate.so"] {
             if !dir.join(name).is_file() {
                 eprintln!(
