@@ -96,3 +96,78 @@ impl Drop for Stalls {
         self.enough.store(true, Ordering::Relaxed);
     }
 }
+
+/// The longest time that a processor of the machine did nothing at all for us: a thread on each, ahead of everything,
+/// that sleeps for a millisecond and looks by how much later it runs. What no priority helps against is the host's.
+#[derive(Debug)]
+pub struct Standstill {
+    longest_ns: Arc<AtomicU64>,
+    enough: Arc<AtomicBool>,
+}
+
+impl Standstill {
+    const NAP: Duration = Duration::from_millis(1);
+
+    /// Begins to watch. None: no thread may go ahead of others here.
+    #[must_use]
+    pub fn watch() -> Option<Self> {
+        let watch = Self {
+            longest_ns: Arc::default(),
+            enough: Arc::default(),
+        };
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let watchers: Vec<_> = (0..processors).map(|cpu| watch.on(cpu)).collect();
+        let ahead = watchers.into_iter().all(|ahead| ahead.recv() == Ok(true));
+        ahead.then_some(watch)
+    }
+
+    /// Says whether it went ahead.
+    fn on(&self, cpu: usize) -> std::sync::mpsc::Receiver<bool> {
+        let (longest, enough) = (Arc::clone(&self.longest_ns), Arc::clone(&self.enough));
+        let (ahead_tx, ahead_rx) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let ahead = nail(cpu) && first();
+            let _ = ahead_tx.send(ahead);
+            while ahead && !enough.load(Ordering::Relaxed) {
+                let from = monotonic_ns();
+                std::thread::sleep(Self::NAP);
+                let late = Duration::from_nanos(monotonic_ns() - from).saturating_sub(Self::NAP);
+                let late = u64::try_from(late.as_nanos()).unwrap_or(u64::MAX);
+                longest.fetch_max(late, Ordering::Relaxed);
+            }
+        });
+        ahead_rx
+    }
+
+    /// So far, in nanoseconds.
+    #[must_use]
+    pub fn longest_ns(&self) -> u64 {
+        self.longest_ns.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Standstill {
+    fn drop(&mut self) {
+        self.enough.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Keeps the calling thread on one processor.
+fn nail(cpu: usize) -> bool {
+    // SAFETY: a set of processors is plain bits, and none is in one of zeroes; the call reads it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0
+    }
+}
+
+/// Puts the calling thread ahead of all others.
+fn first() -> bool {
+    // SAFETY: plain system calls; the parameters live.
+    unsafe {
+        let sched_priority = libc::sched_get_priority_max(libc::SCHED_FIFO);
+        let highest = libc::sched_param { sched_priority };
+        libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const highest) == 0
+    }
+}

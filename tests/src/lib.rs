@@ -320,6 +320,23 @@ impl Drop for TempDir {
     }
 }
 
+/// Puts a device process ahead of all ordinary ones, as a GPU and a kernel are: programs that use the processor then do
+/// not keep it from working. Whether that is allowed here.
+#[must_use]
+pub fn ahead_of_programs(device: &Running) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", device.pid()));
+    let named = tasks.into_iter().flatten().flatten();
+    let threads: Vec<i32> = named
+        .filter_map(|task| task.file_name().to_str()?.parse().ok())
+        .collect();
+    let lowest = libc::sched_param { sched_priority: 1 };
+    let ahead = |thread: &i32| {
+        // SAFETY: a plain system call; the parameters live.
+        unsafe { libc::sched_setscheduler(*thread, libc::SCHED_FIFO, &raw const lowest) == 0 }
+    };
+    !threads.is_empty() && threads.iter().all(ahead)
+}
+
 /// A virtual GPU and, once started, an agent.
 #[derive(Debug)]
 pub struct Node {

@@ -1,12 +1,13 @@
 //! An honest pair on a node that every user may use, and processes of another user that mean it ill.
 //!
 //! The honest pair is judged by the device's own history: whether its job is stopped for each busy edge, how long that
-//! takes, and whether it is woken again.
+//! takes, and whether it is woken again. The device process goes ahead of all ordinary ones, strangers too: a GPU does
+//! not wait for a processor.
 
 use crate::peer::Peer;
 use crate::schedules::Rng;
 use crate::view::{disabled, status, status_value};
-use crate::{Node, TRUSTING, clock, wait_until};
+use crate::{Node, TRUSTING, ahead_of_programs, clock, wait_until};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -46,6 +47,9 @@ impl Honest {
             .flatten()
         {
             open(&entry.path(), 0o777);
+        }
+        if !ahead_of_programs(&node.device) {
+            eprintln!("!!! no SCHED_FIFO here: latencies are also those of the device process");
         }
         let mut online = Peer::attached(&node, "online", "");
         online.ask("idle 0");

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidegate_sim::gate::{Break, Totals, run_all};
 use tidegate_sim::reclaim as play;
+use tidegate_tests::clock::Standstill;
 use tidegate_tests::{operators, real_reclaims, reclaims, schedules, strangers};
 use tidegate_vgpu::personality::Personality;
 
@@ -276,6 +277,7 @@ fn operate(wanted: &Operators) -> ExitCode {
 }
 
 fn attack(wanted: &Hostile) -> ExitCode {
+    let standstill = Standstill::watch();
     let totals = strangers::run(wanted.seed, wanted.schedules, |seed, totals| {
         went(totals.schedules, seed);
     });
@@ -288,6 +290,7 @@ fn attack(wanted: &Hostile) -> ExitCode {
         "agent_deaths": totals.agent_deaths,
         "rss_mib_max": totals.rss_mib_max,
         "turn_ms_max": totals.turn_ms_max,
+        "standstill_ms_max": standstill.map(|watch| watch.longest_ns() as f64 / 1e6),
         "honest_p99_ratio": totals.honest_p99_ratio(),
         "honest_p99_ms": totals.honest_p99_ms(),
         "seed": wanted.seed,
