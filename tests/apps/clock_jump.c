@@ -1,6 +1,7 @@
 /* Preloaded into a program: its wall clock is off by the seconds that the file named by CLOCK_JUMP holds, 8 bytes, as it
  * holds them at the moment. Other clocks are untouched. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,9 +12,11 @@
 #include <unistd.h>
 
 static volatile int64_t *offset;
+static int (*next)(clockid_t, struct timespec *);
 
 __attribute__((constructor)) static void find(void)
 {
+    next = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     const char *path = getenv("CLOCK_JUMP");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) return;
@@ -24,7 +27,7 @@ __attribute__((constructor)) static void find(void)
 
 int clock_gettime(clockid_t clock, struct timespec *now)
 {
-    int result = (int)syscall(SYS_clock_gettime, clock, now);
+    int result = next ? next(clock, now) : (int)syscall(SYS_clock_gettime, clock, now);
     if (!result && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += *offset;
     return result;
 }

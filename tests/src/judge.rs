@@ -7,10 +7,10 @@
 //! longest decode gap of the schedule (200 ms before 32 gaps); a request whose gaps are stationary
 //! is preempted at most once.
 //!
-//! One thing the device cannot tell: when a wake was decided. The agent reads online's word right before it
-//! enables, and a busy machine may hold it up in between, for as long as it likes; meanwhile a request begins,
-//! whose own edge then takes the wake back. Such a wake is [`Late`]: it is excused if the agent's event says that it
-//! read the word before the device had anything of that request.
+//! A wake may be decided before a request and take effect inside it. The agent reads the clock, reads online's word,
+//! reads the clock again and enables, and a busy machine may hold it up in between, for as long as it likes; meanwhile
+//! a request begins, whose own edge then takes the wake back. Such a wake is late. It is excused if the caller had read
+//! the clock, the last time but one, before the device had anything of that request: the shim says so, not the agent.
 
 use crate::Request;
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,62 +69,8 @@ pub struct Verdict {
     pub stops_ns: Vec<u64>,
     /// Time offline was on the engine.
     pub offline_ran_ns: u64,
-    /// Wakes inside a request whose edge then shut the gate, to be dated by [`Self::date`].
-    pub late: Vec<Late>,
-}
-
-/// A wake that took effect inside a request and was taken back by the request's edge.
-#[derive(Clone, Debug)]
-pub struct Late {
-    /// When it was asked for, and when it took effect.
-    wake: Wake,
-    /// It was the process' first request: only that tells the agent on which GPU the process computes, and
-    /// online never waits for it to be told.
-    first: bool,
-    /// When the device had something of the request: its edge was rung before that.
-    rung_by: u64,
-    /// For people.
-    what: String,
-}
-
-/// What an event of the agent says of a wake: when it read online's word, and when it heard that the enable was done.
-#[derive(Clone, Copy, Debug)]
-pub struct Look {
-    /// See above.
-    pub looked: u64,
-    /// See above.
-    pub heard: u64,
-}
-
-impl Verdict {
-    /// Whether the agent has to say when it looked.
-    #[must_use]
-    pub fn is_undated(&self) -> bool {
-        !self.late.is_empty()
-    }
-
-    /// Takes the agent's word on the late wakes: those that no look explains are violations.
-    pub fn date(&mut self, looks: &[Look]) {
-        for Late {
-            wake,
-            first,
-            rung_by,
-            what,
-        } in self.late.drain(..)
-        {
-            let explains = |look: &&Look| {
-                let unrung = first || look.looked < rung_by;
-                look.looked <= wake.asked && wake.at <= look.heard && unrung
-            };
-            if !looks.iter().any(|look| explains(&look)) {
-                let before = |look: &&Look| look.looked <= wake.at;
-                let last = looks.iter().rev().find(before);
-                self.violations.push(format!(
-                    "{what}; the device had its first kernel at {rung_by}, the agent had looked at {last:?}"
-                ));
-            }
-        }
-    }
+    /// Wakes that were held up into a request, whose edge then shut the gate.
+    pub late: u64,
 }
 
 /// State of the offline channels over time, rebuilt from the history.
@@ -161,6 +107,8 @@ struct Shut {
 /// offline work, which its own busy edge stops; the wake was none of its time.
 #[derive(Clone, Copy, Debug)]
 struct Wake {
+    /// What the caller had read off the clock before, the last time but one; 0: nothing.
+    read: u64,
     asked: u64,
     at: u64,
 }
@@ -251,6 +199,7 @@ impl Offline {
             self.renewed = false;
             if record.at_ns >= schedule.start_ns {
                 self.enables.push(Wake {
+                    read: record.tag,
                     asked: record.value,
                     at: record.at_ns,
                 });
@@ -455,7 +404,7 @@ fn judge_wakes(
 ) -> BTreeSet<usize> {
     let mut requests = BTreeSet::new();
     for wake in enables {
-        let Wake { asked, at } = *wake;
+        let Wake { read, asked, at } = *wake;
         if within(&schedule.excused, at) {
             continue;
         }
@@ -474,15 +423,16 @@ fn judge_wakes(
         if inside && shut.iter().all(first) && shut.iter().any(back) {
             requests.insert(last);
             if asked >= request.start_ns {
-                verdict.late.push(Late {
-                    wake: *wake,
-                    first: last == 0,
-                    rung_by: first_kernel(schedule, records, &request),
-                    what: format!(
-                        "woken at {at} (asked for at {asked}) inside request {last} ({}..{})",
+                verdict.late += 1;
+                // A process' first request tells the agent on which GPU it computes, and online never waits for that.
+                let rung_by = first_kernel(schedule, records, &request);
+                if last != 0 && (read == 0 || read >= rung_by) {
+                    verdict.violations.push(format!(
+                        "woken at {at} (asked for at {asked}) inside request {last} ({}..{}); the device had its first \
+                         kernel at {rung_by}, the caller had read the clock at {read}",
                         request.start_ns, request.end_ns
-                    ),
-                });
+                    ));
+                }
             }
         } else if inside {
             verdict.violations.push(format!(
@@ -534,9 +484,9 @@ mod tests {
     }
 
     /// Two requests, 10..20 ms and 400..420 ms, that one offline channel is disabled for; the device has the first
-    /// kernel of the second one 1 ms after its beginning. `wakes`: when an enable was asked for and took effect, and
-    /// when it was taken back.
-    fn judged(wakes: &[(u64, u64, Option<u64>)]) -> Verdict {
+    /// kernel of the second one 1 ms after its beginning. `wakes`: when the caller of an enable had read
+    /// the clock, when it asked, when it took effect, and when it was taken back.
+    fn judged(wakes: &[(u64, u64, u64, Option<u64>)]) -> Verdict {
         let request = |from: u64, to: u64| Request {
             start_ns: from * MS,
             end_ns: to * MS,
@@ -557,54 +507,44 @@ mod tests {
             record(401, Kind::KernelStart, ONLINE, 0),
             record(420, Kind::KernelEnd, ONLINE, 0),
         ];
-        for (asked, at, back) in wakes {
-            records.push(record(*at, Kind::EnableEnd, OFFLINE, *asked));
+        for (read, asked, at, back) in wakes {
+            let mut woken = record(*at, Kind::EnableEnd, OFFLINE, *asked);
+            woken.tag = read * MS;
+            records.push(woken);
             records.extend(back.map(|back| record(back, Kind::DisableEnd, OFFLINE, 0)));
         }
         records.sort_by_key(|record| record.at_ns);
         judge(&schedule, &records, 4_000 * MS)
     }
 
-    fn look(looked_ms: u64, heard_ms: u64) -> Look {
-        Look {
-            looked: looked_ms * MS,
-            heard: heard_ms * MS,
-        }
-    }
-
     #[test]
-    fn a_wake_that_was_held_up_into_a_request_is_excused_by_when_the_agent_looked() {
-        let mut verdict = judged(&[(402, 403, Some(404))]);
+    fn a_wake_that_was_held_up_into_a_request_is_excused_by_what_its_caller_read_before() {
+        let verdict = judged(&[(399, 402, 403, Some(404))]);
         assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
-        verdict.date(&[look(300, 301), look(399, 405)]);
-        assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
+        assert_eq!(verdict.late, 1);
     }
 
     #[test]
     fn a_wake_that_was_decided_inside_a_request_is_a_violation() {
-        for looks in [&[look(402, 405)][..], &[], &[look(300, 301)]] {
-            let mut verdict = judged(&[(402, 403, Some(404))]);
-            verdict.date(looks);
-            assert_eq!(verdict.violations.len(), 1, "{looks:?}");
+        for read in [402, 401, 0] {
+            let verdict = judged(&[(read, 402, 403, Some(404))]);
+            assert_eq!(verdict.violations.len(), 1, "{read}");
         }
     }
 
     #[test]
     fn a_first_request_tells_the_agent_on_which_gpu_to_look() {
         // Asked for as late as the first kernel, and taken back by the edge.
-        for (looks, violations) in [(&[look(11, 12)][..], 0), (&[], 1)] {
-            let mut verdict = judged(&[(2, 2, Some(3)), (11, 11, None)]);
-            assert_eq!(verdict.late.len(), 1, "{verdict:?}");
-            verdict.date(looks);
-            assert_eq!(verdict.violations.len(), violations, "{looks:?}");
-        }
+        let verdict = judged(&[(1, 2, 2, Some(3)), (11, 11, 11, None)]);
+        assert_eq!(verdict.late, 1, "{verdict:?}");
+        assert!(verdict.violations.is_empty(), "{verdict:?}");
     }
 
     #[test]
     fn a_wake_inside_a_request_is_taken_back_and_comes_once() {
-        let stays = judged(&[(399, 403, None)]);
+        let stays = judged(&[(398, 399, 403, None)]);
         assert!(stays.violations[0].contains("nor taken back"), "{stays:?}");
-        let twice = judged(&[(399, 403, Some(404)), (406, 407, Some(408))]);
+        let twice = judged(&[(398, 399, 403, Some(404)), (405, 406, 407, Some(408))]);
         assert!(twice.violations.len() >= 2, "{twice:?}");
     }
 
@@ -656,10 +596,9 @@ mod tests {
 
     #[test]
     fn a_late_wake_has_waited_for_its_cooldown() {
-        let mut soon = judged(&[(399, 403, Some(404))]);
-        soon.date(&[look(399, 405)]);
+        let soon = judged(&[(398, 399, 403, Some(404))]);
         assert!(soon.violations.is_empty(), "{soon:?}");
-        let early = judged(&[(100, 110, Some(411))]);
+        let early = judged(&[(99, 100, 110, Some(411))]);
         assert!(early.violations[0].contains("before 2 x"), "{early:?}");
     }
 }

@@ -579,7 +579,7 @@ pub fn run_for(
         let spared = share < 0.66;
         let this = seed.wrapping_add(number);
         let mut failed = None;
-        let (mut verdict, _) = nemesis.run_with(this, 100, &mut |nemesis, rng, schedule| {
+        let (verdict, _) = nemesis.run_with(this, 100, &mut |nemesis, rng, schedule| {
             // Each in its turn, so that a short run has them all.
             let eligible = INCIDENTS
                 .iter()
@@ -592,8 +592,7 @@ pub fn run_for(
                 .map(|why| format!("{name}: {why}"));
         });
         ground.restore();
-        report.late_wakes += verdict.late.len() as u64;
-        nemesis.date(&mut verdict);
+        report.late_wakes += verdict.late;
         report.schedules += 1;
         report.preemptions += verdict.preemptions;
         report.worst_stuck_ns = report.worst_stuck_ns.max(verdict.worst_stuck_ns);

@@ -5,7 +5,7 @@
 //! one or two offline programs, and mixes requests, pauses and faults drawn from its seed. What
 //! happened is judged by [`crate::judge`] from the device's history.
 
-use crate::judge::{Look, Schedule, Verdict, judge};
+use crate::judge::{Schedule, Verdict, judge};
 use crate::personality::{self, chosen, expected};
 use crate::view::status;
 use crate::{Node, Offline, Online, monotonic_ns, wait_until};
@@ -110,45 +110,10 @@ impl Nemesis {
 
     /// Runs and judges the schedule of `seed`.
     pub fn run(&mut self, seed: u64) -> (Verdict, u64) {
-        let (mut verdict, took) = self.run_with(seed, 40, &mut Self::fault);
-        self.date(&mut verdict);
-        (verdict, took)
+        self.run_with(seed, 40, &mut Self::fault)
     }
 
-    /// Asks the agent about wakes that only it can date.
-    pub fn date(&self, verdict: &mut Verdict) {
-        if verdict.is_undated() {
-            verdict.date(&self.looks());
-        }
-    }
-
-    /// Events of these kinds, as the agent tells them.
-    fn events(&self, kinds: &str) -> Vec<serde_json::Value> {
-        let output = self
-            .node
-            .tidegate(&["events", "--kind", kinds, "--output", "json"]);
-        let text = String::from_utf8_lossy(&output.stdout);
-        text.lines()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect()
-    }
-
-    /// What the agent says of its wakes.
-    fn looks(&self) -> Vec<Look> {
-        let when = |event: serde_json::Value| {
-            let heard = event["at_ns"].as_u64()?;
-            let since = event["value_ns"].as_u64().filter(|&since| since != 0)?;
-            Some(Look {
-                looked: heard.checked_sub(since)?,
-                heard,
-            })
-        };
-        let events = self.events("woken,wake_overtaken").into_iter();
-        events.filter_map(when).collect()
-    }
-
-    /// As [`Self::run`], with something else that goes wrong, in `percent` of the schedules. Late wakes are not dated
-    /// yet.
+    /// As [`Self::run`], with something else that goes wrong, in `percent` of the schedules.
     pub fn run_with(
         &mut self,
         seed: u64,

@@ -195,8 +195,16 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from(word(bytes, at)) | (u64::from(word(bytes, at + 4)) << 32)
 }
 
-/// An ioctl on `fd`, which is an open file of `node`. `entry_ns` is the instant at which the
-/// caller entered it.
+/// When an ioctl was entered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Entry {
+    /// The instant; 0: not taken.
+    pub at_ns: u64,
+    /// The calling thread's reading of `CLOCK_MONOTONIC`, the last but one before that; 0: none.
+    pub read_ns: u64,
+}
+
+/// An ioctl on `fd`, which is an open file of `node`, and when the caller entered it.
 ///
 /// # Safety
 ///
@@ -207,7 +215,7 @@ pub unsafe fn ioctl(
     node: Node,
     mut request: u64,
     mut arg: u64,
-    entry_ns: u64,
+    entry: Entry,
 ) -> Result<c_int, Errno> {
     if node != Node::Uvm && rm::escape_of(request) == Some(rm::NV_ESC_IOCTL_XFER_CMD) {
         if rm::size_of_request(request) != mem::size_of::<rm::Xfer>() || arg == 0 {
@@ -256,7 +264,8 @@ pub unsafe fn ioctl(
         request,
         params: params.len() as u32,
         nested: nested.len() as u32,
-        entry_ns,
+        entry_ns: entry.at_ns,
+        read_ns: entry.read_ns,
         ..Request::default()
     };
     let (reply, memory) = exchange(fd, &header, params, nested, named)?;

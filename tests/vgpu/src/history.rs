@@ -33,7 +33,8 @@ pub enum Kind {
     DisableBegin = 5,
     /// From here nothing of the channel runs. `value` as in its [`Kind::DisableBegin`].
     DisableEnd = 6,
-    /// The channel may run again. `value` as in [`Kind::DisableBegin`], for the enabling ioctl.
+    /// The channel may run again. `value` as in [`Kind::DisableBegin`], for the enabling ioctl; `tag` = what the
+    /// calling thread had read off `CLOCK_MONOTONIC` before it, the last time but one; 0: nothing.
     EnableEnd = 7,
     /// A channel was made. `value` = engine, `tag` = handle of its TSG.
     ChannelUp = 8,

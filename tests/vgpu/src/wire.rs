@@ -107,6 +107,8 @@ pub struct Request {
     pub nested: u32,
     /// `CLOCK_MONOTONIC` at the entry of the ioctl, for `FIFO_DISABLE_CHANNELS`; else 0.
     pub entry_ns: u64,
+    /// The calling thread's reading of `CLOCK_MONOTONIC`, the last but one before that; 0: none.
+    pub read_ns: u64,
     /// `mmap`: length.
     pub length: u64,
     /// `mmap`: offset.

@@ -6,7 +6,7 @@ use rig::{Device, File, Job, Side, result};
 use tidegate_abi::class;
 use tidegate_abi::rm::{self, Branch};
 use tidegate_abi::uvm;
-use tidegate_vgpu::calls;
+use tidegate_vgpu::calls::{self, Entry};
 use tidegate_vgpu::facts::{self, Cache, Required, Status};
 use tidegate_vgpu::history::Kind;
 use tidegate_vgpu::wire::Node;
@@ -157,7 +157,15 @@ fn a_fork_child_speaks_on_the_inherited_file_at_the_same_time_as_its_parent() {
             (p.params, p.params_size) = (&raw mut ids as u64, 128);
             let request = rm::request(rm::NV_ESC_RM_CONTROL, 32);
             // SAFETY: the struct of the request.
-            let rc = unsafe { calls::ioctl(ctl.raw(), Node::Ctl, request, &raw mut p as u64, 0) };
+            let rc = unsafe {
+                calls::ioctl(
+                    ctl.raw(),
+                    Node::Ctl,
+                    request,
+                    &raw mut p as u64,
+                    Entry::default(),
+                )
+            };
             status |= i32::from(rc.is_err() || p.status != 0);
         }
         // SAFETY: ends the child without running anything of the test harness.

@@ -19,6 +19,7 @@ use tidegate_abi::rm::{
 };
 use tidegate_abi::uvm::{UVM_INITIALIZE, UVM_MM_INITIALIZE, UvmInitialize, UvmMmInitialize};
 
+use tidegate_vgpu::calls::{self, Entry};
 use tidegate_vgpu::wire::Node;
 
 use crate::result::{CudaResult, log};
@@ -319,8 +320,15 @@ fn check_version(ctl: RawFd) -> CudaResult<Branch> {
     if std::env::var_os(QUIET).is_some() {
         let request = request(NV_ESC_CHECK_VERSION_STR, size_of::<RmApiVersion>());
         // SAFETY: the argument is what the request says, and live for the call.
-        let asked =
-            unsafe { tidegate_vgpu::calls::ioctl(ctl, Node::Ctl, request, (&raw mut p) as u64, 0) };
+        let asked = unsafe {
+            calls::ioctl(
+                ctl,
+                Node::Ctl,
+                request,
+                (&raw mut p) as u64,
+                Entry::default(),
+            )
+        };
         asked.map_err(|errno| RmError::Call("CHECK_VERSION_STR", errno))?;
     } else {
         escape("CHECK_VERSION_STR", ctl, NV_ESC_CHECK_VERSION_STR, &mut p)?;

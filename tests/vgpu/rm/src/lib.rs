@@ -8,10 +8,11 @@
 //! library, with `errno` as that left it.
 //!
 //! Nothing here allocates, locks or keeps state but the resolved symbols and the directory, both
-//! set when the library is loaded.
+//! set when the library is loaded, and what each thread last read off the clock.
 
 mod next;
 mod node;
+mod reading;
 mod stat;
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
@@ -20,7 +21,7 @@ use core::mem;
 use next::Next;
 use node::{fail, node_of};
 use tidegate_abi::rm;
-use tidegate_vgpu::calls;
+use tidegate_vgpu::calls::{self, Entry};
 use tidegate_vgpu::clock;
 use tidegate_vgpu::wire::Node;
 
@@ -123,6 +124,27 @@ const fn may_disable(request: c_ulong) -> bool {
         || request == rm::request(rm::NV_ESC_IOCTL_XFER_CMD, mem::size_of::<rm::Xfer>())
 }
 
+/// The system's clock; what a thread reads off `CLOCK_MONOTONIC` is remembered for its next ioctl.
+///
+/// # Safety
+///
+/// As in libc.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, now: *mut libc::timespec) -> c_int {
+    type Fn = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;
+    static NEXT: Next<Fn> = Next::new(c"clock_gettime");
+    // SAFETY: the caller's promises are libc's; after a success there is a time behind `now`.
+    unsafe {
+        let result = NEXT
+            .get()
+            .map_or_else(|| fail(libc::ENOSYS), |f| f(clock, now));
+        if result == 0 && clock == libc::CLOCK_MONOTONIC {
+            reading::note(now.read());
+        }
+        result
+    }
+}
+
 /// # Safety
 ///
 /// As in libc.
@@ -132,9 +154,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) ->
     static NEXT: Next<Fn> = Next::new(c"ioctl");
     // The instant that the gate latency is measured to, so it comes before everything else.
     let entry = if may_disable(request) {
-        clock::now_ns()
+        let read_ns = reading::last_but_one();
+        let at_ns = clock::now_ns();
+        Entry { at_ns, read_ns }
     } else {
-        0
+        Entry::default()
     };
     // Callers with an `int` request sign-extend it.
     let request = if request >> 32 == 0xffff_ffff {

@@ -125,8 +125,10 @@ impl File {
     /// An ioctl with a struct, as it stands.
     pub fn ioctl<T>(&self, request: u64, params: &mut T) -> Result<(), i32> {
         let at = std::ptr::from_mut(params) as u64;
+        let (at_ns, read_ns) = (now_ns(), 0);
+        let entry = calls::Entry { at_ns, read_ns };
         // SAFETY: `params` is the struct of the request; its pointers are the tests' own.
-        unsafe { calls::ioctl(self.raw(), self.node, request, at, now_ns()) }.map(|_| ())
+        unsafe { calls::ioctl(self.raw(), self.node, request, at, entry) }.map(|_| ())
     }
 
     /// An escape whose number carries the struct's size.

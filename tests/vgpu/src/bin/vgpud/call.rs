@@ -19,6 +19,8 @@ pub(crate) struct Call<'a> {
     pub(crate) request: u64,
     /// When the caller entered it, by its own clock reading.
     pub(crate) entry_ns: u64,
+    /// What it read off the clock before that, the last time but one.
+    pub(crate) read_ns: u64,
     pub(crate) params: &'a mut [u8],
     pub(crate) nested: &'a mut [u8],
     /// The open file that the parameters name, if it is one of ours.

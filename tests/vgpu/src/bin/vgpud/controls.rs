@@ -551,6 +551,7 @@ impl World {
             let open = Ticket {
                 caller: call.caller,
                 entry_ns: call.entry_ns,
+                read_ns: call.read_ns,
                 left: reached.len(),
             };
             self.tickets.insert(ticket, open);

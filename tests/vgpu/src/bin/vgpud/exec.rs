@@ -400,6 +400,9 @@ impl World {
         let mut record = channel_record(at, kind, channel);
         if let Some(call) = call {
             (record.caller, record.value) = (call.caller, call.entry_ns);
+            if kind == Kind::EnableEnd {
+                record.tag = call.read_ns;
+            }
         }
         self.history.push(record);
     }

@@ -344,6 +344,7 @@ impl Server {
             caller,
             request: header.request,
             entry_ns: header.entry_ns,
+            read_ns: header.read_ns,
             params,
             nested,
             named: named.and_then(|(_, file)| file),

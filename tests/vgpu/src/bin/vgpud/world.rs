@@ -150,6 +150,7 @@ pub(crate) struct TsgOwner {
 pub(crate) struct Ticket {
     pub(crate) caller: u32,
     pub(crate) entry_ns: u64,
+    pub(crate) read_ns: u64,
     /// Model events that will still name it.
     pub(crate) left: usize,
 }
