@@ -266,6 +266,8 @@ pub struct Totals {
     pub rss_mib_max: f64,
     /// Longest turn of a control thread, ms.
     pub turn_ms_max: f64,
+    /// Longest that root's `tidegate status` took, its start as a process included, ms.
+    pub status_ms_max: f64,
     /// Latencies of the honest job's preemptions, alone and beside strangers, ns.
     alone: Vec<u64>,
     beside: Vec<u64>,
@@ -350,7 +352,10 @@ fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), S
     totals.rss_mib_max = totals
         .rss_mib_max
         .max(status_value(agent, "VmRSS") / 1024.0);
+    let from = clock::monotonic_ns();
     let asked = honest.node.tidegate(&["status"]);
+    let took_ms = (clock::monotonic_ns() - from) as f64 / 1e6;
+    totals.status_ms_max = totals.status_ms_max.max(took_ms);
     if !asked.status.success() {
         return Err(wrong("root's status is not answered".to_owned()));
     }
