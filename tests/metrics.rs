@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tidegate_tests::exposition::{Exposition, named};
-use tidegate_tests::{Node, Offline, Online, TRUSTING, wait_for, watch};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, wait_for, watch};
 
 const MONITORING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/monitoring");
 
@@ -161,6 +161,59 @@ fn a_scrape_of_a_working_node_is_well_formed_true_and_all_that_dashboard_and_ale
         1
     );
     promtool(&["check", "metrics"], Some(&text));
+    offline.stop();
+}
+
+/// P-OPERATE-12: what an operator did or left undone is in the metrics.
+#[test]
+fn a_drain_a_pause_a_refused_configuration_and_an_ignored_process_are_counted() {
+    let mut node = Node::device_only(&[]);
+    node.start_agent(&config(&node));
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let of = |name: &str, labels: &[(&str, &str)]| {
+        let (text, seen) = scrape(&node);
+        seen.sum(name, labels)
+            .unwrap_or_else(|| panic!("no {name} {labels:?} in\n{text}"))
+    };
+    let paused = || of("tidegate_jobs", &[("state", "paused")]);
+    let ignored = || of("tidegate_clients", &[("role", "ignore")]);
+    let until = |what: &str, holds: &dyn Fn() -> bool| wait_for(what, || holds().then_some(()));
+    let told = |args: &[&str]| assert!(node.tidegate(args).status.success(), "{args:?}");
+    assert_eq!(of("tidegate_drained", &[]), 0.0);
+    assert_eq!(of("tidegate_config_refused", &[]), 0.0);
+    assert_eq!((paused(), ignored()), (0.0, 0.0));
+    let job = watch::status(&node)["jobs"][0]["name"].clone();
+    let job = job.as_str().expect("a name");
+    told(&["pause", job]);
+    until("the pause", &|| paused() == 1.0);
+    assert_eq!(of("tidegate_drained", &[]), 0.0, "a pause is no drain");
+    told(&["resume", job]);
+    until("the resume", &|| paused() == 0.0);
+    told(&["drain"]);
+    until("the drain", &|| {
+        of("tidegate_drained", &[]) == 1.0 && paused() == 1.0
+    });
+    told(&["undrain"]);
+    until("its end", &|| {
+        of("tidegate_drained", &[]) == 0.0 && paused() == 0.0
+    });
+    let file = node.dir().join("agent.toml");
+    let good = std::fs::read_to_string(&file).expect("its configuration");
+    std::fs::write(&file, "[gate]\ncooldown = \"soon\"\n").expect("it is writable");
+    assert!(!node.tidegate(&["reload"]).status.success());
+    until("the refusal", &|| of("tidegate_config_refused", &[]) == 1.0);
+    std::fs::write(&file, good).expect("it is writable");
+    told(&["reload"]);
+    until("the good one", &|| {
+        of("tidegate_config_refused", &[]) == 0.0
+    });
+    // No role is asked for and no rule gives one.
+    let mut nobody = node.preloaded(compile("offline", &["-lcuda"]), "");
+    let mut nobody = Offline::from_command(nobody.args(["1000000", "0"]));
+    until("the ignored process", &|| ignored() == 1.0);
+    nobody.running();
+    nobody.stop();
     offline.stop();
 }
 

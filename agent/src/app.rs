@@ -30,7 +30,7 @@ use crate::rm::{self, Driver, RmError};
 use crate::selftest::{self, Outcome, SelfTest};
 use crate::watch::denials::Denials;
 use crate::watch::events::EventLog;
-use crate::watch::metrics::serve::{Endpoint, Exporter};
+use crate::watch::metrics::serve::{Configured, Endpoint, Exporter};
 use crate::watch::recorder::Recorder;
 use crate::watch::refusals::Refusals;
 use crate::watch::watcher::{Keep, Watched, Watcher};
@@ -516,6 +516,7 @@ impl Serving<'_> {
                 self.mailbox.clone(),
                 Arc::clone(&self.watched),
                 Arc::clone(&self.denials),
+                Arc::clone(&self.in_force) as Arc<dyn Configured>,
             )));
         }
         self.notifier.ready("serving");

@@ -11,6 +11,7 @@ use crate::grpc::crowd::Crowd;
 use crate::host::logs::LogLevel;
 use crate::host::notify::Notifier;
 use crate::inbox::{Input, Mailbox, NodeInput};
+use crate::watch::metrics::serve::Configured;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidegate_proto::v1;
 use tokio::sync::watch;
@@ -220,10 +221,10 @@ impl InForce {
             .display()
             .to_string()
     }
+}
 
-    /// What status says of it: why it was refused, and what waits for a restart.
-    #[must_use]
-    pub fn standing(&self) -> (String, Vec<String>) {
+impl Configured for InForce {
+    fn standing(&self) -> (String, Vec<String>) {
         let state = self.lock();
         let pending = state.running.changes(&state.read).into_iter();
         let pending = pending.map(|change| change.setting.path.to_owned());

@@ -13,6 +13,7 @@ use crate::identity::rules::{Trial, decide, refused, trials};
 use crate::identity::{self, Qos, Subject};
 use crate::inbox::{Answer, Ask, Input, Mailbox};
 use crate::watch::events::{Compacted, EventLog};
+use crate::watch::metrics::serve::Configured;
 use crate::watch::refusals::Refusals;
 use crate::wire::{role, role_said};
 use std::sync::Arc;

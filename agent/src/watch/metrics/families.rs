@@ -1,8 +1,9 @@
 //! Every metric, a row each: its name, unit, kind and help, and how it is filled.
 
 use super::sample::{
-    Labels, Sample, Samples, Scrape, alignment, buckets, clients, flag, is_unmanaged, latencies,
-    memory, per_gpu, per_request, plain, real, seconds, shares, time, whole,
+    Labels, Sample, Samples, Scrape, alignment, buckets, clients, flag, is_unmanaged,
+    jobs_by_state, latencies, memory, per_gpu, per_request, plain, real, seconds, shares, time,
+    whole,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
@@ -42,7 +43,7 @@ const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-pub(super) const FAMILIES: [Family; 34] = [
+pub(super) const FAMILIES: [Family; 38] = [
     family(
         GAUGE,
         "build_info",
@@ -406,6 +407,40 @@ pub(super) const FAMILIES: [Family; 34] = [
             let refused = |process: &&v1::ProcessStatus| !process.role_refused.is_empty();
             let count = s.status.processes.iter().filter(refused).count();
             vec![(Labels::new(), Sample::Gauge(whole(count)))]
+        },
+    ),
+    family(
+        GAUGE,
+        "jobs",
+        None,
+        "Offline jobs by state; paused are those that an operator's pause or drain holds",
+        jobs_by_state,
+    ),
+    family(
+        GAUGE,
+        "drained",
+        None,
+        "1 while the node is drained: no offline job runs, those to come included",
+        |s| vec![(Labels::new(), Sample::Gauge(flag(s.status.drained)))],
+    ),
+    family(
+        GAUGE,
+        "config_refused",
+        None,
+        "1 while the configuration that was read last is refused; the one before is in force",
+        |s| {
+            let refused = !s.status.config_error.is_empty();
+            vec![(Labels::new(), Sample::Gauge(flag(refused)))]
+        },
+    ),
+    family(
+        GAUGE,
+        "config_pending",
+        None,
+        "Settings whose new value waits for a restart of the agent",
+        |s| {
+            let pending = s.status.config_pending.len();
+            vec![(Labels::new(), Sample::Gauge(whole(pending)))]
         },
     ),
     family(

@@ -126,6 +126,27 @@ pub(super) fn is_unmanaged(status: &v1::GetStatusResponse, process: &v1::Process
         && (process.channels != 0 && !process.proven || status.jobs.iter().any(given_up))
 }
 
+/// Every state has its series, so that one that nobody is in yet can be asked for.
+pub(super) fn jobs_by_state(scrape: &Scrape) -> Samples {
+    use v1::JobState::{Gated, Paused, Running, Unknown, Unmanaged};
+    let states = [
+        (Running, "running"),
+        (Gated, "gated"),
+        (Paused, "paused"),
+        (Unknown, "unknown"),
+        (Unmanaged, "unmanaged"),
+    ];
+    let count = |state| {
+        let jobs = scrape.status.jobs.iter();
+        jobs.filter(|job| job.state() == state).count()
+    };
+    let series = states.map(|(state, name)| {
+        let labels = vec![("state", name.to_owned())];
+        (labels, Sample::Gauge(whole(count(state))))
+    });
+    series.into()
+}
+
 /// Versions are few, but a tenant says its own: what is no version is called so.
 pub(super) fn version(said: &str) -> String {
     let known = said.len() <= 16 && said.chars().all(|c| c.is_ascii_digit() || c == '.');
@@ -148,7 +169,7 @@ pub(super) fn clients(scrape: &Scrape) -> Samples {
         let version = version(&process.library_version);
         *counts.entry((role, state, version)).or_default() += 1;
     }
-    for role in ["online", "offline"] {
+    for role in ["online", "offline", "ignore"] {
         let none = (role.to_owned(), "attached", scrape.status.version.clone());
         counts.entry(none).or_default();
     }

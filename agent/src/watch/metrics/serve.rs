@@ -37,23 +37,36 @@ pub const FRESH: Duration = Duration::from_millis(200);
 /// How long the control thread may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
+/// How the configuration stands: why it was refused, or nothing, and what waits for a restart.
+pub trait Configured: std::fmt::Debug + Send + Sync {
+    /// As status says it.
+    fn standing(&self) -> (String, Vec<String>);
+}
+
 /// What answers are made of.
 #[derive(Clone, Debug)]
 pub struct Exporter {
     mailbox: Mailbox,
     watched: Arc<Watched>,
     denials: Arc<Denials>,
+    configured: Arc<dyn Configured>,
     last: Arc<Mutex<Option<(u64, Scrape)>>>,
 }
 
 impl Exporter {
     /// An exporter that asks the control thread behind `mailbox`.
     #[must_use]
-    pub fn new(mailbox: Mailbox, watched: Arc<Watched>, denials: Arc<Denials>) -> Self {
+    pub fn new(
+        mailbox: Mailbox,
+        watched: Arc<Watched>,
+        denials: Arc<Denials>,
+        configured: Arc<dyn Configured>,
+    ) -> Self {
         Self {
             mailbox,
             watched,
             denials,
+            configured,
             last: Arc::default(),
         }
     }
@@ -72,6 +85,7 @@ impl Exporter {
         let answer = tokio::time::timeout(ANSWER_LIMIT, answer_rx).await;
         let mut status = *answer.ok()?.ok()?;
         status.counters.push(self.watched.events_lost());
+        (status.config_error, status.config_pending) = self.configured.standing();
         let scrape = Scrape {
             status,
             shares: self.watched.shares(),
