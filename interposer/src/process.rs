@@ -133,6 +133,7 @@ impl Process {
         ring(page);
         // SAFETY: as in `page`.
         let old = unsafe { &*old };
+        slots::carry_tallies(old, page);
         sys::futex_wake(&old.process.doorbell);
         for gate in &old.gates {
             sys::futex_wake(sys::low_half(&gate.gate));

@@ -281,9 +281,7 @@ impl Members {
         let counted = page.filter(|_| session.state.was_gated);
         *slot = Slot {
             gpu: Some(gpu),
-            launched_before: counted.map_or(slot.launched_before, |page| {
-                page.devices[at].total.load(Ordering::Relaxed)
-            }),
+            launched_before: counted.map_or(slot.launched_before, |page| page.launches(at)),
             seen: page.map_or(slot.seen, |page| Activity::read(&page.devices[at])),
             ..*slot
         };

@@ -8,7 +8,6 @@ use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
 use crate::page::{Activity, PageRef};
 use crate::ports::Outbox;
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use tidegate_abi::page::DEVICES;
 use tidegate_policy::ids::{Bytes, GpuId, JobId, ReclaimId};
 
@@ -211,13 +210,10 @@ impl Session {
         let Some(page) = &self.link.page else {
             return 0;
         };
-        let devices = self.slots.iter().zip(&page.devices);
-        devices
-            .filter(|(slot, _)| slot.gpu.is_some())
-            .map(|(slot, words)| {
-                let total = words.total.load(Ordering::Relaxed);
-                total.saturating_sub(slot.launched_before)
-            })
+        let slots = self.slots.iter().enumerate();
+        slots
+            .filter(|(_, slot)| slot.gpu.is_some())
+            .map(|(at, slot)| page.launches(at).saturating_sub(slot.launched_before))
             .fold(0, u64::saturating_add)
     }
 

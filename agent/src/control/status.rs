@@ -451,7 +451,8 @@ fn self_test(report: &selftest::Report) -> v1::SelfTest {
 
 fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
     let slot = &session.slots[at];
-    let words = session.link.page.as_ref().map(|page| &page.devices[at]);
+    let page = session.link.page.as_ref();
+    let words = page.map(|page| &page.devices[at]);
     let activity = words.map_or(slot.seen.word, |words| {
         words.activity.load(Ordering::Relaxed)
     });
@@ -459,9 +460,7 @@ fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
         slot: u32::try_from(at).unwrap_or(u32::MAX),
         gpu: u32::from(gpu.0),
         busy: activity & ACTIVITY_BUSY != 0,
-        launches: words.map_or(slot.seen.launches, |words| {
-            words.total.load(Ordering::Relaxed)
-        }),
+        launches: page.map_or(slot.seen.launches, |page| page.launches(at)),
         suspect: 0,
     };
     let said = i32::try_from(slot.suspect)

@@ -190,6 +190,10 @@ fn enter(row: &'static Row, start: Start, touch: Touch) -> Option<Entered> {
     let Some(page) = begin(process, slot, shared, device) else {
         return Some(Entered::Refused);
     };
+    if slot.owner.load(Relaxed) != 0 {
+        // SAFETY: a slot with an owner was given its word by `claim`.
+        unsafe { slot.show(page) };
+    }
     let words = &page.devices[device];
     if let Some(_edge) = busy_edge(&words.activity)
         && process.role().counts()
@@ -322,6 +326,7 @@ fn claim(all: &'static Slots, tid: u32, device: usize) -> Option<&'static Slot> 
         .store(u32::try_from(device).unwrap_or(0), Relaxed);
     slot.words_at.store(words_at as u64, Relaxed);
     slot.last_stream.store(0, Relaxed);
+    slot.take_tally(index, device.min(DEVICES - 1));
     debug_assert!(STREAMS == slot.streams.len());
     all.high
         .fetch_max(u32::try_from(index + 1).unwrap_or(u32::MAX), AcqRel);

@@ -417,6 +417,7 @@ fn retire(process: &'static Process, rows: &'static [Row]) {
         }
         let entered = slot.counts.entered.swap(0, AcqRel);
         slot.counts.returned.store(0, Release);
+        slot.keep_tally(entered);
         process.retired[device].entered.fetch_add(entered, AcqRel);
         process.retired[device].returned.fetch_add(entered, AcqRel);
         for (row, calls) in rows.iter().zip(&slot.calls) {

@@ -12,7 +12,9 @@
 
 use crate::sys::{self, Membarrier};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use tidegate_abi::page::{DEVICES, DeviceWords, GateWords, Page};
+use tidegate_abi::page::{
+    DEVICES, DeviceWords, GateWords, Page, TALLIES, TALLY_COUNT, TALLY_DEVICE, Tallies,
+};
 use tidegate_core::activity::{Counts, enter_if_busy};
 use tidegate_core::capture::Announce;
 
@@ -50,6 +52,10 @@ pub struct Slot {
     pub all_streams: AtomicU32,
     /// A touched stream may wait for the host.
     pub waits_on_host: AtomicU32,
+    /// Byte offset in the page of the word that shows the agent its launches.
+    pub tally_at: AtomicU64,
+    /// What that word has beside them: the device, and the launches of those that had the slot before.
+    pub tally_base: AtomicU64,
     /// Launches into the thread's own default stream, and how many of them its owner has seen done.
     pub thread_stream: Counts<AtomicU64>,
     /// When the last synchronising call returned, and `entered` at that time.
@@ -172,6 +178,54 @@ impl Slot {
         self.owner.load(Ordering::Relaxed) != 0
             && self.thread.load(Ordering::Relaxed) == thread_pointer()
     }
+
+    /// Gives the slot, which is the `nth`, a word of the page for its launches on a device. One that shows launches on
+    /// another device stays as it is; the launches are then in the prober's sums only, as of slots beyond the words.
+    pub fn take_tally(&self, nth: usize, device: usize) {
+        let base = self.tally_base.load(Ordering::Relaxed);
+        let fits = base & TALLY_COUNT == 0 || base >> TALLY_DEVICE == device as u64;
+        let place = if fits { nth.min(TALLIES) } else { TALLIES };
+        if base & TALLY_COUNT == 0 {
+            let tag = (device as u64) << TALLY_DEVICE;
+            self.tally_base.store(tag, Ordering::Relaxed);
+        }
+        self.tally_at
+            .store(Tallies::offset(place) as u64, Ordering::Relaxed);
+    }
+
+    /// Keeps the launches of an owner that is gone in the word.
+    pub fn keep_tally(&self, launches: u64) {
+        if self.tally_at.load(Ordering::Relaxed) != Tallies::offset(TALLIES) as u64 {
+            self.tally_base.fetch_add(launches, Ordering::Relaxed);
+        }
+    }
+
+    /// Shows the agent the launches of the thread, which calls it.
+    ///
+    /// # Safety
+    /// The slot was given a word by [`Self::take_tally`], and `page` is a page.
+    #[inline(always)]
+    pub unsafe fn show(&self, page: *const Page) {
+        let at = self.tally_at.load(Ordering::Relaxed) as usize;
+        let launches = self.counts.entered.load(Ordering::Relaxed);
+        let base = self.tally_base.load(Ordering::Relaxed);
+        // SAFETY: the offset is that of a word of the page's.
+        let word = unsafe { &*page.byte_add(at).cast::<AtomicU64>() };
+        word.store(base.wrapping_add(launches), Ordering::Relaxed);
+    }
+}
+
+/// Shows in a new page what threads have launched until then. A thread that launches meanwhile is ahead.
+pub fn carry_tallies(old: &Page, new: &Page) {
+    for nth in 0..TALLIES {
+        if let (Some(old), Some(new)) = (old.tallies.word(nth), new.tallies.word(nth)) {
+            new.fetch_max(old.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+    for (old, new) in old.devices.iter().zip(&new.devices) {
+        new.total
+            .fetch_max(old.total.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 /// The calling thread's pointer, different from that of every other thread alive.
@@ -242,5 +296,7 @@ pub fn enter(stream: u64, row: usize) -> Option<&'static Slot> {
             Ordering::Relaxed,
         );
     }
+    // SAFETY: `last_stream` is set only after the slot had its word; pages as above.
+    unsafe { slot.show(page) };
     Some(slot)
 }

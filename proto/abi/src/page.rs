@@ -11,14 +11,14 @@
 //!
 //! Times are `CLOCK_MONOTONIC` nanoseconds. Futex words are shared (never `FUTEX_PRIVATE_FLAG`).
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// `TIDEPAGE`, little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEPAGE");
 /// See the version rules above.
 pub const MAJOR: u32 = 1;
 /// See the version rules above.
-pub const MINOR: u32 = 1;
+pub const MINOR: u32 = 2;
 /// Size of the page, also the size of its memfd.
 pub const BYTES: usize = 4096;
 /// Devices one process can use with a page: places in [`Page::devices`]. The index is the
@@ -44,6 +44,24 @@ pub struct Page {
     pub gates: [GateWords; DEVICES],
     /// Written by the process; index as in `devices`. Since minor 1.
     pub memory: [MemoryWords; DEVICES],
+    /// Written by the process. Since minor 2.
+    pub tallies: Tallies,
+}
+
+impl Page {
+    /// Launches on a device since the process' first context: as its rounds summed them up, or as its threads
+    /// count them, whichever is ahead. A thread counts before it calls the driver, so what a killed process had
+    /// launched is here. Launches of threads without a place are in the rounds only.
+    #[must_use]
+    pub fn launches(&self, device: usize) -> u64 {
+        let counted = (0..TALLIES)
+            .filter_map(|nth| self.tallies.word(nth))
+            .map(|word| word.load(Ordering::Relaxed))
+            .filter(|word| word >> TALLY_DEVICE == device as u64)
+            .fold(0_u64, |sum, word| sum.saturating_add(word & TALLY_COUNT));
+        let words = self.devices.get(device);
+        words.map_or(0, |words| words.total.load(Ordering::Relaxed).max(counted))
+    }
 }
 
 /// What the page is.
@@ -130,6 +148,41 @@ pub struct MemoryWords {
     pub mapped: AtomicU64,
 }
 
+/// Lines of [`Tallies`].
+const TALLY_LINES: usize = 13;
+/// Words of a line.
+const TALLIES_A_LINE: usize = 8;
+/// Places of threads. One word more is behind them, which many write and nobody reads.
+pub const TALLIES: usize = TALLY_LINES * TALLIES_A_LINE - 1;
+/// A tally is `device << TALLY_DEVICE | launches`.
+pub const TALLY_DEVICE: u32 = 56;
+/// The launches of a tally.
+pub const TALLY_COUNT: u64 = (1 << TALLY_DEVICE) - 1;
+
+/// Launches, thread by thread: `device << 56 | launches`, each of one thread on one device, and of those that had
+/// its place before it.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Tallies {
+    lines: [[AtomicU64; TALLIES_A_LINE]; TALLY_LINES],
+}
+
+impl Tallies {
+    /// The word of a place; the one behind them all is [`TALLIES`]. The first places are in lines of their own.
+    #[must_use]
+    pub fn word(&self, nth: usize) -> Option<&AtomicU64> {
+        let line = self.lines.get(nth % TALLY_LINES)?;
+        line.get(nth / TALLY_LINES)
+    }
+
+    /// Where in the page the word of a place is.
+    #[must_use]
+    pub const fn offset(nth: usize) -> usize {
+        let word = nth % TALLY_LINES * TALLIES_A_LINE + nth / TALLY_LINES;
+        core::mem::offset_of!(Page, tallies) + word * size_of::<AtomicU64>()
+    }
+}
+
 /// What the agent asks of one device of this process.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
@@ -162,4 +215,44 @@ const _: () = {
     assert!(size_of::<GateWords>() == 64);
     assert!(offset_of!(Page, memory) == 192 + DEVICES * 128);
     assert!(size_of::<MemoryWords>() == 64);
+    assert!(offset_of!(Page, tallies) == 192 + DEVICES * 192);
+    assert!(Tallies::offset(TALLIES) == BYTES - 8);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_has_a_word_of_its_own_and_the_device_the_sum_of_its_threads() {
+        let page = Page::default();
+        let base = core::ptr::from_ref(&page).addr();
+        let mut places: [usize; TALLIES + 1] = core::array::from_fn(Tallies::offset);
+        for nth in 0..=TALLIES {
+            let word = page.tallies.word(nth).expect("a place");
+            let at = core::ptr::from_ref(word).addr();
+            assert_eq!(at, base + Tallies::offset(nth));
+            let device = (nth % 2) as u64;
+            word.store(device << TALLY_DEVICE | (nth as u64 + 1), Ordering::Relaxed);
+        }
+        places.sort_unstable();
+        assert!(places.windows(2).all(|pair| pair[0] < pair[1]));
+        let of = |device: usize| {
+            (0..TALLIES)
+                .filter(move |nth| nth % 2 == device)
+                .map(|nth| nth as u64 + 1)
+        };
+        assert_eq!(page.launches(0), of(0).sum());
+        assert_eq!(page.launches(1), of(1).sum());
+        assert_eq!(page.launches(2), 0);
+        page.devices[1].total.store(1 << 40, Ordering::Relaxed);
+        assert_eq!(
+            page.launches(1),
+            1 << 40,
+            "rounds know of threads without a place"
+        );
+        let lying = page.tallies.word(0).expect("a place");
+        lying.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(page.launches(0), of(0).sum::<u64>() - 1);
+    }
+}
