@@ -128,11 +128,11 @@ def model(case: Case) -> nn.Module:
     if case.checkpointing:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if dtype == torch.float64:
-        _wide(made)
+        widen(made)
     return made.train()
 
 
-def _wide(model: nn.Module) -> None:
+def widen(model: nn.Module) -> None:
     """transformers' norms and loss compute in f32 whatever the model's dtype is. What is rounded so hides
     1e-10 of a difference; so these two are replaced by the same formulas in f64."""
 

@@ -3,12 +3,23 @@
     scripts/finetune exact [--cases N] [--robbed N] [--seed S] [--json FILE]
 
 For each family, so many cases in f64 and in f32. The gradient of every trained parameter has to differ by
-at most 1e-10 of the largest in f64, by 1e-6 absolutely in f32; so has the loss. Then the same with memory taken in between (``robbed``).
+at most 1e-10 of the largest in f64, by 1e-6 absolutely in f32; so has the loss.
+
+Two kinds of cases ask for less than their own rounding, and have another judge:
+
+* a gradient that is zero, and whose largest entry is a rounding error: with two tokens the one that has a label
+  attends to itself alone, so its keys and queries change nothing. In f64 what autograd leaves of the largest gradient
+  of any weight, frozen ones too, is ``NOISE`` of it, and that is allowed beside the 1e-10;
+* an f32 gradient so large that 1e-6 is less than its last bit: the same model in f64 says what is right, and the
+  windows may be no further from that than ``FURTHER`` times what autograd itself is.
+
+Then the same with memory taken in between (``robbed``).
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from dataclasses import asdict, dataclass, field
@@ -27,6 +38,11 @@ from tidegate_engines.finetune.windows import Model
 #: By dtype: the bound, and whether it is relative to the largest gradient.
 BOUNDS = {"float64": (1e-10, True), "float32": (1e-6, False)}
 
+#: Of the largest gradient of all weights: 16 roundings in f64.
+NOISE = 16 * torch.finfo(torch.float64).eps
+#: How much further from f64 than autograd's f32: two sums of the same terms in another order.
+FURTHER = 2.0
+
 
 @dataclass
 class Found:
@@ -35,6 +51,8 @@ class Found:
     gradient: float
     loss: float
     parameters: int
+    #: Whether 1e-6 was less than the gradient's last bits, and f64 was asked.
+    judged: bool = False
 
     def fails(self, dtype: str) -> bool:
         # A gradient that is not a number is not within any bound.
@@ -73,15 +91,45 @@ def compare(case: Case) -> Found:
     # Where every label is -100 the loss is 0/0 in both.
     if torch.isnan(loss) and torch.isnan(found):
         return Found(0.0, 0.0, len(grads))
-    apart = max((ours[n] - grads[n]).abs().max().item() for n in grads)
+    apart = distance(ours, grads)
     apart_loss = (found - loss).abs().item()
-    if BOUNDS[case.dtype][1]:
-        apart /= max(max(g.abs().max().item() for g in grads.values()), 1e-300)
+    bound, relative = BOUNDS[case.dtype]
+    if relative:
+        largest = max(g.abs().max().item() for g in grads.values())
+        if apart > bound * largest:
+            apart = max(0.0, apart - NOISE * largest_of_all(model, case))
+        apart /= max(largest, 1e-300)
         apart_loss /= max(loss.abs().item(), 1e-300)
-    else:
-        # A loss is of the size of log(vocabulary); f32 has 7 digits of it.
-        apart_loss /= max(1.0, loss.abs().item())
-    return Found(apart, apart_loss, len(grads))
+        return Found(apart, apart_loss, len(grads))
+    # A loss is of the size of log(vocabulary); f32 has 7 digits of it.
+    apart_loss /= max(1.0, loss.abs().item())
+    if apart <= bound:
+        return Found(apart, apart_loss, len(grads))
+    true = in_f64(model, case)
+    allowed = FURTHER * distance(grads, true)
+    return Found(bound * distance(ours, true) / max(allowed, 1e-300), apart_loss, len(grads), True)
+
+
+def distance(ours: dict, others: dict) -> float:
+    """The largest difference of two gradients of the same parameters."""
+    found = ((ours[n] - others[n]).abs().max().item() for n in others)
+    # max() would pass over what is not a number.
+    return max(found, key=lambda value: (value != value, value))
+
+
+def in_f64(model: torch.nn.Module, case: Case) -> dict:
+    """The gradients of the same weights, all of it computed in f64."""
+    wide = copy.deepcopy(model).double()
+    cases.widen(wide)
+    return reference(wide, cases.batch(case), case)[1]
+
+
+def largest_of_all(model: torch.nn.Module, case: Case) -> float:
+    """The largest gradient of any weight, trained or frozen."""
+    every = copy.deepcopy(model).requires_grad_(True)
+    if case.dtype == "float64":
+        cases.widen(every)
+    return max(g.abs().max().item() for g in reference(every, cases.batch(case), case)[1].values())
 
 
 @dataclass
@@ -91,6 +139,7 @@ class Row:
     cases: int = 0
     worst_gradient: float = 0.0
     worst_loss: float = 0.0
+    judged: int = 0
     failed: list = field(default_factory=list)
 
 
@@ -106,11 +155,12 @@ def run(count: int, seed: int) -> dict[str, Row]:
                 row.cases += 1
                 row.worst_gradient = max(row.worst_gradient, found.gradient)
                 row.worst_loss = max(row.worst_loss, found.loss)
+                row.judged += found.judged
                 if found.fails(dtype):
                     row.failed.append({**asdict(case), **asdict(found)})
             print(
                 f"{family:<8} {dtype}  {row.cases:>4} cases  gradient {row.worst_gradient:.1e}"
-                f"  loss {row.worst_loss:.1e}  {len(row.failed)} failed",
+                f"  loss {row.worst_loss:.1e}  {row.judged} judged by f64  {len(row.failed)} failed",
                 flush=True,
             )
     return rows

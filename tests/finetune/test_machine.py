@@ -101,3 +101,31 @@ def test_weights_that_layers_share_are_never_taken():
 def test_a_window_has_a_token():
     with pytest.raises(ValueError, match="at least one token"):
         every(0)
+
+
+#: Of `scripts/finetune exact --seed 1`: zero but for rounding (f64), and larger than 1e-6 can say (f32).
+OF_ROUNDING = (("float64", 1_000_144), ("float64", 1_000_155), ("float64", 1_000_163), ("float32", 1_000_097))
+
+
+@pytest.mark.parametrize(("dtype", "seed"), OF_ROUNDING)
+@pytest.mark.parametrize("error", [0.0, 1e-4])
+def test_a_gradient_of_rounding_errors_has_a_judge_that_sees_errors(dtype, seed, error, monkeypatch):
+    case = cases.draw("mistral", seed, dtype)
+    right = exact.machine
+
+    def wrong(model, case):
+        machine = right(model, case)
+        run = machine.run
+
+        def off(*args):
+            loss = run(*args)
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad += error * parameter.grad.abs().clamp(min=1e-9)
+            return loss
+
+        machine.run = off
+        return machine
+
+    monkeypatch.setattr(exact, "machine", wrong)
+    assert exact.compare(case).fails(dtype) == (error > 0)
