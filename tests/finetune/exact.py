@@ -33,7 +33,7 @@ import cases
 import robbed
 from cases import Case
 from tidegate_engines.finetune.machine import Machine
-from tidegate_engines.finetune.windows import Model
+from tidegate_engines.finetune.seam import attach, detach
 
 #: By dtype: the bound, and whether it is relative to the largest gradient.
 BOUNDS = {"float64": (1e-10, True), "float32": (1e-6, False)}
@@ -70,22 +70,29 @@ def reference(model: torch.nn.Module, inputs: dict, case: Case) -> tuple[torch.T
     return loss.detach(), grads
 
 
-def machine(model: torch.nn.Module, case: Case, **words: object) -> Machine:
-    """The machine with a case's windows."""
+def machine(model: torch.nn.Module, case: Case, kind: type[Machine] = Machine, **words: object) -> Machine:
+    """Has a model's layers run by a machine, with a case's windows."""
     cuts = {
         "forward": lambda _: list(case.forward),
         "backward": lambda _: list(case.backward),
     }
-    return Machine(Model(model), **cuts, **words)
+    return attach(model, lambda layers: kind(layers, **cuts, **words))
 
 
 def compare(case: Case) -> Found:
     """Runs one case both ways."""
-    model, inputs = cases.model(case), cases.batch(case)
+    return compare_with(cases.model(case), case)
+
+
+def compare_with(model: torch.nn.Module, case: Case) -> Found:
+    """As :func:`compare`, with a model of the caller's."""
+    inputs = cases.batch(case)
     loss, grads = reference(model, inputs, case)
-    items = None if case.items is None else torch.tensor(case.items)
-    found = machine(model, case).run(inputs, items)
-    ours = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    ran = machine(model, case)
+    found, ours = reference(model, inputs, case)
+    detach(model)
+    if ran.counts.units == 0:
+        raise AssertionError("no unit was run")
     if ours.keys() != grads.keys():
         raise AssertionError(f"gradients of other parameters: {ours.keys() ^ grads.keys()}")
     # Where every label is -100 the loss is 0/0 in both.

@@ -12,7 +12,7 @@ uses it and there is memory again.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cases
 from cases import Case
 from tidegate_engines.finetune.held import Held, Kind
-from tidegate_engines.finetune.machine import Machine, Phase, Unit
-from tidegate_engines.finetune.windows import Model
+from tidegate_engines.finetune.machine import Machine, Unit
+from tidegate_engines.finetune.seam import attach
 
 
 class Thief:
@@ -54,6 +54,12 @@ class Thief:
         self._tensors.pop(name, None)
         self._lost.discard(name)
         self._untold.discard(name)
+
+    def fetch(self, names: Iterable[Held]) -> None:
+        return None
+
+    def store(self, names: Iterable[Held]) -> None:
+        return None
 
     def poll(self) -> set[Held]:
         told, self._untold = self._untold, set()
@@ -120,10 +126,9 @@ class NoPoll(Machine):
 class PollBefore(Machine):
     """What was lost is asked before a unit's work is done."""
 
-    def advance(self) -> None:
-        if self.cursor.phase is not Phase.DONE:
-            super()._settle()
-        super().advance()
+    def advance(self, batch: Any) -> None:
+        super()._settle()
+        super().advance(batch)
 
     def _settle(self) -> None:
         self._wait()
@@ -152,20 +157,17 @@ class PastNotZeroed(Machine):
 class OneBuffer(Machine):
     """dX is written over the dY that it is made from."""
 
-    def _head(self, batch: Any, unit: Unit) -> None:
-        super()._head(batch, unit)
+    def _backward(self, batch: Any, unit: Unit) -> None:
         batch.turns[1] = batch.turns[0]
+        super()._backward(batch, unit)
 
 
 class WeightsNotLoaded(Machine):
     """Weights that were lost are used as they are when there is memory again."""
 
-    def _make(self, name: Held) -> None:
-        if name.kind is Kind.WEIGHTS:
-            self._regain(name)
-            self._settle()
-        else:
-            super()._make(name)
+    def _reload(self, name: Held) -> None:
+        self._regain(name)
+        self._settle()
 
 
 class NotWithheld(Machine):
@@ -180,8 +182,9 @@ class CommitPerWindow(Machine):
 
     def _backward(self, batch: Any, unit: Unit) -> None:
         super()._backward(batch, unit)
-        for parameter, staged in zip(self._trained[unit.layer], batch.staging, strict=True):
-            parameter.grad = staged.clone() if parameter.grad is None else parameter.grad + staged
+        for parameter, staged in zip(self.layers.parameters(unit.layer, True), batch.staging, strict=True):
+            before = batch.grads.get(parameter)
+            batch.grads[parameter] = staged.clone() if before is None else before + staged
             staged.zero_()
 
 
@@ -196,12 +199,12 @@ class RandomStateNotRestored(Machine):
 class InputNotMade(Machine):
     """Only what a layer reads first is made again: lost keys and values are used as they are."""
 
-    def _make(self, name: Held) -> None:
+    def _make(self, batch: Any, name: Held) -> None:
         if name.kind in (Kind.KEYS, Kind.VALUES):
             self._regain(name)
             self._settle()
         else:
-            super()._make(name)
+            super()._make(batch, name)
 
 
 ABLATIONS = (
@@ -239,13 +242,15 @@ def run(kind: type[Machine], case: Case, strikes: set[int], micro_batches: int =
     model = cases.model(case)
     thief = Thief(random.Random(case.seed), strikes)
     words = {"forward": lambda _: list(case.forward), "backward": lambda _: list(case.backward)}
-    machine = kind(Model(model), thief, **words)
+    machine = attach(model, lambda layers: kind(layers, thief, **words))
     machine.copy_weights()
     torch.manual_seed(case.seed)
     loss = torch.zeros(())
     with Watching(thief):
         for index in range(micro_batches):
-            loss = loss + machine.run(cases.batch(replace(case, seed=case.seed + index)))
+            found = model(**cases.batch(replace(case, seed=case.seed + index))).loss
+            found.backward()
+            loss = loss + found.detach()
     grads = {n: _bytes(p.grad) for n, p in model.named_parameters() if p.grad is not None}
     counts = machine.counts
     return Result(

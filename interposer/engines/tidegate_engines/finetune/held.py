@@ -3,12 +3,13 @@
 *Held* state is large and has a recipe: a layer's frozen weights (a copy on the host), its input X (one
 forward of the layer below) and its keys and values (one forward of the layer itself). *Kept* state is
 what has none: the adapter, its gradients, the optimizer's moments, the running gradient between two
-layers. Only held state may be taken; whoever keeps it asks by :meth:`Memory.poll` what is gone.
+layers, and what goes into the first layer. Only held state may be taken; whoever keeps it asks by
+:meth:`Memory.poll` what is gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -30,10 +31,12 @@ class Kind(Enum):
 
 
 class Held(NamedTuple):
-    """A piece of held state. Layer -1 is the embedding, layer N what follows the last of N layers."""
+    """A piece of held state."""
 
     layer: int
     kind: Kind
+    #: Of which pass through the model; weights are of none.
+    batch: int = 0
 
 
 class Memory(Protocol):
@@ -49,6 +52,14 @@ class Memory(Protocol):
 
     def drop(self, name: Held) -> None:
         """Gives the memory of a piece back, lost or not."""
+        ...
+
+    def fetch(self, names: Iterable[Held]) -> None:
+        """Said before a unit reads these pieces, for a memory that tensors only show."""
+        ...
+
+    def store(self, names: Iterable[Held]) -> None:
+        """Said after a unit has written these pieces."""
         ...
 
     def poll(self) -> set[Held]:
@@ -76,6 +87,12 @@ class PlainMemory:
         return like.new_empty(tuple(shape))
 
     def drop(self, name: Held) -> None:
+        return None
+
+    def fetch(self, names: Iterable[Held]) -> None:
+        return None
+
+    def store(self, names: Iterable[Held]) -> None:
         return None
 
     def poll(self) -> set[Held]:

@@ -1,17 +1,18 @@
-"""Forward and backward of one micro-batch in units that can be stopped, robbed and done again.
+"""Forward and backward of a model's layers in units that can be stopped, robbed and done again.
 
 A *unit* is one layer of one token window, forward or backward. The order::
 
-    embedding
     for each layer, upwards:     for each window, from the first:  X of the next layer, K, V
-    after the last layer:        for each window, from the first:  loss, dY
     for each layer, downwards:   for each window, from the last:   dX, dK, dV, the adapter's part
+
+What comes before the layers and after them is the model's own, and the framework's: embedding, norm,
+output matrix, loss.
 
 *The transaction.* What a layer adds to the adapter's gradient is *staged*, and what it hands to the layer
 below goes to the second of two buffers. After each unit the device is waited for, and then the memory is
 asked what was lost. If that touches what the layer reads or writes, staging and dK, dV are zeroed, what is
-missing is made again, and the layer starts over. Only after a layer's last window is staging added and are
-the buffers turned. So garbage never leaves a layer, and a reclaim costs at most the layer under way.
+missing is made again, and the layer starts over. Only after a layer's last window is staging committed and
+are the buffers turned. So garbage never leaves a layer, and a reclaim costs at most the layer under way.
 
 What is lost of other layers is made again when their turn comes: weights from a copy on the host, X by the
 layer below, K and V by the layer itself, each with the windows it was made with, so bit by bit the same.
@@ -19,16 +20,16 @@ layer below, K and V by the layer itself, each with the windows it was made with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import torch
 
 from .held import Held, Kind, Memory, PlainMemory
-from .windows import IGNORED, Model, Prelude, Window, every, shifted
+from .windows import Given, Layers, Window, every
 
 #: Tokens of a window where nobody says otherwise: large windows load weights least often, and beyond some
 #: hundreds of tokens a layer's matrix products use the device fully.
@@ -38,9 +39,7 @@ WINDOW = 512
 class Phase(Enum):
     """What is under way."""
 
-    EMBED = "embed"
     FORWARD = "forward"
-    HEAD = "head"
     BACKWARD = "backward"
     DONE = "done"
 
@@ -67,19 +66,22 @@ class Counts:
     tokens: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Batch:
-    """One micro-batch under way. All of it is kept but ``prelude.hidden``."""
+    """One pass through the layers. All of it is kept but what ``held`` names."""
 
-    inputs: Mapping[str, Any]
-    prelude: Prelude
-    labels: torch.Tensor
-    items: torch.Tensor | int
-    scale: float
+    number: int
+    given: Given
+    #: What goes into the first layer, and what comes out of the last.
+    first: torch.Tensor
+    output: torch.Tensor | None
     seed: int | None
+    #: Whether a backward pass may follow.
+    remembered: bool
     forward: list[Window]
     backward: list[Window]
-    loss: torch.Tensor
+    #: Told of a layer's keys and values once they are right: somebody's cache.
+    keep: Callable[[torch.Tensor, torch.Tensor, int], object] | None = None
     #: Held tensors by name.
     held: dict[Held, torch.Tensor] = field(default_factory=dict)
     #: dY, and where the layer under way puts dX.
@@ -88,40 +90,44 @@ class Batch:
     past: list[torch.Tensor] = field(default_factory=list)
     #: The gradient of each of the layer's trained parameters.
     staging: list[torch.Tensor] = field(default_factory=list)
-    #: The loss of the windows of the layer after the last.
-    staged_loss: torch.Tensor | None = None
+    #: The gradients of layers that are done.
+    grads: dict[torch.nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    #: The lowest layer that somebody asks a gradient of, and whether its input's is asked for.
+    lowest: int = 0
+    wants_input: bool = False
+
+    def name(self, layer: int, kind: Kind) -> Held:
+        """A piece of this pass."""
+        return Held(layer, kind, self.number)
+
+    def input(self, layer: int) -> torch.Tensor:
+        """What a layer reads."""
+        return self.first if layer == 0 else self.held[self.name(layer, Kind.INPUT)]
 
 
 class Machine:
-    """Runs micro-batches of one model and adds to its trained parameters' ``grad``."""
+    """Runs passes through the layers of one model."""
 
     def __init__(
         self,
-        model: Model,
+        layers: Layers,
         memory: Memory | None = None,
         forward: Callable[[int], list[Window]] = every(WINDOW),
         backward: Callable[[int], list[Window]] | None = None,
         before_unit: Callable[[Unit], None] | None = None,
     ) -> None:
         """``forward`` and ``backward`` cut a sample into windows; ``before_unit`` may wait."""
-        self.model = model
+        self.layers = layers
         self.memory = memory if memory is not None else PlainMemory()
         self.counts = Counts()
         self._cut_forward = forward
         self._cut_backward = backward or forward
         self._before_unit = before_unit
-        self._dropout = model.has_dropout()
-        self._last = len(model.layers)
         self._missing: set[Held] = set()
-        self._trained = {n: model.parameters(n, True) for n in range(-1, self._last + 1)}
-        #: Below the lowest layer with something trained, nobody asks for a gradient.
-        self._lowest = min((n for n, found in self._trained.items() if found), default=self._last)
-        if self._lowest < 0:
-            raise ValueError("the embedding is trained: it has no windows")
         #: Frozen weights, and the copies on the host that they are made again from.
         self._copies: dict[Held, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._batches = 0
         self.cursor = Unit(Phase.DONE)
-        self.batch: Batch | None = None
 
     def copy_weights(self) -> None:
         """Copies all frozen weights to the host: from now on they may be taken.
@@ -129,7 +135,7 @@ class Machine:
         Weights that several layers share are never taken.
         """
         owners: dict[int, int] = {}
-        frozen = {n: self.model.parameters(n, False) for n in range(-1, self._last + 1)}
+        frozen = {n: self.layers.parameters(n, False) for n in range(len(self.layers))}
         for parameters in frozen.values():
             for parameter in parameters:
                 at = parameter.data_ptr()
@@ -141,110 +147,137 @@ class Machine:
                 self._copies[name] = [(p, p.detach().to("cpu", copy=True)) for p in own]
                 self.memory.adopt(name, own)
 
-    # A micro-batch.
+    # A pass.
 
-    def run(
-        self, inputs: Mapping[str, Any], items: torch.Tensor | int | None = None, scale: float = 1.0
-    ) -> torch.Tensor:
-        """Forward and backward of a micro-batch; its loss.
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        given: Given,
+        remembered: bool,
+        keep: Callable[[torch.Tensor, torch.Tensor, int], object] | None = None,
+    ) -> tuple[Batch, torch.Tensor]:
+        """What comes out of the last layer. The pass can be followed by :meth:`backward` if ``remembered``."""
+        length = hidden.shape[1]
+        dropout = self.layers.has_dropout()
+        cut = self._cut_forward(length)
+        self._batches += 1
+        batch = Batch(
+            number=self._batches,
+            given=given,
+            first=hidden.detach(),
+            output=None,
+            seed=int(torch.randint(2**62, ()).item()) if dropout else None,
+            remembered=remembered,
+            forward=cut,
+            # What a dropout drops hangs on the window, so both passes need the same.
+            backward=cut if dropout else self._cut_backward(length),
+            keep=keep,
+        )
+        # Whoever drops the last of a pass drops its memory: a graph that nobody asks a gradient of.
+        weakref.finalize(batch, _forget, self.memory, self._missing, batch.held).atexit = False
+        if remembered:
+            self.counts.tokens += hidden.shape[0] * length
+        self.cursor = Unit(Phase.FORWARD, 0)
+        with torch.no_grad():
+            self._run(batch)
+        output, batch.output = batch.output, None
+        assert output is not None
+        return batch, output
 
-        ``inputs``: what the model's forward takes, with ``labels``. ``items``: the tokens that the loss is
-        divided by, by default those of this micro-batch that have a label. ``scale`` multiplies loss and
-        gradients.
-        """
-        self.begin(inputs, items, scale)
+    def backward(self, batch: Batch, dy: torch.Tensor, wants_input: bool) -> torch.Tensor | None:
+        """Fills ``batch.grads``; the gradient of what went into the first layer if that is asked for."""
+        trained = (n for n in range(len(self.layers)) if self.layers.parameters(n, True))
+        batch.wants_input = wants_input
+        batch.lowest = 0 if wants_input else min(trained, default=len(self.layers))
+        batch.turns = [dy.detach().clone(), torch.empty_like(dy)]
+        top = len(self.layers) - 1
+        self.cursor = Unit(Phase.BACKWARD, top) if batch.lowest <= top else Unit(Phase.DONE)
+        with torch.enable_grad():
+            self._run(batch)
+        dx = batch.turns[0].to(batch.first.dtype) if wants_input else None
+        batch.turns = []
+        _forget(self.memory, self._missing, batch.held)
+        return dx
+
+    @contextmanager
+    def as_it_is(self, layer: int) -> Iterator[None]:
+        """Around a call of a layer that is no unit: generation, say. It cannot be done again."""
+        name = Held(layer, Kind.WEIGHTS)
+        while name in self._missing:
+            self._reload(name)
+        self.memory.fetch([name] if name in self._copies else [])
+        yield
+        self._settle()
+        if name in self._missing:
+            raise RuntimeError(
+                f"memory of layer {layer} was taken while the model ran outside of training: what came out is wrong. "
+                "Evaluate and generate after the training, or in another process"
+            )
+
+    def _run(self, batch: Batch) -> None:
         while self.cursor.phase is not Phase.DONE:
-            self.advance()
-        return self.finish()
+            self.advance(batch)
 
-    def begin(
-        self, inputs: Mapping[str, Any], items: torch.Tensor | int | None = None, scale: float = 1.0
-    ) -> None:
-        """Puts the cursor before the first unit of a micro-batch."""
-        self.abandon()
-        labels = shifted(inputs)
-        length = labels.shape[-1]
-        forward = self._cut_forward(length)
-        # What a dropout drops hangs on the window, so both passes need the same.
-        backward = forward if self._dropout else self._cut_backward(length)
-        seed = int(torch.randint(2**62, ()).item()) if self._dropout else None
-        if items is None:
-            items = (labels != IGNORED).sum()
-        empty = Prelude(labels, {})
-        loss = torch.zeros((), device=labels.device)
-        self.batch = Batch(inputs, empty, labels, items, scale, seed, forward, backward, loss)
-        self.counts.tokens += labels.numel()
-        self.cursor = Unit(Phase.EMBED)
-
-    def finish(self) -> torch.Tensor:
-        """The loss of the micro-batch that is done."""
-        if self.batch is None or self.cursor.phase is not Phase.DONE:
-            raise RuntimeError(f"the micro-batch is not done: {self.cursor}")
-        loss = self.batch.loss
-        self.abandon()
-        return loss
-
-    def abandon(self) -> None:
-        """Drops what is left of a micro-batch. Gradients that layers have added stay."""
-        if self.batch is not None:
-            for name in list(self.batch.held):
-                self._drop(name)
-        self.batch = None
-        self.cursor = Unit(Phase.DONE)
-
-    def advance(self) -> None:
+    def advance(self, batch: Batch) -> None:
         """Runs one unit, and commits its layer if that was the last."""
-        batch, unit = self._under_way(), self.cursor
+        unit = self.cursor
         if self._before_unit is not None:
             self._before_unit(unit)
-        self._present(self._reads(unit))
+        reads = self._reads(batch, unit)
+        self._present(batch, reads)
+        self._fetch(batch, unit.layer, reads)
         getattr(self, f"_{unit.phase.value}")(batch, unit)
         self.counts.units += 1
+        if unit.phase is Phase.FORWARD:
+            self._store(batch, unit.layer, output=True)
         self._settle()
-        if self._missing & self._touches(unit):
+        if self._missing & self._touches(batch, unit):
             self._start_over(batch, unit)
-        else:
-            self.cursor = self._after(batch, unit)
-            if (self.cursor.phase, self.cursor.layer) != (unit.phase, unit.layer):
-                self._commit(batch, unit)
-
-    def _under_way(self) -> Batch:
-        if self.batch is None:
-            raise RuntimeError("no micro-batch is under way")
-        return self.batch
+            return
+        self.cursor = self._after(batch, unit)
+        if (self.cursor.phase, self.cursor.layer) != (unit.phase, unit.layer):
+            self._commit(batch, unit)
 
     def _after(self, batch: Batch, unit: Unit) -> Unit:
         windows = batch.backward if unit.phase is Phase.BACKWARD else batch.forward
-        if unit.phase is not Phase.EMBED and unit.window + 1 < len(windows):
+        if unit.window + 1 < len(windows):
             return Unit(unit.phase, unit.layer, unit.window + 1)
-        match unit.phase:
-            case Phase.EMBED:
-                return Unit(Phase.FORWARD, 0)
-            case Phase.FORWARD if unit.layer + 1 < self._last:
-                return Unit(Phase.FORWARD, unit.layer + 1)
-            case Phase.FORWARD:
-                return Unit(Phase.HEAD, self._last)
-            case _ if unit.layer > self._lowest:
-                return Unit(Phase.BACKWARD, unit.layer - 1)
+        if unit.phase is Phase.FORWARD and unit.layer + 1 < len(self.layers):
+            return Unit(Phase.FORWARD, unit.layer + 1)
+        if unit.phase is Phase.BACKWARD and unit.layer > batch.lowest:
+            return Unit(Phase.BACKWARD, unit.layer - 1)
         return Unit(Phase.DONE)
 
     # What a unit reads, and what its layer may not lose.
 
-    def _reads(self, unit: Unit) -> list[Held]:
+    def _reads(self, batch: Batch, unit: Unit) -> list[Held]:
         n = unit.layer
         reads = [Held(n, Kind.WEIGHTS)]
-        if unit.phase is not Phase.EMBED:
-            reads.append(Held(n, Kind.INPUT))
+        if n > 0:
+            reads.append(batch.name(n, Kind.INPUT))
         if unit.phase is Phase.BACKWARD:
-            reads += [Held(n, Kind.KEYS), Held(n, Kind.VALUES)]
+            reads += [batch.name(n, Kind.KEYS), batch.name(n, Kind.VALUES)]
         return reads
 
-    def _touches(self, unit: Unit) -> set[Held]:
+    def _touches(self, batch: Batch, unit: Unit) -> set[Held]:
         n = unit.layer
-        touched = set(self._reads(unit))
-        if unit.phase in (Phase.EMBED, Phase.FORWARD):
-            touched |= {Held(n, Kind.KEYS), Held(n, Kind.VALUES), Held(n + 1, Kind.INPUT)}
+        touched = set(self._reads(batch, unit))
+        if unit.phase is Phase.FORWARD:
+            touched |= {batch.name(n, kind) for kind in (Kind.KEYS, Kind.VALUES)}
+            touched.add(batch.name(n + 1, Kind.INPUT))
         return touched
+
+    def _fetch(self, batch: Batch, layer: int, reads: Sequence[Held]) -> None:
+        """What a unit reads: also the keys and values of the layer's earlier windows, once there are any."""
+        past = (batch.name(layer, kind) for kind in (Kind.KEYS, Kind.VALUES))
+        names = dict.fromkeys((*reads, *past))
+        self.memory.fetch(name for name in names if name in batch.held or name in self._copies)
+
+    def _store(self, batch: Batch, layer: int, output: bool) -> None:
+        names = [batch.name(layer, Kind.KEYS), batch.name(layer, Kind.VALUES)]
+        if output and layer + 1 < len(self.layers):
+            names.append(batch.name(layer + 1, Kind.INPUT))
+        self.memory.store(names)
 
     def _settle(self) -> None:
         """Waits for the device, then asks what was lost: in this order, or a loss is seen too early."""
@@ -254,86 +287,81 @@ class Machine:
             self._missing |= lost
 
     def _wait(self) -> None:
-        batch = self._under_way()
-        if batch.labels.is_cuda:
-            torch.cuda.current_stream(batch.labels.device).synchronize()
+        if (device := self.layers.device()).type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
 
     def _start_over(self, batch: Batch, unit: Unit) -> None:
         self.counts.units_redone += unit.window + 1
         for tensor in (*batch.staging, *batch.past):
             tensor.zero_()
-        batch.staged_loss = None
-        if unit.phase in (Phase.EMBED, Phase.FORWARD):
+        if unit.phase is Phase.FORWARD:
             # What the layer writes: memory for it comes again, with any content, as it came first.
-            for name in self._touches(unit) - set(self._reads(unit)):
+            for name in self._touches(batch, unit) - set(self._reads(batch, unit)):
                 if name in self._missing:
                     self._regain(name)
         self.cursor = Unit(unit.phase, unit.layer)
 
     def _commit(self, batch: Batch, unit: Unit) -> None:
         """A layer is done and nothing that it touched was lost."""
-        for parameter, staged in zip(self._trained[unit.layer], batch.staging, strict=False):
-            staged = staged.to(parameter.dtype)
-            if parameter.grad is None:
-                parameter.grad = staged.clone()
-            else:
-                parameter.grad += staged
-        batch.staging = []
-        if batch.staged_loss is not None:
-            batch.loss = batch.loss + batch.staged_loss
-            batch.staged_loss = None
         if unit.phase is Phase.BACKWARD:
+            trained = self.layers.parameters(unit.layer, True)
+            for parameter, staged in zip(trained, batch.staging, strict=False):
+                staged = staged.to(parameter.dtype)
+                before = batch.grads.get(parameter)
+                # A parameter that several layers share has a part of each.
+                batch.grads[parameter] = staged if before is None else before + staged
+            batch.staging = []
             batch.turns.reverse()
             batch.past = []
+        elif batch.keep is not None:
+            keys, values = (batch.held[batch.name(unit.layer, kind)] for kind in (Kind.KEYS, Kind.VALUES))
+            batch.keep(keys.clone(), values.clone(), unit.layer)
+        if unit.phase is Phase.BACKWARD or not batch.remembered:
             for kind in (Kind.INPUT, Kind.KEYS, Kind.VALUES):
-                self._drop(Held(unit.layer, kind))
-        elif unit.phase is Phase.HEAD:
-            self._drop(Held(unit.layer, Kind.INPUT))
+                self._drop(batch, batch.name(unit.layer, kind))
 
     # Making again what is missing.
 
-    def _present(self, names: Sequence[Held]) -> None:
+    def _present(self, batch: Batch, names: Sequence[Held]) -> None:
         while missing := [name for name in names if name in self._missing]:
-            self._make(missing[0])
+            self._make(batch, missing[0])
 
     def _regain(self, name: Held) -> None:
         self.memory.again(name)
         self._missing.discard(name)
 
-    def _make(self, name: Held) -> None:
-        batch = self._under_way()
+    def _make(self, batch: Batch, name: Held) -> None:
         n = name.layer
         match name.kind:
             case Kind.WEIGHTS:
-                self._regain(name)
-                with torch.no_grad():
-                    for weight, copy in self._copies[name]:
-                        weight.copy_(copy)
-            case Kind.INPUT if n == 0:
-                self._present([Held(-1, Kind.WEIGHTS)])
-                self._regain(name)
-                batch.held[name].copy_(self.model.prelude(batch.inputs).hidden)
-                self.counts.units_redone += 1
+                self._reload(name)
             case Kind.INPUT:
-                below = [Held(n - 1, Kind.WEIGHTS), Held(n - 1, Kind.INPUT)]
-                self._make_by_layer(n - 1, below, name)
-                return
+                self._make_by_layer(batch, n - 1, name)
             case _:
-                self._make_by_layer(n, [Held(n, Kind.WEIGHTS), Held(n, Kind.INPUT)], None)
-                return
+                self._make_by_layer(batch, n, None)
+
+    def _reload(self, name: Held) -> None:
+        self._regain(name)
+        with torch.no_grad():
+            for weight, copy in self._copies[name]:
+                weight.copy_(copy)
+        self.memory.store([name])
         # A loss while it was made is found here, and it is missing again.
         self._settle()
 
-    def _make_by_layer(self, layer: int, reads: list[Held], output: Held | None) -> None:
+    def _make_by_layer(self, batch: Batch, layer: int, output: Held | None) -> None:
         """Runs a layer's forward again: its keys and values, and its output where that is missing."""
-        batch = self._under_way()
-        self._present(reads)
-        writes = [Held(layer, Kind.KEYS), Held(layer, Kind.VALUES)] + ([output] if output else [])
+        reads = self._reads(batch, Unit(Phase.FORWARD, layer))
+        self._present(batch, reads)
+        writes = [batch.name(layer, Kind.KEYS), batch.name(layer, Kind.VALUES)]
+        writes += [output] if output else []
         for name in writes:
             if name in self._missing:
                 self._regain(name)
         for window in range(len(batch.forward)):
+            self._fetch(batch, layer, reads)
             self._forward_window(batch, layer, window, output is not None)
+            self._store(batch, layer, output is not None)
             self.counts.units_redone += 1
         self._settle()
         if self._missing & set(reads):
@@ -348,8 +376,8 @@ class Machine:
             tensor = batch.held[name] = self.memory.place(name, shape, like)
         return tensor
 
-    def _drop(self, name: Held) -> None:
-        if self.batch is not None and self.batch.held.pop(name, None) is not None:
+    def _drop(self, batch: Batch, name: Held) -> None:
+        if batch.held.pop(name, None) is not None:
             self.memory.drop(name)
         self._missing.discard(name)
 
@@ -359,72 +387,53 @@ class Machine:
         if batch.seed is None:
             yield
             return
-        devices = [batch.labels.device] if batch.labels.is_cuda else []
+        devices = [batch.first.device] if batch.first.is_cuda else []
         with torch.random.fork_rng(devices):
             torch.manual_seed((batch.seed + layer * 1_000_003 + window[0]) % 2**63)
             yield
-
-    def _embed(self, batch: Batch, unit: Unit) -> None:
-        prelude = self.model.prelude(batch.inputs)
-        hidden = prelude.hidden
-        prelude.hidden = self._place(batch, Held(0, Kind.INPUT), hidden.shape, hidden)
-        prelude.hidden.copy_(hidden)
-        batch.prelude = prelude
 
     def _forward(self, batch: Batch, unit: Unit) -> None:
         self._forward_window(batch, unit.layer, unit.window, True)
 
     def _forward_window(self, batch: Batch, layer: int, window: int, output: bool) -> None:
         lo, hi = batch.forward[window]
-        hidden = batch.held[Held(layer, Kind.INPUT)]
         past = self._past(batch, layer, lo)
         with torch.no_grad(), self._seeded(batch, layer, (lo, hi)):
-            out, keys, values = self.model.forward(
-                layer, hidden[:, lo:hi], batch.prelude, (lo, hi), past
-            )
-            length = batch.labels.shape[-1]
+            hidden = batch.input(layer)[:, lo:hi]
+            out, keys, values = self.layers.forward(layer, hidden, batch.given, (lo, hi), past)
+            length = batch.first.shape[1]
             for kind, new in ((Kind.KEYS, keys), (Kind.VALUES, values)):
                 shape = (*new.shape[:-2], length, new.shape[-1])
-                self._place(batch, Held(layer, kind), shape, new)[..., lo:hi, :] = new
-            if output:
-                shape = (out.shape[0], length, out.shape[2])
-                self._place(batch, Held(layer + 1, Kind.INPUT), shape, out)[:, lo:hi] = out
+                self._place(batch, batch.name(layer, kind), shape, new)[..., lo:hi, :] = new
+            if not output:
+                return
+            shape = (out.shape[0], length, out.shape[2])
+            if layer + 1 < len(self.layers):
+                into = self._place(batch, batch.name(layer + 1, Kind.INPUT), shape, out)
+            else:
+                into = batch.output = out.new_empty(shape) if batch.output is None else batch.output
+            into[:, lo:hi] = out
 
     def _past(self, batch: Batch, layer: int, lo: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         if lo == 0:
             return None
-        keys, values = (batch.held[Held(layer, kind)] for kind in (Kind.KEYS, Kind.VALUES))
+        keys, values = (batch.held[batch.name(layer, kind)] for kind in (Kind.KEYS, Kind.VALUES))
         return keys[..., :lo, :], values[..., :lo, :]
-
-    def _head(self, batch: Batch, unit: Unit) -> None:
-        lo, hi = batch.forward[unit.window]
-        hidden = batch.held[Held(unit.layer, Kind.INPUT)][:, lo:hi].detach().requires_grad_()
-        trained = self._staged(batch, unit.layer)
-        with self._seeded(batch, unit.layer, (lo, hi)):
-            loss = self.model.head(hidden, batch.labels[:, lo:hi], batch.items) * batch.scale
-        grads = torch.autograd.grad(loss, [hidden, *trained], allow_unused=True)
-        if not batch.turns:
-            shape = (hidden.shape[0], batch.labels.shape[-1], hidden.shape[2])
-            batch.turns = [hidden.new_zeros(shape) for _ in range(2)]
-        _write(batch.turns[0][:, lo:hi], grads[0])
-        _add(batch.staging, grads[1:])
-        loss = loss.detach()
-        batch.staged_loss = loss if batch.staged_loss is None else batch.staged_loss + loss
 
     def _backward(self, batch: Batch, unit: Unit) -> None:
         n = unit.layer
         lo, hi = batch.backward[-1 - unit.window]
-        hidden = batch.held[Held(n, Kind.INPUT)][:, lo:hi].detach()
-        hidden.requires_grad_(n > self._lowest)
+        hidden = batch.input(n)[:, lo:hi].detach()
+        hidden.requires_grad_(n > batch.lowest or batch.wants_input)
         past = self._past(batch, n, lo)
         leaves = [t.detach().requires_grad_() for t in past] if past else []
         trained = self._staged(batch, n)
         with self._seeded(batch, n, (lo, hi)):
             window_past = (leaves[0], leaves[1]) if leaves else None
-            outputs = self.model.forward(n, hidden, batch.prelude, (lo, hi), window_past)
+            outputs = self.layers.forward(n, hidden, batch.given, (lo, hi), window_past)
         if not batch.past:
             # Sums over windows are kept in f32 at least: bf16 would lose the small ones.
-            held = [batch.held[Held(n, kind)] for kind in (Kind.KEYS, Kind.VALUES)]
+            held = [batch.held[batch.name(n, kind)] for kind in (Kind.KEYS, Kind.VALUES)]
             batch.past = [torch.zeros_like(t, dtype=_wide(t.dtype)) for t in held]
         dy, dx = batch.turns
         given = [dy[:, lo:hi], *(d[..., lo:hi, :] for d in batch.past)]
@@ -444,10 +453,18 @@ class Machine:
         _add(batch.staging, list(grads))
 
     def _staged(self, batch: Batch, layer: int) -> list[torch.nn.Parameter]:
-        trained = self._trained[layer]
+        trained = self.layers.parameters(layer, True)
         if not batch.staging:
             batch.staging = [torch.zeros_like(p, dtype=_wide(p.dtype)) for p in trained]
         return trained
+
+
+def _forget(memory: Memory, missing: set[Held], held: dict[Held, torch.Tensor]) -> None:
+    """Gives back what is left of a pass."""
+    for name in list(held):
+        del held[name]
+        memory.drop(name)
+        missing.discard(name)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
