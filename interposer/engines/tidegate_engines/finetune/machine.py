@@ -352,21 +352,22 @@ class Machine:
     def _make_by_layer(self, batch: Batch, layer: int, output: Held | None) -> None:
         """Runs a layer's forward again: its keys and values, and its output where that is missing."""
         reads = self._reads(batch, Unit(Phase.FORWARD, layer))
-        self._present(batch, reads)
         writes = [batch.name(layer, Kind.KEYS), batch.name(layer, Kind.VALUES)]
         writes += [output] if output else []
-        for name in writes:
-            if name in self._missing:
-                self._regain(name)
-        for window in range(len(batch.forward)):
-            self._fetch(batch, layer, reads)
-            self._forward_window(batch, layer, window, output is not None)
-            self._store(batch, layer, output is not None)
-            self.counts.units_redone += 1
-        self._settle()
-        if self._missing & set(reads):
-            # Whatever was written may be garbage.
-            self._missing |= set(writes)
+        while True:
+            self._present(batch, reads)
+            for name in writes:
+                if name in self._missing:
+                    self._regain(name)
+            for window in range(len(batch.forward)):
+                self._fetch(batch, layer, reads)
+                self._forward_window(batch, layer, window, output is not None)
+                self._store(batch, layer, output is not None)
+                self.counts.units_redone += 1
+            self._settle()
+            # Later windows read the keys and values of earlier ones: one loss makes garbage of all of it.
+            if not self._missing & {*reads, *writes}:
+                return
 
     # The units.
 
