@@ -1,8 +1,14 @@
 """A trainer that can be stopped and robbed at any instant.
 
-``held``     the memory of what can be made again, and what was lost of it
+``boot``     what Python runs at its start: waits for a script that prepares a model
+``trainer``  a model that is about to be trained: by units where that can be
+``why_not``  which models can, and why the others cannot
+``seam``     where a model's own forward and backward turn into units
+``machine``  forward and backward of its layers in units, and the transaction around a layer
+``windows``  the layers, one layer and one token window at a time
 ``cache``    a layer's cache for one token window
-``windows``  a causal language model, one layer and one token window at a time
-``machine``  forward and backward of a micro-batch in units, and the transaction around a layer
+``held``     the memory of what can be made again, and what was lost of it
+``taken``    the same in memory that the agent takes and gives back
+``virtual``  the virtual GPU as a trainer's device
 ``adapter``  a finished adapter: saved whole, and handed to a running vLLM
 """

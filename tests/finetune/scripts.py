@@ -1,0 +1,160 @@
+"""Training scripts as people write them, no line changed, with and without Tidegate.
+
+    scripts/finetune scripts [--steps N] [--only NAME] [--json FILE]
+
+Each of ``scripts/``, in four ways:
+
+alone    without Tidegate
+windows  its layers are run in units, and nothing is taken
+robbed   and what they hold is taken between any two operations of the framework (``robbed.py``)
+taken    as a user runs it, on the virtual GPU: library, agent, and an online program that has the GPU in bursts and
+         takes memory for its cache and gives it back (``node.py``)
+
+In each of the last two something has to be taken at least ``RECLAIMS`` times. The last three adapters have to be the
+same bytes, and the first within 1e-5 of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import node
+import tiny
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+ENGINES = HERE.parents[1] / "interposer/engines"
+WAYS = ("alone", "windows", "robbed", "taken")
+SCRIPTS = ("hf_trainer", "trl_sft", "accelerate_loop")
+RECLAIMS = 20
+APART = 1e-5
+#: Tokens of a window: samples are longer, so that a layer has several.
+WINDOW = 24
+#: 12 blocks, of which a model of three layers holds 11 between its passes.
+MEMORY_MIB = 24
+
+
+def command(script: str, work: Path, way: str, steps: int) -> list[str]:
+    """A script's command line, as a user types it."""
+    paths = (HERE / "scripts" / f"{script}.py", work / "model", work / "data.jsonl", work / f"{script}-{way}")
+    return [*map(str, paths), str(steps)]
+
+
+def finish(process: subprocess.Popen, what: str) -> str:
+    """What a run printed."""
+    out, error = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{what} failed:\n{out[-2000:]}\n{error[-4000:]}")
+    return out
+
+
+def start(command: list[str], environment: dict[str, str], work: Path) -> subprocess.Popen:
+    """A run. It finds the package as where it is installed: ``scripts/finetune`` puts the .pth there."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env={**environment, "HF_HOME": str(work / "home"), "PYTHONPATH": str(ENGINES)},
+        **pipes,
+    )
+
+
+def run(way: str, script: str, work: Path, steps: int) -> dict:
+    """One run; what it says of itself."""
+    line = command(script, work, way, steps)
+    if way == "taken":
+        return taken(script, line, work)
+    if way != "alone":
+        line = [str(HERE / "stolen.py"), way, *line]
+    said = finish(start(line, dict(os.environ), work), f"{script} {way}")
+    return json.loads(said.splitlines()[-1]) if way != "alone" else {}
+
+
+def taken(script: str, line: list[str], work: Path, seed: int = 1) -> dict:
+    """A run on a node whose online program takes memory, until the script ends."""
+    report = work / "report.json"
+    report.unlink(missing_ok=True)
+    with node.Node() as here:
+        environment = {
+            **here.environment("offline", "tune"),
+            "TIDEGATE_FINETUNE_DEVICE": "virtual",
+            "TIDEGATE_FINETUNE_MEMORY": str(MEMORY_MIB),
+            "TIDEGATE_FINETUNE_WINDOW": str(WINDOW),
+            "TIDEGATE_FINETUNE_REPORT": str(report),
+        }
+        online = here.online(seed)
+        process = start(line, environment, work)
+        online.start()
+        try:
+            finish(process, f"{script} on the virtual GPU")
+        finally:
+            process.kill()
+        online.stop()
+        return {**json.loads(report.read_text()), "online_filled": online.filled}
+
+
+def compare(script: str, steps: int, work: Path) -> dict:
+    """A script in all ways."""
+    said = {way: run(way, script, work, steps) for way in WAYS}
+    files = {way: work / f"{script}-{way}" / "adapter_model.safetensors" for way in WAYS}
+    alone, windows = load_file(files["alone"]), load_file(files["windows"])
+    row = {
+        "script": script,
+        "units": said["windows"]["units"],
+        "apart": max(float((alone[n] - windows[n]).abs().max()) for n in alone),
+        "trained": max(float(tensor.abs().max()) for name, tensor in alone.items() if "lora_B" in name),
+        "online_filled": said["taken"]["online_filled"],
+    }
+    good = row["apart"] <= APART < row["trained"] and alone.keys() == windows.keys()
+    good &= said["windows"]["reclaims"] == 0 < row["units"]
+    for way in ("robbed", "taken"):
+        row[way] = {
+            "same_bytes": files["windows"].read_bytes() == files[way].read_bytes(),
+            "reclaims": said[way]["reclaims"],
+            "units_redone": said[way]["units_redone"],
+        }
+        good &= row[way]["same_bytes"] and row[way]["reclaims"] >= RECLAIMS
+    return {**row, "good": good}
+
+
+def told(row: dict) -> str:
+    """A row, for people."""
+    ways = "; ".join(
+        f"{way}: {'the same bytes' if row[way]['same_bytes'] else 'OTHER BYTES'} after {row[way]['reclaims']} reclaims"
+        f" and {row[way]['units_redone']} units again"
+        for way in ("robbed", "taken")
+    )
+    return (
+        f"{row['script']:<15} {row['units']:>5} units, {row['apart']:.1e} from the run without Tidegate, which moved"
+        f" {row['trained']:.1e}; {ways}" + ("" if row["good"] else "   FAILED")
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only", choices=SCRIPTS)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        tiny.model(work / "model")
+        tiny.data(work / "data.jsonl")
+        for script in [args.only] if args.only else SCRIPTS:
+            rows.append(compare(script, args.steps, work))
+            print(told(rows[-1]), flush=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    return 0 if all(row["good"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
