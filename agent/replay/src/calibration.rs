@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::costs::Costs;
-use crate::hardware::{GPUS, MODELS, Model};
+use crate::hardware::{self, MODELS, Model};
 use crate::input::{CORRECT, Columns, InputError, Lines};
 use crate::names::{UnknownName, find};
 use crate::spec::Spec;
@@ -188,7 +188,7 @@ fn rows(
     let mut read = 0;
     while let Some((_, row)) = lines.next_line()? {
         let [gpu, model, x, y, attention, total] = columns.cells(&lines, &row)?;
-        let gpus = GPUS.map(|gpu| (gpu.name, gpu.name));
+        let gpus = hardware::all().map(|gpu| (gpu.name, gpu.name));
         let gpu = find("GPU", &gpu, gpus).map_err(|error| lines.unknown("gpu", error))?;
         let models = MODELS.map(|(name, _)| (name, name));
         let model = find("model", &model, models).map_err(|error| lines.unknown("model", error))?;

@@ -9,6 +9,12 @@
 //! A model that is not among them is described by its shape ([`Shape`]); its iteration times are
 //! then scaled from the fitted model of the same GPU by the work they do: weights read and KV read
 //! for a decode, multiplications for a prefill.
+//!
+//! A GPU without fits is *scaled* ([`SCALED`], or one of one's own): its iteration times are those of the fitted GPU
+//! that is nearest to it in bandwidth and compute, by the ratio of the bandwidths for what reads memory (weights, KV
+//! cache) and of the compute for what multiplies (prompt tokens, a request of a batch). Scaled so, the three fitted GPUs
+//! come within 40 % of their own fits, a prompt and a decode of each model (a test). Every result names the GPU it was
+//! scaled from.
 
 use crate::calibration::Cost;
 use crate::engine::CostModel;
@@ -24,6 +30,8 @@ pub struct Gpu {
     pub memory_bytes_per_s: f64,
     /// PCIe, one direction, bytes per second.
     pub pcie_bytes_per_s: f64,
+    /// Dense bf16 multiplications and additions, per second.
+    pub flops: f64,
 }
 
 /// NVIDIA H200 SXM.
@@ -32,6 +40,7 @@ pub const H200: Gpu = Gpu {
     memory_bytes: 151_397_597_184,
     memory_bytes_per_s: 4.8e12,
     pcie_bytes_per_s: 64e9,
+    flops: 989.4e12,
 };
 
 /// NVIDIA H100 SXM, 80 GB.
@@ -40,6 +49,7 @@ pub const H100: Gpu = Gpu {
     memory_bytes: 85_899_345_920,
     memory_bytes_per_s: 3.35e12,
     pcie_bytes_per_s: 64e9,
+    flops: 989.4e12,
 };
 
 /// NVIDIA A100 SXM, 80 GB.
@@ -48,10 +58,96 @@ pub const A100: Gpu = Gpu {
     memory_bytes: 85_899_345_920,
     memory_bytes_per_s: 2.039e12,
     pcie_bytes_per_s: 32e9,
+    flops: 312e12,
 };
 
-/// Every GPU.
+/// GPUs with fits.
 pub const GPUS: [Gpu; 3] = [H100, H200, A100];
+
+const GIB: u64 = 1 << 30;
+
+/// GPUs whose iteration times are scaled, by NVIDIA's data sheets. Compute is without sparsity: half of what a sheet
+/// states with it. A PCIe rate is half of what a sheet states for both directions.
+pub const SCALED: [Gpu; 5] = [
+    // "NVIDIA L40S": 48 GB, 864 GB/s, 362.05 TFLOPS bf16, PCIe Gen4 x16.
+    Gpu {
+        name: "l40s",
+        memory_bytes: 48 * GIB,
+        memory_bytes_per_s: 864e9,
+        pcie_bytes_per_s: 32e9,
+        flops: 362.05e12,
+    },
+    // "NVIDIA A10": 24 GB, 600 GB/s, 125 TFLOPS bf16, PCIe Gen4 x16.
+    Gpu {
+        name: "a10",
+        memory_bytes: 24 * GIB,
+        memory_bytes_per_s: 600e9,
+        pcie_bytes_per_s: 32e9,
+        flops: 125e12,
+    },
+    // "NVIDIA L4": 24 GB, 300 GB/s, 242 TFLOPS bf16 with sparsity, PCIe Gen4 x16.
+    Gpu {
+        name: "l4",
+        memory_bytes: 24 * GIB,
+        memory_bytes_per_s: 300e9,
+        pcie_bytes_per_s: 32e9,
+        flops: 121e12,
+    },
+    // "NVIDIA DGX B200", an eighth of it: 1,440 GB, 64 TB/s; "HGX B200": 36 PFLOPS bf16 with sparsity; PCIe Gen5 x16.
+    Gpu {
+        name: "b200",
+        memory_bytes: 180 * GIB,
+        memory_bytes_per_s: 8e12,
+        pcie_bytes_per_s: 64e9,
+        flops: 2.25e15,
+    },
+    // "RTX PRO 6000 Blackwell Workstation Edition": 96 GB, 1,792 GB/s, PCIe Gen5 x16; bf16 is an eighth of its
+    // 4,000 TOPS of fp4 with sparsity.
+    Gpu {
+        name: "rtx-pro-6000",
+        memory_bytes: 96 * GIB,
+        memory_bytes_per_s: 1.792e12,
+        pcie_bytes_per_s: 64e9,
+        flops: 500e12,
+    },
+];
+
+/// Every GPU that has a name.
+pub fn all() -> impl Iterator<Item = Gpu> {
+    GPUS.into_iter().chain(SCALED)
+}
+
+impl Gpu {
+    /// The GPU whose fits stand for this one's, where it has none of its own: the nearest in bandwidth and compute.
+    #[must_use]
+    pub fn scaled_from(&self) -> Option<Self> {
+        if GPUS.iter().any(|fitted| fitted.name == self.name) {
+            return None;
+        }
+        self.nearest(&GPUS)
+    }
+
+    fn nearest(&self, among: &[Self]) -> Option<Self> {
+        let apart = |other: &&Self| {
+            let bandwidth = (self.memory_bytes_per_s / other.memory_bytes_per_s).ln();
+            bandwidth.hypot((self.flops / other.flops).ln())
+        };
+        let nearer = |a: &&Self, b: &&Self| apart(a).total_cmp(&apart(b));
+        among.iter().min_by(nearer).copied()
+    }
+
+    /// What costs `fit` on `from` costs here, by the data sheets of both.
+    fn scale(&self, from: &Self, fit: CostModel) -> CostModel {
+        let memory = from.memory_bytes_per_s / self.memory_bytes_per_s;
+        let compute = from.flops / self.flops;
+        let ([p0, p1, p2], [d0, d1, d2]) = (fit.prefill_ms, fit.decode_ms);
+        CostModel {
+            prefill_ms: [p0 * memory, p1 * compute, p2 * compute],
+            decode_ms: [d0 * memory, d1 * compute, d2 * memory],
+            ..fit
+        }
+    }
+}
 
 /// A transformer, as far as its speed and its KV cache depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +186,34 @@ pub const QWEN_2_5_7B: Shape = Shape {
     vocabulary: 152_064,
 };
 
-/// Models with fitted costs on every GPU.
+/// Meta Llama 3.1 70B, by its `config.json`.
+pub const LLAMA_3_1_70B: Shape = Shape {
+    layers: 80,
+    hidden: 8_192,
+    heads: 64,
+    kv_heads: 8,
+    inner: 28_672,
+    vocabulary: 128_256,
+};
+
+/// Alibaba Qwen 2.5 72B, by its `config.json`.
+pub const QWEN_2_5_72B: Shape = Shape {
+    layers: 80,
+    hidden: 8_192,
+    heads: 64,
+    kv_heads: 8,
+    inner: 29_568,
+    vocabulary: 152_064,
+};
+
+/// Models that are known by their shape only: their costs are scaled from the Llama fit, as if
+/// one GPU held them.
+pub const SHAPES: [(&str, Shape); 2] = [
+    ("llama-3.1-70b", LLAMA_3_1_70B),
+    ("qwen2.5-72b", QWEN_2_5_72B),
+];
+
+/// Models with fitted costs on every GPU that has fits.
 pub const MODELS: [(&str, Shape); 2] =
     [("llama-3.1-8b", LLAMA_3_1_8B), ("qwen2.5-7b", QWEN_2_5_7B)];
 
@@ -171,8 +294,12 @@ impl Shape {
     }
 }
 
-/// The fit of this model on `gpu`, with the model's shape.
+/// The fit of this model on `gpu`, or the one that stands for it, with the model's shape.
 fn fit(gpu: &Gpu, name: &str) -> Option<(CostModel, Shape)> {
+    if let Some(from) = gpu.scaled_from() {
+        let (known, shape) = fit(&from, name)?;
+        return Some((gpu.scale(&from, known), shape));
+    }
     let (_, model, prefill_ms, decode_ms) = FITS
         .into_iter()
         .find(|fit| fit.0 == gpu.name && fit.1 == name)?;
@@ -186,9 +313,12 @@ fn fit(gpu: &Gpu, name: &str) -> Option<(CostModel, Shape)> {
 }
 
 impl Model {
-    /// A model of [`MODELS`] on `gpu`; `None` if that pair has no fit.
+    /// A model of [`MODELS`] or [`SHAPES`] on `gpu`; `None` if it is neither.
     #[must_use]
     pub fn named(gpu: &Gpu, name: &str) -> Option<Self> {
+        if let Some((name, shape)) = SHAPES.into_iter().find(|known| known.0 == name) {
+            return Self::custom(gpu, name, shape);
+        }
         let (fit, shape) = fit(gpu, name)?;
         Some(Self {
             name: name.to_owned(),
@@ -226,8 +356,8 @@ mod tests {
 
     #[test]
     fn every_gpu_has_every_model() {
-        for gpu in GPUS {
-            for (name, shape) in MODELS {
+        for gpu in all() {
+            for (name, shape) in MODELS.into_iter().chain(SHAPES) {
                 let model = Model::named(&gpu, name).expect("a fit");
                 assert_eq!(model.shape, shape);
             }
@@ -236,7 +366,66 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_scaled_by_its_data_sheet_is_near_its_own_fit() {
+        for gpu in GPUS {
+            let others: Vec<Gpu> = GPUS
+                .into_iter()
+                .filter(|other| other.name != gpu.name)
+                .collect();
+            let from = gpu.nearest(&others).expect("two others");
+            for (model, _) in MODELS {
+                let (own, _) = fit(&gpu, model).expect("a fit");
+                let (theirs, _) = fit(&from, model).expect("a fit");
+                let scaled = gpu.scale(&from, theirs);
+                // A prompt of a thousand tokens and a decode of a batch: what users wait for.
+                let prompt = |cost: &CostModel| cost.prefill([(1_000, 0)]).as_secs_f64();
+                let decode = |cost: &CostModel| cost.decode(16, 30_000).as_secs_f64();
+                for (what, of) in [
+                    ("prefill", &prompt as &dyn Fn(&CostModel) -> f64),
+                    ("decode", &decode),
+                ] {
+                    let ratio = of(&scaled) / of(&own);
+                    assert!(
+                        (0.6..1.4).contains(&ratio),
+                        "{what} of {model} on {} scaled from {}: {ratio}",
+                        gpu.name,
+                        from.name
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scaled_gpus_are_ordered_as_their_data_sheets() {
+        let cost = |name: &str| {
+            let gpu = all().find(|gpu| gpu.name == name).expect("a name");
+            Model::named(&gpu, "llama-3.1-8b").expect("scaled").cost
+        };
+        let decode = |name: &str| cost(name).decode_ms(1, 0);
+        let order = [
+            "b200",
+            "h200",
+            "h100",
+            "a100",
+            "rtx-pro-6000",
+            "l40s",
+            "a10",
+            "l4",
+        ];
+        for pair in order.windows(2) {
+            assert!(decode(pair[0]) < decode(pair[1]), "{pair:?}");
+        }
+        let prompt = |name: &str| cost(name).prefill_ms(8_000, 0.0, 0, 0);
+        assert!(prompt("l40s") < prompt("a10") && prompt("b200") < prompt("h200"));
+    }
+
+    #[test]
     fn shapes_give_the_published_sizes() {
+        let billions = |shape: Shape| shape.parameters() as f64 / 1e9;
+        assert!((billions(LLAMA_3_1_70B) - 69.5).abs() < 0.5);
+        assert!((billions(QWEN_2_5_72B) - 71.5).abs() < 0.5);
+        assert_eq!(LLAMA_3_1_70B.kv_bytes_per_token(), 327_680);
         assert_eq!(LLAMA_3_1_8B.kv_bytes_per_token(), 131_072);
         assert_eq!(QWEN_2_5_7B.kv_bytes_per_token(), 57_344);
         let billions = |shape: Shape| shape.parameters() as f64 / 1e9;

@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 use crate::cases::{Case, ORACLE, TIDEGATE};
 use crate::evaluation::Evaluation;
 use crate::figures::Figures;
+use crate::hardware::Gpu;
 use crate::spec::{Compute, Spec};
 use crate::spread::Spread;
 
@@ -217,7 +218,7 @@ pub fn setting(spec: &Spec, seeds: u64) -> Vec<(&'static str, String)> {
             "GPU",
             format!(
                 "{}, {} GiB of KV cache for both",
-                spec.gpu.name,
+                gpu(&spec.gpu),
                 three(spec.kv_pool_bytes as f64 / (1u64 << 30) as f64)
             ),
         ),
@@ -350,4 +351,17 @@ impl Report {
         }
         said.trim_end().to_owned()
     }
+}
+/// What a GPU is called, and where its iteration times are from, if not from itself.
+fn gpu(gpu: &Gpu) -> String {
+    let scaled = gpu.scaled_from();
+    scaled.map_or_else(
+        || gpu.name.to_owned(),
+        |from| {
+            format!(
+                "{} (times scaled from {}'s by data sheet)",
+                gpu.name, from.name
+            )
+        },
+    )
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::costs::Costs;
 use crate::engine::Limits;
 use crate::gap::{self, GapModel, VLLM};
-use crate::hardware::{GPUS, Gpu, MODELS, Model, Shape};
+use crate::hardware::{self, Gpu, MODELS, Model, SHAPES, Shape};
 use crate::input::{CORRECT, Columns, InputError, Lines};
 use crate::names::{UnknownName, find};
 use crate::spec::{Batching, Compute, Memory, Offline, Online, Spec};
@@ -183,7 +183,42 @@ pub fn factor(text: &str) -> Option<f64> {
 /// # Errors
 /// When there is none.
 pub fn gpu(name: &str) -> Result<Gpu, UnknownName> {
-    find("GPU", name, GPUS.map(|gpu| (gpu.name, gpu)))
+    if let Some(gpu) = own_gpu(name) {
+        return Ok(gpu);
+    }
+    find("GPU", name, hardware::all().map(|gpu| (gpu.name, gpu))).map_err(|mut unknown| {
+        let custom = "custom:memory=GIB,bandwidth=GB/S,flops=TFLOPS[,pcie=GB/S]";
+        unknown.known.push(custom.to_owned());
+        unknown
+    })
+}
+
+/// The GPU that `custom:memory=48,bandwidth=864,flops=362,pcie=32` describes: GiB, GB/s, dense bf16 TFLOPS, and GB/s in
+/// one direction, which is PCIe Gen4's unless it is given.
+fn own_gpu(text: &str) -> Option<Gpu> {
+    let (mut memory, mut bandwidth, mut flops, mut pcie) = (0.0, 0.0, 0.0, 32.0);
+    for part in text.strip_prefix("custom:")?.split(',') {
+        let (name, value) = part.split_once('=')?;
+        let value: f64 = value.trim().parse().ok()?;
+        // A hundred thousand of any of them is beyond every GPU there is.
+        let value = Some(value).filter(|value| (0.1..=1e5).contains(value))?;
+        let place = match name.trim() {
+            "memory" => &mut memory,
+            "bandwidth" => &mut bandwidth,
+            "flops" => &mut flops,
+            "pcie" => &mut pcie,
+            _ => return None,
+        };
+        *place = value;
+    }
+    let given = [memory, bandwidth, flops].iter().all(|value| *value > 0.0);
+    given.then_some(Gpu {
+        name: "custom",
+        memory_bytes: (memory * (1_u64 << 30) as f64) as u64,
+        memory_bytes_per_s: bandwidth * 1e9,
+        pcie_bytes_per_s: pcie * 1e9,
+        flops: flops * 1e12,
+    })
 }
 
 /// The model of this name on `gpu`, or one of one's own: `custom:layers=32,hidden=4096,heads=32`,
@@ -197,6 +232,7 @@ pub fn model(gpu: &Gpu, name: &str) -> Result<Model, UnknownName> {
     }
     let fitted = MODELS
         .iter()
+        .chain(&SHAPES)
         .filter_map(|(name, _)| Some((*name, Model::named(gpu, name)?)));
     find("model", name, fitted).map_err(|mut unknown| {
         let custom = "custom:layers=L,hidden=H,heads=N[,kv-heads=K][,inner=I][,vocabulary=V]";
@@ -528,6 +564,21 @@ mod tests {
     #[test]
     fn a_model_of_ones_own_is_described_by_its_shape() {
         let gpu = gpu("h200").expect("known");
+        let own = super::gpu("custom:memory=48,bandwidth=864,flops=362.05,pcie=32");
+        let own = own.expect("a GPU");
+        let sheet = super::gpu("l40s").expect("known");
+        let cost = |gpu: &Gpu| model(gpu, "llama-3.1-8b").expect("scaled").cost;
+        assert_eq!(cost(&own), cost(&sheet), "the same figures");
+        assert_eq!(own.scaled_from().map(|gpu| gpu.name), Some("a100"));
+        for odd in [
+            "custom:memory=48,bandwidth=864",
+            "custom:memory=48,bandwidth=0,flops=1",
+            "custom:memory=nan,bandwidth=864,flops=1",
+            "custom:memory=48,bandwidth=864,flops=1,colour=1",
+        ] {
+            let told = super::gpu(odd).expect_err(odd).to_string();
+            assert!(told.contains("custom:memory=GIB"), "{told}");
+        }
         let mine = "custom:layers=32,hidden=4096,heads=32,kv-heads=8,inner=14336";
         assert_eq!(model(&gpu, mine).expect("a shape").shape, LLAMA_3_1_8B);
         for odd in [

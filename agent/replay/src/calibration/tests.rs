@@ -1,4 +1,5 @@
 use super::*;
+use crate::hardware::GPUS;
 use crate::hardware::{H200, LLAMA_3_1_8B};
 
 const PREFILL_CSV: &str = "gpu,model,new_tokens,prior_context,note,attention_ms,total_ms

@@ -65,9 +65,11 @@ pub struct Args {
     #[arg(long, value_name = "MODEL", default_value = "qwen2.5-7b", help_heading = NODE,
           conflicts_with = "many")]
     pub(super) offline: String,
-    /// The GPU: h100, h200, a100
+    /// The GPU: h100, h200, a100; scaled from these by data sheet: l40s, a10,
+    /// l4, b200, rtx-pro-6000, or one of yours, in GiB, GB/s and bf16 TFLOPS:
+    /// custom:memory=48,bandwidth=864,flops=362
     #[arg(long, default_value = "h200", help_heading = NODE, conflicts_with = "many",
-          value_parser = scenarios::gpu)]
+          verbatim_doc_comment, value_parser = scenarios::gpu)]
     pub(super) gpu: Gpu,
     /// Memory for the KV caches of both, GiB; else what the weights of both
     /// models leave of 90 % of the GPU
