@@ -87,24 +87,32 @@ pub fn served(log: &str) -> Vec<Served> {
     served
 }
 
+/// Time to first token of each request, milliseconds.
+#[must_use]
+pub fn each_ttft_ms(served: &[Served]) -> Vec<f64> {
+    let ttft = |r: &Served| ms(r.first_ns.saturating_sub(r.arrival_ns));
+    served.iter().map(ttft).collect()
+}
+
 /// Time to first token, milliseconds.
 #[must_use]
 pub fn ttft_ms(served: &[Served]) -> Spread {
-    Spread::of(
-        served
-            .iter()
-            .map(|r| ms(r.first_ns.saturating_sub(r.arrival_ns)))
-            .collect(),
-    )
+    Spread::of(each_ttft_ms(served))
+}
+
+/// Time per output token after the first of each request that has any, milliseconds.
+#[must_use]
+pub fn each_tpot_ms(served: &[Served]) -> Vec<f64> {
+    let more = served.iter().filter(|request| request.output_tokens > 1);
+    let tpot =
+        |r: &Served| ms(r.last_ns.saturating_sub(r.first_ns)) / f64::from(r.output_tokens - 1);
+    more.map(tpot).collect()
 }
 
 /// Time per output token after the first, milliseconds; of requests that have any.
 #[must_use]
 pub fn tpot_ms(served: &[Served]) -> Spread {
-    let more = served.iter().filter(|request| request.output_tokens > 1);
-    let tpot =
-        |r: &Served| ms(r.last_ns.saturating_sub(r.first_ns)) / f64::from(r.output_tokens - 1);
-    Spread::of(more.map(tpot).collect())
+    Spread::of(each_tpot_ms(served))
 }
 
 /// Tokens of the kernels of `pid` that finished within `span`: each carries its worth as its tag.

@@ -30,12 +30,23 @@ pub struct Run {
     pub ttft_ms: Spread,
     /// Time per further token, ms.
     pub tpot_ms: Spread,
+    /// Both of each request, in the order of the schedule.
+    pub each: Each,
     /// Of the offline program, over the run.
     pub offline_tokens_per_s: f64,
     /// Requests that were served.
     pub served: usize,
     /// Of the run under Tidegate.
     pub gated: Option<Gated>,
+}
+
+/// Requests one by one: those of two runs are the same, in one order.
+#[derive(Clone, Debug, Default)]
+pub struct Each {
+    /// Time to first token, ms.
+    pub ttft_ms: Vec<f64>,
+    /// Time per further token, ms; of requests that have any.
+    pub tpot_ms: Vec<f64>,
 }
 
 /// What only the run under Tidegate has.
@@ -184,11 +195,16 @@ impl Runs<'_> {
             to_ns: monotonic_ns(),
         };
         let log = std::fs::read_to_string(&online.log)?;
-        let served = figures::served(&log);
+        let mut served = figures::served(&log);
+        served.sort_by_key(|request| request.arrival_ns);
         let longest_gap = figures::longest_decode_gap(&log);
         let run = Run {
             ttft_ms: figures::ttft_ms(&served),
             tpot_ms: figures::tpot_ms(&served),
+            each: Each {
+                ttft_ms: figures::each_ttft_ms(&served),
+                tpot_ms: figures::each_tpot_ms(&served),
+            },
             offline_tokens_per_s: match offline {
                 Some(offline) => self.offline_rate(offline, span)?,
                 None => 0.0,

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tidegate_bench::stats::batch_interval;
 use tidegate_replay::report::served::{self, Lane, than_alone};
 use tidegate_replay::report::text::{micros, thousands, three, wrapped};
 use tidegate_replay::spread::Spread;
@@ -85,27 +86,48 @@ fn gating(gated: &Gated, results: &Results) -> String {
     )
 }
 
+/// How long users wait beside offline, in words. The requests of both runs are the same, so each is compared with itself;
+/// where what is found of all of them may as well be chance (95 %), that is said, and no gain or loss.
+fn waits(change: f64, with: &[f64], alone: &[f64]) -> String {
+    let pairs = with.iter().zip(alone).map(|(with, alone)| with - alone);
+    let differences: Vec<f64> = pairs.collect();
+    let mean = alone.iter().sum::<f64>() / alone.len().max(1) as f64;
+    let paired = with.len() == alone.len();
+    let between = batch_interval(&differences).and_then(|estimate| estimate.ci95);
+    match between {
+        Some((low, high)) if paired && low <= 0.0 && high >= 0.0 && mean > 0.0 => format!(
+            "as long as alone, within noise ({:+.1} %, 95 % between {:+.1} and {:+.1} %)",
+            100.0 * change,
+            100.0 * low / mean,
+            100.0 * high / mean
+        ),
+        _ => than_alone(change),
+    }
+}
+
 /// The result in words.
 #[must_use]
 pub fn verdict(results: &Results) -> String {
-    let change = |run: &Run| {
-        let ttft = ratio(run.ttft_ms.mean, results.alone.ttft_ms.mean) - 1.0;
-        let tpot = ratio(run.tpot_ms.mean, results.alone.tpot_ms.mean) - 1.0;
-        (ttft, tpot)
+    let alone = &results.alone;
+    let first = |run: &Run| {
+        let change = ratio(run.ttft_ms.mean, alone.ttft_ms.mean) - 1.0;
+        waits(change, &run.each.ttft_ms, &alone.each.ttft_ms)
     };
-    let (ttft, tpot) = change(&results.uncontrolled);
+    let further = |run: &Run| {
+        let change = ratio(run.tpot_ms.mean, alone.tpot_ms.mean) - 1.0;
+        waits(change, &run.each.tpot_ms, &alone.each.tpot_ms)
+    };
     let mut said = format!(
         "Without control, users wait {} for the first token and {} for each further one. ",
-        than_alone(ttft),
-        than_alone(tpot),
+        first(&results.uncontrolled),
+        further(&results.uncontrolled),
     );
-    let (ttft, tpot) = change(&results.tidegate);
     let _ = write!(
         said,
         "With Tidegate they wait {} and {}, and the offline job still does {} tokens/s: {:.0} % \
          of what it does with the GPU to itself.",
-        than_alone(ttft),
-        than_alone(tpot),
+        first(&results.tidegate),
+        further(&results.tidegate),
         thousands(results.tidegate.offline_tokens_per_s),
         100.0
             * ratio(
@@ -161,6 +183,7 @@ pub fn json(header: &Header, results: &Results) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runs::Each;
     use tidegate_tests::figures::Preemptions;
 
     fn results(scale: f64) -> Results {
@@ -175,6 +198,7 @@ mod tests {
             tpot_ms: spread(tpot * scale),
             offline_tokens_per_s: offline * scale,
             served: 52,
+            each: Each::default(),
             gated: None,
         };
         let mut results = Results {
@@ -239,6 +263,30 @@ mod tests {
         let mut worse = results(1.0);
         worse.tidegate.ttft_ms.mean = 40.0;
         assert!(verdict(&worse).contains("With Tidegate they wait 29 % longer than alone"));
+    }
+
+    #[test]
+    fn a_difference_that_chance_makes_is_no_gain_and_one_that_it_does_not_make_is_said() {
+        let mut busy = results(1.0);
+        let alone = |nth: u32| 30.0 + f64::from(nth % 7);
+        // Both means are 3 % lower than alone: once for all requests alike, once by a few.
+        let noisy = |nth: u32| alone(nth) + [12.0, -14.0][(nth % 2) as usize];
+        let (few, all) = ((0..52).map(noisy), (0..52).map(|nth| alone(nth) - 1.0));
+        busy.alone.each.ttft_ms = (0..52).map(alone).collect();
+        busy.tidegate.ttft_ms.mean = busy.alone.ttft_ms.mean * 0.97;
+        busy.tidegate.each.ttft_ms = few.collect();
+        let said = verdict(&busy);
+        assert!(
+            said.contains("as long as alone, within noise (-3.0 %, 95 % between -"),
+            "{said}"
+        );
+        busy.tidegate.each.ttft_ms = all.collect();
+        assert!(verdict(&busy).contains("With Tidegate they wait 3 % less than alone"));
+        busy.tidegate.each.ttft_ms.pop();
+        assert!(
+            !verdict(&busy).contains("noise"),
+            "other requests are no pairs"
+        );
     }
 
     #[test]
