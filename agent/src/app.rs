@@ -2,6 +2,7 @@
 //! The only file that knows every concrete type.
 
 use crate::channels::channel::Restarter;
+use crate::channels::figures;
 use crate::channels::issue;
 use crate::channels::journal::{Journal, Marked};
 use crate::channels::level::{self, Choice, Refused};
@@ -30,6 +31,7 @@ use crate::rm::{self, Driver, RmError};
 use crate::selftest::{self, Outcome, SelfTest};
 use crate::watch::denials::Denials;
 use crate::watch::events::EventLog;
+use crate::watch::gauge::Gauge;
 use crate::watch::metrics::serve::{Configured, Endpoint, Exporter};
 use crate::watch::recorder::Recorder;
 use crate::watch::refusals::Refusals;
@@ -40,7 +42,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tidegate_abi::rm::MAX_GPUS;
 use tidegate_node::Parts;
 use tidegate_node::kinds::Gpu as NodeGpu;
 use tidegate_node::ports::{self, Ports};
@@ -190,7 +191,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         method: choice.stop.method,
         pool: pool(config, &choice),
         believe_unproven: config.unproven == Unproven::FirstClaim,
-        unseen: unseen(&driver, choice.level, &about.obstacles),
+        unseen: obstacle::unseen(&driver, choice.level, &about.obstacles),
         gpus,
         generation,
         journal: Arc::clone(&journal),
@@ -236,7 +237,10 @@ pub fn run(options: &Options) -> Result<(), AppError> {
         Arc::clone(&crowd),
         Arc::clone(&notifier),
     );
+    let gauge =
+        Gauge::start(figures::reader(&driver)).map_err(starting("start the gauge thread"))?;
     let server = Serving {
+        gauge,
         run_dir: &run_dir,
         passed: RefCell::new(passed),
         config,
@@ -436,23 +440,9 @@ fn issuers(
     Ok(gpus)
 }
 
-/// How many GPUs there may be that the agent has not listed. Gating launches asks nothing of a GPU, so at that level those
-/// of attached processes count as they come: where none could be listed, where some are hidden, and where a process names
-/// an instance of one.
-fn unseen(driver: &Driver, level: Level, obstacles: &[Obstacle]) -> usize {
-    let split = obstacles
-        .iter()
-        .any(|obstacle| matches!(obstacle, Obstacle::Mig(_)));
-    let may_be = driver.lacks.is_some() || !driver.hidden.is_empty() || split;
-    if level == Level::L5 && may_be {
-        MAX_GPUS.saturating_sub(driver.gpus.len())
-    } else {
-        0
-    }
-}
-
 /// The gRPC side.
 struct Serving<'a> {
+    gauge: Gauge,
     run_dir: &'a RunDir,
     passed: RefCell<Passed>,
     config: &'a Config,
@@ -490,6 +480,7 @@ impl Serving<'_> {
             self.log_level.clone(),
             Arc::clone(&self.in_force),
             Arc::clone(&self.refusals),
+            self.gauge.clone(),
         );
         let in_force = self.in_force.running();
         let budget = Arc::new(Budget::new(Arc::clone(&self.refusals)));

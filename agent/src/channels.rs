@@ -2,9 +2,10 @@
 //!
 //! Before anything is touched, [`obstacle`] and [`level`] say how far the agent may go. Then [`prove`]
 //! shows whose an RM client is, [`issue`] carries out the shell's orders through [`channel`], and the
-//! [`journal`] remembers what may be disabled, for [`reconcile`] to enable it after a crash.
+//! [`journal`] remembers what may be disabled, for [`reconcile`] to enable it after a crash. [`figures`] is for people.
 
 pub mod channel;
+pub mod figures;
 pub mod issue;
 pub mod journal;
 pub mod level;

@@ -9,6 +9,7 @@
 //! online by its own word only when the configuration trusts its user. No rule and no word: ignored.
 
 pub mod labels;
+pub mod names;
 pub mod place;
 pub mod rules;
 pub mod tenant;

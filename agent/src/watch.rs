@@ -2,6 +2,7 @@
 
 pub mod denials;
 pub mod events;
+pub mod gauge;
 pub mod history;
 pub mod kinds;
 pub mod latency;

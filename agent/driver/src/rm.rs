@@ -21,6 +21,7 @@
 mod channels;
 mod control_file;
 mod enumerate;
+mod figures;
 mod gpu;
 mod ioctl;
 mod modes;
@@ -29,6 +30,7 @@ mod throw_away;
 
 pub use control_file::{ControlFile, Owner};
 pub use enumerate::{Driver, Hidden, enumerate};
+pub use figures::Memory;
 pub use gpu::Gpu;
 pub use ioctl::RmError;
 pub use subdevice::Subdevice;

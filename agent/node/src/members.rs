@@ -124,8 +124,7 @@ impl Members {
             session: id,
             pid,
             job,
-            text: format!("pid {pid} {name} is {:?} ({})", session.role, session.rule)
-                .to_lowercase(),
+            text: attached(&session),
             ..Notice::default()
         });
         if !session.asked.refused.is_empty() {
@@ -375,4 +374,17 @@ impl Members {
             cx.ask(Request::Guards);
         }
     }
+}
+
+/// Who a process is, what it became, and where it runs.
+fn attached(session: &Session) -> String {
+    let (pid, name) = (session.peer.process.pid, &session.peer.name);
+    let role = format!("{:?}", session.role).to_lowercase();
+    let mut text = format!("pid {pid} {name} is {role} ({})", session.rule);
+    let place = session.peer.whereabouts.text();
+    if !place.is_empty() {
+        text.push_str(", in ");
+        text.push_str(&place);
+    }
+    text
 }

@@ -121,12 +121,14 @@ impl Memory {
                 slot,
                 counted,
                 unregistered,
+                held,
             } => {
                 let Some(gpu) = slot_of(*slot) else {
                     return Vec::new();
                 };
                 if let Some(known) = members.get_mut(id) {
                     known.slots[*slot as usize].unregistered = *unregistered;
+                    known.slots[*slot as usize].held = *held;
                 }
                 MemoryEvent::Counted {
                     session,

@@ -50,6 +50,47 @@ pub struct Peer {
     pub name: Text,
     /// Whose allowance it uses.
     pub tenant: Tenant,
+    /// Where it runs.
+    pub whereabouts: Whereabouts,
+}
+
+/// Where a process runs, by the names that people join on; empty: it runs in none, or nobody says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// Unit of the system's service manager.
+    pub unit: Text,
+    /// The container's id.
+    pub container: Text,
+    /// The pod's UID.
+    pub pod_uid: Text,
+    /// Its namespace.
+    pub namespace: Text,
+    /// Its name.
+    pub pod: Text,
+    /// Number of the Slurm job.
+    pub slurm_job: Text,
+}
+
+/// Digits of a container's id that its tools show.
+const SHORT_ID: usize = 12;
+
+impl Whereabouts {
+    /// The most telling of them, for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let short: String = self.container.chars().take(SHORT_ID).collect();
+        if !self.pod.is_empty() {
+            format!("{}/{}", self.namespace, self.pod)
+        } else if !self.slurm_job.is_empty() {
+            format!("slurm {}", self.slurm_job)
+        } else if !self.pod_uid.is_empty() {
+            format!("pod {}", self.pod_uid)
+        } else if !short.is_empty() {
+            format!("container {short}")
+        } else {
+            self.unit.to_string()
+        }
+    }
 }
 
 /// The library in a process.

@@ -103,6 +103,8 @@ pub struct Slot {
     pub launched_before: u64,
     /// Memory made for a KV cache that is not registered, as last told.
     pub unregistered: Bytes,
+    /// All memory that the process holds there, as last told.
+    pub held: Bytes,
     /// What the process is shown as its share of the GPU, as last told.
     pub share: Option<Bytes>,
 }

@@ -12,13 +12,14 @@
 //! MIG and confidential computing take a reset of the GPU to change, a vGPU another machine; MPS comes and goes, so it is looked
 //! for again while the agent runs.
 
+use crate::config::Level;
 use crate::device::Device;
 use crate::inbox::{Input, Mailbox, NodeInput};
 use crate::rm::{Driver, RmError, Subdevice};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidegate_abi::rm::Status;
+use tidegate_abi::rm::{MAX_GPUS, Status};
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -219,6 +220,22 @@ pub fn await_driver(restarted: bool, mailbox: Mailbox) -> std::io::Result<()> {
             }
         })?;
     Ok(())
+}
+
+/// How many GPUs there may be that the agent has not listed. Gating launches asks nothing of a GPU, so at that level those
+/// of attached processes count as they come: where none could be listed, where some are hidden, and where a process names
+/// an instance of one.
+#[must_use]
+pub fn unseen(driver: &Driver, level: Level, obstacles: &[Obstacle]) -> usize {
+    let split = obstacles
+        .iter()
+        .any(|obstacle| matches!(obstacle, Obstacle::Mig(_)));
+    let may_be = driver.lacks.is_some() || !driver.hidden.is_empty() || split;
+    if level == Level::L5 && may_be {
+        MAX_GPUS.saturating_sub(driver.gpus.len())
+    } else {
+        0
+    }
 }
 
 #[cfg(test)]

@@ -108,6 +108,9 @@ fn gpu(status: &v1::GpuStatus) -> Value {
     json!({
         "index": status.index,
         "uuid": status.uuid,
+        "model": status.model,
+        "memory_total_bytes": status.memory_total_bytes,
+        "memory_used_bytes": status.memory_used_bytes,
         "gate": gate(status),
         "online_busy": status.online_busy,
         "state_ns": status.state_ns,
@@ -214,6 +217,7 @@ fn process(status: &v1::ProcessStatus) -> Value {
             "gpu": device.gpu,
             "busy": device.busy,
             "launches": device.launches,
+            "memory_bytes": device.memory_bytes,
             "suspect": suspect(device),
         })).collect::<Vec<_>>(),
         "channels": status.channels,
@@ -223,6 +227,14 @@ fn process(status: &v1::ProcessStatus) -> Value {
         "note": status.note,
         "asked_role": asked(status.asked_role()),
         "role_refused": status.role_refused,
+        "where": status.whereabouts.as_ref().map(|place| json!({
+            "unit": place.unit,
+            "container": place.container,
+            "pod_uid": place.pod_uid,
+            "namespace": place.namespace,
+            "pod": place.pod,
+            "slurm_job": place.slurm_job,
+        })),
         "hooks": status.hooks.iter().map(|hook| json!({
             "symbol": hook.symbol,
             "installed": hook.installed,

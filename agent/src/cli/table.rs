@@ -6,7 +6,7 @@ mod memory;
 use super::json;
 pub use crate::span::time;
 use comfy_table::Table;
-pub use layout::{append, new, right};
+pub use layout::{append, bytes, held, in_use, new, right};
 use layout::{or_dash, table};
 use std::fmt::Write;
 use tidegate_proto::v1;
@@ -94,6 +94,10 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     }
     text.push('\n');
     append(&mut text, &gpus(report, width));
+    if report.gpus.iter().any(|gpu| gpu.memory_total_bytes != 0) {
+        text.push('\n');
+        append(&mut text, &models(report, width));
+    }
     if let Some(unit) = report
         .gpus
         .iter()
@@ -156,6 +160,19 @@ fn gate(report: &v1::GetStatusResponse, gpu: &v1::GpuStatus) -> String {
     } else {
         state
     }
+}
+
+/// What each GPU is, and how full.
+fn models(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
+    let mut table = table(&["GPU", "MODEL", "MEMORY IN USE"], width);
+    for gpu in &report.gpus {
+        table.add_row([
+            gpu.index.to_string(),
+            or_dash(&gpu.model).to_owned(),
+            in_use(gpu),
+        ]);
+    }
+    table
 }
 
 fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
@@ -246,7 +263,8 @@ fn jobs(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
 
 fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
     let header = [
-        "PID", "NAME", "ROLE", "JOB", "GPU", "LAUNCHES", "CHANNELS", "RULE", "NOTE",
+        "PID", "NAME", "ROLE", "JOB", "WHERE", "GPU", "MEMORY", "LAUNCHES", "CHANNELS", "RULE",
+        "NOTE",
     ];
     let mut table = table(&header, width);
     for process in &report.processes {
@@ -274,15 +292,23 @@ fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
             process.name.clone(),
             json::role(process),
             or_dash(&process.job).to_owned(),
+            or_dash(place(process)).to_owned(),
             or_dash(&devices.join(", ")).to_owned(),
+            bytes(held(process)),
             launches.to_string(),
             channels,
             process.rule.clone(),
             process.note.clone(),
         ]);
     }
-    right(&mut table, &[0, 5, 6]);
+    right(&mut table, &[0, 6, 7, 8]);
     table
+}
+
+/// Where a process runs; an agent of an earlier version does not say.
+pub fn place(process: &v1::ProcessStatus) -> &str {
+    let place = process.whereabouts.as_ref();
+    place.map_or("", |place| &place.text)
 }
 
 /// The hooks of each process; rows that were never asked for are only counted.

@@ -54,6 +54,9 @@ pub struct Identity {
     /// `labels`: the directory with files in which the node's own services say more of pods, containers
     /// and Slurm jobs ([`crate::identity::labels`]).
     pub labels: PathBuf,
+    /// `pod_logs`: the directory in which the kubelet keeps the logs of pods, for their names
+    /// ([`crate::identity::names`]).
+    pub pod_logs: PathBuf,
     /// `rules`, in order; the first that matches decides. Nothing matches: ignore.
     pub rules: Vec<Rule>,
 }
@@ -64,6 +67,7 @@ impl Default for Identity {
             trust_env_uids: Vec::new(),
             // Beside the agent's own directory, which is mounted into containers.
             labels: PathBuf::from("/run/tidegate-labels"),
+            pod_logs: PathBuf::from("/var/log/pods"),
             rules: Vec::new(),
         }
     }

@@ -133,7 +133,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 45] = [
+pub static SETTINGS: [Setting; 46] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -160,6 +160,15 @@ pub static SETTINGS: [Setting; 45] = [
             Ok(())
         },
         |config| quoted(&config.identity.labels.to_string_lossy())
+    ),
+    setting!(
+        "identity.pod_logs",
+        NextAttach,
+        |config, row| {
+            config.identity.pod_logs = PathBuf::from(row.path()?);
+            Ok(())
+        },
+        |config| quoted(&config.identity.pod_logs.to_string_lossy())
     ),
     setting!(
         "identity.rules",

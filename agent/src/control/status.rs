@@ -12,6 +12,7 @@ use tidegate_abi::uuid::Uuid;
 use tidegate_node::Shell;
 use tidegate_node::kinds::gpu_id;
 use tidegate_node::lanes::{Applied, Lane};
+use tidegate_node::message::Whereabouts;
 use tidegate_node::session::Session;
 use tidegate_node::usage::Usage;
 use tidegate_policy::ids::{GpuId, JobId};
@@ -372,6 +373,7 @@ impl<'a> View<'a> {
             .to_owned(),
             note,
             role_refused: session.asked.refused.clone(),
+            whereabouts: Some(whereabouts(&session.peer.whereabouts)),
             ..v1::ProcessStatus::default()
         };
         status.set_role(role(session.role));
@@ -379,6 +381,18 @@ impl<'a> View<'a> {
             status.set_asked_role(role(asked));
         }
         status
+    }
+}
+
+fn whereabouts(place: &Whereabouts) -> v1::Whereabouts {
+    v1::Whereabouts {
+        unit: place.unit.clone().into(),
+        container: place.container.clone().into(),
+        pod_uid: place.pod_uid.clone().into(),
+        namespace: place.namespace.clone().into(),
+        pod: place.pod.clone().into(),
+        slurm_job: place.slurm_job.clone().into(),
+        text: place.text(),
     }
 }
 
@@ -462,6 +476,7 @@ fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
         busy: activity & ACTIVITY_BUSY != 0,
         launches: page.map_or(slot.seen.launches, |page| page.launches(at)),
         suspect: 0,
+        memory_bytes: slot.held.0,
     };
     let said = i32::try_from(slot.suspect)
         .ok()

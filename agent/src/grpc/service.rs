@@ -13,6 +13,7 @@ use crate::identity::rules::{Trial, decide, refused, trials};
 use crate::identity::{self, Qos, Subject};
 use crate::inbox::{Answer, Ask, Input, Mailbox};
 use crate::watch::events::{Compacted, EventLog};
+use crate::watch::gauge::Gauge;
 use crate::watch::metrics::serve::Configured;
 use crate::watch::refusals::Refusals;
 use crate::wire::{role, role_said};
@@ -38,6 +39,7 @@ pub struct Service {
     log_level: LogLevel,
     in_force: Arc<InForce>,
     refusals: Arc<Refusals>,
+    gauge: Gauge,
 }
 
 /// Who asks, for the record.
@@ -59,6 +61,7 @@ impl Service {
         log_level: LogLevel,
         in_force: Arc<InForce>,
         refusals: Arc<Refusals>,
+        gauge: Gauge,
     ) -> Self {
         Self {
             mailbox,
@@ -67,6 +70,7 @@ impl Service {
             log_level,
             in_force,
             refusals,
+            gauge,
         }
     }
 
@@ -125,6 +129,11 @@ impl v1::node_server::Node for Service {
         (report.config_error, report.config_pending) = self.in_force.standing();
         report.config_file = self.in_force.file();
         report.refusals = self.refusals.rows();
+        for (gpu, figures) in report.gpus.iter_mut().zip(self.gauge.read().await) {
+            gpu.model = figures.model;
+            gpu.memory_total_bytes = figures.total;
+            gpu.memory_used_bytes = figures.used;
+        }
         if request.get_ref().hooks {
             for process in &mut report.processes {
                 if let Some(hooks) = self.hooks.get(process.session) {

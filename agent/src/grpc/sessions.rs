@@ -10,6 +10,7 @@ use crate::grpc::heard::{self, Hello, HookReport, Read, memory};
 use crate::grpc::peers::{Greeted, Peer};
 use crate::host::reaper::Reaper;
 use crate::host::yard::Yard;
+use crate::identity::names;
 use crate::identity::rules::{decide, refused};
 use crate::identity::{Credentials, Subject};
 use crate::inbox::{
@@ -116,6 +117,11 @@ impl Sessions {
                 uid: peer.credentials.uid,
                 name: peer.credentials.name.clone(),
                 tenant: peer.credentials.tenant.clone(),
+                whereabouts: names::of(
+                    &peer.credentials.place,
+                    &subject.labels,
+                    &config.identity.pod_logs,
+                ),
             },
             role: decision.role,
             rule: decision.rule,

@@ -18,6 +18,7 @@ use families::{COUNTER, FAMILIES, JOB_FAMILIES, JobFamily};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 pub use sample::Scrape;
 use sample::{Labels, Sample, Samples, plain};
@@ -33,12 +34,7 @@ const OTHER: &str = "(other)";
 fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
     let mut jobs = status.jobs.clone();
     for job in &mut jobs {
-        job.name = job
-            .name
-            .chars()
-            .filter(|c| !c.is_control())
-            .take(128)
-            .collect();
+        job.name = short(&job.name);
     }
     if jobs.len() > JOBS {
         let mut rest = v1::JobStatus {
@@ -71,6 +67,30 @@ fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
     named.into_values().collect()
 }
 
+/// The names of where each of `jobs` runs: a series each, and so no more than those have.
+fn job_places(status: &v1::GetStatusResponse, jobs: &[v1::JobStatus]) -> Samples {
+    let named = jobs.iter().filter(|job| job.name != OTHER);
+    let series = named.filter_map(|job| {
+        let of_job = |process: &&v1::ProcessStatus| short(&process.job) == job.name;
+        let place = status.processes.iter().find(of_job)?.whereabouts.as_ref()?;
+        let labels = vec![
+            ("job", job.name.clone()),
+            ("namespace", short(&place.namespace)),
+            ("pod", short(&place.pod)),
+            ("container", short(&place.container)),
+            ("slurm_job", short(&place.slurm_job)),
+            ("unit", short(&place.unit)),
+        ];
+        Some((labels, Sample::Gauge(1.0)))
+    });
+    series.collect()
+}
+
+/// A name as it stands in a label.
+fn short(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(128).collect()
+}
+
 #[derive(Debug)]
 struct Rows(Scrape);
 
@@ -93,6 +113,13 @@ impl Collector for Rows {
             let out = encoder.encode_descriptor(name, help, unit.as_ref(), *kind)?;
             write(out, &samples.collect::<Samples>())?;
         }
+        let out = encoder.encode_descriptor(
+            "job_info",
+            "Where the first process of a job runs, to join on",
+            None,
+            MetricType::Gauge,
+        )?;
+        write(out, &job_places(&self.0.status, &jobs))?;
         let counters = self.0.status.counters.iter();
         let counters = counters.map(|counter| (&*counter.name, &*counter.help, counter.value));
         let lost = (

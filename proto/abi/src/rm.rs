@@ -138,6 +138,7 @@ pub const NV0000_CTRL_CMD_GPU_ATTACH_IDS: u32 = 0x215;
 pub const NV0080_CTRL_CMD_GPU_GET_VIRTUALIZATION_MODE: u32 = 0x0080_0289;
 // Controls of NV2080 (a subdevice).
 pub const NV2080_CTRL_CMD_GPU_GET_INFO_V2: u32 = 0x2080_0102;
+pub const NV2080_CTRL_CMD_GPU_GET_NAME_STRING: u32 = 0x2080_0110;
 pub const NV2080_CTRL_CMD_GPU_GET_GID_INFO: u32 = 0x2080_014a;
 pub const NV2080_CTRL_CMD_FB_GET_INFO_V2: u32 = 0x2080_1303;
 pub const NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS: u32 = 0x2080_110b;
@@ -348,6 +349,19 @@ const _: () = assert!(core::mem::size_of::<GidInfo>() == 268);
 /// `NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY`.
 pub const GID_FORMAT_BINARY: u32 = 2;
 
+/// Bytes of a GPU's name in ASCII; the rest of [`NameString`] is for wider letters.
+pub const NAME_ASCII: usize = 64;
+/// `NV2080_CTRL_GPU_GET_NAME_STRING_PARAMS`; from 595 on the text is [`NAME_ASCII`] bytes
+/// ([`Branch::name_string_size`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NameString {
+    /// 0: ASCII.
+    pub flags: u32,
+    pub text: [u8; 128],
+}
+const _: () = assert!(core::mem::size_of::<NameString>() == Branch::B590.name_string_size());
+
 /// Places in `NV2080_CTRL_CMD_FB_GET_INFO_V2`, the most that any branch has.
 pub const FB_INFO_PLACES: usize = 128;
 
@@ -547,6 +561,12 @@ impl Branch {
             Self::B580 | Self::B590 | Self::B595 => GPU_INFO_PLACES,
         };
         4 + 8 * places
+    }
+
+    /// Bytes of [`NameString`].
+    #[must_use]
+    pub const fn name_string_size(self) -> usize {
+        if self.is_from(595) { 68 } else { 132 }
     }
 
     /// Bytes of [`FbInfoV2`].

@@ -884,6 +884,14 @@ pub struct GpuStatus {
     /// Every span that ended later is among those kept; 0: they were not asked for.
     #[prost(uint64, tag = "21")]
     pub busy_from_ns: u64,
+    /// As the vendor's tools call it; empty: the driver does not say.
+    #[prost(string, tag = "22")]
+    pub model: ::prost::alloc::string::String,
+    /// All of its memory, and what of it is in use, by whomever; 0: the driver does not say.
+    #[prost(uint64, tag = "23")]
+    pub memory_total_bytes: u64,
+    #[prost(uint64, tag = "24")]
+    pub memory_used_bytes: u64,
 }
 /// CLOCK_MONOTONIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1149,6 +1157,32 @@ pub struct ProcessStatus {
     /// The role it asked for by TIDEGATE_ROLE.
     #[prost(enumeration = "Role", tag = "19")]
     pub asked_role: i32,
+    #[prost(message, optional, tag = "20")]
+    pub whereabouts: ::core::option::Option<Whereabouts>,
+}
+/// Where a process runs: by its cgroup's path as far as no tenant has a say in it, and by what the node's own services
+/// call that. Empty: it runs in none, or nobody on the node says so.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Whereabouts {
+    /// Unit of the system's service manager.
+    #[prost(string, tag = "1")]
+    pub unit: ::prost::alloc::string::String,
+    /// The container's id, 64 digits.
+    #[prost(string, tag = "2")]
+    pub container: ::prost::alloc::string::String,
+    /// The pod's UID.
+    #[prost(string, tag = "3")]
+    pub pod_uid: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub pod: ::prost::alloc::string::String,
+    /// Number of the Slurm job.
+    #[prost(string, tag = "6")]
+    pub slurm_job: ::prost::alloc::string::String,
+    /// For people: the most telling of these, e.g. "team-a/batch-0", "slurm 17".
+    #[prost(string, tag = "7")]
+    pub text: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeviceStatus {
@@ -1162,6 +1196,9 @@ pub struct DeviceStatus {
     pub launches: u64,
     #[prost(enumeration = "BusyReason", tag = "5")]
     pub suspect: i32,
+    /// What the process has allocated there, as its library counts: without contexts and code.
+    #[prost(uint64, tag = "6")]
+    pub memory_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Counter {

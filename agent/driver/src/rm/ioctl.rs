@@ -95,6 +95,8 @@ parameters!(
     [u8; 2],
     [u8; 3],
     rm::GpuInfoV2,
+    rm::NameString,
+    rm::FbInfoV2,
     rm::ConfidentialCapabilities,
     rm::Virtualization,
     u32,

@@ -60,6 +60,8 @@ pub enum MemorySaid {
         counted: Bytes,
         /// What of it was made for a cache that is not registered yet.
         unregistered: Bytes,
+        /// All that it holds, registered caches included.
+        held: Bytes,
     },
     /// Online needs more than is mapped for it, or an allocation of it would not fit.
     Demand {

@@ -3,6 +3,7 @@
 use crate::cli::print::terminal_width;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use std::fmt::Write;
+use tidegate_proto::v1;
 
 /// A table as every command prints them, no wider than the terminal, if there is one.
 pub fn new(header: &[&str]) -> Table {
@@ -37,6 +38,35 @@ pub fn append(text: &mut String, table: &Table) {
     for line in table.to_string().lines() {
         let _ = writeln!(text, "{}", line.trim_end());
     }
+}
+
+/// Memory with a unit.
+pub fn bytes(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    #[expect(clippy::cast_precision_loss, reason = "a size, for people")]
+    let gib = bytes as f64 / (1_u64 << 30) as f64;
+    match bytes {
+        0 => "-".to_owned(),
+        1..MIB => format!("{} KiB", bytes.div_ceil(1 << 10)),
+        _ if gib < 1.0 => format!("{} MiB", bytes / MIB),
+        _ if gib < 100.0 => format!("{gib:.1} GiB"),
+        _ => format!("{gib:.0} GiB"),
+    }
+}
+
+/// `used of total`; a dash where the driver does not say.
+pub fn in_use(gpu: &v1::GpuStatus) -> String {
+    if gpu.memory_total_bytes == 0 {
+        return "-".to_owned();
+    }
+    let used = bytes(gpu.memory_used_bytes.max(1));
+    format!("{used} of {}", bytes(gpu.memory_total_bytes))
+}
+
+/// What a process holds on all its GPUs, as its library counts.
+pub fn held(process: &v1::ProcessStatus) -> u64 {
+    let devices = process.devices.iter();
+    devices.fold(0, |sum, device| sum.saturating_add(device.memory_bytes))
 }
 
 pub(super) fn or_dash(text: &str) -> &str {

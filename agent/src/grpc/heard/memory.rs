@@ -47,6 +47,9 @@ pub(super) fn said(event: Event) -> Option<MemorySaid> {
                 slot: usage.slot,
                 counted: Bytes(usage.plain_bytes).plus(unregistered),
                 unregistered,
+                held: Bytes(usage.plain_bytes)
+                    .plus(unregistered)
+                    .plus(Bytes(usage.kv_bytes)),
             }
         }
         Event::Demand(demand) => MemorySaid::Demand {

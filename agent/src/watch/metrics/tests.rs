@@ -150,3 +150,29 @@ fn names_are_unique_and_every_metric_has_help() {
     names.dedup();
     assert_eq!(names.len(), count);
 }
+
+/// P-OPERATE-18: where jobs run is there to join on, for as many jobs as have series.
+#[test]
+fn jobs_have_the_names_of_where_they_run_as_far_as_they_have_series() {
+    let mut placed = status(1_000);
+    placed.processes = (0..1_000)
+        .map(|n| v1::ProcessStatus {
+            job: format!("job {n}"),
+            whereabouts: Some(v1::Whereabouts {
+                namespace: "team-a".to_owned(),
+                pod: format!("batch-{n}"),
+                ..v1::Whereabouts::default()
+            }),
+            ..v1::ProcessStatus::default()
+        })
+        .collect();
+    let places = render(scrape(placed), Format::Text);
+    assert_eq!(
+        series(&places, "tidegate_job_info"),
+        JOBS - 1,
+        "all that have a name"
+    );
+    let first =
+        "tidegate_job_info{job=\"job 0\",namespace=\"team-a\",pod=\"batch-0\",container=\"\",";
+    assert!(places.contains(first), "{places}");
+}

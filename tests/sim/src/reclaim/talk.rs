@@ -141,6 +141,7 @@ impl World<Reclaim> {
                         slot: 0,
                         counted,
                         unregistered: Bytes::ZERO,
+                        held: counted,
                     },
                 );
             }

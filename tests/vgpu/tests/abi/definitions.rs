@@ -24,6 +24,7 @@ impl Definition {
         match self.name {
             "rm::ProbedIds" => Some(branch.probed_ids_size()),
             "rm::GpuInfoV2" => Some(branch.gpu_info_size()),
+            "rm::NameString" => Some(branch.name_string_size()),
             "rm::FbInfoV2" => Some(branch.fb_info_size()),
             "rm::Virtualization" => Some(branch.virtualization_size()),
             "rm::ConfidentialCapabilities" => Some(branch.capabilities_size()),
@@ -160,6 +161,9 @@ fn of_rm() -> Vec<Definition> {
     }
     rm::GidInfo: "NV2080_CTRL_GPU_GET_GID_INFO_PARAMS" {
         index: "index", flags: "flags", length: "length", data: "data",
+    }
+    rm::NameString: "NV2080_CTRL_GPU_GET_NAME_STRING_PARAMS" {
+        flags: "gpuNameStringFlags", text: "gpuNameString",
     }
     rm::FbInfoV2: "NV2080_CTRL_FB_GET_INFO_V2_PARAMS" {
         list_size: "fbInfoListSize", list: "fbInfoList",

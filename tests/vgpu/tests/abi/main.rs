@@ -20,7 +20,7 @@ const SOURCES: [&str; 3] = [
 ];
 
 /// What a number is called in the headers where its name differs.
-const OTHER_NAMES: [(&str, &str); 24] = [
+const OTHER_NAMES: [(&str, &str); 25] = [
     (
         "NV01_MEMORY_OS_DESCRIPTOR",
         "NV01_MEMORY_SYSTEM_OS_DESCRIPTOR",
@@ -78,6 +78,7 @@ const OTHER_NAMES: [(&str, &str); 24] = [
     ("GPU_INFO_PLACES", "NV2080_CTRL_GPU_INFO_MAX_LIST_SIZE"),
     // Of `resource_server.h` and `ctrl2080gpu.h`, outside the tables: the same from 535 to 595 by hand.
     ("CLIENT_HANDLE_BASE", ""),
+    ("NAME_ASCII", ""),
     ("GID_FORMAT_BINARY", ""),
 ];
 

@@ -26,6 +26,9 @@ const _: () = assert!(XID_CTXSW_TIMEOUT != XID_FAULT);
 const BARE: u32 = 0;
 const VGX: u32 = 2;
 
+/// What the GPU is called: the one whose device number and compute capability it has.
+const NAME: &[u8] = b"NVIDIA H100 80GB HBM3";
+
 /// What a control costs at the firmware that moves nothing on or off an engine.
 const ROUND_TRIP_NS: u64 = 20_000;
 
@@ -215,6 +218,10 @@ impl World {
                 }
             }
             "NV2080_CTRL_CMD_GPU_GET_GID_INFO" => self.gid_info(call, header, layout)?,
+            "NV2080_CTRL_CMD_GPU_GET_NAME_STRING" => {
+                call.nested.fill(0);
+                layout.put(call.nested, "gpuNameString", NAME);
+            }
             "NV2080_CTRL_CMD_FB_GET_INFO_V2" => self.fb_info(call, header, layout)?,
             "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN" => {
                 let key = self.channel_key(client, object).unwrap_or(0);

@@ -1,0 +1,130 @@
+//! What GPUs and processes are called, and what memory they hold: the names and figures that people join on.
+
+use std::path::{Path, PathBuf};
+use tidegate_tests::{Node, Offline, TRUSTING, compile, wait_for, watch};
+use tidegate_vgpu::history::{self, Kind};
+
+/// A cgroup that ends with the test.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes `path` in the first hierarchy that lets this user; None: none does.
+    fn make(path: &str) -> Option<Self> {
+        let roots = [
+            "/sys/fs/cgroup",
+            "/sys/fs/cgroup/freezer",
+            "/sys/fs/cgroup/pids",
+        ];
+        roots.into_iter().map(Path::new).find_map(|root| {
+            // Without this file it is no hierarchy, only a directory with some.
+            let place = root
+                .join("cgroup.procs")
+                .is_file()
+                .then(|| root.join(path))?;
+            std::fs::create_dir_all(&place).ok()?;
+            let made = Self(place);
+            made.0.join("cgroup.procs").is_file().then_some(made)
+        })
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Its parents too, as far as nobody else has anything there.
+        let own = self.0.ancestors().take(4);
+        for place in own {
+            let _ = std::fs::remove_dir(place);
+        }
+    }
+}
+
+/// P-OPERATE-18: a process of a pod has the pod's names in status and events.
+#[test]
+fn a_process_of_a_pod_has_its_names_in_status_and_events() {
+    let uid = format!("{:08x}-52e4-4b1c-9c5f-0d6f1a2b3c4d", std::process::id());
+    let container = "a1b2c3d4e5f60718".repeat(4);
+    let path = format!("kubepods/besteffort/pod{uid}/{container}");
+    let Some(cgroup) = Cgroup::make(&path) else {
+        eprintln!("SKIPPED: no cgroup may be made here");
+        return;
+    };
+    let mut node = Node::device_only(&[]);
+    let pods = node.dir().join("pods");
+    std::fs::create_dir_all(pods.join(format!("team-a_batch-0_{uid}"))).expect("writable");
+    node.start_agent(&format!(
+        "[identity]\ntrust_env_uids = [\"self\"]\npod_logs = \"{}\"\n",
+        pods.display()
+    ));
+    let program = compile("offline", &["-lcuda"]);
+    let mut shell = node.preloaded("/bin/sh", "offline");
+    let line = format!(
+        "echo $$ > {}/cgroup.procs && exec {} 1000000 0",
+        cgroup.0.display(),
+        program.display()
+    );
+    let mut offline = Offline::from_command(shell.args(["-c", &line]));
+    offline.running();
+    let status = watch::status(&node);
+    let place = &status["processes"][0]["where"];
+    for (name, value) in [
+        ("namespace", "team-a"),
+        ("pod", "batch-0"),
+        ("pod_uid", &uid),
+        ("container", &container),
+    ] {
+        assert_eq!(place[name], value, "{status:#}");
+    }
+    let said = |args: &[&str]| {
+        let output = node.tidegate(args);
+        String::from_utf8(output.stdout).expect("text")
+    };
+    for args in [
+        &["status"][..],
+        &["events", "--kind", "attached"],
+    ] {
+        let text = said(args);
+        assert!(text.contains("team-a/batch-0"), "{args:?}: {text}");
+    }
+    offline.stop();
+}
+
+/// P-OPERATE-18: a GPU has its driver's name and memory, a process what it allocated.
+#[test]
+fn a_gpu_has_a_model_and_its_memory_in_use_and_a_process_what_it_allocated() {
+    let node = Node::new(&[], TRUSTING);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    offline.running();
+    let in_use = || {
+        let records = history::read(&node.vgpu_dir()).expect("the device writes its history");
+        records.iter().fold(0, |sum, record| match record.kind {
+            Kind::MemoryUp => sum + record.tag,
+            Kind::MemoryDown => sum - record.tag,
+            _ => sum,
+        })
+    };
+    let status = wait_for("what the program allocated", || {
+        let status = watch::status(&node);
+        let held = status["processes"][0]["devices"][0]["memory_bytes"].as_u64();
+        (held == Some(8)).then_some(status)
+    });
+    let gpu = &status["gpus"][0];
+    assert_eq!(gpu["model"], "NVIDIA H100 80GB HBM3");
+    let (total, used) = (
+        gpu["memory_total_bytes"].as_u64(),
+        gpu["memory_used_bytes"].as_u64(),
+    );
+    assert!(total > used && used > Some(0), "{gpu:#}");
+    // The driver speaks of KiB.
+    assert!(
+        used.expect("bytes").abs_diff(in_use()) < 1 << 10,
+        "{gpu:#}, {} by the device",
+        in_use()
+    );
+    let shown = node.tidegate(&["status"]);
+    let shown = String::from_utf8(shown.stdout).expect("text");
+    assert!(
+        shown.contains("MEMORY IN USE") && shown.contains("H100"),
+        "{shown}"
+    );
+    offline.stop();
+}
