@@ -38,9 +38,9 @@ impl Drop for Cgroup {
     }
 }
 
-/// P-OPERATE-18: a process of a pod has the pod's names in status and events.
+/// P-OPERATE-18: a process of a pod has the pod's names in status, events and top.
 #[test]
-fn a_process_of_a_pod_has_its_names_in_status_and_events() {
+fn a_process_of_a_pod_has_its_names_in_status_events_and_top() {
     let uid = format!("{:08x}-52e4-4b1c-9c5f-0d6f1a2b3c4d", std::process::id());
     let container = "a1b2c3d4e5f60718".repeat(4);
     let path = format!("kubepods/besteffort/pod{uid}/{container}");
@@ -81,6 +81,7 @@ fn a_process_of_a_pod_has_its_names_in_status_and_events() {
     for args in [
         &["status"][..],
         &["events", "--kind", "attached"],
+        &["top", "--once", "--sample", "1s"],
     ] {
         let text = said(args);
         assert!(text.contains("team-a/batch-0"), "{args:?}: {text}");

@@ -421,6 +421,39 @@ impl Drop for Terminal {
     }
 }
 
+/// Pauses and resumes the only job, drains the node and takes it back, each by its key and its confirmation; what the
+/// node is then comes from status.
+fn act_from_the_terminal(node: &Node, terminal: &Terminal) {
+    let key = |key: &str| {
+        terminal.tmux(&["send-keys", "-t", "top", key]);
+    };
+    let state = || watch::status(node)["jobs"][0]["state"].clone();
+    let drained = || watch::status(node)["drained"] == true;
+    key("p");
+    let asked = terminal.wait("question", |text| text.contains("y: yes"));
+    assert!(asked.contains("pause job "), "{asked}");
+    key("n");
+    terminal.wait("no question", |text| !text.contains("y: yes"));
+    assert_ne!(state(), "paused", "nothing was confirmed");
+    for (word, held) in [("p", true), ("r", false)] {
+        key(word);
+        terminal.wait("question", |text| text.contains("y: yes"));
+        key("y");
+        let done = if held { "paused: " } else { "resumed: " };
+        terminal.wait("what came of it", |text| text.contains(done));
+        assert_eq!(state() == "paused", held);
+    }
+    for held in [true, false] {
+        key("d");
+        terminal.wait("question", |text| text.contains("y: yes"));
+        key("y");
+        terminal.wait("DRAINED or not", |text| {
+            text.contains("   DRAINED") == held && !text.contains(" ...")
+        });
+        assert_eq!(drained(), held);
+    }
+}
+
 /// P-OPERATE-13: events, log level and terminal show the node.
 #[test]
 fn top_shows_a_node_in_a_real_terminal_obeys_its_keys_and_says_that_the_agent_is_gone() {
@@ -456,7 +489,7 @@ fn top_shows_a_node_in_a_real_terminal_obeys_its_keys_and_says_that_the_agent_is
         pids.iter().all(|pid| text.contains(&pid.to_string())) && text.contains("open")
     });
     assert!(
-        first.contains("HEADROOM") && first.contains("sort (by role)"),
+        first.contains("MEMORY") && first.contains("sort (by role)"),
         "{first}"
     );
     terminal.tmux(&["send-keys", "-t", "top", "s"]);
@@ -465,6 +498,7 @@ fn top_shows_a_node_in_a_real_terminal_obeys_its_keys_and_says_that_the_agent_is
     terminal.wait("help", |text| text.contains("what this shows"));
     terminal.tmux(&["send-keys", "-t", "top", "h"]);
     terminal.wait("no help", |text| !text.contains("what this shows"));
+    act_from_the_terminal(&node, &terminal);
     node.agent.take().expect("an agent").signal(libc::SIGKILL);
     let gone = terminal.wait("lost agent", |text| text.contains("THE AGENT IS GONE"));
     assert!(
@@ -478,7 +512,7 @@ fn top_shows_a_node_in_a_real_terminal_obeys_its_keys_and_says_that_the_agent_is
     terminal.tmux(&["send-keys", "-t", "top", "q"]);
     terminal.wait("end", |text| text.contains("ended with 0"));
     let once = said(&node, &["top", "--once"]);
-    assert!(once.contains("GATE") && once.contains("HEADROOM"), "{once}");
+    assert!(once.contains("GATE") && once.contains("MEMORY"), "{once}");
     let absent = Terminal(format!("tg-absent-{}", std::process::id()));
     let line = format!("{} --run-dir /nonexistent top", tidegate.display());
     absent.tmux(&[

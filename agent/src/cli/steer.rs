@@ -11,20 +11,27 @@ async fn control(agent: &Agent) -> anyhow::Result<ControlClient<Channel>> {
     Ok(ControlClient::new(agent.connect(CONTROL_SOCKET).await?))
 }
 
+/// Pauses a job, or every job where it is empty, or takes that back; the jobs that this is about.
+pub async fn set_paused(agent: &Agent, job: &str, paused: bool) -> anyhow::Result<Vec<String>> {
+    let mut control = control(agent).await?;
+    let job = job.to_owned();
+    Ok(if paused {
+        let answer = control.pause(v1::PauseRequest { job }).await?;
+        answer.into_inner().jobs
+    } else {
+        let answer = control.resume(v1::ResumeRequest { job }).await?;
+        answer.into_inner().jobs
+    })
+}
+
 pub async fn pause(agent: &Agent, job: Option<String>) -> anyhow::Result<()> {
-    let request = v1::PauseRequest {
-        job: job.unwrap_or_default(),
-    };
-    let answer = control(agent).await?.pause(request).await?;
-    jobs("paused", &answer.into_inner().jobs)
+    let held = set_paused(agent, &job.unwrap_or_default(), true).await?;
+    jobs("paused", &held)
 }
 
 pub async fn resume(agent: &Agent, job: Option<String>) -> anyhow::Result<()> {
-    let request = v1::ResumeRequest {
-        job: job.unwrap_or_default(),
-    };
-    let answer = control(agent).await?.resume(request).await?;
-    jobs("resumed", &answer.into_inner().jobs)
+    let free = set_paused(agent, &job.unwrap_or_default(), false).await?;
+    jobs("resumed", &free)
 }
 
 fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {

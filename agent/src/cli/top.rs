@@ -2,18 +2,22 @@
 //!
 //! Two things are asked of the agent, as any reader may: its status twice a second, and its events, for
 //! the latency of each preemption. [`model`] keeps what was heard and knows no terminal; [`draw`] makes
-//! frames of it and knows no agent. An agent that is absent or lost is shown as such, and asked again.
+//! frames of it and knows no agent; [`keys`] says what a key does. An agent that is absent or lost is shown as such,
+//! and asked again. What an operator may do, as pause a job, is asked back for, and then done as its command does it.
 
 mod draw;
+mod keys;
 mod model;
 use super::agent::{Agent, Refusal, report};
 use super::print::{colours, print, terminal_width};
+use super::steer;
 use crate::clock::now_ns;
 use clap::Args as ClapArgs;
-use model::{Heard, Model, Sort};
+use keys::{Pressed, press};
+use model::{Action, Heard, Model, Sort};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::io::IsTerminal;
 use std::time::Duration;
 use tidegate_proto::{STATUS_SOCKET, v1};
@@ -57,11 +61,13 @@ pub(super) async fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
         "this is no terminal; `tidegate top --once` prints one frame"
     );
     let (heard_tx, mut heard_rx) = mpsc::channel(64);
+    let (action_tx, action_rx) = mpsc::channel(1);
     let mut keys = keys()?;
     let mut model = Model::new(args.sort, colours());
     let mut terminal = ratatui::try_init()?;
+    let acting = act(agent, action_rx, heard_tx.clone());
     let listening = listen(agent, heard_tx);
-    tokio::pin!(listening);
+    tokio::pin!(listening, acting);
     let mut ticks = tokio::time::interval(EVERY);
     let shown = loop {
         if let Err(error) = terminal.draw(|frame| draw::draw(frame, &model, now_ns())) {
@@ -69,6 +75,7 @@ pub(super) async fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
         }
         tokio::select! {
             () = &mut listening => {}
+            () = &mut acting => {}
             heard = heard_rx.recv() => {
                 if let Some(heard) = heard {
                     model.hear(heard, now_ns());
@@ -76,15 +83,13 @@ pub(super) async fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
             }
             key = keys.recv() => match key {
                 Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
-                    let interrupt = key.modifiers.contains(KeyModifiers::CONTROL)
-                        && key.code == KeyCode::Char('c');
-                    match key.code {
-                        _ if interrupt => break Ok(()),
-                        KeyCode::Char('q') => break Ok(()),
-                        KeyCode::Esc if !model.help => break Ok(()),
-                        KeyCode::Char('h' | '?') => model.help = !model.help,
-                        KeyCode::Char('s') => model.sort = model.sort.next(),
-                        _ => model.help = false,
+                    match press(&mut model, key) {
+                        Pressed::Quit => break Ok(()),
+                        Pressed::Nothing => {}
+                        Pressed::Do(action) => {
+                            // One at a time: what is still being done is on the screen.
+                            let _ = action_tx.try_send(action);
+                        }
                     }
                 }
                 Some(_) => {}
@@ -110,6 +115,38 @@ fn keys() -> anyhow::Result<mpsc::Receiver<Event>> {
             }
         })?;
     Ok(key_rx)
+}
+
+/// Does what was confirmed, and tells what came of it, for as long as it is polled.
+async fn act(agent: &Agent, mut action_rx: mpsc::Receiver<Action>, heard_tx: mpsc::Sender<Heard>) {
+    while let Some(action) = action_rx.recv().await {
+        let done = tokio::time::timeout(ANSWER, carry_out(agent, &action));
+        let said = match done.await {
+            Ok(Ok(said)) => said,
+            Ok(Err(error)) => match error.downcast_ref::<tonic::Status>() {
+                Some(status) => Refusal::from(status).to_string(),
+                None => format!("{error:#}"),
+            },
+            Err(_) => "the agent does not answer".to_owned(),
+        };
+        if heard_tx.send(Heard::Done(said)).await.is_err() {
+            break;
+        }
+    }
+    std::future::pending::<()>().await;
+}
+
+async fn carry_out(agent: &Agent, action: &Action) -> anyhow::Result<String> {
+    let said = |what: &str, jobs: Vec<String>| match jobs.as_slice() {
+        [] => format!("{what}: no job is attached"),
+        jobs => format!("{what}: {}", jobs.join(", ")),
+    };
+    Ok(match action {
+        Action::Pause(job) => said("paused", steer::set_paused(agent, job, true).await?),
+        Action::Resume(job) => said("resumed", steer::set_paused(agent, job, false).await?),
+        Action::Drain => said("drained", steer::set_drained(agent, true).await?),
+        Action::Undrain => said("no longer drained", steer::set_drained(agent, false).await?),
+    })
 }
 
 /// Asks and listens for as long as it is polled.

@@ -7,7 +7,7 @@ use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, Wrap};
+use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, TableState, Wrap};
 use tidegate_proto::v1;
 
 /// Cells of a bar.
@@ -110,13 +110,9 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
         }
     }
     frame.render_widget(Line::from(said), legend);
-    draw_jobs(frame, status, &paint, job_rows);
+    draw_jobs(frame, model, status, &paint, job_rows);
     draw_processes(frame, model, &paint, processes);
-    let keys_line = format!("q quit   h help   s sort (by {})", model.sort.name());
-    frame.render_widget(
-        Line::styled(keys_line, Style::new().add_modifier(Modifier::DIM)),
-        keys,
-    );
+    frame.render_widget(last_line(model), keys);
     if model.help {
         help(frame, area);
     }
@@ -151,6 +147,12 @@ fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'
         text.push_str("   ");
         text.push_str(&obstacle.kind);
     }
+    if status.drained {
+        text.push_str("   DRAINED");
+    }
+    if !status.config_error.is_empty() {
+        text.push_str("   CONFIGURATION REFUSED");
+    }
     Line::from(vec![
         Span::styled(
             format!("Tidegate {}", plain::line(&status.version)),
@@ -158,6 +160,36 @@ fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'
         ),
         Span::raw(text),
     ])
+}
+
+/// What is to be confirmed, what came of it, or the keys.
+fn last_line(model: &Model) -> Line<'static> {
+    if let Some(action) = &model.asking {
+        let question = format!("{action}? y: yes, any other key: no");
+        let style = Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED);
+        return Line::styled(plain::line(&question), style);
+    }
+    if let Some(typed) = &model.typing {
+        return Line::raw(plain::line(&format!(
+            "show what contains: {typed}_   (enter keeps it, esc shows all)"
+        )));
+    }
+    if !model.said.is_empty() {
+        let style = Style::new().add_modifier(Modifier::BOLD);
+        return Line::styled(plain::line(&model.said), style);
+    }
+    let drained = model.status.as_ref().is_some_and(|status| status.drained);
+    let filter = if model.filter.is_empty() {
+        "/ filter".to_owned()
+    } else {
+        format!("/ \"{}\"", plain::line(&model.filter))
+    };
+    let keys = format!(
+        "q quit  h help  s sort (by {})  {filter}  p pause  r resume  d {}",
+        model.sort.name(),
+        if drained { "undrain" } else { "drain" }
+    );
+    Line::styled(keys, Style::new().add_modifier(Modifier::DIM))
 }
 
 /// Names of columns, those of numbers on the right.
@@ -211,6 +243,127 @@ fn headroom(gpu: &v1::GpuStatus, style: Style) -> Line<'static> {
     bar(share, style)
 }
 
+/// A column of the GPUs: its head, its width, and what stands in it. Those of numbers are on the right.
+struct Column<'a> {
+    head: &'static str,
+    width: Constraint,
+    number: bool,
+    cell: Box<dyn Fn(usize, &v1::GpuStatus) -> Line<'static> + 'a>,
+}
+
+/// Width from which a column is there beside those that every terminal has room for.
+const MEMORY_FROM: u16 = 100;
+/// See [`MEMORY_FROM`].
+const MODEL_FROM: u16 = 126;
+
+/// The columns that a terminal of this width has room for. Where no memory is shared, what is in use stands in the place
+/// of the headroom.
+fn gpu_columns<'a>(
+    model: &'a Model,
+    status: &v1::GetStatusResponse,
+    paint: &'a Paint,
+    width: u16,
+) -> Vec<Column<'a>> {
+    let column = |head, cells, number, cell| Column {
+        head,
+        width: Constraint::Length(cells),
+        number,
+        cell,
+    };
+    let mut columns = vec![
+        column(
+            "GPU",
+            3,
+            false,
+            Box::new(|_, gpu| Line::raw(gpu.index.to_string())),
+        ),
+        column(
+            "GATE",
+            13,
+            false,
+            Box::new(|_, gpu| {
+                let gate = format!("{} {}", json::gate(gpu), table::time(gpu.state_ns));
+                Line::styled(gate, paint.gate(gpu.gate()))
+            }),
+        ),
+        column(
+            "ONLINE",
+            10,
+            false,
+            Box::new(|at, _| bar(model.lately(at).online, paint.of(Color::Magenta))),
+        ),
+        column(
+            "OFFLINE",
+            10,
+            false,
+            Box::new(|at, _| bar(model.lately(at).offline, paint.of(Color::Green))),
+        ),
+        column(
+            "PREEMPT.",
+            8,
+            true,
+            Box::new(|_, gpu| Line::raw(gpu.preemptions.to_string())),
+        ),
+        column(
+            "p99",
+            6,
+            true,
+            Box::new(|_, gpu| {
+                let latency = gpu
+                    .preempt_latency
+                    .as_ref()
+                    .filter(|latency| latency.count != 0);
+                Line::raw(latency.map_or_else(|| "-".to_owned(), |l| table::time(l.p99_ns)))
+            }),
+        ),
+        column(
+            "LATENCY ≤1ms",
+            small(SPARK),
+            false,
+            Box::new(|_, gpu| spark(&model.latencies(gpu.index, SPARK), paint)),
+        ),
+    ];
+    let shared = |gpu: &v1::GpuStatus| {
+        gpu.memory
+            .as_ref()
+            .is_some_and(|memory| memory.pool_bytes != 0)
+    };
+    let any_shared = status.gpus.iter().any(shared);
+    let any_known = status.gpus.iter().any(|gpu| gpu.memory_total_bytes != 0);
+    if any_shared || !any_known {
+        let cell = Box::new(|_, gpu: &v1::GpuStatus| headroom(gpu, paint.of(Color::Blue)));
+        columns.push(column("HEADROOM", 10, false, cell));
+    }
+    if any_known && (width >= MEMORY_FROM || !any_shared) {
+        let brief = width < MEMORY_FROM;
+        let cell = Box::new(move |_, gpu: &v1::GpuStatus| Line::raw(memory_cell(gpu, brief)));
+        columns.push(column("MEMORY", if brief { 10 } else { 20 }, false, cell));
+    }
+    if any_known && width >= MODEL_FROM {
+        let cell = Box::new(|_, gpu: &v1::GpuStatus| Line::raw(plain::line(&gpu.model)));
+        columns.push(Column {
+            width: Constraint::Min(10),
+            ..column("MODEL", 0, false, cell)
+        });
+    }
+    columns
+}
+
+/// What is in use of a GPU's memory; briefly in GiB.
+fn memory_cell(gpu: &v1::GpuStatus, brief: bool) -> String {
+    if !brief || gpu.memory_total_bytes == 0 {
+        return table::in_use(gpu);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a size, for people")]
+    let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+    let (used, total) = (gib(gpu.memory_used_bytes), gib(gpu.memory_total_bytes));
+    if used < 99.5 {
+        format!("{used:.1}/{total:.0} G")
+    } else {
+        format!("{used:.0}/{total:.0} G")
+    }
+}
+
 fn draw_gpus(
     frame: &mut Frame<'_>,
     model: &Model,
@@ -218,52 +371,33 @@ fn draw_gpus(
     paint: &Paint,
     area: Rect,
 ) {
+    let columns = gpu_columns(model, status, paint, area.width);
+    let side = |column: &Column<'_>| {
+        if column.number {
+            Alignment::Right
+        } else {
+            Alignment::Left
+        }
+    };
     let rows = status.gpus.iter().enumerate().map(|(at, gpu)| {
-        let lately = model.lately(at);
-        let latency = gpu
-            .preempt_latency
-            .as_ref()
-            .filter(|latency| latency.count != 0);
-        let gate = format!("{} {}", json::gate(gpu), table::time(gpu.state_ns));
-        Row::new([
-            Line::raw(gpu.index.to_string()),
-            Line::styled(gate, paint.gate(gpu.gate())),
-            bar(lately.online, paint.of(Color::Magenta)),
-            bar(lately.offline, paint.of(Color::Green)),
-            Line::raw(gpu.preemptions.to_string()).alignment(Alignment::Right),
-            Line::raw(latency.map_or_else(|| "-".to_owned(), |l| table::time(l.p99_ns)))
-                .alignment(Alignment::Right),
-            spark(&model.latencies(gpu.index, SPARK), paint),
-            headroom(gpu, paint.of(Color::Blue)),
-        ])
+        let cells = columns.iter();
+        Row::new(cells.map(|column| (column.cell)(at, gpu).alignment(side(column))))
     });
-    let head = [
-        "GPU",
-        "GATE",
-        "ONLINE",
-        "OFFLINE",
-        "PREEMPT.",
-        "p99",
-        "LATENCY ≤1ms",
-        "HEADROOM",
-    ];
-    let widths = [
-        Constraint::Length(3),
-        Constraint::Length(13),
-        Constraint::Length(10),
-        Constraint::Length(10),
-        Constraint::Length(8),
-        Constraint::Length(6),
-        Constraint::Length(small(SPARK)),
-        Constraint::Min(10),
-    ];
-    let table = Table::new(rows, widths)
-        .header(heads(head, &[4, 5]).style(paint.strong()))
-        .column_spacing(1);
+    let heads = columns.iter();
+    let heads = heads.map(|column| Line::raw(column.head).alignment(side(column)));
+    let widths: Vec<Constraint> = columns.iter().map(|column| column.width).collect();
+    let head = Row::new(heads).style(paint.strong());
+    let table = Table::new(rows, widths).header(head).column_spacing(1);
     frame.render_widget(table, area);
 }
 
-fn draw_jobs(frame: &mut Frame<'_>, status: &v1::GetStatusResponse, paint: &Paint, area: Rect) {
+fn draw_jobs(
+    frame: &mut Frame<'_>,
+    model: &Model,
+    status: &v1::GetStatusResponse,
+    paint: &Paint,
+    area: Rect,
+) {
     if status.jobs.is_empty() {
         let none = "No offline job is attached. Start one with LD_PRELOAD=libtidegate.so TIDEGATE_ROLE=offline.";
         frame.render_widget(Paragraph::new(none).wrap(Wrap { trim: true }), area);
@@ -298,13 +432,22 @@ fn draw_jobs(frame: &mut Frame<'_>, status: &v1::GetStatusResponse, paint: &Pain
     let table = Table::new(rows, widths).header(
         heads(["OFFLINE JOB", "STATE", "GPUS", "PREEMPT.", "WHY"], &[3]).style(paint.strong()),
     );
-    frame.render_widget(table, area);
+    // The one that keys are about is marked where there are several.
+    let selected = model.selected_at().filter(|_| status.jobs.len() > 1);
+    let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected(selected);
+    frame.render_stateful_widget(table, area, &mut state);
 }
 
 fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rect) {
     let processes = model.processes();
     if processes.is_empty() {
-        frame.render_widget(Paragraph::new("No process is attached."), area);
+        let none = if model.filter.is_empty() {
+            "No process is attached."
+        } else {
+            "No attached process matches the filter."
+        };
+        frame.render_widget(Paragraph::new(none), area);
         return;
     }
     let visible = usize::from(area.height.saturating_sub(1));
@@ -321,22 +464,56 @@ fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rec
         .collect();
     if hidden != 0 {
         let more = format!("and {} more", processes.len() - shown);
-        rows.push(Row::new([Line::raw(""), Line::raw(more)]));
+        rows.push(vec![Line::raw(""), Line::raw(more)]);
     }
-    let widths = [
+    let wide = area.width >= MEMORY_FROM;
+    let placed = wide
+        && processes
+            .iter()
+            .any(|process| !table::place(process).is_empty());
+    let mut head = vec!["PID", "PROCESS", "ROLE", "GPU", "LAUNCHES/s", "MEMORY"];
+    let mut widths = vec![
         Constraint::Length(8),
-        Constraint::Length(16),
+        Constraint::Length(if wide { 16 } else { 14 }),
         Constraint::Length(8),
-        Constraint::Length(12),
+        Constraint::Length(if wide { 12 } else { 8 }),
         Constraint::Length(10),
-        Constraint::Min(10),
+        Constraint::Length(8),
     ];
-    let head = ["PID", "PROCESS", "ROLE", "GPU", "LAUNCHES/s", "NOTE"];
-    let table = Table::new(rows, widths).header(heads(head, &[4]).style(paint.strong()));
+    if placed {
+        let longest = processes
+            .iter()
+            .map(|process| table::place(process).chars().count());
+        let room = area.width.saturating_sub(67 + WHY).max(NAME);
+        head.push("WHERE");
+        widths.push(Constraint::Length(
+            small(longest.max().unwrap_or(0)).clamp(5, room),
+        ));
+    }
+    head.push("NOTE");
+    widths.push(Constraint::Min(10));
+    let rows = rows.into_iter().map(|mut cells: Vec<Line<'static>>| {
+        if !placed && cells.len() > WHERE_AT {
+            cells.remove(WHERE_AT);
+        }
+        Row::new(cells)
+    });
+    let heads = head.into_iter().map(|name| {
+        let number = matches!(name, "LAUNCHES/s" | "MEMORY");
+        Line::raw(name).alignment(if number {
+            Alignment::Right
+        } else {
+            Alignment::Left
+        })
+    });
+    let table = Table::new(rows, widths).header(Row::new(heads).style(paint.strong()));
     frame.render_widget(table, area);
 }
 
-fn process_row(model: &Model, process: &v1::ProcessStatus, paint: &Paint) -> Row<'static> {
+/// Where a process runs, among the cells of its row.
+const WHERE_AT: usize = 6;
+
+fn process_row(model: &Model, process: &v1::ProcessStatus, paint: &Paint) -> Vec<Line<'static>> {
     let colour = match process.role() {
         v1::Role::Online => Color::Magenta,
         v1::Role::Offline => Color::Green,
@@ -351,14 +528,16 @@ fn process_row(model: &Model, process: &v1::ProcessStatus, paint: &Paint) -> Row
         format!("{}{state}", device.gpu)
     };
     let devices: Vec<_> = process.devices.iter().map(device).collect();
-    Row::new([
+    vec![
         Line::raw(process.pid.to_string()),
         Line::raw(plain::line(&process.name)),
         Line::styled(json::role(process), paint.of(colour)),
         Line::raw(devices.join(",")),
         Line::raw(model.rate(process).to_string()).alignment(Alignment::Right),
+        Line::raw(table::bytes(table::held(process))).alignment(Alignment::Right),
+        Line::raw(plain::line(table::place(process))),
         Line::raw(plain::line(&process.note)),
-    ])
+    ]
 }
 
 /// No agent has been heard yet.
@@ -390,7 +569,12 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
         "p99       from online's ring to offline off the GPU",
         "LATENCY   the last 12 of these; a full column is 1 ms",
         "HEADROOM  memory kept mapped for online ahead of need",
+        "MEMORY    of a GPU: in use by whomever; of a process: what",
+        "          it allocated, without contexts and code",
         "",
+        "up and down (k, j) choose a job; p pauses it, r resumes it,",
+        "d drains the node: each is asked back for, y confirms",
+        "/ shows processes of a name, job, pod, role or pid only",
         "s sorts processes, h closes this, q quits",
     ];
     let width = 62.min(area.width);

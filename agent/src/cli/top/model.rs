@@ -1,7 +1,9 @@
 //! What was heard of the node, and what follows from it: shares, rates, and the latencies of late.
 
+use crate::cli::{json, table};
 use clap::ValueEnum;
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use tidegate_proto::v1;
 
 /// Latencies kept per GPU.
@@ -49,6 +51,32 @@ pub enum Heard {
     Event(v1::Event),
     /// The agent cannot be spoken to.
     Lost(String),
+    /// What came of an action.
+    Done(String),
+}
+
+/// What an operator may do from here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Pause this job.
+    Pause(String),
+    /// Let it run again.
+    Resume(String),
+    /// Let no offline job run.
+    Drain,
+    /// Let them run again.
+    Undrain,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pause(job) => write!(f, "pause job {job}"),
+            Self::Resume(job) => write!(f, "resume job {job}"),
+            Self::Drain => f.write_str("drain: stop all offline jobs, those to come included"),
+            Self::Undrain => f.write_str("undrain: let offline jobs run"),
+        }
+    }
 }
 
 /// One GPU of late, shares from 0 to 1.
@@ -73,6 +101,16 @@ pub struct Model {
     pub help: bool,
     /// Whether to paint.
     pub colours: bool,
+    /// What is to be confirmed.
+    pub asking: Option<Action>,
+    /// What came of what was asked for, until the next key.
+    pub said: String,
+    /// Only processes of which something contains this are shown; empty: all.
+    pub filter: String,
+    /// The filter that is being typed.
+    pub typing: Option<String>,
+    /// The job that was chosen, by name.
+    chosen: Option<String>,
     latencies: BTreeMap<u32, VecDeque<u64>>,
     newest_event: u64,
     generation: u64,
@@ -89,6 +127,11 @@ impl Model {
             sort,
             help: false,
             colours,
+            asking: None,
+            said: String::new(),
+            filter: String::new(),
+            typing: None,
+            chosen: None,
             latencies: BTreeMap::new(),
             newest_event: 0,
             generation: 0,
@@ -113,6 +156,7 @@ impl Model {
                 self.status = Some(*status);
             }
             Heard::Event(event) => self.take_event(&event),
+            Heard::Done(said) => self.said = said,
             Heard::Lost(why) => {
                 // Whoever answers next tells all its events again, and counts them from one.
                 self.newest_event = 0;
@@ -121,6 +165,32 @@ impl Model {
                 self.lost = Some((why, since));
             }
         }
+    }
+
+    fn jobs(&self) -> &[v1::JobStatus] {
+        self.status.as_ref().map_or(&[], |status| &status.jobs)
+    }
+
+    /// Place of the job that keys are about: the one that was chosen, as long as it is there, else the first.
+    pub fn selected_at(&self) -> Option<usize> {
+        let jobs = self.jobs();
+        let chosen = self.chosen.as_ref();
+        let found = chosen.and_then(|name| jobs.iter().position(|job| job.name == *name));
+        found.or((!jobs.is_empty()).then_some(0))
+    }
+
+    /// Its name.
+    pub fn selected(&self) -> Option<String> {
+        let at = self.selected_at()?;
+        Some(self.jobs()[at].name.clone())
+    }
+
+    /// Chooses the job `by` places further on, as far as there are any.
+    pub fn select(&mut self, by: isize) {
+        let Some(at) = self.selected_at() else { return };
+        let last = self.jobs().len() - 1;
+        let at = at.saturating_add_signed(by).min(last);
+        self.chosen = Some(self.jobs()[at].name.clone());
     }
 
     fn take_event(&mut self, event: &v1::Event) {
@@ -193,13 +263,30 @@ impl Model {
         }
     }
 
-    /// The processes in the chosen order.
+    /// Whether the filter, or what is typed of it, lets a process through.
+    fn shows(&self, process: &v1::ProcessStatus) -> bool {
+        let wanted = self.typing.as_ref().unwrap_or(&self.filter).to_lowercase();
+        let place = process.whereabouts.as_ref();
+        let id = place.map_or("", |place| &place.container);
+        let all = [
+            &process.pid.to_string(),
+            &process.name,
+            &process.job,
+            &json::role(process),
+            table::place(process),
+            id,
+        ];
+        all.iter().any(|said| said.to_lowercase().contains(&wanted))
+    }
+
+    /// The processes that are shown, in the chosen order.
     pub fn processes(&self) -> Vec<v1::ProcessStatus> {
         let mut processes = self
             .status
             .as_ref()
             .map(|status| status.processes.clone())
             .unwrap_or_default();
+        processes.retain(|process| self.shows(process));
         match self.sort {
             Sort::Role => processes.sort_by_key(|process| (process.role, process.pid)),
             Sort::Pid => processes.sort_by_key(|process| process.pid),

@@ -1,5 +1,7 @@
-use super::model::{Heard, Model, Sort};
+use super::keys::{Pressed, press};
+use super::model::{Action, Heard, Model, Sort};
 use super::{draw, frame};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tidegate_proto::v1;
 
 const S: u64 = 1_000_000_000;
@@ -112,9 +114,9 @@ open: offline runs   closed: online has the GPU   cooling: online just stopped
 OFFLINE JOB          STATE          GPUS     PREEMPT. WHY
 batch                running 3.0 s  0              12 online is idle
 
-PID      PROCESS          ROLE     GPU          LAUNCHES/s NOTE
-30       vllm             online   0 idle               10
-20       python           offline  0                   100
+PID      PROCESS        ROLE     GPU      LAUNCHES/s   MEMORY NOTE
+30       vllm           online   0 idle           10        -
+20       python         offline  0               100        -
 ";
     assert!(
         found.starts_with(expected),
@@ -123,7 +125,7 @@ PID      PROCESS          ROLE     GPU          LAUNCHES/s NOTE
     assert!(
         found
             .trim_end()
-            .ends_with("q quit   h help   s sort (by role)"),
+            .ends_with("q quit  h help  s sort (by role)  / filter  p pause  r resume  d drain"),
         "{found}"
     );
 }
@@ -208,6 +210,135 @@ fn names_that_would_steer_the_terminal_do_not() {
         found.contains("?[2Jgone") && found.contains("a?b"),
         "{found}"
     );
+}
+
+/// P-OPERATE-13: nothing is done to the node before it was confirmed, and then to the job that was chosen.
+#[test]
+fn keys_choose_a_job_and_do_what_is_confirmed_only() {
+    let mut two = status(1, 105 * S);
+    let mut second = two.jobs[0].clone();
+    second.name = "index".to_owned();
+    two.jobs.push(second);
+    let mut model = model(1);
+    model.hear(Heard::Status(Box::new(two.clone())), 105 * S);
+    let key = |model: &mut Model, code| press(model, KeyEvent::new(code, KeyModifiers::NONE));
+    let letter = |model: &mut Model, c| key(model, KeyCode::Char(c));
+    let last = |model: &Model| shown(model, 80, 24).lines().last().map(str::to_owned);
+    assert_eq!(letter(&mut model, 'p'), Pressed::Nothing);
+    let asked = last(&model).expect("a line");
+    assert!(asked.starts_with("pause job batch? y: yes"), "{asked}");
+    assert_eq!(letter(&mut model, 'n'), Pressed::Nothing);
+    assert_eq!(
+        letter(&mut model, 'y'),
+        Pressed::Nothing,
+        "nothing is asked any more"
+    );
+    // A job that comes before the chosen one moves it, not the choice.
+    assert_eq!(key(&mut model, KeyCode::Down), Pressed::Nothing);
+    let mut third = two.clone();
+    third.jobs.insert(
+        0,
+        v1::JobStatus {
+            name: "a".to_owned(),
+            ..v1::JobStatus::default()
+        },
+    );
+    model.hear(Heard::Status(Box::new(third)), 106 * S);
+    letter(&mut model, 'p');
+    let paused = letter(&mut model, 'y');
+    assert_eq!(paused, Pressed::Do(Action::Pause("index".to_owned())));
+    model.hear(Heard::Done("paused: index".to_owned()), 106 * S);
+    assert_eq!(last(&model).as_deref(), Some("paused: index"));
+    letter(&mut model, 'r');
+    let resumed = letter(&mut model, 'y');
+    assert_eq!(resumed, Pressed::Do(Action::Resume("index".to_owned())));
+    for (drained, action) in [(false, Action::Drain), (true, Action::Undrain)] {
+        two.drained = drained;
+        model.hear(Heard::Status(Box::new(two.clone())), 107 * S);
+        assert_eq!(shown(&model, 80, 24).contains("DRAINED"), drained);
+        letter(&mut model, 'd');
+        assert_eq!(letter(&mut model, 'y'), Pressed::Do(action));
+    }
+    two.jobs.clear();
+    model.hear(Heard::Status(Box::new(two)), 108 * S);
+    letter(&mut model, 'p');
+    assert_eq!(model.asking, None);
+    assert_eq!(last(&model).as_deref(), Some("no offline job is attached"));
+    assert_eq!(letter(&mut model, 'q'), Pressed::Quit);
+}
+
+/// P-OPERATE-13: a filter shows the processes of one pod, name or role, and is taken back.
+#[test]
+fn a_filter_is_typed_kept_and_taken_back() {
+    let mut placed = status(1, 105 * S);
+    placed.processes[0].whereabouts = Some(v1::Whereabouts {
+        text: "team-a/batch-0".to_owned(),
+        container: "abc123".to_owned(),
+        ..v1::Whereabouts::default()
+    });
+    let mut model = model(1);
+    model.hear(Heard::Status(Box::new(placed)), 105 * S);
+    let wide = shown(&model, 140, 24);
+    assert!(
+        wide.contains("WHERE") && wide.contains("team-a/batch-0"),
+        "{wide}"
+    );
+    assert!(
+        !shown(&model, 80, 24).contains("WHERE"),
+        "80 columns have no room for it"
+    );
+    let pids = |model: &Model| -> Vec<i32> {
+        let processes = model.processes();
+        processes.iter().map(|process| process.pid).collect()
+    };
+    let key = |model: &mut Model, code| press(model, KeyEvent::new(code, KeyModifiers::NONE));
+    let word = |model: &mut Model, text: &str| {
+        for c in text.chars() {
+            assert_eq!(
+                key(model, KeyCode::Char(c)),
+                Pressed::Nothing,
+                "q is a letter too"
+            );
+        }
+    };
+    word(&mut model, "/Team-q");
+    assert_eq!(pids(&model), [0_i32; 0], "what is typed counts at once");
+    key(&mut model, KeyCode::Backspace);
+    assert_eq!(pids(&model), [20]);
+    key(&mut model, KeyCode::Enter);
+    assert!(shown(&model, 80, 24).contains("/ \"Team-\""));
+    assert_eq!(pids(&model), [20]);
+    for (text, found) in [("vllm", [30]), ("online", [30]), ("abc1", [20])] {
+        model.filter.clear();
+        word(&mut model, &format!("/{text}"));
+        assert_eq!(pids(&model), found, "{text}");
+        key(&mut model, KeyCode::Esc);
+        assert_eq!(pids(&model), [30, 20]);
+    }
+}
+
+/// P-OPERATE-13: what a GPU is and how full it is has its place as far as the terminal has room.
+#[test]
+fn memory_and_model_are_shown_where_there_is_room() {
+    let mut known = status(1, 105 * S);
+    let gpu = &mut known.gpus[0];
+    gpu.memory = None;
+    gpu.model = "NVIDIA H100 80GB HBM3".to_owned();
+    (gpu.memory_used_bytes, gpu.memory_total_bytes) = (10 << 30, 80 << 30);
+    known.processes[0].devices[0].memory_bytes = 3 << 29;
+    let mut model = model(1);
+    model.hear(Heard::Status(Box::new(known.clone())), 105 * S);
+    let narrow = shown(&model, 80, 24);
+    assert!(narrow.contains("10.0/80 G"), "{narrow}");
+    assert!(
+        narrow.contains("1.5 GiB") && !narrow.contains("H100"),
+        "{narrow}"
+    );
+    let wide = shown(&model, 140, 24);
+    for text in ["10.0 GiB of 80.0 GiB", "NVIDIA H100 80GB HBM3", "1.5 GiB"] {
+        assert!(wide.contains(text), "no {text} in {wide}");
+    }
+    assert!(!wide.contains("HEADROOM"), "nothing is shared");
 }
 
 /// P-OPERATE-13: events, log level and terminal show the node.
