@@ -120,7 +120,7 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     if report.processes.is_empty() {
         text.push_str("no process is attached\n");
     } else {
-        append(&mut text, &processes(report, width));
+        text.push_str(&processes(report, width));
     }
     let counted: Vec<_> = report
         .counters
@@ -261,48 +261,89 @@ fn jobs(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
     table
 }
 
-fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
-    let header = [
-        "PID", "NAME", "ROLE", "JOB", "WHERE", "GPU", "MEMORY", "LAUNCHES", "CHANNELS", "RULE",
-        "NOTE",
-    ];
+/// Width from which rules, notes and places stand in the table; in a narrower one each has lines of its own below.
+const ROOMY: u16 = 130;
+/// Columns of numbers.
+const NUMBERS: [&str; 4] = ["PID", "MEMORY", "LAUNCHES", "CHANNELS"];
+
+/// The processes, without columns that would be empty.
+fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
+    let rows: Vec<_> = report.processes.iter().map(process_cells).collect();
+    let roomy = width.is_none_or(|width| width >= ROOMY);
+    let kept = |&at: &usize| {
+        let wordy = matches!(PROCESS[at], "WHERE" | "RULE" | "NOTE");
+        let known = |row: &[String; PROCESS.len()]| !matches!(row[at].as_str(), "" | "-");
+        (roomy || !wordy) && rows.iter().any(known)
+    };
+    let columns: Vec<usize> = (0..PROCESS.len()).filter(kept).collect();
+    let header: Vec<&str> = columns.iter().map(|&at| PROCESS[at]).collect();
     let mut table = table(&header, width);
-    for process in &report.processes {
-        let devices: Vec<_> = process
-            .devices
-            .iter()
-            .map(|device| {
-                let state = if device.busy { "busy" } else { "idle" };
-                if device.suspect == 0 {
-                    format!("{} {state}", device.gpu)
-                } else {
-                    let reason = json::suspect(device).replace('_', " ");
-                    format!("{} {state} ({reason})", device.gpu)
-                }
-            })
-            .collect();
-        let launches: u64 = process.devices.iter().map(|device| device.launches).sum();
-        let channels = if process.channels == 0 || process.proven {
-            process.channels.to_string()
-        } else {
-            format!("{} (not proven)", process.channels)
-        };
-        table.add_row([
-            process.pid.to_string(),
-            process.name.clone(),
-            json::role(process),
-            or_dash(&process.job).to_owned(),
-            or_dash(place(process)).to_owned(),
-            or_dash(&devices.join(", ")).to_owned(),
-            bytes(held(process)),
-            launches.to_string(),
-            channels,
-            process.rule.clone(),
-            process.note.clone(),
-        ]);
+    for row in &rows {
+        table.add_row(columns.iter().map(|&at| &row[at]));
     }
-    right(&mut table, &[0, 6, 7, 8]);
-    table
+    let numbers = header.iter().enumerate();
+    let numbers = numbers.filter(|(_, name)| NUMBERS.contains(name));
+    right(&mut table, &numbers.map(|(at, _)| at).collect::<Vec<_>>());
+    let mut text = String::new();
+    append(&mut text, &table);
+    if !roomy {
+        remarks(&report.processes, &mut text);
+    }
+    text
+}
+
+/// What there is no column for, those of whom the same is to be said together.
+fn remarks(processes: &[v1::ProcessStatus], text: &mut String) {
+    let mut said = Vec::<(String, Vec<String>)>::new();
+    for process in processes {
+        let parts = [place(process), &process.rule, &process.note];
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        let (remark, pid) = (parts.join("; "), process.pid.to_string());
+        match said.iter_mut().find(|(known, _)| *known == remark) {
+            Some((_, pids)) => pids.push(pid),
+            None => said.push((remark, vec![pid])),
+        }
+    }
+    for (remark, pids) in said.iter().filter(|(remark, _)| !remark.is_empty()) {
+        let _ = writeln!(text, "  {}: {remark}", pids.join(", "));
+    }
+}
+
+/// What is said of a process.
+const PROCESS: [&str; 11] = [
+    "PID", "NAME", "ROLE", "JOB", "WHERE", "GPU", "MEMORY", "LAUNCHES", "CHANNELS", "RULE", "NOTE",
+];
+
+fn process_cells(process: &v1::ProcessStatus) -> [String; PROCESS.len()] {
+    let device = |device: &v1::DeviceStatus| {
+        let state = if device.busy { "busy" } else { "idle" };
+        if device.suspect == 0 {
+            format!("{} {state}", device.gpu)
+        } else {
+            let reason = json::suspect(device).replace('_', " ");
+            format!("{} {state} ({reason})", device.gpu)
+        }
+    };
+    let devices: Vec<_> = process.devices.iter().map(device).collect();
+    let launches: u64 = process.devices.iter().map(|device| device.launches).sum();
+    let channels = if process.channels == 0 || process.proven {
+        process.channels.to_string()
+    } else {
+        format!("{} (not proven)", process.channels)
+    };
+    [
+        process.pid.to_string(),
+        process.name.clone(),
+        json::role(process),
+        or_dash(&process.job).to_owned(),
+        or_dash(place(process)).to_owned(),
+        or_dash(&devices.join(", ")).to_owned(),
+        bytes(held(process)),
+        launches.to_string(),
+        channels,
+        process.rule.clone(),
+        process.note.clone(),
+    ]
 }
 
 /// Where a process runs; an agent of an earlier version does not say.
@@ -450,6 +491,45 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// P-OPERATE-16: at 80 columns no name is cut to pieces for what nobody reads there.
+    #[test]
+    fn a_narrow_terminal_has_rules_and_notes_below_the_processes() {
+        let mut report = crowded();
+        let process = &mut report.processes[0];
+        process.job = "index".to_owned();
+        process.rule = "rule 1: cgroup /online.slice".to_owned();
+        process.note = String::new();
+        let mut second = process.clone();
+        second.pid = 7;
+        report.processes.push(second);
+        let narrow = processes(&report, Some(80));
+        let row = |text: &str| {
+            text.lines()
+                .find(|line| line.contains(" 4194304"))
+                .map(str::to_owned)
+        };
+        let found = row(&narrow).expect("a row");
+        assert!(
+            found.contains("python3") && found.contains("index"),
+            "{narrow}"
+        );
+        assert!(
+            narrow.contains("  4194304, 7: rule 1: cgroup /online.slice\n"),
+            "{narrow}"
+        );
+        assert!(
+            !narrow.contains("RULE") && !narrow.contains("WHERE"),
+            "{narrow}"
+        );
+        let wide = processes(&report, Some(200));
+        let found = row(&wide).expect("a row");
+        assert!(found.contains("rule 1: cgroup /online.slice"), "{wide}");
+        assert!(
+            !wide.contains("NOTE"),
+            "an empty column is left out: {wide}"
+        );
     }
 
     #[test]

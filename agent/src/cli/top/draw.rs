@@ -279,7 +279,7 @@ fn gpu_columns<'a>(
         ),
         column(
             "GATE",
-            13,
+            14,
             false,
             Box::new(|_, gpu| {
                 let gate = format!("{} {}", json::gate(gpu), table::time(gpu.state_ns));

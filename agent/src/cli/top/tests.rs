@@ -107,8 +107,8 @@ fn one_gpu_in_a_small_terminal_is_told_in_one_frame() {
     let found = shown(&model(1), 80, 24);
     let expected = "\
 Tidegate 0.1.0 up 0   driver 580.95.05   channel control L1
-GPU GATE          ONLINE     OFFLINE    PREEMPT.    p99 LATENCY ≤1ms HEADROOM
-0   open 3.0 s    █░░░░  25% ████░  75%       12 420 us ▂▅█          ███░░  50%
+GPU GATE           ONLINE     OFFLINE    PREEMPT.    p99 LATENCY ≤1ms HEADROOM
+0   open 3.0 s     █░░░░  25% ████░  75%       12 420 us ▂▅█          ███░░  50%
 open: offline runs   closed: online has the GPU   cooling: online just stopped
 
 OFFLINE JOB          STATE          GPUS     PREEMPT. WHY
