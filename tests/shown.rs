@@ -106,7 +106,9 @@ fn a_gpu_has_a_model_and_its_memory_in_use_and_a_process_what_it_allocated() {
     let status = wait_for("what the program allocated", || {
         let status = watch::status(&node);
         let held = status["processes"][0]["devices"][0]["memory_bytes"].as_u64();
-        (held == Some(8)).then_some(status)
+        // While the driver takes its time it says nothing of its GPUs.
+        let known = status["gpus"][0]["model"] != "";
+        (held == Some(8) && known).then_some(status)
     });
     let gpu = &status["gpus"][0];
     assert_eq!(gpu["model"], "NVIDIA H100 80GB HBM3");
