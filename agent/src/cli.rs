@@ -8,6 +8,7 @@ mod doctor;
 mod events;
 mod examples;
 mod explain;
+mod finetune;
 mod json;
 pub mod manual;
 mod misused;
@@ -125,6 +126,8 @@ enum Command {
     },
     /// Start a program online or offline: with the library, its role and the engines' time-outs.
     Run(run::Args),
+    /// Train a LoRA of a local model offline, and have a running vLLM answer with it.
+    Finetune(Box<finetune::Args>),
     /// What would I harvest, and what would it cost? Needs no agent and no GPU.
     Replay(Box<replay::Args>),
     /// What does sharing the GPU cost my users? Measures your own server: alone, and with Tidegate.
@@ -166,6 +169,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         || error.is::<bench::Usage>()
         || error.is::<doctor::NotStarted>()
         || error.is::<misused::Misused>()
+        || error.is::<finetune::NoPackage>()
     {
         return 2;
     }
@@ -221,6 +225,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         }
         Command::Replay(args) => replay::run(args)?,
         Command::Run(args) => return run::run(&cli.agent, args),
+        Command::Finetune(args) => return finetune::run(&cli.agent, args),
         Command::Report(args) => report::run(args)?,
         Command::Bench(args) => return bench::run(&cli.agent, args).map_err(refused),
         Command::Doctor(arguments) => return doctor::run(&cli.agent, arguments),
@@ -263,6 +268,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         | Command::Release { .. }
         | Command::Replay(_)
         | Command::Run(_)
+        | Command::Finetune(_)
         | Command::Cdi(_)
         | Command::Completions { .. }
         | Command::Man { .. }

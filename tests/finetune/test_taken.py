@@ -18,7 +18,7 @@ from tidegate_engines.job import Cut
 
 
 class Played:
-    """A device and the agent that takes its blocks: at any copy, and gives them back some polls after they are withheld."""
+    """A device, and the agent that takes its blocks at any copy and gives them back when they have been withheld."""
 
     def __init__(self, blocks: int, rng: random.Random, share: float) -> None:
         self.memory = ctypes.create_string_buffer(blocks * BLOCK)

@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 28] = [
+const EXAMPLES: [(&str, &str); 29] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -30,6 +30,10 @@ const EXAMPLES: [(&str, &str); 28] = [
     (
         "run",
         "tidegate run --online --wait 30s -- vllm serve Qwen/Qwen3-8B",
+    ),
+    (
+        "finetune",
+        "tidegate finetune --model models/llama --data train.jsonl --lora r=16,alpha=32 --out adapters/support",
     ),
     (
         "replay",

@@ -52,7 +52,7 @@ pub(super) struct Args {
 }
 
 /// "30s", "2m"; 0 is no wait.
-fn wait(text: &str) -> Result<Duration, String> {
+pub(super) fn wait(text: &str) -> Result<Duration, String> {
     if matches!(text, "0" | "0s") {
         return Ok(Duration::ZERO);
     }
@@ -65,6 +65,23 @@ fn wait(text: &str) -> Result<Duration, String> {
 pub struct NotStarted(String);
 
 impl Args {
+    /// Of a program that is started for somebody, offline.
+    pub(super) fn offline(
+        job: &str,
+        wait: Duration,
+        library: Option<PathBuf>,
+        command: Vec<OsString>,
+    ) -> Self {
+        Self {
+            online: false,
+            offline: true,
+            job: Some(job.to_owned()),
+            wait,
+            library,
+            command,
+        }
+    }
+
     /// The role that is asked for: by a flag, else by the variable.
     fn wish(&self) -> anyhow::Result<Option<Role>> {
         let said = match (self.online, self.offline) {

@@ -10,5 +10,7 @@
 ``held``     the memory of what can be made again, and what was lost of it
 ``taken``    the same in memory that the agent takes and gives back
 ``virtual``  the virtual GPU as a trainer's device
+``asked``    what a user asks of `tidegate finetune`, and what is wrong with it
+``cli``      that training
 ``adapter``  a finished adapter: saved whole, and handed to a running vLLM
 """
