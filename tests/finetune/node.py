@@ -42,7 +42,8 @@ class Node:
 
     def __enter__(self) -> Node:
         # What the device does with memory that is given back: other bytes, so that a lost page shows.
-        device = self._start([BUILT / "vgpud", "--dir", self.folder / "gpu", "--set", "poison=0xa5"], stdout=subprocess.PIPE)
+        command = [BUILT / "vgpud", "--dir", self.folder / "gpu", "--set", "poison=0xa5"]
+        device = self._start(command, stdout=subprocess.PIPE)
         if device.stdout is None or device.stdout.readline().strip() != "ready":
             raise RuntimeError("the virtual GPU does not come up")
         self.start_agent()
