@@ -3,6 +3,7 @@
 //! Any event may come in any state, late, twice or for a name nobody knows; then it changes
 //! nothing. Stamps are other processes' words: they are read as at most `now`.
 
+use crate::fair::Terms;
 use crate::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
 };
@@ -90,6 +91,20 @@ pub enum Event<'a> {
         channels: Channels,
         /// Some of them are new, so an order carried out before did not reach them.
         grown: bool,
+    },
+    /// An offline process has work for a GPU, or none. Until it says so it counts as having some.
+    Works {
+        /// The process.
+        session: SessionId,
+        /// Whether it has.
+        works: bool,
+    },
+    /// What the operator's rules give a job beside others; until then it has the least of everything.
+    Terms {
+        /// The job.
+        job: JobId,
+        /// Its weights, class and user.
+        terms: Terms,
     },
     /// Answer to `Disable`: from `returned` on nothing of the job runs on that GPU.
     Disabled {

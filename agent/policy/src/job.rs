@@ -22,6 +22,7 @@ mod ranks;
 use crate::config::{Config, Means, OnMaxGated};
 use crate::effect::{Effect, Look, Report};
 use crate::event::{Order, Standing};
+use crate::fair::{Claim, Terms};
 use crate::ids::{Channels, Generation, GpuId, GpuSet, JobId, SessionId};
 use crate::reclaim::{Hold, Sight};
 use crate::time::Instant;
@@ -72,6 +73,8 @@ struct Member {
     gpus: GpuSet,
     standing: Standing,
     channels: Vec<(GpuId, Channels)>,
+    /// It said that it has no work.
+    idle: bool,
 }
 
 impl Member {
@@ -123,6 +126,8 @@ enum Want {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
     Gates,
+    /// Another job has its turn.
+    Turn,
     Operator,
     Skipped,
     Memory,
@@ -149,6 +154,7 @@ enum LaunchGate {
 pub(crate) struct Job {
     pub id: JobId,
     pub paused: bool,
+    pub terms: Terms,
     gpus: GpuSet,
     members: Vec<Member>,
     lanes: Vec<Lane>,
@@ -180,6 +186,7 @@ impl Job {
         Self {
             id,
             paused,
+            terms: Terms::default(),
             gpus: GpuSet::EMPTY,
             members: Vec::new(),
             lanes: Vec::new(),
@@ -306,23 +313,55 @@ impl Job {
         self.launch_gate = LaunchGate::Unset;
     }
 
-    fn want(&self, world: &World, now: Instant) -> Want {
+    fn want(&self, world: &World, may: bool, now: Instant) -> Want {
+        if let Some(why) = self.held_by(world, now) {
+            Want::Gate(why)
+        } else if !self.is_open(world) && !self.breathes(world, now) {
+            Want::Gate(Why::Gates)
+        } else if may {
+            Want::Run
+        } else {
+            Want::Gate(Why::Turn)
+        }
+    }
+
+    /// What holds it, whatever gates and other jobs do.
+    fn held_by(&self, world: &World, now: Instant) -> Option<Why> {
+        if self.paused || world.drained {
+            Some(Why::Operator)
+        } else if self.skip_until.is_some_and(|until| now < until) {
+            Some(Why::Skipped)
+        } else if self.hold >= Hold::Stopped {
+            Some(Why::Memory)
+        } else {
+            None
+        }
+    }
+
+    fn is_open(&self, world: &World) -> bool {
         // A process that has not said yet which GPUs it uses may use any.
         let gpus = if self.gpus.is_empty() {
             world.all
         } else {
             self.gpus
         };
-        if self.paused || world.drained {
-            Want::Gate(Why::Operator)
-        } else if self.skip_until.is_some_and(|until| now < until) {
-            Want::Gate(Why::Skipped)
-        } else if self.hold >= Hold::Stopped {
-            Want::Gate(Why::Memory)
-        } else if gpus.minus(world.open).is_empty() || self.breathes(world, now) {
-            Want::Run
-        } else {
-            Want::Gate(Why::Gates)
+        gpus.minus(world.open).is_empty()
+    }
+
+    /// The job as others that use its GPUs see it.
+    pub fn claim(&self, world: &World, now: Instant) -> Claim {
+        Claim {
+            job: self.id,
+            gpus: self.gpus,
+            terms: self.terms,
+            wants: !self.members.iter().all(|member| member.idle),
+            open: self.held_by(world, now).is_none() && self.is_open(world),
+            runs: self.want == Want::Run,
+            on: self.mode != Mode::Unmanaged && !self.all(LaneState::Disabled),
+            whole: self
+                .lanes
+                .iter()
+                .all(|lane| matches!(lane.state, LaneState::Enabled | LaneState::Disabling)),
         }
     }
 
@@ -336,6 +375,7 @@ impl Job {
         &mut self,
         config: &Config,
         world: &World,
+        may: bool,
         generation: &mut Generation,
         now: Instant,
         out: &mut Vec<Effect>,
@@ -344,8 +384,8 @@ impl Job {
         if self.skip_until.is_some_and(|until| now >= until) {
             self.skip_until = None;
         }
-        self.breathe(config, world, now, out);
-        let want = self.want(world, now);
+        self.breathe(config, world, may, now, out);
+        let want = self.want(world, may, now);
         if want == Want::Run && self.gpus.minus(world.open).is_empty() {
             self.breath = Breath::No;
         }
@@ -392,7 +432,14 @@ impl Job {
         outcome
     }
 
-    fn breathe(&mut self, config: &Config, world: &World, now: Instant, out: &mut Vec<Effect>) {
+    fn breathe(
+        &mut self,
+        config: &Config,
+        world: &World,
+        may: bool,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
         if self.want != Want::Gate(Why::Gates) {
             return;
         }
@@ -412,6 +459,7 @@ impl Job {
         if let (Breath::Wanted, OnMaxGated::Breathe(turn)) = (self.breath, config.on_max_gated)
             && self.gpus.minus(world.breathable).is_empty()
             && self.mode == Mode::Managed
+            && may
         {
             self.breath = Breath::Until(now.after(turn));
             out.push(Effect::Emit(Report::Breathed { job: self.id }));
@@ -614,6 +662,7 @@ impl Job {
                 Want::Run => Reason::None,
                 Want::Gate(Why::Operator) => Reason::Paused,
                 Want::Gate(Why::Memory) => Reason::Reclaim,
+                Want::Gate(Why::Turn) => Reason::Turn,
                 Want::Gate(_) => Reason::Gate(self.gpus.minus(world.open)),
             },
             paused: self.paused,

@@ -11,9 +11,11 @@
 //!   Node::step(&mut self, event, now, &mut Vec<Effect>)      online  processes -> busy, gaps
 //!        |                                                   job     gates -> orders to a gang
 //!        v Effect                                            charge  preemptions -> per request
-//!   issue threads, gate words, timer, log                    node    all of it, one step
+//!   issue threads, gate words, timer, log                    fair    jobs that share GPUs -> whose turn
+//!                                                            node    all of it, one step
 //! ```
 //!
+//! [`fair`] is in force with [`config::FairMode::Turns`], which no setting of the agent chooses yet.
 //! [`lease`] decides how much of a trainer runs beside online; replay asks it, the node does not yet.
 //!
 //! Words: an *edge* is online going idle -> busy (busy edge) or back. A *decode gap* is the idle
@@ -26,6 +28,7 @@ mod charge;
 pub mod config;
 pub mod effect;
 pub mod event;
+pub mod fair;
 pub mod gap;
 pub mod gate;
 pub mod holders;

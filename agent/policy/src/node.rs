@@ -14,6 +14,7 @@ use crate::charge::Charges;
 use crate::config::{Config, Cooldown, Learning};
 use crate::effect::{Effect, Report};
 use crate::event::{Event, Order, Reading};
+use crate::fair::{Claim, Fair};
 use crate::gap::Learner;
 use crate::gate::{Cooling, Gate, Online};
 use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, SessionId};
@@ -103,6 +104,9 @@ pub struct Node {
     sessions: Vec<Session>,
     /// Offline jobs, in the order they came.
     jobs: Vec<Job>,
+    fair: Fair,
+    /// Kept for its room.
+    claims: Vec<Claim>,
     memory: Memory,
     /// `Pause` of all jobs holds for those to come.
     pause_new: bool,
@@ -144,6 +148,8 @@ impl Node {
             gpus: vec![gpu; gpus],
             sessions: Vec::new(),
             jobs: Vec::new(),
+            fair: Fair::new(now),
+            claims: Vec::new(),
             memory: Memory::new(config.sharing, gpus),
             pause_new: false,
             world: World {
@@ -289,6 +295,7 @@ impl Node {
                     order_answered(job, event, &config, now, out);
                 }
             }
+            Event::Works { .. } | Event::Terms { .. } => self.stand_beside_others(event),
             Event::IssueStalled { gpu } => {
                 if let Some(known) = self.gpus.get_mut(gpu.index())
                     && !core::mem::replace(&mut known.stalled, true)
@@ -309,6 +316,17 @@ impl Node {
                 }
             }
             Event::Tick => {}
+        }
+    }
+
+    /// What only matters to jobs that share a GPU.
+    fn stand_beside_others(&mut self, event: Event<'_>) {
+        for known in &mut self.jobs {
+            match event {
+                Event::Works { session, works } => known.works(session, works),
+                Event::Terms { job, terms } if job == known.id => known.terms = terms,
+                _ => {}
+            }
         }
     }
 
@@ -457,13 +475,21 @@ impl Node {
         for _ in 0..=4 {
             for job in &mut self.jobs {
                 self.memory.set_hold(job);
-                let outcome = job.settle(&self.config, &self.world, &mut self.generation, now, out);
+            }
+            self.claims.clear();
+            let claims = self.jobs.iter().map(|job| job.claim(&self.world, now));
+            self.claims.extend(claims);
+            self.fair.settle(self.config.fair, &self.claims, now);
+            for (place, job) in self.jobs.iter_mut().enumerate() {
+                let (world, may) = (&self.world, self.fair.may(place));
+                let outcome = job.settle(&self.config, world, may, &mut self.generation, now, out);
                 book(&mut self.gpus, job, outcome, out);
             }
             if !self.memory.advance(&self.jobs, means, now, out) {
                 break;
             }
         }
+        self.claims.clear();
     }
 
     fn settle_gates(&mut self, now: Instant) {
@@ -562,6 +588,7 @@ impl Node {
         gates
             .chain(lapses)
             .chain(jobs)
+            .chain(self.fair.deadline())
             .chain(self.memory.deadline(now))
             .chain([start])
             .filter(|at| *at > now)

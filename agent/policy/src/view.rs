@@ -125,6 +125,8 @@ pub enum Reason {
     Paused,
     /// Memory is being taken from it or given back.
     Reclaim,
+    /// Another job has its turn.
+    Turn,
 }
 
 /// One job.

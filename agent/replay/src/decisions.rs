@@ -24,12 +24,14 @@ use std::fmt;
 use std::io::{BufRead, Write};
 
 use tidegate_policy::config::{
-    Config, Cooldown, Learning, Means, OnMaxGated, Reserving, Sharing, Suspects,
+    Config, Cooldown, Fair, FairMode, Learning, Means, OnMaxGated, Reserving, Sharing, Suspects,
 };
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Order, Reading, Standing};
+use tidegate_policy::fair::{Class, Terms};
 use tidegate_policy::ids::{
     Bytes, Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
+    UserId,
 };
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
@@ -309,8 +311,10 @@ fn numbers(text: &str) -> Option<Vec<u64>> {
         .collect()
 }
 
-/// Settings as numbers: of the gate, then of memory.
-const CONFIG_FIELDS: usize = 25;
+/// Settings as numbers: of the gate, then of memory, then of turns.
+const CONFIG_FIELDS: usize = 27;
+/// Before several jobs took turns.
+const FIELDS_BEFORE_TURNS: usize = 25;
 
 fn config_fields(config: &Config) -> [u64; CONFIG_FIELDS] {
     let Sharing {
@@ -357,10 +361,16 @@ fn config_fields(config: &Config) -> [u64; CONFIG_FIELDS] {
         reserving.step.0,
         reserving.min.0,
         reserving.max.0,
+        u64::from(config.fair.mode == FairMode::Together),
+        nanos(config.fair.turn),
     ]
 }
 
 fn config_of(fields: &[u64]) -> Option<Config> {
+    let fields = match fields.len() {
+        FIELDS_BEFORE_TURNS => &[fields, &[1, 1]].concat(),
+        _ => fields,
+    };
     let fields: [u64; CONFIG_FIELDS] = fields.try_into().ok()?;
     let span = core::time::Duration::from_nanos;
     Some(Config {
@@ -408,7 +418,26 @@ fn config_of(fields: &[u64]) -> Option<Config> {
                 max: Bytes(fields[24]),
             },
         },
+        fair: Fair {
+            mode: if fields[25] == 0 {
+                FairMode::Turns
+            } else {
+                FairMode::Together
+            },
+            turn: span(fields[26]),
+        },
     })
+}
+
+fn terms_fields(job: JobId, terms: &Terms) -> [u64; 6] {
+    [
+        u64::from(job.0),
+        u64::from(terms.user.0),
+        u64::from(terms.user_weight),
+        u64::from(terms.weight),
+        u64::from(terms.class == Class::Idle),
+        u64::from(terms.most),
+    ]
 }
 
 /// Name and fields of an event, and how many.
@@ -467,6 +496,8 @@ fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
             ],
         ),
         Event::OfflineGone { session } => ("offline_gone", &[session.0]),
+        Event::Works { session, works } => ("works", &[session.0, u64::from(*works)]),
+        Event::Terms { job, terms } => ("terms", &terms_fields(*job, terms)),
         Event::ChannelsChanged {
             session,
             gpu,
@@ -598,6 +629,20 @@ fn event_of(name: &str, fields: &[u64]) -> Option<Event<'static>> {
         }
         "offline_gone" => Event::OfflineGone {
             session: session(0)?,
+        },
+        "works" => Event::Works {
+            session: session(0)?,
+            works: flag(1)?,
+        },
+        "terms" => Event::Terms {
+            job: JobId(narrow(0)?),
+            terms: Terms {
+                user: UserId(narrow(1)?),
+                user_weight: narrow(2)?,
+                weight: narrow(3)?,
+                class: if flag(4)? { Class::Idle } else { Class::Normal },
+                most: narrow(5)?,
+            },
         },
         "channels_changed" => Event::ChannelsChanged {
             session: session(0)?,

@@ -288,7 +288,29 @@ impl<'a> View<'a> {
         if view.reason == Reason::None && view.state == JobState::Running {
             return self.why_it_may_run(view);
         }
+        if view.reason == Reason::Turn {
+            return self.whose_turn(view);
+        }
         reason(view)
+    }
+
+    /// Who has the GPUs of a job that waits for its turn, and for how long at most.
+    fn whose_turn(&self, view: &JobView) -> String {
+        let (policy, now) = (
+            self.shell.policy(),
+            Instant::from_nanos(self.shell.now_ns()),
+        );
+        let Some(other) = policy.turns(view.job, now).behind else {
+            return "waits for its turn: the job before it is being stopped".to_owned();
+        };
+        let name = self.job_name(other);
+        match policy.turns(other, now).left {
+            Some(left) => format!(
+                "waits for its turn: {name} runs, {} ms left",
+                left.as_millis()
+            ),
+            None => format!("waits for its turn: {name} runs"),
+        }
     }
 
     /// Why nothing stops a job: online is idle, or there is none that could be busy.
@@ -495,6 +517,7 @@ fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
 fn reason(view: &JobView) -> String {
     match (view.state, view.reason) {
         (_, Reason::Paused) => "paused by the operator".to_owned(),
+        (_, Reason::Turn) => "waits for its turn".to_owned(),
         (_, Reason::Reclaim) => "memory is taken from it or given back".to_owned(),
         (JobState::Unmanaged, _) => "its channels cannot be controlled; launches wait".to_owned(),
         (JobState::Unknown, _) => "a disable failed; enabling everything first".to_owned(),

@@ -1,6 +1,7 @@
 //! How a node stands, for people and for the shell.
 
 use super::Node;
+use crate::fair::ShareView;
 use crate::gap::Learner;
 use crate::gate::Gate;
 use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId};
@@ -67,6 +68,12 @@ impl Node {
             .iter()
             .find(|known| known.id == job)
             .map(|known| known.view(&self.world))
+    }
+
+    /// How a job stands beside others on its GPUs; nothing of interest where it is alone.
+    #[must_use]
+    pub fn turns(&self, job: JobId, now: Instant) -> ShareView {
+        self.fair.view(job, self.config.fair, now)
     }
 
     /// Every job, in the order they came.

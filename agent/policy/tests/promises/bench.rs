@@ -212,6 +212,21 @@ impl Bench {
         }
     }
 
+    /// What stays disabled although everybody had time for a turn. A job whose disable is answered late pays for what
+    /// it ran meanwhile, which is seconds in some of these cases.
+    pub fn never_on(&mut self) -> Vec<(SessionId, GpuId)> {
+        let mut waits: Vec<_> = self.held.keys().copied().collect();
+        for _ in 0..400 {
+            if waits.is_empty() {
+                break;
+            }
+            self.answer_all();
+            waits.retain(|key| self.held.get(key).is_some_and(|held| !held.1));
+            self.pass(100_000_000);
+        }
+        waits
+    }
+
     pub fn attach_online(&mut self, session: SessionId) {
         self.attached.insert(session);
         self.send(Event::OnlineAttached { session });

@@ -2,6 +2,7 @@
 
 mod bench;
 mod dice;
+mod fair;
 mod learning;
 mod lease;
 mod ledger;

@@ -642,12 +642,12 @@ proptest! {
             let memory = world.bench.node.job_memory(job.job);
             prop_assert!(memory.is_none_or(|memory| memory.phase == Phase::Idle));
         }
-        prop_assert_eq!(world.bench.held.values().filter(|held| !held.1).count(), 0);
         // The books say what the processes have.
         for gpu in (0..GPUS).map(GpuId) {
             let totals = world.bench.node.ledger(gpu).expect("it is there").totals();
             prop_assert_eq!(totals.quarantined, Bytes::ZERO);
             prop_assert_eq!(totals.in_flight, Bytes::ZERO);
         }
+        prop_assert_eq!(world.bench.never_on(), []);
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 /// Events of every kind, from numbers.
 fn event(kind: usize, f: [u64; 8]) -> Event<'static> {
-    const NAMES: [&str; 20] = [
+    const NAMES: [&str; 22] = [
         "online_attached",
         "online_gone",
         "activity",
@@ -25,6 +25,8 @@ fn event(kind: usize, f: [u64; 8]) -> Event<'static> {
         "resume",
         "reissue",
         "tick",
+        "works",
+        "terms",
     ];
     event_of(NAMES[kind % NAMES.len()], &f).expect("every name is known")
 }
@@ -71,7 +73,7 @@ fn record(events: &[(usize, [u64; 8], u64)]) -> Vec<u8> {
         now += after;
         let now = Instant::from_nanos(now);
         effects.clear();
-        if *kind < 20 {
+        if *kind < 22 {
             let event = event(*kind, *fields);
             node.step(event, now, &mut effects);
             write_event(&mut out, &EventLine::of(&event, now)).expect("memory");

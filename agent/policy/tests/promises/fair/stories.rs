@@ -1,0 +1,120 @@
+//! Turns, one case at a time.
+
+use super::world::{Draw, World};
+use tidegate_policy::fair::{Class, Terms};
+use tidegate_policy::ids::{GpuId, GpuSet, UserId};
+
+const GPU: GpuSet = GpuSet::of(GpuId(0));
+const SECOND: u64 = 1_000_000_000;
+
+fn share(world: &World, id: u32, of: &[u32]) -> f64 {
+    let all: u64 = of.iter().map(|id| world.ran(*id)).sum();
+    world.ran(id) as f64 / all as f64
+}
+
+fn near(share: f64, expected: f64, by: f64) {
+    assert!(
+        (share - expected).abs() <= by,
+        "{share} is not {expected} +- {by}"
+    );
+}
+
+/// P-FAIR-1: jobs on one GPU take turns by weight, and a gang has all of its GPUs or none.
+#[test]
+fn a_gang_has_its_part_of_the_time_in_which_all_its_gpus_are_open_and_single_jobs_the_rest() {
+    let mut world = World::new(1, Draw::default());
+    let gang = [GpuId(0), GpuId(1)].into_iter().collect();
+    world.add(0, gang, 1, Class::Normal);
+    world.add(1, GPU, 1, Class::Normal);
+    world.add(2, GpuSet::of(GpuId(1)), 1, Class::Normal);
+    let mut both = 0;
+    for round in 0..600u64 {
+        world.online(0, round % 4 == 0);
+        world.online(1, round % 5 == 0);
+        world.pass(50_000_000);
+        both += u64::from(round % 4 > 0 && round % 5 > 0);
+    }
+    assert!(world.broken.is_empty(), "{:?}", world.broken);
+    near(world.ran(0) as f64 / (both * 50_000_000) as f64, 0.5, 0.05);
+    // GPU 0 is open for three quarters of 30 s, GPU 1 for four fifths.
+    near(world.ran(1) as f64 / 30e9, 0.75 - 0.3, 0.03);
+    near(world.ran(2) as f64 / 30e9, 0.80 - 0.3, 0.03);
+}
+
+/// P-FAIR-3: a user gets no more by splitting work into many jobs.
+#[test]
+fn the_weight_of_a_user_is_divided_among_its_jobs() {
+    let mut world = World::new(2, Draw::default());
+    let terms = |user| Terms {
+        user: UserId(user),
+        ..Terms::default()
+    };
+    world.add_for(0, GPU, terms(0));
+    (1..5).for_each(|id| world.add_for(id, GPU, terms(1)));
+    world.pass(60 * SECOND);
+    near(share(&world, 0, &[0, 1, 2, 3, 4]), 0.5, 0.01);
+    near(share(&world, 1, &[0, 1, 2, 3, 4]), 0.125, 0.01);
+}
+
+/// P-FAIR-3: a user has at most what it may while others want the GPUs too.
+#[test]
+fn a_user_has_at_most_what_it_may_while_others_want_to_run_and_all_of_it_else() {
+    let mut world = World::new(3, Draw::default());
+    let many = Terms {
+        user: UserId(1),
+        user_weight: 10,
+        most: 500,
+        ..Terms::default()
+    };
+    (0..10).for_each(|id| world.add_for(id, GPU, many));
+    let other = UserId(2);
+    world.add_for(
+        10,
+        GPU,
+        Terms {
+            user: other,
+            ..Terms::default()
+        },
+    );
+    let all: Vec<u32> = (0..11).collect();
+    world.pass(120 * SECOND);
+    near(share(&world, 10, &all), 0.5, 0.01);
+    world.works(10, false);
+    let of_many = |world: &World| (0..10).map(|id| world.ran(id)).sum::<u64>();
+    let before = of_many(&world);
+    world.pass(20 * SECOND);
+    let had = of_many(&world) - before;
+    assert!(had > 19 * SECOND, "{had}");
+}
+
+/// P-FAIR-1: jobs on one GPU take turns by weight, and a gang has all of its GPUs or none.
+#[test]
+fn class_idle_runs_only_where_nobody_else_wants_to() {
+    let mut world = World::new(4, Draw::default());
+    world.add(0, GPU, 1, Class::Idle);
+    world.add(1, GPU, 1, Class::Normal);
+    world.pass(10 * SECOND);
+    assert!(world.ran(0) < SECOND / 10, "{}", world.ran(0));
+    world.works(1, false);
+    world.pass(SECOND);
+    assert!(world.ran(0) > SECOND * 9 / 10, "{}", world.ran(0));
+    let before = world.ran(0);
+    world.works(1, true);
+    world.pass(SECOND);
+    assert!(world.ran(0) - before < 30_000_000, "it gives way at once");
+}
+
+/// P-FAIR-1: jobs on one GPU take turns by weight, and a gang has all of its GPUs or none.
+#[test]
+fn a_job_that_slept_is_owed_nothing() {
+    let mut world = World::new(5, Draw::default());
+    world.add(0, GPU, 1, Class::Normal);
+    world.add(1, GPU, 1, Class::Normal);
+    world.works(1, false);
+    world.pass(30 * SECOND);
+    let before = (world.ran(0), world.ran(1));
+    world.works(1, true);
+    world.pass(10 * SECOND);
+    let (one, two) = (world.ran(0) - before.0, world.ran(1) - before.1);
+    near(one as f64 / (one + two) as f64, 0.5, 0.02);
+}
