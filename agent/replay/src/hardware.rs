@@ -12,7 +12,7 @@
 //!
 //! A GPU without fits is *scaled* ([`SCALED`], or one of one's own): its iteration times are those of the fitted GPU
 //! that is nearest to it in bandwidth and compute, by the ratio of the bandwidths for what reads memory (weights, KV
-//! cache) and of the compute for what multiplies (prompt tokens, a request of a batch). Scaled so, the three fitted GPUs
+//! cache) and of the compute for what multiplies (prompt tokens, a request of a batch). Scaled so, the fitted GPUs
 //! come within 40 % of their own fits, a prompt and a decode of each model (a test). Every result names the GPU it was
 //! scaled from.
 

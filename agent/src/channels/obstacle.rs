@@ -222,9 +222,9 @@ pub fn await_driver(restarted: bool, mailbox: Mailbox) -> std::io::Result<()> {
     Ok(())
 }
 
-/// How many GPUs there may be that the agent has not listed. Gating launches asks nothing of a GPU, so at that level those
-/// of attached processes count as they come: where none could be listed, where some are hidden, and where a process names
-/// an instance of one.
+/// How many GPUs there may be that the agent has not listed. Gating launches asks nothing of a GPU, so at that level
+/// those of attached processes count as they come: where none could be listed, where some are hidden, and where a
+/// process names an instance of one.
 #[must_use]
 pub fn unseen(driver: &Driver, level: Level, obstacles: &[Obstacle]) -> usize {
     let split = obstacles

@@ -1,8 +1,8 @@
 //! What people call the place where a process runs: the names that a scheduler's tools print.
 //!
-//! A cgroup's path has ids. The name and namespace of a pod come from its label file ([`labels`]), or from the directory
+//! A cgroup's path has ids. The name and namespace of a pod come from its label file ([`labels`]), or the directory
 //! in which the kubelet keeps the logs of pods: `NAMESPACE_NAME_UID`, neither of which can have a `_`
-//! (`kubelet/kuberuntime`, `BuildPodLogsDirectory`; names are DNS labels and subdomains). A tenant of the cluster chooses
+//! (`kubelet/kuberuntime`, `BuildPodLogsDirectory`; names are DNS labels and subdomains). A tenant of it chooses
 //! both, so they are [`Text`]; neither ever gives a role.
 
 use super::labels::Labels;
@@ -41,7 +41,7 @@ pub fn of(place: &Place, labels: &Labels, pod_logs: &Path) -> Whereabouts {
     whereabouts
 }
 
-/// Namespace and name of the pod with this UID; None: the directory does not say, or others than root and the agent's user
+/// Namespace and name of the pod with this UID; None: the directory does not say, or others than root and the own user
 /// could have written there.
 fn find(pod_logs: &Path, uid: &str) -> Option<(Text, Text)> {
     let about = std::fs::symlink_metadata(pod_logs).ok()?;

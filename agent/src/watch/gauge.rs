@@ -1,6 +1,6 @@
 //! Figures of GPUs that only their driver has: what they are called, and how much of their memory is in use.
 //!
-//! A driver may let a call wait for seconds, so the calls are made on a thread of their own, and only when somebody asks:
+//! A driver may let a call wait for seconds, so the calls are made on a thread of their own, only when somebody asks:
 //! at most once in [`FRESH`]. Who asks waits for [`PATIENCE`] at most, and then goes without.
 
 use crate::clock::now_ns;

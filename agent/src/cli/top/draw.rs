@@ -256,7 +256,7 @@ const MEMORY_FROM: u16 = 100;
 /// See [`MEMORY_FROM`].
 const MODEL_FROM: u16 = 126;
 
-/// The columns that a terminal of this width has room for. Where no memory is shared, what is in use stands in the place
+/// The columns that a terminal of this width has room for. Where no memory is shared, what is in use is in the place
 /// of the headroom.
 fn gpu_columns<'a>(
     model: &'a Model,

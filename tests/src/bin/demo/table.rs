@@ -86,7 +86,7 @@ fn gating(gated: &Gated, results: &Results) -> String {
     )
 }
 
-/// How long users wait beside offline, in words. The requests of both runs are the same, so each is compared with itself;
+/// How long users wait beside offline, in words. The requests of both runs are the same, each is compared with itself;
 /// where what is found of all of them may as well be chance (95 %), that is said, and no gain or loss.
 fn waits(change: f64, with: &[f64], alone: &[f64]) -> String {
     let pairs = with.iter().zip(alone).map(|(with, alone)| with - alone);
