@@ -16,7 +16,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::GATE_OPEN;
 use tidegate_policy::event::{Event, Standing};
-use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
+use tidegate_policy::fair::Terms;
+use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId, UserId};
 
 /// All attached processes, by session.
 #[derive(Debug, Default)]
@@ -166,6 +167,19 @@ impl Members {
             } else {
                 Standing::Enabled
             },
+        })
+    }
+
+    /// Whose the job of an offline process is. Nothing is said of the user that policy takes it for anyway.
+    pub(crate) fn terms(&self, id: u64) -> Option<Event<'static>> {
+        let session = self.get(id)?;
+        let terms = Terms {
+            user: UserId(session.peer.uid),
+            ..Terms::default()
+        };
+        (terms != Terms::default()).then_some(Event::Terms {
+            job: session.job?,
+            terms,
         })
     }
 

@@ -292,7 +292,11 @@ impl Shell {
             }
             Request::Unasked(session, client) => self.proofs.drop((session, client)),
             Request::Announce(session) => {
-                if let Some(event) = self.members.announcement(session) {
+                let told = [
+                    self.members.announcement(session),
+                    self.members.terms(session),
+                ];
+                for event in told.into_iter().flatten() {
                     context!(self).step(event);
                 }
             }

@@ -15,7 +15,7 @@
 //!                                                            node    all of it, one step
 //! ```
 //!
-//! [`fair`] is in force with [`config::FairMode::Turns`], which no setting of the agent chooses yet.
+//! [`fair`] is in force with [`config::FairMode::Turns`], which `fair.mode` chooses.
 //! [`lease`] decides how much of a trainer runs beside online; replay asks it, the node does not yet.
 //!
 //! Words: an *edge* is online going idle -> busy (busy edge) or back. A *decode gap* is the idle

@@ -31,6 +31,8 @@ pub struct Config {
     /// `channel.library`: the preloaded library, for the self-test; else beside the agent or in the
     /// system's library directories.
     pub library: Option<PathBuf>,
+    /// `[fair]`
+    pub fair: Fair,
     /// `[memory]`
     pub memory: Memory,
     /// `[agent_loss]`
@@ -155,6 +157,24 @@ pub struct Gate {
     pub busy_suspect: Duration,
     /// `suspects`: whether such a process still keeps the gate closed.
     pub suspects: Suspects,
+}
+
+/// `[fair]`: several offline jobs on one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fair {
+    /// `mode`: whether they take turns.
+    pub mode: FairMode,
+    /// `turn`: how long one runs before another has its turn.
+    pub turn: Duration,
+}
+
+/// `fair.mode`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FairMode {
+    /// "together": all run at once.
+    Together,
+    /// "turns": one after the other.
+    Turns,
 }
 
 /// `[memory]`
@@ -345,6 +365,10 @@ impl Default for Config {
             limits: Limits {
                 connections_per_uid: 1024,
                 rings_per_second: 50_000,
+            },
+            fair: Fair {
+                mode: FairMode::Together,
+                turn: Duration::from_millis(100),
             },
             memory: Memory {
                 pool: 0,

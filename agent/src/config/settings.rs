@@ -4,8 +4,8 @@
 use super::origin::{ConfigError, Origin};
 use super::rules::show_rule;
 use super::sections::{
-    Config, Cooldown, LevelChoice, LogFormat, LongGate, MethodChoice, OnAgentLoss, SelfTestKind,
-    Suspects, Unproven,
+    Config, Cooldown, FairMode, LevelChoice, LogFormat, LongGate, MethodChoice, OnAgentLoss,
+    SelfTestKind, Suspects, Unproven,
 };
 use super::tuning::ms;
 use super::value::{Named, Row, quoted, quoted_name, show_bytes, show_duration};
@@ -133,7 +133,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 46] = [
+pub static SETTINGS: [Setting; 48] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -292,6 +292,9 @@ pub static SETTINGS: [Setting; 46] = [
         Now,
         count(tuning.disable_retries)
     ),
+    setting!("fair.mode", Now, named(fair.mode)),
+    // A swap takes about 0.6 ms of it on the virtual GPU.
+    setting!("fair.turn", Now, time(fair.turn, ms(10), ms(10_000))),
     setting!("memory.pool", Restart, size(memory.pool)),
     setting!(
         "memory.pressure_every",
@@ -388,6 +391,11 @@ pub static SETTINGS: [Setting; 46] = [
 impl Named for LongGate {
     const NAMES: &'static [(&'static str, Self)] =
         &[("hold", Self::Hold), ("breathe", Self::Breathe)];
+}
+
+impl Named for FairMode {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("together", Self::Together), ("turns", Self::Turns)];
 }
 
 impl Named for Suspects {

@@ -1,6 +1,6 @@
 //! What the control thread and the policy take from the operator's settings.
 
-use super::sections::{Config, Cooldown, LongGate, Suspects};
+use super::sections::{Config, Cooldown, FairMode, LongGate, Suspects};
 use crate::clock;
 use crate::inbox::Tunables;
 use tidegate_node::kinds::Level;
@@ -48,6 +48,13 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
             LongGate::Hold => policy::OnMaxGated::Hold,
             LongGate::Breathe => policy::OnMaxGated::Breathe(config.gate.breathe),
         },
+        fair: policy::Fair {
+            mode: match config.fair.mode {
+                FairMode::Together => policy::FairMode::Together,
+                FairMode::Turns => policy::FairMode::Turns,
+            },
+            turn: config.fair.turn,
+        },
         sharing: policy::Sharing {
             reclaim_deadline: config.memory.reclaim_deadline,
             restore_interval: config.memory.restore_interval,
@@ -65,6 +72,6 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
             },
             ..policy::Sharing::default()
         },
-        ..policy::Config::default()
+        enable_retry: policy::Config::default().enable_retry,
     }
 }

@@ -1,0 +1,83 @@
+//! Several offline jobs on one GPU.
+
+use std::collections::BTreeSet;
+use tidegate_tests::watch::{Testimony, channels};
+use tidegate_tests::{Node, Offline, compile, monotonic_ns, wait_for};
+use tidegate_vgpu::history::Kind;
+
+const TURNS: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n\
+                     [fair]\nmode = \"turns\"\nturn = \"50ms\"\n";
+const WATCHED_NS: u64 = 3_000_000_000;
+
+/// `apps/offline.c` of the job `job` with kernels of 1 ms.
+fn offline(node: &Node, job: &str) -> Offline {
+    let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+    command.args(["1000000", "0"]).env("TIDEGATE_JOB", job);
+    let mut offline = Offline::from_command(&mut command);
+    offline.running();
+    offline
+}
+
+/// How long a channel of each of two jobs was enabled between two instants, and how long of both, by the device.
+fn enabled(testimony: &Testimony, jobs: [&[u32]; 2], from: u64, to: u64) -> ([u64; 2], u64) {
+    let mut on: [BTreeSet<(u32, u32)>; 2] = Default::default();
+    let (mut each, mut both, mut at) = ([0, 0], 0, from);
+    let mut records = testimony.0.clone();
+    records.sort_by_key(|record| record.at_ns);
+    for record in records.iter().take_while(|record| record.at_ns < to) {
+        let Some(job) = jobs.iter().position(|pids| pids.contains(&record.pid)) else {
+            continue;
+        };
+        let span = record.at_ns.saturating_sub(at);
+        at = at.max(record.at_ns);
+        let runs = [0, 1].map(|job: usize| !on[job].is_empty());
+        (0..2).for_each(|job| each[job] += if runs[job] { span } else { 0 });
+        both += if runs == [true; 2] { span } else { 0 };
+        let channel = (record.client, record.object);
+        match record.kind {
+            Kind::ChannelUp | Kind::EnableEnd => drop(on[job].insert(channel)),
+            Kind::ChannelDown | Kind::DisableEnd => drop(on[job].remove(&channel)),
+            _ => {}
+        }
+    }
+    (each, both)
+}
+
+/// P-FAIR-5: a job of one process and one of four get equal times, never both at once; people see whose turn it is.
+#[test]
+fn a_job_of_one_process_and_one_of_four_have_the_gpu_in_turns_for_equal_times() {
+    let node = Node::new(&[], TURNS);
+    let single = offline(&node, "one");
+    let others: Vec<Offline> = (0..4).map(|_| offline(&node, "many")).collect();
+    let one = [single.process.pid()];
+    let many: Vec<u32> = others.iter().map(|other| other.process.pid()).collect();
+    let all_disabled = |pids: &[u32]| {
+        let channels = channels(&node, pids);
+        !channels.is_empty() && channels.iter().all(|channel| channel.disabled)
+    };
+    // From the first time that the newer job has waited as a whole.
+    wait_for("a turn of the first job", || {
+        all_disabled(&many).then_some(())
+    });
+    let from = monotonic_ns();
+    for (pid, other) in [(one[0], "many"), (many[0], "one")] {
+        wait_for("the reason to be shown", || {
+            let output = node.tidegate(&["explain", "pid", &pid.to_string()]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let reason = format!("waits for its turn: {other} runs, ");
+            (text.contains(&reason) && text.contains(" ms left")).then_some(())
+        });
+    }
+    let testimony = wait_for("three seconds", || {
+        let testimony = Testimony::of(&node);
+        let last = testimony.0.last()?.at_ns;
+        (last > from + WATCHED_NS).then_some(testimony)
+    });
+    let (each, both) = enabled(&testimony, [&one, &many], from, from + WATCHED_NS);
+    assert_eq!(both, 0, "both enabled, of {each:?} ns");
+    let share = each[0] as f64 / (each[0] + each[1]) as f64;
+    assert!((0.4..0.6).contains(&share), "{share} of {each:?} ns");
+    let kernels = |pids: &[u32]| testimony.finished_after(pids, from);
+    assert!(kernels(&one) > 0 && kernels(&many) > 0);
+    drop((single, others));
+}
