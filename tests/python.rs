@@ -6,6 +6,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use tidegate_tests::view::status;
 use tidegate_tests::{Node, Running, TRUSTING, wait_for};
 use tidegate_vgpu::history::{self, Kind};
 
@@ -104,6 +105,29 @@ fn waiting(node: &Node, way: &str) -> (Running, BufReader<std::process::ChildStd
     let stdout = process.child.stdout.take().expect("stdout is piped");
     let mut answers = BufReader::new(stdout);
     assert_eq!(line(&mut answers), "launches");
+    // A signal that is handled in the moment in which something else wakes the launch does not end its wait, and an
+    // attach does: the launch is to have asked the agent's gate again and again.
+    if node.agent.is_some() {
+        let pid = process.pid();
+        wait_for("the process to be attached", || {
+            let known = status(node)["processes"].as_array()?.clone();
+            known
+                .iter()
+                .any(|process| process["pid"] == pid)
+                .then_some(())
+        });
+        let slept = || {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/status")).ok()?;
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+            line.trim().parse::<u64>().ok()
+        };
+        let before = slept().expect("it runs");
+        wait_for("the launch to ask again", || {
+            (slept()? >= before + 3).then_some(())
+        });
+    }
     let syscall = format!("/proc/{0}/task/{0}/syscall", process.pid());
     wait_for("the launch that waits", || {
         let inside = std::fs::read_to_string(&syscall).ok()?;

@@ -569,12 +569,12 @@ fn a_broken_file_is_named_with_line_and_field() {
         assert!(told.contains(parts), "{parts:?} is not in {told:?}");
         assert_eq!(told.lines().count(), 1, "one line: {told}");
     }
-    let table = dir.read("table.csv").replace("a100", "a10");
+    let table = dir.read("table.csv").replace("a100", "a1000");
     dir.write("table.csv", &table);
     let output = dir.replay(&["--scenarios", "table.csv", "--traces", ".", "--out", "out"]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(
-        told.contains("table.csv:3: field gpu: there is no GPU \"a10\"; did you mean a100?"),
+        told.contains("table.csv:3: field gpu: there is no GPU \"a1000\"; did you mean a100?"),
         "{told}"
     );
     assert!(

@@ -59,6 +59,7 @@ def test_nothing_happens_without_the_library_or_the_role(library):
     assert python(ASKS, LD_PRELOAD=library, TIDEGATE_ROLE="online") == "False False"
 
 
+# P-TRAINER-8: scripts run with no line changed.
 def test_an_offline_process_waits_for_accelerate_and_imports_nothing(library):
     assert python(ASKS, LD_PRELOAD=library, TIDEGATE_ROLE="offline") == "True False"
 

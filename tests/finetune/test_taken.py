@@ -111,6 +111,7 @@ def train(
     return grads, played, machine, memory
 
 
+# P-TRAINER-8: what is taken changes no byte.
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_taken_at_any_copy_change_no_byte(seed):
     case = replace(robbed.drawn(seed), layers=3)

@@ -23,12 +23,14 @@
 //! A turn is handed over by two orders: the next job is let go only once every channel of the last is known to be
 //! disabled. A job that was given up (`Unmanaged`) is not waited for: its launch gate is all there is to close.
 
+mod terms;
 mod users;
 
 use crate::config::{Fair as Rules, FairMode};
 use crate::ids::{GpuId, GpuSet, JobId, MAX_GPUS, UserId};
 use crate::time::{Instant, nanos};
 use core::time::Duration;
+pub use terms::{Class, Terms};
 use users::Users;
 
 /// How long a job must have no work before its turn is over: host work between two kernels of a step is shorter.
@@ -37,43 +39,6 @@ pub const GRACE: Duration = Duration::from_millis(10);
 const UNITS: u32 = 32;
 /// Time that enabling may take before the job pays for it: one whose enables fail must not keep the turn for nothing.
 const ENTRY: u64 = 5_000_000;
-
-/// When a job runs beside others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
-    /// By weight.
-    #[default]
-    Normal,
-    /// Only where no other job wants to.
-    Idle,
-}
-
-/// What the operator's rules give a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// Whose it is.
-    pub user: UserId,
-    /// Of that user among users; at least 1.
-    pub user_weight: u32,
-    /// Among the jobs of the user; at least 1.
-    pub weight: u32,
-    /// When it runs.
-    pub class: Class,
-    /// Most that the user may have of the time for which others wanted the GPUs too, in thousandths over an hour.
-    pub most: u32,
-}
-
-impl Default for Terms {
-    fn default() -> Self {
-        Self {
-            user: UserId(0),
-            user_weight: 1,
-            weight: 1,
-            class: Class::Normal,
-            most: 1000,
-        }
-    }
-}
 
 /// One job in one step, as the node has it.
 #[derive(Clone, Copy, Debug)]

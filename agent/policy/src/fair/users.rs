@@ -1,6 +1,6 @@
 //! What a user may have at most: of the GPU time that others wanted too, over the last hour.
 
-use super::Terms;
+use super::terms::Terms;
 use crate::ids::UserId;
 use crate::time::Instant;
 use core::time::Duration;
