@@ -1,6 +1,6 @@
 //! What people call the place where a process runs: the names that a scheduler's tools print.
 //!
-//! A cgroup's path has ids. The name and namespace of a pod come from its label file ([`labels`]), or the directory
+//! A cgroup's path has ids. The name and namespace of a pod come from its label file ([`super::labels`]), or the directory
 //! in which the kubelet keeps the logs of pods: `NAMESPACE_NAME_UID`, neither of which can have a `_`
 //! (`kubelet/kuberuntime`, `BuildPodLogsDirectory`; names are DNS labels and subdomains). A tenant of it chooses
 //! both, so they are [`Text`]; neither ever gives a role.

@@ -243,12 +243,15 @@ fn headroom(gpu: &v1::GpuStatus, style: Style) -> Line<'static> {
     bar(share, style)
 }
 
+/// What a column says of a GPU, by its place in the list.
+type Cell<'a> = Box<dyn Fn(usize, &v1::GpuStatus) -> Line<'static> + 'a>;
+
 /// A column of the GPUs: its head, its width, and what stands in it. Those of numbers are on the right.
 struct Column<'a> {
     head: &'static str,
     width: Constraint,
     number: bool,
-    cell: Box<dyn Fn(usize, &v1::GpuStatus) -> Line<'static> + 'a>,
+    cell: Cell<'a>,
 }
 
 /// Width from which a column is there beside those that every terminal has room for.
