@@ -67,6 +67,13 @@ fn offline_stops_for(node: &Node, commands: &[&str], kernels: usize) {
         "woken at {}, before a cooldown after {done}",
         enabled.at_ns
     );
+    // What late wakes are dated by: the agent had read the clock, looked, and read it again before the call.
+    if enabled.caller != pid {
+        assert!(
+            enabled.tag >= done && enabled.tag <= enabled.value,
+            "the caller of {enabled:?} had read the clock before {done}, or not at all"
+        );
+    }
     // Nothing of it ran in between.
     let ran: Vec<Record> = of(&history(node), pid, Kind::TsgRun)
         .into_iter()

@@ -69,10 +69,13 @@ fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
 
 /// The names of where each of `jobs` runs: a series each, and so no more than those have.
 fn job_places(status: &v1::GetStatusResponse, jobs: &[v1::JobStatus]) -> Samples {
+    let mut first = BTreeMap::new();
+    for process in &status.processes {
+        first.entry(short(&process.job)).or_insert(process);
+    }
     let named = jobs.iter().filter(|job| job.name != OTHER);
     let series = named.filter_map(|job| {
-        let of_job = |process: &&v1::ProcessStatus| short(&process.job) == job.name;
-        let place = status.processes.iter().find(of_job)?.whereabouts.as_ref()?;
+        let place = first.get(&job.name)?.whereabouts.as_ref()?;
         let labels = vec![
             ("job", job.name.clone()),
             ("namespace", short(&place.namespace)),

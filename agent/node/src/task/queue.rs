@@ -10,7 +10,7 @@
 use super::{Carrying, Issue, Release, Task};
 use crate::batch::Batch;
 use crate::kinds::Switch;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Tasks in the order they came.
 #[derive(Debug, Default)]
@@ -63,23 +63,31 @@ impl Queue {
         if working.left() < 2 {
             return None;
         }
-        let at = (0..self.0.len()).find(|&at| self.goes_before(at, working))?;
+        let at = self.shorter_at(working)?;
         self.remove(at)
     }
 
-    fn goes_before(&self, at: usize, working: &Carrying) -> bool {
-        let Some(Task::Issue(issue)) = self.0.get(at) else {
-            return false;
-        };
-        let shorter = issue.switch == Switch::Disable && issue.batches.len() < working.left();
-        let apart = |other: &Issue| {
-            other.order.job != issue.order.job && !share_one(&issue.batches, &other.batches)
-        };
-        let alone = |task: &Task| match task {
-            Task::Release(before) => !names_one_of(issue, before),
-            Task::Issue(before) => apart(before),
-        };
-        shorter && apart(working.issue()) && self.0.iter().take(at).all(alone)
+    /// One look at each task: whatever came before an order keeps it back if it is of its job, or names a client of it.
+    fn shorter_at(&self, working: &Carrying) -> Option<usize> {
+        let mut jobs = BTreeSet::from([working.issue().order.job]);
+        let mut clients: BTreeSet<u32> = clients(&working.issue().batches).collect();
+        for (at, task) in self.0.iter().enumerate() {
+            match task {
+                Task::Release(before) => clients.extend(self::clients(&before.batches)),
+                Task::Issue(issue) => {
+                    let shorter =
+                        issue.switch == Switch::Disable && issue.batches.len() < working.left();
+                    let apart = !jobs.contains(&issue.order.job)
+                        && self::clients(&issue.batches).all(|client| !clients.contains(&client));
+                    if shorter && apart {
+                        return Some(at);
+                    }
+                    jobs.insert(issue.order.job);
+                    clients.extend(self::clients(&issue.batches));
+                }
+            }
+        }
+        None
     }
 
     fn remove(&mut self, at: usize) -> Option<Issue> {
@@ -92,19 +100,14 @@ impl Queue {
 
 /// Whether an order names an RM client of what leaves.
 fn names_one_of(issue: &Issue, leaving: &Release) -> bool {
-    share_one(&issue.batches, &leaving.batches)
+    let gone: BTreeSet<u32> = clients(&leaving.batches).collect();
+    clients(&issue.batches).any(|client| gone.contains(&client))
 }
 
-/// Whether both name the same RM client.
-fn share_one(these: &[Batch], those: &[Batch]) -> bool {
-    let clients = |batches: &[Batch]| -> Vec<u32> {
-        let all = batches.iter().flat_map(Batch::entries);
-        let mut clients: Vec<u32> = all.map(|(client, ..)| client).collect();
-        clients.dedup();
-        clients
-    };
-    let own = clients(those);
-    clients(these).iter().any(|client| own.contains(client))
+/// The RM clients that calls name, with repetitions.
+fn clients(batches: &[Batch]) -> impl Iterator<Item = u32> {
+    let all = batches.iter().flat_map(Batch::entries);
+    all.map(|(client, ..)| client)
 }
 
 #[cfg(test)]
