@@ -99,7 +99,7 @@ fn all_are_gated_and_land(level: &str, by: impl Fn(&Node, u32) -> u32) {
 }
 
 /// Time until a process without an agent has enabled its channels.
-const LANDING_NS: u64 = 1_200_000_000;
+const LANDING_NS: u64 = 1_000_000_000;
 
 /// How often the agent is killed: `TIDEGATE_STRESS_LANDINGS=100`.
 fn landings() -> u32 {

@@ -30,9 +30,15 @@ fn offline_stops_for(node: &Node, commands: &[&str], kernels: usize) {
     offline.running();
     let pid = offline.process.pid();
     let mut online = Online::start(node, 0);
-    // A process that has just attached counts as busy: its own edge comes first.
-    watch::wait_open(node, 0, online.process.pid());
-    let begun = tidegate_tests::monotonic_ns();
+    // A process that has just attached counts as busy: its own edge comes first, and status is a moment old when
+    // it is read.
+    let begun = wait_for("a moment at which nothing is disabled", || {
+        watch::wait_open(node, 0, online.process.pid());
+        let begun = tidegate_tests::monotonic_ns();
+        let channels = watch::channels(node, &[pid]);
+        let mut disabled = channels.iter().filter(|channel| channel.disabled);
+        disabled.next().is_none().then_some(begun)
+    });
     for command in commands {
         online.say(command);
     }

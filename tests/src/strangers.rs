@@ -264,8 +264,10 @@ pub struct Totals {
     pub agent_deaths: u64,
     /// Most resident memory of the agent seen, MiB.
     pub rss_mib_max: f64,
-    /// Longest turn of a control thread, ms.
+    /// Longest turn of a control thread, ms, without the time in which other programs had its processor.
     pub turn_ms_max: f64,
+    /// The same by the wall clock, ms.
+    pub turn_wall_ms_max: f64,
     /// Longest that root's `tidegate status` took, its start as a process included, ms.
     pub status_ms_max: f64,
     /// Latencies of the honest job's preemptions, alone and beside strangers, ns.
@@ -359,10 +361,10 @@ fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), S
     if !asked.status.success() {
         return Err(wrong("root's status is not answered".to_owned()));
     }
-    let turn_ns = status(&honest.node)["longest_turn_ns"]
-        .as_u64()
-        .unwrap_or(0);
-    totals.turn_ms_max = totals.turn_ms_max.max(turn_ns as f64 / 1e6);
+    let said = status(&honest.node);
+    let turn_ms = |key: &str| said[key].as_u64().unwrap_or(0) as f64 / 1e6;
+    totals.turn_ms_max = totals.turn_ms_max.max(turn_ms("longest_turn_own_ns"));
+    totals.turn_wall_ms_max = totals.turn_wall_ms_max.max(turn_ms("longest_turn_ns"));
     drop(strangers);
     totals.beside.push(honest.turn().map_err(wrong)?);
     match forged(&honest.node) {

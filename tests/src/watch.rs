@@ -34,7 +34,9 @@ pub fn wait_open(node: &Node, gpu: usize, pid: u32) {
         let rows = status["processes"].as_array()?;
         let seen = rows.iter().any(|row| {
             let devices = row["devices"].as_array().into_iter().flatten();
-            let idle = devices.clone().all(|device| device["busy"] == false);
+            let mut of = devices.clone();
+            let heard = |device: &serde_json::Value| device["edges"].as_u64() > Some(0);
+            let idle = of.all(|device| device["busy"] == false && heard(device));
             row["pid"] == pid && idle && devices.count() > 0
         });
         let gate = &status["gpus"][gpu];

@@ -22,6 +22,6 @@ pub use descriptors::{
     send_with_descriptors,
 };
 pub use futex::{WAITV_MAX, WaitSet, futex_wait, futex_wake, futex_wake_low, has_futex_waitv};
-pub use scheduling::{query_membarrier, schedule_fifo};
+pub use scheduling::{ThreadUse, query_membarrier, schedule_fifo, thread_use};
 pub use shared::{SharedPage, SharedWords};
 pub use terminal::terminal_columns;

@@ -499,6 +499,7 @@ fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
         launches: page.map_or(slot.seen.launches, |page| page.launches(at)),
         suspect: 0,
         memory_bytes: slot.held.0,
+        edges: slot.seen.word >> 1,
     };
     let said = i32::try_from(slot.suspect)
         .ok()

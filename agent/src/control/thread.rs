@@ -11,6 +11,7 @@ use crate::channels::obstacle::Obstacle;
 use crate::clock::now_ns;
 use crate::host::notify::Notifier;
 use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput};
+use crate::sys::thread_use;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidegate_node::{Parts, Shell, ports};
@@ -67,6 +68,7 @@ pub struct ControlThread {
     notified: u64,
     about: About,
     longest_turn_ns: u64,
+    longest_turn_own_ns: u64,
 }
 
 impl ControlThread {
@@ -81,6 +83,7 @@ impl ControlThread {
             notified: 0,
             about,
             longest_turn_ns: 0,
+            longest_turn_own_ns: 0,
         }
     }
 
@@ -113,7 +116,7 @@ impl ControlThread {
     pub fn turn(&mut self) {
         self.shell.wake();
         self.say_alive();
-        let begun = self.shell.now_ns();
+        let (begun, used) = (self.shell.now_ns(), thread_use());
         for _ in 0..TURN {
             let Ok(input) = self.inbox.input_rx.try_recv() else {
                 break;
@@ -124,7 +127,12 @@ impl ControlThread {
             }
         }
         self.shell.rest();
-        self.longest_turn_ns = self.longest_turn_ns.max(now_ns() - begun);
+        let took = now_ns() - begun;
+        self.longest_turn_ns = self.longest_turn_ns.max(took);
+        if took > self.longest_turn_own_ns {
+            let own = took.min(thread_use().awake_since(used).unwrap_or(took));
+            self.longest_turn_own_ns = self.longest_turn_own_ns.max(own);
+        }
     }
 
     fn say_alive(&mut self) {
@@ -166,6 +174,7 @@ impl ControlThread {
             Ask::Report(answer) => {
                 let report = v1::GetStatusResponse {
                     longest_turn_ns: self.longest_turn_ns,
+                    longest_turn_own_ns: self.longest_turn_own_ns,
                     ..self.view().report()
                 };
                 drop(answer.send(Box::new(report)));

@@ -757,12 +757,16 @@ pub struct GetStatusResponse {
     /// Who asked for more of the agent than one tenant may have, the latest first.
     #[prost(message, repeated, tag = "26")]
     pub refusals: ::prost::alloc::vec::Vec<Refusal>,
-    /// The control thread's longest turn since the start.
+    /// The control thread's longest turn since the start, by the wall clock.
     #[prost(uint64, tag = "27")]
     pub longest_turn_ns: u64,
     /// The configuration file it was started with, whether there is one or not.
     #[prost(string, tag = "28")]
     pub config_file: ::prost::alloc::string::String,
+    /// The longest of its turns without the time in which other programs had its processor: of a turn in
+    /// which it never slept, its processor time; of another, all of it.
+    #[prost(uint64, tag = "40")]
+    pub longest_turn_own_ns: u64,
 }
 /// What a tenant was refused: a container, or a user outside of any.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1199,6 +1203,9 @@ pub struct DeviceStatus {
     /// What the process has allocated there, as its library counts: without contexts and code.
     #[prost(uint64, tag = "6")]
     pub memory_bytes: u64,
+    /// How often it became busy or idle there since it attached, which counts as busy, as far as the agent has heard.
+    #[prost(uint64, tag = "7")]
+    pub edges: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Counter {

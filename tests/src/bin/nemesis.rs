@@ -290,6 +290,7 @@ fn attack(wanted: &Hostile) -> ExitCode {
         "agent_deaths": totals.agent_deaths,
         "rss_mib_max": totals.rss_mib_max,
         "turn_ms_max": totals.turn_ms_max,
+        "turn_wall_ms_max": totals.turn_wall_ms_max,
         "status_ms_max": totals.status_ms_max,
         "standstill_ms_max": standstill.map(|watch| watch.longest_ns() as f64 / 1e6),
         "honest_p99_ratio": totals.honest_p99_ratio(),
