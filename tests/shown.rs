@@ -1,7 +1,7 @@
 //! What GPUs and processes are called, and what memory they hold: the names and figures that people join on.
 
 use std::path::{Path, PathBuf};
-use tidegate_tests::{Node, Offline, TRUSTING, compile, wait_for, watch};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, wait_for, watch};
 use tidegate_vgpu::history::{self, Kind};
 
 /// A cgroup that ends with the test.
@@ -130,4 +130,36 @@ fn a_gpu_has_a_model_and_its_memory_in_use_and_a_process_what_it_allocated() {
         "{shown}"
     );
     offline.stop();
+}
+
+/// P-MEMORY-18: status shows what offline cost online's users, and what the operator allows.
+#[test]
+fn status_shows_what_of_the_budget_is_used() {
+    let config = format!(
+        "{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n[slo]\nttft = \"+100%\"\ntpot = \"off\"\n"
+    );
+    let node = Node::new(&["--gpus", "1"], &config);
+    let mut offline = Offline::start(&node, 2_000_000, &[0]);
+    offline.running();
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    online.say("launch 10 3000000");
+    let budget = wait_for("a busy period that has ended", || {
+        let budget = watch::status(&node)["gpus"][0]["budget"].clone();
+        let waited = budget["preempted_ns"].as_u64().filter(|ns| *ns > 0);
+        let busy = budget["busy_ns"].as_u64().filter(|ns| *ns >= 30_000_000);
+        waited.and(busy).map(|_| budget)
+    });
+    // No longer than it has been on the device.
+    let history = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+    let attached = history.iter().find(|r| r.pid == online.process.pid());
+    let since = attached.map_or(0, |record| tidegate_tests::monotonic_ns() - record.at_ns);
+    let busy = budget["busy_ns"].as_u64().unwrap_or(0);
+    assert!(busy <= since, "{busy} ns busy of {since} ns");
+    assert_eq!(budget["ttft_allowed_pct"], 100.0);
+    assert_eq!(budget["tpot_allowed_pct"], 0.5);
+    let said = node.tidegate(&["status"]);
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    let row = text.lines().find(|line| line.contains("+100.00%"));
+    assert!(row.is_some_and(|row| row.contains("+0.50%")), "{text}");
 }

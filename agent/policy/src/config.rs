@@ -28,6 +28,19 @@ pub struct Config {
     pub sharing: Sharing,
     /// How several jobs share a GPU.
     pub fair: Fair,
+    /// What online's users may pay for it; `None`: [`Reserving::pressure_every`] says how often online may
+    /// run out of headroom.
+    pub slo: Option<Slo>,
+}
+
+/// By how much the means of online's users may rise, hundredths of a percent; the rule stands in
+/// [`crate::budget`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slo {
+    /// The time to first token.
+    pub ttft: u32,
+    /// The time per further token.
+    pub tpot: u32,
 }
 
 impl Config {
@@ -49,6 +62,7 @@ impl Default for Config {
             start_hold: Duration::from_millis(500),
             sharing: Sharing::default(),
             fair: Fair::default(),
+            slo: None,
         }
     }
 }

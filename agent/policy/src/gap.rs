@@ -89,6 +89,14 @@ pub struct Iterations {
 }
 
 impl Iterations {
+    /// Whether a busy period with that pattern only decoded, as far as is known: a few launches of a graph,
+    /// or a pattern that repeated.
+    #[must_use]
+    pub fn is_decode(&self, pattern: Pattern) -> bool {
+        let few = pattern.graph.0 != 0 && pattern.launches.0 <= MERGED;
+        few || self.known.iter().any(|known| known.same(pattern))
+    }
+
     /// A busy period ended that launched `pattern`, after `gap` if that is known. Hands every gap
     /// that is thereby known to be a decode gap to `decode`.
     pub fn ended(

@@ -24,6 +24,7 @@
 //! *preemption* is a disable, caused by a busy edge, while offline ran.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 mod charge;
 pub mod config;
 pub mod effect;

@@ -36,6 +36,7 @@ use crate::select::{Greedy, Pick, Select};
 use crate::time::Instant;
 use books::Books;
 pub use choice::Choice;
+use core::time::Duration;
 pub use event::MemoryEvent;
 use online::{Ask, Elastic};
 
@@ -87,6 +88,23 @@ impl Memory {
         self.sharing = sharing;
         for elastic in &mut self.elastic {
             elastic.reserve.configure(sharing.reserving, now);
+        }
+    }
+
+    /// How long online did without memory that it demanded on a GPU, of each shortage that is over, once.
+    pub fn shortages(&mut self, gpu: GpuId, busy: bool, now: Instant) -> Option<Duration> {
+        let mut longest = None;
+        for elastic in self.elastic.iter_mut().filter(|elastic| elastic.gpu == gpu) {
+            let waited = elastic.was_short(!busy, &self.sharing, now);
+            longest = longest.max(elastic.waited.take()).max(waited);
+        }
+        longest
+    }
+
+    /// Shortages may come this often on a GPU.
+    pub fn steer(&mut self, gpu: GpuId, every: Duration, now: Instant) {
+        for elastic in self.elastic.iter_mut().filter(|elastic| elastic.gpu == gpu) {
+            elastic.reserve.steer(every, now);
         }
     }
 

@@ -10,6 +10,7 @@
 
 mod views;
 
+use crate::budget::Budget;
 use crate::charge::Charges;
 use crate::config::{Config, Cooldown, Learning};
 use crate::effect::{Effect, Report};
@@ -39,6 +40,7 @@ struct Gpu {
     woken: bool,
     stalled: bool,
     preemption: Option<Preemption>,
+    budget: Budget,
     edges: u64,
     preemptions: u64,
     wakes: u64,
@@ -83,6 +85,7 @@ impl Gpu {
                 jobs,
                 ..
             } = preemption;
+            self.budget.preempted(returned.since(rang), returned);
             out.push(Effect::Emit(Report::Preempted {
                 gpu,
                 rang,
@@ -136,6 +139,7 @@ impl Node {
             woken: false,
             stalled: false,
             preemption: None,
+            budget: Budget::new(now),
             edges: 0,
             preemptions: 0,
             wakes: 0,
@@ -403,6 +407,9 @@ impl Node {
                     out.push(Effect::Emit(report));
                 }
             });
+        if let Some(worked) = seen.worked {
+            gpu.budget.worked(worked, now);
+        }
         if lapsed && !self.sessions[place].lapsed() {
             out.push(Effect::Emit(Report::Recovered { session }));
         }
@@ -467,6 +474,7 @@ impl Node {
         }
         self.settle_gates(now);
         let means = self.config.means;
+        self.settle_budgets(now);
         let started = now < self.started.after(self.config.start_hold);
         self.memory
             .plan(started, &self.jobs, means, self.world.busy, now, out);
@@ -490,6 +498,20 @@ impl Node {
             }
         }
         self.claims.clear();
+    }
+
+    fn settle_budgets(&mut self, now: Instant) {
+        for id in self.world.all.iter() {
+            let budget = &mut self.gpus[id.index()].budget;
+            let busy = self.world.busy.contains(id);
+            if let Some(waited) = self.memory.shortages(id, busy, now) {
+                budget.fell_short(waited, now);
+            }
+            if let Some(slo) = self.config.slo {
+                let usual = self.config.sharing.reserving.pressure_every;
+                self.memory.steer(id, budget.every(slo, usual, now), now);
+            }
+        }
     }
 
     fn settle_gates(&mut self, now: Instant) {

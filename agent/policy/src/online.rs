@@ -6,6 +6,7 @@
 //! from edges, so a doorbell that was coalesced or lost costs time and no truth: the generation in
 //! the word tells how many edges came and went unseen.
 
+use crate::budget::Worked;
 use crate::config::{Learning, Suspects};
 use crate::event::Reading;
 use crate::gap::{Gap, Iterations, Pattern};
@@ -51,6 +52,8 @@ struct Device {
 pub(crate) struct Seen {
     /// Online began to work, or did so unseen, and rang then.
     pub edge: Option<Instant>,
+    /// It worked.
+    pub worked: Option<Worked>,
 }
 
 impl Device {
@@ -133,12 +136,19 @@ impl Session {
         let steps = before.map(|before| reading.generation.wrapping_sub(before.generation));
         let idle_since = reading.idle_since.min(now);
         let mut seen = Seen::default();
+        let mut worked = None;
         let mut end_period = |device: &mut Device, gap_known: bool, idle_since: Instant| {
             let gap = device.gap.take().filter(|_| gap_known);
             let pattern = Pattern {
                 launches: reading.launches,
                 graph: reading.graph,
             };
+            if gap_known {
+                worked = Some(Worked {
+                    span: idle_since.since(device.busy_since),
+                    decoded: device.iterations.is_decode(pattern),
+                });
+            }
             let during_request = device.gap_in_request;
             device.flight = flight;
             if let Some(learning) = learning {
@@ -200,6 +210,7 @@ impl Session {
             }
             (false, false) => device.idle_since = idle_since,
         }
+        seen.worked = worked;
         self.progressed(now);
         seen
     }

@@ -60,6 +60,8 @@ pub struct Reserve {
     since: Instant,
     /// It has sufficed for `pressure_every` once.
     sufficed: bool,
+    /// A budget says how often shortages may come.
+    steered: bool,
     /// Shortages, oldest first.
     recent: VecDeque<Instant>,
     events: u64,
@@ -89,6 +91,7 @@ impl Reserve {
             short: now,
             since: now,
             sufficed: false,
+            steered: false,
             recent: VecDeque::with_capacity(REMEMBERED),
             events: 0,
             config,
@@ -98,10 +101,27 @@ impl Reserve {
     /// Goes on by other rules: the headroom moves into their bounds at once.
     pub fn configure(&mut self, config: Reserving, now: Instant) {
         self.config = sane(config);
+        self.steered = false;
         self.headroom = self.headroom.clamp(self.config.min, self.config.max);
         self.since = now;
         // What it has too much is given back when it is settled next.
         self.reservation = self.reservation.max(self.wanted());
+    }
+
+    /// Shortages may come this often from here on, as a budget says. From then on one adds what it lacked,
+    /// from [`Reserving::GROWTH`] up to [`Reserving::FIRST_GROWTH`], as there is no saying when it has sufficed.
+    pub fn steer(&mut self, every: Duration, now: Instant) {
+        self.steered = true;
+        if every == self.config.pressure_every {
+            return;
+        }
+        self.age(now);
+        // The part of an interval that is over stays the same part.
+        let (over, before) = (nanos(now.since(self.since)), nanos(self.interval()));
+        self.config.pressure_every = every;
+        let after = u128::from(over) * u128::from(nanos(self.interval())) / u128::from(before);
+        let after = Duration::from_nanos(u64::try_from(after).unwrap_or(u64::MAX));
+        self.since = Instant::from_nanos(now.as_nanos().saturating_sub(nanos(after)));
     }
 
     /// What is to be mapped.
@@ -157,18 +177,13 @@ impl Reserve {
 
     /// The use is this. Also to be called, with the same, when [`Reserve::due`] has come.
     pub fn settle(&mut self, used: Bytes, now: Instant) -> Option<Change> {
+        let lacked = used.minus(self.used);
         self.used = used;
-        while let Some(due) = self.due().filter(|due| *due <= now) {
-            self.since = due;
-            self.headroom = self.headroom.minus(self.config.step).max(self.config.min);
-        }
-        if self.due().is_none() {
-            self.since = now;
-        }
+        self.age(now);
         let every = self.config.pressure_every;
         self.sufficed = self.sufficed || (self.events > 0 && now.since(self.short) > every);
         if used >= self.mark() {
-            return Some(self.press(now));
+            return Some(self.press(lacked, now));
         }
         let wanted = self.wanted();
         (wanted < self.reservation).then(|| {
@@ -177,15 +192,26 @@ impl Reserve {
         })
     }
 
-    fn press(&mut self, now: Instant) -> Change {
+    /// Takes from the headroom what calm has cost it by now.
+    fn age(&mut self, now: Instant) {
+        while let Some(due) = self.due().filter(|due| *due <= now) {
+            self.since = due;
+            self.headroom = self.headroom.minus(self.config.step).max(self.config.min);
+        }
+        if self.due().is_none() {
+            self.since = now;
+        }
+    }
+
+    fn press(&mut self, lacked: Bytes, now: Instant) -> Change {
         if self.used > self.reservation {
-            self.fell_short(now);
+            self.fell_short(lacked, now);
         }
         self.reservation = self.wanted();
         Change::Grow(self.reservation)
     }
 
-    fn fell_short(&mut self, now: Instant) {
+    fn fell_short(&mut self, lacked: Bytes, now: Instant) {
         let Reserving { min, max, .. } = self.config;
         let growth = if self.sufficed {
             Reserving::GROWTH
@@ -198,7 +224,14 @@ impl Reserve {
         }
         self.recent.push_back(now);
         (self.short, self.since) = (now, now);
-        let grown = Bytes(self.headroom.times(growth).0 / 100);
+        let times = |percent: u64| Bytes(self.headroom.times(percent).0 / 100);
+        let grown = if self.steered {
+            lacked
+                .min(times(Reserving::FIRST_GROWTH))
+                .max(times(Reserving::GROWTH))
+        } else {
+            times(growth)
+        };
         self.headroom = grown.clamp(min, max);
     }
 

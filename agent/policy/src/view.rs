@@ -1,5 +1,6 @@
 //! What a node looks like to people: read by `status`, never by a decision.
 
+use crate::config::Slo;
 use crate::holders::Backing;
 use crate::ids::{
     BlockId, Bytes, Channels, GpuId, GpuSet, Handles, JobId, KvId, SessionId, StripeId, Tokens,
@@ -46,6 +47,26 @@ pub struct GpuView {
     pub wakes: u64,
     /// Preemptions per unit.
     pub per_unit: PerUnit,
+    /// What offline cost online here.
+    pub budget: BudgetView,
+}
+
+/// What online did on a GPU in the last ten minutes, and what offline cost it there; the rule stands
+/// in [`crate::budget`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BudgetView {
+    /// Iterations that read prompts.
+    pub prompts: Duration,
+    /// All iterations.
+    pub busy: Duration,
+    /// Waits for offline to go.
+    pub preempted: Duration,
+    /// Waits for memory.
+    pub short: Duration,
+    /// How many those were.
+    pub shortages: u64,
+    /// What the operator allows; `None`: nothing is steered by it.
+    pub allowed: Option<Slo>,
 }
 
 /// What preemptions are counted against.

@@ -7,15 +7,15 @@
 //! on it, anywhere.
 //!
 //! ```text
-//!   tidegate-decisions 3 GPUS STARTED            first line
+//!   tidegate-decisions 4 GPUS STARTED            first line
 //!   config FIELD...                              times in ns
 //!   event NOW NAME FIELD...                      what the policy was told, and when
 //!   effect TEXT                                  what it answered; one line for each
 //!   lost COUNT                                   so many lines are missing here
 //! ```
 //!
-//! What is told about memory has lists, and its lines are made and read in [`memory`]. Format 2 differs in the words
-//! of four effects; it is read too: [`former`].
+//! What is told about memory has lists, and its lines are made and read in [`memory`]. Format 3 has settings
+//! without an SLO, and format 2 other words for four effects besides ([`former`]); both are read too.
 
 mod former;
 mod memory;
@@ -24,7 +24,8 @@ use std::fmt;
 use std::io::{BufRead, Write};
 
 use tidegate_policy::config::{
-    Config, Cooldown, Fair, FairMode, Learning, Means, OnMaxGated, Reserving, Sharing, Suspects,
+    Config, Cooldown, Fair, FairMode, Learning, Means, OnMaxGated, Reserving, Sharing, Slo,
+    Suspects,
 };
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Order, Reading, Standing};
@@ -37,7 +38,7 @@ use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
 use tidegate_policy::time::{Instant, nanos};
 
-const MAGIC: &str = "tidegate-decisions 3";
+const MAGIC: &str = "tidegate-decisions 4";
 /// Not told to the policy as an event.
 const CONFIGURED: &str = "configured";
 
@@ -220,7 +221,7 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
             ("tidegate-decisions", None) => {
                 let (version, rest) = rest.split_once(' ').ok_or_else(bad)?;
                 is_former = match version {
-                    "3" => false,
+                    "3" | "4" => false,
                     "2" => true,
                     _ => return Err(bad()),
                 };
@@ -311,10 +312,12 @@ fn numbers(text: &str) -> Option<Vec<u64>> {
         .collect()
 }
 
-/// Settings as numbers: of the gate, then of memory, then of turns.
-const CONFIG_FIELDS: usize = 27;
+/// Settings as numbers: of the gate, then of memory, of turns, and the SLO.
+const CONFIG_FIELDS: usize = 29;
 /// Before several jobs took turns.
 const FIELDS_BEFORE_TURNS: usize = 25;
+/// Before an SLO was said.
+const FIELDS_BEFORE_SLO: usize = 27;
 
 fn config_fields(config: &Config) -> [u64; CONFIG_FIELDS] {
     let Sharing {
@@ -363,15 +366,19 @@ fn config_fields(config: &Config) -> [u64; CONFIG_FIELDS] {
         reserving.max.0,
         u64::from(config.fair.mode == FairMode::Together),
         nanos(config.fair.turn),
+        config.slo.map_or(0, |slo| 1 + u64::from(slo.ttft)),
+        config.slo.map_or(0, |slo| 1 + u64::from(slo.tpot)),
     ]
 }
 
 fn config_of(fields: &[u64]) -> Option<Config> {
     let fields = match fields.len() {
-        FIELDS_BEFORE_TURNS => &[fields, &[1, 1]].concat(),
+        FIELDS_BEFORE_TURNS => &[fields, &[1, nanos(Fair::default().turn), 0, 0]].concat(),
+        FIELDS_BEFORE_SLO => &[fields, &[0, 0]].concat(),
         _ => fields,
     };
     let fields: [u64; CONFIG_FIELDS] = fields.try_into().ok()?;
+    let basis = |field: u64| u32::try_from(field.checked_sub(1)?).ok();
     let span = core::time::Duration::from_nanos;
     Some(Config {
         cooldown: match fields[0].checked_sub(1) {
@@ -404,6 +411,9 @@ fn config_of(fields: &[u64]) -> Option<Config> {
         disable_retries: u32::try_from(fields[12]).ok()?,
         enable_retry: span(fields[13]),
         start_hold: span(fields[14]),
+        slo: basis(fields[27])
+            .zip(basis(fields[28]))
+            .map(|(ttft, tpot)| Slo { ttft, tpot }),
         sharing: Sharing {
             reclaim_deadline: span(fields[15]),
             restore_interval: span(fields[16]),

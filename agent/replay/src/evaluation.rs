@@ -216,6 +216,7 @@ mod tests {
                 compute: Compute::Standalone,
                 memory: Memory::Prism,
                 costs: Costs::default(),
+                slo: None,
                 timeline: true,
             },
             cut: "every request".to_owned(),

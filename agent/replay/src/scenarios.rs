@@ -359,6 +359,7 @@ impl Scenario {
             compute: Compute::Standalone,
             memory: Memory::Prism,
             costs: Costs::default(),
+            slo: None,
             timeline: false,
         }
     }

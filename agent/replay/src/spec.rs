@@ -7,6 +7,7 @@ use crate::engine::Limits;
 use crate::gap::GapModel;
 use crate::hardware::{Gpu, Model};
 use crate::trace::{Lengths, Trace};
+use tidegate_policy::config::Slo;
 
 /// What runs in an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -67,6 +68,8 @@ pub struct Spec {
     pub memory: Memory,
     /// What it costs.
     pub costs: Costs,
+    /// What online's users may pay, as the agent is told; `None`: its usual rate of shortages.
+    pub slo: Option<Slo>,
     /// Whether to keep the timeline; a long replay has millions of spans.
     pub timeline: bool,
 }

@@ -128,6 +128,15 @@ fn gpu(status: &v1::GpuStatus) -> Value {
             "unit": per.unit, "units": per.units, "mean": per.mean, "max": per.max,
         })),
         "memory": status.memory.as_ref().map(gpu_memory),
+        "budget": status.budget.as_ref().map(|budget| json!({
+            "prompts_ns": budget.prompts_ns,
+            "busy_ns": budget.busy_ns,
+            "preempted_ns": budget.preempted_ns,
+            "short_ns": budget.short_ns,
+            "shortages": budget.shortages,
+            "ttft_allowed_pct": f64::from(budget.ttft_allowed) / 100.0,
+            "tpot_allowed_pct": f64::from(budget.tpot_allowed) / 100.0,
+        })),
     })
 }
 

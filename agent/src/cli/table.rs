@@ -1,5 +1,6 @@
 //! Status, hooks and events for people.
 
+mod budget;
 mod layout;
 mod memory;
 
@@ -109,6 +110,7 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
             unit.unit.replace('_', " ")
         );
     }
+    budget::status(report, width, &mut text);
     memory::status(report, width, &mut text);
     text.push('\n');
     if report.jobs.is_empty() {

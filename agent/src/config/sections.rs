@@ -35,6 +35,8 @@ pub struct Config {
     pub fair: Fair,
     /// `[memory]`
     pub memory: Memory,
+    /// `[slo]`
+    pub slo: Slo,
     /// `[agent_loss]`
     pub agent_loss: AgentLoss,
     /// `[limits]`
@@ -196,6 +198,21 @@ pub struct Memory {
     pub reclaim_deadline: Duration,
     /// `restore_interval`: memory is given back to an offline job at most this often.
     pub restore_interval: Duration,
+}
+
+/// `[slo]`: hundredths of a percent; `None`: "off".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slo {
+    /// `ttft`: by how much online's mean time to first token may rise.
+    pub ttft: Option<u32>,
+    /// `tpot`: the same of the mean time per further token.
+    pub tpot: Option<u32>,
+}
+
+impl Slo {
+    /// Where only the other is set: of the default bounds of replay, half the rise of the time to first token, as
+    /// what the agent measures is a mean over ten minutes.
+    pub const USUAL: (u32, u32) = (100, 50);
 }
 
 /// `gate.cooldown`
@@ -379,6 +396,7 @@ impl Default for Config {
                 reclaim_deadline: Duration::from_millis(20),
                 restore_interval: Duration::from_secs(1),
             },
+            slo: Slo::default(),
             tuning: Tuning::default(),
             watching: Watching::default(),
             log: Log {

@@ -8,7 +8,7 @@ use super::sections::{
     SelfTestKind, Suspects, Unproven,
 };
 use super::tuning::ms;
-use super::value::{Named, Row, quoted, quoted_name, show_bytes, show_duration};
+use super::value::{Named, Row, quoted, quoted_name, show_bytes, show_duration, show_rise};
 use super::watching;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -100,6 +100,17 @@ macro_rules! setting {
             show: |config| quoted(&show_bytes(config.$($at).+)),
         }
     };
+    ($path:literal, $applies:ident, rise($($at:ident).+)) => {
+        Setting {
+            path: $path,
+            applies: Applies::$applies,
+            take: |config, row| {
+                config.$($at).+ = row.rise()?;
+                Ok(())
+            },
+            show: |config| quoted(&show_rise(config.$($at).+)),
+        }
+    };
     ($path:literal, $applies:ident, count($($at:ident).+)) => {
         Setting {
             path: $path,
@@ -133,7 +144,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 48] = [
+pub static SETTINGS: [Setting; 50] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -295,6 +306,8 @@ pub static SETTINGS: [Setting; 48] = [
     setting!("fair.mode", Now, named(fair.mode)),
     // A swap takes about 0.6 ms of it on the virtual GPU.
     setting!("fair.turn", Now, time(fair.turn, ms(10), ms(10_000))),
+    setting!("slo.ttft", Now, rise(slo.ttft)),
+    setting!("slo.tpot", Now, rise(slo.tpot)),
     setting!("memory.pool", Restart, size(memory.pool)),
     setting!(
         "memory.pressure_every",

@@ -1,6 +1,6 @@
 //! What the control thread and the policy take from the operator's settings.
 
-use super::sections::{Config, Cooldown, FairMode, LongGate, Suspects};
+use super::sections::{Config, Cooldown, FairMode, LongGate, Slo, Suspects};
 use crate::clock;
 use crate::inbox::Tunables;
 use tidegate_node::kinds::Level;
@@ -19,9 +19,20 @@ pub fn tunables(config: &Config, level: Level) -> Tunables {
     }
 }
 
+/// What online may pay: either rise sets it, and a rate of shortages that was chosen overrides it.
+fn slo(config: &Config) -> Option<policy::Slo> {
+    let chosen = config.memory.pressure_every != policy::Reserving::default().pressure_every;
+    let set = config.slo.ttft.is_some() || config.slo.tpot.is_some();
+    (set && !chosen).then(|| policy::Slo {
+        ttft: config.slo.ttft.unwrap_or(Slo::USUAL.0),
+        tpot: config.slo.tpot.unwrap_or(Slo::USUAL.1),
+    })
+}
+
 /// The policy's settings from the operator's.
 fn policy_config(config: &Config, level: Level) -> policy::Config {
     policy::Config {
+        slo: slo(config),
         frozen_after: config.tuning.frozen_after,
         start_hold: config.tuning.start_hold,
         disable_retries: config.tuning.disable_retries,

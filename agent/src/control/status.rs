@@ -17,7 +17,7 @@ use tidegate_node::session::Session;
 use tidegate_node::usage::Usage;
 use tidegate_policy::ids::{GpuId, JobId};
 use tidegate_policy::time::Instant;
-use tidegate_policy::view::{GateState, JobState, JobView, OwnerView, Reason};
+use tidegate_policy::view::{BudgetView, GateState, JobState, JobView, OwnerView, Reason};
 use tidegate_proto::v1;
 
 /// What does not change while an agent lives.
@@ -219,6 +219,7 @@ impl<'a> View<'a> {
                 untouched: per.untouched,
                 once: per.once,
             });
+            status.budget = Some(budget(&view.budget));
         }
         status
     }
@@ -482,6 +483,19 @@ fn self_test(report: &selftest::Report) -> v1::SelfTest {
     v1::SelfTest {
         summary: report.summary.clone(),
         levels: report.levels.iter().map(row).collect(),
+    }
+}
+
+fn budget(view: &BudgetView) -> v1::Budget {
+    use crate::clock::nanos;
+    v1::Budget {
+        prompts_ns: nanos(view.prompts),
+        busy_ns: nanos(view.busy),
+        preempted_ns: nanos(view.preempted),
+        short_ns: nanos(view.short),
+        shortages: view.shortages,
+        ttft_allowed: view.allowed.map_or(0, |slo| slo.ttft),
+        tpot_allowed: view.allowed.map_or(0, |slo| slo.tpot),
     }
 }
 

@@ -896,6 +896,32 @@ pub struct GpuStatus {
     pub memory_total_bytes: u64,
     #[prost(uint64, tag = "24")]
     pub memory_used_bytes: u64,
+    /// What offline cost online here lately.
+    #[prost(message, optional, tag = "40")]
+    pub budget: ::core::option::Option<Budget>,
+}
+/// Of the last ten minutes at most. Waits and work count once, however many requests share them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Budget {
+    /// Busy periods of online that read prompts.
+    #[prost(uint64, tag = "1")]
+    pub prompts_ns: u64,
+    /// All of its busy periods.
+    #[prost(uint64, tag = "2")]
+    pub busy_ns: u64,
+    /// Online waited for offline to go.
+    #[prost(uint64, tag = "3")]
+    pub preempted_ns: u64,
+    /// Online waited for memory, and how often.
+    #[prost(uint64, tag = "4")]
+    pub short_ns: u64,
+    #[prost(uint64, tag = "5")]
+    pub shortages: u64,
+    /// What \[slo\] allows, in hundredths of a percent; 0: it is off.
+    #[prost(uint32, tag = "6")]
+    pub ttft_allowed: u32,
+    #[prost(uint32, tag = "7")]
+    pub tpot_allowed: u32,
 }
 /// CLOCK_MONOTONIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -56,7 +56,10 @@ impl Memory {
             MemoryEvent::Usage { session, kv, used } => {
                 let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
                 if let Some(elastic) = self.elastic.iter_mut().find(known) {
+                    let grew = used > elastic.used;
                     elastic.used = used.min(elastic.mapped());
+                    let waited = elastic.was_short(grew, &self.sharing, now);
+                    elastic.waited = elastic.waited.or(waited);
                     let gpu = elastic.gpu;
                     self.note_use(session, gpu);
                 }
@@ -98,7 +101,7 @@ impl Memory {
                 });
                 let known = |e: &&mut Elastic| (e.session, Some(e.kv)) == (session, kv);
                 let elastic = self.elastic.iter_mut().find(known);
-                let bytes = elastic.map_or(bytes, |elastic| elastic.asks(bytes, mapped));
+                let bytes = elastic.map_or(bytes, |elastic| elastic.asks(bytes, mapped, now));
                 let until = now.after(self.sharing.reclaim_deadline);
                 let promised = false;
                 self.asks.push(Ask {

@@ -7,6 +7,17 @@ use crate::ledger::{Ledger, Place};
 use crate::reserve::{Change, Reserve};
 use crate::time::Instant;
 use crate::view::HandlesView;
+use core::time::Duration;
+
+/// Online wants more than it has mapped.
+#[derive(Clone, Copy, Debug)]
+struct Shortage {
+    since: Instant,
+    /// All that was demanded.
+    wanted: Bytes,
+    /// That is mapped; what runs meanwhile still runs.
+    met: bool,
+}
 
 /// An elastic cache.
 #[derive(Clone, Debug)]
@@ -31,6 +42,9 @@ pub(super) struct Elastic {
     /// The most it asked to have mapped since it was last settled.
     asked: Bytes,
     pub reserve: Reserve,
+    short: Option<Shortage>,
+    /// How long the last was, until somebody asks.
+    pub waited: Option<Duration>,
     retry_at: Instant,
     /// What was mapped for a demand stays until then: it asks again for what it demanded.
     kept_until: Instant,
@@ -60,6 +74,8 @@ impl Elastic {
             used: Bytes::ZERO,
             asked: Bytes::ZERO,
             reserve: Reserve::new(sharing.reserving, now),
+            short: None,
+            waited: None,
             retry_at: now,
             kept_until: now,
             shrinks: None,
@@ -111,10 +127,18 @@ impl Elastic {
 
     /// It waits for `bytes` more than it had mapped when it asked, as far as it ever maps. Says what
     /// that is beyond all it was promised.
-    pub fn asks(&mut self, bytes: Bytes, mapped: Option<Bytes>) -> Bytes {
+    pub fn asks(&mut self, bytes: Bytes, mapped: Option<Bytes>, now: Instant) -> Bytes {
         let promised = self.mapped.plus(self.promised);
         let wanted = self.whole(mapped.unwrap_or(promised).plus(bytes));
         self.asked = self.asked.max(wanted);
+        if wanted > self.mapped {
+            let known = self
+                .short
+                .map(|short| (short.since, short.wanted.max(wanted)));
+            let (since, wanted) = known.unwrap_or((now, wanted));
+            let met = false;
+            self.short = Some(Shortage { since, wanted, met });
+        }
         wanted.minus(promised)
     }
 
@@ -146,6 +170,24 @@ impl Elastic {
         let again = self.shrinks.filter(|told| told.0 == wanted);
         let at = again.map_or(self.kept_until, |told| told.1.max(self.kept_until));
         (self.promised.is_zero() && wanted < self.mapped).then_some(at)
+    }
+
+    /// How long online did without what it demanded, once: it `goes_on` with it, or has not got it for as long
+    /// as a promise lasts, and counts anew.
+    pub fn was_short(
+        &mut self,
+        goes_on: bool,
+        sharing: &Sharing,
+        now: Instant,
+    ) -> Option<Duration> {
+        let short = self.short.as_mut()?;
+        short.met |= self.mapped >= short.wanted;
+        let waited = now.since(short.since);
+        let over = (short.met && goes_on) || waited >= sharing.promise_lasts;
+        over.then(|| {
+            self.short = None;
+            waited
+        })
     }
 
     /// A demand of it is met: what is mapped for it stays for a while.

@@ -8,7 +8,8 @@ use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId};
 use crate::ledger::Ledger;
 use crate::time::Instant;
 use crate::view::{
-    ElasticView, GateState, GpuView, JobMemoryView, JobView, OwnerView, Standing, StripeView,
+    BudgetView, ElasticView, GateState, GpuView, JobMemoryView, JobView, OwnerView, Standing,
+    StripeView,
 };
 use core::time::Duration;
 
@@ -36,6 +37,10 @@ impl Node {
             preemptions: known.preemptions,
             wakes: known.wakes,
             per_unit: known.charges.per_unit(),
+            budget: BudgetView {
+                allowed: self.config.slo,
+                ..known.budget.view()
+            },
         })
     }
 

@@ -104,3 +104,25 @@ fn what_one_shortage_adds_is_gone_when_the_next_is_accepted() {
         "{settled} became {last}"
     );
 }
+
+/// P-MEMORY-18: what online may pay is kept to.
+#[test]
+fn another_rate_of_shortages_takes_nothing_at_once_that_the_former_left() {
+    let second = |s: u64| Instant::from_nanos(s * 1_000_000_000);
+    let mut reserve = Reserve::new(Reserving::default(), second(0));
+    reserve.steer(Duration::from_secs(3_600), second(0));
+    // It grows by what was lacking, to twice as much at most.
+    reserve.settle(Bytes::mib(100), second(0));
+    assert_eq!(reserve.headroom(), Bytes::mib(100));
+    reserve.settle(Bytes::mib(1_000), second(0));
+    assert_eq!(reserve.headroom(), Bytes::mib(200));
+    let now = second(0).after(reserve.interval() / 2);
+    reserve.steer(Duration::from_secs(1), now);
+    assert_eq!(reserve.headroom(), Bytes::mib(200));
+    let half = reserve.interval() / 2;
+    let due = reserve.due().expect("it is above the least").since(now);
+    assert!(
+        due.abs_diff(half) < Duration::from_micros(1),
+        "{due:?} of {half:?}"
+    );
+}

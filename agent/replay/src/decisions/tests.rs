@@ -97,6 +97,27 @@ fn record(events: &[(usize, [u64; 8], u64)]) -> Vec<u8> {
     out
 }
 
+/// P-REPLAY-3: replay decides again what the agent recorded.
+#[test]
+fn settings_are_read_as_they_are_written_and_earlier_ones_have_neither_turns_nor_an_slo() {
+    let slo = Some(Slo {
+        ttft: 0,
+        tpot: 10_000,
+    });
+    for slo in [None, slo] {
+        let config = Config {
+            slo,
+            ..Config::default()
+        };
+        assert_eq!(config_of(&config_fields(&config)), Some(config));
+    }
+    let fields = config_fields(&Config::default());
+    for earlier in [FIELDS_BEFORE_TURNS, FIELDS_BEFORE_SLO] {
+        assert_eq!(config_of(&fields[..earlier]), Some(Config::default()));
+        assert_eq!(config_of(&fields[..=earlier]), None);
+    }
+}
+
 proptest! {
     /// P-REPLAY-3: replay decides again what the agent recorded.
     #[test]

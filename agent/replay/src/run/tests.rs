@@ -46,6 +46,7 @@ fn spec(compute: Compute, memory: Memory) -> Spec {
         compute,
         memory,
         costs: Costs::default(),
+        slo: None,
         timeline: false,
     }
 }

@@ -22,6 +22,7 @@ fn config(spec: &Spec) -> Config {
     };
     Config {
         sharing,
+        slo: spec.slo,
         ..Config::default()
     }
 }

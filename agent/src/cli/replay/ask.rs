@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::rise;
 use anyhow::Context;
+use tidegate_policy::config::Slo;
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::costs::Costs;
 use tidegate_replay::draw::{self, Half};
@@ -112,6 +114,12 @@ pub struct Args {
     #[arg(long, value_name = "US", value_delimiter = ',', help_heading = COMPARED,
           allow_negative_numbers = true, value_parser = micros)]
     pub(super) fault_us: Vec<Duration>,
+    /// What Tidegate is told that online's users may pay, as agent.toml's
+    /// [slo]: by how much the means of the time to first token and per
+    /// further token may rise, such as +1%,+0.5%
+    #[arg(long, value_name = "TTFT,TPOT", verbatim_doc_comment, help_heading = COMPARED,
+          conflicts_with = "finetune", value_parser = slo)]
+    pub(super) slo: Option<Slo>,
     /// A finetuning job instead of an offline one, MODEL[:r=RANK][,length=N];
     /// policies are then a trainer's
     #[arg(long, value_name = "JOB", verbatim_doc_comment, help_heading = TUNED,
@@ -240,6 +248,17 @@ fn platform(name: &str) -> Result<Platform, String> {
     known.ok_or_else(|| format!("give one of {}", PLATFORMS.map(class).join(", ")))
 }
 
+/// Two rises.
+fn slo(text: &str) -> Result<Slo, String> {
+    let rises = text
+        .split_once(',')
+        .and_then(|(ttft, tpot)| Some((rise(ttft)?, rise(tpot)?)));
+    rises
+        .filter(|(ttft, tpot)| *ttft > 0 && *tpot > 0)
+        .map(|(ttft, tpot)| Slo { ttft, tpot })
+        .ok_or_else(|| "give two rises above 0, such as +1%,+0.5%".to_owned())
+}
+
 /// A time per further token, ns.
 fn tpot(text: &str) -> Result<u64, String> {
     let ms = text
@@ -365,6 +384,7 @@ pub(super) fn pair(args: &Args) -> anyhow::Result<(Spec, String, Cut)> {
         compute: Compute::Standalone,
         memory: Memory::Prism,
         costs: Costs::default(),
+        slo: None,
         timeline: false,
     };
     Ok((spec, format!("{name}: {cut}"), cut))

@@ -23,6 +23,7 @@ pub(super) fn seeded(
         spec: Spec {
             seed,
             costs,
+            slo: args.slo,
             ..spec.clone()
         },
         cut: cut.to_owned(),

@@ -282,6 +282,38 @@ fn every_setting_refuses_a_boolean_and_reads_what_it_shows() {
 
 /// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
+fn a_rise_is_a_percentage_above_chance_and_nothing_else() {
+    let config = load("[slo]\nttft = \"+1.25%\"\n", &[]).expect("a rise");
+    assert_eq!((config.slo.ttft, config.slo.tpot), (Some(125), None));
+    let tunables = crate::config::tunables(&config, Level::L1);
+    let slo = tunables.policy.slo.map(|slo| (slo.ttft, slo.tpot));
+    assert_eq!(slo, Some((125, 50)));
+    // A rate of shortages that was chosen overrides it.
+    let both = "[slo]\ntpot = \"+1%\"\n[memory]\npressure_every = \"30s\"\n";
+    let config = load(both, &[]).expect("both");
+    assert_eq!(crate::config::tunables(&config, Level::L1).policy.slo, None);
+    let off = load("[slo]\nttft = \"off\"\n", &[]).expect("off");
+    assert_eq!(crate::config::tunables(&off, Level::L1).policy.slo, None);
+    for (value, part) in [
+        ("+0%", "from +0.15%"),
+        ("+0.1%", "from +0.15%"),
+        ("+101%", "to +100%"),
+        ("20ms", "is a time"),
+        ("+20ms", "is a time"),
+        ("1%", "a plus sign"),
+        ("-1%", "a plus sign"),
+        ("+0.125%", "two decimals"),
+    ] {
+        let error = load(&format!("[slo]\nttft = \"{value}\"\n"), &[]).expect_err(value);
+        assert!(error.starts_with("FILE:2: `slo.ttft`"), "{error}");
+        assert!(error.contains(part), "{value}: {error}");
+    }
+    let error = load("[slo]\ntpot = 1\n", &[]).expect_err("a number");
+    assert!(error.contains("a rise such as"), "{error}");
+}
+
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
+#[test]
 fn settings_that_contradict_each_other_are_refused_at_the_later_one() {
     assert_eq!(
         load("[gate]\ncooldown_max = \"1s\"\ncooldown_min = \"2s\"\n", &[]),

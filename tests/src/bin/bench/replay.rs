@@ -51,6 +51,7 @@ fn hour() -> Option<Spec> {
         compute: TIDEGATE.compute,
         memory: TIDEGATE.memory,
         costs: Costs::default(),
+        slo: None,
         timeline: false,
     })
 }

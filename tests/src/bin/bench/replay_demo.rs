@@ -88,6 +88,7 @@ fn spec(plan: &Plan) -> Result<Spec, ReplayDemoError> {
         compute: Compute::Tidegate,
         memory: Memory::Prism,
         costs: Costs::default(),
+        slo: None,
         timeline: false,
     })
 }
