@@ -122,6 +122,17 @@ class KeepPlaceholders(LostBlocks):
         engine.drop_in_flight = lambda request: None
 
 
+class KeepDiscards(LostBlocks):
+    """Outputs that a reset told vLLM to discard are taken away, and discarded again."""
+
+    def __init__(self, scheduler, job, engine: Engine, run: int):
+        super().__init__(scheduler, job, engine, run)
+
+        def drop_in_flight(request):
+            request.num_output_placeholders = 0
+
+        engine.drop_in_flight = drop_in_flight
+
 
 @dataclass(frozen=True)
 class Ablation:
@@ -152,4 +163,10 @@ ABLATIONS = [
         TellNobody, second_runner=(True,), stale_engine=False, traffic=(("priorities", True),)
     ),
     Ablation(KeepPlaceholders, asynchronous=(True,), traffic=TIGHT),
+    Ablation(
+        KeepDiscards,
+        asynchronous=(True,),
+        stale_engine=False,
+        traffic=(("resets", 0.05), ("reclaim", 0.02)),
+    ),
 ]

@@ -31,6 +31,14 @@ def next_token(slots: Sequence[int]) -> int:
     return hash(tuple(slots)) % VOCABULARY
 
 
+def slots_of(tokens: Sequence[int]) -> list[int]:
+    """What the slots of a sequence hold."""
+    slots: list[int] = []
+    for token in tokens:
+        slots.append(slot_value(token, slots))
+    return slots
+
+
 def truth(prompt: Sequence[int], tokens: int) -> list[int]:
     """The output of an undisturbed run."""
     slots: list[int] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import vllm
 import vllm.config as configuration
-from fake import VOCABULARY, Agent, Engine, Gpu, SecondWorker, Worker, truth
+from fake import VOCABULARY, Agent, Engine, Gpu, SecondWorker, Worker, slots_of, truth
 from tidegate_engines.vllm import hooks, versions
 from tidegate_engines.vllm.lost import LostBlocks
 from tidegate_engines.vllm.together import TogetherQueue
@@ -20,7 +20,11 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_block_hash,
+    get_request_block_hasher,
+    init_none_hash,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -57,6 +61,8 @@ class Case:
     prefix_caching: bool = True
     #: Requests have priorities, and the most urgent one goes first.
     priorities: bool = False
+    #: Chance at each step of an operator's `reset_prefix_cache`, running requests included.
+    resets: float = 0.0
     #: Built with the plugin, or as the engine comes.
     plugin: bool = True
 
@@ -172,6 +178,8 @@ class Rig:
         self.case = case
         self.rng = random.Random(repr(replace(case, plugin=True)))
         self.gpu = Gpu(case.blocks, case.block_size, self.rng)
+        #: Every request there was: what the cache should hold is told from their tokens.
+        self.made: list[Request] = []
         self.agent = Agent(self.gpu)
         self.scheduler = make_scheduler(case, case.blocks)
         if case.plugin:
@@ -190,7 +198,9 @@ class Rig:
 
     def request(self, name: str, prompt: list[int], tokens: int, priority: int = 0) -> Request:
         arrival = float(len(self.scheduler.requests))
-        return make_request(self.case, name, prompt, tokens, arrival, priority)
+        request = make_request(self.case, name, prompt, tokens, arrival, priority)
+        self.made.append(request)
+        return request
 
     def check_published(self) -> None:
         """What the agent believes of each running request is what its table says."""
@@ -198,6 +208,24 @@ class Rig:
             number = self.state._numbers[request.request_id]
             table = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
             assert self.agent.published[number] == table, (self.case, request.request_id)
+
+    def check_cache(self) -> None:
+        """With nothing under way, a block in the prefix cache holds what its tokens make; ask right after a cut."""
+        held: dict[bytes, list[int]] = {}
+        size = self.case.block_size
+        for request in self.made:
+            tokens = list(request.all_token_ids)[: len(request.block_hashes) * size]
+            if not all(part in held for part in request.block_hashes):
+                slots = slots_of(tokens)
+                for i, part in enumerate(request.block_hashes):
+                    held[part] = slots[i * size : (i + 1) * size]
+        for block in self.scheduler.kv_cache_manager.block_pool.blocks:
+            if block.block_hash is not None:
+                assert block.block_id not in self.gpu.quarantined, self.case
+                assert self.gpu.slots[block.block_id] == held[get_block_hash(block.block_hash)], (
+                    self.case,
+                    block.block_id,
+                )
 
     def check_free(self) -> None:
         """The index of free blocks holds what their list holds, and every stripe's count is right."""
@@ -258,11 +286,15 @@ def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
                 name = rng.choice(live)
                 aborted.add(name)
                 scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            if rng.random() < case.resets:
+                scheduler.reset_prefix_cache(reset_running_requests=True)
             for name, tokens in engine.step().items():
                 got[name] += tokens
             if strict:
                 rig.check_published()
                 rig.check_free()
+                if not engine.queue and steps % 8 == 0:
+                    rig.check_cache()
             if gpu.quarantined and rng.random() < case.give_back:
                 back = sorted(gpu.quarantined - forever)
                 agent.give(rng.sample(back, rng.randint(0, len(back))))
@@ -285,12 +317,13 @@ def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
         else:
             outcome.right += 1
     if strict:
-        _settled(case, scheduler, agent, forever)
+        _settled(rig, forever)
     return outcome
 
 
-def _settled(case: Case, scheduler, agent: Agent, forever: set[int]) -> None:
-    """At the end every block is free again, or withheld; nothing is published; the cache resets."""
+def _settled(rig: Rig, forever: set[int]) -> None:
+    """At the end every block is free again, or withheld; nothing is published; the cache is right, and resets."""
+    case, scheduler, agent = rig.case, rig.scheduler, rig.agent
     pool = scheduler.kv_cache_manager.block_pool
     state: LostBlocks = getattr(scheduler, hooks.STATE)
     agent.give(sorted(agent.gpu.quarantined - forever))
@@ -298,8 +331,9 @@ def _settled(case: Case, scheduler, agent: Agent, forever: set[int]) -> None:
     agent.give(sorted(agent.gpu.quarantined - forever))
     state.take_cut()
     assert state.withheld == forever == agent.gpu.quarantined, case
+    rig.check_cache()
     assert pool.get_num_free_blocks() == case.blocks - 1 - len(forever), case
     assert not agent.published, case
-    assert abs(pool.get_usage()) < 1e-9, case
+    assert 0.0 <= pool.get_usage() < 1e-9, case
     assert scheduler.reset_prefix_cache(), case
     assert pool.get_num_free_blocks() == case.blocks - 1 - len(forever), case

@@ -22,6 +22,7 @@ TRAFFIC = {
         blocks=34, abort=0.05, reclaim=0.02
     ),
     "priorities": dict(priorities=True),
+    "resets of the prefix cache under running requests": dict(resets=0.05, reclaim=0.02),
     "no prefix cache": dict(prefix_caching=False),
     "a third of the blocks never comes back": dict(blocks=64, forever=16),
     "blocks where vLLM puts them": dict(run=1),

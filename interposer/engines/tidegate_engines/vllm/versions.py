@@ -31,8 +31,13 @@ class Engine:
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def drop_in_flight(self, request: Request) -> None:
-        """None of the request's output under way will be used."""
+        """None of the request's output under way will be used, nor what a reset told it to discard.
+
+        After ``reset_prefix_cache`` vLLM counts the outputs to discard as they arrive. Here they are taken away before
+        they do, so that the count would be paid with good tokens.
+        """
         request.num_output_placeholders = 0
+        request.async_tokens_to_discard = 0
 
     def without(self, output: SchedulerOutput, dropped: set[str]) -> SchedulerOutput:
         """The step without the output of some of its requests."""

@@ -83,7 +83,8 @@ class Withheld:
         """The share of used blocks among those that have memory: withheld ones are neither."""
         total = self.blocks.num_gpu_blocks - 1
         left = total - len(self.withheld)
-        return 1.0 - (1.0 - usage) * total / left if left > 0 else 1.0
+        # A share of none used is a rounding error beside zero, on either side.
+        return max(0.0, 1.0 - (1.0 - usage) * total / left) if left > 0 else 1.0
 
     def let_go(self) -> list[Any]:
         """Withheld blocks as free ones, for a check that wants all of them; undone by ``hold``."""
