@@ -21,13 +21,14 @@ are kept until the step has arrived.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from . import together
+from . import resumed, together
 from .withheld import NULL_BLOCK, Withheld
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 
     from ..job import OfflineJob
     from .versions import Engine
+
+log = logging.getLogger("vllm.tidegate")
+
+#: The tokens that a loss is said to cost which should never be: the most that can be said. What costs most goes last.
+UNTAKEABLE = (1 << 32) - 1
+
 
 @dataclass(slots=True)
 class Flight:
@@ -53,9 +60,14 @@ class LostBlocks(Withheld):
     """What one scheduler knows of its lost blocks."""
 
     def __init__(
-        self, scheduler: Scheduler, job: OfflineJob, engine: Engine, run: int = 1
+        self,
+        scheduler: Scheduler,
+        job: OfflineJob,
+        engine: Engine,
+        run: int = 1,
+        mended: bool = True,
     ) -> None:
-        """``run`` blocks make a stripe: what is taken at once."""
+        """``run`` blocks make a stripe: what is taken at once. ``mended``: ``resumed`` stands in the workers' runners."""
         super().__init__(scheduler, job)
         self.engine = engine
         #: The request that is given blocks.
@@ -63,6 +75,9 @@ class LostBlocks(Withheld):
         together.install(scheduler, run, self._last_block)
         self.flights: deque[Flight] = deque()
         self.step = 0
+        self._mended = mended or getattr(scheduler, "use_v2_model_runner", False)
+        #: What was said of requests that cannot be mended.
+        self._named: set[str] = set()
         #: Requests requeued since the last step was scheduled: its workers still hold them.
         self.requeued: set[str] = set()
         self._numbers: dict[str, int] = {}
@@ -212,7 +227,21 @@ class LostBlocks(Withheld):
             if number is None:
                 self._next_number += 1
                 number = self._numbers[name] = self._next_number
-            self.job.publish(number, request.num_computed_tokens, self._table(name))
+            self.job.publish(number, self._cost(request), self._table(name))
+
+    def _cost(self, request: Request) -> int:
+        """The tokens that a loss costs, or that it must not be."""
+        why = None if self._mended else resumed.delicate(request)
+        if why is None:
+            return request.num_computed_tokens
+        if why not in self._named:
+            self._named.add(why)
+            log.warning(
+                "Tidegate takes blocks of requests with %s last of all: what this engine's model runner keeps of them"
+                " is not known, and would be wrong after a loss",
+                why,
+            )
+        return UNTAKEABLE
 
     def _last_block(self) -> int | None:
         manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import abi
 from ..job import Region
-from . import regions, versions
+from . import hooks, regions, resumed, versions
 from .withheld import NULL_BLOCK
 
 log = logging.getLogger("vllm.tidegate")
@@ -31,6 +31,8 @@ HANDLE = 2 << 20
 registered: int | None = None
 #: From a block to the next one, bytes, in that cache.
 _stride: int | None = None
+#: Whether the runner of this process is mended after a dropped step (``resumed``).
+mended = False
 
 
 @contextlib.contextmanager
@@ -118,7 +120,7 @@ def block_dim(group: Any, runner: Any) -> int:
 
 def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> Any:
     """Around ``Worker.initialize_from_config``."""
-    global registered, _stride
+    global registered, _stride, mended
     library = abi.library()
     why = versions.why_not(version, worker.vllm_config, kv)
     world = worker.parallel_config.world_size
@@ -135,9 +137,27 @@ def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> 
     try:
         registered = library.register(rows, NULL_BLOCK + 1, flags)
         _stride = min(row.stride for row in rows)
+        mended = role == "offline" and mend(worker.model_runner)
     except abi.TidegateError as error:
         log.warning("Tidegate takes no memory from this engine: %s", error)
     return result
+
+
+def mend(runner: Any) -> bool:
+    """Puts ``resumed`` into the first model runner; whether this one is of that kind."""
+    first = _owner("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states")
+    if first is None or not isinstance(runner, first[0]):
+        return False
+    hooks.around(first[0], "_update_states", resumed.update_states)
+    return True
+
+
+def mends(config: Any) -> bool:
+    """Whether the workers of an engine mend their runners, as far as the scheduler's process can tell."""
+    if registered is not None:
+        return mended
+    # In processes of their own: vLLM's worker makes vLLM's runner.
+    return config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
 
 
 def stripe_run(kv: Any) -> int:
