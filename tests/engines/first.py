@@ -1,7 +1,7 @@
 """vLLM's own first model runner, as far as it keeps something of a request between steps.
 
-``_update_states``, ``_get_prompt_logprobs_dict``, the input batch and the token-wise pooler are the engine's code. What a
-token's hidden state is and how a token is drawn is played here: a hidden state is computed from all slots of the
+``_update_states``, ``_get_prompt_logprobs_dict``, the input batch and the token-wise pooler are the engine's code. What
+a token's hidden state is and how a token is drawn is played here: a hidden state is computed from all slots of the
 request, and a drawn token also from the request's own generator.
 """
 

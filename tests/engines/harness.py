@@ -63,6 +63,8 @@ class Case:
     priorities: bool = False
     #: Chance at each step of an operator's `reset_prefix_cache`, running requests included.
     resets: float = 0.0
+    #: A class of the user's that goes over vLLM's and returns copies of what it returns.
+    copying: bool = False
     #: Built with the plugin, or as the engine comes.
     plugin: bool = True
 
@@ -123,8 +125,8 @@ def _config(
     return config
 
 
-def make_scheduler(case: Case, blocks: int):
-    """The scheduler of an engine with so many blocks."""
+def make_scheduler(case: Case, blocks: int, refused: bool = False):
+    """The scheduler of an engine with so many blocks; one that the plugin has nothing against, unless it says so."""
     config = _config(
         case.asynchronous,
         case.running,
@@ -142,8 +144,9 @@ def make_scheduler(case: Case, blocks: int):
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )
-    assert versions.why_not(vllm.__version__, config, kv) is None
+    assert refused or versions.why_not(vllm.__version__, config, kv) is None
     kind = AsyncScheduler if case.asynchronous else Scheduler
+    kind = copying(kind) if case.copying else kind
     scheduler = kind(
         vllm_config=config,
         kv_cache_config=kv,
@@ -152,6 +155,21 @@ def make_scheduler(case: Case, blocks: int):
     )
     scheduler.use_v2_model_runner = case.second_runner
     return scheduler
+
+
+@cache
+def copying(kind: type[Scheduler]) -> type[Scheduler]:
+    """A scheduler class as users write them: over vLLM's, with something done before and after."""
+
+    class Copying(kind):
+        def schedule(self, *args, **kwargs):
+            output = super().schedule(*args, **kwargs)
+            return replace(output, num_scheduled_tokens=dict(output.num_scheduled_tokens))
+
+        def finish_requests(self, request_ids, finished_status):
+            return super().finish_requests(request_ids, finished_status)
+
+    return Copying
 
 
 def make_request(

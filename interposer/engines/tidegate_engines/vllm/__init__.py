@@ -1,13 +1,16 @@
 """The plugin for vLLM: no line of the engine changes.
 
 ``register``  what vLLM calls in each of its processes
+``shape``     whether this vLLM is as one that was tested
 ``versions``  what differs between versions, and which engines are refused
 ``worker``    KV memory that can be taken, and where its blocks lie (``regions``)
+``resumed``   what a worker's runner keeps of a request whose step is dropped
 ``hooks``     where the scheduler is listened to
 ``lost``      an offline scheduler whose blocks are taken
 ``together``  which free blocks an offline request gets
 ``grown``     an online scheduler whose blocks come when needed
-``withheld``  what both share: blocks that the allocator passes over
+``hints``     an online scheduler that is refused: whether requests are in flight
+``withheld``  what offline and online share: blocks that the allocator passes over
 
 An engine's role is ``TIDEGATE_ROLE``. Without the preloaded library nothing happens. Without the variable, and in
 a vLLM that this plugin does not know, the engine is gated as any program is, and its log says that nothing is shared.
@@ -20,7 +23,7 @@ import os
 from typing import Any
 
 from .. import abi
-from .versions import TESTED
+from . import shape
 
 #: vLLM shows what its own loggers say, and of others only warnings.
 log = logging.getLogger("vllm.tidegate")
@@ -28,49 +31,73 @@ log = logging.getLogger("vllm.tidegate")
 
 def register() -> None:
     """Called by vLLM in its engine core, its workers and its front end. It never fails: it would take vLLM along."""
-    if abi.library() is None:
-        return
-    role = os.environ.get("TIDEGATE_ROLE", "")
-    if role not in ("online", "offline"):
-        said = f"TIDEGATE_ROLE is {role!r}" if role else "TIDEGATE_ROLE is not set"
-        log.warning("Tidegate shares no KV memory of this engine: %s; it takes online or offline", said)
-        return
     try:
+        if abi.library() is None:
+            return
+        role = os.environ.get("TIDEGATE_ROLE", "")
+        if role not in ("online", "offline"):
+            said = f"TIDEGATE_ROLE is {role!r}" if role else "TIDEGATE_ROLE is not set"
+            log.warning("Tidegate shares no KV memory of this engine: %s; it takes online or offline", said)
+            return
         install(role)
-    except (ImportError, AttributeError, KeyError) as error:
-        # What this plugin looks for is elsewhere in this version.
-        import vllm
-
-        version = getattr(vllm, "__version__", "of an unknown version")
-        log.warning(
-            "Tidegate shares no KV memory of this engine: vLLM %s was not tested (%s were): %s",
-            version,
-            ", ".join(TESTED),
-            error,
-        )
+    except Exception as error:  # noqa: BLE001 # whatever another version does to what is looked for
+        log.warning("Tidegate shares no KV memory of this engine: %s: %s", type(error).__name__, error)
 
 
 def install(role: str) -> None:
     """Puts the hooks in place, in a vLLM that has what they stand around."""
     import vllm
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from . import hooks
+
+    version = getattr(vllm, "__version__", "of an unknown version")
+    shape.found.cache_clear()
+    why = shape.why_not(version)
+    if why is not None:
+        log.warning("Tidegate shares no KV memory of this engine: %s", why)
+        if role == "online":
+            hooks.listen(Scheduler, hooks.HINTS)
+            hooks.around(Scheduler, "__init__", _hinting)
+        return
+
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_worker import Worker
 
-    from . import hooks, worker
+    from . import worker
 
+    if shape.known() != version:
+        log.info("Tidegate takes vLLM %s for %s, whose shape it has", version, shape.known())
     hooks.install(Scheduler, KVCacheManager, BlockPool)
 
     def initialize(original: Any, self: Any, kv: Any) -> Any:
-        return worker.initialize(original, self, kv, role, vllm.__version__)
+        return worker.initialize(original, self, kv, role, version)
 
     def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        watch(self, role, vllm.__version__)
+        watch(self, role, version)
 
     hooks.around(Worker, "initialize_from_config", initialize)
     hooks.around(Scheduler, "__init__", made)
+
+
+def _hinting(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Around the ``__init__`` of a scheduler of a vLLM that is not known."""
+    original(self, *args, **kwargs)
+    hint(self)
+
+
+def hint(scheduler: Any) -> None:
+    """Has the agent hear of a scheduler's requests; nothing of it fails."""
+    from . import hooks
+    from .hints import Hints
+
+    library = abi.library()
+    if library is not None:
+        for owner in type(scheduler).__mro__:
+            hooks.listen(owner, hooks.HINTS)
+        setattr(scheduler, hooks.STATE, Hints(scheduler, library))
 
 
 def watch(scheduler: Any, role: str, version: str) -> None:
@@ -80,17 +107,29 @@ def watch(scheduler: Any, role: str, version: str) -> None:
     from .lost import LostBlocks
 
     library = abi.library()
+    if library is None:
+        return
     why = versions.why_not(version, scheduler.vllm_config, scheduler.kv_cache_config)
-    if library is None or why is not None:
-        return  # the worker has said why
+    bypass = versions.bypass(type(scheduler))
+    if why is None and bypass is not None:
+        if worker.registered is not None:
+            # Its blocks would be taken, or have no memory yet, and nobody would hear of it.
+            raise RuntimeError(f"Tidegate cannot share this engine's KV memory: {bypass}; unset TIDEGATE_ROLE")
+        log.warning("Tidegate takes no memory from this engine: %s", bypass)
+        why = bypass
     state: LostBlocks | GrownBlocks
-    if role == "offline":
+    if why is None and role == "offline":
         library.attach(0, scheduler.parallel_config.world_size)
         run = worker.stripe_run(scheduler.kv_cache_config)
-        state = LostBlocks(scheduler, abi.Offline(library), versions.engine(type(scheduler)), run)
-    elif worker.registered is not None:
+        mended = worker.mends(scheduler.vllm_config)
+        ways = versions.engine(type(scheduler))
+        state = LostBlocks(scheduler, abi.Offline(library), ways, run, mended)
+    elif why is None and worker.registered is not None:
         state = GrownBlocks(scheduler, abi.Online(library, worker.registered))
     else:
+        # The worker has said why.
+        if role == "online":
+            hint(scheduler)
         return
     hooks.watch(scheduler, state)
     hooks.start_looking(state)

@@ -8,9 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from .grown import GrownBlocks
+from .hints import Hints
 from .lost import LostBlocks
+from .versions import SCHEDULER
 
-State = LostBlocks | GrownBlocks
+State = LostBlocks | GrownBlocks | Hints
+
+#: Those of them that are enough to know whether requests are in flight.
+HINTS = ("update_from_output", "add_request", "finish_requests")
 
 #: The attribute of a scheduler, and of its block pool, that holds what the plugin knows of it.
 STATE = "_tidegate"
@@ -30,37 +35,64 @@ def around(owner: type[Any], name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, method)
 
 
+def _inside(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls ``method(original, self, state, ...)`` for the outermost call of this name, if there is state."""
+
+    def wrapper(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        state: State | None = getattr(self, STATE, None)
+        if state is None:
+            return original(self, *args, **kwargs)
+        with state.lock:
+            if name in state.inside:  # a subclass calls what it overrides
+                return original(self, *args, **kwargs)
+            state.inside.add(name)
+            try:
+                result = method(original, self, state, *args, **kwargs)
+            finally:
+                state.inside.discard(name)
+        if name == "schedule":
+            state.starve()  # without the lock, for it is a wait
+        return result
+
+    return wrapper
+
+
+def _schedule(original: Any, self: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    state.steps += 1
+    state.about_to_schedule()
+    output = original(self, *args, **kwargs)
+    state.scheduled(output)
+    return output
+
+
+def _update(original: Any, self: Any, state: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+    outputs = original(self, state.arrived(output), *args, **kwargs)
+    state.settled()
+    return outputs
+
+
+def _changed(original: Any, self: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(self, *args, **kwargs)
+    state.requests_changed()
+    return result
+
+
+def _locked(original: Any, self: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(self, *args, **kwargs)
+
+
+_METHODS = dict(zip(SCHEDULER, (_schedule, _update, _changed, _changed, _locked), strict=True))
+
+
+def listen(scheduler: type[Any], names: tuple[str, ...] = SCHEDULER) -> None:
+    """Listens to those of a class's own methods that have these names."""
+    for name in names:
+        if name in scheduler.__dict__:
+            around(scheduler, name, _inside(name, _METHODS[name]))
+
+
 def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
     """Puts the hooks in place. Schedulers without state are left alone."""
-
-    def schedule(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        state: State | None = getattr(self, STATE, None)
-        if state is None:
-            return original(self, *args, **kwargs)
-        with state.lock:
-            state.about_to_schedule()
-            output = original(self, *args, **kwargs)
-            state.scheduled(output)
-        state.starve()
-        return output
-
-    def update_from_output(original: Any, self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-        state: State | None = getattr(self, STATE, None)
-        if state is None:
-            return original(self, output, *args, **kwargs)
-        with state.lock:
-            outputs = original(self, state.arrived(output), *args, **kwargs)
-            state.settled()
-        return outputs
-
-    def requests_changed(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        state: State | None = getattr(self, STATE, None)
-        if state is None:
-            return original(self, *args, **kwargs)
-        with state.lock:
-            result = original(self, *args, **kwargs)
-            state.requests_changed()
-        return result
 
     def parting(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         state: State | None = getattr(self.block_pool, STATE, None)
@@ -90,10 +122,7 @@ def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
         state: State | None = getattr(self, STATE, None)
         return state.usage(original(self)) if state else original(self)
 
-    around(scheduler, "schedule", schedule)
-    around(scheduler, "update_from_output", update_from_output)
-    around(scheduler, "add_request", requests_changed)
-    around(scheduler, "finish_requests", requests_changed)
+    listen(scheduler)
     around(manager, "allocate_slots", allocating)
     around(manager, "free", parting)
     if "pop_blocks_for_free" in manager.__dict__:
@@ -104,6 +133,8 @@ def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
 
 def watch(scheduler: Any, state: State) -> None:
     """Gives a scheduler its state; its hooks act from now on."""
+    for owner in type(scheduler).__mro__:
+        listen(owner)
     setattr(scheduler, STATE, state)
     setattr(scheduler.kv_cache_manager.block_pool, STATE, state)
 

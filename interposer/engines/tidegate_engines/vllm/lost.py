@@ -67,7 +67,7 @@ class LostBlocks(Withheld):
         run: int = 1,
         mended: bool = True,
     ) -> None:
-        """``run`` blocks make a stripe: what is taken at once. ``mended``: ``resumed`` stands in the workers' runners."""
+        """``run`` blocks make a stripe: what is taken at once. ``mended``: ``resumed`` is in the workers' runners."""
         super().__init__(scheduler, job)
         self.engine = engine
         #: The request that is given blocks.

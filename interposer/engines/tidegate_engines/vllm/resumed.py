@@ -7,9 +7,9 @@ had been used. Three things that it keeps are then wrong for good:
 * *seeded sampling*: the request's generator has advanced by the token that was dropped;
 * *token-wise pooling*: the rows of earlier chunks stay, and those of the chunks computed again come behind them.
 
-A request that starts over is sent with the number of its accepted output tokens, which tells which steps counted. Before
-vLLM takes it in again, the note is put back if no token was accepted, the generator gets the state that it had before
-the token of that number, and the rows go. All of it also mends what vLLM's own preemption leaves behind.
+A request that starts over is sent with the number of its accepted output tokens, which tells which steps counted.
+Before vLLM takes it in again, the note is put back if no token was accepted, the generator gets the state that it had
+before the token of that number, and the rows go. All of it also mends what vLLM's own preemption leaves behind.
 
 The second model runner takes a request that starts over for a new one, and draws from seed and position.
 """

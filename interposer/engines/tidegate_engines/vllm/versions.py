@@ -1,7 +1,7 @@
-"""What differs between versions of vLLM, and which of them a test has seen.
+"""What differs between versions of vLLM, and which engines are refused.
 
-An engine of another version, or one whose KV blocks mean more than this plugin knows, is never
-registered: it is gated, but nothing is taken from it.
+An engine of a shape that no test has seen (``shape``), or one whose KV blocks mean more than this plugin knows, is
+never registered: it is gated, but nothing is taken from it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from . import shape
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -17,8 +19,16 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-#: Versions that tests/engines ran against.
-TESTED = ("0.24.0", "0.33.0")
+
+#: The methods of a scheduler that are listened to. One that a subclass overrides is listened to there as well: what
+#: counts is what vLLM calls, and what it gets.
+SCHEDULER = (
+    "schedule",
+    "update_from_output",
+    "add_request",
+    "finish_requests",
+    "reset_prefix_cache",
+)
 
 
 class Engine:
@@ -76,31 +86,73 @@ def engine(scheduler: type[Any]) -> Engine:
     return StaleEngine() if stale else Engine()
 
 
+#: Schedulers of vLLM's own that were tested, by module and name.
+OWN = (
+    "vllm.v1.core.sched.scheduler.Scheduler",
+    "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
+)
+
+
+def bypass(scheduler: type[Any]) -> str | None:
+    """Why a scheduler class cannot be listened to; None for vLLM's own and for those that go on calling it."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    name = f"{scheduler.__module__}.{scheduler.__qualname__}"
+    if name in OWN:
+        return None
+    if name.startswith("vllm."):
+        return f"its scheduler {name} was not tested"
+    if not issubclass(scheduler, Scheduler):
+        return f"its scheduler {name} is not made from vLLM's"
+    for owner in scheduler.__mro__[: scheduler.__mro__.index(Scheduler)]:
+        for method in SCHEDULER:
+            own = owner.__dict__.get(method)
+            if own is not None and not _goes_on(own, method):
+                return f"its scheduler {name} has a {method} of its own that does not call vLLM's"
+    return None
+
+
+def _goes_on(function: Any, name: str) -> bool:
+    """Whether a method that overrides another calls it, as far as its code says."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    todo = [code] if code is not None else []
+    for code in todo:
+        if name in code.co_names:
+            return True
+        todo += [part for part in code.co_consts if inspect.iscode(part)]
+    return False
+
+
 def why_not(version: str, config: VllmConfig, kv: KVCacheConfig) -> str | None:
     """Why nothing may be taken from this engine, in words for its log; None when all is known."""
     # First: what is asked below need not be there in another version.
-    if version not in TESTED:
-        return f"vLLM {version} was not tested ({', '.join(TESTED)} were)"
-    parallel = config.parallel_config
+    why = shape.why_not(version)
+    if why is not None:
+        return why
+    parallel, model = config.parallel_config, config.model_config
+
+    def more_than_one(name: str) -> bool:
+        return getattr(parallel, name, 1) > 1
+
     reasons = {
         "its KV cache has several groups": len(kv.kv_cache_groups) != 1,
-        "pipeline parallelism is on": parallel.pipeline_parallel_size > 1,
-        "data parallelism is on": parallel.data_parallel_size > 1,
-        "context parallelism is on": parallel.decode_context_parallel_size > 1
-        or parallel.prefill_context_parallel_size > 1,
+        "pipeline parallelism is on": more_than_one("pipeline_parallel_size"),
+        "data parallelism is on": more_than_one("data_parallel_size"),
+        "context parallelism is on": more_than_one("decode_context_parallel_size")
+        or more_than_one("prefill_context_parallel_size"),
         "a KV connector may pin or send blocks": config.kv_transfer_config is not None,
-        "an encoder-cache connector is set": config.ec_transfer_config is not None,
-        "sleep mode moves the same memory": config.model_config.enable_sleep_mode,
+        "an encoder-cache connector is set": getattr(config, "ec_transfer_config", None) is not None,
+        "sleep mode moves the same memory": model.enable_sleep_mode,
         "speculative decoding is on": config.speculative_config is not None,
-        "it is an encoder-decoder model": config.model_config.is_encoder_decoder,
-        "routed experts are returned per slot": getattr(
-            config.model_config, "enable_return_routed_experts", False
-        ),
+        "it is an encoder-decoder model": model.is_encoder_decoder,
+        "routed experts are returned per slot": getattr(model, "enable_return_routed_experts", False),
     }
     for reason, holds in reasons.items():
         if holds:
             return reason
-    kind = type(kv.kv_cache_groups[0].kv_cache_spec).__name__
-    if kind not in ("FullAttentionSpec", "MLAAttentionSpec"):
-        return f"its KV cache is a {kind}"
+    spec = type(kv.kv_cache_groups[0].kv_cache_spec).__name__
+    if spec not in ("FullAttentionSpec", "MLAAttentionSpec"):
+        return f"its KV cache is a {spec}"
+    if config.scheduler_config.scheduler_cls is not None:
+        return bypass(config.scheduler_config.get_scheduler_cls())
     return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Block 0 is vLLM's placeholder: in every table, never read, never withheld.
 NULL_BLOCK = 0
 
-#: How often an engine without requests looks whether anything is asked of it.
+#: How often an engine that takes no step looks whether anything is asked of it.
 IDLE_S = 0.5
 
 #: How long an engine that has requests, but no blocks for any of them, waits before it asks again:
@@ -37,17 +37,23 @@ class Withheld:
         self.withheld: set[int] = set()
         #: Held by whatever touches the scheduler or its pool: its own calls, and ``look`` below.
         self.lock = threading.RLock()
+        #: The scheduler's methods that a thread is in, by name.
+        self.inside: set[str] = set()
+        #: Steps that were asked for.
+        self.steps = 0
 
     def when_idle(self) -> None:
-        """What to do for an engine that has nothing to do and takes no step."""
+        """What to do for an engine that takes no step: it has nothing to do, or is paused."""
         raise NotImplementedError
 
     def look(self, stop: threading.Event) -> None:
-        """A thread of an engine's: without requests its scheduler is not called any more."""
+        """A thread of an engine's: without requests, and while it is paused, its scheduler is not called any more."""
+        seen = -1
         while not stop.wait(IDLE_S):
             with self.lock:
-                if not self.scheduler.requests:
+                if not self.scheduler.requests or self.steps == seen:
                     self.when_idle()
+                seen = self.steps
 
     def settled(self) -> None:
         """The outputs of a step have been used."""

@@ -1,0 +1,61 @@
+"""A scheduler whose engine shares no memory: the agent hears of it whether requests are in flight, and nothing else.
+
+An engine that is refused is gated as any program is. What its scheduler knows, that a request has arrived or that the
+last one has ended, is worth as much there as in an engine that shares.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from ..abi import Library, TidegateError
+
+log = logging.getLogger("vllm.tidegate")
+
+
+class Hints:
+    """What one scheduler says of its requests."""
+
+    def __init__(self, scheduler: Any, library: Library) -> None:
+        self.scheduler = scheduler
+        self.library = library
+        self.lock = threading.RLock()
+        self.inside: set[str] = set()
+        self.steps = 0
+        self._said: int | None = None
+        self._silent = False
+        self.requests_changed()
+
+    def requests_changed(self) -> None:
+        """Requests came or went."""
+        if self._silent:
+            return
+        try:
+            count = len(self.scheduler.requests)
+            if count != self._said:
+                self.library.call("tg_requests_in_flight", count)
+                self._said = count
+        except (AttributeError, TypeError, TidegateError) as error:
+            # Never a step of the engine's: it goes on without.
+            self._silent = True
+            log.warning("Tidegate does not hear of this engine's requests: %s", error)
+
+    def settled(self) -> None:
+        """The outputs of a step have been used."""
+        self.requests_changed()
+
+    # What a scheduler that shares memory does beside.
+
+    def about_to_schedule(self) -> None:
+        return None
+
+    def scheduled(self, output: Any) -> None:
+        return None
+
+    def arrived(self, output: Any) -> Any:
+        return output
+
+    def starve(self) -> None:
+        return None
