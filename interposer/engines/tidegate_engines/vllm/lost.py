@@ -80,6 +80,8 @@ class LostBlocks(Withheld):
         self._named: set[str] = set()
         #: Requests requeued since the last step was scheduled: its workers still hold them.
         self.requeued: set[str] = set()
+        #: Sessions that lost their blocks between two turns.
+        self._bare: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._next_number = 0
 
@@ -87,6 +89,7 @@ class LostBlocks(Withheld):
 
     def about_to_schedule(self) -> None:
         """With nothing under way there is no later moment to hear of losses before they are read."""
+        self._begin_turns()
         if not self._computing():
             self.take_cut()
 
@@ -188,9 +191,23 @@ class LostBlocks(Withheld):
         for name in hit:
             request = self.scheduler.requests.get(name)
             if request is not None and not request.is_finished() and self._table(name):
-                # Waiting with blocks: for the next turn of a session.
+                # With blocks, but not running: a session between two turns.
                 self.scheduler.kv_cache_manager.free(request)
+                self._bare.add(name)
+        self._begin_turns()
+
+    def _begin_turns(self) -> None:
+        """Sessions without blocks compute all of their next turn.
+
+        Until that has come, vLLM 0.24 tells by what was computed how much of the last answer it keeps.
+        """
+        for name in list(self._bare):
+            request = self.scheduler.requests.get(name)
+            if request is None:
+                self._bare.discard(name)
+            elif request.status.name != "WAITING_FOR_STREAMING_REQ":
                 request.num_computed_tokens = 0
+                self._bare.discard(name)
 
     def _drop(self, hit: set[str]) -> None:
         for flight in self.flights:

@@ -1,10 +1,10 @@
 """Whether the vLLM that is installed has the shape of one that tests/engines ran against.
 
 A version's name says little: a local build has another one and may be the same code, a patch release may differ in
-the one method that matters. What the plugin stands around, calls or relies upon is listed here. Of each method and class
-its arguments and a digest of its source are compared with what was recorded of the versions that were tested
-(``shapes.json``, written by ``scripts/engines --record``); an engine all of whose parts are as in one of those versions
-is taken for it.
+the one method that matters. What the plugin stands around, calls or relies upon is listed here. Of each method and
+class its arguments and a digest of its source are compared with what was recorded of the versions that were tested
+(``shapes.json``, written by ``scripts/engines --record``); an engine all of whose parts are as in one of those
+versions is taken for it.
 
 The digest is of the syntax tree: comments, annotations, docstrings and layout do not count, nor does the Python that
 reads it.
@@ -260,14 +260,27 @@ def known() -> str | None:
 
 def record(version: str) -> None:
     """Writes down the shape of the vLLM that is installed as that of a tested version."""
+    _write(version, here())
+
+
+def forget(version: str) -> None:
+    """Takes a version's shape back."""
+    _write(version, {})
+
+
+def _write(version: str, found: dict[str, str]) -> None:
+    """Has the recorded shape of a version be this one, and parts that are no longer listed go."""
     path = Path(__file__).with_name("shapes.json")
     shapes: dict[str, dict[str, list[str]]] = json.loads(path.read_text()) if path.exists() else {}
-    for part, seen in here().items():
-        known = shapes.setdefault(part, {})
-        for same in known.values():
-            if version in same:
-                same.remove(version)
-        known[seen] = sorted({*known.get(seen, ()), version})
+    listed = {f"{module}.{name}" for module, names in TOUCHED.items() for name in names}
+    for part in shapes.keys() - listed:
+        del shapes[part]
+    for part in listed:
+        known = shapes.get(part, {})
+        for seen, same in known.items():
+            known[seen] = [other for other in same if other != version]
+        if part in found:
+            known[found[part]] = sorted({*known.get(found[part], ()), version})
         shapes[part] = {shape: same for shape, same in known.items() if same}
     lines = [f"  {json.dumps(part)}: {json.dumps(shapes[part])}" for part in sorted(shapes)]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
