@@ -131,15 +131,21 @@ def why_not(version: str, config: VllmConfig, kv: KVCacheConfig) -> str | None:
         return why
     parallel, model = config.parallel_config, config.model_config
 
-    def more_than_one(name: str) -> bool:
-        return getattr(parallel, name, 1) > 1
+    kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in kv.kv_cache_groups)
+    stages = getattr(parallel, "pipeline_parallel_size", 1)
+    replicas = getattr(parallel, "data_parallel_size", 1)
+    context = [
+        getattr(parallel, f"{phase}_context_parallel_size", 1) for phase in ("decode", "prefill")
+    ]
 
     reasons = {
-        "its KV cache has several groups": len(kv.kv_cache_groups) != 1,
-        "pipeline parallelism is on": more_than_one("pipeline_parallel_size"),
-        "data parallelism is on": more_than_one("data_parallel_size"),
-        "context parallelism is on": more_than_one("decode_context_parallel_size")
-        or more_than_one("prefill_context_parallel_size"),
+        # A block's id is of one group, and a loss in one makes the others' blocks of the request wrong too.
+        f"its KV cache has several groups ({kinds or 'none'})": len(kv.kv_cache_groups) != 1,
+        # A step is in more than one worker at a time: none knows when all have read what was lost.
+        f"pipeline parallelism is on ({stages} stages)": stages > 1,
+        # Each replica has a scheduler of its own, and a job has one log.
+        f"data parallelism is on ({replicas} replicas)": replicas > 1,
+        "context parallelism is on": max(context) > 1,
         "a KV connector may pin or send blocks": config.kv_transfer_config is not None,
         "an encoder-cache connector is set": getattr(config, "ec_transfer_config", None) is not None,
         "sleep mode moves the same memory": model.enable_sleep_mode,
