@@ -157,7 +157,7 @@ pub struct ReclaimId(pub u64);
 pub struct LogSeq(pub u64);
 
 /// A set of GPUs of one node.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuSet(u64);
 
 impl GpuSet {
@@ -188,6 +188,18 @@ impl GpuSet {
     #[must_use]
     pub const fn with(self, gpu: GpuId) -> Self {
         self.union(Self::of(gpu))
+    }
+
+    /// The set whose bit i is GPU i.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Bit i is GPU i.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
     }
 
     /// GPUs of either.

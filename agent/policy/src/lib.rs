@@ -16,6 +16,7 @@
 //! ```
 //!
 //! [`fair`] is in force with [`config::FairMode::Turns`], which `fair.mode` chooses.
+//! [`placement`] says what share of its throughput an offline job would get on a node, from the node's history.
 //! [`lease`] decides how much of a trainer runs beside online; replay asks it, the node does not yet.
 //!
 //! Words: an *edge* is online going idle -> busy (busy edge) or back. A *decode gap* is the idle
@@ -41,6 +42,7 @@ pub mod ledger;
 pub mod memory;
 pub mod node;
 mod online;
+pub mod placement;
 pub mod reclaim;
 pub mod reserve;
 pub mod select;

@@ -9,6 +9,7 @@ mod lease;
 mod ledger;
 mod memory;
 mod orders;
+mod placement;
 mod plan;
 mod predict;
 mod reserve;
