@@ -16,7 +16,8 @@
 //! ```
 //!
 //! [`fair`] is in force with [`config::FairMode::Turns`], which `fair.mode` chooses.
-//! [`placement`] says what share of its throughput an offline job would get on a node, from the node's history.
+//! [`placement`] says what share of its throughput an offline job would get on a node, from the node's history,
+//! and [`tend`] what is done about one that gets less than it was promised.
 //! [`lease`] decides how much of a trainer runs beside online; replay asks it, the node does not yet.
 //!
 //! Words: an *edge* is online going idle -> busy (busy edge) or back. A *decode gap* is the idle
@@ -46,5 +47,6 @@ pub mod placement;
 pub mod reclaim;
 pub mod reserve;
 pub mod select;
+pub mod tend;
 pub mod time;
 pub mod view;

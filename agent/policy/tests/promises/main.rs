@@ -14,3 +14,4 @@ mod plan;
 mod predict;
 mod reserve;
 mod select;
+mod tend;

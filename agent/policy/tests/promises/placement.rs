@@ -218,7 +218,7 @@ proptest! {
         story in stories(1u8..=5),
         profile in profiles(),
         k in 1u8..=5,
-        correction in 0.0..3.0f64,
+        correction in 0.0..40.0f64,
         turns in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
     ) {
         let slices = story.told();
