@@ -6,7 +6,8 @@
 //!   open        share of the time in which every gate of the job's GPUs was open       (slice::OpenSets)
 //!   switches    openings x what disabling and enabling take
 //!   moves       bytes that fell x what giving them back takes while the job is off
-//!   again       units lost x what computing one again takes
+//!   again       net x lost / (net + lost): net is what is left of open until here, and lost the units lost a second x
+//!               what computing one again takes; what is lost again before that was done is not done twice
 //!   memory      mean over open time of the profile's curve at what the GPU had then    (slice::Available)
 //!   share       of the job among those on the same GPUs
 //!   correction  measured over predicted of this profile here                           (crate::tend)
@@ -14,7 +15,9 @@
 //!
 //! It is Valve's model (arXiv 2604.07874, section 6), whose factors are idle time, memory and GPUs together, with the
 //! last made exact: the time of a set of GPUs is counted, where Valve asks a threshold of each pair's overlap. What
-//! falls is counted as work done again, since *missing* memory is in the curve already.
+//! falls is counted as work done again, since *missing* memory is in the curve already: of what a job holds is lost as
+//! much as of the pool falls, times a factor of its profile, for what one request loses in a part it computes again
+//! whole.
 //!
 //! A history is cut into *windows* of an hour, each predicted by itself; what is said is the value that nine windows of
 //! ten reach, or the least of fewer than ten. Of several sets of GPUs that a job may get, the one that gives least
@@ -63,7 +66,7 @@ impl Default for Horizon {
 }
 
 /// What happens to a job takes so long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// To disable its channels and to enable them again, once each. Valve (section 4.1) says less than 1 ms each;
     /// 0.3 ms is what replay assumes, until a node has measured its own.
@@ -71,6 +74,8 @@ pub struct Costs {
     /// To give back a GiB of memory, for which it is off: 512 handles of 2 MiB at 256 us, of which 193 us make the
     /// handle and 63 us exchange it for the quarantine page (kvcached, `benchmarks/bench_vmm`, A100).
     pub give_back_gib: Duration,
+    /// Most that is given back in a second in which it runs, GiB: `Sharing::batch` each `Sharing::restore_interval`.
+    pub give_back_gib_per_s: f64,
 }
 
 impl Default for Costs {
@@ -78,6 +83,7 @@ impl Default for Costs {
         Self {
             switch: Duration::from_micros(600),
             give_back_gib: Duration::from_micros(256 * 512),
+            give_back_gib_per_s: 0.25,
         }
     }
 }
@@ -169,9 +175,9 @@ pub enum Refusal {
     },
     /// No slice knows a GPU's memory: it is not shared there.
     MemoryNotShared(GpuId),
-    /// The job needs more memory than there is for both.
+    /// The job needs more memory than offline ever had.
     Memory {
-        /// Most of any GPU, GiB.
+        /// The most it had, on the GPU with least, GiB.
         has: f64,
         /// Of so much, GiB.
         needs: f64,
@@ -201,7 +207,7 @@ impl fmt::Display for Refusal {
             ),
             Self::Memory { has, needs } => write!(
                 out,
-                "the job needs {needs:.1} GiB on each GPU and both share {has:.1} GiB"
+                "the job needs {needs:.1} GiB on each GPU, and offline had {has:.1} GiB at most"
             ),
         }
     }
@@ -402,8 +408,9 @@ impl<'a> Told<'a> {
                 needs: node.horizon.least,
             });
         }
-        let has = gpus.iter().filter_map(pool).min();
-        let has = has.map_or(0.0, |bytes| bytes as f64 / GIB);
+        // Less for a while only makes its longest request wait; less for good makes it wait for ever.
+        let most = gpus.iter().map(|gpu| most(&slices, gpu) as f64 / GIB);
+        let has = most.fold(f64::INFINITY, f64::min);
         if refusals.is_empty() && has < profile.least_gib() {
             refusals.push(Refusal::Memory {
                 has,
@@ -461,7 +468,7 @@ impl<'a> Told<'a> {
     /// One window.
     fn parts(&self, window: &[Seen<'_>], gpus: GpuSet) -> Parts {
         let (mut length, mut open, mut worth) = (0.0, 0.0, 0.0);
-        let (mut openings, mut fallen) = (0.0, 0.0);
+        let (mut openings, mut fallen, mut pools_fallen) = (0.0, 0.0, 0.0);
         for seen in window {
             let slice = seen.slice;
             let own = |gpu: &GpuSlice| gpus.contains(gpu.gpu);
@@ -473,19 +480,31 @@ impl<'a> Told<'a> {
             worth += together * seen.memory_of(gpus);
             openings += f64::from(own.iter().map(|gpu| gpu.openings).max().unwrap_or(0));
             let falls = own.iter().filter_map(|gpu| gpu.available);
-            fallen += falls.map(|own| own.fallen.0).max().unwrap_or(0) as f64 / GIB;
+            fallen += falls.clone().map(|own| own.fallen.0).max().unwrap_or(0) as f64 / GIB;
+            let pools = falls.map(|own| own.fallen.0 as f64 / own.pool.0.max(1) as f64);
+            pools_fallen += pools.fold(0.0, f64::max);
         }
         let length = f64::max(length, 1.0);
         let ns = |span: Duration| span.as_nanos() as f64;
         let lost_per_s = self
             .node
             .lost_per_s
-            .unwrap_or(self.profile.lost_per_gib() * fallen / (length / 1e9));
+            .unwrap_or(self.profile.lost_per_pool() * pools_fallen / (length / 1e9));
+        let costs = &self.node.costs;
+        let given_back = fallen.min(costs.give_back_gib_per_s * open / 1e9);
+        let switches = openings * ns(costs.switch) / length;
+        let moves = given_back * ns(costs.give_back_gib) / length;
+        let net = (open / length - switches - moves).max(0.0);
+        let lost = lost_per_s.max(0.0) * self.profile.again_s();
         Parts {
             open: open / length,
-            switches: openings * ns(self.node.costs.switch) / length,
-            moves: fallen * ns(self.node.costs.give_back_gib) / length,
-            again: lost_per_s.max(0.0) * self.profile.again_s(),
+            switches,
+            moves,
+            again: if lost > 0.0 {
+                net * lost / (net + lost)
+            } else {
+                0.0
+            },
             memory: if open > 0.0 { worth / open } else { 0.0 },
             share: bounded(self.node.share),
             correction: self.node.correction,
@@ -505,6 +524,13 @@ impl Seen<'_> {
 fn pool_of(slice: &Slice, gpu: GpuId) -> Option<u64> {
     let pool = slice.gpu(gpu)?.available?.pool.0;
     (pool > 0).then_some(pool)
+}
+
+/// The highest mean of any level of a GPU's memory.
+fn most(slices: &[&Slice], gpu: GpuId) -> u64 {
+    let known = slices.iter().filter_map(|slice| slice.gpu(gpu)?.available);
+    let levels = known.flat_map(|own| own.levels);
+    levels.map(|level| level.mean().0).max().unwrap_or(0)
 }
 
 /// Mean over open time of what the profile does with what the GPU had.

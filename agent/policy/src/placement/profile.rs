@@ -36,9 +36,9 @@ pub struct Draft {
     pub half: Option<f64>,
     /// GiB of each GPU and the share of [`Draft::rate`] with so much, from the least memory up.
     pub curve: Option<Vec<(f64, f64)>>,
-    /// Less memory than this and it does nothing, GiB; none, if nothing is said.
+    /// Where it never has as much, its longest request never fits and all behind it wait, GiB; none, if nothing is said.
     pub least: Option<f64>,
-    /// Units that it computes again for each GiB that fell; none, if nothing is said.
+    /// Units that it computes again for as much memory as both share, when that fell; none, if nothing is said.
     pub lost: Option<f64>,
     /// Seconds that computing one unit again takes; needed with [`Draft::lost`].
     pub again: Option<f64>,
@@ -112,15 +112,15 @@ impl Profile {
         self.rate
     }
 
-    /// Memory of each GPU below which it does nothing, GiB.
+    /// Memory of each GPU that its longest request needs, GiB.
     #[must_use]
     pub const fn least_gib(&self) -> f64 {
         self.least
     }
 
-    /// Units that it computes again for each GiB that fell.
+    /// Units that it computes again for as much memory as both share, when that fell.
     #[must_use]
-    pub const fn lost_per_gib(&self) -> f64 {
+    pub const fn lost_per_pool(&self) -> f64 {
         self.lost
     }
 
@@ -133,7 +133,7 @@ impl Profile {
     /// Share of its rate with `gib` on each of its GPUs: never falls with memory, from 0 to 1.
     #[must_use]
     pub fn memory_share(&self, gib: f64) -> f64 {
-        if gib < self.least || gib <= 0.0 {
+        if gib <= 0.0 {
             return 0.0;
         }
         let share = match &self.curve {

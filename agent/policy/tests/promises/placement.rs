@@ -226,7 +226,10 @@ proptest! {
         let told = predict(&profile, k, &node);
         prop_assert!((0.0..=1.0).contains(&told.ratio) && (0.0..=1.0).contains(&told.mean));
         prop_assert!((0.0..=1.0).contains(&told.parts.memory), "{:?}", told.parts);
-        prop_assert_eq!(told.refusals.is_empty(), k <= story.gpus && told.percent().is_some());
+        // Too few GPUs, or never as much memory as its longest request needs.
+        let short = |refusal: &Refusal| matches!(refusal, Refusal::Memory { has, needs } if has < needs);
+        prop_assert!(told.refusals.iter().all(|r| short(r) || k > story.gpus), "{:?}", told);
+        prop_assert_eq!(told.refusals.is_empty(), told.percent().is_some());
         // Every GPU has another number, and every list another order.
         let by = turns.0.index(usize::from(story.gpus)) as u8;
         let renamed = |gpu: GpuId| GpuId((gpu.0 + by) % story.gpus);
@@ -345,7 +348,7 @@ proptest! {
         let all: Vec<f64> = all.map(|set| predict_on(&profile, GpuSet::from_bits(set), &node).ratio).collect();
         let told = predict(&profile, k, &node);
         let chosen = best(&profile, k, node.gpus, &node);
-        prop_assert_eq!(chosen.is_none(), all.is_empty());
+        prop_assert_eq!(chosen.is_none(), all.is_empty() || !told.refusals.is_empty());
         if let Some(chosen) = chosen {
             prop_assert_eq!(chosen.ratio, all.iter().copied().fold(0.0, f64::max));
             prop_assert_eq!(told.ratio, all.iter().copied().fold(1.0, f64::min));
@@ -386,7 +389,7 @@ fn a_prediction_by_hand() {
         half: None,
         curve: Some(vec![(4.0, 0.4), (12.0, 0.8), (16.0, 1.0)]),
         full: Some(16.0),
-        lost: Some(12_000.0),
+        lost: Some(384_000.0),
         again: Some(0.000_1),
         ..draft()
     };
@@ -396,15 +399,17 @@ fn a_prediction_by_hand() {
         .collect();
     let node = Node::new(GpuSet::first(2), &history);
     let two = predict(&profile, 2, &node);
-    // 1/2; 60 x 0.6 ms in 60 s; 0.5 x 131.072 ms in 60 s; 6,000 x 0.1 ms in 60 s.
+    // 1/2; 60 x 0.6 ms in 60 s; 0.5 x 131.072 ms in 60 s. A 32nd of the pool falls: 12,000 units of 0.1 ms in 60 s.
     let parts = two.parts;
+    let net = 0.5 - 0.000_6 - 0.001_092_27;
+    let again = net * 0.02 / (net + 0.02);
     for (told, truth) in [
         (parts.open, 0.5),
         (parts.switches, 0.000_6),
         (parts.moves, 0.001_092_27),
-        (parts.again, 0.01),
+        (parts.again, again),
         (parts.memory, 0.8),
-        (two.ratio, 0.8 * (0.5 - 0.000_6 - 0.001_092_27 - 0.01)),
+        (two.ratio, 0.8 * (net - again)),
     ] {
         assert!(
             (told - truth).abs() < 1e-6,
@@ -413,7 +418,7 @@ fn a_prediction_by_hand() {
     }
     assert_eq!(
         (two.percent(), two.windows, two.gpus.len()),
-        (Some(39), 1, 2)
+        (Some(38), 1, 2)
     );
     // Of one GPU the worse is meant: the second, which is open for 35 s, where the first is for 40.
     let one = predict(&profile, 1, &node);
@@ -429,9 +434,10 @@ fn a_prediction_by_hand() {
         ..node
     };
     let told = predict(&profile, 2, &measured);
-    assert!((told.parts.again - 0.1).abs() < 1e-9, "{told:?}");
+    let again = net * 0.1 / (net + 0.1);
+    assert!((told.parts.again - again).abs() < 1e-6, "{told:?}");
     assert!(
-        (told.ratio - 0.25 * 0.8 * (0.4 - 0.001_692_27)).abs() < 1e-6,
+        (told.ratio - 0.25 * 0.8 * (net - again)).abs() < 1e-6,
         "{told:?}"
     );
 }
@@ -500,7 +506,7 @@ fn refusals_say_why() {
     assert_eq!(
         told.refusals,
         [Refusal::Memory {
-            has: 16.0,
+            has: 12.0,
             needs: 20.0
         }]
     );
