@@ -7,6 +7,7 @@ use crate::record::CooldownRecord;
 use crate::run::Alone;
 use crate::spec::{Compute, Spec};
 use crate::tidegate::Tidegate;
+use tidegate_policy::placement::Slice;
 
 /// Those who decide.
 #[derive(Debug)]
@@ -172,6 +173,21 @@ impl Policies {
                 compute.learnt(now, record);
             }
             Self::Tidegate(agent) => agent.learnt(now, record),
+        }
+    }
+
+    /// Has the agent keep a history for placement, in slices of `every` ns.
+    pub fn watch(&mut self, every: u64) {
+        if let Self::Tidegate(agent) = self {
+            agent.watch(every);
+        }
+    }
+
+    /// The agent's history up to `now`, and when its gate was open; none of others.
+    pub fn history(&mut self, now: u64) -> (Vec<Slice>, Vec<(u64, u64)>) {
+        match self {
+            Self::Tidegate(agent) => agent.history(now),
+            Self::Apart { .. } | Self::Under { .. } => Default::default(),
         }
     }
 

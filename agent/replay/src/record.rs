@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Time;
+use tidegate_policy::placement::Slice;
 
 /// One online request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -180,6 +181,12 @@ pub struct Outcome {
     pub faults: u64,
     /// Spans, if they were asked for, in order of their start.
     pub timeline: Vec<Span>,
+    /// What the agent kept for placement, slice by slice, if it was asked for.
+    pub history: Vec<Slice>,
+    /// When its gate was open meanwhile: from, to, in ns.
+    pub gates: Vec<(u64, u64)>,
+    /// Offline tokens kept in each of those slices.
+    pub offline_by_slice: Vec<u64>,
 }
 
 impl Outcome {

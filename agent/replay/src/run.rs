@@ -130,6 +130,22 @@ pub fn paired(spec: &Spec, alone: &Alone) -> Result<Outcome, SpecError> {
     Ok(best)
 }
 
+/// Runs `spec` under the agent, who keeps a history for placement in slices of `slice` ns.
+///
+/// # Errors
+/// See [`check`].
+pub fn watched(spec: &Spec, slice: u64) -> Result<Outcome, SpecError> {
+    check(spec)?;
+    let agents = Spec {
+        compute: Compute::Tidegate,
+        memory: Memory::Tidegate,
+        ..spec.clone()
+    };
+    let mut world = world::World::new(&agents, None, None);
+    world.watch(slice);
+    Ok(world.run())
+}
+
 /// Runs `spec`, and before it online alone. For several policies of one scenario use [`alone`] once
 /// and [`paired`] for each.
 ///

@@ -19,6 +19,7 @@
 //! Invariant, of the processes' own books and not of the agent's: what online has mapped, is on its
 //! way to either, and backs offline never exceeds the pool.
 
+mod book;
 mod issue;
 mod offline;
 mod online;
@@ -46,6 +47,7 @@ use tidegate_node::{Input, Parts, Shell};
 use tidegate_policy::config::{Config, Reserving, Sharing};
 use tidegate_policy::event;
 use tidegate_policy::ids::{Bytes, GpuId};
+use tidegate_policy::placement::Slice;
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::Reason;
 
@@ -54,6 +56,7 @@ use crate::costs::ns;
 use crate::memory::{Pool, Wants};
 use crate::record::CooldownRecord;
 use crate::spec::{Compute, Memory, Spec};
+use book::Book;
 use issue::{Thread, Turn};
 use offline::{Manners, Offline};
 use online::{Cache, Online};
@@ -118,6 +121,7 @@ pub struct Tidegate {
     overdrawn: u64,
     /// Cooldowns in force at each wake.
     cooldowns: (u64, u128),
+    book: Option<Book>,
 }
 
 impl Tidegate {
@@ -171,6 +175,9 @@ impl Tidegate {
             out.push(Command::Retry);
         }
         self.audit(pool);
+        if let Some(book) = self.book.as_mut().filter(|_| now >= BEFORE) {
+            book.note(&self.shell, now);
+        }
     }
 
     fn post(&mut self, now: u64, mail: Mail) {
@@ -326,6 +333,20 @@ impl Tidegate {
     #[must_use]
     pub const fn overdrawn(&self) -> u64 {
         self.overdrawn
+    }
+
+    /// Keeps a history for placement, in slices of `every` ns.
+    pub fn watch(&mut self, every: u64) {
+        let pool = self.online.cache.as_ref().map_or(0, Cache::whole);
+        self.book = Some(Book::new(GPU, every.max(1), pool, BEFORE));
+    }
+
+    /// That history up to `now`, and when its gate was open.
+    pub fn history(&mut self, now: u64) -> (Vec<Slice>, Vec<(u64, u64)>) {
+        let book = self.book.take();
+        book.map_or_else(Default::default, |book| {
+            book.close(&self.shell, now + BEFORE)
+        })
     }
 
     // What the world asks.

@@ -36,7 +36,8 @@ pub struct Draft {
     pub half: Option<f64>,
     /// GiB of each GPU and the share of [`Draft::rate`] with so much, from the least memory up.
     pub curve: Option<Vec<(f64, f64)>>,
-    /// Where it never has as much, its longest request never fits and all behind it wait, GiB; none, if nothing is said.
+    /// Where it never has as much, its longest request never fits and all behind it wait, GiB; none, if nothing is
+    /// said.
     pub least: Option<f64>,
     /// Units that it computes again for as much memory as both share, when that fell; none, if nothing is said.
     pub lost: Option<f64>,

@@ -112,6 +112,8 @@ pub(super) struct World<'a> {
     /// What online used at each launch, while it runs alone.
     demand: Vec<Demand>,
     idle: u64,
+    /// Length of the slices in which offline's tokens are counted, ns; 0: they are not.
+    slice: u64,
 }
 
 fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
@@ -202,8 +204,15 @@ impl<'a> World<'a> {
             stretches: Vec::new(),
             demand: Vec::new(),
             idle: 0,
+            slice: 0,
             spec,
         }
+    }
+
+    /// Keeps a history for placement, in slices of `slice` ns.
+    pub fn watch(&mut self, slice: u64) {
+        self.slice = slice.max(1);
+        self.policies.watch(self.slice);
     }
 
     /// Runs until every online request has its last token.
@@ -252,6 +261,10 @@ impl<'a> World<'a> {
         outcome.reclaims = core::mem::take(&mut self.pool.reclaims);
         self.policies.learnt(end, &mut outcome.cooldown);
         outcome.faults = self.policies.overdrawn().div_ceil(HANDLE_BYTES);
+        if self.slice > 0 {
+            self.count_slice(end, &mut outcome.offline_by_slice);
+            (outcome.history, outcome.gates) = self.policies.history(end);
+        }
         outcome.timeline.sort_by_key(|span| span.from);
         outcome
     }
@@ -259,6 +272,17 @@ impl<'a> World<'a> {
     /// Idle times of online and its demands, once it ran.
     pub fn into_plan(self) -> (Vec<Stretch>, Vec<Demand>) {
         (self.stretches, self.demand)
+    }
+
+    /// What offline has kept since the last count is of the slice of `now`.
+    fn count_slice(&self, now: u64, by_slice: &mut Vec<u64>) {
+        let place = (now / self.slice) as usize;
+        if by_slice.len() <= place {
+            by_slice.resize(place + 1, 0);
+        }
+        let kept = self.pool.offline.tokens;
+        let counted: u64 = by_slice.iter().sum();
+        by_slice[place] += (kept.prompt + kept.generated).saturating_sub(counted);
     }
 
     fn span(&mut self, kind: SpanKind, from: u64, to: u64) {

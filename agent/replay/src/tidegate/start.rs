@@ -108,6 +108,7 @@ impl Tidegate {
             enabled: false,
             overdrawn: 0,
             cooldowns: (0, 0),
+            book: None,
         }
     }
 

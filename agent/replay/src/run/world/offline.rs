@@ -14,6 +14,11 @@ impl World<'_> {
         self.offline = None;
         self.outcome.offline.iterations += 1;
         self.pool.offline.finish(|_| {});
+        if self.slice > 0 {
+            let mut by_slice = core::mem::take(&mut self.outcome.offline_by_slice);
+            self.count_slice(now, &mut by_slice);
+            self.outcome.offline_by_slice = by_slice;
+        }
         if let State::Draining { takes, .. } = self.state {
             self.stop(takes, now);
         }
