@@ -8,6 +8,8 @@ mod ask;
 mod compute;
 mod drawn;
 mod finetune;
+mod fleet;
+mod predict;
 
 pub use ask::{Args, Usage};
 
@@ -52,6 +54,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let calibration = args.calibration.as_deref().map(Calibration::load);
     let calibration = calibration.transpose()?;
+    if let Some(file) = &args.fleet {
+        return fleet::run(args, file, calibration.as_ref());
+    }
     if let Some(count) = args.draw {
         return drawn::run(args, count, calibration.as_ref());
     }
@@ -151,6 +156,9 @@ fn run_table(
     let asked = |id: &str| args.only.iter().any(|only| only.eq_ignore_ascii_case(id));
     scenarios.retain(|scenario| args.only.is_empty() || asked(&scenario.id));
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    if args.predict {
+        return predict::run(args, &scenarios, calibration);
+    }
     let mut specs = Vec::new();
     for scenario in &scenarios {
         let mut spec = scenario.spec()?;

@@ -164,6 +164,19 @@ pub struct Args {
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = TABLE,
           requires_all = ["traces", "out"], group = "many")]
     pub(super) scenarios: Option<PathBuf>,
+    /// What placement predicts of every offline job of the table beside every
+    /// online load, and what the job gets, as predict.csv
+    #[arg(long, verbatim_doc_comment, help_heading = TABLE, requires = "scenarios",
+          conflicts_with_all = ["finetune", "policy", "memory", "json", "csv", "switch_ms",
+                                "timeslice_us", "fault_us"])]
+    pub(super) predict: bool,
+    /// A fleet of nodes and kinds of offline jobs, as a CSV: what rules of
+    /// placement give it, half full and overfull, for 8 hours, as fleet.csv
+    #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = TABLE, group = "many",
+          requires_all = ["traces", "out"],
+          conflicts_with_all = ["finetune", "policy", "memory", "json", "csv", "switch_ms",
+                                "timeslice_us", "fault_us"])]
+    pub(super) fleet: Option<PathBuf>,
     /// N scenarios drawn from the traces: which trace, how much of it, GPU,
     /// models, lengths, chunk and memory
     #[arg(long, value_name = "N", verbatim_doc_comment, help_heading = TABLE, group = "many",
@@ -181,8 +194,9 @@ pub struct Args {
     /// Where the table's traces are, or those to draw from
     #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "many")]
     pub(super) traces: Option<PathBuf>,
-    /// Where to write results.csv, and scenarios.csv with what was drawn
-    #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "many")]
+    /// Where to write results.csv, and scenarios.csv with what was drawn;
+    /// predict.csv, fleet.csv
+    #[arg(long, value_name = "DIR", verbatim_doc_comment, help_heading = TABLE, requires = "many")]
     pub(super) out: Option<PathBuf>,
     /// Only these scenarios of the table
     #[arg(long, value_name = "ID", value_delimiter = ',', help_heading = TABLE,
