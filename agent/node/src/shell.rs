@@ -501,6 +501,14 @@ impl Shell {
     pub(crate) fn account(&mut self) {
         let standing = self.policy.standing();
         self.spans.stand(standing.busy, self.time.now);
+        for gpu in self.lanes.gpus.ids() {
+            let Some(ledger) = self.policy.ledger(gpu).filter(|own| !own.pool().is_zero()) else {
+                continue;
+            };
+            let totals = ledger.totals();
+            let room = ledger.pool().minus(totals.online).minus(totals.headroom);
+            self.usage.leave(gpu, ledger.pool(), room, self.time.now);
+        }
         self.usage
             .stand(standing, self.policy.runs(), self.time.now);
     }

@@ -14,7 +14,8 @@
 
 use crate::kinds::gpu_id;
 use crate::latency::Buckets;
-use tidegate_policy::ids::{GpuId, GpuSet, JobId};
+use tidegate_policy::ids::{Bytes, GpuId, GpuSet, JobId};
+use tidegate_policy::placement::{Available, OpenSets};
 use tidegate_policy::view::Standing;
 
 /// Bounds of the histogram of gaps, ns.
@@ -46,6 +47,12 @@ pub struct GpuTime {
     pub open: u64,
     /// An offline job's work may have been on it.
     pub running: u64,
+    /// Times the gate opened.
+    pub openings: u64,
+    /// Memory that online left, where it is shared.
+    pub available: Option<Available>,
+    /// How much that is at this moment.
+    room: Bytes,
     /// Busy edges.
     pub edges: u64,
     /// Gaps that ended.
@@ -78,6 +85,7 @@ pub struct Usage {
     jobs: Vec<JobTime>,
     /// Of GPUs `a < b`, in the order (0,1), (0,2), ... (1,2), ...
     overlaps: Vec<u64>,
+    sets: OpenSets,
 }
 
 /// Where the pair `a < b` of `count` GPUs is in a list of all pairs.
@@ -101,6 +109,7 @@ impl Usage {
             gpus: vec![gpu; count],
             jobs: Vec::new(),
             overlaps: vec![0; count * count.saturating_sub(1) / 2],
+            sets: OpenSets::new(),
         }
     }
 
@@ -115,6 +124,8 @@ impl Usage {
         for index in 0..self.gpus.len() {
             let id = gpu_id(index);
             let gpu = &mut self.gpus[index];
+            let opens = standing.open.contains(id) && !self.standing.open.contains(id);
+            gpu.openings += u64::from(opens);
             match (self.standing.busy.contains(id), standing.busy.contains(id)) {
                 (false, true) => {
                     gpu.edges += 1;
@@ -146,15 +157,39 @@ impl Usage {
         }
     }
 
+    /// Online leaves so much of a GPU's pool from `now` on.
+    pub fn leave(&mut self, gpu: GpuId, pool: Bytes, room: Bytes, now: u64) {
+        let Some(known) = self.gpus.get(gpu.index()) else {
+            return;
+        };
+        if known.available.is_some_and(|own| own.pool == pool) && known.room == room {
+            return;
+        }
+        self.advance(now);
+        let own = &mut self.gpus[gpu.index()];
+        match &mut own.available {
+            Some(available) => {
+                available.pool = pool;
+                available.moved(own.room, room);
+            }
+            None => own.available = Some(Available::of(pool)),
+        }
+        own.room = room;
+    }
+
     fn advance(&mut self, now: u64) {
         let time = now.saturating_sub(self.until);
         self.until = self.until.max(now);
+        self.sets.add(self.standing.open, time);
         let count = self.gpus.len();
         for index in 0..count {
             let id = gpu_id(index);
             let gpu = &mut self.gpus[index];
             if self.standing.open.contains(id) {
                 gpu.open += time;
+                if let Some(available) = &mut gpu.available {
+                    available.add(gpu.room, time);
+                }
             }
             if self.running.contains(id) {
                 gpu.running += time;
@@ -192,6 +227,12 @@ impl Usage {
     #[must_use]
     pub fn gpus(&self) -> &[GpuTime] {
         &self.gpus
+    }
+
+    /// Time of each exact set of open gates.
+    #[must_use]
+    pub const fn open_sets(&self) -> &OpenSets {
+        &self.sets
     }
 
     /// Totals of a job, if it was ever seen.
@@ -242,6 +283,7 @@ mod tests {
             let (mut now, mut before) = (100, (0u8, 0u8, 0u8));
             let mut busy = [0; 3];
             let (mut open, mut running, mut both, mut edges) = (0, 0, 0, 0);
+            let (mut together, mut openings) = (0, 0);
             for (time, is_busy, is_open, runs) in steps {
                 now += time;
                 for (gpu, total) in busy.iter_mut().enumerate() {
@@ -250,6 +292,8 @@ mod tests {
                 open += if before.1 & 1 != 0 { time } else { 0 };
                 running += if before.2 & 1 != 0 { time } else { 0 };
                 both += if before.0 & 6 == 6 { time } else { 0 };
+                together += if before.1 & 6 == 6 { time } else { 0 };
+                openings += u64::from(before.1 & 1 == 0 && is_open & 1 != 0);
                 edges += u64::from(before.0 & 1 == 0 && is_busy & 1 != 0);
                 let standing = Standing { busy: set(is_busy), open: set(is_open) };
                 usage.stand(standing, [(JobId(1), set(runs), true)].into_iter(), now);
@@ -262,9 +306,46 @@ mod tests {
             prop_assert_eq!(usage.gpus()[0].open, open);
             prop_assert_eq!(usage.gpus()[0].running, running);
             prop_assert_eq!(usage.gpus()[0].edges, edges);
+            prop_assert_eq!(usage.gpus()[0].openings, openings);
+            prop_assert_eq!(usage.open_sets().together(set(6)), together);
             prop_assert_eq!(usage.overlap(GpuId(2), GpuId(1)), both);
             prop_assert!(usage.gpus()[0].gaps.count() <= edges);
         }
+    }
+
+    proptest! {
+        /// P-CLUSTER-1: memory counts while the gate is open, what falls always.
+        #[test]
+        fn memory_is_that_of_open_time_and_falls_are_all_counted(
+            steps in prop::collection::vec((0u64..=800, any::<bool>(), 0u64..1_000), 1..60),
+        ) {
+            let mut usage = Usage::new(1, 0);
+            let (mut now, mut fallen, mut last, mut time) = (0, 0, None, [0u64; 8]);
+            for (room, opens, ns) in steps {
+                usage.leave(GpuId(0), Bytes(800), Bytes(room), now);
+                let standing = Standing { busy: GpuSet::EMPTY, open: set(u8::from(opens)) };
+                usage.stand(standing, std::iter::empty(), now);
+                fallen += last.map_or(0, |last: u64| last.saturating_sub(room));
+                time[usize::try_from(room / 100).expect("small").min(7)] += if opens { ns } else { 0 };
+                (last, now) = (Some(room), now + ns);
+            }
+            let usage = usage.at(now);
+            let seen = usage.gpus()[0].available.expect("shared");
+            prop_assert_eq!(seen.fallen, Bytes(fallen));
+            prop_assert_eq!(seen.levels.map(|level| level.ns), time);
+            prop_assert_eq!(usage.gpus()[0].open, time.iter().sum::<u64>());
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_shared_is_not_counted() {
+        let mut usage = Usage::new(1, 0);
+        let standing = Standing {
+            busy: GpuSet::EMPTY,
+            open: set(1),
+        };
+        usage.stand(standing, std::iter::empty(), 0);
+        assert_eq!(usage.at(10).gpus()[0].available, None);
     }
 
     #[test]

@@ -110,6 +110,8 @@ impl<'a> View<'a> {
                 .jobs()
                 .map(|view| self.job_status(view, usage))
                 .collect(),
+            open_sets: latency::open_sets(usage),
+            open_uncounted_ns: usage.open_sets().unknown(),
             ..v1::GetStatusResponse::default()
         }
     }
@@ -126,7 +128,8 @@ impl<'a> View<'a> {
 
     pub(super) fn report(&self) -> v1::GetStatusResponse {
         let usage = self.shell.usage().at(self.shell.now_ns());
-        let v1::GetStatusResponse { mut gpus, jobs, .. } = self.standing(&usage);
+        let standing = self.standing(&usage);
+        let v1::GetStatusResponse { mut gpus, jobs, .. } = standing;
         for (gpu, line) in gpus.iter_mut().zip(self.shell.lanes().gpus.lines()) {
             gpu.preempt_latency = Some(latency::summary(&line.preempt));
             gpu.gate_latency = Some(latency::summary(&line.gate));
@@ -150,6 +153,8 @@ impl<'a> View<'a> {
             scheduling: self.about.scheduling.clone(),
             gpus,
             jobs,
+            open_sets: standing.open_sets,
+            open_uncounted_ns: standing.open_uncounted_ns,
             processes: self
                 .shell
                 .members()

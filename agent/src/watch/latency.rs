@@ -3,6 +3,7 @@
 use tidegate_node::kinds::gpu_id;
 pub use tidegate_node::latency::{BOUNDS_NS, Buckets, Latencies};
 use tidegate_node::usage::Usage;
+use tidegate_policy::placement::{Available, Level};
 use tidegate_proto::v1;
 
 /// Counts of times between fixed bounds.
@@ -44,5 +45,29 @@ pub fn usage(usage: &Usage, at: usize, count: usize) -> Option<v1::GpuUsage> {
         overlap_ns: (0..count)
             .map(|other| usage.overlap(gpu_id(at), gpu_id(other)))
             .collect(),
+        openings: gpu.openings,
+        open_memory: gpu.available.as_ref().map(open_memory),
     })
+}
+
+fn open_memory(available: &Available) -> v1::OpenMemory {
+    let levels = available.levels.iter();
+    #[expect(clippy::cast_precision_loss, reason = "a sum for a mean")]
+    let byte_seconds = |level: &Level| level.byte_ns as f64 * 1e-9;
+    v1::OpenMemory {
+        time_ns: levels.clone().map(|level| level.ns).collect(),
+        byte_seconds: levels.map(byte_seconds).collect(),
+        fallen_bytes: available.fallen.0,
+    }
+}
+
+/// The time of each exact set of open gates.
+#[must_use]
+pub fn open_sets(usage: &Usage) -> Vec<v1::OpenSet> {
+    let rows = usage.open_sets().rows().iter();
+    rows.map(|(gpus, time)| v1::OpenSet {
+        gpus: gpus.bits(),
+        time_ns: *time,
+    })
+    .collect()
 }

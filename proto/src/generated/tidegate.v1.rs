@@ -767,6 +767,20 @@ pub struct GetStatusResponse {
     /// which it never slept, its processor time; of another, all of it.
     #[prost(uint64, tag = "40")]
     pub longest_turn_own_ns: u64,
+    /// Totals since the agent's start: the time of each exact set of open gates.
+    #[prost(message, repeated, tag = "29")]
+    pub open_sets: ::prost::alloc::vec::Vec<OpenSet>,
+    /// Of sets that found no room among those: to be taken for closed.
+    #[prost(uint64, tag = "30")]
+    pub open_uncounted_ns: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenSet {
+    /// Bit i: the gate of GPU i was open, those of all others closed.
+    #[prost(uint64, tag = "1")]
+    pub gpus: u64,
+    #[prost(uint64, tag = "2")]
+    pub time_ns: u64,
 }
 /// What a tenant was refused: a container, or a user outside of any.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -954,6 +968,25 @@ pub struct GpuUsage {
     /// By GPU index: online was busy on that one and this one at once.
     #[prost(uint64, repeated, tag = "7")]
     pub overlap_ns: ::prost::alloc::vec::Vec<u64>,
+    /// Times the gate opened.
+    #[prost(uint64, tag = "8")]
+    pub openings: u64,
+    /// Unset: its memory is not shared.
+    #[prost(message, optional, tag = "9")]
+    pub open_memory: ::core::option::Option<OpenMemory>,
+}
+/// What online neither used nor kept of the pool: eight parts, by how many eighths of the pool that was.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OpenMemory {
+    /// While the gate was open.
+    #[prost(uint64, repeated, tag = "1")]
+    pub time_ns: ::prost::alloc::vec::Vec<u64>,
+    /// The available memory, summed over that time.
+    #[prost(double, repeated, tag = "2")]
+    pub byte_seconds: ::prost::alloc::vec::Vec<f64>,
+    /// Bytes by which it fell, whenever it did.
+    #[prost(uint64, tag = "3")]
+    pub fallen_bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Histogram {
