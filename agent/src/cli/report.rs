@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
+use tidegate_policy::ids::GpuSet;
 use tidegate_proto::{HISTORY_FILE, STATE_DIR};
 
 /// See each field.
@@ -50,6 +51,10 @@ enum Of {
     Pairs,
     /// Offline jobs.
     Jobs,
+    /// Sets of gates that were open together.
+    Open,
+    /// Memory that online left while gates were open, where it is shared.
+    Memory,
 }
 
 fn rate(text: &str) -> Result<(String, f64), String> {
@@ -308,6 +313,12 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }
 
+/// "0+2" of bits 0 and 2.
+fn gpu_list(bits: u64) -> String {
+    let gpus = GpuSet::from_bits(bits).iter().map(|gpu| gpu.0.to_string());
+    gpus.collect::<Vec<_>>().join("+")
+}
+
 fn csv(slices: &[Slice], of: Of) -> String {
     let mut out = String::from("end_unix_ms,length_ns,");
     match of {
@@ -323,6 +334,8 @@ fn csv(slices: &[Slice], of: Of) -> String {
         }
         Of::Pairs => out.push_str("a,b,both_busy_ns,either_busy_ns\n"),
         Of::Jobs => out.push_str("job,gpus,attached_ns,running_ns,launches,undisturbed\n"),
+        Of::Open => out.push_str("gpus_open,time_ns\n"),
+        Of::Memory => out.push_str("gpu,pool_bytes,fallen_bytes,open_ns,available_mean_bytes\n"),
     }
     for slice in slices {
         let span = slice.span;
@@ -360,6 +373,32 @@ fn csv(slices: &[Slice], of: Of) -> String {
                 job.launches,
                 u8::from(job.undisturbed)
             ),
+            (Subject::Open(open), Of::Open) => {
+                let sets = open.sets.iter();
+                let mut rows: Vec<_> = sets.map(|(gpus, time)| (gpu_list(*gpus), *time)).collect();
+                if open.uncounted != 0 {
+                    rows.push(("uncounted".to_owned(), open.uncounted));
+                }
+                for (gpus, time) in rows {
+                    let _ = writeln!(out, "{},{},{gpus},{time}", span.end_unix_ms, span.length_ns);
+                }
+                continue;
+            }
+            (Subject::Memory(memory), Of::Memory) => {
+                for (open, mean) in memory
+                    .open
+                    .iter()
+                    .zip(memory.mean)
+                    .filter(|(ns, _)| **ns != 0)
+                {
+                    let _ = writeln!(
+                        out,
+                        "{},{},{},{},{},{open},{mean}",
+                        span.end_unix_ms, span.length_ns, memory.gpu, memory.pool, memory.fallen
+                    );
+                }
+                continue;
+            }
             _ => continue,
         };
         let _ = writeln!(out, "{},{},{row}", span.end_unix_ms, span.length_ns);
@@ -370,7 +409,7 @@ fn csv(slices: &[Slice], of: Of) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::history::{GpuSlice, JobSlice, PairSlice, Span};
+    use crate::watch::history::{GpuSlice, JobSlice, MemorySlice, OpenSlice, PairSlice, Span};
 
     const S: u64 = 1_000_000_000;
 
@@ -411,6 +450,16 @@ mod tests {
             of(Subject::Gpu(gpu)),
             of(Subject::Pair(pair)),
             of(Subject::Job(job)),
+            of(Subject::Open(OpenSlice {
+                sets: vec![(0b101, 7)],
+                ..OpenSlice::default()
+            })),
+            of(Subject::Memory(MemorySlice {
+                pool: 80,
+                open: [0, 0, 9, 0, 0, 0, 0, 0],
+                mean: [0, 0, 25, 0, 0, 0, 0, 0],
+                ..MemorySlice::default()
+            })),
         ]
     }
 
@@ -436,7 +485,8 @@ mod tests {
 
     #[test]
     fn csv_has_a_line_per_slice_and_as_many_fields_as_its_head() {
-        for (of, lines) in [(Of::Gpus, 2), (Of::Pairs, 2), (Of::Jobs, 2)] {
+        for of in [Of::Gpus, Of::Pairs, Of::Jobs, Of::Open, Of::Memory] {
+            let lines = 2;
             let text = csv(&slices(), of);
             assert_eq!(text.lines().count(), lines, "{text}");
             if of != Of::Jobs {
@@ -444,6 +494,8 @@ mod tests {
                 assert_eq!(fields[0], fields[1], "{text}");
             }
         }
+        assert!(csv(&slices(), Of::Open).ends_with(",0+2,7\n"));
+        assert!(csv(&slices(), Of::Memory).ends_with(",0,80,0,9,25\n"));
         assert!(csv(&slices(), Of::Jobs).contains("\"a,\"\"b\"\"\",1,"));
     }
 }

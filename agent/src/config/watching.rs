@@ -17,7 +17,7 @@ pub struct Watching {
     /// that systemd gives the service (`$STATE_DIRECTORY`), and none where there is no such directory;
     /// "off": none.
     pub history: Kept,
-    /// `history.size`: bytes of that file, taken at once. "64MiB" hold three months of one GPU, five days
+    /// `history.size`: bytes of that file, taken at once. "64MiB" hold seven weeks of one GPU, three days
     /// of eight.
     pub history_size: u64,
     /// `history.every`: how finely it tells. Shorter tells bursts better and is overwritten sooner.

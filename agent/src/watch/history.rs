@@ -1,7 +1,7 @@
 //! What the node did over days, on disk in a file of fixed size, for `tidegate report`.
 //!
 //! Time is cut into *slices* (a minute, as configured). Of each slice the file holds one [`Slice`] per
-//! GPU, per pair of GPUs and per offline job, each in one record of [`record::SIZE`] bytes with a number
+//! GPU, per pair of GPUs and per offline job, per GPU whose memory is shared, and those of open gates, each in one record of [`record::SIZE`] bytes with a number
 //! and a checksum. The newest record overwrites the oldest ([`Ring`]), so the file never grows. A record
 //! that a crash or a reader caught half written fails its checksum and is as if it were not there.
 //!
@@ -17,6 +17,7 @@ pub use cut::Cut;
 pub use ring::{Ring, read};
 
 use tidegate_node::usage::GAP_BOUNDS_NS;
+use tidegate_policy::placement::LEVELS;
 
 /// Counts of gaps in a slice: up to each bound, and above all.
 pub const GAPS: usize = GAP_BOUNDS_NS.len() + 1;
@@ -43,6 +44,8 @@ pub struct GpuSlice {
     pub running: u64,
     /// Busy edges.
     pub edges: u32,
+    /// Times the gate opened; 0 also where an older agent wrote this.
+    pub openings: u32,
     /// Times offline was taken off it.
     pub preemptions: u32,
     /// Times offline got it back.
@@ -93,6 +96,32 @@ pub struct JobSlice {
     pub undisturbed: bool,
 }
 
+/// The sets of gates that were open in one slice, [`record::SETS`] in each record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenSlice {
+    /// Which of the slice's records, from 0. The first is always there.
+    pub part: u16,
+    /// In the first: time of sets that found no room, ns, to be taken for closed.
+    pub uncounted: u64,
+    /// Bit i of the first: the gate of GPU i was open, all others closed; for so many ns.
+    pub sets: Vec<(u64, u64)>,
+}
+
+/// Memory of one GPU in one slice, where online and offline share it, by eighths of the pool that online left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemorySlice {
+    /// Index of the GPU.
+    pub gpu: u16,
+    /// What is shared, bytes.
+    pub pool: u64,
+    /// Bytes by which what online leaves fell, gate open or closed.
+    pub fallen: u64,
+    /// Time in which the gate was open, ns.
+    pub open: [u64; LEVELS],
+    /// The mean in that time, bytes.
+    pub mean: [u64; LEVELS],
+}
+
 /// What a slice is about.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Subject {
@@ -102,6 +131,10 @@ pub enum Subject {
     Pair(PairSlice),
     /// A job.
     Job(JobSlice),
+    /// Gates that were open together.
+    Open(OpenSlice),
+    /// Memory of one GPU.
+    Memory(MemorySlice),
 }
 
 /// One record.

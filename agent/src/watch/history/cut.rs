@@ -1,6 +1,8 @@
 //! From totals that only grow to slices of time.
 
-use super::{GAPS, GpuSlice, JobSlice, PairSlice, Slice, Span, Subject};
+use super::{
+    GAPS, GpuSlice, JobSlice, MemorySlice, OpenSlice, PairSlice, Slice, Span, Subject, record,
+};
 use std::collections::BTreeMap;
 use tidegate_proto::v1;
 
@@ -116,12 +118,80 @@ impl Cut {
             job.undisturbed = whole(job.attached) && whole(job.running);
             slices.push(of(Subject::Job(job)));
         }
+        slices.extend(open_slices(begin, end).map(|open| of(Subject::Open(open))));
+        for (at, &(old, new)) in gpus.iter().enumerate() {
+            let memory = memory_slice(at, old, new);
+            slices.extend(memory.map(|memory| of(Subject::Memory(memory))));
+        }
         slices
     }
 }
 
 fn index(at: usize) -> u16 {
     u16::try_from(at).unwrap_or(u16::MAX)
+}
+
+/// How long each set of gates was open, longest first, so that a reader of the first record knows the most.
+fn open_slices(
+    begin: &v1::GetStatusResponse,
+    end: &v1::GetStatusResponse,
+) -> impl Iterator<Item = OpenSlice> {
+    let before: BTreeMap<u64, u64> = begin
+        .open_sets
+        .iter()
+        .map(|set| (set.gpus, set.time_ns))
+        .collect();
+    let since = |set: &v1::OpenSet| {
+        let old = before.get(&set.gpus).copied().unwrap_or(0);
+        (set.gpus, set.time_ns.saturating_sub(old))
+    };
+    let mut sets: Vec<_> = end.open_sets.iter().map(since).collect();
+    sets.retain(|(_, time)| *time != 0);
+    sets.sort_by_key(|&(gpus, time)| (u64::MAX - time, gpus));
+    let uncounted = end
+        .open_uncounted_ns
+        .saturating_sub(begin.open_uncounted_ns);
+    // One without any says that no gate was open.
+    let parts = sets.len().div_ceil(record::SETS).max(1);
+    (0..parts).map(move |part| OpenSlice {
+        part: index(part),
+        uncounted: if part == 0 { uncounted } else { 0 },
+        sets: sets
+            .iter()
+            .skip(part * record::SETS)
+            .take(record::SETS)
+            .copied()
+            .collect(),
+    })
+}
+
+/// None: the memory was not shared throughout.
+fn memory_slice(at: usize, old: &v1::GpuStatus, new: &v1::GpuStatus) -> Option<MemorySlice> {
+    let of = |status: &'_ v1::GpuStatus| status.usage.as_ref()?.open_memory.clone();
+    let (a, b) = (of(old)?, of(new)?);
+    let mut slice = MemorySlice {
+        gpu: index(at),
+        pool: new.memory.as_ref()?.pool_bytes,
+        fallen: b.fallen_bytes.saturating_sub(a.fallen_bytes),
+        ..MemorySlice::default()
+    };
+    for place in 0..slice.open.len() {
+        let time = |of: &v1::OpenMemory| of.time_ns.get(place).copied().unwrap_or(0);
+        let sum = |of: &v1::OpenMemory| of.byte_seconds.get(place).copied().unwrap_or(0.0);
+        slice.open[place] = time(&b).saturating_sub(time(&a));
+        if slice.open[place] != 0 {
+            #[expect(clippy::cast_precision_loss, reason = "a mean")]
+            let mean = (sum(&b) - sum(&a)) * 1e9 / slice.open[place] as f64;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "saturates, and bytes are whole"
+            )]
+            let mean = mean as u64;
+            slice.mean[place] = mean.min(slice.pool);
+        }
+    }
+    Some(slice)
 }
 
 fn gpu_slice(
@@ -146,6 +216,7 @@ fn gpu_slice(
         open: b.gate_open_ns - a.gate_open_ns,
         running: b.offline_running_ns - a.offline_running_ns,
         edges: small(b.edges - a.edges),
+        openings: small(b.openings - a.openings),
         preemptions: small(new.preemptions - old.preemptions),
         wakes: small(new.wakes - old.wakes),
         pressure: small(new.pressure_events - old.pressure_events),
@@ -326,6 +397,68 @@ mod tests {
         // Two users' jobs of one name are one row.
         let two = vec![job(1, "next", 30, 10), job(2, "next", 10, 5)];
         assert_eq!(used(500, two), all("next", 20, 10, 6));
+    }
+
+    /// P-CLUSTER-2: open gates and memory go into the history to the nanosecond, however many sets there are.
+    #[test]
+    fn slices_hold_every_set_of_open_gates_and_the_memory_beside_them() {
+        let at = |observed: u64, rounds: u64, sets: u64| v1::GetStatusResponse {
+            open_sets: (1..=sets)
+                .map(|gpus| v1::OpenSet {
+                    gpus,
+                    time_ns: rounds * gpus,
+                })
+                .collect(),
+            open_uncounted_ns: rounds * 3,
+            gpus: vec![v1::GpuStatus {
+                usage: Some(v1::GpuUsage {
+                    observed_ns: observed,
+                    openings: rounds,
+                    open_memory: Some(v1::OpenMemory {
+                        time_ns: vec![0, rounds * 1_000_000_000],
+                        byte_seconds: vec![
+                            0.0,
+                            20.0 * f64::from(u32::try_from(rounds).expect("few")),
+                        ],
+                        fallen_bytes: rounds * 7,
+                    }),
+                    ..v1::GpuUsage::default()
+                }),
+                ..status(observed, 0, None, 0).gpus[0].clone()
+            }],
+            ..v1::GetStatusResponse::default()
+        };
+        let mut cut = Cut::default();
+        assert_eq!(cut.see(at(0, 1, 12), 1, 100, false), None);
+        let slices = cut.see(at(100, 3, 25), 2, 100, false).expect("cut");
+        let mut found = BTreeMap::new();
+        let (mut parts, mut uncounted) = (Vec::new(), 0);
+        for slice in &slices {
+            match &slice.subject {
+                Subject::Open(open) => {
+                    parts.push(open.part);
+                    uncounted += open.uncounted;
+                    found.extend(open.sets.iter().copied());
+                }
+                Subject::Memory(memory) => {
+                    assert_eq!((memory.pool, memory.fallen), (100, 14));
+                    assert_eq!((memory.open[1], memory.mean[1]), (2_000_000_000, 20));
+                }
+                Subject::Gpu(gpu) => assert_eq!(gpu.openings, 2),
+                _ => {}
+            }
+        }
+        assert_eq!((parts, uncounted), (vec![0, 1, 2], 6));
+        let truth = (1..=25).map(|set| (set, if set <= 12 { 2 * set } else { 3 * set }));
+        assert_eq!(found, truth.collect());
+        // A slice in which no gate was open says so.
+        let slices = cut.see(at(200, 3, 25), 3, 100, false).expect("cut");
+        let open = |slice: &Slice| match &slice.subject {
+            Subject::Open(open) => Some(open.clone()),
+            _ => None,
+        };
+        let open: Vec<_> = slices.iter().filter_map(open).collect();
+        assert_eq!(open, [OpenSlice::default()]);
     }
 
     #[test]

@@ -5,15 +5,17 @@
 //!   4  CRC-32 of all that follows         32  length, ns
 //! ```
 //!
-//! Rules: a field is only added where zeros stand, and zero means what older writers meant; another
-//! layout is another magic.
+//! Rules: a field is only added where zeros stand, and zero means what older writers meant; a kind is only
+//! added, and skipped by readers that do not know it; another layout is another magic.
 
-use super::{GAPS, GpuSlice, JobSlice, PairSlice, Slice, Span, Subject};
+use super::{GAPS, GpuSlice, JobSlice, MemorySlice, OpenSlice, PairSlice, Slice, Span, Subject};
 
 /// Bytes of a record.
 pub const SIZE: usize = 208;
 /// Bytes of a job's name.
 pub const NAME: usize = 96;
+/// Sets of open gates in one record.
+pub const SETS: usize = 10;
 const MAGIC: u32 = u32::from_le_bytes(*b"TGH1");
 /// No file gets to hold so many; the next number is always one more.
 const NUMBERS: u64 = 1 << 63;
@@ -84,6 +86,11 @@ pub fn encode(slice: &Slice, number: u64) -> [u8; SIZE] {
         Subject::Gpu(gpu) => (1u16, gpu.gpu, 0),
         Subject::Pair(pair) => (2, pair.a, pair.b),
         Subject::Job(job) => (3, u16::from(job.undisturbed), 0),
+        Subject::Open(open) => {
+            let count = open.sets.len().min(SETS);
+            (4, u16::try_from(count).unwrap_or(0), open.part)
+        }
+        Subject::Memory(memory) => (5, memory.gpu, 0),
     };
     out.words(&[number]);
     for quarter in [kind, a, b, 0] {
@@ -97,12 +104,24 @@ pub fn encode(slice: &Slice, number: u64) -> [u8; SIZE] {
             out.words(&[gpu.pool, gpu.available_mean, gpu.available_min]);
             out.halves(&[gpu.edges, gpu.preemptions, gpu.wakes, gpu.pressure]);
             out.halves(&gpu.gaps);
+            out.halves(&[gpu.openings]);
         }
         Subject::Pair(pair) => out.words(&[pair.both, pair.either]),
         Subject::Job(job) => {
             out.words(&[job.gpus, job.attached, job.running, job.launches]);
             let end = job.name.floor_char_boundary(NAME);
             out.put(&job.name.as_bytes()[..end]);
+        }
+        Subject::Open(open) => {
+            out.words(&[open.uncounted]);
+            for (gpus, time) in open.sets.iter().take(SETS) {
+                out.words(&[*gpus, *time]);
+            }
+        }
+        Subject::Memory(memory) => {
+            out.words(&[memory.pool, memory.fallen]);
+            out.words(&memory.open);
+            out.words(&memory.mean);
         }
     }
     let sum = crc32fast::hash(&bytes[COVERED..]);
@@ -147,6 +166,7 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, Slice)> {
             wakes: from.half(),
             pressure: from.half(),
             gaps: std::array::from_fn::<_, GAPS, _>(|_| from.half()),
+            openings: from.half(),
         }),
         2 => Subject::Pair(PairSlice {
             a,
@@ -167,6 +187,18 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, Slice)> {
                 std::str::from_utf8(&name[..end]).ok()?.to_owned()
             },
         }),
+        4 if usize::from(a) <= SETS => Subject::Open(OpenSlice {
+            part: b,
+            uncounted: from.word(),
+            sets: (0..a).map(|_| (from.word(), from.word())).collect(),
+        }),
+        5 => Subject::Memory(MemorySlice {
+            gpu: a,
+            pool: from.word(),
+            fallen: from.word(),
+            open: std::array::from_fn(|_| from.word()),
+            mean: std::array::from_fn(|_| from.word()),
+        }),
         _ => return None,
     };
     Some((number, Slice { span, subject }))
@@ -180,7 +212,7 @@ pub(super) mod tests {
     pub fn slices() -> impl Strategy<Value = Slice> {
         let gpu = (
             any::<[u64; 7]>(),
-            any::<[u32; 4]>(),
+            any::<[u32; 5]>(),
             prop::collection::vec(any::<u32>(), GAPS),
             0u16..64,
             0.0..1e12f64,
@@ -195,13 +227,14 @@ pub(super) mod tests {
                 available_mean,
                 available_min,
             ] = words;
-            let [edges, preemptions, wakes, pressure] = halves;
+            let [edges, preemptions, wakes, pressure, openings] = halves;
             Subject::Gpu(GpuSlice {
                 gpu,
                 busy,
                 open,
                 running,
                 edges,
+                openings,
                 preemptions,
                 wakes,
                 pressure,
@@ -227,7 +260,25 @@ pub(super) mod tests {
                 undisturbed,
             })
         });
-        let subject = prop_oneof![gpu, pair, job];
+        let sets = prop::collection::vec(any::<(u64, u64)>(), 0..=SETS);
+        let open = (any::<u16>(), any::<u64>(), sets).prop_map(|(part, uncounted, sets)| {
+            Subject::Open(OpenSlice {
+                part,
+                uncounted,
+                sets,
+            })
+        });
+        let memory = any::<(u16, u64, u64, [u64; 8], [u64; 8])>();
+        let memory = memory.prop_map(|(gpu, pool, fallen, open, mean)| {
+            Subject::Memory(MemorySlice {
+                gpu,
+                pool,
+                fallen,
+                open,
+                mean,
+            })
+        });
+        let subject = prop_oneof![gpu, pair, job, open, memory];
         (any::<u64>(), any::<u64>(), subject).prop_map(|(end_unix_ms, length_ns, subject)| Slice {
             span: Span {
                 end_unix_ms,
@@ -253,6 +304,32 @@ pub(super) mod tests {
         #[test]
         fn bytes_of_anything_are_no_record(bytes in prop::collection::vec(any::<u8>(), 0..2 * SIZE)) {
             prop_assert_eq!(decode(&bytes), None);
+        }
+    }
+
+    /// P-CLUSTER-2: what an agent without these kinds wrote is read as it was, and it skips them: their kinds are
+    /// not among those it knows, and a field it lacks stands where it wrote zeros.
+    #[test]
+    fn a_record_of_an_older_agent_is_read_and_new_kinds_are_no_old_ones() {
+        let gpu = GpuSlice {
+            gpu: 3,
+            busy: 7,
+            gaps: [1; GAPS],
+            ..GpuSlice::default()
+        };
+        let of = |subject| Slice {
+            span: Span::default(),
+            subject,
+        };
+        let bytes = encode(&of(Subject::Gpu(gpu)), 9);
+        // Header 40, eight words, four counts, the gaps: all that an older agent wrote.
+        let old = 40 + 8 * 8 + 4 * 4 + GAPS * 4;
+        assert!(bytes[old..].iter().all(|byte| *byte == 0));
+        for (subject, kind) in [
+            (Subject::Open(OpenSlice::default()), 4),
+            (Subject::Memory(MemorySlice::default()), 5),
+        ] {
+            assert_eq!(encode(&of(subject), 1)[16..18], [kind, 0]);
         }
     }
 

@@ -200,6 +200,8 @@ pub fn summarise(slices: &[Slice], standalone: &BTreeMap<String, f64>) -> Summar
                 );
             }
             Subject::Job(job) => jobs.entry(&job.name).or_default().push((length, job)),
+            // Of these, placement makes something (`place::facts`).
+            Subject::Open(_) | Subject::Memory(_) => {}
         }
     }
     let begin = slices.iter().map(|slice| {
