@@ -12,6 +12,7 @@ mod finetune;
 mod json;
 pub mod manual;
 mod misused;
+mod place;
 mod print;
 mod probe;
 mod release;
@@ -137,6 +138,9 @@ enum Command {
     /// Look at and check the configuration.
     #[command(subcommand)]
     Config(config::Command),
+    /// What this node gives offline jobs, for the engine that places them: Slurm or Kubernetes.
+    #[command(subcommand)]
+    Place(Box<place::Command>),
     /// Give containers the library and the agent's socket, by the Container Device Interface.
     #[command(subcommand)]
     Cdi(cdi::Command),
@@ -230,6 +234,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         Command::Bench(args) => return bench::run(&cli.agent, args).map_err(refused),
         Command::Doctor(arguments) => return doctor::run(&cli.agent, arguments),
         Command::Cdi(command) => cdi::run(&cli.agent.run_dir, command)?,
+        Command::Place(command) => return place::run(&cli.agent, command),
         Command::Completions { shell } => write(&manual::completions(command(), *shell))?,
         Command::Man { dir } => manual::pages(command(), dir)?,
         _ => runtime()?.block_on(ask(cli)).map_err(refused)?,
@@ -270,6 +275,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         | Command::Run(_)
         | Command::Finetune(_)
         | Command::Cdi(_)
+        | Command::Place(_)
         | Command::Completions { .. }
         | Command::Man { .. }
         | Command::Report(_) => Ok(()),

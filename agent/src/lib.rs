@@ -7,7 +7,8 @@
 //! ```text
 //!            what it is for                                       uses
 //!  app       builds the agent of its parts, knows every type      every room but cli, doctor and identity
-//!  cli       the program tidegate, a file for each command        doctor watch host channels config
+//!  cli       the program tidegate, a file for each command        doctor place watch host channels config
+//!  place     what this node gives offline jobs, for engines       watch config
 //!  doctor    whether this node can do what Tidegate asks of it    selftest host channels config
 //!  control   the control thread, and what it answers people       selftest watch host channels config
 //!  selftest  whether a channel level does what the driver says    grpc host channels config
@@ -55,6 +56,7 @@ pub mod grpc;
 pub mod host;
 pub mod identity;
 pub mod inbox;
+pub mod place;
 pub mod plain;
 pub mod selftest;
 pub mod span;

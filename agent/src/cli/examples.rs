@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 29] = [
+const EXAMPLES: [(&str, &str); 36] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -57,6 +57,19 @@ const EXAMPLES: [(&str, &str); 29] = [
     (
         "cdi generate",
         "tidegate cdi generate --output /etc/cdi/tidegate.json",
+    ),
+    ("place", "tidegate place show"),
+    ("place show", "tidegate place show --since 1d"),
+    ("place publish", "tidegate place publish --engine slurm"),
+    (
+        "place check",
+        "tidegate place check /etc/tidegate/profiles.d/summarise.toml",
+    ),
+    ("place tend", "tidegate place tend --dry-run"),
+    ("place claim", "tidegate place claim --release"),
+    (
+        "place slurm-conf",
+        "tidegate place slurm-conf --nodes gpu[01-20] --gpus 8",
     ),
     ("completions", "tidegate completions bash"),
     ("release", "tidegate release"),

@@ -1,6 +1,7 @@
 //! Values that commands take, from text.
 
 use crate::device::Device;
+use std::time::Duration;
 
 pub(super) fn recording(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|s| (0.1..=3_600.0).contains(s));
@@ -24,6 +25,12 @@ pub(super) fn ago(text: &str) -> Result<u64, String> {
     let ns = number.and_then(|number| number.checked_mul(seconds * 1_000_000_000));
     ns.filter(|&ns| ns != 0)
         .ok_or_else(|| "give a number and one of s, m, h, d".to_owned())
+}
+
+/// A time: "2s", "10min", "1h".
+pub(super) fn span(text: &str) -> Result<Duration, String> {
+    let time = crate::config::duration(text).filter(|time| !time.is_zero());
+    time.ok_or_else(|| "give a number and one of ms, s, min, h".to_owned())
 }
 
 /// The device a command is about: as given, else what the last agent used, else the machine's own.

@@ -239,7 +239,8 @@ fn show(value: u64, units: &[(&str, u64)], zero: &str) -> String {
 }
 
 /// "2ms" and the like.
-pub(super) fn duration(text: &str) -> Option<Duration> {
+#[must_use]
+pub fn duration(text: &str) -> Option<Duration> {
     measure(text, &TIMES).map(Duration::from_nanos)
 }
 

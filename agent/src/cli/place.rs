@@ -1,0 +1,101 @@
+//! `tidegate place`: what this node gives offline jobs, said to the engine that places them.
+
+mod claim;
+mod look;
+mod publish;
+mod show;
+mod tend;
+
+use super::agent::Agent;
+use super::print::print;
+use crate::place::profiles::{self, Refused};
+use crate::place::slurm;
+use clap::{Args as ClapArgs, Subcommand};
+use std::path::PathBuf;
+use tidegate_policy::placement::Profile;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// What a job of each profile would get here, and of what that is made. Needs no agent.
+    Show(show::Args),
+    /// Say it to the engine: Slurm's features, or a file of node-feature-discovery. Runs once; exits with 0 also when
+    /// the engine does not answer.
+    Publish(publish::Args),
+    /// Move a job that gets less than its SLA here for long, if another node gives enough. Runs once, under Slurm.
+    Tend(Box<tend::Args>),
+    /// Check profiles.
+    Check(Check),
+    /// Choose the GPUs of a Slurm job, in its prolog. Exits with 0 whatever happens.
+    Claim(claim::Args),
+    /// Print what slurm.conf and gres.conf need.
+    SlurmConf(Conf),
+}
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Check {
+    /// Files; every profile of --profiles unless given.
+    files: Vec<PathBuf>,
+    /// Where profiles are.
+    #[arg(long, value_name = "DIR", default_value = profiles::DIR)]
+    profiles: PathBuf,
+}
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Conf {
+    /// Where profiles are.
+    #[arg(long, value_name = "DIR", default_value = profiles::DIR)]
+    profiles: PathBuf,
+    /// Nodes of the partition, as Slurm lists them.
+    #[arg(long, value_name = "NODES", default_value = "gpu[01-20]")]
+    nodes: String,
+    /// Offline jobs on each of them at once: its GPUs.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    gpus: u32,
+}
+
+pub(super) fn run(agent: &Agent, command: &Command) -> anyhow::Result<u8> {
+    match command {
+        Command::Show(args) => show::run(args)?,
+        Command::Publish(args) => publish::run(agent, args)?,
+        Command::Tend(args) => tend::run(agent, args)?,
+        Command::Check(args) => return check(args),
+        Command::Claim(args) => claim::run(agent, args),
+        Command::SlurmConf(args) => {
+            let (profiles, refused) = look::read(&args.profiles)?;
+            complain(&refused);
+            print(&slurm::conf(&profiles, &args.nodes, args.gpus))?;
+        }
+    }
+    Ok(0)
+}
+
+fn complain(refused: &[Refused]) {
+    for why in refused {
+        eprintln!("tidegate: {}", crate::plain::line(&why.to_string()));
+    }
+}
+
+fn check(args: &Check) -> anyhow::Result<u8> {
+    let (good, refused): (Vec<Profile>, Vec<Refused>) = if args.files.is_empty() {
+        look::read(&args.profiles)?
+    } else {
+        let (mut good, mut refused) = (Vec::new(), Vec::new());
+        for file in &args.files {
+            match profiles::one(file) {
+                Ok(profile) => good.push(profile),
+                Err(why) => refused.push(why),
+            }
+        }
+        (good, refused)
+    };
+    complain(&refused);
+    let mut text = String::new();
+    for profile in &good {
+        let name = profile.name();
+        text.push_str(&format!("{name}: ok, {} GPU(s)\n", profile.gpus()));
+    }
+    print(&text)?;
+    Ok(u8::from(!refused.is_empty()))
+}

@@ -1,0 +1,157 @@
+//! `tidegate place publish`.
+
+use super::look::{Look, Seen};
+use crate::cli::agent::{Agent, report, runtime};
+use crate::cli::print::print;
+use crate::cli::values::span;
+use crate::clock::unix_ns;
+use crate::place::engine::Patience;
+use crate::place::memo::Memo;
+use crate::place::offers::Offer;
+use crate::place::said::Said;
+use crate::place::{nfd, slurm};
+use clap::{Args as ClapArgs, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long the agent may take to answer.
+const AGENT: Duration = Duration::from_secs(2);
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+pub(in crate::cli) struct Args {
+    #[command(flatten)]
+    look: Look,
+    /// Whom to tell.
+    #[arg(long, value_enum)]
+    engine: Engine,
+    /// Say on standard output what would be told, and tell nobody.
+    #[arg(long)]
+    dry_run: bool,
+    /// Slurm's name of this node; as slurmd says, else the host's.
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// Slurm's program.
+    #[arg(long, value_name = "PROGRAM", default_value = "scontrol")]
+    scontrol: String,
+    /// Of nfd: the feature file.
+    #[arg(long, value_name = "FILE", default_value = nfd::FILE)]
+    file: PathBuf,
+    /// Of nfd: how often this runs. The file lapses after three of these.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]
+    period: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// Features and weight of this node, by `scontrol update`.
+    Slurm,
+    /// A feature file of Kubernetes' node-feature-discovery.
+    Nfd,
+}
+
+impl Engine {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Slurm => "slurm",
+            Self::Nfd => "nfd",
+        }
+    }
+}
+
+pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
+    let seen = args.look.see()?;
+    let said = |who: &str| Said::new(&agent.run_dir, &format!("{who}-{}", args.engine.name()));
+    let refused: Vec<_> = seen.refused.iter().map(ToString::to_string).collect();
+    if !refused.is_empty() {
+        said("profiles").say(&refused.join("; "));
+    }
+    // What the history says holds only while somebody keeps the gates.
+    let none = seen.none.clone().or_else(|| absent(agent));
+    let offers = if none.is_some() {
+        Vec::new()
+    } else {
+        seen.offers(&Memo::read(&args.look.memo))
+    };
+    let done = match args.engine {
+        Engine::Slurm => to_slurm(args, &seen, &offers),
+        Engine::Nfd => to_nfd(args, &seen, &offers),
+    };
+    let line = match (done, none) {
+        (Err(why), _) => format!("publishes nothing new: {why}"),
+        (Ok(()), Some(why)) => format!("publishes nothing: {why}"),
+        (Ok(()), None) => sum(&offers),
+    };
+    if !args.dry_run {
+        said("publish").say(&line);
+    }
+    Ok(())
+}
+
+/// Why the agent does not count; None: it answers.
+fn absent(agent: &Agent) -> Option<String> {
+    let runtime = match runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => return Some(error.to_string()),
+    };
+    let asked = runtime.block_on(async { tokio::time::timeout(AGENT, report(agent, false)).await });
+    match asked {
+        Ok(Ok(_)) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(_) => Some(format!(
+            "the agent did not answer within {} s",
+            AGENT.as_secs()
+        )),
+    }
+}
+
+/// What is published, in one line that changes only with it.
+fn sum(offers: &[Offer]) -> String {
+    let one = |offer: &Offer| {
+        let (profile, gpus) = (&offer.profile, offer.gpus);
+        match offer.prediction.percent() {
+            Some(percent) => format!("{profile} on {gpus} GPU(s) {percent} %"),
+            None => {
+                let why: Vec<_> = offer
+                    .prediction
+                    .refusals
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect();
+                format!("{profile} nothing ({})", why.join("; "))
+            }
+        }
+    };
+    let all: Vec<_> = offers.iter().map(one).collect();
+    format!("publishes {}", all.join(", "))
+}
+
+fn to_slurm(args: &Args, seen: &Seen, offers: &[Offer]) -> Result<(), String> {
+    let name = slurm::here(args.node.as_deref())?;
+    let features = slurm::features(offers);
+    let weight = (!offers.is_empty()).then(|| slurm::weight(seen.facts.idle));
+    if args.dry_run {
+        let weight = weight.map_or_else(String::new, |weight| format!(" Weight={weight}"));
+        let features = features.join(",");
+        let text = format!("scontrol update NodeName={name} Features={features}{weight}\n");
+        return print(&text).map_err(|error| error.to_string());
+    }
+    let patience = Patience::begins();
+    let text = patience.run(&args.scontrol, &["--oneliner", "show", "node", &name])?;
+    let shown = slurm::Shown::of(&text).ok_or_else(|| format!("Slurm knows no node {name}"))?;
+    let Some(told) = shown.update(&features, weight) else {
+        return Ok(());
+    };
+    let node = format!("NodeName={name}");
+    let mut words = vec!["update", &node];
+    words.extend(told.iter().map(String::as_str));
+    patience.run(&args.scontrol, &words).map(drop)
+}
+
+fn to_nfd(args: &Args, seen: &Seen, offers: &[Offer]) -> Result<(), String> {
+    let text = nfd::text(offers, seen.facts.gpus.len(), args.period, unix_ns());
+    if args.dry_run {
+        return print(&text).map_err(|error| error.to_string());
+    }
+    nfd::put(&args.file, &text).map_err(|error| format!("{}: {error}", args.file.display()))
+}
