@@ -132,7 +132,7 @@ fn a_gpu_has_a_model_and_its_memory_in_use_and_a_process_what_it_allocated() {
     offline.stop();
 }
 
-/// P-MEMORY-18: status shows what offline cost online's users, and what the operator allows.
+/// P-MEMORY-20: status shows what offline cost online's users, and what the operator allows.
 #[test]
 fn status_shows_what_of_the_budget_is_used() {
     let config = format!(

@@ -65,7 +65,7 @@ fn take(budget: &mut Budget, did: Did, now: Instant) {
 }
 
 proptest! {
-    /// P-MEMORY-18: what online may pay is kept to.
+    /// P-MEMORY-20: what online may pay is kept to.
     #[test]
     fn a_looser_slo_never_accepts_less_and_a_preemption_never_more(
         steps in prop::collection::vec((did(), 0u64..200), 1..120),
@@ -87,7 +87,7 @@ proptest! {
         }
     }
 
-    /// P-MEMORY-18: what online may pay is kept to.
+    /// P-MEMORY-20: what online may pay is kept to.
     #[test]
     fn what_is_spent_beyond_the_budget_keeps_the_headroom_until_it_is_made_good(
         rate in 1u64..500,
@@ -118,7 +118,7 @@ proptest! {
     }
 }
 
-/// P-MEMORY-18: what online may pay is kept to.
+/// P-MEMORY-20: what online may pay is kept to.
 #[test]
 fn it_begins_carefully_and_does_not_starve_offline_where_online_is_idle() {
     let mut budget = Budget::new(at(0));
@@ -131,7 +131,7 @@ fn it_begins_carefully_and_does_not_starve_offline_where_online_is_idle() {
     assert_eq!(budget.every(SLO, USUAL, idle), USUAL);
 }
 
-/// P-MEMORY-18: what online may pay is kept to.
+/// P-MEMORY-20: what online may pay is kept to.
 #[test]
 fn shortages_at_the_accepted_rate_cost_what_the_slo_allows() {
     // A source of shortages that obeys: one each time the accepted interval has passed.
@@ -161,7 +161,7 @@ fn shortages_at_the_accepted_rate_cost_what_the_slo_allows() {
     assert!(spent * 10 >= allowed * 8, "{spent} ms of {allowed}");
 }
 
-/// P-MEMORY-18: what online may pay is kept to.
+/// P-MEMORY-20: what online may pay is kept to.
 #[test]
 fn a_change_of_traffic_is_followed_without_swinging() {
     // Online's rate grows fourfold in mid-run, its prompts eightfold; so does what a shortage costs.
@@ -252,7 +252,7 @@ fn activity(node: &mut Node, generation: u64, times: (Instant, Instant), now: In
     node.step(event, now, &mut Vec::new());
 }
 
-/// P-MEMORY-18: what online may pay is kept to.
+/// P-MEMORY-20: what online may pay is kept to.
 #[test]
 fn a_shortage_lasts_until_the_iteration_after_it() {
     let ms = |ms: u64| at(60).after(Duration::from_millis(ms));
@@ -282,7 +282,7 @@ fn a_shortage_lasts_until_the_iteration_after_it() {
     assert_eq!((seen.busy, seen.prompts), (worked, worked));
 }
 
-/// P-MEMORY-18: what online may pay is kept to.
+/// P-MEMORY-20: what online may pay is kept to.
 #[test]
 fn only_an_slo_steers_and_what_follows_from_it_replaces_the_usual_rate() {
     let target = |node: &Node| {

@@ -105,7 +105,7 @@ fn what_one_shortage_adds_is_gone_when_the_next_is_accepted() {
     );
 }
 
-/// P-MEMORY-18: what online may pay is kept to.
+/// P-MEMORY-20: what online may pay is kept to.
 #[test]
 fn another_rate_of_shortages_takes_nothing_at_once_that_the_former_left() {
     let second = |s: u64| Instant::from_nanos(s * 1_000_000_000);

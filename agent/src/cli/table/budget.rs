@@ -64,7 +64,7 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
 mod tests {
     use super::*;
 
-    /// P-MEMORY-18: status shows how much of the budget is used, and by what.
+    /// P-MEMORY-20: status shows how much of the budget is used, and by what.
     #[test]
     fn what_is_used_stands_beside_what_is_allowed_and_off_says_nothing() {
         let budget = v1::Budget {
