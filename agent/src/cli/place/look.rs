@@ -25,7 +25,7 @@ pub(super) struct Look {
     /// The agent's `history.file`.
     #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join(HISTORY_FILE))]
     pub history: PathBuf,
-    /// What `tend` learnt, and whom it sent away.
+    /// What was learnt of each profile here, where anything was.
     #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join("place.json"))]
     pub memo: PathBuf,
     /// How far back the history counts: "7d", "12h".
