@@ -230,8 +230,8 @@ class Rig:
     def check_cache(self) -> None:
         """With nothing under way, a block in the prefix cache holds what its tokens make; ask right after a cut.
 
-        With priorities vLLM may preempt a request that it has scheduled in the same step: the block that this step would
-        have filled is in the cache by then, with a slot that was never written, whatever is lost or not.
+        With priorities vLLM may preempt a request that it has scheduled in the same step: the block that this step
+        would have filled is in the cache by then, with a slot that was never written, whatever is lost or not.
         """
         if self.case.priorities:
             return
