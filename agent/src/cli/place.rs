@@ -60,17 +60,11 @@ pub(super) fn run(agent: &Agent, command: &Command) -> anyhow::Result<u8> {
         Command::Claim(args) => claim::run(agent, args),
         Command::SlurmConf(args) => {
             let (profiles, refused) = look::read(&args.profiles)?;
-            complain(&refused);
+            look::complain(&refused);
             print(&slurm::conf(&profiles, &args.nodes, args.gpus))?;
         }
     }
     Ok(0)
-}
-
-fn complain(refused: &[Refused]) {
-    for why in refused {
-        eprintln!("tidegate: {}", crate::plain::line(&why.to_string()));
-    }
 }
 
 fn check(args: &Check) -> anyhow::Result<u8> {
@@ -86,7 +80,7 @@ fn check(args: &Check) -> anyhow::Result<u8> {
         }
         (good, refused)
     };
-    complain(&refused);
+    look::complain(&refused);
     let mut text = String::new();
     for profile in &good {
         let name = profile.name();

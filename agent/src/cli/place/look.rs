@@ -101,3 +101,10 @@ impl Look {
         })
     }
 }
+
+/// Says which profiles count for nothing, and why.
+pub(super) fn complain(refused: &[Refused]) {
+    for why in refused {
+        eprintln!("tidegate: {}", crate::plain::line(&why.to_string()));
+    }
+}

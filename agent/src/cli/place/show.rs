@@ -21,7 +21,7 @@ pub(in crate::cli) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let seen = args.look.see()?;
-    super::complain(&seen.refused);
+    super::look::complain(&seen.refused);
     let offers = seen.offers(&Memo::read(&args.look.memo));
     match args.output {
         Output::Json => print(&format!("{:#}\n", as_json(&seen, &offers))),
