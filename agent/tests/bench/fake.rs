@@ -198,6 +198,15 @@ impl State {
                 _ => {}
             }
         }
+        // Written down before the answer's end, which a client may count at once.
+        if fault.is_none() {
+            let ms = |from: u64, to: u64| (to - from) as f64 / 1e6;
+            let did = Did {
+                ttft_ms: ms(read_ns, first),
+                tpot_ms: ms(first, last) / (tokens.max(2) - 1) as f64,
+            };
+            self.did.lock().expect("unpoisoned").push(did);
+        }
         if fault == Some(Fault::Error) {
             event(out, r#"{"error":{"message":"engine dead"}}"#)?;
         } else {
@@ -208,14 +217,6 @@ impl State {
             }
         }
         out.write_all(b"0\r\n\r\n")?;
-        if fault.is_none() {
-            let ms = |from: u64, to: u64| (to - from) as f64 / 1e6;
-            let did = Did {
-                ttft_ms: ms(read_ns, first),
-                tpot_ms: ms(first, last) / (tokens.max(2) - 1) as f64,
-            };
-            self.did.lock().expect("unpoisoned").push(did);
-        }
         Ok(true)
     }
 }
