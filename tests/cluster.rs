@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tidegate_tests::clock::Stalls;
 use tidegate_tests::slurm::{Slurm, missing};
-use tidegate_tests::{Online, monotonic_ns, wait_for};
+use tidegate_tests::{Online, monotonic_ns, wait_for, watch};
 
 macro_rules! slurm_or_skip {
     () => {
@@ -83,6 +84,72 @@ fn a_job_waits_for_a_node_that_gives_enough_and_gets_the_best() {
     assert_eq!(slurm.drained(), [""; 0]);
     over.store(true, Ordering::Relaxed);
     on_and_off.join().expect("the load of n3");
+}
+
+/// P-CLUSTER-10: an online load that brings a job below its SLA has it moved once, to a node that gives enough, within 5 s
+/// of the verdict; and it does not come back while its time away lasts, whatever the node gives then.
+#[test]
+fn a_job_that_gets_too_little_is_moved_once_and_stays_away() {
+    slurm_or_skip!();
+    let mut slurm = Slurm::start(3);
+    slurm.give_profiles();
+    slurm.tick();
+    let job = slurm
+        .submit("tidegate: profile=summarise sla=0.40")
+        .expect("taken");
+    let first = slurm.runs(job);
+    let at = slurm
+        .hosts
+        .iter()
+        .position(|host| host.name == first)
+        .expect("a node of ours");
+    // The verdict needs three windows in which it ran as it should have.
+    wait_for("the job's launches", || {
+        let status = watch::status(&slurm.hosts[at].node);
+        status["jobs"][0]["state"].as_str().is_some().then_some(())
+    });
+    let mut load = Online::start(&slurm.hosts[at].node, 0);
+    load.say("hold");
+    let stalls = Stalls::watch();
+    let went = wait_for("it is told to go", || {
+        let seen = slurm.job(job);
+        (seen.state != "RUNNING" || seen.host != first).then(monotonic_ns)
+    });
+    let second = wait_for("it runs elsewhere", || {
+        let seen = slurm.job(job);
+        (seen.state == "RUNNING" && seen.host != first).then_some(seen.host)
+    });
+    let after = monotonic_ns() - went;
+    let most = 5_000_000_000 + stalls.ns();
+    assert!(after < most, "{after} ns after the verdict");
+    println!(
+        "runs on {second} {} ms after it left {first}",
+        after / 1_000_000
+    );
+    // The load ends, and its first node gives the most again.
+    load.say("release");
+    wait_for("the first node gives enough again", || {
+        slurm
+            .features(&first)
+            .contains(&"tg.summarise.1x40".to_owned())
+            .then_some(())
+    });
+    let shown = |field: &str| {
+        let text = slurm.text("scontrol", &["--oneliner", "show", "job", &job.to_string()]);
+        let value = text
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix(field).map(str::to_owned));
+        value.unwrap_or_else(|| panic!("{field} in {text}"))
+    };
+    assert_eq!(shown("Restarts="), "1", "it was moved once");
+    assert_eq!(shown("ExcNodeList="), first, "it stays away");
+    let _ = slurm.text("scontrol", &["requeue", &job.to_string()]);
+    let third = wait_for("it runs again", || {
+        let seen = slurm.job(job);
+        (shown("Restarts=") == "2" && seen.state == "RUNNING").then_some(seen.host)
+    });
+    assert_ne!(third, first, "its time away is not over");
+    assert_eq!(slurm.drained(), [""; 0]);
 }
 
 /// P-CLUSTER-11: a dead agent's node says nothing within two periods, and its job is not moved for it.

@@ -53,7 +53,7 @@ pub fn missing() -> Option<String> {
 }
 
 /// A profile whose job does half with a 96th of the pool: memory then hardly counts, idle time does.
-pub const PROFILE: &str = "unit = \"launches\"\nrate = 1000\nfull = \"96MiB\"\nhalf = \"1MiB\"\n";
+pub const PROFILE: &str = "unit = \"launches\"\nrate = 100\nfull = \"96MiB\"\nhalf = \"1MiB\"\n";
 
 const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n[memory]\npool = \"96MiB\"\n\
                      headroom_min = \"4MiB\"\n[history]\nevery = \"1s\"\nsize = \"1MiB\"\n";
@@ -264,7 +264,7 @@ impl Slurm {
         let program = compile("offline", &["-lcuda"]);
         // SIGTERM ends it, as it ends a program that has no handler; this one's own ends with a kernel, and none ends
         // behind a closed gate.
-        let text = "#!/bin/sh\ntrap 'kill -KILL $!' TERM\nPROGRAM 1000000 0 &\nwait\n";
+        let text = "#!/bin/sh\ntrap 'kill -KILL $!' TERM\nPROGRAM 10000000 0 &\nwait\n";
         let text = text.replace("PROGRAM", program.to_str().expect("text"));
         script(&root.join("job.sh"), &text);
     }

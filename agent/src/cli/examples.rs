@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 35] = [
+const EXAMPLES: [(&str, &str); 36] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -65,6 +65,7 @@ const EXAMPLES: [(&str, &str); 35] = [
         "place check",
         "tidegate place check /etc/tidegate/profiles.d/summarise.toml",
     ),
+    ("place tend", "tidegate place tend --dry-run"),
     ("place claim", "tidegate place claim --release"),
     (
         "place slurm-conf",

@@ -4,6 +4,7 @@ mod claim;
 mod look;
 mod publish;
 mod show;
+mod tend;
 
 use super::agent::Agent;
 use super::print::print;
@@ -20,6 +21,8 @@ pub(super) enum Command {
     /// Say it to the engine: Slurm's features, or a file of node-feature-discovery. Runs once; exits with 0 also when
     /// the engine does not answer.
     Publish(publish::Args),
+    /// Move a job that gets less than its SLA here for long, if another node gives enough. Runs once, under Slurm.
+    Tend(Box<tend::Args>),
     /// Check profiles.
     Check(Check),
     /// Choose the GPUs of a Slurm job, in its prolog. Exits with 0 whatever happens.
@@ -56,6 +59,7 @@ pub(super) fn run(agent: &Agent, command: &Command) -> anyhow::Result<u8> {
     match command {
         Command::Show(args) => show::run(args)?,
         Command::Publish(args) => publish::run(agent, args)?,
+        Command::Tend(args) => tend::run(agent, args)?,
         Command::Check(args) => return check(args),
         Command::Claim(args) => claim::run(agent, args),
         Command::SlurmConf(args) => {

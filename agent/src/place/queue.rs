@@ -5,7 +5,9 @@ use super::slurm::OURS;
 use std::collections::BTreeSet;
 
 /// How `squeue` is asked for the jobs of a node.
-pub const JOBS: &str = "JobID:|,RestartCnt:|,Requeue:|,ExcNodes:|,Comment:";
+pub const JOBS: &str = "JobID:|,RestartCnt:|,Requeue:|,Comment:";
+/// How it is asked for the nodes that a job does not go to: alone, as a job's name or comment may hold any text.
+pub const EXCLUDED: &str = "%x";
 /// How `sinfo` is asked for all nodes.
 pub const NODES: &str = "NodeHost:|,StateLong:|,Gres:|,GresUsed:|,Features:";
 
@@ -18,8 +20,6 @@ pub struct Job {
     pub restarts: u32,
     /// It may be.
     pub may_restart: bool,
-    /// Nodes it does not go to.
-    pub excluded: BTreeSet<String>,
     /// Its comment.
     pub comment: String,
 }
@@ -28,22 +28,24 @@ pub struct Job {
 #[must_use]
 pub fn jobs(text: &str) -> Vec<Job> {
     let job = |line: &str| {
-        let fields: Vec<_> = line.splitn(5, '|').map(str::trim).collect();
-        let [id, restarts, requeue, excluded, comment] = fields[..] else {
+        let fields: Vec<_> = line.splitn(4, '|').map(str::trim).collect();
+        let [id, restarts, requeue, comment] = fields[..] else {
             return None;
         };
-        let excluded = excluded
-            .split(',')
-            .filter(|name| !name.is_empty() && *name != "(null)");
         is_job(id).then(|| Job {
             id: id.to_owned(),
             restarts: restarts.parse().unwrap_or(u32::MAX),
             may_restart: requeue == "1",
-            excluded: excluded.map(str::to_owned).collect(),
             comment: comment.to_owned(),
         })
     };
     text.lines().filter_map(job).collect()
+}
+
+/// The list in what squeue prints of the nodes that a job does not go to, as Slurm folds it: `n[1-2],x7`.
+#[must_use]
+pub fn excluded(text: &str) -> Option<&str> {
+    Some(text.trim()).filter(|list| !list.is_empty() && *list != "(null)")
 }
 
 /// Slots of `harvest` in a list of generic resources.
@@ -111,18 +113,13 @@ mod tests {
 
     #[test]
     fn a_job_is_read_with_its_comment_whatever_stands_in_it() {
-        let text = "12|1|1|n3,n4|tidegate: profile=a sla=0.4|x\n13|0|0|(null)|\nnonsense\n";
+        let text = "12|1|1|tidegate: profile=a sla=0.4|x\n13|0|0|\nnonsense\n";
         let found = jobs(text);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].comment, "tidegate: profile=a sla=0.4|x");
-        assert_eq!(
-            (
-                found[0].restarts,
-                found[0].may_restart,
-                found[0].excluded.len()
-            ),
-            (1, true, 2)
-        );
-        assert!(!found[1].may_restart && found[1].excluded.is_empty());
+        assert_eq!((found[0].restarts, found[0].may_restart), (1, true));
+        assert!(!found[1].may_restart);
+        assert_eq!(excluded("n[1-2],x7\n"), Some("n[1-2],x7"));
+        assert_eq!((excluded("(null)\n"), excluded("\n")), (None, None));
     }
 }
