@@ -61,7 +61,7 @@ fn an_unknown_engine_starts_and_its_log_says_what_it_lacks() {
         )
     };
     for role in ["online", "offline"] {
-        for (case, missing) in [("empty", "vllm.v1"), ("renamed", "schedule")] {
+        for (case, missing) in [("empty", "is missing"), ("renamed", "schedule")] {
             let said = of(role, case);
             let (log, end) = said.split_once('\n').expect("a line of its log");
             assert!(

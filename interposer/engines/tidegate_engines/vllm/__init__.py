@@ -47,9 +47,6 @@ def register() -> None:
 def install(role: str) -> None:
     """Puts the hooks in place, in a vLLM that has what they stand around."""
     import vllm
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    from . import hooks
 
     version = getattr(vllm, "__version__", "of an unknown version")
     shape.found.cache_clear()
@@ -57,15 +54,15 @@ def install(role: str) -> None:
     if why is not None:
         log.warning("Tidegate shares no KV memory of this engine: %s", why)
         if role == "online":
-            hooks.listen(Scheduler, hooks.HINTS)
-            hooks.around(Scheduler, "__init__", _hinting)
+            listen()
         return
 
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_worker import Worker
 
-    from . import worker
+    from . import hooks, worker
 
     if shape.known() != version:
         log.info("Tidegate takes vLLM %s for %s, whose shape it has", version, shape.known())
@@ -80,6 +77,21 @@ def install(role: str) -> None:
 
     hooks.around(Worker, "initialize_from_config", initialize)
     hooks.around(Scheduler, "__init__", made)
+
+
+def listen() -> None:
+    """Has the agent hear whether requests are in flight, in a vLLM that is not known, if it has such a scheduler."""
+    try:
+        from vllm.v1.core.sched.scheduler import Scheduler
+    except ImportError:
+        return  # the line that refuses this vLLM says what is missing
+    if "__init__" not in vars(Scheduler):
+        return
+
+    from . import hooks
+
+    hooks.listen(Scheduler, hooks.HINTS)
+    hooks.around(Scheduler, "__init__", _hinting)
 
 
 def _hinting(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:

@@ -186,7 +186,7 @@ def here() -> dict[str, str]:
     for module, names in TOUCHED.items():
         try:
             spec = importlib.util.find_spec(module)
-        except ImportError:
+        except (ImportError, ValueError):  # a module that was put together by hand has no place
             spec = None
         origin = spec.origin if spec is not None else None
         tree = ast.parse(Path(origin).read_bytes()) if origin else ast.Module(body=[], type_ignores=[])
