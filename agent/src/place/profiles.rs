@@ -7,7 +7,7 @@
 //! full = "24GiB"      # memory of each GPU that it had then
 //! half = "6GiB"       # memory at which it would have half of the rate it tends to; or a curve of points
 //! least = "2GiB"      # with less it does nothing
-//! lost = 1200         # units computed again for each GiB that is taken
+//! lost = 30000        # units computed again when online has taken as much as the whole pool
 //! again = "420us"     # what computing one of them again takes
 //! ```
 
