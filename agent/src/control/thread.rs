@@ -135,6 +135,13 @@ impl ControlThread {
         }
     }
 
+    /// Whether messages wait for another turn.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_input(&self) -> bool {
+        !self.inbox.input_rx.is_empty()
+    }
+
     fn say_alive(&mut self) {
         let (every, now) = (self.notifier.alive_every_ns(), self.shell.now_ns());
         if every != 0 && now - self.notified >= every {

@@ -287,7 +287,8 @@ impl Node {
             self.control.turn();
             self.longest_turn = self.longest_turn.max(spent::time() - begun);
             self.look_at_pages();
-            if !self.answer() {
+            // A turn that another program interrupted leaves messages for the next.
+            if !self.answer() && !self.control.has_input() {
                 break;
             }
         }
