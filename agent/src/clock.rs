@@ -11,7 +11,8 @@ pub fn now_ns() -> u64 {
     crate::sys::monotonic_ns()
 }
 
-/// The calendar's time in nanoseconds since 1970, for what is read days later. Never for a decision.
+/// The calendar's time in nanoseconds since 1970, for what is read days later. Never for a decision of the agent's; what
+/// `place tend` remembers has to outlast a boot, and bears a calendar that is set anew.
 #[must_use]
 pub fn unix_ns() -> u64 {
     crate::sys::realtime_ns()

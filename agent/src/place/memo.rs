@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 use tidegate_policy::tend::{Correction, Hold};
 use tidegate_policy::time::Instant;
 
@@ -72,6 +73,17 @@ impl Memo {
         }
     }
 
+    /// Has what a clock that was ahead wrote count from `now` on: nothing waits for that clock's time to come.
+    pub fn bear(&mut self, now: Instant, hold_off: Duration) {
+        for own in self.corrections.values_mut() {
+            own.at = own.at.min(now);
+        }
+        for (hold, _) in self.holds.values_mut() {
+            hold.until = hold.until.min(now.after(hold_off));
+        }
+        self.last_here = self.last_here.map(|at| at.min(now));
+    }
+
     /// Keeps it.
     ///
     /// # Errors
@@ -129,5 +141,34 @@ mod tests {
         fs::write(&file, "{\"holds\": 3, \"corrections\": {\"a\": 4}").expect("writable");
         assert_eq!(Memo::read(&file), Memo::default());
         fs::remove_file(&file).expect("there");
+    }
+
+    /// P-CLUSTER-10: a calendar that was a year ahead and is set right keeps no job away for a year.
+    #[test]
+    fn a_clock_that_was_ahead_keeps_nothing_away_for_longer_than_the_hold_off() {
+        let day = Duration::from_secs(86_400);
+        let now = Instant::from_nanos(0).after(day * 20_000);
+        let ahead = now.after(day * 365);
+        let hold_off = Duration::from_secs(7_200);
+        let held = |until| Hold { until, above: 0.5 };
+        let mut memo = Memo {
+            last_here: Some(ahead),
+            ..Memo::default()
+        };
+        let learnt = |at| Correction { factor: 0.5, at };
+        memo.corrections.insert("ahead".to_owned(), learnt(ahead));
+        memo.corrections.insert("right".to_owned(), learnt(now));
+        for (job, until) in [("1", ahead), ("2", now.after(day / 24))] {
+            memo.holds
+                .insert(job.to_owned(), (held(until), "a".to_owned()));
+        }
+        memo.bear(now, hold_off);
+        assert_eq!(memo.last_here, Some(now));
+        assert!(memo.corrections.values().all(|own| own.at == now));
+        assert_eq!(memo.holds["1"].0.until, now.after(hold_off));
+        assert_eq!(memo.holds["2"].0.until, now.after(day / 24));
+        let before = memo.clone();
+        memo.bear(now, hold_off);
+        assert_eq!(memo, before);
     }
 }

@@ -92,6 +92,7 @@ fn tend(agent: &Agent, args: &Args, said: &Said) -> Result<(), String> {
     };
     let before = Memo::read(&args.look.memo);
     let mut memo = before.clone();
+    memo.bear(run.now, tending.hold_off);
     run.let_back(&mut memo);
     if let Some(why) = &run.seen.none {
         run.keep(&before, &memo);
