@@ -57,7 +57,9 @@ fn text(seen: &Seen, offers: &[Offer]) -> String {
             or_dash(format!("{:.2}", parts.correction)),
             or_dash(offer.prediction.windows.to_string()),
         ]);
-        for refusal in &offer.prediction.refusals {
+        // Without a history the line above says all that there is to say.
+        let refusals = offer.prediction.refusals.iter();
+        for refusal in refusals.filter(|_| seen.none.is_none()) {
             let _ = writeln!(why, "{}: {refusal}", offer.profile);
         }
         if known && offer.prediction.unknown >= 0.005 {
