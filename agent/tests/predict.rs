@@ -28,25 +28,9 @@ const FLEET: &str = "what,name,count,gpu,trace,thin,model,kv_gib,gpus,together,l
 #[test]
 fn predictions_are_the_same_to_the_byte() {
     let dir = Dir::new();
-    let predict = |out: &str, threads: &str| {
-        dir.answer(&[
-            "--scenarios",
-            "table.csv",
-            "--traces",
-            ".",
-            "--predict",
-            "--out",
-            out,
-            "--threads",
-            threads,
-        ])
-    };
-    let told = predict("one", "1");
-    predict("two", "4");
-    assert!(
-        told.lines().all(|line| line.chars().count() <= 80),
-        "{told}"
-    );
+    let args = ["--scenarios", "table.csv", "--predict"];
+    let told = dir.printed(&args, "one", "1");
+    dir.printed(&args, "two", "4");
     assert!(told.contains("Tidegate's model"), "{told}");
     let table = dir.read("one/predict.csv");
     assert_eq!(table, dir.read("two/predict.csv"));
@@ -75,26 +59,9 @@ fn a_fleet_is_the_same_to_the_byte() {
     let dir = Dir::new();
     dir.write("bursts.csv", &trace());
     dir.write("fleet.csv", FLEET);
-    let play = |out: &str, threads: &str| {
-        dir.answer(&[
-            "--fleet",
-            "fleet.csv",
-            "--traces",
-            ".",
-            "--out",
-            out,
-            "--seeds",
-            "2",
-            "--threads",
-            threads,
-        ])
-    };
-    let told = play("one", "1");
-    play("two", "4");
-    assert!(
-        told.lines().all(|line| line.chars().count() <= 80),
-        "{told}"
-    );
+    let args = ["--fleet", "fleet.csv", "--seeds", "2"];
+    dir.printed(&args, "one", "1");
+    dir.printed(&args, "two", "4");
     let table = dir.read("one/fleet.csv");
     assert_eq!(table, dir.read("two/fleet.csv"));
     let mut lines = table.lines();

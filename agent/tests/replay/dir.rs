@@ -50,6 +50,18 @@ impl Dir {
         std::fs::read_to_string(self.0.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
+    /// What it prints with these arguments, into `out`, by so many threads; it fits a terminal.
+    #[allow(dead_code, reason = "not every test prints a table")]
+    pub fn printed(&self, args: &[&str], out: &str, threads: &str) -> String {
+        let told =
+            self.answer(&[args, &["--traces", ".", "--out", out, "--threads", threads]].concat());
+        assert!(
+            told.lines().all(|line| line.chars().count() <= 80),
+            "{told}"
+        );
+        told
+    }
+
     /// Runs `tidegate replay` here.
     pub fn replay(&self, args: &[&str]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_tidegate"))
