@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import vllm
@@ -173,18 +174,42 @@ def copying(kind: type[Scheduler]) -> type[Scheduler]:
 
 
 def make_request(
-    case: Case, name: str, prompt: list[int], tokens: int, arrival: float, priority: int = 0
+    case: Case, name: str, prompt: list[int], tokens: int, arrival: float = 0.0, **more: Any
 ) -> Request:
-    """A request for exactly so many tokens."""
+    """A request for exactly so many tokens, unless ``more`` asks for something else."""
+    asked: dict[str, Any] = {
+        "sampling_params": SamplingParams(max_tokens=tokens, ignore_eos=True),
+        "pooling_params": None,
+        **more,
+    }
     return Request(
         request_id=name,
         prompt_token_ids=prompt,
-        sampling_params=SamplingParams(max_tokens=tokens, ignore_eos=True),
-        pooling_params=None,
         block_hasher=get_request_block_hasher(case.block_size, sha256),
         arrival_time=arrival,
-        priority=priority,
+        **asked,
     )
+
+
+class Thief:
+    """What a worker's every moment is: now and then a few blocks are taken, as far as the agent would."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def robs(self, rig: Rig, rng: random.Random) -> None:
+        """Takes from this one from now on."""
+        self.rig, self.rng = rig, rng
+
+    def __call__(self) -> None:
+        case, rng = self.case, self.rng
+        if rng.random() < case.reclaim:
+            first = rng.randrange(1, case.blocks)
+            blocks = range(first, min(first + rng.randint(1, 4), case.blocks))
+            free = case.blocks - 1 - len(self.rig.gpu.quarantined)
+            if free - len(blocks) < LONGEST // case.block_size + 1:
+                return  # the agent leaves a job room for its longest request
+            self.rig.agent.take(blocks)
 
 
 class Rig:
@@ -216,7 +241,7 @@ class Rig:
 
     def request(self, name: str, prompt: list[int], tokens: int, priority: int = 0) -> Request:
         arrival = float(len(self.scheduler.requests))
-        request = make_request(self.case, name, prompt, tokens, arrival, priority)
+        request = make_request(self.case, name, prompt, tokens, arrival, priority=priority)
         self.made.append(request)
         return request
 
@@ -265,17 +290,9 @@ class Rig:
 
 def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
     """Runs a case to its end; what a plugin's error breaks in the engine is an outcome too."""
-
-    def moment() -> None:
-        if rng.random() < case.reclaim:
-            first = rng.randrange(1, case.blocks)
-            blocks = range(first, min(first + rng.randint(1, 4), case.blocks))
-            free = case.blocks - 1 - len(gpu.quarantined)
-            if free - len(blocks) < LONGEST // case.block_size + 1:
-                return  # the agent leaves a job room for its longest request
-            agent.take(blocks)
-
-    rig = Rig(case, lost_blocks, moment)
+    thief = Thief(case)
+    rig = Rig(case, lost_blocks, thief)
+    thief.robs(rig, rig.rng)
     rng, gpu, agent, scheduler, engine = rig.rng, rig.gpu, rig.agent, rig.scheduler, rig.engine
     strict = case.plugin and lost_blocks is LostBlocks
     forever: set[int] = set()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake import VOCABULARY, truth
 from first import FirstRunner, drawn_truth, rows_truth
-from harness import LONGEST, Case, Request, Rig, get_request_block_hasher, sha256
+from harness import Case, Request, Rig, Thief, make_request
 from tidegate_engines.vllm import hooks, resumed
 from test_vllm_offline import SEEDS
 from vllm.pooling_params import PoolingParams
@@ -58,29 +58,13 @@ class Asked(Rig):
         self.scheduler.update_from_output = told
 
 
-def request(case: Case, name: str, prompt: list[int], sampling=None, pooling=None) -> Request:
-    return Request(
-        request_id=name,
-        prompt_token_ids=prompt,
-        sampling_params=sampling,
-        pooling_params=pooling,
-        block_hasher=get_request_block_hasher(case.block_size, sha256),
-        arrival_time=0.0,
-    )
-
-
 def serve(case: Case, make, pooling: bool = False) -> tuple[Asked, dict[str, tuple]]:
     """Serves requests that ``make`` makes of a name, a prompt and a count of tokens."""
     rng = random.Random(case.seed)
 
-    def moment() -> None:
-        if rng.random() < case.reclaim:
-            first = rng.randrange(1, case.blocks)
-            blocks = range(first, min(first + rng.randint(1, 4), case.blocks))
-            if case.blocks - 1 - len(rig.gpu.quarantined) - len(blocks) > LONGEST // case.block_size:
-                rig.agent.take(blocks)
-
-    rig = Asked(case, moment, pooling)
+    thief = Thief(case)
+    rig = Asked(case, thief, pooling)
+    thief.robs(rig, rng)
     prefix = [rng.randrange(VOCABULARY) for _ in range(20)]
     wanted, waiting = {}, []
     for i in range(case.requests):
@@ -132,18 +116,19 @@ def of_rows(rig: Asked, wanted) -> int:
 
 
 def with_logprobs(name, prompt, tokens):
-    return request(CASE, name, prompt, SamplingParams(max_tokens=tokens, ignore_eos=True, prompt_logprobs=1))
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, prompt_logprobs=1)
+    return make_request(CASE, name, prompt, tokens, sampling_params=sampling)
 
 
 def with_seed(name, prompt, tokens):
     seed = int(name) + 7
-    return request(CASE, name, prompt, SamplingParams(max_tokens=tokens, ignore_eos=True, seed=seed))
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=seed)
+    return make_request(CASE, name, prompt, tokens, sampling_params=sampling)
 
 
 def with_rows(name, prompt, tokens):
-    return request(
-        CASE, name, prompt, pooling=PoolingParams(task="token_embed", skip_reading_prefix_cache=True)
-    )
+    pooling = PoolingParams(task="token_embed", skip_reading_prefix_cache=True)
+    return make_request(CASE, name, prompt, tokens, sampling_params=None, pooling_params=pooling)
 
 
 KINDS = {

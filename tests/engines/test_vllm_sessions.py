@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 from fake import VOCABULARY, truth
-from harness import LONGEST, Case, Request, Rig, Scheduler, get_request_block_hasher, sha256
+from harness import Case, Request, Rig, Scheduler, Thief, make_request
 from test_vllm_offline import SEEDS
 from tidegate_engines.vllm import versions
 from tidegate_engines.vllm.lost import LostBlocks
@@ -18,29 +18,16 @@ MODES = list(product((False, True), (False, True)))
 
 def turn(case: Case, name: str, words: list[int], tokens: int, last: bool) -> Request:
     """One turn of a session; nothing more comes after the last one."""
-    return Request(
-        request_id=name,
-        prompt_token_ids=words,
-        sampling_params=SamplingParams(max_tokens=tokens, ignore_eos=True),
-        pooling_params=None,
-        block_hasher=get_request_block_hasher(case.block_size, sha256),
-        arrival_time=0.0,
-        resumable=not last,
-    )
+    return make_request(case, name, words, tokens, resumable=not last)
 
 
 def talk(case: Case, plugin: type[LostBlocks] = LostBlocks) -> tuple[Rig, dict, dict]:
     """Holds conversations of three turns; what came, and what an undisturbed engine answers."""
     rng = random.Random(case.seed)
 
-    def moment() -> None:
-        if rng.random() < case.reclaim:
-            first = rng.randrange(1, case.blocks)
-            blocks = range(first, min(first + rng.randint(1, 4), case.blocks))
-            if case.blocks - 1 - len(rig.gpu.quarantined) - len(blocks) > LONGEST // case.block_size:
-                rig.agent.take(blocks)
-
-    rig = Rig(case, plugin, moment)
+    thief = Thief(case)
+    rig = Rig(case, plugin, thief)
+    thief.robs(rig, rng)
     turns, wanted, due = {}, {}, {}
     for i in range(4):
         name, said, context, tokens = str(i), [], [], rng.randint(2, 8)  # 0.24 keeps the first turn's
