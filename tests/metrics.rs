@@ -18,7 +18,7 @@ fn socket(node: &Node) -> std::path::PathBuf {
 
 fn config(node: &Node) -> String {
     format!(
-        "{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n[memory]\npool = \"256MiB\"\n\
+        "{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n[slo]\nttft = \"+1%\"\n[memory]\npool = \"256MiB\"\n\
          [metrics]\nlisten = \"unix:{}\"\n",
         socket(node).display()
     )

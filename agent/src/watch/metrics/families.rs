@@ -1,9 +1,9 @@
 //! Every metric, a row each: its name, unit, kind and help, and how it is filled.
 
 use super::sample::{
-    Labels, Sample, Samples, Scrape, alignment, buckets, clients, flag, is_unmanaged,
-    jobs_by_state, latencies, memory, per_gpu, per_request, plain, real, seconds, shares, time,
-    whole,
+    Labels, Sample, Samples, Scrape, alignment, allowed, buckets, clients, delayed, flag,
+    is_unmanaged, jobs_by_state, latencies, memory, per_gpu, per_request, plain, real, seconds,
+    shares, time, whole,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
@@ -43,7 +43,7 @@ const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-pub(super) const FAMILIES: [Family; 38] = [
+pub(super) const FAMILIES: [Family; 40] = [
     family(
         GAUGE,
         "build_info",
@@ -137,6 +137,28 @@ pub(super) const FAMILIES: [Family; 38] = [
         |s| {
             per_gpu(s, |gpu| {
                 gpu.preemptions_per_unit.iter().map(per_request).collect()
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "online_delay_ratio",
+        None,
+        "What offline added to online's mean time to first token (slo=\"ttft\") and per further token (slo=\"tpot\"), by what delayed it, over the last ten minutes; none before online worked",
+        |s| {
+            per_gpu(s, |gpu| {
+                gpu.budget.as_ref().map(delayed).unwrap_or_default()
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "slo_allowed_ratio",
+        None,
+        "What offline may add to it by the configuration; none where [slo] is off",
+        |s| {
+            per_gpu(s, |gpu| {
+                gpu.budget.as_ref().map(allowed).unwrap_or_default()
             })
         },
     ),

@@ -119,6 +119,32 @@ pub(super) fn per_request(per: &v1::PreemptionsPerUnit) -> (Labels, Sample) {
     (labels, Sample::Buckets(counted, real(per.preemptions)))
 }
 
+/// By how much more users wait than alone, by what makes them wait. A preemption delays first tokens only: offline is
+/// off the GPU when the others come.
+pub(super) fn delayed(budget: &v1::Budget) -> Samples {
+    let part = |slo: &str, cause: &str, waited_ns: u64, of_ns: u64| {
+        let labels = vec![("slo", slo.to_owned()), ("cause", cause.to_owned())];
+        (of_ns != 0).then(|| (labels, Sample::Gauge(real(waited_ns) / real(of_ns))))
+    };
+    let parts = [
+        part("ttft", "preemption", budget.preempted_ns, budget.prompts_ns),
+        part("ttft", "memory", budget.short_ns, budget.prompts_ns),
+        part("tpot", "memory", budget.short_ns, budget.busy_ns),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+/// Basis points as ratios.
+pub(super) fn allowed(budget: &v1::Budget) -> Samples {
+    let allowed = [("ttft", budget.ttft_allowed), ("tpot", budget.tpot_allowed)];
+    let set = allowed.into_iter().filter(|(_, basis)| *basis != 0);
+    set.map(|(slo, basis)| {
+        let ratio = f64::from(basis) / 10_000.0;
+        (vec![("slo", slo.to_owned())], Sample::Gauge(ratio))
+    })
+    .collect()
+}
+
 pub(super) fn is_unmanaged(status: &v1::GetStatusResponse, process: &v1::ProcessStatus) -> bool {
     let given_up =
         |job: &v1::JobStatus| job.name == process.job && job.state() == v1::JobState::Unmanaged;

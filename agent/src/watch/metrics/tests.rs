@@ -99,6 +99,44 @@ fn a_histogram_of_preemptions_tells_none_one_and_more_apart() {
     assert_eq!(at("+Inf").as_deref(), Some("5"));
 }
 
+/// P-MEMORY-20: what offline costs online's users can be watched beside what the operator allows.
+#[test]
+fn what_is_used_of_the_budget_has_a_series_for_each_cause_and_nothing_before_online_worked() {
+    let mut spent = status(0);
+    let budget = |prompts_ns, busy_ns, ttft_allowed| v1::Budget {
+        prompts_ns,
+        busy_ns,
+        preempted_ns: 2_000_000,
+        short_ns: 5_000_000,
+        shortages: 1,
+        ttft_allowed,
+        tpot_allowed: ttft_allowed / 2,
+    };
+    spent.gpus[0].budget = Some(budget(1_000_000_000, 10_000_000_000, 100));
+    spent.gpus[1].budget = Some(budget(0, 0, 0));
+    let text = render(scrape(spent), Format::Text);
+    let found = |name: &str| -> Vec<_> {
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines.map(str::to_owned).collect()
+    };
+    let of = "gpu=\"0\",UUID=\"GPU-0\"";
+    assert_eq!(
+        found("tidegate_online_delay_ratio"),
+        [
+            format!("tidegate_online_delay_ratio{{{of},slo=\"ttft\",cause=\"preemption\"}} 0.002"),
+            format!("tidegate_online_delay_ratio{{{of},slo=\"ttft\",cause=\"memory\"}} 0.005"),
+            format!("tidegate_online_delay_ratio{{{of},slo=\"tpot\",cause=\"memory\"}} 0.0005"),
+        ]
+    );
+    assert_eq!(
+        found("tidegate_slo_allowed_ratio"),
+        [
+            format!("tidegate_slo_allowed_ratio{{{of},slo=\"ttft\"}} 0.01"),
+            format!("tidegate_slo_allowed_ratio{{{of},slo=\"tpot\"}} 0.005"),
+        ]
+    );
+}
+
 /// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn there_are_no_more_series_than_gpus_and_a_bounded_number_of_jobs() {
