@@ -258,3 +258,87 @@ fn offline_launches_nothing_beside_online_on_firmware_that_is_deaf() {
     assert_eq!(counted, of(&records, pid, Kind::KernelEnd).len() as u64);
     assert!(of(&records, pid, Kind::Fault).is_empty());
 }
+
+/// P-GATE-18: an engine that says that a request came has the GPU before its first kernel, and gives it back when the
+/// last one has ended, whatever the cooldown. A word that no work follows is forgotten.
+#[test]
+fn what_an_engine_says_of_its_requests_shuts_the_gate_and_opens_it() {
+    // Within this cooldown nothing opens by itself before the test's deadline.
+    let config = format!("{TRUSTING}\n[gate]\ncooldown = \"10min\"\nfrozen_after = \"1min\"\n");
+    let node = Node::new(&["--gpus", "1"], &config);
+    let mut offline = Offline::start(&node, 1_000_000, &[0]);
+    let pid = offline.process.pid();
+    let mut online = Online::start(&node, 0);
+    let worker = online.process.pid();
+    let says = |online: &mut Online, requests: u32| {
+        online.send(&format!("requests {requests}"));
+        assert_eq!(
+            online.answer_fields(),
+            [0],
+            "the library is there and takes it"
+        );
+    };
+    says(&mut online, 0);
+    watch::wait_all(&node, &[pid], false);
+    offline.running();
+    for _ in 0..5 {
+        says(&mut online, 2);
+        watch::wait_all(&node, &[pid], true);
+        let begun = tidegate_tests::monotonic_ns();
+        online.say("burst 3 2000000");
+        let ended = online.say("burst 3 2000000");
+        let records = history(&node);
+        let ran = of(&records, pid, Kind::KernelEnd);
+        let beside = ran.iter().find(|r| (begun..ended).contains(&r.at_ns));
+        assert_eq!(beside, None, "offline ran beside online");
+        let first = of(&records, worker, Kind::KernelStart);
+        assert!(first.iter().any(|r| r.at_ns >= begun), "online ran");
+        says(&mut online, 0);
+        watch::wait_all(&node, &[pid], false);
+    }
+    // Requests of which no work comes.
+    says(&mut online, 1);
+    watch::wait_all(&node, &[pid], true);
+    for (who, why) in [
+        (
+            pid,
+            format!("process {worker} (online_lcuda) has requests in flight"),
+        ),
+        (
+            worker,
+            "is idle, and keeps the gate closed: it has requests in flight".to_owned(),
+        ),
+    ] {
+        let said = node.tidegate(&["explain", "pid", &who.to_string()]);
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.contains(&why), "{said}");
+    }
+    let patience = |time: &str| {
+        let set = node.tidegate(&["set", &format!("gate.frozen_after={time}")]);
+        assert!(set.status.success(), "{set:?}");
+    };
+    patience("200ms");
+    watch::wait_all(&node, &[pid], false);
+    says(&mut online, 0);
+    patience("1min");
+    let told = node.tidegate(&["events", "--kind", "doubted"]);
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.contains("requests in flight without work"), "{told}");
+    let before = of(&history(&node), pid, Kind::DisableEnd).len();
+    for _ in 0..20 {
+        says(&mut online, 1);
+        says(&mut online, 0);
+    }
+    let ran = of(&history(&node), pid, Kind::KernelEnd).len();
+    wait_for("offline work all the while", || {
+        (of(&history(&node), pid, Kind::KernelEnd).len() > ran + 100).then_some(())
+    });
+    assert_eq!(of(&history(&node), pid, Kind::DisableEnd).len(), before);
+    // It works, and is believed again.
+    says(&mut online, 1);
+    online.say("burst 1 2000000");
+    watch::wait_all(&node, &[pid], true);
+    says(&mut online, 0);
+    watch::wait_all(&node, &[pid], false);
+    offline.stop();
+}

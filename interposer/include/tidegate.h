@@ -92,7 +92,9 @@ struct tg_api {
     /* Hot. How many of the reserved blocks hold content. */
     int (*usage)(uint32_t kv, uint32_t used_blocks);
 
-    /* Hot. Online: how many requests are in flight. Offline work runs only while none is. */
+    /* Hot. Online: how many requests are in flight. The first one stops offline work before its first kernel; when the
+     * last one has ended offline goes on without a cooldown. Requests of which no work reaches the GPU for
+     * gate.frozen_after (5 s) no longer count until this process works again. */
     int (*requests_in_flight)(uint32_t count);
 };
 

@@ -10,9 +10,12 @@
  *                     last iteration was done, when the first launch was made, the longest gap, graph launches
  *   orphan            a hold on a stream of its own, which is destroyed under it
  *   forever           a kernel that never ends
+ *   requests COUNT    says that so many requests are in flight; answers "ok RESULT"
  *   try NS            one kernel of NS nanoseconds; answers "ok RESULT ERRNO", errno being 4321 before the call
  * Device ordinal: first argument, 0 by default. */
+#define _GNU_SOURCE
 #include "tg.h"
+#include <dlfcn.h>
 #include <errno.h>
 #include <semaphore.h>
 
@@ -109,6 +112,11 @@ int main(int argc, char **argv)
             holds++;
         } else if (!strcmp(what, "release")) {
             for (; holds > 0; holds--) sem_post(&gate);
+        } else if (!strcmp(what, "requests")) {
+            int (*say)(uint32_t) = (int (*)(uint32_t))dlsym(RTLD_DEFAULT, "tg_requests_in_flight");
+            printf("ok %d\n", say ? say((uint32_t)count) : -1);
+            fflush(stdout);
+            continue;
         } else if (!strcmp(what, "try")) {
             uint64_t tried_ns = count;
             void *args[] = {&tried_ns, &tag};

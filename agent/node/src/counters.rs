@@ -14,6 +14,7 @@ pub struct Counters {
     pub orders_stale: u64,
     pub foreign_claims: u64,
     pub proofs_lapsed: u64,
+    pub requests_doubted: u64,
     pub channels_refused: u64,
     pub pages_dropped: u64,
     pub remotes_late: u64,
@@ -24,7 +25,7 @@ pub struct Counters {
 impl Counters {
     /// Name, value and help of each.
     #[must_use]
-    pub fn rows(&self) -> [(&'static str, u64, &'static str); 15] {
+    pub fn rows(&self) -> [(&'static str, u64, &'static str); 16] {
         [
             ("rings", self.rings, "Doorbells heard"),
             (
@@ -71,6 +72,11 @@ impl Counters {
                 "proofs_lapsed",
                 self.proofs_lapsed,
                 "Proven RM clients that were another process' when proven again",
+            ),
+            (
+                "requests_doubted",
+                self.requests_doubted,
+                "Times an online process said that requests are in flight and no work came",
             ),
             (
                 "channels_refused",

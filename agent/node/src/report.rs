@@ -99,6 +99,12 @@ pub(crate) fn emit(report: Report, scene: Scene<'_>, cx: &mut Context<'_>) {
             notice.session = session.0;
             "busy without progress; its activity no longer counts".clone_into(&mut notice.text);
         }
+        Report::Doubted { session } => {
+            cx.counters.requests_doubted += 1;
+            notice.kind = "doubted";
+            notice.session = session.0;
+            "requests in flight without work; they no longer count".clone_into(&mut notice.text);
+        }
         Report::Recovered { session } => {
             members.set_lapsed(session, false, cx);
             notice.kind = "recovered";

@@ -64,8 +64,19 @@ pub struct Link {
     pub rings: Rate,
     /// The prober's last round as passed on.
     pub progress_ns: u64,
+    /// Requests in flight, as its engine last said.
+    pub flight: Flight,
     /// The agent after which it enabled its own channels, as last seen.
     pub released: u64,
+}
+
+/// What an engine says of its requests. Those that overlap are one flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flight {
+    /// Whether some are in flight, once it said so or no.
+    pub on: Option<bool>,
+    /// Flights so far: names the last one.
+    pub number: u64,
 }
 
 /// How a process stands with the agent.
@@ -184,6 +195,7 @@ impl Session {
                 outbox: Some(newcomer.outbox),
                 rings: Rate::default(),
                 progress_ns: 0,
+                flight: Flight::default(),
                 released: 0,
             },
             slots: [Slot::default(); DEVICES],

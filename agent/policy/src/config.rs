@@ -10,7 +10,8 @@ pub struct Config {
     pub cooldown: Cooldown,
     /// What gates offline work: decides which jobs are ordered about and when launch gates move.
     pub means: Means,
-    /// A busy online process whose prober makes no progress for this long no longer counts.
+    /// A busy online process whose prober makes no progress for this long no longer counts; nor do requests in flight
+    /// of a process that works on none of them for this long.
     pub frozen_after: Duration,
     /// Whether a process that is busy without launching keeps counting as busy.
     pub suspects: Suspects,

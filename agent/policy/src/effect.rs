@@ -174,6 +174,12 @@ pub enum Report {
         /// Its GPU.
         gpu: GpuId,
     },
+    /// It says that requests are in flight, and no work of theirs came for `frozen_after`: they no longer count until
+    /// it works.
+    Doubted {
+        /// Whose word it is.
+        session: SessionId,
+    },
     /// A busy online process makes no progress and no longer counts.
     Lapsed {
         /// The process.

@@ -57,7 +57,8 @@ pub enum Event<'a> {
         /// The request.
         request: RequestId,
     },
-    /// Lifecycle hint: its last token is out, or it was given up.
+    /// Lifecycle hint: its last token is out, or it was given up. Of a request that never started: none is in flight,
+    /// and the engine will say when one comes.
     RequestEnded {
         /// The engine.
         session: SessionId,

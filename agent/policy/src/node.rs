@@ -8,6 +8,7 @@
 //! Cost: a step looks at every online process, GPU and job of the node, a few hundred words at
 //! worst, and allocates only when a process, a job or a GPU is new to it.
 
+mod gpu;
 mod views;
 
 use crate::budget::Budget;
@@ -18,84 +19,13 @@ use crate::event::{Event, Order, Reading};
 use crate::fair::{Claim, Fair};
 use crate::gap::Learner;
 use crate::gate::{Cooling, Gate, Online};
-use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, SessionId};
-use crate::job::{Job, Outcome, World};
+use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, RequestId, SessionId};
+use crate::job::{Job, World};
 use crate::memory::Memory;
 use crate::online::Session;
 use crate::time::Instant;
 use core::time::Duration;
-
-/// One GPU: its gate and its books.
-#[derive(Clone, Debug)]
-struct Gpu {
-    gate: Gate,
-    since: Instant,
-    learner: Option<Learner>,
-    charges: Charges,
-    /// The last busy edge of a GPU that was idle.
-    rang: Instant,
-    opened: Option<Instant>,
-    /// Longest idle time since the gate was last open.
-    longest_idle: Duration,
-    woken: bool,
-    stalled: bool,
-    preemption: Option<Preemption>,
-    budget: Budget,
-    edges: u64,
-    preemptions: u64,
-    wakes: u64,
-}
-
-/// A preemption some of whose disables are under way.
-#[derive(Clone, Copy, Debug)]
-struct Preemption {
-    rang: Instant,
-    entered: Instant,
-    returned: Instant,
-    waiting: u32,
-    jobs: u32,
-}
-
-impl Gpu {
-    fn breathable_at(&self) -> Option<Instant> {
-        match self.gate {
-            Gate::Open => Some(self.since),
-            Gate::Cooling { since } => Some(since.after(self.longest_idle / 2)),
-            Gate::Closed => None,
-        }
-    }
-
-    /// A job it stopped has been stopped (`at`: entry and return), or never will be (`None`).
-    fn job_stopped(&mut self, gpu: GpuId, at: Option<(Instant, Instant)>, out: &mut Vec<Effect>) {
-        let Some(mut preemption) = self.preemption else {
-            return;
-        };
-        preemption.waiting = preemption.waiting.saturating_sub(1);
-        if let Some((entered, returned)) = at {
-            preemption.jobs += 1;
-            preemption.entered = preemption.entered.max(entered);
-            preemption.returned = preemption.returned.max(returned);
-        }
-        self.preemption = Some(preemption).filter(|p| p.waiting > 0);
-        if preemption.waiting == 0 && preemption.jobs > 0 {
-            let Preemption {
-                rang,
-                entered,
-                returned,
-                jobs,
-                ..
-            } = preemption;
-            self.budget.preempted(returned.since(rang), returned);
-            out.push(Effect::Emit(Report::Preempted {
-                gpu,
-                rang,
-                entered,
-                returned,
-                jobs,
-            }));
-        }
-    }
-}
+use gpu::{Gpu, book, shut};
 
 /// All that is known of one node, and what to do about it.
 #[derive(Clone, Debug)]
@@ -243,15 +173,7 @@ impl Node {
                 }
             }
             Event::RequestStarted { session, request } => {
-                if let Ok(place) = self.find(session)
-                    && self.sessions[place].request_started(request)
-                {
-                    for gpu in self.sessions[place].gpus() {
-                        self.gpus[gpu.index()]
-                            .charges
-                            .request_started(session, request);
-                    }
-                }
+                self.request_started(session, request, now);
             }
             Event::RequestEnded { session, request } => {
                 if let Some(s) = self.session(session)
@@ -371,6 +293,25 @@ impl Node {
         }
     }
 
+    /// A request came: offline goes before the first kernel does.
+    fn request_started(&mut self, session: SessionId, request: RequestId, now: Instant) {
+        let Ok(place) = self.find(session) else {
+            return;
+        };
+        let session = &mut self.sessions[place];
+        let known = !session.request_started(request, now);
+        for id in session.gpus() {
+            let gpu = &mut self.gpus[id.index()];
+            if session.holds() && gpu.gate.is_open() {
+                shut(gpu, now, now);
+                self.world.shut = self.world.shut.with(id);
+            }
+            if !known {
+                gpu.charges.request_started(session.id, request);
+            }
+        }
+    }
+
     fn activity(
         &mut self,
         session: SessionId,
@@ -468,6 +409,11 @@ impl Node {
         for session in &mut self.sessions {
             if session.lapse(self.config.frozen_after, now) {
                 out.push(Effect::Emit(Report::Lapsed {
+                    session: session.id,
+                }));
+            }
+            if session.doubt(self.config.frozen_after, now) {
+                out.push(Effect::Emit(Report::Doubted {
                     session: session.id,
                 }));
             }
@@ -571,21 +517,23 @@ impl Node {
         if now < self.started.after(self.config.start_hold) {
             return Cooling::Held;
         }
-        let mut hinted = None;
-        for session in self.sessions.iter().filter(|session| session.uses(gpu)) {
-            if session.in_flight() && !session.lapsed() {
-                return Cooling::Held;
-            }
-            hinted = Some(hinted.unwrap_or(true) && session.hinted());
+        if self.held(gpu).is_some() {
+            return Cooling::Held;
         }
-        Cooling::For(if hinted == Some(true) {
-            Duration::ZERO
-        } else {
-            self.cooldown(gpu, now)
-        })
+        Cooling::For(self.cooldown(gpu, now))
+    }
+
+    /// Whose requests keep the gate of that GPU shut.
+    fn held(&self, gpu: GpuId) -> Option<SessionId> {
+        let holds = |session: &&Session| session.uses(gpu) && session.holds();
+        self.sessions.iter().find(holds).map(|session| session.id)
     }
 
     fn cooldown(&self, gpu: GpuId, now: Instant) -> Duration {
+        let mut users = self.sessions.iter().filter(|s| s.uses(gpu)).peekable();
+        if users.peek().is_some() && users.all(Session::hinted) {
+            return Duration::ZERO;
+        }
         match (self.config.cooldown, &self.gpus[gpu.index()].learner) {
             (Cooldown::Fixed(cooldown), _) => cooldown,
             (Cooldown::Learnt(_), Some(learner)) => learner.cooldown(now),
@@ -602,7 +550,11 @@ impl Node {
         let lapses = self
             .sessions
             .iter()
-            .filter_map(|s| s.lapses_at(self.config.frozen_after));
+            .flat_map(|s| {
+                let patience = self.config.frozen_after;
+                [s.lapses_at(patience), s.doubted_at(patience)]
+            })
+            .flatten();
         let jobs = self.jobs.iter().filter_map(|job| {
             job.deadline(&self.config, |gpu| self.gpus[gpu.index()].breathable_at())
         });
@@ -639,52 +591,5 @@ fn order_answered(
         }
         Event::EnableSkipped { order } => job.enable_skipped(order, config, now, out),
         _ => {}
-    }
-}
-
-/// A busy edge that rang at `rang` shuts the gate.
-fn shut(gpu: &mut Gpu, rang: Instant, now: Instant) {
-    if let Gate::Cooling { since } = gpu.gate {
-        gpu.longest_idle = gpu.longest_idle.max(rang.since(since));
-    }
-    gpu.gate = Gate::Closed;
-    gpu.since = now;
-    gpu.rang = rang;
-    gpu.edges += 1;
-}
-
-/// What a job's turn means for the GPUs' books.
-fn book(gpus: &mut [Gpu], job: &Job, outcome: Outcome, out: &mut Vec<Effect>) {
-    if let Some(id) = outcome.dropped {
-        gpus[id.index()].job_stopped(id, None, out);
-    }
-    if let Some(id) = outcome.preempted {
-        let gpu = &mut gpus[id.index()];
-        let under_way = gpu.preemption.filter(|p| p.rang == gpu.rang);
-        if under_way.is_none() {
-            gpu.preemptions += 1;
-            gpu.charges.preempted();
-        }
-        if !outcome.turn_over {
-            let preemption = gpu.preemption.get_or_insert(Preemption {
-                rang: gpu.rang,
-                entered: Instant::default(),
-                returned: Instant::default(),
-                waiting: 0,
-                jobs: 0,
-            });
-            preemption.waiting += 1;
-        }
-    }
-    if let Some((id, entered, returned)) = outcome.stopped {
-        gpus[id.index()].job_stopped(id, Some((entered, returned)), out);
-    }
-    if outcome.woken {
-        for id in job.gpus().iter() {
-            let gpu = &mut gpus[id.index()];
-            if !core::mem::replace(&mut gpu.woken, true) {
-                gpu.wakes += 1;
-            }
-        }
     }
 }

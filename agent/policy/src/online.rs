@@ -5,6 +5,11 @@
 //! and nothing else. Activity is taken from readings of those words, not
 //! from edges, so a doorbell that was coalesced or lost costs time and no truth: the generation in
 //! the word tells how many edges came and went unseen.
+//!
+//! An engine may also say that requests are in flight. The first of them shuts an open gate before its
+//! first kernel, and none of the gaps between their iterations opens it. Such word is cheap, so it counts for
+//! as long as work follows: a process that says so and then works on no GPU for `frozen_after` is doubted,
+//! and so is one whose last request ended without work. Its word counts again once it has worked.
 
 use crate::budget::Worked;
 use crate::config::{Learning, Suspects};
@@ -30,6 +35,13 @@ pub(crate) struct Session {
     untracked: u64,
     /// Times the last request in flight ended.
     drained: u64,
+    /// When the first of those in flight came, and whether it worked since.
+    arrived: Instant,
+    worked: bool,
+    /// When work of its was last seen.
+    seen_at: Instant,
+    /// What it says of requests is not believed.
+    doubted: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -88,6 +100,10 @@ impl Session {
             requests: Vec::new(),
             untracked: 0,
             drained: 0,
+            arrived: now,
+            worked: false,
+            seen_at: Instant::default(),
+            doubted: false,
         }
     }
 
@@ -211,6 +227,11 @@ impl Session {
             (false, false) => device.idle_since = idle_since,
         }
         seen.worked = worked;
+        if reading.busy || seen.edge.is_some() {
+            self.worked = true;
+            self.seen_at = now;
+            self.doubted = false;
+        }
         self.progressed(now);
         seen
     }
@@ -240,6 +261,26 @@ impl Session {
     pub fn lapses_at(&self, frozen_after: Duration) -> Option<Instant> {
         let busy = self.devices.iter().any(Device::busy);
         (busy && !self.lapsed).then(|| self.progress.after(frozen_after))
+    }
+
+    /// Whether requests in flight keep the gates of its GPUs shut.
+    pub fn holds(&self) -> bool {
+        self.in_flight() && !self.lapsed && !self.doubted
+    }
+
+    /// Whether it began to be doubted just now.
+    pub fn doubt(&mut self, patience: Duration, now: Instant) -> bool {
+        let due = self.doubted_at(patience).is_some_and(|at| now >= at);
+        self.doubted |= due;
+        due
+    }
+
+    /// When it is doubted, if no work comes.
+    pub fn doubted_at(&self, patience: Duration) -> Option<Instant> {
+        let idle = !self.devices.iter().any(Device::busy);
+        let worked = self.devices.iter().map(|device| device.idle_since);
+        let since = worked.fold(self.arrived, Ord::max);
+        (self.holds() && idle).then(|| since.after(patience))
     }
 
     pub fn suspected(&mut self, gpu: GpuId, suspect: bool) {
@@ -286,10 +327,15 @@ impl Session {
     }
 
     /// Says whether that was news.
-    pub fn request_started(&mut self, request: RequestId) -> bool {
+    pub fn request_started(&mut self, request: RequestId, now: Instant) -> bool {
         self.hinted = true;
         if self.requests.contains(&request) {
             return false;
+        }
+        if !self.in_flight() {
+            self.arrived = now;
+            // Work that is seen together with the word is already its own.
+            self.worked = self.seen_at == now || self.devices.iter().any(Device::busy);
         }
         if self.requests.len() >= REQUESTS {
             self.untracked += 1;
@@ -301,6 +347,7 @@ impl Session {
 
     /// Says whether it was in flight.
     pub fn request_ended(&mut self, request: RequestId) -> bool {
+        self.hinted = true;
         let known = self.requests.iter().position(|r| *r == request);
         match known {
             Some(place) => {
@@ -311,6 +358,7 @@ impl Session {
         }
         if !self.in_flight() {
             self.drained += 1;
+            self.doubted |= !self.worked;
         }
         known.is_some()
     }

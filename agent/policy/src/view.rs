@@ -33,7 +33,9 @@ pub struct GpuView {
     pub since: Instant,
     /// An online process counts as busy on it.
     pub online_busy: bool,
-    /// Cooldown in force.
+    /// The process whose requests in flight keep the gate shut, busy or not; the first of several.
+    pub held: Option<SessionId>,
+    /// Cooldown in force: none where every online process tells of its requests.
     pub cooldown: Duration,
     /// Longest decode gap in the window; zero before the first.
     pub longest_gap: Duration,

@@ -11,7 +11,7 @@ pub(super) const fn ms(ms: u64) -> Duration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// `gate.frozen_after`: activity of an online process whose prober has made no progress for this long
-    /// no longer closes gates. Shorter wakes offline beside a process that is only slow; longer lets a
+    /// no longer closes gates; nor do requests that it says are in flight, without work for so long. Shorter wakes offline beside a process that is only slow; longer lets a
     /// stopped one hold the GPU.
     pub frozen_after: Duration,
     /// `gate.cooldown_min`: shortest learnt cooldown. Below the time that a disable and an enable take

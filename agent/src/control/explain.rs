@@ -58,6 +58,8 @@ impl View<'_> {
                 "makes no progress, so its activity does not count"
             } else if busy {
                 "is busy, and keeps the gate closed"
+            } else if self.holder(gpu).is_some_and(|own| own.id == session.id) {
+                "is idle, and keeps the gate closed: it has requests in flight"
             } else {
                 "is idle"
             };
@@ -145,6 +147,7 @@ impl View<'_> {
                     gpu.0
                 ));
             }
+            GateState::Cooling if self.holder(gpu).is_some() => {}
             GateState::Cooling => reasons.push(format!(
                 "GPU {}: online is idle for {} of the cooldown of {}; {} to go",
                 gpu.0,
@@ -157,6 +160,14 @@ impl View<'_> {
                 gpu.0,
                 span(shut_for)
             )),
+        }
+        if let Some(session) = self.holder(gpu) {
+            reasons.push(format!(
+                "GPU {}: process {} ({}) has requests in flight",
+                gpu.0,
+                session.process().pid,
+                session.peer.name
+            ));
         }
         for session in self.shell.members().all() {
             if session.is_online() && !session.state.lapsed && self.busy_on(session, gpu) {

@@ -15,7 +15,7 @@ use tidegate_node::lanes::{Applied, Lane};
 use tidegate_node::message::Whereabouts;
 use tidegate_node::session::Session;
 use tidegate_node::usage::Usage;
-use tidegate_policy::ids::{GpuId, JobId};
+use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::{BudgetView, GateState, JobState, JobView, OwnerView, Reason};
 use tidegate_proto::v1;
@@ -297,6 +297,11 @@ impl<'a> View<'a> {
         if view.reason == Reason::Turn {
             return self.whose_turn(view);
         }
+        if let Reason::Gate(gpus) = view.reason
+            && gpus.iter().all(|gpu| self.holder(gpu).is_some())
+        {
+            return format!("online has requests in flight on GPU {}", list(gpus));
+        }
         reason(view)
     }
 
@@ -317,6 +322,14 @@ impl<'a> View<'a> {
             ),
             None => format!("waits for its turn: {name} runs"),
         }
+    }
+
+    /// Who keeps the gate of an idle GPU shut, for requests of its are in flight.
+    pub(super) fn holder(&self, gpu: GpuId) -> Option<&Session> {
+        let now = Instant::from_nanos(self.shell.now_ns());
+        let view = self.shell.policy().gpu(gpu, now)?;
+        let holder = view.held.filter(|_| !view.online_busy)?;
+        self.shell.members().all().find(|own| own.id == holder.0)
     }
 
     /// Why nothing stops a job: online is idle, or there is none that could be busy.
@@ -534,6 +547,11 @@ fn device(session: &Session, at: usize, gpu: GpuId) -> v1::DeviceStatus {
     status
 }
 
+fn list(gpus: GpuSet) -> String {
+    let list: Vec<_> = gpus.iter().map(|gpu| gpu.0.to_string()).collect();
+    list.join(", ")
+}
+
 fn reason(view: &JobView) -> String {
     match (view.state, view.reason) {
         (_, Reason::Paused) => "paused by the operator".to_owned(),
@@ -542,8 +560,7 @@ fn reason(view: &JobView) -> String {
         (JobState::Unmanaged, _) => "its channels cannot be controlled; launches wait".to_owned(),
         (JobState::Unknown, _) => "a disable failed; enabling everything first".to_owned(),
         (_, Reason::Gate(gpus)) => {
-            let list: Vec<_> = gpus.iter().map(|gpu| gpu.0.to_string()).collect();
-            format!("online is or was just busy on GPU {}", list.join(", "))
+            format!("online is or was just busy on GPU {}", list(gpus))
         }
         (JobState::Breathing, Reason::None) => "one turn after a long gate".to_owned(),
         (_, Reason::None) => "online is idle".to_owned(),

@@ -31,7 +31,7 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 45] = [
+pub const KINDS: [Kind; 46] = [
     warning(
         "agent_was_stopped",
         "the agent's control thread came late by 250 ms or more",
@@ -61,6 +61,10 @@ pub const KINDS: [Kind; 45] = [
     usual(
         "disconnected",
         "a process' connection is lost; the process lives on",
+    ),
+    warning(
+        "doubted",
+        "an online process says that requests are in flight and works on none of them; they no longer count",
     ),
     usual("drained", "an operator drained the node"),
     warning("enable_failed", "the driver refused to enable channels"),

@@ -4,9 +4,10 @@ use super::Members;
 use crate::kinds::Role;
 use crate::page::Activity;
 use crate::request::{Context, Notice, Request};
+use crate::session::Session;
 use std::sync::atomic::Ordering;
 use tidegate_policy::event::Event;
-use tidegate_policy::ids::{GpuSet, SessionId};
+use tidegate_policy::ids::{GpuSet, RequestId, SessionId};
 use tidegate_policy::time::Instant;
 
 impl Members {
@@ -48,6 +49,9 @@ impl Members {
                     reading: activity.reading(),
                 });
             }
+        }
+        if session.is_online() {
+            hear_requests(session, cx);
         }
     }
 
@@ -114,7 +118,7 @@ impl Members {
                 continue;
             };
             let progress = page.process.prober_ns.load(Ordering::Relaxed);
-            if session.role == Role::Online && progress != session.link.progress_ns {
+            if session.is_online() && progress != session.link.progress_ns {
                 session.link.progress_ns = progress;
                 cx.step(Event::Progress {
                     session: SessionId(session.id),
@@ -137,6 +141,9 @@ impl Members {
                     }
                 }
             }
+        }
+        for session in self.sessions.values_mut().filter(|s| s.is_online()) {
+            hear_requests(session, cx);
         }
         if suspected && cx.settings.ignore_suspects {
             // Before a step that may order an enable.
@@ -166,4 +173,27 @@ impl Members {
             }
         }
     }
+}
+
+/// Passes on whether requests of an online engine are in flight. After its activity: a request that ended with its work
+/// is over once the work is, and one that came with work of its own shuts no gate a second time.
+fn hear_requests(session: &mut Session, cx: &mut Context<'_>) {
+    let Some(page) = &session.link.page else {
+        return;
+    };
+    // The word is their number plus one; 0 says nothing.
+    let word = page.process.in_flight.load(Ordering::Acquire);
+    let on = (word != 0).then_some(word > 1);
+    let flight = &mut session.link.flight;
+    let (Some(is), true) = (on.or(flight.on.map(|_| false)), on != flight.on) else {
+        return;
+    };
+    flight.on = on;
+    flight.number += u64::from(is);
+    let (session, request) = (SessionId(session.id), RequestId(flight.number));
+    cx.step(if is {
+        Event::RequestStarted { session, request }
+    } else {
+        Event::RequestEnded { session, request }
+    });
 }

@@ -27,6 +27,7 @@ impl Node {
             },
             since: known.since,
             online_busy: self.world.busy.contains(gpu),
+            held: self.held(gpu),
             cooldown: self.cooldown(gpu, now),
             longest_gap: known
                 .learner

@@ -336,11 +336,11 @@ fn with_lifecycle_hints_the_gate_opens_when_the_last_request_ends_and_not_before
     let gate = |served: &Served| served.bench.node.gpu(GPU, served.bench.at()).unwrap().gate;
     served.bench.send(hint(true, 1));
     served.request(4);
-    served.wait(10_000 * MS);
+    served.wait(2_000 * MS);
     assert_eq!(gate(&served), GateState::Cooling, "a request is in flight");
     served.bench.send(hint(true, 2));
     served.bench.send(hint(false, 1));
-    served.wait(10_000 * MS);
+    served.wait(2_000 * MS);
     assert_eq!(gate(&served), GateState::Cooling, "another one is");
     served.bench.send(hint(false, 2));
     assert_eq!(gate(&served), GateState::Open, "none is");

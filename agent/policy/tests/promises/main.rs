@@ -12,6 +12,7 @@ mod orders;
 mod placement;
 mod plan;
 mod predict;
+mod requests;
 mod reserve;
 mod select;
 mod tend;

@@ -1,0 +1,135 @@
+//! One GPU of a node: its gate, and what is counted on it.
+
+use crate::budget::Budget;
+use crate::charge::Charges;
+use crate::effect::{Effect, Report};
+use crate::gap::Learner;
+use crate::gate::Gate;
+use crate::ids::GpuId;
+use crate::job::{Job, Outcome};
+use crate::time::Instant;
+use core::time::Duration;
+
+/// One GPU: its gate and its books.
+#[derive(Clone, Debug)]
+pub(super) struct Gpu {
+    pub(super) gate: Gate,
+    pub(super) since: Instant,
+    pub(super) learner: Option<Learner>,
+    pub(super) charges: Charges,
+    /// The last busy edge of a GPU that was idle.
+    pub(super) rang: Instant,
+    pub(super) opened: Option<Instant>,
+    /// Longest idle time since the gate was last open.
+    pub(super) longest_idle: Duration,
+    pub(super) woken: bool,
+    pub(super) stalled: bool,
+    pub(super) preemption: Option<Preemption>,
+    pub(super) budget: Budget,
+    pub(super) edges: u64,
+    pub(super) preemptions: u64,
+    pub(super) wakes: u64,
+}
+
+/// A preemption some of whose disables are under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Preemption {
+    rang: Instant,
+    entered: Instant,
+    returned: Instant,
+    waiting: u32,
+    jobs: u32,
+}
+
+impl Gpu {
+    pub(super) fn breathable_at(&self) -> Option<Instant> {
+        match self.gate {
+            Gate::Open => Some(self.since),
+            Gate::Cooling { since } => Some(since.after(self.longest_idle / 2)),
+            Gate::Closed => None,
+        }
+    }
+
+    /// A job it stopped has been stopped (`at`: entry and return), or never will be (`None`).
+    pub(super) fn job_stopped(
+        &mut self,
+        gpu: GpuId,
+        at: Option<(Instant, Instant)>,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(mut preemption) = self.preemption else {
+            return;
+        };
+        preemption.waiting = preemption.waiting.saturating_sub(1);
+        if let Some((entered, returned)) = at {
+            preemption.jobs += 1;
+            preemption.entered = preemption.entered.max(entered);
+            preemption.returned = preemption.returned.max(returned);
+        }
+        self.preemption = Some(preemption).filter(|p| p.waiting > 0);
+        if preemption.waiting == 0 && preemption.jobs > 0 {
+            let Preemption {
+                rang,
+                entered,
+                returned,
+                jobs,
+                ..
+            } = preemption;
+            self.budget.preempted(returned.since(rang), returned);
+            out.push(Effect::Emit(Report::Preempted {
+                gpu,
+                rang,
+                entered,
+                returned,
+                jobs,
+            }));
+        }
+    }
+}
+
+/// A busy edge, or a request, that rang at `rang` shuts the gate.
+pub(super) fn shut(gpu: &mut Gpu, rang: Instant, now: Instant) {
+    if let Gate::Cooling { since } = gpu.gate {
+        gpu.longest_idle = gpu.longest_idle.max(rang.since(since));
+    }
+    gpu.gate = Gate::Closed;
+    gpu.since = now;
+    gpu.rang = rang;
+    gpu.edges += 1;
+}
+
+/// What a job's turn means for the GPUs' books.
+pub(super) fn book(gpus: &mut [Gpu], job: &Job, outcome: Outcome, out: &mut Vec<Effect>) {
+    if let Some(id) = outcome.dropped {
+        gpus[id.index()].job_stopped(id, None, out);
+    }
+    if let Some(id) = outcome.preempted {
+        let gpu = &mut gpus[id.index()];
+        let under_way = gpu.preemption.filter(|p| p.rang == gpu.rang);
+        if under_way.is_none() {
+            gpu.preemptions += 1;
+            gpu.charges.preempted();
+        }
+        if !outcome.turn_over {
+            let preemption = gpu.preemption.get_or_insert(Preemption {
+                rang: gpu.rang,
+                entered: Instant::default(),
+                returned: Instant::default(),
+                waiting: 0,
+                jobs: 0,
+            });
+            preemption.waiting += 1;
+        }
+    }
+    if let Some((id, entered, returned)) = outcome.stopped {
+        gpus[id.index()].job_stopped(id, Some((entered, returned)), out);
+    }
+    if outcome.woken {
+        for id in job.gpus().iter() {
+            let gpu = &mut gpus[id.index()];
+            if !core::mem::replace(&mut gpu.woken, true) {
+                gpu.wakes += 1;
+            }
+        }
+    }
+}
