@@ -55,7 +55,7 @@ def talk(case: Case, plugin: type[LostBlocks] = LostBlocks) -> tuple[Rig, dict, 
                 over.add(name)
                 rig.scheduler.add_request(turn(case, name, [1], 1, last=True))
         if rng.random() < 3 * case.reclaim:
-            moment()
+            thief()
         for name, tokens in rig.engine.step().items():
             got[name] += tokens
         if rig.gpu.quarantined and rng.random() < case.give_back:
