@@ -202,9 +202,21 @@ fn run_starts_nothing_that_would_be_something_else() {
     command.args(["run", "--library", "/no/such.so", "--offline"]);
     kept_back(
         command.args(program),
-        1,
+        3,
         "the library /no/such.so cannot be read",
     );
+    // A program that is not beside the library, on a machine where the library is not installed.
+    let alone = node.dir().join("tidegate");
+    std::fs::copy(built("tidegate"), &alone).expect("a copy");
+    let installed = ["/usr/local/lib", "/usr/lib/tidegate", "/usr/lib"];
+    if installed.map(|dir| std::path::Path::new(dir).join("libtidegate.so").exists()) == [false; 3]
+    {
+        let mut command = node.plain(&alone);
+        command.args(["run", "--offline"]).args(program);
+        kept_back(&mut command, 3, "the library is not found; --library says");
+    } else {
+        println!("SKIPPED: a library is installed on this machine");
+    }
     // Online waits for nobody, but it is said.
     let (code, _, said) = outcome(&mut with(&["--online"]));
     assert!(

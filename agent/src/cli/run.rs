@@ -59,7 +59,7 @@ pub(super) fn wait(text: &str) -> Result<Duration, String> {
     super::values::ago(text).map(Duration::from_nanos)
 }
 
-/// The agent would not give the role, or is not there to say so.
+/// The agent would not give the role or is not there to say so, or there is no library to start it with.
 #[derive(Debug, thiserror::Error)]
 #[error("not started: {0}")]
 pub struct NotStarted(String);
@@ -97,13 +97,18 @@ impl Args {
         }
     }
 
+    /// The library that is to be preloaded. The loader passes over one that it cannot read, with a line on standard
+    /// error, and the program would run as without it.
     fn library(&self) -> anyhow::Result<PathBuf> {
         let found = self.library.clone().or_else(find_library);
-        let path = found.context("the library is not found; --library says where it is")?;
+        let path = found.ok_or_else(|| {
+            NotStarted("the library is not found; --library says where it is".to_owned())
+        })?;
         let path = std::path::absolute(&path)?;
-        // The loader passes over one that it cannot read, with a line on standard error and no harm done.
-        std::fs::File::open(&path)
-            .with_context(|| format!("the library {} cannot be read", path.display()))?;
+        std::fs::File::open(&path).map_err(|error| {
+            let why = format!("the library {} cannot be read: {error}", path.display());
+            NotStarted(why)
+        })?;
         Ok(path)
     }
 }
