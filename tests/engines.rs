@@ -72,9 +72,57 @@ fn an_unknown_engine_starts_and_its_log_says_what_it_lacks() {
             assert_eq!(end, "vLLM starts\n", "{role} {case}");
         }
     }
-    assert!(of("", "empty").contains("TIDEGATE_ROLE is not set; it takes online or offline"));
-    assert!(of("ofline", "empty").contains("TIDEGATE_ROLE is 'ofline'"));
+    assert!(
+        of("ofline", "empty").contains("TIDEGATE_ROLE is 'ofline'; it takes online or offline")
+    );
     // Without the library it is none of the plugin's business.
     let plain = runs(&mut node.plain("python3"), "engine_unknown.py", "empty");
     assert_eq!(plain, "vLLM starts\n");
+}
+
+/// P-MEMORY-11: without `TIDEGATE_ROLE` a plugin has its role from the agent's rules, and says so where there is none.
+#[test]
+fn a_plugin_has_the_role_that_a_rule_gives() {
+    let ruled = |role: &str| {
+        format!(
+            "[[identity.rules]]\nuid = {}\nrole = \"{role}\"\n",
+            own_uid()
+        )
+    };
+    for role in ["online", "offline"] {
+        let node = Node::new(&[], &ruled(role));
+        let mut engine = node.preloaded("python3", "");
+        assert_eq!(
+            runs(&mut engine, "engine_unknown.py", "ruled"),
+            format!("shares as {role}\nschedules as {role}\nvLLM starts\n")
+        );
+        // What the engine asks for itself is not asked of anybody.
+        let mut engine = node.preloaded("python3", "offline");
+        let said = runs(&mut engine, "engine_unknown.py", "ruled");
+        assert!(said.starts_with("shares as offline\n"), "{said}");
+    }
+    let node = Node::new(&[], "");
+    assert_eq!(
+        says(&mut node.preloaded("python3", ""), "asked"),
+        "neither\n"
+    );
+    let said = runs(
+        &mut node.preloaded("python3", ""),
+        "engine_unknown.py",
+        "ruled",
+    );
+    let lines: Vec<_> = said.lines().collect();
+    assert!(
+        matches!(lines[..], [warning, "allocates", "vLLM starts"]
+            if warning.contains("no agent's rule makes it online or offline")),
+        "{said}"
+    );
+    let alone = Node::device_only(&[]);
+    let mut engine = alone.preloaded("python3", "");
+    assert_eq!(says(&mut engine, "nobody"), "nobody says it\n");
+}
+
+fn own_uid() -> u32 {
+    // SAFETY: it has no arguments and cannot fail.
+    unsafe { libc::getuid() }
 }

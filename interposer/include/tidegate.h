@@ -34,10 +34,16 @@
 extern "C" {
 #endif
 
-#define TG_ABI_VERSION 1
+#define TG_ABI_VERSION 2
 
 /* For tg_kv_scope_begin and tg_kv_register. */
 #define TG_KV_ELASTIC 1u /* online: begins without memory, grows with tg_reserve and shrinks with tg_release */
+
+/* What tg_role answers. */
+#define TG_ROLE_UNKNOWN 0 /* no agent has said it */
+#define TG_ROLE_ONLINE 1
+#define TG_ROLE_OFFLINE 2
+#define TG_ROLE_IGNORE 3 /* neither seen nor gated */
 
 /* One layer's part (or one of K and V) of the blocks [first_block, first_block + blocks): block b has `block_bytes`
  * bytes at base + (b - first_block) * block_stride. All regions of a cache have the same blocks. Where all layers of a
@@ -96,6 +102,10 @@ struct tg_api {
      * last one has ended offline goes on without a cooldown. Requests of which no work reaches the GPU for
      * gate.frozen_after (5 s) no longer count until this process works again. */
     int (*requests_in_flight)(uint32_t count);
+
+    /* Version 2. What the agent takes this process for, by its rules or by TIDEGATE_ROLE; waits up to `wait_ms` for one.
+     * For a process that has a context, or will never make one: it attaches where it has not yet. */
+    int (*role)(uint32_t wait_ms);
 };
 
 static inline uint32_t tg_no_version(void) { return 0; }
@@ -175,6 +185,7 @@ static inline uint32_t tg_open(struct tg_api *tg)
     TG_FIND(release, "tg_release", tg_no_release);
     TG_FIND(usage, "tg_usage", tg_no_usage);
     TG_FIND(requests_in_flight, "tg_requests_in_flight", tg_no_word);
+    TG_FIND(role, "tg_role", tg_no_word);
 #undef TG_FIND
     return tg->abi_version();
 }

@@ -1,4 +1,5 @@
-"""What an engine's plugin says through the library, by the module it uses. argv[1]: the role."""
+"""What an engine's plugin says through the library, by the module it uses. argv[1]: the role; "asked", "nobody": only
+asks the agent for it, in a process that makes no context."""
 
 import ctypes
 import sys
@@ -16,6 +17,12 @@ if role == "none":
     print("no library")
     sys.exit(0)
 assert library is not None
+if role == "asked":
+    print(library.role(20.0) or "neither")
+    sys.exit(0)
+if role == "nobody":
+    print(library.role(0.05) or "nobody says it")
+    sys.exit(0)
 cuda = ctypes.CDLL("libcuda.so.1")
 
 

@@ -15,8 +15,11 @@ from functools import cache
 
 from .job import Cut, Region
 
-#: The version of the header that this module was written to. Later libraries have all of it.
+#: The version of the header that this module needs. Later libraries have all of it.
 VERSION = 1
+
+#: What ``tg_role`` of version 2 answers.
+ROLES = {1: "online", 2: "offline"}
 
 #: ``TG_KV_ELASTIC``: the cache begins without memory and grows with ``tg_reserve``.
 ELASTIC = 1
@@ -69,6 +72,17 @@ class Library:
             call.argtypes = arguments
             call.restype = ctypes.c_int
             self._calls[name] = call
+        self._role = getattr(functions, "tg_role", None)
+
+    def role(self, wait_s: float) -> str:
+        """What the agent takes this process for; "" where it is neither, or no agent says it in time.
+
+        For a process that has a context, or that will never make one.
+        """
+        if self._role is None:
+            return ""
+        self._role.argtypes, self._role.restype = (_U32,), ctypes.c_int
+        return ROLES.get(self._role(int(wait_s * 1000)), "")
 
     def call(self, name: str, *arguments: object, allowed: tuple[int, ...] = ()) -> int:
         """Calls a function; 0, or an errno that the caller allowed for."""

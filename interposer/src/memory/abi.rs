@@ -18,12 +18,15 @@ use crate::{clock, env, log, sys};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::Arc;
+use tidegate_core::gate::Role;
 use tidegate_core::joblog::{Reader, Refused, Shared};
 use tidegate_core::stripes::Region;
 use tidegate_proto::v1::{self, client_event::Event};
 
 /// `TG_ABI_VERSION` of the header.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// How often `tg_role` looks.
+const LOOK: std::time::Duration = std::time::Duration::from_millis(2);
 /// `TG_KV_ELASTIC`.
 const ELASTIC: u32 = 1;
 
@@ -100,6 +103,30 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
         };
         Ok(())
     })
+}
+
+/// `tg_role`: as the header numbers them, which is how the library does.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_role(wait_ms: u32) -> c_int {
+    let asked = |process: &'static Process| {
+        speak(process);
+        let end = clock::now_ns().saturating_add(u64::from(wait_ms) * 1_000_000);
+        while !process.ever_attached.load(Acquire) {
+            if clock::now_ns() >= end {
+                return Role::Unknown;
+            }
+            std::thread::sleep(LOOK);
+        }
+        process.role()
+    };
+    guarded(|| {
+        sys::keeping_errno(|| {
+            process().map_or(-libc::ENOSYS, |process| {
+                asked(process).to_word().cast_signed()
+            })
+        })
+    })
+    .unwrap_or(-libc::EIO)
 }
 
 /// `tg_kv_scope_begin`.

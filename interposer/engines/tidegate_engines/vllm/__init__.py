@@ -12,14 +12,16 @@
 ``hints``     an online scheduler that is refused: whether requests are in flight
 ``withheld``  what offline and online share: blocks that the allocator passes over
 
-An engine's role is ``TIDEGATE_ROLE``. Without the preloaded library nothing happens. Without the variable, and in
-a vLLM that this plugin does not know, the engine is gated as any program is, and its log says that nothing is shared.
+An engine's role is ``TIDEGATE_ROLE``, or else what a rule of the agent's says. Without the preloaded library nothing
+happens. Where neither gives a role, and in a vLLM that this plugin does not know, the engine is gated as any program is,
+and its log says that nothing is shared.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from functools import cache
 from typing import Any
 
 from .. import abi
@@ -28,6 +30,12 @@ from . import shape
 #: vLLM shows what its own loggers say, and of others only warnings.
 log = logging.getLogger("vllm.tidegate")
 
+#: Roles with memory to share.
+SHARING = ("online", "offline")
+
+#: How long an engine without ``TIDEGATE_ROLE`` waits for an agent to say what it is, in seconds.
+PATIENCE_S = 5.0
+
 
 def register() -> None:
     """Called by vLLM in its engine core, its workers and its front end. It never fails: it would take vLLM along."""
@@ -35,17 +43,36 @@ def register() -> None:
         if abi.library() is None:
             return
         role = os.environ.get("TIDEGATE_ROLE", "")
-        if role not in ("online", "offline"):
-            said = f"TIDEGATE_ROLE is {role!r}" if role else "TIDEGATE_ROLE is not set"
-            log.warning("Tidegate shares no KV memory of this engine: %s; it takes online or offline", said)
+        if role and role not in SHARING:
+            log.warning(
+                "Tidegate shares no KV memory of this engine: TIDEGATE_ROLE is %r; it takes online or offline", role
+            )
             return
         install(role)
     except Exception as error:  # noqa: BLE001 # whatever another version does to what is looked for
         log.warning("Tidegate shares no KV memory of this engine: %s: %s", type(error).__name__, error)
 
 
-def install(role: str) -> None:
-    """Puts the hooks in place, in a vLLM that has what they stand around."""
+@cache
+def given() -> str:
+    """The role that the agent's rules give this process, which has its context or makes none."""
+    library = abi.library()
+    role = library.role(PATIENCE_S) if library is not None else ""
+    if role not in SHARING:
+        log.warning(
+            "Tidegate shares no KV memory of this engine: TIDEGATE_ROLE is not set, and no agent's rule makes it online "
+            "or offline (`tidegate explain pid %d`)",
+            os.getpid(),
+        )
+    return role
+
+
+def install(asked: str) -> None:
+    """Puts the hooks in place, in a vLLM that has what they stand around.
+
+    The role is what the environment asks for. Without that it is asked of the agent when memory is about to be
+    allocated: vLLM calls this in its front end too, and before a worker has its context.
+    """
     import vllm
 
     version = getattr(vllm, "__version__", "of an unknown version")
@@ -53,8 +80,8 @@ def install(role: str) -> None:
     why = shape.why_not(version)
     if why is not None:
         log.warning("Tidegate shares no KV memory of this engine: %s", why)
-        if role == "online":
-            listen()
+        if asked != "offline":
+            listen(asked)
         return
 
     from vllm.v1.core.block_pool import BlockPool
@@ -69,18 +96,21 @@ def install(role: str) -> None:
     hooks.install(Scheduler, KVCacheManager, BlockPool)
 
     def initialize(original: Any, self: Any, kv: Any) -> Any:
-        return worker.initialize(original, self, kv, role, version)
+        role = asked or given()
+        return worker.initialize(original, self, kv, role, version) if role in SHARING else original(self, kv)
 
     def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        watch(self, role, version)
+        role = asked or given()
+        if role in SHARING:
+            watch(self, role, version)
 
     hooks.around(Worker, "initialize_from_config", initialize)
     hooks.around(Scheduler, "__init__", made)
 
 
-def listen() -> None:
-    """Has the agent hear whether requests are in flight, in a vLLM that is not known, if it has such a scheduler."""
+def listen(asked: str) -> None:
+    """Where it is online, has the agent hear whether requests are in flight, in a vLLM that is not known, if it has such a scheduler."""
     try:
         from vllm.v1.core.sched.scheduler import Scheduler
     except ImportError:
@@ -90,14 +120,13 @@ def listen() -> None:
 
     from . import hooks
 
+    def hinting(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if (asked or given()) == "online":
+            hint(self)
+
     hooks.listen(Scheduler, hooks.HINTS)
-    hooks.around(Scheduler, "__init__", _hinting)
-
-
-def _hinting(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """Around the ``__init__`` of a scheduler of a vLLM that is not known."""
-    original(self, *args, **kwargs)
-    hint(self)
+    hooks.around(Scheduler, "__init__", hinting)
 
 
 def hint(scheduler: Any) -> None:
