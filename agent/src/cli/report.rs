@@ -74,8 +74,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let file = args.file.display();
         match error.kind() {
             std::io::ErrorKind::NotFound => anyhow::anyhow!(
-                "there is no history at {file}: set `history.file` in the agent's configuration, or \
-                 name the file with --file"
+                "there is no history at {file} yet: the agent writes it once a minute (`history.every`); if \
+                 `history.file` names another, give it with --file"
             ),
             _ => anyhow::anyhow!("cannot read {file}: {error}"),
         }
