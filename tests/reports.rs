@@ -6,8 +6,6 @@ use tidegate_tests::schedules::Rng;
 use tidegate_tests::{Node, Offline, TRUSTING, compile, wait_for};
 use tidegate_vgpu::history::{self, Kind};
 
-/// GPUs, and so jobs at a time.
-const GPUS: usize = 4;
 /// Launches of a job that the device may not have begun when it is killed, and what it launched beside kernels.
 const UNSEEN: u64 = 5;
 /// How much later than the device the agent of a busy machine may hear that a process is gone.
@@ -20,21 +18,21 @@ struct Job {
     attached: u64,
 }
 
-/// What the device saw of a process. It attaches after its first RM client is made, which `cuInit` does, and before its
-/// first kernel begins, which waits for that.
+/// What the device saw of a process. It attaches after its first channel is made and before its first kernel begins,
+/// which waits for that. It ends after its last kernel that is not cut off, and then the device frees its RM client.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     /// Kernels that ended.
     kernels: u64,
     /// From the first kernel's begin to the last one's end.
     least: u64,
-    /// From the first RM client to the end of the last.
+    /// From the first channel to the end of the last RM client.
     most: u64,
 }
 
 fn seen(node: &Node) -> BTreeMap<u32, Seen> {
     let mut begun = BTreeMap::<u32, u64>::new();
-    let mut clients = BTreeMap::<u32, u64>::new();
+    let mut channels = BTreeMap::<u32, u64>::new();
     let mut jobs = BTreeMap::<u32, Seen>::new();
     for record in history::read(&node.vgpu_dir()).expect("the device writes its history") {
         let job = jobs.entry(record.pid).or_default();
@@ -46,10 +44,13 @@ fn seen(node: &Node) -> BTreeMap<u32, Seen> {
                 job.kernels += 1;
                 job.least = record.at_ns - begun[&record.pid];
             }
-            Kind::ClientUp => {
-                clients.entry(record.pid).or_insert(record.at_ns);
+            Kind::ChannelUp => {
+                channels.entry(record.pid).or_insert(record.at_ns);
             }
-            Kind::ClientDown => job.most = record.at_ns - clients[&record.pid],
+            Kind::ClientDown => {
+                let from = channels.get(&record.pid);
+                job.most = from.map_or(0, |from| record.at_ns - from);
+            }
             _ => {}
         }
     }
@@ -88,13 +89,14 @@ fn reported(node: &Node, file: &str) -> BTreeMap<String, Job> {
 fn a_report_of_random_jobs_is_the_devices_history_to_a_hundredth() {
     let asked = std::env::var("TIDEGATE_REPORT_JOBS").ok();
     let count: usize = asked.map_or(24, |text| text.parse().expect("a number of jobs"));
-    // Kernels long enough for the device to keep up with all GPUs, and for a history that fits.
-    let (longest_s, kernel_ns) = if count > 100 {
-        (180.0, "5000000")
+    // Kernels long enough for the device to keep up with all GPUs, and for a history that fits. As many jobs at a time
+    // as GPUs.
+    let (longest_s, kernel_ns, gpus) = if count > 100 {
+        (180.0, "5000000", 8)
     } else {
-        (2.5, "1000000")
+        (2.5, "1000000", 4)
     };
-    let mut node = Node::device_only(&["--gpus", &GPUS.to_string()]);
+    let mut node = Node::device_only(&["--gpus", &gpus.to_string()]);
     let file = node.dir().join("history.ring");
     let file = file.to_str().expect("a path").to_owned();
     node.start_agent(&format!(
@@ -123,12 +125,12 @@ fn a_report_of_random_jobs_is_the_devices_history_to_a_hundredth() {
         (name, pid)
     };
     let jobs: Vec<(String, u32)> = std::thread::scope(|scope| {
-        let lines: Vec<_> = (0..GPUS)
+        let lines: Vec<_> = (0..gpus)
             .map(|gpu| {
                 let run = &run;
                 scope.spawn(move || {
                     let mut rng = Rng(gpu as u64);
-                    let own = (gpu..count).step_by(GPUS);
+                    let own = (gpu..count).step_by(gpus);
                     own.map(|nth| run(gpu, nth, &mut rng)).collect::<Vec<_>>()
                 })
             })
@@ -148,7 +150,7 @@ fn a_report_of_random_jobs_is_the_devices_history_to_a_hundredth() {
         jobs.iter().all(over).then_some(seen)
     });
     let reported = reported(&node, &file);
-    let mut worst = 0.0_f64;
+    let (mut worst, mut kernels, mut attached) = (0.0_f64, 0, 0);
     for (name, pid) in &jobs {
         let saw = seen[pid];
         let said = reported.get(name);
@@ -164,9 +166,20 @@ fn a_report_of_random_jobs_is_the_devices_history_to_a_hundredth() {
             "{name}: {said:?} in the report, {saw:?} by the device"
         );
         worst = worst.max(said.launches.abs_diff(saw.kernels) as f64 / saw.kernels.max(1) as f64);
+        kernels += saw.least;
+        attached += said.attached;
+        println!(
+            "{name}: {} kernels in {:.3} s by the device, {} launches in {:.3} s in the report",
+            saw.kernels,
+            saw.least as f64 / 1e9,
+            said.launches,
+            said.attached as f64 / 1e9
+        );
     }
     println!(
-        "{count} jobs: at most {:.2} % of the launches apart",
-        100.0 * worst
+        "{count} jobs: at most {:.2} % of the launches apart; {:.1} s attached, {:.1} s from first kernel to last",
+        100.0 * worst,
+        attached as f64 / 1e9,
+        kernels as f64 / 1e9
     );
 }
