@@ -11,8 +11,13 @@ const WATCHED_NS: u64 = 3_000_000_000;
 
 /// `apps/offline.c` of the job `job` with kernels of 1 ms.
 fn offline(node: &Node, job: &str) -> Offline {
+    offline_with(node, job, &[])
+}
+
+fn offline_with(node: &Node, job: &str, environment: &[(&str, &str)]) -> Offline {
     let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
     command.args(["1000000", "0"]).env("TIDEGATE_JOB", job);
+    command.envs(environment.iter().copied());
     let mut offline = Offline::from_command(&mut command);
     offline.running();
     offline
@@ -43,6 +48,15 @@ fn enabled(testimony: &Testimony, jobs: [&[u32]; 2], from: u64, to: u64) -> ([u6
     (each, both)
 }
 
+/// So much of the history as two jobs leave in three seconds from `from` on.
+fn three_seconds(node: &Node, from: u64) -> Testimony {
+    wait_for("three seconds", || {
+        let testimony = Testimony::of(node);
+        let last = testimony.0.last()?.at_ns;
+        (last > from + WATCHED_NS).then_some(testimony)
+    })
+}
+
 /// P-FAIR-5: a job of one process and one of four get equal times, never both at once; people see whose turn it is.
 #[test]
 fn a_job_of_one_process_and_one_of_four_have_the_gpu_in_turns_for_equal_times() {
@@ -68,11 +82,7 @@ fn a_job_of_one_process_and_one_of_four_have_the_gpu_in_turns_for_equal_times() 
             (text.contains(&reason) && text.contains(" ms left")).then_some(())
         });
     }
-    let testimony = wait_for("three seconds", || {
-        let testimony = Testimony::of(&node);
-        let last = testimony.0.last()?.at_ns;
-        (last > from + WATCHED_NS).then_some(testimony)
-    });
+    let testimony = three_seconds(&node, from);
     let (each, both) = enabled(&testimony, [&one, &many], from, from + WATCHED_NS);
     assert_eq!(both, 0, "both enabled, of {each:?} ns");
     let share = each[0] as f64 / (each[0] + each[1]) as f64;
@@ -80,4 +90,33 @@ fn a_job_of_one_process_and_one_of_four_have_the_gpu_in_turns_for_equal_times() 
     let kernels = |pids: &[u32]| testimony.finished_after(pids, from);
     assert!(kernels(&one) > 0 && kernels(&many) > 0);
     drop((single, others));
+}
+
+/// P-FAIR-6: a rule's weight holds; a process that wants more gets no more, and one that wants less gets less.
+#[test]
+fn a_job_can_lower_its_weight_and_no_job_can_raise_it() {
+    // SAFETY: it has no preconditions.
+    let uid = unsafe { libc::geteuid() };
+    let rule = |rest: &str| {
+        format!("{TURNS}[[identity.rules]]\nuid = {uid}\nrole = \"offline\"\nweight = 4\n{rest}")
+    };
+    let node = Node::new(&[], &rule(""));
+    let less = offline_with(&node, "less", &[("TIDEGATE_WEIGHT", "1")]);
+    let more = offline_with(&node, "more", &[("TIDEGATE_WEIGHT", "1000")]);
+    let pids = [[less.process.pid()], [more.process.pid()]];
+    let share = |from: u64| {
+        let testimony = three_seconds(&node, from);
+        let (each, both) = enabled(&testimony, [&pids[0], &pids[1]], from, from + WATCHED_NS);
+        assert_eq!(both, 0, "both enabled, of {each:?} ns");
+        each[0] as f64 / (each[0] + each[1]) as f64
+    };
+    wait_for("a turn of the second job", || {
+        channels(&node, &pids[0])
+            .iter()
+            .all(|own| own.disabled)
+            .then_some(())
+    });
+    let part = share(monotonic_ns());
+    assert!((0.12..0.28).contains(&part), "{part}, not a fifth");
+    drop((less, more));
 }

@@ -16,6 +16,7 @@ mod sections;
 mod settings;
 mod tunables;
 mod tuning;
+mod users;
 mod value;
 mod watching;
 

@@ -24,6 +24,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use tidegate_node::kinds::{Process, Tenant};
+use tidegate_node::message::Gives;
 use tidegate_node::text::Text;
 
 /// What the kernel says of a process.
@@ -96,6 +97,8 @@ pub struct Decision {
     pub role: Role,
     /// For people: "rule 2: cgroup /online.slice".
     pub rule: String,
+    /// What an offline one gives its job among others.
+    pub gives: Gives,
 }
 
 /// Reads what /proc says of the peer of a socket, and whether it still is the same process afterwards.

@@ -123,6 +123,8 @@ fn the_page_has_every_key_of_a_rule_and_no_other() {
         slurm_partition: text("a"),
         labels: BTreeMap::from([("a".to_owned(), "b".to_owned())]),
         role: Role::Offline,
+        weight: Some(2),
+        class: Some(tidegate_policy::fair::Class::Idle),
         origin: Origin::Default,
     };
     let table: toml::Table = format!("rule = {}", show_rule(&full))

@@ -69,6 +69,22 @@ pub fn job() -> String {
     String::from_utf8_lossy(get(c"TIDEGATE_JOB").unwrap_or_default()).into_owned()
 }
 
+/// `TIDEGATE_WEIGHT`: the most that the job is to weigh among those of its user; 0: whatever the agent's rules say. What
+/// is no number above 0 is the least.
+pub fn weight() -> u32 {
+    get(c"TIDEGATE_WEIGHT").map_or(0, least_of)
+}
+
+fn least_of(text: &[u8]) -> u32 {
+    if text.is_empty() {
+        return 0;
+    }
+    let number = std::str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    number.filter(|&weight| weight > 0).unwrap_or(1)
+}
+
 /// `TIDEGATE_RUN_DIR`: where the agent's sockets are.
 pub fn run_dir() -> String {
     match get(c"TIDEGATE_RUN_DIR") {
@@ -133,7 +149,22 @@ pub fn kv_guess() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::nanoseconds;
+    use super::{least_of, nanoseconds};
+
+    #[test]
+    fn a_weight_that_cannot_be_read_is_the_least() {
+        let read = [
+            &b""[..],
+            b"3",
+            b" 12 ",
+            b"0",
+            b"-4",
+            b"99999999999",
+            b"much",
+            b"\xff",
+        ];
+        assert_eq!(read.map(least_of), [0, 3, 12, 1, 1, 1, 1, 1]);
+    }
 
     #[test]
     fn a_time_is_a_number_and_a_unit_and_nothing_else_is() {

@@ -3,6 +3,7 @@
 mod claims;
 mod objects;
 mod pages;
+mod terms;
 
 use crate::bells::Bells;
 use crate::kinds::{Process, Role};
@@ -16,8 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::GATE_OPEN;
 use tidegate_policy::event::{Event, Standing};
-use tidegate_policy::fair::Terms;
-use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId, UserId};
+use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
 
 /// All attached processes, by session.
 #[derive(Debug, Default)]
@@ -25,6 +25,7 @@ pub struct Members {
     sessions: BTreeMap<u64, Session>,
     claims: Claims,
     bells: Bells,
+    terms: terms::Told,
 }
 
 impl Members {
@@ -167,19 +168,6 @@ impl Members {
             } else {
                 Standing::Enabled
             },
-        })
-    }
-
-    /// Whose the job of an offline process is. Nothing is said of the user that policy takes it for anyway.
-    pub(crate) fn terms(&self, id: u64) -> Option<Event<'static>> {
-        let session = self.get(id)?;
-        let terms = Terms {
-            user: UserId(session.peer.uid),
-            ..Terms::default()
-        };
-        (terms != Terms::default()).then_some(Event::Terms {
-            job: session.job?,
-            terms,
         })
     }
 

@@ -7,8 +7,10 @@ use crate::memory::{MemoryOrder, MemorySaid};
 use crate::page::{Activity, PageRef};
 use crate::task::{Issued, Released};
 use crate::text::Text;
+use std::collections::BTreeMap;
 use std::fmt;
 use tidegate_abi::class::Engine;
+use tidegate_policy::fair::Class;
 
 /// A message for the shell.
 #[derive(Debug)]
@@ -115,6 +117,42 @@ pub struct Asked {
     pub refused: String,
 }
 
+/// What a process gives its job among others, by the rule that gave it its role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gives {
+    /// Among the jobs of the user; at least 1.
+    pub weight: u32,
+    /// When it runs.
+    pub class: Class,
+}
+
+impl Default for Gives {
+    fn default() -> Self {
+        Self {
+            weight: 1,
+            class: Class::Normal,
+        }
+    }
+}
+
+/// What a user has among others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserShare {
+    /// At least 1.
+    pub weight: u32,
+    /// Most of the time for which others wanted the GPUs too, in thousandths over an hour.
+    pub most: u32,
+}
+
+impl Default for UserShare {
+    fn default() -> Self {
+        Self {
+            weight: 1,
+            most: 1000,
+        }
+    }
+}
+
 /// A process that attached.
 #[derive(Debug)]
 pub struct Newcomer {
@@ -128,6 +166,8 @@ pub struct Newcomer {
     pub rule: String,
     /// What it asked to be.
     pub asked: Asked,
+    /// What it gives its job among others.
+    pub gives: Gives,
     /// The job it belongs to if it is offline. Jobs of different users never mix.
     pub job: Text,
     /// What is in it.
@@ -443,4 +483,6 @@ pub struct Tunables {
     pub stall_ns: u64,
     /// How long a process may take to disable its own channels.
     pub answer_ns: u64,
+    /// What users have among others, by number; whoever is not here has the default.
+    pub users: BTreeMap<u32, UserShare>,
 }

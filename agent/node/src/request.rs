@@ -8,7 +8,8 @@ use crate::counters::Counters;
 use crate::file::Files;
 use crate::journal::Place;
 use crate::kinds::{Level, Method};
-use crate::message::{Claim, Tunables};
+use crate::message::{Claim, Tunables, UserShare};
+use std::collections::BTreeMap;
 use tidegate_policy::config::Suspects;
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
@@ -37,6 +38,8 @@ pub(crate) enum Request {
     Unasked(u64, u32),
     /// Tell policy of an offline process and all GPUs it is known to use.
     Announce(u64),
+    /// A process of the job left: say anew what the job has among others.
+    Terms(JobId),
     /// Write the gate words of a job's processes as they should stand.
     Gates(JobId),
     /// Let scheduling calls of a session pass that may.
@@ -99,6 +102,7 @@ pub(crate) struct Settings {
     pub prove_every_ns: u64,
     pub stall_ns: u64,
     pub answer_ns: u64,
+    pub users: BTreeMap<u32, UserShare>,
     /// MPS runs.
     pub mps: bool,
 }
@@ -110,6 +114,7 @@ impl Settings {
         self.prove_every_ns = tunables.prove_every_ns;
         self.stall_ns = tunables.stall_ns;
         self.answer_ns = tunables.answer_ns;
+        self.users.clone_from(&tunables.users);
         self.ignore_suspects = tunables.policy.suspects == Suspects::Ignore;
     }
 }

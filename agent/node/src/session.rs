@@ -4,7 +4,7 @@ use crate::file::{File, Files};
 use crate::journal::Place;
 use crate::kinds::{Process, Role};
 use crate::memory::Blocker;
-use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
+use crate::message::{Asked, Channel, Gives, Library, Newcomer, Peer, Tell, Ticket};
 use crate::page::{Activity, PageRef};
 use crate::ports::Outbox;
 use std::collections::HashMap;
@@ -29,6 +29,8 @@ pub struct Session {
     pub rule: String,
     /// What it asked to be.
     pub asked: Asked,
+    /// What it gives its job among others.
+    pub gives: Gives,
     /// Offline only.
     pub job: Option<JobId>,
     /// The library in it.
@@ -188,6 +190,7 @@ impl Session {
             role: newcomer.role,
             rule: newcomer.rule,
             asked: newcomer.asked,
+            gives: newcomer.gives,
             job: None,
             library: newcomer.library,
             link: Link {

@@ -168,6 +168,7 @@ impl Shell {
                 prove_every_ns: parts.tunables.prove_every_ns,
                 stall_ns: parts.tunables.stall_ns,
                 answer_ns: parts.tunables.answer_ns,
+                users: parts.tunables.users,
                 mps: parts.mps,
             },
             counters: Counters::default(),
@@ -241,6 +242,17 @@ impl Shell {
         }
         self.carry_out_all(effects);
         self.drain();
+        for job in self.members.live_jobs() {
+            self.say_terms(job);
+        }
+        self.settle();
+    }
+
+    /// Tells policy what a job has among others, where that has changed.
+    fn say_terms(&mut self, job: JobId) {
+        if let Some(event) = self.members.terms(job, &self.settings.users) {
+            context!(self).step(event);
+        }
     }
 
     // ------------------------------------------------------------ requests
@@ -292,14 +304,13 @@ impl Shell {
             }
             Request::Unasked(session, client) => self.proofs.drop((session, client)),
             Request::Announce(session) => {
-                let told = [
-                    self.members.announcement(session),
-                    self.members.terms(session),
-                ];
-                for event in told.into_iter().flatten() {
+                if let Some(event) = self.members.announcement(session) {
                     context!(self).step(event);
                 }
+                let job = self.members.get(session).and_then(|own| own.job);
+                job.into_iter().for_each(|job| self.say_terms(job));
             }
+            Request::Terms(job) => self.say_terms(job),
             Request::Gates(job) => {
                 let level = self.settings.level;
                 self.lanes.refresh_gates(job, &mut self.members, level);

@@ -308,22 +308,30 @@ fn rows_of_file(path: &Path, text: &str) -> Result<Vec<Row>, ConfigError> {
     Ok(rows)
 }
 
-/// Where the tables of an array stand.
+/// Where the tables of an array, or of a table, stand.
 fn items(value: &toml::de::DeValue<'_>, origin: &impl Fn(usize) -> Origin) -> Vec<Item> {
-    let toml::de::DeValue::Array(list) = value else {
-        return Vec::new();
-    };
-    let tables = list.iter().map(|item| Item {
-        origin: origin(item.span().start),
-        keys: match item.get_ref() {
+    let item = |name: &str, at: usize, value: &toml::de::DeValue<'_>| Item {
+        name: name.to_owned(),
+        origin: origin(at),
+        keys: match value {
             toml::de::DeValue::Table(table) => table
                 .iter()
                 .map(|(key, _)| (key.get_ref().to_string(), origin(key.span().start)))
                 .collect(),
             _ => BTreeMap::new(),
         },
-    });
-    tables.collect()
+    };
+    match value {
+        toml::de::DeValue::Array(list) => list
+            .iter()
+            .map(|value| item("", value.span().start, value.get_ref()))
+            .collect(),
+        toml::de::DeValue::Table(table) => table
+            .iter()
+            .map(|(key, value)| item(key.get_ref(), key.span().start, value.get_ref()))
+            .collect(),
+        _ => Vec::new(),
+    }
 }
 
 fn row_of_variable((name, text): &(String, String)) -> Option<Row> {

@@ -4,6 +4,15 @@ use super::origin::ConfigError;
 use super::sections::{Qos, Rule};
 use super::value::{Named, Row, quoted, quoted_name};
 use tidegate_node::kinds::Role;
+use tidegate_policy::fair::Class;
+
+/// Most that a job or a user weighs: a thousandth of the time is two turns in three minutes.
+pub const MOST_WEIGHT: u32 = 1_000;
+
+impl Named for Class {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("normal", Self::Normal), ("idle", Self::Idle)];
+}
 
 impl Named for Role {
     const NAMES: &'static [(&'static str, Self)] = &[
@@ -37,6 +46,19 @@ impl Row {
             .collect()
     }
 
+    /// A weight from 1 to [`MOST_WEIGHT`].
+    pub fn weight(&self) -> Result<u32, ConfigError> {
+        let expected = format!("expected a whole number from 1 to {MOST_WEIGHT}");
+        let number = self
+            .value
+            .as_integer()
+            .ok_or_else(|| self.wrong(expected))?;
+        u32::try_from(number)
+            .ok()
+            .filter(|weight| (1..=MOST_WEIGHT).contains(weight))
+            .ok_or_else(|| self.wrong(format!("{number} is out of range: 1 to {MOST_WEIGHT}")))
+    }
+
     pub fn rules(&self) -> Result<Vec<Rule>, ConfigError> {
         let expected = "expected [[identity.rules]] tables";
         let list = self.value.as_array().ok_or_else(|| self.wrong(expected))?;
@@ -68,8 +90,20 @@ impl Row {
             inner.condition(name, &mut rule, &mut role)?;
         }
         rule.role = role.ok_or_else(|| whole.wrong("a rule needs a role"))?;
+        for (name, given) in [
+            ("weight", rule.weight.is_some()),
+            ("class", rule.class.is_some()),
+        ] {
+            if given && rule.role != Role::Offline {
+                return Err(
+                    whole.wrong(format!("only a rule with role = \"offline\" has a {name}"))
+                );
+            }
+        }
         let bare = Rule {
             origin: rule.origin.clone(),
+            weight: rule.weight,
+            class: rule.class,
             ..Rule::giving(rule.role)
         };
         if rule == bare {
@@ -117,6 +151,8 @@ impl Row {
                 }
             }
             "role" => *role = Some(self.named()?),
+            "weight" => rule.weight = Some(self.weight()?),
+            "class" => rule.class = Some(self.named()?),
             _ => return Err(self.unknown()),
         }
         Ok(())
@@ -144,5 +180,10 @@ pub fn show_rule(rule: &Rule) -> String {
         fields.push(format!("labels = {{ {} }}", labels.join(", ")));
     }
     fields.push(format!("role = {}", quoted_name(rule.role)));
+    fields.extend(rule.weight.map(|weight| format!("weight = {weight}")));
+    fields.extend(
+        rule.class
+            .map(|class| format!("class = {}", quoted_name(class))),
+    );
     format!("{{ {} }}", fields.join(", "))
 }

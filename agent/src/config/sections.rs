@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_node::kinds::{Level, Method, Role};
+use tidegate_node::message::UserShare;
+use tidegate_policy::fair::Class;
 
 /// Everything the agent can be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,6 +123,10 @@ pub struct Rule {
     pub labels: BTreeMap<String, String>,
     /// What such a process is.
     pub role: Role,
+    /// `weight`: of its job among the jobs of its user.
+    pub weight: Option<u32>,
+    /// `class`: when its job runs beside others.
+    pub class: Option<Class>,
     /// Where it stands.
     pub origin: Origin,
 }
@@ -139,6 +145,8 @@ impl Rule {
             slurm_partition: None,
             labels: BTreeMap::new(),
             role,
+            weight: None,
+            class: None,
             origin: Origin::Default,
         }
     }
@@ -162,12 +170,14 @@ pub struct Gate {
 }
 
 /// `[fair]`: several offline jobs on one GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fair {
     /// `mode`: whether they take turns.
     pub mode: FairMode,
     /// `turn`: how long one runs before another has its turn.
     pub turn: Duration,
+    /// `users`: what users have among each other, by number; the others weigh 1 and may have all.
+    pub users: BTreeMap<u32, UserShare>,
 }
 
 /// `fair.mode`
@@ -386,6 +396,7 @@ impl Default for Config {
             fair: Fair {
                 mode: FairMode::Together,
                 turn: Duration::from_millis(100),
+                users: BTreeMap::new(),
             },
             memory: Memory {
                 pool: 0,

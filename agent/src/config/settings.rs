@@ -8,6 +8,7 @@ use super::sections::{
     SelfTestKind, Suspects, Unproven,
 };
 use super::tuning::ms;
+use super::users::show_users;
 use super::value::{Named, Row, quoted, quoted_name, show_bytes, show_duration, show_rise};
 use super::watching;
 use std::path::PathBuf;
@@ -69,6 +70,8 @@ pub(super) fn paths() -> impl Iterator<Item = &'static str> {
         "identity.rules.slurm_partition",
         "identity.rules.labels",
         "identity.rules.role",
+        "identity.rules.weight",
+        "identity.rules.class",
     ];
     SETTINGS.iter().map(|setting| setting.path).chain(rules)
 }
@@ -144,7 +147,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 50] = [
+pub static SETTINGS: [Setting; 51] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -306,6 +309,20 @@ pub static SETTINGS: [Setting; 50] = [
     setting!("fair.mode", Now, named(fair.mode)),
     // A swap takes about 0.6 ms of it on the virtual GPU.
     setting!("fair.turn", Now, time(fair.turn, ms(10), ms(10_000))),
+    setting!(
+        "fair.users",
+        Now,
+        |config, row| {
+            let users = row.users()?;
+            // Those of the files lie one over the other; any other layer replaces them all.
+            if !matches!(row.origin, Origin::File { .. }) {
+                config.fair.users.clear();
+            }
+            config.fair.users.extend(users);
+            Ok(())
+        },
+        |config| show_users(&config.fair.users)
+    ),
     setting!("slo.ttft", Now, rise(slo.ttft)),
     setting!("slo.tpot", Now, rise(slo.tpot)),
     setting!("memory.pool", Restart, size(memory.pool)),

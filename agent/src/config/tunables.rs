@@ -16,6 +16,7 @@ pub fn tunables(config: &Config, level: Level) -> Tunables {
         prove_every_ns: clock::nanos(config.prove_every),
         stall_ns: clock::nanos(config.tuning.stall_after),
         answer_ns: clock::nanos(config.tuning.answer_within),
+        users: config.fair.users.clone(),
     }
 }
 

@@ -10,13 +10,15 @@ pub(super) struct Row {
     pub key: String,
     pub origin: Origin,
     pub value: toml::Value,
-    /// Of an array of tables in a file: where each table stands, and each of its keys.
+    /// Of an array of tables, or a table of tables, in a file: where each table stands, and each of its keys.
     pub items: Vec<Item>,
 }
 
-/// Where one table of an array stands.
+/// Where one table of several stands.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
+    /// Of a table of tables.
+    pub name: String,
     pub origin: Origin,
     pub keys: BTreeMap<String, Origin>,
 }

@@ -46,6 +46,8 @@ pub struct Hello {
     pub wishes: Option<Role>,
     /// What it asks for instead of a role; empty: nothing.
     pub unknown_role: Text,
+    /// The most that it wants its job to weigh; none: whatever the rules say.
+    pub weight: Option<u32>,
     /// The job that it names; empty: none.
     pub job: Text,
     /// What is in it.
@@ -153,6 +155,7 @@ impl From<&v1::Hello> for Hello {
         Self {
             wishes: role_said(hello.wished_role()),
             unknown_role: Text::name(&hello.unknown_role),
+            weight: Some(hello.weight).filter(|&weight| weight > 0),
             job: Text::name(&hello.job),
             library: Library {
                 version: Text::name(&hello.version),

@@ -14,7 +14,7 @@ use crate::identity::names;
 use crate::identity::rules::{decide, refused};
 use crate::identity::{Credentials, Subject};
 use crate::inbox::{
-    Asked, Input, Mailbox, Newcomer, NodeInput, Peer as NodePeer, SetChannels, Stream, Tell,
+    Asked, Gives, Input, Mailbox, Newcomer, NodeInput, Peer as NodePeer, SetChannels, Stream, Tell,
 };
 
 use crate::wire::{level, method, role};
@@ -126,6 +126,10 @@ impl Sessions {
             role: decision.role,
             rule: decision.rule,
             asked,
+            gives: Gives {
+                weight: decision.gives.weight.min(hello.weight.unwrap_or(u32::MAX)),
+                ..decision.gives
+            },
             job: job_name(&peer.credentials, hello.job),
             library: hello.library,
             last_agent_generation: hello.last_agent_generation,

@@ -2,6 +2,7 @@
 
 use super::{Decision, Subject};
 use crate::config::{Identity, Role, Rule};
+use tidegate_node::message::Gives;
 
 /// Says in the log that nobody can be online, if nobody can.
 pub fn warn_of_none(identity: &Identity, file: &std::path::Path) {
@@ -48,15 +49,20 @@ pub fn trials<'a>(identity: &'a Identity, subject: &Subject<'_>) -> Vec<Trial<'a
 #[must_use]
 pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) -> Decision {
     let uid = subject.peer.uid;
+    let matched = trials(identity, subject)
+        .pop()
+        .filter(|trial| trial.mismatch.is_none());
+    let gives = matched.as_ref().map_or_else(Gives::default, |trial| Gives {
+        weight: trial.rule.weight.unwrap_or(1),
+        class: trial.rule.class.unwrap_or_default(),
+    });
     if let Some(role) = wishes.filter(|_| identity.trust_env_uids.contains(&uid)) {
         return Decision {
             role,
             rule: format!("trusted user {uid}: its own word"),
+            gives,
         };
     }
-    let matched = trials(identity, subject)
-        .pop()
-        .filter(|trial| trial.mismatch.is_none());
     let Some(Trial { number, rule, .. }) = matched else {
         let (role, rule) = if wishes == Some(Role::Offline) {
             (Role::Offline, "no rule matched: its own word")
@@ -66,6 +72,7 @@ pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) 
         return Decision {
             role,
             rule: rule.to_owned(),
+            gives,
         };
     };
     let text = format!("rule {number}:{}", conditions(rule));
@@ -73,11 +80,13 @@ pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) 
         return Decision {
             role: Role::Offline,
             rule: format!("{text}, lowered at its own wish"),
+            gives,
         };
     }
     Decision {
         role: rule.role,
         rule: text,
+        gives,
     }
 }
 
@@ -85,7 +94,7 @@ pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) 
 /// asked for by a word that names no role.
 #[must_use]
 pub fn refused(wishes: Option<Role>, unknown: &str, uid: u32, decision: &Decision) -> String {
-    let Decision { role, rule } = decision;
+    let Decision { role, rule, .. } = decision;
     let is = match role {
         Role::Online => "is online",
         Role::Offline => "is offline",

@@ -330,6 +330,7 @@ impl Reporter {
             last_agent_generation: self.generation,
             memory: talk::VERSION,
             unknown_role: env::unknown_role(),
+            weight: env::weight(),
         }
     }
 

@@ -110,6 +110,10 @@ pub struct Hello {
     /// TIDEGATE_ROLE where it names no role, for people; cut to 64 bytes. Empty: it names one, or is not set.
     #[prost(string, tag = "11")]
     pub unknown_role: ::prost::alloc::string::String,
+    /// TIDEGATE_WEIGHT: the most that the process wants its job to weigh; 0: whatever the agent's rules say. It only
+    /// ever lowers what they say.
+    #[prost(uint32, tag = "12")]
+    pub weight: u32,
 }
 /// A place of the page's device arrays is in use.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -82,6 +82,7 @@ impl<P: Play> World<P> {
                 prove_every_ns: 5_000 * MS,
                 stall_ns: 50 * MS,
                 answer_ns: 100 * MS,
+                users: std::collections::BTreeMap::new(),
             },
             level,
             method: self.rules.method,

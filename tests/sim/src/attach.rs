@@ -11,7 +11,9 @@ use tidegate_device::{ChannelId, TsgId};
 use tidegate_node::Input;
 use tidegate_node::file::SentFile;
 use tidegate_node::kinds::{Level, Role};
-use tidegate_node::message::{Asked, Channel, Library, Newcomer, Peer, RmChange, Said, Ticket};
+use tidegate_node::message::{
+    Asked, Channel, Gives, Library, Newcomer, Peer, RmChange, Said, Ticket,
+};
 use tidegate_node::page::PageRef;
 use tidegate_node::text::Text;
 
@@ -51,6 +53,7 @@ impl<P: Play> World<P> {
             },
             rule: String::new(),
             asked: Asked::default(),
+            gives: Gives::default(),
             job: process
                 .job
                 .map_or_else(Text::default, |job| Text::name(&job.to_string())),

@@ -107,6 +107,10 @@ impl Shell {
                 self.ask(Request::Step(Event::OfflineGone {
                     session: SessionId(id),
                 }));
+                session
+                    .job
+                    .into_iter()
+                    .for_each(|job| self.ask(Request::Terms(job)));
             }
             Role::Ignore => {}
         }

@@ -13,10 +13,10 @@ use tidegate_abi::page::{ACTIVITY_BUSY, Page};
 use tidegate_node::batch::Batch;
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::journal::{Journal, Marked};
-use tidegate_node::kinds::{Gpu, Level, Method, Process, Role, Switch};
+use tidegate_node::kinds::{Gpu, Level, Method, Process, Role, Switch, Tenant};
 use tidegate_node::message::{
-    Again, Aged, Channel, Claim, Library, Newcomer, Owner, Peer, Proof, RmChange, Said, Tell,
-    Tunables,
+    Again, Aged, Channel, Claim, Gives, Library, Newcomer, Owner, Peer, Proof, RmChange, Said,
+    Tell, Tunables,
 };
 use tidegate_node::page::{PageMemory, PageRef};
 use tidegate_node::ports::{self, NodeEvent, Ports};
@@ -183,7 +183,7 @@ const fn uuid(gpu: usize) -> [u8; 16] {
     [gpu as u8 + 1; 16]
 }
 
-const fn client(session: u64) -> u32 {
+pub const fn client(session: u64) -> u32 {
     0xc1d0_0000 | session as u32
 }
 
@@ -223,6 +223,7 @@ impl Rig {
                 prove_every_ns: 5_000_000_000,
                 stall_ns: 50_000_000,
                 answer_ns: 100_000_000,
+                users: std::collections::BTreeMap::new(),
             },
             level: Level::L1,
             method: Method::default(),
@@ -274,6 +275,11 @@ impl Rig {
 
     /// A process that uses every GPU; an offline one has a channel on each. Sessions are numbered from 1.
     pub fn attach(&mut self, role: Role, job: &str) -> u64 {
+        self.attach_of(1_000, role, job, Gives::default())
+    }
+
+    /// The same of a user, with what the rules give it.
+    pub fn attach_of(&mut self, uid: u32, role: Role, job: &str, gives: Gives) -> u64 {
         let page = Arc::new(Page::default());
         self.pages.push(Arc::clone(&page));
         let session = self.pages.len() as u64;
@@ -284,13 +290,15 @@ impl Rig {
                     pid: 100 + session as i32,
                     started: session,
                 },
-                uid: 1_000,
+                uid,
                 name: Text::name("test"),
+                tenant: Tenant::User(uid),
                 ..Peer::default()
             },
             role,
             rule: "rule 1".to_owned(),
             asked: tidegate_node::message::Asked::default(),
+            gives,
             job: Text::name(job),
             library: Library::default(),
             last_agent_generation: 0,

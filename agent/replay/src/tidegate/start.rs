@@ -156,6 +156,7 @@ impl Tidegate {
             role,
             rule: String::new(),
             asked: Asked::default(),
+            gives: tidegate_node::message::Gives::default(),
             job: Text::name("offline"),
             library: Library {
                 takes_memory,
@@ -222,5 +223,6 @@ const fn tunables(policy: Config) -> Tunables {
         prove_every_ns: 1_000_000_000,
         stall_ns: 50_000_000,
         answer_ns: 100_000_000,
+        users: std::collections::BTreeMap::new(),
     }
 }

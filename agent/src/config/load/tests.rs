@@ -263,7 +263,8 @@ fn every_setting_refuses_a_boolean_and_reads_what_it_shows() {
     let text = "[identity]\ntrust_env_uids = [3, 4]\n[[identity.rules]]\nuid = 1\ngid = 2\ncgroup = \"/a\\\"b\"\n\
                 unit = \"*.service\"\nqos = \"besteffort\"\npod = \"x\"\nslurm_partition = \"p\"\n\
                 labels = { \"k/q\" = \"BE\" }\n\
-                role = \"online\"\n[gate]\ncooldown = \"1500us\"\nlong_gate = \"breathe\"\n[channel]\n\
+                role = \"offline\"\nweight = 4\nclass = \"idle\"\n\
+                [fair.users]\n7 = { weight = 3, most = 0.125 }\nroot = { most = 0.5 }\n[gate]\ncooldown = \"1500us\"\nlong_gate = \"breathe\"\n[channel]\n\
                 level = \"L2\"\nlibrary = \"/x y\"\n[memory]\npool = \"3GiB\"\nstep = \"6MiB\"\n\
                 [log]\nlevel = \"info,tonic=warn\"\n";
     for config in [Config::default(), load(text, &[]).expect("valid")] {
@@ -310,6 +311,111 @@ fn a_rise_is_a_percentage_above_chance_and_nothing_else() {
     }
     let error = load("[slo]\ntpot = 1\n", &[]).expect_err("a number");
     assert!(error.contains("a rise such as"), "{error}");
+}
+
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
+#[test]
+fn users_and_weights_are_refused_with_their_own_line() {
+    let rule = |rest: &str| format!("[[identity.rules]]\nuid = 1\nrole = \"offline\"\n{rest}\n");
+    let user = |rest: &str| format!("[fair.users]\nroot = {{ weight = 2 }}\n\n{rest}\n");
+    let range = "is out of range: 1 to 1000";
+    for (text, message) in [
+        (
+            rule("weight = 0"),
+            format!("`identity.rules.weight`: 0 {range}"),
+        ),
+        (
+            rule("weight = -1"),
+            format!("`identity.rules.weight`: -1 {range}"),
+        ),
+        (
+            rule("weight = 1001"),
+            format!("`identity.rules.weight`: 1001 {range}"),
+        ),
+        (
+            rule("class = \"urgent\""),
+            "`identity.rules.class`: `urgent`: expected one of normal, idle".to_owned(),
+        ),
+        (
+            user("7 = { weight = 0 }"),
+            format!("`fair.users.7.weight`: 0 {range}"),
+        ),
+        (
+            user("7.weight = -2"),
+            format!("`fair.users.7.weight`: -2 {range}"),
+        ),
+        (
+            user("7 = { weight = 1001 }"),
+            format!("`fair.users.7.weight`: 1001 {range}"),
+        ),
+        (
+            user("7 = { weight = 1.5 }"),
+            "`fair.users.7.weight`: expected a whole number from 1 to 1000".to_owned(),
+        ),
+        (
+            user("7 = { most = 0.0 }"),
+            "`fair.users.7.most`: 0 is out of range: 0.001 to 1".to_owned(),
+        ),
+        (
+            user("7 = { most = 1.5 }"),
+            "`fair.users.7.most`: 1.5 is out of range: 0.001 to 1".to_owned(),
+        ),
+        (
+            user("7 = { mots = 1.5 }"),
+            "unknown key `fair.users.7.mots`".to_owned(),
+        ),
+        (
+            user("0 = { weight = 1 }"),
+            "`fair.users.root`: user 0 is there already, by another name".to_owned(),
+        ),
+        (
+            user("no-such-user = { weight = 1 }"),
+            "`fair.users.no-such-user`: this node knows no user `no-such-user`; \
+             a number names a user that it does not know"
+                .to_owned(),
+        ),
+    ] {
+        let error = load(&text, &[]).map(|_| ()).expect_err(&text);
+        // The second of two names for one user is the one whose name is greater.
+        let line = if text.contains("\n0 =") { 2 } else { 4 };
+        assert_eq!(error, format!("FILE:{line}: {message}"), "{text}");
+    }
+    let error = load(
+        "[[identity.rules]]\nuid = 1\nrole = \"online\"\nweight = 2\n",
+        &[],
+    );
+    let only = "FILE:1: `identity.rules`: only a rule with role = \"offline\" has a weight";
+    assert_eq!(error.map(|_| ()), Err(only.to_owned()));
+    let bare = load("[[identity.rules]]\nrole = \"offline\"\nweight = 2\n", &[]);
+    assert!(bare.is_err_and(|error| error.contains("a rule needs a condition")));
+}
+
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
+#[test]
+fn users_of_drop_ins_lie_over_those_of_the_file_and_a_flag_replaces_all() {
+    let files = Files::new(
+        "users",
+        "[fair.users]\nroot = { weight = 2 }\n7 = { weight = 3 }\n",
+        &[("a.toml", "[fair.users.7]\nmost = 0.25\n")],
+    );
+    let shown = |sources: &Sources| {
+        let loaded = sources.load().expect("valid");
+        setting("fair.users")
+            .expect("a setting")
+            .show(&loaded.config)
+    };
+    let both = "{ \"0\" = { weight = 2 }, \"7\" = { weight = 1, most = 0.25 } }";
+    assert_eq!(shown(&files.sources()), both);
+    let flag = (
+        "--set".to_owned(),
+        "fair.users".to_owned(),
+        "{ 9 = { weight = 5 } }".to_owned(),
+    );
+    let sources = Sources {
+        flags: vec![flag],
+        ..files.sources()
+    };
+    assert_eq!(shown(&sources), "{ \"9\" = { weight = 5 } }");
 }
 
 /// P-OPERATE-7: a mistake is named with its place, a value with its origin.

@@ -5,6 +5,8 @@ use super::super::place::Place;
 use super::super::{Credentials, Qos, Subject};
 use super::*;
 use proptest::prelude::*;
+use tidegate_node::message::Gives;
+use tidegate_policy::fair::Class;
 
 fn peer(uid: u32, cgroup: &str) -> Credentials {
     Credentials {
@@ -319,4 +321,33 @@ fn a_role_that_was_asked_for_and_not_given_is_named_with_the_reason() {
             "{uid} {cgroup} {wishes:?}"
         );
     }
+}
+
+/// P-FAIR-6: what a job weighs is what the operator's rule says, also where the role is the user's own word.
+#[test]
+fn a_rule_gives_weight_and_class_whoever_gives_the_role() {
+    let identity = Identity {
+        trust_env_uids: vec![7],
+        rules: vec![Rule {
+            weight: Some(4),
+            class: Some(Class::Idle),
+            uid: Some(7),
+            ..Rule::giving(Role::Offline)
+        }],
+        ..Identity::default()
+    };
+    let gives = |uid, wishes| {
+        let peer = peer(uid, "/");
+        decide(&identity, &subject(&peer, &[]), wishes).gives
+    };
+    let (ruled, default) = (
+        Gives {
+            weight: 4,
+            class: Class::Idle,
+        },
+        Gives::default(),
+    );
+    assert_eq!(gives(7, Some(Role::Offline)), ruled);
+    assert_eq!(gives(7, None), ruled);
+    assert_eq!(gives(8, Some(Role::Offline)), default, "no rule matched");
 }

@@ -1,0 +1,114 @@
+//! The shell as it ships, turned by hand: what rules and settings give a job is what the GPU does.
+
+mod rig;
+
+use rig::{Rig, client};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tidegate_node::Input;
+use tidegate_node::kinds::Role;
+use tidegate_node::message::{Gives, Tunables, UserShare};
+use tidegate_policy::config::{Config, Fair, FairMode};
+use tidegate_policy::fair::Class;
+
+const MS: u64 = 1_000_000;
+const TURN_MS: u64 = 10;
+
+fn policy() -> Config {
+    Config {
+        fair: Fair {
+            mode: FairMode::Turns,
+            turn: Duration::from_millis(TURN_MS),
+        },
+        ..Rig::without_waits()
+    }
+}
+
+fn weighs(weight: u32) -> Gives {
+    Gives {
+        weight,
+        ..Gives::default()
+    }
+}
+
+/// How many of so many milliseconds a channel of each session was enabled, by the issue threads' own list.
+fn enabled<const N: usize>(rig: &mut Rig, sessions: [u64; N], ms: u64) -> [u64; N] {
+    let mut on = [0; N];
+    for _ in 0..ms {
+        rig.pass(MS);
+        rig.probe();
+        rig.rest();
+        for (on, session) in on.iter_mut().zip(sessions) {
+            *on += u64::from(!rig.gpus[0].disabled.contains(&(client(session), 1)));
+        }
+    }
+    on
+}
+
+/// Within two turns of what is expected.
+fn near(on: [u64; 2], of: [u64; 2]) {
+    let all = on[0] + on[1];
+    let expected = all * of[0] / (of[0] + of[1]);
+    assert!(
+        on[0].abs_diff(expected) <= 2 * TURN_MS,
+        "{on:?} ms, not {of:?}"
+    );
+}
+
+/// P-FAIR-6: no process of a job gives it more than another does, and who leaves takes that along.
+#[test]
+fn the_least_weight_of_a_jobs_processes_holds_while_they_are_there() {
+    let mut rig = Rig::new(1, policy());
+    let heavy = rig.attach_of(7, Role::Offline, "heavy", weighs(4));
+    let light = rig.attach_of(7, Role::Offline, "light", weighs(1));
+    near(enabled(&mut rig, [heavy, light], 1_000), [4, 1]);
+    let second = rig.attach_of(7, Role::Offline, "heavy", weighs(1));
+    near(enabled(&mut rig, [heavy, light], 1_000), [1, 1]);
+    rig.exit(second);
+    near(enabled(&mut rig, [heavy, light], 1_000), [4, 1]);
+    let idle = Gives {
+        weight: 1_000,
+        class: Class::Idle,
+    };
+    let idle = rig.attach_of(7, Role::Offline, "light", idle);
+    let [heavy_ms, light_ms] = enabled(&mut rig, [heavy, light], 1_000);
+    assert!(
+        light_ms <= TURN_MS && heavy_ms > 900,
+        "{heavy_ms} {light_ms}"
+    );
+    rig.exit(idle);
+    near(enabled(&mut rig, [heavy, light], 1_000), [4, 1]);
+}
+
+/// P-FAIR-6: what users have among each other changes with the settings, for those that are there.
+#[test]
+fn users_have_what_the_settings_in_force_say() {
+    let mut rig = Rig::new(1, policy());
+    let one = rig.attach_of(7, Role::Offline, "one", Gives::default());
+    let two = [0, 1].map(|nth| rig.attach_of(8, Role::Offline, &format!("two{nth}"), weighs(9)));
+    let both = |rig: &mut Rig| {
+        let [one, a, b] = enabled(rig, [one, two[0], two[1]], 1_000);
+        [one, a + b]
+    };
+    near(both(&mut rig), [1, 1]);
+    let configure = |rig: &mut Rig, users: &[(u32, u32, u32)]| {
+        let share = |&(uid, weight, most)| (uid, UserShare { weight, most });
+        rig.shell.take(Input::Configure(Box::new(Tunables {
+            policy: policy(),
+            rings_per_second: 1_000_000,
+            prove_every_ns: 5_000 * MS,
+            stall_ns: 50 * MS,
+            answer_ns: 100 * MS,
+            users: users.iter().map(share).collect::<BTreeMap<_, _>>(),
+        })));
+    };
+    configure(&mut rig, &[(7, 3, 1_000)]);
+    near(both(&mut rig), [3, 1]);
+    configure(&mut rig, &[(8, 4, 1_000)]);
+    near(both(&mut rig), [1, 4]);
+    // At most a tenth, counted from now on: that of before stays within the two turns.
+    configure(&mut rig, &[(8, 4, 100)]);
+    near(both(&mut rig), [9, 1]);
+    configure(&mut rig, &[]);
+    near(both(&mut rig), [1, 1]);
+}
