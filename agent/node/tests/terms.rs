@@ -112,3 +112,15 @@ fn users_have_what_the_settings_in_force_say() {
     configure(&mut rig, &[]);
     near(both(&mut rig), [1, 1]);
 }
+
+/// P-FAIR-8: who had the turn when the agent was stopped is not who had the time.
+#[test]
+fn nobody_pays_for_the_time_in_which_the_agent_was_stopped() {
+    let mut rig = Rig::new(1, policy());
+    let one = rig.attach_of(7, Role::Offline, "one", weighs(1));
+    let two = rig.attach_of(7, Role::Offline, "two", weighs(1));
+    near(enabled(&mut rig, [one, two], 105), [1, 1]);
+    rig.pass(3_000 * MS);
+    rig.rest();
+    near(enabled(&mut rig, [one, two], 400), [1, 1]);
+}

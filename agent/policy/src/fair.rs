@@ -287,7 +287,7 @@ impl Fair {
     pub fn settle(&mut self, rules: Rules, claims: &[Claim], now: Instant) {
         let turn = nanos(rules.turn);
         if now > self.at {
-            self.charge(now);
+            self.charge(turn, now);
             self.note_lags(turn);
         }
         self.follow(claims, now);
@@ -313,8 +313,12 @@ impl Fair {
         self.next = self.soonest(turn, now);
     }
 
-    fn charge(&mut self, now: Instant) {
-        let span = nanos(now.since(self.at));
+    fn charge(&mut self, turn: u64, now: Instant) {
+        // Late by more than a turn: the agent was stopped, and processes may have taken their channels back. Who had the
+        // turn then is not the one who had the time.
+        let late = self.next.map(|due| due.after(Duration::from_nanos(turn)));
+        let until = late.map_or(now, |late| now.min(late)).max(self.at);
+        let span = nanos(until.since(self.at));
         self.at = now;
         self.least.of(&self.accounts, 0, |account| account.active);
         for at in 0..self.accounts.len() {
