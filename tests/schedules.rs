@@ -1,5 +1,6 @@
 //! Random schedules of real processes: whatever happens, the order of the gate holds.
 
+use tidegate_sim::gate::{Break, Played};
 use tidegate_tests::schedules;
 use tidegate_vgpu::personality::Personality;
 
@@ -18,7 +19,26 @@ fn order_holds_in_random_schedules() {
         setting("TIDEGATE_SCHEDULES", 6),
         setting("TIDEGATE_SEED", 1),
     );
-    let totals = schedules::run(Personality::Evicts, seed, count, |_, _| {});
+    holds(0, seed, count);
+}
+
+/// P-FAIR-8: it holds where jobs take turns, and no two of them are enabled at once.
+#[test]
+fn order_holds_where_jobs_take_turns() {
+    let (count, seed) = (
+        setting("TIDEGATE_SCHEDULES", 6),
+        setting("TIDEGATE_SEED", 1),
+    );
+    holds(3, seed, count);
+}
+
+fn holds(jobs: u32, seed: u64, count: u64) {
+    let played = Played {
+        broken: Break::Nothing,
+        personality: Personality::Evicts,
+        jobs,
+    };
+    let totals = schedules::run(played, seed, count, |_, _| {});
     let lines: Vec<String> = totals
         .violations
         .iter()

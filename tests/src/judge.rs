@@ -63,6 +63,8 @@ pub struct Verdict {
     pub wakes: u64,
     /// Disables while offline was enabled.
     pub preemptions: u64,
+    /// Times that a job was enabled after another, where jobs take turns.
+    pub swaps: u64,
     /// Longest time a channel stayed disabled with no live agent.
     pub worst_stuck_ns: u64,
     /// From each of those busy edges to the stop of all offline channels.

@@ -28,6 +28,7 @@ pub mod slurm;
 pub mod stand_in;
 pub mod strangers;
 pub mod sweep;
+pub mod turns;
 pub mod view;
 pub mod watch;
 

@@ -8,9 +8,10 @@
 use crate::judge::{Schedule, Verdict, judge};
 use crate::personality::{self, chosen, expected};
 use crate::view::status;
-use crate::{Node, Offline, Online, monotonic_ns, wait_until};
+use crate::{Node, Offline, Online, compile, monotonic_ns, turns, wait_for, wait_until};
+use std::collections::BTreeMap;
 use std::time::Duration;
-use tidegate_sim::gate::{Totals, Violation};
+use tidegate_sim::gate::{Played, Totals, Violation};
 use tidegate_vgpu::history::{self, Kind, Record};
 use tidegate_vgpu::personality::Personality;
 
@@ -41,6 +42,8 @@ impl Rng {
 
 /// The configuration of its agents.
 pub const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n";
+/// What those have beside it whose offline jobs take turns; short ones, for many swaps.
+const TURNS: &str = "[fair]\nmode = \"turns\"\nturn = \"20ms\"\n";
 
 /// A node that lives through many schedules.
 #[derive(Debug)]
@@ -49,6 +52,10 @@ pub struct Nemesis {
     pub node: Node,
     /// Offline programs that run.
     pub offline: Vec<Offline>,
+    /// How many jobs they are of, which take turns; 0: of one, which their place names.
+    jobs: u32,
+    /// Of each offline process there was, its job.
+    of_job: BTreeMap<u32, u32>,
     /// Records of the history already judged.
     judged: usize,
 }
@@ -57,25 +64,33 @@ impl Nemesis {
     /// Starts the device, the agent and the first offline program.
     #[must_use]
     pub fn new() -> Self {
-        Self::on(Node::new(&["--gpus", "1"], AGENT))
+        Self::with(Node::new(&["--gpus", "1"], AGENT), 0)
     }
 
     /// The same on firmware of that personality, with an agent that finds out by itself how to stop work on
     /// it.
     #[must_use]
-    pub fn of(personality: Personality) -> Self {
-        match personality {
-            Personality::Evicts => Self::new(),
-            other => Self::on(personality::node(other, &["--gpus", "1"], "")),
-        }
+    pub fn of(personality: Personality, jobs: u32) -> Self {
+        let turns = if jobs > 0 { TURNS } else { "" };
+        let node = match personality {
+            Personality::Evicts => Node::new(&["--gpus", "1"], &format!("{AGENT}{turns}")),
+            other => personality::node(other, &["--gpus", "1"], turns),
+        };
+        Self::with(node, jobs)
     }
 
     /// Starts the first offline program on a node that has its agent.
     #[must_use]
     pub fn on(node: Node) -> Self {
+        Self::with(node, 0)
+    }
+
+    fn with(node: Node, jobs: u32) -> Self {
         let mut nemesis = Self {
             node,
             offline: Vec::new(),
+            jobs,
+            of_job: BTreeMap::new(),
             judged: 0,
         };
         nemesis.refill(1);
@@ -84,9 +99,27 @@ impl Nemesis {
 
     /// Makes sure that `count` offline programs run.
     fn refill(&mut self, count: usize) {
+        let count = count.max(self.jobs as usize);
         while self.offline.len() < count {
-            self.offline
-                .push(Offline::start(&self.node, 2_000_000, &[0]));
+            if self.jobs == 0 {
+                self.offline
+                    .push(Offline::start(&self.node, 2_000_000, &[0]));
+                continue;
+            }
+            // The job that has the fewest.
+            let alive = |job: &u32| {
+                let pids = self.offline.iter().map(|own| own.process.pid());
+                pids.filter(|pid| self.of_job.get(pid) == Some(job)).count()
+            };
+            let job = (0..self.jobs).min_by_key(alive).unwrap_or(0);
+            let mut command = self
+                .node
+                .preloaded(compile("offline", &["-lcuda"]), "offline");
+            command.args(["2000000", "0"]);
+            command.env("TIDEGATE_JOB", format!("job-{job}"));
+            let offline = Offline::from_command(&mut command);
+            self.of_job.insert(offline.process.pid(), job);
+            self.offline.push(offline);
         }
     }
 
@@ -108,6 +141,20 @@ impl Nemesis {
         .is_some()
     }
 
+    /// Waits until the agent has heard an edge of the process `pid`, and that it is idle.
+    fn wait_known(&self, pid: u32) {
+        wait_for("the agent to know the online program", || {
+            let status = status(&self.node);
+            let rows = status["processes"].as_array()?;
+            let mut own = rows.iter().filter(|row| row["pid"] == pid);
+            let devices = own.next()?["devices"].as_array()?;
+            let heard = devices
+                .iter()
+                .any(|device| device["edges"].as_u64() > Some(0) && device["busy"] == false);
+            heard.then_some(())
+        });
+    }
+
     /// Runs and judges the schedule of `seed`.
     pub fn run(&mut self, seed: u64) -> (Verdict, u64) {
         self.run_with(seed, 40, &mut Self::fault)
@@ -123,7 +170,12 @@ impl Nemesis {
         let (schedule, records, end) = self.play(seed, percent, strike);
         // Channels that stood before this schedule are known from the records before it.
         let (past, fresh) = records.split_at(self.judged.min(records.len()));
-        let verdict = judge_with_past(&schedule, past, fresh, end);
+        let mut verdict = judge_with_past(&schedule, past, fresh, end);
+        if self.jobs > 0 {
+            let (swaps, together) = turns::judge(&schedule, &self.of_job, &records);
+            verdict.violations.extend(together);
+            verdict.swaps = swaps;
+        }
         self.judged = records.len();
         (verdict, end - schedule.start_ns)
     }
@@ -155,6 +207,12 @@ impl Nemesis {
         schedule.start_ns = start;
         let mut online = Online::start(&self.node, 0);
         schedule.online = online.process.pid();
+        if self.jobs > 0 {
+            // A process' first launch tells the agent on which GPU it computes. Until then jobs go on taking turns, and
+            // no order of records says when that was: let the agent know before anything is judged.
+            online.request(1, 200_000, 0);
+            self.wait_known(schedule.online);
+        }
         let gap = rng.between(200_000, 2_500_000);
         let iteration = rng.between(200_000, 1_000_000);
         let requests = rng.between(4, 7);
@@ -220,7 +278,8 @@ impl Nemesis {
                 let gone = rng.between(0, 300);
                 wait_until(Duration::from_millis(gone), || None::<()>);
                 schedule.agentless.push(from..monotonic_ns());
-                self.node.start_agent(AGENT);
+                let turns = if self.jobs > 0 { TURNS } else { "" };
+                self.node.start_agent(&format!("{AGENT}{turns}"));
                 schedule.excused.push(from..monotonic_ns() + 1_500_000_000);
             }
             2 => self.stop_agent(rng, schedule),
@@ -279,17 +338,18 @@ fn judge_with_past(schedule: &Schedule, past: &[Record], fresh: &[Record], end: 
     judge(schedule, &all, end)
 }
 
-/// Runs schedules `seed..seed + count` on firmware of that personality.
+/// Runs schedules `seed..seed + count` on firmware of a personality, with so many jobs.
 #[must_use]
 pub fn run(
-    personality: Personality,
+    played: Played,
     seed: u64,
     count: u64,
     mut progress: impl FnMut(u64, &Totals),
 ) -> Totals {
-    let mut nemesis = Nemesis::of(personality);
+    let mut nemesis = Nemesis::of(played.personality, played.jobs);
     let mut totals = Totals {
-        launches_only: personality == Personality::Deaf,
+        launches_only: played.personality == Personality::Deaf,
+        swaps_needed: played.jobs > 1,
         ..Totals::default()
     };
     for number in 0..count {
@@ -304,6 +364,7 @@ pub fn run(
         figures.edges += verdict.edges;
         figures.wakes += verdict.wakes;
         figures.preemptions += verdict.preemptions;
+        figures.swaps += verdict.swaps;
         figures.worst_stuck_ns = figures.worst_stuck_ns.max(verdict.worst_stuck_ns);
         figures.offline_ns += verdict.offline_ran_ns;
         figures.total_ns += took;

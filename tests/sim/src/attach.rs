@@ -11,9 +11,7 @@ use tidegate_device::{ChannelId, TsgId};
 use tidegate_node::Input;
 use tidegate_node::file::SentFile;
 use tidegate_node::kinds::{Level, Role};
-use tidegate_node::message::{
-    Asked, Channel, Gives, Library, Newcomer, Peer, RmChange, Said, Ticket,
-};
+use tidegate_node::message::{Asked, Channel, Library, Newcomer, Peer, RmChange, Said, Ticket};
 use tidegate_node::page::PageRef;
 use tidegate_node::text::Text;
 
@@ -32,6 +30,7 @@ impl<P: Play> World<P> {
             // An agent that knows it may enable its channels: not over a range where nothing is mapped.
             return self.tell_in(SETTLES, In::Attach(pid));
         }
+        let gives = P::gives(self, pid);
         let process = &mut self.processes[pid];
         let Some(agent) = &mut self.agent else { return };
         agent.sessions += 1;
@@ -53,7 +52,7 @@ impl<P: Play> World<P> {
             },
             rule: String::new(),
             asked: Asked::default(),
-            gives: Gives::default(),
+            gives,
             job: process
                 .job
                 .map_or_else(Text::default, |job| Text::name(&job.to_string())),

@@ -51,7 +51,14 @@ impl<P: Play> World<P> {
         self.groups.insert((client, base + 0x8000 + number), tsg);
         if !self.processes[pid].is_online() {
             self.offline_tsgs.insert((gpu, tsg));
-            self.learns(Fact::ChannelUp(gpu, channel));
+            let process = &self.processes[pid];
+            let (job, late) = (process.job.unwrap_or(0), process.attached.is_some());
+            self.learns(Fact::ChannelUp {
+                gpu,
+                channel,
+                job,
+                late,
+            });
         }
         (gpu, tsg)
     }

@@ -16,6 +16,7 @@ use tidegate_node::batch::Kick;
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::{self, Level, Method, Switch};
 use tidegate_node::memory::MemoryOrder;
+use tidegate_node::message::Gives;
 use tidegate_node::task::{Carrying, Issue as IssueOrder, Queue, Released};
 use tidegate_node::{Input, Shell};
 use tidegate_policy::config::Config;
@@ -66,6 +67,10 @@ pub(crate) trait Play: Debug + Sized {
     fn is_changing(_world: &World<Self>, _pid: usize) -> bool {
         false
     }
+    /// What the rules give a process' job among others.
+    fn gives(_world: &World<Self>, _pid: usize) -> Gives {
+        Gives::default()
+    }
     /// The shell was turned.
     fn turned(_world: &mut World<Self>) {}
     /// Who is in control may have changed.
@@ -82,8 +87,13 @@ pub(crate) enum Fact<'a> {
         up: bool,
         new: bool,
     },
-    /// An offline channel.
-    ChannelUp(usize, ChannelId),
+    /// An offline channel of a job; `late`: its process is attached already, and the agent has still to hear of it.
+    ChannelUp {
+        gpu: usize,
+        channel: ChannelId,
+        job: u32,
+        late: bool,
+    },
     ChannelDown(usize, ChannelId),
     /// An online process is gone.
     OnlineGone(usize),

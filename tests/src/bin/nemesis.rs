@@ -9,7 +9,7 @@
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidegate_sim::gate::{Break, Totals, run_all};
+use tidegate_sim::gate::{Break, Played, Totals, run_all};
 use tidegate_sim::reclaim as play;
 use tidegate_tests::clock::Standstill;
 use tidegate_tests::{operators, real_reclaims, reclaims, schedules, strangers};
@@ -109,6 +109,9 @@ struct Gate {
     /// What the firmware does with a disable; `list` prints the names of what there is.
     #[arg(long, default_value = Personality::Evicts.name(), value_parser = personality)]
     personality: Firmware,
+    /// So many offline jobs, which take turns; by default one or two, which do not.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    jobs: Option<u32>,
     /// Breaks something on purpose, to see that it is noticed.
     #[arg(long = "break", hide = true, default_value = "nothing", value_parser = breaks)]
     broken: Break,
@@ -184,12 +187,17 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     };
+    let played = Played {
+        broken: gate.broken,
+        personality,
+        jobs: gate.jobs.unwrap_or(0),
+    };
     let totals = match gate.mode {
         Mode::Virtual => {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            run_all(gate.seed, gate.schedules, threads, gate.broken, personality)
+            run_all(gate.seed, gate.schedules, threads, played)
         }
-        Mode::Real => schedules::run(personality, gate.seed, gate.schedules, |seed, totals| {
+        Mode::Real => schedules::run(played, gate.seed, gate.schedules, |seed, totals| {
             if totals.schedules.is_multiple_of(20) {
                 eprintln!("{} schedules, last seed {seed}", totals.schedules);
             }
@@ -434,9 +442,11 @@ fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Re
     }
     if let Some(first) = totals.violations.first() {
         println!(
-            "replay: scripts/nemesis gate --mode {} --personality {} --schedules 1 --seed {}",
+            "replay: scripts/nemesis gate --mode {} --personality {}{} --schedules 1 --seed {}",
             gate.mode.name(),
             personality.name(),
+            gate.jobs
+                .map_or_else(String::new, |jobs| format!(" --jobs {jobs}")),
             first.seed
         );
     }
@@ -452,6 +462,9 @@ fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Re
         figures.wakes,
         figures.preemptions,
     );
+    if gate.jobs.is_some() {
+        println!("swaps between jobs: {}", figures.swaps);
+    }
     let stop_ms = totals.stop_p50_ns().map(|ns| ns as f64 / 1e6);
     if let Some(stop_ms) = stop_ms {
         println!("from a busy edge to the stop of all offline channels: p50 {stop_ms:.2} ms");
@@ -461,6 +474,7 @@ fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Re
             "stop_p50_ms": stop_ms,
             "schedules": totals.schedules,
             "personality": personality.name(),
+            "jobs": gate.jobs,
             "violations": totals.violations.len(),
             "worst_stuck_ms": stuck_ms,
             "edges": figures.edges,
@@ -485,7 +499,9 @@ fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Re
     Ok(if !totals.violations.is_empty() || over.contains(&true) {
         ExitCode::from(1)
     } else if totals.is_empty() {
-        println!("nemesis: too little happened: fewer than 3 wakes or 3 preemptions per schedule");
+        println!(
+            "nemesis: too little happened: fewer than 3 wakes or 3 preemptions per schedule, or too few swaps"
+        );
         ExitCode::from(2)
     } else {
         ExitCode::SUCCESS

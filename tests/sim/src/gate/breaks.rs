@@ -22,11 +22,13 @@ pub enum Break {
     StaleOrder,
     /// An issue thread enables without a last look at online.
     NoLook,
+    /// Where jobs are to take turns they run at once.
+    NoTurns,
 }
 
 impl Break {
     /// Each with its name on the command line.
-    pub const NAMES: [(&'static str, Self); 8] = [
+    pub const NAMES: [(&'static str, Self); 9] = [
         ("nothing", Self::Nothing),
         ("no-cooldown", Self::NoCooldown),
         ("lost-edge", Self::LostEdge),
@@ -35,6 +37,7 @@ impl Break {
         ("disable-only", Self::DisableOnly),
         ("stale-order", Self::StaleOrder),
         ("no-look", Self::NoLook),
+        ("no-turns", Self::NoTurns),
     ];
 
     /// The one of that name.
@@ -49,7 +52,7 @@ impl Break {
     /// What of the world it breaks; the others are settings of the agent.
     pub(super) const fn defect(self) -> Option<Defect> {
         match self {
-            Self::Nothing | Self::NoCooldown | Self::DisableOnly => None,
+            Self::Nothing | Self::NoCooldown | Self::DisableOnly | Self::NoTurns => None,
             Self::LostEdge => Some(Defect::LostEdge),
             Self::NoDisableOnRestart => Some(Defect::FakedDisables),
             Self::NoLanding => Some(Defect::NoLanding),

@@ -7,7 +7,10 @@
 //! - *preempted*: no channel is disabled twice within one request; gaps are stationary by the way
 //!   scripts are drawn.
 //! - *without a live agent*: no channel stays disabled for more than a second without one.
-//! - *left disabled*: when all is quiet again, nothing is.
+//! - *left disabled*: when all is quiet again, nothing is. Where jobs take turns: nothing is for longer than the turns of
+//!   all others, and no GPU that a job could have is left to itself.
+//! - *two jobs*: where jobs take turns, no order of the agent enables a channel while one of another job is enabled on
+//!   that GPU.
 //!
 //! The first three are the agent's promises, so they are asked of it while it is in *control*: it
 //! runs, and every process that was attached before has attached to it. The gaps it can know are
@@ -16,7 +19,7 @@
 use crate::dice::{MS, US};
 use crate::process::of_mask;
 use crate::world::Fact;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidegate_device::{ChannelId, TsgId};
 
 /// What the agent and its issue threads may take on top of the device's drawn latency.
@@ -27,6 +30,13 @@ const SHORTEST_COOLDOWN: u64 = 2 * MS;
 const WARM_UP: u64 = 32;
 /// Equal iterations in a row before a pattern is known for a decode step.
 const REPEATS: usize = 8;
+/// How long after the agent heard of channels an enable that it decided on before may still be made, ns.
+const NEWCOMERS: u64 = 5 * MS;
+/// How long a swap may take, ns.
+const SWAP: u64 = 20 * MS;
+/// Longest that a job waits for its turn when all is quiet, ns: a gang of weight 1 beside single jobs of weight 4, each
+/// with turns of 20 ms.
+const LONGEST_WAIT: u64 = 800 * MS;
 /// Of each kind; enough to see what is wrong.
 const KEPT: usize = 5;
 
@@ -39,6 +49,8 @@ pub struct Figures {
     pub wakes: u64,
     /// Orders that stopped a running job.
     pub preemptions: u64,
+    /// Orders that gave a job the GPU of another, where jobs take turns; they count for neither of these.
+    pub swaps: u64,
     /// Longest time a channel stayed disabled with no live agent.
     pub worst_stuck_ns: u64,
     /// Time an engine worked for offline.
@@ -53,6 +65,7 @@ impl Figures {
         self.edges += other.edges;
         self.wakes += other.wakes;
         self.preemptions += other.preemptions;
+        self.swaps += other.swaps;
         self.worst_stuck_ns = self.worst_stuck_ns.max(other.worst_stuck_ns);
         self.offline_ns += other.offline_ns;
         self.total_ns += other.total_ns;
@@ -72,6 +85,8 @@ struct Gpu {
     /// Decode gaps that the agent can have counted, and the longest that it must know.
     gaps: u64,
     longest: u64,
+    /// The job that was enabled last, if online has not been busy since.
+    had: Option<u32>,
 }
 
 impl Gpu {
@@ -82,7 +97,16 @@ impl Gpu {
 
 #[derive(Debug, Default)]
 struct Channel {
+    job: u32,
     disabled_since: Option<u64>,
+    /// It came up beside others that the agent knew already.
+    late: bool,
+    /// Since when the agent knows it.
+    known: Option<u64>,
+    /// When it was last to be enabled.
+    called: u64,
+    /// A disable was made since.
+    asked_off: bool,
 }
 
 /// A request under way.
@@ -98,6 +122,10 @@ struct Open {
 
 #[derive(Debug, Default)]
 pub(super) struct Judge {
+    /// Whether jobs take turns.
+    turns: bool,
+    /// A disable that was answered takes effect when the kernel that runs has ended.
+    at_kernel_end: bool,
     gpus: Vec<Gpu>,
     channels: BTreeMap<(usize, ChannelId), Channel>,
     requests: BTreeMap<usize, Open>,
@@ -114,9 +142,11 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    pub fn new(gpus: u8, slack: u64) -> Self {
+    pub fn new(gpus: u8, slack: u64, turns: bool, at_kernel_end: bool) -> Self {
         let gpus = (0..gpus).map(|_| Gpu::default()).collect();
         Self {
+            turns,
+            at_kernel_end,
             gpus,
             slack,
             ..Self::default()
@@ -127,7 +157,12 @@ impl Judge {
     pub fn learns(&mut self, now: u64, fact: Fact<'_>) {
         match fact {
             Fact::Agent { up, new } => self.agent(now, up, new),
-            Fact::ChannelUp(gpu, channel) => self.channel_up(gpu, channel),
+            Fact::ChannelUp {
+                gpu,
+                channel,
+                job,
+                late,
+            } => self.channel_up((gpu, channel), job, late),
             Fact::ChannelDown(gpu, channel) => self.channel_down(gpu, channel),
             Fact::OnlineGone(pid) => self.online_gone(pid, now),
             Fact::Run(gpu, tsg, at) => self.run(gpu, tsg, at),
@@ -198,6 +233,7 @@ impl Judge {
         let book = &mut self.gpus[gpu];
         if !book.busy() {
             book.busy_since = now;
+            book.had = None;
             self.figures.edges += 1;
         }
         *book.work.entry(pid).or_insert(0) += 1;
@@ -314,6 +350,7 @@ impl Judge {
         let Some(book) = self.channels.get_mut(&(gpu, channel)) else {
             return;
         };
+        book.known.get_or_insert(at);
         if book.disabled_since.is_none() {
             book.disabled_since = Some(at);
             for open in self.requests.values_mut() {
@@ -334,6 +371,52 @@ impl Judge {
         {
             self.stuck(at, at - since.max(self.agent_changed));
         }
+        if self.turns && self.controlled {
+            self.check_alone(gpu, channel, at);
+        }
+    }
+
+    /// A channel is enabled by the agent, which knows of no other job's that is.
+    fn check_alone(&mut self, gpu: usize, channel: ChannelId, at: u64) {
+        let Some(own) = self.channels.get(&(gpu, channel)) else {
+            return;
+        };
+        let (job, called) = (own.job, own.called);
+        if called <= self.controlled_since + NEWCOMERS {
+            return;
+        }
+        let beside = |((on, _), other): &(&(usize, ChannelId), &Channel)| {
+            let known = other.known.is_some_and(|since| since + NEWCOMERS < called);
+            let off = other.disabled_since.is_some() || self.at_kernel_end && other.asked_off;
+            *on == gpu && other.job != job && !off && known
+        };
+        if let Some((_, other)) = self.channels.iter().find(beside) {
+            let other = other.job;
+            let text = format!("two jobs were enabled on GPU {gpu}, {job} beside {other}");
+            self.violated(at, &text);
+        }
+    }
+
+    /// Launches pass on a GPU, of these jobs.
+    pub fn pass(&mut self, gpu: usize, jobs: &BTreeSet<u32>, now: u64) {
+        if !self.turns || !self.controlled || now <= self.controlled_since + NEWCOMERS {
+            return;
+        }
+        if jobs.len() > 1 {
+            self.violated(now, &format!("two jobs launch on GPU {gpu}: {jobs:?}"));
+        }
+        let Some(job) = jobs.first() else { return };
+        let had = self.gpus[gpu].had.replace(*job);
+        self.figures.swaps += u64::from(had.is_some_and(|had| had != *job));
+    }
+
+    /// The agent knows these channels.
+    pub fn knows(&mut self, channels: impl Iterator<Item = (usize, ChannelId)>, now: u64) {
+        for key in channels {
+            if let Some(channel) = self.channels.get_mut(&key).filter(|channel| !channel.late) {
+                channel.known.get_or_insert(now);
+            }
+        }
     }
 
     pub fn disable_call(
@@ -345,12 +428,19 @@ impl Judge {
         drawn: u64,
     ) {
         self.gpus[gpu].calls.push((now, drawn));
+        for channel in list {
+            if let Some(channel) = self.channels.get_mut(&(gpu, *channel)) {
+                channel.asked_off = true;
+            }
+        }
         let ran = list.iter().any(|channel| {
             self.channels
                 .get(&(gpu, *channel))
                 .is_some_and(|c| c.disabled_since.is_none())
         });
-        if ran && self.controlled && self.last_preemption != order {
+        // A swap stops a job while online has nothing on the GPU.
+        let online = !self.turns || self.gpus.iter().any(Gpu::busy);
+        if ran && online && self.controlled && self.last_preemption != order {
             self.last_preemption = order;
             self.figures.preemptions += 1;
         }
@@ -364,9 +454,25 @@ impl Judge {
                 .get(&(gpu, *channel))
                 .is_some_and(|c| c.disabled_since.is_some())
         });
-        if sleeps {
-            self.woke(gpu, order, now);
+        let mut job = None;
+        for channel in list {
+            if let Some(channel) = self.channels.get_mut(&(gpu, *channel)) {
+                (channel.called, channel.asked_off) = (now, false);
+                channel.known.get_or_insert(now);
+                job = Some(channel.job);
+            }
         }
+        if !sleeps {
+            return;
+        }
+        let had = core::mem::replace(&mut self.gpus[gpu].had, job);
+        if self.turns && had.is_some() && had != job {
+            if self.controlled && self.last_wake != order {
+                self.figures.swaps += 1;
+            }
+            self.last_wake = order;
+        }
+        self.woke(gpu, order, now);
     }
 
     /// An order lets a job run again.
@@ -398,8 +504,52 @@ impl Judge {
         }
     }
 
-    fn channel_up(&mut self, gpu: usize, channel: ChannelId) {
-        self.channels.insert((gpu, channel), Channel::default());
+    fn channel_up(&mut self, key: (usize, ChannelId), job: u32, late: bool) {
+        let channel = Channel {
+            job,
+            late,
+            ..Channel::default()
+        };
+        self.channels.insert(key, channel);
+    }
+
+    /// Channels that should not be disabled any more, now that all is quiet.
+    fn left(&self, now: u64) -> usize {
+        let disabled = |channel: &&Channel| channel.disabled_since.is_some();
+        if !self.turns {
+            return self.channels.values().filter(disabled).count();
+        }
+        let late = |channel: &&Channel| {
+            channel
+                .disabled_since
+                .is_some_and(|since| since + LONGEST_WAIT < now)
+        };
+        self.channels.values().filter(late).count()
+    }
+
+    /// A GPU on which nobody is enabled, although a job on it could have all of its GPUs.
+    fn idle_gpu(&self, now: u64) -> Option<usize> {
+        let on = |gpu: usize| self.channels.iter().filter(move |(key, _)| key.0 == gpu);
+        let taken = |gpu: usize, job: u32| {
+            on(gpu).any(|(_, channel)| channel.job != job && channel.disabled_since.is_none())
+        };
+        (0..self.gpus.len()).find(|&gpu| {
+            let quiet = |(_, channel): (_, &Channel)| {
+                channel
+                    .disabled_since
+                    .is_some_and(|since| since + SWAP < now)
+            };
+            let could = |job: u32| {
+                let own = self
+                    .channels
+                    .iter()
+                    .filter(|(_, channel)| channel.job == job);
+                own.map(|(key, _)| key.0).all(|gpu| !taken(gpu, job))
+            };
+            on(gpu).next().is_some()
+                && on(gpu).all(quiet)
+                && on(gpu).any(|(_, channel)| could(channel.job))
+        })
     }
 
     fn channel_down(&mut self, gpu: usize, channel: ChannelId) {
@@ -407,11 +557,13 @@ impl Judge {
     }
 
     pub fn close(mut self, now: u64) -> (Vec<String>, Figures) {
-        let left = self
-            .channels
-            .values()
-            .filter(|c| c.disabled_since.is_some())
-            .count();
+        let left = self.left(now);
+        if let Some(gpu) = self.idle_gpu(now).filter(|_| self.turns) {
+            self.violated(
+                now,
+                &format!("GPU {gpu} left to itself although all is quiet"),
+            );
+        }
         if left > 0 {
             self.violated(
                 now,

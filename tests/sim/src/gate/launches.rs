@@ -42,6 +42,12 @@ impl World<Gate> {
                 }
             }
         }
+        for gpu in 0..self.gpus.len() {
+            let open = self.play.open_gates.iter().filter(|key| key.1 == gpu);
+            let alive = open.filter(|key| self.processes[key.0].alive);
+            let jobs = alive.filter_map(|key| self.processes[key.0].job).collect();
+            self.play.judge.pass(gpu, &jobs, now);
+        }
     }
 
     /// Channels on a GPU whose queued work runs out in turns, whosever gate was shut.

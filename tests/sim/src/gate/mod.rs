@@ -38,6 +38,8 @@ pub struct Totals {
     pub figures: Figures,
     /// Real processes of which launches are all that can be held: short requests end before it shows.
     pub launches_only: bool,
+    /// Jobs take turns: each schedule needs some.
+    pub swaps_needed: bool,
     /// Real processes: from each busy edge that met offline work to the stop of all of it, ns.
     pub stops_ns: Vec<u64>,
 }
@@ -55,27 +57,39 @@ impl Totals {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let few = if self.launches_only { 1 } else { 3 } * self.schedules;
-        self.schedules == 0 || self.figures.wakes < few || self.figures.preemptions < few
+        let swaps = if self.swaps_needed { self.schedules } else { 0 };
+        self.schedules == 0
+            || self.figures.wakes < few
+            || self.figures.preemptions < few
+            || self.figures.swaps < swaps
     }
+}
+
+/// What all schedules have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Played {
+    /// What is broken.
+    pub broken: Break,
+    /// What the firmware does.
+    pub personality: Personality,
+    /// Offline jobs, which take turns; 0: one or two, which do not.
+    pub jobs: u32,
 }
 
 /// Runs one schedule.
 #[must_use]
-pub fn run(seed: u64, broken: Break, personality: Personality) -> (Vec<String>, Figures) {
-    Gate::schedule(seed, broken, personality)
+pub fn run(seed: u64, played: Played) -> (Vec<String>, Figures) {
+    Gate::schedule(seed, played)
 }
 
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
 #[must_use]
-pub fn run_all(
-    seed: u64,
-    schedules: u64,
-    threads: usize,
-    broken: Break,
-    personality: Personality,
-) -> Totals {
-    let mut all = Totals::default();
-    let one = |seed| run(seed, broken, personality);
+pub fn run_all(seed: u64, schedules: u64, threads: usize, played: Played) -> Totals {
+    let mut all = Totals {
+        swaps_needed: played.jobs > 1,
+        ..Totals::default()
+    };
+    let one = |seed| run(seed, played);
     for (seed, (violations, figures)) in sweep::seeds(seed, schedules, threads, one) {
         all.schedules += 1;
         all.figures.add(&figures);
@@ -89,8 +103,16 @@ pub fn run_all(
 mod tests {
     use super::*;
 
+    fn played(broken: Break, personality: Personality) -> Played {
+        Played {
+            broken,
+            personality,
+            jobs: 0,
+        }
+    }
+
     fn breaks(broken: Break, word: &str) {
-        let totals = run_all(1, 60, 2, broken, Personality::Evicts);
+        let totals = run_all(1, 60, 2, played(broken, Personality::Evicts));
         assert!(
             totals
                 .violations
@@ -103,7 +125,7 @@ mod tests {
 
     #[test]
     fn two_hundred_schedules_keep_every_promise_and_are_about_something() {
-        let totals = run_all(1, 200, 2, Break::Nothing, Personality::Evicts);
+        let totals = run_all(1, 200, 2, played(Break::Nothing, Personality::Evicts));
         assert_eq!(totals.violations, []);
         assert!(!totals.is_empty(), "{totals:?}");
     }
@@ -111,7 +133,7 @@ mod tests {
     #[test]
     fn every_firmware_is_stopped_by_its_method() {
         for personality in Personality::ALL {
-            let totals = run_all(1, 60, 2, Break::Nothing, personality);
+            let totals = run_all(1, 60, 2, played(Break::Nothing, personality));
             assert_eq!(totals.violations, [], "{}", personality.name());
             assert!(!totals.is_empty(), "{}: {totals:?}", personality.name());
         }
@@ -124,7 +146,7 @@ mod tests {
             Personality::Preempt,
             Personality::Deaf,
         ] {
-            let totals = run_all(1, 60, 2, Break::DisableOnly, personality);
+            let totals = run_all(1, 60, 2, played(Break::DisableOnly, personality));
             let seen = |v: &Violation| v.what.contains("ran beside");
             assert!(totals.violations.iter().any(seen), "{}", personality.name());
         }
@@ -134,9 +156,35 @@ mod tests {
     fn a_schedule_is_its_seed() {
         for personality in Personality::ALL {
             for broken in [Break::Nothing, Break::NoCooldown] {
-                let once = run(7, broken, personality);
-                assert_eq!(run(7, broken, personality), once);
+                let once = run(7, played(broken, personality));
+                assert_eq!(run(7, played(broken, personality)), once);
             }
+        }
+    }
+
+    #[test]
+    fn jobs_that_take_turns_keep_every_promise_on_every_firmware() {
+        for personality in Personality::ALL {
+            let played = Played {
+                jobs: 3,
+                ..played(Break::Nothing, personality)
+            };
+            let totals = run_all(1, 60, 2, played);
+            assert_eq!(totals.violations, [], "{}", personality.name());
+            assert!(!totals.is_empty(), "{}: {totals:?}", personality.name());
+        }
+    }
+
+    #[test]
+    fn the_judge_notices_jobs_that_run_at_once() {
+        for personality in [Personality::Evicts, Personality::Deaf] {
+            let played = Played {
+                jobs: 3,
+                ..played(Break::NoTurns, personality)
+            };
+            let totals = run_all(1, 20, 2, played);
+            let seen = |v: &Violation| v.what.contains("two jobs");
+            assert!(totals.violations.iter().any(seen), "{}", personality.name());
         }
     }
 

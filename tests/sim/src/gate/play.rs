@@ -1,5 +1,6 @@
 //! The play: who is there, what happens to them, and what the judge is told.
 
+use super::Played;
 use super::breaks::Break;
 use super::judge::{Figures, Judge};
 use super::script::{Fault, Request, Script};
@@ -8,8 +9,10 @@ use crate::process::{PROBE_MAX, Process};
 use crate::world::{Fact, Play, Rules, World};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
+use tidegate_device::Eviction;
 use tidegate_node::kinds::{Level, Method};
-use tidegate_policy::config::{Config, Cooldown, Means};
+use tidegate_node::message::Gives;
+use tidegate_policy::config::{Config, Cooldown, FairMode, Means};
 use tidegate_vgpu::personality::Personality;
 
 /// What is of this play.
@@ -94,13 +97,25 @@ const fn means(personality: Personality, broken: Break) -> (Level, Method) {
 
 impl Gate {
     /// One schedule from its first event to its verdict.
-    pub fn schedule(seed: u64, broken: Break, personality: Personality) -> (Vec<String>, Figures) {
+    pub fn schedule(seed: u64, played: Played) -> (Vec<String>, Figures) {
+        let Played {
+            broken,
+            personality,
+            jobs,
+        } = played;
         let mut dice = Dice::new(seed);
-        let script = Script::draw(&mut dice);
+        let mut script = Script::draw(&mut dice);
         let (level, method) = means(personality, broken);
         let mut config = Config::default();
         if broken == Break::NoCooldown {
             config.cooldown = Cooldown::Fixed(Duration::ZERO);
+        }
+        if jobs > 0 {
+            script.draw_jobs(jobs, &mut dice);
+            config.fair.turn = Duration::from_millis(dice.between(10, 20));
+            if broken != Break::NoTurns {
+                config.fair.mode = FairMode::Turns;
+            }
         }
         if level == Level::L5 {
             config.means = Means::LaunchGate;
@@ -116,7 +131,12 @@ impl Gate {
         };
         let slack = if script.syncs { 0 } else { PROBE_MAX };
         let gate = Self {
-            judge: Judge::new(script.gpus, slack),
+            judge: Judge::new(
+                script.gpus,
+                slack,
+                jobs > 0,
+                personality.eviction() == Eviction::AtKernelEnd,
+            ),
             script,
             open_gates: BTreeSet::new(),
         };
@@ -186,6 +206,15 @@ impl Play for Gate {
         self.judge.learns(now, fact);
     }
 
+    fn gives(world: &World<Self>, pid: usize) -> Gives {
+        let job = world.processes[pid].job.unwrap_or(0) as usize;
+        let weights = &world.play.script.weights;
+        Gives {
+            weight: weights.get(job).copied().unwrap_or(1),
+            ..Gives::default()
+        }
+    }
+
     fn turned(world: &mut World<Self>) {
         world.look_at_gates();
     }
@@ -203,5 +232,14 @@ impl Play for Gate {
         let mut known = known.map(|process| process.attached == epoch && process.is_reported());
         let controlled = epoch.is_some() && known.all(|is_known| is_known);
         world.play.judge.control(world.now, controlled);
+        if controlled {
+            let known = world.processes.iter().filter(|own| own.attached == epoch);
+            let devices = known.flat_map(|own| &own.devices);
+            let channels = devices.flat_map(|device| {
+                let own = device.channels.iter();
+                own.map(|channel| (device.gpu, channel.1))
+            });
+            world.play.judge.knows(channels, world.now);
+        }
     }
 }

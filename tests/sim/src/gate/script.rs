@@ -47,6 +47,8 @@ pub(super) struct Script {
     /// Each with its job and its GPUs.
     pub offline: Vec<(u32, u8)>,
     pub faults: Vec<(u64, Fault)>,
+    /// Of each job, where they take turns.
+    pub weights: Vec<u32>,
 }
 
 impl Script {
@@ -91,7 +93,26 @@ impl Script {
             online,
             offline,
             faults,
+            weights: Vec::new(),
         }
+    }
+
+    /// As many jobs as that instead, each of one or two processes, on all GPUs or one.
+    pub fn draw_jobs(&mut self, jobs: u32, dice: &mut Dice) {
+        let more = u32::try_from(dice.between(0, u64::from(jobs))).unwrap_or(0);
+        let gpus = self.gpus;
+        let process = |nth: u32| {
+            let one = 1 << dice.between(0, u64::from(gpus) - 1);
+            let mask = if dice.percent(40) {
+                (1u8 << gpus) - 1
+            } else {
+                one
+            };
+            (nth % jobs, mask)
+        };
+        self.offline = (0..jobs + more).map(process).collect();
+        let weight = |_| u32::try_from(dice.between(1, 4)).unwrap_or(1);
+        self.weights = (0..jobs).map(weight).collect();
     }
 
     pub fn request(dice: &mut Dice, gap: u64) -> Request {
