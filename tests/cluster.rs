@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidegate_tests::clock::Stalls;
-use tidegate_tests::slurm::{Slurm, missing};
+use tidegate_tests::slurm::{Settings, Slurm, missing};
 use tidegate_tests::{Online, monotonic_ns, wait_for, watch};
 
 macro_rules! slurm_or_skip {
@@ -15,6 +15,56 @@ macro_rules! slurm_or_skip {
             return;
         }
     };
+}
+
+/// What every job of these asks for.
+const ASKS: &str = "tidegate: profile=summarise sla=0.40";
+/// The feature that answers it.
+const GIVES: &str = "tg.summarise.1x40";
+
+/// A cluster with a job that runs.
+struct Placed {
+    slurm: Slurm,
+    job: u32,
+    /// Its node.
+    at: usize,
+    /// The same by name.
+    first: String,
+}
+
+fn placed(count: usize, settings: Settings) -> Placed {
+    let mut slurm = Slurm::start_as(count, settings);
+    slurm.give_profiles();
+    slurm.tick();
+    let job = slurm.submit(ASKS).expect("taken");
+    let first = slurm.runs(job);
+    let mut hosts = slurm.hosts.iter();
+    let at = hosts
+        .position(|host| host.name == first)
+        .expect("a node of ours");
+    Placed {
+        slurm,
+        job,
+        at,
+        first,
+    }
+}
+
+/// What `scontrol` says of a field of a job.
+fn shown(slurm: &Slurm, job: u32, field: &str) -> String {
+    let text = slurm.text("scontrol", &["--oneliner", "show", "job", &job.to_string()]);
+    let mut words = text.split_whitespace();
+    let value = words.find_map(|word| word.strip_prefix(field).map(str::to_owned));
+    value.unwrap_or_else(|| panic!("{field} in {text}"))
+}
+
+/// Milliseconds since `from`: less than `most` and what the machine stood still for.
+#[track_caller]
+fn within(most: Duration, from: u64, stalls: &Stalls) -> u64 {
+    let after = monotonic_ns() - from;
+    let most = most.as_nanos() + u128::from(stalls.ns());
+    assert!(u128::from(after) < most, "{after} ns, of {most}");
+    after / 1_000_000
 }
 
 /// P-CLUSTER-9: a job whose SLA nobody gives waits with a reason that says so, and starts within 5 s of the first
@@ -52,20 +102,20 @@ fn a_job_waits_for_a_node_that_gives_enough_and_gets_the_best() {
         let right = "'tidegate: profile=summarise sla=0.40'";
         assert!(told.contains(why) && told.contains(right), "{told}");
     }
-    let job = slurm
-        .submit("tidegate: profile=summarise sla=0.40")
-        .expect("taken");
+    let job = slurm.submit(ASKS).expect("taken");
     wait_for("a reason that a user can read", || {
         let seen = slurm.job(job);
         assert_eq!(seen.state, "PENDING", "nothing is published yet");
         seen.reason.contains("none-gives-enough-yet").then_some(())
     });
+    // What the nodes did before online came is forgotten.
+    wait_for("n1 and n2 give too little, n4 enough", || {
+        let gives = |at: usize| slurm.would_publish(at).contains(GIVES);
+        (!gives(0) && !gives(1) && gives(3)).then_some(())
+    });
     slurm.give_profiles();
-    let fits = |name: &str| {
-        slurm
-            .features(name)
-            .contains(&"tg.summarise.1x40".to_owned())
-    };
+    let fits = |name: &str| slurm.features(name).contains(&GIVES.to_owned());
+    let stalls = Stalls::watch();
     let published = wait_for("a node gives enough", || {
         ["n3", "n4"]
             .iter()
@@ -73,12 +123,8 @@ fn a_job_waits_for_a_node_that_gives_enough_and_gets_the_best() {
             .then(monotonic_ns)
     });
     let host = slurm.runs(job);
-    let after = monotonic_ns() - published;
-    assert!(after < 5_000_000_000, "{after} ns after the publication");
-    println!(
-        "started {} ms after the first publication that fits",
-        after / 1_000_000
-    );
+    let ms = within(Duration::from_secs(5), published, &stalls);
+    println!("started {ms} ms after the first publication that fits");
     assert_eq!(host, "n4", "n4 idles always, n3 half of the time");
     assert!(!fits("n1") && !fits("n2"), "online has them");
     assert_eq!(slurm.drained(), [""; 0]);
@@ -91,18 +137,12 @@ fn a_job_waits_for_a_node_that_gives_enough_and_gets_the_best() {
 #[test]
 fn a_job_that_gets_too_little_is_moved_once_and_stays_away() {
     slurm_or_skip!();
-    let mut slurm = Slurm::start(3);
-    slurm.give_profiles();
-    slurm.tick();
-    let job = slurm
-        .submit("tidegate: profile=summarise sla=0.40")
-        .expect("taken");
-    let first = slurm.runs(job);
-    let at = slurm
-        .hosts
-        .iter()
-        .position(|host| host.name == first)
-        .expect("a node of ours");
+    let Placed {
+        slurm,
+        job,
+        at,
+        first,
+    } = placed(3, Settings::default());
     // The verdict needs three windows in which it ran as it should have.
     wait_for("the job's launches", || {
         let status = watch::status(&slurm.hosts[at].node);
@@ -119,28 +159,15 @@ fn a_job_that_gets_too_little_is_moved_once_and_stays_away() {
         let seen = slurm.job(job);
         (seen.state == "RUNNING" && seen.host != first).then_some(seen.host)
     });
-    let after = monotonic_ns() - went;
-    let most = 5_000_000_000 + stalls.ns();
-    assert!(after < most, "{after} ns after the verdict");
-    println!(
-        "runs on {second} {} ms after it left {first}",
-        after / 1_000_000
-    );
+    let ms = within(Duration::from_secs(5), went, &stalls);
+    println!("runs on {second} {ms} ms after it left {first}");
     // The load ends, and its first node gives the most again.
     load.say("release");
     wait_for("the first node gives enough again", || {
-        slurm
-            .features(&first)
-            .contains(&"tg.summarise.1x40".to_owned())
-            .then_some(())
+        let features = slurm.features(&first);
+        features.contains(&GIVES.to_owned()).then_some(())
     });
-    let shown = |field: &str| {
-        let text = slurm.text("scontrol", &["--oneliner", "show", "job", &job.to_string()]);
-        let value = text
-            .split_whitespace()
-            .find_map(|word| word.strip_prefix(field).map(str::to_owned));
-        value.unwrap_or_else(|| panic!("{field} in {text}"))
-    };
+    let shown = |field: &str| shown(&slurm, job, field);
     assert_eq!(shown("Restarts="), "1", "it was moved once");
     assert_eq!(shown("ExcNodeList="), first, "it stays away");
     let _ = slurm.text("scontrol", &["requeue", &job.to_string()]);
@@ -156,55 +183,44 @@ fn a_job_that_gets_too_little_is_moved_once_and_stays_away() {
 #[test]
 fn a_node_whose_agent_died_says_nothing_and_keeps_its_job() {
     slurm_or_skip!();
-    let mut slurm = Slurm::start(2);
-    slurm.give_profiles();
-    slurm.tick();
-    let job = slurm
-        .submit("tidegate: profile=summarise sla=0.40")
-        .expect("taken");
-    let first = slurm.runs(job);
-    let at = slurm
-        .hosts
-        .iter()
-        .position(|host| host.name == first)
-        .expect("a node of ours");
+    let Placed {
+        mut slurm,
+        job,
+        at,
+        first,
+    } = placed(2, Settings::default());
     assert!(!slurm.features(&first).is_empty(), "it was placed by them");
     slurm.hosts[at].node.agent = None;
-    let died = monotonic_ns();
+    let (died, stalls) = (monotonic_ns(), Stalls::watch());
     wait_for("its values lapse", || {
         slurm.features(&first).is_empty().then_some(())
     });
-    let after = monotonic_ns() - died;
     // Two periods of the timer, each with the time that two commands may take on a busy machine.
-    assert!(after < 5_000_000_000, "{after} ns");
-    println!(
-        "lapsed {} ms after the agent's death, with a period of 1000 ms",
-        after / 1_000_000
-    );
-    // Its windows would be strikes: nobody counts its launches any more.
-    std::thread::sleep(Duration::from_secs(8));
+    let ms = within(Duration::from_secs(5), died, &stalls);
+    println!("lapsed {ms} ms after the agent's death, with a period of 1000 ms");
+    // Three windows of 2 s would be strikes: nobody counts its launches any more.
+    slurm.pass(at, 8);
     let seen = slurm.job(job);
     assert_eq!((seen.state.as_str(), seen.host), ("RUNNING", first));
     assert_eq!(slurm.drained(), [""; 0]);
 }
 
-/// P-CLUSTER-12: a controller that was killed starts nothing on stale values and loses no running job; what waits starts
-/// within 10 s of its restart.
+/// P-CLUSTER-12: a controller that was killed starts nothing on stale values and loses no running job. Nodes have said
+/// theirs again within two periods of its restart, and what waits starts within 10 s.
 #[test]
 fn a_controller_that_was_killed_starts_nothing_on_stale_values() {
     slurm_or_skip!();
     let mut slurm = Slurm::start(2);
     slurm.give_profiles();
     slurm.tick();
-    let comment = "tidegate: profile=summarise sla=0.40";
-    let running = [(); 2].map(|()| slurm.submit(comment).expect("taken"));
+    let running = [(); 2].map(|()| slurm.submit(ASKS).expect("taken"));
     let hosts = running.map(|job| slurm.runs(job));
-    let waiting = slurm.submit(comment).expect("taken");
+    let waiting = slurm.submit(ASKS).expect("taken");
     slurm.saved();
     // In the middle of publications, of which there are two a second.
     slurm.kill_controller();
     slurm.start_controller();
-    let up = monotonic_ns();
+    let (up, stalls) = (monotonic_ns(), Stalls::watch());
     for (job, host) in running.iter().zip(&hosts) {
         let seen = slurm.job(*job);
         assert_eq!(
@@ -213,20 +229,60 @@ fn a_controller_that_was_killed_starts_nothing_on_stale_values() {
             "no running job is lost"
         );
     }
+    for at in 0..slurm.hosts.len() {
+        slurm.pass(at, 1);
+        let features = slurm.features(&slurm.hosts[at].name);
+        assert!(features.contains(&GIVES.to_owned()), "{features:?}");
+    }
     let _ = slurm.text("scancel", &[&running[0].to_string()]);
     let host = slurm.runs(waiting);
-    let after = monotonic_ns() - up;
-    assert!(after < 10_000_000_000, "{after} ns after the restart");
-    println!(
-        "a waiting job runs {} ms after the restart",
-        after / 1_000_000
-    );
+    let ms = within(Duration::from_secs(10), up, &stalls);
+    println!("a waiting job runs {ms} ms after the restart");
     assert_eq!(host, hosts[0]);
     // Nothing was published anew before it ran there that does not fit.
-    assert!(
-        slurm
-            .features(&host)
-            .contains(&"tg.summarise.1x40".to_owned())
+    assert!(slurm.features(&host).contains(&GIVES.to_owned()));
+    assert_eq!(slurm.drained(), [""; 0]);
+}
+
+/// P-CLUSTER-13: a job whose node's slurmd was killed runs elsewhere, where enough is given, and once only: when its
+/// first node is back, nothing of it is left there.
+#[test]
+fn a_job_whose_slurmd_was_killed_runs_elsewhere() {
+    slurm_or_skip!();
+    let lost_s = 5;
+    let settings = Settings {
+        lost_s,
+        ..Settings::default()
+    };
+    let Placed {
+        mut slurm,
+        job,
+        at,
+        first,
+    } = placed(2, settings);
+    slurm.kill_slurmd(at);
+    let killed = monotonic_ns();
+    let second = wait_for("it runs elsewhere", || {
+        let seen = slurm.job(job);
+        (seen.state == "RUNNING" && seen.host != first).then_some(seen.host)
+    });
+    println!(
+        "runs on {second} {} ms after slurmd of {first} was killed, with a SlurmdTimeout of {lost_s} s",
+        (monotonic_ns() - killed) / 1_000_000
     );
+    assert!(slurm.features(&second).contains(&GIVES.to_owned()));
+    assert_eq!(shown(&slurm, job, "Restarts="), "1");
+    // What its node's agent sees of it ends with the old step, which outlived slurmd.
+    slurm.start_slurmd(at);
+    wait_for("the old step ends", || {
+        let status = watch::status(&slurm.hosts[at].node);
+        status["jobs"].as_array()?.is_empty().then_some(())
+    });
+    wait_for("the node is back", || {
+        let text = slurm.text("sinfo", &["-h", "-n", &first, "-o", "%T"]);
+        (text.trim() == "idle").then_some(())
+    });
+    let seen = slurm.job(job);
+    assert_eq!((seen.state.as_str(), seen.host), ("RUNNING", second));
     assert_eq!(slurm.drained(), [""; 0]);
 }

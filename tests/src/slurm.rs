@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -67,6 +67,31 @@ pub struct Host {
     pub node: Node,
     /// Its slurmd; none while it is dead.
     pub slurmd: Option<Running>,
+    /// Its agent's.
+    config: String,
+    /// How often its health script began and ended well since [`Slurm::tick`].
+    passes: Arc<AtomicU64>,
+}
+
+/// What a site would choose.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// A node is lost when its slurmd has not answered for so many seconds.
+    pub lost_s: u8,
+    /// Options of every `tidegate place`.
+    pub place: &'static str,
+    /// Options of `tidegate place tend`.
+    pub tend: &'static str,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            lost_s: 10,
+            place: "--window 2s --least 2s --since 8s",
+            tend: "--judge 2s",
+        }
+    }
 }
 
 /// A cluster.
@@ -118,6 +143,15 @@ impl Slurm {
     /// When it does not come up.
     #[must_use]
     pub fn start(count: usize) -> Self {
+        Self::start_as(count, Settings::default())
+    }
+
+    /// The same, of a site that chose otherwise.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn start_as(count: usize, settings: Settings) -> Self {
         let dir = TempDir::new();
         let root = dir.path();
         // munged and slurmd want no directory above theirs that others may write to.
@@ -133,14 +167,15 @@ impl Slurm {
             .map(|number| {
                 let mut node = Node::device_only(&[]);
                 let history = node.dir().join("history.ring");
-                node.start_agent(&AGENT.replace(
-                    "[history]",
-                    &format!("[history]\nfile = \"{}\"", history.display()),
-                ));
+                let history = format!("[history]\nfile = \"{}\"", history.display());
+                let config = AGENT.replace("[history]", &history);
+                node.start_agent(&config);
                 Host {
                     name: format!("n{number}"),
                     node,
                     slurmd: None,
+                    config,
+                    passes: Arc::default(),
                 }
             })
             .collect();
@@ -152,7 +187,7 @@ impl Slurm {
             tickers: Vec::new(),
             dir,
         };
-        slurm.configure();
+        slurm.configure(settings);
         slurm.start_munge();
         slurm.start_controller();
         for at in 0..count {
@@ -180,7 +215,7 @@ impl Slurm {
     }
 
     /// What the tool itself says belongs into the configuration, and what this machine needs besides.
-    fn configure(&self) {
+    fn configure(&self, settings: Settings) {
         let root = self.dir();
         let ports = ports(self.hosts.len() + 2);
         let count = self.hosts.len();
@@ -217,8 +252,9 @@ impl Slurm {
              SlurmctldLogFile={root}/ctld.log\nSlurmdLogFile={root}/%n.log\nProctrackType=proctrack/linuxproc\n\
              TaskPlugin=task/none\nSchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=100000\n\
              SelectTypeParameters=CR_Core\nReturnToService=2\nMinJobAge=300\nKillWait=2\nSlurmctldTimeout=10\n\
-             SlurmdTimeout=10\n{placed}",
+             SlurmdTimeout={lost}\nMessageTimeout={lost}\n{placed}",
             ports[count],
+            lost = settings.lost_s,
             root = root.display(),
         );
         let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux");
@@ -230,7 +266,7 @@ impl Slurm {
                 "NodeName={name} NodeHostname={} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=1000 Gres=harvest:1",
                 host.trim()
             );
-            self.describe(own);
+            self.describe(own, settings);
         }
         // A partition stands behind its nodes.
         let (partition, rest): (Vec<_>, Vec<_>) = text
@@ -270,19 +306,19 @@ impl Slurm {
     }
 
     /// What the scripts find in the environment of a node.
-    fn describe(&self, host: &Host) {
+    fn describe(&self, host: &Host, settings: Settings) {
         let (root, node) = (self.dir(), &host.node);
         let library = built("libtidegate.so");
         let bin = library.parent().expect("a directory");
         let place = format!(
-            "--profiles {}/profiles --history {}/history.ring --memo {}/place.json --window 2s --least 2s --since 8s",
+            "--profiles {}/profiles {}",
             root.display(),
-            node.dir().display(),
-            node.dir().display()
+            options(node, settings)
         );
         let text = format!(
-            "export SLURM_CONF={conf} SLURMD_NODENAME={name} TIDEGATE_RUN_DIR={run} TIDEGATE_PLACE='{place}' TIDEGATE_TEND='--judge 2s'\n\
+            "export SLURM_CONF={conf} SLURMD_NODENAME={name} TIDEGATE_RUN_DIR={run} TIDEGATE_PLACE='{place}' TIDEGATE_TEND='{}'\n\
              export PATH={bin}:/usr/sbin:/usr/bin:/sbin:/bin TIDEGATE_PRELOAD={library}:{rm} TASK_ENV={root}/env/{name}.task\n",
+            settings.tend,
             conf = self.conf().display(),
             name = host.name,
             run = node.run_dir().display(),
@@ -344,6 +380,23 @@ impl Slurm {
         });
     }
 
+    /// What a node of the usual settings would publish, with profiles.
+    ///
+    /// # Panics
+    /// When it says nothing.
+    #[must_use]
+    pub fn would_publish(&self, at: usize) -> String {
+        let Host { name, node, .. } = &self.hosts[at];
+        let known = self.dir().join("known").display().to_string();
+        let mut args = vec!["place", "publish", "--engine", "slurm", "--dry-run"];
+        args.extend(["--node", name, "--profiles", &known]);
+        let options = options(node, Settings::default());
+        args.extend(options.split(' '));
+        let output = node.tidegate(&args);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// Kills the controller, as a crash does.
     pub fn kill_controller(&mut self) {
         self.slurmctld = None;
@@ -359,6 +412,17 @@ impl Slurm {
             .arg(self.conf())
             .args(["-N", &name]);
         self.hosts[at].slurmd = Some(Running::start("slurmd", &mut command));
+    }
+
+    /// Kills a node's slurmd, as a crash does. Its steps outlive it.
+    pub fn kill_slurmd(&mut self, at: usize) {
+        self.hosts[at].slurmd = None;
+    }
+
+    /// Starts a node's agent again.
+    pub fn start_agent(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        host.node.start_agent(&host.config);
     }
 
     fn daemon(&self, name: &str, out: &str) -> Command {
@@ -408,11 +472,8 @@ impl Slurm {
     /// Runs the health script of every node once a second from now on, as `tidegate-place.timer` does.
     pub fn tick(&mut self) {
         for host in &self.hosts {
-            let (dir, name, stop) = (
-                self.dir().to_owned(),
-                host.name.clone(),
-                Arc::clone(&self.stop),
-            );
+            let (dir, name) = (self.dir().to_owned(), host.name.clone());
+            let (stop, passes) = (Arc::clone(&self.stop), Arc::clone(&host.passes));
             self.tickers.push(std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let output = health(&dir, &name);
@@ -420,10 +481,23 @@ impl Slurm {
                         output.status.success(),
                         "the health script fails: {output:?}"
                     );
+                    passes.fetch_add(1, Ordering::Relaxed);
                     std::thread::sleep(Duration::from_secs(1));
                 }
             }));
         }
+    }
+
+    /// Waits until a node's health script has run `count` times from its begin, a second apart, after this moment.
+    ///
+    /// # Panics
+    /// When it does not, as when it failed.
+    #[track_caller]
+    pub fn pass(&self, at: usize, count: u64) {
+        let seen = || self.hosts[at].passes.load(Ordering::Relaxed);
+        // One may be on its way.
+        let enough = seen() + 1 + count;
+        wait_for("the health script", || (seen() >= enough).then_some(()));
     }
 
     /// Submits the offline program with this comment; its number, or what the user is told.
@@ -544,6 +618,15 @@ impl Slurm {
         }
         text
     }
+}
+
+/// Where a node's files are, and what counts of its history.
+fn options(node: &Node, settings: Settings) -> String {
+    let dir = node.dir().display();
+    format!(
+        "--history {dir}/history.ring --memo {dir}/place.json {}",
+        settings.place
+    )
 }
 
 fn health(dir: &Path, name: &str) -> Output {
