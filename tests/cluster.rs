@@ -1,12 +1,13 @@
-//! A real Slurm places offline jobs by what each node publishes: munged, slurmctld and four slurmd of Debian's packages,
-//! each node with a virtual GPU and an agent of its own. Judged by what Slurm says, and by the GPUs' own history.
+//! A real Slurm places offline jobs by what each node publishes: munged, slurmctld and four slurmd of Debian's
+//! packages, each node with a virtual GPU and an agent of its own. Judged by what Slurm says, and by the GPUs' own
+//! history.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidegate_tests::clock::Stalls;
 use tidegate_tests::slurm::{Settings, Slurm, missing};
-use tidegate_tests::{Online, monotonic_ns, wait_for, watch};
+use tidegate_tests::{Online, monotonic_ns, placements, wait_for, watch};
 
 macro_rules! slurm_or_skip {
     () => {
@@ -132,8 +133,9 @@ fn a_job_waits_for_a_node_that_gives_enough_and_gets_the_best() {
     on_and_off.join().expect("the load of n3");
 }
 
-/// P-CLUSTER-10: an online load that brings a job below its SLA has it moved once, to a node that gives enough, within 5 s
-/// of the verdict; and it does not come back while its time away lasts, whatever the node gives then.
+/// P-CLUSTER-10: an online load that brings a job below its SLA has it moved once, to a node that gives
+/// enough, within 5 s of the verdict; and it does not come back while its time away lasts, whatever the node gives
+/// then.
 #[test]
 fn a_job_that_gets_too_little_is_moved_once_and_stays_away() {
     slurm_or_skip!();
@@ -285,4 +287,14 @@ fn a_job_whose_slurmd_was_killed_runs_elsewhere() {
     let seen = slurm.job(job);
     assert_eq!((seen.state.as_str(), seen.host), ("RUNNING", second));
     assert_eq!(slurm.drained(), [""; 0]);
+}
+
+/// P-CLUSTER-14: random schedules lose, misplace and drain nothing. `scripts/nemesis cluster` runs as many as one
+/// likes.
+#[test]
+fn random_schedules_lose_and_misplace_no_job() {
+    slurm_or_skip!();
+    let totals = placements::run(1, 2, false, |_, _| {});
+    assert_eq!(totals.violations, []);
+    assert!(!totals.is_empty(), "{totals:?}");
 }

@@ -19,6 +19,7 @@ pub mod online;
 pub mod operators;
 pub mod peer;
 pub mod personality;
+pub mod placements;
 pub mod plan;
 pub mod real_reclaims;
 pub mod reclaims;

@@ -4,6 +4,8 @@
 //! around them says only which node they run for. Nothing outside a temporary directory is touched, and no port is
 //! fixed. What a value started ends with it.
 
+pub mod log;
+
 use crate::{Node, Running, TempDir, built, compile, wait_for, wait_until};
 use std::fmt::Write as _;
 use std::fs;
@@ -54,6 +56,9 @@ pub fn missing() -> Option<String> {
 
 /// A profile whose job does half with a 96th of the pool: memory then hardly counts, idle time does.
 pub const PROFILE: &str = "unit = \"launches\"\nrate = 100\nfull = \"96MiB\"\nhalf = \"1MiB\"\n";
+
+/// Features of one GPU of it, each followed by per cent.
+pub const PREFIX: &str = "tg.summarise.1x";
 
 const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n[memory]\npool = \"96MiB\"\n\
                      headroom_min = \"4MiB\"\n[history]\nevery = \"1s\"\nsize = \"1MiB\"\n";
@@ -252,7 +257,7 @@ impl Slurm {
              SlurmctldLogFile={root}/ctld.log\nSlurmdLogFile={root}/%n.log\nProctrackType=proctrack/linuxproc\n\
              TaskPlugin=task/none\nSchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=100000\n\
              SelectTypeParameters=CR_Core\nReturnToService=2\nMinJobAge=300\nKillWait=2\nSlurmctldTimeout=10\n\
-             SlurmdTimeout={lost}\nMessageTimeout={lost}\n{placed}",
+             SlurmdTimeout={lost}\nMessageTimeout={lost}\nSlurmctldDebug=debug2\n{placed}",
             ports[count],
             lost = settings.lost_s,
             root = root.display(),
@@ -378,6 +383,18 @@ impl Slurm {
                 .contains("is UP")
                 .then_some(())
         });
+    }
+
+    /// Whether there is one.
+    #[must_use]
+    pub const fn has_controller(&self) -> bool {
+        self.slurmctld.is_some()
+    }
+
+    /// Where it writes what it does, also of its lives before it was killed.
+    #[must_use]
+    pub fn controllers_log(&self) -> PathBuf {
+        self.dir().join("ctld.log")
     }
 
     /// What a node of the usual settings would publish, with profiles.
@@ -530,19 +547,20 @@ impl Slurm {
     }
 
     /// Waits until the controller has written all jobs of this moment to its disk: of a job that is newer it knows
-    /// nothing after a crash.
+    /// nothing after a crash. It writes when something changed, so a job comes and goes for that.
     ///
     /// # Panics
     /// When it does not.
     pub fn saved(&self) {
         let now = std::time::SystemTime::UNIX_EPOCH
             + Duration::from_nanos(tidegate_agent::clock::unix_ns());
+        let held = ["--parsable", "--hold", "-p", "harvest", "job.sh"];
+        let id = self.text("sbatch", &held);
+        let _ = self.text("scancel", &[id.trim()]);
         let file = self.dir().join("state/job_state");
         wait_for("the controller saves its jobs", || {
-            let changed = fs::metadata(&file)
-                .and_then(|about| about.modified())
-                .ok()?;
-            (changed > now).then_some(())
+            let about = fs::metadata(&file).ok()?;
+            (about.modified().ok()? > now).then_some(())
         });
     }
 
@@ -557,6 +575,14 @@ impl Slurm {
             reason: next(),
             host: next(),
         }
+    }
+
+    /// The nodes that a job does not go to.
+    #[must_use]
+    pub fn excluded(&self, id: u32) -> Vec<String> {
+        let list = self.text("squeue", &["-h", "-j", &id.to_string(), "-o", "%x"]);
+        let names = self.text("scontrol", &["show", "hostnames", list.trim()]);
+        names.split_whitespace().map(str::to_owned).collect()
     }
 
     /// Waits until a job runs; where.
@@ -611,7 +637,8 @@ impl Slurm {
             let path = entry.path();
             if path.extension().is_some_and(|ending| ending == "log") {
                 let all = fs::read_to_string(&path).unwrap_or_default();
-                let last: Vec<_> = all.lines().rev().take(15).collect();
+                let lines = all.lines().rev().filter(|line| !line.contains(" debug2: "));
+                let last: Vec<_> = lines.take(15).collect();
                 let last: Vec<_> = last.into_iter().rev().collect();
                 let _ = writeln!(text, "== {}\n{}", path.display(), last.join("\n"));
             }

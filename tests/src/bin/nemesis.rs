@@ -1,6 +1,6 @@
-//! `nemesis gate|reclaim|operators|hostile`: random schedules against the gate, against KV memory that is taken from a
-//! running engine, beside what happens on a machine that people operate, or beside attackers, judged from the device's
-//! own history.
+//! `nemesis gate|reclaim|operators|hostile|cluster`: random schedules against the gate, against KV memory that is taken
+//! from a running engine, beside what happens on a machine that people operate, or beside attackers, judged from the
+//! device's own history; or against jobs that Slurm places, judged by what Slurm wrote.
 //!
 //! Exit codes: 0 every promise held; 1 one was broken (the seed that replays it is printed);
 //! 2 too little happened for a verdict, or the command line is wrong.
@@ -12,7 +12,8 @@ use std::process::ExitCode;
 use tidegate_sim::gate::{Break, Played, Totals, run_all};
 use tidegate_sim::reclaim as play;
 use tidegate_tests::clock::Standstill;
-use tidegate_tests::{operators, real_reclaims, reclaims, schedules, strangers};
+use tidegate_tests::slurm::missing;
+use tidegate_tests::{operators, placements, real_reclaims, reclaims, schedules, strangers};
 use tidegate_vgpu::personality::Personality;
 
 /// Random schedules against Tidegate.
@@ -33,6 +34,24 @@ enum What {
     Operators(Operators),
     /// Processes of a user without rights that mean it ill, beside an honest pair.
     Hostile(Hostile),
+    /// Online loads, a killed controller, agents and slurmds, under jobs that a real Slurm places.
+    Cluster(Cluster),
+}
+
+#[derive(Debug, clap::Args)]
+struct Cluster {
+    /// How many.
+    #[arg(long, default_value_t = 20)]
+    schedules: u64,
+    /// Seed of the first; the next has the next seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Also writes the figures there.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Breaks something on purpose, to see that it is noticed.
+    #[arg(long = "break", hide = true, default_value = "nothing")]
+    broken: String,
 }
 
 #[derive(Debug, clap::Args)]
@@ -180,6 +199,7 @@ fn main() -> ExitCode {
         What::Reclaim(wanted) => return reclaim(&wanted),
         What::Operators(wanted) => return operate(&wanted),
         What::Hostile(wanted) => return attack(&wanted),
+        What::Cluster(wanted) => return place(&wanted),
     };
     let Firmware::Is(personality) = gate.personality else {
         for personality in Personality::ALL {
@@ -313,6 +333,46 @@ fn attack(wanted: &Hostile) -> ExitCode {
         "hostile --schedules 1",
         "no edge beside an attacker",
         json,
+    )
+}
+
+fn place(wanted: &Cluster) -> ExitCode {
+    let breaks = match named(&[("nothing", false), ("judge", true)], &wanted.broken) {
+        Ok(breaks) => breaks,
+        Err(error) => {
+            eprintln!("nemesis: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    if let Some(why) = missing() {
+        println!("SKIPPED: {why}");
+        return ExitCode::SUCCESS;
+    }
+    let totals = placements::run(wanted.seed, wanted.schedules, breaks, |seed, totals| {
+        went(totals.schedules, seed);
+    });
+    let figures = serde_json::json!({
+        "schedules": totals.schedules,
+        "violations": totals.violations.len(),
+        "lost_jobs": totals.lost_jobs,
+        "over_cap": totals.over_cap,
+        "drained": totals.drained,
+        "misplaced": totals.misplaced,
+        "published": totals.published,
+        "placed": totals.placed,
+        "evictions": totals.evictions,
+        "lost_nodes": totals.lost_nodes,
+        "done": totals.done,
+        "seed": wanted.seed,
+    });
+    let empty = totals.is_empty();
+    let why = "fewer placements than schedules, or nobody moved";
+    let outcome = (totals.violations, figures, empty);
+    conclude(
+        outcome,
+        "cluster --schedules 1",
+        why,
+        wanted.json.as_deref(),
     )
 }
 
