@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidegate_tests::clock::Stalls;
+use tidegate_tests::exposition::Exposition;
 use tidegate_tests::slurm::{Settings, Slurm, missing};
 use tidegate_tests::{Online, monotonic_ns, placements, wait_for, watch};
 
@@ -20,6 +21,9 @@ macro_rules! slurm_or_skip {
 
 /// What every job of these asks for.
 const ASKS: &str = "tidegate: profile=summarise sla=0.40";
+/// What `place tend` leaves for Prometheus.
+const GOT: &str = "tidegate_job_throughput_ratio";
+const EVICTIONS: &str = "tidegate_evictions_total";
 /// The feature that answers it.
 const GIVES: &str = "tg.summarise.1x40";
 
@@ -133,7 +137,7 @@ fn a_job_waits_for_a_node_that_gives_enough_and_gets_the_best() {
     on_and_off.join().expect("the load of n3");
 }
 
-/// P-CLUSTER-10: an online load that brings a job below its SLA has it moved once, to a node that gives
+/// P-CLUSTER-10, P-CLUSTER-15: an online load that brings a job below its SLA has it moved once, to a node that gives
 /// enough, within 5 s of the verdict; and it does not come back while its time away lasts, whatever the node gives
 /// then.
 #[test]
@@ -163,6 +167,14 @@ fn a_job_that_gets_too_little_is_moved_once_and_stays_away() {
     });
     let ms = within(Duration::from_secs(5), went, &stalls);
     println!("runs on {second} {ms} ms after it left {first}");
+    // Prometheus is told by the node that it left.
+    let file = slurm.hosts[at].node.dir().join("tidegate-tend.prom");
+    wait_for("the eviction is counted", || {
+        let text = std::fs::read_to_string(&file).ok()?;
+        let seen = Exposition::read(&text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
+        let gone = seen.sum(GOT, &[]).is_none();
+        (gone && seen.sum(EVICTIONS, &[]) == Some(1.0)).then_some(())
+    });
     // The load ends, and its first node gives the most again.
     load.say("release");
     wait_for("the first node gives enough again", || {

@@ -7,7 +7,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use tidegate_agent::place::metrics::NAMES;
 use tidegate_tests::exposition::{Exposition, named};
+use tidegate_tests::slurm::PROFILE;
 use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, wait_for, watch};
 
 const MONITORING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/monitoring");
@@ -93,9 +95,11 @@ fn a_scrape_of_a_working_node_is_well_formed_true_and_all_that_dashboard_and_ale
         let launches = seen.sum("tidegate_job_launches_total", &[])?;
         (busy > 0.0 && ran > 0.0 && launches > 0.0).then_some((text, seen))
     });
-    for name in asked_for() {
+    // Those of placement come from files of its commands.
+    let own = asked_for();
+    for name in own.iter().filter(|name| !NAMES.contains(&name.as_str())) {
         assert!(
-            seen.series.iter().any(|series| series.name == name),
+            seen.series.iter().any(|series| series.name == *name),
             "{name} is asked for and not there:\n{text}"
         );
     }
@@ -215,6 +219,58 @@ fn a_drain_a_pause_a_refused_configuration_and_an_ignored_process_are_counted() 
     nobody.running();
     nobody.stop();
     offline.stop();
+}
+
+/// P-CLUSTER-15: the file that `place publish` leaves for Prometheus is well-formed and says what the engine is told. When
+/// the agent is gone it says nothing.
+#[test]
+fn what_is_published_is_left_for_prometheus() {
+    let mut node = Node::device_only(&[]);
+    let dir = node.dir().to_owned();
+    let history = dir.join("history.ring");
+    let every = format!(
+        "[history]\nfile = \"{}\"\nevery = \"1s\"\n",
+        history.display()
+    );
+    node.start_agent(&format!(
+        "{TRUSTING}\n[memory]\npool = \"96MiB\"\nheadroom_min = \"4MiB\"\n{every}"
+    ));
+    std::fs::create_dir_all(dir.join("profiles")).expect("writable");
+    std::fs::write(dir.join("profiles/summarise.toml"), PROFILE).expect("writable");
+    let path = |name: &str| dir.join(name).display().to_string();
+    let publish = |node: &Node| {
+        let mut args = vec!["place", "publish", "--engine", "nfd", "--window", "1s"];
+        args.extend(["--least", "1s", "--since", "1h"]);
+        let own = ["profiles", "history.ring", "place.json", "features", ""].map(path);
+        for (option, value) in ["--profiles", "--history", "--memo", "--file", "--metrics"]
+            .iter()
+            .zip(&own)
+        {
+            args.extend([option, value.as_str()]);
+        }
+        let output = format!("{:?}", node.tidegate(&args));
+        let text = std::fs::read_to_string(path("tidegate-publish.prom")).expect("it is left");
+        promtool(&["check", "metrics"], Some(&text));
+        let seen = Exposition::read(&text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
+        let features = std::fs::read_to_string(path("features")).expect("it is written");
+        let said = features
+            .lines()
+            .find_map(|line| line.strip_prefix("tidegate.dev/summarise.1=")?.parse().ok());
+        let labels = [("profile", "summarise"), ("gpus", "1")];
+        let left = seen.sum(NAMES[0], &labels);
+        (said, left, output)
+    };
+    let (said, left) = wait_for("the node gives something", || {
+        let (said, left, _): (Option<f64>, _, _) = publish(&node);
+        Some((said?, left?))
+    });
+    assert!(
+        said > 0.0 && (left * 100.0 + 1e-9).floor() == said,
+        "{said} {left}"
+    );
+    node.agent = None;
+    let (said, left, told) = publish(&node);
+    assert_eq!((said, left), (None::<f64>, None), "{told}");
 }
 
 /// P-OPERATE-12: a scrape is well-formed, bounded and true.

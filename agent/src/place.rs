@@ -10,12 +10,13 @@
 //! ```
 //!
 //! [`engine`] runs the engine's commands, for no longer than it may; [`claims`] says which GPUs a Slurm job got;
-//! [`said`] remembers what was said last, so that only a change is logged. All but these three are pure.
+//! [`said`] remembers what was said last, so that only a change is logged. [`metrics`] is for Prometheus. All but these three are pure.
 
 pub mod claims;
 pub mod engine;
 pub mod facts;
 pub mod memo;
+pub mod metrics;
 pub mod nfd;
 pub mod offers;
 pub mod profiles;

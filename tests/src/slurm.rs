@@ -316,8 +316,9 @@ impl Slurm {
         let library = built("libtidegate.so");
         let bin = library.parent().expect("a directory");
         let place = format!(
-            "--profiles {}/profiles {}",
+            "--profiles {}/profiles --metrics {} {}",
             root.display(),
+            node.dir().display(),
             options(node, settings)
         );
         let text = format!(

@@ -14,6 +14,11 @@ impl Said {
         Self(dir.join("place").join(format!("{who}.said")))
     }
 
+    /// What was said holds no more: it is said again when it does.
+    pub fn forget(&self) {
+        let _ = fs::remove_file(&self.0);
+    }
+
     /// Says `line` on standard error unless it was said last. A disk that keeps nothing has it said each time.
     pub fn say(&self, line: &str) {
         let line = crate::plain::line(line);

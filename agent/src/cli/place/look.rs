@@ -4,8 +4,10 @@ use crate::cli::values::{ago, span};
 use crate::clock::{unix_ms, unix_ns};
 use crate::place::facts::Facts;
 use crate::place::memo::Memo;
+use crate::place::metrics;
 use crate::place::offers::{Offer, horizon, offers};
 use crate::place::profiles::{self, Refused};
+use crate::place::said::Said;
 use crate::watch::history;
 use anyhow::Context as _;
 use clap::Args;
@@ -37,6 +39,9 @@ pub(super) struct Look {
     /// With less history nothing is said.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = span)]
     least: Duration,
+    /// Leave figures for Prometheus there: publish and tend write a file each for node_exporter's textfile collector.
+    #[arg(long, value_name = "DIR")]
+    metrics: Option<PathBuf>,
 }
 
 /// All of it.
@@ -65,6 +70,17 @@ pub(super) fn read(dir: &Path) -> anyhow::Result<(Vec<Profile>, Vec<Refused>)> {
 }
 
 impl Look {
+    /// Leaves `text` as `name` for Prometheus, where that is wanted.
+    pub fn leave(&self, name: &str, text: &str, said: &Said) {
+        let Some(dir) = &self.metrics else {
+            return;
+        };
+        match metrics::leave(dir, name, text) {
+            Ok(()) => said.forget(),
+            Err(error) => said.say(&format!("no metrics in {}: {error}", dir.display())),
+        }
+    }
+
     /// The horizon that was asked for.
     pub fn horizon(&self) -> Horizon {
         horizon(self.window, self.least)

@@ -9,7 +9,7 @@ use crate::place::engine::Patience;
 use crate::place::memo::Memo;
 use crate::place::offers::Offer;
 use crate::place::said::Said;
-use crate::place::{nfd, slurm};
+use crate::place::{metrics, nfd, slurm};
 use clap::{Args as ClapArgs, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,6 +84,8 @@ pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
     };
     if !args.dry_run {
         said("publish").say(&line);
+        let text = metrics::published(&offers);
+        args.look.leave(metrics::PUBLISHED, &text, &said("metrics"));
     }
     Ok(())
 }

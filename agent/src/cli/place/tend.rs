@@ -6,6 +6,7 @@ use crate::cli::values::span;
 use crate::clock::{nanos, unix_ns};
 use crate::place::engine::Patience;
 use crate::place::memo::Memo;
+use crate::place::metrics::{self, Judged};
 use crate::place::offers::{Wish, node};
 use crate::place::queue::{self, Job};
 use crate::place::said::Said;
@@ -63,15 +64,21 @@ struct Run<'a> {
 
 pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
     let said = Said::new(&agent.run_dir, "tend");
-    match tend(agent, args, &said) {
+    let mut judged = Vec::new();
+    match tend(agent, args, &said, &mut judged) {
         Ok(()) => {}
         // One line per change: the engine is away, or nobody knows anything.
         Err(why) => said.say(&format!("tends nobody: {why}")),
     }
+    if !args.dry_run {
+        let text = metrics::tended(&judged, Memo::read(&args.look.memo).evictions);
+        let said = Said::new(&agent.run_dir, "metrics-tend");
+        args.look.leave(metrics::TENDED, &text, &said);
+    }
     Ok(())
 }
 
-fn tend(agent: &Agent, args: &Args, said: &Said) -> Result<(), String> {
+fn tend(agent: &Agent, args: &Args, said: &Said, judged: &mut Vec<Judged>) -> Result<(), String> {
     let seen = args.look.see().map_err(|error| error.to_string())?;
     let tending = Tending {
         window: args.judge,
@@ -118,7 +125,7 @@ fn tend(agent: &Agent, args: &Args, said: &Said) -> Result<(), String> {
         .run("sinfo", &["-h", "-N", "-O", queue::NODES])?;
     let mut lines = Vec::new();
     for (job, wish) in wishes {
-        if let Some(line) = run.one(job, &wish, &status, &nodes, &mut memo) {
+        if let Some(line) = run.one(job, &wish, (&status, &nodes), &mut memo, judged) {
             lines.push(line);
         }
     }
@@ -206,9 +213,9 @@ impl Run<'_> {
         &self,
         job: &Job,
         wish: &Wish,
-        status: &v1::GetStatusResponse,
-        nodes: &str,
+        (status, nodes): (&v1::GetStatusResponse, &str),
         memo: &mut Memo,
+        judged: &mut Vec<Judged>,
     ) -> Option<String> {
         let profile = self
             .seen
@@ -218,6 +225,12 @@ impl Run<'_> {
         let name = self.name_of(job, status)?;
         let windows = windows(&self.seen.facts, &name, profile, nanos(self.tending.window));
         self.learn(job, profile, &windows, memo);
+        judged.push(Judged {
+            job: job.id.clone(),
+            profile: wish.profile.clone(),
+            sla: f64::from(wish.percent) / 100.0,
+            got: windows.last().and_then(|window| window.got),
+        });
         let excluded = match self.excluded(&job.id) {
             Ok(excluded) => excluded,
             Err(why) => return Some(format!("job {} is not judged: {why}", job.id)),
