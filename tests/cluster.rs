@@ -8,7 +8,9 @@ use std::time::Duration;
 use tidegate_tests::clock::Stalls;
 use tidegate_tests::exposition::Exposition;
 use tidegate_tests::slurm::{Settings, Slurm, missing};
-use tidegate_tests::{Online, monotonic_ns, placements, wait_for, watch};
+use tidegate_tests::{
+    Node, Offline, Online, TRUSTING, compile, monotonic_ns, placements, wait_for, watch,
+};
 
 macro_rules! slurm_or_skip {
     () => {
@@ -309,4 +311,39 @@ fn random_schedules_lose_and_misplace_no_job() {
     let totals = placements::run(1, 2, false, |_, _| {});
     assert_eq!(totals.violations, []);
     assert!(!totals.is_empty(), "{totals:?}");
+}
+
+/// P-CLUSTER-16: a hundred jobs are evicted as slurmd does it, by SIGTERM and then SIGKILL, while they are gated with
+/// work queued. The driver here holds the locks of all GPUs for two minutes for each disabled channel whose files are
+/// closed.
+#[test]
+fn evicting_gated_jobs_never_stalls_the_drivers_locks() {
+    let config = format!("{TRUSTING}[gate]\ncooldown = \"5ms\"\n[fair]\nturn = \"10ms\"\n");
+    let node = Node::new(&["--set", "stop_channel_wait_us=120000000"], &config);
+    let mut online = Online::start(&node, 0);
+    let mut stays = Offline::start(&node, 1_000_000, &[0]);
+    stays.running();
+    for round in 0..20 {
+        let job = |number: u32| {
+            let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+            command.env("TIDEGATE_JOB", format!("slurm-{}", 5 * round + number));
+            Offline::from_command(command.args(["1000000", "0"]))
+        };
+        let mut jobs: Vec<_> = (1..=5).map(job).collect();
+        jobs.iter_mut().for_each(Offline::running);
+        online.say("hold");
+        let pids: Vec<_> = jobs.iter().map(|job| job.process.pid()).collect();
+        let channels = watch::wait_all(&node, &pids, true);
+        assert!(channels >= jobs.len(), "{channels} channels");
+        for signal in [libc::SIGTERM, libc::SIGKILL] {
+            jobs.iter().for_each(|job| job.process.signal(signal));
+        }
+        wait_for("their channels are gone", || {
+            watch::channels(&node, &pids).is_empty().then_some(())
+        });
+        // An enable takes the driver's locks.
+        online.say("release");
+        watch::wait_all(&node, &[stays.process.pid()], false);
+    }
+    stays.stop();
 }
