@@ -8,9 +8,7 @@ use std::time::Duration;
 use tidegate_tests::clock::Stalls;
 use tidegate_tests::exposition::Exposition;
 use tidegate_tests::slurm::{Settings, Slurm, missing};
-use tidegate_tests::{
-    Node, Offline, Online, TRUSTING, compile, monotonic_ns, placements, wait_for, watch,
-};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, monotonic_ns, wait_for, watch};
 
 macro_rules! slurm_or_skip {
     () => {
@@ -301,16 +299,6 @@ fn a_job_whose_slurmd_was_killed_runs_elsewhere() {
     let seen = slurm.job(job);
     assert_eq!((seen.state.as_str(), seen.host), ("RUNNING", second));
     assert_eq!(slurm.drained(), [""; 0]);
-}
-
-/// P-CLUSTER-14: random schedules lose, misplace and drain nothing. `scripts/nemesis cluster` runs as many as one
-/// likes.
-#[test]
-fn random_schedules_lose_and_misplace_no_job() {
-    slurm_or_skip!();
-    let totals = placements::run(1, 2, false, |_, _| {});
-    assert_eq!(totals.violations, []);
-    assert!(!totals.is_empty(), "{totals:?}");
 }
 
 /// P-CLUSTER-16: a hundred jobs are evicted as slurmd does it, by SIGTERM and then SIGKILL, while they are gated with
