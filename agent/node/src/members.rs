@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::GATE_OPEN;
 use tidegate_policy::event::{Event, Standing};
+use tidegate_policy::fair::Terms;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
 
 /// All attached processes, by session.
@@ -25,7 +26,8 @@ pub struct Members {
     sessions: BTreeMap<u64, Session>,
     claims: Claims,
     bells: Bells,
-    terms: terms::Told,
+    /// What policy was told of each job that is there, where it is not what policy takes a job for anyway.
+    terms: BTreeMap<JobId, Terms>,
 }
 
 impl Members {

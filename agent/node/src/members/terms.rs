@@ -9,9 +9,6 @@ use tidegate_policy::event::Event;
 use tidegate_policy::fair::Terms;
 use tidegate_policy::ids::{JobId, UserId};
 
-/// What policy was told of each job that is there, where it is not what policy takes a job for anyway.
-pub(super) type Told = BTreeMap<JobId, Terms>;
-
 /// Whose a process is. Whoever makes a namespace has thousands of user ids to give: all of them count as the user whose
 /// session they are in.
 const fn user_of(session: &Session) -> u32 {

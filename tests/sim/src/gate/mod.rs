@@ -16,7 +16,7 @@ use crate::sweep;
 pub use breaks::Break;
 pub use judge::Figures;
 use play::Gate;
-use tidegate_vgpu::personality::Personality;
+pub use play::Played;
 
 /// One schedule that broke a promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,17 +65,6 @@ impl Totals {
     }
 }
 
-/// What all schedules have in common.
-#[derive(Clone, Copy, Debug)]
-pub struct Played {
-    /// What is broken.
-    pub broken: Break,
-    /// What the firmware does.
-    pub personality: Personality,
-    /// Offline jobs, which take turns; 0: one or two, which do not.
-    pub jobs: u32,
-}
-
 /// Runs one schedule.
 #[must_use]
 pub fn run(seed: u64, played: Played) -> (Vec<String>, Figures) {
@@ -102,6 +91,7 @@ pub fn run_all(seed: u64, schedules: u64, threads: usize, played: Played) -> Tot
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_vgpu::personality::Personality;
 
     fn played(broken: Break, personality: Personality) -> Played {
         Played {

@@ -1,6 +1,5 @@
 //! The play: who is there, what happens to them, and what the judge is told.
 
-use super::Played;
 use super::breaks::Break;
 use super::judge::{Figures, Judge};
 use super::script::{Fault, Request, Script};
@@ -14,6 +13,17 @@ use tidegate_node::kinds::{Level, Method};
 use tidegate_node::message::Gives;
 use tidegate_policy::config::{Config, Cooldown, FairMode, Means};
 use tidegate_vgpu::personality::Personality;
+
+/// What all schedules have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Played {
+    /// What is broken.
+    pub broken: Break,
+    /// What the firmware does.
+    pub personality: Personality,
+    /// Offline jobs, which take turns; 0: one or two, which do not.
+    pub jobs: u32,
+}
 
 /// What is of this play.
 #[derive(Debug)]
