@@ -14,6 +14,7 @@ use super::connect::{Chain, Lost, channel};
 use super::greet::{Greeted, Met, greet};
 use super::messages::{event, hook_rows, record};
 use super::signals::{drain, signal_descriptor};
+use crate::activity::slots;
 use crate::hook::driver;
 use crate::hook::loader::DEEPBIND_LOADS;
 use crate::hook::proc_address::unhooked;
@@ -271,6 +272,10 @@ impl Reporter {
             Greeted::Page(page) => Some(page),
             Greeted::Bare => None,
         };
+        if let Some(page) = page {
+            // The agent reads there what was launched under another one, as soon as it hears of the devices.
+            slots::carry_tallies(process.page(), page);
+        }
         self.snapshot(&up);
         loop {
             let memory = self.talk.wake_in(self.process);
