@@ -38,7 +38,7 @@ pub struct Totals {
     pub figures: Figures,
     /// Real processes of which launches are all that can be held: short requests end before it shows.
     pub launches_only: bool,
-    /// Jobs take turns: each schedule needs some.
+    /// Jobs take turns: some must have been swapped. How many is a matter of how busy the machine is.
     pub swaps_needed: bool,
     /// Real processes: from each busy edge that met offline work to the stop of all of it, ns.
     pub stops_ns: Vec<u64>,
@@ -57,11 +57,10 @@ impl Totals {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let few = if self.launches_only { 1 } else { 3 } * self.schedules;
-        let swaps = if self.swaps_needed { self.schedules } else { 0 };
         self.schedules == 0
             || self.figures.wakes < few
             || self.figures.preemptions < few
-            || self.figures.swaps < swaps
+            || self.swaps_needed && self.figures.swaps == 0
     }
 }
 
