@@ -38,17 +38,24 @@ enum What {
     Cluster(Cluster),
 }
 
+/// What all of them take.
 #[derive(Debug, clap::Args)]
-struct Cluster {
-    /// How many.
-    #[arg(long, default_value_t = 20)]
-    schedules: u64,
-    /// Seed of the first; the next has the next seed.
+struct Run {
+    /// Seed of the first schedule; the next has the next seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Also writes the figures there.
     #[arg(long)]
     json: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Cluster {
+    /// How many.
+    #[arg(long, default_value_t = 20)]
+    schedules: u64,
+    #[command(flatten)]
+    run: Run,
     /// Breaks something on purpose, to see that it is noticed.
     #[arg(long = "break", hide = true, default_value = "nothing")]
     broken: String,
@@ -59,12 +66,8 @@ struct Hostile {
     /// How many.
     #[arg(long, default_value_t = 200)]
     schedules: u64,
-    /// Seed of the first; the next has the next seed.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Also writes the figures there.
-    #[arg(long)]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    run: Run,
 }
 
 #[derive(Debug, clap::Args)]
@@ -72,15 +75,11 @@ struct Operators {
     /// For how long.
     #[arg(long, default_value_t = 180)]
     seconds: u64,
-    /// Seed of the first schedule; the next has the next seed.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    run: Run,
     /// A directory with the programs of an earlier version, which take over now and then; given again, they take turns.
     #[arg(long, value_name = "DIR")]
     older: Vec<PathBuf>,
-    /// Also writes the figures there.
-    #[arg(long)]
-    json: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -91,12 +90,8 @@ struct Reclaim {
     /// How many; by default 2000 in virtual time and 200 with processes.
     #[arg(long)]
     schedules: Option<u64>,
-    /// Seed of the first; the next has the next seed.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Also writes the figures there.
-    #[arg(long)]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    run: Run,
     /// Breaks something on purpose, to see that it is noticed.
     #[arg(long = "break", hide = true, default_value = "nothing")]
     broken: String,
@@ -119,12 +114,8 @@ struct Gate {
     /// How many.
     #[arg(long, default_value_t = 2_000)]
     schedules: u64,
-    /// Seed of the first; the next has the next seed.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Also writes the figures there.
-    #[arg(long)]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    run: Run,
     /// What the firmware does with a disable; `list` prints the names of what there is.
     #[arg(long, default_value = Personality::Evicts.name(), value_parser = personality)]
     personality: Firmware,
@@ -215,9 +206,9 @@ fn main() -> ExitCode {
     let totals = match gate.mode {
         Mode::Virtual => {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            run_all(gate.seed, gate.schedules, threads, played)
+            run_all(gate.run.seed, gate.schedules, threads, played)
         }
-        Mode::Real => schedules::run(played, gate.seed, gate.schedules, |seed, totals| {
+        Mode::Real => schedules::run(played, gate.run.seed, gate.schedules, |seed, totals| {
             if totals.schedules.is_multiple_of(20) {
                 eprintln!("{} schedules, last seed {seed}", totals.schedules);
             }
@@ -252,12 +243,12 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
         (violations, figures, empty),
         &replay,
         why,
-        wanted.json.as_deref(),
+        wanted.run.json.as_deref(),
     )
 }
 
 fn operate(wanted: &Operators) -> ExitCode {
-    let (seed, seconds) = (wanted.seed, wanted.seconds);
+    let (seed, seconds) = (wanted.run.seed, wanted.seconds);
     for dir in &wanted.older {
         for name in ["tidegate-agent", "libtidegate.so"] {
             if !dir.join(name).is_file() {
@@ -300,13 +291,13 @@ fn operate(wanted: &Operators) -> ExitCode {
         outcome,
         "operators --seconds 5",
         why,
-        wanted.json.as_deref(),
+        wanted.run.json.as_deref(),
     )
 }
 
 fn attack(wanted: &Hostile) -> ExitCode {
     let standstill = Standstill::watch();
-    let totals = strangers::run(wanted.seed, wanted.schedules, |seed, totals| {
+    let totals = strangers::run(wanted.run.seed, wanted.schedules, |seed, totals| {
         went(totals.schedules, seed);
     });
     let Some(totals) = totals else {
@@ -323,11 +314,11 @@ fn attack(wanted: &Hostile) -> ExitCode {
         "standstill_ms_max": standstill.map(|watch| watch.longest_ns() as f64 / 1e6),
         "honest_p99_ratio": totals.honest_p99_ratio(),
         "honest_p99_ms": totals.honest_p99_ms(),
-        "seed": wanted.seed,
+        "seed": wanted.run.seed,
     });
     let empty = totals.edges() == 0;
     let outcome = (totals.violations, figures, empty);
-    let json = wanted.json.as_deref();
+    let json = wanted.run.json.as_deref();
     conclude(
         outcome,
         "hostile --schedules 1",
@@ -348,7 +339,7 @@ fn place(wanted: &Cluster) -> ExitCode {
         println!("SKIPPED: {why}");
         return ExitCode::SUCCESS;
     }
-    let totals = placements::run(wanted.seed, wanted.schedules, breaks, |seed, totals| {
+    let totals = placements::run(wanted.run.seed, wanted.schedules, breaks, |seed, totals| {
         went(totals.schedules, seed);
     });
     let figures = serde_json::json!({
@@ -363,7 +354,7 @@ fn place(wanted: &Cluster) -> ExitCode {
         "evictions": totals.evictions,
         "lost_nodes": totals.lost_nodes,
         "done": totals.done,
-        "seed": wanted.seed,
+        "seed": wanted.run.seed,
     });
     let empty = totals.is_empty();
     let why = "fewer placements than schedules, or nobody moved";
@@ -372,7 +363,7 @@ fn place(wanted: &Cluster) -> ExitCode {
         outcome,
         "cluster --schedules 1",
         why,
-        wanted.json.as_deref(),
+        wanted.run.json.as_deref(),
     )
 }
 
@@ -413,7 +404,7 @@ fn reclaim_virtual(wanted: &Reclaim) -> Result<Outcome, String> {
     let broken = named(&play::Break::NAMES, &wanted.broken)?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let schedules = wanted.schedules.unwrap_or(2_000);
-    let totals = play::run_all(wanted.seed, schedules, threads, broken);
+    let totals = play::run_all(wanted.run.seed, schedules, threads, broken);
     let figures = totals.figures;
     let json = serde_json::json!({
         "schedules": totals.schedules,
@@ -428,7 +419,7 @@ fn reclaim_virtual(wanted: &Reclaim) -> Result<Outcome, String> {
         "granted": figures.granted,
         "denied": figures.denied,
         "edges": figures.edges,
-        "seed": wanted.seed,
+        "seed": wanted.run.seed,
     });
     let empty = totals.is_empty();
     Ok((totals.violations, json, empty))
@@ -443,7 +434,7 @@ fn went(schedules: u64, seed: u64) {
 fn reclaim_real(wanted: &Reclaim) -> Result<Outcome, String> {
     let broken = named(&real_reclaims::Break::NAMES, &wanted.broken)?;
     let schedules = wanted.schedules.unwrap_or(200);
-    let totals = real_reclaims::run(wanted.seed, schedules, broken, |seed, totals| {
+    let totals = real_reclaims::run(wanted.run.seed, schedules, broken, |seed, totals| {
         went(totals.schedules, seed);
     });
     let figures = serde_json::json!({
@@ -460,7 +451,7 @@ fn reclaim_real(wanted: &Reclaim) -> Result<Outcome, String> {
         "agent_kills": totals.agents,
         "online_kills": totals.onlines,
         "stops": totals.stops,
-        "seed": wanted.seed,
+        "seed": wanted.run.seed,
     });
     let empty = totals.is_empty();
     Ok((totals.violations, figures, empty))
@@ -469,7 +460,7 @@ fn reclaim_real(wanted: &Reclaim) -> Result<Outcome, String> {
 fn reclaim_stand_in(wanted: &Reclaim) -> Result<Outcome, String> {
     named(&[("nothing", ())], &wanted.broken)?;
     let schedules = wanted.schedules.unwrap_or(200);
-    let totals = reclaims::run(wanted.seed, schedules, |seed, totals| {
+    let totals = reclaims::run(wanted.run.seed, schedules, |seed, totals| {
         went(totals.schedules, seed);
     });
     let figures = serde_json::json!({
@@ -483,7 +474,7 @@ fn reclaim_stand_in(wanted: &Reclaim) -> Result<Outcome, String> {
         "put_off": totals.put_off,
         "kills": totals.kills,
         "agent_restarts": totals.restarts,
-        "seed": wanted.seed,
+        "seed": wanted.run.seed,
     });
     let empty = totals.taken < totals.schedules;
     Ok((totals.violations, figures, empty))
@@ -529,7 +520,7 @@ fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Re
     if let Some(stop_ms) = stop_ms {
         println!("from a busy edge to the stop of all offline channels: p50 {stop_ms:.2} ms");
     }
-    if let Some(path) = &gate.json {
+    if let Some(path) = &gate.run.json {
         let json = serde_json::json!({
             "stop_p50_ms": stop_ms,
             "schedules": totals.schedules,
@@ -541,7 +532,7 @@ fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Re
             "wakes": figures.wakes,
             "preemptions": figures.preemptions,
             "offline_busy_share": share,
-            "seed": gate.seed,
+            "seed": gate.run.seed,
         });
         std::fs::write(path, format!("{json:#}\n"))?;
     }

@@ -185,10 +185,11 @@ fn hear_requests(session: &mut Session, cx: &mut Context<'_>) {
     let word = page.process.in_flight.load(Ordering::Acquire);
     let on = (word != 0).then_some(word > 1);
     let flight = &mut session.link.flight;
-    let (Some(is), true) = (on.or(flight.on.map(|_| false)), on != flight.on) else {
+    if core::mem::replace(&mut flight.on, on) == on {
         return;
-    };
-    flight.on = on;
+    }
+    // Who takes its word back has none in flight.
+    let is = on == Some(true);
     flight.number += u64::from(is);
     let (session, request) = (SessionId(session.id), RequestId(flight.number));
     cx.step(if is {
