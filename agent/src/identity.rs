@@ -24,8 +24,8 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use tidegate_node::kinds::{Process, Tenant};
-use tidegate_node::message::Gives;
 use tidegate_node::text::Text;
+use tidegate_policy::fair::Gives;
 
 /// What the kernel says of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

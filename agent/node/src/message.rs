@@ -10,7 +10,7 @@ use crate::text::Text;
 use std::collections::BTreeMap;
 use std::fmt;
 use tidegate_abi::class::Engine;
-use tidegate_policy::fair::Class;
+use tidegate_policy::fair::{Gives, UserShare};
 
 /// A message for the shell.
 #[derive(Debug)]
@@ -115,42 +115,6 @@ pub struct Asked {
     pub role: Option<Role>,
     /// Why it did not get it, for people; empty: it did, or asked for nothing.
     pub refused: String,
-}
-
-/// What a process gives its job among others, by the rule that gave it its role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gives {
-    /// Among the jobs of the user; at least 1.
-    pub weight: u32,
-    /// When it runs.
-    pub class: Class,
-}
-
-impl Default for Gives {
-    fn default() -> Self {
-        Self {
-            weight: 1,
-            class: Class::Normal,
-        }
-    }
-}
-
-/// What a user has among others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UserShare {
-    /// At least 1.
-    pub weight: u32,
-    /// Most of the time for which others wanted the GPUs too, in thousandths over an hour.
-    pub most: u32,
-}
-
-impl Default for UserShare {
-    fn default() -> Self {
-        Self {
-            weight: 1,
-            most: 1000,
-        }
-    }
 }
 
 /// A process that attached.

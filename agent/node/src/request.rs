@@ -8,10 +8,11 @@ use crate::counters::Counters;
 use crate::file::Files;
 use crate::journal::Place;
 use crate::kinds::{Level, Method};
-use crate::message::{Claim, Tunables, UserShare};
+use crate::message::{Claim, Tunables};
 use std::collections::BTreeMap;
 use tidegate_policy::config::Suspects;
 use tidegate_policy::event::Event;
+use tidegate_policy::fair::UserShare;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 
 /// One thing to be done elsewhere.

@@ -4,11 +4,12 @@ use crate::file::{File, Files};
 use crate::journal::Place;
 use crate::kinds::{Process, Role};
 use crate::memory::Blocker;
-use crate::message::{Asked, Channel, Gives, Library, Newcomer, Peer, Tell, Ticket};
+use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
 use crate::page::{Activity, PageRef};
 use crate::ports::Outbox;
 use std::collections::HashMap;
 use tidegate_abi::page::DEVICES;
+use tidegate_policy::fair::Gives;
 use tidegate_policy::ids::{Bytes, GpuId, JobId, ReclaimId};
 
 /// Channels one session may have managed.

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tidegate_node::Input;
 use tidegate_node::kinds::Role;
-use tidegate_node::message::{Gives, Tunables, UserShare};
+use tidegate_node::message::Tunables;
 use tidegate_policy::config::{Config, Fair, FairMode};
-use tidegate_policy::fair::Class;
+use tidegate_policy::fair::{Class, Gives, UserShare};
 
 const MS: u64 = 1_000_000;
 const TURN_MS: u64 = 10;

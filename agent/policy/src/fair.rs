@@ -30,7 +30,7 @@ use crate::config::{Fair as Rules, FairMode};
 use crate::ids::{GpuId, GpuSet, JobId, MAX_GPUS, UserId};
 use crate::time::{Instant, nanos};
 use core::time::Duration;
-pub use terms::{Class, Terms};
+pub use terms::{Class, Gives, Terms, UserShare};
 use users::Users;
 
 /// How long a job must have no work before its turn is over: host work between two kernels of a step is shorter.

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_node::kinds::{Level, Method, Role};
-use tidegate_node::message::UserShare;
-use tidegate_policy::fair::Class;
+use tidegate_policy::fair::{Class, UserShare};
 
 /// Everything the agent can be told.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::origin::ConfigError;
 use super::value::{Row, quoted};
 use std::collections::BTreeMap;
-use tidegate_node::message::UserShare;
+use tidegate_policy::fair::UserShare;
 
 impl Row {
     /// Users by number, each with what it has.

@@ -14,7 +14,7 @@ use crate::identity::names;
 use crate::identity::rules::{decide, refused};
 use crate::identity::{Credentials, Subject};
 use crate::inbox::{
-    Asked, Gives, Input, Mailbox, Newcomer, NodeInput, Peer as NodePeer, SetChannels, Stream, Tell,
+    Asked, Input, Mailbox, Newcomer, NodeInput, Peer as NodePeer, SetChannels, Stream, Tell,
 };
 
 use crate::wire::{level, method, role};
@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_node::file::SentFile;
 use tidegate_node::text::Text;
+use tidegate_policy::fair::Gives;
 use tidegate_proto::v1;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;

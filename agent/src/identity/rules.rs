@@ -2,7 +2,7 @@
 
 use super::{Decision, Subject};
 use crate::config::{Identity, Role, Rule};
-use tidegate_node::message::Gives;
+use tidegate_policy::fair::Gives;
 
 /// Says in the log that nobody can be online, if nobody can.
 pub fn warn_of_none(identity: &Identity, file: &std::path::Path) {

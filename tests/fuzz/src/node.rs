@@ -178,7 +178,7 @@ impl Node {
                 role,
                 rule: "rule 1".to_owned(),
                 asked: tidegate_agent::inbox::Asked::default(),
-                gives: tidegate_agent::inbox::Gives::default(),
+                gives: tidegate_policy::fair::Gives::default(),
                 job: Text::name("job"),
                 library: Library {
                     version: Text::name("1"),

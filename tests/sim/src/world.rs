@@ -16,10 +16,10 @@ use tidegate_node::batch::Kick;
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::{self, Level, Method, Switch};
 use tidegate_node::memory::MemoryOrder;
-use tidegate_node::message::Gives;
 use tidegate_node::task::{Carrying, Issue as IssueOrder, Queue, Released};
 use tidegate_node::{Input, Shell};
 use tidegate_policy::config::Config;
+use tidegate_policy::fair::Gives;
 use tidegate_vgpu::personality::Personality;
 
 /// How soon a thread that was stopped makes its next call, ns.

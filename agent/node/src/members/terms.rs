@@ -2,11 +2,10 @@
 
 use super::Members;
 use crate::kinds::Tenant;
-use crate::message::UserShare;
 use crate::session::Session;
 use std::collections::BTreeMap;
 use tidegate_policy::event::Event;
-use tidegate_policy::fair::Terms;
+use tidegate_policy::fair::{Terms, UserShare};
 use tidegate_policy::ids::{JobId, UserId};
 
 /// Whose a process is. Whoever makes a namespace has thousands of user ids to give: all of them count as the user whose
@@ -19,8 +18,7 @@ const fn user_of(session: &Session) -> u32 {
 }
 
 impl Members {
-    /// What policy is to be told of a job, if it was told something else. No process of a job gives it more than
-    /// another: the least weight holds, and one that is idle makes it idle.
+    /// What policy is to be told of a job, if it was told something else.
     pub(crate) fn terms(
         &mut self,
         job: JobId,
@@ -32,14 +30,8 @@ impl Members {
         };
         let user = user_of(first);
         let share = users.get(&user).copied().unwrap_or_default();
-        let given = || self.of_job(job).map(|session| session.gives);
-        let terms = Terms {
-            user: UserId(user),
-            user_weight: share.weight,
-            weight: given().map(|gives| gives.weight).min().unwrap_or(1),
-            class: given().map(|gives| gives.class).max().unwrap_or_default(),
-            most: share.most,
-        };
+        let given = self.of_job(job).map(|session| session.gives);
+        let terms = Terms::of(UserId(user), share, given);
         let told = self.terms.insert(job, terms).unwrap_or_default();
         (told != terms).then_some(Event::Terms { job, terms })
     }

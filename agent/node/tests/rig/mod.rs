@@ -15,8 +15,8 @@ use tidegate_node::file::{File, SentFile};
 use tidegate_node::journal::{Journal, Marked};
 use tidegate_node::kinds::{Gpu, Level, Method, Process, Role, Switch, Tenant};
 use tidegate_node::message::{
-    Again, Aged, Channel, Claim, Gives, Library, Newcomer, Owner, Peer, Proof, RmChange, Said,
-    Tell, Tunables,
+    Again, Aged, Channel, Claim, Library, Newcomer, Owner, Peer, Proof, RmChange, Said, Tell,
+    Tunables,
 };
 use tidegate_node::page::{PageMemory, PageRef};
 use tidegate_node::ports::{self, NodeEvent, Ports};
@@ -24,6 +24,7 @@ use tidegate_node::task::{Carrying, Release, Released, Task};
 use tidegate_node::text::Text;
 use tidegate_node::{Input, Parts, Shell};
 use tidegate_policy::config::{Config, Cooldown};
+use tidegate_policy::fair::Gives;
 
 /// Tasks that an issue thread's queue holds.
 pub const QUEUE: usize = 8;

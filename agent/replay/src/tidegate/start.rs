@@ -156,7 +156,7 @@ impl Tidegate {
             role,
             rule: String::new(),
             asked: Asked::default(),
-            gives: tidegate_node::message::Gives::default(),
+            gives: tidegate_policy::fair::Gives::default(),
             job: Text::name("offline"),
             library: Library {
                 takes_memory,

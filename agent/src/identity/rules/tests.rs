@@ -5,8 +5,8 @@ use super::super::place::Place;
 use super::super::{Credentials, Qos, Subject};
 use super::*;
 use proptest::prelude::*;
-use tidegate_node::message::Gives;
-use tidegate_policy::fair::Class;
+
+use tidegate_policy::fair::{Class, Gives};
 
 fn peer(uid: u32, cgroup: &str) -> Credentials {
     Credentials {

@@ -10,8 +10,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use tidegate_device::Eviction;
 use tidegate_node::kinds::{Level, Method};
-use tidegate_node::message::Gives;
 use tidegate_policy::config::{Config, Cooldown, FairMode, Means};
+use tidegate_policy::fair::Gives;
 use tidegate_vgpu::personality::Personality;
 
 /// What all schedules have in common.
