@@ -33,6 +33,7 @@ fn holds(jobs: u32) {
         broken: Break::Nothing,
         personality: Personality::Evicts,
         jobs,
+        hints: false,
     };
     let totals = schedules::run(played, seed, count, |_, _| {});
     let lines: Vec<String> = totals

@@ -10,6 +10,10 @@
 //! first kernel, and none of the gaps between their iterations opens it. Such word is cheap, so it counts for
 //! as long as work follows: a process that says so and then works on no GPU for `frozen_after` is doubted,
 //! and so is one whose last request ended without work. Its word counts again once it has worked.
+//!
+//! The other way round, a process whose gaps need no cooldown, since it says when requests come, may work on something
+//! it said nothing of: an engine whose hook does not see every request, or a word that is stuck. It counts as one that
+//! says nothing from there on, until it says that the next request is in flight.
 
 use crate::budget::Worked;
 use crate::config::{Learning, Suspects};
@@ -30,6 +34,8 @@ pub(crate) struct Session {
     progress: Instant,
     lapsed: bool,
     hinted: bool,
+    /// It began to work while it said that no request is in flight.
+    strayed: bool,
     requests: Vec<RequestId>,
     /// Requests beyond [`REQUESTS`].
     untracked: u64,
@@ -97,6 +103,7 @@ impl Session {
             progress: now,
             lapsed: false,
             hinted: false,
+            strayed: false,
             requests: Vec::new(),
             untracked: 0,
             drained: 0,
@@ -139,7 +146,7 @@ impl Session {
         now: Instant,
         mut decode: impl FnMut(Gap),
     ) -> Seen {
-        let hinted = self.hinted;
+        let hinted = self.hinted();
         let flight = self.in_flight().then_some(self.drained);
         let device = self.device(gpu);
         let before = device.reading;
@@ -227,6 +234,8 @@ impl Session {
             (false, false) => device.idle_since = idle_since,
         }
         seen.worked = worked;
+        // A request that came with this work is told of right after it, and takes this back.
+        self.strayed |= seen.edge.is_some() && flight.is_none() && self.hinted;
         if reading.busy || seen.edge.is_some() {
             self.worked = true;
             self.seen_at = now;
@@ -311,9 +320,9 @@ impl Session {
         self.devices.iter().map(|device| device.gpu)
     }
 
-    /// Whether it gives lifecycle hints.
+    /// Whether it gives lifecycle hints of all that it does.
     pub fn hinted(&self) -> bool {
-        self.hinted
+        self.hinted && !self.strayed
     }
 
     /// Whether a request it told us about is in flight.
@@ -328,7 +337,7 @@ impl Session {
 
     /// Says whether that was news.
     pub fn request_started(&mut self, request: RequestId, now: Instant) -> bool {
-        self.hinted = true;
+        (self.hinted, self.strayed) = (true, false);
         if self.requests.contains(&request) {
             return false;
         }

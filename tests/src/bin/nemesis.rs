@@ -122,6 +122,9 @@ struct Gate {
     /// So many offline jobs, which take turns; by default one or two, which do not.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     jobs: Option<u32>,
+    /// Online engines say when requests are in flight, some not of all of them, and one process lies.
+    #[arg(long)]
+    hints: bool,
     /// Breaks something on purpose, to see that it is noticed.
     #[arg(long = "break", hide = true, default_value = "nothing", value_parser = breaks)]
     broken: Break,
@@ -202,7 +205,12 @@ fn main() -> ExitCode {
         broken: gate.broken,
         personality,
         jobs: gate.jobs.unwrap_or(0),
+        hints: gate.hints,
     };
+    if gate.hints && gate.mode == Mode::Real {
+        eprintln!("nemesis: --hints is of --mode virtual; with real processes see tests/gate.rs");
+        return ExitCode::from(2);
+    }
     let totals = match gate.mode {
         Mode::Virtual => {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -493,11 +501,12 @@ fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Re
     }
     if let Some(first) = totals.violations.first() {
         println!(
-            "replay: scripts/nemesis gate --mode {} --personality {}{} --schedules 1 --seed {}",
+            "replay: scripts/nemesis gate --mode {} --personality {}{}{} --schedules 1 --seed {}",
             gate.mode.name(),
             personality.name(),
             gate.jobs
                 .map_or_else(String::new, |jobs| format!(" --jobs {jobs}")),
+            if gate.hints { " --hints" } else { "" },
             first.seed
         );
     }

@@ -148,6 +148,34 @@ fn who_says_that_none_is_in_flight_has_said_something() {
     assert_eq!(gate(&bench), GateState::Open);
 }
 
+/// P-GATE-18: an engine that says that none is in flight while it works has its gaps cooled as any, until its word is
+/// good again.
+#[test]
+fn work_that_was_not_announced_needs_a_cooldown() {
+    let mut bench = open();
+    bench.send(ended(0));
+    let before = disables(&bench);
+    for n in 0..8 {
+        bench.busy(ENGINE, GPU);
+        bench.answer_all();
+        bench.pass(10 * MS);
+        bench.idle(ENGINE, GPU, 4, 7);
+        bench.pass(5 * MS);
+        assert_eq!(gate(&bench), GateState::Cooling, "gap {n} of a decode");
+    }
+    assert_eq!(disables(&bench), before + 1, "once for them all");
+    bench.pass(2_000 * MS);
+    bench.answer_all();
+    assert_eq!(gate(&bench), GateState::Open);
+    bench.send(started(1));
+    bench.busy(ENGINE, GPU);
+    bench.answer_all();
+    bench.pass(10 * MS);
+    bench.idle(ENGINE, GPU, 4, 7);
+    bench.send(ended(1));
+    assert_eq!(gate(&bench), GateState::Open, "no cooldown after a request");
+}
+
 #[derive(Clone, Debug)]
 enum Does {
     Starts,

@@ -24,11 +24,15 @@ pub enum Break {
     NoLook,
     /// Where jobs are to take turns they run at once.
     NoTurns,
+    /// Whoever says that requests are in flight is believed for ever.
+    Believed,
+    /// Engines say that a request has ended when its prefill has.
+    EarlyWord,
 }
 
 impl Break {
     /// Each with its name on the command line.
-    pub const NAMES: [(&'static str, Self); 9] = [
+    pub const NAMES: [(&'static str, Self); 11] = [
         ("nothing", Self::Nothing),
         ("no-cooldown", Self::NoCooldown),
         ("lost-edge", Self::LostEdge),
@@ -38,6 +42,8 @@ impl Break {
         ("stale-order", Self::StaleOrder),
         ("no-look", Self::NoLook),
         ("no-turns", Self::NoTurns),
+        ("believed", Self::Believed),
+        ("early-word", Self::EarlyWord),
     ];
 
     /// The one of that name.
@@ -52,7 +58,12 @@ impl Break {
     /// What of the world it breaks; the others are settings of the agent.
     pub(super) const fn defect(self) -> Option<Defect> {
         match self {
-            Self::Nothing | Self::NoCooldown | Self::DisableOnly | Self::NoTurns => None,
+            Self::Nothing
+            | Self::NoCooldown
+            | Self::DisableOnly
+            | Self::NoTurns
+            | Self::Believed
+            | Self::EarlyWord => None,
             Self::LostEdge => Some(Defect::LostEdge),
             Self::NoDisableOnRestart => Some(Defect::FakedDisables),
             Self::NoLanding => Some(Defect::NoLanding),

@@ -1,9 +1,10 @@
 //! What goes wrong in a schedule.
 
 use super::play::{Gate, Own};
-use super::script::{Fault, Script};
+use super::script::{Fault, Script, Word};
 use crate::dice::{MS, US};
 use crate::world::{In, Play, World};
+use std::collections::VecDeque;
 
 /// A held scheduling call passes after this long, ns.
 const SCHEDULE_HOLD: u64 = 2_000 * MS;
@@ -18,26 +19,27 @@ impl World<Gate> {
             Fault::OnlineKilled | Fault::OnlineExecs => {
                 let Some(pid) = self.any(true) else { return };
                 let gpus = self.processes[pid].gpus;
-                let left = self.processes[pid]
-                    .own
-                    .serving()
-                    .map(|s| core::mem::take(&mut s.requests));
+                let serving = self.processes[pid].own.serving();
+                let left = serving.map(|s| (core::mem::take(&mut s.requests), s.word));
+                let (left, word) = left.unwrap_or((VecDeque::new(), Word::Plain));
                 self.kill(pid);
                 let wait = if fault == Fault::OnlineExecs {
                     5 * MS
                 } else {
                     100 * MS
                 };
-                self.spawn_in(now + wait, Own::online(gpus, left.unwrap_or_default()));
+                self.spawn_in(now + wait, Own::online(gpus, left, word));
             }
             Fault::OnlineForks => {
                 let Some(pid) = self.any(true) else { return };
                 let gpus = self.processes[pid].gpus;
                 let gap = self.play.script.gap;
+                let word = self.processes[pid].own.serving().map(|s| s.word);
+                let word = word.unwrap_or(Word::Plain);
                 let requests = (0..self.dice.between(1, 3))
                     .map(|_| Script::request(&mut self.dice, gap))
                     .collect();
-                self.spawn_in(now + 3 * MS, Own::online(gpus, requests));
+                self.spawn_in(now + 3 * MS, Own::online(gpus, requests, word));
             }
             Fault::OfflineKilled | Fault::OfflineExecs | Fault::OfflineForks => {
                 let Some(pid) = self.any(false) else { return };

@@ -4,6 +4,7 @@
 //!   latency drawn for the disables that are under way and 100 us.
 //! - *woke*: no order enables a channel before online has been idle on that GPU for twice the
 //!   longest decode gap of the schedule (at least 2 ms, at most 200 ms, and 200 ms before 32 gaps).
+//!   Where every process there tells of its requests: while none of those is in flight.
 //! - *preempted*: no channel is disabled twice within one request; gaps are stationary by the way
 //!   scripts are drawn.
 //! - *without a live agent*: no channel stays disabled for more than a second without one.
@@ -16,6 +17,7 @@
 //! runs, and every process that was attached before has attached to it. The gaps it can know are
 //! those of requests that began and ended under its control.
 
+use super::script::Word;
 use crate::dice::{MS, US};
 use crate::process::of_mask;
 use crate::world::Fact;
@@ -32,6 +34,8 @@ const WARM_UP: u64 = 32;
 const REPEATS: usize = 8;
 /// How long after the agent heard of channels an enable that it decided on before may still be made, ns.
 const NEWCOMERS: u64 = 5 * MS;
+/// How long after a process said that a request came an enable that was decided on before may still be made, ns.
+const HEARD: u64 = 200 * US;
 /// How long a swap may take, ns.
 const SWAP: u64 = 20 * MS;
 /// Longest that a job waits for its turn when all is quiet, ns: a gang of weight 1 beside single jobs of weight 4, each
@@ -113,6 +117,8 @@ struct Channel {
 #[derive(Debug)]
 struct Open {
     gpus: u8,
+    /// Since when the agent can know of it from its engine.
+    told: Option<u64>,
     /// The last gap, known to the agent once the iteration after it has ended.
     last: Option<u64>,
     disables: BTreeMap<(usize, ChannelId), u32>,
@@ -129,6 +135,8 @@ pub(super) struct Judge {
     gpus: Vec<Gpu>,
     channels: BTreeMap<(usize, ChannelId), Channel>,
     requests: BTreeMap<usize, Open>,
+    /// Online processes of which not every request is announced: their GPUs, and since when the agent knows them.
+    silent: BTreeMap<usize, (u8, u64)>,
     /// How much earlier than the end of work a process may say it was idle.
     slack: u64,
     controlled: bool,
@@ -263,12 +271,25 @@ impl Judge {
             self.online_left(pid, gpu, now);
         }
         self.requests.remove(&pid);
+        self.silent.remove(&pid);
     }
 
-    pub fn request_begins(&mut self, pid: usize, gpus: u8) {
-        let spoiled = !self.controlled;
+    /// A process works on what it did not announce, or may.
+    pub fn silent(&mut self, pid: usize, gpus: u8, now: u64) {
+        self.silent.entry(pid).or_insert((gpus, now));
+    }
+
+    /// A process attached that says that none is in flight: what it works on shows whether that is so.
+    pub fn speaks(&mut self, pid: usize) {
+        self.silent.remove(&pid);
+    }
+
+    pub fn request_begins(&mut self, pid: usize, gpus: u8, word: Word, now: u64) {
+        // Who lies does that to its own requests.
+        let spoiled = !self.controlled || word == Word::Lies;
         let open = Open {
             gpus,
+            told: (word == Word::Tells).then_some(now),
             last: None,
             disables: BTreeMap::new(),
             run: Vec::new(),
@@ -488,7 +509,19 @@ impl Judge {
         if book.busy() {
             return self.violated(now, &format!("offline woke on GPU {gpu} beside online"));
         }
-        let needed = if book.gaps < WARM_UP {
+        let on = |gpus: u8| of_mask(gpus).any(|used| used == gpu);
+        let told = self.requests.iter().find(|(_, open)| {
+            let since = open.told.filter(|_| !open.spoiled && on(open.gpus));
+            since.is_some_and(|since| since + HEARD < now)
+        });
+        if let Some((pid, _)) = told {
+            let text = format!("offline woke on GPU {gpu} within a request of process {pid}");
+            return self.violated(now, &text);
+        }
+        let mut silent = self.silent.values();
+        let needed = if !silent.any(|(gpus, since)| on(*gpus) && since + NEWCOMERS < now) {
+            0
+        } else if book.gaps < WARM_UP {
             LONGEST_COOLDOWN
         } else {
             (2 * book.longest).clamp(SHORTEST_COOLDOWN, LONGEST_COOLDOWN)

@@ -97,6 +97,7 @@ mod tests {
             broken,
             personality,
             jobs: 0,
+            hints: false,
         }
     }
 
@@ -175,6 +176,34 @@ mod tests {
             let seen = |v: &Violation| v.what.contains("two jobs");
             assert!(totals.violations.iter().any(seen), "{}", personality.name());
         }
+    }
+
+    fn hinted(broken: Break) -> Played {
+        Played {
+            hints: true,
+            ..played(broken, Personality::Evicts)
+        }
+    }
+
+    #[test]
+    fn engines_that_tell_of_requests_and_one_that_lies_keep_every_promise() {
+        let totals = run_all(1, 200, 2, hinted(Break::Nothing));
+        assert_eq!(totals.violations, []);
+        assert!(!totals.is_empty(), "{totals:?}");
+    }
+
+    #[test]
+    fn the_judge_notices_who_is_believed_for_ever() {
+        let totals = run_all(1, 60, 2, hinted(Break::Believed));
+        let seen = |v: &Violation| v.what.contains("left disabled");
+        assert!(totals.violations.iter().any(seen), "{totals:?}");
+    }
+
+    #[test]
+    fn the_judge_notices_a_word_that_comes_too_early() {
+        let totals = run_all(1, 60, 2, hinted(Break::EarlyWord));
+        let seen = |v: &Violation| v.what.contains("within a request");
+        assert!(totals.violations.iter().any(seen), "{totals:?}");
     }
 
     #[test]

@@ -1,12 +1,17 @@
 //! What online programs do with their devices, and offline programs with the gaps.
 
+use super::breaks::Break;
 use super::play::{Gate, Happening};
+use super::script::Word;
 use crate::dice::{MS, US};
 use crate::world::World;
+use std::sync::atomic::Ordering::Release;
 use tidegate_device::{ChannelId, Work};
 
 /// The graph of a decode step.
 const DECODE: u64 = 7;
+/// After so long no agent believes a process that does not work: `frozen_after`, and time to be heard, ns.
+const BELIEVED: u64 = 5_100 * MS;
 
 impl World<Gate> {
     pub fn next_request(&mut self, pid: usize, at_least: u64) {
@@ -27,10 +32,65 @@ impl World<Gate> {
         serving.request = serving.requests.pop_front();
         serving.done = 0;
         serving.launches_left = 9;
-        if process.alive {
-            self.play.judge.request_begins(pid, gpus);
-            self.launch(pid);
+        let word = serving.word;
+        if !process.alive {
+            return;
         }
+        self.play.judge.request_begins(pid, gpus, word, self.now);
+        if word != Word::Tells {
+            return self.launch(pid);
+        }
+        // Its scheduler has work to do before the first kernel.
+        self.says(pid, 1);
+        let wait = self.dice.between(2 * US, 3 * MS);
+        self.play_at(self.now + wait, Happening::Launch(pid));
+    }
+
+    /// So many requests are in flight.
+    fn says(&mut self, pid: usize, count: u64) {
+        let page = &self.processes[pid].page;
+        page.process.in_flight.store(count + 1, Release);
+        self.ring(pid);
+    }
+
+    /// A process has attached by a new page, and what it had said is to be read there.
+    pub fn speaks(&mut self, pid: usize) {
+        let (now, gpus) = (self.now, self.processes[pid].gpus);
+        let Some(serving) = self.processes[pid].own.serving() else {
+            return;
+        };
+        let (word, serves) = (serving.word, serving.request.is_some());
+        match word {
+            Word::Plain => self.play.judge.silent(pid, gpus, now),
+            Word::Stuck => {
+                self.play.judge.speaks(pid);
+                self.says(pid, 0);
+            }
+            Word::Tells => self.says(pid, u64::from(serves)),
+            Word::Lies => {
+                self.says(pid, 1);
+                self.pending += 1;
+                self.play_at(now + BELIEVED, Happening::Seen);
+                // Or it leaves it at that.
+                if self.dice.percent(70) {
+                    let wait = self.dice.scale(50 * US, 400 * MS);
+                    self.play_at(now + wait, Happening::Lie(pid));
+                }
+            }
+        }
+    }
+
+    /// A liar says something else, and so on.
+    pub fn lies(&mut self, pid: usize) {
+        if !self.processes[pid].alive {
+            return;
+        }
+        let word = self.dice.between(0, 3);
+        let page = &self.processes[pid].page;
+        page.process.in_flight.store(word, Release);
+        self.ring(pid);
+        let wait = self.dice.scale(50 * US, 400 * MS);
+        self.play_at(self.now + wait, Happening::Lie(pid));
     }
 
     pub fn launch(&mut self, pid: usize) {
@@ -46,6 +106,9 @@ impl World<Gate> {
         let Some(request) = serving.request else {
             return;
         };
+        if serving.word == Word::Stuck {
+            self.play.judge.silent(pid, process.gpus, now);
+        }
         if let Some(gap) = serving.gap.take() {
             self.play.judge.decode_gap(pid, gap);
         }
@@ -130,11 +193,26 @@ impl World<Gate> {
         let tokens = serving.request.map_or(0, |request| request.tokens);
         if serving.done <= tokens {
             let gap = self.dice.between(shortest, shortest * 9 / 5);
-            serving.gap = (serving.done > 1).then_some(gap);
+            // Who says that a request is in flight has the gap after its prefill counted too.
+            let counts = matches!(serving.word, Word::Tells | Word::Lies);
+            serving.gap = (serving.done > 1 || counts).then_some(gap);
             serving.launches_left = launches;
+            let early = self.play.broken == Break::EarlyWord && serving.word == Word::Tells;
+            if early {
+                self.says(pid, 0);
+            }
             self.play_at(now + gap, Happening::Launch(pid));
         } else {
             serving.request = None;
+            match serving.word {
+                Word::Tells => self.says(pid, 0),
+                Word::Lies => {
+                    // It has worked, so it is believed once more.
+                    self.pending += 1;
+                    self.play_at(now + BELIEVED, Happening::Seen);
+                }
+                Word::Plain | Word::Stuck => {}
+            }
             self.play.judge.request_ends(pid, now);
             self.acts();
             self.next_request(pid, 0);

@@ -2,7 +2,7 @@
 
 use super::breaks::Break;
 use super::judge::{Figures, Judge};
-use super::script::{Fault, Request, Script};
+use super::script::{Fault, Request, Script, Word};
 use crate::dice::{Dice, MS};
 use crate::process::{PROBE_MAX, Process};
 use crate::world::{Fact, Play, Rules, World};
@@ -23,6 +23,8 @@ pub struct Played {
     pub personality: Personality,
     /// Offline jobs, which take turns; 0: one or two, which do not.
     pub jobs: u32,
+    /// Online processes say something of their requests, and not all of them the truth.
+    pub hints: bool,
 }
 
 /// What is of this play.
@@ -32,6 +34,7 @@ pub(super) struct Gate {
     pub judge: Judge,
     /// Where launches are all that can be held: processes and GPUs on which they pass.
     pub open_gates: BTreeSet<(usize, usize)>,
+    pub broken: Break,
 }
 
 /// What happens to programs.
@@ -42,12 +45,17 @@ pub(super) enum Happening {
     Launch(usize),
     LaunchReturned(usize),
     SyncReturned(usize),
+    /// A liar says something else.
+    Lie(usize),
+    /// No agent believes that liar any more.
+    Seen,
     Fault(Fault),
 }
 
 /// What an online process is doing.
 #[derive(Debug)]
 pub(super) struct Serving {
+    pub word: Word,
     pub requests: VecDeque<Request>,
     pub request: Option<Request>,
     /// Iterations of the request that are done; the first is the prefill.
@@ -66,8 +74,9 @@ pub(super) enum Own {
 }
 
 impl Own {
-    pub fn online(gpus: u8, requests: VecDeque<Request>) -> Process<Self> {
+    pub fn online(gpus: u8, requests: VecDeque<Request>, word: Word) -> Process<Self> {
         let serving = Serving {
+            word,
             requests,
             request: None,
             done: 0,
@@ -112,6 +121,7 @@ impl Gate {
             broken,
             personality,
             jobs,
+            hints,
         } = played;
         let mut dice = Dice::new(seed);
         let mut script = Script::draw(&mut dice);
@@ -126,6 +136,12 @@ impl Gate {
             if broken != Break::NoTurns {
                 config.fair.mode = FairMode::Turns;
             }
+        }
+        if hints {
+            script.draw_words(&mut dice);
+        }
+        if broken == Break::Believed {
+            config.frozen_after = Duration::from_secs(3_600);
         }
         if level == Level::L5 {
             config.means = Means::LaunchGate;
@@ -149,6 +165,7 @@ impl Gate {
             ),
             script,
             open_gates: BTreeSet::new(),
+            broken,
         };
         let (gate, end) = World::new(seed, dice, rules, gate).run();
         gate.judge.close(end)
@@ -163,8 +180,8 @@ impl Play for Gate {
     const QUIET: u64 = 1_200 * MS;
 
     fn begins(world: &mut World<Self>) {
-        for (gpus, requests) in world.play.script.online.clone() {
-            world.spawn_in(world.now, Own::online(gpus, requests.into()));
+        for (gpus, requests, word) in world.play.script.online.clone() {
+            world.spawn_in(world.now, Own::online(gpus, requests.into(), word));
         }
         for (job, gpus) in world.play.script.offline.clone() {
             world.spawn_in(world.now, Own::offline(job, gpus));
@@ -189,11 +206,17 @@ impl Play for Gate {
             Happening::Launch(pid) => world.launch(pid),
             Happening::LaunchReturned(pid) => world.launch_returned(pid),
             Happening::SyncReturned(pid) => world.sync_returned(pid),
+            Happening::Lie(pid) => world.lies(pid),
+            Happening::Seen => world.arrives(),
             Happening::Fault(fault) => {
                 world.arrives();
                 world.fault(fault);
             }
         }
+    }
+
+    fn attached(world: &mut World<Self>, pid: usize) {
+        world.speaks(pid);
     }
 
     fn is_busy(world: &mut World<Self>) -> bool {

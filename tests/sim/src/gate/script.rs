@@ -14,6 +14,19 @@ pub(super) struct Request {
     pub decode: u64,
 }
 
+/// What an online process says of its requests (`tg_requests_in_flight`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// Nothing.
+    Plain,
+    /// When one comes, before its first kernel, and when it has ended.
+    Tells,
+    /// That none is in flight, whatever it does.
+    Stuck,
+    /// Now this and now that, whatever it does.
+    Lies,
+}
+
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -42,8 +55,8 @@ pub(super) struct Script {
     pub syncs: bool,
     /// No graphs: iterations are told apart by their launch counts.
     pub eager: bool,
-    /// Each with its GPUs (bit mask) and what it does.
-    pub online: Vec<(u8, Vec<Request>)>,
+    /// Each with its GPUs (bit mask), what it does, and what it says of that.
+    pub online: Vec<(u8, Vec<Request>, Word)>,
     /// Each with its job and its GPUs.
     pub offline: Vec<(u32, u8)>,
     pub faults: Vec<(u64, Fault)>,
@@ -64,7 +77,7 @@ impl Script {
                 let requests = (0..dice.between(5, 8))
                     .map(|_| Self::request(dice, gap))
                     .collect();
-                (mask, requests)
+                (mask, requests, Word::Plain)
             })
             .collect();
         let jobs = dice.between(1, 2);
@@ -113,6 +126,27 @@ impl Script {
         self.offline = (0..jobs + more).map(process).collect();
         let weight = |_| u32::try_from(dice.between(1, 4)).unwrap_or(1);
         self.weights = (0..jobs).map(weight).collect();
+    }
+
+    /// Online processes say something of their requests, and there may be one more that lies and never works.
+    pub fn draw_words(&mut self, dice: &mut Dice) {
+        for online in &mut self.online {
+            online.2 = Self::word(dice);
+        }
+        if dice.percent(60) {
+            let mask = dice.between(1, (1 << self.gpus) - 1);
+            let mask = u8::try_from(mask).unwrap_or(1);
+            self.online.push((mask, Vec::new(), Word::Lies));
+        }
+    }
+
+    fn word(dice: &mut Dice) -> Word {
+        match dice.between(0, 9) {
+            0..=5 => Word::Tells,
+            6 | 7 => Word::Plain,
+            8 => Word::Stuck,
+            _ => Word::Lies,
+        }
     }
 
     pub fn request(dice: &mut Dice, gap: u64) -> Request {
