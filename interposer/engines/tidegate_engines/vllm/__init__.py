@@ -10,6 +10,7 @@
 ``together``  which free blocks an offline request gets
 ``grown``     an online scheduler whose blocks come when needed
 ``hints``     an online scheduler that is refused: whether requests are in flight
+``ranks``     the same of a worker with a process of its own
 ``withheld``  what offline and online share: blocks that the allocator passes over
 
 An engine's role is ``TIDEGATE_ROLE``, or else what a rule of the agent's says. Without the preloaded library nothing
@@ -19,6 +20,7 @@ and its log says that nothing is shared.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from functools import cache
@@ -89,7 +91,7 @@ def install(asked: str) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_worker import Worker
 
-    from . import hooks, worker
+    from . import hooks, ranks, worker
 
     if shape.known() != version:
         log.info("Tidegate takes vLLM %s for %s, whose shape it has", version, shape.known())
@@ -105,6 +107,7 @@ def install(asked: str) -> None:
         if role in SHARING:
             watch(self, role, version)
 
+    ranks.listen(Worker, lambda: asked or given())
     hooks.around(Worker, "initialize_from_config", initialize)
     hooks.around(Scheduler, "__init__", made)
 
@@ -127,6 +130,12 @@ def listen(asked: str) -> None:
 
     hooks.listen(Scheduler, hooks.HINTS)
     hooks.around(Scheduler, "__init__", hinting)
+    with contextlib.suppress(ImportError):
+        from vllm.v1.worker.gpu_worker import Worker
+
+        from . import ranks
+
+        ranks.listen(Worker, lambda: asked or given())
 
 
 def hint(scheduler: Any) -> None:
@@ -143,7 +152,7 @@ def hint(scheduler: Any) -> None:
 
 def watch(scheduler: Any, role: str, version: str) -> None:
     """Gives a new scheduler its state, if memory may be taken from its engine."""
-    from . import hooks, versions, worker
+    from . import hints, hooks, versions, worker
     from .grown import GrownBlocks
     from .lost import LostBlocks
 
@@ -167,6 +176,7 @@ def watch(scheduler: Any, role: str, version: str) -> None:
         state = LostBlocks(scheduler, abi.Offline(library), ways, run, mended)
     elif why is None and worker.registered is not None:
         state = GrownBlocks(scheduler, abi.Online(library, worker.registered))
+        hints.Word.spoken = True
     else:
         # The worker has said why.
         if role == "online":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ..abi import Library, TidegateError
@@ -15,32 +16,46 @@ from ..abi import Library, TidegateError
 log = logging.getLogger("vllm.tidegate")
 
 
+class Word:
+    """How many requests are in flight, as this process says it. Never a step of the engine's: it goes on without."""
+
+    #: Whether a scheduler of this process says it.
+    spoken = False
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._said: int | None = None
+        self._silent = False
+
+    def say(self, how_many: Callable[[], int]) -> None:
+        """So many are in flight."""
+        if self._silent:
+            return
+        try:
+            count = how_many()
+            if count != self._said:
+                self.library.call("tg_requests_in_flight", count)
+                self._said = count
+        except (AttributeError, TypeError, TidegateError) as error:
+            self._silent = True
+            log.warning("Tidegate does not hear of this engine's requests: %s", error)
+
+
 class Hints:
     """What one scheduler says of its requests."""
 
     def __init__(self, scheduler: Any, library: Library) -> None:
         self.scheduler = scheduler
-        self.library = library
         self.lock = threading.RLock()
         self.inside: set[str] = set()
         self.steps = 0
-        self._said: int | None = None
-        self._silent = False
+        self.word = Word(library)
+        Word.spoken = True
         self.requests_changed()
 
     def requests_changed(self) -> None:
         """Requests came or went."""
-        if self._silent:
-            return
-        try:
-            count = len(self.scheduler.requests)
-            if count != self._said:
-                self.library.call("tg_requests_in_flight", count)
-                self._said = count
-        except (AttributeError, TypeError, TidegateError) as error:
-            # Never a step of the engine's: it goes on without.
-            self._silent = True
-            log.warning("Tidegate does not hear of this engine's requests: %s", error)
+        self.word.say(lambda: len(self.scheduler.requests))
 
     def settled(self) -> None:
         """The outputs of a step have been used."""

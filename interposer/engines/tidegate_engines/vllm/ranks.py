@@ -1,0 +1,50 @@
+"""The workers of an online engine whose scheduler is another process: the agent hears of it whether requests are in flight.
+
+Where a worker has a process of its own, as with several ranks, the scheduler's process uses no GPU, and what it says of
+its requests is about no gate. A worker hears of a request with its first step, and of its end with the step after it;
+vLLM has its workers make one for that even if nothing is left to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import abi
+from . import hints, hooks
+
+
+class Ranks:
+    """What the worker of this process says of the engine's requests."""
+
+    def __init__(self, library: abi.Library) -> None:
+        self.word = hints.Word(library)
+        #: Scheduled once, and not finished since; one that is preempted goes on later.
+        self.live: set[str] = set()
+
+    def begins(self, output: Any) -> None:
+        """A step is about to be computed, or none, to hear what has finished."""
+        self.word.say(lambda: self._count(output))
+
+    def _count(self, output: Any) -> int:
+        self.live -= output.finished_req_ids
+        self.live.update(new.req_id for new in output.scheduled_new_reqs)
+        return len(self.live)
+
+
+def listen(worker: type[Any], role: Callable[[], str]) -> None:
+    """Listens to the steps of the worker of this process, if it is online and no scheduler here speaks for it."""
+    if "execute_model" not in vars(worker):
+        return
+
+    def executing(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, hooks.STATE):
+            library = abi.library()
+            speaks = library is not None and not hints.Word.spoken and role() == "online"
+            setattr(self, hooks.STATE, Ranks(library) if speaks else None)
+        ranks = getattr(self, hooks.STATE)
+        if ranks is not None:
+            ranks.begins(args[0] if args else kwargs.get("scheduler_output"))
+        return original(self, *args, **kwargs)
+
+    hooks.around(worker, "execute_model", executing)
