@@ -13,6 +13,7 @@ use crate::config::{Config, Level, Loaded, Sources, Unproven, tunables};
 use crate::control::{About, ControlThread, Machine, MonotonicClock};
 use crate::device::{Device, DeviceError};
 use crate::grpc::activation::{ActivationError, Passed};
+use crate::grpc::apart::Apart;
 use crate::grpc::authority::{self, Authorisation, Operators, Socket};
 use crate::grpc::budget::Budget;
 use crate::grpc::crowd::Crowd;
@@ -495,7 +496,12 @@ impl Serving<'_> {
         // Last before serving: whoever connects finds everything in place.
         let mut control_done = start_control(thread, fifo, Arc::clone(&self.watched))?;
         let hook = self.serve_hook(sessions)?;
-        let control = self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?;
+        let apart = Apart::start("tg-operators").map_err(starting("start a runtime"))?;
+        let control = {
+            let _there = apart.enter();
+            self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?
+        };
+        let mut control = apart.spawn(control);
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
         if let Some(listen) = &self.config.watching.metrics {
             let endpoint = Endpoint::listen(listen).map_err(|source| AppError::Metrics {
@@ -511,7 +517,7 @@ impl Serving<'_> {
             )));
         }
         self.notifier.ready("serving");
-        tokio::pin!(hook, control, status);
+        tokio::pin!(hook, status);
         loop {
             tokio::select! {
                 _ = terminate.recv() => {
@@ -534,7 +540,7 @@ impl Serving<'_> {
                     return done.map_err(|_| AppError::ControlLost);
                 }
                 ended = &mut hook => ended?,
-                ended = &mut control => ended?,
+                ended = &mut control => ended.map_err(io::Error::other).map_err(starting("serve control.sock"))??,
                 ended = &mut status => ended?,
             }
         }

@@ -5,6 +5,7 @@
 //! allowed or refused ([`authority`]). Libraries come to [`sessions`], people to [`service`].
 
 pub mod activation;
+pub mod apart;
 pub mod authority;
 pub mod budget;
 pub mod crowd;

@@ -268,8 +268,10 @@ pub struct Totals {
     pub turn_ms_max: f64,
     /// The same by the wall clock, ms.
     pub turn_wall_ms_max: f64,
-    /// Longest that root's `tidegate status` took, its start as a process included, ms.
-    pub status_ms_max: f64,
+    /// How long each of root's `tidegate status` took, its start as a process included, ns.
+    status: Vec<u64>,
+    /// The same program at the same time, asking nobody.
+    start: Vec<u64>,
     /// Latencies of the honest job's preemptions, alone and beside strangers, ns.
     alone: Vec<u64>,
     beside: Vec<u64>,
@@ -286,6 +288,19 @@ impl Totals {
     #[must_use]
     pub fn honest_p99_ms(&self) -> [Option<f64>; 2] {
         [&self.beside, &self.alone].map(|values| p99(values).map(|ns| ns as f64 / 1e6))
+    }
+
+    /// p50, p99 and the longest of root's `tidegate status`, and of the start of that program alone, ms.
+    #[must_use]
+    pub fn status_ms(&self) -> [[f64; 3]; 2] {
+        [&self.status, &self.start].map(|values| {
+            let mut sorted = values.clone();
+            sorted.sort_unstable();
+            [50, 99, 100].map(|part| {
+                let at = (sorted.len() * part / 100).min(sorted.len().saturating_sub(1));
+                sorted.get(at).map_or(0.0, |ns| *ns as f64 / 1e6)
+            })
+        })
     }
 
     /// Edges that were measured beside strangers.
@@ -354,10 +369,14 @@ fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), S
     totals.rss_mib_max = totals
         .rss_mib_max
         .max(status_value(agent, "VmRSS") / 1024.0);
-    let from = clock::monotonic_ns();
-    let asked = honest.node.tidegate(&["status"]);
-    let took_ms = (clock::monotonic_ns() - from) as f64 / 1e6;
-    totals.status_ms_max = totals.status_ms_max.max(took_ms);
+    let asks = |words: &[&str]| {
+        let from = clock::monotonic_ns();
+        let asked = honest.node.tidegate(words);
+        (asked, clock::monotonic_ns() - from)
+    };
+    totals.start.push(asks(&["--version"]).1);
+    let (asked, took) = asks(&["status"]);
+    totals.status.push(took);
     if !asked.status.success() {
         return Err(wrong("root's status is not answered".to_owned()));
     }

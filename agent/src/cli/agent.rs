@@ -3,7 +3,7 @@
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidegate_proto::{RUN_DIR, RUN_DIR_ENV, STATUS_SOCKET, v1};
+use tidegate_proto::{CONTROL_SOCKET, RUN_DIR, RUN_DIR_ENV, STATUS_SOCKET, v1};
 use tonic::transport::{Channel, Endpoint};
 
 // What is documented here would become the program's own help.
@@ -65,6 +65,16 @@ pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 impl Agent {
+    /// For what anybody may read. Who may open `control.sock` is not in the crowd before `status.sock`.
+    pub(super) async fn reader(&self) -> Result<Channel, Unreachable> {
+        if self.socket.is_none()
+            && let Ok(channel) = self.connect(CONTROL_SOCKET).await
+        {
+            return Ok(channel);
+        }
+        self.connect(STATUS_SOCKET).await
+    }
+
     pub(super) async fn connect(&self, name: &str) -> Result<Channel, Unreachable> {
         let path = self
             .socket
@@ -111,7 +121,7 @@ async fn over(stream: tokio::net::UnixStream, path: &Path) -> Result<Channel, Un
 const LONGEST_REPORT: usize = 64 << 20;
 
 pub(super) async fn report(agent: &Agent, hooks: bool) -> anyhow::Result<v1::GetStatusResponse> {
-    let channel = agent.connect(STATUS_SOCKET).await?;
+    let channel = agent.reader().await?;
     let mut request = tonic::Request::new(v1::GetStatusRequest {
         hooks,
         ..v1::GetStatusRequest::default()

@@ -7,7 +7,7 @@ use crate::clock::now_ns;
 use crate::watch::kinds::{KINDS, Kind};
 use clap::Args as ClapArgs;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use tidegate_proto::{STATUS_SOCKET, v1};
+use tidegate_proto::v1;
 use tokio_stream::StreamExt;
 
 /// See each field.
@@ -61,7 +61,7 @@ impl Args {
 
 /// Prints events until there are no more, or for ever with `--follow`.
 pub(super) async fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
-    let channel = agent.connect(STATUS_SOCKET).await?;
+    let channel = agent.reader().await?;
     let (since_seq, from_ns) = match args.since {
         Since::Number(number) => (number, 0),
         Since::Ago(ns) => (0, now_ns().saturating_sub(ns)),

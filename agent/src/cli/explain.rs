@@ -5,7 +5,7 @@ use super::print::{Output, print, print_folded};
 use super::table::time;
 use clap::{Subcommand, ValueEnum};
 use serde_json::json;
-use tidegate_proto::{STATUS_SOCKET, v1};
+use tidegate_proto::v1;
 use v1::node_client::NodeClient;
 
 #[derive(Debug, Subcommand)]
@@ -54,7 +54,7 @@ impl Wish {
 }
 
 pub async fn run(agent: &Agent, what: &What) -> anyhow::Result<()> {
-    let mut node = NodeClient::new(agent.connect(STATUS_SOCKET).await?);
+    let mut node = NodeClient::new(agent.reader().await?);
     match what {
         What::Pid {
             pid,

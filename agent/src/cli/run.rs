@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use tidegate_proto::{RUN_DIR, RUN_DIR_ENV, STATUS_SOCKET, v1};
+use tidegate_proto::{RUN_DIR, RUN_DIR_ENV, v1};
 
 /// How often an agent that is not there yet is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -173,7 +173,7 @@ async fn would_be(
 ) -> anyhow::Result<v1::ExplainResponse> {
     let end = now_ns().saturating_add(nanos(wait));
     let channel = loop {
-        match agent.connect(STATUS_SOCKET).await {
+        match agent.reader().await {
             Err(Unreachable::Absent(_)) if now_ns() < end => tokio::time::sleep(LOOK_EVERY).await,
             other => break other?,
         }

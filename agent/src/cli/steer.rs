@@ -100,7 +100,7 @@ pub async fn reload(agent: &Agent) -> anyhow::Result<()> {
 
 /// Every setting of the running agent.
 pub async fn settings(agent: &Agent) -> anyhow::Result<v1::GetConfigResponse> {
-    let channel = agent.connect(tidegate_proto::STATUS_SOCKET).await?;
+    let channel = agent.reader().await?;
     let answer = v1::node_client::NodeClient::new(channel)
         .get_config(v1::GetConfigRequest {})
         .await

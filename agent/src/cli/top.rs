@@ -20,7 +20,7 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::io::IsTerminal;
 use std::time::Duration;
-use tidegate_proto::{STATUS_SOCKET, v1};
+use tidegate_proto::v1;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
@@ -165,7 +165,7 @@ async fn attend(
     heard_tx: &mpsc::Sender<Heard>,
 ) -> anyhow::Result<std::convert::Infallible> {
     let said = |status: tonic::Status| Refusal::from(&status);
-    let mut client = v1::node_client::NodeClient::new(agent.connect(STATUS_SOCKET).await?);
+    let mut client = v1::node_client::NodeClient::new(agent.reader().await?);
     let request = v1::WatchEventsRequest {
         since_seq: 0,
         no_follow: false,
@@ -209,7 +209,7 @@ async fn once(agent: &Agent, args: &Args) -> anyhow::Result<()> {
         let status = report(agent, false).await?;
         model.hear(Heard::Status(Box::new(status)), now_ns());
     }
-    let channel = agent.connect(STATUS_SOCKET).await?;
+    let channel = agent.reader().await?;
     let request = v1::WatchEventsRequest {
         since_seq: 0,
         no_follow: true,

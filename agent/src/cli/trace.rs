@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use tidegate_proto::{STATUS_SOCKET, v1};
+use tidegate_proto::v1;
 use tidegate_replay::clock::Time;
 use tidegate_replay::timeline::{Drawn, Lane, Shape, Timeline};
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,7 +39,7 @@ type Client = v1::node_client::NodeClient<Channel>;
 /// Records `seconds` into `file`.
 pub(super) async fn run(agent: &Agent, seconds: f64, file: &Path) -> anyhow::Result<()> {
     writable(file)?;
-    let mut client = Client::new(agent.connect(STATUS_SOCKET).await?);
+    let mut client = Client::new(agent.reader().await?);
     let begin_ns = now_ns();
     let mut samples = vec![sample(&mut client, begin_ns).await?];
     let request = v1::WatchEventsRequest {

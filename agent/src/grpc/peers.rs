@@ -196,7 +196,11 @@ async fn hear(stream: UnixStream, crowd: &Arc<Crowd>) -> io::Result<Connection> 
 
 async fn accept(listener: &UnixListener) -> Option<UnixStream> {
     match listener.accept().await {
-        Ok((stream, _)) => Some(stream),
+        Ok((stream, _)) => {
+            // All sockets are served by one thread: a crowd at one of them takes its turn among all callers.
+            tokio::task::yield_now().await;
+            Some(stream)
+        }
         Err(error) => {
             // Out of descriptors: the connection stays in the queue, and so would a tight loop.
             tracing::warn!(%error, "cannot accept a connection");

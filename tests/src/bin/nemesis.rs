@@ -311,6 +311,7 @@ fn attack(wanted: &Hostile) -> ExitCode {
     let Some(totals) = totals else {
         return ExitCode::from(2);
     };
+    let [status_ms, start_ms] = totals.status_ms();
     let figures = serde_json::json!({
         "schedules": totals.schedules,
         "violations": totals.violations.len(),
@@ -318,7 +319,9 @@ fn attack(wanted: &Hostile) -> ExitCode {
         "rss_mib_max": totals.rss_mib_max,
         "turn_ms_max": totals.turn_ms_max,
         "turn_wall_ms_max": totals.turn_wall_ms_max,
-        "status_ms_max": totals.status_ms_max,
+        "status_ms_max": status_ms[2],
+        "status_ms_p50_p99": status_ms[..2],
+        "start_ms_p50_p99_max": start_ms,
         "standstill_ms_max": standstill.map(|watch| watch.longest_ns() as f64 / 1e6),
         "honest_p99_ratio": totals.honest_p99_ratio(),
         "honest_p99_ms": totals.honest_p99_ms(),
