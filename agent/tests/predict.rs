@@ -117,3 +117,77 @@ fn a_fleet_that_is_wrong_names_line_and_field() {
     let output = dir.replay(&["--predict", "--out", "out"]);
     assert!(!output.status.success());
 }
+
+fn profiled(dir: &Dir, more: &[&str]) -> std::process::Output {
+    let words = ["place", "profile", "from-replay"];
+    std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(words.iter().chain(more))
+        .current_dir(&dir.0)
+        .output()
+        .expect("tidegate runs")
+}
+
+/// P-PLACE-7: what replay says of a kind of job is a profile that the node takes, and says of less memory what replay
+/// says of a GPU with so much.
+#[test]
+fn a_replayed_profile_is_one_that_the_node_takes() {
+    let dir = Dir::new();
+    let rate = |more: &[&str]| {
+        let output = profiled(&dir, &[&["docs", "--lengths", "docs.csv"], more].concat());
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(output.status.success(), "{text}");
+        dir.write("docs.toml", &text);
+        tidegate_agent::place::profiles::one(&dir.0.join("docs.toml")).expect("a profile")
+    };
+    let whole = rate(&[]);
+    assert!(whole.least_gib() > 0.0 && whole.lost_per_pool() <= 0.0);
+    for gib in ["1GiB", "4GiB", "16GiB"] {
+        let less = rate(&["--full", gib]);
+        let size: f64 = gib.trim_end_matches("GiB").parse().expect("a number");
+        let said = whole.rate() * whole.memory_share(size);
+        assert!(
+            (less.rate() / said - 1.0).abs() < 0.01,
+            "{gib}: {} tokens a second, not {said}",
+            less.rate()
+        );
+        assert!(less.rate() <= whole.rate() * 1.001);
+    }
+    let slower = rate(&["--gpu", "a100"]);
+    assert!(slower.rate() < whole.rate());
+    let lost = rate(&["--lost", "30000"]);
+    assert!(lost.lost_per_pool() >= 30_000.0 && lost.again_s() > 0.0);
+}
+
+/// P-PLACE-7: what cannot be replayed is refused in one line that names what is wrong.
+#[test]
+fn a_profile_that_cannot_be_replayed_is_refused() {
+    let dir = Dir::new();
+    dir.write("bad.csv", "input_tokens,output_tokens\n900,many\n");
+    for (more, part) in [
+        (&["Not A Name"][..], "name"),
+        (&["docs", "--model", "gpt"], "gpt"),
+        (&["docs", "--gpu", "h2000"], "h2000"),
+        (&["docs", "--full", "24"], "24"),
+        (&["docs", "--full", "1MiB"], "longest request takes"),
+        (&["docs", "--lengths", "bad.csv"], "bad.csv"),
+        (&["docs", "--lengths", "none.csv"], "none.csv"),
+        (
+            &[
+                "docs",
+                "--gpu",
+                "a10",
+                "--model",
+                "custom:layers=80,hidden=8192,heads=64",
+            ],
+            "do not fit",
+        ),
+    ] {
+        let output = profiled(&dir, more);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {told}");
+        assert!(
+            told.contains(part) && output.stdout.is_empty(),
+            "{more:?}: {told}"
+        );
+    }
+}

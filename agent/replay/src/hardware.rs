@@ -118,6 +118,15 @@ pub fn all() -> impl Iterator<Item = Gpu> {
 }
 
 impl Gpu {
+    /// Bytes that the weights of `models`, two bytes a parameter, leave of 90 % of its memory.
+    #[must_use]
+    pub fn left(&self, models: &[&Model]) -> Option<u64> {
+        let weights = models.iter().map(|model| 2 * model.shape.parameters());
+        (self.memory_bytes / 10 * 9)
+            .checked_sub(weights.sum())
+            .filter(|left| *left > 0)
+    }
+
     /// The GPU whose fits stand for this one's, where it has none of its own: the nearest in bandwidth and compute.
     #[must_use]
     pub fn scaled_from(&self) -> Option<Self> {

@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 36] = [
+const EXAMPLES: [(&str, &str); 38] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -61,9 +61,14 @@ const EXAMPLES: [(&str, &str); 36] = [
     ("place", "tidegate place show"),
     ("place show", "tidegate place show --since 1d"),
     ("place publish", "tidegate place publish --engine slurm"),
+    ("place profile", "tidegate place profile check"),
     (
-        "place check",
-        "tidegate place check /etc/tidegate/profiles.d/summarise.toml",
+        "place profile check",
+        "tidegate place profile check /etc/tidegate/profiles.d/summarise.toml",
+    ),
+    (
+        "place profile from-replay",
+        "tidegate place profile from-replay summarise --model qwen2.5-7b --gpu h200",
     ),
     ("place tend", "tidegate place tend --dry-run"),
     ("place claim", "tidegate place claim --release"),

@@ -2,17 +2,17 @@
 
 mod claim;
 mod look;
+mod profile;
 mod publish;
 mod show;
 mod tend;
 
 use super::agent::Agent;
 use super::print::print;
-use crate::place::profiles::{self, Refused};
+use crate::place::profiles;
 use crate::place::slurm;
 use clap::{Args as ClapArgs, Subcommand};
 use std::path::PathBuf;
-use tidegate_policy::placement::Profile;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -23,22 +23,16 @@ pub(super) enum Command {
     Publish(publish::Args),
     /// Move a job that gets less than its SLA here for long, if another node gives enough. Runs once, under Slurm.
     Tend(Box<tend::Args>),
-    /// Check profiles.
-    Check(Check),
+    /// What a kind of offline job needs: made by replay, or checked.
+    #[command(subcommand)]
+    Profile(profile::Command),
+    /// Check profiles, as `place profile check`.
+    #[command(hide = true)]
+    Check(profile::Check),
     /// Choose the GPUs of a Slurm job, in its prolog. Exits with 0 whatever happens.
     Claim(claim::Args),
     /// Print what slurm.conf and gres.conf need.
     SlurmConf(Conf),
-}
-
-/// See each field.
-#[derive(Debug, ClapArgs)]
-pub(super) struct Check {
-    /// Files; every profile of --profiles unless given.
-    files: Vec<PathBuf>,
-    /// Where profiles are.
-    #[arg(long, value_name = "DIR", default_value = profiles::DIR)]
-    profiles: PathBuf,
 }
 
 /// See each field.
@@ -60,7 +54,8 @@ pub(super) fn run(agent: &Agent, command: &Command) -> anyhow::Result<u8> {
         Command::Show(args) => show::run(args)?,
         Command::Publish(args) => publish::run(agent, args)?,
         Command::Tend(args) => tend::run(agent, args)?,
-        Command::Check(args) => return check(args),
+        Command::Profile(command) => return profile::run(command),
+        Command::Check(args) => return profile::check(args),
         Command::Claim(args) => claim::run(agent, args),
         Command::SlurmConf(args) => {
             let (profiles, refused) = look::read(&args.profiles)?;
@@ -69,27 +64,4 @@ pub(super) fn run(agent: &Agent, command: &Command) -> anyhow::Result<u8> {
         }
     }
     Ok(0)
-}
-
-fn check(args: &Check) -> anyhow::Result<u8> {
-    let (good, refused): (Vec<Profile>, Vec<Refused>) = if args.files.is_empty() {
-        look::read(&args.profiles)?
-    } else {
-        let (mut good, mut refused) = (Vec::new(), Vec::new());
-        for file in &args.files {
-            match profiles::one(file) {
-                Ok(profile) => good.push(profile),
-                Err(why) => refused.push(why),
-            }
-        }
-        (good, refused)
-    };
-    look::complain(&refused);
-    let mut text = String::new();
-    for profile in &good {
-        let name = profile.name();
-        text.push_str(&format!("{name}: ok, {} GPU(s)\n", profile.gpus()));
-    }
-    print(&text)?;
-    Ok(u8::from(!refused.is_empty()))
 }

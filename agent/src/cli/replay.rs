@@ -11,6 +11,7 @@ mod finetune;
 mod fleet;
 mod predict;
 
+pub(in crate::cli) use ask::chat_lengths;
 pub use ask::{Args, Usage};
 
 use super::print::print;

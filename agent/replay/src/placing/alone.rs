@@ -7,7 +7,7 @@ use crate::hardware::{Gpu, Model};
 use crate::kv::{BLOCK_TOKENS, blocks_of};
 use crate::memory::whole;
 use crate::scenarios::{self, ENDINGS, Scenario};
-use crate::spec::Spec;
+use crate::spec::Offline;
 use tidegate_policy::placement::Draft;
 
 /// A kind of offline job: whichever scenarios have the same model, lengths and chunk have the same one.
@@ -99,9 +99,9 @@ impl Standalone {
         enough.or(self.points.last()).map_or(0.0, |point| point.0)
     }
 
-    /// As somebody would write it: tokens, and a curve of what was measured.
+    /// As somebody would write it: tokens, and a curve of what was measured; `lost` as [`Draft::lost`] has it.
     #[must_use]
-    pub fn draft(&self, number: usize, lost: f64) -> Draft {
+    pub fn draft(&self, name: String, lost: f64) -> Draft {
         // More memory never does less: what a point is below one before it is chance.
         let mut most = 0.0_f64;
         let curve = self.points.iter().map(|&(gib, rate)| {
@@ -113,7 +113,7 @@ impl Standalone {
             .iter()
             .map(|&(gib, rate)| (gib, rate / most.max(f64::MIN_POSITIVE)));
         Draft {
-            name: format!("offline_{number}"),
+            name,
             unit: Some("tokens".to_owned()),
             gpus: Some(1.0),
             rate: Some(self.rate()),
@@ -126,19 +126,19 @@ impl Standalone {
         }
     }
 
-    /// Measures the offline side of `spec` with up to `full` bytes.
+    /// Measures `offline` with up to `full` bytes.
     #[must_use]
-    pub fn measure(spec: &Spec, full: u64) -> Self {
-        let block = u64::from(BLOCK_TOKENS) * spec.offline.model.shape.kv_bytes_per_token();
-        let longest = spec.offline.lengths.iter();
+    pub fn measure(offline: &Offline, full: u64) -> Self {
+        let block = u64::from(BLOCK_TOKENS) * offline.model.shape.kv_bytes_per_token();
+        let longest = offline.lengths.iter();
         let longest = longest.map(|one| one.input_tokens.saturating_add(one.output_tokens));
         let least = whole(u64::from(blocks_of(longest.max().unwrap_or(0))) * block);
         let sizes = POINTS.map(|gib| (gib * GIB) as u64).into_iter();
         let sizes = sizes.filter(|bytes| *bytes > least && *bytes < full);
         let sizes = core::iter::once(least).chain(sizes).chain([full]);
-        let points = sizes.map(|bytes| (bytes as f64 / GIB, rate(spec, block, bytes)));
-        let chunk = spec.offline.limits.prefill_tokens;
-        let cost = &spec.offline.model.cost;
+        let points = sizes.map(|bytes| (bytes as f64 / GIB, rate(offline, block, bytes)));
+        let chunk = offline.limits.prefill_tokens;
+        let cost = &offline.model.cost;
         let read = |tokens: u32| cost.prefill_ms(tokens, cost.attention_ms(tokens, 0), 0, 0);
         let half = (chunk / 2).max(1);
         Self {
@@ -150,14 +150,13 @@ impl Standalone {
 }
 
 /// Tokens a second with `bytes` for its cache.
-fn rate(spec: &Spec, block: u64, bytes: u64) -> f64 {
+fn rate(offline: &Offline, block: u64, bytes: u64) -> f64 {
     let store = Store {
         pages: None,
         used: 0,
         limit: u32::try_from(bytes / block.max(1)).unwrap_or(u32::MAX),
         spare: Spare::OneEach,
     };
-    let offline = &spec.offline;
     let cost = offline.model.cost.clone();
     let mut batch = Batch::new(cost, offline.limits, offline.batching, store);
     let (mut now, mut next, mut warm) = (0, 0, None);

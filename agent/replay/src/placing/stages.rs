@@ -100,7 +100,7 @@ impl Measured {
         let alone = in_parallel::<_, _, EvaluationError>(
             threads,
             &cells,
-            |(_, _, spec)| Ok(Standalone::measure(spec, whole_gpu(spec))),
+            |(_, _, spec)| Ok(Standalone::measure(&spec.offline, whole_gpu(spec))),
             |_| done(),
         )?;
         let alone_of = |spec: &Spec, kind: usize| {
@@ -191,7 +191,7 @@ impl Measured {
     pub fn profile(&self, pair: &Pair) -> Result<Profile, Wrong> {
         let lost = self.lost_per_pool(pair.kind, pair.node);
         self.alone[pair.node][pair.kind]
-            .draft(pair.kind, lost)
+            .draft(format!("offline_{}", pair.kind), lost)
             .check()
     }
 
@@ -260,10 +260,7 @@ pub(crate) fn node_of(history: &[Slice]) -> Node<'_> {
 
 /// Memory of the whole GPU that the offline model's weights leave, bytes.
 fn whole_gpu(spec: &Spec) -> u64 {
-    let weights = 2 * spec.offline.model.shape.parameters();
-    (spec.gpu.memory_bytes / 10 * 9)
-        .saturating_sub(weights)
-        .max(1)
+    spec.gpu.left(&[&spec.offline.model]).unwrap_or(1)
 }
 
 /// Memory missing from `required`, GiB, in the mean over open time.

@@ -14,7 +14,7 @@ use tidegate_replay::draw::{self, Half};
 use tidegate_replay::engine::Limits;
 use tidegate_replay::gap::GapModel;
 use tidegate_replay::generator::{self, CONVERSATION, Preset};
-use tidegate_replay::hardware::{Gpu, Model};
+use tidegate_replay::hardware::Gpu;
 use tidegate_replay::names::{UnknownName, find};
 use tidegate_replay::run::beside::Platform;
 use tidegate_replay::scenarios::{self, FACTOR};
@@ -230,7 +230,7 @@ Compared unless told otherwise: NoControl+Prism, KernelPreempt+UVM,
 /// The command line asks for something that is not there.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Usage(pub(super) String);
+pub struct Usage(pub(in crate::cli) String);
 
 impl From<UnknownName> for Usage {
     fn from(unknown: UnknownName) -> Self {
@@ -355,7 +355,7 @@ pub(super) fn pair(args: &Args) -> anyhow::Result<(Spec, String, Cut)> {
     let (online_model, offline_model) = (model(&args.online)?, model(&args.offline)?);
     let kv_pool_bytes = match args.kv_gib {
         Some(gib) => (gib * (1u64 << 30) as f64) as u64,
-        None => left(&args.gpu, [&online_model, &offline_model]).ok_or_else(|| {
+        None => args.gpu.left(&[&online_model, &offline_model]).ok_or_else(|| {
             Usage(format!(
                 "the weights of both models do not fit into 90 % of {}'s memory; give --kv-gib if \
                  they are split over several GPUs",
@@ -422,19 +422,8 @@ fn requests(args: &Args, cut: &Cut) -> anyhow::Result<(Trace, String)> {
     Ok((trace, format!("synthetic {}", preset.name)))
 }
 
-/// Bytes that the weights of both models, two bytes a parameter, leave of 90 % of the GPU.
-pub(super) fn left(gpu: &Gpu, models: [&Model; 2]) -> Option<u64> {
-    let weights: u64 = models
-        .iter()
-        .map(|model| 2 * model.shape.parameters())
-        .sum();
-    (gpu.memory_bytes / 10 * 9)
-        .checked_sub(weights)
-        .filter(|left| *left > 0)
-}
-
 /// A backlog with the lengths of a chat service: 20 minutes of it, the same for every seed.
-fn chat_lengths() -> Vec<Lengths> {
+pub(in crate::cli) fn chat_lengths() -> Vec<Lengths> {
     let requests = CONVERSATION.generate(1, Duration::from_secs(1_200));
     let lengths = requests.requests().iter().map(|request| Lengths {
         input_tokens: request.input_tokens,

@@ -20,7 +20,7 @@ use tidegate_replay::trainer::{Finetune, words};
 use tidegate_replay::tuning::rows::Row;
 use tidegate_replay::tuning::table::{Cell, Ground, class, csv, evaluate};
 
-use super::ask::{Args, Usage, calibrate, left, pair, swept, write};
+use super::ask::{Args, Usage, calibrate, pair, swept, write};
 use crate::cli::print::print;
 
 const PROMISED: &str = "
@@ -75,7 +75,7 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
     let finetune = job(asked, &spec.gpu)?;
     if args.kv_gib.is_none() {
         let models = [&spec.online.model, &finetune.model];
-        spec.kv_pool_bytes = left(&spec.gpu, models).ok_or_else(|| {
+        spec.kv_pool_bytes = spec.gpu.left(&models).ok_or_else(|| {
             Usage(format!(
                 "the weights of both models do not fit into 90 % of {}'s memory",
                 spec.gpu.name

@@ -1,0 +1,165 @@
+//! `tidegate place profile`: what a kind of offline job needs, replayed or checked.
+
+use super::look;
+use crate::cli::print::print;
+use crate::cli::replay::{Usage, chat_lengths};
+use crate::config::size;
+use crate::place::profiles::{self, Refused};
+use clap::{Args as ClapArgs, Subcommand};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use tidegate_policy::placement::{Draft, Profile};
+use tidegate_replay::engine::Limits;
+use tidegate_replay::hardware::Gpu;
+use tidegate_replay::placing::Standalone;
+use tidegate_replay::scenarios;
+use tidegate_replay::spec::{Batching, Offline};
+use tidegate_replay::trace::read_lengths;
+
+#[derive(Debug, Subcommand)]
+pub(in crate::cli) enum Command {
+    /// Check profiles.
+    Check(Check),
+    /// Print the profile of a model that serves requests of some lengths, as replay computes it for a GPU. Needs no GPU.
+    FromReplay(FromReplay),
+}
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+pub(in crate::cli) struct Check {
+    /// Files; every profile of --profiles unless given.
+    files: Vec<PathBuf>,
+    /// Where profiles are.
+    #[arg(long, value_name = "DIR", default_value = profiles::DIR)]
+    profiles: PathBuf,
+}
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+pub(in crate::cli) struct FromReplay {
+    /// Its name: 1 to 32 of a-z, 0-9 and _.
+    name: String,
+    /// Its model: a name that `tidegate replay --offline` takes.
+    #[arg(long, default_value = "qwen2.5-7b")]
+    model: String,
+    /// The GPU, as `tidegate replay --gpu` takes it.
+    #[arg(long, default_value = "h200", value_parser = scenarios::gpu)]
+    gpu: Gpu,
+    /// Lengths of its requests, a CSV with input_tokens,output_tokens; those of a chat service unless given.
+    #[arg(long, value_name = "FILE")]
+    lengths: Option<PathBuf>,
+    /// Memory of its KV cache, alone on the GPU, as "24GiB"; what its weights leave of 90 % of the GPU's unless given.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    full: Option<u64>,
+    /// Prompt tokens of one iteration.
+    #[arg(long, value_name = "TOKENS", default_value_t = 2_048, value_parser = clap::value_parser!(u32).range(1..))]
+    chunk: u32,
+    /// Tokens that it computes again when online has taken as much as the whole pool; none unless given.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    lost: u64,
+}
+
+fn bytes(said: &str) -> Result<u64, String> {
+    size(said).ok_or_else(|| format!("{said:?} is no size: a whole number and MiB or GiB"))
+}
+
+pub(super) fn run(command: &Command) -> anyhow::Result<u8> {
+    match command {
+        Command::Check(args) => check(args),
+        Command::FromReplay(args) => from_replay(args).map(|()| 0),
+    }
+}
+
+pub(super) fn check(args: &Check) -> anyhow::Result<u8> {
+    let (good, refused): (Vec<Profile>, Vec<Refused>) = if args.files.is_empty() {
+        look::read(&args.profiles)?
+    } else {
+        let (mut good, mut refused) = (Vec::new(), Vec::new());
+        for file in &args.files {
+            match profiles::one(file) {
+                Ok(profile) => good.push(profile),
+                Err(why) => refused.push(why),
+            }
+        }
+        (good, refused)
+    };
+    look::complain(&refused);
+    let mut text = String::new();
+    for profile in &good {
+        let name = profile.name();
+        text.push_str(&format!("{name}: ok, {} GPU(s)\n", profile.gpus()));
+    }
+    print(&text)?;
+    Ok(u8::from(!refused.is_empty()))
+}
+
+fn from_replay(args: &FromReplay) -> anyhow::Result<()> {
+    let model = scenarios::model(&args.gpu, &args.model).map_err(Usage::from)?;
+    let most = args.gpu.left(&[&model]).ok_or_else(|| {
+        let (model, gpu) = (&args.model, args.gpu.name);
+        Usage(format!(
+            "the weights of {model} do not fit into 90 % of {gpu}'s memory"
+        ))
+    })?;
+    let full = args.full.unwrap_or(most);
+    let (lengths, from) = match &args.lengths {
+        Some(file) => (read_lengths(file)?, file.display().to_string()),
+        None => (chat_lengths(), "a chat service".to_owned()),
+    };
+    let offline = Offline {
+        model,
+        lengths: lengths.into(),
+        limits: Limits {
+            prefill_tokens: args.chunk,
+            ..Limits::default()
+        },
+        batching: Batching::default(),
+    };
+    let alone = Standalone::measure(&offline, full);
+    if alone.rate() <= 0.0 {
+        return Err(Usage(format!(
+            "--full: the longest request takes {} MiB",
+            (alone.least * 1024.0).ceil()
+        ))
+        .into());
+    }
+    let draft = alone.draft(args.name.clone(), args.lost as f64);
+    let mut text = format!(
+        "# {} on {}: requests as long as those of {}, {} prompt tokens an iteration.\n# Replayed, not measured on a card.\n",
+        args.model,
+        args.gpu.name,
+        from.replace(char::is_control, "?"),
+        args.chunk
+    );
+    write(&mut text, &draft);
+    // What is printed is what the node will read.
+    let file = format!("{}.toml", args.name);
+    let profile = profiles::parse(Path::new(&file), &text);
+    profile.map_err(|wrong| Usage(format!("{}: {}", wrong.field, wrong.told)))?;
+    print(&text)
+}
+
+/// The lines of `draft`, in whole MiB and nanoseconds.
+fn write(text: &mut String, draft: &Draft) {
+    let mib = |gib: f64| format!("\"{}MiB\"", (gib * 1024.0).ceil());
+    let _ = writeln!(
+        text,
+        "unit = {:?}",
+        draft.unit.as_deref().unwrap_or_default()
+    );
+    let _ = writeln!(text, "gpus = {}", draft.gpus.unwrap_or(1.0));
+    let _ = writeln!(text, "rate = {:.1}", draft.rate.unwrap_or(0.0));
+    let _ = writeln!(text, "full = {}", mib(draft.full.unwrap_or(0.0)));
+    let _ = writeln!(text, "curve = [");
+    for (gib, share) in draft.curve.iter().flatten() {
+        let _ = writeln!(text, "  [{}, {share:.4}],", mib(*gib));
+    }
+    let _ = writeln!(text, "]\nleast = {}", mib(draft.least.unwrap_or(0.0)));
+    if let (Some(lost), Some(again)) = (draft.lost.filter(|lost| *lost > 0.0), draft.again) {
+        let _ = writeln!(
+            text,
+            "lost = {lost}\nagain = \"{}ns\"",
+            (again * 1e9).round()
+        );
+    }
+}
