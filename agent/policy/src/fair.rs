@@ -25,6 +25,7 @@
 
 mod terms;
 mod users;
+mod waits;
 
 use crate::config::{Fair as Rules, FairMode};
 use crate::ids::{GpuId, GpuSet, JobId, MAX_GPUS, UserId};
@@ -32,6 +33,7 @@ use crate::time::{Instant, nanos};
 use core::time::Duration;
 pub use terms::{Class, Gives, Terms, UserShare};
 use users::Users;
+pub use waits::{WAITS_NS, Waits};
 
 /// How long a job must have no work before its turn is over: host work between two kernels of a step is shorter.
 pub const GRACE: Duration = Duration::from_millis(10);
@@ -95,6 +97,8 @@ struct Account {
     /// When it last began a turn, by count.
     last: u64,
     turns: u64,
+    /// How long it has waited for its next, while it could have run.
+    waited: u64,
     /// Part of the time that it deserves as things stand, of 2^32.
     portion: u64,
     /// Time in which it was active, what it had of that, and what it deserved.
@@ -130,6 +134,7 @@ impl Account {
             paid: 0,
             last: 0,
             turns: 0,
+            waited: 0,
             portion: 0,
             time: 0,
             got: 0,
@@ -145,7 +150,7 @@ impl Account {
     fn goes_free(&mut self) {
         (self.shares, self.active, self.may, self.charged) = (false, false, true, false);
         (self.enters, self.entering) = (false, 0);
-        (self.lag, self.ahead) = (0, 0);
+        (self.lag, self.ahead, self.waited) = (0, 0, 0);
         self.end_turn();
     }
 
@@ -254,6 +259,7 @@ pub(crate) struct Fair {
     /// Until when time is charged.
     at: Instant,
     turns: u64,
+    waits: Waits,
     next: Option<Instant>,
 }
 
@@ -269,6 +275,7 @@ impl Fair {
             sums: Vec::new(),
             at: now,
             turns: 0,
+            waits: Waits::default(),
             next: None,
         }
     }
@@ -276,6 +283,22 @@ impl Fair {
     /// Whether the job at this place of the claims may run.
     pub fn may(&self, place: usize) -> bool {
         self.accounts.get(place).is_none_or(|account| account.may)
+    }
+
+    /// How long jobs waited for the turns that they began.
+    pub const fn waits(&self) -> &Waits {
+        &self.waits
+    }
+
+    /// Whether a job takes turns with others.
+    pub fn shares(&self, job: JobId) -> bool {
+        let mut own = self.accounts.iter().filter(|account| account.job == job);
+        own.any(|account| account.shares)
+    }
+
+    /// Whether any job does.
+    pub fn any_shares(&self) -> bool {
+        self.accounts.iter().any(|account| account.shares)
     }
 
     /// When time alone changes something.
@@ -325,6 +348,9 @@ impl Fair {
             let account = &mut self.accounts[at];
             if account.enters {
                 account.entering = account.entering.saturating_add(span);
+            }
+            if account.active && !account.may {
+                account.waited = account.waited.saturating_add(span);
             }
             if !account.charged {
                 continue;
@@ -401,6 +427,7 @@ impl Fair {
                 .idle_since
                 .is_none_or(|since| now < since.after(GRACE));
             if !account.wants {
+                account.waited = 0;
                 account.end_turn();
             }
             if !account.held {
@@ -556,6 +583,7 @@ impl Fair {
                 account.end_turn();
                 (account.held, account.last) = (true, self.turns);
                 account.turns += 1;
+                self.waits.add(core::mem::take(&mut account.waited));
             } else if account.active && !chosen {
                 account.end_turn();
             }

@@ -1,7 +1,7 @@
 //! How a node stands, for people and for the shell.
 
 use super::Node;
-use crate::fair::ShareView;
+use crate::fair::{ShareView, Waits};
 use crate::gap::Learner;
 use crate::gate::Gate;
 use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId};
@@ -80,6 +80,24 @@ impl Node {
     #[must_use]
     pub fn turns(&self, job: JobId, now: Instant) -> ShareView {
         self.fair.view(job, self.config.fair, now)
+    }
+
+    /// How long jobs waited for their turns.
+    #[must_use]
+    pub const fn turn_waits(&self) -> &Waits {
+        self.fair.waits()
+    }
+
+    /// Whether a job takes turns with others, so that it matters whether it has work.
+    #[must_use]
+    pub fn shares(&self, job: JobId) -> bool {
+        self.fair.shares(job)
+    }
+
+    /// Whether any job does.
+    #[must_use]
+    pub fn any_shares(&self) -> bool {
+        self.fair.any_shares()
     }
 
     /// Every job, in the order they came.
