@@ -48,6 +48,20 @@ fn enabled(testimony: &Testimony, jobs: [&[u32]; 2], from: u64, to: u64) -> ([u6
     (each, both)
 }
 
+fn are_disabled(node: &Node, pids: &[u32]) -> bool {
+    let channels = channels(node, pids);
+    !channels.is_empty() && channels.iter().all(|channel| channel.disabled)
+}
+
+/// Waits until each of them was seen to wait as a whole.
+fn a_turn_of_each(node: &Node, pids: &[[u32; 1]]) {
+    for own in pids {
+        wait_for("the others' turns", || {
+            are_disabled(node, own).then_some(())
+        });
+    }
+}
+
 /// So much of the history as two jobs leave in three seconds from `from` on.
 fn three_seconds(node: &Node, from: u64) -> Testimony {
     wait_for("three seconds", || {
@@ -65,13 +79,9 @@ fn a_job_of_one_process_and_one_of_four_have_the_gpu_in_turns_for_equal_times() 
     let others: Vec<Offline> = (0..4).map(|_| offline(&node, "many")).collect();
     let one = [single.process.pid()];
     let many: Vec<u32> = others.iter().map(|other| other.process.pid()).collect();
-    let all_disabled = |pids: &[u32]| {
-        let channels = channels(&node, pids);
-        !channels.is_empty() && channels.iter().all(|channel| channel.disabled)
-    };
     // From the first time that the newer job has waited as a whole.
     wait_for("a turn of the first job", || {
-        all_disabled(&many).then_some(())
+        are_disabled(&node, &many).then_some(())
     });
     let from = monotonic_ns();
     for (pid, other) in [(one[0], "many"), (many[0], "one")] {
@@ -111,12 +121,38 @@ fn a_job_can_lower_its_weight_and_no_job_can_raise_it() {
         each[0] as f64 / (each[0] + each[1]) as f64
     };
     wait_for("a turn of the second job", || {
-        channels(&node, &pids[0])
-            .iter()
-            .all(|own| own.disabled)
-            .then_some(())
+        are_disabled(&node, &pids[0]).then_some(())
     });
     let part = share(monotonic_ns());
     assert!((0.12..0.28).contains(&part), "{part}, not a fifth");
     drop((less, more));
+}
+
+/// P-FAIR-7: a job without work gives its time to the other, and gets no more than its share when it comes back.
+#[test]
+fn a_job_that_rests_costs_the_other_nothing() {
+    let node = Node::new(&[], TURNS);
+    let rests = offline(&node, "rests");
+    let works = offline(&node, "works");
+    let pids = [[rests.process.pid()], [works.process.pid()]];
+    let a_turn_of_each = || a_turn_of_each(&node, &pids);
+    let measured = || {
+        let from = monotonic_ns();
+        let testimony = three_seconds(&node, from);
+        let (each, both) = enabled(&testimony, [&pids[0], &pids[1]], from, from + WATCHED_NS);
+        assert_eq!(both, 0, "both enabled, of {each:?} ns");
+        each.map(|own| own as f64 / WATCHED_NS as f64)
+    };
+    a_turn_of_each();
+    rests.process.signal(libc::SIGUSR1);
+    // What it had queued ends in one turn more.
+    let [resting, working] = measured();
+    assert!(resting < 0.05, "{resting} of the time without work");
+    assert!(working > 0.9, "{working} of the time beside nobody");
+    rests.process.signal(libc::SIGUSR2);
+    a_turn_of_each();
+    let [back, other] = measured();
+    let part = back / (back + other);
+    assert!((0.4..0.6).contains(&part), "{part} after its rest");
+    drop((rests, works));
 }

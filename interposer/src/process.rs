@@ -61,6 +61,8 @@ pub struct Process {
     pub limits: Limits,
     /// Offline launches that wait on the gate at this moment.
     pub waiting: AtomicU32,
+    /// A thread looks whether there is work.
+    pub looks: AtomicBool,
     /// When a launch first found no agent; 0: none has.
     pub without_agent_ns: AtomicU64,
     /// Panics caught at the library's edges.
@@ -116,11 +118,11 @@ impl Process {
 
     /// Makes launches look at `page`.
     ///
-    /// Its devices start busy where activity counts: the agent then hears of no idle edge that the
-    /// prober has not proven on this very page. The old page is rung too, for who sleeps on it.
+    /// Its devices start busy: the agent then hears of no idle edge that was not proven on this very page. The old
+    /// page is rung too, for who sleeps on it.
     pub fn swap_page(&self, page: &'static Page) {
         let now = clock::now_ns();
-        if self.role().counts() {
+        if self.role() != Role::Ignore {
             for device in self.seen_devices() {
                 let words = &page.devices[device];
                 words.busy_since_ns.store(now, Relaxed);
@@ -238,6 +240,7 @@ fn build() -> Option<&'static Process> {
                 schedule_hold: AtomicU64::new(tidegate_core::gate::SCHEDULE_HOLD_NS),
             },
             waiting: AtomicU32::new(0),
+            looks: AtomicBool::new(false),
             without_agent_ns: AtomicU64::new(0),
             panics: AtomicU64::new(0),
             memory: Memory::default(),

@@ -1,12 +1,14 @@
 /* An offline program: keeps every device it is given busy with counted kernels until it gets SIGTERM.
- * Arguments: NS of one kernel (default 1 ms), then device ordinals (default 0). Prints "running" after its first kernel
- * finished, and the number of kernels it saw finish at the end. */
+ * SIGUSR1 has it rest, without work, until SIGUSR2. Arguments: NS of one kernel (default 1 ms), then device ordinals
+ * (default 0). Prints "running" after its first kernel finished, and the number of kernels it saw finish at the end. */
 #include "tg.h"
 #include <signal.h>
+#include <unistd.h>
 
 enum { DEPTH = 4, DEVICES = 8 };
-static volatile sig_atomic_t stop;
+static volatile sig_atomic_t stop, rests;
 static void on_term(int signal) { (void)signal; stop = 1; }
+static void on_user(int signal) { rests = signal == SIGUSR1; }
 
 int main(int argc, char **argv)
 {
@@ -15,6 +17,9 @@ int main(int argc, char **argv)
     struct { CUcontext context; CUstream stream; CUfunction count; CUdeviceptr counter; CUevent event[DEPTH]; } on[DEVICES];
     struct sigaction action = {.sa_handler = on_term};
     sigaction(SIGTERM, &action, 0);
+    struct sigaction user = {.sa_handler = on_user, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &user, 0);
+    sigaction(SIGUSR2, &user, 0);
     MUST(cuInit(0));
     for (int d = 0; d < devices; d++) {
         CUdevice device;
@@ -28,6 +33,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < DEPTH; i++) MUST(cuEventCreate(&on[d].event[i], 2));
     }
     for (uint64_t i = 0; !stop; i++) {
+        while (rests && !stop) usleep(1000);
         for (int d = 0; d < devices; d++) {
             void *args[] = {&on[d].counter, &ns, &i};
             MUST(cuCtxSetCurrent(on[d].context));

@@ -4,6 +4,7 @@ mod claims;
 mod objects;
 mod pages;
 mod terms;
+mod work;
 
 use crate::bells::Bells;
 use crate::kinds::{Process, Role};
@@ -26,6 +27,8 @@ pub struct Members {
     sessions: BTreeMap<u64, Session>,
     claims: Claims,
     bells: Bells,
+    /// Some offline process is asked whether it has work.
+    asks: bool,
     /// What policy was told of each job that is there, where it is not what policy takes a job for anyway.
     terms: BTreeMap<JobId, Terms>,
 }
@@ -241,16 +244,20 @@ impl Members {
                     fd,
                 }));
             }
-            Said::GateWait(waiting) => cx.emit(Notice {
-                kind: if waiting {
-                    "launches_wait"
-                } else {
-                    "launches_pass"
-                },
-                session: id,
-                job: session.job,
-                ..Notice::default()
-            }),
+            Said::GateWait(waiting) => {
+                session.state.waits = waiting;
+                cx.emit(Notice {
+                    kind: if waiting {
+                        "launches_wait"
+                    } else {
+                        "launches_pass"
+                    },
+                    session: id,
+                    job: session.job,
+                    ..Notice::default()
+                });
+                work::tell(session, cx);
+            }
             Said::Device { .. }
             | Said::Rm { .. }
             | Said::Schedule(_)

@@ -106,6 +106,8 @@ pub struct Library {
     pub membarrier: bool,
     /// It takes orders about memory.
     pub takes_memory: bool,
+    /// Its page tells whether it has work, if it is asked to look.
+    pub says_work: bool,
 }
 
 /// What a process asked to be, and what became of that.

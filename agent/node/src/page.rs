@@ -28,6 +28,11 @@ impl PageRef {
         Self(Arc::new(memory))
     }
 
+    /// Wakes every thread that sleeps on a gate word.
+    pub fn wake_gates(&self) {
+        (0..self.gates.len()).for_each(|slot| self.0.wake_gate(slot));
+    }
+
     /// Sets the gate of device `slot`, and wakes what waits on it and may no longer have to.
     pub fn set_gate(&self, slot: usize, gate: Gate) {
         let Some(words) = self.gates.get(slot) else {

@@ -91,6 +91,12 @@ pub struct State {
     pub launch_gated: bool,
     /// Policy says it makes no progress.
     pub lapsed: bool,
+    /// It is asked to look whether it has work.
+    pub asked: bool,
+    /// Launches of it wait on the gate.
+    pub waits: bool,
+    /// Policy takes it to have none.
+    pub rests: bool,
 }
 
 /// The driver's files of a process.

@@ -58,6 +58,9 @@ pub struct Hello {
     pub last_agent_generation: u64,
 }
 
+/// The minor version of the page from which on an offline process can be asked whether it has work.
+const SAYS_WORK: u32 = 3;
+
 /// What a process says of its hooks, as it is kept.
 #[derive(Clone, Debug, Default)]
 pub struct HookReport {
@@ -162,6 +165,8 @@ impl From<&v1::Hello> for Hello {
                 driver: Text::name(&hello.driver_version),
                 membarrier: hello.membarrier,
                 takes_memory: hello.memory != 0,
+                says_work: tidegate_abi::page::MAJOR == hello.page_version >> 16
+                    && hello.page_version & 0xffff >= SAYS_WORK,
             },
             page_version: hello.page_version,
             last_agent_generation: hello.last_agent_generation,

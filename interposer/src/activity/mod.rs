@@ -5,7 +5,7 @@
 //! * [`sync`]: calls that prove work done; [`capture`]: stream captures.
 //! * [`registry`]: contexts and streams that live; [`contexts`]: the calls that make and end them; [`streams`]:
 //!   on which device a stream is.
-//! * [`prober`]: the thread that finds out when a device has become idle.
+//! * [`prober`]: the thread that finds out when a device has become idle; [`work`]: the same of an offline process.
 
 pub mod capture;
 pub mod contexts;
@@ -16,3 +16,4 @@ pub mod registry;
 pub mod slots;
 pub mod streams;
 pub mod sync;
+pub mod work;

@@ -7,6 +7,7 @@
 //! edge, and the slots of threads that are gone.
 
 use super::slots::{self, ANNOUNCE, Slot};
+use super::work;
 use crate::clock;
 use crate::hook::driver::{self, Driver};
 use crate::hook::row::Row;
@@ -27,7 +28,7 @@ const REST_NS: u64 = 1_000_000_000;
 
 /// What the prober remembers of one device.
 #[derive(Clone, Copy, Debug, Default)]
-struct Watch {
+pub(super) struct Watch {
     entered: u64,
     entered_at_idle: u64,
     last_launch_ns: u64,
@@ -47,7 +48,9 @@ pub fn run(process: &'static Process, rows: &'static [Row]) {
         let bell = page.process.doorbell.load(Acquire);
         let role = process.role();
         let mut busy = false;
+        // One of them asks at a time.
         if role.counts()
+            && !process.looks.load(Acquire)
             && let Some(driver) = driver::driver()
         {
             if !relaxed {
@@ -64,7 +67,10 @@ pub fn run(process: &'static Process, rows: &'static [Row]) {
         page.process.prober_ns.store(clock::now_ns(), Release);
         match role {
             _ if busy => sys::sleep_ns(process.limits.probe_interval.load(Relaxed)),
-            Role::Offline => acknowledge(process, page),
+            Role::Offline => {
+                work::begin(process, page);
+                acknowledge(process, page);
+            }
             _ => {
                 retire(process, rows);
                 sys::futex_wait(&page.process.doorbell, bell, REST_NS);
@@ -101,7 +107,7 @@ fn tell(process: &Process, page: &Page, device: usize, watch: &mut Watch, lane: 
 }
 
 /// Lets this thread ask streams although another thread captures in global mode.
-fn relax(driver: &Driver) -> bool {
+pub(super) fn relax(driver: &Driver) -> bool {
     const RELAXED: i32 = 2;
     let mut mode = RELAXED;
     // SAFETY: `mode` is live; the call concerns this thread only.
@@ -131,7 +137,7 @@ fn slots_of(device: usize) -> impl Iterator<Item = &'static Slot> {
 }
 
 /// Checks one device; whether it is busy afterwards.
-fn round(
+pub(super) fn round(
     process: &'static Process,
     driver: &Driver,
     page: &'static Page,
@@ -162,7 +168,9 @@ fn round(
         watch.entered = sums.entered;
         watch.last_launch_ns = now;
     }
-    words.total.store(sums.entered, Relaxed);
+    if process.role().counts() {
+        words.total.store(sums.entered, Relaxed);
+    }
     let limit = process.limits.busy_suspect.load(Relaxed);
     if let Begin::Quiet(quiet) = begun
         && ask(process, driver, device) == Answer::Done
@@ -255,7 +263,7 @@ fn publish_suspect(
     watch: &mut Watch,
     reason: Option<Reason>,
 ) {
-    if watch.suspect == reason {
+    if watch.suspect == reason || !process.role().counts() {
         return;
     }
     watch.suspect = reason;

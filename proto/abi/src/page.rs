@@ -18,7 +18,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEPAGE");
 /// See the version rules above.
 pub const MAJOR: u32 = 1;
 /// See the version rules above.
-pub const MINOR: u32 = 2;
+pub const MINOR: u32 = 3;
 /// Size of the page, also the size of its memfd.
 pub const BYTES: usize = 4096;
 /// Devices one process can use with a page: places in [`Page::devices`]. The index is the
@@ -92,6 +92,9 @@ pub struct AgentWords {
     pub heartbeat_ns: AtomicU64,
     /// Time at which an agent that was asked to step aside wrote it; 0 otherwise.
     pub handing_over_ns: AtomicU64,
+    /// How often an offline process is to look whether its devices have work, ns; 0: not at all. While it looks, it
+    /// rings the doorbell once it finds an edge. Since minor 3; the agent sets it only for a process that knows it.
+    pub work_probe_ns: AtomicU64,
 }
 
 /// Words of the whole process.

@@ -185,6 +185,7 @@ impl Node {
                     driver: Text::name("580"),
                     membarrier: true,
                     takes_memory: true,
+                    says_work: true,
                 },
                 last_agent_generation: u64::from(was_gated && session == HOSTILE),
                 page: Some(shared(page)),

@@ -27,6 +27,10 @@ impl Members {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
+        if session.role == Role::Offline {
+            cx.counters.rings += 1;
+            return self.hear_work(id, cx);
+        }
         if session
             .link
             .rings

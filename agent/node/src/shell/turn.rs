@@ -9,7 +9,7 @@
 
 use super::Shell;
 use crate::message::Input;
-use crate::request::{Notice, Request};
+use crate::request::{Context, Notice, Request};
 use tidegate_policy::event::Event;
 
 /// Longest time between two heartbeats in a page.
@@ -87,6 +87,20 @@ impl Shell {
             self.settle();
         }
         self.with(|members, _, cx| members.look_at_pages(cx));
+        self.settle();
+        self.ask_for_work();
+    }
+
+    /// Asks offline processes whether they have work while that makes a difference to others.
+    fn ask_for_work(&mut self) {
+        if !self.may_step() {
+            return;
+        }
+        let (policy, members) = (&self.policy, &mut self.members);
+        if !members.asks_for_work(policy.any_shares()) {
+            return;
+        }
+        members.ask_for_work(|job| policy.shares(job), &mut context!(self));
         self.settle();
     }
 

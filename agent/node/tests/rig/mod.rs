@@ -178,6 +178,8 @@ pub struct Rig {
     pages: Vec<Arc<Page>>,
     pub told: Told,
     pub meanwhile: Arc<Meanwhile>,
+    /// What is in those that attach.
+    pub library: Library,
 }
 
 const fn uuid(gpu: usize) -> [u8; 16] {
@@ -254,6 +256,7 @@ impl Rig {
             pages: Vec::new(),
             told,
             meanwhile,
+            library: Library::default(),
         }
     }
 
@@ -301,7 +304,7 @@ impl Rig {
             asked: tidegate_node::message::Asked::default(),
             gives,
             job: Text::name(job),
-            library: Library::default(),
+            library: self.library.clone(),
             last_agent_generation: 0,
             page: Some(PageRef::new(TestPage(page))),
             control_file: Some(SentFile(Box::new(()))),
@@ -329,6 +332,12 @@ impl Rig {
         }
         self.rest();
         session
+    }
+
+    /// How often the agent asks a process whether it has work.
+    pub fn asked(&self, session: u64) -> Duration {
+        let page = &self.pages[session as usize - 1];
+        Duration::from_nanos(page.agent.work_probe_ns.load(Ordering::Acquire))
     }
 
     /// A process ends.

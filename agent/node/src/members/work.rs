@@ -1,0 +1,110 @@
+//! Whether offline processes have work, asked of them while their job shares a GPU with another.
+//!
+//! The page tells: a device is busy while something that was launched on it has not ended, whether it may run or not.
+//! A launch that waits on the gate is work, too. A process that cannot say counts as having some: one with a library
+//! that does not look, without a page, or without a device so far.
+
+use super::Members;
+use crate::kinds::Role;
+use crate::page::Activity;
+use crate::request::{Context, Notice};
+use crate::session::Session;
+use std::sync::atomic::Ordering;
+use tidegate_abi::page::ACTIVITY_BUSY;
+use tidegate_policy::event::Event;
+use tidegate_policy::ids::{JobId, SessionId};
+
+/// How often a process looks: a turn that it does not need is given up one look and policy's grace later.
+const LOOKS_EVERY_NS: u64 = 5_000_000;
+
+/// Whether it has work, or cannot say.
+fn works(session: &Session) -> bool {
+    if !session.state.asked || session.state.waits {
+        return true;
+    }
+    let mut devices = session.slots.iter().filter(|slot| slot.gpu.is_some());
+    let busy = devices
+        .clone()
+        .any(|slot| slot.seen.word & ACTIVITY_BUSY != 0);
+    busy || devices.next().is_none()
+}
+
+/// Looks at its page, and tells policy what has changed.
+pub(super) fn tell(session: &mut Session, cx: &mut Context<'_>) {
+    read(session);
+    let works = works(session);
+    if works == session.state.rests {
+        session.state.rests = !works;
+        cx.step(Event::Works {
+            session: SessionId(session.id),
+            works,
+        });
+    }
+}
+
+impl Members {
+    /// Whether there is anybody to ask or to be asked no longer, `any` job sharing a GPU.
+    pub(crate) const fn asks_for_work(&mut self, any: bool) -> bool {
+        let before = core::mem::replace(&mut self.asks, any);
+        any || before
+    }
+
+    /// Asks those whose job `shares` a GPU, and no others.
+    pub(crate) fn ask_for_work(&mut self, shares: impl Fn(JobId) -> bool, cx: &mut Context<'_>) {
+        for session in self.sessions.values_mut() {
+            let can = session.role == Role::Offline && session.library.says_work;
+            let (Some(job), Some(page), true) = (session.job, &session.link.page, can) else {
+                continue;
+            };
+            let ask = shares(job);
+            if ask != session.state.asked {
+                session.state.asked = ask;
+                let every = if ask { LOOKS_EVERY_NS } else { 0 };
+                page.agent.work_probe_ns.store(every, Ordering::Release);
+                if ask {
+                    self.bells.add_offline(session.id, page);
+                    // Its prober sleeps on the gates.
+                    page.wake_gates();
+                } else {
+                    self.bells.remove(session.id);
+                }
+            }
+            tell(session, cx);
+        }
+    }
+
+    /// An offline process rang: an edge.
+    pub(super) fn hear_work(&mut self, id: u64, cx: &mut Context<'_>) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let most = cx.settings.rings_per_second;
+        if session.link.rings.exceeds(cx.now, most) {
+            // It counts as having work from here on, and pays for that itself.
+            self.bells.remove(id);
+            if let Some(page) = &session.link.page {
+                page.agent.work_probe_ns.store(0, Ordering::Release);
+            }
+            (session.library.says_work, session.state.asked) = (false, false);
+            cx.emit(Notice {
+                kind: "note",
+                session: id,
+                text: "rang beyond the allowed rate: it counts as having work".to_owned(),
+                ..Notice::default()
+            });
+        }
+        tell(session, cx);
+    }
+}
+
+/// Looks at its page.
+fn read(session: &mut Session) {
+    let Some(page) = &session.link.page else {
+        return;
+    };
+    for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
+        if slot.gpu.is_some() {
+            slot.seen = Activity::read(words);
+        }
+    }
+}
