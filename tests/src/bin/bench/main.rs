@@ -26,6 +26,8 @@
 //!   end of a layer or an iteration, and a reservation inside the headroom.
 //! * `arena`: what the books of a trainer's memory take for a small tensor and for a layer's weights, and
 //!   the driver calls and bytes that small ones cost.
+//! * `fair`: what offline jobs that take turns get of a GPU, by weights and processes, and what that costs of the
+//!   harvest and online; six runs of `--seconds`. `cases` of the file has them one by one.
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //! * `replay-demo`: the demo, `--runs` times, against replay of the same requests: preemptions and
@@ -40,6 +42,7 @@ mod attach;
 mod contexts;
 mod demo;
 mod edge;
+mod fair;
 mod floor;
 mod headroom;
 mod hook;
@@ -93,9 +96,9 @@ struct Args {
     /// Runs of the demo for `replay-demo`.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: u64,
-    /// Length of each run of `demo` and `replay-demo`, seconds.
-    #[arg(long, default_value_t = 30)]
-    seconds: u64,
+    /// Length of each run of `demo` and `replay-demo` (by default 30) and `fair` (60), seconds.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(6..=3600))]
+    seconds: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -110,6 +113,7 @@ enum What {
     Selection,
     Reclaim,
     Arena,
+    Fair,
     Replay,
     ReplayDemo,
 }
@@ -170,7 +174,7 @@ fn main() -> ExitCode {
         rows.extend(recovery::measure(args.kills, 5));
     }
     if args.what.contains(&What::Demo) {
-        match demo::measure(&args.traces, args.seconds) {
+        match demo::measure(&args.traces, args.seconds.unwrap_or(30)) {
             Ok(found) => rows.extend(found),
             Err(error) => {
                 eprintln!("bench: {error}");
@@ -196,11 +200,24 @@ fn main() -> ExitCode {
             }
         }
     }
+    let mut cases = None;
+    if args.what.contains(&What::Fair) {
+        match fair::measure(args.seconds.unwrap_or(60)) {
+            Ok((found, measured)) => {
+                rows.extend(found);
+                cases = Some(measured);
+            }
+            Err(error) => {
+                eprintln!("bench: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
     if args.what.contains(&What::Replay) {
         rows.extend(replay::measure());
     }
     if args.what.contains(&What::ReplayDemo) {
-        match replay_demo::measure(args.runs, args.seconds) {
+        match replay_demo::measure(args.runs, args.seconds.unwrap_or(30)) {
             Ok(found) => rows.extend(found),
             Err(error) => {
                 eprintln!("bench: {error}");
@@ -223,6 +240,7 @@ fn main() -> ExitCode {
         for row in &rows {
             insert(&mut tree, &row.key, row.value);
         }
+        tree.extend(cases.map(|cases| ("cases".to_owned(), cases)));
         let text = format!("{:#}\n", Value::Object(tree));
         if let Err(error) = std::fs::write(path, text) {
             eprintln!("bench: cannot write {}: {error}", path.display());
