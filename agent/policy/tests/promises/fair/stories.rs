@@ -1,6 +1,7 @@
 //! Turns, one case at a time.
 
 use super::world::{Draw, World};
+use crate::dice::Dice;
 use tidegate_policy::fair::{Class, Terms};
 use tidegate_policy::ids::{GpuId, GpuSet, UserId};
 
@@ -85,6 +86,54 @@ fn a_user_has_at_most_what_it_may_while_others_want_to_run_and_all_of_it_else() 
     world.pass(20 * SECOND);
     let had = of_many(&world) - before;
     assert!(had > 19 * SECOND, "{had}");
+}
+
+/// P-FAIR-3: over any hour, however often the others come and go.
+#[test]
+fn a_bound_holds_over_any_hour_of_what_others_wanted_too() {
+    const MINUTE: usize = 6;
+    let mut world = World::new(6, Draw::default());
+    let terms = |user, most| Terms {
+        user: UserId(user),
+        user_weight: if most < 1_000 { 10 } else { 1 },
+        most,
+        ..Terms::default()
+    };
+    // By weight the ten would have ten twelfths and more.
+    (0..10).for_each(|id| world.add_for(id, GPU, terms(1, 500)));
+    (10..12).for_each(|id| world.add_for(id, GPU, terms(id, 1_000)));
+    let mut dice = Dice::new(12);
+    let of_many = |world: &World| (0..10).map(|id| world.ran(id)).sum::<u64>();
+    let of_all = |world: &World| (0..12).map(|id| world.ran(id)).sum::<u64>();
+    let (mut wanted, mut sixths, mut alone) = ([true; 2], Vec::new(), (0, 0));
+    for _ in 0..90 * MINUTE {
+        if dice.next().is_multiple_of(MINUTE as u64 * 2) {
+            let at = (dice.next() % 2) as usize;
+            wanted[at] = !wanted[at];
+            world.works(10 + at as u32, wanted[at]);
+        }
+        let before = (of_many(&world), of_all(&world));
+        world.pass(10 * SECOND);
+        let had = (of_many(&world) - before.0, of_all(&world) - before.1);
+        let contested = wanted.contains(&true);
+        sixths.push(if contested { had } else { (0, 0) });
+        alone = if contested {
+            alone
+        } else {
+            (alone.0 + had.0, alone.1 + 10 * SECOND)
+        };
+    }
+    for hour in sixths.windows(60 * MINUTE) {
+        let (own, all) = hour
+            .iter()
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let share = own as f64 / all as f64;
+        assert!(share <= 0.505, "{share} of an hour");
+        assert!(share > 0.4, "{share} of an hour: they want it");
+    }
+    let (had, free) = alone;
+    assert!(free > 60 * SECOND, "the others rested for {free} ns");
+    assert!(had as f64 > 0.97 * free as f64, "{had} ns of {free} alone");
 }
 
 /// P-FAIR-1: jobs on one GPU take turns by weight, and a gang has all of its GPUs or none.
