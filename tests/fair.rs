@@ -1,7 +1,7 @@
 //! Several offline jobs on one GPU.
 
 use std::collections::BTreeSet;
-use tidegate_tests::watch::{Testimony, channels};
+use tidegate_tests::watch::{Testimony, channels, status};
 use tidegate_tests::{Node, Offline, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::history::Kind;
 
@@ -71,7 +71,8 @@ fn three_seconds(node: &Node, from: u64) -> Testimony {
     })
 }
 
-/// P-FAIR-5: a job of one process and one of four get equal times, never both at once; people see whose turn it is.
+/// P-FAIR-5, P-OPERATE-20: a job of one process and one of four get equal times, never both at once; people see whose
+/// turn it is.
 #[test]
 fn a_job_of_one_process_and_one_of_four_have_the_gpu_in_turns_for_equal_times() {
     let node = Node::new(&[], TURNS);
@@ -97,6 +98,14 @@ fn a_job_of_one_process_and_one_of_four_have_the_gpu_in_turns_for_equal_times() 
     assert_eq!(both, 0, "both enabled, of {each:?} ns");
     let share = each[0] as f64 / (each[0] + each[1]) as f64;
     assert!((0.4..0.6).contains(&share), "{share} of {each:?} ns");
+    // Status says the same of the time since the second job came.
+    let status = status(&node);
+    for job in status["jobs"].as_array().expect("jobs") {
+        let part = |name: &str| job["share"][name].as_f64().unwrap_or(f64::NAN);
+        assert!((0.49..0.51).contains(&part("deserved")), "{job:#}");
+        assert!((0.4..0.6).contains(&part("got")), "{job:#}");
+        assert!(job["turns"].as_u64() > Some(10), "{job:#}");
+    }
     let kernels = |pids: &[u32]| testimony.finished_after(pids, from);
     assert!(kernels(&one) > 0 && kernels(&many) > 0);
     drop((single, others));
@@ -149,6 +158,9 @@ fn a_job_that_rests_costs_the_other_nothing() {
     let [resting, working] = measured();
     assert!(resting < 0.05, "{resting} of the time without work");
     assert!(working > 0.9, "{working} of the time beside nobody");
+    let explained = node.tidegate(&["explain", "pid", &pids[0][0].to_string()]);
+    let explained = String::from_utf8_lossy(&explained.stdout);
+    assert!(explained.contains("it has no work"), "{explained}");
     rests.process.signal(libc::SIGUSR2);
     a_turn_of_each();
     let [back, other] = measured();

@@ -24,7 +24,8 @@ pub(crate) use remote::RemoteAnswer;
 /// An offline job: the processes of one user that are gated as one.
 #[derive(Debug)]
 pub struct Job {
-    uid: u32,
+    /// Whose it is.
+    pub uid: u32,
     /// As people call it.
     pub name: Text,
     /// What policy does with its launches, on every device.

@@ -80,6 +80,26 @@ fn the_least_weight_of_a_jobs_processes_holds_while_they_are_there() {
     near(enabled(&mut rig, [heavy, light], 1_000), [4, 1]);
 }
 
+/// P-OPERATE-20: what is said of waits adds up to the time in which a job that could run did not.
+#[test]
+fn every_wait_for_a_turn_is_counted_by_its_length() {
+    let mut rig = Rig::new(1, policy());
+    let one = rig.attach_of(7, Role::Offline, "one", weighs(1));
+    let two = rig.attach_of(7, Role::Offline, "two", weighs(1));
+    let before = *rig.shell.policy().turn_waits();
+    let on = enabled(&mut rig, [one, two], 1_000);
+    let after = rig.shell.policy().turn_waits();
+    let waited_ms = (after.sum_ns - before.sum_ns) / MS;
+    let off: u64 = on.iter().map(|on| 1_000 - on).sum();
+    assert!(
+        waited_ms.abs_diff(off) <= 2 * TURN_MS,
+        "{waited_ms} ms of {off}"
+    );
+    let count = |waits: &tidegate_policy::fair::Waits| waits.counts.iter().sum::<u64>();
+    let turns = count(after) - count(&before);
+    assert!((90..=110).contains(&turns), "{turns} turns of 10 ms");
+}
+
 /// P-FAIR-6: what users have among each other changes with the settings, for those that are there.
 #[test]
 fn users_have_what_the_settings_in_force_say() {

@@ -203,6 +203,13 @@ fn job(status: &v1::JobStatus) -> Value {
             "blocks_invalidated": memory.blocks_invalidated,
             "tokens_lost": memory.tokens_lost,
         })),
+        "share": status.share.as_ref().map(|share| json!({
+            "deserved": share.deserved,
+            "got": share.got,
+            "wants": share.wants,
+            "left_ns": share.left_ns,
+        })),
+        "turns": status.turns,
     })
 }
 

@@ -3,7 +3,7 @@
 use super::print::{print, print_folded};
 use super::table;
 use crate::clock::unix_ms;
-use crate::watch::history::summary::{Gaps, Job, Summary, summarise};
+use crate::watch::history::summary::{Gaps, Job, Summary, User, summarise};
 use crate::watch::history::{self, Slice, Subject};
 use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::{Value, json};
@@ -25,6 +25,9 @@ pub(super) struct Args {
     /// Launches per second of a job with its GPUs to itself, where you know it: JOB=RATE.
     #[arg(long, value_name = "JOB=RATE", value_parser = rate)]
     standalone: Vec<(String, f64)>,
+    /// What the table of offline jobs has a row for.
+    #[arg(long, value_enum, default_value_t = By::Job)]
+    by: By,
     /// How to print it. csv: every slice, the inputs of a scheduler.
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -41,6 +44,14 @@ enum Output {
     Json,
     /// The history, a slice a line.
     Csv,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// Each job.
+    Job,
+    /// Each user: the sums of all jobs.
+    User,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -97,7 +108,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     );
     match args.output {
         Output::Json => print(&format!("{:#}\n", as_json(&summary))),
-        _ => print_folded(&text(&summary)),
+        _ => print_folded(&text(&summary, args.by)),
     }
 }
 
@@ -122,7 +133,7 @@ fn ns_of_ms(ms: u64) -> u64 {
     ms.saturating_mul(1_000_000)
 }
 
-fn text(summary: &Summary) -> String {
+fn text(summary: &Summary, by: By) -> String {
     let mut text = String::new();
     let period = ns_of_ms(summary.end_unix_ms.saturating_sub(summary.begin_unix_ms));
     let observed = summary
@@ -178,7 +189,10 @@ fn text(summary: &Summary) -> String {
     if summary.jobs.is_empty() {
         text.push_str("no offline job was attached\n");
     } else {
-        text.push_str(&jobs(&summary.jobs));
+        text.push_str(&match by {
+            By::Job => jobs(&summary.jobs),
+            By::User => users(&summary.users()),
+        });
     }
     memory(summary, &mut text);
     let aligned: Vec<_> = summary
@@ -231,6 +245,39 @@ fn jobs(jobs: &[Job]) -> String {
     let _ = writeln!(
         text,
         "(THROUGHPUT: launches, as a share of what the job does standalone. {saved:.2} GPUs saved in all.)"
+    );
+    text
+}
+
+/// A user, by name where this machine knows it.
+fn user(uid: Option<u32>) -> String {
+    let Some(uid) = uid else {
+        return "not known".to_owned();
+    };
+    let known = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid));
+    let name = known.ok().flatten().map(|user| user.name);
+    name.map_or_else(|| uid.to_string(), |name| format!("{name} ({uid})"))
+}
+
+fn users(users: &[User]) -> String {
+    let mut text = String::new();
+    let mut rows = table::new(&["USER", "JOBS", "ATTACHED", "RAN", "LAUNCHES", "GPUS SAVED"]);
+    for sum in users {
+        rows.add_row([
+            user(sum.uid),
+            sum.jobs.to_string(),
+            table::time(sum.attached),
+            table::time(sum.running),
+            sum.launches.to_string(),
+            format!("{:.2}", sum.saved),
+        ]);
+    }
+    table::right(&mut rows, &[1, 2, 3, 4, 5]);
+    table::append(&mut text, &rows);
+    let saved: f64 = users.iter().map(|user| user.saved).sum();
+    let _ = writeln!(
+        text,
+        "(Sums over a user's jobs. {saved:.2} GPUs saved in all.)"
     );
     text
 }
@@ -288,6 +335,7 @@ fn as_json(summary: &Summary) -> Value {
     let jobs = summary.jobs.iter().map(|job| {
         json!({
             "job": job.name,
+            "uid": job.uid,
             "gpus": job.gpus,
             "attached_ns": job.attached,
             "running_ns": job.running,
@@ -298,12 +346,23 @@ fn as_json(summary: &Summary) -> Value {
             "gpus_saved": job.saved,
         })
     });
+    let users = summary.users().into_iter().map(|user| {
+        json!({
+            "uid": user.uid,
+            "jobs": user.jobs,
+            "attached_ns": user.attached,
+            "running_ns": user.running,
+            "launches": user.launches,
+            "gpus_saved": user.saved,
+        })
+    });
     json!({
         "begin_unix_ms": summary.begin_unix_ms,
         "end_unix_ms": summary.end_unix_ms,
         "gpus": gpus.collect::<Vec<_>>(),
         "pairs": pairs.collect::<Vec<_>>(),
         "jobs": jobs.collect::<Vec<_>>(),
+        "users": users.collect::<Vec<_>>(),
         "gpus_saved": summary.jobs.iter().filter_map(|job| job.saved).sum::<f64>(),
     })
 }
@@ -333,7 +392,7 @@ fn csv(slices: &[Slice], of: Of) -> String {
             out.push_str(",gaps_above\n");
         }
         Of::Pairs => out.push_str("a,b,both_busy_ns,either_busy_ns\n"),
-        Of::Jobs => out.push_str("job,gpus,attached_ns,running_ns,launches,undisturbed\n"),
+        Of::Jobs => out.push_str("job,gpus,attached_ns,running_ns,launches,undisturbed,uid\n"),
         Of::Open => out.push_str("gpus_open,time_ns\n"),
         Of::Memory => out.push_str("gpu,pool_bytes,fallen_bytes,open_ns,available_mean_bytes\n"),
     }
@@ -365,13 +424,14 @@ fn csv(slices: &[Slice], of: Of) -> String {
                 format!("{},{},{},{}", pair.a, pair.b, pair.both, pair.either)
             }
             (Subject::Job(job), Of::Jobs) => format!(
-                "{},{},{},{},{},{}",
+                "{},{},{},{},{},{},{}",
                 quoted(&job.name),
                 job.gpus.count_ones(),
                 job.attached,
                 job.running,
                 job.launches,
-                u8::from(job.undisturbed)
+                u8::from(job.undisturbed),
+                job.uid.map_or_else(String::new, |uid| uid.to_string()),
             ),
             (Subject::Open(open), Of::Open) => {
                 let sets = open.sets.iter();
@@ -434,6 +494,7 @@ mod tests {
         gpu.gaps[16] = 1;
         let job = JobSlice {
             name: "a,\"b\"".to_owned(),
+            uid: Some(4_294_967_000),
             gpus: 1,
             attached: 60 * S,
             running: 30 * S,
@@ -466,7 +527,7 @@ mod tests {
     #[test]
     fn the_table_says_what_was_harvested_and_what_it_saved() {
         let given = BTreeMap::from([("a,\"b\"".to_owned(), 100.0)]);
-        let text = text(&summarise(&slices(), &given));
+        let text = text(&summarise(&slices(), &given), By::Job);
         for part in [
             "60 s of the last 60 s",
             "40.0 %",
@@ -481,6 +542,19 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}:\n{text}");
         }
+    }
+
+    #[test]
+    fn by_user_the_sums_of_jobs_are_shown() {
+        let given = BTreeMap::from([("a,\"b\"".to_owned(), 100.0)]);
+        let summary = summarise(&slices(), &given);
+        let text = text(&summary, By::User);
+        for part in ["4294967000", "3000", "0.50 GPUs saved in all"] {
+            assert!(text.contains(part), "{part}:\n{text}");
+        }
+        assert!(!text.contains("THROUGHPUT"), "{text}");
+        let json = as_json(&summary);
+        assert_eq!(json["users"][0]["launches"], 3_000);
     }
 
     #[test]

@@ -117,6 +117,9 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         text.push_str("no offline job is attached\n");
     } else {
         append(&mut text, &jobs(report, width));
+        if any_turns(report) {
+            text.push_str("(SHARE: of the time in which the job could run: got / deserved.)\n");
+        }
     }
     text.push('\n');
     if report.processes.is_empty() {
@@ -234,21 +237,48 @@ fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
     table
 }
 
+/// What a job that takes turns got and deserved of its time.
+pub fn share(job: &v1::JobStatus) -> String {
+    let percent = |part: f64| (part * 100.0).round();
+    job.share.as_ref().map_or_else(
+        || "-".to_owned(),
+        |share| format!("{}/{} %", percent(share.got), percent(share.deserved)),
+    )
+}
+
+/// Whether a job takes turns with another.
+pub fn any_turns(report: &v1::GetStatusResponse) -> bool {
+    report.jobs.iter().any(|job| job.share.is_some())
+}
+
+/// What is said of a job. Shares are where jobs take turns.
+const JOB: [&str; 9] = [
+    "JOB",
+    "STATE",
+    "FOR",
+    "GPUS",
+    "PROCESSES",
+    "CHANNELS",
+    "PREEMPTIONS",
+    "SHARE",
+    "WHY",
+];
+
 fn jobs(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
-    let header = [
-        "JOB",
-        "STATE",
-        "FOR",
-        "GPUS",
-        "PROCESSES",
-        "CHANNELS",
-        "PREEMPTIONS",
-        "WHY",
-    ];
+    let shares = any_turns(report);
+    let roomy = width.is_none_or(|width| width >= ROOMY);
+    // Whose turn it is takes some words.
+    let kept = |&at: &usize| match JOB[at] {
+        "SHARE" => shares,
+        "PROCESSES" | "CHANNELS" => roomy || !shares,
+        _ => true,
+    };
+    let kept: Vec<usize> = (0..JOB.len()).filter(kept).collect();
+    let header: Vec<&str> = kept.iter().map(|&at| JOB[at]).collect();
     let mut table = table(&header, width);
     for job in &report.jobs {
         let gpus: Vec<_> = job.gpus.iter().map(u32::to_string).collect();
-        table.add_row([
+        let cells: [String; JOB.len()] = [
             job.name.clone(),
             json::job_state(job),
             time(job.state_ns),
@@ -256,10 +286,16 @@ fn jobs(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
             job.sessions.len().to_string(),
             job.channels.to_string(),
             job.preemptions.to_string(),
+            share(job),
             job.reason.clone(),
-        ]);
+        ];
+        table.add_row(kept.iter().map(|&at| &cells[at]));
     }
-    right(&mut table, &[2, 4, 5, 6]);
+    let numbers = header.iter().enumerate().filter(|(_, name)| {
+        let text = matches!(**name, "JOB" | "STATE" | "GPUS" | "WHY");
+        !text
+    });
+    right(&mut table, &numbers.map(|(at, _)| at).collect::<Vec<_>>());
     table
 }
 
@@ -532,6 +568,38 @@ mod tests {
             !wide.contains("NOTE"),
             "an empty column is left out: {wide}"
         );
+    }
+
+    /// P-OPERATE-20: of jobs that take turns the table says what they got and deserved, and of others nothing.
+    #[test]
+    fn shares_are_shown_where_jobs_take_turns() {
+        let mut report = crowded();
+        report.jobs[0].name = "batch-a".to_owned();
+        assert!(!status(&report, Some(120)).contains("SHARE"));
+        report.jobs.push(v1::JobStatus {
+            name: "batch-b".to_owned(),
+            share: Some(v1::JobShare {
+                deserved: 0.2,
+                got: 0.1949,
+                ..v1::JobShare::default()
+            }),
+            reason: "waits for its turn: batch-a runs, 40 ms left".to_owned(),
+            ..v1::JobStatus::default()
+        });
+        for width in [80, 120] {
+            let text = fold(&status(&report, Some(width)), usize::from(width));
+            let lines = text.lines();
+            assert!(
+                lines
+                    .clone()
+                    .all(|line| line.chars().count() <= usize::from(width)),
+                "{text}"
+            );
+            let row = lines.clone().find(|line| line.contains("batch-b"));
+            assert!(row.is_some_and(|row| row.contains("19/20 %")), "{text}");
+            let alone = lines.clone().find(|line| line.contains("batch-a "));
+            assert!(alone.is_some_and(|row| !row.contains('%')), "{text}");
+        }
     }
 
     #[test]

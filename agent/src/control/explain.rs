@@ -87,6 +87,16 @@ impl View<'_> {
             "{state}: {} (since {since})",
             self.job_reason(view)
         ));
+        if let Some(share) = self.share(view.job) {
+            reasons.push(format!(
+                "it got {} of the time in which it could run; {} is its share beside the jobs on its GPUs",
+                percent(share.got),
+                percent(share.deserved)
+            ));
+            if !share.wants {
+                reasons.push("it has no work, and so no turn".to_owned());
+            }
+        }
         if let Reason::Gate(gpus) = view.reason {
             for gpu in gpus.iter() {
                 if let Some(gate) = self
@@ -207,4 +217,9 @@ fn handle_status(job: String, view: &StripeView) -> v1::HandleStatus {
             requests: choice.pick.requests,
         }),
     }
+}
+
+/// A part of time, for people.
+fn percent(part: f64) -> String {
+    format!("{:.0} %", part * 100.0)
 }

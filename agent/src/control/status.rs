@@ -15,6 +15,7 @@ use tidegate_node::lanes::{Applied, Lane};
 use tidegate_node::message::Whereabouts;
 use tidegate_node::session::Session;
 use tidegate_node::usage::Usage;
+use tidegate_policy::fair::{ShareView, WAITS_NS};
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::{BudgetView, GateState, JobState, JobView, OwnerView, Reason};
@@ -90,6 +91,7 @@ impl<'a> View<'a> {
         v1::JobStatus {
             name: self.job_name(job).to_owned(),
             number: job.0,
+            uid: self.shell.lanes().job(job).map(|own| own.uid),
             launches: self.shell.launches(job),
             attached_ns: usage.job(job).attached,
             running_ns: usage.job(job).running,
@@ -166,6 +168,7 @@ impl<'a> View<'a> {
             obstacles: self.about.obstacles.iter().map(obstacle).collect(),
             reclaim_latency: Some(latency::summary(&self.shell.memory().reclaims)),
             drained: self.shell.policy().is_drained(),
+            turn_wait: Some(self.turn_waits()),
             // What the control thread does not know.
             ..v1::GetStatusResponse::default()
         }
@@ -286,6 +289,32 @@ impl<'a> View<'a> {
         })
     }
 
+    fn beside_others(&self, job: JobId) -> ShareView {
+        let now = Instant::from_nanos(self.shell.now_ns());
+        self.shell.policy().turns(job, now)
+    }
+
+    /// How a job stands beside others that take turns with it.
+    pub(super) fn share(&self, job: JobId) -> Option<v1::JobShare> {
+        let share = self.beside_others(job);
+        share.shares.then(|| v1::JobShare {
+            deserved: share.deserved,
+            got: share.got,
+            wants: share.wants,
+            left_ns: crate::clock::nanos(share.left.unwrap_or_default()),
+        })
+    }
+
+    fn turn_waits(&self) -> v1::Histogram {
+        let waits = self.shell.policy().turn_waits();
+        v1::Histogram {
+            bounds_ns: WAITS_NS.to_vec(),
+            counts: waits.counts.to_vec(),
+            sum_ns: waits.sum_ns,
+            ..v1::Histogram::default()
+        }
+    }
+
     /// Why a job is as it is.
     pub(super) fn job_reason(&self, view: &JobView) -> String {
         if self.shell.policy().is_drained() && !view.paused && view.reason == Reason::Paused {
@@ -307,15 +336,15 @@ impl<'a> View<'a> {
 
     /// Who has the GPUs of a job that waits for its turn, and for how long at most.
     fn whose_turn(&self, view: &JobView) -> String {
-        let (policy, now) = (
-            self.shell.policy(),
-            Instant::from_nanos(self.shell.now_ns()),
-        );
-        let Some(other) = policy.turns(view.job, now).behind else {
+        let own = self.beside_others(view.job);
+        let Some(other) = own.behind else {
             return "waits for its turn: the job before it is being stopped".to_owned();
         };
         let name = self.job_name(other);
-        match policy.turns(other, now).left {
+        if !own.wants {
+            return format!("has no work: {name} runs");
+        }
+        match self.beside_others(other).left {
             Some(left) => format!(
                 "waits for its turn: {name} runs, {} ms left",
                 left.as_millis()
@@ -356,6 +385,8 @@ impl<'a> View<'a> {
             state_ns: self.shell.now_ns().saturating_sub(view.since.as_nanos()),
             preemptions: view.preemptions,
             memory: self.job_memory(view.job),
+            share: self.share(view.job),
+            turns: self.beside_others(view.job).turns,
             channels: view.channels.0,
             ..self.job_usage(view.job, usage)
         };

@@ -67,11 +67,7 @@ impl Facts {
                 }
             }
             facts.gpus = slice.gpus.iter().map(|gpu| gpu.gpu).collect();
-            let job = |record: &history::Slice| match &record.subject {
-                Subject::Job(job) => Some(job.clone()),
-                _ => None,
-            };
-            facts.jobs.push(group.iter().filter_map(job).collect());
+            facts.jobs.push(by_name(group));
             facts.slices.push(slice);
         }
         #[expect(clippy::cast_precision_loss, reason = "a share")]
@@ -99,6 +95,27 @@ impl Facts {
             )
         })
     }
+}
+
+/// The jobs of a slice, those of several users by one name as one: who asks names no user.
+fn by_name(group: &[history::Slice]) -> Vec<JobSlice> {
+    let mut jobs = Vec::<JobSlice>::new();
+    for record in group {
+        let Subject::Job(job) = &record.subject else {
+            continue;
+        };
+        match jobs.iter_mut().find(|own| own.name == job.name) {
+            None => jobs.push(job.clone()),
+            Some(own) => {
+                own.gpus |= job.gpus;
+                own.attached = own.attached.saturating_add(job.attached);
+                own.running = own.running.saturating_add(job.running);
+                own.launches = own.launches.saturating_add(job.launches);
+                own.undisturbed &= job.undisturbed;
+            }
+        }
+    }
+    jobs
 }
 
 /// None: an older agent wrote it, who did not say which gates were open together.

@@ -108,6 +108,7 @@ mod tests {
 
     fn facts(slices: &[(u64, u64, bool)]) -> Facts {
         let job = |&(attached, launches, undisturbed): &(u64, u64, bool)| JobSlice {
+            uid: None,
             name: "slurm-7".to_owned(),
             gpus: 2,
             attached,

@@ -84,6 +84,8 @@ pub struct PairSlice {
 pub struct JobSlice {
     /// Its name, cut to [`record::NAME`] bytes.
     pub name: String,
+    /// Whose it is; None: written by an agent that did not say.
+    pub uid: Option<u32>,
     /// Bit i: it uses GPU i.
     pub gpus: u64,
     /// It had a process, ns.

@@ -14,7 +14,7 @@ pub mod recent;
 mod sample;
 pub mod serve;
 
-use families::{COUNTER, FAMILIES, JOB_FAMILIES, JobFamily};
+use families::{COUNTER, FAMILIES, JOB_FAMILIES, JobFamily, job_shares};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
@@ -46,6 +46,7 @@ fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
             rest.running_ns += job.running_ns;
             rest.attached_ns += job.attached_ns;
             rest.preemptions += job.preemptions;
+            rest.turns += job.turns;
         }
         jobs.push(rest);
     }
@@ -61,6 +62,11 @@ fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
                 same.running_ns += job.running_ns;
                 same.attached_ns += job.attached_ns;
                 same.preemptions += job.preemptions;
+                same.turns += job.turns;
+                if let (Some(share), Some(more)) = (&mut same.share, &job.share) {
+                    share.deserved += more.deserved;
+                    share.got += more.got;
+                }
             }
         }
     }
@@ -116,6 +122,13 @@ impl Collector for Rows {
             let out = encoder.encode_descriptor(name, help, unit.as_ref(), *kind)?;
             write(out, &samples.collect::<Samples>())?;
         }
+        let out = encoder.encode_descriptor(
+            "job_share_ratio",
+            "Part of the time in which the job could run, beside others on its GPUs, that it deserved and got",
+            None,
+            MetricType::Gauge,
+        )?;
+        write(out, &job_shares(&jobs))?;
         let out = encoder.encode_descriptor(
             "job_info",
             "Where the first process of a job runs, to join on",

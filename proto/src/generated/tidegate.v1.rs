@@ -777,6 +777,9 @@ pub struct GetStatusResponse {
     /// Of sets that found no room among those: to be taken for closed.
     #[prost(uint64, tag = "30")]
     pub open_uncounted_ns: u64,
+    /// How long offline jobs waited for the turns that they began, while they could have run.
+    #[prost(message, optional, tag = "31")]
+    pub turn_wait: ::core::option::Option<Histogram>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSet {
@@ -1141,7 +1144,23 @@ pub struct PreemptionsPerUnit {
     #[prost(uint64, tag = "7")]
     pub once: u64,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// How a job stands that takes turns with others on its GPUs.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct JobShare {
+    /// Parts of the time in which it wanted to run and its gates were open: what it deserved beside the others that
+    /// wanted its GPUs, and what it got.
+    #[prost(double, tag = "1")]
+    pub deserved: f64,
+    #[prost(double, tag = "2")]
+    pub got: f64,
+    /// Whether it has work, as far as is known.
+    #[prost(bool, tag = "3")]
+    pub wants: bool,
+    /// It has the turn, which lasts so much longer; 0: it has not.
+    #[prost(uint64, tag = "4")]
+    pub left_ns: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JobStatus {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
@@ -1175,6 +1194,15 @@ pub struct JobStatus {
     /// Its number; that of a job that is over may be given to another.
     #[prost(uint32, tag = "13")]
     pub number: u32,
+    /// Unset: it shares its GPUs with no other job, or jobs take no turns.
+    #[prost(message, optional, tag = "14")]
+    pub share: ::core::option::Option<JobShare>,
+    /// Turns it began, also before it was alone.
+    #[prost(uint64, tag = "15")]
+    pub turns: u64,
+    /// Whose it is; unset by an agent of an earlier version.
+    #[prost(uint32, optional, tag = "16")]
+    pub uid: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProcessStatus {

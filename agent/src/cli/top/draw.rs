@@ -22,6 +22,10 @@ const FIXED: u16 = 9;
 
 /// Cells of a job's name, and more where there is room.
 const NAME: u16 = 20;
+/// The same beside shares.
+const BRIEF_NAME: u16 = 12;
+/// Cells of what a job got and deserved.
+const SHARE: u16 = 9;
 /// Cells of the reason that a long name leaves it.
 const WHY: u16 = 44;
 
@@ -190,19 +194,6 @@ fn last_line(model: &Model) -> Line<'static> {
         if drained { "undrain" } else { "drain" }
     );
     Line::styled(keys, Style::new().add_modifier(Modifier::DIM))
-}
-
-/// Names of columns, those of numbers on the right.
-fn heads<const N: usize>(names: [&'static str; N], numbers: &[usize]) -> Row<'static> {
-    let names = names.into_iter().enumerate().map(|(at, name)| {
-        let side = if numbers.contains(&at) {
-            Alignment::Right
-        } else {
-            Alignment::Left
-        };
-        Line::raw(name).alignment(side)
-    });
-    Row::new(names.collect::<Vec<_>>())
 }
 
 /// `share` as a bar and a number.
@@ -406,35 +397,71 @@ fn draw_jobs(
         frame.render_widget(Paragraph::new(none).wrap(Wrap { trim: true }), area);
         return;
     }
-    let rows = status.jobs.iter().map(|job| {
+    let shares = table::any_turns(status);
+    let gpus = |job: &v1::JobStatus| {
         let gpus: Vec<_> = job.gpus.iter().map(u32::to_string).collect();
+        gpus.join(",")
+    };
+    let longest = |of: &dyn Fn(&v1::JobStatus) -> usize| {
+        let cells = status.jobs.iter().map(of);
+        small(cells.max().unwrap_or(0))
+    };
+    let mut columns = vec![
+        ("OFFLINE JOB", 0),
+        ("STATE", 14),
+        (
+            "GPUS",
+            if shares {
+                longest(&|job| gpus(job).len()).clamp(4, 8)
+            } else {
+                8
+            },
+        ),
+        ("PREEMPT.", 8),
+        ("SHARE", SHARE),
+    ];
+    // Whose turn it is takes some words.
+    let brief = area.width < MEMORY_FROM;
+    columns.retain(|(name, _)| match *name {
+        "PREEMPT." => !(shares && brief),
+        "SHARE" => shares,
+        _ => true,
+    });
+    let others: u16 = columns.iter().map(|(_, width)| width + 1).sum();
+    let room = area.width.saturating_sub(others + WHY);
+    let least = if shares && brief { BRIEF_NAME } else { NAME };
+    let name = longest(&|job| job.name.chars().count());
+    columns[0].1 = name.clamp(least, room.max(least));
+    let rows = status.jobs.iter().map(|job| {
         let colour = match job.state() {
             v1::JobState::Running => Color::Green,
             v1::JobState::Gated => Color::Red,
             _ => Color::Yellow,
         };
-        let state = format!("{} {}", json::job_state(job), table::time(job.state_ns));
-        Row::new([
-            Line::raw(plain::line(&job.name)),
-            Line::styled(state, paint.of(colour)),
-            Line::raw(gpus.join(",")),
-            Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
-            Line::raw(plain::line(&job.reason)),
-        ])
+        let cells = columns.iter().map(|(name, _)| match *name {
+            "OFFLINE JOB" => Line::raw(plain::line(&job.name)),
+            "STATE" => {
+                let state = format!("{} {}", json::job_state(job), table::time(job.state_ns));
+                Line::styled(state, paint.of(colour))
+            }
+            "GPUS" => Line::raw(gpus(job)),
+            "PREEMPT." => Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
+            _ => Line::raw(table::share(job)).alignment(Alignment::Right),
+        });
+        Row::new(cells.chain([Line::raw(plain::line(&job.reason))]))
     });
-    // A name has what it takes, as long as the reason has room.
-    let longest = status.jobs.iter().map(|job| job.name.chars().count()).max();
-    let room = area.width.saturating_sub(14 + 8 + 8 + 4 + WHY).max(NAME);
-    let widths = [
-        Constraint::Length(small(longest.unwrap_or(0)).clamp(NAME, room)),
-        Constraint::Length(14),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Min(12),
-    ];
-    let table = Table::new(rows, widths).header(
-        heads(["OFFLINE JOB", "STATE", "GPUS", "PREEMPT.", "WHY"], &[3]).style(paint.strong()),
-    );
+    let heads = columns.iter().map(|(name, _)| {
+        let number = matches!(*name, "PREEMPT." | "SHARE");
+        Line::raw(*name).alignment(if number {
+            Alignment::Right
+        } else {
+            Alignment::Left
+        })
+    });
+    let heads = heads.chain([Line::raw("WHY")]).collect::<Vec<_>>();
+    let widths = columns.iter().map(|(_, width)| Constraint::Length(*width));
+    let widths: Vec<_> = widths.chain([Constraint::Min(12)]).collect();
+    let table = Table::new(rows, widths).header(Row::new(heads).style(paint.strong()));
     // The one that keys are about is marked where there are several.
     let selected = model.selected_at().filter(|_| status.jobs.len() > 1);
     let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));

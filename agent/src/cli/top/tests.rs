@@ -350,3 +350,34 @@ fn no_terminal_is_too_small() {
         let _ = shown(&model, width, height);
     }
 }
+
+/// P-OPERATE-20: what a job got and deserved has its place beside whose turn it is, and no place where no job shares.
+#[test]
+fn shares_stand_beside_the_turn() {
+    let mut model = model(1);
+    let mut two = status(1, 106 * S);
+    assert!(!shown(&model, 80, 24).contains("SHARE"));
+    let share = |deserved, got| {
+        Some(v1::JobShare {
+            deserved,
+            got,
+            ..v1::JobShare::default()
+        })
+    };
+    two.jobs[0].share = share(0.8, 0.81);
+    two.jobs.push(v1::JobStatus {
+        name: "embed".to_owned(),
+        share: share(0.2, 0.19),
+        reason: "waits for its turn: batch runs, 40 ms left".to_owned(),
+        ..two.jobs[0].clone()
+    });
+    model.hear(Heard::Status(Box::new(two)), 106 * S);
+    for width in [80, 120] {
+        let text = shown(&model, width, 24);
+        let row = text.lines().find(|line| line.contains("embed"));
+        let row = row.unwrap_or_default();
+        assert!(row.contains("19/20 %"), "{text}");
+        assert!(row.contains("waits for its turn: batch runs"), "{text}");
+    }
+    assert!(shown(&model, 120, 24).contains("40 ms left"));
+}

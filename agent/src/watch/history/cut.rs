@@ -238,12 +238,12 @@ fn gpu_slice(
     slice
 }
 
-/// What jobs used between two times, those of one name as one: also of jobs that are over by then, which stay
+/// What jobs used between two times, those of one user and name as one: also of jobs that are over by then, which stay
 /// in the totals. One that used nothing was over before.
 fn by_name(begin: &[v1::JobStatus], end: &[v1::JobStatus]) -> Vec<JobSlice> {
-    let key = |job: &v1::JobStatus| (job.number, job.name.clone());
+    let key = |job: &v1::JobStatus| (job.number, job.uid, job.name.clone());
     let before: BTreeMap<_, _> = begin.iter().map(|job| (key(job), job)).collect();
-    let mut named = BTreeMap::<&str, JobSlice>::new();
+    let mut named = BTreeMap::<(&str, Option<u32>), JobSlice>::new();
     for job in end {
         let old = before.get(&key(job));
         // A job that went and came again by the same name and number began anew.
@@ -257,10 +257,13 @@ fn by_name(begin: &[v1::JobStatus], end: &[v1::JobStatus]) -> Vec<JobSlice> {
         if attached == 0 && launches == 0 {
             continue;
         }
-        let own = named.entry(&job.name).or_insert_with(|| JobSlice {
-            name: job.name.clone(),
-            ..JobSlice::default()
-        });
+        let own = named
+            .entry((&job.name, job.uid))
+            .or_insert_with(|| JobSlice {
+                name: job.name.clone(),
+                uid: job.uid,
+                ..JobSlice::default()
+            });
         for &gpu in job.gpus.iter().filter(|&&gpu| gpu < 64) {
             own.gpus |= 1 << gpu;
         }
@@ -394,9 +397,15 @@ mod tests {
             used(400, vec![job(1, "next", 20, 9)]),
             all("next", 20, 10, 9)
         );
-        // Two users' jobs of one name are one row.
-        let two = vec![job(1, "next", 30, 10), job(2, "next", 10, 5)];
-        assert_eq!(used(500, two), all("next", 20, 10, 6));
+        // Two jobs of one name are one row, and those of two users are two.
+        let two = || vec![job(1, "next", 30, 10), job(2, "next", 10, 5)];
+        assert_eq!(used(500, two()), all("next", 20, 10, 6));
+        let mut three = two();
+        three.push(v1::JobStatus {
+            uid: Some(7),
+            ..job(3, "next", 8, 2)
+        });
+        assert_eq!(used(600, three), all("next", 8, 4, 2));
     }
 
     /// P-CLUSTER-2: open gates and memory go into the history to the nanosecond, however many sets there are.

@@ -110,7 +110,10 @@ pub fn encode(slice: &Slice, number: u64) -> [u8; SIZE] {
         Subject::Job(job) => {
             out.words(&[job.gpus, job.attached, job.running, job.launches]);
             let end = job.name.floor_char_boundary(NAME);
+            let name_at = out.at;
             out.put(&job.name.as_bytes()[..end]);
+            out.at = name_at + NAME;
+            out.words(&[job.uid.map_or(0, |uid| u64::from(uid) + 1)]);
         }
         Subject::Open(open) => {
             out.words(&[open.uncounted]);
@@ -186,6 +189,10 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, Slice)> {
                 // Written as text: anything else is not a record of this file.
                 std::str::from_utf8(&name[..end]).ok()?.to_owned()
             },
+            uid: from
+                .word()
+                .checked_sub(1)
+                .and_then(|uid| u32::try_from(uid).ok()),
         }),
         4 if usize::from(a) <= SETS => Subject::Open(OpenSlice {
             part: b,
@@ -249,10 +256,13 @@ pub(super) mod tests {
         let pair = any::<(u16, u16, u64, u64)>();
         let pair =
             pair.prop_map(|(a, b, both, either)| Subject::Pair(PairSlice { a, b, both, either }));
-        let job = ("[a-z/é]{0,48}", any::<[u64; 4]>(), any::<bool>());
-        let job = job.prop_map(|(name, [gpus, attached, running, launches], undisturbed)| {
+        let uid = any::<Option<u32>>();
+        let job = ("[a-z/é]{0,48}", any::<[u64; 4]>(), any::<bool>(), uid);
+        let job = job.prop_map(|(name, words, undisturbed, uid)| {
+            let [gpus, attached, running, launches] = words;
             Subject::Job(JobSlice {
                 name,
+                uid,
                 gpus,
                 attached,
                 running,
@@ -324,6 +334,9 @@ pub(super) mod tests {
         let bytes = encode(&of(Subject::Gpu(gpu)), 9);
         // Header 40, eight words, four counts, the gaps: all that an older agent wrote.
         let old = 40 + 8 * 8 + 4 * 4 + GAPS * 4;
+        assert!(bytes[old..].iter().all(|byte| *byte == 0));
+        let bytes = encode(&of(Subject::Job(JobSlice::default())), 9);
+        let old = 40 + 4 * 8 + NAME;
         assert!(bytes[old..].iter().all(|byte| *byte == 0));
         for (subject, kind) in [
             (Subject::Open(OpenSlice::default()), 4),

@@ -123,6 +123,8 @@ pub struct Pair {
 pub struct Job {
     /// Its name.
     pub name: String,
+    /// Whose it is, where that is known.
+    pub uid: Option<u32>,
     /// GPUs it used.
     pub gpus: u32,
     /// It had a process, ns.
@@ -139,6 +141,23 @@ pub struct Job {
     pub saved: Option<f64>,
 }
 
+/// The jobs of one user over the period.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct User {
+    /// None: those of agents that did not say whose they were.
+    pub uid: Option<u32>,
+    /// How many.
+    pub jobs: u32,
+    /// Sums over them, ns.
+    pub attached: u64,
+    /// See there.
+    pub running: u64,
+    /// Their launches.
+    pub launches: u64,
+    /// GPUs that would have been needed to do the same.
+    pub saved: f64,
+}
+
 /// The whole period.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
@@ -150,8 +169,26 @@ pub struct Summary {
     pub gpus: Vec<Gpu>,
     /// Every pair.
     pub pairs: Vec<Pair>,
-    /// By name.
+    /// By name, and by user within.
     pub jobs: Vec<Job>,
+}
+
+impl Summary {
+    /// The sums of each user's jobs, those unknown last.
+    #[must_use]
+    pub fn users(&self) -> Vec<User> {
+        let mut users = BTreeMap::<(bool, Option<u32>), User>::new();
+        for job in &self.jobs {
+            let sum = users.entry((job.uid.is_none(), job.uid)).or_default();
+            sum.uid = job.uid;
+            sum.jobs += 1;
+            sum.attached = sum.attached.saturating_add(job.attached);
+            sum.running = sum.running.saturating_add(job.running);
+            sum.launches = sum.launches.saturating_add(job.launches);
+            sum.saved += job.saved.unwrap_or(0.0);
+        }
+        users.into_values().collect()
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shares and means, for people")]
@@ -187,7 +224,7 @@ fn cv(weight: f64, sum: f64, squares: f64) -> f64 {
 pub fn summarise(slices: &[Slice], standalone: &BTreeMap<String, f64>) -> Summary {
     let mut gpus = BTreeMap::<u16, Vec<(u64, &GpuSlice)>>::new();
     let mut pairs = BTreeMap::<(u16, u16), (u64, u64)>::new();
-    let mut jobs = BTreeMap::<&str, Vec<(u64, &JobSlice)>>::new();
+    let mut jobs = BTreeMap::<(&str, Option<u32>), Vec<(u64, &JobSlice)>>::new();
     for slice in slices {
         let length = slice.span.length_ns;
         match &slice.subject {
@@ -199,7 +236,10 @@ pub fn summarise(slices: &[Slice], standalone: &BTreeMap<String, f64>) -> Summar
                     sum.1.saturating_add(pair.either),
                 );
             }
-            Subject::Job(job) => jobs.entry(&job.name).or_default().push((length, job)),
+            Subject::Job(job) => {
+                let own = jobs.entry((&job.name, job.uid)).or_default();
+                own.push((length, job));
+            }
             // Of these, placement makes something (`place::facts`).
             Subject::Open(_) | Subject::Memory(_) => {}
         }
@@ -232,7 +272,10 @@ pub fn summarise(slices: &[Slice], standalone: &BTreeMap<String, f64>) -> Summar
             .collect(),
         jobs: jobs
             .into_iter()
-            .map(|(name, of)| sum_job(name, &of, standalone.get(name).copied(), observed))
+            .map(|((name, uid), of)| Job {
+                uid,
+                ..sum_job(name, &of, standalone.get(name).copied(), observed)
+            })
             .collect(),
         gpus,
     }
@@ -348,6 +391,7 @@ fn sum_job(name: &str, of: &[(u64, &JobSlice)], given: Option<f64>, observed: u6
         fraction.and_then(|fraction| Some(fraction * f64::from(gpus) * ratio(attached, observed)?));
     Job {
         name: name.to_owned(),
+        uid: None,
         gpus,
         attached,
         running,
@@ -380,6 +424,7 @@ mod tests {
     fn job(attached: u64, running: u64, launches: u64) -> Subject {
         Subject::Job(JobSlice {
             name: "batch".to_owned(),
+            uid: None,
             gpus: 0b11,
             attached,
             running,
@@ -474,5 +519,42 @@ mod tests {
                 prop_assert_eq!((a.observed, a.preemptions, &a.gaps.counts), (b.observed, b.preemptions, &b.gaps.counts));
             }
         }
+    }
+
+    /// P-OPERATE-14: a user's jobs add up, two users' jobs of one name are two, and what is not known is a row too.
+    #[test]
+    fn the_rows_of_users_add_up_to_those_of_jobs() {
+        let own = |name: &str, uid: Option<u32>, launches: u64| {
+            let Subject::Job(job) = job(600, 300, launches) else {
+                panic!("a job")
+            };
+            let name = name.to_owned();
+            of(1_000, Subject::Job(JobSlice { name, uid, ..job }))
+        };
+        let slices = [
+            of(1_000, gpu(0, 600)),
+            own("a", Some(7), 10),
+            own("b", Some(7), 20),
+            own("a", Some(8), 40),
+            own("a", None, 80),
+        ];
+        let summary = summarise(&slices, &BTreeMap::from([("a".to_owned(), 1e9)]));
+        assert_eq!(summary.jobs.len(), 4);
+        let users = summary.users();
+        let rows: Vec<_> = users
+            .iter()
+            .map(|user| (user.uid, user.jobs, user.running, user.launches))
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                (Some(7), 2, 600, 30),
+                (Some(8), 1, 300, 40),
+                (None, 1, 300, 80)
+            ]
+        );
+        let saved: f64 = summary.jobs.iter().filter_map(|job| job.saved).sum();
+        let by_user: f64 = users.iter().map(|user| user.saved).sum();
+        assert!((saved - by_user).abs() < 1e-9 && saved > 0.0);
     }
 }

@@ -43,7 +43,7 @@ const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-pub(super) const FAMILIES: [Family; 40] = [
+pub(super) const FAMILIES: [Family; 41] = [
     family(
         GAUGE,
         "build_info",
@@ -365,6 +365,19 @@ pub(super) const FAMILIES: [Family; 40] = [
     ),
     family(
         HISTOGRAM,
+        "turn_wait",
+        Some(Unit::Seconds),
+        "How long offline jobs waited for their turn, while they could have run",
+        |s| {
+            let waits = s.status.turn_wait.as_ref();
+            waits
+                .map(|waits| plain(buckets(waits)))
+                .into_iter()
+                .collect()
+        },
+    ),
+    family(
+        HISTOGRAM,
         "reclaim_latency",
         Some(Unit::Seconds),
         "From the decision to take memory to the last handle released",
@@ -484,7 +497,7 @@ pub(super) const FAMILIES: [Family; 40] = [
 ];
 
 /// Metrics of jobs, under their names.
-pub(super) const JOB_FAMILIES: [JobFamily; 4] = [
+pub(super) const JOB_FAMILIES: [JobFamily; 5] = [
     JobFamily(
         "job_launches",
         None,
@@ -513,7 +526,27 @@ pub(super) const JOB_FAMILIES: [JobFamily; 4] = [
         "Busy edges that stopped the job",
         |job| Sample::Count(job.preemptions),
     ),
+    JobFamily(
+        "job_turns",
+        None,
+        COUNTER,
+        "Turns of the job among others on its GPUs",
+        |job| Sample::Count(job.turns),
+    ),
 ];
+
+/// What jobs that take turns deserve and get.
+pub(super) fn job_shares(jobs: &[v1::JobStatus]) -> Samples {
+    let mut all = Samples::new();
+    for job in jobs {
+        let Some(share) = &job.share else { continue };
+        for (part, value) in [("deserved", share.deserved), ("got", share.got)] {
+            let labels = vec![("job", job.name.clone()), ("part", part.to_owned())];
+            all.push((labels, Sample::Gauge(value)));
+        }
+    }
+    all
+}
 
 pub(super) struct JobFamily(
     pub(super) &'static str,

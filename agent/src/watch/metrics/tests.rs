@@ -214,3 +214,34 @@ fn jobs_have_the_names_of_where_they_run_as_far_as_they_have_series() {
         "tidegate_job_info{job=\"job 0\",namespace=\"team-a\",pod=\"batch-0\",container=\"\",";
     assert!(places.contains(first), "{places}");
 }
+
+/// P-OPERATE-20: what jobs that take turns deserve and get, and how long they waited.
+#[test]
+fn shares_are_those_of_jobs_that_take_turns_and_no_others() {
+    let mut shared = status(3);
+    shared.jobs[1].share = Some(v1::JobShare {
+        deserved: 0.8,
+        got: 0.75,
+        ..v1::JobShare::default()
+    });
+    shared.jobs[1].turns = 12;
+    shared.turn_wait = Some(v1::Histogram {
+        bounds_ns: vec![10_000_000, 100_000_000],
+        counts: vec![1, 2, 3],
+        sum_ns: 1_500_000_000,
+        ..v1::Histogram::default()
+    });
+    let text = render(scrape(shared), Format::Text);
+    for line in [
+        "tidegate_job_share_ratio{job=\"job 1\",part=\"deserved\"} 0.8\n",
+        "tidegate_job_share_ratio{job=\"job 1\",part=\"got\"} 0.75\n",
+        "tidegate_job_turns_total{job=\"job 1\"} 12\n",
+        "tidegate_job_turns_total{job=\"job 0\"} 0\n",
+        "tidegate_turn_wait_seconds_sum{} 1.5\n",
+        "tidegate_turn_wait_seconds_count{} 6\n",
+        "tidegate_turn_wait_seconds_bucket{le=\"0.1\"} 3\n",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    assert_eq!(series(&text, "tidegate_job_share_ratio"), 2);
+}
