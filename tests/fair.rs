@@ -1,13 +1,18 @@
 //! Several offline jobs on one GPU.
 
 use std::collections::BTreeSet;
+use tidegate_tests::clock::Stalls;
 use tidegate_tests::watch::{Testimony, channels, status};
 use tidegate_tests::{Node, Offline, compile, monotonic_ns, wait_for};
+use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::Kind;
 
 const TURNS: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n\
                      [fair]\nmode = \"turns\"\nturn = \"50ms\"\n";
 const WATCHED_NS: u64 = 3_000_000_000;
+/// No channel stays disabled without a live agent for longer than this, and what two busy cores may add to it.
+const LANDING_NS: u64 = 1_000_000_000;
+const SLACK_NS: u64 = 500_000_000;
 
 /// `apps/offline.c` of the job `job` with kernels of 1 ms.
 fn offline(node: &Node, job: &str) -> Offline {
@@ -167,4 +172,94 @@ fn a_job_that_rests_costs_the_other_nothing() {
     let part = back / (back + other);
     assert!((0.4..0.6).contains(&part), "{part} after its rest");
     drop((rests, works));
+}
+
+/// P-FAIR-9: a job whose channels cannot be disabled any more is given up, and the others go on taking turns.
+#[test]
+fn a_swap_whose_disable_fails_costs_the_others_no_turn() {
+    let node = Node::new(&[], TURNS);
+    let jobs = ["one", "two", "three"].map(|job| offline(&node, job));
+    let pids = jobs.each_ref().map(|job| [job.process.pid()]);
+    a_turn_of_each(&node, &pids);
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    // Once more in a row than `gate.disable_retries`.
+    device.set("fail_disable", 4).expect("a knob");
+    let given_up = wait_for("a job to be given up", || {
+        let status = status(&node);
+        let mut jobs = status["jobs"].as_array()?.iter();
+        let lost = jobs.find(|job| job["state"] == "unmanaged")?;
+        ["one", "two", "three"]
+            .iter()
+            .position(|name| lost["name"] == *name)
+    });
+    let others: Vec<[u32; 1]> = (0..3)
+        .filter(|nth| *nth != given_up)
+        .map(|nth| pids[nth])
+        .collect();
+    a_turn_of_each(&node, &others);
+    let from = monotonic_ns();
+    let testimony = three_seconds(&node, from);
+    let (each, both) = enabled(
+        &testimony,
+        [&others[0], &others[1]],
+        from,
+        from + WATCHED_NS,
+    );
+    assert_eq!(both, 0, "both enabled, of {each:?} ns");
+    for (own, on) in others.iter().zip(each) {
+        let share = on as f64 / WATCHED_NS as f64;
+        assert!((0.2..0.55).contains(&share), "{share} of {each:?} ns");
+        assert!(testimony.finished_after(own, from) > 0);
+    }
+    let disabled = channels(&node, &pids[given_up]);
+    assert!(disabled.iter().all(|own| !own.disabled), "{disabled:?}");
+    assert!(
+        testimony.finished_after(&pids[given_up], from) > 0,
+        "its launches have turns"
+    );
+}
+
+/// P-FAIR-9: an agent that dies when it has disabled one job and not yet enabled the next leaves both to land softly,
+/// and its successor has them take turns again.
+#[test]
+fn an_agent_killed_in_the_middle_of_a_swap_leaves_nobody_disabled() {
+    let mut node = Node::new(&[], TURNS);
+    let jobs = ["one", "two"].map(|job| offline(&node, job));
+    let pids = jobs.each_ref().map(|job| [job.process.pid()]);
+    a_turn_of_each(&node, &pids);
+    let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+    device.set("enable_us", 300_000).expect("a knob");
+    wait_for("a swap to be half done", || {
+        let halted = pids.iter().all(|own| are_disabled(&node, own));
+        halted.then_some(())
+    });
+    let stalls = Stalls::watch();
+    let agent = node.agent.take().expect("it runs");
+    let heard = monotonic_ns();
+    agent.signal(libc::SIGKILL);
+    drop(agent);
+    let lost = monotonic_ns();
+    device.set("enable_us", 10).expect("a knob");
+    for own in &pids {
+        let (at, caller) = wait_for("the job to land", || {
+            let testimony = Testimony::of(&node);
+            let mut enables = testimony.all(own, Kind::EnableEnd);
+            let first = enables.find(|record| record.at_ns > heard && record.caller == own[0])?;
+            Some((first.at_ns, first.caller))
+        });
+        assert_eq!(caller, own[0], "the process enables its own channels");
+        let (stuck, still) = (at.saturating_sub(lost), stalls.ns());
+        assert!(
+            stuck <= LANDING_NS + SLACK_NS + still,
+            "disabled for {stuck} ns without an agent; the machine stood still for {still} ns"
+        );
+    }
+    node.start_agent(TURNS);
+    a_turn_of_each(&node, &pids);
+    let from = monotonic_ns();
+    let testimony = three_seconds(&node, from);
+    let (each, both) = enabled(&testimony, [&pids[0], &pids[1]], from, from + WATCHED_NS);
+    assert_eq!(both, 0, "both enabled, of {each:?} ns");
+    let share = each[0] as f64 / (each[0] + each[1]) as f64;
+    assert!((0.4..0.6).contains(&share), "{share} of {each:?} ns");
 }
