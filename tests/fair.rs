@@ -76,7 +76,7 @@ fn three_seconds(node: &Node, from: u64) -> Testimony {
     })
 }
 
-/// P-FAIR-5, P-OPERATE-20: a job of one process and one of four get equal times, never both at once; people see whose
+/// P-FAIR-5, P-OPERATE-21: a job of one process and one of four get equal times, never both at once; people see whose
 /// turn it is.
 #[test]
 fn a_job_of_one_process_and_one_of_four_have_the_gpu_in_turns_for_equal_times() {

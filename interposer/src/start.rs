@@ -3,7 +3,7 @@
 //! The *prober* shares the application's descriptors, because it calls the driver. The *reporter*
 //! has a descriptor table of its own and makes no CUDA call.
 
-use crate::activity::prober;
+use crate::activity::{prober, work};
 use crate::agent::report;
 use crate::hook::row::Row;
 use crate::process::Process;
@@ -16,7 +16,9 @@ pub fn once(process: &'static Process, rows: &'static [Row]) {
         return;
     }
     let quiet = BlockSignals::new();
-    spawn("tidegate-prober", move || prober::run(process, rows));
+    spawn("tidegate-prober", move || {
+        prober::run(process, rows, work::begin);
+    });
     spawn("tidegate", move || report::run(process, rows));
     drop(quiet);
 }

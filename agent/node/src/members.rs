@@ -256,7 +256,7 @@ impl Members {
                     job: session.job,
                     ..Notice::default()
                 });
-                work::tell(session, cx);
+                self.hear_waits(id, cx);
             }
             Said::Device { .. }
             | Said::Rm { .. }

@@ -80,7 +80,7 @@ fn the_least_weight_of_a_jobs_processes_holds_while_they_are_there() {
     near(enabled(&mut rig, [heavy, light], 1_000), [4, 1]);
 }
 
-/// P-OPERATE-20: what is said of waits adds up to the time in which a job that could run did not.
+/// P-OPERATE-21: what is said of waits adds up to the time in which a job that could run did not.
 #[test]
 fn every_wait_for_a_turn_is_counted_by_its_length() {
     let mut rig = Rig::new(1, policy());

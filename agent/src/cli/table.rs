@@ -570,7 +570,7 @@ mod tests {
         );
     }
 
-    /// P-OPERATE-20: of jobs that take turns the table says what they got and deserved, and of others nothing.
+    /// P-OPERATE-21: of jobs that take turns the table says what they got and deserved, and of others nothing.
     #[test]
     fn shares_are_shown_where_jobs_take_turns() {
         let mut report = crowded();

@@ -7,7 +7,6 @@
 //! edge, and the slots of threads that are gone.
 
 use super::slots::{self, ANNOUNCE, Slot};
-use super::work;
 use crate::clock;
 use crate::hook::driver::{self, Driver};
 use crate::hook::row::Row;
@@ -39,8 +38,11 @@ pub(super) struct Watch {
     told: u64,
 }
 
+/// Starts the thread that looks whether an offline process has work, once the agent asks.
+pub type Look = fn(&'static Process, &Page);
+
 /// Runs for ever.
-pub fn run(process: &'static Process, rows: &'static [Row]) {
+pub fn run(process: &'static Process, rows: &'static [Row], look: Look) {
     let mut watches = [Watch::default(); DEVICES];
     let mut relaxed = false;
     loop {
@@ -68,7 +70,7 @@ pub fn run(process: &'static Process, rows: &'static [Row]) {
         match role {
             _ if busy => sys::sleep_ns(process.limits.probe_interval.load(Relaxed)),
             Role::Offline => {
-                work::begin(process, page);
+                look(process, page);
                 acknowledge(process, page);
             }
             _ => {

@@ -30,7 +30,7 @@ fn works(session: &Session) -> bool {
 }
 
 /// Looks at its page, and tells policy what has changed.
-pub(super) fn tell(session: &mut Session, cx: &mut Context<'_>) {
+fn tell(session: &mut Session, cx: &mut Context<'_>) {
     read(session);
     let works = works(session);
     if works == session.state.rests {
@@ -69,6 +69,13 @@ impl Members {
                     self.bells.remove(session.id);
                 }
             }
+            tell(session, cx);
+        }
+    }
+
+    /// Launches of a process wait on the gate, or no longer.
+    pub(super) fn hear_waits(&mut self, id: u64, cx: &mut Context<'_>) {
+        if let Some(session) = self.sessions.get_mut(&id) {
             tell(session, cx);
         }
     }

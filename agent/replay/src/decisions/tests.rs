@@ -195,3 +195,28 @@ fn a_recording_of_the_format_before_is_decided_again() {
     let told = replay(claimed.as_bytes()).expect_err("other words");
     assert!(matches!(told, DecisionsError::Differs { .. }), "{told}");
 }
+
+/// P-FAIR-4: what an agent without turns decided about one job, under real load, is decided again to the last byte:
+/// with its settings, and with jobs that run together or take turns.
+#[test]
+fn one_job_is_decided_about_as_before_there_were_turns() {
+    const CONFIG: &str = "config ";
+    let turns = ["", " 1 100000000", " 0 100000000"];
+    let recording = include_str!("../../tests/recordings/one-job.txt");
+    let count = |kind: &str| {
+        let lines = recording.lines().filter(|line| line.starts_with(kind));
+        lines.count() as u64
+    };
+    let [disables, enables] = ["effect Disable", "effect Enable"].map(count);
+    assert!(disables > 10 && enables > 10, "{disables}, {enables}");
+    for fair in turns {
+        let with_turns = |line: &str| {
+            let more = if line.starts_with(CONFIG) { fair } else { "" };
+            format!("{line}{more}\n")
+        };
+        let text: String = recording.lines().map(with_turns).collect();
+        let replayed = replay(text.as_bytes()).expect("the same decisions");
+        assert_eq!(replayed.events, count("event "));
+        assert_eq!(replayed.effects, count("effect "));
+    }
+}

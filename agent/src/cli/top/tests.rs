@@ -351,7 +351,7 @@ fn no_terminal_is_too_small() {
     }
 }
 
-/// P-OPERATE-20: what a job got and deserved has its place beside whose turn it is, and no place where no job shares.
+/// P-OPERATE-21: what a job got and deserved has its place beside whose turn it is, and no place where no job shares.
 #[test]
 fn shares_stand_beside_the_turn() {
     let mut model = model(1);

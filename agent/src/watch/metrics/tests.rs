@@ -215,7 +215,7 @@ fn jobs_have_the_names_of_where_they_run_as_far_as_they_have_series() {
     assert!(places.contains(first), "{places}");
 }
 
-/// P-OPERATE-20: what jobs that take turns deserve and get, and how long they waited.
+/// P-OPERATE-21: what jobs that take turns deserve and get, and how long they waited.
 #[test]
 fn shares_are_those_of_jobs_that_take_turns_and_no_others() {
     let mut shared = status(3);
