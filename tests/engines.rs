@@ -1,10 +1,12 @@
 //! The engines' plugins speak to the library as its header says; their schedulers are judged by
 //! `scripts/engines`.
 
+use serde_json::Value;
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use tidegate_tests::{Node, Running, TRUSTING};
+use tidegate_tests::{Node, Running, TRUSTING, view, wait_for};
 
 fn says(command: &mut Command, role: &str) -> String {
     runs(command, "engine_abi.py", role)
@@ -120,6 +122,72 @@ fn a_plugin_has_the_role_that_a_rule_gives() {
     let alone = Node::device_only(&[]);
     let mut engine = alone.preloaded("python3", "");
     assert_eq!(says(&mut engine, "nobody"), "nobody says it\n");
+}
+
+/// P-TRAINER-10: what a training says of itself is in status, explain and events while it lives.
+#[test]
+fn what_a_training_says_is_in_status_explain_and_events() {
+    let node = Node::new(&[], TRUSTING);
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = node.preloaded("python3", "offline");
+    command
+        .arg(tests.join("apps/engine_abi.py"))
+        .arg("trainer")
+        .env("PYTHONPATH", tests.join("../interposer/engines"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("TIDEGATE_JOB", "tune")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut trainer = Running::start("trainer", &mut command);
+    let mut stdin = trainer.child.stdin.take().expect("piped");
+    let job = || view::status(&node)["jobs"][0].clone();
+    let shown = |what: &str, holds: &dyn Fn(&Value) -> bool| {
+        wait_for(what, || {
+            let job = job();
+            holds(&job).then_some(job)
+        })
+    };
+    let first = shown("the first word", &|job| job["trainer"]["said"]["step"] == 9);
+    assert_eq!(first["units"], 42, "{first}");
+    assert_eq!(first["trainer"]["steps"], 5, "{first}");
+    assert_eq!(first["trainer"]["said"]["loss"], 1.25, "{first}");
+    let pid = trainer.pid().to_string();
+    let explained = node.tidegate(&["explain", "pid", &pid]);
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    let line = "trains: step 9 of 20; 0 of 60 units were done again after 0 reclaims, 2 of 3 layers are resident";
+    assert!(explained.contains(line), "{explained}");
+    let table = view::table(&node);
+    assert!(
+        table.contains("9 of 20") && table.contains("1.2500"),
+        "{table}"
+    );
+
+    let mut say = |line: &str| writeln!(stdin, "{line}").expect("it reads");
+    say("robbed");
+    shown("units again", &|job| job["trainer"]["units_redone"] == 7);
+    say("saved");
+    shown("the adapter", &|job| {
+        job["trainer"]["said"]["adapter"] == "adapters/support"
+    });
+    say("served");
+    let done = shown("a server", &|job| job["trainer"]["said"]["served"] != "");
+    assert_eq!(done["trainer"]["tokens"], 90, "{done}");
+    let events = node.tidegate(&["events"]);
+    let events = String::from_utf8_lossy(&events.stdout).into_owned();
+    for told in [
+        "7 more of 120 units, after 2 reclaims in all; 2 of 3 layers are resident",
+        "adapters/support",
+        "http://127.0.0.1:8000 answers as 'support'",
+    ] {
+        assert!(events.contains(told), "{told}: {events}");
+    }
+    say("end");
+    assert!(trainer.finish().status.success());
+    let over = shown("its end", &|job| {
+        job["sessions"].as_array().is_none_or(Vec::is_empty)
+    });
+    assert!(over["trainer"].is_null(), "{over}");
 }
 
 fn own_uid() -> u32 {

@@ -56,6 +56,22 @@ struct tg_kv_region {
     uint32_t blocks;
 };
 
+/* What a training has done so far, for status, metrics and events: tg_trainer. */
+struct tg_training {
+    uint64_t step;            /* optimizer steps done */
+    uint64_t steps;           /* of so many; 0: not known */
+    uint64_t begun;           /* of those, done before this process began */
+    uint64_t tokens;          /* trained on by this process */
+    uint64_t units;           /* it ran so many layers of token windows, forward or backward */
+    uint64_t units_redone;    /* and so many of them again, because memory was taken */
+    uint64_t reclaims;        /* times that it found some taken */
+    uint32_t layers;          /* 0: it runs no units */
+    uint32_t resident_layers; /* whose frozen weights are on the device */
+    double loss;              /* NaN: not known */
+    const char *adapter;      /* where the finished adapter is; NULL: it is not finished */
+    const char *served;       /* who answers with it; NULL: nobody */
+};
+
 struct tg_api {
     /* The library's TG_ABI_VERSION; 0 without the library. */
     uint32_t (*abi_version)(void);
@@ -106,6 +122,26 @@ struct tg_api {
     /* Version 2. What the agent takes this process for, by its rules or by TIDEGATE_ROLE; waits up to `wait_ms` for one.
      * For a process that has a context, or will never make one: it attaches where it has not yet. */
     int (*role)(uint32_t wait_ms);
+
+    /* Version 2. A trainer's arena over a registered cache whose blocks are 2 MiB each, one behind the other in one
+     * allocation, and all of it: tensors of any size at addresses in a row. One of several blocks lies over any free
+     * ones, which are mapped a second time, side by side; `second_blocks` is how many such there can be at a time. A
+     * block that is lost is lost at all its addresses. From tg_poll on the arena gives lost blocks to nobody until
+     * they are back. -EINVAL: the cache is of another kind; -EALREADY: it has an arena. */
+    int (*arena_open)(uint32_t kv, uint32_t second_blocks, uint32_t *arena);
+    /* Hot for one block and less. `*at`: a tensor of `bytes`, with any content. -ENOMEM: too few blocks are free. */
+    int (*arena_take)(uint32_t arena, uint64_t bytes, uint64_t *at);
+    /* Hot for one block and less; else it waits for the context's work. What was lost of it is given to nobody yet. */
+    int (*arena_give)(uint32_t arena, uint64_t at);
+    /* Hot. The blocks that a tensor lies over, in its order. The count as in poll. -EINVAL: no tensor begins there. */
+    int (*arena_blocks)(uint32_t arena, uint64_t at, uint32_t *ids, size_t *count);
+
+    /* Version 2. Hot. So many more useful units of work were done, whatever the job counts: tokens, requests, samples.
+     * Status and placement then judge it by these and not by its launches. */
+    int (*progress)(uint64_t units);
+    /* Version 2. What a training has done; replaces what was said before. `size` is that of the struct. With an adapter
+     * or a server it waits until the agent is told, half a second at most: a process may end after that. */
+    int (*trainer)(const struct tg_training *now, size_t size);
 };
 
 static inline uint32_t tg_no_version(void) { return 0; }
@@ -140,6 +176,31 @@ static inline int tg_no_number(uint64_t number)
 static inline int tg_no_word(uint32_t word)
 {
     (void)word;
+    return -ENOSYS;
+}
+static inline int tg_no_arena_open(uint32_t kv, uint32_t second_blocks, uint32_t *arena)
+{
+    (void)kv, (void)second_blocks, (void)arena;
+    return -ENOSYS;
+}
+static inline int tg_no_arena_take(uint32_t arena, uint64_t bytes, uint64_t *at)
+{
+    (void)arena, (void)bytes, (void)at;
+    return -ENOSYS;
+}
+static inline int tg_no_arena_give(uint32_t arena, uint64_t at)
+{
+    (void)arena, (void)at;
+    return -ENOSYS;
+}
+static inline int tg_no_arena_blocks(uint32_t arena, uint64_t at, uint32_t *ids, size_t *count)
+{
+    (void)arena, (void)at, (void)ids, (void)count;
+    return -ENOSYS;
+}
+static inline int tg_no_trainer(const struct tg_training *now, size_t size)
+{
+    (void)now, (void)size;
     return -ENOSYS;
 }
 static inline int tg_no_publish(uint64_t request, uint32_t tokens, const uint32_t *blocks, size_t count)
@@ -186,6 +247,12 @@ static inline uint32_t tg_open(struct tg_api *tg)
     TG_FIND(usage, "tg_usage", tg_no_usage);
     TG_FIND(requests_in_flight, "tg_requests_in_flight", tg_no_word);
     TG_FIND(role, "tg_role", tg_no_word);
+    TG_FIND(arena_open, "tg_arena_open", tg_no_arena_open);
+    TG_FIND(arena_take, "tg_arena_take", tg_no_arena_take);
+    TG_FIND(arena_give, "tg_arena_give", tg_no_arena_give);
+    TG_FIND(arena_blocks, "tg_arena_blocks", tg_no_arena_blocks);
+    TG_FIND(progress, "tg_progress", tg_no_number);
+    TG_FIND(trainer, "tg_trainer", tg_no_trainer);
 #undef TG_FIND
     return tg->abi_version();
 }

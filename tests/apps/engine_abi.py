@@ -1,11 +1,12 @@
-"""What an engine's plugin says through the library, by the module it uses. argv[1]: the role; "asked", "nobody": only
-asks the agent for it, in a process that makes no context."""
+"""What an engine's plugin says through the library, by the module it uses. argv[1]: the role; "trainer": an offline one
+that says what its training does, and waits for a line on standard input after each; "asked", "nobody": only asks the
+agent for its role, in a process that makes no context."""
 
 import ctypes
 import sys
 
 from tidegate_engines import abi
-from tidegate_engines.job import Cut, Region
+from tidegate_engines.job import Cut, Region, Training
 
 MIB = 1 << 20
 BLOCKS, BLOCK = 32, 2 * MIB
@@ -23,6 +24,8 @@ if role == "asked":
 if role == "nobody":
     print(library.role(0.05) or "nobody says it")
     sys.exit(0)
+trains = role == "trainer"
+role = "offline" if trains else role
 cuda = ctypes.CDLL("libcuda.so.1")
 
 
@@ -60,6 +63,21 @@ if role == "offline":
     job.forget(7)
     job.ack_withheld(0)
     library.call("tg_kv_unregister", kv)
+    if trains:
+        library.progress(30)
+        library.progress(12)
+        now = Training(step=9, steps=20, begun=4, tokens=42, units=60, layers=3, resident_layers=2, loss=1.25)
+        library.trainer(now)
+        assert sys.stdin.readline() == "robbed\n"
+        now.step, now.tokens, now.units, now.units_redone, now.reclaims, now.loss = 20, 90, 120, 7, 2, 1.0
+        library.trainer(now)
+        assert sys.stdin.readline() == "saved\n"
+        now.adapter = "adapters/support"
+        library.trainer(now)
+        assert sys.stdin.readline() == "served\n"
+        now.served = "http://127.0.0.1:8000 answers as 'support'"
+        library.trainer(now)
+        assert sys.stdin.readline() == "end\n"
 else:
     job = abi.Online(library, kv)
     job.in_flight(1)

@@ -55,13 +55,50 @@ def library(tmp_path_factory) -> str:
 def test_nothing_happens_without_the_library_or_the_role(library):
     assert python(ASKS) == "False False"
     assert python(ASKS, TIDEGATE_ROLE="offline") == "False False"
-    assert python(ASKS, LD_PRELOAD=library) == "False False"
     assert python(ASKS, LD_PRELOAD=library, TIDEGATE_ROLE="online") == "False False"
 
 
 # P-TRAINER-8: scripts run with no line changed.
 def test_an_offline_process_waits_for_accelerate_and_imports_nothing(library):
     assert python(ASKS, LD_PRELOAD=library, TIDEGATE_ROLE="offline") == "True False"
+
+
+# P-TRAINER-8: an agent's rule gives the role as the environment does.
+def test_without_a_role_in_the_environment_it_waits_too_as_a_rule_may_give_it(library):
+    assert python(ASKS, LD_PRELOAD=library) == "True False"
+
+
+RULED = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
+from tidegate_engines import abi
+from tidegate_engines.finetune import trainer
+import torch
+
+class Says:
+    def role(self, wait_s):
+        asked.append(wait_s)
+        return ROLE
+
+asked = []
+abi.library = lambda: Says()
+trainer._device = lambda: asked.append("context")
+model = torch.nn.Linear(2, 2)
+print(trainer._whose(model), asked)
+"""
+
+
+@pytest.mark.parametrize(
+    ("role", "device", "said"),
+    [
+        ("offline", "virtual", "None ['context', 5.0]"),
+        ("online", "virtual", "the agent's rules make it online ['context', 5.0]"),
+        ("", "virtual", "no agent's rule makes it offline; write one, or set TIDEGATE_ROLE=offline ['context', 5.0]"),
+        ("offline", "", "it runs on no GPU []"),
+    ],
+)
+def test_the_role_is_asked_of_the_agent_once_there_is_a_context(role, device, said):
+    assert python(RULED.replace("ROLE", repr(role)), TIDEGATE_FINETUNE_DEVICE=device) == said
 
 
 def test_a_model_that_is_prepared_for_training_is_seen_and_one_for_evaluation_is_not():

@@ -203,15 +203,21 @@ pub fn judge(records: &[Record], pid: u32, range: &Range<u64>) -> Wrong {
                 enabled.remove(&channel);
             }
             Kind::Fault => wrong.faults.push(*record),
-            // A range that is freed goes with its allocation; a map counts where it replaces one.
-            Kind::Unmap | Kind::Map => {
-                let taken = (record.kind == Kind::Map) == (record.object == 1);
-                if taken && range.contains(&record.value) && !enabled.is_empty() {
-                    wrong.unmaps.push(*record);
-                }
+            _ if takes(record) && range.contains(&record.value) && !enabled.is_empty() => {
+                wrong.unmaps.push(*record);
             }
             _ => {}
         }
     }
     wrong
+}
+
+/// Whether a mapping was taken away. A range that is freed goes with its allocation; a map counts where it replaces one.
+#[must_use]
+pub fn takes(record: &Record) -> bool {
+    match record.kind {
+        Kind::Unmap => record.object != 1,
+        Kind::Map => record.object == 1,
+        _ => false,
+    }
 }

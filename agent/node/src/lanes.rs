@@ -14,6 +14,7 @@ mod tickets;
 use crate::gpus::{Gpus, Met};
 use crate::kinds::Tenant;
 use crate::text::Text;
+use crate::work::Totals;
 use tidegate_abi::gate::Gate;
 use tidegate_policy::ids::{GpuId, JobId};
 
@@ -34,6 +35,8 @@ pub struct Job {
     pub lanes: Vec<Lane>,
     /// Launches of its processes that are gone.
     pub launched: u64,
+    /// What they said of their work.
+    pub worked: Totals,
     /// Blocks that reclaims invalidated, as counted so far.
     pub(crate) blocks_lost: u64,
 }
@@ -92,6 +95,7 @@ impl Lanes {
             launches: Gate::Closed,
             lanes: self.gpus.lines().iter().map(|_| Lane::default()).collect(),
             launched: 0,
+            worked: Totals::default(),
             blocks_lost: 0,
         };
         let mut over = None;

@@ -45,6 +45,7 @@ pub mod spans;
 pub mod task;
 pub mod text;
 pub mod usage;
+pub mod work;
 
 pub use bells::{Bell, Bells};
 pub use message::Input;

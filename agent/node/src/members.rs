@@ -258,6 +258,24 @@ impl Members {
                 });
                 self.hear_waits(id, cx);
             }
+            Said::Training(said) => {
+                let (session_id, job) = (session.id, session.job);
+                let returned = session.state.was_gated;
+                for told in session.work.hear(*said, returned, cx.now) {
+                    cx.emit(Notice {
+                        kind: told.kind,
+                        session: session_id,
+                        job,
+                        text: told.text,
+                        ..Notice::default()
+                    });
+                }
+            }
+            Said::Progress(units) => {
+                if session.link.page.is_none() {
+                    session.work.streamed = session.work.streamed.max(units);
+                }
+            }
             Said::Device { .. }
             | Said::Rm { .. }
             | Said::Schedule(_)

@@ -7,6 +7,7 @@ use crate::memory::{MemoryOrder, MemorySaid};
 use crate::page::{Activity, PageRef};
 use crate::task::{Issued, Released};
 use crate::text::Text;
+use crate::work::Training;
 use std::collections::BTreeMap;
 use std::fmt;
 use tidegate_abi::class::Engine;
@@ -211,6 +212,10 @@ pub enum Said {
     ControlFile(i32),
     /// Something about memory.
     Memory(Box<MemorySaid>),
+    /// What its training has done.
+    Training(Box<Training>),
+    /// Useful units of work since the greeting, of a process without a page.
+    Progress(u64),
 }
 
 /// A change in a process' RM objects.

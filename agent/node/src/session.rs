@@ -7,7 +7,9 @@ use crate::memory::Blocker;
 use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
 use crate::page::{Activity, PageRef};
 use crate::ports::Outbox;
+use crate::work::{Totals, Work};
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use tidegate_abi::page::DEVICES;
 use tidegate_policy::fair::Gives;
 use tidegate_policy::ids::{Bytes, GpuId, JobId, ReclaimId};
@@ -54,6 +56,8 @@ pub struct Session {
     pub state: State,
     /// Why it is not managed, or what is odd.
     pub note: String,
+    /// What it says of its work.
+    pub work: Work,
 }
 
 /// How a process is reached, and what it last said there.
@@ -219,6 +223,7 @@ impl Session {
                 ..State::default()
             },
             note: String::new(),
+            work: Work::default(),
         }
     }
 
@@ -239,6 +244,14 @@ impl Session {
             .filter(|(_, slot)| slot.gpu.is_some())
             .map(|(at, slot)| page.launches(at).saturating_sub(slot.launched_before))
             .fold(0, u64::saturating_add)
+    }
+
+    /// Its part of what its job says of its work, in this session.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let page = self.link.page.as_ref();
+        self.work
+            .totals(page.map_or(0, |page| page.process.units.load(Ordering::Relaxed)))
     }
 
     /// Whether its activity closes gates.

@@ -210,6 +210,32 @@ fn job(status: &v1::JobStatus) -> Value {
             "left_ns": share.left_ns,
         })),
         "turns": status.turns,
+        "units": status.units,
+        "trainer": status.trainer.as_ref().map(trainer),
+    })
+}
+
+fn trainer(status: &v1::TrainerStatus) -> Value {
+    json!({
+        "pid": status.pid,
+        "tokens_per_s": status.tokens_per_s,
+        "steps": status.steps,
+        "tokens": status.tokens,
+        "units_redone": status.units_redone,
+        "said": status.said.as_ref().map(|said| json!({
+            "step": said.step,
+            "steps": said.steps,
+            "begun": said.begun,
+            "tokens": said.tokens,
+            "units": said.units,
+            "units_redone": said.units_redone,
+            "reclaims": said.reclaims,
+            "layers": said.layers,
+            "resident_layers": said.resident_layers,
+            "loss": said.loss,
+            "adapter": said.adapter,
+            "served": said.served,
+        })),
     })
 }
 

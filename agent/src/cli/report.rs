@@ -340,6 +340,7 @@ fn as_json(summary: &Summary) -> Value {
             "attached_ns": job.attached,
             "running_ns": job.running,
             "launches": job.launches,
+            "units": job.units,
             "standalone_launches_per_s": job.standalone.map(|(rate, _)| rate),
             "standalone_basis": job.standalone.map(|(_, basis)| basis.name()),
             "throughput_fraction": job.fraction,
@@ -392,7 +393,9 @@ fn csv(slices: &[Slice], of: Of) -> String {
             out.push_str(",gaps_above\n");
         }
         Of::Pairs => out.push_str("a,b,both_busy_ns,either_busy_ns\n"),
-        Of::Jobs => out.push_str("job,gpus,attached_ns,running_ns,launches,undisturbed,uid\n"),
+        Of::Jobs => {
+            out.push_str("job,gpus,attached_ns,running_ns,launches,undisturbed,uid,units\n");
+        }
         Of::Open => out.push_str("gpus_open,time_ns\n"),
         Of::Memory => out.push_str("gpu,pool_bytes,fallen_bytes,open_ns,available_mean_bytes\n"),
     }
@@ -424,7 +427,7 @@ fn csv(slices: &[Slice], of: Of) -> String {
                 format!("{},{},{},{}", pair.a, pair.b, pair.both, pair.either)
             }
             (Subject::Job(job), Of::Jobs) => format!(
-                "{},{},{},{},{},{},{}",
+                "{},{},{},{},{},{},{},{}",
                 quoted(&job.name),
                 job.gpus.count_ones(),
                 job.attached,
@@ -432,6 +435,7 @@ fn csv(slices: &[Slice], of: Of) -> String {
                 job.launches,
                 u8::from(job.undisturbed),
                 job.uid.map_or_else(String::new, |uid| uid.to_string()),
+                job.units
             ),
             (Subject::Open(open), Of::Open) => {
                 let sets = open.sets.iter();
@@ -499,6 +503,7 @@ mod tests {
             attached: 60 * S,
             running: 30 * S,
             launches: 3_000,
+            units: 12,
             undisturbed: false,
         };
         let pair = PairSlice {

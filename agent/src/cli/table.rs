@@ -3,6 +3,7 @@
 mod budget;
 mod layout;
 mod memory;
+mod trainer;
 
 use super::json;
 pub use crate::span::time;
@@ -11,6 +12,7 @@ pub use layout::{append, bytes, held, in_use, new, right};
 use layout::{or_dash, table};
 use std::fmt::Write;
 use tidegate_proto::v1;
+pub use trainer::line as trains;
 
 fn level(report: &v1::GetStatusResponse) -> &'static str {
     match report.level() {
@@ -120,6 +122,7 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         if any_turns(report) {
             text.push_str("(SHARE: of the time in which the job could run: got / deserved.)\n");
         }
+        trainer::status(report, width, &mut text);
     }
     text.push('\n');
     if report.processes.is_empty() {

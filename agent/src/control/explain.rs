@@ -7,11 +7,24 @@ use crate::inbox::Explanation;
 use crate::span::time as span;
 use tidegate_node::lanes::Applied;
 use tidegate_node::session::Session;
+use tidegate_node::work::Training;
 use tidegate_policy::holders::Backing;
 use tidegate_policy::ids::{GpuId, GpuSet};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::{GateState, GpuView, JobState, JobView, Reason, StripeView};
 use tidegate_proto::v1;
+
+/// What a training has done.
+fn trains(said: &Training) -> String {
+    let of = match said.steps {
+        0 => String::new(),
+        steps => format!(" of {steps}"),
+    };
+    format!(
+        "trains: step {}{of}; {} of {} units were done again after {} reclaims, {} of {} layers are resident",
+        said.step, said.units_redone, said.units, said.reclaims, said.resident_layers, said.layers
+    )
+}
 
 impl View<'_> {
     pub(super) fn handles(&self, handle: u32, job: Option<&str>) -> Vec<v1::HandleStatus> {
@@ -96,6 +109,9 @@ impl View<'_> {
             if !share.wants {
                 reasons.push("it has no work, and so no turn".to_owned());
             }
+        }
+        if let Some(said) = &session.work.training {
+            reasons.push(trains(said));
         }
         if let Reason::Gate(gpus) = view.reason {
             for gpu in gpus.iter() {

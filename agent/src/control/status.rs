@@ -95,8 +95,37 @@ impl<'a> View<'a> {
             launches: self.shell.launches(job),
             attached_ns: usage.job(job).attached,
             running_ns: usage.job(job).running,
+            units: self.shell.worked(job).useful,
             ..v1::JobStatus::default()
         }
+    }
+
+    /// What a job's training has done, if it trains.
+    pub(super) fn trainer(&self, job: JobId) -> Option<v1::TrainerStatus> {
+        let session = self.shell.trainer(job)?;
+        let said = session.work.training.as_deref()?;
+        let totals = self.shell.worked(job);
+        Some(v1::TrainerStatus {
+            said: Some(v1::Training {
+                step: said.step,
+                steps: said.steps,
+                begun: said.begun,
+                tokens: said.tokens,
+                units: said.units,
+                units_redone: said.units_redone,
+                reclaims: said.reclaims,
+                layers: said.layers,
+                resident_layers: said.resident_layers,
+                loss: said.loss,
+                adapter: said.adapter.to_string(),
+                served: said.served.to_string(),
+            }),
+            pid: session.process().pid,
+            tokens_per_s: session.work.tokens_per_s(self.shell.now_ns()),
+            steps: totals.steps,
+            tokens: totals.tokens,
+            units_redone: totals.units_redone,
+        })
     }
 
     /// GPUs without their latencies and the owners of their memory, and the jobs there are.
@@ -388,6 +417,7 @@ impl<'a> View<'a> {
             share: self.share(view.job),
             turns: self.beside_others(view.job).turns,
             channels: view.channels.0,
+            trainer: self.trainer(view.job),
             ..self.job_usage(view.job, usage)
         };
         status.set_state(match view.state {

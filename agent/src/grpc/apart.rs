@@ -34,7 +34,6 @@ impl Apart {
     }
 
     /// What is made while the guard lives belongs to this runtime.
-    #[must_use]
     pub fn enter(&self) -> EnterGuard<'_> {
         self.handle.enter()
     }

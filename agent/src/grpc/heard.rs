@@ -14,6 +14,7 @@ use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_node::page::Activity;
 use tidegate_node::text::Text;
+use tidegate_node::work::Training;
 use tidegate_proto::v1;
 use tidegate_proto::v1::client_event::Event;
 use tokio_stream::StreamExt;
@@ -304,7 +305,26 @@ fn said(event: Event) -> Option<Said> {
         Event::GateWait(wait) => Said::GateWait(wait.waiting),
         Event::UvmFile(file) => Said::Uvm(file.fd),
         Event::ControlFile(file) => Said::ControlFile(file.fd),
+        Event::Training(said) => Said::Training(Box::new(training(said))),
+        Event::Progress(progress) => Said::Progress(progress.units),
     })
+}
+
+fn training(said: v1::Training) -> Training {
+    Training {
+        step: said.step,
+        steps: said.steps,
+        begun: said.begun,
+        tokens: said.tokens,
+        units: said.units,
+        units_redone: said.units_redone,
+        reclaims: said.reclaims,
+        layers: said.layers,
+        resident_layers: said.resident_layers,
+        loss: said.loss.filter(|loss| loss.is_finite()),
+        adapter: Text::line(&said.adapter),
+        served: Text::line(&said.served),
+    }
 }
 
 fn change(event: v1::RmEvent) -> Option<RmChange> {

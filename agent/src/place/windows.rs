@@ -1,8 +1,9 @@
 //! What a job got here, window by window, from the history.
 //!
-//! A job that counts nothing itself is judged by its launches: those per second over what it launches alone. With a
-//! profile in `launches` that is its rate; else it is what the job did in slices that were its own throughout, and
-//! failing these while it could run.
+//! A job that counts useful units (`tg_progress`) and has a profile in these is judged by them: those per second over the
+//! profile's rate. A job that counts nothing itself is judged by its launches: those per second over what it launches
+//! alone. With a profile in `launches` that is its rate; else it is what the job did in slices that were its own
+//! throughout, and failing these while it could run.
 
 use super::facts::Facts;
 use crate::watch::history::JobSlice;
@@ -32,10 +33,16 @@ fn per_second(launches: u64, ns: u64) -> Option<f64> {
     (ns != 0 && launches != 0).then(|| launches as f64 / ns as f64 * 1e9)
 }
 
-/// What `name` launches per second with its GPUs to itself.
+/// Whether `name` is judged by the units that it counts itself.
+fn counts(facts: &Facts, name: &str, profile: &Profile) -> bool {
+    let mut mine = facts.jobs.iter().filter_map(|jobs| own(jobs, name));
+    profile.unit() != "launches" && mine.any(|job| job.units != 0)
+}
+
+/// What `name` does per second with its GPUs to itself: units, where it counts them, or launches.
 #[must_use]
 pub fn alone(facts: &Facts, name: &str, profile: &Profile) -> Option<f64> {
-    if profile.unit() == "launches" {
+    if profile.unit() == "launches" || counts(facts, name, profile) {
         return Some(profile.rate());
     }
     let mine = facts.jobs.iter().filter_map(|jobs| own(jobs, name));
@@ -58,6 +65,7 @@ pub fn windows<'a>(
     length_ns: u64,
 ) -> Vec<Window<'a>> {
     let alone = alone(facts, name, profile);
+    let by_units = counts(facts, name, profile);
     let mut found = Vec::new();
     let mut end = facts.slices.len();
     while end > 0 {
@@ -69,10 +77,10 @@ pub fn windows<'a>(
         let mine = facts.jobs[begin..end]
             .iter()
             .filter_map(|jobs| own(jobs, name));
-        let (mut attached, mut launches, mut gpus) = (0u64, 0u64, GpuSet::EMPTY);
+        let (mut attached, mut done, mut gpus) = (0u64, 0u64, GpuSet::EMPTY);
         for job in mine {
             attached = attached.saturating_add(job.attached);
-            launches = launches.saturating_add(job.launches);
+            done = done.saturating_add(if by_units { job.units } else { job.launches });
             gpus = gpus.union(GpuSet::from_bits(job.gpus));
         }
         // Before it began, or not all of a window is left.
@@ -81,7 +89,7 @@ pub fn windows<'a>(
         }
         let whole = attached.saturating_add(length / AWAY) >= length;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let rate = launches as f64 / length as f64 * 1e9;
+        let rate = done as f64 / length as f64 * 1e9;
         found.push(Window {
             slices: &facts.slices[begin..end],
             got: alone.filter(|_| whole).map(|alone| rate / alone),
@@ -114,6 +122,7 @@ mod tests {
             attached,
             running: attached / 2,
             launches,
+            units: 0,
             undisturbed,
         };
         let slice = |number| Slice {
@@ -164,5 +173,12 @@ mod tests {
             (2, GpuSet::from_bits(2))
         );
         assert!(windows(&facts, "other", &profile("tokens"), 2 * S).is_empty());
+        // One that counts tokens itself: 100 a second alone, as its profile says.
+        let mut counted = facts.clone();
+        for job in counted.jobs.iter_mut().flatten() {
+            job.units = job.launches * 2;
+        }
+        let got = |unit: &str| windows(&counted, "slurm-7", &profile(unit), 2 * S)[1].got;
+        assert_eq!((got("tokens"), got("launches")), (Some(0.8), Some(0.4)));
     }
 }

@@ -31,7 +31,15 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 46] = [
+pub const KINDS: [Kind; 49] = [
+    usual(
+        "adapter_saved",
+        "a trainer finished its adapter: where it is",
+    ),
+    usual(
+        "adapter_served",
+        "a server answers with a trainer's adapter",
+    ),
     warning(
         "agent_was_stopped",
         "the agent's control thread came late by 250 ms or more",
@@ -137,6 +145,10 @@ pub const KINDS: [Kind; 46] = [
     usual("set", "an operator changed a setting"),
     warning("socket_removed", "one of the agent's sockets was removed"),
     usual("undrained", "an operator ended a drain"),
+    usual(
+        "unit_redone",
+        "a trainer did units again because memory was taken from it; told of once a second at most",
+    ),
     warning(
         "unmanaged",
         "a job's channels cannot be controlled; its launches wait instead",

@@ -14,7 +14,9 @@ pub mod recent;
 mod sample;
 pub mod serve;
 
-use families::{COUNTER, FAMILIES, JOB_FAMILIES, JobFamily, job_shares};
+use families::{
+    COUNTER, FAMILIES, JOB_FAMILIES, JobFamily, TRAINER_FAMILIES, TrainerFamily, job_shares,
+};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
@@ -47,6 +49,8 @@ fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
             rest.attached_ns += job.attached_ns;
             rest.preemptions += job.preemptions;
             rest.turns += job.turns;
+            rest.units = rest.units.saturating_add(job.units);
+            rest.trainer = both(rest.trainer.take(), job.trainer);
         }
         jobs.push(rest);
     }
@@ -67,10 +71,29 @@ fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
                     share.deserved += more.deserved;
                     share.got += more.got;
                 }
+                same.units = same.units.saturating_add(job.units);
+                same.trainer = both(same.trainer.take(), job.trainer);
             }
         }
     }
     named.into_values().collect()
+}
+
+/// Two trainings under one name.
+fn both(
+    one: Option<v1::TrainerStatus>,
+    other: Option<v1::TrainerStatus>,
+) -> Option<v1::TrainerStatus> {
+    let (Some(mut one), Some(other)) = (one.clone(), other.clone()) else {
+        return one.or(other);
+    };
+    one.steps = one.steps.saturating_add(other.steps);
+    one.tokens = one.tokens.saturating_add(other.tokens);
+    one.units_redone = one.units_redone.saturating_add(other.units_redone);
+    if let (Some(one), Some(other)) = (&mut one.said, other.said) {
+        one.resident_layers = one.resident_layers.saturating_add(other.resident_layers);
+    }
+    Some(one)
 }
 
 /// The names of where each of `jobs` runs: a series each, and so no more than those have.
@@ -120,6 +143,14 @@ impl Collector for Rows {
                 .iter()
                 .map(|job| (vec![("job", job.name.clone())], sample(job)));
             let out = encoder.encode_descriptor(name, help, unit.as_ref(), *kind)?;
+            write(out, &samples.collect::<Samples>())?;
+        }
+        for TrainerFamily(name, kind, help, sample) in &TRAINER_FAMILIES {
+            let samples = jobs.iter().filter_map(|job| {
+                let trainer = job.trainer.as_ref()?;
+                Some((vec![("job", job.name.clone())], sample(trainer)))
+            });
+            let out = encoder.encode_descriptor(name, help, None, *kind)?;
             write(out, &samples.collect::<Samples>())?;
         }
         let out = encoder.encode_descriptor(

@@ -263,7 +263,9 @@ impl Arena {
         Address((place + (block.0 / per_chunk) as u64) * BLOCK_BYTES)
     }
 
-    fn block_at(&self, at: Address) -> Option<Block> {
+    /// The block whose first address that is, or lies in.
+    #[must_use]
+    pub fn block_at(&self, at: Address) -> Option<Block> {
         let place = u32::try_from(at.0 / BLOCK_BYTES).ok()?;
         let per_chunk = 2 * self.shape.layers;
         let block = place % self.shape.chunks * per_chunk + place / self.shape.chunks;

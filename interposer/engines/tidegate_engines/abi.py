@@ -11,9 +11,10 @@ import errno
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 
-from .job import Cut, Region
+from .job import Cut, Region, Training
 
 #: The version of the header that this module needs. Later libraries have all of it.
 VERSION = 1
@@ -35,6 +36,17 @@ class _Region(ctypes.Structure):
         ("block_bytes", _U64),
         ("first_block", _U32),
         ("blocks", _U32),
+    )
+
+
+class _Training(ctypes.Structure):
+    _fields_ = (
+        *((name, _U64) for name in ("step", "steps", "begun", "tokens", "units", "units_redone", "reclaims")),
+        ("layers", _U32),
+        ("resident_layers", _U32),
+        ("loss", ctypes.c_double),
+        ("adapter", ctypes.c_char_p),
+        ("served", ctypes.c_char_p),
     )
 
 
@@ -73,6 +85,8 @@ class Library:
             call.restype = ctypes.c_int
             self._calls[name] = call
         self._role = getattr(functions, "tg_role", None)
+        self._progress = getattr(functions, "tg_progress", None)
+        self._trainer = getattr(functions, "tg_trainer", None)
 
     def role(self, wait_s: float) -> str:
         """What the agent takes this process for; "" where it is neither, or no agent says it in time.
@@ -83,6 +97,21 @@ class Library:
             return ""
         self._role.argtypes, self._role.restype = (_U32,), ctypes.c_int
         return ROLES.get(self._role(int(wait_s * 1000)), "")
+
+    def progress(self, units: int) -> None:
+        """So many more useful units of work were done. Nothing with a library that does not know of them."""
+        if self._progress is not None:
+            self._progress.argtypes, self._progress.restype = (_U64,), ctypes.c_int
+            self._progress(units)
+
+    def trainer(self, now: Training) -> None:
+        """What a training has done. Nothing with a library that does not know of trainings."""
+        if self._trainer is None:
+            return
+        self._trainer.argtypes, self._trainer.restype = (ctypes.POINTER(_Training), _SIZE), ctypes.c_int
+        said = _Training(**{**asdict(now), "adapter": _text(now.adapter), "served": _text(now.served)})
+        if code := -self._trainer(ctypes.byref(said), ctypes.sizeof(said)):
+            raise TidegateError("tg_trainer", code)
 
     def call(self, name: str, *arguments: object, allowed: tuple[int, ...] = ()) -> int:
         """Calls a function; 0, or an errno that the caller allowed for."""
@@ -123,6 +152,10 @@ def library() -> Library | None:
         return None
     version.restype = _U32
     return Library(functions) if version() >= VERSION else None
+
+
+def _text(text: str) -> bytes | None:
+    return text.encode() if text else None
 
 
 def _ids(blocks: Sequence[int]) -> ctypes.Array:

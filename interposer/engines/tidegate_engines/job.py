@@ -36,6 +36,28 @@ class Region:
     blocks: int
 
 
+@dataclass(slots=True)
+class Training:
+    """What a training has done, as ``struct tg_training`` of the header says it."""
+
+    #: Optimizer steps done; of so many, 0: not known; done before this process began.
+    step: int = 0
+    steps: int = 0
+    begun: int = 0
+    #: By this process.
+    tokens: int = 0
+    units: int = 0
+    units_redone: int = 0
+    reclaims: int = 0
+    #: 0: it is not run in units.
+    layers: int = 0
+    resident_layers: int = 0
+    loss: float = float("nan")
+    #: Where the finished adapter is, and who answers with it.
+    adapter: str = ""
+    served: str = ""
+
+
 class OfflineJob(Protocol):
     """An offline engine's side: its blocks may be lost at any instant."""
 

@@ -4,6 +4,7 @@
 //! step reads and writes memory; only attaching, registering and scopes call anything. Results are 0
 //! or a negative `errno`.
 
+use super::answered::answered;
 use super::backed::{HANDLE_BYTES, vmm};
 use super::kv::{BadKv, Kv};
 use super::outbox::say;
@@ -41,17 +42,6 @@ pub struct KvRegion {
     blocks: u32,
 }
 const _: () = assert!(size_of::<KvRegion>() == 32);
-
-/// Runs a function of the interface; a panic in it is `EIO`.
-fn answered(f: impl FnOnce(&'static Process) -> Result<(), c_int>) -> c_int {
-    guarded(|| {
-        sys::keeping_errno(|| match process() {
-            Some(process) => f(process).err().map_or(0, |errno| -errno),
-            None => -libc::ENOSYS,
-        })
-    })
-    .unwrap_or(-libc::EIO)
-}
 
 /// `tg_abi_version`.
 #[unsafe(no_mangle)]
@@ -248,6 +238,7 @@ pub extern "C" fn tg_kv_unregister(kv: u32) -> c_int {
         cache.forget(process.memory.log());
         drop(state);
         sys::lock(&process.memory.elastic).remove(&kv);
+        sys::lock(&process.memory.arenas).forget(kv);
         say(process, Event::KvGone(v1::KvGone { kv }));
         Ok(())
     })
@@ -310,6 +301,8 @@ pub unsafe extern "C" fn tg_poll(
             seq.write(news.upto);
         }
         membership.reader.consume(&news);
+        drop(membership);
+        sys::lock(&process.memory.arenas).heard(&news.lost, &news.back);
         Ok(())
     })
 }

@@ -42,9 +42,40 @@ pub struct Range {
     pub handles: Vec<u64>,
     /// The application has given it to others in a way that pins its pages.
     pub shared: bool,
+    /// Where pieces of it are seen a second time.
+    pub seconds: Option<Seconds>,
 }
 
+/// Addresses at which pieces of an allocation are mapped again, in an order of their own.
+#[derive(Debug)]
+pub struct Seconds {
+    /// First of them.
+    pub base: u64,
+    /// So many pieces have room.
+    pub places: usize,
+    /// By piece: its place.
+    seen: BTreeMap<usize, usize>,
+}
+
+/// Consecutive pieces: the first address they are mapped at, and which of those that are changed they are.
+type Span = (u64, core::ops::Range<usize>);
+
 impl Range {
+    /// All addresses at which these pieces are mapped.
+    fn spans(&self, first: usize, count: usize) -> Vec<Span> {
+        let seconds = self.seconds.iter().flat_map(|seconds| {
+            let seen = seconds.seen.range(first..first + count);
+            seen.map(|(piece, place)| {
+                let at = seconds.base + *place as u64 * self.handle_bytes;
+                (at, piece - first..piece - first + 1)
+            })
+        });
+        [(self.piece(first), 0..count)]
+            .into_iter()
+            .chain(seconds)
+            .collect()
+    }
+
     /// Whether an address is inside.
     pub const fn holds(&self, at: u64) -> bool {
         at >= self.base && at - self.base < self.bytes
@@ -296,6 +327,7 @@ impl Backed {
             id: vmm.buffer_id(base),
             handles,
             shared: false,
+            seconds: None,
         };
         self.ranges.insert(base, range);
         Ok(base)
@@ -306,6 +338,13 @@ impl Backed {
         let range = self.ranges.remove(&base)?;
         // The driver drops what a refused call leaves with the process.
         let _ = vmm.detach(range.base, range.bytes);
+        if let Some(seconds) = &range.seconds {
+            for place in seconds.seen.values() {
+                let at = seconds.base + *place as u64 * range.handle_bytes;
+                let _ = vmm.detach(at, range.handle_bytes);
+            }
+            let _ = vmm.forget(seconds.base, seconds.places as u64 * range.handle_bytes);
+        }
         for handle in range.handles.iter().filter(|handle| **handle != 0) {
             let _ = vmm.give_up(*handle);
         }
@@ -348,6 +387,9 @@ impl Backed {
             let access = self.access(context, range.device);
             // Refused for a device that cannot reach it; then the driver's own call was as well.
             let _ = vmm.open(range.base, range.bytes, &access);
+            for (at, _) in range.spans(0, range.handles.len()).iter().skip(1) {
+                let _ = vmm.open(*at, range.handle_bytes, &access);
+            }
         }
     }
 
@@ -381,25 +423,80 @@ impl Backed {
         let access = self.access(range.context, range.device);
         let key = (range.device, bytes);
         let quarantine = self.quarantine.get(&key).ok_or(nothing)?.handle;
-        let at = range.piece(first);
         let old = range.handles.get(first..first + fresh.len());
         let old = old.ok_or(nothing)?.to_vec();
-        let real = |handles: &[u64]| -> Vec<u64> {
+        let spans = range.spans(first, fresh.len());
+        let put = |(at, of): &Span, handles: &[u64]| {
             let stands = |handle: &u64| if *handle == 0 { quarantine } else { *handle };
-            handles.iter().map(stands).collect()
+            let handles = handles[of.clone()].iter().map(stands);
+            attach_all(vmm, *at, bytes, handles, &access)
         };
-        let length = fresh.len() as u64 * bytes;
-        vmm.detach(at, length).map_err(Failed::Undone)?;
-        attach_all(vmm, at, bytes, real(fresh).into_iter(), &access).map_err(|refused| {
-            match attach_all(vmm, at, bytes, real(&old).into_iter(), &access) {
-                Ok(()) => Failed::Undone(refused),
-                Err(refused) => Failed::Torn(refused),
+        let take = |(at, of): &Span| vmm.detach(*at, of.len() as u64 * bytes);
+        for (done, span) in spans.iter().enumerate() {
+            let refused = match take(span) {
+                Ok(()) => match put(span, fresh) {
+                    Ok(()) => continue,
+                    Err(refused) => {
+                        put(span, &old).map_err(Failed::Torn)?;
+                        refused
+                    }
+                },
+                Err(refused) => refused,
+            };
+            // Nobody may see the one at one address and the other at another.
+            for span in &spans[..done] {
+                take(span)
+                    .and_then(|()| put(span, &old))
+                    .map_err(Failed::Torn)?;
             }
-        })?;
+            return Err(Failed::Undone(refused));
+        }
         if let Some(range) = self.ranges.get_mut(&base) {
             range.handles[first..first + fresh.len()].copy_from_slice(fresh);
         }
         Ok(old)
+    }
+
+    /// Reserves addresses for second mappings of the allocation at `base`; the first.
+    pub fn open_seconds(&mut self, vmm: &Vmm, base: u64, places: usize) -> Result<u64, Refused> {
+        let range = self.ranges.get_mut(&base).ok_or(Refused(1))?;
+        let bytes = places as u64 * range.handle_bytes;
+        let at = vmm.addresses(bytes, range.handle_bytes.next_power_of_two())?;
+        range.seconds = Some(Seconds {
+            base: at,
+            places,
+            seen: BTreeMap::new(),
+        });
+        Ok(at)
+    }
+
+    /// Maps a piece a second time: what stands behind it now.
+    pub fn see(&mut self, vmm: &Vmm, base: u64, piece: usize, place: usize) -> Result<(), Refused> {
+        let range = self.find(base).ok_or(Refused(1))?;
+        let access = self.access(range.context, range.device);
+        let key = (range.device, range.handle_bytes);
+        let quarantine = self.quarantine.get(&key).ok_or(Refused(1))?.handle;
+        let handle = *range.handles.get(piece).ok_or(Refused(1))?;
+        let seconds = range.seconds.as_ref().ok_or(Refused(1))?;
+        let at = seconds.base + place as u64 * range.handle_bytes;
+        let behind = if handle == 0 { quarantine } else { handle };
+        attach_all(vmm, at, range.handle_bytes, [behind].into_iter(), &access)?;
+        let range = self.ranges.get_mut(&base);
+        if let Some(seconds) = range.and_then(|range| range.seconds.as_mut()) {
+            seconds.seen.insert(piece, place);
+        }
+        Ok(())
+    }
+
+    /// Takes a second mapping away.
+    pub fn unsee(&mut self, vmm: &Vmm, base: u64, piece: usize) -> Result<(), Refused> {
+        let range = self.ranges.get_mut(&base).ok_or(Refused(1))?;
+        let bytes = range.handle_bytes;
+        let seconds = range.seconds.as_mut().ok_or(Refused(1))?;
+        let place = *seconds.seen.get(&piece).ok_or(Refused(1))?;
+        vmm.detach(seconds.base + place as u64 * bytes, bytes)?;
+        seconds.seen.remove(&piece);
+        Ok(())
     }
 
     /// Maps again what [`Self::replace`] left torn; whether it stands.
@@ -415,7 +512,11 @@ impl Backed {
             .map(stands)
             .collect();
         let access = self.access(range.context, range.device);
-        let at = range.piece(first);
-        attach_all(vmm, at, range.handle_bytes, handles.into_iter(), &access).is_ok()
+        let bytes = range.handle_bytes;
+        range.spans(first, count).into_iter().all(|(at, of)| {
+            // Of several addresses some may stand.
+            let _ = vmm.detach(at, of.len() as u64 * bytes);
+            attach_all(vmm, at, bytes, handles[of].iter().copied(), &access).is_ok()
+        })
     }
 }

@@ -2,15 +2,19 @@
 //!
 //! * [`state`]: what the process knows of its memory, and the order of its locks.
 //! * [`backed`], [`vmm`]: allocations with a handle behind each piece.
+//! * [`arena`], [`placed`]: tensors over the blocks of such an allocation, at second addresses where they need several.
 //! * [`answers`]: how such an allocation answers the application, and what is only counted; [`gone`]: its end.
 //! * [`kv`]: the caches an engine registered, by stripe; [`usage`]: what the page shows of them.
 //! * [`hold`], [`marks`]: calls that may hold the driver's locks.
 //! * [`order`], [`service`]: what the agent orders, and the thread that changes mappings.
 //! * [`talk`], [`outbox`]: what the reporter carries between it and the agent.
-//! * [`abi`], [`scope`], [`job`]: the C functions engines call, and the job's shared memory.
+//! * [`abi`], [`answered`], [`scope`], [`job`]: the C functions engines call, and the job's shared memory.
+//! * [`work`]: what a job says of its work.
 
 pub mod abi;
+mod answered;
 pub mod answers;
+mod arena;
 mod backed;
 pub mod gone;
 pub mod hold;
@@ -19,9 +23,11 @@ mod kv;
 mod marks;
 mod order;
 mod outbox;
+mod placed;
 mod scope;
 mod service;
 pub mod state;
 pub mod talk;
 mod usage;
 mod vmm;
+mod work;

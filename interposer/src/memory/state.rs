@@ -7,6 +7,7 @@ use super::backed::Backed;
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
 use super::order::{Open, Order};
+use super::placed::Arenas;
 use crate::sys;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
@@ -86,6 +87,14 @@ pub struct Memory {
     pub(super) pressed: AtomicBool,
     /// What `tg_requests_in_flight` said last, plus one; written into every new page.
     pub in_flight: AtomicU64,
+    /// See [`Arenas`].
+    pub(super) arenas: Mutex<Arenas>,
+    /// Useful units of work, as `tg_progress` says.
+    pub(super) units: AtomicU64,
+    /// What `tg_trainer` said last, and how often it has.
+    pub(super) training: Mutex<(u64, Option<v1::Training>)>,
+    /// So many of them are on their way to the agent.
+    pub(super) training_sent: AtomicU64,
     pub(super) membership: Mutex<Membership>,
     pub(super) log: AtomicPtr<Shared>,
     pub(super) requests: Mutex<Requests>,
@@ -114,6 +123,10 @@ impl Default for Memory {
             elastic: Mutex::default(),
             pressed: AtomicBool::new(false),
             in_flight: AtomicU64::new(0),
+            arenas: Mutex::default(),
+            units: AtomicU64::new(0),
+            training: Mutex::default(),
+            training_sent: AtomicU64::new(0),
             membership: Mutex::default(),
             log: AtomicPtr::new(core::ptr::null_mut()),
             requests: Mutex::default(),

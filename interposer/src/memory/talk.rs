@@ -7,6 +7,7 @@ use super::order::{Open, Order, What};
 use super::outbox::say;
 use super::service::{Done, answer, serve};
 use super::state::Memory;
+use super::work::Work;
 use crate::process::Process;
 use crate::{clock, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -34,6 +35,7 @@ pub struct Talk {
     requests_at_ns: u64,
     usage: Vec<v1::MemoryUsage>,
     withheld: u64,
+    work: Work,
 }
 
 impl Talk {
@@ -42,6 +44,7 @@ impl Talk {
         self.void(process);
         *self = Self {
             undescribed: true,
+            work: Work::attach(process),
             ..Self::default()
         };
         process.memory.changed();
@@ -97,6 +100,7 @@ impl Talk {
         drop(open);
         self.requests(process, now, send);
         self.usages(process, now, send);
+        self.work.deliver(process, now, send);
     }
 
     /// Every request, after the caches whose blocks they hold.
@@ -173,7 +177,8 @@ impl Talk {
         let unsaid = self.undescribed
             || memory.usage_changed.load(Acquire)
             || !sys::lock(&memory.requests).changed.is_empty()
-            || memory.log().map_or(0, Shared::withheld) != self.withheld;
+            || memory.log().map_or(0, Shared::withheld) != self.withheld
+            || self.work.is_unsaid(process);
         // A job's log is shared memory: no process can wake another's reporter.
         let poll = unsaid || memory.log().is_some();
         // Since the last time, not from here on: what else wakes the reporter must not put it off.

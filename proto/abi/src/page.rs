@@ -112,6 +112,8 @@ pub struct ProcessWords {
     /// Online requests in flight as the engine says, plus one; 0 = it gives no hints. The doorbell
     /// is rung when the last one ends and when the first begins. Since minor 1.
     pub in_flight: AtomicU64,
+    /// Useful units of work that it says it did since it has this page. Since minor 3.
+    pub units: AtomicU64,
 }
 
 /// Activity of one device as the process sees it.

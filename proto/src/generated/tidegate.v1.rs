@@ -3,7 +3,7 @@
 pub struct ClientEvent {
     #[prost(
         oneof = "client_event::Event",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25"
     )]
     pub event: ::core::option::Option<client_event::Event>,
 }
@@ -57,7 +57,52 @@ pub mod client_event {
         UvmFile(super::UvmFile),
         #[prost(message, tag = "23")]
         ControlFile(super::ControlFile),
+        #[prost(message, tag = "24")]
+        Training(super::Training),
+        #[prost(message, tag = "25")]
+        Progress(super::Progress),
     }
+}
+/// What a training has done, as its trainer says (tg_trainer); what it said before no longer holds.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Training {
+    /// Optimizer steps done, of so many (0: it is not known of how many), and done before this process began.
+    #[prost(uint64, tag = "1")]
+    pub step: u64,
+    #[prost(uint64, tag = "2")]
+    pub steps: u64,
+    #[prost(uint64, tag = "3")]
+    pub begun: u64,
+    /// By this process: tokens trained on, units run, those of them that were done again because memory was taken, and
+    /// how often that was.
+    #[prost(uint64, tag = "4")]
+    pub tokens: u64,
+    #[prost(uint64, tag = "5")]
+    pub units: u64,
+    #[prost(uint64, tag = "6")]
+    pub units_redone: u64,
+    #[prost(uint64, tag = "7")]
+    pub reclaims: u64,
+    /// 0: it is not run in units.
+    #[prost(uint32, tag = "8")]
+    pub layers: u32,
+    /// Those of them whose frozen weights are on the device.
+    #[prost(uint32, tag = "9")]
+    pub resident_layers: u32,
+    /// Unset: it is not known.
+    #[prost(double, optional, tag = "10")]
+    pub loss: ::core::option::Option<f64>,
+    /// Where the finished adapter is, and who answers with it. Empty: it is not finished, nobody does.
+    #[prost(string, tag = "11")]
+    pub adapter: ::prost::alloc::string::String,
+    #[prost(string, tag = "12")]
+    pub served: ::prost::alloc::string::String,
+}
+/// Useful units of work since the greeting, from a client that has no page to count them in (tg_progress).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Progress {
+    #[prost(uint64, tag = "1")]
+    pub units: u64,
 }
 /// The process' own descriptor of /dev/nvidia-uvm, on which its channels are registered. The agent takes
 /// a copy: as long as it has one, the driver does not stop the channels of a process that died.
@@ -1203,6 +1248,31 @@ pub struct JobStatus {
     /// Whose it is; unset by an agent of an earlier version.
     #[prost(uint32, optional, tag = "16")]
     pub uid: ::core::option::Option<u32>,
+    /// Unset: none of its processes trains.
+    #[prost(message, optional, tag = "20")]
+    pub trainer: ::core::option::Option<TrainerStatus>,
+    /// Useful units of work that its processes say they did under this agent (tg_progress); 0: they count none.
+    #[prost(uint64, tag = "21")]
+    pub units: u64,
+}
+/// A job that trains.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TrainerStatus {
+    /// As that of its processes says that spoke last.
+    #[prost(message, optional, tag = "1")]
+    pub said: ::core::option::Option<Training>,
+    #[prost(int32, tag = "2")]
+    pub pid: i32,
+    /// Over the last seconds.
+    #[prost(double, tag = "3")]
+    pub tokens_per_s: f64,
+    /// Of all its processes under this agent: optimizer steps, tokens, units done again.
+    #[prost(uint64, tag = "4")]
+    pub steps: u64,
+    #[prost(uint64, tag = "5")]
+    pub tokens: u64,
+    #[prost(uint64, tag = "6")]
+    pub units_redone: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProcessStatus {

@@ -74,6 +74,7 @@ impl Shell {
         self.ask(Request::SharesStale);
         if let Some(job) = session.job.and_then(|job| self.lanes.job_mut(job)) {
             job.launched = job.launched.saturating_add(session.launches());
+            job.worked = job.worked.plus(session.totals());
         }
         match session.role {
             Role::Online => {

@@ -7,8 +7,10 @@ use crate::lanes::Lanes;
 use crate::members::Members;
 use crate::memory::Memory;
 use crate::request::Notice;
+use crate::session::Session;
 use crate::spans::Spans;
 use crate::usage::Usage;
+use crate::work::Totals;
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::JobId;
 use tidegate_policy::node::Node;
@@ -109,5 +111,25 @@ impl Shell {
         let gone = self.lanes.job(id).map_or(0, |job| job.launched);
         let members = self.members.of_job(id);
         members.fold(gone, |sum, session| sum.saturating_add(session.launches()))
+    }
+
+    /// What a job says of its work under this agent, all its processes together.
+    #[must_use]
+    pub fn worked(&self, id: JobId) -> Totals {
+        let gone = self
+            .lanes
+            .job(id)
+            .map_or_else(Totals::default, |job| job.worked);
+        let members = self.members.of_job(id);
+        members.fold(gone, |sum, session| sum.plus(session.totals()))
+    }
+
+    /// The trainer of a job that spoke last.
+    #[must_use]
+    pub fn trainer(&self, id: JobId) -> Option<&Session> {
+        let members = self.members.of_job(id);
+        members
+            .filter(|session| session.work.training.is_some())
+            .max_by_key(|session| session.work.heard_ns)
     }
 }

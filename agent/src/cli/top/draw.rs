@@ -448,7 +448,11 @@ fn draw_jobs(
             "PREEMPT." => Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
             _ => Line::raw(table::share(job)).alignment(Alignment::Right),
         });
-        Row::new(cells.chain([Line::raw(plain::line(&job.reason))]))
+        let why = table::trains(job).map_or_else(
+            || job.reason.clone(),
+            |trains| format!("{trains}; {}", job.reason),
+        );
+        Row::new(cells.chain([Line::raw(plain::line(&why))]))
     });
     let heads = columns.iter().map(|(name, _)| {
         let number = matches!(*name, "PREEMPT." | "SHARE");

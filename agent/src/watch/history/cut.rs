@@ -270,6 +270,7 @@ fn by_name(begin: &[v1::JobStatus], end: &[v1::JobStatus]) -> Vec<JobSlice> {
         own.attached += attached;
         own.running += since(|job| job.running_ns);
         own.launches += launches;
+        own.units = own.units.saturating_add(since(|job| job.units));
     }
     named.into_values().collect()
 }

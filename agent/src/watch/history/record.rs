@@ -113,7 +113,7 @@ pub fn encode(slice: &Slice, number: u64) -> [u8; SIZE] {
             let name_at = out.at;
             out.put(&job.name.as_bytes()[..end]);
             out.at = name_at + NAME;
-            out.words(&[job.uid.map_or(0, |uid| u64::from(uid) + 1)]);
+            out.words(&[job.uid.map_or(0, |uid| u64::from(uid) + 1), job.units]);
         }
         Subject::Open(open) => {
             out.words(&[open.uncounted]);
@@ -193,6 +193,7 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, Slice)> {
                 .word()
                 .checked_sub(1)
                 .and_then(|uid| u32::try_from(uid).ok()),
+            units: from.word(),
         }),
         4 if usize::from(a) <= SETS => Subject::Open(OpenSlice {
             part: b,
@@ -257,9 +258,9 @@ pub(super) mod tests {
         let pair =
             pair.prop_map(|(a, b, both, either)| Subject::Pair(PairSlice { a, b, both, either }));
         let uid = any::<Option<u32>>();
-        let job = ("[a-z/é]{0,48}", any::<[u64; 4]>(), any::<bool>(), uid);
+        let job = ("[a-z/é]{0,48}", any::<[u64; 5]>(), any::<bool>(), uid);
         let job = job.prop_map(|(name, words, undisturbed, uid)| {
-            let [gpus, attached, running, launches] = words;
+            let [gpus, attached, running, launches, units] = words;
             Subject::Job(JobSlice {
                 name,
                 uid,
@@ -267,6 +268,7 @@ pub(super) mod tests {
                 attached,
                 running,
                 launches,
+                units,
                 undisturbed,
             })
         });

@@ -133,6 +133,8 @@ pub struct Job {
     pub running: u64,
     /// Its launches.
     pub launches: u64,
+    /// Useful units of work, as it counts them.
+    pub units: u64,
     /// What it does per second with its GPUs to itself, and how that is known; None: it never ran.
     pub standalone: Option<(f64, Basis)>,
     /// Throughput while it was attached over standalone throughput.
@@ -396,6 +398,7 @@ fn sum_job(name: &str, of: &[(u64, &JobSlice)], given: Option<f64>, observed: u6
         attached,
         running,
         launches,
+        units: total(|slice| slice.units),
         standalone,
         fraction,
         saved,
@@ -429,6 +432,7 @@ mod tests {
             attached,
             running,
             launches,
+            units: 2 * launches,
             undisturbed: running == attached,
         })
     }

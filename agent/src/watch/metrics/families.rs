@@ -496,8 +496,57 @@ pub(super) const FAMILIES: [Family; 41] = [
     ),
 ];
 
+/// Metrics of jobs that train, under their names.
+pub(super) const TRAINER_FAMILIES: [TrainerFamily; 4] = [
+    TrainerFamily(
+        "trainer_tokens",
+        COUNTER,
+        "Tokens that the job's trainers trained on",
+        |trainer| Sample::Count(trainer.tokens),
+    ),
+    TrainerFamily(
+        "trainer_steps",
+        COUNTER,
+        "Optimizer steps that the job's trainers did",
+        |trainer| Sample::Count(trainer.steps),
+    ),
+    TrainerFamily(
+        "trainer_units_redone",
+        COUNTER,
+        "Units, a layer of a token window each, that were done again because memory was taken",
+        |trainer| Sample::Count(trainer.units_redone),
+    ),
+    TrainerFamily(
+        "trainer_resident_layers",
+        GAUGE,
+        "Layers whose frozen weights are on the device",
+        |trainer| {
+            Sample::Gauge(
+                trainer
+                    .said
+                    .as_ref()
+                    .map_or(0.0, |said| said.resident_layers.into()),
+            )
+        },
+    ),
+];
+
+pub(super) struct TrainerFamily(
+    pub(super) &'static str,
+    pub(super) MetricType,
+    pub(super) &'static str,
+    pub(super) fn(&v1::TrainerStatus) -> Sample,
+);
+
 /// Metrics of jobs, under their names.
-pub(super) const JOB_FAMILIES: [JobFamily; 5] = [
+pub(super) const JOB_FAMILIES: [JobFamily; 6] = [
+    JobFamily(
+        "job_units",
+        None,
+        COUNTER,
+        "Useful units of work, as the job's processes count them",
+        |job| Sample::Count(job.units),
+    ),
     JobFamily(
         "job_launches",
         None,

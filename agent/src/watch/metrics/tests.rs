@@ -137,6 +137,44 @@ fn what_is_used_of_the_budget_has_a_series_for_each_cause_and_nothing_before_onl
     );
 }
 
+/// P-TRAINER-10: a job that trains has series of its training, and others have none.
+#[test]
+fn a_training_has_series_and_two_of_one_name_are_one() {
+    let mut trains = status(3);
+    let trainer = |tokens, resident_layers| v1::TrainerStatus {
+        tokens,
+        steps: 4,
+        units_redone: 2,
+        said: Some(v1::Training {
+            resident_layers,
+            ..v1::Training::default()
+        }),
+        ..v1::TrainerStatus::default()
+    };
+    for (job, trainer) in trains
+        .jobs
+        .iter_mut()
+        .zip([trainer(100, 3), trainer(11, 1)])
+    {
+        "tune".clone_into(&mut job.name);
+        job.units = 7;
+        job.trainer = Some(trainer);
+    }
+    let text = render(scrape(trains), Format::Text);
+    for (name, value) in [
+        ("tokens_total", "111"),
+        ("steps_total", "8"),
+        ("units_redone_total", "4"),
+        ("resident_layers", "4.0"),
+    ] {
+        let name = format!("tidegate_trainer_{name}");
+        assert_eq!(series(&text, &name), 1, "{text}");
+        let line = format!("{name}{{job=\"tune\"}} {value}\n");
+        assert!(text.contains(&line), "{line}: {text}");
+    }
+    assert!(text.contains("tidegate_job_units_total{job=\"tune\"} 14\n"));
+}
+
 /// P-OPERATE-12: a scrape is well-formed, bounded and true.
 #[test]
 fn there_are_no_more_series_than_gpus_and_a_bounded_number_of_jobs() {

@@ -8,6 +8,7 @@
 ``windows``  the layers, one layer and one token window at a time
 ``cache``    a layer's cache for one token window
 ``held``     the memory of what can be made again, and what was lost of it
+``said``     what a trainer says of itself to the agent
 ``taken``    the same in memory that the agent takes and gives back
 ``virtual``  the virtual GPU as a trainer's device
 ``asked``    what a user asks of `tidegate finetune`, and what is wrong with it

@@ -1,8 +1,9 @@
 """What Python runs when it starts, where this package is installed: ``tidegate_finetune.pth`` imports it.
 
-In a process that is not offline, or that the library was not preloaded into, it returns at once. Else it waits
-for accelerate, which prepares a model for every training script of transformers, TRL and its own; no line of a
-script changes.
+In a process that asks for another role than offline, or that the library was not preloaded into, it returns at once.
+Else it waits for accelerate, which prepares a model for every training script of transformers, TRL and its own; no line
+of a script changes. Where the environment asks for no role, the agent's rules give one: that is asked for when a model is
+prepared, when the process has its context (``trainer``).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def listen(take: Callable[[Any], None]) -> None:
 
 def boot() -> None:
     """Called once, at Python's start. It never fails: it would take the program along."""
-    if os.environ.get("TIDEGATE_ROLE") != "offline":
+    if os.environ.get("TIDEGATE_ROLE", "") not in ("", "offline"):
         return
     from .. import abi
 

@@ -98,6 +98,9 @@ class Run:
         self.checkpoint = words.out.with_name(f".{words.out.name}.checkpoint")
         self.fingerprint = self._fingerprint(what)
         self._resume()
+        self.teller = trainer.teller(self.model)
+        if self.teller is not None:
+            self.teller.goes_on(self.step, words.steps)
 
     def _fingerprint(self, what: Asked) -> str:
         """Of all that the adapter depends on but the number of steps."""
@@ -184,6 +187,11 @@ class Run:
             if self.step % self.words.save_every == 0 and self.step < self.words.steps:
                 self.save()
 
+    def finished(self, served: str = "") -> None:
+        """Has the agent told that the adapter is there."""
+        if self.teller is not None:
+            self.teller.finished(str(self.words.out), served)
+
     def _tell(self, loss: float, rate: float) -> None:
         line = f"step {self.step}/{self.words.steps}  loss {loss:.4f}  {rate:,.0f} tokens/s"
         if self.machine is not None:
@@ -218,9 +226,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     run.checkpoint.unlink(missing_ok=True)
     print(f"the adapter is at {words.out}", flush=True)
+    run.finished()
     if words.serve:
         said = adapter.hand_over(words.serve, words.name, words.out)
         print(said.line, flush=True)
+        if said.served:
+            run.finished(said.line)
         return 0 if said.served else 1
     return 0
 
