@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import subprocess
 import tempfile
@@ -90,7 +91,7 @@ class Node:
             "TIDEGATE_RUN_DIR": str(self.folder / "run"),
             "LD_LIBRARY_PATH": str(self.folder / "driver"),
             "LD_PRELOAD": f"{BUILT / 'libtidegate.so'}:{BUILT / 'libvgpu_rm.so'}",
-            "TIDEGATE_ROLE": role,
+            **({"TIDEGATE_ROLE": role} if role else {}),
             "TIDEGATE_JOB": job,
         }
 
@@ -115,9 +116,12 @@ class Online(threading.Thread):
         self._process = process
         self._rng = rng
         self._over = threading.Event()
+        self._killed = False
         self.error: BaseException | None = None
         #: Times that it had all of what it asked for.
         self.filled = 0
+        #: Bursts that somebody asks for: blocks and seconds.
+        self._wants: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
         if not self._line().startswith("ready"):
             raise RuntimeError("the online program does not come up")
 
@@ -136,12 +140,30 @@ class Online(threading.Thread):
     def run(self) -> None:
         try:
             while not self._over.is_set():
-                self._burst()
+                self._burst(self._rng.randint(12, 24), self._rng.uniform(0.02, 0.1))
+                while (asked := self._pause(self._rng.uniform(0.1, 0.4))) is not None:
+                    self._burst(*asked)
         except BaseException as error:
-            self.error = error
+            if not self._killed:
+                self.error = error
 
-    def _burst(self) -> None:
-        wanted, end = self._rng.randint(12, 24), time.monotonic() + DEADLINE_S
+    def _pause(self, seconds: float) -> tuple[int, float] | None:
+        """Waits, but not if a burst is asked for."""
+        try:
+            return self._wants.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def want(self, blocks: int, seconds: float) -> None:
+        """Has it want so many blocks, as soon as it has given back those it has, and keep them for so long."""
+        self._wants.put((blocks, seconds))
+
+    def signal(self, number: int) -> None:
+        """A signal to the program."""
+        self._process.send_signal(number)
+
+    def _burst(self, wanted: int, seconds: float) -> None:
+        end = time.monotonic() + DEADLINE_S
         held = 0
         self.ask("flight 1")
         while held < wanted:
@@ -154,20 +176,22 @@ class Online(threading.Thread):
         self.filled += 1
         self.ask(f"use {held}")
         self.ask("flight 0")
-        self._over.wait(self._rng.uniform(0.02, 0.1))
+        self._over.wait(seconds)
         self.ask("use 0")
         self.ask(f"release {held}")
-        self._over.wait(self._rng.uniform(0.1, 0.4))
 
     def stop(self) -> None:
         """Ends it between two bursts."""
         self._over.set()
+        self._wants.put(None)
         self.join(2 * DEADLINE_S)
         if self.error is not None:
             raise self.error
 
     def kill(self) -> None:
         """Ends it wherever it is."""
+        self._killed = True
         self._over.set()
+        self._wants.put(None)
         self._process.kill()
         self.join(2 * DEADLINE_S)

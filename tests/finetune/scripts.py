@@ -1,6 +1,6 @@
 """Training scripts as people write them, no line changed, with and without Tidegate.
 
-    scripts/finetune scripts [--steps N] [--only NAME] [--json FILE]
+    scripts/finetune scripts [--steps N] [--seed N] [--only NAME] [--json FILE]
 
 Each of ``scripts/``, in four ways:
 
@@ -11,7 +11,8 @@ taken    as a user runs it, on the virtual GPU: library, agent, and an online pr
          takes memory for its cache and gives it back (``node.py``)
 
 In each of the last two something has to be taken at least ``RECLAIMS`` times. The last three adapters have to be the
-same bytes, and the first within 1e-5 of them.
+same bytes, and the first within 1e-5 of them. One script is run once more without TIDEGATE_ROLE, on a node where a rule
+of the agent's makes it offline: in units too, and the same bytes.
 """
 
 from __future__ import annotations
@@ -66,29 +67,49 @@ def start(command: list[str], environment: dict[str, str], work: Path) -> subpro
     )
 
 
-def run(way: str, script: str, work: Path, steps: int) -> dict:
+def run(way: str, script: str, work: Path, steps: int, seed: int) -> dict:
     """One run; what it says of itself."""
     line = command(script, work, way, steps)
     if way == "taken":
-        return taken(script, line, work)
+        return taken(script, line, work, seed)
     if way != "alone":
         line = [str(HERE / "stolen.py"), way, *line]
     said = finish(start(line, dict(os.environ), work), f"{script} {way}")
     return json.loads(said.splitlines()[-1]) if way != "alone" else {}
 
 
-def taken(script: str, line: list[str], work: Path, seed: int = 1) -> dict:
+#: Without TIDEGATE_ROLE.
+RULED = f"[[identity.rules]]\nuid = {os.getuid()}\nrole = \"offline\"\n" + node.CONFIG.replace(
+    '[identity]\ntrust_env_uids = ["self"]\n', ""
+)
+
+
+def chosen(report: Path) -> dict[str, str]:
+    """What a script on the virtual GPU has in its environment."""
+    report.unlink(missing_ok=True)
+    return {
+        "TIDEGATE_FINETUNE_DEVICE": "virtual",
+        "TIDEGATE_FINETUNE_MEMORY": str(MEMORY_MIB),
+        "TIDEGATE_FINETUNE_WINDOW": str(WINDOW),
+        "TIDEGATE_FINETUNE_REPORT": str(report),
+    }
+
+
+def ruled(script: str, work: Path, steps: int) -> bool:
+    """Whether a script that a rule makes offline runs in units, and gives the same bytes."""
+    report = work / "report.json"
+    with node.Node(RULED) as here:
+        environment = {**here.environment("", "tune"), **chosen(report)}
+        finish(start(command(script, work, "ruled", steps), environment, work), f"{script} by a rule")
+    files = [work / f"{script}-{way}" / "adapter_model.safetensors" for way in ("windows", "ruled")]
+    return json.loads(report.read_text())["units"] > 0 and files[0].read_bytes() == files[1].read_bytes()
+
+
+def taken(script: str, line: list[str], work: Path, seed: int) -> dict:
     """A run on a node whose online program takes memory, until the script ends."""
     report = work / "report.json"
-    report.unlink(missing_ok=True)
     with node.Node() as here:
-        environment = {
-            **here.environment("offline", "tune"),
-            "TIDEGATE_FINETUNE_DEVICE": "virtual",
-            "TIDEGATE_FINETUNE_MEMORY": str(MEMORY_MIB),
-            "TIDEGATE_FINETUNE_WINDOW": str(WINDOW),
-            "TIDEGATE_FINETUNE_REPORT": str(report),
-        }
+        environment = {**here.environment("offline", "tune"), **chosen(report)}
         online = here.online(seed)
         process = start(line, environment, work)
         online.start()
@@ -100,9 +121,9 @@ def taken(script: str, line: list[str], work: Path, seed: int = 1) -> dict:
         return {**json.loads(report.read_text()), "online_filled": online.filled}
 
 
-def compare(script: str, steps: int, work: Path) -> dict:
+def compare(script: str, steps: int, work: Path, seed: int) -> dict:
     """A script in all ways."""
-    said = {way: run(way, script, work, steps) for way in WAYS}
+    said = {way: run(way, script, work, steps, seed) for way in WAYS}
     files = {way: work / f"{script}-{way}" / "adapter_model.safetensors" for way in WAYS}
     alone, windows = load_file(files["alone"]), load_file(files["windows"])
     row = {
@@ -121,6 +142,9 @@ def compare(script: str, steps: int, work: Path) -> dict:
             "units_redone": said[way]["units_redone"],
         }
         good &= row[way]["same_bytes"] and row[way]["reclaims"] >= RECLAIMS
+    if script == SCRIPTS[-1]:
+        row["ruled"] = ruled(script, work, steps)
+        good &= row["ruled"]
     return {**row, "good": good}
 
 
@@ -133,13 +157,16 @@ def told(row: dict) -> str:
     )
     return (
         f"{row['script']:<15} {row['units']:>5} units, {row['apart']:.1e} from the run without Tidegate, which moved"
-        f" {row['trained']:.1e}; {ways}" + ("" if row["good"] else "   FAILED")
+        f" {row['trained']:.1e}; {ways}"
+        + ("" if row.get("ruled", True) else "; WRONG where a rule gives the role")
+        + ("" if row["good"] else "   FAILED")
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1, help="of what online takes")
     parser.add_argument("--only", choices=SCRIPTS)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
@@ -149,7 +176,7 @@ def main() -> int:
         tiny.model(work / "model")
         tiny.data(work / "data.jsonl")
         for script in [args.only] if args.only else SCRIPTS:
-            rows.append(compare(script, args.steps, work))
+            rows.append(compare(script, args.steps, work, args.seed))
             print(told(rows[-1]), flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,6 +1,7 @@
 //! `nemesis gate|reclaim|operators|hostile|cluster`: random schedules against the gate, against KV memory that is taken
 //! from a running engine, beside what happens on a machine that people operate, or beside attackers, judged from the
 //! device's own history; or against jobs that Slurm places, judged by what Slurm wrote.
+//! `scripts/nemesis finetune` is Python (`finetune/nemesis.py`), and has its devices' histories judged here.
 //!
 //! Exit codes: 0 every promise held; 1 one was broken (the seed that replays it is printed);
 //! 2 too little happened for a verdict, or the command line is wrong.
@@ -13,7 +14,10 @@ use tidegate_sim::gate::{Break, Played, Totals, run_all};
 use tidegate_sim::reclaim as play;
 use tidegate_tests::clock::Standstill;
 use tidegate_tests::slurm::missing;
-use tidegate_tests::{operators, placements, real_reclaims, reclaims, schedules, strangers};
+use tidegate_tests::{
+    engine, operators, placements, real_reclaims, reclaims, schedules, strangers,
+};
+use tidegate_vgpu::history::{Kind, Reader, Record};
 use tidegate_vgpu::personality::Personality;
 
 /// Random schedules against Tidegate.
@@ -36,6 +40,18 @@ enum What {
     Hostile(Hostile),
     /// Online loads, a killed controller, agents and slurmds, under jobs that a real Slurm places.
     Cluster(Cluster),
+    /// What a device's history says of the memory of some processes, as JSON.
+    #[command(hide = true)]
+    History(History),
+}
+
+#[derive(Debug, clap::Args)]
+struct History {
+    /// The device's directory.
+    dir: PathBuf,
+    /// Those whose memory is taken.
+    #[arg(long, value_delimiter = ',', required = true)]
+    pids: Vec<u32>,
 }
 
 /// What all of them take.
@@ -194,6 +210,7 @@ fn main() -> ExitCode {
         What::Operators(wanted) => return operate(&wanted),
         What::Hostile(wanted) => return attack(&wanted),
         What::Cluster(wanted) => return place(&wanted),
+        What::History(wanted) => return history(&wanted),
     };
     let Firmware::Is(personality) = gate.personality else {
         for personality in Personality::ALL {
@@ -376,6 +393,37 @@ fn place(wanted: &Cluster) -> ExitCode {
         why,
         wanted.run.json.as_deref(),
     )
+}
+
+/// What is unmapped beside an enabled channel, all faults, and how many mappings were taken away at all.
+fn history(wanted: &History) -> ExitCode {
+    let read = Reader::open(&wanted.dir).and_then(|mut reader| reader.read_new());
+    let records = match read {
+        Ok(records) => records,
+        Err(error) => {
+            eprintln!("nemesis: {}: {error}", wanted.dir.display());
+            return ExitCode::from(2);
+        }
+    };
+    let shown = |record: &Record| format!("{record:?}");
+    let mut unmaps = Vec::new();
+    for pid in &wanted.pids {
+        let wrong = engine::judge(&records, *pid, &(0..u64::MAX));
+        unmaps.extend(wrong.unmaps.iter().map(shown));
+    }
+    let of = |kind| records.iter().filter(move |record| record.kind == kind);
+    let moved = records
+        .iter()
+        .filter(|record| wanted.pids.contains(&record.pid) && engine::takes(record));
+    println!(
+        "{}",
+        serde_json::json!({
+            "unmaps": unmaps,
+            "faults": of(Kind::Fault).map(shown).collect::<Vec<_>>(),
+            "moved": moved.count(),
+        })
+    );
+    ExitCode::SUCCESS
 }
 
 /// Prints what came of it, and says so by the exit code.
