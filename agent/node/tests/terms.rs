@@ -2,7 +2,7 @@
 
 mod rig;
 
-use rig::{Rig, client};
+use rig::Rig;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tidegate_node::Input;
@@ -31,20 +31,6 @@ fn weighs(weight: u32) -> Gives {
     }
 }
 
-/// How many of so many milliseconds a channel of each session was enabled, by the issue threads' own list.
-fn enabled<const N: usize>(rig: &mut Rig, sessions: [u64; N], ms: u64) -> [u64; N] {
-    let mut on = [0; N];
-    for _ in 0..ms {
-        rig.pass(MS);
-        rig.probe();
-        rig.rest();
-        for (on, session) in on.iter_mut().zip(sessions) {
-            *on += u64::from(!rig.gpus[0].disabled.contains(&(client(session), 1)));
-        }
-    }
-    on
-}
-
 /// Within two turns of what is expected.
 fn near(on: [u64; 2], of: [u64; 2]) {
     let all = on[0] + on[1];
@@ -61,23 +47,23 @@ fn the_least_weight_of_a_jobs_processes_holds_while_they_are_there() {
     let mut rig = Rig::new(1, policy());
     let heavy = rig.attach_of(7, Role::Offline, "heavy", weighs(4));
     let light = rig.attach_of(7, Role::Offline, "light", weighs(1));
-    near(enabled(&mut rig, [heavy, light], 1_000), [4, 1]);
+    near(rig.enabled([heavy, light], 1_000), [4, 1]);
     let second = rig.attach_of(7, Role::Offline, "heavy", weighs(1));
-    near(enabled(&mut rig, [heavy, light], 1_000), [1, 1]);
+    near(rig.enabled([heavy, light], 1_000), [1, 1]);
     rig.exit(second);
-    near(enabled(&mut rig, [heavy, light], 1_000), [4, 1]);
+    near(rig.enabled([heavy, light], 1_000), [4, 1]);
     let idle = Gives {
         weight: 1_000,
         class: Class::Idle,
     };
     let idle = rig.attach_of(7, Role::Offline, "light", idle);
-    let [heavy_ms, light_ms] = enabled(&mut rig, [heavy, light], 1_000);
+    let [heavy_ms, light_ms] = rig.enabled([heavy, light], 1_000);
     assert!(
         light_ms <= TURN_MS && heavy_ms > 900,
         "{heavy_ms} {light_ms}"
     );
     rig.exit(idle);
-    near(enabled(&mut rig, [heavy, light], 1_000), [4, 1]);
+    near(rig.enabled([heavy, light], 1_000), [4, 1]);
 }
 
 /// P-OPERATE-21: what is said of waits adds up to the time in which a job that could run did not.
@@ -87,7 +73,7 @@ fn every_wait_for_a_turn_is_counted_by_its_length() {
     let one = rig.attach_of(7, Role::Offline, "one", weighs(1));
     let two = rig.attach_of(7, Role::Offline, "two", weighs(1));
     let before = *rig.shell.policy().turn_waits();
-    let on = enabled(&mut rig, [one, two], 1_000);
+    let on = rig.enabled([one, two], 1_000);
     let after = rig.shell.policy().turn_waits();
     let waited_ms = (after.sum_ns - before.sum_ns) / MS;
     let off: u64 = on.iter().map(|on| 1_000 - on).sum();
@@ -107,7 +93,7 @@ fn users_have_what_the_settings_in_force_say() {
     let one = rig.attach_of(7, Role::Offline, "one", Gives::default());
     let two = [0, 1].map(|nth| rig.attach_of(8, Role::Offline, &format!("two{nth}"), weighs(9)));
     let both = |rig: &mut Rig| {
-        let [one, a, b] = enabled(rig, [one, two[0], two[1]], 1_000);
+        let [one, a, b] = rig.enabled([one, two[0], two[1]], 1_000);
         [one, a + b]
     };
     near(both(&mut rig), [1, 1]);
@@ -139,8 +125,8 @@ fn nobody_pays_for_the_time_in_which_the_agent_was_stopped() {
     let mut rig = Rig::new(1, policy());
     let one = rig.attach_of(7, Role::Offline, "one", weighs(1));
     let two = rig.attach_of(7, Role::Offline, "two", weighs(1));
-    near(enabled(&mut rig, [one, two], 105), [1, 1]);
+    near(rig.enabled([one, two], 105), [1, 1]);
     rig.pass(3_000 * MS);
     rig.rest();
-    near(enabled(&mut rig, [one, two], 400), [1, 1]);
+    near(rig.enabled([one, two], 400), [1, 1]);
 }

@@ -379,6 +379,20 @@ impl Rig {
         page.process.doorbell.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// How many of so many milliseconds a channel of each session was enabled, by the issue threads' own list.
+    pub fn enabled<const N: usize>(&mut self, sessions: [u64; N], ms: u64) -> [u64; N] {
+        let mut on = [0; N];
+        for _ in 0..ms {
+            self.pass(1_000_000);
+            self.probe();
+            self.rest();
+            for (on, session) in on.iter_mut().zip(sessions) {
+                *on += u64::from(!self.gpus[0].disabled.contains(&(client(session), 1)));
+            }
+        }
+        on
+    }
+
     /// The processes' probers make a round.
     pub fn probe(&self) {
         for page in &self.pages {
