@@ -234,8 +234,9 @@ impl Session {
             (false, false) => device.idle_since = idle_since,
         }
         seen.worked = worked;
-        // A request that came with this work is told of right after it, and takes this back.
-        self.strayed |= seen.edge.is_some() && flight.is_none() && self.hinted;
+        // A request that came with this work is told of right after it, and takes this back. What it worked on before
+        // it was known to use this GPU was begun under a word that nobody heard.
+        self.strayed |= seen.edge.is_some() && before.is_some() && flight.is_none() && self.hinted;
         if reading.busy || seen.edge.is_some() {
             self.worked = true;
             self.seen_at = now;

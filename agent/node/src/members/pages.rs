@@ -39,21 +39,7 @@ impl Members {
             return self.drop_page(id, cx);
         }
         cx.counters.rings += 1;
-        let Some(page) = &session.link.page else {
-            return;
-        };
-        for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
-            let Some(gpu) = slot.gpu else { continue };
-            let activity = Activity::read(words);
-            if activity.word != slot.seen.word {
-                slot.seen = activity;
-                cx.step(Event::Activity {
-                    session: SessionId(id),
-                    gpu,
-                    reading: activity.reading(),
-                });
-            }
-        }
+        hear_activity(session, cx);
         if session.is_online() {
             hear_requests(session, cx);
         }
@@ -179,8 +165,27 @@ impl Members {
     }
 }
 
-/// Passes on whether requests of an online engine are in flight. After its activity: a request that ended with its work
-/// is over once the work is, and one that came with work of its own shuts no gate a second time.
+/// Passes on what a process does on its GPUs, where it is news.
+fn hear_activity(session: &mut Session, cx: &mut Context<'_>) {
+    let Some(page) = &session.link.page else {
+        return;
+    };
+    for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
+        let Some(gpu) = slot.gpu else { continue };
+        let activity = Activity::read(words);
+        if activity.word != slot.seen.word {
+            slot.seen = activity;
+            cx.step(Event::Activity {
+                session: SessionId(session.id),
+                gpu,
+                reading: activity.reading(),
+            });
+        }
+    }
+}
+
+/// Passes on whether requests of an online engine are in flight. News of them come after its activity, read after the
+/// word: the work that it did before it said so is work of what it said before, however late the agent is.
 fn hear_requests(session: &mut Session, cx: &mut Context<'_>) {
     let Some(page) = &session.link.page else {
         return;
@@ -188,10 +193,11 @@ fn hear_requests(session: &mut Session, cx: &mut Context<'_>) {
     // The word is their number plus one; 0 says nothing.
     let word = page.process.in_flight.load(Ordering::Acquire);
     let on = (word != 0).then_some(word > 1);
-    let flight = &mut session.link.flight;
-    if core::mem::replace(&mut flight.on, on) == on {
+    if core::mem::replace(&mut session.link.flight.on, on) == on {
         return;
     }
+    hear_activity(session, cx);
+    let flight = &mut session.link.flight;
     // Who takes its word back has none in flight.
     let is = on == Some(true);
     flight.number += u64::from(is);

@@ -180,6 +180,8 @@ pub struct Rig {
     pub meanwhile: Arc<Meanwhile>,
     /// What is in those that attach.
     pub library: Library,
+    /// Those that attach say at once which GPUs they use.
+    pub names_devices: bool,
 }
 
 const fn uuid(gpu: usize) -> [u8; 16] {
@@ -257,6 +259,7 @@ impl Rig {
             told,
             meanwhile,
             library: Library::default(),
+            names_devices: true,
         }
     }
 
@@ -310,9 +313,8 @@ impl Rig {
             control_file: Some(SentFile(Box::new(()))),
             outbox: Box::new(Listens),
         })));
-        for gpu in 0..self.gpus.len() {
-            let (slot, uuid) = (gpu as u32, uuid(gpu));
-            self.say(session, Said::Device { slot, uuid });
+        if self.names_devices {
+            self.name_devices(session);
         }
         if role == Role::Offline {
             let client = client(session);
@@ -332,6 +334,23 @@ impl Rig {
         }
         self.rest();
         session
+    }
+
+    /// A process says which GPUs it uses.
+    pub fn name_devices(&mut self, session: u64) {
+        for gpu in 0..self.gpus.len() {
+            let (slot, uuid) = (gpu as u32, uuid(gpu));
+            self.say(session, Said::Device { slot, uuid });
+        }
+    }
+
+    /// An engine says how many of its requests are in flight, as `tg_requests_in_flight` does, and rings where it must.
+    pub fn requests(&self, session: u64, count: u64) {
+        let process = &self.pages[session as usize - 1].process;
+        let before = process.in_flight.swap(count + 1, Ordering::AcqRel);
+        if before == 0 || (before > 1) != (count > 0) {
+            process.doorbell.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// How often the agent asks a process whether it has work.
