@@ -588,6 +588,9 @@ fn online_grows_inside_its_headroom_without_a_call_and_asks_for_more_beyond_it()
         })
     };
     assert_eq!(demand(1), 4 * BLOCK);
+    // Said ahead, by requests on their way: asked for alike.
+    assert_eq!(online.ask("expect 6"), "0");
+    assert_eq!(demand(5 * BLOCK), 6 * BLOCK);
     let mapped = map(&mut agent, cache.kv, 8 * BLOCK);
     assert_eq!(
         (mapped.result(), mapped.mapped_bytes),
@@ -602,7 +605,12 @@ fn online_grows_inside_its_headroom_without_a_call_and_asks_for_more_beyond_it()
             .count()
     };
     let before = mappings();
-    assert_eq!(online.ask("reserve 8"), "8 1 8");
+    assert_eq!(online.ask("expect 8"), "0");
+    assert_eq!(
+        online.ask("reserve 8"),
+        "8 1 8",
+        "what is expected is reserved by nobody"
+    );
     assert_eq!(
         mappings(),
         before,

@@ -142,6 +142,10 @@ struct tg_api {
     /* Version 2. What a training has done; replaces what was said before. `size` is that of the struct. With an adapter
      * or a server it waits until the agent is told, half a second at most: a process may end after that. */
     int (*trainer)(const struct tg_training *now, size_t size);
+
+    /* Version 2. Requests have come that will need so many blocks more than are reserved now. What is not mapped of
+     * them is asked for, as tg_reserve would ask when the engine comes to them; nothing is reserved. Any thread may. */
+    int (*expect)(uint32_t kv, uint32_t blocks);
 };
 
 static inline uint32_t tg_no_version(void) { return 0; }
@@ -253,6 +257,7 @@ static inline uint32_t tg_open(struct tg_api *tg)
     TG_FIND(arena_blocks, "tg_arena_blocks", tg_no_arena_blocks);
     TG_FIND(progress, "tg_progress", tg_no_number);
     TG_FIND(trainer, "tg_trainer", tg_no_trainer);
+    TG_FIND(expect, "tg_expect", tg_no_usage);
 #undef TG_FIND
     return tg->abi_version();
 }

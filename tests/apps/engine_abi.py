@@ -91,5 +91,6 @@ else:
     job.usage(2, 4)
     job.release([3, 4])
     assert job.reserve(1) == [3]
+    job.expect(2)
     job.in_flight(0)
 print("ok")

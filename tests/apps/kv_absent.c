@@ -14,7 +14,7 @@ int main(void)
     CHECK(tg.poll(0, 0, &none, 0, &none, &seq) == -ENOSYS && tg.ack_withheld(0) == -ENOSYS);
     CHECK(tg.publish_request(0, 0, 0, 0) == -ENOSYS && tg.forget_request(0) == -ENOSYS);
     CHECK(tg.reserve(0, 0, 0, &word) == -ENOSYS && tg.release(0, 0, 0) == -ENOSYS && tg.usage(0, 0) == -ENOSYS);
-    CHECK(tg.requests_in_flight(0) == -ENOSYS);
+    CHECK(tg.requests_in_flight(0) == -ENOSYS && tg.expect(0, 0) == -ENOSYS);
     CHECK(none == 0 && seq == 7 && word == 7);
     puts("ok");
     return 0;

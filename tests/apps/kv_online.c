@@ -6,6 +6,7 @@
  *   stray            writes to a block it may not use, which only works while the agent changes nothing, and reads back
  *                    what the last check wrote: ok
  *   flight N         requests in flight: 0
+ *   expect N         says that N blocks more will be needed: 0
  *   bench N          nanoseconds of a reserve and release of one block inside the headroom, mean of N
  * It begins with "ready BASE BYTES". */
 #include "../../interposer/include/tidegate.h"
@@ -91,6 +92,8 @@ int main(void)
             printf("%d\n", tg.usage(kv, number));
         } else if (!strcmp(what, "flight")) {
             printf("%d\n", tg.requests_in_flight(number));
+        } else if (!strcmp(what, "expect")) {
+            printf("%d\n", tg.expect(kv, number));
         } else if (!strcmp(what, "check")) {
             check(cache);
         } else if (!strcmp(what, "stray")) {

@@ -150,6 +150,7 @@ class Lender:
         self.granted: set[int] = set()
         gpu.quarantined.update(range(1, len(gpu.slots)))
         self.asked = 0
+        self.expected: list[int] = []
         self.waits = 0
         self.flying = 0
         self.used: list[tuple[int, int]] = []
@@ -175,6 +176,9 @@ class Lender:
         self.granted.update(ids)
         self.asked += blocks - len(ids)
         return ids
+
+    def expect(self, blocks: int) -> None:
+        self.expected.append(blocks)
 
     def release(self, blocks: Sequence[int]) -> None:
         assert self.granted.issuperset(blocks), "gives back what it has not"

@@ -139,6 +139,14 @@ impl Policies {
         }
     }
 
+    /// A request came while online computes: what its next iteration will want. Who learns of it only then does nothing.
+    pub fn online_expects(&mut self, bytes: u64, now: u64) {
+        match self {
+            Self::Apart { .. } => {}
+            Self::Tidegate(agent) | Self::Under { agent, .. } => agent.online_expects(bytes, now),
+        }
+    }
+
     /// An iteration of online is done, and what its requests gave back is free.
     pub fn online_done(&mut self, now: u64, pool: &mut Pool) {
         if let Self::Apart { memory, .. } = self {

@@ -426,6 +426,15 @@ impl Tidegate {
         enough
     }
 
+    /// A request came while online computes: vLLM's plugin asks for what it will need, as soon as it is sent.
+    pub fn online_expects(&mut self, bytes: u64, now: u64) {
+        let now = now + BEFORE;
+        let cache = self.online.cache.as_mut();
+        if let Some(said) = cache.and_then(|cache| cache.reserve(bytes, now)) {
+            self.post(now, Mail::Said(ONLINE, said));
+        }
+    }
+
     /// Offline is about to submit an iteration.
     pub fn offline_wants(&mut self, now: u64) {
         if let Some(offline) = &mut self.offline {

@@ -87,6 +87,7 @@ class Library:
         self._role = getattr(functions, "tg_role", None)
         self._progress = getattr(functions, "tg_progress", None)
         self._trainer = getattr(functions, "tg_trainer", None)
+        self._expect = getattr(functions, "tg_expect", None)
 
     def role(self, wait_s: float) -> str:
         """What the agent takes this process for; "" where it is neither, or no agent says it in time.
@@ -112,6 +113,14 @@ class Library:
         said = _Training(**{**asdict(now), "adapter": _text(now.adapter), "served": _text(now.served)})
         if code := -self._trainer(ctypes.byref(said), ctypes.sizeof(said)):
             raise TidegateError("tg_trainer", code)
+
+    def expect(self, kv: int, blocks: int) -> None:
+        """So many more blocks will be needed. Nothing with a library that does not know of it."""
+        if self._expect is None:
+            return
+        self._expect.argtypes, self._expect.restype = (_U32, _U32), ctypes.c_int
+        if code := -self._expect(kv, blocks):
+            raise TidegateError("tg_expect", code)
 
     def call(self, name: str, *arguments: object, allowed: tuple[int, ...] = ()) -> int:
         """Calls a function; 0, or an errno that the caller allowed for."""
@@ -214,6 +223,9 @@ class Online:
 
     def release(self, blocks: Sequence[int]) -> None:
         self._library.call("tg_release", self._kv, _ids(blocks), len(blocks))
+
+    def expect(self, blocks: int) -> None:
+        self._library.expect(self._kv, blocks)
 
     def usage(self, used: int, reserved: int) -> None:
         self._library.call("tg_usage", self._kv, used)

@@ -96,6 +96,10 @@ class OnlineJob(Protocol):
         """Gives back the memory under these blocks; nothing may be computed in them any more."""
         ...
 
+    def expect(self, blocks: int) -> None:
+        """Says, from any thread, that ``blocks`` more blocks than are reserved will be asked for soon."""
+        ...
+
     def usage(self, used: int, reserved: int) -> None:
         """Blocks that hold something, of those with memory: what pressure is measured by."""
         ...

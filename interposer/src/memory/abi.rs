@@ -407,6 +407,23 @@ pub unsafe extern "C" fn tg_reserve(kv: u32, want: u32, ids: *mut u32, granted: 
     })
 }
 
+/// `tg_expect`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_expect(kv: u32, blocks: u32) -> c_int {
+    answered(|process| {
+        let (device, elastic) = elastic(process, kv)?;
+        let elastic = sys::lock(&elastic);
+        let (_, ready) = elastic.counts();
+        let bytes = elastic.demand(blocks.saturating_sub(ready));
+        let mapped = elastic.mapped_bytes();
+        drop(elastic);
+        if bytes > 0 {
+            talk::demand(process, device, bytes, Some((kv, mapped)));
+        }
+        Ok(())
+    })
+}
+
 /// `tg_release`.
 ///
 /// # Safety

@@ -254,7 +254,7 @@ impl Cache {
         }
     }
 
-    /// The engine wants `bytes` in all for its next iteration. What the library says if that is more than
+    /// The engine wants `bytes` in all for its next iteration, or will when requests that came are read. What the library says if that is more than
     /// is mapped.
     pub fn reserve(&mut self, bytes: u64, now: u64) -> Option<MemorySaid> {
         self.advance(now);

@@ -10,6 +10,7 @@
 ``together``  which free blocks an offline request gets
 ``grown``     an online scheduler whose blocks come when needed
 ``hints``     an online scheduler that is refused: whether requests are in flight
+``arrivals``  requests that are sent while a step runs: what they will need is asked for at once
 ``ranks``     the same of a worker with a process of its own
 ``withheld``  what offline and online share: blocks that the allocator passes over
 
@@ -108,6 +109,7 @@ def install(asked: str) -> None:
             watch(self, role, version)
 
     ranks.listen(Worker, lambda: asked or given())
+    arriving()
     hooks.around(Worker, "initialize_from_config", initialize)
     hooks.around(Scheduler, "__init__", made)
 
@@ -130,12 +132,23 @@ def listen(asked: str) -> None:
 
     hooks.listen(Scheduler, hooks.HINTS)
     hooks.around(Scheduler, "__init__", hinting)
+    arriving()
     with contextlib.suppress(ImportError):
         from vllm.v1.worker.gpu_worker import Worker
 
         from . import ranks
 
         ranks.listen(Worker, lambda: asked or given())
+
+
+def arriving() -> None:
+    """Listens to where an engine core takes in requests; without that, the scheduler is the first to know of them."""
+    with contextlib.suppress(ImportError):
+        from vllm.v1.engine.core import EngineCore
+
+        from . import hooks
+
+        hooks.listen_to_core(EngineCore)
 
 
 def hint(scheduler: Any) -> None:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .arrivals import Arrivals
 from .withheld import NULL_BLOCK, Withheld
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Peak:
         return max(self._now, self._before)
 
 
-class GrownBlocks(Withheld):
+class GrownBlocks(Arrivals, Withheld):
     """The reservation of one scheduler."""
 
     def __init__(
@@ -80,6 +81,8 @@ class GrownBlocks(Withheld):
         self.flights: deque[SchedulerOutput] = deque()
         #: Blocks on their way back, with the steps that have to arrive first.
         self.leaving: deque[tuple[set[int], list[int]]] = deque()
+        #: Blocks asked for ahead since the last step, for requests on their way.
+        self.expected = 0
         self.withhold(range(NULL_BLOCK + 1, self.blocks.num_gpu_blocks))
         self._tell()
 
@@ -95,11 +98,27 @@ class GrownBlocks(Withheld):
 
     # What the scheduler does, in its order.
 
-    def requests_changed(self) -> None:
-        self.job.in_flight(len(self.scheduler.requests))
+    def say(self, count: int) -> None:
+        self.job.in_flight(count)
+
+    def coming(self, request: Any) -> None:
+        """Asks for what the requests on their way will need, so that it is mapped while a step runs.
+
+        A prompt that finds too little memory waits for a whole step more. Asked for again only where it is an eighth
+        more: a thousand requests that come during one step are a few demands.
+        """
+        super().coming(request)
+        with self.lock:
+            ahead = sum(self._blocks(tokens + 1) for tokens in list(self.on_their_way.values()))
+            missing = ahead + self._need() - self.blocks.get_num_free_blocks()
+            missing = min(missing, len(self.withheld))
+            if missing > self.expected + self.expected // 8:
+                self.expected = missing
+                self.job.expect(missing)
 
     def about_to_schedule(self) -> None:
         """Makes what the step could need free, as far as there is memory for it."""
+        self.expected = 0
         missing = self._need() - self.blocks.get_num_free_blocks()
         if missing > 0 and self.withheld:
             self.allow(self.job.reserve(min(missing, len(self.withheld))))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..abi import Library, TidegateError
+from .arrivals import Arrivals
 
 log = logging.getLogger("vllm.tidegate")
 
@@ -37,14 +38,20 @@ class Word:
                 self.library.call("tg_requests_in_flight", count)
                 self._said = count
         except (AttributeError, TypeError, TidegateError) as error:
+            self.silence(error)
+
+    def silence(self, error: Exception) -> None:
+        """It cannot be said any more; once in the log."""
+        if not self._silent:
             self._silent = True
             log.warning("Tidegate does not hear of this engine's requests: %s", error)
 
 
-class Hints:
+class Hints(Arrivals):
     """What one scheduler says of its requests."""
 
     def __init__(self, scheduler: Any, library: Library) -> None:
+        super().__init__()
         self.scheduler = scheduler
         self.lock = threading.RLock()
         self.inside: set[str] = set()
@@ -55,7 +62,13 @@ class Hints:
 
     def requests_changed(self) -> None:
         """Requests came or went."""
-        self.word.say(lambda: len(self.scheduler.requests))
+        try:
+            super().requests_changed()
+        except (AttributeError, TypeError) as error:
+            self.word.silence(error)
+
+    def say(self, count: int) -> None:
+        self.word.say(lambda: count)
 
     def settled(self) -> None:
         """The outputs of a step have been used."""

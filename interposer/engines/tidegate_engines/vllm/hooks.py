@@ -1,16 +1,20 @@
-"""Where the plugin stands in vLLM's scheduler: around a few methods, each of which still runs."""
+"""Where the plugin stands in vLLM's scheduler and core: around a few methods, each of which still runs."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from .arrivals import Arrivals
 from .grown import GrownBlocks
 from .hints import Hints
 from .lost import LostBlocks
 from .versions import SCHEDULER
+
+log = logging.getLogger("vllm.tidegate")
 
 State = LostBlocks | GrownBlocks | Hints
 
@@ -129,6 +133,57 @@ def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
         around(manager, "pop_blocks_for_free", parting)
     around(pool, "reset_prefix_cache", reset_prefix_cache)
     around(pool, "get_usage", get_usage)
+
+
+def _kept(call: Callable[[], Any]) -> Any:
+    """What ``call`` returns. What fails in it is not the engine's: it is logged once, and None returned."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 # whatever another version has in place of what is looked for
+        if not _kept.told:  # type: ignore[attr-defined]
+            _kept.told = True  # type: ignore[attr-defined]
+            log.warning("Tidegate does not hear when requests come: %s: %s", type(error).__name__, error)
+        return None
+
+
+_kept.told = False  # type: ignore[attr-defined]
+
+
+def listen_to_core(core: type[Any]) -> None:
+    """Listens to where an engine core takes in requests, if it does so as it is known to."""
+    if not {"preprocess_add_request", "add_request"} <= vars(core).keys():
+        return
+
+    def state_of(core: Any) -> Arrivals | None:
+        state = getattr(getattr(core, "scheduler", None), STATE, None)
+        return state if isinstance(state, Arrivals) else None
+
+    def preprocessing(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        state = state_of(self)
+        if state is None:
+            return original(self, request, *args, **kwargs)
+        name = _kept(lambda: _coming(state, request))
+        try:
+            return original(self, request, *args, **kwargs)
+        except BaseException:
+            _kept(lambda: state.came(name))
+            raise
+
+    def adding(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, request, *args, **kwargs)
+        finally:
+            state = state_of(self)
+            if state is not None:
+                _kept(lambda: state.came(request.request_id))
+
+    around(core, "preprocess_add_request", preprocessing)
+    around(core, "add_request", adding)
+
+
+def _coming(state: Arrivals, request: Any) -> str:
+    state.coming(request)
+    return request.request_id
 
 
 def watch(scheduler: Any, state: State) -> None:

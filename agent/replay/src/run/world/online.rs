@@ -34,6 +34,9 @@ impl World<'_> {
         let idle = self.online.is_none() && self.slots.at(Slot::Launch) == NEVER;
         if idle {
             self.slots.set(Slot::Launch, now);
+        } else {
+            let wants = self.bytes(self.pool.online.wants());
+            self.policies.online_expects(wants, now);
         }
         let event = Event::Arrived {
             request: id,
@@ -43,10 +46,9 @@ impl World<'_> {
     }
 
     pub(super) fn launch(&mut self, now: u64) {
-        let bytes = |blocks: u32| memory::whole(u64::from(blocks) * self.pool.online_block);
         let wants = Wants {
-            all: bytes(self.pool.online.wants()),
-            least: bytes(self.pool.online.needs()),
+            all: self.bytes(self.pool.online.wants()),
+            least: self.bytes(self.pool.online.needs()),
         };
         let Grant::Yes(waits) = self.policies.online_wants(wants, now, &mut self.pool) else {
             self.short_since.get_or_insert(now);
@@ -86,6 +88,11 @@ impl World<'_> {
             decodes: iteration.decodes,
         };
         self.tell(event, now);
+    }
+
+    /// What so many of online's blocks are, in whole handles.
+    fn bytes(&self, blocks: u32) -> u64 {
+        memory::whole(u64::from(blocks) * self.pool.online_block)
     }
 
     /// Online used the GPU again.

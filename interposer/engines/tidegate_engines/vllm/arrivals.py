@@ -1,0 +1,45 @@
+"""Requests that an engine has been sent, and that its scheduler does not know of yet.
+
+While a step runs, vLLM's core takes in requests on a thread of its own: it decodes and hashes a prompt, and queues it.
+The scheduler hears of it when the step is over. What it will need can be asked for all that while, and offline work can
+be off the GPU before a prompt of an idle engine has been hashed.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+
+class Arrivals:
+    """What a scheduler's state knows of them. One that shares memory says beside what they will need."""
+
+    scheduler: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        #: Tokens of each prompt, by its request's name.
+        self.on_their_way: dict[str, int] = {}
+        #: Held from a count of requests until it is said: two threads say it.
+        self._saying = threading.Lock()
+        super().__init__(*args, **kwargs)
+
+    def say(self, count: int) -> None:
+        """So many requests are in flight."""
+        raise NotImplementedError
+
+    def requests_changed(self) -> None:
+        """Requests came or went."""
+        with self._saying:
+            known = self.scheduler.requests
+            on_their_way = [name for name in list(self.on_their_way) if name not in known]
+            self.say(len(known) + len(on_their_way))
+
+    def coming(self, request: Any) -> None:
+        """A request has been sent to the engine."""
+        self.on_their_way[request.request_id] = len(getattr(request, "prompt_token_ids", None) or ())
+        self.requests_changed()
+
+    def came(self, name: str) -> None:
+        """Its scheduler knows of it, or never will."""
+        if self.on_their_way.pop(name, None) is not None:
+            self.requests_changed()
