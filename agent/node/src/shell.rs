@@ -245,6 +245,7 @@ impl Shell {
         for job in self.members.live_jobs() {
             self.say_terms(job);
         }
+        self.memory.shares_stale = true;
         self.settle();
     }
 
@@ -433,7 +434,7 @@ impl Shell {
         if !self.may_step() {
             return;
         }
-        self.memory.shares_stale |= matches!(event, Event::Memory(_));
+        self.memory.shares_stale |= matches!(event, Event::Memory(_) | Event::Terms { .. });
         let now = Instant::from_nanos(self.time.now);
         let mut effects = std::mem::take(&mut self.flow.effects);
         effects.clear();

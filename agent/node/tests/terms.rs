@@ -19,6 +19,7 @@ fn policy() -> Config {
         fair: Fair {
             mode: FairMode::Turns,
             turn: Duration::from_millis(TURN_MS),
+            ..Fair::default()
         },
         ..Rig::without_waits()
     }

@@ -14,7 +14,11 @@ fn rig(mode: FairMode) -> Rig {
     let mut rig = Rig::new(
         1,
         Config {
-            fair: Fair { mode, turn },
+            fair: Fair {
+                mode,
+                turn,
+                ..Fair::default()
+            },
             ..Rig::without_waits()
         },
     );

@@ -163,6 +163,8 @@ pub struct Fair {
     pub mode: FairMode,
     /// How long a job runs before another that wants to has its turn.
     pub turn: Duration,
+    /// Jobs for which a GPU's memory is divided before they are there.
+    pub slots: u32,
 }
 
 impl Default for Fair {
@@ -171,6 +173,7 @@ impl Default for Fair {
             mode: FairMode::default(),
             // A swap costs about 0.6 ms of it on the virtual GPU, 0.6 per cent.
             turn: Duration::from_millis(100),
+            slots: 1,
         }
     }
 }

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A demand is met from what is free, at once; else stripes are taken from the job that loses the
-//! fewest tokens by it. No demand waits for longer than the deadline of a reclaim, and no job is
+//! fewest tokens by it, of several on a GPU as [`weigh`] says. No demand waits for longer than the deadline of a reclaim, and no job is
 //! waited for. What is free and wanted by nobody is restored: to a job whose
 //! channels are disabled anyway, or, at most once per interval, to one that runs while online is
 //! idle.
@@ -25,6 +25,7 @@ mod event;
 mod hear;
 mod online;
 mod views;
+mod weigh;
 
 use crate::config::{Means, Sharing};
 use crate::effect::{Effect, Granted, Report};
@@ -50,6 +51,9 @@ pub(crate) struct Memory {
     asks: Vec<Ask>,
     jobs: Vec<Books>,
     last: ReclaimId,
+    /// Offline jobs are not compared before, and are compared then at the latest.
+    looked: Option<Instant>,
+    looks_at: Option<Instant>,
     rule: Greedy,
 }
 
@@ -63,6 +67,8 @@ impl Clone for Memory {
             asks: self.asks.clone(),
             jobs: self.jobs.clone(),
             last: self.last,
+            looked: self.looked,
+            looks_at: self.looks_at,
             // Only holds memory between selections.
             rule: Greedy::default(),
         }
@@ -79,6 +85,8 @@ impl Memory {
             asks: Vec::new(),
             jobs: Vec::new(),
             last: ReclaimId(0),
+            looked: None,
+            looks_at: None,
             rule: Greedy::default(),
         }
     }
@@ -141,13 +149,17 @@ impl Memory {
             let lacking = self.lacking(gpu, now);
             let coming: Bytes = self.jobs.iter().map(|books| books.coming(gpu)).sum();
             let missing = lacking.minus(self.ledgers[gpu.index()].free().plus(coming));
-            if !missing.is_zero() {
+            if missing.is_zero() {
+            } else if self.contested(gpu) {
+                self.take_by_weight(gpu, missing, jobs, means, now);
+            } else {
                 self.take_from_somebody(gpu, missing, jobs, means, now);
             }
             self.deny(gpu, now, out);
         }
         self.cancel(now, out);
         if !started {
+            self.even_out(jobs, means, now);
             self.give_back(jobs, means, busy, now);
         }
     }
@@ -278,6 +290,7 @@ impl Memory {
         self.last = ReclaimId(self.last.0 + 1);
         let books = &mut self.jobs[place];
         books.begun = now;
+        books.evens = false;
         let job = jobs.iter().find(|job| job.id == books.job);
         let sessions = job.into_iter().flat_map(Job::sessions);
         let times = (now, self.sharing.reclaim_deadline);
@@ -315,7 +328,10 @@ impl Memory {
             let reclaims = books.machine.direction == Some(Direction::Reclaim);
             // One whose time is over ends for that: the demand it was for is over with it.
             let late = books.machine.phase < Phase::Moving && now >= books.machine.until;
-            let over = books.machine.phase == Phase::Idle || books.machine.cancelled || late;
+            let over = books.machine.phase == Phase::Idle
+                || books.machine.cancelled
+                || late
+                || books.evens;
             if !reclaims
                 || over
                 || books
@@ -358,7 +374,7 @@ impl Memory {
             // Every rank gets as much, and two may be on one GPU.
             let room = gpus.iter().map(|gpu| {
                 let ranks = books.ranks.iter().filter(|rank| rank.gpu == gpu).count() as u64;
-                Bytes(self.ledgers[gpu.index()].free().0 / ranks.max(1))
+                Bytes(self.spare(place, gpu, jobs, means, now).0 / ranks.max(1))
             });
             let room = room.min().unwrap_or_default();
             let stripes = books.restorable(room, self.sharing.batch);
@@ -414,6 +430,7 @@ impl Memory {
                 Turn::GivenUp => {
                     changed = true;
                     books.picks.clear();
+                    books.price = 0;
                     books.machine.stripes.clear();
                     if !books.machine.is_fit() {
                         let job = books.job;
@@ -458,6 +475,7 @@ impl Memory {
             .chain(restores)
             .chain(retries)
             .chain(shrinks)
+            .chain(self.looks_at)
             .filter(|at| *at > now)
             .min()
     }

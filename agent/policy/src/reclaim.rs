@@ -156,6 +156,11 @@ impl Reclaim {
         self.phase == Phase::Idle && self.unfit.is_none()
     }
 
+    /// Whether there is one that goes on and is not late.
+    pub fn ends_in_time(&self) -> bool {
+        self.phase != Phase::Idle && !self.overdue
+    }
+
     pub fn begin(
         &mut self,
         id: ReclaimId,

@@ -198,6 +198,15 @@ pub struct JobMemoryView {
     pub blocks_lost: u64,
 }
 
+/// What a job has of the memory of GPUs on which others have caches too, and what it deserves of it by weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weighed {
+    /// Once what was begun is done.
+    pub has: Bytes,
+    /// Of what online leaves.
+    pub deserves: Bytes,
+}
+
 /// What one process has of a GPU's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerView {

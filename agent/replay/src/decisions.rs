@@ -435,6 +435,8 @@ fn config_of(fields: &[u64]) -> Option<Config> {
                 FairMode::Together
             },
             turn: span(fields[26]),
+            // It changes what is shown, and no effect.
+            ..Fair::default()
         },
     })
 }

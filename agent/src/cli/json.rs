@@ -202,6 +202,8 @@ fn job(status: &v1::JobStatus) -> Value {
             "reclaims": memory.reclaims,
             "blocks_invalidated": memory.blocks_invalidated,
             "tokens_lost": memory.tokens_lost,
+            "has_bytes": memory.has_bytes,
+            "deserves_bytes": memory.deserves_bytes,
         })),
         "share": status.share.as_ref().map(|share| json!({
             "deserved": share.deserved,

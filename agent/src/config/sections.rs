@@ -175,6 +175,8 @@ pub struct Fair {
     pub mode: FairMode,
     /// `turn`: how long one runs before another has its turn.
     pub turn: Duration,
+    /// `slots`: jobs for which a GPU's memory is divided before they are there.
+    pub slots: u32,
     /// `users`: what users have among each other, by number; the others weigh 1 and may have all.
     pub users: BTreeMap<u32, UserShare>,
 }
@@ -395,6 +397,7 @@ impl Default for Config {
             fair: Fair {
                 mode: FairMode::Together,
                 turn: Duration::from_millis(100),
+                slots: 1,
                 users: BTreeMap::new(),
             },
             memory: Memory {

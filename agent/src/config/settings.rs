@@ -147,7 +147,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 51] = [
+pub static SETTINGS: [Setting; 52] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -309,6 +309,7 @@ pub static SETTINGS: [Setting; 51] = [
     setting!("fair.mode", Now, named(fair.mode)),
     // A swap takes about 0.6 ms of it on the virtual GPU.
     setting!("fair.turn", Now, time(fair.turn, ms(10), ms(10_000))),
+    setting!("fair.slots", Now, count(fair.slots)),
     setting!(
         "fair.users",
         Now,

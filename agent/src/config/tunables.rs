@@ -66,6 +66,7 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
                 FairMode::Turns => policy::FairMode::Turns,
             },
             turn: config.fair.turn,
+            slots: config.fair.slots,
         },
         sharing: policy::Sharing {
             reclaim_deadline: config.memory.reclaim_deadline,

@@ -307,7 +307,10 @@ impl<'a> View<'a> {
     }
 
     fn job_memory(&self, job: JobId) -> Option<v1::JobMemory> {
-        let view = self.shell.policy().job_memory(job)?;
+        let policy = self.shell.policy();
+        let view = policy.job_memory(job)?;
+        let now = Instant::from_nanos(self.shell.now_ns());
+        let weighed = policy.weighed(job, now);
         Some(v1::JobMemory {
             stripes: view.stripes,
             stripes_taken: view.taken,
@@ -315,6 +318,8 @@ impl<'a> View<'a> {
             reclaims: view.reclaims,
             blocks_invalidated: view.blocks_lost,
             tokens_lost: view.tokens.0,
+            has_bytes: weighed.map(|weighed| weighed.has.0),
+            deserves_bytes: weighed.map(|weighed| weighed.deserves.0),
         })
     }
 

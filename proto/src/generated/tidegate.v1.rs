@@ -1154,6 +1154,12 @@ pub struct JobMemory {
     /// Computed again for all reclaims.
     #[prost(uint64, tag = "6")]
     pub tokens_lost: u64,
+    /// Of all its GPUs on which other jobs have caches too: what it has once what was begun is done, and what it deserves
+    /// by weight of what online leaves. Unset: there are none.
+    #[prost(uint64, optional, tag = "7")]
+    pub has_bytes: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "8")]
+    pub deserves_bytes: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Latency {

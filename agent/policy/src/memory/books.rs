@@ -47,6 +47,13 @@ pub(super) struct Books {
     pub reclaims: u64,
     pub tokens: Tokens,
     pub blocks_lost: u64,
+    /// Its largest stripe.
+    pub stripe: Bytes,
+    /// What the reclaim under way costs, and what all cost so far: tokens over weight.
+    pub price: u128,
+    pub paid: u128,
+    /// The reclaim under way is for another offline job.
+    pub evens: bool,
 }
 
 impl Books {
@@ -66,6 +73,10 @@ impl Books {
             reclaims: 0,
             tokens: Tokens(0),
             blocks_lost: 0,
+            stripe: Bytes(1),
+            price: 0,
+            paid: 0,
+            evens: false,
         }
     }
 
@@ -82,6 +93,9 @@ impl Books {
         if self.ranks.is_empty() && layout != self.holders.layout() {
             self.lost = vec![LogSeq(0); layout.len()];
             self.holders = Holders::new(layout.clone());
+            let stripes = (0u32..).take(layout.len()).map(StripeId);
+            let largest = stripes.map(|stripe| layout.bytes(stripe)).max();
+            self.stripe = largest.unwrap_or_default().max(Bytes(1));
         }
         // Cut otherwise than the others, a stripe does not mean the same everywhere; and answers are
         // told apart by their process.
@@ -205,6 +219,40 @@ impl Books {
     pub fn claims(&self, gpu: GpuId) -> impl Iterator<Item = (SessionId, Bytes)> + '_ {
         let ranks = self.ranks.iter().filter(move |rank| rank.gpu == gpu);
         ranks.map(|rank| (rank.session, rank.claimed))
+    }
+
+    /// What is never taken from its caches on a GPU.
+    pub fn fixed(&self, gpu: GpuId) -> Bytes {
+        let open = self.ranks.iter().all(|rank| rank.reclaimable);
+        let ranks = self.ranks.iter().filter(|rank| rank.gpu == gpu);
+        let fixed = ranks.map(|rank| match open {
+            true => rank.fixed,
+            false => rank.held(self.holders.layout()),
+        });
+        fixed.sum()
+    }
+
+    /// Its processes on a GPU.
+    pub fn ranks_on(&self, gpu: GpuId) -> u64 {
+        self.ranks.iter().filter(|rank| rank.gpu == gpu).count() as u64
+    }
+
+    /// What is to be taken from it on a GPU and to be given to it, and does not move yet.
+    pub fn begun_with(&self, gpu: GpuId) -> (Bytes, Bytes) {
+        let waits = matches!(self.machine.phase, Phase::Checking | Phase::Disabling);
+        if !waits || self.machine.cancelled {
+            return (Bytes::ZERO, Bytes::ZERO);
+        }
+        let bytes = self.planned().times(self.ranks_on(gpu));
+        match self.machine.direction {
+            Some(Direction::Reclaim) => (bytes, Bytes::ZERO),
+            _ => (Bytes::ZERO, bytes),
+        }
+    }
+
+    /// Whether its engine withholds what was taken, so that it can be given back.
+    pub fn heeds(&self) -> bool {
+        self.withheld >= self.soonest
     }
 
     fn planned(&self) -> Bytes {
@@ -358,6 +406,7 @@ impl Books {
             Some(Direction::Reclaim) => {
                 let tokens = self.picks.iter().map(|pick| pick.extra.0).sum();
                 self.reclaims += 1;
+                self.paid = self.paid.saturating_add(core::mem::take(&mut self.price));
                 self.tokens = Tokens(self.tokens.0.saturating_add(tokens));
                 out.push(Effect::Emit(Report::Reclaimed {
                     job,

@@ -150,7 +150,12 @@ impl Memory {
                     ledger.shift(session, Place::Offline, Place::Free, moves);
                 }
                 if !self.jobs.iter().any(|books| books.job == job) {
-                    self.jobs.push(Books::new(job));
+                    let here = self.jobs.iter().filter(|books| books.gpus().contains(gpu));
+                    let paid = here.map(|books| books.paid).min().unwrap_or_default();
+                    let mut books = Books::new(job);
+                    // It owes nothing for what others paid before it came.
+                    books.paid = paid;
+                    self.jobs.push(books);
                 }
                 let books = self.jobs.iter_mut().find(|books| books.job == job);
                 let ledger = self.ledgers.get_mut(gpu.index());

@@ -2,8 +2,8 @@
 
 use super::Memory;
 use super::books::Books;
-use super::online::Elastic;
 use crate::ids::{Bytes, GpuId, JobId, ReclaimId, SessionId, StripeId, Tokens};
+use crate::job::Job;
 use crate::ledger::Ledger;
 use crate::reclaim::Phase;
 use crate::time::Instant;
@@ -46,22 +46,17 @@ impl Memory {
             .collect()
     }
 
-    /// What an offline process may believe it has of a GPU: the pool without the least headroom, what
-    /// online has that never shrinks, and what other offline processes believe they have, taken from
-    /// them or not; never less than it has. None where nothing is shared out.
-    pub fn share(&self, session: SessionId, gpu: GpuId) -> Option<Bytes> {
+    /// What an offline process may believe it has of a GPU: what its job deserves of the pool without the least headroom
+    /// and what online has that never shrinks, less what others of the job believe they have; never less than it has.
+    /// None where nothing is shared out.
+    pub fn share(&self, session: SessionId, gpu: GpuId, jobs: &[Job], slots: u32) -> Option<Bytes> {
         let pool = self.ledger(gpu)?.pool();
-        let elastic = self.elastic.iter().filter(|elastic| elastic.gpu == gpu);
-        let caches = elastic.clone().count().max(1) as u64;
-        let kept = elastic
-            .map(Elastic::fixed)
-            .sum::<Bytes>()
-            .plus(self.sharing.reserving.min.times(caches));
+        let job = jobs.iter().find(|job| job.has(session))?;
         let counted = self.counted.iter().filter(|counted| counted.1 == gpu);
         let counted = counted.map(|counted| (counted.0, counted.2));
         let claims = self.jobs.iter().flat_map(|books| books.claims(gpu));
-        let (mut own, mut others) = (Bytes::ZERO, kept);
-        for (owner, bytes) in counted.chain(claims) {
+        let (mut own, mut others) = (Bytes::ZERO, Bytes::ZERO);
+        for (owner, bytes) in counted.chain(claims).filter(|claim| job.has(claim.0)) {
             let sum = if owner == session {
                 &mut own
             } else {
@@ -69,7 +64,8 @@ impl Memory {
             };
             *sum = sum.plus(bytes);
         }
-        (!pool.is_zero()).then(|| pool.minus(others).max(own))
+        let shown = || self.shown(job, gpu, jobs, slots).minus(others).max(own);
+        (!pool.is_zero()).then(shown)
     }
 
     /// The stripes of the reclaim under way of that number.

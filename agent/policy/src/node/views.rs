@@ -9,7 +9,7 @@ use crate::ledger::Ledger;
 use crate::time::Instant;
 use crate::view::{
     BudgetView, ElasticView, GateState, GpuView, JobMemoryView, JobView, OwnerView, Standing,
-    StripeView,
+    StripeView, Weighed,
 };
 use core::time::Duration;
 
@@ -120,7 +120,8 @@ impl Node {
     /// What an offline process may believe it has of a GPU; `None` where nothing is shared out.
     #[must_use]
     pub fn share(&self, session: SessionId, gpu: GpuId) -> Option<Bytes> {
-        self.memory.share(session, gpu)
+        let slots = self.config.fair.slots;
+        self.memory.share(session, gpu, &self.jobs, slots)
     }
 
     /// What an [`crate::effect::Effect::Move`] is about, in order; nothing once it is over.
@@ -133,6 +134,12 @@ impl Node {
     #[must_use]
     pub fn job_memory(&self, job: JobId) -> Option<JobMemoryView> {
         self.memory.job(job)
+    }
+
+    /// What a job has and deserves of memory beside others; `None` where no other has a cache on its GPUs.
+    #[must_use]
+    pub fn weighed(&self, job: JobId, now: Instant) -> Option<Weighed> {
+        self.memory.weighed(job, &self.jobs, now)
     }
 
     /// Who has what of one GPU's pool, by id.

@@ -2,6 +2,7 @@
 //! everything ends.
 
 mod stories;
+mod weighed;
 
 use crate::bench::Bench;
 use proptest::prelude::*;

@@ -59,7 +59,7 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
             let _ = writeln!(
                 text,
                 "  {}: {} of {} stripes taken{}, {} reclaims, {} blocks invalidated, {} tokens to \
-                 compute again",
+                 compute again{}",
                 job.name,
                 memory.stripes_taken,
                 memory.stripes,
@@ -71,8 +71,19 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
                 memory.reclaims,
                 memory.blocks_invalidated,
                 memory.tokens_lost,
+                beside_others(memory),
             );
         }
+    }
+}
+
+/// What a job has and deserves where others have caches too.
+fn beside_others(memory: &v1::JobMemory) -> String {
+    match (memory.has_bytes, memory.deserves_bytes) {
+        (Some(has), Some(deserves)) => {
+            format!("; has {} MiB, deserves {}", mib(has), mib(deserves))
+        }
+        _ => String::new(),
     }
 }
 

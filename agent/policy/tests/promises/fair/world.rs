@@ -77,6 +77,7 @@ impl World {
             fair: Fair {
                 mode: FairMode::Turns,
                 turn: Duration::from_nanos(TURN),
+                ..Fair::default()
             },
             ..Config::default()
         };
