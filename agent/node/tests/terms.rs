@@ -131,3 +131,58 @@ fn nobody_pays_for_the_time_in_which_the_agent_was_stopped() {
     rig.rest();
     near(rig.enabled([one, two], 400), [1, 1]);
 }
+
+/// P-FAIR-1: a gang has its part of the time in which all its GPUs are open, and the single jobs have the rest.
+#[test]
+fn a_gang_has_half_of_the_time_that_its_gpus_are_open_together_and_single_jobs_the_rest() {
+    let mut rig = Rig::new(2, policy());
+    let online = rig.attach(Role::Online, "");
+    let gang = rig.attach_of(7, Role::Offline, "gang", weighs(1));
+    let singles = [0, 1].map(|gpu| {
+        rig.uses = vec![gpu];
+        rig.attach_of(
+            8 + gpu as u32,
+            Role::Offline,
+            &format!("single{gpu}"),
+            weighs(1),
+        )
+    });
+    let (mut busy, mut both, mut open) = ([false; 2], 0u64, [0u64; 2]);
+    let (mut of_gang, mut of_single) = (0u64, [0u64; 2]);
+    for ms in 0..20_000u64 {
+        // GPU 0 is open for three quarters of the time, GPU 1 for four fifths.
+        for (gpu, every) in [(0, 4), (1, 5)] {
+            let now = ms / 50 % every == 0;
+            if now != busy[gpu] {
+                rig.edge(online, gpu, now, ms + 1);
+                busy[gpu] = now;
+            }
+        }
+        rig.pass(MS);
+        rig.probe();
+        rig.rest();
+        let on = [0, 1].map(|gpu| rig.is_on(gang, gpu));
+        assert_eq!(on[0], on[1], "half of the gang is on at {ms} ms");
+        for gpu in [0, 1] {
+            let alone = rig.is_on(singles[gpu], gpu);
+            assert!(!(on[gpu] && alone), "two jobs on GPU {gpu} at {ms} ms");
+            assert!(!busy[gpu] || !(on[gpu] || alone), "GPU {gpu} beside online");
+            of_single[gpu] += u64::from(alone);
+            open[gpu] += u64::from(!busy[gpu]);
+        }
+        both += u64::from(busy == [false; 2]);
+        of_gang += u64::from(on[0]);
+    }
+    assert!(
+        of_gang.abs_diff(both / 2) <= both / 20,
+        "{of_gang} of {both}"
+    );
+    for gpu in [0, 1] {
+        let rest = open[gpu] - of_gang;
+        let has = of_single[gpu];
+        assert!(
+            has <= rest && has >= rest * 19 / 20,
+            "{has} of {rest} on GPU {gpu}"
+        );
+    }
+}

@@ -182,6 +182,8 @@ pub struct Rig {
     pub library: Library,
     /// Those that attach say at once which GPUs they use.
     pub names_devices: bool,
+    /// Those that attach use these GPUs.
+    pub uses: Vec<usize>,
 }
 
 const fn uuid(gpu: usize) -> [u8; 16] {
@@ -260,6 +262,7 @@ impl Rig {
             meanwhile,
             library: Library::default(),
             names_devices: true,
+            uses: (0..gpus).collect(),
         }
     }
 
@@ -280,7 +283,7 @@ impl Rig {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// A process that uses every GPU; an offline one has a channel on each. Sessions are numbered from 1.
+    /// A process that uses the GPUs of [`Self::uses`]; an offline one has a channel on each. Sessions are numbered from 1.
     pub fn attach(&mut self, role: Role, job: &str) -> u64 {
         self.attach_of(1_000, role, job, Gives::default())
     }
@@ -328,7 +331,11 @@ impl Rig {
                 subdevice: 0,
             };
             let mut changes = vec![RmChange::ClientUp(client)];
-            changes.extend((0..self.gpus.len()).map(|gpu| RmChange::ChannelUp(channel(gpu))));
+            changes.extend(
+                self.uses
+                    .iter()
+                    .map(|gpu| RmChange::ChannelUp(channel(*gpu))),
+            );
             let snapshot = true;
             self.say(session, Said::Rm { snapshot, changes });
         }
@@ -338,7 +345,7 @@ impl Rig {
 
     /// A process says which GPUs it uses.
     pub fn name_devices(&mut self, session: u64) {
-        for gpu in 0..self.gpus.len() {
+        for gpu in self.uses.clone() {
             let (slot, uuid) = (gpu as u32, uuid(gpu));
             self.say(session, Said::Device { slot, uuid });
         }
@@ -410,6 +417,12 @@ impl Rig {
             }
         }
         on
+    }
+
+    /// Whether a session's channel on a GPU is enabled, by the issue thread's own list.
+    pub fn is_on(&self, session: u64, gpu: usize) -> bool {
+        let channel = (client(session), gpu as u32 + 1);
+        !self.gpus[gpu].disabled.contains(&channel)
     }
 
     /// The processes' probers make a round.
