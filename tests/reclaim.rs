@@ -269,6 +269,80 @@ fn an_offline_process_is_shown_what_the_pool_leaves_it_beside_the_least_headroom
     shown("share-after");
 }
 
+/// P-FAIR-12: who comes second has the memory that it deserves, from who has more, and both engines go on.
+#[test]
+fn two_engines_have_what_they_deserve_of_memory_and_make_no_wrong_token() {
+    let mut node = Node::device_only(&["--set", "poison=0xa5"]);
+    node.start_agent(SHARED);
+    let mut engines = ["first", "second"].map(|name| {
+        let job = format!("{name}-{}", node.device.pid());
+        let mut engine = Engine::start(&node, &job, &["--requests", "2"]);
+        engine.goes_on(64);
+        engine
+    });
+    // Together they were born with more than there is.
+    let parts = |node: &Node| {
+        let status = view::status(node);
+        let jobs = status["jobs"].as_array().expect("a list").clone();
+        let part = |job: &Value| {
+            let memory = &job["memory"];
+            Some((
+                memory["has_bytes"].as_u64()?,
+                memory["deserves_bytes"].as_u64()?,
+            ))
+        };
+        let parts: Option<Vec<_>> = jobs.iter().map(part).collect();
+        parts.filter(|parts| parts.len() == 2)
+    };
+    let even =
+        |(has, deserves): &(u64, u64)| has.abs_diff(*deserves) <= (deserves / 20).max(HANDLE);
+    let settled = |node: &Node| parts(node).filter(|parts| parts.iter().all(even));
+    let found = wait_for("each to have what it deserves", || settled(&node));
+    let all: u64 = found.iter().map(|part| part.1).sum();
+    assert_eq!(all, 96 << 20, "{found:?}");
+    assert_eq!(found[0].1, found[1].1, "{found:?}");
+    let owned = |node: &Node| {
+        let status = view::status(node);
+        let owners = status["gpus"][0]["memory"]["owners"].clone();
+        let owners = owners.as_array().expect("a list").clone();
+        let of = |owner: &Value, place: &str| number(&owner[&format!("{place}_bytes")]);
+        let each = owners.iter().map(|o| of(o, "offline") + of(o, "excess"));
+        each.collect::<Vec<u64>>()
+    };
+    wait_for("the owners to have it", || {
+        let owned = owned(&node);
+        (owned.iter().all(|has| has.abs_diff(48 << 20) <= 2 * HANDLE)).then_some(())
+    });
+    assert!(
+        view::table(&node).contains("; has 4"),
+        "{}",
+        view::table(&node)
+    );
+    // Online takes a half of it, and each pays as much.
+    let mut online = Elastic::start(&node);
+    let mut held = 0;
+    wait_for("24 blocks for online", || {
+        let answer = online.ask(&format!("reserve {}", 24 - held));
+        let granted = answer.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+        held += granted.expect("it answers");
+        (held == 24).then_some(())
+    });
+    let found = wait_for("each to have what it deserves again", || settled(&node));
+    assert!(found.iter().all(|part| part.1 <= 24 << 20), "{found:?}");
+    for engine in &mut engines {
+        engine.goes_on(64);
+    }
+    let ran = engines.map(|engine| {
+        let known = (engine.process.pid(), engine.ready());
+        engine.stop();
+        known
+    });
+    let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+    for (pid, range) in ran {
+        assert_eq!(judge(&records, pid, &range), Wrong::default());
+    }
+}
+
 /// P-MEMORY-8: a guessed or second cache is not taken from.
 #[test]
 fn a_second_cache_in_a_process_keeps_its_job_from_being_reclaimed_as_long_as_it_stands() {
