@@ -95,11 +95,7 @@ impl View<'_> {
             view.state,
             JobState::Running | JobState::Breathing | JobState::Enabling
         );
-        let state = if runs { "runs" } else { "waits" };
-        reasons.push(format!(
-            "{state}: {} (since {since})",
-            self.job_reason(view)
-        ));
+        reasons.push(standing(runs, &self.job_reason(view), &since));
         if let Some(share) = self.share(view.job) {
             reasons.push(format!(
                 "it got {} of the time in which it could run; {} is its share beside the jobs on its GPUs",
@@ -236,6 +232,33 @@ fn handle_status(job: String, view: &StripeView) -> v1::HandleStatus {
 }
 
 /// A part of time, for people.
+/// What an offline process does and why; a reason that says the first itself stands alone.
+fn standing(runs: bool, reason: &str, since: &str) -> String {
+    let state = if runs { "runs" } else { "waits" };
+    if reason.split(' ').next() == Some(state) {
+        format!("{reason} (since {since})")
+    } else {
+        format!("{state}: {reason} (since {since})")
+    }
+}
+
 fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::standing;
+
+    /// P-OPERATE-16: who waits for its turn is not said to wait twice.
+    #[test]
+    fn a_reason_that_says_that_it_waits_says_it_once() {
+        let turn = standing(false, "waits for its turn: batch runs, 40 ms left", "2.0 s");
+        assert_eq!(
+            turn,
+            "waits for its turn: batch runs, 40 ms left (since 2.0 s)"
+        );
+        let idle = standing(true, "online is idle", "2.0 s");
+        assert_eq!(idle, "runs: online is idle (since 2.0 s)");
+    }
 }
