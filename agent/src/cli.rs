@@ -19,6 +19,8 @@ mod release;
 mod replay;
 mod report;
 mod run;
+#[cfg(test)]
+mod screens;
 mod status;
 mod steer;
 mod table;
@@ -46,14 +48,21 @@ const EXIT_CODES: &str = "Exit codes: 0 success; 1 the operation failed; 2 wrong
 3 the agent is absent or refuses. Of doctor: 0 nothing to do; 1 warnings; 2 failures.";
 
 const WORDS: &str = "Words:
-  gate          open: offline may run; closed: online has the GPU; cooling: online just stopped
-  cooldown      how long online must be idle before offline runs: twice the longest gap
-  longest gap   the longest pause between two iterations of an online request, of late
-  per unit      preemptions of one online request, or of one busy period where requests are not known
-  channel       a hardware queue of a GPU; those of an offline job are disabled while its gate is closed
-  level         who disables channels: L1 the agent, L2 the agent through the owner's file, L3 the
-                process' library; at L5 no channel is touched and launches wait
-  generation    the agent's number since the node booted: one more with each start";
+  gate          open: offline may run; closed: online has the GPU; cooling:
+                online just stopped
+  cooldown      how long online must be idle before offline runs: twice the
+                longest gap
+  longest gap   the longest pause between two iterations of an online request,
+                of late
+  per unit      preemptions of one online request, or of one busy period where
+                requests are not known
+  channel       a hardware queue of a GPU; those of an offline job are disabled
+                while its gate is closed
+  level         who disables channels: L1 the agent, L2 the agent through the
+                owner's file, L3 the process' library; at L5 no channel is
+                touched and launches wait
+  generation    the agent's number since the node booted: one more with each
+                start";
 
 #[derive(Debug, Subcommand)]
 enum Command {

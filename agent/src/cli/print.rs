@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::ValueEnum;
 use std::io::{IsTerminal, Write};
+use unicode_width::UnicodeWidthChar;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {
@@ -28,7 +29,17 @@ pub(super) fn print_folded(text: &str) -> anyhow::Result<()> {
 /// Cells by which what follows of a line is set in.
 const INDENT: usize = 4;
 
-/// Lines that are longer than `width` characters go on in the next, at a blank where there is one.
+/// How many of these characters stand in `room` cells.
+fn fitting(text: &[char], room: usize) -> usize {
+    let mut cells = 0;
+    let over = text.iter().position(|c| {
+        cells += c.width().unwrap_or(0);
+        cells > room
+    });
+    over.unwrap_or(text.len())
+}
+
+/// Lines that are wider than `width` cells go on in the next, at a blank where there is one.
 pub(super) fn fold(text: &str, width: usize) -> String {
     let width = width.max(2 * INDENT);
     let mut out = String::with_capacity(text.len());
@@ -37,11 +48,15 @@ pub(super) fn fold(text: &str, width: usize) -> String {
         let own = rest.iter().take_while(|c| **c == ' ').count();
         let indent = (own + INDENT).min(width / 2);
         let mut room = width;
-        while rest.len() > room {
+        loop {
+            let fits = fitting(&rest, room);
+            if fits == rest.len() {
+                break;
+            }
             // Blanks at the beginning of a line are no place to go on.
             let begins = rest.iter().take_while(|c| **c == ' ').count();
-            let blank = (begins + 1..=room).rev().find(|&at| rest[at] == ' ');
-            let next = rest.split_off(blank.unwrap_or(room));
+            let blank = (begins + 1..=fits).rev().find(|&at| rest[at] == ' ');
+            let next = rest.split_off(blank.unwrap_or(fits));
             out.push_str(rest.iter().collect::<String>().trim_end());
             out.push('\n');
             out.extend(std::iter::repeat_n(' ', indent));

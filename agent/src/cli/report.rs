@@ -1,7 +1,7 @@
 //! `tidegate report`: what was harvested over days.
 
-use super::print::{print, print_folded};
-use super::table;
+use super::print::{print, print_folded, terminal_width};
+use super::table::{self, Grid, long, number, word};
 use crate::clock::unix_ms;
 use crate::watch::history::summary::{Gaps, Job, Summary, User, summarise};
 use crate::watch::history::{self, Slice, Subject};
@@ -47,7 +47,7 @@ enum Output {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum By {
+pub(super) enum By {
     /// Each job.
     Job,
     /// Each user: the sums of all jobs.
@@ -108,7 +108,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     );
     match args.output {
         Output::Json => print(&format!("{:#}\n", as_json(&summary))),
-        _ => print_folded(&text(&summary, args.by)),
+        _ => print_folded(&text(&summary, args.by, terminal_width())),
     }
 }
 
@@ -133,7 +133,7 @@ fn ns_of_ms(ms: u64) -> u64 {
     ms.saturating_mul(1_000_000)
 }
 
-fn text(summary: &Summary, by: By) -> String {
+pub(super) fn text(summary: &Summary, by: By, width: Option<u16>) -> String {
     let mut text = String::new();
     let period = ns_of_ms(summary.end_unix_ms.saturating_sub(summary.begin_unix_ms));
     let observed = summary
@@ -148,17 +148,17 @@ fn text(summary: &Summary, by: By) -> String {
         table::time(observed.min(period)),
         table::time(period)
     );
-    let mut gpus = table::new(&[
-        "GPU",
-        "ONLINE",
-        "HARVESTED",
-        "OF IDLE",
-        "BURSTINESS",
-        "GAPS",
-        "p50",
-        "p90",
-        "p99",
-        "PREEMPTIONS",
+    let mut gpus = Grid::new(&[
+        word("GPU"),
+        number("ONLINE"),
+        number("HARVESTED"),
+        number("OF IDLE").spare(1),
+        number("BURSTINESS").spare(4),
+        number("GAPS"),
+        number("p50").spare(2),
+        number("p90").spare(3),
+        number("p99"),
+        number("PREEMPTIONS"),
     ]);
     for gpu in &summary.gpus {
         let idle = 1.0 - gpu.busy;
@@ -167,7 +167,7 @@ fn text(summary: &Summary, by: By) -> String {
         } else {
             0.0
         };
-        gpus.add_row([
+        gpus.add([
             gpu.gpu.to_string(),
             percent(gpu.busy),
             percent(gpu.harvested),
@@ -180,18 +180,20 @@ fn text(summary: &Summary, by: By) -> String {
             gpu.preemptions.to_string(),
         ]);
     }
-    table::right(&mut gpus, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
-    table::append(&mut text, &gpus);
-    text.push_str(
-        "(ONLINE: busy. HARVESTED: offline work could run. BURSTINESS: of the busy share from slice to\n\
-         slice, standard deviation over mean. GAPS: times online left the GPU idle, and how long.)\n\n",
-    );
+    let shown = gpus.show(width, &mut text);
+    text.push_str("(ONLINE: busy. HARVESTED: offline work could run. ");
+    if shown.has("BURSTINESS") {
+        text.push_str(
+            "BURSTINESS: of the busy share from slice to slice, standard deviation over mean. ",
+        );
+    }
+    text.push_str("GAPS: times online left the GPU idle, and how long.)\n\n");
     if summary.jobs.is_empty() {
         text.push_str("no offline job was attached\n");
     } else {
         text.push_str(&match by {
-            By::Job => jobs(&summary.jobs),
-            By::User => users(&summary.users()),
+            By::Job => jobs(&summary.jobs, width),
+            By::User => users(&summary.users(), width),
         });
     }
     memory(summary, &mut text);
@@ -210,17 +212,17 @@ fn text(summary: &Summary, by: By) -> String {
     text
 }
 
-fn jobs(jobs: &[Job]) -> String {
+fn jobs(jobs: &[Job], width: Option<u16>) -> String {
     let mut text = String::new();
-    let mut rows = table::new(&[
-        "JOB",
-        "GPUS",
-        "ATTACHED",
-        "RAN",
-        "LAUNCHES",
-        "STANDALONE/s",
-        "THROUGHPUT",
-        "GPUS SAVED",
+    let mut rows = Grid::new(&[
+        long("JOB", 16),
+        number("GPUS").spare(1),
+        number("ATTACHED"),
+        number("RAN"),
+        number("LAUNCHES"),
+        number("STANDALONE/s").spare(2),
+        number("THROUGHPUT"),
+        number("GPUS SAVED"),
     ]);
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     for job in jobs {
@@ -228,7 +230,7 @@ fn jobs(jobs: &[Job]) -> String {
             let basis = basis.name().replace('_', " ");
             format!("{rate:.0} ({basis})")
         });
-        rows.add_row([
+        rows.add([
             job.name.clone(),
             job.gpus.to_string(),
             table::time(job.attached),
@@ -239,8 +241,7 @@ fn jobs(jobs: &[Job]) -> String {
             or_dash(job.saved.map(|saved| format!("{saved:.2}"))),
         ]);
     }
-    table::right(&mut rows, &[1, 2, 3, 4, 5, 6, 7]);
-    table::append(&mut text, &rows);
+    rows.show(width, &mut text);
     let saved: f64 = jobs.iter().filter_map(|job| job.saved).sum();
     let _ = writeln!(
         text,
@@ -259,11 +260,18 @@ fn user(uid: Option<u32>) -> String {
     name.map_or_else(|| uid.to_string(), |name| format!("{name} ({uid})"))
 }
 
-fn users(users: &[User]) -> String {
+fn users(users: &[User], width: Option<u16>) -> String {
     let mut text = String::new();
-    let mut rows = table::new(&["USER", "JOBS", "ATTACHED", "RAN", "LAUNCHES", "GPUS SAVED"]);
+    let mut rows = Grid::new(&[
+        long("USER", 16),
+        number("JOBS"),
+        number("ATTACHED"),
+        number("RAN"),
+        number("LAUNCHES"),
+        number("GPUS SAVED"),
+    ]);
     for sum in users {
-        rows.add_row([
+        rows.add([
             user(sum.uid),
             sum.jobs.to_string(),
             table::time(sum.attached),
@@ -272,8 +280,7 @@ fn users(users: &[User]) -> String {
             format!("{:.2}", sum.saved),
         ]);
     }
-    table::right(&mut rows, &[1, 2, 3, 4, 5]);
-    table::append(&mut text, &rows);
+    rows.show(width, &mut text);
     let saved: f64 = users.iter().map(|user| user.saved).sum();
     let _ = writeln!(
         text,
@@ -532,7 +539,7 @@ mod tests {
     #[test]
     fn the_table_says_what_was_harvested_and_what_it_saved() {
         let given = BTreeMap::from([("a,\"b\"".to_owned(), 100.0)]);
-        let text = text(&summarise(&slices(), &given), By::Job);
+        let text = text(&summarise(&slices(), &given), By::Job, None);
         for part in [
             "60 s of the last 60 s",
             "40.0 %",
@@ -553,7 +560,7 @@ mod tests {
     fn by_user_the_sums_of_jobs_are_shown() {
         let given = BTreeMap::from([("a,\"b\"".to_owned(), 100.0)]);
         let summary = summarise(&slices(), &given);
-        let text = text(&summary, By::User);
+        let text = text(&summary, By::User, None);
         for part in ["4294967000", "3000", "0.50 GPUs saved in all"] {
             assert!(text.contains(part), "{part}:\n{text}");
         }

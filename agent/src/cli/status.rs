@@ -22,7 +22,7 @@ pub(super) async fn hooks(agent: &Agent, pid: Option<i32>, output: Output) -> an
         );
     }
     match output {
-        Output::Table => print_folded(&table::hooks(&report.processes)),
+        Output::Table => print_folded(&table::hooks(&report.processes, terminal_width())),
         Output::Json => print(&format!("{:#}\n", json::processes(&report.processes))),
     }
 }

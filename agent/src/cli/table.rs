@@ -7,9 +7,8 @@ mod trainer;
 
 use super::json;
 pub use crate::span::time;
-use comfy_table::Table;
-pub use layout::{append, bytes, held, in_use, new, right};
-use layout::{or_dash, table};
+pub use layout::{Grid, bytes, gpu_ranges, held, in_use, long, number, word};
+use layout::{Shown, or_dash};
 use std::fmt::Write;
 use tidegate_proto::v1;
 pub use trainer::line as trains;
@@ -96,15 +95,12 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         }
     }
     text.push('\n');
-    append(&mut text, &gpus(report, width));
-    if report.gpus.iter().any(|gpu| gpu.memory_total_bytes != 0) {
-        text.push('\n');
-        append(&mut text, &models(report, width));
-    }
-    if let Some(unit) = report
-        .gpus
-        .iter()
-        .find_map(|gpu| gpu.preemptions_per_unit.as_ref())
+    let shown = gpus(report, width, &mut text);
+    let unit = report.gpus.iter();
+    if let Some(unit) = unit
+        .filter_map(|gpu| gpu.preemptions_per_unit.as_ref())
+        .next()
+        .filter(|_| shown.has("PER UNIT"))
     {
         let _ = writeln!(
             text,
@@ -112,14 +108,17 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
             unit.unit.replace('_', " ")
         );
     }
+    if report.gpus.iter().any(|gpu| gpu.memory_total_bytes != 0) {
+        text.push('\n');
+        models(report).show(width, &mut text);
+    }
     budget::status(report, width, &mut text);
     memory::status(report, width, &mut text);
     text.push('\n');
     if report.jobs.is_empty() {
         text.push_str("no offline job is attached\n");
     } else {
-        append(&mut text, &jobs(report, width));
-        if any_turns(report) {
+        if jobs(report).show(width, &mut text).has("SHARE") {
             text.push_str("(SHARE: of the time in which the job could run: got / deserved.)\n");
         }
         trainer::status(report, width, &mut text);
@@ -137,16 +136,15 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         .collect();
     if !counted.is_empty() {
         text.push('\n');
-        let mut table = table(&["COUNTER", "VALUE", "MEANING"], width);
+        let mut rows = Grid::new(&[word("COUNTER"), number("VALUE"), long("MEANING", 20)]);
         for counter in counted {
-            table.add_row([
+            rows.add([
                 counter.name.clone(),
                 counter.value.to_string(),
                 counter.help.clone(),
             ]);
         }
-        right(&mut table, &[1]);
-        append(&mut text, &table);
+        rows.show(width, &mut text);
     }
     text
 }
@@ -171,49 +169,42 @@ fn gate(report: &v1::GetStatusResponse, gpu: &v1::GpuStatus) -> String {
 }
 
 /// What each GPU is, and how full.
-fn models(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
-    let mut table = table(&["GPU", "MODEL", "MEMORY IN USE"], width);
+fn models(report: &v1::GetStatusResponse) -> Grid {
+    let mut rows = Grid::new(&[word("GPU"), long("MODEL", 16), word("MEMORY IN USE")]);
     for gpu in &report.gpus {
-        table.add_row([
+        rows.add([
             gpu.index.to_string(),
             or_dash(&gpu.model).to_owned(),
             in_use(gpu),
         ]);
     }
-    table
+    rows
 }
 
-fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
-    let header = [
-        "GPU",
-        "GATE",
-        "FOR",
-        "ONLINE",
-        "COOLDOWN",
-        "LONGEST GAP",
-        "PREEMPTIONS",
-        "PER UNIT",
-        "WAKES",
-        "PREEMPT p50/p99/max",
-        "CHANNELS OFF",
-    ];
-    let mut table = table(&header, width);
+fn gpus(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) -> Shown {
+    let mut rows = Grid::new(&[
+        word("GPU"),
+        long("GATE", 13),
+        number("FOR"),
+        word("ONLINE"),
+        number("COOLDOWN").spare(1),
+        number("LONGEST GAP").spare(5),
+        number("PREEMPTIONS"),
+        word("PER UNIT").spare(4),
+        number("WAKES").spare(6),
+        number("PREEMPT p50").spare(3),
+        number("p99"),
+        number("max").spare(2),
+        number("CHANNELS OFF"),
+    ]);
     for gpu in &report.gpus {
         let latency = gpu
             .preempt_latency
             .as_ref()
-            .filter(|latency| latency.count != 0)
-            .map_or_else(
-                || "-".to_owned(),
-                |latency| {
-                    format!(
-                        "{} / {} / {}",
-                        time(latency.p50_ns),
-                        time(latency.p99_ns),
-                        time(latency.max_ns)
-                    )
-                },
-            );
+            .filter(|latency| latency.count != 0);
+        let latency = |of: fn(&v1::Latency) -> u64| {
+            latency.map_or_else(|| "-".to_owned(), |latency| time(of(latency)))
+        };
         let per_unit = gpu
             .preemptions_per_unit
             .as_ref()
@@ -222,7 +213,7 @@ fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
                 || "-".to_owned(),
                 |per| format!("{:.2} / {}", per.mean, per.max),
             );
-        table.add_row([
+        rows.add([
             gpu.index.to_string(),
             gate(report, gpu),
             time(gpu.state_ns),
@@ -232,12 +223,13 @@ fn gpus(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
             gpu.preemptions.to_string(),
             per_unit,
             gpu.wakes.to_string(),
-            latency,
+            latency(|latency| latency.p50_ns),
+            latency(|latency| latency.p99_ns),
+            latency(|latency| latency.max_ns),
             format!("{} of {}", gpu.channels_disabled, gpu.channels),
         ]);
     }
-    right(&mut table, &[2, 4, 5, 6, 7, 8, 10]);
-    table
+    rows.show(width, text)
 }
 
 /// What a job that takes turns got and deserved of its time.
@@ -254,79 +246,65 @@ pub fn any_turns(report: &v1::GetStatusResponse) -> bool {
     report.jobs.iter().any(|job| job.share.is_some())
 }
 
-/// What is said of a job. Shares are where jobs take turns.
-const JOB: [&str; 9] = [
-    "JOB",
-    "STATE",
-    "FOR",
-    "GPUS",
-    "PROCESSES",
-    "CHANNELS",
-    "PREEMPTIONS",
-    "SHARE",
-    "WHY",
-];
-
-fn jobs(report: &v1::GetStatusResponse, width: Option<u16>) -> Table {
-    let shares = any_turns(report);
-    let roomy = width.is_none_or(|width| width >= ROOMY);
-    // Whose turn it is takes some words.
-    let kept = |&at: &usize| match JOB[at] {
-        "SHARE" => shares,
-        "PROCESSES" | "CHANNELS" => roomy || !shares,
-        _ => true,
-    };
-    let kept: Vec<usize> = (0..JOB.len()).filter(kept).collect();
-    let header: Vec<&str> = kept.iter().map(|&at| JOB[at]).collect();
-    let mut table = table(&header, width);
+/// The jobs, with their shares where they take turns.
+fn jobs(report: &v1::GetStatusResponse) -> Grid {
+    let mut rows = Grid::new(&[
+        long("JOB", 16),
+        long("STATE", 9),
+        number("FOR"),
+        long("GPUS", 8),
+        number("PROCESSES").spare(2),
+        number("CHANNELS").spare(3),
+        number("PREEMPTIONS").spare(1),
+        number("SHARE"),
+        long("WHY", 24),
+    ]);
     for job in &report.jobs {
-        let gpus: Vec<_> = job.gpus.iter().map(u32::to_string).collect();
-        let cells: [String; JOB.len()] = [
+        rows.add([
             job.name.clone(),
             json::job_state(job),
             time(job.state_ns),
-            or_dash(&gpus.join(",")).to_owned(),
+            gpu_ranges(&job.gpus),
             job.sessions.len().to_string(),
             job.channels.to_string(),
             job.preemptions.to_string(),
             share(job),
             job.reason.clone(),
-        ];
-        table.add_row(kept.iter().map(|&at| &cells[at]));
+        ]);
     }
-    let numbers = header.iter().enumerate().filter(|(_, name)| {
-        let text = matches!(**name, "JOB" | "STATE" | "GPUS" | "WHY");
-        !text
-    });
-    right(&mut table, &numbers.map(|(at, _)| at).collect::<Vec<_>>());
-    table
+    let shares = any_turns(report);
+    rows.retain(|head, _| head != "SHARE" || shares);
+    rows
 }
 
 /// Width from which rules, notes and places stand in the table; in a narrower one each has lines of its own below.
 const ROOMY: u16 = 130;
-/// Columns of numbers.
-const NUMBERS: [&str; 4] = ["PID", "MEMORY", "LAUNCHES", "CHANNELS"];
 
 /// The processes, without columns that would be empty.
 fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
-    let rows: Vec<_> = report.processes.iter().map(process_cells).collect();
-    let roomy = width.is_none_or(|width| width >= ROOMY);
-    let kept = |&at: &usize| {
-        let wordy = matches!(PROCESS[at], "WHERE" | "RULE" | "NOTE");
-        let known = |row: &[String; PROCESS.len()]| !matches!(row[at].as_str(), "" | "-");
-        (roomy || !wordy) && rows.iter().any(known)
-    };
-    let columns: Vec<usize> = (0..PROCESS.len()).filter(kept).collect();
-    let header: Vec<&str> = columns.iter().map(|&at| PROCESS[at]).collect();
-    let mut table = table(&header, width);
-    for row in &rows {
-        table.add_row(columns.iter().map(|&at| &row[at]));
+    let mut rows = Grid::new(&[
+        number("PID"),
+        long("NAME", 12),
+        long("ROLE", 8),
+        long("JOB", 14),
+        long("WHERE", 16),
+        long("GPU", 16),
+        number("MEMORY"),
+        number("LAUNCHES").spare(1),
+        number("CHANNELS").spare(2),
+        long("RULE", 20),
+        long("NOTE", 20),
+    ]);
+    for process in &report.processes {
+        rows.add(process_cells(process));
     }
-    let numbers = header.iter().enumerate();
-    let numbers = numbers.filter(|(_, name)| NUMBERS.contains(name));
-    right(&mut table, &numbers.map(|(at, _)| at).collect::<Vec<_>>());
+    let roomy = width.is_none_or(|width| width >= ROOMY);
+    rows.retain(|head, cells| {
+        let wordy = matches!(head, "WHERE" | "RULE" | "NOTE");
+        (roomy || !wordy) && cells.iter().any(|cell| !matches!(*cell, "" | "-"))
+    });
     let mut text = String::new();
-    append(&mut text, &table);
+    rows.show(width, &mut text);
     if !roomy {
         remarks(&report.processes, &mut text);
     }
@@ -350,22 +328,25 @@ fn remarks(processes: &[v1::ProcessStatus], text: &mut String) {
     }
 }
 
-/// What is said of a process.
-const PROCESS: [&str; 11] = [
-    "PID", "NAME", "ROLE", "JOB", "WHERE", "GPU", "MEMORY", "LAUNCHES", "CHANNELS", "RULE", "NOTE",
-];
-
-fn process_cells(process: &v1::ProcessStatus) -> [String; PROCESS.len()] {
-    let device = |device: &v1::DeviceStatus| {
-        let state = if device.busy { "busy" } else { "idle" };
-        if device.suspect == 0 {
-            format!("{} {state}", device.gpu)
-        } else {
-            let reason = json::suspect(device).replace('_', " ");
-            format!("{} {state} ({reason})", device.gpu)
+/// The GPUs of a process, those of which the same is to be said together: `0-3 busy, 4 idle`.
+fn devices(process: &v1::ProcessStatus) -> String {
+    let mut said = Vec::<(String, Vec<u32>)>::new();
+    for device in &process.devices {
+        let mut state = if device.busy { "busy" } else { "idle" }.to_owned();
+        if device.suspect != 0 {
+            let _ = write!(state, " ({})", json::suspect(device).replace('_', " "));
         }
-    };
-    let devices: Vec<_> = process.devices.iter().map(device).collect();
+        match said.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, gpus)) => gpus.push(device.gpu),
+            None => said.push((state, vec![device.gpu])),
+        }
+    }
+    let said = said.iter();
+    let said = said.map(|(state, gpus)| format!("{} {state}", gpu_ranges(gpus)));
+    or_dash(&said.collect::<Vec<_>>().join(", ")).to_owned()
+}
+
+fn process_cells(process: &v1::ProcessStatus) -> [String; 11] {
     let launches: u64 = process.devices.iter().map(|device| device.launches).sum();
     let channels = if process.channels == 0 || process.proven {
         process.channels.to_string()
@@ -378,7 +359,7 @@ fn process_cells(process: &v1::ProcessStatus) -> [String; PROCESS.len()] {
         json::role(process),
         or_dash(&process.job).to_owned(),
         or_dash(place(process)).to_owned(),
-        or_dash(&devices.join(", ")).to_owned(),
+        devices(process),
         bytes(held(process)),
         launches.to_string(),
         channels,
@@ -394,7 +375,7 @@ pub fn place(process: &v1::ProcessStatus) -> &str {
 }
 
 /// The hooks of each process; rows that were never asked for are only counted.
-pub fn hooks(processes: &[v1::ProcessStatus]) -> String {
+pub fn hooks(processes: &[v1::ProcessStatus], width: Option<u16>) -> String {
     let mut text = String::new();
     if processes.is_empty() {
         text.push_str("no process is attached\n");
@@ -405,12 +386,17 @@ pub fn hooks(processes: &[v1::ProcessStatus]) -> String {
             text.push_str("  no report yet\n\n");
             continue;
         }
-        let mut table = table(&["SYMBOL", "INSTALLED", "RESOLVED", "CALLS"], None);
+        let mut rows = Grid::new(&[
+            word("SYMBOL"),
+            word("INSTALLED"),
+            word("RESOLVED"),
+            number("CALLS"),
+        ]);
         let yes = |yes| if yes { "yes" } else { "no" }.to_owned();
         let mut silent = 0;
         for hook in &process.hooks {
             if hook.installed || hook.resolved || hook.calls != 0 {
-                table.add_row([
+                rows.add([
                     hook.symbol.clone(),
                     yes(hook.installed),
                     yes(hook.resolved),
@@ -420,8 +406,7 @@ pub fn hooks(processes: &[v1::ProcessStatus]) -> String {
                 silent += 1;
             }
         }
-        right(&mut table, &[3]);
-        append(&mut text, &table);
+        rows.show(width, &mut text);
         if silent != 0 {
             let _ = writeln!(text, "and {silent} that the program never asked for");
         }

@@ -35,7 +35,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "PROGRAM", default_value = "scontrol")]
     scontrol: String,
     /// Of nfd: the feature file.
-    #[arg(long, value_name = "FILE", default_value = nfd::FILE)]
+    #[arg(long, value_name = "FILE", default_value = nfd::FILE, next_line_help = true)]
     file: PathBuf,
     /// Of nfd: how often this runs. The file lapses after three of these.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]

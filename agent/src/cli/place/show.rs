@@ -1,8 +1,8 @@
 //! `tidegate place show`.
 
 use super::look::{Look, Seen};
-use crate::cli::print::{Output, print, print_folded};
-use crate::cli::table;
+use crate::cli::print::{Output, print, print_folded, terminal_width};
+use crate::cli::table::{Grid, long, number};
 use crate::place::memo::Memo;
 use crate::place::offers::Offer;
 use clap::Args as ClapArgs;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let offers = seen.offers(&Memo::read(&args.look.memo));
     match args.output {
         Output::Json => print(&format!("{:#}\n", as_json(&seen, &offers))),
-        Output::Table => print_folded(&text(&seen, &offers)),
+        Output::Table => print_folded(&text(&seen, &offers, terminal_width())),
     }
 }
 
@@ -33,20 +33,28 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-fn text(seen: &Seen, offers: &[Offer]) -> String {
+fn text(seen: &Seen, offers: &[Offer], width: Option<u16>) -> String {
     let mut text = String::new();
     if let Some(why) = &seen.none {
         let _ = writeln!(text, "Nothing is published: {why}.\n");
     }
-    let mut rows = table::new(&[
-        "PROFILE", "GPUS", "GIVES", "MEAN", "IDLE", "MEMORY", "LOST", "LEARNT", "WINDOWS",
+    let mut rows = Grid::new(&[
+        long("PROFILE", 16),
+        number("GPUS"),
+        number("GIVES"),
+        number("MEAN"),
+        number("IDLE"),
+        number("MEMORY"),
+        number("LOST"),
+        number("LEARNT"),
+        number("WINDOWS"),
     ]);
     let mut why = String::new();
     for offer in offers {
         let parts = &offer.prediction.parts;
         let known = offer.prediction.refusals.is_empty();
         let or_dash = |text: String| if known { text } else { "-".to_owned() };
-        rows.add_row([
+        rows.add([
             offer.profile.clone(),
             offer.gpus.to_string(),
             or_dash(percent(offer.prediction.ratio)),
@@ -71,8 +79,7 @@ fn text(seen: &Seen, offers: &[Offer]) -> String {
             );
         }
     }
-    table::right(&mut rows, &[1, 2, 3, 4, 5, 6, 7, 8]);
-    table::append(&mut text, &rows);
+    rows.show(width, &mut text);
     text.push_str(&why);
     text.push_str(
         "(GIVES: the share of its throughput alone that a job gets in nine windows of ten, with the worst set of \

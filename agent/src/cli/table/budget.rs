@@ -1,6 +1,6 @@
 //! What offline cost online's users, beside what `[slo]` allows.
 
-use super::{append, right, table};
+use super::{Grid, number, word};
 use std::fmt::Write as _;
 use tidegate_proto::v1;
 
@@ -20,25 +20,22 @@ fn allowed(basis: u32) -> String {
 
 /// A row for each GPU with a budget; nothing where `[slo]` is off.
 pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) {
-    let header = [
-        "GPU",
-        "TTFT",
-        "ALLOWED",
-        "BY PREEMPTION",
-        "BY MEMORY",
-        "TPOT",
-        "ALLOWED",
-        "SHORTAGES",
-    ];
-    let mut rows = table(&header, width);
-    let mut any = false;
+    let mut rows = Grid::new(&[
+        word("GPU"),
+        number("TTFT"),
+        number("ALLOWED"),
+        number("BY PREEMPTION").spare(2),
+        number("BY MEMORY").spare(3),
+        number("TPOT"),
+        number("ALLOWED"),
+        number("SHORTAGES").spare(1),
+    ]);
     for gpu in &report.gpus {
         let Some(budget) = gpu.budget.filter(|budget| budget.ttft_allowed != 0) else {
             continue;
         };
-        any = true;
         let waited = budget.preempted_ns.saturating_add(budget.short_ns);
-        rows.add_row([
+        rows.add([
             gpu.index.to_string(),
             rise(waited, budget.prompts_ns),
             allowed(budget.ttft_allowed),
@@ -49,10 +46,9 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
             budget.shortages.to_string(),
         ]);
     }
-    if any {
-        right(&mut rows, &[1, 2, 3, 4, 5, 6, 7]);
+    if !rows.is_empty() {
         text.push('\n');
-        append(text, &rows);
+        rows.show(width, text);
         let _ = writeln!(
             text,
             "(what offline cost online in the last ten minutes: waits by the work that they delayed)"

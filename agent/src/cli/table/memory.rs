@@ -1,8 +1,7 @@
 //! The shared memory of each GPU for people: by place, by owner, by cache, by job.
 
-use super::layout::{append, or_dash, right, table};
+use super::layout::{Grid, long, number, or_dash};
 use crate::cli::json;
-use comfy_table::Table;
 use std::fmt::Write;
 use tidegate_proto::v1;
 
@@ -29,10 +28,17 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
         );
         // An agent of an earlier version names none.
         if !memory.owners.is_empty() {
-            append(text, &owners(report, memory, width));
-            text.push_str(
-                "(HANDLES back KV caches; MOVING: being taken or promised; TAKEN: by others)\n",
-            );
+            let shown = owners(report, memory).show(width, text);
+            let meanings = [
+                ("HANDLES", "HANDLES back KV caches"),
+                ("MOVING", "MOVING: being taken or promised"),
+                ("TAKEN", "TAKEN: by others"),
+            ];
+            let shown = meanings.iter().filter(|(head, _)| shown.has(head));
+            let meanings: Vec<_> = shown.map(|(_, meaning)| *meaning).collect();
+            if !meanings.is_empty() {
+                let _ = writeln!(text, "({})", meanings.join("; "));
+            }
         }
         for cache in &memory.caches {
             let owner = process(report, cache.session).map_or_else(
@@ -91,11 +97,18 @@ fn process(report: &v1::GetStatusResponse, session: u64) -> Option<&v1::ProcessS
     report.processes.iter().find(|row| row.session == session)
 }
 
-fn owners(report: &v1::GetStatusResponse, memory: &v1::GpuMemory, width: Option<u16>) -> Table {
-    let header = [
-        "PID", "NAME", "ROLE", "JOB", "MIB", "OF WHICH", "HANDLES", "MOVING", "TAKEN",
-    ];
-    let mut table = table(&header, width);
+fn owners(report: &v1::GetStatusResponse, memory: &v1::GpuMemory) -> Grid {
+    let mut rows = Grid::new(&[
+        number("PID"),
+        long("NAME", 12),
+        long("ROLE", 8),
+        long("JOB", 12),
+        number("MIB"),
+        long("OF WHICH", 14),
+        number("HANDLES").spare(1),
+        number("MOVING").spare(2),
+        number("TAKEN").spare(3),
+    ]);
     for owner in &memory.owners {
         let places = [
             (owner.in_flight_bytes, "promised"),
@@ -120,7 +133,7 @@ fn owners(report: &v1::GetStatusResponse, memory: &v1::GpuMemory, width: Option<
         let moving = owner
             .handles_quarantined
             .saturating_add(owner.handles_in_flight);
-        table.add_row([
+        rows.add([
             pid,
             name.to_owned(),
             role,
@@ -132,8 +145,7 @@ fn owners(report: &v1::GetStatusResponse, memory: &v1::GpuMemory, width: Option<
             owner.handles_taken.to_string(),
         ]);
     }
-    right(&mut table, &[0, 4, 6, 7, 8]);
-    table
+    rows
 }
 
 #[cfg(test)]

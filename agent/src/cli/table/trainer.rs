@@ -1,6 +1,6 @@
 //! What trainings have done.
 
-use super::{append, right, table};
+use super::{Grid, long, number};
 use tidegate_proto::v1;
 
 /// `120 of 1000`, or as far as it is known.
@@ -26,17 +26,22 @@ fn adapter(said: &v1::Training) -> &str {
 
 /// A row for each job that trains; nothing where none does.
 pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) {
-    let header = [
-        "TRAINS", "STEP", "LOSS", "TOKENS/S", "UNITS", "AGAIN", "RECLAIMS", "LAYERS", "ADAPTER",
-    ];
-    let mut rows = table(&header, width);
-    let mut any = false;
+    let mut rows = Grid::new(&[
+        long("TRAINS", 14),
+        number("STEP"),
+        number("LOSS"),
+        number("TOKENS/S"),
+        number("UNITS").spare(3),
+        number("AGAIN").spare(2),
+        number("RECLAIMS").spare(4),
+        number("LAYERS").spare(1),
+        long("ADAPTER", 14),
+    ]);
     for job in &report.jobs {
         let Some((trainer, said)) = both(job) else {
             continue;
         };
-        any = true;
-        rows.add_row([
+        rows.add([
             job.name.clone(),
             step(said),
             loss(said),
@@ -48,10 +53,9 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
             adapter(said).to_owned(),
         ]);
     }
-    if any {
-        right(&mut rows, &[1, 2, 3, 4, 5, 6, 7]);
+    if !rows.is_empty() {
         text.push('\n');
-        append(text, &rows);
+        rows.show(width, text);
     }
 }
 

@@ -9,6 +9,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, TableState, Wrap};
 use tidegate_proto::v1;
+use unicode_width::UnicodeWidthChar;
 
 /// Cells of a bar.
 const BAR: usize = 5;
@@ -26,8 +27,10 @@ const NAME: u16 = 20;
 const BRIEF_NAME: u16 = 12;
 /// Cells of what a job got and deserved.
 const SHARE: u16 = 9;
-/// Cells of the reason that a long name leaves it.
+/// Cells of the reason that a long name leaves it, where it is as long.
 const WHY: u16 = 44;
+/// Cells of the reason in any case.
+const LEAST_WHY: u16 = 12;
 
 fn small(count: usize) -> u16 {
     u16::try_from(count).unwrap_or(u16::MAX)
@@ -41,6 +44,47 @@ pub fn height(model: &Model) -> u16 {
         .saturating_add(rows(|status| status.jobs.len()))
         .saturating_add(rows(|status| status.processes.len()))
         .saturating_add(FIXED)
+}
+
+/// `line` in `cells` cells; one that is cut ends with an ellipsis.
+fn fit(mut line: Line<'static>, cells: u16) -> Line<'static> {
+    let cells = usize::from(cells);
+    if line.width() <= cells {
+        return line;
+    }
+    let mut room = cells.saturating_sub(1);
+    let mut spans = Vec::new();
+    for span in std::mem::take(&mut line.spans) {
+        let mut text = String::new();
+        for c in span.content.chars() {
+            let Some(left) = room.checked_sub(c.width().unwrap_or(0)) else {
+                room = 0;
+                break;
+            };
+            room = left;
+            text.push(c);
+        }
+        spans.push(Span::styled(text, span.style));
+        if room == 0 {
+            break;
+        }
+    }
+    spans.push(Span::raw("…"));
+    line.spans = spans;
+    line
+}
+
+/// A row whose cells stand in columns of these widths, one cell apart; the last column has the rest of `whole`.
+fn row(cells: Vec<Line<'static>>, widths: &[u16], whole: u16) -> Row<'static> {
+    let others: u16 = widths.iter().map(|width| width + 1).sum();
+    let last = whole.saturating_sub(others);
+    let widths = widths.iter().copied().chain([last]);
+    Row::new(
+        cells
+            .into_iter()
+            .zip(widths)
+            .map(|(cell, width)| fit(cell, width)),
+    )
 }
 
 struct Paint {
@@ -98,7 +142,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
         Constraint::Length(1),
     ])
     .areas(area);
-    frame.render_widget(title_line(model, status, now), title);
+    frame.render_widget(fit(title_line(model, status, now), title.width), title);
     draw_gpus(frame, model, status, &paint, gpus);
     let mut said = vec![
         Span::styled("open", paint.gate(v1::GateState::Open)),
@@ -116,7 +160,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
     frame.render_widget(Line::from(said), legend);
     draw_jobs(frame, model, status, &paint, job_rows);
     draw_processes(frame, model, &paint, processes);
-    frame.render_widget(last_line(model), keys);
+    frame.render_widget(fit(last_line(model), keys.width), keys);
     if model.help {
         help(frame, area);
     }
@@ -126,7 +170,7 @@ fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'
     if let Some((_, since)) = &model.lost {
         let seconds = now.saturating_sub(*since) / 1_000_000_000;
         let gone = format!(
-            " THE AGENT IS GONE for {seconds} s: online runs on, offline waits. What follows is old: "
+            " THE AGENT IS GONE for {seconds} s: online runs on, offline waits. Below is old: "
         );
         let style = Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED);
         let style = if model.colours {
@@ -137,7 +181,15 @@ fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'
         return Line::styled(gone, style);
     }
     let level = json::level_name(status.level());
-    let mut text = format!(
+    // First what there must be room for.
+    let mut text = String::new();
+    if status.drained {
+        text.push_str("   DRAINED  ");
+    }
+    if !status.config_error.is_empty() {
+        text.push_str("   CONFIGURATION REFUSED  ");
+    }
+    text += &format!(
         " up {}   driver {}   {}",
         table::time(status.uptime_ns),
         plain::line(&status.driver_version),
@@ -150,12 +202,6 @@ fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'
     for obstacle in &status.obstacles {
         text.push_str("   ");
         text.push_str(&obstacle.kind);
-    }
-    if status.drained {
-        text.push_str("   DRAINED");
-    }
-    if !status.config_error.is_empty() {
-        text.push_str("   CONFIGURATION REFUSED");
     }
     Line::from(vec![
         Span::styled(
@@ -240,7 +286,8 @@ type Cell<'a> = Box<dyn Fn(usize, &v1::GpuStatus) -> Line<'static> + 'a>;
 /// A column of the GPUs: its head, its width, and what stands in it. Those of numbers are on the right.
 struct Column<'a> {
     head: &'static str,
-    width: Constraint,
+    /// Cells; 0: what the others leave.
+    width: u16,
     number: bool,
     cell: Cell<'a>,
 }
@@ -260,7 +307,7 @@ fn gpu_columns<'a>(
 ) -> Vec<Column<'a>> {
     let column = |head, cells, number, cell| Column {
         head,
-        width: Constraint::Length(cells),
+        width: cells,
         number,
         cell,
     };
@@ -335,10 +382,7 @@ fn gpu_columns<'a>(
     }
     if any_known && width >= MODEL_FROM {
         let cell = Box::new(|_, gpu: &v1::GpuStatus| Line::raw(plain::line(&gpu.model)));
-        columns.push(Column {
-            width: Constraint::Min(10),
-            ..column("MODEL", 0, false, cell)
-        });
+        columns.push(column("MODEL", 0, false, cell));
     }
     columns
 }
@@ -351,7 +395,9 @@ fn memory_cell(gpu: &v1::GpuStatus, brief: bool) -> String {
     #[expect(clippy::cast_precision_loss, reason = "a size, for people")]
     let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
     let (used, total) = (gib(gpu.memory_used_bytes), gib(gpu.memory_total_bytes));
-    if used < 99.5 {
+    if total >= 1_000.0 {
+        format!("{:.1}/{:.0} T", used / 1_024.0, total / 1_024.0)
+    } else if used < 99.5 {
         format!("{used:.1}/{total:.0} G")
     } else {
         format!("{used:.0}/{total:.0} G")
@@ -373,13 +419,19 @@ fn draw_gpus(
             Alignment::Left
         }
     };
+    let widths: Vec<u16> = columns.iter().map(|column| column.width).collect();
+    let widths = widths.strip_suffix(&[0]).unwrap_or(&widths);
     let rows = status.gpus.iter().enumerate().map(|(at, gpu)| {
         let cells = columns.iter();
-        Row::new(cells.map(|column| (column.cell)(at, gpu).alignment(side(column))))
+        let cells = cells.map(|column| (column.cell)(at, gpu).alignment(side(column)));
+        row(cells.collect(), widths, area.width)
     });
     let heads = columns.iter();
     let heads = heads.map(|column| Line::raw(column.head).alignment(side(column)));
-    let widths: Vec<Constraint> = columns.iter().map(|column| column.width).collect();
+    let widths = columns.iter().map(|column| match column.width {
+        0 => Constraint::Min(10),
+        cells => Constraint::Length(cells),
+    });
     let head = Row::new(heads).style(paint.strong());
     let table = Table::new(rows, widths).header(head).column_spacing(1);
     frame.render_widget(table, area);
@@ -398,9 +450,12 @@ fn draw_jobs(
         return;
     }
     let shares = table::any_turns(status);
-    let gpus = |job: &v1::JobStatus| {
-        let gpus: Vec<_> = job.gpus.iter().map(u32::to_string).collect();
-        gpus.join(",")
+    let gpus = |job: &v1::JobStatus| table::gpu_ranges(&job.gpus);
+    let why = |job: &v1::JobStatus| {
+        table::trains(job).map_or_else(
+            || job.reason.clone(),
+            |trains| format!("{trains}; {}", job.reason),
+        )
     };
     let longest = |of: &dyn Fn(&v1::JobStatus) -> usize| {
         let cells = status.jobs.iter().map(of);
@@ -428,10 +483,12 @@ fn draw_jobs(
         _ => true,
     });
     let others: u16 = columns.iter().map(|(_, width)| width + 1).sum();
-    let room = area.width.saturating_sub(others + WHY);
+    let reason = longest(&|job| why(job).chars().count()).clamp(LEAST_WHY, WHY);
+    let room = area.width.saturating_sub(others + reason);
     let least = if shares && brief { BRIEF_NAME } else { NAME };
     let name = longest(&|job| job.name.chars().count());
     columns[0].1 = name.clamp(least, room.max(least));
+    let lengths: Vec<u16> = columns.iter().map(|(_, width)| *width).collect();
     let rows = status.jobs.iter().map(|job| {
         let colour = match job.state() {
             v1::JobState::Running => Color::Green,
@@ -448,11 +505,8 @@ fn draw_jobs(
             "PREEMPT." => Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
             _ => Line::raw(table::share(job)).alignment(Alignment::Right),
         });
-        let why = table::trains(job).map_or_else(
-            || job.reason.clone(),
-            |trains| format!("{trains}; {}", job.reason),
-        );
-        Row::new(cells.chain([Line::raw(plain::line(&why))]))
+        let cells = cells.chain([Line::raw(plain::line(&why(job)))]);
+        row(cells.collect(), &lengths, area.width)
     });
     let heads = columns.iter().map(|(name, _)| {
         let number = matches!(*name, "PREEMPT." | "SHARE");
@@ -464,7 +518,7 @@ fn draw_jobs(
     });
     let heads = heads.chain([Line::raw("WHY")]).collect::<Vec<_>>();
     let widths = columns.iter().map(|(_, width)| Constraint::Length(*width));
-    let widths: Vec<_> = widths.chain([Constraint::Min(12)]).collect();
+    let widths: Vec<_> = widths.chain([Constraint::Min(LEAST_WHY)]).collect();
     let table = Table::new(rows, widths).header(Row::new(heads).style(paint.strong()));
     // The one that keys are about is marked where there are several.
     let selected = model.selected_at().filter(|_| status.jobs.len() > 1);
@@ -506,32 +560,35 @@ fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rec
             .iter()
             .any(|process| !table::place(process).is_empty());
     let mut head = vec!["PID", "PROCESS", "ROLE", "GPU", "LAUNCHES/s", "MEMORY"];
+    let longest = |of: &dyn Fn(&v1::ProcessStatus) -> usize| {
+        let cells = processes.iter().map(of);
+        small(cells.max().unwrap_or(0))
+    };
+    let least = if wide { (16, 12) } else { (14, 8) };
     let mut widths = vec![
-        Constraint::Length(8),
-        Constraint::Length(if wide { 16 } else { 14 }),
-        Constraint::Length(8),
-        Constraint::Length(if wide { 12 } else { 8 }),
-        Constraint::Length(10),
-        Constraint::Length(8),
+        8,
+        // The kernel's names have 15 characters.
+        longest(&|process| process.name.chars().count()).clamp(least.0, 16),
+        8,
+        longest(&|process| devices(process).chars().count()).clamp(least.1, 16),
+        10,
+        8,
     ];
     if placed {
-        let longest = processes
-            .iter()
-            .map(|process| table::place(process).chars().count());
-        let room = area.width.saturating_sub(67 + WHY).max(NAME);
+        let others: u16 = widths.iter().map(|width| width + 1).sum();
+        let room = area.width.saturating_sub(others + WHY).max(NAME);
         head.push("WHERE");
-        widths.push(Constraint::Length(
-            small(longest.max().unwrap_or(0)).clamp(5, room),
-        ));
+        widths.push(longest(&|process| table::place(process).chars().count()).clamp(5, room));
     }
     head.push("NOTE");
-    widths.push(Constraint::Min(10));
     let rows = rows.into_iter().map(|mut cells: Vec<Line<'static>>| {
         if !placed && cells.len() > WHERE_AT {
             cells.remove(WHERE_AT);
         }
-        Row::new(cells)
+        row(cells, &widths, area.width)
     });
+    let constraints = widths.iter().map(|width| Constraint::Length(*width));
+    let constraints: Vec<_> = constraints.chain([Constraint::Min(10)]).collect();
     let heads = head.into_iter().map(|name| {
         let number = matches!(name, "LAUNCHES/s" | "MEMORY");
         Line::raw(name).alignment(if number {
@@ -540,8 +597,27 @@ fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rec
             Alignment::Left
         })
     });
-    let table = Table::new(rows, widths).header(Row::new(heads).style(paint.strong()));
+    let table = Table::new(rows, constraints).header(Row::new(heads).style(paint.strong()));
     frame.render_widget(table, area);
+}
+
+/// The GPUs of a process, of an online one those with work first: `0-3 busy,4-7 idle`.
+fn devices(process: &v1::ProcessStatus) -> String {
+    let of = |wanted: Option<bool>| -> Vec<u32> {
+        let devices = process.devices.iter();
+        let devices = devices.filter(|device| wanted.is_none_or(|busy| busy == device.busy));
+        devices.map(|device| device.gpu).collect()
+    };
+    if process.devices.is_empty() {
+        return String::new();
+    }
+    if process.role() != v1::Role::Online {
+        return table::gpu_ranges(&of(None));
+    }
+    let parts = [(of(Some(true)), "busy"), (of(Some(false)), "idle")];
+    let parts = parts.iter().filter(|(gpus, _)| !gpus.is_empty());
+    let parts = parts.map(|(gpus, state)| format!("{} {state}", table::gpu_ranges(gpus)));
+    parts.collect::<Vec<_>>().join(",")
 }
 
 /// Where a process runs, among the cells of its row.
@@ -553,20 +629,11 @@ fn process_row(model: &Model, process: &v1::ProcessStatus, paint: &Paint) -> Vec
         v1::Role::Offline => Color::Green,
         _ => Color::Gray,
     };
-    let device = |device: &v1::DeviceStatus| {
-        let state = match (process.role(), device.busy) {
-            (v1::Role::Online, true) => " busy",
-            (v1::Role::Online, false) => " idle",
-            _ => "",
-        };
-        format!("{}{state}", device.gpu)
-    };
-    let devices: Vec<_> = process.devices.iter().map(device).collect();
     vec![
         Line::raw(process.pid.to_string()),
         Line::raw(plain::line(&process.name)),
         Line::styled(json::role(process), paint.of(colour)),
-        Line::raw(devices.join(",")),
+        Line::raw(devices(process)),
         Line::raw(model.rate(process).to_string()).alignment(Alignment::Right),
         Line::raw(table::bytes(table::held(process))).alignment(Alignment::Right),
         Line::raw(plain::line(table::place(process))),

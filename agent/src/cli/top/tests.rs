@@ -381,3 +381,57 @@ fn shares_stand_beside_the_turn() {
     }
     assert!(shown(&model, 120, 24).contains("40 ms left"));
 }
+
+/// P-OPERATE-16: at 80, 100 and 200 columns no line of top is wider than the terminal, and each word in it is one of
+/// the whole picture or ends with an ellipsis; the model and the memory of a GPU are where there is room.
+#[test]
+fn nothing_is_cut_without_an_ellipsis() {
+    let long = "finetune_of_a_name_without_a_blank_as_long-as_slurm_allows and then some";
+    let mut model = model(16);
+    {
+        let status = model.status.as_mut().expect("a status");
+        status.jobs[0].name = long.to_owned();
+        status.jobs[0].reason = format!("waits for its turn: {long} runs, 40 ms left");
+        status.jobs[0].preemptions = 123_456_789_012;
+        for gpu in &mut status.gpus {
+            gpu.state_ns = 119 * 60 * S;
+            gpu.preemptions = 123_456_789_012;
+            gpu.memory = None;
+            gpu.model = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition".to_owned();
+            (gpu.memory_used_bytes, gpu.memory_total_bytes) = (15 << 40, 16 << 40);
+        }
+        let process = &mut status.processes[0];
+        process.name = "fifteen_letters".to_owned();
+        process.note = format!("asked to be online, refused: {long}");
+        process.devices = (0..16)
+            .map(|gpu| v1::DeviceStatus {
+                gpu,
+                memory_bytes: 16 << 40,
+                ..v1::DeviceStatus::default()
+            })
+            .collect();
+    }
+    let full = shown(&model, 600, 60);
+    let known: Vec<&str> = full.split_whitespace().collect();
+    for width in [80, 100, 200] {
+        let text = shown(&model, width, 60);
+        println!("---- top, {width} columns\n{text}");
+        for line in text.lines() {
+            assert!(line.chars().count() <= usize::from(width), "{line}");
+        }
+        for word in text.split_whitespace() {
+            // In a narrow terminal memory is said briefly.
+            let brief = matches!(word, "15.0/16" | "T");
+            let whole = known.contains(&word) || brief;
+            let cut = word.strip_suffix('…');
+            let marked = cut.is_some_and(|part| known.iter().any(|whole| whole.starts_with(part)));
+            assert!(
+                whole || marked,
+                "{width}: {word:?} is a piece of something:\n{text}"
+            );
+        }
+        assert!(text.contains("fifteen_letters"), "{text}");
+        assert!(text.contains("0-15"), "{text}");
+        assert_eq!(text.contains("Workstation Edition"), width == 200, "{text}");
+    }
+}
