@@ -2,7 +2,9 @@
 
 ``job``   what a plugin may ask of Tidegate, and the words it uses
 ``abi``   the same over the preloaded library, by ctypes
+``word``  how many requests are in flight, as an engine says it
 ``vllm``  the plugin for vLLM
+``sglang``  the plugin for SGLang
 ``finetune``  training in units that can be stopped and done again
 
 A plugin never imports its engine before the engine itself runs it, and does nothing in a process

@@ -8,43 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Any
 
-from ..abi import Library, TidegateError
+from ..abi import Library
+from ..word import Word
 from .arrivals import Arrivals
 
 log = logging.getLogger("vllm.tidegate")
-
-
-class Word:
-    """How many requests are in flight, as this process says it. Never a step of the engine's: it goes on without."""
-
-    #: Whether a scheduler of this process says it.
-    spoken = False
-
-    def __init__(self, library: Library) -> None:
-        self.library = library
-        self._said: int | None = None
-        self._silent = False
-
-    def say(self, how_many: Callable[[], int]) -> None:
-        """So many are in flight."""
-        if self._silent:
-            return
-        try:
-            count = how_many()
-            if count != self._said:
-                self.library.call("tg_requests_in_flight", count)
-                self._said = count
-        except (AttributeError, TypeError, TidegateError) as error:
-            self.silence(error)
-
-    def silence(self, error: Exception) -> None:
-        """It cannot be said any more; once in the log."""
-        if not self._silent:
-            self._silent = True
-            log.warning("Tidegate does not hear of this engine's requests: %s", error)
 
 
 class Hints(Arrivals):
@@ -56,7 +26,7 @@ class Hints(Arrivals):
         self.lock = threading.RLock()
         self.inside: set[str] = set()
         self.steps = 0
-        self.word = Word(library)
+        self.word = Word(library, log)
         Word.spoken = True
         self.requests_changed()
 
@@ -64,7 +34,7 @@ class Hints(Arrivals):
         """Requests came or went."""
         try:
             super().requests_changed()
-        except (AttributeError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 # as of `Word`: another shape
             self.word.silence(error)
 
     def say(self, count: int) -> None:

@@ -18,7 +18,7 @@ class Ranks:
     """What the worker of this process says of the engine's requests."""
 
     def __init__(self, library: abi.Library) -> None:
-        self.word = hints.Word(library)
+        self.word = hints.Word(library, hints.log)
         #: Scheduled once, and not finished since; one that is preempted goes on later.
         self.live: set[str] = set()
 
