@@ -243,16 +243,12 @@ impl Memory {
         means: Means,
         now: Instant,
     ) {
-        let reachable = |books: &Books| {
-            let job = jobs.iter().find(|job| job.id == books.job);
-            job.is_some_and(|job| !job.sight(means).beyond_control)
-        };
         let mut missing = missing;
         while !missing.is_zero() {
             let batch = missing.min(self.sharing.batch);
             let mut best: Option<(Bytes, u64, usize, Vec<Pick>)> = None;
             for (place, books) in self.jobs.iter().enumerate() {
-                if !books.is_open() || !books.gpus().contains(gpu) || !reachable(books) {
+                if !books.gpus().contains(gpu) || !Self::reachable(books, jobs, means) {
                     continue;
                 }
                 let mut picked = Vec::new();

@@ -281,12 +281,13 @@ impl Memory {
         sum
     }
 
-    fn reachable(books: &Books, jobs: &[Job], means: Means) -> bool {
+    /// Whether something can be taken from it or given to it now.
+    pub(super) fn reachable(books: &Books, jobs: &[Job], means: Means) -> bool {
         let job = jobs.iter().find(|job| job.id == books.job);
         books.is_open() && job.is_some_and(|job| !job.sight(means).beyond_control)
     }
 
-    /// Takes up to a batch from those that are to pay; says how much.
+    /// Takes up to a batch from those that are to pay.
     pub(super) fn take_by_weight(
         &mut self,
         gpu: GpuId,
