@@ -124,6 +124,38 @@ fn a_plugin_has_the_role_that_a_rule_gives() {
     assert_eq!(says(&mut engine, "nobody"), "nobody says it\n");
 }
 
+/// P-MEMORY-11: two engines in one job would take each other's steps for their own: the second is told so, and one that
+/// starts when the first has died reads.
+#[test]
+fn a_second_engine_in_a_job_is_refused_its_losses() {
+    let node = Node::new(&[], TRUSTING);
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let job = format!("shared-{}", std::process::id());
+    let mut command = node.preloaded("python3", "offline");
+    command
+        .arg(tests.join("apps/engine_abi.py"))
+        .arg("trainer")
+        .env("PYTHONPATH", tests.join("../interposer/engines"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("TIDEGATE_JOB", &job)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut first = Running::start("first", &mut command);
+    wait_for("its first word", || {
+        let status = view::status(&node);
+        (status["jobs"][0]["trainer"]["said"]["step"] == 9).then_some(())
+    });
+    let second = || {
+        let mut command = node.preloaded("python3", "offline");
+        runs(command.env("TIDEGATE_JOB", &job), "engine_abi.py", "second")
+    };
+    assert_eq!(second(), format!("refused: {}\n", 16), "EBUSY");
+    first.child.kill().expect("it lives");
+    first.child.wait().expect("a child");
+    assert_eq!(second(), "reads\n");
+}
+
 /// P-TRAINER-10: what a training says of itself is in status, explain and events while it lives.
 #[test]
 fn what_a_training_says_is_in_status_explain_and_events() {

@@ -95,7 +95,8 @@ struct tg_api {
 
     /* Hot. What was lost and what is back since the last step, lost first. The counts say how much room there is, then
      * how much was written. -ENOSPC: the counts say how much room it takes, and nothing is consumed. `*seq` is for
-     * tg_ack_withheld. -ENOTCONN before tg_attach. */
+     * tg_ack_withheld. -ENOTCONN before tg_attach. -EBUSY: another process of the job reads for this rank, which is an
+     * engine more in the job; nothing of this one may be taken, for it would not hear of it. */
     int (*poll)(uint64_t step, uint32_t *lost, size_t *lost_count, uint32_t *back, size_t *back_count, uint64_t *seq);
     /* Hot. Every block that polls up to the one with this `seq` named as lost is withheld. */
     int (*ack_withheld)(uint64_t seq);

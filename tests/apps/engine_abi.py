@@ -1,6 +1,6 @@
 """What an engine's plugin says through the library, by the module it uses. argv[1]: the role; "trainer": an offline one
 that says what its training does, and waits for a line on standard input after each; "asked", "nobody": only asks the
-agent for its role, in a process that makes no context."""
+agent for its role, in a process that makes no context; "second": an engine in a job that has one."""
 
 import ctypes
 import sys
@@ -41,6 +41,13 @@ ok(cuda.cuCtxSetCurrent(context))
 
 library.attach(0, 1)
 library.attach(0, 1)  # a second module of the same process
+if role == "second":
+    try:
+        abi.Offline(library).poll(0)
+        print("reads")
+    except abi.TidegateError as error:
+        print(f"refused: {error.errno}")
+    sys.exit(0)
 flags = abi.ELASTIC if role == "online" else 0
 library.begin_scope(0, flags)
 ok(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(BLOCKS * BLOCK)))

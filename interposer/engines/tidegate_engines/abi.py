@@ -179,6 +179,16 @@ class Offline:
         self._lost = (_U32 * 1024)()
         self._back = (_U32 * 1024)()
 
+    def alone(self) -> bool:
+        """Whether this process may read what is lost; else another engine of the same job does."""
+        try:
+            self.poll(0)
+        except TidegateError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False
+        return True
+
     def poll(self, step: int) -> Cut:
         lost, back, seq = _SIZE(len(self._lost)), _SIZE(len(self._back)), _U64()
         while self._library.call(

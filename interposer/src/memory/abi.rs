@@ -67,7 +67,7 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             name.to_string_lossy().into_owned()
         };
         let mut membership = sys::lock(&process.memory.membership);
-        if membership.joined {
+        if membership.joined.is_some() {
             return Err(libc::EALREADY);
         }
         // Processes without a name for their job share it with nobody.
@@ -76,10 +76,11 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
         } else {
             name.clone()
         };
-        let log = job::open(&shown, world).map_err(|error| {
+        let job = job::open(&shown, world).map_err(|error| {
             log::line(&format!("tg_attach: {error}"));
             libc::EIO
         })?;
+        let log = job.log;
         process
             .memory
             .log
@@ -89,7 +90,8 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             rank,
             world,
             reader: Reader::at_end(log),
-            joined: true,
+            reads: false,
+            joined: Some(job),
         };
         Ok(())
     })
@@ -279,6 +281,7 @@ pub unsafe extern "C" fn tg_poll(
         }
         let shared = log_of(process)?;
         let mut membership = sys::lock(&process.memory.membership);
+        membership.begin_to_read()?;
         let news = membership.reader.read(shared, step);
         let news = news.map_err(|refused| match refused {
             Refused::Step(_) => libc::ESTALE,

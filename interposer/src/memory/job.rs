@@ -5,6 +5,9 @@
 //! starts again after a crash never reads the old one's losses. The file stays open in a thread that
 //! has a descriptor table of its own, because an application may close every descriptor it has.
 //!
+//! Of each rank one process reads what was lost: two engines in one job would be told of each other's losses by steps
+//! that are not theirs, and too late. Who reads holds a lock too.
+//!
 //! Anybody may make files in `/dev/shm`, and who owns one can shorten it under its readers. So a file of another
 //! user's is not used. Names of jobs are many, and a process that dies takes nothing away: who comes removes what its
 //! user's other jobs left behind.
@@ -50,6 +53,27 @@ pub enum NoJob {
     /// The thread that keeps it open could not be started.
     #[error("no thread to keep the job's memory open")]
     Thread,
+}
+
+/// This process' place in a job.
+pub struct Joined {
+    /// What the job's processes share.
+    pub log: &'static Shared,
+    asked_tx: mpsc::Sender<(u32, mpsc::Sender<bool>)>,
+}
+
+impl core::fmt::Debug for Joined {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Joined").finish_non_exhaustive()
+    }
+}
+
+impl Joined {
+    /// Makes this process the one that reads the losses of a rank, for as long as it lives. Says whether it is.
+    pub fn read_for(&self, rank: u32) -> bool {
+        let (answer_tx, answer_rx) = mpsc::channel();
+        self.asked_tx.send((rank, answer_tx)).is_ok() && answer_rx.recv().unwrap_or(false)
+    }
 }
 
 /// Where the files are.
@@ -98,6 +122,8 @@ fn lock(fd: i32, byte: i64, kind: i32, wait: bool) -> bool {
 
 const TURN: i64 = 0;
 const MEMBER: i64 = 1;
+/// Of rank 0; of the others the bytes behind it.
+const READER: i64 = 2;
 
 /// What the kernel says of an open file.
 fn stat(fd: i32) -> Option<libc::stat> {
@@ -184,7 +210,7 @@ fn open_in_turn(
     }
 }
 
-fn enter(file: &CStr, name: &str, world: u32) -> Result<&'static Shared, NoJob> {
+fn enter(file: &CStr, name: &str, world: u32) -> Result<(&'static Shared, i32), NoJob> {
     let failed = |step| NoJob::System {
         step,
         name: name.to_owned(),
@@ -238,27 +264,33 @@ fn enter(file: &CStr, name: &str, world: u32) -> Result<&'static Shared, NoJob> 
     if there != world {
         return Err(NoJob::World { here: world, there });
     }
-    Ok(shared)
+    Ok((shared, fd))
 }
 
 /// The memory of `job`, which has `world` ranks. Blocks until it is there.
-pub fn open(job: &str, world: u32) -> Result<&'static Shared, NoJob> {
+pub fn open(job: &str, world: u32) -> Result<Joined, NoJob> {
     let name = name_of(job);
     let file = CString::new(name.as_str()).map_err(|_| NoJob::Thread)?;
     let (opened_tx, opened_rx) = mpsc::channel();
+    let (asked_tx, asked_rx) = mpsc::channel::<(u32, mpsc::Sender<bool>)>();
     let started = threads::spawn_keeper(move || {
         if !threads::own_descriptor_table() {
             log::debug(|| {
                 "the job's memory is kept open among the application's descriptors".to_owned()
             });
         }
-        let opened = enter(&file, &name, world);
-        let failed = opened.is_err();
-        let _ = opened_tx.send(opened);
-        loop {
-            if failed {
+        let (shared, fd) = match enter(&file, &name, world) {
+            Ok(entered) => entered,
+            Err(error) => {
+                let _ = opened_tx.send(Err(error));
                 return;
             }
+        };
+        let _ = opened_tx.send(Ok(shared));
+        for (rank, answer_tx) in asked_rx {
+            let _ = answer_tx.send(lock(fd, READER + i64::from(rank), libc::F_WRLCK, false));
+        }
+        loop {
             // SAFETY: sleeps until a signal, all of which are blocked.
             unsafe { libc::pause() };
         }
@@ -266,5 +298,6 @@ pub fn open(job: &str, world: u32) -> Result<&'static Shared, NoJob> {
     if !started {
         return Err(NoJob::Thread);
     }
-    opened_rx.recv().map_err(|_| NoJob::Thread)?
+    let log = opened_rx.recv().map_err(|_| NoJob::Thread)??;
+    Ok(Joined { log, asked_tx })
 }

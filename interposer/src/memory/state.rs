@@ -4,11 +4,13 @@
 //! ones, which never are. No launch takes any of them.
 
 use super::backed::Backed;
+use super::job::Joined;
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
 use super::order::{Open, Order};
 use super::placed::Arenas;
-use crate::sys;
+use crate::{log, sys};
+use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use std::collections::{BTreeMap, VecDeque};
@@ -41,7 +43,9 @@ pub struct Membership {
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) reader: Reader,
-    pub(super) joined: bool,
+    /// Whether losses are read here.
+    pub(super) reads: bool,
+    pub(super) joined: Option<Joined>,
 }
 
 /// One request's blocks, as published.
@@ -206,6 +210,24 @@ impl State {
 }
 
 impl Membership {
+    /// Before losses are read. One other process at most does so for this rank: another engine in the same job would
+    /// take its steps for this one's.
+    pub(super) fn begin_to_read(&mut self) -> Result<(), c_int> {
+        if self.reads {
+            return Ok(());
+        }
+        let joined = self.joined.as_ref().ok_or(libc::ENOTCONN)?;
+        self.reads = joined.read_for(self.rank);
+        if self.reads {
+            return Ok(());
+        }
+        log::line(&format!(
+            "tg_poll: another engine reads what rank {} of job '{}' loses: give each engine a TIDEGATE_JOB of its own",
+            self.rank, self.name
+        ));
+        Err(libc::EBUSY)
+    }
+
     /// What the agent is told of a cache.
     pub fn describe(&self, kv: &Kv) -> v1::KvRegistered {
         kv.describe(self.rank, self.world.max(1), &self.name)

@@ -115,6 +115,10 @@ def _by_library() -> tuple[Callable[[Layers], Machine] | None, str | None]:
     if device != "virtual":
         said = f"TIDEGATE_FINETUNE_DEVICE is {device!r}; it takes virtual" if device else "it runs on a real GPU"
         return None, f"{said}, and only a virtual one's is taken yet"
+    library.attach(0, 1)
+    if not abi.Offline(library).alone():
+        job = os.environ.get("TIDEGATE_JOB", "")
+        return None, f"another engine or training has job {job!r}; give each a TIDEGATE_JOB of its own"
     return lambda layers: machine(layers, library), None
 
 
