@@ -11,6 +11,7 @@
 ``grown``     an online scheduler whose blocks come when needed
 ``hints``     an online scheduler that is refused: whether requests are in flight
 ``arrivals``  requests that are sent while a step runs: what they will need is asked for at once
+``announced`` requests that a front end has accepted: offline work is off the GPU before the first is sent
 ``ranks``     the same of a worker with a process of its own
 ``withheld``  what offline and online share: blocks that the allocator passes over
 
@@ -22,7 +23,9 @@ and its log says that nothing is shared.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import multiprocessing
 import os
 from functools import cache
 from typing import Any
@@ -149,23 +152,42 @@ def arriving() -> None:
         from . import hooks
 
         hooks.listen_to_core(EngineCore)
+    accepting()
+
+
+def accepting() -> None:
+    """Rings where a front end accepts a request, as far as this vLLM has such places."""
+    if multiprocessing.current_process().name.startswith(("EngineCore", "VllmWorker")):
+        return  # nothing is accepted there, and the front end's modules take time to import
+
+    from . import announced, hooks
+
+    announced.lay()
+    bell = announced.Bell()
+    for module, owner, name in announced.ACCEPTING:
+        with contextlib.suppress(ImportError):
+            found = getattr(importlib.import_module(module), owner, None)
+            if name in vars(found or object):
+                hooks.around(found, name, announced.ringing(bell))
 
 
 def hint(scheduler: Any) -> None:
     """Has the agent hear of a scheduler's requests; nothing of it fails."""
-    from . import hooks
+    from . import announced, hooks
     from .hints import Hints
 
     library = abi.library()
     if library is not None:
         for owner in type(scheduler).__mro__:
             hooks.listen(owner, hooks.HINTS)
-        setattr(scheduler, hooks.STATE, Hints(scheduler, library))
+        state = Hints(scheduler, library)
+        setattr(scheduler, hooks.STATE, state)
+        announced.hear(scheduler, state)
 
 
 def watch(scheduler: Any, role: str, version: str) -> None:
     """Gives a new scheduler its state, if memory may be taken from its engine."""
-    from . import hints, hooks, versions, worker
+    from . import announced, hints, hooks, versions, worker
     from .grown import GrownBlocks
     from .lost import LostBlocks
 
@@ -193,6 +215,7 @@ def watch(scheduler: Any, role: str, version: str) -> None:
     elif why is None and worker.registered is not None:
         state = GrownBlocks(scheduler, abi.Online(library, worker.registered))
         hints.Word.spoken = True
+        announced.hear(scheduler, state)
     else:
         # The worker has said why.
         if role == "online":

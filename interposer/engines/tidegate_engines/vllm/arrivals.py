@@ -19,7 +19,9 @@ class Arrivals:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Tokens of each prompt, by its request's name.
         self.on_their_way: dict[str, int] = {}
-        #: Held from a count of requests until it is said: two threads say it.
+        #: Whether a request has been accepted that none of these is.
+        self.announced = False
+        #: Held from a count of requests until it is said, and where it changes: three threads say it.
         self._saying = threading.Lock()
         super().__init__(*args, **kwargs)
 
@@ -32,11 +34,29 @@ class Arrivals:
         with self._saying:
             known = self.scheduler.requests
             on_their_way = [name for name in list(self.on_their_way) if name not in known]
-            self.say(len(known) + len(on_their_way))
+            count = len(known) + len(on_their_way)
+            self.say(count or int(self.announced))
+
+    def announce(self) -> bool:
+        """A request has been accepted. Says whether that is news: an engine at work knows that requests come."""
+        with self._saying:
+            if self.announced or self.on_their_way or self.scheduler.requests:
+                return False
+            self.announced = True
+        self.requests_changed()
+        return True
+
+    def unannounce(self) -> None:
+        """None came."""
+        if self.announced:
+            self.announced = False
+            self.requests_changed()
 
     def coming(self, request: Any) -> None:
         """A request has been sent to the engine."""
-        self.on_their_way[request.request_id] = len(getattr(request, "prompt_token_ids", None) or ())
+        with self._saying:
+            self.on_their_way[request.request_id] = len(getattr(request, "prompt_token_ids", None) or ())
+            self.announced = False
         self.requests_changed()
 
     def came(self, name: str) -> None:
