@@ -8,6 +8,7 @@
 mod draw;
 mod keys;
 mod model;
+mod room;
 use super::agent::{Agent, Refusal, report};
 use super::print::{colours, print, terminal_width};
 use super::steer;
@@ -224,7 +225,7 @@ async fn once(agent: &Agent, args: &Args) -> anyhow::Result<()> {
         }
     }
     let width = terminal_width().unwrap_or(WIDE);
-    print(&frame(&model, width, draw::height(&model), now_ns())?)
+    print(&frame(&model, width, room::height(&model), now_ns())?)
 }
 
 /// One frame as text.

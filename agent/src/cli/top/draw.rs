@@ -1,10 +1,11 @@
 //! Frames: GPUs on top, then jobs, then processes, and what the keys do.
 
 use super::model::Model;
+use super::room::{Rooms, held, small, split};
 use crate::cli::{json, table};
 use crate::plain;
 use ratatui::Frame;
-use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::layout::{Alignment, Constraint, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, TableState, Wrap};
@@ -18,8 +19,6 @@ const SPARK: usize = 12;
 /// What a full cell of them stands for: the promised millisecond.
 const FULL_NS: u64 = 1_000_000;
 const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Lines beside the rows of jobs and processes: title, gates explained, heads, blanks, keys.
-const FIXED: u16 = 9;
 
 /// Cells of a job's name, and more where there is room.
 const NAME: u16 = 20;
@@ -31,20 +30,6 @@ const SHARE: u16 = 9;
 const WHY: u16 = 44;
 /// Cells of the reason in any case.
 const LEAST_WHY: u16 = 12;
-
-fn small(count: usize) -> u16 {
-    u16::try_from(count).unwrap_or(u16::MAX)
-}
-
-/// Lines that show everything.
-pub fn height(model: &Model) -> u16 {
-    let status = model.status.as_ref();
-    let rows = |of: fn(&v1::GetStatusResponse) -> usize| small(status.map_or(1, of).max(1));
-    rows(|status| status.gpus.len())
-        .saturating_add(rows(|status| status.jobs.len()))
-        .saturating_add(rows(|status| status.processes.len()))
-        .saturating_add(FIXED)
-}
 
 /// `line` in `cells` cells; one that is cut ends with an ellipsis.
 fn fit(mut line: Line<'static>, cells: u16) -> Line<'static> {
@@ -130,18 +115,14 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
         nobody(frame, model, area);
         return;
     };
-    let jobs = small(status.jobs.len().max(1)) + 1;
-    let [title, gpus, legend, _, job_rows, _, processes, keys] = Layout::vertical([
-        Constraint::Length(1),
-        Constraint::Length(small(status.gpus.len()) + 1),
-        Constraint::Length(1),
-        Constraint::Length(1),
-        Constraint::Length(jobs.min((area.height / 4).max(2))),
-        Constraint::Length(1),
-        Constraint::Min(2),
-        Constraint::Length(1),
-    ])
-    .areas(area);
+    let Rooms {
+        title,
+        gpus,
+        legend,
+        jobs,
+        processes,
+        keys,
+    } = Rooms::of(status, area);
     frame.render_widget(fit(title_line(model, status, now), title.width), title);
     draw_gpus(frame, model, status, &paint, gpus);
     let mut said = vec![
@@ -158,7 +139,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
         }
     }
     frame.render_widget(Line::from(said), legend);
-    draw_jobs(frame, model, status, &paint, job_rows);
+    draw_jobs(frame, model, status, &paint, jobs);
     draw_processes(frame, model, &paint, processes);
     frame.render_widget(fit(last_line(model), keys.width), keys);
     if model.help {
@@ -411,6 +392,7 @@ fn draw_gpus(
     paint: &Paint,
     area: Rect,
 ) {
+    let (area, more) = split(status.gpus.len(), area);
     let columns = gpu_columns(model, status, paint, area.width);
     let side = |column: &Column<'_>| {
         if column.number {
@@ -435,6 +417,9 @@ fn draw_gpus(
     let head = Row::new(heads).style(paint.strong());
     let table = Table::new(rows, widths).header(head).column_spacing(1);
     frame.render_widget(table, area);
+    if let Some((place, more)) = more {
+        frame.render_widget(fit(more, place.width), place);
+    }
 }
 
 fn draw_jobs(
@@ -449,6 +434,7 @@ fn draw_jobs(
         frame.render_widget(Paragraph::new(none).wrap(Wrap { trim: true }), area);
         return;
     }
+    let (area, more) = split(status.jobs.len(), area);
     let shares = table::any_turns(status);
     let gpus = |job: &v1::JobStatus| table::gpu_ranges(&job.gpus);
     let why = |job: &v1::JobStatus| {
@@ -525,6 +511,9 @@ fn draw_jobs(
     let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let mut state = TableState::new().with_selected(selected);
     frame.render_stateful_widget(table, area, &mut state);
+    if let Some((place, more)) = more {
+        frame.render_widget(fit(more, place.width), place);
+    }
 }
 
 fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rect) {
@@ -538,19 +527,13 @@ fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rec
         frame.render_widget(Paragraph::new(none), area);
         return;
     }
-    let visible = usize::from(area.height.saturating_sub(1));
-    let hidden = processes.len().saturating_sub(visible);
-    let shown = if hidden == 0 {
-        visible
-    } else {
-        visible.saturating_sub(1)
-    };
+    let shown = held(processes.len(), area);
     let mut rows: Vec<_> = processes
         .iter()
         .take(shown)
         .map(|process| process_row(model, process, paint))
         .collect();
-    if hidden != 0 {
+    if shown < processes.len() {
         let more = format!("and {} more", processes.len() - shown);
         rows.push(vec![Line::raw(""), Line::raw(more)]);
     }

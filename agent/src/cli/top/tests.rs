@@ -1,6 +1,6 @@
 use super::keys::{Pressed, press};
 use super::model::{Action, Heard, Model, Sort};
-use super::{draw, frame};
+use super::{frame, room};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tidegate_proto::v1;
 
@@ -148,7 +148,7 @@ fn eight_gpus_fit_and_what_does_not_is_counted() {
         found.contains(&format!("and {} more", 40 - listed)),
         "{found}"
     );
-    let all = shown(&model, 120, draw::height(&model));
+    let all = shown(&model, 120, room::height(&model));
     assert!(!all.contains(" more") && all.contains("\n139"), "{all}");
 }
 
@@ -433,5 +433,70 @@ fn nothing_is_cut_without_an_ellipsis() {
         assert!(text.contains("fifteen_letters"), "{text}");
         assert!(text.contains("0-15"), "{text}");
         assert_eq!(text.contains("Workstation Edition"), width == 200, "{text}");
+    }
+}
+
+/// P-OPERATE-16: with more of everything than there is room for, title and keys are there, of each part as much as
+/// fits, and how many are left out. The job that keys are about is never one of these.
+#[test]
+fn what_a_low_terminal_has_no_room_for_is_counted() {
+    let mut crowded = status(16, 105 * S);
+    let batch = crowded.jobs[0].clone();
+    crowded.jobs = (10..30)
+        .map(|nth| v1::JobStatus {
+            number: nth,
+            name: format!("job-{nth}"),
+            ..batch.clone()
+        })
+        .collect();
+    for pid in 100..140 {
+        let other = process(pid, v1::Role::Offline, "other", 0);
+        crowded.processes.push(other);
+    }
+    let mut model = model(16);
+    model.hear(Heard::Status(Box::new(crowded)), 105 * S);
+    for (width, height) in [(80, 24), (200, 50), (80, 16)] {
+        for chosen in [0, 19] {
+            model.select(-100);
+            model.select(chosen);
+            let text = shown(&model, width, height);
+            println!("---- top, {width}x{height}\n{text}");
+            let lines: Vec<&str> = text.lines().collect();
+            assert!(lines[0].starts_with("Tidegate "), "{text}");
+            assert!(
+                lines[usize::from(height) - 1].starts_with("q quit "),
+                "{text}"
+            );
+            // Rows that say a state are of GPUs, then of jobs; a row with a rate is a process.
+            let count =
+                |what: &dyn Fn(&str) -> bool| lines.iter().filter(|line| what(line)).count();
+            let shown = [
+                count(&|line| line.contains("open 3.0 s") || line.contains("closed 3.0 s")),
+                count(&|line| line.starts_with("job-")),
+                count(&|line| {
+                    [" other ", " vllm ", " python "]
+                        .iter()
+                        .any(|name| line.contains(name))
+                }),
+            ];
+            let parts = text.split("\n\n").map(|part| {
+                let said = part
+                    .split("and ")
+                    .nth(1)
+                    .and_then(|rest| rest.split_once(" more"));
+                said.map_or(0, |(count, _)| count.parse::<usize>().expect("a number"))
+            });
+            let left: Vec<usize> = parts.take(3).collect();
+            for (at, all) in [16, 20, 42].into_iter().enumerate() {
+                assert_eq!(
+                    shown[at] + left[at],
+                    all,
+                    "part {at}, {height} rows:\n{text}"
+                );
+                assert!(shown[at] > 0 || height < 24, "part {at}:\n{text}");
+            }
+            let name = format!("\njob-{}", 10 + chosen);
+            assert!(text.contains(&name), "{name} is chosen:\n{text}");
+        }
     }
 }
