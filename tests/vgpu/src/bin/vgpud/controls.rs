@@ -630,7 +630,7 @@ impl World {
         };
         let model = &mut self.gpus[channel.gpu].model;
         model.discard_queued(channel.id);
-        channel.entries.truncate(model.queued(channel.id));
+        channel.lose(model.queued(channel.id));
         channel.waits = 0;
     }
 }

@@ -125,11 +125,11 @@ const fn tag_of(entry: &Entry) -> u64 {
 }
 
 impl Channel {
-    fn ring(&self) -> Option<&Ring> {
+    pub(crate) fn ring(&self) -> Option<&Ring> {
         self.map.at::<Ring>(0)
     }
 
-    fn entry(&self, number: u64) -> Option<Entry> {
+    pub(crate) fn entry(&self, number: u64) -> Option<Entry> {
         let index = (number % ENTRIES as u64) as usize;
         self.map
             .copy::<Entry>(size_of::<Ring>() + index * size_of::<Entry>())
@@ -498,9 +498,7 @@ impl World {
             if channel.client != client || channel.gpu != gpu || channel.dead {
                 continue;
             }
-            channel.dead = true;
-            channel.entries.clear();
-            channel.waits = 0;
+            channel.die();
             self.gpus[gpu].model.fail(channel.id);
             let mut record = channel_record(at, Kind::Fault, channel);
             record.value = u64::from(xid);

@@ -8,12 +8,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tidegate_abi::rm;
 use tidegate_device::{ChannelId, Config, Gpu, Locks, TsgId};
 use tidegate_vgpu::facts::{Driver, Status};
 use tidegate_vgpu::history::{Kind, Record, Writer};
-use tidegate_vgpu::ring::{Entry, USERMODE_BYTES};
+use tidegate_vgpu::ring::{ENTRIES, Entry, Op, USERMODE_BYTES};
 use tidegate_vgpu::wire::Node;
 
 use crate::call::{Call, FileId};
@@ -135,6 +136,35 @@ pub(crate) struct Channel {
     /// The UVM file it was registered with.
     pub(crate) registered: Option<FileId>,
     pub(crate) dead: bool,
+    /// Kernels that it was given and that never ended.
+    pub(crate) lost: u64,
+}
+
+impl Channel {
+    /// Nothing of it runs any more, and what it was given is thrown away, also what still lies in its ring.
+    pub(crate) fn die(&mut self) {
+        if let Some(ring) = self.ring() {
+            // The ring is the client's: it may say anything of what it put there.
+            let put = ring.put.load(Ordering::Acquire);
+            let put = put.min(self.fed.saturating_add(ENTRIES as u64));
+            while self.fed < put {
+                let entry = self.entry(self.fed);
+                self.lost += u64::from(entry.is_some_and(|entry| entry.op == Op::Kernel as u32));
+                self.fed += 1;
+            }
+        }
+        self.lose(0);
+        self.dead = true;
+        self.waits = 0;
+    }
+
+    /// Throws away what it was given after the first `kept` entries.
+    pub(crate) fn lose(&mut self, kept: usize) {
+        let kernels = self.entries.iter().skip(kept);
+        let kernels = kernels.filter(|entry| entry.op == Op::Kernel as u32);
+        self.lost += kernels.count() as u64;
+        self.entries.truncate(kept);
+    }
 }
 
 /// Whose TSG a turn was, for the history.
@@ -374,9 +404,7 @@ impl World {
         }
         model.fail(channel.id);
         if let Some(channel) = self.channels.get_mut(&key) {
-            channel.dead = true;
-            channel.entries.clear();
-            channel.waits = 0;
+            channel.die();
         }
     }
 
@@ -495,17 +523,19 @@ impl World {
         if dying {
             self.stop_channel(now, key);
         }
-        let Some(channel) = self.channels.remove(&key) else {
+        let Some(mut channel) = self.channels.remove(&key) else {
             return;
         };
+        channel.die();
         self.by_model.remove(&(channel.gpu, channel.id));
         let model = &mut self.gpus[channel.gpu].model;
         model.remove_channel(channel.id);
         if channel.own_tsg {
             model.remove_tsg(channel.tsg);
         }
-        self.history
-            .push(channel_record(now, Kind::ChannelDown, &channel));
+        let mut record = channel_record(now, Kind::ChannelDown, &channel);
+        record.value = channel.lost;
+        self.history.push(record);
     }
 
     /// When a call about `bytes` of device memory is answered that takes `first_ns` for 2 MiB.

@@ -218,6 +218,7 @@ impl World {
             external_vaspace,
             registered: None,
             dead: false,
+            lost: 0,
         };
         self.by_model.insert((gpu, id), key);
         let mut record = channel_record(call.now, Kind::ChannelUp, &channel);
