@@ -18,7 +18,7 @@ use crate::input::{CORRECT, Columns, InputError, Lines};
 use crate::names::{UnknownName, find};
 use crate::spec::Spec;
 
-pub use cost::{Cost, Tables};
+pub use cost::{Cost, Mixture, Tables};
 use cost::{Point, Table, Work};
 
 /// The files of a directory, with the names of their two coordinates.

@@ -8,7 +8,9 @@
 //!
 //! A model that is not among them is described by its shape ([`Shape`]); its iteration times are
 //! then scaled from the fitted model of the same GPU by the work they do: weights read and KV read
-//! for a decode, multiplications for a prefill.
+//! for a decode, multiplications for a prefill. Of a mixture of experts a pass reads those that its tokens choose
+//! ([`Mixture`]), and a token multiplies with the ones it chose. That is arithmetic: no mixture was measured, and what a
+//! router, the exchange between experts and their small matrices cost beside is not in it.
 //!
 //! A GPU without fits is *scaled* ([`SCALED`], or one of one's own): its iteration times are those of the fitted GPU
 //! that is nearest to it in bandwidth and compute, by the ratio of the bandwidths for what reads memory (weights, KV
@@ -16,7 +18,7 @@
 //! come within 40 % of their own fits, a prompt and a decode of each model (a test). Every result names the GPU it was
 //! scaled from.
 
-use crate::calibration::Cost;
+use crate::calibration::{Cost, Mixture};
 use crate::engine::CostModel;
 
 /// A GPU.
@@ -173,7 +175,26 @@ pub struct Shape {
     pub inner: u32,
     /// Vocabulary.
     pub vocabulary: u32,
+    /// Size of a head; 0: `hidden / heads`.
+    pub head: u32,
+    /// Feed-forward parts of a layer, each of `inner`, of which a router chooses; 1 where every token passes the only one.
+    pub experts: u32,
+    /// How many of them a token passes.
+    pub chosen: u32,
 }
+
+/// What a model without experts, and with heads that share the hidden size, leaves out.
+pub const DENSE: Shape = Shape {
+    layers: 0,
+    hidden: 0,
+    heads: 0,
+    kv_heads: 0,
+    inner: 0,
+    vocabulary: 0,
+    head: 0,
+    experts: 1,
+    chosen: 1,
+};
 
 /// Meta Llama 3.1 8B.
 pub const LLAMA_3_1_8B: Shape = Shape {
@@ -183,6 +204,7 @@ pub const LLAMA_3_1_8B: Shape = Shape {
     kv_heads: 8,
     inner: 14_336,
     vocabulary: 128_256,
+    ..DENSE
 };
 
 /// Alibaba Qwen 2.5 7B.
@@ -193,6 +215,7 @@ pub const QWEN_2_5_7B: Shape = Shape {
     kv_heads: 4,
     inner: 18_944,
     vocabulary: 152_064,
+    ..DENSE
 };
 
 /// Meta Llama 3.1 70B, by its `config.json`.
@@ -203,6 +226,7 @@ pub const LLAMA_3_1_70B: Shape = Shape {
     kv_heads: 8,
     inner: 28_672,
     vocabulary: 128_256,
+    ..DENSE
 };
 
 /// Alibaba Qwen 2.5 72B, by its `config.json`.
@@ -213,13 +237,44 @@ pub const QWEN_2_5_72B: Shape = Shape {
     kv_heads: 8,
     inner: 29_568,
     vocabulary: 152_064,
+    ..DENSE
+};
+
+/// Mistral AI Mixtral 8x7B, by its `config.json`: 8 experts, 2 a token. "Mixtral of Experts" (arXiv 2401.04088) states 47
+/// billion parameters, 13 of them active.
+pub const MIXTRAL_8X7B: Shape = Shape {
+    layers: 32,
+    hidden: 4_096,
+    heads: 32,
+    kv_heads: 8,
+    inner: 14_336,
+    vocabulary: 32_000,
+    experts: 8,
+    chosen: 2,
+    ..DENSE
+};
+
+/// Alibaba Qwen3 30B-A3B, by its `config.json`: 128 experts of 768, 8 a token, heads of 128. Its model card states 30.5
+/// billion parameters, 3.3 of them active.
+pub const QWEN3_30B_A3B: Shape = Shape {
+    layers: 48,
+    hidden: 2_048,
+    heads: 32,
+    kv_heads: 4,
+    inner: 768,
+    vocabulary: 151_936,
+    head: 128,
+    experts: 128,
+    chosen: 8,
 };
 
 /// Models that are known by their shape only: their costs are scaled from the Llama fit, as if
 /// one GPU held them.
-pub const SHAPES: [(&str, Shape); 2] = [
+pub const SHAPES: [(&str, Shape); 4] = [
     ("llama-3.1-70b", LLAMA_3_1_70B),
     ("qwen2.5-72b", QWEN_2_5_72B),
+    ("mixtral-8x7b", MIXTRAL_8X7B),
+    ("qwen3-30b-a3b", QWEN3_30B_A3B),
 ];
 
 /// Models with fitted costs on every GPU that has fits.
@@ -279,16 +334,35 @@ const FITS: [(&str, &str, [f64; 3], [f64; 3]); 6] = [
 ];
 
 impl Shape {
+    /// Size of a head.
+    #[must_use]
+    pub fn head(&self) -> u64 {
+        match self.head {
+            0 => u64::from(self.hidden) / u64::from(self.heads.max(1)),
+            head => u64::from(head),
+        }
+    }
+
     /// Bytes of KV cache per token: keys and values of every layer, two bytes each.
     #[must_use]
     pub fn kv_bytes_per_token(&self) -> u64 {
-        let head = u64::from(self.hidden) / u64::from(self.heads.max(1));
-        2 * 2 * u64::from(self.layers) * u64::from(self.kv_heads) * head
+        2 * 2 * u64::from(self.layers) * u64::from(self.kv_heads) * self.head()
     }
 
-    /// Parameters that every token passes: attention, feed-forward part and output.
+    /// Parameters of its attention, of all experts of its feed-forward parts, and of its output.
     #[must_use]
     pub fn parameters(&self) -> u64 {
+        self.with_experts(f64::from(self.experts)) as u64
+    }
+
+    /// Parameters that a token passes.
+    #[must_use]
+    pub fn active(&self) -> u64 {
+        self.with_experts(f64::from(self.chosen)) as u64
+    }
+
+    /// Parameters of the model if each layer had so many experts. Exact below 2^53.
+    fn with_experts(&self, experts: f64) -> f64 {
         let [layers, hidden, heads, kv_heads, inner, vocabulary] = [
             self.layers,
             self.hidden,
@@ -297,9 +371,24 @@ impl Shape {
             self.inner,
             self.vocabulary,
         ]
-        .map(u64::from);
-        let keys_and_values = 2 * hidden * kv_heads * (hidden / heads.max(1));
-        layers * (2 * hidden * hidden + keys_and_values + 3 * hidden * inner) + hidden * vocabulary
+        .map(f64::from);
+        let attention = 2.0 * hidden * (heads + kv_heads) * self.head() as f64;
+        let router = if self.experts > 1 {
+            hidden * f64::from(self.experts)
+        } else {
+            0.0
+        };
+        layers * (attention + router + experts * 3.0 * hidden * inner) + hidden * vocabulary
+    }
+
+    /// Which part of its weights a pass reads.
+    fn mixture(&self) -> Mixture {
+        let shared = self.with_experts(0.0) / self.with_experts(f64::from(self.experts));
+        Mixture {
+            share: 1.0 - shared,
+            experts: f64::from(self.experts),
+            chosen: f64::from(self.chosen),
+        }
     }
 }
 
@@ -336,25 +425,34 @@ impl Model {
         })
     }
 
-    /// A model of any shape on `gpu`, scaled from the Llama fit of that GPU.
+    /// A model of any shape on `gpu`, scaled from the Llama fit of that GPU: what reads weights by the parameters that a
+    /// pass reads, what multiplies by those that a token passes.
     #[must_use]
     pub fn custom(gpu: &Gpu, name: &str, shape: Shape) -> Option<Self> {
         let (known, known_shape) = fit(gpu, "llama-3.1-8b")?;
-        let weights = shape.parameters() as f64 / known_shape.parameters() as f64;
+        let parameters = known_shape.parameters() as f64;
+        let weights = shape.parameters() as f64 / parameters;
+        let active = shape.active() as f64 / parameters;
         let kv = shape.kv_bytes_per_token() as f64 / known_shape.kv_bytes_per_token() as f64;
-        let area = |shape: &Shape| f64::from(shape.layers) * f64::from(shape.hidden);
+        let area =
+            |shape: &Shape| f64::from(shape.layers) * f64::from(shape.heads) * shape.head() as f64;
         let attention = area(&shape) / area(&known_shape);
         let [p0, p1, p2] = known.prefill_ms;
         let [d0, d1, d2] = known.decode_ms;
         let fit = CostModel {
             name: "custom",
-            prefill_ms: [p0 * weights, p1 * weights, p2 * attention],
-            decode_ms: [d0 * weights, d1 * weights, d2 * kv],
+            prefill_ms: [p0 * weights, p1 * active, p2 * attention],
+            decode_ms: [d0 * weights, d1 * active, d2 * kv],
+        };
+        let cost = if shape.experts > 1 {
+            Cost::Experts(fit, shape.mixture())
+        } else {
+            Cost::Fit(fit)
         };
         Some(Self {
             name: name.to_owned(),
             shape,
-            cost: Cost::Fit(fit),
+            cost,
         })
     }
 }
@@ -439,6 +537,65 @@ mod tests {
         assert_eq!(QWEN_2_5_7B.kv_bytes_per_token(), 57_344);
         let billions = |shape: Shape| shape.parameters() as f64 / 1e9;
         assert!((billions(LLAMA_3_1_8B) - 7.5).abs() < 0.1);
+    }
+
+    #[test]
+    fn mixtures_have_the_published_sizes() {
+        // Totals and active parameters of the model cards; the cards count the input's embeddings, too.
+        for (shape, total, active) in [(MIXTRAL_8X7B, 46.7, 12.9), (QWEN3_30B_A3B, 30.5, 3.3)] {
+            let embeddings = f64::from(shape.hidden) * f64::from(shape.vocabulary) / 1e9;
+            let found = shape.parameters() as f64 / 1e9 + embeddings;
+            assert!((found - total).abs() < 0.1, "{found} of {total}");
+            let found = shape.active() as f64 / 1e9 + embeddings;
+            assert!((found - active).abs() < 0.1, "{found} of {active}");
+        }
+        // Keys and values, layers, heads, their size, two bytes.
+        assert_eq!(QWEN3_30B_A3B.kv_bytes_per_token(), 2 * 48 * 4 * 128 * 2);
+    }
+
+    #[test]
+    fn one_token_reads_what_is_active_and_many_read_everything() {
+        for shape in [MIXTRAL_8X7B, QWEN3_30B_A3B] {
+            let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-6;
+            let read = |tokens| shape.mixture().read(tokens) * shape.parameters() as f64;
+            assert!(near(read(1.0), shape.active() as f64));
+            assert!(near(read(4_096.0), shape.parameters() as f64));
+            let model = Model::custom(&H200, "mixture", shape).expect("a fit");
+            let decode = |batch| model.cost.decode_ms(batch, 0);
+            for batch in 1..256 {
+                assert!(decode(batch) < decode(batch + 1), "{batch}");
+            }
+            // A token multiplies as a model without experts of its active size does, and reads no more.
+            let (dense, _) = fit(&H200, "llama-3.1-8b").expect("a fit");
+            let of_llama = shape.active() as f64 / LLAMA_3_1_8B.parameters() as f64;
+            let alone = dense.decode(1, 0).as_secs_f64() * 1e3 * of_llama;
+            assert!(
+                (decode(1) / alone - 1.0).abs() < 1e-3,
+                "{} {alone}",
+                decode(1)
+            );
+            // The more prompt tokens, the less do the weights of all experts matter.
+            let prompt = |tokens| model.cost.prefill_ms(tokens, 0.0, 0, 0);
+            assert!(prompt(1) < prompt(512) && prompt(512) < prompt(8_192));
+            let per_token = prompt(16_384) - prompt(8_192);
+            let expected = dense.prefill_ms[1] * of_llama * 8_192.0;
+            assert!((per_token / expected - 1.0).abs() < 1e-3);
+        }
+        // Drawn, not computed: two of eight for each of four tokens.
+        let mut rng = crate::rng::Rng::new(7);
+        let mut seen = 0_u32;
+        for _ in 0..20_000 {
+            let mut hit = [false; 8];
+            for _ in 0..4 {
+                let first = ((rng.uniform() * 8.0) as usize).min(7);
+                let second = (first + 1 + ((rng.uniform() * 7.0) as usize).min(6)) % 8;
+                (hit[first], hit[second]) = (true, true);
+            }
+            seen += hit.iter().filter(|hit| **hit).count() as u32;
+        }
+        let drawn = MIXTRAL_8X7B.with_experts(f64::from(seen) / 20_000.0);
+        let read = MIXTRAL_8X7B.mixture().read(4.0) * MIXTRAL_8X7B.parameters() as f64;
+        assert!((read / drawn - 1.0).abs() < 0.01, "{read} {drawn}");
     }
 
     #[test]

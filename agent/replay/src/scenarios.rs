@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::costs::Costs;
 use crate::engine::Limits;
 use crate::gap::{self, GapModel, VLLM};
-use crate::hardware::{self, Gpu, MODELS, Model, SHAPES, Shape};
+use crate::hardware::{self, DENSE, Gpu, MODELS, Model, SHAPES, Shape};
 use crate::input::{CORRECT, Columns, InputError, Lines};
 use crate::names::{UnknownName, find};
 use crate::spec::{Batching, Compute, Memory, Offline, Online, Spec};
@@ -222,7 +222,7 @@ fn own_gpu(text: &str) -> Option<Gpu> {
 }
 
 /// The model of this name on `gpu`, or one of one's own: `custom:layers=32,hidden=4096,heads=32`,
-/// where `kv-heads`, `inner` and `vocabulary` may be added.
+/// where `kv-heads`, `inner`, `vocabulary`, `head`, and of a mixture `experts` and `chosen` may be added.
 ///
 /// # Errors
 /// When there is none.
@@ -235,7 +235,8 @@ pub fn model(gpu: &Gpu, name: &str) -> Result<Model, UnknownName> {
         .chain(&SHAPES)
         .filter_map(|(name, _)| Some((*name, Model::named(gpu, name)?)));
     find("model", name, fitted).map_err(|mut unknown| {
-        let custom = "custom:layers=L,hidden=H,heads=N[,kv-heads=K][,inner=I][,vocabulary=V]";
+        let custom = "custom:layers=L,hidden=H,heads=N[,kv-heads=K][,inner=I][,vocabulary=V]\
+                      [,head=D][,experts=E,chosen=C]";
         unknown.known.push(custom.to_owned());
         unknown
     })
@@ -251,6 +252,7 @@ fn shape(text: &str) -> Option<Shape> {
         kv_heads: 0,
         inner: 0,
         vocabulary: 128_256,
+        ..DENSE
     };
     for part in text.strip_prefix("custom:")?.split(',') {
         let (name, value) = part.split_once('=')?;
@@ -267,6 +269,9 @@ fn shape(text: &str) -> Option<Shape> {
             "kv-heads" => &mut shape.kv_heads,
             "inner" => &mut shape.inner,
             "vocabulary" => &mut shape.vocabulary,
+            "head" => &mut shape.head,
+            "experts" => &mut shape.experts,
+            "chosen" => &mut shape.chosen,
             _ => return None,
         };
         *place = value;
@@ -278,6 +283,7 @@ fn shape(text: &str) -> Option<Shape> {
         shape.inner = 4 * shape.hidden;
     }
     let whole = shape.layers > 0 && shape.heads > 0 && shape.hidden >= shape.heads;
+    let whole = whole && shape.chosen <= shape.experts;
     (whole && shape.kv_heads <= shape.heads && shape.layers <= 10_000).then_some(shape)
 }
 

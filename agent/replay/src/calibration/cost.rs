@@ -22,8 +22,33 @@ use crate::engine::CostModel;
 pub enum Cost {
     /// By three coefficients each.
     Fit(CostModel),
+    /// The same for a mixture of experts: the first coefficient is that of all its weights, of which a pass reads those
+    /// that its tokens choose.
+    Experts(CostModel, Mixture),
     /// By tables.
     Tables(Arc<Tables>),
+}
+
+/// Weights of which each token passes a part: all that is no expert, and the experts that it chooses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixture {
+    /// Share of the weights that are of experts.
+    pub share: f64,
+    /// Experts of a layer.
+    pub experts: f64,
+    /// How many of them a token chooses.
+    pub chosen: f64,
+}
+
+impl Mixture {
+    /// Share of the weights that a pass of so many tokens reads, each of which chooses by itself and evenly: an expert is
+    /// left out by a token with 1 - k/E, so that E (1 - (1 - k/E)^n) experts are read on average. Real routers prefer
+    /// some, and neighbouring tokens the same: they read fewer.
+    #[must_use]
+    pub fn read(&self, tokens: f64) -> f64 {
+        let left_out = (1.0 - self.chosen / self.experts).powf(tokens.max(1.0));
+        1.0 - self.share * left_out
+    }
 }
 
 impl Cost {
@@ -32,7 +57,7 @@ impl Cost {
     pub fn attention_ms(&self, new: u32, cached: u32) -> f64 {
         let (new, cached) = (f64::from(new), f64::from(cached));
         match self {
-            Self::Fit(fit) => fit.prefill_ms[2] * area(new, cached),
+            Self::Fit(fit) | Self::Experts(fit, _) => fit.prefill_ms[2] * area(new, cached),
             Self::Tables(tables) => tables.prefill.attention.at(new, cached),
         }
     }
@@ -42,9 +67,9 @@ impl Cost {
     pub fn decode_ms(&self, decodes: u32, context: u64) -> f64 {
         let (batch, context) = (f64::from(decodes), context as f64);
         match self {
-            Self::Fit(fit) => {
+            Self::Fit(fit) | Self::Experts(fit, _) => {
                 let [d0, d1, d2] = fit.decode_ms;
-                d0 + d1 * batch + d2 * context
+                d0 * self.read(batch) + d1 * batch + d2 * context
             }
             Self::Tables(tables) => tables.decode.rest.at(batch) + tables.decoding(batch, context),
         }
@@ -58,9 +83,9 @@ impl Cost {
         let tokens = f64::from(prompt) + batch;
         attention_ms
             + match self {
-                Self::Fit(fit) => {
+                Self::Fit(fit) | Self::Experts(fit, _) => {
                     let [p0, p1, _] = fit.prefill_ms;
-                    p0 + p1 * tokens + fit.decode_ms[2] * context
+                    p0 * self.read(tokens) + p1 * tokens + fit.decode_ms[2] * context
                 }
                 Self::Tables(tables) => {
                     tables.prefill.rest.at(tokens) + tables.decoding(batch, context)
@@ -68,11 +93,19 @@ impl Cost {
             }
     }
 
+    /// The share of all weights that a pass of so many tokens reads.
+    fn read(&self, tokens: f64) -> f64 {
+        match self {
+            Self::Experts(_, mixture) => mixture.read(tokens),
+            Self::Fit(_) | Self::Tables(_) => 1.0,
+        }
+    }
+
     /// Where it is from, in a word.
     #[must_use]
     pub const fn source(&self) -> &'static str {
         match self {
-            Self::Fit(_) => "fit",
+            Self::Fit(_) | Self::Experts(..) => "fit",
             Self::Tables(_) => "tables",
         }
     }

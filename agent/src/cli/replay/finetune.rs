@@ -34,6 +34,12 @@ const PROMISED: &str = "
 fn job(asked: &str, gpu: &Gpu) -> anyhow::Result<Finetune> {
     let (model, rank, length) = words(asked).map_err(|error| Usage(error.to_string()))?;
     let model = scenarios::model(gpu, model).map_err(Usage::from)?;
+    if model.shape.experts > 1 {
+        let name = &model.name;
+        let refused =
+            format!("--finetune {name}: adapters of a mixture of experts are not modelled");
+        return Err(Usage(refused).into());
+    }
     Ok(Finetune::new(model, rank, length).map_err(|error| Usage(error.to_string()))?)
 }
 
