@@ -89,9 +89,11 @@ fn reported(node: &Node, file: &str) -> BTreeMap<String, Job> {
 /// P-OPERATE-14: of random jobs, short and long, ended and killed, crossing slices, the report has the launches
 /// and the time that the device's history has.
 ///
-/// `TIDEGATE_REPORT_JOBS=200` is the whole promise: 0.2 s to 3 minutes. That takes 18 minutes, more than nextest waits:
+/// `TIDEGATE_REPORT_JOBS=200` is the whole promise: 0.2 s to 3 minutes. That takes 18 minutes, more than nextest
+/// waits:
 /// `cargo test -p tidegate-tests --test reports -- --nocapture`. In November 2026 the report had 1,152,462 launches of
-/// 1,152,262 kernels, one more of each job: its fill. 197 were attached for a time within the device's bounds, three for
+/// 1,152,262 kernels, one more of each job: its fill. 197 were attached for a time within the device's bounds, three
+/// for
 /// 0.3 % less at most.
 #[test]
 fn a_report_of_random_jobs_is_the_devices_history_to_a_hundredth() {

@@ -9,7 +9,8 @@
 //! A model that is not among them is described by its shape ([`Shape`]); its iteration times are
 //! then scaled from the fitted model of the same GPU by the work they do: weights read and KV read
 //! for a decode, multiplications for a prefill. Of a mixture of experts a pass reads those that its tokens choose
-//! ([`Mixture`]), and a token multiplies with the ones it chose. That is arithmetic: no mixture was measured, and what a
+//! ([`Mixture`]), and a token multiplies with the ones it chose. That is arithmetic: no mixture was measured, and
+//! what a
 //! router, the exchange between experts and their small matrices cost beside is not in it.
 //!
 //! A GPU without fits is *scaled* ([`SCALED`], or one of one's own): its iteration times are those of the fitted GPU
@@ -177,7 +178,8 @@ pub struct Shape {
     pub vocabulary: u32,
     /// Size of a head; 0: `hidden / heads`.
     pub head: u32,
-    /// Feed-forward parts of a layer, each of `inner`, of which a router chooses; 1 where every token passes the only one.
+    /// Feed-forward parts of a layer, each of `inner`, of which a router chooses; 1 where every token passes the
+    /// only one.
     pub experts: u32,
     /// How many of them a token passes.
     pub chosen: u32,
@@ -240,7 +242,8 @@ pub const QWEN_2_5_72B: Shape = Shape {
     ..DENSE
 };
 
-/// Mistral AI Mixtral 8x7B, by its `config.json`: 8 experts, 2 a token. "Mixtral of Experts" (arXiv 2401.04088) states 47
+/// Mistral AI Mixtral 8x7B, by its `config.json`: 8 experts, 2 a token. "Mixtral of Experts" (arXiv 2401.04088)
+/// states 47
 /// billion parameters, 13 of them active.
 pub const MIXTRAL_8X7B: Shape = Shape {
     layers: 32,
@@ -254,7 +257,8 @@ pub const MIXTRAL_8X7B: Shape = Shape {
     ..DENSE
 };
 
-/// Alibaba Qwen3 30B-A3B, by its `config.json`: 128 experts of 768, 8 a token, heads of 128. Its model card states 30.5
+/// Alibaba Qwen3 30B-A3B, by its `config.json`: 128 experts of 768, 8 a token, heads of 128. Its model card states
+/// 30.5
 /// billion parameters, 3.3 of them active.
 pub const QWEN3_30B_A3B: Shape = Shape {
     layers: 48,
@@ -425,7 +429,8 @@ impl Model {
         })
     }
 
-    /// A model of any shape on `gpu`, scaled from the Llama fit of that GPU: what reads weights by the parameters that a
+    /// A model of any shape on `gpu`, scaled from the Llama fit of that GPU: what reads weights by the parameters
+    /// that a
     /// pass reads, what multiplies by those that a token passes.
     #[must_use]
     pub fn custom(gpu: &Gpu, name: &str, shape: Shape) -> Option<Self> {

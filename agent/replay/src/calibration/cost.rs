@@ -22,7 +22,8 @@ use crate::engine::CostModel;
 pub enum Cost {
     /// By three coefficients each.
     Fit(CostModel),
-    /// The same for a mixture of experts: the first coefficient is that of all its weights, of which a pass reads those
+    /// The same for a mixture of experts: the first coefficient is that of all its weights, of which a pass reads
+    /// those
     /// that its tokens choose.
     Experts(CostModel, Mixture),
     /// By tables.
@@ -41,7 +42,8 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// Share of the weights that a pass of so many tokens reads, each of which chooses by itself and evenly: an expert is
+    /// Share of the weights that a pass of so many tokens reads, each of which chooses by itself and evenly: an
+    /// expert is
     /// left out by a token with 1 - k/E, so that E (1 - (1 - k/E)^n) experts are read on average. Real routers prefer
     /// some, and neighbouring tokens the same: they read fewer.
     #[must_use]

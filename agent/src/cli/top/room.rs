@@ -41,7 +41,8 @@ pub(super) struct Rooms {
 }
 
 impl Rooms {
-    /// Where not everything fits, GPUs come first: they are few, and what the screen is about. Jobs have a quarter of the
+    /// Where not everything fits, GPUs come first: they are few, and what the screen is about. Jobs have a quarter
+    /// of the
     /// lines, and what processes leave. Title and keys always stand.
     pub(super) fn of(status: &v1::GetStatusResponse, area: Rect) -> Self {
         let [gpus, jobs, processes] = wanted(Some(status));
