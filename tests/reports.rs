@@ -9,9 +9,9 @@ use tidegate_vgpu::history::{self, Kind};
 /// What counts as a launch and is no kernel of the history: the fill of the program's counter, and the launch that a
 /// killed process had counted and not yet given to the device.
 const UNSEEN: u64 = 2;
-/// How much later than the device the agent of a busy machine may hear that a process is gone. Of 200 jobs it heard of
-/// each before.
-const HEARD_APART: u64 = 10_000_000;
+/// How much later than the device the agent of a busy machine may hear that a process is gone: it stands still for that
+/// long now and then. Of 200 jobs it heard of each before.
+const HEARD_APART: u64 = 50_000_000;
 
 /// What the report says of one job.
 #[derive(Clone, Copy, Debug, Default)]
