@@ -52,6 +52,8 @@ pub(super) struct Books {
     /// What the reclaim under way costs, and what all cost so far: tokens over weight.
     pub price: u128,
     pub paid: u128,
+    /// What its dearest reclaim costs.
+    pub dearest: u128,
     /// The reclaim under way is for another offline job.
     pub evens: bool,
 }
@@ -76,6 +78,7 @@ impl Books {
             stripe: Bytes(1),
             price: 0,
             paid: 0,
+            dearest: 0,
             evens: false,
         }
     }

@@ -11,7 +11,8 @@
 //! * What online wants is taken from jobs that have at least a stripe more than they deserve, and from each at most
 //!   what it has more. Only where nothing can be taken from such a job, one pays that has less. Of several the one pays
 //!   that has lost the fewest tokens over its weight afterwards: nobody pays twice before the others have paid once,
-//!   unless it costs less.
+//!   unless it costs less. Who could not pay for long, as it had no more than it deserves, owes no more of that time
+//!   than the dearest reclaim of either.
 //! * What is free is kept for those that have less than they deserve, who lacks most over its weight first.
 //! * Where nobody has too little nothing moves. Where one has, as after another arrived, who has too much gives it up,
 //!   a batch at a time: at most once per interval while it runs.
@@ -314,6 +315,15 @@ impl Memory {
         let stripes = bill.picked.iter().map(|pick| pick.stripe).collect();
         let books = &mut self.jobs[bill.place];
         (books.picks, books.price) = (bill.picked, bill.price);
+        books.dearest = books.dearest.max(bill.price);
+        let (owed, dearest, gpus) = (books.paid, books.dearest, books.gpus());
+        // Who could not pay for long owes no more of that time than one reclaim.
+        for (at, other) in self.jobs.iter_mut().enumerate() {
+            if at != bill.place && other.gpus().iter().any(|gpu| gpus.contains(gpu)) {
+                let behind = dearest.max(other.dearest).saturating_add(other.price);
+                other.paid = other.paid.max(owed.saturating_sub(behind));
+            }
+        }
         self.begin(bill.place, direction, stripes, jobs, now);
     }
 

@@ -4,6 +4,8 @@
 //! back, processes answer late or refuse. What a job deserves is found here by halving, from what the model's processes
 //! have and were born with; who pays is read from the orders that they get.
 
+mod owes;
+
 use crate::bench::Bench;
 use crate::dice::Dice;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
