@@ -1,5 +1,6 @@
 """An agent and programs with or without the library, for a comparison of runs."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,13 +11,13 @@ import time
 
 
 class Node:
-    """Where the built files are, and a directory for one run. With `pool`, a size in words of the configuration, so
-    much of the GPU's memory is shared, and vLLM finds the plugin in the folder that TIDEGATE_PLUGIN names."""
+    """Where the built files are, and a directory for one run. With `plugin` vLLM finds the plugin in the folder that
+    TIDEGATE_PLUGIN names; with `pool`, a size in words of the configuration, it shares so much of the GPU's memory."""
 
-    def __init__(self, home, level=None, pool=None):
+    def __init__(self, home, level=None, pool=None, plugin=False):
         self.home = home
         self.dir = tempfile.TemporaryDirectory(prefix="tidegate-run-")
-        self.level, self.pool = level, pool
+        self.level, self.pool, self.plugin = level, pool, plugin or pool is not None
         self.agent = None
 
     def environment(self, role=None, **more):
@@ -28,7 +29,7 @@ class Node:
             library = os.path.join(self.home, "libtidegate.so")
             env["LD_PRELOAD"] = ":".join(filter(None, [library, env.get("LD_PRELOAD")]))
             env["TIDEGATE_ROLE"] = env["TIDEGATE_JOB"] = role
-            if self.pool:
+            if self.plugin:
                 env["PYTHONPATH"] = ":".join(filter(None, [os.environ["TIDEGATE_PLUGIN"], env.get("PYTHONPATH")]))
         return env
 
@@ -93,14 +94,19 @@ class Node:
 
 
 def stop(process):
-    """Ends a program, politely first."""
-    if process and process.poll() is None:
+    """Ends a program, politely first, and what it started if it leads a session."""
+    if not process:
+        return
+    if process.poll() is None:
         process.terminate()
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    # An engine's core may outlive its front end, and hold the GPU and its job's memory.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def report_gate(lines, probe, run, status):

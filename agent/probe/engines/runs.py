@@ -19,10 +19,15 @@ UNCONTROLLED = ("uncontrolled", ["online", "offline"], None)
 LAUNCH_GATE = ("launch gate (L5)", ["online", "offline"], "L5")
 TIDEGATE = ("Tidegate", ["online", "offline"], "best")
 
+# Beside it the engine's plugin, which says how many requests are in flight.
+HINTED = ("Tidegate with hints", ["online", "offline"], "best", None, True)
+# As that, but the front end does not say that it has accepted a request: its engine core is the first to know.
+UNANNOUNCED = ("Tidegate, hints of the core alone", ["online", "offline"], "best", None, True, {"TIDEGATE_LINE": "none"})
+
 
 def shared(pool):
     """Tidegate with so much of the GPU's memory in common, by the engine's plugin."""
-    return ("Tidegate with shared memory", ["online", "offline"], "best", pool)
+    return ("Tidegate with shared memory", ["online", "offline"], "best", pool, True)
 
 
 class Program:
@@ -32,7 +37,7 @@ class Program:
         self.log, self.role = log, role
         self.process = subprocess.Popen(
             [sys.executable, *command(role)], env=here.environment(role if preloaded else None, **more), stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=log, text=True)
+            stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         self.lines = queue.Queue()
         threading.Thread(target=self.read, daemon=True).start()
 
@@ -71,25 +76,26 @@ class Comparison:
     def __init__(self, probe, command, seconds, out, ready):
         self.probe, self.command, self.seconds, self.out, self.ready = probe, command, seconds, out, ready
 
-    def one(self, name, roles, level, pool=None):
+    def one(self, name, roles, level, pool=None, plugin=False, more=None):
         """What each role said at its end, and what the agent saw."""
         programs, logs, said = {}, {}, {}
-        with node.Node(HOME, level, pool) as here:
+        with node.Node(HOME, level, pool, plugin) as here:
             try:
                 # One after the other, offline first: gated from its first launch, it would not get ready beside an
                 # online program that starts up.
                 for role in sorted(roles):
                     log = os.path.join(self.out, f"{self.probe}-{name}-{role}.log".replace(" ", "-"))
                     logs[role] = open(log, "w+", encoding="utf-8")
-                    programs[role] = Program(here, self.command, role, level is not None, logs[role])
+                    programs[role] = Program(here, self.command, role, level is not None, logs[role], **(more or {}))
                     programs[role].hear("being ready", self.ready)
-                start = time.monotonic() + 0.5
+                said["start"] = start = time.monotonic() + 0.5
                 for program in programs.values():
                     program.say(repr(start))
                 if "online" in programs:
                     said["online"] = json.loads(programs["online"].hear("figures", 2 * self.seconds + FIGURES))
                 else:
                     time.sleep(self.seconds)
+                said["end"] = time.monotonic()
                 if level:
                     said["status"], said["events"] = here.status(), here.events()
                 if "offline" in programs:
@@ -127,12 +133,21 @@ class Comparison:
                 lines.note(self.probe, f"{name}: {error}")
                 continue
             self.report(name, said)
+            self.keep(name, said)
             if said.get("events"):
                 self.timeline(name, said)
             if said.get("offline", {}).get("wrong"):
                 raise RuntimeError(f"{name}: {said['offline']['wrong']} wrong answers")
         if broken:
             raise RuntimeError(f"no figures of {', '.join(broken)}")
+
+    def keep(self, name, said):
+        """A line of `runs.jsonl` for who judges the run by what else was recorded: seconds of the monotonic clock."""
+        with open(os.path.join(self.out, "runs.jsonl"), "a", encoding="utf-8") as file:
+            spans = said.get("online", {}).get("spans", [])
+            offline = {key: value for key, value in said.get("offline", {}).items() if key != "spans"}
+            run = {"name": name, "start": said["start"], "end": said["end"], "spans": spans, "offline": offline}
+            file.write(json.dumps(run) + "\n")
 
     def timeline(self, name, said):
         """Ten seconds of requests and gate, for Perfetto (the Chrome trace format)."""

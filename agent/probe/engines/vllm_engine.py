@@ -64,7 +64,7 @@ async def ask(engine, number, length, tokens, draw):
     return times
 
 
-async def online(folder, options, results):
+async def online(folder, options, tell, results):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -80,14 +80,16 @@ async def online(folder, options, results):
         return at, await ask(engine, number, length, tokens, draw)
 
     served = await asyncio.gather(*(one(n, *request) for n, request in enumerate(requests)))
-    engine.shutdown()
     ttft = [times[0] - (start + at) for at, times in served if times]
     tpot = [(times[-1] - times[0]) / (len(times) - 1) for _, times in served if len(times) > 1]
     spans = [[start + at, times[0], times[-1]] for at, times in served if times]
-    return {"requests": len(ttft), "ttft_s": ttft, "tpot_s": tpot, "spans": spans}
+    # The agent is asked what it saw while the engine is still there.
+    tell({"requests": len(ttft), "ttft_s": ttft, "tpot_s": tpot, "spans": spans})
+    await asyncio.to_thread(sys.stdin.readline)
+    engine.shutdown()
 
 
-def offline(folder, options, results):
+def offline(folder, options, tell, results):
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
 
@@ -102,7 +104,7 @@ def offline(folder, options, results):
         for out in engine.generate(batch, sampling(64, True), use_tqdm=False):
             read += len(out.prompt_token_ids)
             written += len(out.outputs[0].token_ids)
-    return {"tokens": read + written, "written": written, "seconds": time.monotonic() - start}
+    tell({"tokens": read + written, "written": written, "seconds": time.monotonic() - start})
 
 
 def wait_for_start(results):
@@ -141,11 +143,14 @@ def main():
     with tempfile.TemporaryDirectory(prefix="tidegate-model-") as folder:
         with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as config:
             json.dump(CONFIG, config)
+
+        def tell(figures):
+            print(json.dumps(figures), file=results, flush=True)
+
         if options.role == "online":
-            result = asyncio.run(online(folder, options, results))
+            asyncio.run(online(folder, options, tell, results))
         else:
-            result = offline(folder, options, results)
-    print(json.dumps(result), file=results, flush=True)
+            offline(folder, options, tell, results)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     vllm_probe.py [--seconds N] [--trace FILE] [--compiled] [--pool SIZE] [--out DIR]
 
-With --pool, a fifth run shares so much of the GPU's memory between the two: what both allocate, their weights included,
-has to fit into it but for the KV caches, which grow and shrink.
+Where TIDEGATE_PLUGIN names a folder with the plugin's entry point, a run has the online engine say which requests are in
+flight. With --pool, one more shares so much of the GPU's memory between the two: what both allocate, their weights
+included, has to fit into it but for the KV caches, which grow and shrink.
 """
 
 import argparse
@@ -42,6 +43,8 @@ def main():
         compared = runs.Comparison("P16", command, options.seconds, options.out, options.ready)
         # What counts first: a machine may be taken away, and engines are slow to start.
         chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1]]
+        if os.environ.get("TIDEGATE_PLUGIN"):
+            chosen[2:2] = [runs.HINTED, runs.UNANNOUNCED]
         if options.pool:
             chosen.insert(2, runs.shared(options.pool))
         only = options.only.split(",") if options.only else [""]

@@ -16,7 +16,7 @@ vllm_engine.CONFIG["num_hidden_layers"] = LAYERS
 PROMPT, ANSWER, BATCH = 200, 48, 48
 
 
-def offline(folder, options, results):
+def offline(folder, options, tell, results):
     from tidegate_vgpu import paged
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
@@ -33,8 +33,7 @@ def offline(folder, options, results):
             wrong += said != paged.truth(given["prompt_token_ids"], ANSWER, LAYERS)
             requests += 1
             tokens += len(out.prompt_token_ids) + len(said)
-    return {"tokens": tokens, "requests": requests, "wrong": wrong,
-            "seconds": vllm_engine.time.monotonic() - start}
+    tell({"tokens": tokens, "requests": requests, "wrong": wrong, "seconds": vllm_engine.time.monotonic() - start})
 
 
 vllm_engine.offline = offline

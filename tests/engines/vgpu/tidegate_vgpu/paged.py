@@ -128,6 +128,10 @@ class _Output(AsyncModelRunnerOutput):
     def get_output(self):
         return self.worker.finish(self.step)
 
+    def get_kv_connector_output(self):
+        """As vLLM 0.33 asks: there is no connector."""
+        return None
+
 
 class PagedWorker(SpinWorker, Worker):
     KERNELS = (Path(__file__).parents[3] / "apps/kv.h").read_text(encoding="utf-8")

@@ -35,6 +35,10 @@ class _Sampled(AsyncModelRunnerOutput):
         self.gpu.call("cuEventDestroy_v2", self.event)
         return self.output
 
+    def get_kv_connector_output(self):
+        """As vLLM 0.33 asks: there is no connector."""
+        return None
+
 
 class SpinWorker(WorkerBase):
     def __init__(self, vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=False, **_):
@@ -55,6 +59,10 @@ class SpinWorker(WorkerBase):
             block_size=self.cache_config.block_size, num_kv_heads=shape.num_key_value_heads,
             head_size=shape.head_dim, dtype=torch.bfloat16)
         return {f"layer.{i}": layer for i in range(shape.num_hidden_layers)}
+
+    def get_supported_kv_cache_layouts(self):
+        """By the names of vLLM 0.33: there is no attention backend to ask. FlashAttention's."""
+        return ["LBNHC"]
 
     def determine_available_memory(self):
         """Of the GPU that is played: nothing of it is allocated."""
