@@ -435,6 +435,11 @@ const WRONG: &[(&str, i32, &[&str])] = &[
         &["no model", "did you mean llama-3.1-8b?"],
     ),
     (
+        "--trace busy.csv --finetune mixtral-8x7b",
+        2,
+        &["mixtral-8x7b", "take a model without experts"],
+    ),
+    (
         "--trace busy.csv --finetune llama-3.1-8b:r=0",
         2,
         &["rank 0", "from 1 to 4096"],

@@ -588,6 +588,12 @@ mod tests {
         }
         let mine = "custom:layers=32,hidden=4096,heads=32,kv-heads=8,inner=14336";
         assert_eq!(model(&gpu, mine).expect("a shape").shape, LLAMA_3_1_8B);
+        let mixture = format!("{mine},vocabulary=32000,experts=8,chosen=2");
+        let known = model(&gpu, "mixtral-8x7b").expect("a mixture").shape;
+        assert_eq!(model(&gpu, &mixture).expect("a shape").shape, known);
+        let wide = "custom:layers=48,hidden=2048,heads=32,kv-heads=4,inner=768,vocabulary=151936,head=128,experts=128,chosen=8";
+        let known = model(&gpu, "qwen3-30b-a3b").expect("a mixture").shape;
+        assert_eq!(model(&gpu, wide).expect("a shape").shape, known);
         for odd in [
             "custom:",
             "custom:layers=32,hidden=4096",
@@ -595,6 +601,8 @@ mod tests {
             "custom:layers=32,hidden=4096,heads=32,kv-heads=64",
             "custom:layers=32,hidden=99999999999,heads=32",
             "custom:layers=32,hidden=4096,heads=32,colour=1",
+            "custom:layers=32,hidden=4096,heads=32,experts=8,chosen=9",
+            "custom:layers=32,hidden=4096,heads=32,experts=0",
         ] {
             assert!(model(&gpu, odd).is_err(), "{odd}");
         }

@@ -60,7 +60,8 @@ pub struct Args {
     /// Online's model: llama-3.1-8b, qwen2.5-7b, or one of your own,
     /// custom:layers=L,hidden=H,heads=N[,kv-heads=K][,inner=I][,vocabulary=V]
     /// [,head=D][,experts=E,chosen=C], with costs scaled from llama's; so are
-    /// llama-3.1-70b, qwen2.5-72b, mixtral-8x7b, qwen3-30b-a3b
+    /// llama-3.1-70b, qwen2.5-72b, mixtral-8x7b,
+    /// qwen3-30b-a3b
     #[arg(long, value_name = "MODEL", default_value = "llama-3.1-8b", verbatim_doc_comment,
           help_heading = NODE, conflicts_with = "many")]
     pub(super) online: String,

@@ -36,8 +36,9 @@ fn job(asked: &str, gpu: &Gpu) -> anyhow::Result<Finetune> {
     let model = scenarios::model(gpu, model).map_err(Usage::from)?;
     if model.shape.experts > 1 {
         let name = &model.name;
-        let refused =
-            format!("--finetune {name}: adapters of a mixture of experts are not modelled");
+        let refused = format!(
+            "--finetune {name}: adapters of a mixture of experts are not modelled; take a model without experts"
+        );
         return Err(Usage(refused).into());
     }
     Ok(Finetune::new(model, rank, length).map_err(|error| Usage(error.to_string()))?)
