@@ -76,11 +76,10 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
         } else {
             name.clone()
         };
-        let job = job::open(&shown, world).map_err(|error| {
+        let (log, readers) = job::open(&shown, world).map_err(|error| {
             log::line(&format!("tg_attach: {error}"));
             libc::EIO
         })?;
-        let log = job.log;
         process
             .memory
             .log
@@ -91,7 +90,7 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             world,
             reader: Reader::at_end(log),
             reads: false,
-            joined: Some(job),
+            joined: Some(readers),
         };
         Ok(())
     })

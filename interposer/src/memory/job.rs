@@ -55,26 +55,8 @@ pub enum NoJob {
     Thread,
 }
 
-/// This process' place in a job.
-pub struct Joined {
-    /// What the job's processes share.
-    pub log: &'static Shared,
-    asked_tx: mpsc::Sender<(u32, mpsc::Sender<bool>)>,
-}
-
-impl core::fmt::Debug for Joined {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Joined").finish_non_exhaustive()
-    }
-}
-
-impl Joined {
-    /// Makes this process the one that reads the losses of a rank, for as long as it lives. Says whether it is.
-    pub fn read_for(&self, rank: u32) -> bool {
-        let (answer_tx, answer_rx) = mpsc::channel();
-        self.asked_tx.send((rank, answer_tx)).is_ok() && answer_rx.recv().unwrap_or(false)
-    }
-}
+/// To the thread that keeps the job's memory open: be the reader of this rank's losses, and say whether you are.
+pub type Readers = mpsc::Sender<(u32, mpsc::Sender<bool>)>;
 
 /// Where the files are.
 const DIRECTORY: &CStr = c"/dev/shm";
@@ -267,8 +249,8 @@ fn enter(file: &CStr, name: &str, world: u32) -> Result<(&'static Shared, i32), 
     Ok((shared, fd))
 }
 
-/// The memory of `job`, which has `world` ranks. Blocks until it is there.
-pub fn open(job: &str, world: u32) -> Result<Joined, NoJob> {
+/// The memory of `job`, which has `world` ranks, and whom to ask to read it. Blocks until it is there.
+pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> {
     let name = name_of(job);
     let file = CString::new(name.as_str()).map_err(|_| NoJob::Thread)?;
     let (opened_tx, opened_rx) = mpsc::channel();
@@ -299,5 +281,5 @@ pub fn open(job: &str, world: u32) -> Result<Joined, NoJob> {
         return Err(NoJob::Thread);
     }
     let log = opened_rx.recv().map_err(|_| NoJob::Thread)??;
-    Ok(Joined { log, asked_tx })
+    Ok((log, asked_tx))
 }

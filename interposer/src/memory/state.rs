@@ -4,7 +4,6 @@
 //! ones, which never are. No launch takes any of them.
 
 use super::backed::Backed;
-use super::job::Joined;
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
 use super::order::{Open, Order};
@@ -14,7 +13,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use tidegate_abi::page::DEVICES;
 use tidegate_core::elastic::Elastic;
 use tidegate_core::joblog::{Reader, Shared};
@@ -45,7 +44,8 @@ pub struct Membership {
     pub(super) reader: Reader,
     /// Whether losses are read here.
     pub(super) reads: bool,
-    pub(super) joined: Option<Joined>,
+    /// Who is asked to read losses (`job::Readers`), once a job is joined.
+    pub(super) joined: Option<mpsc::Sender<(u32, mpsc::Sender<bool>)>>,
 }
 
 /// One request's blocks, as published.
@@ -217,7 +217,9 @@ impl Membership {
             return Ok(());
         }
         let joined = self.joined.as_ref().ok_or(libc::ENOTCONN)?;
-        self.reads = joined.read_for(self.rank);
+        let (answer_tx, answer_rx) = mpsc::channel();
+        self.reads =
+            joined.send((self.rank, answer_tx)).is_ok() && answer_rx.recv().unwrap_or(false);
         if self.reads {
             return Ok(());
         }
