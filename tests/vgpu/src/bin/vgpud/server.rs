@@ -116,8 +116,12 @@ impl Shared {
     fn engine_thread(&self) {
         sys::precise_timers();
         let Some(page) = self.usermode() else { return };
-        while !self.stop.load(Ordering::Relaxed) {
+        loop {
+            // Before anything that the ringer wrote is looked at: what comes later changes the word, and ends the wait.
             let seen = page.doorbell.load(Ordering::SeqCst);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
             let next = {
                 let mut world = self.world();
                 let now = now_ns();
@@ -220,7 +224,7 @@ pub(crate) fn run(setup: Setup, dir: &Path, ready: impl FnOnce()) -> io::Result<
         buffer: vec![0; BUFFER],
     };
     let result = server.serve();
-    server.shared.stop.store(true, Ordering::Relaxed);
+    server.shared.stop.store(true, Ordering::SeqCst);
     server.shared.ring();
     if engine.join().is_err() {
         return Err(io::Error::other("the engine thread panicked"));
