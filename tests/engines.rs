@@ -12,16 +12,26 @@ fn says(command: &mut Command, role: &str) -> String {
     runs(command, "engine_abi.py", role)
 }
 
-fn runs(command: &mut Command, script: &str, argument: &str) -> String {
+fn app<'a>(command: &'a mut Command, script: &str, argument: &str) -> &'a mut Command {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     command
         .arg(tests.join("apps").join(script))
         .arg(argument)
         .env("PYTHONPATH", tests.join("../interposer/engines"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped());
-    Running::start(script, command).succeed()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+}
+
+fn runs(command: &mut Command, script: &str, argument: &str) -> String {
+    Running::start(script, app(command, script, argument)).succeed()
+}
+
+/// A program that says what its training does, and waits for a line after each word.
+fn trainer(node: &Node, job: &str) -> Running {
+    let mut command = node.preloaded("python3", "offline");
+    command.env("TIDEGATE_JOB", job).stdin(Stdio::piped());
+    Running::start("trainer", app(&mut command, "engine_abi.py", "trainer"))
 }
 
 /// P-MEMORY-11: plugins speak to the library as its header says.
@@ -129,19 +139,8 @@ fn a_plugin_has_the_role_that_a_rule_gives() {
 #[test]
 fn a_second_engine_in_a_job_is_refused_its_losses() {
     let node = Node::new(&[], TRUSTING);
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let job = format!("shared-{}", std::process::id());
-    let mut command = node.preloaded("python3", "offline");
-    command
-        .arg(tests.join("apps/engine_abi.py"))
-        .arg("trainer")
-        .env("PYTHONPATH", tests.join("../interposer/engines"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("TIDEGATE_JOB", &job)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut first = Running::start("first", &mut command);
+    let mut first = trainer(&node, &job);
     wait_for("its first word", || {
         let status = view::status(&node);
         (status["jobs"][0]["trainer"]["said"]["step"] == 9).then_some(())
@@ -160,18 +159,7 @@ fn a_second_engine_in_a_job_is_refused_its_losses() {
 #[test]
 fn what_a_training_says_is_in_status_explain_and_events() {
     let node = Node::new(&[], TRUSTING);
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut command = node.preloaded("python3", "offline");
-    command
-        .arg(tests.join("apps/engine_abi.py"))
-        .arg("trainer")
-        .env("PYTHONPATH", tests.join("../interposer/engines"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("TIDEGATE_JOB", "tune")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut trainer = Running::start("trainer", &mut command);
+    let mut trainer = trainer(&node, "tune");
     let mut stdin = trainer.child.stdin.take().expect("piped");
     let job = || view::status(&node)["jobs"][0].clone();
     let shown = |what: &str, holds: &dyn Fn(&Value) -> bool| {

@@ -89,7 +89,7 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             rank,
             world,
             reader: Reader::at_end(log),
-            reads: false,
+            reads: None,
             joined: Some(readers),
         };
         Ok(())

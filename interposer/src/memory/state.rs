@@ -42,8 +42,8 @@ pub struct Membership {
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) reader: Reader,
-    /// Whether losses are read here.
-    pub(super) reads: bool,
+    /// Whether losses are read here, once that was asked. Who is refused once stays refused.
+    pub(super) reads: Option<bool>,
     /// Who is asked to read losses (`job::Readers`), once a job is joined.
     pub(super) joined: Option<mpsc::Sender<(u32, mpsc::Sender<bool>)>>,
 }
@@ -213,14 +213,17 @@ impl Membership {
     /// Before losses are read. One other process at most does so for this rank: another engine in the same job would
     /// take its steps for this one's.
     pub(super) fn begin_to_read(&mut self) -> Result<(), c_int> {
-        if self.reads {
-            return Ok(());
+        match self.reads {
+            Some(true) => return Ok(()),
+            Some(false) => return Err(libc::EBUSY),
+            None => {}
         }
         let joined = self.joined.as_ref().ok_or(libc::ENOTCONN)?;
         let (answer_tx, answer_rx) = mpsc::channel();
-        self.reads =
+        let reads =
             joined.send((self.rank, answer_tx)).is_ok() && answer_rx.recv().unwrap_or(false);
-        if self.reads {
+        self.reads = Some(reads);
+        if reads {
             return Ok(());
         }
         log::line(&format!(

@@ -115,16 +115,10 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
         nobody(frame, model, area);
         return;
     };
-    let Rooms {
-        title,
-        gpus,
-        legend,
-        jobs,
-        processes,
-        keys,
-    } = Rooms::of(status, area);
-    frame.render_widget(fit(title_line(model, status, now), title.width), title);
-    draw_gpus(frame, model, status, &paint, gpus);
+    let room = Rooms::of(status, area);
+    let title = fit(title_line(model, status, now), room.title.width);
+    frame.render_widget(title, room.title);
+    draw_gpus(frame, model, status, &paint, room.gpus);
     let mut said = vec![
         Span::styled("open", paint.gate(v1::GateState::Open)),
         Span::raw(": offline runs   "),
@@ -138,10 +132,10 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
             span.style = span.style.add_modifier(Modifier::DIM);
         }
     }
-    frame.render_widget(Line::from(said), legend);
-    draw_jobs(frame, model, status, &paint, jobs);
-    draw_processes(frame, model, &paint, processes);
-    frame.render_widget(fit(last_line(model), keys.width), keys);
+    frame.render_widget(Line::from(said), room.legend);
+    draw_jobs(frame, model, status, &paint, room.jobs);
+    draw_processes(frame, model, &paint, room.processes);
+    frame.render_widget(fit(last_line(model), room.keys.width), room.keys);
     if model.help {
         help(frame, area);
     }

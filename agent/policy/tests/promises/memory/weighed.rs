@@ -645,6 +645,19 @@ fn slots_keep_the_parts_of_jobs_to_come() {
     assert_eq!(shown(&mut world, 0), Some(POOL - LEAST));
 }
 
+/// Job `id` says that a request holds each of its first stripes, and how many tokens it is.
+fn publish(world: &mut World, id: u32, stripes: u32, tokens: u64) {
+    for stripe in 0..stripes {
+        let blocks = [2 * stripe, 2 * stripe + 1].map(BlockId);
+        world.tell(MemoryEvent::Published {
+            session: session(id, GpuId(0)),
+            request: RequestId(u64::from(stripe)),
+            tokens: Tokens(tokens),
+            blocks: &blocks,
+        });
+    }
+}
+
 /// P-FAIR-11: nobody pays twice before the others have paid once, by weight.
 #[test]
 fn under_200_reclaims_each_loses_as_many_tokens_over_its_weight() {
@@ -658,14 +671,8 @@ fn under_200_reclaims_each_loses_as_many_tokens_over_its_weight() {
     let (mut taken, mut reclaims) = ([0u64; 2], 0);
     world.bench.reports.clear();
     while reclaims < 200 {
-        for (id, stripe) in (0..2).flat_map(|id| (0..48).map(move |stripe| (id, stripe))) {
-            let blocks = [2 * stripe, 2 * stripe + 1].map(BlockId);
-            world.tell(MemoryEvent::Published {
-                session: session(id, GpuId(0)),
-                request: RequestId(u64::from(stripe)),
-                tokens: Tokens(TOKENS),
-                blocks: &blocks,
-            });
+        for id in 0..2 {
+            publish(&mut world, id, 48, TOKENS);
         }
         world.ask(0, 1 + dice.next() % 200);
         world.calm(20);

@@ -8,15 +8,8 @@ const TOKENS: u64 = 100;
 /// Online wants `bytes` and gives them back. Says what each of two jobs lost.
 fn round(world: &mut World, bytes: u64) -> [u64; 2] {
     for id in 0..2 {
-        for stripe in 0..world.jobs[&id].stripes {
-            let blocks = [2 * stripe, 2 * stripe + 1].map(BlockId);
-            world.tell(MemoryEvent::Published {
-                session: session(id, GpuId(0)),
-                request: RequestId(u64::from(stripe)),
-                tokens: Tokens(TOKENS),
-                blocks: &blocks,
-            });
-        }
+        let stripes = world.jobs[&id].stripes;
+        publish(world, id, stripes, TOKENS);
     }
     world.bench.reports.clear();
     world.ask(0, bytes);
