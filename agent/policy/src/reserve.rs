@@ -17,6 +17,9 @@
 //! pressure again and again and never waits, and grew it until offline had the memory of half the
 //! day only.
 //!
+//! Where a budget says how often shortages may come, one adds what it lacked, 12 to 100 per cent, and T divides by
+//! the logarithm of that instead.
+//!
 //! T is chosen so that what one shortage adds is gone when the next one is due. So the headroom is
 //! at rest only where shortages come as often as accepted, whatever the load looks like; if they
 //! come more often, T soon lasts longer than the calm between, and the headroom grows.
@@ -62,9 +65,21 @@ pub struct Reserve {
     sufficed: bool,
     /// A budget says how often shortages may come.
     steered: bool,
+    /// What the last shortage made of the headroom, in per cent of what that was.
+    grew: u64,
     /// Shortages, oldest first.
     recent: VecDeque<Instant>,
     events: u64,
+}
+
+/// The natural logarithm of a growth of 100 to 200 per cent, in thousandths: 2 artanh y with y = (g - 1) / (g + 1), which
+/// is at most a third, so that three terms are within two thousandths.
+fn ln_thousandths(percent: u64) -> u64 {
+    const ONE: u64 = 1_000_000;
+    let y = percent.saturating_sub(100) * ONE / (percent + 100);
+    let cube = y * y / ONE * y / ONE;
+    let fifth = cube * y / ONE * y / ONE;
+    2 * (y + cube / 3 + fifth / 5) / 1_000
 }
 
 /// Rules that can be kept.
@@ -92,6 +107,7 @@ impl Reserve {
             since: now,
             sufficed: false,
             steered: false,
+            grew: Reserving::GROWTH,
             recent: VecDeque::with_capacity(REMEMBERED),
             events: 0,
             config,
@@ -141,7 +157,11 @@ impl Reserve {
     pub fn interval(&self) -> Duration {
         // 128 bits hold any step times any span.
         let every = u128::from(nanos(self.config.pressure_every));
-        let lost = u128::from(self.headroom.0.max(1)) * u128::from(Reserving::GROWTH_LN);
+        let ln = match self.steered {
+            true => ln_thousandths(self.grew),
+            false => Reserving::GROWTH_LN,
+        };
+        let lost = u128::from(self.headroom.0.max(1)) * u128::from(ln);
         let ns = every * u128::from(self.config.step.0) * 1_000 / lost;
         Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX).max(1))
     }
@@ -232,7 +252,10 @@ impl Reserve {
         } else {
             times(growth)
         };
-        self.headroom = grown.clamp(min, max);
+        let grown = grown.clamp(min, max);
+        let grew = grown.0.saturating_mul(100) / self.headroom.0.max(1);
+        self.grew = grew.clamp(Reserving::GROWTH, Reserving::FIRST_GROWTH);
+        self.headroom = grown;
     }
 
     /// Use and headroom, and never so little that this use is pressure.

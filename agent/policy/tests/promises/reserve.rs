@@ -126,3 +126,22 @@ fn another_rate_of_shortages_takes_nothing_at_once_that_the_former_left() {
         "{due:?} of {half:?}"
     );
 }
+
+/// P-MEMORY-20: what online may pay is kept to.
+#[test]
+fn what_a_shortage_of_a_budget_adds_is_gone_when_the_next_is_accepted() {
+    let every = Duration::from_secs(600);
+    let mut reserve = Reserve::new(Reserving::default(), Instant::from_nanos(0));
+    reserve.steer(every, Instant::from_nanos(0));
+    // It lacks 100 MiB, and then as much as it may add: 200 of 100.
+    for used in [Bytes::mib(100), Bytes::mib(1_000)] {
+        reserve.settle(used, Instant::from_nanos(0));
+    }
+    assert_eq!(reserve.headroom(), Bytes::mib(200));
+    reserve.settle(Bytes::ZERO, Instant::from_nanos(0).after(every));
+    let left = reserve.headroom();
+    assert!(
+        (Bytes::mib(96)..=Bytes::mib(104)).contains(&left),
+        "{left:?} of 200 MiB, which were 100"
+    );
+}
