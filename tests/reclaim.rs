@@ -274,29 +274,13 @@ fn an_offline_process_is_shown_what_the_pool_leaves_it_beside_the_least_headroom
 fn two_engines_have_what_they_deserve_of_memory_and_make_no_wrong_token() {
     let mut node = Node::device_only(&["--set", "poison=0xa5"]);
     node.start_agent(SHARED);
-    let mut engines = ["first", "second"].map(|name| {
+    let engines = ["first", "second"].map(|name| {
         let job = format!("{name}-{}", node.device.pid());
         let mut engine = Engine::start(&node, &job, &["--requests", "2"]);
         engine.goes_on(64);
         engine
     });
     // Together they were born with more than there is.
-    let parts = |node: &Node| {
-        let status = view::status(node);
-        let jobs = status["jobs"].as_array().expect("a list").clone();
-        let part = |job: &Value| {
-            let memory = &job["memory"];
-            Some((
-                memory["has_bytes"].as_u64()?,
-                memory["deserves_bytes"].as_u64()?,
-            ))
-        };
-        let parts: Option<Vec<_>> = jobs.iter().map(part).collect();
-        parts.filter(|parts| parts.len() == 2)
-    };
-    let even =
-        |(has, deserves): &(u64, u64)| has.abs_diff(*deserves) <= (deserves / 20).max(HANDLE);
-    let settled = |node: &Node| parts(node).filter(|parts| parts.iter().all(even));
     let found = wait_for("each to have what it deserves", || settled(&node));
     let all: u64 = found.iter().map(|part| part.1).sum();
     assert_eq!(all, 96 << 20, "{found:?}");
@@ -329,6 +313,45 @@ fn two_engines_have_what_they_deserve_of_memory_and_make_no_wrong_token() {
     });
     let found = wait_for("each to have what it deserves again", || settled(&node));
     assert!(found.iter().all(|part| part.1 <= 24 << 20), "{found:?}");
+    go_on_and_are_right(&node, engines);
+}
+
+/// P-FAIR-12: who comes where another has all of a GPU's memory starts, as that gives up what it has too much.
+#[test]
+fn an_engine_starts_on_a_gpu_that_another_has_filled() {
+    // 88 MiB of the first one's cache leave less than the 44 MiB of the second's.
+    let mut node = Node::device_only(&["--memory-mib", "120", "--set", "poison=0xa5"]);
+    node.start_agent(SHARED);
+    let engines = [("fills", "44"), ("comes", "22")].map(|(name, blocks)| {
+        let job = format!("{name}-{}", node.device.pid());
+        let mut engine = Engine::start(&node, &job, &["--requests", "2", "--blocks", blocks]);
+        engine.goes_on(64);
+        engine
+    });
+    let found = wait_for("each to have what it deserves", || settled(&node));
+    assert!(found.iter().all(|part| part.1 >= 44 << 20), "{found:?}");
+    go_on_and_are_right(&node, engines);
+}
+
+/// What each of two jobs has of the memory and deserves, once that is the same.
+fn settled(node: &Node) -> Option<Vec<(u64, u64)>> {
+    let status = view::status(node);
+    let part = |job: &Value| {
+        let memory = &job["memory"];
+        Some((
+            memory["has_bytes"].as_u64()?,
+            memory["deserves_bytes"].as_u64()?,
+        ))
+    };
+    let jobs = status["jobs"].as_array().expect("a list");
+    let parts: Vec<_> = jobs.iter().map(part).collect::<Option<_>>()?;
+    let even =
+        |(has, deserves): &(u64, u64)| has.abs_diff(*deserves) <= (deserves / 20).max(HANDLE);
+    (parts.len() == 2 && parts.iter().all(even)).then_some(parts)
+}
+
+/// They make tokens until they are stopped, and no wrong one.
+fn go_on_and_are_right(node: &Node, mut engines: [Engine; 2]) {
     for engine in &mut engines {
         engine.goes_on(64);
     }

@@ -143,7 +143,9 @@ impl Memory {
                 bytes,
                 mapped,
             } => {
-                let Some(gpu) = slot_of(*slot).filter(|_| role == Role::Online) else {
+                // An offline process has no cache that grows.
+                let may = role == Role::Online || role == Role::Offline && kv.is_none();
+                let Some(gpu) = slot_of(*slot).filter(|_| may) else {
                     answer_ask(session, *ask, Granted::No, members);
                     return Vec::new();
                 };

@@ -24,6 +24,8 @@ mod choice;
 mod event;
 mod hear;
 mod online;
+mod room;
+mod rooms;
 mod views;
 mod weigh;
 
@@ -40,6 +42,7 @@ pub use choice::Choice;
 use core::time::Duration;
 pub use event::MemoryEvent;
 use online::{Ask, Elastic};
+use room::Room;
 
 /// The memory of a node.
 #[derive(Debug)]
@@ -49,6 +52,7 @@ pub(crate) struct Memory {
     elastic: Vec<Elastic>,
     counted: Vec<(SessionId, GpuId, Bytes)>,
     asks: Vec<Ask>,
+    rooms: Vec<Room>,
     jobs: Vec<Books>,
     last: ReclaimId,
     /// Offline jobs are not compared before, and are compared then at the latest.
@@ -65,6 +69,7 @@ impl Clone for Memory {
             elastic: self.elastic.clone(),
             counted: self.counted.clone(),
             asks: self.asks.clone(),
+            rooms: self.rooms.clone(),
             jobs: self.jobs.clone(),
             last: self.last,
             looked: self.looked,
@@ -83,6 +88,7 @@ impl Memory {
             elastic: Vec::new(),
             counted: Vec::new(),
             asks: Vec::new(),
+            rooms: Vec::new(),
             jobs: Vec::new(),
             last: ReclaimId(0),
             looked: None,
@@ -137,6 +143,7 @@ impl Memory {
         }
         let lapsed = |ask: &Ask| ask.promised && (now >= ask.until || ask.bytes.is_zero());
         self.withdraw(lapsed);
+        self.lapse_rooms(now);
         for gpu in 0..self.ledgers.len() {
             let Ok(gpu) = u8::try_from(gpu).map(GpuId) else {
                 continue;
@@ -156,6 +163,7 @@ impl Memory {
                 self.take_from_somebody(gpu, missing, jobs, means, now);
             }
             self.deny(gpu, now, out);
+            self.make_room(gpu, (jobs, means), now, out);
         }
         self.cancel(now, out);
         if !started {
@@ -463,12 +471,14 @@ impl Memory {
             self.restores_at(books)
                 .filter(|_| !books.holders.is_whole())
         });
+        let rooms = self.rooms.iter().map(|room| room.until);
         let retries = self.elastic.iter().map(Elastic::retries_at);
         let shrinks = self.elastic.iter().filter_map(Elastic::shrinks_at);
         reclaims
             .chain(asks)
             .chain(reserves)
             .chain(restores)
+            .chain(rooms)
             .chain(retries)
             .chain(shrinks)
             .chain(self.looks_at)

@@ -26,8 +26,6 @@ use tidegate_proto::v1::{self, client_event::Event};
 
 /// `TG_ABI_VERSION` of the header.
 const VERSION: u32 = 2;
-/// How often `tg_role` looks.
-const LOOK: std::time::Duration = std::time::Duration::from_millis(2);
 /// `TG_KV_ELASTIC`.
 const ELASTIC: u32 = 1;
 
@@ -101,12 +99,8 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
 pub extern "C" fn tg_role(wait_ms: u32) -> c_int {
     let asked = |process: &'static Process| {
         speak(process);
-        let end = clock::now_ns().saturating_add(u64::from(wait_ms) * 1_000_000);
-        while !process.ever_attached.load(Acquire) {
-            if clock::now_ns() >= end {
-                return Role::Unknown;
-            }
-            std::thread::sleep(LOOK);
+        if !talk::is_raised_within(&process.ever_attached, u64::from(wait_ms) * 1_000_000) {
+            return Role::Unknown;
         }
         process.role()
     };

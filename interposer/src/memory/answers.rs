@@ -49,16 +49,23 @@ pub fn alloc(
     bytes: usize,
     call: impl Fn() -> CUresult,
 ) -> CUresult {
-    hold::around(row, || {
-        let asked = bytes as u64;
-        if let Some(refused) = beyond_share(asked) {
-            return refused;
-        }
-        if let Some(result) = in_scope(start, at, asked) {
-            return result;
-        }
-        counted(at, bytes, ask_once(asked, call))
-    })
+    let asked = bytes as u64;
+    // Who waits for room is not inside of it: a reclaim may go on.
+    let attempt = || {
+        hold::around(row, || {
+            if let Some(refused) = beyond_share(asked) {
+                return (refused, None);
+            }
+            if let Some((result, whole)) = in_scope(start, at, asked) {
+                return (result, whole);
+            }
+            (counted(at, bytes, call()), Some(asked))
+        })
+    };
+    match attempt() {
+        (CUresult::OUT_OF_MEMORY, Some(needs)) if is_granted(needs) => attempt().0,
+        (result, _) => result,
+    }
 }
 
 /// The answer to an offline allocation that its share has no room for.
@@ -70,8 +77,8 @@ fn beyond_share(bytes: u64) -> Option<CUresult> {
     (held.saturating_add(bytes) > share).then_some(CUresult::OUT_OF_MEMORY)
 }
 
-/// An allocation in a KV scope; `None`: it is the driver's.
-fn in_scope(start: Start, at: *mut CUdeviceptr, asked: u64) -> Option<CUresult> {
+/// An allocation in a KV scope, and the room that it needs if that may be asked for; `None`: it is the driver's.
+fn in_scope(start: Start, at: *mut CUdeviceptr, asked: u64) -> Option<(CUresult, Option<u64>)> {
     let guessed = || Some((0, false)).filter(|_| env::kv_guess().is_some_and(|min| asked >= min));
     let (handle_bytes, bare) = scope().or_else(guessed)?;
     if at.is_null() || asked < handle_bytes.max(HANDLE_BYTES) {
@@ -87,14 +94,18 @@ fn in_scope(start: Start, at: *mut CUdeviceptr, asked: u64) -> Option<CUresult> 
             drop(state);
             process.memory.changed();
             serve(process);
-            Some(match made {
+            // Online's cache grows by what it is given.
+            let needs = asked.checked_next_multiple_of(handle_bytes.max(HANDLE_BYTES));
+            let needs = needs.filter(|_| !bare && process.role() == Role::Offline);
+            let result = match made {
                 Ok(base) => {
                     // SAFETY: the caller's place for an address, not null.
                     unsafe { at.write(base) };
                     CUresult::SUCCESS
                 }
                 Err(refused) => refused.result(),
-            })
+            };
+            Some((result, needs))
         })
     })
     .flatten()
@@ -132,25 +143,27 @@ pub fn pitched(
     counted(at, unsafe { pitch.read() }.saturating_mul(height), result)
 }
 
-/// An allocation that the driver refuses for want of memory asks the agent once, and tries again.
-fn ask_once(bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
-    let result = call();
-    if result != CUresult::OUT_OF_MEMORY {
-        return result;
-    }
-    let online = |process: &&'static Process| process.role() == Role::Online;
+/// An allocation that the driver refused for want of memory asks the agent once, and waits; whether there is room.
+fn is_granted(bytes: u64) -> bool {
+    /// Longer than any reclaim, and short beside what an allocation that fails costs an engine.
+    const ONLINE_NS: u64 = 500_000_000;
+    /// Longer than the agent has others give up what they have too much.
+    const OFFLINE_NS: u64 = 30_000_000_000;
+    /// A program that allocates at once is attached later.
+    const ATTACH_NS: u64 = 500_000_000;
     let granted = guarded(|| {
         sys::keeping_errno(|| {
-            let process = known().filter(online)?;
+            let process = known()?;
+            let patience_ns = match process.role() {
+                Role::Online => ONLINE_NS,
+                Role::Offline if talk::is_raised_within(&process.attached, ATTACH_NS) => OFFLINE_NS,
+                _ => return None,
+            };
             let (_, device) = current()?;
-            Some(talk::ask(process, device, bytes))
+            Some(talk::ask(process, device, bytes, patience_ns))
         })
     });
-    if granted.flatten() == Some(true) {
-        call()
-    } else {
-        result
-    }
+    granted.flatten() == Some(true)
 }
 
 /// An allocation of the driver's, after it was freed.

@@ -10,6 +10,7 @@ use super::state::Memory;
 use super::work::Work;
 use crate::process::Process;
 use crate::{clock, sys};
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
 use tidegate_core::joblog::Shared;
@@ -291,16 +292,27 @@ fn say_demand(
     );
 }
 
-/// Asks for room for a plain allocation and waits; whether it was granted.
-pub fn ask(process: &Process, device: usize, bytes: u64) -> bool {
-    /// Longer than any reclaim, and short beside what an allocation that fails costs an engine.
-    const PATIENCE_NS: u64 = 500_000_000;
+/// Whether a flag that an agent's coming raises is raised, after so long at most.
+pub fn is_raised_within(flag: &AtomicBool, wait_ns: u64) -> bool {
+    const LOOK_NS: u64 = 2_000_000;
+    let end = clock::now_ns().saturating_add(wait_ns);
+    while !flag.load(Acquire) {
+        if clock::now_ns() >= end {
+            return false;
+        }
+        sys::sleep_ns(LOOK_NS);
+    }
+    true
+}
+
+/// Asks for room for an allocation and waits for so long at most; whether it was granted.
+pub fn ask(process: &Process, device: usize, bytes: u64, patience_ns: u64) -> bool {
     let memory = &process.memory;
     if !process.attached.load(Acquire) {
         return false;
     }
     let session = memory.session.load(Acquire);
-    let end = clock::now_ns() + PATIENCE_NS;
+    let end = clock::now_ns() + patience_ns;
     let ticket = ticket(memory);
     sys::lock(&memory.awaited).insert(ticket, None);
     say_demand(process, ticket, device, bytes, None);

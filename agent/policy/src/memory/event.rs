@@ -144,7 +144,8 @@ pub enum MemoryEvent<'a> {
         /// All of it.
         bytes: Bytes,
     },
-    /// Online needs more than is mapped for it, or an allocation of it would not fit.
+    /// Online needs more than is mapped for it, or an allocation of it would not fit; or an allocation of an offline
+    /// process would not.
     Asked {
         /// The process.
         session: SessionId,

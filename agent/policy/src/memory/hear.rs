@@ -94,6 +94,10 @@ impl Memory {
                 bytes,
                 mapped,
             } => {
+                if let Some(job) = job_of(session) {
+                    self.wants_room((session, job), ask, gpu, bytes, now);
+                    return;
+                }
                 // A later demand for the same cache replaces an earlier one.
                 self.withdraw(|known| {
                     known.session == session
@@ -116,6 +120,7 @@ impl Memory {
             }
             MemoryEvent::Withdrawn { session, ask } => {
                 self.withdraw(|known| (known.session, known.id) == (session, ask));
+                self.leaves_room(|room| room.is(session, ask));
             }
         }
     }
@@ -296,6 +301,10 @@ impl Memory {
         let before = core::mem::replace(&mut self.counted[place].2, bytes);
         let (more, less) = (bytes.minus(before), before.minus(bytes));
         if offline {
+            self.took_room(session, gpu);
+            let Some(ledger) = self.ledgers.get_mut(gpu.index()) else {
+                return;
+            };
             ledger.adopt(session, Place::Offline, more);
             ledger.shift(session, Place::Offline, Place::Free, less);
             return;
@@ -343,6 +352,7 @@ impl Memory {
         self.elastic.retain(|elastic| elastic.session != session);
         self.counted.retain(|counted| counted.0 != session);
         self.asks.retain(|ask| ask.session != session);
+        self.rooms.retain(|room| room.session != session);
         for ledger in &mut self.ledgers {
             ledger.close(session);
         }

@@ -131,7 +131,7 @@ fn weigh<'a>(here: impl Iterator<Item = &'a Job> + Clone) -> impl Fn(Terms) -> u
 
 /// Who may pay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Payers {
+pub(super) enum Payers {
     /// Only who has so much too much that another may have it.
     Givers,
     /// Whoever has a stripe too much.
@@ -143,22 +143,22 @@ enum Payers {
 }
 
 /// One that may pay, and what.
-struct Bill {
-    place: usize,
+pub(super) struct Bill {
+    pub place: usize,
     picked: Vec<Pick>,
-    bytes: Bytes,
+    pub bytes: Bytes,
     price: u128,
 }
 
 impl Memory {
-    fn caches(&self, gpu: GpuId) -> impl Iterator<Item = &Books> {
+    pub(super) fn caches(&self, gpu: GpuId) -> impl Iterator<Item = &Books> {
         let here = move |books: &&Books| books.ranks.iter().any(|rank| rank.gpu == gpu);
         self.jobs.iter().filter(here)
     }
 
     /// Whether jobs are weighed there.
     pub(super) fn contested(&self, gpu: GpuId) -> bool {
-        self.caches(gpu).nth(1).is_some()
+        self.caches(gpu).nth(1).is_some() || self.is_asked_of(gpu)
     }
 
     /// Jobs that have or had something of a GPU, and one that is to have, without what they deserve.
@@ -171,6 +171,7 @@ impl Memory {
             let counted = |c: &(SessionId, GpuId, Bytes)| c.1 == gpu && !c.2.is_zero();
             also == Some(job.id)
                 || cached
+                || self.has_rooms(job.id, gpu)
                 || self.counted.iter().any(|c| counted(c) && job.has(c.0))
         };
         let weight = weigh(jobs.iter().filter(here));
@@ -198,6 +199,10 @@ impl Memory {
                 part.claim = part.claim.plus(claims);
                 let (goes, comes) = books.begun_with(gpu);
                 part.held = part.held.plus(comes).minus(goes);
+            }
+            if self.has_rooms(job.id, gpu) {
+                // What it will want is not known before it has a cache.
+                part.claim = ledger.pool();
             }
             part
         };
@@ -311,7 +316,7 @@ impl Memory {
         }
     }
 
-    fn collect(&mut self, bill: Bill, direction: Direction, jobs: &[Job], now: Instant) {
+    pub(super) fn collect(&mut self, bill: Bill, direction: Direction, jobs: &[Job], now: Instant) {
         let stripes = bill.picked.iter().map(|pick| pick.stripe).collect();
         let books = &mut self.jobs[bill.place];
         (books.picks, books.price) = (bill.picked, bill.price);
@@ -328,7 +333,7 @@ impl Memory {
     }
 
     /// Who pays `left` or a part of it.
-    fn bill(
+    pub(super) fn bill(
         &mut self,
         gpu: GpuId,
         left: Bytes,
@@ -476,6 +481,7 @@ impl Memory {
         if !self.contested(gpu) {
             return free;
         }
+        let free = free.minus(self.wanted_rooms(gpu));
         let parts = self.parts(gpu, jobs, now, |_| false);
         let own = self.jobs[place].job;
         let Some(own) = parts.iter().find(|part| part.job == own) else {

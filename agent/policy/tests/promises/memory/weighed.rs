@@ -5,6 +5,7 @@
 //! have and were born with; who pays is read from the orders that they get.
 
 mod owes;
+mod room;
 
 use crate::bench::Bench;
 use crate::dice::Dice;
@@ -96,6 +97,7 @@ struct World {
     jobs: BTreeMap<u32, Job>,
     online: [u64; GPUS as usize],
     asks: BTreeMap<u64, (u8, u64)>,
+    answered: Vec<(u64, bool)>,
     next: u64,
     orders: VecDeque<(ReclaimId, SessionId, bool)>,
     broken: Vec<String>,
@@ -127,6 +129,7 @@ impl World {
             jobs: BTreeMap::new(),
             online: [0; GPUS as usize],
             asks: BTreeMap::new(),
+            answered: Vec::new(),
             next: 0,
             orders: VecDeque::new(),
             broken: Vec::new(),
@@ -219,13 +222,12 @@ impl World {
                     self.orders.push_back((reclaim, session, true));
                 }
                 Effect::AnswerAsk {
-                    ask,
-                    granted: Granted::Yes,
-                    ..
+                    ask, granted: said, ..
                 } => {
-                    granted.push(ask.0);
+                    let yes = said == Granted::Yes;
+                    self.answered.push((ask.0, yes));
+                    if yes { &mut granted } else { &mut over }.push(ask.0);
                 }
-                Effect::AnswerAsk { ask, .. } => over.push(ask.0),
                 _ => {}
             }
         }

@@ -1,0 +1,177 @@
+//! Room for an offline job that comes where others have all there is.
+//!
+//! ```text
+//!   asked --> waits --> promised --> what was allocated is counted, or it lapses
+//!               |
+//!               +--> denied: nobody else has a cache there, it is more than the job is shown, or it took too long
+//! ```
+//!
+//! An allocation that the driver refuses for want of memory asks and waits. Its job is shown what it deserves; until it
+//! has that, others have at least as much too much, and what they have too much is taken for it. Online comes first:
+//! while it lacks anything, nothing is taken for anybody else.
+
+use super::Memory;
+use super::room::Room;
+use super::weigh::Payers;
+use crate::config::Means;
+use crate::effect::{Effect, Granted};
+use crate::ids::{AskId, Bytes, GpuId, JobId, SessionId};
+use crate::job::Job;
+use crate::ledger::{Ledger, Place};
+use crate::reclaim::Direction;
+use crate::time::Instant;
+use core::time::Duration;
+
+/// Half of a large GPU's memory in batches of 256 MiB, each of 20 ms and more, takes some ten seconds. An engine that
+/// starts takes minutes.
+pub(super) const PATIENCE: Duration = Duration::from_secs(25);
+/// A process is counted with more than it sees itself: the pages that stand behind what is taken, and what its driver
+/// rounds up. So it may have this part more than it is shown: the 5 % within which each is to have its part.
+const SLACK: u64 = 20;
+/// Allocations of one process that wait at once: each is a thread of it.
+const MOST: usize = 16;
+
+impl Memory {
+    /// An offline process asks for room for an allocation.
+    pub(super) fn wants_room(
+        &mut self,
+        (session, job): (SessionId, JobId),
+        id: AskId,
+        gpu: GpuId,
+        bytes: Bytes,
+        now: Instant,
+    ) {
+        self.leaves_room(|known| known.is(session, id));
+        let own = self.rooms.iter().filter(|room| room.session == session);
+        // Denied when it is looked at.
+        let patience = if own.count() < MOST {
+            PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        self.rooms.push(Room {
+            session,
+            job,
+            id,
+            gpu,
+            bytes,
+            until: now.after(patience),
+            promised: false,
+        });
+    }
+
+    /// These are not waited for any more. What they were promised is free: who allocated has it by what is counted.
+    pub(super) fn leaves_room(&mut self, which: impl Fn(&Room) -> bool) {
+        let ledgers = &mut self.ledgers;
+        self.rooms.retain(|room| {
+            let goes = which(room);
+            if goes
+                && room.promised
+                && let Some(ledger) = ledgers.get_mut(room.gpu.index())
+            {
+                ledger.shift(room.session, Place::InFlight, Place::Free, room.bytes);
+            }
+            !goes
+        });
+    }
+
+    /// A process has allocated: what it was promised there is what it has.
+    pub(super) fn took_room(&mut self, session: SessionId, gpu: GpuId) {
+        self.leaves_room(|room| room.promised && (room.session, room.gpu) == (session, gpu));
+    }
+
+    /// What waits for room on a GPU.
+    pub(super) fn wanted_rooms(&self, gpu: GpuId) -> Bytes {
+        let waits = self
+            .rooms
+            .iter()
+            .filter(|room| room.gpu == gpu && !room.promised);
+        waits.map(|room| room.bytes).sum()
+    }
+
+    /// Whether a job waits for room there, or was promised it and may not have allocated yet.
+    pub(super) fn has_rooms(&self, job: JobId, gpu: GpuId) -> bool {
+        let mut own = self.rooms.iter();
+        own.any(|room| (room.job, room.gpu) == (job, gpu))
+    }
+
+    /// Whether somebody waits for memory of which others have a cache.
+    pub(super) fn is_asked_of(&self, gpu: GpuId) -> bool {
+        let others =
+            |room: &Room| room.gpu == gpu && self.caches(gpu).any(|books| books.job != room.job);
+        self.rooms.iter().any(others)
+    }
+
+    /// Promises room that is free, takes what is missing from who has too much, and denies what there is no room for.
+    pub(super) fn make_room(
+        &mut self,
+        gpu: GpuId,
+        (jobs, means): (&[Job], Means),
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
+        let mut before = Bytes::ZERO;
+        for at in 0..self.rooms.len() {
+            let room = self.rooms[at];
+            if room.gpu != gpu || room.promised {
+                continue;
+            }
+            if now >= room.until || !self.has_a_right(&room, jobs) {
+                self.rooms[at].bytes = Bytes::ZERO;
+                out.push(room.answer(Granted::No));
+                continue;
+            }
+            if !self.lacking(gpu, now).is_zero() {
+                before = before.plus(room.bytes);
+                continue;
+            }
+            let free = self.ledger(gpu).map_or(Bytes::ZERO, Ledger::free);
+            if free.minus(before) >= room.bytes {
+                let ledger = &mut self.ledgers[gpu.index()];
+                ledger.shift(room.session, Place::Free, Place::InFlight, room.bytes);
+                let promised = &mut self.rooms[at];
+                promised.promised = true;
+                promised.until = now.after(self.sharing.promise_lasts);
+                out.push(room.answer(Granted::Yes));
+                continue;
+            }
+            before = before.plus(room.bytes);
+            let coming: Bytes = self.jobs.iter().map(|books| books.coming(gpu)).sum();
+            let mut left = before.minus(free.plus(coming)).min(self.sharing.batch);
+            while !left.is_zero()
+                && let Some(bill) = self.bill(gpu, left, Payers::Above, (jobs, means), now)
+            {
+                left = left.minus(bill.bytes);
+                let place = bill.place;
+                self.collect(bill, Direction::Reclaim, jobs, now);
+                self.jobs[place].evens = true;
+            }
+        }
+        self.rooms.retain(|room| !room.bytes.is_zero());
+    }
+
+    /// Whether others have too much as long as this has not been allocated.
+    fn has_a_right(&self, room: &Room, jobs: &[Job]) -> bool {
+        let shared = self.caches(room.gpu).any(|books| books.job != room.job);
+        let Some(job) = jobs.iter().find(|job| job.id == room.job && shared) else {
+            return false;
+        };
+        let Some(ledger) = self.ledger(room.gpu) else {
+            return false;
+        };
+        let held = job.sessions().map(|session| {
+            let account = ledger.account(session);
+            let has = account.offline.plus(account.in_flight);
+            has.plus(ledger.excess_of(session))
+        });
+        let held: Bytes = held.sum();
+        // What is kept for jobs to come is no less room for it.
+        let shown = self.shown(job, room.gpu, jobs, 1);
+        held.plus(room.bytes) <= shown.plus(Bytes(shown.0 / SLACK))
+    }
+
+    /// What was promised and not allocated in time is free again.
+    pub(super) fn lapse_rooms(&mut self, now: Instant) {
+        self.leaves_room(|room| room.promised && now >= room.until);
+    }
+}
