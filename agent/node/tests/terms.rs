@@ -120,6 +120,30 @@ fn users_have_what_the_settings_in_force_say() {
     near(both(&mut rig), [1, 1]);
 }
 
+/// P-FAIR-13: neither a hundred processes of a job nor a hundred jobs of a user get more than one.
+#[test]
+fn who_comes_a_hundredfold_has_no_more() {
+    let mut rig = Rig::new(1, policy());
+    let one = rig.attach_of(7, Role::Offline, "one", weighs(1));
+    let forks: Vec<u64> = (0..100)
+        .map(|_| rig.attach_of(8, Role::Offline, "forks", weighs(1)))
+        .collect();
+    near(rig.enabled([one, forks[0]], 1_000), [1, 1]);
+    forks.into_iter().for_each(|fork| rig.exit(fork));
+    let names: Vec<u64> = (0..100)
+        .map(|nth| rig.attach_of(8, Role::Offline, &format!("name {nth}"), weighs(1)))
+        .collect();
+    rig.enabled([one], 100);
+    let (mut own, mut others) = (0, 0);
+    // A round of all of them lasts two seconds, in which each of the hundred has one turn.
+    for _ in 0..8_000 {
+        rig.enabled([one], 1);
+        own += u64::from(rig.is_on(one, 0));
+        others += u64::from(names.iter().any(|name| rig.is_on(*name, 0)));
+    }
+    assert!(own.abs_diff(others) <= 1_000, "{own} and {others} ms");
+}
+
 /// P-FAIR-8: who had the turn when the agent was stopped is not who had the time.
 #[test]
 fn nobody_pays_for_the_time_in_which_the_agent_was_stopped() {

@@ -61,7 +61,7 @@ fn time_without_work_goes_to_the_others_and_is_no_credit() {
     assert_eq!(rig.asked(one), Duration::ZERO, "it is alone again");
 }
 
-/// P-FAIR-7: who cannot say has work, and nobody is asked where jobs take no turns.
+/// P-FAIR-7, P-FAIR-13: who cannot say has work and wastes its own part only, and nobody is asked where jobs take no turns.
 #[test]
 fn a_process_that_cannot_say_counts_as_having_work() {
     let mut turns = rig(FairMode::Turns);
@@ -73,6 +73,12 @@ fn a_process_that_cannot_say_counts_as_having_work() {
     assert_eq!(turns.asked(old), Duration::ZERO);
     let on = turns.enabled([one, old], 1_000);
     assert!(on[0].abs_diff(on[1]) <= 2 * TURN_MS, "{on:?}");
+    turns.library.says_work = true;
+    let two = turns.attach(Role::Offline, "two");
+    turns.edge(two, 0, true, 0);
+    let on = turns.enabled([one, two, old], 3_000);
+    let third = |on: &u64| on.abs_diff(1_000) <= 2 * TURN_MS;
+    assert!(on.iter().all(third), "{on:?} ms: it wastes its own part");
     let mut together = rig(FairMode::Together);
     let both = [0, 1].map(|nth| together.attach(Role::Offline, &format!("job {nth}")));
     together.enabled(both, 100);

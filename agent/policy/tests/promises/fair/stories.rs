@@ -51,10 +51,69 @@ fn the_weight_of_a_user_is_divided_among_its_jobs() {
         ..Terms::default()
     };
     world.add_for(0, GPU, terms(0));
-    (1..5).for_each(|id| world.add_for(id, GPU, terms(1)));
+    (1..101).for_each(|id| world.add_for(id, GPU, terms(1)));
     world.pass(60 * SECOND);
-    near(share(&world, 0, &[0, 1, 2, 3, 4]), 0.5, 0.01);
-    near(share(&world, 1, &[0, 1, 2, 3, 4]), 0.125, 0.01);
+    let all: Vec<u32> = (0..101).collect();
+    // A round of all of them lasts 20 s, in which each of the hundred has one turn.
+    near(share(&world, 0, &all), 0.5, 0.05);
+    near(share(&world, 1, &all), 0.005, 0.002);
+}
+
+/// P-FAIR-6: settings that change in the middle of a turn leave it as long as it was, and the next turns go by them.
+#[test]
+fn weights_that_change_in_mid_turn_count_from_the_next_turn() {
+    const TURN: u64 = 100_000_000;
+    let mut world = World::new(7, Draw::default());
+    world.add(0, GPU, 1, Class::Normal);
+    world.add(1, GPU, 1, Class::Normal);
+    world.pass(10 * SECOND);
+    // To the begin of a turn of job 0, and 40 ms into it.
+    let begins = |world: &mut World| {
+        for id in [1, 0] {
+            let before = world.ran(id);
+            while world.ran(id) == before {
+                world.pass(100_000);
+            }
+        }
+    };
+    begins(&mut world);
+    let began = world.ran(0);
+    world.pass(40_000_000);
+    world.weigh(1, 4);
+    let other = world.ran(1);
+    while world.ran(1) == other {
+        world.pass(100_000);
+    }
+    let turn = world.ran(0) - began;
+    assert!(turn.abs_diff(TURN) < 4_000_000, "a turn of {turn} ns");
+    // The other runs until it is as far ahead by the weights in force.
+    let since = [world.ran(0), world.ran(1)];
+    begins(&mut world);
+    let turns = world.ran(1) - since[1];
+    assert!(turns >= 3 * TURN, "{turns} ns at weight 4 against 1");
+    world.pass(60 * SECOND);
+    let had = [0, 1].map(|id| (world.ran(id) - since[id as usize]) as f64);
+    near(had[0] / (had[0] + had[1]), 0.2, 0.01);
+    assert!(world.broken.is_empty(), "{:?}", world.broken);
+}
+
+/// P-FAIR-13: a clock that jumps gives nobody more.
+#[test]
+fn jumps_of_the_clock_change_no_share() {
+    let mut world = World::new(8, Draw::default());
+    (0..3).for_each(|id| world.add(id, GPU, 1, Class::Normal));
+    world.pass(SECOND);
+    for jump in [7, 60, 3_600, 100_000] {
+        let before = [0, 1, 2].map(|id| world.ran(id));
+        world.jump(jump * SECOND);
+        world.pass(10 * SECOND);
+        world.step_back(jump * SECOND);
+        world.pass(10 * SECOND);
+        let had = [0, 1, 2].map(|id| world.ran(id) - before[id as usize]);
+        for own in had {
+            near(own as f64 / 20e9, 1.0 / 3.0, 0.02);
+        }
+    }
 }
 
 /// P-FAIR-3: a user has at most what it may while others want the GPUs too.

@@ -192,6 +192,38 @@ impl World {
         self.send(Event::Terms { job, terms });
     }
 
+    /// The operator gives the user of a job another weight.
+    pub fn weigh(&mut self, id: u32, weight: u32) {
+        let Some(known) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        known.weight = u64::from(weight);
+        let terms = Terms {
+            user: UserId(id),
+            user_weight: weight,
+            class: known.class,
+            ..Terms::default()
+        };
+        self.forget(id);
+        self.new_rivals();
+        let job = JobId(id);
+        self.send(Event::Terms { job, terms });
+    }
+
+    /// The clock is so much later at once: nobody knows who ran meanwhile. Orders under way are as far as before.
+    pub fn jump(&mut self, ns: u64) {
+        self.now += ns;
+        self.orders.iter_mut().for_each(|order| order.0 += ns);
+    }
+
+    /// One step is stamped so much too early.
+    pub fn step_back(&mut self, ns: u64) {
+        let now = self.now;
+        self.now = now.saturating_sub(ns);
+        self.send(Event::Tick);
+        self.now = now;
+    }
+
     pub fn leave(&mut self, id: u32) {
         if self.jobs.remove(&id).is_some() {
             self.enabled.retain(|key, _| key.0 != id);
