@@ -79,7 +79,8 @@ fn weights_that_change_in_mid_turn_count_from_the_next_turn() {
     begins(&mut world);
     let began = world.ran(0);
     world.pass(40_000_000);
-    world.weigh(1, 4);
+    world.weigh(0, 3);
+    world.weigh(1, 12);
     let other = world.ran(1);
     while world.ran(1) == other {
         world.pass(100_000);
@@ -90,7 +91,7 @@ fn weights_that_change_in_mid_turn_count_from_the_next_turn() {
     let since = [world.ran(0), world.ran(1)];
     begins(&mut world);
     let turns = world.ran(1) - since[1];
-    assert!(turns >= 3 * TURN, "{turns} ns at weight 4 against 1");
+    assert!(turns >= 3 * TURN, "{turns} ns at weight 12 against 3");
     world.pass(60 * SECOND);
     let had = [0, 1].map(|id| (world.ran(id) - since[id as usize]) as f64);
     near(had[0] / (had[0] + had[1]), 0.2, 0.01);
