@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tidegate_tests::peer::Peer;
 use tidegate_tests::watch::status;
-use tidegate_tests::{Node, Offline, Online, TRUSTING, monotonic_ns, wait_until};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, monotonic_ns, wait_until};
 use tidegate_vgpu::history::{self, Kind, Record};
 
 struct Edges {
@@ -133,13 +133,35 @@ fn edge(node: &Node, lane: Lane) -> Edge {
 /// this machine hardly count.
 const FIXED_US: [u32; 2] = [300, 2300];
 
-/// `fixed`: the kind of locks, and microseconds a disable takes.
-fn run(gpus: u32, fixed: Option<(&str, u32)>, lane: Lane, edges: u32) -> Edges {
-    run_with(gpus, 1, fixed, lane, edges)
+/// How long online is idle before offline runs.
+const COOLDOWN: Duration = Duration::from_millis(3);
+
+/// The offline jobs of a run: each is on every GPU.
+#[derive(Clone, Copy, Debug)]
+struct Crowd {
+    jobs: usize,
+    /// All run at once, instead of one after the other.
+    together: bool,
 }
 
-/// The same with so many offline jobs on every GPU.
-fn run_with(gpus: u32, jobs: usize, fixed: Option<(&str, u32)>, lane: Lane, edges: u32) -> Edges {
+const ALONE: Crowd = Crowd {
+    jobs: 1,
+    together: false,
+};
+
+impl Crowd {
+    /// How many of them an edge finds enabled.
+    const fn on(self) -> usize {
+        if self.together { self.jobs } else { 1 }
+    }
+}
+
+/// `fixed`: the kind of locks, and microseconds a disable takes.
+fn run(gpus: u32, fixed: Option<(&str, u32)>, lane: Lane, edges: u32) -> Edges {
+    run_with(gpus, ALONE, fixed, lane, edges)
+}
+
+fn run_with(gpus: u32, crowd: Crowd, fixed: Option<(&str, u32)>, lane: Lane, edges: u32) -> Edges {
     let mut args = vec!["--gpus".to_owned(), gpus.to_string()];
     let mut settle = Duration::from_millis(8);
     if let Some((patch, disable_us)) = fixed {
@@ -150,11 +172,20 @@ fn run_with(gpus: u32, jobs: usize, fixed: Option<(&str, u32)>, lane: Lane, edge
     }
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let gpus = gpus as usize;
-    let node = Node::new(&args, &format!("{TRUSTING}\n[gate]\ncooldown = \"3ms\"\n"));
+    let mode = if crowd.together { "together" } else { "auto" };
+    let cooldown = COOLDOWN.as_millis();
+    let settings = format!("[gate]\ncooldown = \"{cooldown}ms\"\n[fair]\nmode = \"{mode}\"\n");
+    let node = Node::new(&args, &format!("{TRUSTING}\n{settings}"));
     let ordinals: Vec<usize> = (0..gpus).collect();
-    let offline: Vec<Offline> = (0..jobs)
-        .map(|_| {
-            let mut job = Offline::start(&node, 400_000, &ordinals);
+    let offline: Vec<Offline> = (0..crowd.jobs)
+        .map(|nth| {
+            // Without a name all that are started here are one job.
+            let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+            command
+                .arg("400000")
+                .args(ordinals.iter().map(ToString::to_string))
+                .env("TIDEGATE_JOB", format!("job-{nth}"));
+            let mut job = Offline::from_command(&mut command);
             job.running();
             job
         })
@@ -185,7 +216,14 @@ fn run_with(gpus: u32, jobs: usize, fixed: Option<(&str, u32)>, lane: Lane, edge
         flood_rate,
     };
     for (number, start) in starts.iter().enumerate() {
-        let end = starts.get(number + 1).copied().unwrap_or(u64::MAX);
+        // What is disabled after the next enable gives way to another job.
+        let cooled = start + COOLDOWN.as_nanos() as u64;
+        let enables = records
+            .iter()
+            .filter(|r| r.kind == Kind::EnableEnd && pids.contains(&r.pid));
+        let enabled = enables.map(|r| r.value).filter(|at| *at >= cooled).min();
+        let next = starts.get(number + 1).copied();
+        let end = next.into_iter().chain(enabled).min().unwrap_or(u64::MAX);
         let begun: Vec<&Record> = records
             .iter()
             .filter(|r| r.kind == Kind::DisableBegin && pids.contains(&r.pid))
@@ -194,7 +232,7 @@ fn run_with(gpus: u32, jobs: usize, fixed: Option<(&str, u32)>, lane: Lane, edge
         let mut reached: Vec<(u32, u32)> = begun.iter().map(|r| (r.pid, r.gpu)).collect();
         reached.sort_unstable();
         reached.dedup();
-        if reached.len() != gpus * jobs {
+        if reached.len() != gpus * crowd.on() {
             continue;
         }
         let entered = begun.iter().map(|r| r.value).max().unwrap_or_default();
@@ -224,16 +262,35 @@ fn rows(key: &str, sorted: &[f64]) -> [Row; 2] {
     })
 }
 
-/// Edges with so many jobs on each of 8 GPUs. They run at once: an edge finds them all enabled.
+/// Edges with so many jobs on each of 8 GPUs: as the agent has them by default, and all at once. Beside them edges with
+/// one job, on the same machine in the same minute.
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
 pub fn measure_jobs(jobs: usize, edges: u32) -> Vec<Row> {
-    let found = run_with(8, jobs, None, Lane::Page, edges);
-    let key = format!("edge.gpus_8_jobs_{jobs}");
-    let [p50, p99] = rows(&key, &found.entered_us);
-    let mut out = vec![p50, p99.at_most(EIGHT_GPUS_US)];
-    out.extend(rows(&format!("{key}.floor"), &found.floor_us));
-    let count = found.entered_us.len() as f64;
-    out.push(Row::new(format!("{key}.edges"), count, ""));
+    let mut out = Vec::new();
+    let mut alone = f64::NAN;
+    let together = [false, true].map(|together| Crowd { jobs, together });
+    for crowd in [ALONE].into_iter().chain(together) {
+        let found = run_with(8, crowd, None, Lane::Page, edges);
+        let how = if crowd.together { ".together" } else { "" };
+        let key = format!("edge.gpus_8_jobs_{}{how}", crowd.jobs);
+        let [p50, p99] = rows(&key, &found.entered_us);
+        let (is_alone, ratio) = (crowd.jobs == 1, p50.value / alone);
+        alone = if is_alone { p50.value } else { alone };
+        out.extend([
+            p50,
+            if crowd.together {
+                p99
+            } else {
+                p99.at_most(EIGHT_GPUS_US)
+            },
+        ]);
+        if !is_alone {
+            out.push(Row::new(format!("{key}.p50_ratio"), ratio, "of 1"));
+        }
+        out.extend(rows(&format!("{key}.floor"), &found.floor_us));
+        let count = found.entered_us.len() as f64;
+        out.push(Row::new(format!("{key}.edges"), count, ""));
+    }
     out
 }
 

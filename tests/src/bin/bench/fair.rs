@@ -3,11 +3,12 @@
 //! Each case is a run of `--seconds` on one virtual GPU with the same requests and gaps. What a job had is the time
 //! that the device's own history has its groups on the engine; what users waited is in the engine's log.
 //!
-//! * shares: of the engine's time for offline. `together` is the same without turns, as it is by default.
+//! * shares: of the engine's time for offline. `together` is the same without turns.
 //! * harvest_ratio: that time over what one job alone had in its run.
 //! * gives_up_ms: from the last kernel of a job that rests to the first moment in which the other is enabled, online
 //!   being silent; of [`RESTS`] rests.
-//! * ttft, tpot: means over those of the run with one job, request by request the same.
+//! * ttft, tpot: means over those of the run with one job, request by request the same. `alone_again` is that run once
+//!   more: how far it is off is noise.
 //! * preemptions_per_request: how often the last enabled channel of all jobs went off in the time of a request.
 //! * preempt_p99_us: doorbell to the return of the last disable, as the agent says.
 
@@ -54,7 +55,7 @@ const ALONE: Case = Case {
     rests: false,
 };
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 7] = [
     ALONE,
     Case {
         name: "equal",
@@ -86,6 +87,11 @@ const CASES: [Case; 6] = [
         weights: &[1, 1],
         processes: &[1, 1],
         rests: true,
+        ..ALONE
+    },
+    // What differs from the first run is this machine's noise.
+    Case {
+        name: "alone_again",
         ..ALONE
     },
 ];

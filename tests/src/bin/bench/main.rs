@@ -28,7 +28,7 @@
 //! * `arena`: what the books of a trainer's memory take for a small tensor and for a layer's weights, and
 //!   the driver calls and bytes that small ones cost.
 //! * `fair`: what offline jobs that take turns get of a GPU, by weights and processes, and what that costs of the
-//!   harvest and online; six runs of `--seconds`. `cases` of the file has them one by one.
+//!   harvest and online; seven runs of `--seconds`. `cases` of the file has them one by one.
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //! * `replay-demo`: the demo, `--runs` times, against replay of the same requests: preemptions and
