@@ -266,7 +266,7 @@ fn a_lost_connection_keeps_the_job_gated() {
 
 #[test]
 fn pause_and_resume_steer_one_job() {
-    let node = Node::new(&[], FIXED);
+    let node = Node::new(&[], &format!("{FIXED}[fair]\nmode = \"together\"\n"));
     let mut a = Peer::attached(&node, "offline", "a");
     let mut b = Peer::attached(&node, "offline", "b");
     let ((client_a, _), (client_b, _)) = (a.channels(0, 1), b.channels(0, 1));

@@ -291,7 +291,10 @@ fn an_environment_can_lower_a_role_and_never_raise_it() {
     let rule = |role: &str| {
         // SAFETY: takes nothing and cannot fail.
         let uid = unsafe { libc::geteuid() };
-        format!("[gate]\ncooldown = \"5ms\"\n[[identity.rules]]\nuid = {uid}\nrole = \"{role}\"\n")
+        format!(
+            "[gate]\ncooldown = \"5ms\"\n[fair]\nmode = \"together\"\n\
+             [[identity.rules]]\nuid = {uid}\nrole = \"{role}\"\n"
+        )
     };
     let node = Node::new(&[], &rule("offline"));
     let mut forger = Peer::start(&node);
