@@ -28,6 +28,34 @@ pub const BOUND: Case = Case::of(Compute::Oracle, Memory::Bound);
 /// What the agent does.
 pub const TIDEGATE: Case = Case::of(Compute::Tidegate, Memory::Tidegate);
 
+/// Each name once, in the order in which they come.
+fn once<N: PartialEq>(named: impl Iterator<Item = (N, &'static str)>) -> Vec<(N, &'static str)> {
+    let mut known: Vec<(N, &'static str)> = Vec::new();
+    for (name, about) in named {
+        if known.iter().all(|(other, _)| *other != name) {
+            known.push((name, about));
+        }
+    }
+    known
+}
+
+/// The policies for the GPU's time in these cases, each once and with what it does.
+#[must_use]
+pub fn times(cases: &[Case]) -> Vec<(String, &'static str)> {
+    once(
+        cases
+            .iter()
+            .map(|case| (case.compute.name(), case.compute.about())),
+    )
+}
+
+/// The policies for its memory.
+#[must_use]
+pub fn memories(cases: &[Case]) -> Vec<(String, &'static str)> {
+    let named = cases.iter().map(|case| case.memory);
+    once(named.map(|memory| (memory.name().to_owned(), memory.about())))
+}
+
 impl Case {
     /// This pair.
     #[must_use]

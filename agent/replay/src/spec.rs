@@ -200,6 +200,25 @@ impl Compute {
             (None, other) => format!("{other:?}"),
         }
     }
+
+    /// What it does, in a few words for people.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Standalone => "online alone",
+            Self::NoControl => "both run whenever they can",
+            Self::KernelPreempt => "while online is busy, offline launches wait",
+            Self::LayerPreempt => "offline stops at its next layer, and does it again",
+            Self::GPreempt => "a long time slice for online, a short one for offline",
+            Self::TemporalShare(_) => "one offline iteration for N of online's",
+            Self::Channel => "channels disabled; the cooldown is known beforehand",
+            Self::ChannelNoCooldown => "the same without a cooldown",
+            Self::Tidegate => "what the agent does; it learns the cooldown",
+            Self::TidegateHints => "the same; the engine says when requests are there",
+            Self::Oracle => "knows the future; preempts a request once at most",
+            Self::OracleUnlimited => "knows the future; preempts as often as it likes",
+        }
+    }
 }
 
 impl Memory {
@@ -243,5 +262,22 @@ impl Memory {
             .into_iter()
             .find(|known| known.1 == self)
             .map_or("", |known| known.0)
+    }
+
+    /// What it does, in a few words for people.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Uvm => "unified virtual memory: the driver pages offline out",
+            Self::Prism => "one pool, first come, first served; none is taken back",
+            Self::StaticMem => "for offline what online left unused for an hour",
+            Self::StaticSplit => "a fixed share for each",
+            Self::Tidegate => "what the agent does: memory is taken for online",
+            Self::TidegateNoMiad => "the same; online's headroom does not adapt",
+            Self::TidegateFifo => "the same; the oldest goes, not the cheapest",
+            Self::TidegateLayerBoundary => "the same; it is taken between two layers only",
+            Self::Oracle => "knows the future; moving memory costs what it does",
+            Self::Bound => "knows the future; moving memory costs nothing",
+        }
     }
 }

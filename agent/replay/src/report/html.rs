@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::cases::Case;
+use crate::cases::{Case, memories, times};
 use crate::clock::Time;
 use crate::figures::{preempt_us, reclaim_ms, tpot_ms, ttft_ms};
 use crate::record::{Outcome, SpanKind};
@@ -57,7 +57,30 @@ pub fn page(report: &Report, alone: &Outcome, drawn: &[Drawn<'_>]) -> String {
         }
     }
     section(&mut body, "All figures", &figures(report));
+    section(&mut body, "What the policies do", &policies(report));
     whole(&format!("Tidegate replay: {}", report.source), &body)
+}
+
+/// What each part of the policies' names stands for.
+fn policies(report: &Report) -> String {
+    let cases: Vec<Case> = report.rows.iter().map(|row| row.case).collect();
+    let mut out = String::new();
+    for (what, named) in [
+        (
+            "Who has the GPU when, the first part of a name",
+            times(&cases),
+        ),
+        (
+            "Who has its memory, the second part; one name stands for both",
+            memories(&cases),
+        ),
+    ] {
+        let _ = write!(out, "<p>{what}:</p>");
+        let said = named.into_iter();
+        let said: Vec<_> = said.map(|(name, about)| (name, about.to_owned())).collect();
+        facts(&mut out, &said);
+    }
+    out
 }
 
 fn head(body: &mut String, report: &Report) {
@@ -442,6 +465,9 @@ mod tests {
             }
         }
         assert!(open.is_empty(), "{open:?}");
+        for about in [TIDEGATE.compute.about(), TIDEGATE.memory.about()] {
+            assert!(page.contains(&escaped(about)), "{about} is not in {page}");
+        }
     }
 
     #[test]

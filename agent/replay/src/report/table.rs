@@ -1,6 +1,7 @@
 //! The table on a terminal, 80 columns wide.
 
 use super::{Alone, Report, Row, percent};
+use crate::cases::{Case, memories, times};
 use crate::report::text::{thousands, three, wrapped};
 use std::fmt::Write as _;
 
@@ -22,6 +23,7 @@ pub fn text(report: &Report) -> String {
         out += &line(row);
     }
     out += LEGEND;
+    out += &policies(&report.rows.iter().map(|row| row.case).collect::<Vec<_>>());
     out.push('\n');
     out += &wrapped(&report.conclusion(), 78);
     out
@@ -29,9 +31,23 @@ pub fn text(report: &Report) -> String {
 
 const LEGEND: &str = "
   TTFT: arrival to first token; TPOT: time per further token (mean of the
-  paired differences over the mean alone). Oracle: knows the future. Virtual
-  time: nothing here was measured on a GPU.
+  paired differences over the mean alone). Virtual time: nothing here was
+  measured on a GPU.
 ";
+
+/// What the policies of these cases do.
+fn policies(cases: &[Case]) -> String {
+    let mut out = String::from(
+        "  TIME+MEMORY: who has the GPU when, and who its memory; one name for both.\n",
+    );
+    for (what, named) in [("Time", times(cases)), ("Memory", memories(cases))] {
+        let _ = writeln!(out, "  {what}");
+        for (name, about) in named {
+            let _ = writeln!(out, "    {name:<22}{about}");
+        }
+    }
+    out
+}
 
 fn head() -> String {
     format!(
@@ -115,9 +131,14 @@ pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
             );
         }
     }
-    let Some((_, first)) = scenarios.first().filter(|_| scenarios.len() > 1) else {
+    let Some((_, first)) = scenarios.first() else {
         return out;
     };
+    let cases: Vec<Case> = first.iter().map(|row| row.case).collect();
+    let words = format!("\n{}", policies(&cases));
+    if scenarios.len() == 1 {
+        return out + &words;
+    }
     let _ = writeln!(
         out,
         "\nAll {} scenarios: largest increases and preemptions, mean tokens over those of\n\
@@ -157,13 +178,12 @@ pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
             format!("{within} of {}", scenarios.len()),
         );
     }
-    out
+    out + &words
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases::Case;
     use crate::spec::{Compute, Memory};
     use crate::spread::Spread;
 
@@ -226,6 +246,21 @@ mod tests {
             ];
             for line in (text(&report) + &scenarios(&blocks)).lines() {
                 assert!(line.chars().count() <= 80, "{line:?}");
+            }
+        }
+    }
+
+    /// P-OPERATE-16: whoever reads the name of a policy in a table finds there what it does.
+    #[test]
+    fn every_policy_of_a_table_is_explained_in_it() {
+        let report = report(1.0);
+        let blocks = [("P01".to_owned(), report.rows.clone())];
+        for table in [text(&report), scenarios(&blocks)] {
+            for row in &report.rows {
+                let Case { compute, memory } = row.case;
+                for about in [compute.about(), memory.about()] {
+                    assert_eq!(table.matches(about).count(), 1, "{about:?} in {table}");
+                }
             }
         }
     }
