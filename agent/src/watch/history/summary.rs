@@ -11,7 +11,7 @@
 //! slices, of the gaps, and of the memory online uses (section 2 there); *alignment* of two GPUs is
 //! overlapping over united busy time (section 6).
 
-use super::{GAPS, GpuSlice, JobSlice, Slice, Subject};
+use super::{GAPS, GpuSlice, JobSlice, Slice, Span, Subject};
 use std::collections::BTreeMap;
 use tidegate_node::usage::GAP_BOUNDS_NS;
 
@@ -226,7 +226,8 @@ fn cv(weight: f64, sum: f64, squares: f64) -> f64 {
 pub fn summarise(slices: &[Slice], standalone: &BTreeMap<String, f64>) -> Summary {
     let mut gpus = BTreeMap::<u16, Vec<(u64, &GpuSlice)>>::new();
     let mut pairs = BTreeMap::<(u16, u16), (u64, u64)>::new();
-    let mut jobs = BTreeMap::<(&str, Option<u32>), Vec<(u64, &JobSlice)>>::new();
+    let mut jobs = BTreeMap::<(&str, Option<u32>), Vec<(f64, &JobSlice)>>::new();
+    let crowds = Crowds::of(slices);
     for slice in slices {
         let length = slice.span.length_ns;
         match &slice.subject {
@@ -240,7 +241,7 @@ pub fn summarise(slices: &[Slice], standalone: &BTreeMap<String, f64>) -> Summar
             }
             Subject::Job(job) => {
                 let own = jobs.entry((&job.name, job.uid)).or_default();
-                own.push((length, job));
+                own.push((crowds.share(slice.span, job), job));
             }
             // Of these, placement makes something (`place::facts`).
             Subject::Open(_) | Subject::Memory(_) => {}
@@ -358,7 +359,45 @@ fn sum_memory(of: &[(u64, &GpuSlice)]) -> Option<Memory> {
     })
 }
 
-fn sum_job(name: &str, of: &[(u64, &JobSlice)], given: Option<f64>, observed: u64) -> Job {
+/// How long offline jobs ran on each GPU in each slice, all together: those that run at once divide it among them.
+#[derive(Debug, Default)]
+struct Crowds(BTreeMap<(u64, u32), u64>);
+
+impl Crowds {
+    fn of(slices: &[Slice]) -> Self {
+        let mut crowds = Self::default();
+        for slice in slices {
+            if let Subject::Job(job) = &slice.subject {
+                for gpu in gpus_of(job) {
+                    let ran = crowds.0.entry((slice.span.end_unix_ms, gpu)).or_default();
+                    *ran = ran.saturating_add(job.running);
+                }
+            }
+        }
+        crowds
+    }
+
+    /// What part of its GPUs a job had while it ran, as if those that ran with it had as much.
+    fn share(&self, span: Span, job: &JobSlice) -> f64 {
+        gpus_of(job)
+            .filter_map(|gpu| {
+                let ran = self.0.get(&(span.end_unix_ms, gpu))?;
+                ratio(span.length_ns, *ran)
+            })
+            .fold(1.0, f64::min)
+    }
+}
+
+fn gpus_of(job: &JobSlice) -> impl Iterator<Item = u32> {
+    let gpus = job.gpus;
+    (0..u64::BITS).filter(move |gpu| gpus >> gpu & 1 == 1)
+}
+
+/// A job that had this part of its GPUs had them to itself: slices are not cut to the nanosecond.
+const ITS_OWN: f64 = 0.99;
+
+/// The slices of a job, each with its share of its GPUs.
+fn sum_job(name: &str, of: &[(f64, &JobSlice)], given: Option<f64>, observed: u64) -> Job {
     let total = |part: fn(&JobSlice) -> u64| {
         of.iter()
             .map(|(_, slice)| part(slice))
@@ -376,17 +415,20 @@ fn sum_job(name: &str, of: &[(u64, &JobSlice)], given: Option<f64>, observed: u6
     let rate = |launches: u64, ns: u64| ratio(launches, ns).map(|per_ns| per_ns * 1e9);
     let alone = of
         .iter()
-        .filter(|(_, slice)| slice.undisturbed && slice.launches != 0);
+        .filter(|(share, slice)| *share > ITS_OWN && slice.undisturbed && slice.launches != 0);
     let (own, time) = alone.fold((0u64, 0u64), |(own, time), (_, slice)| {
         (
             own.saturating_add(slice.launches),
             time.saturating_add(slice.running),
         )
     });
+    let shares = of.iter().map(|(share, slice)| share * real(slice.running));
+    let as_if_alone = shares.sum::<f64>();
+    let while_running = (as_if_alone > 0.0).then(|| real(launches) * 1e9 / as_if_alone);
     let standalone = given
         .map(|rate| (rate, Basis::Given))
         .or_else(|| Some((rate(own, time)?, Basis::Alone)))
-        .or_else(|| Some((rate(launches, running)?, Basis::WhileRunning)))
+        .or_else(|| Some((while_running?, Basis::WhileRunning)))
         .filter(|(rate, _)| *rate > 0.0);
     let fraction = standalone.and_then(|(alone, _)| Some(rate(launches, attached)? / alone));
     let saved =
@@ -407,7 +449,6 @@ fn sum_job(name: &str, of: &[(u64, &JobSlice)], given: Option<f64>, observed: u6
 
 #[cfg(test)]
 mod tests {
-    use super::super::Span;
     use super::super::record::tests::slices;
     use super::*;
     use proptest::prelude::*;
@@ -448,12 +489,15 @@ mod tests {
     #[test]
     fn gpus_saved_are_throughput_over_standalone_throughput_times_gpus() {
         // Alone for 10 s at 100 launches a second; then 30 s in which it got 40 % of the time.
-        let slices = [
+        let mut slices = [
             of(10 * S, gpu(0, 10 * S)),
             of(30 * S, gpu(15 * S, 12 * S)),
             of(10 * S, job(10 * S, 10 * S, 1_000)),
             of(30 * S, job(30 * S, 12 * S, 1_200)),
         ];
+        for later in [1, 3] {
+            slices[later].span.end_unix_ms += 30_000;
+        }
         let found = summarise(&slices, &BTreeMap::new());
         let job = &found.jobs[0];
         assert_eq!(job.standalone, Some((100.0, Basis::Alone)));
@@ -475,6 +519,56 @@ mod tests {
         let job = &summarise(&slices, &BTreeMap::new()).jobs[0];
         assert_eq!(job.standalone, Some((50.0, Basis::WhileRunning)));
         assert!((job.fraction.expect("known") - 0.4).abs() < 1e-9);
+    }
+
+    /// P-OPERATE-14: jobs that run at once on a GPU save no more than that GPU, and none of their slices passes for one
+    /// that a job had to itself. Jobs one after the other do not divide it.
+    #[test]
+    fn jobs_that_share_a_gpu_do_not_save_it_twice() {
+        let job = |name: &str, gpus, running, launches| {
+            let slice = JobSlice {
+                name: name.to_owned(),
+                uid: None,
+                gpus,
+                attached: 10 * S,
+                running,
+                launches,
+                units: 0,
+                undisturbed: running == 10 * S,
+            };
+            of(10 * S, Subject::Job(slice))
+        };
+        let saved = |slices: &[Slice]| -> f64 {
+            let found = summarise(slices, &BTreeMap::new());
+            let jobs = found.jobs.iter();
+            jobs.map(|job| job.saved.expect("known")).sum()
+        };
+        let at_once = [
+            of(10 * S, gpu(0, 10 * S)),
+            job("a", 1, 10 * S, 500),
+            job("b", 1, 10 * S, 300),
+            job("gang", 0b11, 10 * S, 300),
+        ];
+        let found = summarise(&at_once, &BTreeMap::new());
+        for job in &found.jobs {
+            let basis = job.standalone.expect("known").1;
+            assert_eq!(basis, Basis::WhileRunning, "{job:?}");
+        }
+        assert!(
+            (saved(&at_once) - 4.0 / 3.0).abs() < 1e-9,
+            "{}",
+            saved(&at_once)
+        );
+        let in_turns = [
+            of(10 * S, gpu(0, 10 * S)),
+            job("a", 1, 5 * S, 500),
+            job("b", 1, 5 * S, 300),
+        ];
+        assert!(
+            (saved(&in_turns) - 1.0).abs() < 1e-9,
+            "{}",
+            saved(&in_turns)
+        );
     }
 
     #[test]
