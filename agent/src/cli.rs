@@ -61,8 +61,14 @@ const WORDS: &str = "Words:
   level         who disables channels: L1 the agent, L2 the agent through the
                 owner's file, L3 the process' library; at L5 no channel is
                 touched and launches wait
+  calls only    the agent has not stopped work of its own to try a level: it goes
+                by what the driver answered
   generation    the agent's number since the node booted: one more with each
-                start";
+                start
+  lane          in JSON: how a process meets the agent: by a page of memory that
+                both share, or by messages (stream) where it can pass no files
+  counts        in JSON: how its launches are counted: in words of its threads
+                (membarrier), or by atomic adds";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidegate_agent::config::Method;
+use tidegate_agent::screen::terminal_width;
 use tidegate_driver::device::Device;
 use tidegate_probe::bench::{Bench, Options};
 use tidegate_probe::kernel_log::KERNEL_LOG;
@@ -22,8 +23,13 @@ struct Cli {
     command: Command,
 }
 
-const EXIT_CODES: &str =
-    "Exit codes: 0 nothing failed; 1 a probe failed; 2 wrong usage or no driver.";
+const EXIT_CODES: &str = "\
+Examples:
+  tidegate-probe list
+  tidegate-probe run --quick --only P1,P2 --results found.jsonl
+  tidegate-probe page found.jsonl
+
+Exit codes: 0 nothing failed; 2 a probe failed, wrong usage or no driver.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -148,7 +154,7 @@ fn main() -> ExitCode {
         Command::Run(run) => probe(&run),
         Command::One(one) => self::one(&one),
         Command::List => {
-            list();
+            print!("{}", render::list(terminal_width()));
             Ok(true)
         }
         Command::Machine => {
@@ -170,15 +176,6 @@ fn main() -> ExitCode {
     }
 }
 
-fn list() {
-    for probe in probes::ALL {
-        println!(
-            "{:<5} class {:?}  {}",
-            probe.id, probe.class, probe.question
-        );
-    }
-}
-
 fn probe(run: &Run) -> anyhow::Result<bool> {
     run.device.enter(run.vgpu_shim.as_deref())?;
     let dir = std::env::temp_dir().join(format!("tidegate-probe-{}", std::process::id()));
@@ -193,16 +190,17 @@ fn probe(run: &Run) -> anyhow::Result<bool> {
         kernel_log: run.shared.kernel_log.clone(),
         method: run.method.as_deref().and_then(Method::from_name),
     };
+    let width = terminal_width();
     let outcome = suite::run(&plan, |line| match run.output {
         Output::Json => emit(line),
         Output::Table => {
             if let Some(text) = render::live(line) {
-                println!("{text}");
+                println!("{}", render::fitted(&text, width));
             }
         }
     })?;
     if run.output == Output::Table {
-        println!("\n{}", render::table(&outcome.lines));
+        println!("\n{}", render::table(&outcome.lines, width));
     }
     // Kept while something in it is still disabled.
     if outcome.lines.last().is_some_and(|line| {

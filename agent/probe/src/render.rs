@@ -3,8 +3,15 @@
 use crate::probes;
 use crate::report::{Found, Judged, Line, Machine, Verdict};
 use anyhow::Context;
-use comfy_table::{Table, presets};
 use std::fmt::Write;
+use tidegate_agent::screen::{Grid, fold, long, word as plain};
+
+const CLASSES: &str = "\
+(A: it disturbs nothing but its own throw-away contexts. B: it may stall the whole node, and runs only with \
+--kernel-is-ours.)\n";
+
+/// Figures of a probe that stand in the table; the others are in the page and the results.
+const FIGURES: usize = 4;
 
 const fn word(verdict: Verdict) -> &'static str {
     match verdict {
@@ -58,12 +65,15 @@ fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
     if text.is_empty() { otherwise } else { text }
 }
 
-/// The verdicts and the figures that stand for a probe, as a table.
+/// The verdicts and the figures that stand for a probe, as a table for a terminal of `width` cells, if there is one.
 #[must_use]
-pub fn table(lines: &[Line]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["probe", "", "question", "figures"]);
+pub fn table(lines: &[Line], width: Option<u16>) -> String {
+    let mut table = Grid::new(&[
+        plain("PROBE"),
+        plain("RESULT"),
+        long("QUESTION", 20),
+        long("FIGURES", 24),
+    ]);
     for line in lines {
         let Line::Verdict { probe, verdict, .. } = line else {
             continue;
@@ -79,17 +89,42 @@ pub fn table(lines: &[Line]) -> String {
                 } if of == probe => Some(format!("{name} {}", number(*value, unit))),
                 _ => None,
             })
-            .take(4)
+            .take(FIGURES)
             .collect();
         let question = probes::find(probe).map_or("is all as it was?", |probe| probe.question);
-        table.add_row([
-            probe.as_str(),
-            word(*verdict),
-            question,
-            &figures.join(", "),
+        table.add([
+            probe.clone(),
+            word(*verdict).to_owned(),
+            question.to_owned(),
+            figures.join(", "),
         ]);
     }
-    format!("{}\n", table.trim_fmt())
+    let mut text = String::new();
+    table.show(width, &mut text);
+    fitted(&text, width)
+}
+
+/// Every probe, its class and its question.
+#[must_use]
+pub fn list(width: Option<u16>) -> String {
+    let mut table = Grid::new(&[plain("PROBE"), plain("CLASS"), long("QUESTION", 40)]);
+    for probe in probes::ALL {
+        table.add([
+            probe.id.to_owned(),
+            format!("{:?}", probe.class),
+            probe.question.to_owned(),
+        ]);
+    }
+    let mut text = String::new();
+    table.show(width, &mut text);
+    text.push_str(CLASSES);
+    fitted(&text, width)
+}
+
+/// `text` with no line wider than the terminal.
+#[must_use]
+pub fn fitted(text: &str, width: Option<u16>) -> String {
+    width.map_or_else(|| text.to_owned(), |width| fold(text, usize::from(width)))
 }
 
 /// Reads results written one line each.
@@ -293,6 +328,7 @@ fn section(w: &mut String, probe: &str, lines: &[Line]) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use unicode_width::UnicodeWidthStr;
 
     fn lines() -> Vec<Line> {
         parse(concat!(
@@ -304,6 +340,53 @@ mod tests {
             "\n",
         ))
         .expect("results")
+    }
+
+    /// P-OPERATE-16: what the probes print is as wide as the terminal at most, whatever they found, and no question is
+    /// cut.
+    #[test]
+    fn what_is_printed_fits_the_terminal() {
+        let mut found = lines();
+        for probe in probes::ALL {
+            for name in [
+                "disable p50",
+                "runs after a stop that the firmware did not honour",
+            ] {
+                found.push(Line::Figure {
+                    probe: probe.id.to_owned(),
+                    name: name.to_owned(),
+                    value: 12_345.678,
+                    unit: "us".to_owned(),
+                });
+            }
+            found.push(Line::Verdict {
+                probe: probe.id.to_owned(),
+                verdict: Verdict::Skip,
+                reason: "no-blank-in-this".repeat(20) + " nor a short end " + probe.question,
+                seconds: 1_234.5,
+                guesses: Vec::new(),
+            });
+        }
+        for width in [40, 80, 100, 200] {
+            let live: Vec<String> = found.iter().filter_map(live).collect();
+            let screens = [
+                ("list", list(Some(width))),
+                ("table", table(&found, Some(width))),
+                ("live", fitted(&live.join("\n"), Some(width))),
+            ];
+            for (name, text) in screens {
+                let wide = text.lines().find(|line| line.width() > usize::from(width));
+                assert!(wide.is_none(), "{name}, {width}: {wide:?}\n{text}");
+                let words: Vec<&str> = text.split_whitespace().collect();
+                for word in probes::ALL
+                    .iter()
+                    .flat_map(|probe| probe.question.split(' '))
+                {
+                    let is_whole = words.contains(&word) || width < 80;
+                    assert!(is_whole, "{name}, {width}: {word} is not in\n{text}");
+                }
+            }
+        }
     }
 
     #[test]

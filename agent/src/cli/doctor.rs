@@ -4,7 +4,7 @@
 //! found beside them, and what to do below it behind an arrow.
 
 use super::agent::{Agent, Unreachable, report, runtime};
-use super::print::{Output, colours, print, terminal_width, write};
+use super::print::{Output, colours, print, write};
 use super::probe;
 use super::values::device_of;
 use crate::device::Device;
@@ -13,6 +13,7 @@ use crate::doctor::facts::{self, Facts};
 use crate::doctor::{self, CHECKS, Check, Group, Outcome};
 use crate::host::rundir;
 use crate::plain;
+use crate::screen::terminal_width;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -242,7 +243,8 @@ fn table(facts: &Facts, checks: &[Check], width: usize, colours: bool) -> String
     text
 }
 
-/// `text` in lines of at most `width` characters, broken between words; a longer word stands alone.
+/// `text` in lines of at most `width` characters, broken between words; a longer word, such as a path, stands alone and
+/// goes on in the next line.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -251,7 +253,11 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
                 line.push(' ');
                 line.push_str(word);
             }
-            _ => lines.push(word.to_owned()),
+            _ => {
+                let letters: Vec<char> = word.chars().collect();
+                let pieces = letters.chunks(width.max(1)).map(String::from_iter);
+                lines.extend(pieces);
+            }
         }
     }
     lines
@@ -260,6 +266,8 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PATH: &str = "/opt/a/place/that/is/as/long/as/those/of/build/directories/may/well/be/and/longer/than/a/line/lib.so";
 
     fn checks() -> Vec<Check> {
         let check = |id, outcome, evidence: &str, remedy: Option<&str>| Check {
@@ -272,7 +280,7 @@ mod tests {
         vec![
             check("kernel", Outcome::Pass, "6.18", None),
             check("driver-version", Outcome::Warn, long, Some(long)),
-            check("library", Outcome::Fail, "/a/b", Some("build it")),
+            check("library", Outcome::Fail, PATH, Some("build it")),
         ]
     }
 
@@ -285,6 +293,7 @@ mod tests {
         }
     }
 
+    /// P-OPERATE-16: no line is wider than the terminal, and nothing is cut.
     #[test]
     fn no_line_is_wider_than_the_terminal_and_nothing_is_cut() {
         for width in [60, 80, 120] {
@@ -294,6 +303,8 @@ mod tests {
                 "{text}"
             );
             assert_eq!(text.matches("thirteen").count(), 2, "{text}");
+            let joined: String = text.split_whitespace().collect();
+            assert!(joined.contains(PATH), "{text}");
         }
         let text = table(&facts(), &checks(), 80, false);
         assert!(text.contains("virtual GPU in /tmp/gpu"), "{text}");

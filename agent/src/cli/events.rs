@@ -4,6 +4,7 @@ use super::agent::Agent;
 use super::print::{Output, print, print_folded};
 use super::{json, table};
 use crate::clock::now_ns;
+use crate::screen::terminal_width;
 use crate::watch::kinds::{KINDS, Kind};
 use clap::Args as ClapArgs;
 use clap::builder::{PossibleValue, PossibleValuesParser};
@@ -79,7 +80,7 @@ pub(super) async fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
             continue;
         };
         match args.output {
-            Output::Table => print_folded(&table::event(&event))?,
+            Output::Table => print_folded(&table::event(&event, terminal_width()))?,
             Output::Json => print(&format!("{}\n", json::event(&event)))?,
         }
     }

@@ -1,8 +1,9 @@
 //! `tidegate report`: what was harvested over days.
 
-use super::print::{print, print_folded, terminal_width};
+use super::print::{print, print_folded};
 use super::table::{self, Grid, long, number, word};
 use crate::clock::unix_ms;
+use crate::screen::terminal_width;
 use crate::watch::history::summary::{Gaps, Job, Summary, User, summarise};
 use crate::watch::history::{self, Slice, Subject};
 use clap::{Args as ClapArgs, ValueEnum};

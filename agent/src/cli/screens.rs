@@ -1,9 +1,9 @@
 //! Every screen of the command line on terminals of 80, 100 and 200 columns, with values as they come and as they
 //! never should.
 
-use super::print::fold;
 use super::report::{By, text as report_text};
 use super::{command, table};
+use crate::screen::fold;
 use crate::watch::history::summary::summarise;
 use crate::watch::history::{GpuSlice, JobSlice, Slice, Span, Subject};
 use std::collections::{BTreeMap, BTreeSet};
@@ -268,7 +268,7 @@ fn screens(size: Size, width: Option<u16>) -> Vec<(&'static str, String)> {
     let screens = [
         ("status", table::status(&status, width)),
         ("hooks", table::hooks(&status.processes, width)),
-        ("events", table::event(&event)),
+        ("events", table::event(&event, width)),
         ("report", report_text(&summary, By::Job, width)),
         ("report --by user", report_text(&summary, By::User, width)),
     ];

@@ -1,8 +1,9 @@
 //! `tidegate status` and `tidegate hooks`: the node at this moment.
 
 use super::agent::{Agent, report};
-use super::print::{Output, print, print_folded, terminal_width};
+use super::print::{Output, print, print_folded};
 use super::{json, table};
+use crate::screen::terminal_width;
 
 pub(super) async fn status(agent: &Agent, output: Output) -> anyhow::Result<()> {
     let report = report(agent, false).await?;

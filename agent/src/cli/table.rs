@@ -1,14 +1,16 @@
 //! Status, hooks and events for people.
 
 mod budget;
-mod layout;
+mod figures;
 mod memory;
 mod trainer;
 
 use super::json;
+use crate::screen::Shown;
+pub use crate::screen::{Grid, long, number, word};
 pub use crate::span::time;
-pub use layout::{Grid, bytes, gpu_ranges, held, in_use, long, number, word};
-use layout::{Shown, or_dash};
+use figures::or_dash;
+pub use figures::{bytes, gpu_ranges, held, in_use};
 use std::fmt::Write;
 use tidegate_proto::v1;
 pub use trainer::line as trains;
@@ -161,8 +163,12 @@ fn gate(report: &v1::GetStatusResponse, gpu: &v1::GpuStatus) -> String {
         state
     } else if report.drained {
         format!("{state}, drained")
-    } else if here.peek().is_some() && here.all(|job| job.state() == v1::JobState::Paused) {
+    } else if here.peek().is_none() {
+        state
+    } else if here.clone().all(|job| job.state() == v1::JobState::Paused) {
         format!("{state}, jobs paused")
+    } else if here.all(|job| matches!(job.state(), v1::JobState::Gated | v1::JobState::Paused)) {
+        format!("{state}, jobs wait")
     } else {
         state
     }
@@ -193,8 +199,8 @@ fn gpus(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) -
         word("PER UNIT").spare(4),
         number("WAKES").spare(6),
         number("PREEMPT p50").spare(3),
-        number("p99"),
-        number("max").spare(2),
+        number("PREEMPT p99"),
+        number("PREEMPT max").spare(2),
         number("CHANNELS OFF"),
     ]);
     for gpu in &report.gpus {
@@ -277,6 +283,10 @@ fn jobs(report: &v1::GetStatusResponse) -> Grid {
     rows
 }
 
+/// Cells of the column of an event's kind.
+const KIND: usize = 20;
+/// Width from which that is a column: a usual event fits in one line then.
+const EVENTS_ALIGNED: u16 = 100;
 /// Width from which rules, notes and places stand in the table; in a narrower one each has lines of its own below.
 const ROOMY: u16 = 130;
 
@@ -422,10 +432,15 @@ pub fn hooks(processes: &[v1::ProcessStatus], width: Option<u16>) -> String {
     text
 }
 
-/// One event on one line.
-pub fn event(event: &v1::Event) -> String {
+/// One event on one line. On a narrow terminal its kind takes no more room than its name.
+pub fn event(event: &v1::Event, width: Option<u16>) -> String {
+    let kind = if width.is_none_or(|width| width >= EVENTS_ALIGNED) {
+        KIND
+    } else {
+        0
+    };
     let mut line = format!(
-        "{:>6}  {}  {:<20}",
+        "{:>6}  {}  {:<kind$}",
         event.seq,
         crate::clock::stamp(event.unix_ns),
         event.kind
@@ -444,8 +459,11 @@ pub fn event(event: &v1::Event) -> String {
     if event.value_ns != 0 {
         let _ = write!(line, "  {}", time(event.value_ns));
     }
-    if !event.text.is_empty() {
-        let _ = write!(line, "  {}", event.text);
+    // Its process stands before it already.
+    let process = format!("pid {} ", event.pid);
+    let text = event.text.strip_prefix(&process).unwrap_or(&event.text);
+    if !text.is_empty() {
+        let _ = write!(line, "  {text}");
     }
     line.push('\n');
     line
@@ -454,7 +472,7 @@ pub fn event(event: &v1::Event) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::print::fold;
+    use crate::screen::fold;
 
     fn crowded() -> v1::GetStatusResponse {
         let long =
@@ -596,6 +614,10 @@ mod tests {
         assert_eq!(gate(&report, &report.gpus[0]), "open, jobs paused");
         report.jobs[0].set_state(v1::JobState::Running);
         assert_eq!(gate(&report, &report.gpus[0]), "open");
+        // A job on several GPUs waits on all of them while the gate of one is closed.
+        report.jobs[0].set_state(v1::JobState::Gated);
+        assert_eq!(gate(&report, &report.gpus[0]), "open, jobs wait");
+        report.jobs[0].set_state(v1::JobState::Running);
         report.drained = true;
         assert_eq!(gate(&report, &report.gpus[0]), "open, drained");
     }
@@ -631,8 +653,22 @@ mod tests {
             ..v1::Event::default()
         };
         assert_eq!(
-            super::event(&event),
+            super::event(&event, None),
             "     7  2026-11-20T23:59:59.012345Z  preempted             gpu 0  job batch  380 us\n"
+        );
+        assert_eq!(
+            super::event(&event, Some(80)),
+            "     7  2026-11-20T23:59:59.012345Z  preempted  gpu 0  job batch  380 us\n"
+        );
+        let attached = v1::Event {
+            pid: 41,
+            text: "pid 41 python is offline (rule 1)".to_owned(),
+            ..event
+        };
+        let line = super::event(&attached, None);
+        assert!(
+            line.ends_with("pid 41  380 us  python is offline (rule 1)\n"),
+            "{line}"
         );
     }
 }

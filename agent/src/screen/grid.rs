@@ -1,11 +1,10 @@
-//! How tables are laid out and figures written.
+//! Tables for people.
 //!
 //! A table that is wider than the terminal first breaks its heads and long cells between words. Where that is not
 //! enough it leaves out columns, the least important first, and says which. It cuts nothing.
 
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use std::fmt::Write;
-use tidegate_proto::v1;
 use unicode_width::UnicodeWidthStr;
 
 /// Cells between two columns; the tables' own padding.
@@ -23,6 +22,7 @@ pub struct Column {
 }
 
 /// A column of words that stay on one line.
+#[must_use]
 pub const fn word(head: &'static str) -> Column {
     Column {
         head,
@@ -33,6 +33,7 @@ pub const fn word(head: &'static str) -> Column {
 }
 
 /// A column of figures, on the right.
+#[must_use]
 pub const fn number(head: &'static str) -> Column {
     Column {
         is_number: true,
@@ -41,6 +42,7 @@ pub const fn number(head: &'static str) -> Column {
 }
 
 /// A column of names or sentences, which may be broken into lines of `broken_to` cells.
+#[must_use]
 pub const fn long(head: &'static str, broken_to: usize) -> Column {
     Column {
         broken_to: Some(broken_to),
@@ -50,6 +52,7 @@ pub const fn long(head: &'static str, broken_to: usize) -> Column {
 
 impl Column {
     /// The same, left out where there is no room for it, after those of a greater `rank`.
+    #[must_use]
     pub const fn spare(self, rank: u8) -> Self {
         Self {
             spare: rank,
@@ -78,12 +81,15 @@ pub struct Shown(Vec<&'static str>);
 
 impl Shown {
     /// Whether there is a column of this head.
+    #[must_use]
     pub fn has(&self, head: &str) -> bool {
         self.0.contains(&head)
     }
 }
 
 impl Grid {
+    /// A table without rows.
+    #[must_use]
     pub fn new(columns: &[Column]) -> Self {
         Self {
             columns: columns.to_vec(),
@@ -97,6 +103,8 @@ impl Grid {
         self.rows.push(cells.into());
     }
 
+    /// Whether it has no row.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -119,9 +127,10 @@ impl Grid {
 
     /// Appends the table to `text`, for a terminal of `width` cells if there is one.
     pub fn show(&self, width: Option<u16>, text: &mut String) -> Shown {
-        let (kept, widths) = match width {
-            Some(width) => self.arrange(usize::from(width)),
-            None => ((0..self.columns.len()).collect(), None),
+        let arranged = width.map(|width| (width, self.arrange(usize::from(width))));
+        let kept = match &arranged {
+            Some((_, (kept, _))) => kept.clone(),
+            None => (0..self.columns.len()).collect(),
         };
         let heads: Vec<&'static str> = kept.iter().map(|&at| self.columns[at].head).collect();
         let mut table = Table::new();
@@ -132,10 +141,10 @@ impl Grid {
         for row in &self.rows {
             table.add_row(kept.iter().map(|&at| &row[at]));
         }
-        if let (Some(widths), Some(width)) = (&widths, width) {
+        if let Some((width, (_, widths))) = &arranged {
             table
                 .set_content_arrangement(ContentArrangement::Dynamic)
-                .set_width(width);
+                .set_width(*width);
             for (place, cells) in widths.iter().enumerate() {
                 let cells = u16::try_from(cells + APART).unwrap_or(u16::MAX);
                 if let Some(column) = table.column_mut(place) {
@@ -168,8 +177,8 @@ impl Grid {
         Shown(heads)
     }
 
-    /// The columns that there is room for, and the cells of each where they have to be narrower than they could be.
-    fn arrange(&self, width: usize) -> (Vec<usize>, Option<Vec<usize>>) {
+    /// The columns that there is room for, and the cells of each.
+    fn arrange(&self, width: usize) -> (Vec<usize>, Vec<usize>) {
         let cells = |at: usize, of: fn(&str) -> usize| {
             self.rows.iter().map(|row| of(&row[at])).max().unwrap_or(0)
         };
@@ -193,9 +202,6 @@ impl Grid {
         let sum =
             |kept: &[usize], of: &[usize]| -> usize { kept.iter().map(|&at| of[at] + APART).sum() };
         let mut kept: Vec<usize> = (0..self.columns.len()).collect();
-        if sum(&kept, &natural) <= width {
-            return (kept, None);
-        }
         while sum(&kept, &least) > width {
             let spared = kept
                 .iter()
@@ -224,60 +230,8 @@ impl Grid {
                 None => break,
             }
         }
-        (kept, Some(widths))
+        (kept, widths)
     }
-}
-
-/// Numbers of GPUs: `0-7,9`.
-pub fn gpu_ranges(gpus: &[u32]) -> String {
-    let mut ranges = Vec::<(u32, u32)>::new();
-    for &gpu in gpus {
-        match ranges.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(gpu) => *last = gpu,
-            _ => ranges.push((gpu, gpu)),
-        }
-    }
-    let named = ranges.iter().map(|&(first, last)| match last - first {
-        0 => first.to_string(),
-        1 => format!("{first},{last}"),
-        _ => format!("{first}-{last}"),
-    });
-    or_dash(&named.collect::<Vec<_>>().join(",")).to_owned()
-}
-
-/// Memory with a unit.
-pub fn bytes(bytes: u64) -> String {
-    const MIB: u64 = 1 << 20;
-    #[expect(clippy::cast_precision_loss, reason = "a size, for people")]
-    let gib = bytes as f64 / (1_u64 << 30) as f64;
-    match bytes {
-        0 => "-".to_owned(),
-        1..MIB => format!("{} KiB", bytes.div_ceil(1 << 10)),
-        _ if gib < 1.0 => format!("{} MiB", bytes / MIB),
-        _ if gib < 100.0 => format!("{gib:.1} GiB"),
-        _ if gib < 10_000.0 => format!("{gib:.0} GiB"),
-        _ if gib < 102_400.0 => format!("{:.1} TiB", gib / 1_024.0),
-        _ => format!("{:.0} TiB", gib / 1_024.0),
-    }
-}
-
-/// `used of total`; a dash where the driver does not say.
-pub fn in_use(gpu: &v1::GpuStatus) -> String {
-    if gpu.memory_total_bytes == 0 {
-        return "-".to_owned();
-    }
-    let used = bytes(gpu.memory_used_bytes.max(1));
-    format!("{used} of {}", bytes(gpu.memory_total_bytes))
-}
-
-/// What a process holds on all its GPUs, as its library counts.
-pub fn held(process: &v1::ProcessStatus) -> u64 {
-    let devices = process.devices.iter();
-    devices.fold(0, |sum, device| sum.saturating_add(device.memory_bytes))
-}
-
-pub(super) fn or_dash(text: &str) -> &str {
-    if text.is_empty() { "-" } else { text }
 }
 
 #[cfg(test)]
@@ -354,7 +308,20 @@ mod tests {
                 }
             }
             prop_assert_eq!(wholes, tokens.len(), "{}", text);
-            // Nothing leaves a terminal that has room for all of it, as it is where there is no terminal.
+            // With the last column that left, the table would have no room, with its long cells broken either.
+            let room = |at: usize| {
+                let cells = grid.rows.iter().map(|row| row[at].width());
+                let cells = cells.map(|cells| if at % 3 == 2 { cells.min(12) } else { cells });
+                let head = HEADS[at].split(' ').map(UnicodeWidthStr::width);
+                cells.chain(head).max().unwrap_or(0) + APART
+            };
+            let left = (0..HEADS.len()).filter(|&at| !shown.has(HEADS[at]));
+            if let Some(last) = left.min_by_key(|&at| spare[at]) {
+                let kept = (0..HEADS.len()).filter(|&at| shown.has(HEADS[at]));
+                let needed = kept.map(room).sum::<usize>() + room(last);
+                prop_assert!(needed > usize::from(width), "{needed} would do:\n{text}");
+            }
+            // A terminal that has room for all of it has it as it is where there is no terminal.
             let mut whole = String::new();
             grid.show(None, &mut whole);
             let widest = whole.lines().map(UnicodeWidthStr::width).max().unwrap_or(0);
@@ -375,29 +342,5 @@ mod tests {
         let letters: String = text.chars().filter(char::is_ascii_lowercase).collect();
         assert_eq!(letters, "abcdefghij".repeat(6));
         assert!(text.contains("1234567"), "{text}");
-    }
-
-    #[test]
-    fn runs_of_gpus_are_ranges() {
-        assert_eq!(gpu_ranges(&[]), "-");
-        assert_eq!(gpu_ranges(&[3]), "3");
-        assert_eq!(gpu_ranges(&[0, 1, 3]), "0,1,3");
-        assert_eq!(gpu_ranges(&[0, 1, 2, 3, 7, 8, 9]), "0-3,7-9");
-    }
-
-    #[test]
-    fn memory_has_the_unit_that_keeps_it_short() {
-        let read = [
-            (0, "-"),
-            (1, "1 KiB"),
-            (5 << 20, "5 MiB"),
-            (80 << 30, "80.0 GiB"),
-            (2 << 40, "2048 GiB"),
-            (16 << 40, "16.0 TiB"),
-            (256 << 40, "256 TiB"),
-        ];
-        for (size, text) in read {
-            assert_eq!(bytes(size), text);
-        }
     }
 }

@@ -1,10 +1,11 @@
 //! `tidegate place show`.
 
 use super::look::{Look, Seen};
-use crate::cli::print::{Output, print, print_folded, terminal_width};
+use crate::cli::print::{Output, print, print_folded};
 use crate::cli::table::{Grid, long, number};
 use crate::place::memo::Memo;
 use crate::place::offers::Offer;
+use crate::screen::terminal_width;
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 use std::fmt::Write as _;

@@ -1,7 +1,8 @@
 //! The shared memory of each GPU for people: by place, by owner, by cache, by job.
 
-use super::layout::{Grid, long, number, or_dash};
+use super::figures::or_dash;
 use crate::cli::json;
+use crate::screen::{Grid, long, number};
 use std::fmt::Write;
 use tidegate_proto::v1;
 
@@ -110,16 +111,24 @@ fn owners(report: &v1::GetStatusResponse, memory: &v1::GpuMemory) -> Grid {
         number("TAKEN").spare(3),
     ]);
     for owner in &memory.owners {
+        // What nobody gives back is kept from offline jobs, whoever holds it.
+        let is_left_alone = process(report, owner.session)
+            .is_some_and(|process| process.role() == v1::Role::Ignore);
+        let as_online = if is_left_alone {
+            "counted as online's"
+        } else {
+            "online"
+        };
         let places = [
             (owner.in_flight_bytes, "promised"),
             (owner.headroom_bytes, "headroom"),
-            (owner.online_bytes, "online"),
+            (owner.online_bytes, as_online),
             (owner.offline_bytes, "offline"),
             (owner.quarantined_bytes, "quarantined"),
             (owner.excess_bytes, "beyond the pool"),
         ];
         let held = places.iter().map(|place| place.0).sum();
-        let places = places.iter().filter(|place| place.0 != 0);
+        let places = places.iter().filter(|place| mib(place.0) != 0);
         let places: Vec<_> = places
             .map(|(bytes, place)| format!("{} {place}", mib(*bytes)))
             .collect();
@@ -138,7 +147,11 @@ fn owners(report: &v1::GetStatusResponse, memory: &v1::GpuMemory) -> Grid {
             name.to_owned(),
             role,
             or_dash(job).to_owned(),
-            mib(held).to_string(),
+            if held > 0 && mib(held) == 0 {
+                "< 1".to_owned()
+            } else {
+                mib(held).to_string()
+            },
             or_dash(&places.join(", ")).to_owned(),
             owner.handles.to_string(),
             moving.to_string(),
@@ -212,5 +225,47 @@ mod tests {
             "{text}"
         );
         assert!(rows.contains(&row(["-", "-", "-", "-"])), "{text}");
+    }
+
+    #[test]
+    fn a_process_that_is_left_alone_holds_no_online_memory_and_crumbs_are_no_zeroes() {
+        let owner = |session, online_bytes| v1::MemoryOwner {
+            session,
+            online_bytes,
+            ..v1::MemoryOwner::default()
+        };
+        let process = |session, name: &str, role: v1::Role| v1::ProcessStatus {
+            session,
+            pid: 41,
+            name: name.to_owned(),
+            role: role.into(),
+            ..v1::ProcessStatus::default()
+        };
+        let report = v1::GetStatusResponse {
+            gpus: vec![v1::GpuStatus {
+                memory: Some(v1::GpuMemory {
+                    owners: vec![owner(7, 8), owner(8, 3 << 20), owner(9, 5 << 20)],
+                    ..v1::GpuMemory::default()
+                }),
+                ..v1::GpuStatus::default()
+            }],
+            processes: vec![
+                process(7, "small", v1::Role::Ignore),
+                process(8, "alone", v1::Role::Ignore),
+                process(9, "vllm", v1::Role::Online),
+            ],
+            ..v1::GetStatusResponse::default()
+        };
+        let mut text = String::new();
+        status(&report, Some(100), &mut text);
+        let of = |name: &str| {
+            let row = text.lines().find(|line| line.contains(name));
+            let row = row.unwrap_or_else(|| panic!("{name} is not in {text}"));
+            let words: Vec<_> = row.split_whitespace().skip(4).collect();
+            words.join(" ")
+        };
+        assert_eq!(of("small"), "< 1 - 0 0 0");
+        assert_eq!(of("alone"), "3 3 counted as online's 0 0 0");
+        assert_eq!(of("vllm"), "5 5 online 0 0 0");
     }
 }
