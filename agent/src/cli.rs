@@ -28,6 +28,7 @@ mod top;
 mod trace;
 mod values;
 
+use crate::config::SETTINGS;
 pub use agent::Unreachable;
 use agent::{Agent, Refusal, runtime};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -88,6 +89,8 @@ enum Command {
     /// What the agent logs from now on.
     LogLevel {
         /// error, warn, info, debug, trace, or a filter; as configured unless given.
+        #[arg(hide_possible_values = true,
+              value_parser = values::known(["error", "warn", "info", "debug", "trace"], values::any))]
         filter: Option<String>,
     },
     /// Close the gate of a job, or of every job, until `resume`.
@@ -107,7 +110,8 @@ enum Command {
     /// Change a setting on the running agent, until it ends: `gate.cooldown=20ms`.
     Set {
         /// KEY=VALUE, or KEY with --unset.
-        #[arg(value_name = "KEY=VALUE")]
+        #[arg(value_name = "KEY=VALUE", hide_possible_values = true,
+              value_parser = values::known(SETTINGS.iter().map(|setting| setting.path), values::any))]
         assignment: String,
         /// Take back what was set.
         #[arg(long)]

@@ -7,6 +7,7 @@ use super::agent::{Agent, Unreachable, report, runtime};
 use super::print::{Output, colours, print, write};
 use super::probe;
 use super::values::device_of;
+use super::values::known;
 use crate::device::Device;
 use crate::doctor::collect::{self, Options};
 use crate::doctor::facts::{self, Facts};
@@ -42,7 +43,8 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
     /// Only these checks, joined by commas; with --probe, only these probes.
-    #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
+    #[arg(long, value_name = "ID", value_delimiter = ',', hide_possible_values = true,
+        value_parser = known(CHECKS.map(|(id, _)| id), id))]
     only: Vec<String>,
     #[command(flatten)]
     probe: probe::Arguments,

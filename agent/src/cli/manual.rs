@@ -70,3 +70,30 @@ pub fn completions(mut command: clap::Command, shell: Shell) -> Vec<u8> {
     clap_complete::generate(shell, &mut command, name, &mut text);
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::command;
+
+    /// P-OPERATE-16: a shell completes the words that an option or argument takes, where others are taken too.
+    #[test]
+    fn completions_offer_the_words_that_are_known() {
+        let text = String::from_utf8(completions(command(), Shell::Bash)).expect("text");
+        for words in [
+            "compgen -W \"adapter_saved adapter_served",
+            "compgen -W \"h100 h200 a100 l40s",
+            "compgen -W \"conversation code caller\"",
+            "compgen -W \"Standalone NoControl KernelPreempt",
+            "compgen -W \"UVM Prism StaticMem",
+            "compgen -W \"kernel cgroup2 membarrier",
+            "compgen -W \"role pid launches\"",
+            "compgen -W \"online offline\"",
+        ] {
+            assert!(text.contains(words), "{words}");
+        }
+        for word in [" gate.cooldown ", " memory.pool ", " debug "] {
+            assert!(text.contains(word), "{word}");
+        }
+    }
+}

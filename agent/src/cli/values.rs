@@ -1,7 +1,60 @@
 //! Values that commands take, from text.
 
 use crate::device::Device;
+use clap::builder::{PossibleValue, TypedValueParser};
+use std::error::Error;
+use std::ffi::OsStr;
 use std::time::Duration;
+
+/// A value that is read in a way of its own, with words that a shell completes. Other words may be taken too.
+pub(super) struct Known<T, E> {
+    words: Vec<&'static str>,
+    read: fn(&str) -> Result<T, E>,
+}
+
+impl<T, E> Clone for Known<T, E> {
+    fn clone(&self) -> Self {
+        Self {
+            words: self.words.clone(),
+            read: self.read,
+        }
+    }
+}
+
+/// Of these `words` a shell offers those that fit.
+pub(super) fn known<T, E>(
+    words: impl IntoIterator<Item = &'static str>,
+    read: fn(&str) -> Result<T, E>,
+) -> Known<T, E> {
+    let words = words.into_iter().collect();
+    Known { words, read }
+}
+
+impl<T, E> TypedValueParser for Known<T, E>
+where
+    T: Clone + Send + Sync + 'static,
+    E: Into<Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
+{
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<T, clap::Error> {
+        self.read.parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.words.iter().copied().map(PossibleValue::new)))
+    }
+}
+
+/// Whatever it is.
+pub(super) fn any(text: &str) -> Result<String, String> {
+    Ok(text.to_owned())
+}
 
 pub(super) fn recording(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|s| (0.1..=3_600.0).contains(s));

@@ -1,10 +1,12 @@
 //! What `tidegate replay` is asked, and the pair that the options describe.
 
+use std::fmt::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cli::values::{any, known};
 use crate::config::rise;
 use anyhow::Context;
 use tidegate_policy::config::Slo;
@@ -12,9 +14,9 @@ use tidegate_replay::calibration::Calibration;
 use tidegate_replay::costs::Costs;
 use tidegate_replay::draw::{self, Half};
 use tidegate_replay::engine::Limits;
-use tidegate_replay::gap::GapModel;
+use tidegate_replay::gap::{self, GapModel};
 use tidegate_replay::generator::{self, CONVERSATION, Preset};
-use tidegate_replay::hardware::Gpu;
+use tidegate_replay::hardware::{self, Gpu};
 use tidegate_replay::names::{UnknownName, find};
 use tidegate_replay::run::beside::Platform;
 use tidegate_replay::scenarios::{self, FACTOR};
@@ -24,7 +26,7 @@ use tidegate_replay::tuning::table::class;
 
 /// What to replay, and what to write.
 #[derive(Debug, clap::Args)]
-#[command(after_help = AFTER_HELP, next_line_help = true, group = clap::ArgGroup::new("many"))]
+#[command(after_help = after_help(), next_line_help = true, group = clap::ArgGroup::new("many"))]
 pub struct Args {
     /// Online requests: Azure, BurstGPT, Mooncake, or CSV with
     /// arrival_s,input_tokens,output_tokens; gzipped or not
@@ -32,7 +34,8 @@ pub struct Args {
           conflicts_with = "many", required_unless_present_any = ["synthetic", "many", "decisions"])]
     pub(super) trace: Option<PathBuf>,
     /// Online requests from published figures: conversation, code, caller
-    #[arg(long, value_name = "PRESET", help_heading = REQUESTS, value_parser = preset,
+    #[arg(long, value_name = "PRESET", help_heading = REQUESTS, hide_possible_values = true,
+          value_parser = known(generator::PRESETS.map(|preset| preset.name), preset),
           conflicts_with_all = ["trace", "many"])]
     pub(super) synthetic: Option<Preset>,
     /// Keep about one request in N; bursts stay as they are
@@ -63,17 +66,19 @@ pub struct Args {
     /// llama-3.1-70b, qwen2.5-72b, mixtral-8x7b,
     /// qwen3-30b-a3b
     #[arg(long, value_name = "MODEL", default_value = "llama-3.1-8b", verbatim_doc_comment,
-          help_heading = NODE, conflicts_with = "many")]
+          help_heading = NODE, conflicts_with = "many", hide_possible_values = true,
+          value_parser = known(models(), any))]
     pub(super) online: String,
     /// The offline job's model
     #[arg(long, value_name = "MODEL", default_value = "qwen2.5-7b", help_heading = NODE,
-          conflicts_with = "many")]
+          conflicts_with = "many", hide_possible_values = true, value_parser = known(models(), any))]
     pub(super) offline: String,
     /// The GPU: h100, h200, a100; scaled from these by data sheet: l40s, a10,
     /// l4, b200, rtx-pro-6000, or one of yours, in GiB, GB/s and bf16 TFLOPS:
     /// custom:memory=48,bandwidth=864,flops=362
     #[arg(long, default_value = "h200", help_heading = NODE, conflicts_with = "many",
-          verbatim_doc_comment, value_parser = scenarios::gpu)]
+          verbatim_doc_comment, hide_possible_values = true,
+          value_parser = known(hardware::all().map(|gpu| gpu.name), scenarios::gpu))]
     pub(super) gpu: Gpu,
     /// Memory for the KV caches of both, GiB; else what the weights of both
     /// models leave of 90 % of the GPU
@@ -86,7 +91,8 @@ pub struct Args {
     pub(super) offline_chunk: u32,
     /// Pauses between online's decodes: overlap, vllm, sync
     #[arg(long, value_name = "PRESET", default_value = "vllm", help_heading = NODE,
-          conflicts_with = "many", value_parser = scenarios::gap_preset)]
+          conflicts_with = "many", hide_possible_values = true,
+          value_parser = known(gap::PRESETS.map(|preset| preset.name), scenarios::gap_preset))]
     pub(super) gaps: GapModel,
     /// Iteration times and handle costs from the tables in DIR instead of the
     /// fits that ship: iteration_prefill.csv, iteration_decode.csv, costs.csv
@@ -94,10 +100,12 @@ pub struct Args {
     pub(super) calibration: Option<PathBuf>,
 
     /// Compute policies, or pairs COMPUTE+MEMORY
-    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = COMPARED)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = COMPARED,
+          hide_possible_values = true, value_parser = known(Compute::NAMES.map(|(name, _)| name), any))]
     pub(super) policy: Vec<String>,
     /// Memory policies
-    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = COMPARED)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = COMPARED,
+          hide_possible_values = true, value_parser = known(Memory::NAMES.map(|(name, _)| name), any))]
     pub(super) memory: Vec<String>,
     /// Repeat with seeds 1 to N; 1 unless given, 3 for a table of scenarios
     #[arg(long, value_name = "N", help_heading = COMPARED,
@@ -134,7 +142,8 @@ pub struct Args {
     /// How online and the trainer share the GPU: two-process, one-process,
     /// time-sliced
     #[arg(long, value_name = "NAME", default_value = "two-process", verbatim_doc_comment,
-          help_heading = TUNED, requires = "finetune", value_parser = platform)]
+          help_heading = TUNED, requires = "finetune", hide_possible_values = true,
+          value_parser = known(PLATFORMS.map(class), platform))]
     pub(super) platform: Platform,
     /// All trainer's policies on all scenarios, as table.csv
     #[arg(long, help_heading = TUNED, requires_all = ["finetune", "scenarios"])]
@@ -191,7 +200,7 @@ pub struct Args {
     /// Draw from every other trace by name only: first, second. What is tuned
     /// on one half is judged on the other
     #[arg(long, value_name = "HALF", verbatim_doc_comment, help_heading = TABLE, requires = "draw",
-          value_parser = half)]
+          hide_possible_values = true, value_parser = known(Half::ALL.map(|half| half.name()), half))]
     pub(super) half: Option<Half>,
     /// Where the table's traces are, or those to draw from
     #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "many")]
@@ -220,14 +229,30 @@ const WRITTEN: &str = "What is written";
 const TABLE: &str = "Many scenarios";
 const RECORDED: &str = "A recorded node";
 
-const AFTER_HELP: &str = "\
-Compute policies: Standalone, NoControl, KernelPreempt, LayerPreempt, GPreempt,
-  TemporalShare(N), Channel, ChannelNoCooldown, Tidegate, TidegateHints, Oracle,
-  OracleUnlimited
-Memory policies: UVM, Prism, StaticMem, StaticSplit, Tidegate, TidegateNoMiad,
-  TidegateFifo, TidegateLayerBoundary, Oracle
+const COMPARED_BY_DEFAULT: &str = "\
 Compared unless told otherwise: NoControl+Prism, KernelPreempt+UVM,
   GPreempt+UVM, Channel+UVM, Channel+Prism, Channel+StaticMem, Tidegate, Oracle";
+
+/// Every policy with what it does.
+fn after_help() -> String {
+    let mut text = String::from("Compute policies, who has the GPU when:\n");
+    let mut last = String::new();
+    for (_, compute) in Compute::NAMES {
+        let name = match compute {
+            Compute::TemporalShare(_) => "TemporalShare(N)".to_owned(),
+            other => other.name(),
+        };
+        if name != last {
+            let _ = writeln!(text, "  {name:<22}{}", compute.about());
+        }
+        last = name;
+    }
+    text.push_str("Memory policies, who has its memory when:\n");
+    for (name, memory) in Memory::NAMES {
+        let _ = writeln!(text, "  {name:<22}{}", memory.about());
+    }
+    text + COMPARED_BY_DEFAULT
+}
 
 /// The command line asks for something that is not there.
 #[derive(Debug, thiserror::Error)]
@@ -238,6 +263,12 @@ impl From<UnknownName> for Usage {
     fn from(unknown: UnknownName) -> Self {
         Self(unknown.to_string())
     }
+}
+
+/// Models by name.
+fn models() -> impl Iterator<Item = &'static str> {
+    let names = hardware::MODELS.iter().chain(&hardware::SHAPES);
+    names.map(|(name, _)| *name)
 }
 
 fn preset(name: &str) -> Result<Preset, UnknownName> {
