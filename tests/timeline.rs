@@ -4,7 +4,10 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 use tidegate_replay::timeline::check;
+use tidegate_tests::online::Request;
+use tidegate_tests::watch::Testimony;
 use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, monotonic_ns, wait_for, watch};
+use tidegate_vgpu::history::Kind;
 
 /// P-OPERATE-11: a timeline tells what happened.
 #[test]
@@ -118,5 +121,120 @@ fn a_recording_of_a_live_node_opens_in_a_viewer_and_tells_its_preemptions() {
         );
     }
     assert!(!named("closed", "X").is_empty() && !named("open", "X").is_empty());
+    offline.stop();
+}
+
+/// What the lanes of a GPU may differ from the device's history by.
+const APART: u64 = 1_000_000;
+
+/// Slices of a lane of GPU 0, in order: name, begin and end by `CLOCK_MONOTONIC`.
+fn lane(trace: &Value, lane: &str) -> Vec<(String, u64, u64)> {
+    let zero = trace["otherData"]["begin_monotonic_ns"].as_u64();
+    let zero = zero.expect("a time");
+    let ns = |us: &Value| (us.as_f64().expect("a time") * 1e3).round() as u64;
+    let drawn = trace["traceEvents"].as_array().expect("a list");
+    let own = drawn
+        .iter()
+        .filter(|event| event["ph"] == "X" && event["cat"] == lane && event["pid"] == 1);
+    let mut slices: Vec<_> = own
+        .map(|slice| {
+            let begin = zero + ns(&slice["ts"]);
+            let name = slice["name"].as_str().expect("a name").to_owned();
+            (name, begin, begin + ns(&slice["dur"]))
+        })
+        .collect();
+    slices.sort_by_key(|slice| slice.1);
+    slices
+}
+
+/// P-OPERATE-11: lanes online, gate and offline agree with the device's history to a millisecond, and show no overlap
+/// that the device did not see.
+///
+/// Every slice is held to order: online's begins after the program began to launch and before the device ran that, and
+/// ends after the device had done it; gate and offline stop after the device had stopped offline. Most are held to the
+/// millisecond: a busy machine may hear late of one.
+#[test]
+fn lanes_agree_with_the_history_of_the_device_to_a_millisecond() {
+    const REQUESTS: usize = 20;
+    let node = Node::new(&[], &format!("{TRUSTING}\n[gate]\ncooldown = \"20ms\"\n"));
+    let mut offline = Offline::start(&node, 2_000_000, &[0]);
+    offline.running();
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    let file = node.dir().join("lanes.json");
+    let mut command = node.tidegate_command(&["trace", "--seconds", "3600", "--output"]);
+    let mut recording = Running::start("tidegate trace", command.arg(&file).stdout(Stdio::piped()));
+    let mut said = BufReader::new(recording.child.stdout.take().expect("a pipe"));
+    let mut told = String::new();
+    said.read_line(&mut told).expect("it says that it records");
+    let requests: Vec<Request> = (0..REQUESTS)
+        .map(|_| {
+            let request = online.request(0, 2_000_000, 0);
+            watch::wait_open(&node, 0, online.process.pid());
+            request
+        })
+        .collect();
+    recording.signal(libc::SIGINT);
+    said.read_to_string(&mut told)
+        .expect("it says what it recorded");
+    recording.succeed();
+    let trace = std::fs::read(&file).expect("the recording is written");
+    let trace: Value = serde_json::from_slice(&trace).expect("JSON");
+    let history = Testimony::of(&node);
+    let (busy, gate) = (lane(&trace, "online"), lane(&trace, "gate"));
+    let ran = lane(&trace, "offline");
+    let (on, off) = ([online.process.pid()], [offline.process.pid()]);
+    let channels = watch::channels(&node, &off).len();
+    // How far the ends and begins are from the device's own.
+    let mut apart = Vec::new();
+    for request in &requests {
+        let within = |at: u64| (request.start_ns..=request.end_ns).contains(&at);
+        let of = |kind| history.all(&on, kind).filter(|record| within(record.at_ns));
+        let begun = of(Kind::KernelStart).next().expect("it ran").at_ns;
+        let ended = of(Kind::KernelEnd).last().expect("it ended").at_ns;
+        let slice = busy.iter().find(|slice| within(slice.1));
+        let &(_, begin, end) = slice.expect("a slice of each request");
+        assert!(
+            (request.start_ns..=begun).contains(&begin) && end >= ended,
+            "busy from {begin} to {end}; the device ran it from {begun} to {ended}: {request:?}"
+        );
+        let (stopped, woken) = history
+            .shut(&off, channels, request.start_ns)
+            .expect("offline made room");
+        let closed = gate
+            .iter()
+            .find(|slice| slice.0 == "closed" && slice.1 > request.start_ns);
+        let &(_, shut, opened) = closed.expect("a slice of each stop");
+        let pause = ran.windows(2).find(|pair| pair[0].2 > request.start_ns);
+        let pause = pause.expect("offline stops in each request");
+        let (left, back) = (pause[0].2, pause[1].1);
+        assert!(
+            shut >= stopped && left >= stopped,
+            "shut at {shut}, left at {left}; the device stopped offline at {stopped}"
+        );
+        for (drawn, device) in [
+            (end, ended),
+            (shut, stopped),
+            (opened, woken),
+            (left, stopped),
+            (back, woken),
+        ] {
+            apart.push(drawn.abs_diff(device));
+        }
+    }
+    apart.sort_unstable();
+    println!(
+        "apart, us: {:?}",
+        apart.iter().map(|ns| ns / 1_000).collect::<Vec<_>>()
+    );
+    if watch::status(&node)["scheduling"] != "SCHED_FIFO" {
+        eprintln!("SKIPPED: the agent may not go ahead of other programs here, and hears late");
+        return;
+    }
+    let most = apart[apart.len() * 3 / 4];
+    assert!(
+        most <= APART,
+        "a quarter is more than {most} ns from the device's history"
+    );
     offline.stop();
 }
