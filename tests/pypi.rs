@@ -1,6 +1,6 @@
 //! Unmodified packages from PyPI run to their end on the virtual GPU, with and without the library,
 //! and an agent sees every launch they make. Clients that are not ours speak to its socket as tidegate(7)
-//! tells them to.
+//! tells them to. The examples for Kubernetes are looked at by its schemas.
 //!
 //! `tests/pypi/run` installs them and sets `TIDEGATE_PYPI`; without it the tests say that they did
 //! not run.
@@ -157,4 +157,34 @@ fn the_grpcurl_example_of_the_readme_reads_the_status() {
     let out = Running::start("grpcurl", command.args(words).env_remove("LD_PRELOAD")).succeed();
     let status: Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!(status["gpus"].as_array().map(Vec::len), Some(1), "{out}");
+}
+
+/// P-OPERATE-20: Kubernetes' own schemas know every field of the example manifests, and miss none. Of kinds of other
+/// projects they know nothing.
+#[test]
+fn kubernetes_takes_the_manifests_of_the_examples() {
+    let Some(python) = python() else {
+        return;
+    };
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/examples");
+    for (manifest, known) in [
+        ("kubernetes.yaml", 3),
+        ("engines/engines.yaml", 2),
+        ("kubernetes/job.yaml", 1),
+        ("kubernetes/place.yaml", 2),
+    ] {
+        // The oldest whose users still have support, and the newest that the schemas are of.
+        for version in ["1.33.0", "1.37.0"] {
+            let output = Command::new(python.with_file_name("kubernetes-validate"))
+                .args(["--strict", "-k", version])
+                .arg(examples.join(manifest))
+                .output()
+                .expect("it is installed");
+            let said = String::from_utf8_lossy(&output.stdout).into_owned()
+                + &String::from_utf8_lossy(&output.stderr);
+            let passed = said.lines().filter(|line| line.contains(" passed for "));
+            assert!(output.status.success(), "{manifest}, {version}: {said}");
+            assert_eq!(passed.count(), known, "{manifest}, {version}: {said}");
+        }
+    }
 }

@@ -146,4 +146,76 @@ mod tests {
             );
         }
     }
+
+    /// The calls of `tidegate` in the code of a page: after `sudo`, within `kubectl exec` and `systemd-run`, and in pipes.
+    fn shown(page: &str) -> Vec<Vec<String>> {
+        let mut is_code = false;
+        let mut code = String::new();
+        for line in page.lines() {
+            match line.trim() {
+                mark if mark.starts_with("```") || matches!(mark, ".EX" | ".EE") => {
+                    is_code = !is_code
+                }
+                _ if is_code => code += &format!("{line}\n"),
+                _ => {}
+            }
+        }
+        let code = code.replace("\\\n", " ").replace("\\-", "-");
+        let mut calls = Vec::new();
+        for line in code.lines() {
+            let line = line.split(" #").next().unwrap_or_default();
+            for part in line.split("&&").flat_map(|part| part.split('|')) {
+                let words: Vec<&str> = part.split_whitespace().collect();
+                let at = words.iter().position(|word| *word == "tidegate");
+                let before = |at: usize| {
+                    words[..at]
+                        .iter()
+                        .all(|word| word.starts_with('-') || *word == "sudo")
+                };
+                let is_call = |at: usize| {
+                    before(at)
+                        || words[at - 1] == "--"
+                        || words[0] == "sudo"
+                        || words[0] == "systemd-run"
+                };
+                if let Some(at) = at.filter(|&at| is_call(at)) {
+                    calls.push(words[at..].iter().map(|word| (*word).to_owned()).collect());
+                }
+            }
+        }
+        calls
+    }
+
+    /// P-OPERATE-20: every call of `tidegate` that a page for users shows is one that it understands.
+    #[test]
+    fn every_command_that_a_page_shows_parses() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for (page, least) in [
+            ("README.md", 5),
+            ("agent/replay/README.md", 4),
+            ("agent/man/tidegate.7", 2),
+            ("scripts/examples/engines/systemd.md", 5),
+            ("scripts/examples/engines/kubernetes.md", 2),
+            ("interposer/engines/README.md", 2),
+        ] {
+            let text = std::fs::read_to_string(root.join(page)).expect("the page is committed");
+            let calls = shown(&text);
+            assert!(calls.len() >= least, "{page} shows {calls:?}");
+            for call in calls {
+                // What the shell puts in place of a command is a number here.
+                let line = call.join(" ");
+                let line = match (line.find("\"$("), line.rfind(")\"")) {
+                    (Some(from), Some(to)) => format!("{}4711{}", &line[..from], &line[to + 2..]),
+                    _ => line,
+                };
+                let parsed = command().try_get_matches_from(line.split_whitespace());
+                let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+                assert!(
+                    parsed.is_ok(),
+                    "{page}: {line}: {}",
+                    parsed.expect_err("why")
+                );
+            }
+        }
+    }
 }
