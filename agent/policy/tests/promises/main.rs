@@ -14,5 +14,6 @@ mod plan;
 mod predict;
 mod requests;
 mod reserve;
+mod resident;
 mod select;
 mod tend;
