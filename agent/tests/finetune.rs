@@ -28,6 +28,7 @@ fn what_could_be_trained_is_answered_for_each_promise() {
         "15 ms",
         "60 ms",
         "rank 8, 1024 tokens a sample",
+        " of 28 layers stay where online's cache is full, 128 MiB are free",
     ] {
         assert!(table.contains(part), "{part:?} is not in\n{table}");
     }

@@ -14,6 +14,10 @@
 //!
 //! Tokens count when their sample's last backward unit is done, and once, whatever was done again.
 
+mod room;
+
+pub use room::{Room, room};
+
 use crate::calibration::Cost;
 use crate::hardware::{Gpu, Model, Shape};
 use tidegate_device::sharing::Demand;

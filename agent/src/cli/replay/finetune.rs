@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use indicatif::ProgressBar;
@@ -16,7 +17,7 @@ use tidegate_replay::slo::Set;
 use tidegate_replay::spec::Spec;
 use tidegate_replay::sweep::cores;
 use tidegate_replay::trace::Cut;
-use tidegate_replay::trainer::{Finetune, words};
+use tidegate_replay::trainer::{Finetune, room, words};
 use tidegate_replay::tuning::rows::Row;
 use tidegate_replay::tuning::table::{Cell, Ground, class, csv, evaluate};
 
@@ -132,15 +133,21 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
     if let Some(file) = &args.csv {
         write(file, &csv(&cells))?;
     }
+    let tightest = args.tpot.iter().copied().min().unwrap_or(1);
+    let room = room(&finetune, &spec, Duration::from_nanos(tightest));
     let mut text = format!(
         "{source}\n  Online    {}, {} requests\n  Finetune  {}, rank {}, {} tokens a sample\n  \
-         GPU       {}: {dedicated:.0} trained tokens/s on one of its own\n  Platform  {}, seeds 1 to {}\n\n",
+         GPU       {}: {dedicated:.0} trained tokens/s on one of its own\n  \
+         Memory    {} of {} layers stay where online's cache is full, {} MiB are free\n  Platform  {}, seeds 1 to {}\n\n",
         spec.online.model.name,
         spec.online.trace.len(),
         finetune.model.name,
         finetune.rank,
         finetune.length,
         spec.gpu.name,
+        room.stay,
+        room.layers,
+        room.reserve.0 >> 20,
         class(platform),
         grounds.len(),
     );
