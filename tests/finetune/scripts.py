@@ -1,6 +1,6 @@
 """Training scripts as people write them, no line changed, with and without Tidegate.
 
-    scripts/finetune scripts [--steps N] [--seed N] [--only NAME] [--json FILE]
+    scripts/finetune scripts [--steps N] [--seed N] [--only NAME] [--machine windows|plain] [--json FILE]
 
 Each of ``scripts/``, in four ways:
 
@@ -11,8 +11,9 @@ taken    as a user runs it, on the virtual GPU: library, agent, and an online pr
          takes memory for its cache and gives it back (``node.py``)
 
 In each of the last two something has to be taken at least ``RECLAIMS`` times. The last three adapters have to be the
-same bytes, and the first within 1e-5 of them. One script is run once more without TIDEGATE_ROLE, on a node where a rule
-of the agent's makes it offline: in units too, and the same bytes.
+same bytes, and the first within 1e-5 of them. Then those of a trainer that says what a micro-batch is, in micro-
+batches instead of windows (``plain``): all four adapters have to be the same bytes. One script is run once more
+without TIDEGATE_ROLE, on a node where a rule of the agent's makes it offline: in units too, and the same bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
 ENGINES = HERE.parents[1] / "interposer/engines"
-WAYS = ("alone", "windows", "robbed", "taken")
+#: By machine: what it is compared with in its bytes, and where memory is taken.
+WAYS = {"windows": ("windows", "robbed", "taken"), "plain": ("plain", "plain-robbed", "plain-taken")}
 SCRIPTS = ("hf_trainer", "trl_sft", "accelerate_loop")
 RECLAIMS = 20
 APART = 1e-5
@@ -41,6 +43,9 @@ APART = 1e-5
 WINDOW = 24
 #: 12 blocks, of which a model of three layers holds 11 between its passes.
 MEMORY_MIB = 24
+#: The weights of the layers alone, and a pool in which online wants some of that in every third burst.
+WEIGHTS_MIB = 6
+NARROW = node.CONFIG.replace('"64MiB"', '"52MiB"')
 
 
 def command(script: str, work: Path, way: str, steps: int) -> list[str]:
@@ -70,8 +75,8 @@ def start(command: list[str], environment: dict[str, str], work: Path) -> subpro
 def run(way: str, script: str, work: Path, steps: int, seed: int) -> dict:
     """One run; what it says of itself."""
     line = command(script, work, way, steps)
-    if way == "taken":
-        return taken(script, line, work, seed)
+    if way.endswith("taken"):
+        return taken(script, line, work, seed, way.startswith("plain"))
     if way != "alone":
         line = [str(HERE / "stolen.py"), way, *line]
     said = finish(start(line, dict(os.environ), work), f"{script} {way}")
@@ -105,11 +110,13 @@ def ruled(script: str, work: Path, steps: int) -> bool:
     return json.loads(report.read_text())["units"] > 0 and files[0].read_bytes() == files[1].read_bytes()
 
 
-def taken(script: str, line: list[str], work: Path, seed: int) -> dict:
+def taken(script: str, line: list[str], work: Path, seed: int, plain: bool) -> dict:
     """A run on a node whose online program takes memory, until the script ends."""
     report = work / "report.json"
-    with node.Node() as here:
+    with node.Node(NARROW if plain else node.CONFIG) as here:
         environment = {**here.environment("offline", "tune"), **chosen(report)}
+        if plain:
+            environment |= {"TIDEGATE_FINETUNE_MACHINE": "plain", "TIDEGATE_FINETUNE_MEMORY": str(WEIGHTS_MIB)}
         online = here.online(seed)
         process = start(line, environment, work)
         online.start()
@@ -121,28 +128,35 @@ def taken(script: str, line: list[str], work: Path, seed: int) -> dict:
         return {**json.loads(report.read_text()), "online_filled": online.filled}
 
 
-def compare(script: str, steps: int, work: Path, seed: int) -> dict:
-    """A script in all ways."""
-    said = {way: run(way, script, work, steps, seed) for way in WAYS}
-    files = {way: work / f"{script}-{way}" / "adapter_model.safetensors" for way in WAYS}
-    alone, windows = load_file(files["alone"]), load_file(files["windows"])
+def compare(script: str, machine: str, steps: int, work: Path, seed: int) -> dict:
+    """A script in all ways of a machine."""
+    calm, *disturbed = WAYS[machine]
+    said = {way: run(way, script, work, steps, seed) for way in ("alone", calm, *disturbed)}
+    files = {way: work / f"{script}-{way}" / "adapter_model.safetensors" for way in said}
+    alone, ours = load_file(files["alone"]), load_file(files[calm])
     row = {
         "script": script,
-        "units": said["windows"]["units"],
-        "apart": max(float((alone[n] - windows[n]).abs().max()) for n in alone),
+        "machine": machine,
+        "units": said[calm]["units"],
+        "apart": max(float((alone[n] - ours[n]).abs().max()) for n in alone),
         "trained": max(float(tensor.abs().max()) for name, tensor in alone.items() if "lora_B" in name),
-        "online_filled": said["taken"]["online_filled"],
+        "online_filled": said[disturbed[-1]]["online_filled"],
     }
-    good = row["apart"] <= APART < row["trained"] and alone.keys() == windows.keys()
-    good &= said["windows"]["reclaims"] == 0 < row["units"]
-    for way in ("robbed", "taken"):
-        row[way] = {
-            "same_bytes": files["windows"].read_bytes() == files[way].read_bytes(),
+    good = row["apart"] <= APART < row["trained"] and alone.keys() == ours.keys()
+    good &= said[calm]["reclaims"] == 0 < row["units"]
+    if machine == "plain":
+        good &= files["alone"].read_bytes() == files[calm].read_bytes()
+    for way in disturbed:
+        row[way.removeprefix("plain-")] = {
+            "same_bytes": files[calm].read_bytes() == files[way].read_bytes(),
             "reclaims": said[way]["reclaims"],
             "units_redone": said[way]["units_redone"],
         }
-        good &= row[way]["same_bytes"] and row[way]["reclaims"] >= RECLAIMS
-    if script == SCRIPTS[-1]:
+        good &= files[calm].read_bytes() == files[way].read_bytes() and said[way]["reclaims"] >= RECLAIMS
+        if machine == "plain":
+            # A reclaim costs a micro-batch at most.
+            good &= said[way]["units_redone"] <= said[way]["reclaims"]
+    if machine == "windows" and script == SCRIPTS[-1]:
         row["ruled"] = ruled(script, work, steps)
         good &= row["ruled"]
     return {**row, "good": good}
@@ -156,8 +170,8 @@ def told(row: dict) -> str:
         for way in ("robbed", "taken")
     )
     return (
-        f"{row['script']:<15} {row['units']:>5} units, {row['apart']:.1e} from the run without Tidegate, which moved"
-        f" {row['trained']:.1e}; {ways}"
+        f"{row['script']:<15} {row['machine']:<7} {row['units']:>5} units, {row['apart']:.1e} from the run without"
+        f" Tidegate, which moved {row['trained']:.1e}; {ways}"
         + ("" if row.get("ruled", True) else "; WRONG where a rule gives the role")
         + ("" if row["good"] else "   FAILED")
     )
@@ -168,6 +182,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of what online takes")
     parser.add_argument("--only", choices=SCRIPTS)
+    parser.add_argument("--machine", choices=list(WAYS), help="windows or micro-batches (plain) only")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     rows = []
@@ -175,9 +190,13 @@ def main() -> int:
         work = Path(folder)
         tiny.model(work / "model")
         tiny.data(work / "data.jsonl")
-        for script in [args.only] if args.only else SCRIPTS:
-            rows.append(compare(script, args.steps, work, args.seed))
-            print(told(rows[-1]), flush=True)
+        for machine in [args.machine] if args.machine else WAYS:
+            for script in [args.only] if args.only else SCRIPTS:
+                # A loop of one's own says nothing of micro-batches.
+                if machine == "plain" and script == SCRIPTS[-1]:
+                    continue
+                rows.append(compare(script, machine, args.steps, work, args.seed))
+                print(told(rows[-1]), flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if all(row["good"] for row in rows) else 1

@@ -1,9 +1,11 @@
 """Runs a training script, unchanged, in one of the ways that ``scripts.py`` compares.
 
-    stolen.py windows|robbed SCRIPT [ARGUMENT...]
+    stolen.py windows|robbed|plain|plain-robbed SCRIPT [ARGUMENT...]
 
-``windows``  what a process has under the library: its layers are run in units, of a few tokens here
-``robbed``   the same, and memory is taken at random instants (``robbed``)
+``windows``       what a process has under the library: its layers are run in units, of a few tokens here
+``robbed``        the same, and memory is taken at random instants (``robbed``)
+``plain``         its micro-batches are units
+``plain-robbed``  the same, and memory is taken
 
 Prints, as the last line, what was done.
 """
@@ -26,17 +28,23 @@ import scripts
 from tidegate_engines.finetune import boot, trainer
 from tidegate_engines.finetune.held import PlainMemory
 from tidegate_engines.finetune.machine import Machine
+from tidegate_engines.finetune.plain import Plain
 from tidegate_engines.finetune.windows import every
 
-#: Operations of the framework between two thefts, on average: rarely enough for a layer to get through.
-BETWEEN = 2000
+#: Operations of the framework between two thefts, on average: rarely enough for a layer to get through; and for a
+#: micro-batch.
+BETWEEN = {"robbed": 2000, "plain-robbed": 4000}
 
 
 class Often(robbed.Thief):
     """Takes something again and again, for as long as the script runs."""
 
+    def __init__(self, between: int) -> None:
+        super().__init__(random.Random(5), set())
+        self._between = between
+
     def operation(self) -> None:
-        if not self._acting and self._rng.randrange(BETWEEN) == 0:
+        if not self._acting and self._rng.randrange(self._between) == 0:
             self._strikes.add(self.operations + 1)
         super().operation()
 
@@ -44,10 +52,15 @@ class Often(robbed.Thief):
 def main() -> None:
     way, script, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
-    thief = Often(random.Random(5), set()) if way == "robbed" else None
-    machines: list[Machine] = []
+    thief = Often(BETWEEN[way]) if way in BETWEEN else None
+    machines: list[Machine | Plain] = []
 
     def take(model: object) -> None:
+        if way.startswith("plain"):
+            if trainer.whole_of(model) is None:
+                machines.append(Plain(model, thief))
+                trainer.by_batches(model, machines[-1])
+            return
         machine = trainer.take(model, lambda layers: Machine(layers, thief or PlainMemory(), every(scripts.WINDOW)))
         if machine is not None and machine not in machines:
             machines.append(machine)

@@ -1,7 +1,8 @@
 """A trainer that can be stopped and robbed at any instant.
 
 ``boot``     what Python runs at its start: waits for a script that prepares a model
-``trainer``  a model that is about to be trained: by units where that can be
+``trainer``  a model that is about to be trained: by units where that can be; ``trainer.step`` for a loop of one's own
+``plain``    whole micro-batches as units, for any model
 ``why_not``  which models can, and why the others cannot
 ``seam``     where a model's own forward and backward turn into units
 ``machine``  forward and backward of its layers in units, and the transaction around a layer

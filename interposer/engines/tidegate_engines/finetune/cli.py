@@ -175,8 +175,7 @@ class Run:
         begun, seen = time.monotonic(), 0
         while self.step < self.words.steps:
             batch = self.batch()
-            loss = self.model(**batch).loss
-            loss.backward()
+            loss = trainer.step(self.model, lambda batch=batch: self._micro_batch(batch))
             torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -187,6 +186,11 @@ class Run:
             if self.step % self.words.save_every == 0 and self.step < self.words.steps:
                 self.save()
 
+    def _micro_batch(self, batch: dict[str, Any]) -> Any:
+        loss = self.model(**batch).loss
+        loss.backward()
+        return loss.detach()
+
     def finished(self, served: str = "") -> None:
         """Has the agent told that the adapter is there."""
         if self.teller is not None:
@@ -194,8 +198,8 @@ class Run:
 
     def _tell(self, loss: float, rate: float) -> None:
         line = f"step {self.step}/{self.words.steps}  loss {loss:.4f}  {rate:,.0f} tokens/s"
-        if self.machine is not None:
-            counts = self.machine.counts
+        if (machine := self.machine or trainer.whole_of(self.model)) is not None:
+            counts = machine.counts
             line += f"  {counts.units_redone} of {counts.units} units again in {counts.reclaims} reclaims"
         print(line, flush=True)
 
@@ -210,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 os.environ[f"TIDEGATE_FINETUNE_{name.upper()}"] = str(value)
         os.environ["TIDEGATE_FINETUNE_DEVICE"] = "virtual" if words.device == "virtual" else ""
         run = Run(what)
-        if words.device == "virtual" and run.machine is None:
+        if words.device == "virtual" and run.machine is None and not trainer.is_whole(run.model):
             raise Wrong("--device virtual: see the line above; it is started with the library and an agent")
         run.train()
         adapter.save(run.model, words.out)

@@ -29,6 +29,9 @@ class Kind(Enum):
     #: Values of a layer.
     VALUES = "v"
 
+    # An enum's own hash is that of its name, in Python, and names are looked up around each unit.
+    __hash__ = object.__hash__
+
 
 class Held(NamedTuple):
     """A piece of held state."""

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
@@ -36,6 +37,13 @@ from .windows import Given, Layers, Window, every
 WINDOW = 512
 
 
+#: Of a call that cannot be done again.
+TAKEN_OUTSIDE = (
+    "memory of layer {layer} was taken while the model ran outside of training: what came out is wrong. "
+    "Evaluate and generate after the training, or in another process"
+)
+
+
 class Phase(Enum):
     """What is under way."""
 
@@ -44,8 +52,7 @@ class Phase(Enum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """The cursor: what comes next."""
 
     phase: Phase
@@ -105,6 +112,24 @@ class Batch:
         return self.first if layer == 0 else self.held[self.name(layer, Kind.INPUT)]
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is the same for all windows of a layer in one pass, made once: a unit looks it up."""
+
+    phase: Phase
+    layer: int
+    batch: int
+    reads: list[Held]
+    touches: set[Held]
+    writes: list[Held]
+    #: Read by the first window, and by those behind it, which read what that has written.
+    fetched: list[list[Held]]
+
+    def is_of(self, batch: Batch, unit: Unit) -> bool:
+        """Whether it is that of a unit."""
+        return self.layer == unit.layer and self.phase is unit.phase and self.batch == batch.number
+
+
 class Machine:
     """Runs passes through the layers of one model."""
 
@@ -127,6 +152,9 @@ class Machine:
         #: Frozen weights, and the copies on the host that they are made again from.
         self._copies: dict[Held, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._batches = 0
+        self._around: Around | None = None
+        #: Whose stream is waited for, if anybody's.
+        self._cuda: torch.device | None = None
         self.cursor = Unit(Phase.DONE)
 
     def copy_weights(self) -> None:
@@ -158,6 +186,7 @@ class Machine:
     ) -> tuple[Batch, torch.Tensor]:
         """What comes out of the last layer. The pass can be followed by :meth:`backward` if ``remembered``."""
         length = hidden.shape[1]
+        self._cuda = device if (device := self.layers.device()).type == "cuda" else None
         dropout = self.layers.has_dropout()
         cut = self._cut_forward(length)
         self._batches += 1
@@ -209,10 +238,7 @@ class Machine:
         yield
         self._settle()
         if name in self._missing:
-            raise RuntimeError(
-                f"memory of layer {layer} was taken while the model ran outside of training: what came out is wrong. "
-                "Evaluate and generate after the training, or in another process"
-            )
+            raise RuntimeError(TAKEN_OUTSIDE.format(layer=layer))
 
     def _run(self, batch: Batch) -> None:
         while self.cursor.phase is not Phase.DONE:
@@ -223,15 +249,22 @@ class Machine:
         unit = self.cursor
         if self._before_unit is not None:
             self._before_unit(unit)
-        reads = self._reads(batch, unit)
-        self._present(batch, reads)
-        self._fetch(batch, unit.layer, reads)
-        getattr(self, f"_{unit.phase.value}")(batch, unit)
+        around = self._around
+        if around is None or not around.is_of(batch, unit):
+            around = self._around = self._look(batch, unit)
+        if self._missing:
+            self._present(batch, around.reads)
+        forward = unit.phase is Phase.FORWARD
+        self.memory.fetch(around.fetched[unit.window > 0])
+        if forward:
+            self._forward(batch, unit)
+        else:
+            self._backward(batch, unit)
         self.counts.units += 1
-        if unit.phase is Phase.FORWARD:
-            self._store(batch, unit.layer, output=True)
+        if forward:
+            self.memory.store(around.writes)
         self._settle()
-        if self._missing & self._touches(batch, unit):
+        if self._missing and not self._missing.isdisjoint(around.touches):
             self._start_over(batch, unit)
             return
         self.cursor = self._after(batch, unit)
@@ -249,6 +282,20 @@ class Machine:
         return Unit(Phase.DONE)
 
     # What a unit reads, and what its layer may not lose.
+
+    def _look(self, batch: Batch, unit: Unit) -> Around:
+        n, reads = unit.layer, self._reads(batch, unit)
+        past = [batch.name(n, Kind.KEYS), batch.name(n, Kind.VALUES)]
+        there = [name for name in reads if name in self._copies or name.kind is not Kind.WEIGHTS]
+        return Around(
+            unit.phase,
+            n,
+            batch.number,
+            reads,
+            self._touches(batch, unit),
+            self._writes(batch, n, output=True),
+            [there, list(dict.fromkeys((*there, *past)))],
+        )
 
     def _reads(self, batch: Batch, unit: Unit) -> list[Held]:
         n = unit.layer
@@ -273,11 +320,11 @@ class Machine:
         names = dict.fromkeys((*reads, *past))
         self.memory.fetch(name for name in names if name in batch.held or name in self._copies)
 
-    def _store(self, batch: Batch, layer: int, output: bool) -> None:
+    def _writes(self, batch: Batch, layer: int, output: bool) -> list[Held]:
         names = [batch.name(layer, Kind.KEYS), batch.name(layer, Kind.VALUES)]
         if output and layer + 1 < len(self.layers):
             names.append(batch.name(layer + 1, Kind.INPUT))
-        self.memory.store(names)
+        return names
 
     def _settle(self) -> None:
         """Waits for the device, then asks what was lost: in this order, or a loss is seen too early."""
@@ -287,8 +334,8 @@ class Machine:
             self._missing |= lost
 
     def _wait(self) -> None:
-        if (device := self.layers.device()).type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+        if self._cuda is not None:
+            torch.cuda.current_stream(self._cuda).synchronize()
 
     def _start_over(self, batch: Batch, unit: Unit) -> None:
         self.counts.units_redone += unit.window + 1
@@ -362,7 +409,7 @@ class Machine:
             for window in range(len(batch.forward)):
                 self._fetch(batch, layer, reads)
                 self._forward_window(batch, layer, window, output is not None)
-                self._store(batch, layer, output is not None)
+                self.memory.store(self._writes(batch, layer, output is not None))
                 self.counts.units_redone += 1
             self._settle()
             # Later windows read the keys and values of earlier ones: one loss makes garbage of all of it.

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ..job import Training
 from .machine import Machine
+from .plain import Plain
 
 log = logging.getLogger("tidegate.finetune")
 
@@ -34,9 +35,12 @@ class Teller:
     def __init__(self, library: Says, model: Any, machine: Machine | None) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self.now = Training(layers=len(machine.layers) if machine is not None else 0)
+        self.now = Training()
         self._library = library
-        self._machine = machine
+        self._machine: Machine | Plain | None = None
+        #: Tokens of a micro-batch of which it is not known yet whether it stands.
+        self._pending = 0
+        self.runs(machine)
         self._loss: Any = None
         self._looked = self._told = 0.0
         self._said = 0
@@ -57,6 +61,17 @@ class Teller:
         register_optimizer_step_post_hook(stepped)
         model.register_forward_hook(answered, with_kwargs=True)
 
+    def runs(self, machine: Machine | Plain | None) -> None:
+        """By whom it is run, if in units."""
+        self._machine = machine
+        self.now.layers = len(machine.layers) if machine is not None else 0
+        if isinstance(machine, Plain):
+            machine.ran = self._ran
+
+    def _ran(self, stands: bool) -> None:
+        self.now.tokens += self._pending if stands else 0
+        self._pending = 0
+
     def goes_on(self, step: int, steps: int) -> None:
         """So many steps were done before this process, of so many."""
         self.now.begun = self.now.step = step
@@ -68,7 +83,11 @@ class Teller:
         if not model.training:
             return
         ids = words.get("input_ids", given[0] if given else None)
-        self.now.tokens += ids.numel() if hasattr(ids, "numel") else 0
+        tokens = ids.numel() if hasattr(ids, "numel") else 0
+        if isinstance(self._machine, Plain):
+            self._pending += tokens
+        else:
+            self.now.tokens += tokens
         loss = getattr(answer, "loss", None)
         if loss is not None:
             self._loss = loss.detach()

@@ -1,5 +1,7 @@
-"""A model that is about to be trained: by units where that can be, else as it is, and one line says which.
+"""A model that is about to be trained: in windows where that can be, in micro-batches where the framework's trainer
+says what one is, else as it is; and one line says which.
 
+``TIDEGATE_FINETUNE_MACHINE`` "plain": micro-batches also where windows could be
 ``TIDEGATE_FINETUNE_DEVICE``  where held state lies: "virtual", the virtual GPU. On a real one no memory is taken
                               yet: a training there is gated like any program
 ``TIDEGATE_FINETUNE_MEMORY``  MiB of held state; as much as the weights and short samples take unless given
@@ -10,25 +12,31 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import json
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import abi
 from ..job import Region
+from . import plain
 from .machine import WINDOW, Machine, Unit
+from .plain import Plain
 from .said import Teller
 from .seam import attach, seam_of
 from .taken import BLOCK, TakenMemory
 from .virtual import Device
 from .why_not import why_not
 from .windows import Layers, every
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("tidegate.finetune")
 
@@ -46,9 +54,17 @@ def take(model: Any, make: Callable[[Layers], Machine] | None = None) -> Machine
             virtual = os.environ.get("TIDEGATE_FINETUNE_DEVICE") == "virtual"
             log.log(logging.WARNING if virtual else logging.INFO, "Tidegate does nothing with this training: %s", other)
             return None
-        reason = why_not(model)
-        if reason is None and make is None:
-            make, reason = _by_library()
+        why = reason = why_not(model)
+        if make is None:
+            make, no_memory = _by_library()
+            reason = why or no_memory
+            if why is None and os.environ.get("TIDEGATE_FINETUNE_MACHINE") == "plain":
+                why = "TIDEGATE_FINETUNE_MACHINE is plain"
+            if why is not None and no_memory is None and plain.why_not(model) is None:
+                log.warning("Tidegate runs this training in micro-batches, not in windows: %s", why)
+                by_batches(model)
+                _tell(model, None)
+                return None
         if reason is None and make is not None:
             known = seam_of(model)
             machine = known.machine if known is not None else attach(model, make)
@@ -59,6 +75,57 @@ def take(model: Any, make: Callable[[Layers], Machine] | None = None) -> Machine
         log.warning("Tidegate gates this training and takes no memory of it: %s", reason)
     _tell(model, machine)
     return machine
+
+
+#: Models that are trained in micro-batches; None until the first one is run, and where nobody says what one is.
+_whole: weakref.WeakKeyDictionary[Any, Plain | None] = weakref.WeakKeyDictionary()
+
+
+def by_batches(model: Any, machine: Plain | None = None) -> None:
+    """Has a model's micro-batches run by a machine, which is made with the first of them unless given."""
+    if model not in _whole:
+        _whole[model] = machine
+    _watch_training_steps()
+
+
+def is_whole(model: Any) -> bool:
+    """Whether a model is trained in micro-batches."""
+    return model in _whole
+
+
+def whole_of(model: Any) -> Plain | None:
+    """Who runs a model's micro-batches, once there was one."""
+    return _whole.get(model)
+
+
+def step(model: Any, work: Callable[[], Result]) -> Result:
+    """Runs a micro-batch, ``work``: forward and backward of a model that was prepared.
+
+    A script of transformers or TRL does not call it: their trainer says itself what a micro-batch is.
+    """
+    if model not in _whole:
+        return work()
+    machine = _whole[model]
+    if machine is None:
+        machine = _whole[model] = whole(model)
+        if (told := teller(model)) is not None:
+            told.runs(machine)
+    return machine.step(work)
+
+
+def _watch_training_steps() -> None:
+    """Has the micro-batches of transformers' trainer, and of whatever is derived from it, run by :func:`step`."""
+    module = sys.modules.get("transformers.trainer")
+    if module is None or hasattr(module.Trainer.training_step, "__wrapped__"):
+        return
+    before = module.Trainer.training_step
+
+    @wraps(before)
+    def training_step(self: Any, model: Any, inputs: Any, *args: Any, **words: Any) -> Any:
+        # A micro-batch that is run again has the inputs it had: some take out of them what they use.
+        return step(model, lambda: before(self, model, copy.copy(inputs), *args, **words))
+
+    module.Trainer.training_step = training_step
 
 
 #: Who tells of each model.
@@ -134,12 +201,33 @@ def number(name: str, otherwise: int) -> int:
 
 def machine(layers: Layers, library: abi.Library) -> Machine:
     """A machine whose held state the agent may take."""
+    frozen = [sum(p.nbytes for p in layers.parameters(n, False)) for n in range(len(layers))]
+    memory, device = _memory(library, frozen, 3 * SHORT * (len(layers) + 1))
+    window = number("TIDEGATE_FINETUNE_WINDOW", WINDOW)
+    made = Machine(layers, memory, every(window), before_unit=lambda unit: _before(device, unit, window))
+    made.copy_weights()
+    _reports(made, memory)
+    return made
+
+
+def whole(model: Any) -> Plain:
+    """A machine of micro-batches, whose frozen weights the agent may take."""
+    library = abi.library()
+    if library is None:
+        raise RuntimeError("the library was there when the model was prepared")
+    frozen = [sum(p.nbytes for p in layer.parameters() if not p.requires_grad) for layer in plain.layers_of(model)]
+    memory, device = _memory(library, frozen, 0)
+    window = number("TIDEGATE_FINETUNE_WINDOW", WINDOW)
+    made = Plain(model, memory, before_unit=lambda unit: _before(device, unit, window))
+    _reports(made, memory)
+    return made
+
+
+def _memory(library: abi.Library, frozen: list[int], other: int) -> tuple[TakenMemory, Device]:
+    """Memory for layers of so many bytes and so many blocks beside, unless a user says how much."""
     device = _device()
     library.attach(0, 1)
-    weights = sum(
-        -(-sum(p.nbytes for p in layers.parameters(n, False)) // BLOCK) for n in range(len(layers))
-    )
-    least = weights + 3 * SHORT * (len(layers) + 1)
+    least = sum(-(-size // BLOCK) for size in frozen) + other
     blocks = number("TIDEGATE_FINETUNE_MEMORY", least * BLOCK >> 20) * (1 << 20) // BLOCK
     library.begin_scope(BLOCK, 0)
     try:
@@ -147,13 +235,7 @@ def machine(layers: Layers, library: abi.Library) -> Machine:
     finally:
         library.end_scope()
     library.register([Region(base, BLOCK, BLOCK, 0, blocks)], 0, 0)
-    memory = TakenMemory(device, abi.Offline(library), base, blocks)
-    window = number("TIDEGATE_FINETUNE_WINDOW", WINDOW)
-    made = Machine(layers, memory, every(window), before_unit=lambda unit: _before(device, unit, window))
-    made.copy_weights()
-    if report := os.environ.get("TIDEGATE_FINETUNE_REPORT"):
-        atexit.register(_report, Path(report), made, memory)
-    return made
+    return TakenMemory(device, abi.Offline(library), base, blocks), device
 
 
 def _before(device: Device, unit: Unit, window: int) -> None:
@@ -162,7 +244,12 @@ def _before(device: Device, unit: Unit, window: int) -> None:
     device.unit(unit, window)
 
 
-def _report(path: Path, machine: Machine, memory: TakenMemory) -> None:
+def _reports(machine: Machine | Plain, memory: TakenMemory) -> None:
+    if report := os.environ.get("TIDEGATE_FINETUNE_REPORT"):
+        atexit.register(_report, Path(report), machine, memory)
+
+
+def _report(path: Path, machine: Machine | Plain, memory: TakenMemory) -> None:
     said = {**asdict(machine.counts), "blocks_lost": memory.blocks_lost, "resident_layers": memory.resident()}
     try:
         path.write_text(json.dumps(said) + "\n")
