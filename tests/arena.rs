@@ -8,6 +8,7 @@ use tidegate_proto::v1::client_event::Event;
 use tidegate_proto::v1::{MemoryResult, Role};
 use tidegate_tests::schedules::Rng;
 use tidegate_tests::stand_in::{Gate, PATIENCE, StandIn};
+use tidegate_tests::tensors::place;
 use tidegate_tests::{Node, Running, compile};
 use tidegate_vgpu::history::{self, Kind};
 
@@ -209,6 +210,17 @@ fn a_block_is_lost_and_back_at_both_of_its_addresses() {
     stage.write(last + 8, 7);
     assert_eq!(stage.read(last + 8), 7);
     stage.end();
+}
+
+/// P-TRAINER-5: the tensors of a real training step leave less than 100 MB of their blocks unused (HARLI, arXiv
+/// 2511.11729, section 8.8), and those of a block and less cost no call of the driver.
+#[test]
+fn the_tensors_of_a_step_of_an_8b_model_waste_less_than_100_mb() {
+    let placed = place().expect("the recording fits");
+    assert!(placed.tensors > 5_000 && placed.small > 1_000, "{placed:?}");
+    assert!(placed.asked_bytes > 30 << 30, "{placed:?}");
+    assert!(placed.waste_bytes < 100_000_000, "{placed:?}");
+    assert_eq!(placed.small_calls, 0, "{placed:?}");
 }
 
 /// P-TRAINER-5: in any order of takes, gives, losses and returns every tensor has what was written to it, but for what

@@ -29,6 +29,7 @@ pub mod slurm;
 pub mod stand_in;
 pub mod strangers;
 pub mod sweep;
+pub mod tensors;
 pub mod turns;
 pub mod view;
 pub mod watch;

@@ -4,6 +4,7 @@ use crate::row::{Row, median};
 use tidegate_core::arena::{Address, Arena, Shape};
 use tidegate_replay::rng::Rng;
 use tidegate_tests::monotonic_ns;
+use tidegate_tests::tensors::place;
 
 const ROUNDS: usize = 101;
 /// HARLI, section 4.5: allocations below 2 MiB in one step.
@@ -64,6 +65,9 @@ pub fn measure() -> Vec<Row> {
             debug_assert!(freed.is_ok());
         }
     }
+    let Ok(step) = place() else {
+        return Vec::new();
+    };
     vec![
         Row::new("arena.small.take", median(takes), "ns").at_most(200.0),
         Row::new("arena.small.give", median(gives), "ns"),
@@ -71,5 +75,13 @@ pub fn measure() -> Vec<Row> {
         Row::new("arena.small.alive", alive as f64, "").at_least(SMALL as f64),
         Row::new("arena.small.waste", waste, "MiB"),
         Row::new("arena.layer_8b.take", median(layers), "us"),
+        Row::new("arena.step_8b.tensors", step.tensors as f64, ""),
+        Row::new("arena.step_8b.waste", step.waste_bytes as f64 / 1e6, "MB").at_most(100.0),
+        Row::new(
+            "arena.step_8b.small.driver_calls",
+            step.small_calls as f64,
+            "",
+        )
+        .at_most(0.0),
     ]
 }
