@@ -3,7 +3,8 @@
     forge.py            reads a line of JSON for each training, and answers with its process id
     forge.py --once X   is that training itself
 
-The JSON has ``arguments``, ``clause``, ``report``, ``out`` (a FIFO for what it prints) and ``log``. What it prints ends
+The JSON has ``arguments``, ``clause``, ``report``, ``out`` (a FIFO for what it prints), ``log``, and ``units``, a file
+that gets a line before each unit, or nothing. What it prints ends
 with ``exit CODE``, or it was killed. The library is preloaded into this process as into any; none of its threads is
 there before a context is made, which only the children do.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -26,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "int
 SAVE_IN_PLACE = "SaveInPlace"
 
 
-def train(clause: str, arguments: list[str]) -> int:
+def train(clause: str, arguments: list[str], units: str) -> int:
     """`tidegate finetune`'s training: each step is told, and a clause may be left out."""
     import torch
     from tidegate_engines.finetune import adapter, cli, trainer
@@ -39,7 +41,31 @@ def train(clause: str, arguments: list[str]) -> int:
         import robbed
 
         trainer.Machine = getattr(robbed, clause)
+    if units:
+        tell_units(Path(units))
     return cli.main(arguments)
+
+
+def tell_units(into: Path) -> None:
+    """Has a line written before each unit: when, layers whose weights are there, blocks of other held state."""
+    from tidegate_engines.finetune import trainer
+    from tidegate_engines.finetune.held import Kind
+
+    lines = into.open("w", buffering=1)
+    made: list = []
+    machine, before = trainer.machine, trainer._before
+
+    def remembered(*arguments: object) -> object:
+        made.append(machine(*arguments))
+        return made[0]
+
+    def told(*arguments: object) -> None:
+        memory = made[0].memory
+        other = sum(len(p.blocks) for name, p in memory._pieces.items() if name.kind is not Kind.WEIGHTS)
+        lines.write(f"{time.monotonic_ns()} {memory.resident()} {other}\n")
+        before(*arguments)
+
+    trainer.machine, trainer._before = remembered, told
 
 
 def child(asked: dict) -> None:
@@ -55,7 +81,7 @@ def child(asked: dict) -> None:
         # Where it stands, for whoever finds that it does.
         faulthandler.register(signal.SIGUSR1)
         os.environ["TIDEGATE_FINETUNE_REPORT"] = asked["report"]
-        code = train(asked["clause"], asked["arguments"])
+        code = train(asked["clause"], asked["arguments"], asked["units"])
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()

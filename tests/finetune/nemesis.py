@@ -42,7 +42,7 @@ from forge import SAVE_IN_PLACE
 
 STEPS, SAVE_EVERY, WINDOW = 8, 2, 16
 #: Seconds within which a training makes a step: one that waits for memory that never comes makes none.
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 #: Schedules of one node: then it is judged, and another is made.
 NODE_LASTS = 25
 #: Every so many trainings a process of its own, that imports all it needs, and not a fork of one that has.
@@ -53,7 +53,10 @@ FORGE = Path(__file__).parent / "forge.py"
 class Training:
     """A trainer's process, and the steps that it says it has done."""
 
-    def __init__(self, stage: Stage, out: Path, clause: str) -> None:
+    def __init__(self, stage: Stage, out: Path, clause: str, **other: object) -> None:
+        """``other``: arguments that have another value; ``units``, a file for what is there before each unit;
+        ``fresh``, whether it is a process of its own, that imports all it needs."""
+        units, fresh = other.pop("units", ""), other.pop("fresh", None)
         asks = {
             "model": stage.work / "model",
             "data": stage.work / "data.jsonl",
@@ -65,7 +68,9 @@ class Training:
             "device": "virtual",
             "memory": 24,
             "window": WINDOW,
+            **other,
         }
+        self.steps = int(asks["steps"])
         self.log = out.with_name(f"{out.name}.log")
         pipe = out.with_name(f"{out.name}.said")
         pipe.unlink(missing_ok=True)
@@ -73,14 +78,17 @@ class Training:
         asked = {
             "arguments": [f"--{name}={value}" for name, value in asks.items()],
             "clause": clause,
+            "units": str(units),
             "report": str(out.with_name(f"{out.name}.report")),
             "out": str(pipe),
             "log": str(self.log),
         }
-        self.pid = stage.fork(asked)
+        self.pid = stage.fork(asked, fresh)
         self.step = self.begun = 0
         #: As it said with its last step.
         self.units_redone = self.reclaims = 0
+        #: As it said them, of each step.
+        self.losses: list[str] = []
         self.code: int | None = None
         self._ended = False
         self._said: queue.Queue[str | None] = queue.Queue()
@@ -111,13 +119,14 @@ class Training:
             elif line.startswith("step "):
                 self.step = int(words[1].split("/")[0])
                 self.units_redone, self.reclaims = int(words[6]), int(words[12])
+                self.losses.append(words[3])
             elif line.startswith("exit "):
                 self.code = int(words[1])
         return self.step >= step
 
     def end(self) -> int | None:
         """Its exit code; None where it was killed."""
-        self.until(STEPS + 1)
+        self.until(self.steps + 1)
         return self.code
 
     def signal(self, number: int) -> None:
@@ -152,6 +161,19 @@ class Found:
     unmaps_beside_a_channel: int = 0
     bursts: int = 0
     seconds: float = 0.0
+
+
+#: What --json has of it.
+FIGURES = (
+    "schedules",
+    "violations",
+    "wrong_adapters",
+    "torn",
+    "lost_steps",
+    "units_redone",
+    "reclaims",
+    "faults",
+)
 
 
 class Watch(threading.Thread):
@@ -191,10 +213,10 @@ class Watch(threading.Thread):
 class Stage:
     """A node, and what makes its trainers."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, config: str = node.CONFIG, busy: bool = True) -> None:
+        """``busy``: whether online takes and gives memory by itself."""
         self.work = work
-        self.begun_ns = time.monotonic_ns()
-        self.here = node.Node().__enter__()
+        self.here = node.Node(config).__enter__()
         # A job's log is shared memory under its name, and this user's other trainers may have theirs.
         self.environment = self.here.environment("offline", f"nemesis-{os.getpid()}")
         self.pids: list[int] = []
@@ -206,7 +228,8 @@ class Stage:
             raise RuntimeError("the forge does not come up")
         self._own: list[subprocess.Popen] = []
         self.online = self.here.online(1)
-        self.online.start()
+        if busy:
+            self.online.start()
 
     def fork(self, asked: dict, fresh: bool | None = None) -> int:
         """A training's process."""
@@ -462,10 +485,10 @@ def main() -> int:
             return ablations(runs, seeds, args.json)
         found = runs.run(seeds, args.without)
         runs.judge_cost(found)
-    said = {**asdict(found), "windows": runs.windows, "seed": args.seed}
-    print(json.dumps(said))
+    said = asdict(found)
+    print(json.dumps({**said, "windows": runs.windows, "seed": args.seed}))
     if args.json:
-        args.json.write_text(json.dumps(said, indent=1) + "\n")
+        args.json.write_text(json.dumps({name: said[name] for name in FIGURES}, indent=1) + "\n")
     if not found.violations and found.reclaims < found.schedules:
         print("nemesis: too little happened: fewer reclaims than schedules", file=sys.stderr)
         return 2

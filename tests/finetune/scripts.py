@@ -45,7 +45,7 @@ WINDOW = 24
 MEMORY_MIB = 24
 #: The weights of the layers alone, and a pool in which online wants some of that in every third burst.
 WEIGHTS_MIB = 6
-NARROW = node.CONFIG.replace('"64MiB"', '"52MiB"')
+NARROW = node.CONFIG.replace('"64MiB"', '"54MiB"')
 
 
 def command(script: str, work: Path, way: str, steps: int) -> list[str]:

@@ -1,9 +1,13 @@
-"""A model directory and a data file as a user has them, with some thousand random weights."""
+"""A model directory and a data file as a user has them, with some thousand random weights.
+
+`tiny.py FOLDER` makes FOLDER/model and FOLDER/data.jsonl.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import torch
@@ -25,7 +29,7 @@ def data(path: Path, count: int = 24) -> Path:
     return path
 
 
-def model(folder: Path, family: str = "llama", layers: int = 3) -> Path:
+def model(folder: Path, family: str = "llama", layers: int = 3, hidden: int = 64, inner: int = 160) -> Path:
     """A model directory: configuration, weights, tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,8 +43,8 @@ def model(folder: Path, family: str = "llama", layers: int = 3) -> Path:
     config = AutoConfig.for_model(
         family,
         vocab_size=384,
-        hidden_size=64,
-        intermediate_size=160,
+        hidden_size=hidden,
+        intermediate_size=inner,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -51,3 +55,8 @@ def model(folder: Path, family: str = "llama", layers: int = 3) -> Path:
     )
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
+
+
+if __name__ == "__main__":
+    model(Path(sys.argv[1]) / "model")
+    data(Path(sys.argv[1]) / "data.jsonl")

@@ -10,6 +10,8 @@
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tidegate_policy::ids::Bytes;
+use tidegate_policy::resident::resident;
 use tidegate_sim::gate::{Break, Played, Totals, run_all};
 use tidegate_sim::reclaim as play;
 use tidegate_tests::clock::Standstill;
@@ -43,6 +45,25 @@ enum What {
     /// What a device's history says of the memory of some processes, as JSON.
     #[command(hide = true)]
     History(History),
+    /// How many of a trainer's layers stay on the GPU, by the policy.
+    #[command(hide = true)]
+    Resident(Resident),
+}
+
+#[derive(Debug, clap::Args)]
+struct Resident {
+    /// Blocks that are not online's, and not of state that cannot leave.
+    #[arg(long)]
+    free: u64,
+    /// Blocks that are kept free for online.
+    #[arg(long)]
+    reserve: u64,
+    /// Blocks of a layer.
+    #[arg(long)]
+    layer: u64,
+    /// Layers.
+    #[arg(long)]
+    layers: u32,
 }
 
 #[derive(Debug, clap::Args)]
@@ -211,6 +232,11 @@ fn main() -> ExitCode {
         What::Hostile(wanted) => return attack(&wanted),
         What::Cluster(wanted) => return place(&wanted),
         What::History(wanted) => return history(&wanted),
+        What::Resident(of) => {
+            let [free, reserve, layer] = [of.free, of.reserve, of.layer].map(Bytes);
+            println!("{}", resident(free, reserve, layer, of.layers));
+            return ExitCode::SUCCESS;
+        }
     };
     let Firmware::Is(personality) = gate.personality else {
         for personality in Personality::ALL {
