@@ -1,11 +1,13 @@
-//! The demo's promises that need no quiet machine: what it measures with, not how well it did.
+//! The demo's promises that need no quiet machine: what it measures with, not how well it did. And the two commands of
+//! the manual that train, on a machine without a GPU.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tidegate_replay::decisions;
-use tidegate_tests::{BUILT, Running, TempDir};
+use tidegate_tests::{BUILT, Node, Running, TRUSTING, TempDir, built};
+use tidegate_vgpu::history::{self, Kind};
 
 /// Runs the demo with `args`; returns its table and its JSON.
 fn demo(args: &[&str]) -> (String, Value) {
@@ -88,4 +90,98 @@ fn what_the_agent_recorded_of_the_demo_is_decided_again_by_replay() {
         ),
         Err(error) => panic!("{error}\n{table}"),
     }
+}
+
+/// The Python of `scripts/finetune`, if that was run here: with torch it takes 5.3 GB.
+fn python_that_trains() -> Option<PathBuf> {
+    let python = BUILT.parent()?.join("finetune/venv/bin/python");
+    python.is_file().then_some(python)
+}
+
+/// P-TRAINER-9: `tidegate finetune` and a script under `tidegate run` train where there is no GPU.
+#[test]
+fn both_commands_train_without_a_gpu() {
+    let Some(python) = python_that_trains() else {
+        return eprintln!("SKIPPED: no torch under target/finetune (scripts/finetune installs it)");
+    };
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let node = Node::new(
+        &["--set", "poison=0xa5"],
+        &format!("{TRUSTING}[memory]\npool = \"64MiB\"\n"),
+    );
+    let file = |name: &str| node.dir().join(name);
+    let start = |what: &str, command: &mut Command| {
+        let command = command
+            .env("LD_LIBRARY_PATH", &*BUILT)
+            .env("LD_PRELOAD", built("libvgpu_rm.so"))
+            .env("PYTHONPATH", sources.join("../interposer/engines"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("HF_HUB_OFFLINE", "1")
+            .env("HF_HOME", file("home"))
+            .env("OMP_NUM_THREADS", "1")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Running::start(what, command)
+    };
+    let mut made = Command::new(&python);
+    let made = made.arg(sources.join("finetune/tiny.py")).arg(node.dir());
+    start("tiny.py", made).succeed();
+    // Kernels of units are launched by the process that trains, which the command line becomes.
+    let launched = |pid: u32| {
+        let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+        let own = |record: &&history::Record| record.pid == pid && record.kind == Kind::KernelStart;
+        records.iter().filter(own).count()
+    };
+    let adapter = |out: &str| {
+        let read = |name: &str| std::fs::read(file(out).join(name)).expect("an adapter is there");
+        let config: Value =
+            serde_json::from_slice(&read("adapter_config.json")).expect("PEFT's JSON");
+        assert_eq!(config["peft_type"], "LORA");
+        read("adapter_model.safetensors")
+    };
+
+    let library = built("libtidegate.so");
+    let mut command = node.tidegate_command(&["finetune", "--lora", "r=16,alpha=32"]);
+    command
+        .args(["--device", "virtual", "--steps", "3", "--batch", "2"])
+        .args(["--job", &format!("finetune-{}", node.device.pid())])
+        .args(["--model".as_ref(), file("model").as_os_str()])
+        .args(["--data".as_ref(), file("data.jsonl").as_os_str()])
+        .args(["--out".as_ref(), file("support").as_os_str()])
+        .args(["--python".as_ref(), python.as_os_str()])
+        .args(["--library".as_ref(), library.as_os_str()]);
+    let running = start("tidegate finetune", &mut command);
+    let pid = running.pid();
+    let said = running.succeed();
+    assert!(said.contains("step 3/3  loss "), "{said}");
+    assert!(said.contains("the adapter is at "), "{said}");
+    adapter("support");
+    // Three layers, forward and backward, three times.
+    assert!(launched(pid) >= 18, "{} kernels", launched(pid));
+    let events = node.tidegate(&["events"]);
+    let events = String::from_utf8_lossy(&events.stdout).into_owned();
+    assert!(events.contains("adapter_saved"), "{events}");
+
+    // A job's log is shared memory under its name, and others on this machine may have one.
+    let job = format!("tune-{}", node.device.pid());
+    let mut command = node.tidegate_command(&["run", "--offline", "--job", &job]);
+    command
+        .args(["--library".as_ref(), library.as_os_str()])
+        .arg("--")
+        .arg(&python)
+        .arg(sources.join("finetune/scripts/accelerate_loop.py"))
+        .args([file("model"), file("data.jsonl"), file("tuned")])
+        .arg("2")
+        .env("TIDEGATE_FINETUNE_DEVICE", "virtual");
+    let running = start("tidegate run", &mut command);
+    let pid = running.pid();
+    let ended = running.finish();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
+    adapter("tuned");
+    assert!(
+        launched(pid) >= 12,
+        "{} kernels, and it said: {said}",
+        launched(pid)
+    );
 }
