@@ -20,8 +20,10 @@
 //! whole.
 //!
 //! A history is cut into *windows* of an hour, each predicted by itself; what is said is the value that nine windows of
-//! ten reach, or the least of fewer than ten. Of several sets of GPUs that a job may get, the one that gives least
-//! counts: an engine that places by the number need not know which it will be.
+//! ten reach, or the least of fewer than ten. The same is done with windows of the length that a job is judged by, and
+//! the lower value counts: an hour that gives enough in the mean may begin with ten minutes that do not. Of several sets
+//! of GPUs that a job may get, the one that gives least counts: an engine that places by the number need not know which
+//! it will be.
 //!
 //! Where a rounding is needed it goes down: time that belongs to no known set counts as closed, and within a level of
 //! memory the curve is the straight line between its ends, which a curve that flattens never falls below. Of several
@@ -49,6 +51,9 @@ pub const MOST_CHOICES: u64 = 16_384;
 pub struct Horizon {
     /// Length of a window: an hour of a day sees the slow changes of a load, and evens out single bursts.
     pub window: Duration,
+    /// Length of the windows by which jobs are judged: [`crate::tend::Tending::window`]. Not shorter than a window, it
+    /// changes nothing.
+    pub judged: Duration,
     /// With less history nothing is said.
     pub least: Duration,
     /// Windows of a hundred that reach the value.
@@ -59,6 +64,7 @@ impl Default for Horizon {
     fn default() -> Self {
         Self {
             window: Duration::from_secs(3_600),
+            judged: Duration::from_secs(600),
             least: Duration::from_secs(3_600),
             percent: 90,
         }
@@ -372,8 +378,8 @@ impl Iterator for Choices {
 struct Told<'a> {
     node: &'a Node<'a>,
     profile: &'a Profile,
-    /// By number; in windows.
-    windows: Vec<Vec<Seen<'a>>>,
+    /// By number.
+    seen: Vec<Seen<'a>>,
 }
 
 /// A slice, and what of the rate each of its GPUs has memory for.
@@ -430,23 +436,24 @@ impl<'a> Told<'a> {
         Ok(Self {
             node,
             profile,
-            windows: windows(slices.collect(), nanos(node.horizon.window)),
+            seen: slices.collect(),
         })
     }
 
     /// What a job on `gpus` would get.
     fn on(&self, gpus: GpuSet) -> Prediction {
-        let mut parts: Vec<Parts> = self
-            .windows
-            .iter()
-            .map(|window| self.parts(window, gpus))
-            .collect();
-        let mean = parts.iter().map(Parts::ratio).sum::<f64>() / parts.len().max(1) as f64;
-        parts.sort_by(|a, b| a.ratio().total_cmp(&b.ratio()));
-        let beyond = usize::from(100 - self.node.horizon.percent.min(100));
-        let at = (parts.len() * beyond / 100).min(parts.len().saturating_sub(1));
-        let parts_at = parts.get(at).copied().unwrap_or_default();
-        let all = self.windows.iter().flatten();
+        let horizon = &self.node.horizon;
+        let hours = self.parts_of(horizon.window, gpus);
+        let mean = hours.iter().map(Parts::ratio).sum::<f64>() / hours.len().max(1) as f64;
+        let mut parts_at = self.reached(&hours);
+        if horizon.judged < horizon.window {
+            let judged = self.reached(&self.parts_of(horizon.judged, gpus));
+            if judged.ratio() < parts_at.ratio() {
+                parts_at = judged;
+            }
+        }
+        let all = windows(&self.seen, nanos(horizon.window));
+        let all = all.into_iter().flatten();
         let (unknown, length) = all.fold((0.0, 0.0), |(unknown, length), seen| {
             let slice = seen.slice;
             (
@@ -459,10 +466,25 @@ impl<'a> Told<'a> {
             mean,
             parts: parts_at,
             gpus,
-            windows: u32::try_from(parts.len()).unwrap_or(u32::MAX),
+            windows: u32::try_from(hours.len()).unwrap_or(u32::MAX),
             unknown: unknown / f64::max(length, 1.0),
             refusals: Vec::new(),
         }
+    }
+
+    /// Each window of this length, the least first.
+    fn parts_of(&self, length: Duration, gpus: GpuSet) -> Vec<Parts> {
+        let all = windows(&self.seen, nanos(length)).into_iter();
+        let mut parts: Vec<Parts> = all.map(|window| self.parts(window, gpus)).collect();
+        parts.sort_by(|a, b| a.ratio().total_cmp(&b.ratio()));
+        parts
+    }
+
+    /// The one that as many reach as the horizon asks for.
+    fn reached(&self, parts: &[Parts]) -> Parts {
+        let beyond = usize::from(100 - self.node.horizon.percent.min(100));
+        let at = (parts.len() * beyond / 100).min(parts.len().saturating_sub(1));
+        parts.get(at).copied().unwrap_or_default()
     }
 
     /// One window.
@@ -550,20 +572,19 @@ fn memory(profile: &Profile, slice: &Slice, gpu: GpuId) -> f64 {
     if time > 0.0 { worth / time } else { 0.0 }
 }
 
-/// Slices in order, from the newest back in windows of at least `length`; what is left over at the oldest end belongs
-/// to no window, unless it is all there is.
-fn windows(slices: Vec<Seen<'_>>, length: u64) -> Vec<Vec<Seen<'_>>> {
-    let (mut all, mut open, mut seen) = (Vec::new(), Vec::new(), 0u64);
-    for slice in slices.into_iter().rev() {
-        seen = seen.saturating_add(slice.slice.length_ns);
-        open.push(slice);
-        if seen >= length {
-            all.push(core::mem::take(&mut open));
-            seen = 0;
+/// What was seen, in order, from the newest back in windows of at least `length`; what is left over at the oldest end
+/// belongs to no window, unless it is all there is.
+fn windows<'a, 'b>(seen: &'b [Seen<'a>], length: u64) -> Vec<&'b [Seen<'a>]> {
+    let (mut all, mut end, mut sum) = (Vec::new(), seen.len(), 0u64);
+    for begin in (0..seen.len()).rev() {
+        sum = sum.saturating_add(seen[begin].slice.length_ns);
+        if sum >= length {
+            all.push(&seen[begin..end]);
+            (end, sum) = (begin, 0);
         }
     }
-    if all.is_empty() && !open.is_empty() {
-        all.push(open);
+    if all.is_empty() && !seen.is_empty() {
+        all.push(seen);
     }
     all
 }

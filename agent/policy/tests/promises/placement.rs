@@ -318,6 +318,7 @@ proptest! {
         let node = story.node(&slices);
         let mut node = Node { horizon: node.horizon, ..node };
         node.horizon.window = Duration::from_secs(1 << 20);
+        node.horizon.judged = node.horizon.window;
         let (mut time, mut worth) = (0.0, 0.0);
         for stretch in story.slices.iter().flatten().filter(|stretch| stretch.open == 1) {
             let gib = stretch.left[0] as f64 / 10.0;
@@ -464,6 +465,30 @@ fn nine_windows_of_ten() {
     let history = [hours(&[40]), vec![minute(999, &[(3, 1)], 12 * GIB, 0, 0)]].concat();
     let told = predict(&profile, 1, &Node::new(GpuSet::first(2), &history));
     assert_eq!(told.windows, 1);
+}
+
+/// P-PLACE-3: hours that are all the same hide that two of six times ten minutes give half, and what is said does not;
+/// where jobs are judged by the hour, it is the hour that counts.
+#[test]
+fn what_is_said_holds_over_the_windows_that_a_job_is_judged_by() {
+    let profile = draft().check().expect("a profile");
+    let opens = [20, 40, 40, 20, 40, 40].map(|open| [open; 10]).concat();
+    let opens = opens.iter().cycle().take(10 * 60);
+    let history: Vec<Slice> = (0..)
+        .zip(opens)
+        .map(|(number, open)| minute(number, &[(3, *open)], 12 * GIB, 0, 0))
+        .collect();
+    let mut node = Node::new(GpuSet::first(2), &history);
+    let told = predict(&profile, 1, &node);
+    let mean = (told.mean - told.parts.memory * 200.0 / 360.0).abs();
+    assert!(
+        (told.parts.open * 60.0 - 20.0).abs() < 1e-9 && mean < 1e-9,
+        "{told:?}"
+    );
+    assert_eq!(told.windows, 10);
+    node.horizon.judged = node.horizon.window;
+    let told = predict(&profile, 1, &node);
+    assert!((told.ratio - told.mean).abs() < 1e-9, "{told:?}");
 }
 
 /// P-PLACE-4: what nothing can be said of is refused, by reason.

@@ -254,6 +254,7 @@ impl Measured {
 pub(crate) fn node_of(history: &[Slice]) -> Node<'_> {
     let mut node = Node::new(GpuSet::of(GpuId(0)), history);
     node.horizon.window = Duration::from_secs(1 << 40);
+    node.horizon.judged = node.horizon.window;
     node.horizon.least = Duration::from_nanos(1);
     node
 }

@@ -83,10 +83,11 @@ fn text(seen: &Seen, offers: &[Offer], width: Option<u16>) -> String {
     rows.show(width, &mut text);
     text.push_str(&why);
     text.push_str(
-        "(GIVES: the share of its throughput alone that a job gets in nine windows of ten, with the worst set of \
-         GPUs it may get; the least of fewer than ten windows. MEAN: of all windows. Of the window that GIVES is \
-         from: IDLE, gates open; MEMORY, what the memory beside online allows of the rate; LOST, time for switches, \
-         moved memory and computing again; LEARNT, what jobs got here over what was predicted.)\n",
+        "(GIVES: the share of its throughput alone that a job gets in nine windows of ten, and in nine of ten times \
+         ten minutes, with the worst set of GPUs it may get; the least of fewer than ten. MEAN: of all windows. Of \
+         the window that GIVES is from: IDLE, gates open; MEMORY, what the memory beside online allows of the rate; \
+         LOST, time for switches, moved memory and computing again; LEARNT, what jobs got here over what was \
+         predicted.)\n",
     );
     text
 }
