@@ -30,9 +30,11 @@
 //! GPUs, openings, falls and memory are those of the worst: exact where one online engine spans them, as with tensor
 //! parallelism, and too good where each has its own. The correction takes in the rest.
 
+mod fit;
 mod profile;
 mod slice;
 
+pub use fit::{Did, Fitted, Unfit, fit};
 pub use profile::{Draft, MOST_GIB, NAME, POINTS, Profile, Wrong, is_name};
 pub use slice::{Available, GpuSlice, LEVELS, Level, MAX_SETS, OpenSets, Slice};
 
@@ -557,6 +559,11 @@ fn most(slices: &[&Slice], gpu: GpuId) -> u64 {
 
 /// Mean over open time of what the profile does with what the GPU had.
 fn memory(profile: &Profile, slice: &Slice, gpu: GpuId) -> f64 {
+    memory_by(|gib| profile.memory_share(gib), slice, gpu)
+}
+
+/// The same of any curve.
+fn memory_by(share: impl Fn(f64) -> f64, slice: &Slice, gpu: GpuId) -> f64 {
     let Some(own) = slice.gpu(gpu).and_then(|own| own.available) else {
         return 0.0;
     };
@@ -564,7 +571,7 @@ fn memory(profile: &Profile, slice: &Slice, gpu: GpuId) -> f64 {
     let (mut time, mut worth) = (0.0, 0.0);
     for (place, level) in own.levels.iter().enumerate().filter(|level| level.1.ns > 0) {
         let ends = [place as f64, place as f64 + 1.0].map(|end| end * eighth);
-        let [low, high] = ends.map(|gib| profile.memory_share(gib));
+        let [low, high] = ends.map(&share);
         let into = (level.mean().0 as f64 / GIB - ends[0]) / eighth;
         time += level.ns as f64;
         worth += level.ns as f64 * (low + (high - low) * into.clamp(0.0, 1.0));

@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 38] = [
+const EXAMPLES: [(&str, &str); 39] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -70,6 +70,7 @@ const EXAMPLES: [(&str, &str); 38] = [
         "place profile from-replay",
         "tidegate place profile from-replay summarise --model qwen2.5-7b --gpu h200",
     ),
+    ("place profile fit", "tidegate place profile fit nightly"),
     ("place tend", "tidegate place tend --dry-run"),
     ("place claim", "tidegate place claim --release"),
     (

@@ -23,7 +23,7 @@ pub(super) enum Command {
     Publish(publish::Args),
     /// Move a job that gets less than its SLA here for long, if another node gives enough. Runs once, under Slurm.
     Tend(Box<tend::Args>),
-    /// What a kind of offline job needs: made by replay, or checked.
+    /// What a kind of offline job needs: made by replay, fitted to what a job did here, or checked.
     #[command(subcommand)]
     Profile(profile::Command),
     /// Check profiles, as `place profile check`.

@@ -512,6 +512,7 @@ mod tests {
             running: 30 * S,
             launches: 3_000,
             units: 12,
+            lost: 0,
             undisturbed: false,
         };
         let pair = PairSlice {

@@ -245,6 +245,7 @@ fn slices(size: Size) -> Vec<Slice> {
             running: length_ns / 2,
             launches: size.of(22_487, 123_456_789_012),
             units: 12,
+            lost: 0,
             undisturbed: true,
         }))
     };

@@ -111,6 +111,8 @@ fn by_name(group: &[history::Slice]) -> Vec<JobSlice> {
                 own.attached = own.attached.saturating_add(job.attached);
                 own.running = own.running.saturating_add(job.running);
                 own.launches = own.launches.saturating_add(job.launches);
+                own.units = own.units.saturating_add(job.units);
+                own.lost = own.lost.saturating_add(job.lost);
                 own.undisturbed &= job.undisturbed;
             }
         }

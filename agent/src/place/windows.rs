@@ -123,6 +123,7 @@ mod tests {
             running: attached / 2,
             launches,
             units: 0,
+            lost: 0,
             undisturbed,
         };
         let slice = |number| Slice {

@@ -96,6 +96,8 @@ pub struct JobSlice {
     pub launches: u64,
     /// Useful units of work, as they count them; 0: they count none.
     pub units: u64,
+    /// Units that memory which was taken has it compute again.
+    pub lost: u64,
     /// It was attached and could run for all of the slice: its launches then are its standalone rate.
     pub undisturbed: bool,
 }

@@ -4,6 +4,7 @@ mod bench;
 mod budget;
 mod dice;
 mod fair;
+mod fit;
 mod learning;
 mod lease;
 mod ledger;

@@ -1,14 +1,21 @@
-//! `tidegate place profile`: what a kind of offline job needs, replayed or checked.
+//! `tidegate place profile`: what a kind of offline job needs, replayed, fitted or checked.
 
 use super::look;
 use crate::cli::print::print;
 use crate::cli::replay::{Usage, chat_lengths};
+use crate::cli::values::ago;
+use crate::clock::unix_ms;
 use crate::config::size;
+use crate::place::facts::Facts;
 use crate::place::profiles::{self, Refused};
+use crate::watch::history::{self, JobSlice};
+use anyhow::Context as _;
 use clap::{Args as ClapArgs, Subcommand};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use tidegate_policy::placement::{Draft, Profile};
+use tidegate_policy::ids::GpuSet;
+use tidegate_policy::placement::{self, Costs, Did, Draft, Profile};
+use tidegate_proto::{HISTORY_FILE, STATE_DIR};
 use tidegate_replay::engine::Limits;
 use tidegate_replay::hardware::Gpu;
 use tidegate_replay::placing::Standalone;
@@ -22,6 +29,31 @@ pub(in crate::cli) enum Command {
     Check(Check),
     /// Print the profile of a model that serves requests of some lengths, as replay computes it for a GPU. Needs no GPU.
     FromReplay(FromReplay),
+    /// Print the profile of a job that ran here, fitted to its history: its rate alone, what less memory costs it, and
+    /// what it lost.
+    Fit(Fit),
+}
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+pub(in crate::cli) struct Fit {
+    /// The job, by the name that `tidegate report` has.
+    job: String,
+    /// The profile's name, 1 to 32 of a-z, 0-9 and _; the job's unless given.
+    #[arg(long)]
+    name: Option<String>,
+    /// What its progress is counted in. A job that counts nothing itself is fitted in launches.
+    #[arg(long, default_value = "tokens")]
+    unit: String,
+    /// Memory at which it would have half of the rate that it tends to, where its history does not tell.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    half: Option<u64>,
+    /// The agent's `history.file`.
+    #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join(HISTORY_FILE))]
+    history: PathBuf,
+    /// How far back the history counts: "7d", "12h".
+    #[arg(long, default_value = "7d", value_name = "TIME", value_parser = ago)]
+    since: u64,
 }
 
 /// See each field.
@@ -67,6 +99,7 @@ pub(super) fn run(command: &Command) -> anyhow::Result<u8> {
     match command {
         Command::Check(args) => check(args),
         Command::FromReplay(args) => from_replay(args).map(|()| 0),
+        Command::Fit(args) => fit(args).map(|()| 0),
     }
 }
 
@@ -132,11 +165,68 @@ fn from_replay(args: &FromReplay) -> anyhow::Result<()> {
         args.chunk
     );
     write(&mut text, &draft);
-    // What is printed is what the node will read.
-    let file = format!("{}.toml", args.name);
-    let profile = profiles::parse(Path::new(&file), &text);
+    say(&args.name, &text)
+}
+
+/// A slice is a job's when it was there for all but one part in this many of it.
+const AWAY: u64 = 20;
+
+fn fit(args: &Fit) -> anyhow::Result<()> {
+    let from = unix_ms().saturating_sub(args.since / 1_000_000);
+    let file = args.history.display();
+    let mut records =
+        history::read(&args.history).with_context(|| format!("no history at {file}"))?;
+    records.retain(|record| record.span.end_unix_ms > from);
+    let facts = Facts::of(&records);
+    let mine = |jobs: &'_ [JobSlice]| jobs.iter().find(|job| job.name == args.job).cloned();
+    let own: Vec<_> = facts.slices.iter().zip(&facts.jobs).collect();
+    let own: Vec<_> = own
+        .into_iter()
+        .filter_map(|(slice, jobs)| Some((slice, mine(jobs)?)))
+        .collect();
+    if own.is_empty() {
+        let job = crate::plain::line(&args.job);
+        return Err(Usage(format!(
+            "{file} has no job {job:?}: `tidegate report` names those that it has"
+        ))
+        .into());
+    }
+    let counts = own.iter().any(|(_, job)| job.units != 0);
+    let whole = own
+        .iter()
+        .filter(|(slice, job)| job.attached + slice.length_ns / AWAY >= slice.length_ns);
+    let did: Vec<_> = whole
+        .map(|(slice, job)| Did {
+            slice,
+            gpus: GpuSet::from_bits(job.gpus),
+            units: if counts { job.units } else { job.launches },
+            lost: if counts { job.lost } else { 0 },
+        })
+        .collect();
+    let (name, unit) = (
+        args.name.as_ref().unwrap_or(&args.job),
+        if counts { &args.unit } else { "launches" },
+    );
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a GPU")]
+    let half = args.half.map(|bytes| bytes as f64 / f64::from(1u32 << 30));
+    let fitted = placement::fit(name, unit, &did, half, &Costs::default())
+        .map_err(|why| Usage(format!("job {:?}: {why}", crate::plain::line(&args.job))))?;
+    let mut text = format!(
+        "# Fitted to {} slices of the history of job {:?}, which are off by {:.1} % in the mean.\n",
+        fitted.slices,
+        crate::plain::line(&args.job),
+        100.0 * fitted.error
+    );
+    write(&mut text, &fitted.draft);
+    say(name, &text)
+}
+
+/// Prints a profile, which is what the node will read.
+fn say(name: &str, text: &str) -> anyhow::Result<()> {
+    let file = format!("{name}.toml");
+    let profile = profiles::parse(Path::new(&file), text);
     profile.map_err(|wrong| Usage(format!("{}: {}", wrong.field, wrong.told)))?;
-    print(&text)
+    print(text)
 }
 
 /// The lines of `draft`, in whole MiB and nanoseconds.
@@ -150,15 +240,23 @@ fn write(text: &mut String, draft: &Draft) {
     let _ = writeln!(text, "gpus = {}", draft.gpus.unwrap_or(1.0));
     let _ = writeln!(text, "rate = {:.1}", draft.rate.unwrap_or(0.0));
     let _ = writeln!(text, "full = {}", mib(draft.full.unwrap_or(0.0)));
-    let _ = writeln!(text, "curve = [");
-    for (gib, share) in draft.curve.iter().flatten() {
-        let _ = writeln!(text, "  [{}, {share:.4}],", mib(*gib));
+    if let Some(half) = draft.half {
+        let _ = writeln!(text, "half = {}", mib(half));
     }
-    let _ = writeln!(text, "]\nleast = {}", mib(draft.least.unwrap_or(0.0)));
+    if let Some(curve) = &draft.curve {
+        let _ = writeln!(text, "curve = [");
+        for (gib, share) in curve {
+            let _ = writeln!(text, "  [{}, {share:.4}],", mib(*gib));
+        }
+        text.push_str("]\n");
+    }
+    if let Some(least) = draft.least {
+        let _ = writeln!(text, "least = {}", mib(least));
+    }
     if let (Some(lost), Some(again)) = (draft.lost.filter(|lost| *lost > 0.0), draft.again) {
         let _ = writeln!(
             text,
-            "lost = {lost}\nagain = \"{}ns\"",
+            "lost = {lost:.0}\nagain = \"{}ns\"",
             (again * 1e9).round()
         );
     }

@@ -271,6 +271,8 @@ fn by_name(begin: &[v1::JobStatus], end: &[v1::JobStatus]) -> Vec<JobSlice> {
         own.running += since(|job| job.running_ns);
         own.launches += launches;
         own.units = own.units.saturating_add(since(|job| job.units));
+        let lost = |job: &v1::JobStatus| job.memory.as_ref().map_or(0, |memory| memory.tokens_lost);
+        own.lost = own.lost.saturating_add(since(lost));
     }
     named.into_values().collect()
 }

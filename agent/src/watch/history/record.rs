@@ -113,7 +113,11 @@ pub fn encode(slice: &Slice, number: u64) -> [u8; SIZE] {
             let name_at = out.at;
             out.put(&job.name.as_bytes()[..end]);
             out.at = name_at + NAME;
-            out.words(&[job.uid.map_or(0, |uid| u64::from(uid) + 1), job.units]);
+            out.words(&[
+                job.uid.map_or(0, |uid| u64::from(uid) + 1),
+                job.units,
+                job.lost,
+            ]);
         }
         Subject::Open(open) => {
             out.words(&[open.uncounted]);
@@ -194,6 +198,7 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, Slice)> {
                 .checked_sub(1)
                 .and_then(|uid| u32::try_from(uid).ok()),
             units: from.word(),
+            lost: from.word(),
         }),
         4 if usize::from(a) <= SETS => Subject::Open(OpenSlice {
             part: b,
@@ -258,9 +263,9 @@ pub(super) mod tests {
         let pair =
             pair.prop_map(|(a, b, both, either)| Subject::Pair(PairSlice { a, b, both, either }));
         let uid = any::<Option<u32>>();
-        let job = ("[a-z/é]{0,48}", any::<[u64; 5]>(), any::<bool>(), uid);
+        let job = ("[a-z/é]{0,48}", any::<[u64; 6]>(), any::<bool>(), uid);
         let job = job.prop_map(|(name, words, undisturbed, uid)| {
-            let [gpus, attached, running, launches, units] = words;
+            let [gpus, attached, running, launches, units, lost] = words;
             Subject::Job(JobSlice {
                 name,
                 uid,
@@ -269,6 +274,7 @@ pub(super) mod tests {
                 running,
                 launches,
                 units,
+                lost,
                 undisturbed,
             })
         });

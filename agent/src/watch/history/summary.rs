@@ -474,6 +474,7 @@ mod tests {
             running,
             launches,
             units: 2 * launches,
+            lost: 0,
             undisturbed: running == attached,
         })
     }
