@@ -2,13 +2,13 @@
 //! packages, each node with a virtual GPU and an agent of its own. Judged by what Slurm says, and by the GPUs' own
 //! history.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidegate_tests::clock::Stalls;
 use tidegate_tests::exposition::Exposition;
 use tidegate_tests::slurm::{Settings, Slurm, missing};
-use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, monotonic_ns, wait_for, watch};
+use tidegate_tests::{
+    HalfOfTheTime, Node, Offline, Online, TRUSTING, compile, monotonic_ns, wait_for, watch,
+};
 
 macro_rules! slurm_or_skip {
     () => {
@@ -83,20 +83,11 @@ fn a_job_waits_for_a_node_that_gives_enough_and_gets_the_best() {
         .iter()
         .map(|host| Online::start(&host.node, 0))
         .collect();
-    let mut half = holds.pop().expect("three");
+    let half = holds.pop().expect("three");
     for hold in &mut holds {
         hold.say("hold");
     }
-    let over = Arc::new(AtomicBool::new(false));
-    let ends = Arc::clone(&over);
-    let on_and_off = std::thread::spawn(move || {
-        while !ends.load(Ordering::Relaxed) {
-            half.say("hold");
-            std::thread::sleep(Duration::from_millis(125));
-            half.say("release");
-            std::thread::sleep(Duration::from_millis(125));
-        }
-    });
+    let half = HalfOfTheTime::of(half);
     slurm.tick();
     for (comment, why) in [
         ("tidegate: profile=summarise", "sla is missing"),
@@ -133,8 +124,7 @@ fn a_job_waits_for_a_node_that_gives_enough_and_gets_the_best() {
     assert_eq!(host, "n4", "n4 idles always, n3 half of the time");
     assert!(!fits("n1") && !fits("n2"), "online has them");
     assert_eq!(slurm.drained(), [""; 0]);
-    over.store(true, Ordering::Relaxed);
-    on_and_off.join().expect("the load of n3");
+    drop(half);
 }
 
 /// P-CLUSTER-10, P-CLUSTER-15: an online load that brings a job below its SLA has it moved once, to a node that gives
@@ -258,8 +248,9 @@ fn a_controller_that_was_killed_starts_nothing_on_stale_values() {
     assert_eq!(slurm.drained(), [""; 0]);
 }
 
-/// P-CLUSTER-13: a job whose node's slurmd was killed runs elsewhere, where enough is given, and once only: when its
-/// first node is back, nothing of it is left there.
+/// P-CLUSTER-13, P-CLUSTER-21: a job whose node's slurmd was killed runs elsewhere, where enough is given, and once only:
+/// when its first node is back, nothing of it is left there. The node says nothing while Slurm has lost it, and not before
+/// the old step is gone.
 #[test]
 fn a_job_whose_slurmd_was_killed_runs_elsewhere() {
     slurm_or_skip!();
@@ -274,6 +265,11 @@ fn a_job_whose_slurmd_was_killed_runs_elsewhere() {
         at,
         first,
     } = placed(2, settings);
+    let old_step = |slurm: &Slurm| {
+        let status = watch::status(&slurm.hosts[at].node);
+        !status["jobs"].as_array().is_none_or(Vec::is_empty)
+    };
+    wait_for("its step runs", || old_step(&slurm).then_some(()));
     slurm.kill_slurmd(at);
     let killed = monotonic_ns();
     let second = wait_for("it runs elsewhere", || {
@@ -286,11 +282,16 @@ fn a_job_whose_slurmd_was_killed_runs_elsewhere() {
     );
     assert!(slurm.features(&second).contains(&GIVES.to_owned()));
     assert_eq!(shown(&slurm, job, "Restarts="), "1");
+    wait_for("what the lost node said is taken back", || {
+        slurm.features(&first).is_empty().then_some(())
+    });
     // What its node's agent sees of it ends with the old step, which outlived slurmd.
+    assert!(old_step(&slurm), "it outlives slurmd");
     slurm.start_slurmd(at);
-    wait_for("the old step ends", || {
-        let status = watch::status(&slurm.hosts[at].node);
-        status["jobs"].as_array()?.is_empty().then_some(())
+    wait_for("it says something again", || {
+        let says = !slurm.features(&first).is_empty();
+        assert!(!(says && old_step(&slurm)), "the old step still runs");
+        says.then_some(())
     });
     wait_for("the node is back", || {
         let text = slurm.text("sinfo", &["-h", "-n", &first, "-o", "%T"]);

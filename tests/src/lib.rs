@@ -35,7 +35,7 @@ pub mod view;
 pub mod watch;
 
 pub use clock::{monotonic_ns, wait_for, wait_until};
-pub use online::{Offline, Online, Request};
+pub use online::{HalfOfTheTime, Offline, Online, Request};
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -3,6 +3,10 @@
 use crate::{Node, Running, compile};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A running `apps/online.c`.
 #[derive(Debug)]
@@ -99,6 +103,46 @@ impl Online {
     pub fn say(&mut self, command: &str) -> u64 {
         self.send(command);
         self.answer()
+    }
+}
+
+/// An online program that has its GPU for every other eighth of a second, until this value is dropped.
+#[derive(Debug)]
+pub struct HalfOfTheTime {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HalfOfTheTime {
+    /// Begins.
+    #[must_use]
+    pub fn of(mut online: Online) -> Self {
+        const EIGHTH: Duration = Duration::from_millis(125);
+        let over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                online.say("hold");
+                std::thread::sleep(EIGHTH);
+                online.say("release");
+                std::thread::sleep(EIGHTH);
+            }
+        });
+        Self {
+            over,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for HalfOfTheTime {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(
+            std::thread::panicking() || matches!(ended, Some(Ok(()))),
+            "the load went on"
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 //! A feature `tg.PROFILE.KxP` says that a job of K GPUs gets at least P per cent here. There is one for each step up
 //! to the value, so that a job asks by one of them. Features of others stay as they are.
 
+use super::claims::is_job;
 use super::offers::Offer;
 use std::collections::BTreeSet;
 use tidegate_policy::placement::Profile;
@@ -60,6 +61,14 @@ pub struct Shown {
     pub active: BTreeSet<String>,
     /// Its weight.
     pub weight: Option<u32>,
+    /// Slurm has lost it, or has not heard of it for a while.
+    pub lost: bool,
+}
+
+/// Whether a node's state is one of a node that Slurm cannot reach: `DOWN+NOT_RESPONDING`, or `IDLE*` in short.
+fn is_lost(state: &str) -> bool {
+    let mut flags = state.split('+');
+    flags.any(|flag| flag.ends_with('*') || matches!(flag, "DOWN" | "NOT_RESPONDING"))
 }
 
 impl Shown {
@@ -83,10 +92,17 @@ impl Shown {
                 Some(("AvailableFeatures", names)) => shown.available = list(names),
                 Some(("ActiveFeatures", names)) => shown.active = list(names),
                 Some(("Weight", weight)) => shown.weight = weight.parse().ok(),
+                Some(("State", state)) => shown.lost = is_lost(state),
                 _ => {}
             }
         }
         Some(shown)
+    }
+
+    /// Whether none of its features is ours, as after a restart of the controller, or of a node that was lost.
+    #[must_use]
+    pub fn says_nothing(&self) -> bool {
+        !self.active.iter().any(|name| name.starts_with(OURS))
     }
 
     /// What is to be told `scontrol update NodeName=...` so that the node has just these features of ours, and this
@@ -151,6 +167,16 @@ pub fn pids(text: &str) -> BTreeSet<i32> {
     text.lines()
         .filter_map(first)
         .filter(|pid| *pid > 0)
+        .collect()
+}
+
+/// The jobs whose steps `scontrol listpids` prints.
+#[must_use]
+pub fn jobs_of_steps(text: &str) -> BTreeSet<String> {
+    let second = |line: &str| line.split_ascii_whitespace().nth(1).map(str::to_owned);
+    text.lines()
+        .filter_map(second)
+        .filter(|job| is_job(job))
         .collect()
 }
 
@@ -228,6 +254,47 @@ mod tests {
         assert_eq!(
             Shown::of("slurm_load_node error: Unable to contact slurm controller"),
             None
+        );
+    }
+
+    /// P-CLUSTER-21: a node that Slurm has lost is told from one that works, and a step is known by its job.
+    #[test]
+    fn a_lost_node_is_told_by_its_state_and_a_step_by_its_job() {
+        let lost = |state: &str| {
+            Shown::of(&format!("NodeName=n1 State={state} "))
+                .expect("a node")
+                .lost
+        };
+        for state in [
+            "DOWN",
+            "DOWN*",
+            "IDLE*",
+            "DOWN+NOT_RESPONDING",
+            "MIXED+NOT_RESPONDING",
+        ] {
+            assert!(lost(state), "{state}");
+        }
+        for state in [
+            "IDLE",
+            "MIXED",
+            "ALLOCATED+DRAIN",
+            "IDLE+COMPLETING",
+            "MIXED+PLANNED",
+        ] {
+            assert!(!lost(state), "{state}");
+        }
+        let text = "PID      JOBID    STEPID   LOCALID GLOBALID\n4711     12       batch    0       0\n-1 13 extern - -\n";
+        let jobs: Vec<_> = jobs_of_steps(text).into_iter().collect();
+        assert_eq!(jobs, ["12", "13"]);
+        assert!(
+            Shown::of("NodeName=n1 ActiveFeatures=ib")
+                .expect("a node")
+                .says_nothing()
+        );
+        assert!(
+            !Shown::of("NodeName=n1 ActiveFeatures=ib,tg.a.1x10")
+                .expect("a node")
+                .says_nothing()
         );
     }
 

@@ -34,6 +34,9 @@ pub(in crate::cli) struct Args {
     /// Slurm's program.
     #[arg(long, value_name = "PROGRAM", default_value = "scontrol")]
     scontrol: String,
+    /// Slurm's program that lists jobs.
+    #[arg(long, value_name = "PROGRAM", default_value = "squeue")]
+    squeue: String,
     /// Of nfd: the feature file.
     #[arg(long, value_name = "FILE", default_value = nfd::FILE, next_line_help = true)]
     file: PathBuf,
@@ -79,8 +82,8 @@ pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<()> {
     };
     let line = match (done, none) {
         (Err(why), _) => format!("publishes nothing new: {why}"),
-        (Ok(()), Some(why)) => format!("publishes nothing: {why}"),
-        (Ok(()), None) => sum(&offers),
+        (Ok(_), Some(why)) | (Ok(Some(why)), None) => format!("publishes nothing: {why}"),
+        (Ok(None), None) => sum(&offers),
     };
     if !args.dry_run {
         said("publish").say(&line);
@@ -128,7 +131,10 @@ fn sum(offers: &[Offer]) -> String {
     format!("publishes {}", all.join(", "))
 }
 
-fn to_slurm(args: &Args, seen: &Seen, offers: &[Offer]) -> Result<(), String> {
+/// The reason for which nothing is published, if there is one that only the engine knows.
+type Told = Result<Option<String>, String>;
+
+fn to_slurm(args: &Args, seen: &Seen, offers: &[Offer]) -> Told {
     let name = slurm::here(args.node.as_deref())?;
     let features = slurm::features(offers);
     let weight = (!offers.is_empty()).then(|| slurm::weight(seen.facts.idle));
@@ -136,24 +142,68 @@ fn to_slurm(args: &Args, seen: &Seen, offers: &[Offer]) -> Result<(), String> {
         let weight = weight.map_or_else(String::new, |weight| format!(" Weight={weight}"));
         let features = features.join(",");
         let text = format!("scontrol update NodeName={name} Features={features}{weight}\n");
-        return print(&text).map_err(|error| error.to_string());
+        return print(&text)
+            .map(|()| None)
+            .map_err(|error| error.to_string());
     }
     let patience = Patience::begins();
     let text = patience.run(&args.scontrol, &["--oneliner", "show", "node", &name])?;
     let shown = slurm::Shown::of(&text).ok_or_else(|| format!("Slurm knows no node {name}"))?;
-    let Some(told) = shown.update(&features, weight) else {
-        return Ok(());
-    };
-    let node = format!("NodeName={name}");
-    let mut words = vec!["update", &node];
-    words.extend(told.iter().map(String::as_str));
-    patience.run(&args.scontrol, &words).map(drop)
+    let held = held_back(args, patience, &name, &shown, &features)?;
+    let features = if held.is_some() { Vec::new() } else { features };
+    let told = shown.update(&features, weight);
+    if let Some(told) = told {
+        let node = format!("NodeName={name}");
+        let mut words = vec!["update", &node];
+        words.extend(told.iter().map(String::as_str));
+        patience.run(&args.scontrol, &words)?;
+    }
+    Ok(held)
 }
 
-fn to_nfd(args: &Args, seen: &Seen, offers: &[Offer]) -> Result<(), String> {
+/// Why a node that would give something says nothing; None: nothing is against it.
+///
+/// What Slurm has lost keeps its features there, so a job could be given it in the moment in which it is back, while a
+/// step of before still runs. So a lost node says nothing, and one that says nothing begins again once each step that
+/// slurmd has here is of a job that Slurm itself has here.
+fn held_back(
+    args: &Args,
+    patience: Patience,
+    name: &str,
+    shown: &slurm::Shown,
+    features: &[String],
+) -> Result<Option<String>, String> {
+    if features.is_empty() {
+        return Ok(None);
+    }
+    if shown.lost {
+        return Ok(Some("Slurm has lost this node".to_owned()));
+    }
+    if !shown.says_nothing() {
+        return Ok(None);
+    }
+    // With no step at all it fails; so it does where slurmd is away, and then nothing starts here either.
+    let steps = patience
+        .run(&args.scontrol, &["listpids", "*", name])
+        .map_or_else(|_| <_>::default(), |text| slurm::jobs_of_steps(&text));
+    if steps.is_empty() {
+        return Ok(None);
+    }
+    let asked = ["-h", "-w", name, "-o", "%A"];
+    let text = patience.run(&args.squeue, &asked)?;
+    let known: Vec<_> = text.lines().map(str::trim).collect();
+    let old = steps.iter().find(|job| !known.contains(&job.as_str()));
+    Ok(old
+        .map(|job| format!("a step of job {job} still runs here, which Slurm no longer has here")))
+}
+
+fn to_nfd(args: &Args, seen: &Seen, offers: &[Offer]) -> Told {
     let text = nfd::text(offers, seen.facts.gpus.len(), args.period, unix_ns());
     if args.dry_run {
-        return print(&text).map_err(|error| error.to_string());
+        return print(&text)
+            .map(|()| None)
+            .map_err(|error| error.to_string());
     }
-    nfd::put(&args.file, &text).map_err(|error| format!("{}: {error}", args.file.display()))
+    let put = nfd::put(&args.file, &text).map(|()| None);
+    put.map_err(|error| format!("{}: {error}", args.file.display()))
 }
