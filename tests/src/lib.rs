@@ -13,6 +13,7 @@ pub mod engine;
 pub mod exposition;
 pub mod figures;
 pub mod judge;
+pub mod kubernetes;
 pub mod manager;
 pub mod memory;
 pub mod online;

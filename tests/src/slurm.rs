@@ -60,7 +60,8 @@ pub const PROFILE: &str = "unit = \"launches\"\nrate = 100\nfull = \"96MiB\"\nha
 /// Features of one GPU of it, each followed by per cent.
 pub const PREFIX: &str = "tg.summarise.1x";
 
-const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n[memory]\npool = \"96MiB\"\n\
+/// How each node's agent is configured: a small pool, and a history of seconds.
+pub(crate) const AGENT: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n[memory]\npool = \"96MiB\"\n\
                      headroom_min = \"4MiB\"\n[history]\nevery = \"1s\"\nsize = \"1MiB\"\n";
 
 /// One node.
@@ -132,7 +133,7 @@ fn examples() -> PathBuf {
 }
 
 /// Ports that nobody has at this moment.
-fn ports(count: usize) -> Vec<u16> {
+pub(crate) fn ports(count: usize) -> Vec<u16> {
     let held: Vec<_> = (0..count)
         .map(|_| TcpListener::bind("127.0.0.1:0").expect("loopback"))
         .collect();

@@ -1,0 +1,223 @@
+//! A real control plane of Kubernetes places offline jobs by what each node gives. `scripts/cluster kubernetes` builds
+//! it of Debian's source package and runs these; without it they are skipped. Each node has a virtual GPU and an agent
+//! of its own. Kubelets, node-feature-discovery and the descheduler are played (`src/kubernetes/played.rs`).
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tidegate_tests::clock::Stalls;
+use tidegate_tests::kubernetes::{Kubernetes, missing};
+use tidegate_tests::{HalfOfTheTime, Online, monotonic_ns, wait_for};
+
+macro_rules! kubernetes_or_skip {
+    () => {
+        if let Some(why) = missing() {
+            eprintln!("SKIPPED: {why}");
+            return;
+        }
+    };
+}
+
+/// Longest from a value that fits to the start of a job.
+const STARTS: Duration = Duration::from_secs(10);
+
+/// Milliseconds from `from` to `to`: less than `most` and what the machine stood still for.
+#[track_caller]
+fn within(most: Duration, from: u64, to: u64, stalls: &Stalls) -> u64 {
+    let after = to.saturating_sub(from);
+    let most = most.as_nanos() + u128::from(stalls.ns());
+    assert!(u128::from(after) < most, "{after} ns, of {most}");
+    after / 1_000_000
+}
+
+/// Waits until a job runs; its node and its pod.
+#[track_caller]
+fn runs(cluster: &Kubernetes, job: &str) -> (String, String) {
+    wait_for("the job runs", || cluster.running(job))
+}
+
+/// Of every pod that was bound, its node's own file said at least `percent` and had not lapsed.
+#[track_caller]
+fn none_was_placed_below(cluster: &Kubernetes, job: &str, percent: u8) {
+    let bound = cluster.bound();
+    let own = bound.iter().filter(|bound| bound.pod.starts_with(job));
+    for bound in own {
+        let said = bound.said.get("tidegate.dev/summarise.1");
+        let said = said.and_then(|text| text.parse::<u8>().ok());
+        assert!(said.is_some_and(|said| said >= percent), "{bound:?}");
+    }
+}
+
+/// P-CLUSTER-17: a job whose share nobody gives waits with a reason that a user can read, starts within 10 s of the
+/// first value that fits, and gets the better of two nodes that do.
+#[test]
+fn a_pod_waits_for_a_node_that_gives_enough_and_gets_the_best() {
+    kubernetes_or_skip!();
+    let cluster = Kubernetes::start(3);
+    // Online has n1 to itself, and n2 for half of the time.
+    let mut all = Online::start(&cluster.hosts[0].node, 0);
+    all.say("hold");
+    let half = Online::start(&cluster.hosts[1].node, 0);
+    let half = HalfOfTheTime::of(half);
+    cluster.submit("most", 70);
+    let why = wait_for("a reason", || cluster.why_waiting("most"));
+    assert!(why.contains("node affinity"), "{why}");
+    println!("waits: {why}");
+    // What the nodes did before online came is forgotten.
+    cluster.give_profiles();
+    let stalls = Stalls::watch();
+    let fits = wait_for("n3 gives enough", || {
+        (cluster.gives("n3")? >= 70).then(monotonic_ns)
+    });
+    let (node, pod) = runs(&cluster, "most");
+    let began = wait_for("its kubelet saw it", || cluster.began(&pod));
+    println!(
+        "began {} ms after the value",
+        within(STARTS, fits, began, &stalls)
+    );
+    assert_eq!(node, "n3");
+    none_was_placed_below(&cluster, "most", 70);
+    // The other that gives enough for less, while the best has no slot.
+    wait_for("n2 gives less than n3 and enough", || {
+        (10..70).contains(&cluster.gives("n2")?).then_some(())
+    });
+    cluster.submit("second", 10);
+    assert_eq!(runs(&cluster, "second").0, "n2");
+    for job in ["most", "second"] {
+        cluster.remove(job);
+    }
+    cluster.submit("best", 10);
+    assert_eq!(
+        runs(&cluster, "best").0,
+        "n3",
+        "of two that give enough the better"
+    );
+    assert!(
+        !cluster.bound().iter().any(|bound| bound.node == "n1"),
+        "online has it"
+    );
+    drop(half);
+}
+
+/// P-CLUSTER-18: an online load that brings a node below what its job asks for has it evicted once; it runs elsewhere
+/// and does not come back while the bad windows are in the history that the node speaks from.
+#[test]
+fn a_pod_whose_node_gives_too_little_is_evicted_once_and_stays_away() {
+    kubernetes_or_skip!();
+    let cluster = Kubernetes::start(3);
+    cluster.give_profiles();
+    cluster.submit("moves", 40);
+    let (first, pod) = runs(&cluster, "moves");
+    let at = cluster.hosts.iter().position(|host| host.name == first);
+    let mut load = Online::start(&cluster.hosts[at.expect("ours")].node, 0);
+    load.say("hold");
+    let stalls = Stalls::watch();
+    let went = wait_for("it is evicted", || {
+        (cluster.evicted() == [pod.clone()]).then(monotonic_ns)
+    });
+    let (second, next) = wait_for("it runs elsewhere", || {
+        cluster.running("moves").filter(|(node, _)| *node != first)
+    });
+    let began = wait_for("its kubelet saw it", || cluster.began(&next));
+    println!(
+        "runs on {second} {} ms after its eviction",
+        within(STARTS, went, began, &stalls)
+    );
+    // The load is over, and what it was stays in the value: who is moved once more does not come back.
+    load.say("release");
+    assert!(cluster.gives(&first).is_none_or(|gives| gives < 40));
+    cluster.api.evict(&next).expect("it may be evicted");
+    let (third, last) = wait_for("it runs again", || {
+        cluster.running("moves").filter(|(_, pod)| *pod != next)
+    });
+    assert_ne!(third, first, "its time away is not over");
+    wait_for("the first node gives enough again", || {
+        (cluster.gives(&first)? >= 40).then_some(())
+    });
+    // A node that is as good as its own takes nobody away.
+    assert_eq!(cluster.running("moves"), Some((third, last)));
+    assert_eq!(cluster.evicted(), [pod], "it was moved once");
+    none_was_placed_below(&cluster, "moves", 40);
+}
+
+/// P-CLUSTER-19: etcd and the API server killed lose no running job, and once discovery has looked again nothing is
+/// placed on values that have lapsed meanwhile.
+#[test]
+fn a_control_plane_that_was_killed_places_nothing_on_values_that_lapsed() {
+    kubernetes_or_skip!();
+    let mut cluster = Kubernetes::start(2);
+    cluster.give_profiles();
+    for job in ["a", "b"] {
+        cluster.submit(job, 40);
+    }
+    let (first, second) = (runs(&cluster, "a"), runs(&cluster, "b"));
+    cluster.submit("c", 40);
+    wait_for("no slot is free", || cluster.why_waiting("c"));
+    cluster.kill_server();
+    // The node of the first gives nothing any more, and the API, which is away, still knows that it does.
+    let at = cluster.hosts.iter().position(|host| host.name == first.0);
+    let mut load = Online::start(&cluster.hosts[at.expect("ours")].node, 0);
+    load.say("hold");
+    let host = &cluster.hosts[at.expect("ours")];
+    wait_for("its own file says so", || {
+        host.says_now().is_none_or(|gives| gives < 40).then_some(())
+    });
+    cluster.start_server();
+    let (up, stalls) = (monotonic_ns(), Stalls::watch());
+    for (job, was) in [("a", &first), ("b", &second)] {
+        assert_eq!(
+            cluster.running(job).as_ref(),
+            Some(was),
+            "no running job is lost"
+        );
+    }
+    // Labels are in etcd: until discovery has looked again they say what was so before.
+    wait_for("its label says so", || {
+        cluster
+            .gives(&first.0)
+            .is_none_or(|gives| gives < 40)
+            .then_some(())
+    });
+    cluster.remove("a");
+    cluster.remove("b");
+    let removed = monotonic_ns();
+    let (node, pod) = runs(&cluster, "c");
+    let began = wait_for("its kubelet saw it", || cluster.began(&pod));
+    println!(
+        "a waiting job runs {} ms after two slots were free, {} ms after the restart",
+        within(STARTS, removed, began, &stalls),
+        (began - up) / 1_000_000
+    );
+    assert_eq!(node, second.0);
+    none_was_placed_below(&cluster, "c", 40);
+}
+
+/// P-CLUSTER-20: what a node says lapses when its agent dies, and when whoever says it does; nothing is placed there.
+#[test]
+fn what_a_dead_agents_node_said_lapses() {
+    kubernetes_or_skip!();
+    let mut cluster = Kubernetes::start(2);
+    cluster.give_profiles();
+    for name in ["n1", "n2"] {
+        wait_for("both give enough", || {
+            (cluster.gives(name)? >= 40).then_some(())
+        });
+    }
+    let stalls = Stalls::watch();
+    let died = monotonic_ns();
+    cluster.hosts[0].node.agent = None;
+    // The side-car alone: its agent lives, and nobody says so.
+    cluster.hosts[1].says.store(false, Ordering::Relaxed);
+    for (name, most) in [("n1", 10), ("n2", 10)] {
+        let gone = wait_for("the label lapses", || {
+            cluster.gives(name).is_none().then(monotonic_ns)
+        });
+        let ms = within(Duration::from_secs(most), died, gone, &stalls);
+        println!("the label of {name} lapsed after {ms} ms, with a period of 1000 ms");
+    }
+    cluster.submit("waits", 40);
+    wait_for("a reason", || cluster.why_waiting("waits"));
+    cluster.hosts[0].start_agent();
+    let (node, _) = runs(&cluster, "waits");
+    assert_eq!(node, "n1", "the other says nothing");
+    none_was_placed_below(&cluster, "waits", 40);
+}
