@@ -115,6 +115,12 @@ pub(crate) fn emit(report: Report, scene: Scene<'_>, cx: &mut Context<'_>) {
             notice.gpu = Some(gpu);
             notice.value_ns = ns(gap);
         }
+        Report::LeaseOverrun { job, gpu, used, .. } => {
+            notice.kind = "lease_overrun";
+            notice.gpu = Some(gpu);
+            notice.job = Some(job);
+            notice.value_ns = ns(used);
+        }
         Report::Paused { job } => {
             notice.kind = "paused";
             notice.job = Some(job);

@@ -472,6 +472,8 @@ impl Shell {
                 self.memory
                     .order(effect, &self.policy, members, &self.adoption);
             }
+            // Nothing of a process takes leases yet, and no setting switches them on.
+            Effect::Lease { .. } | Effect::Withdraw { .. } => {}
             Effect::ReadActivity { gpus } => context!(self).ask(Request::ReadActivity(gpus)),
             Effect::WakeAt(at) => self.time.timer = Some(at.as_nanos()),
             Effect::Emit(report) => {

@@ -1,6 +1,7 @@
 //! What the operator chose, with unit and default. The shell checks ranges before it builds one.
 
 use crate::ids::Bytes;
+use crate::lease::Leasing;
 use core::time::Duration;
 
 /// Settings of a [`crate::node::Node`].
@@ -32,6 +33,8 @@ pub struct Config {
     /// What online's users may pay for it; `None`: [`Reserving::pressure_every`] says how often online may
     /// run out of headroom.
     pub slo: Option<Slo>,
+    /// How trainers run beside online; `None`: they do not, and wait for gates as every job does.
+    pub leases: Option<Leasing>,
 }
 
 /// By how much the means of online's users may rise, hundredths of a percent; the rule stands in
@@ -64,6 +67,7 @@ impl Default for Config {
             sharing: Sharing::default(),
             fair: Fair::default(),
             slo: None,
+            leases: None,
         }
     }
 }

@@ -1,7 +1,9 @@
 //! What the shell must do, as data and in the order it must be done.
 
 use crate::event::Order;
-use crate::ids::{AskId, Bytes, GpuId, GpuSet, Handles, JobId, KvId, ReclaimId, SessionId, Tokens};
+use crate::ids::{
+    AskId, Bytes, GpuId, GpuSet, Handles, JobId, KvId, LeaseId, ReclaimId, SessionId, Tokens,
+};
 use crate::reclaim::{Direction, Phase};
 use crate::time::Instant;
 use core::time::Duration;
@@ -85,6 +87,31 @@ pub enum Effect {
         ask: AskId,
         /// Whether it is.
         granted: Granted,
+    },
+    /// Tell a trainer to run units beside online. Its launch gate opens after it, and the channels of the job are
+    /// enabled. The trainer begins no unit that it does not expect to end within `granted`, and answers by `Returned`.
+    Lease {
+        /// Whose trainer.
+        job: JobId,
+        /// Where.
+        gpu: GpuId,
+        /// Which.
+        lease: LeaseId,
+        /// So many units at most.
+        units: u32,
+        /// What they may take, from when it has the GPU.
+        granted: Duration,
+        /// When the gate shuts, whatever runs.
+        until: Instant,
+    },
+    /// Tell a trainer to begin no further unit of that lease.
+    Withdraw {
+        /// Whose trainer.
+        job: JobId,
+        /// Where.
+        gpu: GpuId,
+        /// Which.
+        lease: LeaseId,
     },
     /// Read the activity words of every online process on these GPUs and send them as events.
     ReadActivity {
@@ -245,6 +272,19 @@ pub enum Report {
         gpu: GpuId,
         /// How much it was.
         bytes: Bytes,
+    },
+    /// A trainer still ran when its lease was over: its channels are disabled.
+    LeaseOverrun {
+        /// Whose.
+        job: JobId,
+        /// Where.
+        gpu: GpuId,
+        /// Which.
+        lease: LeaseId,
+        /// What it was meant to take.
+        granted: Duration,
+        /// How long it had run.
+        used: Duration,
     },
     /// The operator paused a job.
     Paused {

@@ -7,6 +7,7 @@ use crate::fair::Terms;
 use crate::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
 };
+use crate::lease::event::LeaseEvent;
 use crate::memory::MemoryEvent;
 use crate::time::Instant;
 
@@ -170,6 +171,8 @@ pub enum Event<'a> {
     },
     /// Something about memory. Those that carry lists borrow them for the step.
     Memory(MemoryEvent<'a>),
+    /// Something about leases; where they are off it changes nothing.
+    Lease(LeaseEvent),
     /// A timer. Early and superfluous ones are harmless.
     Tick,
 }

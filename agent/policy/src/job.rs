@@ -17,6 +17,7 @@
 //! breath. After a failed disable all lanes are enabled before anything else is decided. No wait in
 //! here ends in "disabled": a failed enable is tried again for as long as the job lives.
 
+mod lease;
 mod ranks;
 
 use crate::config::{Config, Means, OnMaxGated};
@@ -28,6 +29,7 @@ use crate::reclaim::{Hold, Sight};
 use crate::time::Instant;
 use crate::view::{JobState, JobView, Reason};
 use core::time::Duration;
+use lease::Lease;
 
 /// How long an enable that was skipped because online turned out busy is not tried again, should
 /// the reading that says so never come.
@@ -120,6 +122,8 @@ enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Want {
     Run,
+    /// Beside online, as far as its lease goes.
+    Lease,
     Gate(Why),
 }
 
@@ -169,6 +173,7 @@ pub(crate) struct Job {
     gated_since: Option<Instant>,
     reported: bool,
     breath: Breath,
+    lease: Lease,
     /// It was gated, so running again is a wake.
     wakes: bool,
     preempted_by: Option<GpuId>,
@@ -199,6 +204,7 @@ impl Job {
             gated_since: None,
             reported: false,
             breath: Breath::No,
+            lease: Lease::No,
             wakes: false,
             preempted_by: None,
             entered: Instant::default(),
@@ -317,7 +323,7 @@ impl Job {
         if let Some(why) = self.held_by(world, now) {
             Want::Gate(why)
         } else if !self.is_open(world) && !self.breathes(world, now) {
-            Want::Gate(Why::Gates)
+            self.want_beside(now)
         } else if may {
             Want::Run
         } else {
@@ -356,7 +362,7 @@ impl Job {
             terms: self.terms,
             wants: !self.members.iter().all(|member| member.idle),
             open: self.held_by(world, now).is_none() && self.is_open(world),
-            runs: self.want == Want::Run,
+            runs: self.want.is_on(),
             on: self.mode != Mode::Unmanaged && !self.all(LaneState::Disabled),
             whole: self
                 .lanes
@@ -389,7 +395,10 @@ impl Job {
         if want == Want::Run && self.gpus.minus(world.open).is_empty() {
             self.breath = Breath::No;
         }
-        if self.want == Want::Run && want != Want::Run {
+        if want == Want::Run {
+            self.lease = Lease::No;
+        }
+        if self.want.is_on() && !want.is_on() {
             self.stop(want, world, now, &mut outcome);
         }
         self.want = want;
@@ -410,7 +419,7 @@ impl Job {
         }
         if self.lanes.is_empty() {
             outcome.dropped = outcome.dropped.or_else(|| self.preempted_by.take());
-        } else if want != Want::Run && self.all(LaneState::Disabled) {
+        } else if !want.is_on() && self.all(LaneState::Disabled) {
             self.failures = 0;
             if let Some(gpu) = self.preempted_by.take() {
                 outcome.stopped = Some((gpu, self.entered, self.returned));
@@ -487,6 +496,7 @@ impl Job {
         self.reported = false;
         self.wakes = true;
         self.breath = Breath::No;
+        self.lease = Lease::No;
     }
 
     fn all(&self, state: LaneState) -> bool {
@@ -494,7 +504,7 @@ impl Job {
     }
 
     fn order(&mut self, generation: &mut Generation, now: Instant, out: &mut Vec<Effect>) {
-        let enable = self.want == Want::Run || self.mode != Mode::Managed;
+        let enable = self.want.is_on() || self.mode != Mode::Managed;
         if enable && self.hold == Hold::Frozen {
             return;
         }
@@ -517,7 +527,8 @@ impl Job {
         }
         *generation = Generation(generation.0 + 1);
         let (job, generation) = (self.id, *generation);
-        let look = if self.mode == Mode::Managed {
+        // A lease is for while online is busy.
+        let look = if self.mode == Mode::Managed && self.want != Want::Lease {
             Look::First
         } else {
             Look::Unconditional
@@ -547,6 +558,7 @@ impl Job {
         let bare = self.members.iter().any(Member::is_bare);
         let closed = match (self.want, self.mode) {
             (Want::Run, _) => false,
+            (Want::Lease, _) => self.lease == Lease::Parked,
             (Want::Gate(_), Mode::Unmanaged | Mode::Recovering) => true,
             // Nothing known to disable yet, or the disable hangs: launches are all there is to hold.
             (Want::Gate(_), _) if held || bare => true,
@@ -595,6 +607,7 @@ impl Job {
         retries
             .chain(gated)
             .chain(breath)
+            .chain(self.lease_ends())
             .chain(self.skip_until)
             .min()
     }
@@ -604,7 +617,10 @@ impl Job {
         let state = match (self.mode, self.want) {
             (Mode::Unmanaged, _) => JobState::Unmanaged,
             (Mode::Recovering, _) => JobState::Unknown,
-            (Mode::Managed, Want::Run) if !self.all(LaneState::Enabled) => JobState::Enabling,
+            (Mode::Managed, Want::Run | Want::Lease) if !self.all(LaneState::Enabled) => {
+                JobState::Enabling
+            }
+            (Mode::Managed, Want::Lease) => JobState::Leased,
             (Mode::Managed, Want::Run) if matches!(self.breath, Breath::Until(_)) => {
                 JobState::Breathing
             }
@@ -644,6 +660,7 @@ impl Job {
     pub fn runs(&self) -> bool {
         match self.state {
             JobState::Running | JobState::Breathing | JobState::Disabling => true,
+            JobState::Leased => self.lease != Lease::Parked,
             JobState::Unmanaged => self.want == Want::Run,
             JobState::Gated | JobState::Enabling | JobState::Unknown => false,
         }
@@ -660,10 +677,11 @@ impl Job {
             since: self.state_since,
             reason: match self.want {
                 Want::Run => Reason::None,
+                Want::Lease if self.lease != Lease::Parked => Reason::None,
                 Want::Gate(Why::Operator) => Reason::Paused,
                 Want::Gate(Why::Memory) => Reason::Reclaim,
                 Want::Gate(Why::Turn) => Reason::Turn,
-                Want::Gate(_) => Reason::Gate(self.gpus.minus(world.open)),
+                Want::Gate(_) | Want::Lease => Reason::Gate(self.gpus.minus(world.open)),
             },
             paused: self.paused,
             gpus: self.gpus,

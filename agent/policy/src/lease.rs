@@ -47,7 +47,7 @@ use record::{Key, Kind, Records};
 use slo::{Guards, Promise, Running};
 
 /// What the operator and the node say.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leasing {
     /// What online promised.
     pub promise: Promise,
@@ -143,6 +143,19 @@ impl Leaser {
             returns: 0,
             overruns: 0,
         }
+    }
+
+    /// Goes on with other settings. What was learnt of times stays; of requests in flight nothing is leased beside
+    /// until the first that begins under them.
+    pub fn configure(&mut self, config: Leasing) {
+        if config.promise != self.config.promise
+            || config.margin_permille != self.config.margin_permille
+        {
+            self.running.restart(Self::allowed(&config));
+            self.guards = Guards::new(&config.promise);
+            self.credit = 0.0;
+        }
+        self.config = config;
     }
 
     /// The promised pace less the margin, ns.

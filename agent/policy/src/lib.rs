@@ -18,8 +18,8 @@
 //! [`fair`] is in force with [`config::FairMode::Turns`], the usual of what `fair.mode` chooses.
 //! [`placement`] says what share of its throughput an offline job would get on a node, from the node's history,
 //! and [`tend`] what is done about one that gets less than it was promised.
-//! [`lease`] decides how much of a trainer runs beside online, and [`resident`] says how many of its layers stay on the
-//! GPU there; replay asks both, the node does not yet.
+//! [`lease`] decides how much of a trainer runs beside online, where [`config::Config::leases`] says what online
+//! promised, and [`resident`] says how many of its layers stay on the GPU there.
 //!
 //! Words: an *edge* is online going idle -> busy (busy edge) or back. A *decode gap* is the idle
 //! time between two iterations of the same request; the *cooldown* is twice the longest one. A

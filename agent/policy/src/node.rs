@@ -9,6 +9,7 @@
 //! worst, and allocates only when a process, a job or a GPU is new to it.
 
 mod gpu;
+mod lease;
 mod views;
 
 use crate::budget::Budget;
@@ -41,6 +42,8 @@ pub struct Node {
     /// Kept for its room.
     claims: Vec<Claim>,
     memory: Memory,
+    /// By GPU; empty where there are none.
+    leases: Vec<lease::Leases>,
     /// `Pause` of all jobs holds for those to come.
     pause_new: bool,
     world: World,
@@ -85,6 +88,7 @@ impl Node {
             fair: Fair::new(now),
             claims: Vec::new(),
             memory: Memory::new(config.sharing, gpus),
+            leases: lease::leases(&config, gpus),
             pause_new: false,
             world: World {
                 all,
@@ -118,6 +122,7 @@ impl Node {
         }
         self.memory.configure(config.sharing, now);
         self.config = config;
+        self.configure_leases();
         self.finish_step(true, now, out);
     }
 
@@ -241,6 +246,7 @@ impl Node {
                     known.reissue();
                 }
             }
+            Event::Lease(event) => self.step_lease(event, now, out),
             Event::Tick => {}
         }
     }
@@ -444,6 +450,7 @@ impl Node {
             }
         }
         self.claims.clear();
+        self.settle_leases(now, out);
     }
 
     fn settle_budgets(&mut self, now: Instant) {

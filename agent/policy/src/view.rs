@@ -3,7 +3,8 @@
 use crate::config::Slo;
 use crate::holders::Backing;
 use crate::ids::{
-    BlockId, Bytes, Channels, GpuId, GpuSet, Handles, JobId, KvId, SessionId, StripeId, Tokens,
+    BlockId, Bytes, Channels, GpuId, GpuSet, Handles, JobId, KvId, LeaseId, SessionId, StripeId,
+    Tokens,
 };
 use crate::ledger::Account;
 use crate::memory::Choice;
@@ -118,6 +119,19 @@ pub struct Standing {
     pub open: GpuSet,
 }
 
+/// Leases of one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaseView {
+    /// Given since the start.
+    pub granted: u64,
+    /// Of those, ended by the gate because they took too long.
+    pub overruns: u64,
+    /// Part of online's slack that is used, in thousandths: what was late lowers it.
+    pub used_permille: u32,
+    /// The one that stands: whose, which, and when the gate shuts.
+    pub standing: Option<(JobId, LeaseId, Instant)>,
+}
+
 /// How a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobState {
@@ -125,6 +139,8 @@ pub enum JobState {
     Running,
     /// A turn of `breathe_ms` beside online.
     Breathing,
+    /// It runs units between two iterations of online, or waits at its launch gate for the next lease.
+    Leased,
     /// Orders to disable are under way.
     Disabling,
     /// All of it is disabled.

@@ -14,29 +14,30 @@
 //!   lost COUNT                                   so many lines are missing here
 //! ```
 //!
-//! What is told about memory has lists, and its lines are made and read in [`memory`]. Format 3 has settings
+//! What is told about memory has lists, and its lines are made and read in [`memory`]; what is told about leases in
+//! [`lease`]. Format 3 has settings
 //! without an SLO, and format 2 other words for four effects besides ([`former`]); both are read too.
 
 mod former;
+mod lease;
 mod memory;
+mod settings;
 
 use std::fmt;
 use std::io::{BufRead, Write};
 
-use tidegate_policy::config::{
-    Config, Cooldown, Fair, FairMode, Learning, Means, OnMaxGated, Reserving, Sharing, Slo,
-    Suspects,
-};
+use tidegate_policy::config::Config;
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Order, Reading, Standing};
 use tidegate_policy::fair::{Class, Terms};
 use tidegate_policy::ids::{
-    Bytes, Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
-    UserId,
+    Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId, UserId,
 };
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
-use tidegate_policy::time::{Instant, nanos};
+use tidegate_policy::time::Instant;
+
+use settings::{config_fields, config_of};
 
 const MAGIC: &str = "tidegate-decisions 4";
 /// Not told to the policy as an event.
@@ -136,7 +137,10 @@ impl EventLine {
         if let Event::Memory(event) = event {
             return Self(Line::Text(memory::line(event, now)));
         }
-        let (name, fields, count) = event_fields(event);
+        let (name, fields, count) = match event {
+            Event::Lease(event) => lease::fields(event),
+            event => event_fields(event),
+        };
         Self(Line::Numbers {
             now,
             name,
@@ -259,7 +263,8 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
                     };
                     memory::read(name, &fields, step).ok_or_else(bad)?;
                 } else {
-                    let event = event_of(name, &fields).ok_or_else(bad)?;
+                    let event = lease::read(name, &fields).map(Event::Lease);
+                    let event = event.or_else(|| event_of(name, &fields)).ok_or_else(bad)?;
                     node.step(event, now, &mut effects);
                 }
                 expected.extend(effects.iter().map(|effect| format!("{effect:?}")));
@@ -310,135 +315,6 @@ fn numbers(text: &str) -> Option<Vec<u64>> {
     text.split_whitespace()
         .map(|word| word.parse().ok())
         .collect()
-}
-
-/// Settings as numbers: of the gate, then of memory, of turns, and the SLO.
-const CONFIG_FIELDS: usize = 29;
-/// Before several jobs took turns.
-const FIELDS_BEFORE_TURNS: usize = 25;
-/// Before an SLO was said.
-const FIELDS_BEFORE_SLO: usize = 27;
-
-fn config_fields(config: &Config) -> [u64; CONFIG_FIELDS] {
-    let Sharing {
-        reclaim_deadline,
-        restore_interval,
-        batch,
-        map_retry,
-        promise_lasts,
-        reserving,
-    } = config.sharing;
-    let learning = match config.cooldown {
-        Cooldown::Learnt(learning) => learning,
-        Cooldown::Fixed(_) => Learning::default(),
-    };
-    [
-        match config.cooldown {
-            Cooldown::Learnt(_) => 0,
-            Cooldown::Fixed(span) => 1 + nanos(span),
-        },
-        nanos(learning.window),
-        learning.window_gaps,
-        learning.warm_up,
-        u64::from(learning.repeats),
-        nanos(learning.min),
-        nanos(learning.max),
-        u64::from(config.means == Means::LaunchGate),
-        nanos(config.frozen_after),
-        u64::from(config.suspects == Suspects::Ignore),
-        nanos(config.max_gated),
-        match config.on_max_gated {
-            OnMaxGated::Hold => 0,
-            OnMaxGated::Breathe(turn) => 1 + nanos(turn),
-        },
-        u64::from(config.disable_retries),
-        nanos(config.enable_retry),
-        nanos(config.start_hold),
-        nanos(reclaim_deadline),
-        nanos(restore_interval),
-        batch.0,
-        nanos(map_retry),
-        nanos(promise_lasts),
-        nanos(reserving.pressure_every),
-        u64::from(reserving.pressure_percent),
-        reserving.step.0,
-        reserving.min.0,
-        reserving.max.0,
-        u64::from(config.fair.mode == FairMode::Together),
-        nanos(config.fair.turn),
-        config.slo.map_or(0, |slo| 1 + u64::from(slo.ttft)),
-        config.slo.map_or(0, |slo| 1 + u64::from(slo.tpot)),
-    ]
-}
-
-fn config_of(fields: &[u64]) -> Option<Config> {
-    let fields = match fields.len() {
-        FIELDS_BEFORE_TURNS => &[fields, &[1, nanos(Fair::default().turn), 0, 0]].concat(),
-        FIELDS_BEFORE_SLO => &[fields, &[0, 0]].concat(),
-        _ => fields,
-    };
-    let fields: [u64; CONFIG_FIELDS] = fields.try_into().ok()?;
-    let basis = |field: u64| u32::try_from(field.checked_sub(1)?).ok();
-    let span = core::time::Duration::from_nanos;
-    Some(Config {
-        cooldown: match fields[0].checked_sub(1) {
-            None => Cooldown::Learnt(Learning {
-                window: span(fields[1]),
-                window_gaps: fields[2],
-                warm_up: fields[3],
-                repeats: u32::try_from(fields[4]).ok()?,
-                min: span(fields[5]),
-                max: span(fields[6]),
-            }),
-            Some(fixed) => Cooldown::Fixed(span(fixed)),
-        },
-        means: if fields[7] == 0 {
-            Means::Channels
-        } else {
-            Means::LaunchGate
-        },
-        frozen_after: span(fields[8]),
-        suspects: if fields[9] == 0 {
-            Suspects::Busy
-        } else {
-            Suspects::Ignore
-        },
-        max_gated: span(fields[10]),
-        on_max_gated: match fields[11].checked_sub(1) {
-            None => OnMaxGated::Hold,
-            Some(turn) => OnMaxGated::Breathe(span(turn)),
-        },
-        disable_retries: u32::try_from(fields[12]).ok()?,
-        enable_retry: span(fields[13]),
-        start_hold: span(fields[14]),
-        slo: basis(fields[27])
-            .zip(basis(fields[28]))
-            .map(|(ttft, tpot)| Slo { ttft, tpot }),
-        sharing: Sharing {
-            reclaim_deadline: span(fields[15]),
-            restore_interval: span(fields[16]),
-            batch: Bytes(fields[17]),
-            map_retry: span(fields[18]),
-            promise_lasts: span(fields[19]),
-            reserving: Reserving {
-                pressure_every: span(fields[20]),
-                pressure_percent: u8::try_from(fields[21]).ok()?,
-                step: Bytes(fields[22]),
-                min: Bytes(fields[23]),
-                max: Bytes(fields[24]),
-            },
-        },
-        fair: Fair {
-            mode: if fields[25] == 0 {
-                FairMode::Turns
-            } else {
-                FairMode::Together
-            },
-            turn: span(fields[26]),
-            // It changes what is shown, and no effect.
-            ..Fair::default()
-        },
-    })
 }
 
 fn terms_fields(job: JobId, terms: &Terms) -> [u64; 6] {
@@ -560,8 +436,9 @@ fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
         Event::Reissue { job: of } => ("reissue", &[job(of)]),
         Event::Drain { drained } => ("drain", &[u64::from(*drained)]),
         Event::Tick => ("tick", &[]),
-        // It has a line of its own: see `memory`.
+        // They have lines of their own: see `memory` and `lease`.
         Event::Memory(_) => ("memory", &[]),
+        Event::Lease(_) => ("lease", &[]),
     };
     let mut all = [0; 8];
     all[..fields.len()].copy_from_slice(fields);

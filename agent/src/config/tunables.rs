@@ -33,6 +33,7 @@ fn slo(config: &Config) -> Option<policy::Slo> {
 /// The policy's settings from the operator's.
 fn policy_config(config: &Config, level: Level) -> policy::Config {
     policy::Config {
+        leases: None,
         slo: slo(config),
         frozen_after: config.tuning.frozen_after,
         start_hold: config.tuning.start_hold,

@@ -93,7 +93,7 @@ impl View<'_> {
         let since = span(self.shell.now_ns().saturating_sub(view.since.as_nanos()));
         let runs = matches!(
             view.state,
-            JobState::Running | JobState::Breathing | JobState::Enabling
+            JobState::Running | JobState::Breathing | JobState::Leased | JobState::Enabling
         );
         reasons.push(standing(runs, &self.job_reason(view), &since));
         if let Some(share) = self.share(view.job) {

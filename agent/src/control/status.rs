@@ -427,7 +427,9 @@ impl<'a> View<'a> {
         };
         status.set_state(match view.state {
             _ if view.paused || self.shell.policy().is_drained() => v1::JobState::Paused,
-            JobState::Running | JobState::Breathing | JobState::Enabling => v1::JobState::Running,
+            JobState::Running | JobState::Breathing | JobState::Leased | JobState::Enabling => {
+                v1::JobState::Running
+            }
             JobState::Disabling | JobState::Gated => v1::JobState::Gated,
             JobState::Unknown => v1::JobState::Unknown,
             JobState::Unmanaged => v1::JobState::Unmanaged,
@@ -628,6 +630,7 @@ fn reason(view: &JobView) -> String {
         (_, Reason::Gate(gpus)) => {
             format!("online is or was just busy on GPU {}", list(gpus))
         }
+        (JobState::Leased, Reason::None) => "a lease beside online".to_owned(),
         (JobState::Breathing, Reason::None) => "one turn after a long gate".to_owned(),
         (_, Reason::None) => "online is idle".to_owned(),
     }

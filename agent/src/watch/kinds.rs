@@ -31,7 +31,7 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 49] = [
+pub const KINDS: [Kind; 50] = [
     usual(
         "adapter_saved",
         "a trainer finished its adapter: where it is",
@@ -103,6 +103,10 @@ pub const KINDS: [Kind; 49] = [
     usual(
         "launches_wait",
         "launches of an offline process wait in the library",
+    ),
+    warning(
+        "lease_overrun",
+        "a trainer still ran when its lease beside online was over, and was disabled",
     ),
     warning("max_gated", "a job waits for longer than gate.max_gated"),
     usual("note", "a library says something"),

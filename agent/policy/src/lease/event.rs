@@ -1,5 +1,7 @@
 //! What a lease is decided from, and what is decided. All of it is plain data.
 
+use crate::ids::{GpuId, JobId, LeaseId};
+
 /// One iteration of online, over or to come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Iteration {
@@ -25,8 +27,58 @@ pub struct Unit {
     pub claimed_ns: u64,
 }
 
+/// What a node is told of leases on one of its GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseEvent {
+    /// Leases learn from it.
+    Seen {
+        /// Where.
+        gpu: GpuId,
+        /// What.
+        event: Event,
+    },
+    /// A trainer says what it could run next; with `most` zero, that it takes no lease.
+    Offered {
+        /// Where.
+        gpu: GpuId,
+        /// Whose trainer.
+        job: JobId,
+        /// What.
+        unit: Unit,
+    },
+    /// An iteration of online is over, and this one comes next.
+    Next {
+        /// Where.
+        gpu: GpuId,
+        /// It.
+        next: Iteration,
+    },
+    /// A trainer ended its lease: nothing of it runs.
+    Returned {
+        /// Where.
+        gpu: GpuId,
+        /// Which.
+        lease: LeaseId,
+        /// Units that ran.
+        units: u32,
+    },
+}
+
+impl LeaseEvent {
+    /// Where.
+    #[must_use]
+    pub const fn gpu(&self) -> GpuId {
+        match *self {
+            Self::Seen { gpu, .. }
+            | Self::Offered { gpu, .. }
+            | Self::Next { gpu, .. }
+            | Self::Returned { gpu, .. } => gpu,
+        }
+    }
+}
+
 /// Something happened.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A request came.
     Arrived {

@@ -85,6 +85,13 @@ impl Running {
         }
     }
 
+    /// At another pace, with nobody in flight.
+    pub fn restart(&mut self, tpot_ns: u64) {
+        self.tpot = i64::try_from(tpot_ns).unwrap_or(i64::MAX / 1_000_000_000);
+        self.requests.clear();
+        (self.steps, self.least) = (0, i64::MAX);
+    }
+
     /// A request has its first token.
     pub fn joined(&mut self, request: u64, now_ns: u64) {
         if self.requests.len() < RUNNING {

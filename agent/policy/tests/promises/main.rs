@@ -1,6 +1,7 @@
 //! The promises of the policy, each a property over any list of events, or a story.
 
 mod bench;
+mod beside;
 mod budget;
 mod dice;
 mod fair;

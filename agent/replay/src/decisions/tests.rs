@@ -1,5 +1,12 @@
 use proptest::prelude::*;
 
+use tidegate_policy::config::Slo;
+use tidegate_policy::ids::Bytes;
+use tidegate_policy::lease::Leasing;
+use tidegate_policy::lease::event::LeaseEvent;
+use tidegate_policy::lease::slo::Promise;
+
+use super::settings::{FIELDS_BEFORE_SLO, FIELDS_BEFORE_TURNS};
 use super::*;
 
 /// Events of every kind, from numbers.
@@ -63,9 +70,40 @@ fn memory_event(kind: usize, f: [u64; 8]) -> (&'static str, Vec<u64>) {
     }
 }
 
-fn record(events: &[(usize, [u64; 8], u64)]) -> Vec<u8> {
+/// Events about leases of every kind, from numbers.
+fn lease_event(kind: usize, f: [u64; 8]) -> LeaseEvent {
+    const NAMES: [&str; 10] = [
+        "lease_arrived",
+        "lease_first",
+        "lease_ended",
+        "lease_beat",
+        "lease_back",
+        "lease_unit",
+        "lease_used",
+        "lease_offered",
+        "lease_next",
+        "lease_returned",
+    ];
+    lease::read(NAMES[kind % NAMES.len()], &f).expect("every name is known")
+}
+
+/// A promise that leaves a trainer 30 ms beside an iteration of 4.
+const LEASED: Leasing = Leasing {
+    promise: Promise::Each {
+        decode_ns: 40_000_000,
+    },
+    margin_permille: 50,
+    switch_ns: 40_000,
+    gate_ns: 1_000_000,
+    grace_ns: 500_000,
+};
+
+fn record(events: &[(usize, [u64; 8], u64)], leases: Option<Leasing>) -> Vec<u8> {
     let (mut now, mut out, mut effects) = (0, Vec::new(), Vec::new());
-    let mut config = Config::default();
+    let mut config = Config {
+        leases,
+        ..Config::default()
+    };
     config.sharing.reserving.min = Bytes::mib(2);
     write_start(&mut out, &config, 2, Instant::default()).expect("memory");
     let mut node = Node::new(config, 2, Instant::default());
@@ -73,7 +111,11 @@ fn record(events: &[(usize, [u64; 8], u64)]) -> Vec<u8> {
         now += after;
         let now = Instant::from_nanos(now);
         effects.clear();
-        if *kind < 22 {
+        if *kind >= 48 {
+            let event = Event::Lease(lease_event(*kind - 48, *fields));
+            node.step(event, now, &mut effects);
+            write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
+        } else if *kind < 22 {
             let event = event(*kind, *fields);
             node.step(event, now, &mut effects);
             write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
@@ -104,9 +146,10 @@ fn settings_are_read_as_they_are_written_and_earlier_ones_have_neither_turns_nor
         ttft: 0,
         tpot: 10_000,
     });
-    for slo in [None, slo] {
+    for (slo, leases) in [(None, None), (slo, None), (slo, Some(LEASED))] {
         let config = Config {
             slo,
+            leases,
             ..Config::default()
         };
         assert_eq!(config_of(&config_fields(&config)), Some(config));
@@ -129,11 +172,12 @@ proptest! {
     #[test]
     fn what_was_recorded_is_decided_again_and_a_changed_line_is_noticed(
         events in prop::collection::vec(
-            (0usize..48, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..90,
+            (0usize..58, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..90,
         ),
         cut: prop::sample::Index,
+        leases: bool,
     ) {
-        let recording = record(&events);
+        let recording = record(&events, leases.then_some(LEASED));
         let replayed = replay(&recording[..]).expect("the same decisions");
         prop_assert_eq!(replayed.events, events.len() as u64);
         let text = String::from_utf8(recording).expect("text");
@@ -163,12 +207,15 @@ fn what_is_no_recording_or_has_holes_is_one_error() {
         let told = replay(bad.as_bytes()).expect_err("not a recording");
         assert!(matches!(told, DecisionsError::Format { .. }), "{told}");
     }
-    let start = String::from_utf8(record(&[])).expect("text");
+    let start = String::from_utf8(record(&[], None)).expect("text");
     for bad in [
         "memory_pool 0",
         "memory_pool 0 1 2",
         "memory_published 1 1 1 2 3",
         "memory_x",
+        "lease_next 0 1 2 3",
+        "lease_unit 0 1 9 5",
+        "lease_x",
     ] {
         let told = replay(format!("{start}event 1 {bad}\n").as_bytes()).expect_err("too few");
         assert!(
@@ -176,7 +223,7 @@ fn what_is_no_recording_or_has_holes_is_one_error() {
             "{told}"
         );
     }
-    let mut recording = record(&[(19, [0; 8], 5)]);
+    let mut recording = record(&[(19, [0; 8], 5)], None);
     write_lost(&mut recording, 7).expect("memory");
     let told = replay(&recording[..]).expect_err("a hole").to_string();
     assert!(told.contains("7 lines were not written"), "{told}");
@@ -224,5 +271,51 @@ fn one_job_is_decided_about_as_before_there_were_turns() {
         let replayed = replay(text.as_bytes()).expect("the same decisions");
         assert_eq!(replayed.events, count("event "));
         assert_eq!(replayed.effects, count("effect "));
+    }
+}
+
+/// P-REPLAY-3: replay decides again what the agent recorded: a trainer is let in beside online, leased, returns, and
+/// overstays; where leases are off the same events change nothing.
+#[test]
+fn recorded_leases_are_decided_again() {
+    let iteration = [0, 7, 4, 2_000];
+    let fields = |own: &[u64]| {
+        let mut all = [0; 8];
+        all[..own.len()].copy_from_slice(own);
+        all
+    };
+    let mut events = vec![
+        (0, fields(&[1]), 1),
+        (7, fields(&[10, 0, 1, 0]), 1),
+        (9, fields(&[10, 0, 1, 1]), 1),
+        (2, fields(&[1, 0, 1, 1]), 1_000_000_000),
+        (10, fields(&[0, 0, 1, 0, 0]), 1_000),
+        (48 + 7, fields(&[0, 0, 1, 1, 1_000, 500_000]), 1_000),
+    ];
+    for _ in 0..80 {
+        let [gpu, fingerprint, batch, cached] = iteration;
+        let beat = [gpu, fingerprint, batch, cached, 0, 4_000_000, 5_000_000, 0];
+        events.push((48 + 3, beat, 5_000_000));
+    }
+    events.push((48 + 8, fields(&iteration), 1_000));
+    events.push((12, fields(&[0, 0, 2]), 1_000));
+    for lease in 1..4 {
+        events.push((48 + 8, fields(&iteration), 1_000_000));
+        events.push((48 + 9, fields(&[0, lease, 6]), 5_000_000));
+    }
+    events.push((48 + 8, fields(&iteration), 1_000_000));
+    events.push((19, [0; 8], 90_000_000));
+    for leases in [Some(LEASED), None] {
+        let recording = record(&events, leases);
+        let replayed = replay(&recording[..]).expect("the same decisions");
+        assert_eq!(replayed.events, events.len() as u64);
+        let text = String::from_utf8(recording).expect("text");
+        let told = |what: &str| text.matches(what).count();
+        let expected = if leases.is_some() { (4, 1) } else { (0, 0) };
+        assert_eq!(
+            (told("effect Lease"), told("LeaseOverrun")),
+            expected,
+            "{text}"
+        );
     }
 }

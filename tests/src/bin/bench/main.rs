@@ -29,6 +29,8 @@
 //!   the driver calls and bytes that small ones cost.
 //! * `fair`: what offline jobs that take turns get of a GPU, by weights and processes, and what that costs of the
 //!   harvest and online; seven runs of `--seconds`. `cases` of the file has them one by one.
+//! * `lease`: what a plan, a record that is there and a prediction take, and a step of a node with leases against one
+//!   without.
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //! * `replay-demo`: the demo, `--runs` times, against replay of the same requests: preemptions and
@@ -47,6 +49,7 @@ mod fair;
 mod floor;
 mod headroom;
 mod hook;
+mod lease;
 mod mapping;
 mod methods;
 mod reclaim;
@@ -118,6 +121,7 @@ enum What {
     Reclaim,
     Arena,
     Fair,
+    Lease,
     Replay,
     ReplayDemo,
 }
@@ -219,6 +223,9 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         }
+    }
+    if args.what.contains(&What::Lease) {
+        rows.extend(lease::measure());
     }
     if args.what.contains(&What::Replay) {
         rows.extend(replay::measure());
