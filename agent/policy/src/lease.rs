@@ -12,6 +12,7 @@
 //!   plan       how much fits: in series, beside layers, in the same pass, on a share of the GPU
 //!   priority   decode, prompt, forward, backward in one process
 //!   share      whose turn it is, of several trainers
+//!   together   what runs beside an iteration of the same process, learnt from what it cost
 //! ```
 //!
 //! [`Leaser`] puts them together for one GPU whose trainer and online are two processes, which can only
@@ -39,6 +40,7 @@ pub mod priority;
 pub mod record;
 pub mod share;
 pub mod slo;
+pub mod together;
 
 use event::{Event, Grant, Iteration, Unit};
 use forecast::Forecast;
@@ -74,6 +76,13 @@ const OFTEN: f64 = 4.0;
 /// Of what the request nearest to being late is ahead, a lease takes this part at most. Ours: a half
 /// keeps as much in reserve as one token leaves.
 const USED: f64 = 0.5;
+/// So many of the longest prompt of late are kept back: another may come right behind it. Ours, of 1, 1.5 and 2 over ten
+/// recorded workloads: with 1 the 99th percentile of time per further token was above what was promised in two.
+const PROMPTS: f64 = 2.0;
+/// A request that has waited for this part of what its first token may take, while none is read, finds no room. Ours.
+const WAITED: f64 = 0.1;
+/// What the longest prompt of late fades by with each. No source: half of it is gone after 70.
+const FORGOTTEN: f64 = 0.01;
 /// Where each token is promised, the guard leaves this part: it is the prediction that must be right.
 const LEAST: f64 = 0.5;
 /// Idle age from which on a trainer may run while nobody knows when online will be back, ns: few
@@ -119,6 +128,10 @@ pub struct Leaser {
     arrivals: u64,
     returns: u64,
     overruns: u64,
+    /// When the last iteration was over, ns.
+    beaten: u64,
+    /// What iterations that read prompts took, ns: about the most of late.
+    prompts: f64,
 }
 
 impl Leaser {
@@ -142,6 +155,8 @@ impl Leaser {
             arrivals: 0,
             returns: 0,
             overruns: 0,
+            beaten: 0,
+            prompts: 0.0,
         }
     }
 
@@ -169,8 +184,12 @@ impl Leaser {
     /// Something happened at `now_ns`.
     pub fn step(&mut self, event: &Event, now_ns: u64) {
         match *event {
-            Event::Arrived { .. } => self.arrivals += 1,
+            Event::Arrived { .. } => {
+                self.arrivals += 1;
+                self.running.waits(now_ns);
+            }
             Event::First { request, ttft_ns } => {
+                self.running.read();
                 self.running.joined(request, now_ns);
                 mean(&mut self.ttft, ttft_ns as f64);
             }
@@ -187,7 +206,11 @@ impl Leaser {
                 took_ns,
                 interval_ns,
                 delayed_ns,
-            } => self.beat(&iteration, took_ns, interval_ns, delayed_ns),
+            } => {
+                self.beaten = now_ns;
+                self.blocked(&iteration, now_ns);
+                self.beat(&iteration, took_ns, interval_ns, delayed_ns);
+            }
             Event::Returned {
                 idle_ns,
                 gap,
@@ -222,6 +245,9 @@ impl Leaser {
             },
             took as f64,
         );
+        if iteration.prompt > 0 {
+            self.prompts = (self.prompts * (1.0 - FORGOTTEN)).max(interval as f64);
+        }
         if iteration.prompt > 0 || iteration.batch == 0 {
             return;
         }
@@ -241,6 +267,24 @@ impl Leaser {
             }
             Promise::Tail { .. } => {}
         }
+    }
+
+    /// Nothing of a prompt was read although one waits: there was no room for it, because those that decode stay
+    /// longer than they would alone.
+    fn blocked(&mut self, iteration: &Iteration, now_ns: u64) {
+        let Promise::Tail { ttft_ns, .. } = self.config.promise else {
+            return;
+        };
+        let waited = self.running.waited(now_ns);
+        if iteration.prompt == 0 && waited as f64 > ttft_ns as f64 * WAITED {
+            self.guards.blocked();
+        }
+    }
+
+    /// Whether tokens may ride in online's own pass.
+    #[must_use]
+    pub fn may_ride(&self) -> bool {
+        !matches!(self.config.promise, Promise::Mean { .. }) || self.credit > 0.0
     }
 
     fn ended(&mut self, fingerprint: u64, units: u32, granted: u64, used: u64) {
@@ -308,10 +352,11 @@ impl Leaser {
                 let Some(slack) = self.running.slack(now_ns) else {
                     return 0;
                 };
-                // A part of what the nearest to being late is ahead: the rest is there for a prompt
-                // that is read among its last tokens. What is left is left for the next token, so
-                // that all of a token's slack is used in the long run, whatever the part is.
-                let slack = (slack as f64 - predicted) * USED * self.guard();
+                // Whoever decodes stands still while a prompt is read, so that the longest of late is kept
+                // back: among the last tokens nobody makes up for it. What is left of a part is left for
+                // the next token, so that all of a token's slack is used in the long run.
+                let ahead = slack as f64 - predicted - PROMPTS * self.prompts;
+                let slack = ahead * USED * self.guard();
                 slack.min(2.0 * Self::allowed(&self.config) as f64)
             }
             Promise::Each { .. } => {
@@ -319,7 +364,8 @@ impl Leaser {
                 let excess = self
                     .limit(next.fingerprint)
                     .map_or(0.0, |limit| limit.excess);
-                (pace - predicted - excess) * self.guards.further().max(LEAST)
+                let since = now_ns.saturating_sub(self.beaten) as f64;
+                (pace - predicted - excess) * self.guards.further().max(LEAST) - since
             }
             Promise::Mean { .. } => self.credit,
         };
@@ -328,11 +374,22 @@ impl Leaser {
 
     /// Units that may run before `next`, where both take turns.
     pub fn serial(&mut self, next: &Iteration, unit: &Unit, now_ns: u64) -> Grant {
+        self.serial_and(next, unit, 0.0, now_ns)
+    }
+
+    /// The same where the iteration takes `more_ns` longer, because of what runs beside it.
+    pub fn serial_and(
+        &mut self,
+        next: &Iteration,
+        unit: &Unit,
+        more_ns: f64,
+        now_ns: u64,
+    ) -> Grant {
         // A prompt that waits is read next, and nothing before it.
         if unit.most == 0 || next.prompt > 0 {
             return Grant::default();
         }
-        let slack = self.slack(next, now_ns);
+        let slack = self.slack(next, now_ns).saturating_sub(more_ns as u64);
         let unit_ns = self.unit(unit);
         if unit_ns == 0 {
             return Grant::default();
@@ -359,6 +416,11 @@ impl Leaser {
             granted_ns,
             until_ns: granted_ns.saturating_add(self.config.grace_ns),
         }
+    }
+
+    /// An iteration took `ns` longer because of what ran beside it.
+    pub fn spent(&mut self, ns: f64) {
+        self.credit -= ns;
     }
 
     fn limit(&self, fingerprint: u64) -> Option<&Limit> {

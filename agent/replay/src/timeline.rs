@@ -30,7 +30,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock::Time;
-use crate::record::{Outcome, SpanKind};
+use crate::record::{Outcome, Span, SpanKind};
 
 /// Where something is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -201,11 +201,11 @@ impl Timeline {
 }
 
 impl Timeline {
-    /// What a replay kept: who ran, when offline was stopped, and what memory moved.
+    /// Who ran.
     #[must_use]
-    pub fn of(outcome: &Outcome) -> Self {
+    pub fn spans(spans: &[Span]) -> Self {
         let mut timeline = Self::default();
-        for span in &outcome.timeline {
+        for span in spans {
             let (lane, name) = match span.kind {
                 SpanKind::OnlinePrefill => (Lane::Online, "prefill"),
                 SpanKind::OnlineDecode => (Lane::Online, "decode"),
@@ -215,6 +215,13 @@ impl Timeline {
             };
             timeline.slice(0, lane, name, span.from, span.to);
         }
+        timeline
+    }
+
+    /// What a replay kept: who ran, when offline was stopped, and what memory moved.
+    #[must_use]
+    pub fn of(outcome: &Outcome) -> Self {
+        let mut timeline = Self::spans(&outcome.timeline);
         for preemption in &outcome.preemptions {
             let latency = micros(Time::from(preemption.latency()).0);
             timeline.push(Drawn {

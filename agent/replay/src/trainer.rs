@@ -233,6 +233,8 @@ pub struct Trainer {
     pub units: u64,
     /// Tokens of a layer done again.
     pub redone: u64,
+    /// What units and tokens in others' passes take alone, all that were done, ns.
+    pub alone_ns: f64,
 }
 
 impl Trainer {
@@ -269,6 +271,7 @@ impl Trainer {
             steps: 0,
             units: 0,
             redone: 0,
+            alone_ns: 0.0,
         };
         let windows = 0..trainer.windows();
         trainer.forward = windows
@@ -385,12 +388,14 @@ impl Trainer {
 
     /// A part of the unit is done.
     pub fn progress(&mut self, part: f64) {
+        self.alone_ns += part * self.unit().demand.alone_ns();
         self.part = (self.part + part).min(1.0);
     }
 
     /// The unit is done.
     pub fn done(&mut self) {
         let unit = self.unit();
+        self.alone_ns += self.left() * unit.demand.alone_ns();
         self.part = 0.0;
         self.units += 1;
         match unit.phase {
@@ -434,7 +439,9 @@ impl Trainer {
 
     /// `tokens` went forward through all layers in a pass of online's.
     pub fn fused(&mut self, tokens: u32) {
-        self.tokens += tokens.min(self.forward_tokens());
+        let tokens = tokens.min(self.forward_tokens());
+        self.alone_ns += self.compute_ns(tokens, self.tokens);
+        self.tokens += tokens;
         self.end_forward();
     }
 

@@ -21,6 +21,7 @@ pub mod harli;
 pub mod llmstation;
 pub mod mcgill;
 pub mod oracle;
+pub mod page;
 pub mod rows;
 pub mod static_mps;
 pub mod table;
@@ -234,6 +235,9 @@ pub trait Policy: std::fmt::Debug {
     fn beside(&mut self, _seen: &Seen, _profile: &Profile<'_>) -> Beside {
         Beside::default()
     }
+
+    /// An iteration is over that took `took` ns with that beside it; the trainer did what takes it `trained` ns alone.
+    fn ran(&mut self, _seen: &Seen, _beside: &Beside, _took: f64, _trained: f64) {}
 
     /// Online has nothing left to do.
     fn idle(&mut self, _seen: &Seen, _truth: &Truth) -> Idle {

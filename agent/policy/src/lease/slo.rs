@@ -71,6 +71,8 @@ pub struct Running {
     /// Request, and its first token less its steps at the promised pace, ns.
     requests: Vec<(u64, i64)>,
     least: i64,
+    /// When those came that have no first token yet, ns.
+    waiting: std::collections::VecDeque<u64>,
 }
 
 impl Running {
@@ -82,7 +84,27 @@ impl Running {
             steps: 0,
             requests: Vec::with_capacity(RUNNING),
             least: i64::MAX,
+            waiting: std::collections::VecDeque::with_capacity(RUNNING),
         }
+    }
+
+    /// A request came.
+    pub fn waits(&mut self, now_ns: u64) {
+        if self.waiting.len() < RUNNING {
+            self.waiting.push_back(now_ns);
+        }
+    }
+
+    /// One has its first token: the oldest, as engines read them.
+    pub fn read(&mut self) {
+        self.waiting.pop_front();
+    }
+
+    /// How long the oldest waits for its first token, ns.
+    #[must_use]
+    pub fn waited(&self, now_ns: u64) -> u64 {
+        let oldest = self.waiting.front();
+        oldest.map_or(0, |came| now_ns.saturating_sub(*came))
     }
 
     /// At another pace, with nobody in flight.
@@ -144,6 +166,15 @@ impl Running {
     }
 }
 
+/// From this part of what it may take on, a first token counts in part as late: a queue grows faster than who stood in
+/// it is heard of. Ours, as the next two.
+const NEAR_FIRST: f64 = 0.5;
+/// The same of the time per further token, which changes slowly: above what a margin of a twentieth leaves to who uses
+/// all of it.
+const NEAR_FURTHER: f64 = 0.95;
+/// What an iteration takes of the scale that reads no prompt although one waits: twenty, and nothing is used.
+const NO_ROOM: f64 = 0.05;
+
 /// What of the slack may be used, by how many were late.
 ///
 /// It moves up by so little for each in time, and down by so much for each that was late, that it
@@ -176,6 +207,13 @@ impl Guard {
     pub fn saw(&mut self, late: bool) {
         let by = if late { -Self::DOWN } else { self.up };
         self.scale = (self.scale + by).clamp(0.0, 1.0);
+    }
+
+    /// One more that took this part of what it may take: what comes near to being late counts in part.
+    pub fn came(&mut self, part: f64, near: f64) {
+        let late = ((part - near) / (1.0 - near).max(1e-9)).clamp(0.0, 1.0);
+        let late = if part > 1.0 { 1.0 } else { late };
+        self.scale = (self.scale + (1.0 - late) * self.up - late * Self::DOWN).clamp(0.0, 1.0);
     }
 
     /// From 0 to 1.
@@ -212,11 +250,18 @@ impl Guards {
             ..
         } = *promise
         {
-            self.first.saw(ttft_ns > first);
+            self.first
+                .came(ttft_ns as f64 / first.max(1) as f64, NEAR_FIRST);
             if tpot_ns > 0 {
-                self.further.saw(tpot_ns > further);
+                self.further
+                    .came(tpot_ns as f64 / further.max(1) as f64, NEAR_FURTHER);
             }
         }
+    }
+
+    /// There is no room for who waits.
+    pub fn blocked(&mut self) {
+        self.first.scale = (self.first.scale - NO_ROOM).max(0.0);
     }
 
     /// One more token where each is promised, late or not.

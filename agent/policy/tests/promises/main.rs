@@ -19,3 +19,4 @@ mod reserve;
 mod resident;
 mod select;
 mod tend;
+mod together;

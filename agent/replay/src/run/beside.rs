@@ -22,12 +22,12 @@ use crate::baselines::TIMESLICE;
 use crate::batch::{self, Batch, Progress, Spare, Store};
 use crate::clock::Time;
 use crate::kv::BLOCK_TOKENS;
-use crate::record::Request;
+use crate::record::{Request, Span, SpanKind};
 use crate::rng::{Rng, splitmix64};
 use crate::run::check;
 use crate::spec::{Spec, SpecError};
 use crate::trainer::{Finetune, Trainer};
-use crate::tuning::{self, Policy, Profile, Seen, Truth};
+use crate::tuning::{self, Beside, Policy, Profile, Seen, Truth};
 
 /// What the two are to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,8 +116,12 @@ pub struct Tuned {
     pub iterations: u64,
     /// Iterations that only decode, right behind another; and those of them that took too long.
     pub decodes: (u64, u64),
-    /// When those were, ns: the first thousand.
+    /// Iterations with training in their pass or beside them.
+    pub shared: u64,
+    /// When the late ones were, ns: the first thousand.
     pub late_at: Vec<u64>,
+    /// Who had the GPU, where that is kept.
+    pub timeline: Vec<Span>,
 }
 
 impl Tuned {
@@ -150,6 +154,8 @@ struct World<'a> {
     blocked: bool,
     /// A unit that was begun beside an iteration is not done.
     begun: bool,
+    /// Something ran in the last iteration's pass or beside it.
+    shared: bool,
     out: Tuned,
     last_key: Option<Key>,
 }
@@ -203,6 +209,7 @@ impl<'a> World<'a> {
             gated: false,
             blocked: false,
             begun: false,
+            shared: false,
             out: Tuned {
                 requests: requests.collect(),
                 ..Tuned::default()
@@ -253,6 +260,10 @@ impl<'a> World<'a> {
         if let Some(gate) = self.policy.gate() {
             gate.end(now);
             self.out.trainer_ns = gate.ran_ns;
+            let ran = core::mem::take(&mut gate.ran);
+            for (from, to) in ran {
+                self.keep(SpanKind::Offline, from, to);
+            }
         }
         self.out.length = Duration::from_nanos(now);
         (self.out.trained, self.out.steps) = (self.trainer.trained, self.trainer.steps);
@@ -370,6 +381,14 @@ impl<'a> World<'a> {
 
     // Online.
 
+    /// That had the GPU, or a share of it.
+    fn keep(&mut self, kind: SpanKind, from: u64, to: u64) {
+        if self.of.spec.timeline && from < to {
+            let (from, to) = (Time(from), Time(to));
+            self.out.timeline.push(Span { kind, from, to });
+        }
+    }
+
     /// Whether what the trainer holds and what online uses is there.
     fn memory(&mut self) {
         let used = u64::from(self.batch.store.used) * self.block;
@@ -400,15 +419,33 @@ impl<'a> World<'a> {
         let gated = self.gate(last, launch, &iteration);
         let launch = gated.unwrap_or(launch);
         self.out.delayed_ns += launch.saturating_sub(nominal);
+        self.shared = false;
         let took = if gated.is_some() {
             iteration.ns
         } else if self.of.platform == Platform::TimeSliced {
             self.sliced(iteration.ns)
         } else {
-            self.together(&seen, &iteration)
+            let before = self.trainer.alone_ns;
+            let (took, beside) = self.together(&seen, &iteration);
+            self.shared = beside.fused > 0 || beside.units > 0;
+            self.out.shared += u64::from(self.shared);
+            let trained = self.trainer.alone_ns - before;
+            let off = self.of.disturbance.off;
+            self.policy
+                .ran(&seen, &beside, took as f64 * off, trained * off);
+            took
         };
         let now = launch + took;
         self.out.online_ns += took;
+        let kind = if iteration.prompt_tokens > 0 {
+            SpanKind::OnlinePrefill
+        } else {
+            SpanKind::OnlineDecode
+        };
+        self.keep(kind, launch, now);
+        if self.shared {
+            self.keep(SpanKind::Offline, launch, now);
+        }
         self.out.iterations += 1;
         self.finished(now);
         let plain = iteration.prompt_tokens == 0 && !idle;
@@ -424,7 +461,12 @@ impl<'a> World<'a> {
         let off = self.of.disturbance.off;
         let event = Event::Beat {
             iteration: seen.next,
-            took_ns: (took as f64 * off) as u64,
+            // What it takes by itself is not seen where something ran beside it.
+            took_ns: if self.shared {
+                0
+            } else {
+                (took as f64 * off) as u64
+            },
             interval_ns: now - if idle { nominal } else { last },
             delayed_ns: launch - nominal,
         };
@@ -475,7 +517,7 @@ impl<'a> World<'a> {
     }
 
     /// The iteration, with what the policy lets run in its pass or beside it, ns.
-    fn together(&mut self, seen: &Seen, iteration: &batch::Iteration) -> u64 {
+    fn together(&mut self, seen: &Seen, iteration: &batch::Iteration) -> (u64, Beside) {
         let cost = &self.of.spec.online.model.cost;
         let alone = iteration.ns as f64;
         let profile = Profile {
@@ -487,7 +529,7 @@ impl<'a> World<'a> {
         };
         let beside = self.policy.beside(seen, &profile);
         if self.blocked {
-            return iteration.ns;
+            return (iteration.ns, Beside::default());
         }
         let mut ns = alone;
         if beside.fused > 0 {
@@ -496,12 +538,13 @@ impl<'a> World<'a> {
             self.trainer.fused(tokens);
         }
         if beside.units == 0 {
-            return if beside.fixed {
+            let took = if beside.fixed {
                 let online = tuning::demand(cost, &self.trainer, &seen.next, ns);
                 self.contention.alone(online, beside.shares.0) as u64
             } else {
                 ns as u64
             };
+            return (took, beside);
         }
         let online = tuning::demand(cost, &self.trainer, &seen.next, ns);
         let shares = Shares {
@@ -537,6 +580,6 @@ impl<'a> World<'a> {
                 times = self.contention.together([online, unit.demand], shares);
             }
         }
-        at as u64
+        (at as u64, beside)
     }
 }

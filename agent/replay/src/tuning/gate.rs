@@ -23,6 +23,8 @@ pub struct Gate {
     state: State,
     /// The trainer ran so long, ns.
     pub ran_ns: u64,
+    /// When, ns.
+    pub ran: Vec<(u64, u64)>,
 }
 
 impl Gate {
@@ -34,6 +36,7 @@ impl Gate {
             commands: Vec::new(),
             state: State::Off,
             ran_ns: 0,
+            ran: Vec::new(),
         }
     }
 
@@ -61,6 +64,7 @@ impl Gate {
                     match self.state {
                         State::On { since } => {
                             self.ran_ns += from - since;
+                            self.ran.push((since, from));
                             self.state = State::Stopping { at: from + takes };
                         }
                         State::Starting { .. } => {
@@ -131,6 +135,7 @@ impl Gate {
     pub(crate) fn end(&mut self, now: u64) {
         if let State::On { since } = self.state {
             self.ran_ns += now.saturating_sub(since);
+            self.ran.push((since, now));
         }
     }
 }

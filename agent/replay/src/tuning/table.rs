@@ -6,9 +6,11 @@
 
 use std::num::NonZeroUsize;
 
+use serde_json::{Value, json};
 use tidegate_device::sharing::Contention;
 
 use super::rows::Row;
+use crate::record::Span;
 use crate::run::beside::{self, Disturbance, Platform, Setting, Tuned};
 use crate::run::{self, Alone};
 use crate::slo::{Latencies, Set};
@@ -106,15 +108,38 @@ pub fn evaluate(
     Ok(all.into_iter().flatten().collect())
 }
 
-struct Played<'a> {
-    ground: &'a Ground,
+struct Played {
+    ground: Ground,
     platform: Platform,
     disturbance: Disturbance,
     gate: Alone,
     dedicated: f64,
 }
 
-impl Played<'_> {
+impl Played {
+    /// With online as it is alone.
+    fn new(
+        ground: &Ground,
+        platform: Platform,
+        disturbance: Disturbance,
+    ) -> Result<Self, SpecError> {
+        let spec = Spec {
+            compute: Compute::Tidegate,
+            memory: Memory::Bound,
+            ..ground.spec.clone()
+        };
+        Ok(Self {
+            platform,
+            disturbance,
+            gate: run::alone(&spec)?,
+            dedicated: ground.finetune.dedicated(&spec.gpu),
+            ground: Ground {
+                spec,
+                ..ground.clone()
+            },
+        })
+    }
+
     fn run(
         &self,
         row: Row,
@@ -188,21 +213,7 @@ fn of_ground(
     sets: &[Set],
     disturbance: Disturbance,
 ) -> Result<Vec<Cell>, SpecError> {
-    let gate = Spec {
-        compute: Compute::Tidegate,
-        memory: Memory::Bound,
-        ..ground.spec.clone()
-    };
-    let played = Played {
-        ground: &Ground {
-            spec: gate.clone(),
-            ..ground.clone()
-        },
-        platform,
-        disturbance,
-        gate: run::alone(&gate)?,
-        dedicated: ground.finetune.dedicated(&ground.spec.gpu),
-    };
+    let played = Played::new(ground, platform, disturbance)?;
     let alone = played.run(Row::Alone, Set::Valve, None, 0)?;
     let alone_users = Latencies::of(&alone);
     let mut once: Vec<(Row, u32, Tuned, Latencies)> = Vec::new();
@@ -272,10 +283,10 @@ fn of_ground(
 
 /// What would be trained if all that online leaves were the trainer's: online as slow as the oracle lets
 /// it be, with no switch.
-fn bound(played: &Played<'_>, set: Set, alone: &Latencies) -> Result<Cell, SpecError> {
+fn bound(played: &Played, set: Set, alone: &Latencies) -> Result<Cell, SpecError> {
     let free = Played {
         platform: Platform::OneProcess,
-        ground: played.ground,
+        ground: played.ground.clone(),
         disturbance: Disturbance::default(),
         gate: played.gate.clone(),
         dedicated: played.dedicated,
@@ -355,4 +366,63 @@ pub fn csv(cells: &[Cell]) -> String {
         table += &line;
     }
     table
+}
+
+/// Whether cells of one row keep their set, in a word: `-` where online alone does not.
+pub fn keeps<'a>(cells: impl Iterator<Item = &'a Cell> + Clone) -> &'static str {
+    if cells.clone().any(|cell| cell.keeps == Some(false)) {
+        return "no";
+    }
+    let mut all = cells;
+    if all.any(|cell| cell.keeps.is_none()) {
+        "-"
+    } else {
+        "yes"
+    }
+}
+
+impl Cell {
+    /// All figures of it.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "class": class(self.platform),
+            "gpu": self.gpu,
+            "slo_set": self.set.name(),
+            "scenario": self.scenario,
+            "seed": self.seed,
+            "policy": self.policy,
+            "setting": self.tried,
+            "keeps": self.keeps,
+            "trained_tokens_per_s": self.trained_per_s,
+            "of_dedicated": self.of_dedicated,
+            "steps_per_day": self.steps_per_day,
+            "trained_while_away": self.away,
+            "ttft_p99_ms": self.ttft_p99_ms,
+            "ttft_mean_ms": self.ttft_mean_ms,
+            "tpot_p99_ms": self.tpot_p99_ms,
+            "tpot_mean_ms": self.tpot_mean_ms,
+            "tpot_mean_increase_pct": self.tpot_mean_increase_pct,
+            "vs_best_keeping": self.vs_best_keeping,
+            "vs_oracle": self.vs_oracle,
+        })
+    }
+}
+
+/// What happened under `row` with `set` promised: who had the GPU, and when.
+///
+/// # Errors
+/// When the ground cannot be run.
+pub fn timeline(
+    ground: &Ground,
+    platform: Platform,
+    row: Row,
+    set: Set,
+) -> Result<Vec<Span>, SpecError> {
+    let mut kept = ground.clone();
+    kept.spec.timeline = true;
+    let played = Played::new(&kept, platform, Disturbance::default())?;
+    let alone = Latencies::of(&played.run(Row::Alone, Set::Valve, None, 0)?);
+    let tried = row.tried().first().copied().unwrap_or_default();
+    Ok(played.run(row, set, Some(&alone), tried)?.timeline)
 }

@@ -2,6 +2,7 @@
 
 use super::{World, ns};
 use crate::batch;
+use crate::record::SpanKind;
 use crate::trainer::Phase;
 use crate::tuning::{Idle, Lease, Profile, Stop};
 use tidegate_policy::lease::event::Event;
@@ -125,6 +126,7 @@ impl World<'_> {
         let before = self.out.trainer_ns;
         self.units(arrival + defer_ns - start, share);
         let delay = self.leave(stop);
+        self.keep(SpanKind::Offline, start, arrival + defer_ns + delay);
         self.out.away_ns += self.out.trainer_ns - before;
         arrival + defer_ns + delay
     }
@@ -208,7 +210,9 @@ impl World<'_> {
         self.gated = false;
         self.out.switching_ns += enters;
         self.units(nominal - start, 1.0);
-        nominal + self.leave(Stop::Gate)
+        let off = nominal + self.leave(Stop::Gate);
+        self.keep(SpanKind::Offline, start, off);
+        off
     }
 
     fn lease(&mut self, from: u64, nominal: u64, lease: Lease) -> u64 {
@@ -271,6 +275,7 @@ impl World<'_> {
         self.out.switching_ns += enters + self.switch();
         let used = (off - start).saturating_sub(if cut { 0 } else { self.switch() });
         self.out.trainer_ns += used;
+        self.keep(SpanKind::Offline, start, start + used);
         let event = Event::Lease {
             fingerprint: self.fingerprint(),
             units: units.max(1),
