@@ -43,16 +43,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(file) = &args.decisions {
         return decide_again(file);
     }
-    if let Some(asked) = &args.finetune {
-        args.csv.as_deref().map_or(Ok(()), writable)?;
-        let calibration = args.calibration.as_deref().map(Calibration::load);
-        return finetune::run(args, asked, calibration.transpose()?.as_ref());
-    }
-    let cases = Case::named(&args.policy, &args.memory).map_err(Usage::from)?;
     let files = [&args.json, &args.csv, &args.html, &args.timeline];
     for file in files.into_iter().flatten() {
         writable(file)?;
     }
+    if let Some(asked) = &args.finetune {
+        let calibration = args.calibration.as_deref().map(Calibration::load);
+        return finetune::run(args, asked, calibration.transpose()?.as_ref());
+    }
+    let cases = Case::named(&args.policy, &args.memory).map_err(Usage::from)?;
     let calibration = args.calibration.as_deref().map(Calibration::load);
     let calibration = calibration.transpose()?;
     if let Some(file) = &args.fleet {

@@ -133,7 +133,7 @@ pub struct Args {
     /// A finetuning job instead of an offline one, MODEL[:r=RANK][,length=N];
     /// policies are then a trainer's
     #[arg(long, value_name = "JOB", verbatim_doc_comment, help_heading = TUNED,
-          conflicts_with_all = ["memory", "json", "html", "timeline"])]
+          conflicts_with = "memory")]
     pub(super) finetune: Option<String>,
     /// Times per further token that online may take
     #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "10ms,20ms,40ms",

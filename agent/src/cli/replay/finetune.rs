@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use indicatif::ProgressBar;
+use serde_json::json;
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::hardware::{A100, Gpu, H200};
 use tidegate_replay::run::beside::{Disturbance, Platform};
@@ -16,12 +17,15 @@ use tidegate_replay::scenarios;
 use tidegate_replay::slo::Set;
 use tidegate_replay::spec::Spec;
 use tidegate_replay::sweep::cores;
+use tidegate_replay::timeline::Timeline;
 use tidegate_replay::trace::Cut;
 use tidegate_replay::trainer::{Finetune, room, words};
+use tidegate_replay::tuning::page::page;
 use tidegate_replay::tuning::rows::Row;
-use tidegate_replay::tuning::table::{Cell, Ground, class, csv, evaluate};
+use tidegate_replay::tuning::table::{Cell, Ground, class, csv, evaluate, keeps, timeline};
 
 use super::ask::{Args, Usage, calibrate, pair, swept, write};
+use super::write_timeline;
 use crate::cli::print::print;
 
 const PROMISED: &str = "
@@ -130,8 +134,13 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
         return Err(Usage(told).into());
     }
     let cells = evaluate(&grounds, platform, &rows, &sets, usual, threads, || {})?;
-    if let Some(file) = &args.csv {
-        write(file, &csv(&cells))?;
+    written(args, &cells)?;
+    if let Some(file) = &args.html {
+        let setting = setting(&spec, &finetune, dedicated, platform, grounds.len());
+        write(file, &page(&source, &setting, &alone, &cells))?;
+    }
+    if let (Some(file), Some(ground), Some(set)) = (&args.timeline, grounds.first(), sets.first()) {
+        draw(file, ground, platform, &rows, *set, &source)?;
     }
     let tightest = args.tpot.iter().copied().min().unwrap_or(1);
     let room = room(&finetune, &spec, Duration::from_nanos(tightest));
@@ -181,18 +190,79 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
     print(&text)
 }
 
+/// What was asked, for the page.
+fn setting(
+    spec: &Spec,
+    finetune: &Finetune,
+    dedicated: f64,
+    platform: Platform,
+    seeds: usize,
+) -> [(&'static str, String); 4] {
+    [
+        (
+            "Online",
+            format!(
+                "{}, {} requests",
+                spec.online.model.name,
+                spec.online.trace.len()
+            ),
+        ),
+        (
+            "Finetune",
+            format!(
+                "{}, rank {}, {} tokens a sample",
+                finetune.model.name, finetune.rank, finetune.length
+            ),
+        ),
+        (
+            "GPU",
+            format!(
+                "{}: {dedicated:.0} trained tokens/s on one of its own",
+                spec.gpu.name
+            ),
+        ),
+        (
+            "Platform",
+            format!("{}, seeds 1 to {}", class(platform), seeds),
+        ),
+    ]
+}
+
+/// Who had the GPU when, under ours or else the first row asked for.
+fn draw(
+    file: &Path,
+    ground: &Ground,
+    platform: Platform,
+    rows: &[Row],
+    set: Set,
+    source: &str,
+) -> anyhow::Result<()> {
+    let shown = rows.iter().find(|row| **row == Row::Tidegate);
+    let row = *shown.or(rows.first()).context("no policy")?;
+    let spans = timeline(ground, platform, row, set)?;
+    let about = json!({
+        "source": source, "policy": row.name(), "slo_set": set.name(), "seed": ground.spec.seed,
+    });
+    write_timeline(file, &Timeline::spans(&spans), &about)
+}
+
+/// All figures, where files for them were asked for.
+fn written(args: &Args, cells: &[Cell]) -> anyhow::Result<()> {
+    if let Some(file) = &args.csv {
+        write(file, &csv(cells))?;
+    }
+    if let Some(file) = &args.json {
+        let cells: Vec<_> = cells.iter().map(Cell::json).collect();
+        write(file, &format!("{:#}\n", json!({ "cells": cells })))?;
+    }
+    Ok(())
+}
+
 /// The means over seeds.
 fn line(name: &str, cells: &[Cell]) -> String {
     let count = cells.len().max(1) as f64;
     let mean = |of: fn(&Cell) -> f64| cells.iter().map(of).sum::<f64>() / count;
-    let keeps = match (
-        cells.iter().any(|cell| cell.keeps == Some(false)),
-        cells.iter().any(|cell| cell.keeps.is_none()),
-    ) {
-        (true, _) => "no",
-        (_, true) => "-",
-        _ => "yes",
-    };
+    let keeps = keeps(cells.iter());
     format!(
         "{name:<16}{:>8.0}{:>8.0}{:>5.0}%{:>7.1}{:>8.1}{:>7.2}{:>7.2}{:>5.0}%{keeps:>6}\n",
         mean(|cell| cell.trained_per_s),
@@ -274,6 +344,7 @@ fn table(
     bar.finish_and_clear();
     let file = out.join("table.csv");
     write(&file, &csv(&cells))?;
+    written(args, &cells)?;
     print(&format!(
         "{}\nwritten: {}\n",
         summary(&cells),
