@@ -5,7 +5,7 @@
 //! launch, which is a little before the doorbell; the end is the device's history. The gRPC lane is
 //! measured with a peer that has no page, from just before it sends its edge.
 
-use crate::floor::Relay;
+use crate::floor::{ONE, Relay, TWO};
 use crate::methods;
 use crate::row::{Row, quantile};
 use std::os::unix::net::UnixStream;
@@ -23,8 +23,10 @@ struct Edges {
     fifo: bool,
     entered_us: Vec<f64>,
     returned_us: Vec<f64>,
-    /// Two wake-ups in a row, in the same pauses.
+    /// One wake-up, in the same pauses.
     floor_us: Vec<f64>,
+    /// Two wake-ups in a row, likewise.
+    two_us: Vec<f64>,
     /// Connections of strangers a second.
     flood_rate: f64,
 }
@@ -194,25 +196,29 @@ fn run_with(gpus: u32, crowd: Crowd, fixed: Option<(&str, u32)>, lane: Lane, edg
     let mut edge = edge(&node, lane);
     let fifo = status(&node)["scheduling"] == "SCHED_FIFO";
     let mut starts = Vec::new();
-    let mut floor_us = Vec::new();
+    let (mut floor_us, mut two_us) = (Vec::new(), Vec::new());
     let flood = (lane == Lane::Flooded).then(|| Flood::start(&node));
-    let relay = Relay::start();
+    let (one, two) = (Relay::start(ONE), Relay::start(TWO));
     for number in 0..edges {
         starts.push(edge());
         // The next edge must find the job running again on every GPU.
         let pause = settle + Duration::from_millis(u64::from(number % 3));
         wait_until(pause, || None::<()>);
-        floor_us.push(micros(0, relay.run()));
-        wait_until(Duration::from_millis(2), || None::<()>);
+        for (relay, found) in [(&one, &mut floor_us), (&two, &mut two_us)] {
+            found.push(micros(0, relay.run()));
+            wait_until(Duration::from_millis(2), || None::<()>);
+        }
     }
     let flood_rate = flood.map(|flood| flood.rate()).unwrap_or_default();
     floor_us.sort_by(f64::total_cmp);
+    two_us.sort_by(f64::total_cmp);
     let records = history(&node);
     let mut found = Edges {
         fifo,
         entered_us: Vec::new(),
         returned_us: Vec::new(),
         floor_us,
+        two_us,
         flood_rate,
     };
     for (number, start) in starts.iter().enumerate() {
@@ -287,7 +293,7 @@ pub fn measure_jobs(jobs: usize, edges: u32) -> Vec<Row> {
         if !is_alone {
             out.push(Row::new(format!("{key}.p50_ratio"), ratio, "of 1"));
         }
-        out.extend(rows(&format!("{key}.floor"), &found.floor_us));
+        out.extend(floors(&key, &found));
         let count = found.entered_us.len() as f64;
         out.push(Row::new(format!("{key}.edges"), count, ""));
     }
@@ -297,28 +303,86 @@ pub fn measure_jobs(jobs: usize, edges: u32) -> Vec<Row> {
 /// The bound on the 99th percentile with 8 GPUs.
 const EIGHT_GPUS_US: f64 = 250.0;
 
+/// What one wake-up and two in a row took in the pauses of the same run.
+fn floors(key: &str, found: &Edges) -> Vec<Row> {
+    let one = rows(&format!("{key}.floor"), &found.floor_us);
+    let two = rows(&format!("{key}.two_wakes"), &found.two_us);
+    one.into_iter().chain(two).collect()
+}
+
+/// At most so many times what one wake-up takes: the median, and the 99th percentile, with one GPU.
+const OF_FLOOR: [f64; 2] = [1.5, 2.5];
+
+/// From a doorbell to the entry of the last disable, on a quiet machine and beside two programs that use all of two
+/// processors.
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
-pub fn measure(edges: u32) -> Vec<Row> {
+pub fn measure_entry(edges: u32) -> Vec<Row> {
     let mut out = Vec::new();
-    for (gpus, target) in [(1, 50.0), (8, EIGHT_GPUS_US)] {
-        let found = run(gpus, None, Lane::Page, edges);
-        let key = format!("edge.gpus_{gpus}");
-        let [p50, p99] = rows(&key, &found.entered_us);
-        let returned = quantile(&found.returned_us, 50);
-        out.extend([p50, p99.at_most(target)]);
-        out.extend(rows(&format!("{key}.floor"), &found.floor_us));
-        out.push(Row::new(format!("{key}.return_p50_us"), returned, "us"));
-        out.push(Row::new(
-            format!("{key}.edges"),
-            found.entered_us.len() as f64,
-            "",
-        ));
-        out.push(Row::new(
-            format!("{key}.sched_fifo"),
-            f64::from(u8::from(found.fifo)),
-            "",
-        ));
+    for loaded in [false, true] {
+        let _spinning = loaded.then(Spinning::start);
+        for gpus in [1, 8] {
+            let found = run(gpus, None, Lane::Page, edges);
+            let key = format!("edge.gpus_{gpus}{}", if loaded { "_loaded" } else { "" });
+            let [p50, p99] = rows(&key, &found.entered_us);
+            let floor = rows("edge.floor", &found.floor_us);
+            if gpus == 1 {
+                let ratio = |row: &Row, floor: &Row, name: &str, most: f64| {
+                    let key = format!("{key}.{name}_of_floor");
+                    Row::new(key, row.value / floor.value, "x").at_most(most)
+                };
+                let ratios = [
+                    ratio(&p50, &floor[0], "p50", OF_FLOOR[0]),
+                    ratio(&p99, &floor[1], "p99", OF_FLOOR[1]),
+                ];
+                out.extend([p50, p99]);
+                out.extend(ratios);
+            } else {
+                let bar = if loaded {
+                    p99
+                } else {
+                    p99.at_most(EIGHT_GPUS_US)
+                };
+                out.extend([p50, bar]);
+            }
+            out.extend(floors(&key, &found));
+            if gpus == 1 && !loaded {
+                out.extend(floor);
+            }
+            let returned = quantile(&found.returned_us, 50);
+            out.push(Row::new(format!("{key}.return_p50_us"), returned, "us"));
+            let count = found.entered_us.len() as f64;
+            out.push(Row::new(format!("{key}.edges"), count, ""));
+            let fifo = f64::from(u8::from(found.fifo));
+            out.push(Row::new(format!("{key}.sched_fifo"), fifo, ""));
+        }
     }
+    out
+}
+
+/// Two programs that do nothing but use a processor, for as long as this lives.
+struct Spinning([std::process::Child; 2]);
+
+impl Spinning {
+    fn start() -> Self {
+        Self([(); 2].map(|()| {
+            let mut shell = std::process::Command::new("sh");
+            let shell = shell.args(["-c", "while :; do :; done"]);
+            shell.spawn().expect("there is a shell")
+        }))
+    }
+}
+
+impl Drop for Spinning {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+pub fn measure(edges: u32) -> Vec<Row> {
+    let mut out = measure_entry(edges);
     let idle = out.iter().find(|row| row.key == "edge.gpus_1.p99_us");
     let idle = idle.map_or(f64::NAN, |row| row.value);
     let found = run(1, None, Lane::Flooded, edges);

@@ -1,9 +1,9 @@
-//! What two wake-ups in a row cost on this machine.
+//! What one wake-up costs on this machine, and two in a row.
 //!
-//! An edge reaches the driver over two threads that sleep: the agent's control thread and the thread
-//! of the GPU. On a virtual machine most of the time in between is the hypervisor's, waking cores that
-//! halted. This is the same relay with nothing in it, under the same scheduling and at the same
-//! rhythm: how far any agent that sleeps between edges could come down here.
+//! An edge reaches the driver over threads that sleep: the agent's control thread and the thread of the GPU. On a
+//! virtual machine most of the time in between is the hypervisor's, waking cores that halted. This is the same relay
+//! with nothing in it, under the same scheduling and at the same rhythm: how far any agent that sleeps between edges
+//! could come down here, and how far one whose edges take two hops.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -12,31 +12,36 @@ use tidegate_agent::sys::{futex_wait, futex_wake, schedule_fifo};
 use tidegate_tests::monotonic_ns;
 
 /// As the agent's control thread and its issue threads.
-const PRIORITIES: [i32; 2] = [20, 10];
+pub const TWO: &[i32] = &[20, 10];
+/// As an issue thread.
+pub const ONE: &[i32] = &[10];
 
-#[derive(Default)]
 struct Shared {
-    /// Raised for the first and for the second thread.
-    bells: [AtomicU32; 2],
-    /// When the second thread ran.
+    /// Raised for each thread.
+    bells: Vec<AtomicU32>,
+    /// When the last thread ran.
     arrived_ns: AtomicU64,
     over: AtomicBool,
 }
 
-/// Two threads that sleep until the relay is started.
+/// Threads that sleep until the relay is started.
 pub struct Relay {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Relay {
-    /// Starts them, under SCHED_FIFO where that is allowed.
-    pub fn start() -> Self {
-        let shared = Arc::new(Shared::default());
-        let threads = PRIORITIES
-            .into_iter()
+    /// Starts them, under SCHED_FIFO of these priorities where that is allowed.
+    pub fn start(priorities: &[i32]) -> Self {
+        let shared = Arc::new(Shared {
+            bells: priorities.iter().map(|_| AtomicU32::new(0)).collect(),
+            arrived_ns: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        });
+        let threads = priorities
+            .iter()
             .enumerate()
-            .map(|(place, priority)| {
+            .map(|(place, &priority)| {
                 let shared = shared.clone();
                 std::thread::spawn(move || {
                     let _ = schedule_fifo(priority);

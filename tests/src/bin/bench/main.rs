@@ -6,10 +6,11 @@
 //! * `edge`: from just before an online launch to the entry of the last disable ioctl (stamped in
 //!   the calling thread), and to the return of the last disable, on 1 and on 8 virtual GPUs; and
 //!   the return with the driver's locks as they are, with patch A and with patch B; and the slower
-//!   lane of a process without a page, and an agent to whom strangers connect ten thousand times a second. Beside it the floor: two threads in a row woken by nothing
-//!   but each other. And what the three kinds of locks add for each millisecond a disable takes. With
-//!   `--attack KIND`: what strangers of that kind cost an honest job's preemption, and nothing else. With `--jobs N`:
-//!   so many offline jobs on each of 8 GPUs, and nothing else.
+//!   lane of a process without a page, and an agent to whom strangers connect ten thousand times a second.
+//!   The first also beside two programs that use all of two processors, and beside the floor: a thread that is
+//!   woken by nothing but a futex, and two in a row. With `--entry` that is all. And what the three kinds of locks
+//!   add for each millisecond a disable takes. With `--attack KIND`: what strangers of that kind cost an honest job's
+//!   preemption, and nothing else. With `--jobs N`: so many offline jobs on each of 8 GPUs, and nothing else.
 //! * `attach`: from the start of the first context to the agent's welcome, and what the library
 //!   adds to its host process.
 //! * `agent`: its memory, its processor time while nothing happens, its start with 8 virtual GPUs, and what
@@ -84,6 +85,9 @@ struct Args {
     /// For `edge`: an honest job's preemption beside strangers of this kind against the same alone, and nothing else.
     #[arg(long = "attack", value_name = "KIND", num_args = 1.., value_parser = clap::builder::PossibleValuesParser::new(strangers::names()))]
     attacks: Vec<String>,
+    /// For `edge`: only from the doorbell to the entry of the last disable, and the floors.
+    #[arg(long)]
+    entry: bool,
     /// For `edge`: so many offline jobs on each of 8 GPUs, and nothing else.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
     jobs: Option<u16>,
@@ -172,6 +176,7 @@ fn main() -> ExitCode {
     } else if wants(What::Edge) {
         rows.extend(match args.jobs {
             Some(jobs) => edge::measure_jobs(usize::from(jobs), args.edges),
+            None if args.entry => edge::measure_entry(args.edges),
             None => edge::measure(args.edges),
         });
     }
