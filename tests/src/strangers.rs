@@ -37,8 +37,7 @@ impl Honest {
             eprintln!("!!! SKIPPED: it takes root to become another user");
             return None;
         }
-        // Strangers with the GPU would else have turns of their own.
-        let gate = "[gate]\ncooldown = \"5ms\"\n[fair]\nmode = \"together\"\n";
+        let gate = "[gate]\ncooldown = \"5ms\"\n";
         let node = Node::new(&[], &format!("{TRUSTING}{gate}{config}"));
         open(node.dir(), 0o755);
         open(&node.run_dir(), 0o755);

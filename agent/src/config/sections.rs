@@ -184,12 +184,10 @@ pub struct Fair {
 /// `fair.mode`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FairMode {
-    /// "auto": what is best as far as is known; turns.
-    Auto,
-    /// "turns": one after the other.
-    Turns,
     /// "together": all run at once.
     Together,
+    /// "turns": one after the other.
+    Turns,
 }
 
 /// `[memory]`
@@ -397,7 +395,7 @@ impl Default for Config {
                 rings_per_second: 50_000,
             },
             fair: Fair {
-                mode: FairMode::Auto,
+                mode: FairMode::Together,
                 turn: Duration::from_millis(100),
                 slots: 1,
                 users: BTreeMap::new(),

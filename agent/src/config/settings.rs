@@ -425,11 +425,8 @@ impl Named for LongGate {
 }
 
 impl Named for FairMode {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("auto", Self::Auto),
-        ("turns", Self::Turns),
-        ("together", Self::Together),
-    ];
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("together", Self::Together), ("turns", Self::Turns)];
 }
 
 impl Named for Suspects {
