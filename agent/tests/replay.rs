@@ -460,11 +460,6 @@ const WRONG: &[(&str, i32, &[&str])] = &[
         &["FlexLLM cannot run on two-process", "needs one process"],
     ),
     (
-        "--trace busy.csv --finetune llama-3.1-8b --json a.json",
-        2,
-        &["cannot be used with"],
-    ),
-    (
         "--decisions none.rec",
         1,
         &["cannot read none.rec", "check the path"],

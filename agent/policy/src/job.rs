@@ -17,6 +17,7 @@
 //! breath. After a failed disable all lanes are enabled before anything else is decided. No wait in
 //! here ends in "disabled": a failed enable is tried again for as long as the job lives.
 
+mod beside;
 mod lease;
 mod ranks;
 

@@ -8,6 +8,7 @@
 //! Cost: a step looks at every online process, GPU and job of the node, a few hundred words at
 //! worst, and allocates only when a process, a job or a GPU is new to it.
 
+mod beside;
 mod gpu;
 mod lease;
 mod views;

@@ -14,9 +14,7 @@
 //!
 //! Tokens count when their sample's last backward unit is done, and once, whatever was done again.
 
-mod room;
-
-pub use room::{Room, room};
+pub mod room;
 
 use crate::calibration::Cost;
 use crate::hardware::{Gpu, Model, Shape};

@@ -15,15 +15,16 @@ pub(in crate::cli) use ask::chat_lengths;
 pub use ask::{Args, Usage};
 
 use super::print::print;
+pub(super) use ask::write_timeline;
 use ask::{calibrate, pair, swept, write};
 use compute::{compute, figures_of, seeded, write_figures};
 use std::fs::File;
-use std::io::{BufReader, Write as _};
+use std::io::BufReader;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde_json::json;
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::cases::{Case, TIDEGATE};
 use tidegate_replay::costs::Costs;
@@ -221,19 +222,6 @@ fn costs_in_words(costs: &Costs) -> String {
         us(costs.timeslice_switch),
         us(costs.fault_group),
     )
-}
-
-pub(super) fn write_timeline(
-    file: &Path,
-    timeline: &Timeline,
-    about: &Value,
-) -> anyhow::Result<()> {
-    let written = std::fs::File::create(file).and_then(|opened| {
-        let mut out = std::io::BufWriter::new(opened);
-        timeline.write(&mut out, about)?;
-        out.flush()
-    });
-    written.with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Says before the work that its result could not be kept.

@@ -326,7 +326,8 @@ impl<P: Play> World<P> {
             epoch: 0,
             journal: Words::default(),
             time: Time::default(),
-            switches: Switches::default(),
+            // Every other schedule is of threads that wait to be told, as the daemon's do.
+            switches: Switches::with_arms(seed.is_multiple_of(2)),
             refuses_until: 0,
             handles: BTreeMap::new(),
             groups: BTreeMap::new(),

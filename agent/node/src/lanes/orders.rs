@@ -61,7 +61,8 @@ impl Lanes {
         };
         let guards = Arc::clone(&line.guards);
         // An enable that online does not stop is not taken back for it either.
-        let arms = switch == Switch::Enable && look == Look::First;
+        let arms =
+            switch == Switch::Enable && look == Look::First && self.gpus.keeps_armed(order.gpu);
         let watch = arms.then(|| self.watch(order, gang)).flatten();
         let Some(lane) = self.lane_mut(order.job, order.gpu) else {
             return;

@@ -99,6 +99,10 @@ impl ports::Issuer for Queue {
             | std::sync::mpsc::TrySendError::Disconnected(task) => task,
         })
     }
+
+    fn keeps_armed(&self) -> bool {
+        true
+    }
 }
 
 /// Questions to the prover.

@@ -4,40 +4,38 @@
 //! beside online. The gate stays under all of it: while it is open no lease is needed, and what is not back when its
 //! lease is over is disabled.
 
-use super::Node;
 use crate::config::Means;
-use crate::effect::{Effect, Report};
+use crate::effect::Effect;
 use crate::ids::{GpuId, JobId, LeaseId};
 use crate::job::{Job, World};
-use crate::lease::event::{Event, Iteration, LeaseEvent, Unit};
+use crate::lease::event::{Event, Iteration, Unit};
 use crate::lease::share::{JOBS, Shares};
 use crate::lease::{Leaser, Leasing};
 use crate::time::{Instant, nanos};
-use crate::view::LeaseView;
 use core::time::Duration;
 
 /// The leases of one GPU.
 #[derive(Clone, Debug)]
 pub(super) struct Leases {
-    leaser: Leaser,
-    shares: Shares,
+    pub(super) leaser: Leaser,
+    pub(super) shares: Shares,
     /// What each trainer could run next.
-    offers: Vec<(JobId, Unit)>,
-    standing: Option<Standing>,
-    granted: u64,
-    overruns: u64,
+    pub(super) offers: Vec<(JobId, Unit)>,
+    pub(super) standing: Option<Standing>,
+    pub(super) granted: u64,
+    pub(super) overruns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Standing {
-    lease: LeaseId,
-    job: JobId,
+pub(super) struct Standing {
+    pub(super) lease: LeaseId,
+    pub(super) job: JobId,
     fingerprint: u64,
-    granted: Duration,
-    unit: Duration,
+    pub(super) granted: Duration,
+    pub(super) unit: Duration,
     /// It has the GPU.
     begins: Instant,
-    until: Instant,
+    pub(super) until: Instant,
     withdrawn: bool,
 }
 
@@ -53,7 +51,7 @@ impl Leases {
         }
     }
 
-    fn offered(&mut self, job: JobId, weight: u32, unit: Unit) {
+    pub(super) fn offered(&mut self, job: JobId, weight: u32, unit: Unit) {
         let known = self.offers.iter_mut().find(|offer| offer.0 == job);
         match known {
             Some(offer) => offer.1 = unit,
@@ -65,7 +63,7 @@ impl Leases {
     }
 
     /// A lease is over that took so long: what was late, and by how much, is learnt.
-    fn over(&mut self, standing: &Standing, units: u32, now: Instant) -> Duration {
+    pub(super) fn over(&mut self, standing: &Standing, units: u32, now: Instant) -> Duration {
         let used = now.since(standing.begins);
         self.shares.took(u64::from(standing.job.0), nanos(used));
         let event = Event::Lease {
@@ -85,124 +83,8 @@ pub(super) fn leases(config: &crate::config::Config, gpus: usize) -> Vec<Leases>
     leases.map_or_else(Vec::new, |own| vec![own; gpus])
 }
 
-impl Node {
-    pub(super) fn step_lease(&mut self, event: LeaseEvent, now: Instant, out: &mut Vec<Effect>) {
-        let gpu = event.gpu();
-        let Some(own) = self.leases.get_mut(gpu.index()) else {
-            return;
-        };
-        match event {
-            LeaseEvent::Seen { event, .. } => {
-                own.leaser.step(&event, now.as_nanos());
-                if matches!(event, Event::Arrived { .. }) {
-                    withdraw(own, gpu, &mut self.jobs, &self.config, now, out);
-                }
-            }
-            LeaseEvent::Offered { job, unit, .. } => {
-                if let Some(known) = self.jobs.iter().find(|known| known.id == job) {
-                    own.offered(job, known.terms.weight, unit);
-                }
-            }
-            LeaseEvent::Next { next, .. } => {
-                let means = self.config.means;
-                let switch = self.config.leases.map_or(0, |config| config.switch_ns);
-                if let Some(standing) =
-                    grant(own, gpu, next, &mut self.jobs, &self.world, means, now)
-                {
-                    out.push(lend(own, standing, switch, gpu, &mut self.jobs, now));
-                }
-            }
-            LeaseEvent::Returned { lease, units, .. } => {
-                let Some(standing) = own.standing.filter(|standing| standing.lease == lease) else {
-                    return;
-                };
-                own.standing = None;
-                own.over(&standing, units, now);
-                if let Some(job) = self.jobs.iter_mut().find(|job| job.id == standing.job) {
-                    job.returned(self.config.means);
-                }
-            }
-        }
-    }
-
-    /// After jobs were settled: what became of the leases that stood.
-    pub(super) fn settle_leases(&mut self, now: Instant, out: &mut Vec<Effect>) {
-        for (place, own) in self.leases.iter_mut().enumerate() {
-            let jobs = &self.jobs;
-            let shares = &mut own.shares;
-            own.offers.retain(|offer| {
-                let stays = jobs.iter().any(|job| job.id == offer.0);
-                if !stays {
-                    shares.remove(u64::from(offer.0.0));
-                }
-                stays
-            });
-            let Some(standing) = own.standing else {
-                continue;
-            };
-            let job = jobs.iter().find(|job| job.id == standing.job);
-            if job.is_some_and(Job::is_leased) {
-                continue;
-            }
-            own.standing = None;
-            let gpu = GpuId(u8::try_from(place).unwrap_or(u8::MAX));
-            let (job, lease) = (standing.job, standing.lease);
-            match jobs.iter().find(|known| known.id == job) {
-                // It goes on by leave of the gate, or there is nobody to tell.
-                Some(known) if known.is_free() => {}
-                None => {}
-                Some(_) if now >= standing.until => {
-                    own.overruns += 1;
-                    let granted = standing.granted;
-                    let units = nanos(granted) / nanos(standing.unit).max(1);
-                    let units = u32::try_from(units).unwrap_or(u32::MAX).max(1);
-                    let used = own.over(&standing, units, now);
-                    out.push(Effect::Emit(Report::LeaseOverrun {
-                        job,
-                        gpu,
-                        lease,
-                        granted,
-                        used,
-                    }));
-                }
-                Some(_) => out.push(Effect::Withdraw { job, gpu, lease }),
-            }
-        }
-        if self.config.leases.is_none() {
-            self.leases.clear();
-        }
-    }
-
-    /// Goes on with other leases, or without.
-    pub(super) fn configure_leases(&mut self) {
-        match self.config.leases {
-            Some(config) if !self.leases.is_empty() => {
-                for own in &mut self.leases {
-                    own.leaser.configure(config);
-                }
-            }
-            Some(_) => self.leases = leases(&self.config, self.gpus.len()),
-            None => self.jobs.iter_mut().for_each(Job::lease_off),
-        }
-    }
-
-    /// The leases of one GPU; `None` where they are off.
-    #[must_use]
-    pub fn leases(&self, gpu: GpuId) -> Option<LeaseView> {
-        let own = self.leases.get(gpu.index())?;
-        Some(LeaseView {
-            granted: own.granted,
-            overruns: own.overruns,
-            used_permille: (own.leaser.guard() * 1e3) as u32,
-            standing: own
-                .standing
-                .map(|standing| (standing.job, standing.lease, standing.until)),
-        })
-    }
-}
-
 /// A request came: no unit begins any more, and the one that runs may end.
-fn withdraw(
+pub(super) fn withdraw(
     own: &mut Leases,
     gpu: GpuId,
     jobs: &mut [Job],
@@ -226,7 +108,7 @@ fn withdraw(
 }
 
 /// Whose units fit before `next`, and how many.
-fn grant(
+pub(super) fn grant(
     own: &mut Leases,
     gpu: GpuId,
     next: Iteration,
@@ -259,7 +141,7 @@ fn grant(
     (grant.units > 0).then_some((job, unit, next.fingerprint, grant))
 }
 
-fn lend(
+pub(super) fn lend(
     own: &mut Leases,
     (job, unit, fingerprint, grant): (JobId, Unit, u64, crate::lease::event::Grant),
     switch_ns: u64,

@@ -1,6 +1,7 @@
 //! What `tidegate replay` is asked, and the pair that the options describe.
 
 use std::fmt::Write;
+use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use crate::cli::values::{any, known};
 use crate::config::rise;
 use anyhow::Context;
+use serde_json::Value;
 use tidegate_policy::config::Slo;
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::costs::Costs;
@@ -21,6 +23,7 @@ use tidegate_replay::names::{UnknownName, find};
 use tidegate_replay::run::beside::Platform;
 use tidegate_replay::scenarios::{self, FACTOR};
 use tidegate_replay::spec::{Batching, Compute, Memory, Offline, Online, Spec};
+use tidegate_replay::timeline::Timeline;
 use tidegate_replay::trace::{Cut, Lengths, Trace, read_cut, read_lengths};
 use tidegate_replay::tuning::table::class;
 
@@ -467,4 +470,18 @@ pub(in crate::cli) fn chat_lengths() -> Vec<Lengths> {
 
 pub(super) fn write(file: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Writes a timeline, with what it is about.
+pub(in crate::cli) fn write_timeline(
+    file: &Path,
+    timeline: &Timeline,
+    about: &Value,
+) -> anyhow::Result<()> {
+    let written = std::fs::File::create(file).and_then(|opened| {
+        let mut out = std::io::BufWriter::new(opened);
+        timeline.write(&mut out, about)?;
+        out.flush()
+    });
+    written.with_context(|| format!("cannot write {}", file.display()))
 }

@@ -19,13 +19,13 @@ use tidegate_replay::spec::Spec;
 use tidegate_replay::sweep::cores;
 use tidegate_replay::timeline::Timeline;
 use tidegate_replay::trace::Cut;
-use tidegate_replay::trainer::{Finetune, room, words};
+use tidegate_replay::trainer::room::room;
+use tidegate_replay::trainer::{Finetune, words};
 use tidegate_replay::tuning::page::page;
 use tidegate_replay::tuning::rows::Row;
 use tidegate_replay::tuning::table::{Cell, Ground, class, csv, evaluate, keeps, timeline};
 
-use super::ask::{Args, Usage, calibrate, pair, swept, write};
-use super::write_timeline;
+use super::ask::{Args, Usage, calibrate, pair, swept, write, write_timeline};
 use crate::cli::print::print;
 
 const PROMISED: &str = "

@@ -535,6 +535,7 @@ mod tests {
                 running,
                 launches,
                 units: 0,
+                lost: 0,
                 undisturbed: running == 10 * S,
             };
             of(10 * S, Subject::Job(slice))

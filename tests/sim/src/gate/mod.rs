@@ -63,7 +63,7 @@ impl Totals {
         self.schedules == 0
             || self.figures.wakes < few
             || self.figures.preemptions < few
-            || self.armed_needed && self.figures.fired < self.schedules
+            || self.armed_needed && self.figures.fired < self.schedules / 2
             || self.swaps_needed && self.figures.swaps == 0
     }
 }

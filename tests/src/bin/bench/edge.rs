@@ -174,7 +174,7 @@ fn run_with(gpus: u32, crowd: Crowd, fixed: Option<(&str, u32)>, lane: Lane, edg
     }
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let gpus = gpus as usize;
-    let mode = if crowd.together { "together" } else { "auto" };
+    let mode = if crowd.together { "together" } else { "turns" };
     let cooldown = COOLDOWN.as_millis();
     let settings = format!("[gate]\ncooldown = \"{cooldown}ms\"\n[fair]\nmode = \"{mode}\"\n");
     let node = Node::new(&args, &format!("{TRUSTING}\n{settings}"));
@@ -268,7 +268,7 @@ fn rows(key: &str, sorted: &[f64]) -> [Row; 2] {
     })
 }
 
-/// Edges with so many jobs on each of 8 GPUs: as the agent has them by default, and all at once. Beside them edges with
+/// Edges with so many jobs on each of 8 GPUs: in turns, and all at once. Beside them edges with
 /// one job, on the same machine in the same minute.
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
 pub fn measure_jobs(jobs: usize, edges: u32) -> Vec<Row> {
