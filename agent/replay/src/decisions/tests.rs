@@ -286,16 +286,15 @@ fn recorded_leases_are_decided_again() {
         (10, fields(&[0, 0, 1, 0, 0]), 1_000),
         (48 + 7, fields(&[0, 0, 1, 1, 1_000, 500_000]), 1_000),
     ];
-    for _ in 0..80 {
-        let [gpu, fingerprint, batch, cached] = iteration;
-        let beat = [gpu, fingerprint, batch, cached, 0, 4_000_000, 5_000_000, 0];
-        events.push((48 + 3, beat, 5_000_000));
-    }
+    let [gpu, fingerprint, batch, cached] = iteration;
+    let beat = [gpu, fingerprint, batch, cached, 0, 4_000_000, 5_000_000, 0];
+    events.extend([(48 + 3, beat, 5_000_000); 80]);
     events.push((48 + 8, fields(&iteration), 1_000));
     events.push((12, fields(&[0, 0, 2]), 1_000));
     for lease in 1..4 {
         events.push((48 + 8, fields(&iteration), 1_000_000));
         events.push((48 + 9, fields(&[0, lease, 6]), 5_000_000));
+        events.push((48 + 3, beat, 5_000_000));
     }
     events.push((48 + 8, fields(&iteration), 1_000_000));
     events.push((19, [0; 8], 90_000_000));
