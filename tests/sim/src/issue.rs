@@ -10,7 +10,7 @@ use tidegate_device::ChannelId;
 use tidegate_node::Input;
 use tidegate_node::batch::{Batch, Kick};
 use tidegate_node::kinds::Switch;
-use tidegate_node::task::{Issued, Refusal, Release, ReleaseCalls, Taken, Task, release};
+use tidegate_node::task::{Refusal, Release, ReleaseCalls, Task, release};
 use tidegate_policy::effect::Look;
 
 impl<P: Play> World<P> {
@@ -26,26 +26,11 @@ impl<P: Play> World<P> {
     pub fn enter_next(&mut self, gpu: usize) {
         let Some(agent) = &mut self.agent else { return };
         let (epoch, issue) = (agent.epoch, &mut agent.issue[gpu]);
-        let any = !issue.working.is_empty() || !issue.queue.is_empty() || issue.arms.is_armed();
+        let any = !issue.working.is_empty() || !issue.queue.is_empty();
         if !agent.stopped && !issue.busy && any {
             issue.busy = true;
             let wait = self.dice.between(2 * US, 12 * US);
             self.at(self.now + wait, Ev::Enter(epoch, gpu));
-        }
-    }
-
-    /// A doorbell rang: the threads that wait on it look.
-    pub fn wake_armed(&mut self) {
-        let Some(agent) = &mut self.agent else { return };
-        let epoch = agent.epoch;
-        for gpu in 0..agent.issue.len() {
-            let wait = self.dice.between(2 * US, 35 * US);
-            let Some(agent) = &mut self.agent else { return };
-            let issue = &mut agent.issue[gpu];
-            if !agent.stopped && !issue.busy && issue.arms.is_armed() {
-                issue.busy = true;
-                self.at(self.now + wait, Ev::Enter(epoch, gpu));
-            }
         }
     }
 
@@ -62,28 +47,20 @@ impl<P: Play> World<P> {
         let begun = agent.issue[gpu].working.pop();
         let mut working = match begun {
             Some(working) => working,
-            None => match self.next_task(gpu).or_else(|| self.due(gpu)) {
+            None => match self.next_task(gpu) {
                 Some(working) => working,
                 None => return,
             },
         };
         let Some(agent) = &mut self.agent else { return };
         let issue = &mut agent.issue[gpu];
-        let mut done = Vec::new();
         while let Some(order) = issue.queue.shorter(&working.carrying) {
-            match issue.arms.take(order) {
-                Taken::Carry(carrying) => {
-                    issue.working.push(working);
-                    working = Working::on(carrying);
-                }
-                Taken::Done(issued) => done.push(issued),
-            }
+            issue.working.push(working);
+            working = Working::on(order);
         }
         let journal = Arc::clone(&agent.journal);
         let disables = working.switch() == Switch::Disable;
-        let faked =
-            working.carrying.issued().unasked && self.rules.broken == Some(Defect::FakedFire);
-        if faked || disables && agent.fakes && agent.faked.insert(gpu) {
+        if disables && agent.fakes && agent.faked.insert(gpu) {
             while working.carrying.call(&journal, now).is_some() {
                 working.carrying.answered(Ok(()), (now, now), &journal);
             }
@@ -94,27 +71,12 @@ impl<P: Play> World<P> {
                 self.call(epoch, gpu, working, &batch);
             }
             None => {
-                done.push(agent.issue[gpu].arms.done(working.carrying));
+                let issued = working.carrying.issued();
+                let wait = self.dice.between(3 * US, 12 * US);
+                self.tell_in(wait, In::Node(Input::Issued(issued)));
                 self.enter_next(gpu);
             }
         }
-        for issued in done {
-            self.has_issued(issued);
-        }
-    }
-
-    /// An issue thread answers an order, or says what it did without one.
-    fn has_issued(&mut self, issued: Issued) {
-        let wait = self.dice.between(3 * US, 12 * US);
-        self.tell_in(wait, In::Node(Input::Issued(issued)));
-    }
-
-    /// What an armed order says, if there is an edge.
-    fn due(&mut self, gpu: usize) -> Option<Working> {
-        let agent = self.agent.as_mut()?;
-        let carrying = agent.issue[gpu].arms.due()?;
-        self.play.fired();
-        Some(Working::on(carrying))
     }
 
     /// The next order from a thread's queue; what left the lists is enabled on the way.
@@ -138,15 +100,9 @@ impl<P: Play> World<P> {
                             issue.queue.put(Task::Issue(older));
                         }
                     }
-                    match issue.arms.take(order) {
-                        Taken::Carry(carrying) => return Some(Working::on(carrying)),
-                        Taken::Done(issued) => self.has_issued(issued),
-                    }
+                    return Some(Working::on(order));
                 }
-                Task::Release(left) => {
-                    issue.arms.released();
-                    self.release(gpu, left);
-                }
+                Task::Release(left) => self.release(gpu, left),
             }
         }
     }

@@ -152,7 +152,6 @@ mod tests {
             wanted: Arc::new(Wanted::default()),
             guards: Arc::new(Guards::default()),
             look: Look::First,
-            watch: None,
         }
     }
 
