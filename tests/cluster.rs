@@ -248,9 +248,9 @@ fn a_controller_that_was_killed_starts_nothing_on_stale_values() {
     assert_eq!(slurm.drained(), [""; 0]);
 }
 
-/// P-CLUSTER-13, P-CLUSTER-21: a job whose node's slurmd was killed runs elsewhere, where enough is given, and once only:
-/// when its first node is back, nothing of it is left there. The node says nothing while Slurm has lost it, and not before
-/// the old step is gone.
+/// P-CLUSTER-13, P-CLUSTER-21: a job whose node's slurmd was killed runs elsewhere, where enough is given, and once
+/// only: when its first node is back, nothing of it is left there. The node says nothing while Slurm has lost it, and
+/// not before the old step is gone.
 #[test]
 fn a_job_whose_slurmd_was_killed_runs_elsewhere() {
     slurm_or_skip!();

@@ -61,7 +61,8 @@ fn time_without_work_goes_to_the_others_and_is_no_credit() {
     assert_eq!(rig.asked(one), Duration::ZERO, "it is alone again");
 }
 
-/// P-FAIR-7, P-FAIR-13: who cannot say has work and wastes its own part only, and nobody is asked where jobs take no turns.
+/// P-FAIR-7, P-FAIR-13: who cannot say has work and wastes its own part only, and nobody is asked where jobs take no
+/// turns.
 #[test]
 fn a_process_that_cannot_say_counts_as_having_work() {
     let mut turns = rig(FairMode::Turns);

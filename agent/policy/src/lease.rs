@@ -76,8 +76,8 @@ const OFTEN: f64 = 4.0;
 /// Of what the request nearest to being late is ahead, a lease takes this part at most. Ours: a half
 /// keeps as much in reserve as one token leaves.
 const USED: f64 = 0.5;
-/// So many of the longest prompt of late are kept back: another may come right behind it. Ours, of 1, 1.5 and 2 over ten
-/// recorded workloads: with 1 the 99th percentile of time per further token was above what was promised in two.
+/// So many of the longest prompt of late are kept back: another may come right behind it. Ours, of 1, 1.5 and 2 over
+/// ten recorded workloads: with 1 the 99th percentile of time per further token was above what was promised in two.
 const PROMPTS: f64 = 2.0;
 /// A request that has waited for this part of what its first token may take, while none is read, finds no room. Ours.
 const WAITED: f64 = 0.1;

@@ -21,9 +21,9 @@
 //!
 //! A history is cut into *windows* of an hour, each predicted by itself; what is said is the value that nine windows of
 //! ten reach, or the least of fewer than ten. The same is done with windows of the length that a job is judged by, and
-//! the lower value counts: an hour that gives enough in the mean may begin with ten minutes that do not. Of several sets
-//! of GPUs that a job may get, the one that gives least counts: an engine that places by the number need not know which
-//! it will be.
+//! the lower value counts: an hour that gives enough in the mean may begin with ten minutes that do not. Of several
+//! sets of GPUs that a job may get, the one that gives least counts: an engine that places by the number need not know
+//! which it will be.
 //!
 //! Where a rounding is needed it goes down: time that belongs to no known set counts as closed, and within a level of
 //! memory the curve is the straight line between its ends, which a curve that flattens never falls below. Of several

@@ -72,8 +72,8 @@ pub struct Reserve {
     events: u64,
 }
 
-/// The natural logarithm of a growth of 100 to 200 per cent, in thousandths: 2 artanh y with y = (g - 1) / (g + 1), which
-/// is at most a third, so that three terms are within two thousandths.
+/// The natural logarithm of a growth of 100 to 200 per cent, in thousandths: 2 artanh y with y = (g - 1) / (g + 1),
+/// which is at most a third, so that three terms are within two thousandths.
 fn ln_thousandths(percent: u64) -> u64 {
     const ONE: u64 = 1_000_000;
     let y = percent.saturating_sub(100) * ONE / (percent + 100);

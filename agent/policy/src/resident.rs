@@ -1,18 +1,18 @@
 //! How many of a trainer's frozen layers stay on the GPU beside online's KV cache, and what is kept free for online
 //! meanwhile.
 //!
-//! A trainer goes through its layers upwards and back, again and again. What does not fit is loaded when its turn comes;
-//! what was used longest ago leaves. So in each direction it loads the layers that do not stay, and none at the turns:
-//! the last ones that it used are those that it uses next.
+//! A trainer goes through its layers upwards and back, again and again. What does not fit is loaded when its turn
+//! comes; what was used longest ago leaves. So in each direction it loads the layers that do not stay, and none at the
+//! turns: the last ones that it used are those that it uses next.
 //!
 //! ```text
 //!   reserve   ceil((detect + release) / time per token) x requests x KV bytes of a token, up to a chunk
 //!   resident  clamp(floor((free - reserve) / bytes of a layer), 2, layers)
 //! ```
 //!
-//! Both are HARLI's (arXiv 2511.11729, section 4.4), but for two corrections. Its reserve is the product without the rounding,
-//! which for a release shorter than a token is less than the tokens that come meanwhile: one for each request. And the memory
-//! of a cache comes in chunks.
+//! Both are HARLI's (arXiv 2511.11729, section 4.4), but for two corrections. Its reserve is the product without the
+//! rounding, which for a release shorter than a token is less than the tokens that come meanwhile: one for each
+//! request. And the memory of a cache comes in chunks.
 
 use crate::ids::Bytes;
 use crate::time::nanos;

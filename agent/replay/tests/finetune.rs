@@ -253,8 +253,8 @@ fn conversation() -> Spec {
     }
 }
 
-/// P-TRAINER-6: nothing of the model of a GPU is known to the policy: when the share of the multiprocessors that can ask
-/// for all of the bandwidth changes in mid-run, the promise is broken in the hundred iterations after it at most.
+/// P-TRAINER-6: nothing of the model of a GPU is known to the policy: when the share of the multiprocessors that can
+/// ask for all of the bandwidth changes in mid-run, the promise is broken in the hundred iterations after it at most.
 #[test]
 fn a_gpu_that_changes_is_learnt_within_a_hundred_iterations() {
     let spec = conversation();

@@ -148,7 +148,8 @@ mod tests {
         }
     }
 
-    /// The calls of `tidegate` in the code of a page: after `sudo`, within `kubectl exec` and `systemd-run`, and in pipes.
+    /// The calls of `tidegate` in the code of a page: after `sudo`, within `kubectl exec` and `systemd-run`, and in
+    /// pipes.
     fn shown(page: &str) -> Vec<Vec<String>> {
         let mut is_code = false;
         let mut code = String::new();
