@@ -317,15 +317,15 @@ fn the_endpoint_answers_what_it_has_refuses_the_rest_and_is_off_unless_asked_for
     node.start_agent(&format!(
         "{TRUSTING}\n[metrics]\nlisten = \"127.0.0.1:0\"\n"
     ));
-    let log = std::fs::read_to_string(node.agent_log()).expect("a log");
-    let address = log
-        .split("metrics are served at http://")
-        .nth(1)
-        .and_then(|rest| rest.split('/').next())
-        .unwrap_or_else(|| panic!("no address in the log:\n{log}"));
+    // It may stand there a little after the agent is ready.
+    let address = wait_for("an address in the log", || {
+        let log = std::fs::read_to_string(node.agent_log()).ok()?;
+        let rest = log.split("metrics are served at http://").nth(1)?;
+        rest.split_once('/').map(|(address, _)| address.to_owned())
+    });
     let get = |request: &str| {
         ask(
-            std::net::TcpStream::connect(address).expect("it listens"),
+            std::net::TcpStream::connect(&address).expect("it listens"),
             request,
         )
     };
@@ -339,7 +339,7 @@ fn the_endpoint_answers_what_it_has_refuses_the_rest_and_is_off_unless_asked_for
     let mut idle = Vec::new();
     for _ in 0..4 {
         idle.extend(
-            (0..64).map(|_| std::net::TcpStream::connect(address).expect("the queue takes them")),
+            (0..64).map(|_| std::net::TcpStream::connect(&address).expect("the queue takes them")),
         );
         assert!(node.tidegate(&["status"]).status.success());
         // Nor do they keep one out that asks.
