@@ -5,20 +5,21 @@ mod dir;
 
 use dir::Dir;
 
+/// A trainer beside one trace, at two promises.
+const ASKED: [&str; 6] = [
+    "--trace",
+    "busy.csv",
+    "--finetune",
+    "qwen2.5-7b:r=8,length=1024",
+    "--tpot",
+    "15ms,60ms",
+];
+
 /// P-TRAINER-7: replay answers what could be trained beside online.
 #[test]
 fn what_could_be_trained_is_answered_for_each_promise() {
     let dir = Dir::new();
-    let ask = [
-        "--trace",
-        "busy.csv",
-        "--finetune",
-        "qwen2.5-7b:r=8,length=1024",
-        "--tpot",
-        "15ms,60ms",
-        "--csv",
-        "cells.csv",
-    ];
+    let ask = [&ASKED[..], &["--csv", "cells.csv"]].concat();
     let table = dir.answer(&ask);
     for line in table.lines() {
         assert!(line.chars().count() <= 80, "{line:?}");
@@ -79,16 +80,7 @@ fn what_could_be_trained_is_answered_for_each_promise() {
 #[test]
 fn the_answer_is_written_as_a_page_figures_and_a_timeline() {
     let dir = Dir::new();
-    let ask = [
-        "--trace",
-        "busy.csv",
-        "--finetune",
-        "qwen2.5-7b:r=8,length=1024",
-        "--tpot",
-        "15ms,60ms",
-        "--seeds",
-        "2",
-    ];
+    let ask = [&ASKED[..], &["--seeds", "2"]].concat();
     let files = [
         "--html",
         "page.html",
