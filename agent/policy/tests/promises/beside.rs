@@ -306,7 +306,7 @@ fn a_lease_is_withdrawn() {
     assert_eq!(bench.node.leases(GPU).expect("on").standing, None);
 }
 
-/// P-TRAINER-12: a lease is for one GPU, for a trainer that asks, and for a node with leases on.
+/// P-TRAINER-12: a lease is for one GPU, for a trainer that asks and that nobody holds.
 #[test]
 fn who_does_not_ask_gets_none() {
     let mut bench = decoding(config(Some(LEASING), Means::Channels), 1);
@@ -317,6 +317,17 @@ fn who_does_not_ask_gets_none() {
         beat(&mut bench);
     }
     assert_eq!((told(&bench), state(&bench)), (None, JobState::Gated));
+
+    for means in [Means::Channels, Means::LaunchGate] {
+        let mut bench = decoding(config(Some(LEASING), means), 1);
+        bench.send(Event::Pause { job: Some(JOB) });
+        for _ in 0..5 {
+            bench.answer_all();
+            next(&mut bench);
+            beat(&mut bench);
+        }
+        assert_eq!(told(&bench), None, "it is paused: {means:?}");
+    }
 
     let mut bench = Bench::new(config(Some(LEASING), Means::Channels), 2);
     bench.attach_online(ENGINE);

@@ -138,3 +138,49 @@ fn what_does_not_tell_is_refused() {
         .for_each(|did| did.gpus = GpuSet::of(GpuId(3)));
     assert_eq!(refused(&odd), Unfit::Slices { has: 0, needs: 10 });
 }
+
+/// P-PLACE-8: time in which the job was disabled, or got memory back, is none in which it did little.
+#[test]
+fn switches_and_moves_are_taken_off_its_time() {
+    let truth = Truth {
+        rate: 2_000.0,
+        half: 6.0,
+        again: 0.0,
+    };
+    let costs = Costs {
+        switch: Duration::from_secs(1),
+        give_back_gib: Duration::from_millis(250),
+        give_back_gib_per_s: 100.0,
+        ..Costs::default()
+    };
+    let told: Vec<_> = (0..30)
+        .map(|number| {
+            let (slice, _) = truth.minute(number, &[(50.0, 40.0)], 0);
+            // Of 50 s 7 go to the seven openings, and 6 to the 24 GiB below the pool's 64.
+            let seconds = 50.0 - 7.0 - 6.0;
+            (slice, (seconds * truth.rate * truth.share(40.0)) as u64)
+        })
+        .collect();
+    let found = fit("a", "tokens", &did(&told, &[0; 30]), Some(6.0), &costs).expect("it tells");
+    let said = found.draft.rate.expect("a rate");
+    let is = truth.rate * truth.share(40.0);
+    assert!((said / is - 1.0).abs() < 1e-3, "{said} is not {is}");
+}
+
+/// P-PLACE-8: a minute in which it had less than an eighth of the pool tells nothing: how much less is not known.
+#[test]
+fn minutes_with_hardly_any_memory_are_left_out() {
+    let truth = Truth {
+        rate: 2_000.0,
+        half: 6.0,
+        again: 0.0,
+    };
+    let told: Vec<_> = (0..30)
+        .map(|number| {
+            let gib = if number % 3 == 0 { 4.0 } else { 40.0 };
+            truth.minute(number, &[(30.0, gib)], 0)
+        })
+        .collect();
+    let found = fit("a", "tokens", &did(&told, &[0; 30]), Some(6.0), &free()).expect("it tells");
+    assert_eq!(found.slices, 20);
+}
