@@ -72,6 +72,34 @@ fn an_allocation_of_a_newcomer_waits_until_there_is_room_for_it() {
     assert!(world.broken.is_empty(), "{:?}", world.broken);
 }
 
+/// P-FAIR-12: who has allocated what was promised takes nothing from what another was promised.
+#[test]
+fn each_keeps_the_room_that_was_promised_to_it() {
+    const THIRD: SessionId = SessionId(103);
+    let mut world = full();
+    world.bench.attach_offline(THIRD, JobId(2), GPU);
+    let (job, terms) = (JobId(2), of_user(2, 1));
+    world.bench.send(Event::Terms { job, terms });
+    world.look();
+    let first = asks(&mut world, NEWCOMER, 120);
+    let second = asks(&mut world, THIRD, 120);
+    while answer(&world, first).is_none() || answer(&world, second).is_none() {
+        world.calm(5);
+    }
+    assert_eq!(answer(&world, first), Some(true));
+    assert_eq!(answer(&world, second), Some(true));
+    has(&mut world, 120);
+    // What online wants now has to come from the job that has too much.
+    let before = world.jobs[&0].held();
+    world.ask(0, 100);
+    while world.online[0] < 100 {
+        world.calm(5);
+    }
+    let left = world.jobs[&0].held();
+    assert!(left + 60 <= before, "{left} of {before}");
+    assert!(world.broken.is_empty(), "{:?}", world.broken);
+}
+
 /// P-FAIR-12: nobody makes room that has no more than it deserves, and online comes first.
 #[test]
 fn room_is_made_by_who_has_too_much_and_not_while_online_lacks_memory() {
