@@ -62,7 +62,9 @@ impl Adoption {
         }
     }
 
-    /// A place for a channel of `owner`; None: it has its share of them, or the journal is full.
+    /// A place for a channel of `owner`; None: it has its share of them, or the journal is full. One that was adopted
+    /// is the owner's from here on, with its mark: a pair with two records would be enabled by the one that does not
+    /// say that its process is changing mappings.
     pub fn place(
         &mut self,
         (client, channel): (u32, u32),
@@ -71,6 +73,17 @@ impl Adoption {
     ) -> Option<Place> {
         if !self.shares.allow(&owner, self.places.left()) {
             return None;
+        }
+        let same = |adopted: &Adopted| {
+            let own = &adopted.marked;
+            (own.client, own.channel, own.device_instance) == (client, channel, device_instance)
+        };
+        if let Some(at) = self.adopted.iter().position(same) {
+            let place = self.adopted.swap_remove(at).marked.place;
+            self.journal.end_move(place);
+            self.shares.give_back(place.number());
+            self.shares.take(place.number(), owner);
+            return Some(place);
         }
         let place = self.places.take()?;
         self.shares.take(place.number(), owner);
@@ -147,5 +160,40 @@ impl Adoption {
         }
         due.here.sort_by_key(|(gpu, _)| *gpu);
         Some(due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::{Method, Tenant};
+    use tidegate_policy::ids::JobId;
+
+    /// P-LIFECYCLE-4: a channel that is claimed again keeps its record, so that whoever reads the journal sees that its
+    /// process changes mappings.
+    #[test]
+    fn a_pair_that_is_claimed_again_has_one_record() {
+        let mut adoption = Adoption::new(Arc::new(Journal::private()), Vec::new(), 0);
+        let owner = || Owner {
+            tenant: Tenant::User(1),
+            job: Some(JobId(0)),
+        };
+        let place = adoption.place((7, 1), 0, owner()).expect("there is room");
+        adoption.journal.mark(place, Method::Disable);
+        adoption.journal.begin_move(place, 70);
+        adoption.adopt([place].into_iter(), 0);
+        let other = adoption.place((8, 1), 0, owner()).expect("there is room");
+        let again = adoption.place((7, 1), 0, owner()).expect("there is room");
+        assert!(other != place && again == place);
+        assert_eq!(adoption.deadline(), None, "nobody enables it unasked");
+        let marked = || adoption.journal.marked();
+        assert_eq!(
+            marked()[0].mover,
+            None,
+            "who claims it has ended what it did"
+        );
+        adoption.journal.begin_move(again, 71);
+        let movers: Vec<_> = marked().iter().map(|marked| marked.mover).collect();
+        assert_eq!(movers, [Some(71)]);
     }
 }

@@ -88,6 +88,14 @@ mod tests {
         assert!(!totals.is_empty(), "{totals:?}");
     }
 
+    /// An agent that dies in the middle of a move whose process had attached anew.
+    #[test]
+    fn nothing_is_enabled_by_an_older_record_of_its_channel() {
+        for seed in [13_000, 14_172, 14_728, 18_596] {
+            assert_eq!(run(seed, Break::Nothing).0, Vec::<String>::new(), "{seed}");
+        }
+    }
+
     #[test]
     fn a_schedule_is_its_seed() {
         assert_eq!(run(7, Break::Nothing), run(7, Break::Nothing));
