@@ -151,7 +151,6 @@ fn switches_and_moves_are_taken_off_its_time() {
         switch: Duration::from_secs(1),
         give_back_gib: Duration::from_millis(250),
         give_back_gib_per_s: 100.0,
-        ..Costs::default()
     };
     let told: Vec<_> = (0..30)
         .map(|number| {
