@@ -122,8 +122,16 @@ impl Books {
         rank.claimed = rank.claims(layout);
         ledger.adopt(session, Place::Offline, rank.held(layout));
         self.ranks.push(rank);
-        for nth in (0u32..).take(self.holders.layout().len()) {
-            self.settle_backing(StripeId(nth));
+        self.settle_all();
+    }
+
+    /// Ranks came or went. What moves is settled when it has moved.
+    fn settle_all(&mut self) {
+        for stripe in (0u32..).take(self.holders.layout().len()).map(StripeId) {
+            let moves = self.machine.phase == Phase::Moving;
+            if !(moves && self.machine.stripes.contains(&stripe)) {
+                self.settle_backing(stripe);
+            }
         }
         self.note_soonest();
     }
@@ -161,6 +169,17 @@ impl Books {
             }
             !goes
         });
+        self.settle_all();
+    }
+
+    /// A process is gone with all its caches; its account is closed with it.
+    pub fn gone(&mut self, session: SessionId) {
+        self.machine.gone(session);
+        let ranks = self.ranks.len();
+        self.ranks.retain(|rank| rank.session != session);
+        if self.ranks.len() != ranks {
+            self.settle_all();
+        }
     }
 
     pub fn gpus(&self) -> GpuSet {
@@ -303,7 +322,10 @@ impl Books {
                 }
             }
         } else {
-            stripes.retain(|stripe| self.promise(*stripe, layout.bytes(*stripe), ledgers));
+            stripes.retain(|stripe| {
+                let lacks = self.ranks.iter().any(|rank| rank.lacks(*stripe));
+                lacks && self.promise(*stripe, layout.bytes(*stripe), ledgers)
+            });
         }
         self.machine.stripes = stripes;
         if reclaims {

@@ -345,8 +345,7 @@ impl Memory {
     /// A process is gone with all it had.
     pub fn gone(&mut self, session: SessionId) {
         for books in &mut self.jobs {
-            books.machine.gone(session);
-            books.ranks.retain(|rank| rank.session != session);
+            books.gone(session);
         }
         self.drop_empty();
         self.elastic.retain(|elastic| elastic.session != session);

@@ -192,6 +192,9 @@ impl World {
                         for stripe in &stripes {
                             let lost = self.lost_at.get(&(job, stripe.0)).copied().unwrap_or(0);
                             assert!(lost <= withheld, "given back before it was withheld");
+                            let ranks = self.processes.values().filter(|known| known.job == job);
+                            let lacking = |rank: &Process| !rank.backed.contains(&stripe.0);
+                            assert!({ ranks }.any(lacking), "{stripe:?} is nobody's to get back");
                         }
                     }
                     let direction = Some(direction);

@@ -103,6 +103,23 @@ fn a_demand_is_met_from_the_job_that_is_disabled_for_it_and_runs_again() {
     assert!(!world.bench.held_jobs.contains(&JobId(0)));
 }
 
+/// P-MEMORY-2: what only a process lacked that is gone, nobody is told to map again.
+#[test]
+fn a_cache_that_has_all_its_memory_is_given_none_for_the_one_that_is_gone() {
+    let mut world = colocated(STRIPES);
+    world.ask(15, false);
+    world.reclaim();
+    world.answer(0, Answer::Done);
+    let taken = world.lost_at.len();
+    assert!(taken > 0, "something was taken");
+    let successor = SessionId(11);
+    joins(&mut world, successor, JobId(0), STRIPES);
+    world.register(successor);
+    world.kill(SessionId(10));
+    let memory = world.bench.node.job_memory(JobId(0)).expect("it is there");
+    assert_eq!(memory.taken, 0, "{memory:?}");
+}
+
 #[test]
 fn a_cache_maps_what_was_taken_for_it_while_the_rest_is_being_taken() {
     let usual = config();
