@@ -190,6 +190,12 @@ impl World<Reclaim> {
         if restores && !known.all(|stripe| pages.is_known_lost(stripe.0, read)) {
             return self.answers(pid, &order, Answer::Refused, Vec::new());
         }
+        // What stands is not restored, and what is gone not taken: another rank's may be.
+        let stands = |stripe: &StripeId| pages.backing[stripe.0 as usize] == Backing::Own;
+        let stripes: Vec<StripeId> = stripes
+            .into_iter()
+            .filter(|stripe| stands(stripe) != restores)
+            .collect();
         let Some(offline) = self.processes[pid].own.as_offline() else {
             return;
         };
