@@ -2,9 +2,15 @@
 //! enabled, no kernel runs where nothing is mapped, every request ends, nothing stays disabled or held, and the sums
 //! of the ledger are exact after every turn of the shell.
 
-use super::play::{Own, Reclaim};
+use super::play::{Own, Reclaim, TURN_MS};
+use crate::dice::MS;
 use crate::world::World;
+use std::collections::{BTreeMap, BTreeSet};
+use tidegate_policy::config::FairMode;
 use tidegate_policy::ids::{Bytes, GpuId};
+
+/// Longest that a job waits when all is quiet and jobs take turns, ns: four turns of the other, a switch after each.
+const LONGEST_WAIT: u64 = 4 * (TURN_MS + 10) * MS;
 
 impl World<Reclaim> {
     pub fn violated(&mut self, what: &str) {
@@ -60,18 +66,33 @@ impl World<Reclaim> {
         if left > 0 {
             self.violated(&format!("{left} requests never ended"));
         }
-        let offline =
-            |process: &&crate::process::Process<Own>| process.alive && !process.is_online();
-        let live = || self.processes.iter().filter(offline);
-        let held = live().filter(|process| !process.passes()).count();
-        let devices = live().flat_map(|process| &process.devices);
-        let channels = devices.flat_map(|device| &device.channels);
-        let disabled = channels.filter(|held| self.gpus[0].is_disabled(held.1));
-        let disabled = disabled.count();
-        if held + disabled > 0 {
-            self.violated(&format!(
-                "{disabled} channels left disabled and {held} processes held although all is quiet"
-            ));
+        // Where jobs take turns, one waits for the turns of the others.
+        let turns = self.rules.config.fair.mode == FairMode::Turns;
+        let waits = if turns { LONGEST_WAIT } else { 0 };
+        self.note_running();
+        let live = self.processes.iter().filter(|p| p.alive && !p.is_online());
+        let jobs: BTreeSet<_> = live.map(|process| process.job).collect();
+        for job in jobs {
+            let ran = self.play.ran.get(&job).copied().unwrap_or(0);
+            if self.now - ran > waits {
+                let off = format!("{job:?} left disabled or held although all is quiet");
+                self.violated(&off);
+            }
         }
+    }
+
+    /// Notes which jobs run: launches of all of their processes pass, and every channel is enabled.
+    pub fn note_running(&mut self) {
+        let live = self.processes.iter().filter(|p| p.alive && !p.is_online());
+        let mut runs: BTreeMap<Option<u32>, bool> = BTreeMap::new();
+        for process in live {
+            let channels = process.devices.iter().flat_map(|device| &device.channels);
+            let mut channels = channels.map(|held| held.1);
+            let on = process.passes() && channels.all(|channel| !self.gpus[0].is_disabled(channel));
+            *runs.entry(process.job).or_insert(true) &= on;
+        }
+        let on = runs.into_iter().filter(|job| job.1);
+        let now = self.now;
+        self.play.ran.extend(on.map(|(job, _)| (job, now)));
     }
 }

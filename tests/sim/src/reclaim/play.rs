@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tidegate_node::kinds::{Level, Method};
 use tidegate_node::memory::MemoryOrder;
-use tidegate_policy::config::{Config, Cooldown, Reserving, Sharing};
+use tidegate_policy::config::{Config, Cooldown, Fair, FairMode, Reserving, Sharing};
 use tidegate_policy::ids::{Bytes, ReclaimId, StripeId};
 use tidegate_policy::reclaim::Direction;
 use tidegate_vgpu::personality::Personality;
@@ -35,6 +35,8 @@ pub(super) struct Reclaim {
     pub busy: bool,
     pub violations: Vec<String>,
     pub figures: Figures,
+    /// When each job ran last, once the script is over, ns.
+    pub ran: BTreeMap<Option<u32>, u64>,
 }
 
 /// What happens to programs.
@@ -215,8 +217,17 @@ impl Own {
     }
 }
 
-fn config() -> Config {
+/// A turn, where jobs take turns: shorter than most of what online does, so that moves and switches meet, ms.
+pub(super) const TURN_MS: u64 = 15;
+
+/// With every other seed, jobs take turns.
+fn config(seed: u64) -> Config {
+    let mut fair = Fair::default();
+    if seed % 2 == 1 {
+        (fair.mode, fair.turn) = (FairMode::Turns, Duration::from_millis(TURN_MS));
+    }
     Config {
+        fair,
         cooldown: Cooldown::Fixed(Duration::from_millis(3)),
         sharing: Sharing {
             restore_interval: Duration::from_millis(100),
@@ -240,7 +251,7 @@ impl Reclaim {
         let jobs = dice.between(1, 2);
         let rules = Rules {
             gpus: 1,
-            config: config(),
+            config: config(seed),
             pool: jobs * STRIPE * u64::from(STRIPES) + ROOM,
             level: Level::L1,
             method: Method::Disable,
@@ -255,6 +266,7 @@ impl Reclaim {
             busy: false,
             violations: Vec::new(),
             figures: Figures::default(),
+            ran: BTreeMap::new(),
         };
         let mut world = World::new(seed, dice, rules, reclaim);
         world.draw_programs(jobs);
@@ -371,6 +383,9 @@ impl Play for Reclaim {
 
     fn turned(world: &mut World<Self>) {
         world.check_ledger();
+        if world.now > SCRIPT {
+            world.note_running();
+        }
     }
 
     fn learns(&mut self, _now: u64, _fact: Fact<'_>) {}
