@@ -297,6 +297,10 @@ impl Bench {
             return;
         }
         let standing = Standing::Enabled;
+        // What is ordered the moment it comes is about it too.
+        for gpu in gpus.iter() {
+            self.held.entry((session, gpu)).or_insert((job, true));
+        }
         self.send(Event::OfflineAttached {
             session,
             job,
@@ -304,7 +308,6 @@ impl Bench {
             standing,
         });
         for gpu in gpus.iter() {
-            self.held.entry((session, gpu)).or_insert((job, true));
             let channels = Channels(1);
             self.send(Event::ChannelsChanged {
                 session,
