@@ -8,7 +8,7 @@ use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::Kind;
 
 const TURNS: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n\
-                     [fair]\nmode = \"turns\"\nturn = \"50ms\"\n";
+                     [fair]\nturn = \"50ms\"\n";
 const WATCHED_NS: u64 = 3_000_000_000;
 /// No channel stays disabled without a live agent for longer than this, and what two busy cores may add to it.
 const LANDING_NS: u64 = 1_000_000_000;

@@ -13,7 +13,9 @@ use tidegate_tests::view::{
 use tidegate_tests::{Node, Offline, clock, compile, monotonic_ns, wait_for};
 use tidegate_vgpu::history::{Kind, Record};
 
-const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
+/// Other jobs on the GPU have no turns of their own.
+const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n\
+                     [fair]\nmode = \"together\"\n";
 
 /// An honest online engine, whose channels nobody may touch, and an honest offline job.
 struct Honest {

@@ -426,7 +426,9 @@ fn handles_freed_and_used_again_never_lead_to_a_wrong_or_a_missed_disable() {
 #[test]
 fn three_hundred_processes_that_attach_at_once_are_served_and_leave_nothing_behind() {
     const CROWD: usize = 300;
-    let node = Node::new(&["--gpus", "2"], CONFIG);
+    // Its seven jobs are all on both GPUs.
+    let together = format!("{CONFIG}[fair]\nmode = \"together\"\n");
+    let node = Node::new(&["--gpus", "2"], &together);
     let agent = node.agent.as_ref().expect("it runs").pid();
     // The first question has the agent open what it keeps.
     let mut online = Online::start(&node, 0);

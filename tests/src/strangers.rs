@@ -37,7 +37,8 @@ impl Honest {
             eprintln!("!!! SKIPPED: it takes root to become another user");
             return None;
         }
-        let gate = "[gate]\ncooldown = \"5ms\"\n";
+        // Strangers with the GPU would else have turns of their own.
+        let gate = "[gate]\ncooldown = \"5ms\"\n[fair]\nmode = \"together\"\n";
         let node = Node::new(&[], &format!("{TRUSTING}{gate}{config}"));
         open(node.dir(), 0o755);
         open(&node.run_dir(), 0o755);

@@ -154,9 +154,9 @@ pub enum OnMaxGated {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FairMode {
     /// One at a time, each for a turn, by weight; the rule stands in [`crate::fair`].
+    #[default]
     Turns,
     /// All at once: the GPU divides its time among their channels, whosever they are.
-    #[default]
     Together,
 }
 

@@ -15,7 +15,7 @@
 //!                                                            node    all of it, one step
 //! ```
 //!
-//! [`fair`] is in force with [`config::FairMode::Turns`], which `fair.mode` chooses.
+//! [`fair`] is in force with [`config::FairMode::Turns`], the usual of what `fair.mode` chooses.
 //! [`placement`] says what share of its throughput an offline job would get on a node, from the node's history,
 //! and [`tend`] what is done about one that gets less than it was promised.
 //! [`lease`] decides how much of a trainer runs beside online, where [`config::Config::leases`] says what online

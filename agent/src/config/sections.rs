@@ -184,10 +184,12 @@ pub struct Fair {
 /// `fair.mode`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FairMode {
-    /// "together": all run at once.
-    Together,
+    /// "auto": what is best as far as is known; turns.
+    Auto,
     /// "turns": one after the other.
     Turns,
+    /// "together": all run at once.
+    Together,
 }
 
 /// `[memory]`
@@ -395,7 +397,7 @@ impl Default for Config {
                 rings_per_second: 50_000,
             },
             fair: Fair {
-                mode: FairMode::Together,
+                mode: FairMode::Auto,
                 turn: Duration::from_millis(100),
                 slots: 1,
                 users: BTreeMap::new(),

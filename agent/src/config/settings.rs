@@ -425,8 +425,11 @@ impl Named for LongGate {
 }
 
 impl Named for FairMode {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("together", Self::Together), ("turns", Self::Turns)];
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("turns", Self::Turns),
+        ("together", Self::Together),
+    ];
 }
 
 impl Named for Suspects {

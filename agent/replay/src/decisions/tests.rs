@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use tidegate_policy::config::Slo;
+use tidegate_policy::config::{FairMode, Slo};
 use tidegate_policy::ids::Bytes;
 use tidegate_policy::lease::Leasing;
 use tidegate_policy::lease::event::LeaseEvent;
@@ -155,9 +155,15 @@ fn settings_are_read_as_they_are_written_and_earlier_ones_have_neither_turns_nor
         assert_eq!(config_of(&config_fields(&config)), Some(config));
     }
     let fields = config_fields(&Config::default());
-    for earlier in [FIELDS_BEFORE_TURNS, FIELDS_BEFORE_SLO] {
-        assert_eq!(config_of(&fields[..earlier]), Some(Config::default()));
-        assert_eq!(config_of(&fields[..=earlier]), None);
+    let mut together = Config::default();
+    together.fair.mode = FairMode::Together;
+    let earlier = [
+        (FIELDS_BEFORE_TURNS, together),
+        (FIELDS_BEFORE_SLO, Config::default()),
+    ];
+    for (count, config) in earlier {
+        assert_eq!(config_of(&fields[..count]), Some(config));
+        assert_eq!(config_of(&fields[..=count]), None);
     }
 }
 

@@ -130,6 +130,8 @@ impl Gate {
         if broken == Break::NoCooldown {
             config.cooldown = Cooldown::Fixed(Duration::ZERO);
         }
+        // Without `jobs` those that a script draws run at once.
+        config.fair.mode = FairMode::Together;
         if jobs > 0 {
             script.draw_jobs(jobs, &mut dice);
             config.fair.turn = Duration::from_millis(dice.between(10, 20));
