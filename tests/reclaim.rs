@@ -232,6 +232,17 @@ fn status_says_whose_handles_they_are() {
     let status = view::status(&stage.node);
     let cache = &status["gpus"][0]["memory"]["caches"][0];
     assert_eq!(cache["pressure_target_per_minute"], 4.0, "{cache}");
+    // 96 MiB are shared.
+    let job = &status["jobs"][0];
+    let number = |name: &str| job[name].as_u64().expect("a number");
+    let (held, seconds) = (
+        number("held_byte_seconds"),
+        number("attached_ns") / 1_000_000_000,
+    );
+    assert!(
+        held > 0 && held <= (96 << 20) * (seconds + 1),
+        "{held} over {seconds} s: {job}"
+    );
     let table = view::table(&stage.node);
     assert!(
         table.contains(" pressure events per minute (target 4.0)\n"),

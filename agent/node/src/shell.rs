@@ -524,7 +524,7 @@ impl Shell {
             self.usage.leave(gpu, ledger.pool(), room, self.time.now);
         }
         self.usage
-            .stand(standing, self.policy.runs(), self.time.now);
+            .stand(standing, self.policy.uses(), self.time.now);
     }
 
     // ------------------------------------------------------------ what the turn and the end need

@@ -16,7 +16,7 @@ use crate::kinds::gpu_id;
 use crate::latency::Buckets;
 use tidegate_policy::ids::{Bytes, GpuId, GpuSet, JobId};
 use tidegate_policy::placement::{Available, OpenSets};
-use tidegate_policy::view::Standing;
+use tidegate_policy::view::{JobUse, Standing};
 
 /// Bounds of the histogram of gaps, ns.
 pub const GAP_BOUNDS_NS: [u64; 16] = [
@@ -68,10 +68,24 @@ pub struct JobTime {
     pub attached: u64,
     /// Its work may have been on its GPUs.
     pub running: u64,
+    /// The operator had paused it, or drained the node, while it had a process.
+    pub paused: u64,
     /// GPUs it uses, or used last.
     pub gpus: GpuSet,
+    /// Memory that it held of the pools, bytes x ns.
+    held: u128,
     is_attached: bool,
     runs: bool,
+    is_paused: bool,
+    holds: Bytes,
+}
+
+impl JobTime {
+    /// Memory that it held of the pools, over time: bytes x s.
+    #[must_use]
+    pub fn held_byte_seconds(&self) -> u64 {
+        u64::try_from(self.held / 1_000_000_000).unwrap_or(u64::MAX)
+    }
 }
 
 /// All totals of a node.
@@ -114,12 +128,7 @@ impl Usage {
     }
 
     /// From `now` on things stand like this; until now they stood as said before.
-    pub fn stand(
-        &mut self,
-        standing: Standing,
-        jobs: impl Iterator<Item = (JobId, GpuSet, bool)>,
-        now: u64,
-    ) {
+    pub fn stand(&mut self, standing: Standing, jobs: impl Iterator<Item = JobUse>, now: u64) {
         self.advance(now);
         for index in 0..self.gpus.len() {
             let id = gpu_id(index);
@@ -141,18 +150,20 @@ impl Usage {
         self.running = GpuSet::EMPTY;
         for job in &mut self.jobs {
             (job.is_attached, job.runs) = (false, false);
+            (job.is_paused, job.holds) = (false, Bytes::ZERO);
         }
-        for (id, gpus, runs) in jobs {
-            let Ok(index) = usize::try_from(id.0) else {
+        for own in jobs {
+            let Ok(index) = usize::try_from(own.job.0) else {
                 continue;
             };
             if index >= self.jobs.len() {
                 self.jobs.resize(index + 1, JobTime::default());
             }
             let job = &mut self.jobs[index];
-            (job.is_attached, job.runs, job.gpus) = (true, runs, gpus);
-            if runs {
-                self.running = self.running.union(gpus);
+            (job.is_attached, job.runs, job.gpus) = (true, own.runs, own.gpus);
+            (job.is_paused, job.holds) = (own.paused, own.held);
+            if own.runs {
+                self.running = self.running.union(own.gpus);
             }
         }
     }
@@ -206,6 +217,9 @@ impl Usage {
         for job in &mut self.jobs {
             job.attached += if job.is_attached { time } else { 0 };
             job.running += if job.runs { time } else { 0 };
+            job.paused += if job.is_paused { time } else { 0 };
+            let held = u128::from(job.holds.0) * u128::from(time);
+            job.held = job.held.saturating_add(held);
         }
     }
 
@@ -274,6 +288,16 @@ mod tests {
             .collect()
     }
 
+    const fn using(job: u32, gpus: u8, runs: bool) -> JobUse {
+        JobUse {
+            job: JobId(job),
+            gpus: GpuSet::from_bits(gpus as u64),
+            runs,
+            paused: false,
+            held: Bytes::ZERO,
+        }
+    }
+
     proptest! {
         #[test]
         fn time_is_added_to_what_stood_and_to_nothing_else(
@@ -296,7 +320,7 @@ mod tests {
                 openings += u64::from(before.1 & 1 == 0 && is_open & 1 != 0);
                 edges += u64::from(before.0 & 1 == 0 && is_busy & 1 != 0);
                 let standing = Standing { busy: set(is_busy), open: set(is_open) };
-                usage.stand(standing, [(JobId(1), set(runs), true)].into_iter(), now);
+                usage.stand(standing, [using(1, runs, true)].into_iter(), now);
                 before = (is_busy, is_open, runs);
             }
             prop_assert_eq!(usage.observed(), now - 100);
@@ -366,21 +390,31 @@ mod tests {
         assert_eq!(gaps.sum_ns(), 3_000_000);
     }
 
+    /// P-CLUSTER-1: how long a job was paused, and what memory it held for how long.
     #[test]
     fn a_job_that_left_adds_no_time() {
         let mut usage = Usage::new(1, 0);
         usage.stand(
             Standing::default(),
-            [(JobId(0), set(1), true)].into_iter(),
+            [JobUse {
+                held: Bytes(3_000_000_000),
+                ..using(0, 1, true)
+            }]
+            .into_iter(),
             0,
         );
         usage.stand(
             Standing::default(),
-            [(JobId(0), set(1), false)].into_iter(),
+            [JobUse {
+                paused: true,
+                ..using(0, 1, false)
+            }]
+            .into_iter(),
             10,
         );
         usage.stand(Standing::default(), std::iter::empty(), 30);
         let job = usage.at(100).job(JobId(0));
         assert_eq!((job.running, job.attached), (10, 30));
+        assert_eq!((job.paused, job.held_byte_seconds()), (20, 30));
     }
 }

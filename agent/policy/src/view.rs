@@ -193,6 +193,21 @@ pub struct JobView {
     pub launch_gate_closed: bool,
 }
 
+/// What a job uses at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobUse {
+    /// Which.
+    pub job: JobId,
+    /// Every GPU its processes use.
+    pub gpus: GpuSet,
+    /// It may run on them.
+    pub runs: bool,
+    /// The operator paused it, or drained the node.
+    pub paused: bool,
+    /// What its processes hold of the pools.
+    pub held: Bytes,
+}
+
 /// Memory of one offline job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobMemoryView {

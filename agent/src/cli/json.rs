@@ -213,6 +213,11 @@ fn job(status: &v1::JobStatus) -> Value {
         })),
         "turns": status.turns,
         "units": status.units,
+        "launches": status.launches,
+        "attached_ns": status.attached_ns,
+        "running_ns": status.running_ns,
+        "paused_ns": status.paused_ns,
+        "held_byte_seconds": status.held_byte_seconds,
         "trainer": status.trainer.as_ref().map(trainer),
     })
 }

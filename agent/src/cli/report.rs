@@ -349,6 +349,9 @@ fn as_json(summary: &Summary) -> Value {
             "running_ns": job.running,
             "launches": job.launches,
             "units": job.units,
+            "units_lost": job.lost,
+            "paused_ns": job.paused,
+            "held_mean_bytes": job.held,
             "standalone_launches_per_s": job.standalone.map(|(rate, _)| rate),
             "standalone_basis": job.standalone.map(|(_, basis)| basis.name()),
             "throughput_fraction": job.fraction,
@@ -402,7 +405,10 @@ fn csv(slices: &[Slice], of: Of) -> String {
         }
         Of::Pairs => out.push_str("a,b,both_busy_ns,either_busy_ns\n"),
         Of::Jobs => {
-            out.push_str("job,gpus,attached_ns,running_ns,launches,undisturbed,uid,units\n");
+            out.push_str(
+                "job,gpus,attached_ns,running_ns,launches,undisturbed,uid,units,\
+                 units_lost,paused_ns,held_byte_seconds\n",
+            );
         }
         Of::Open => out.push_str("gpus_open,time_ns\n"),
         Of::Memory => out.push_str("gpu,pool_bytes,fallen_bytes,open_ns,available_mean_bytes\n"),
@@ -435,7 +441,7 @@ fn csv(slices: &[Slice], of: Of) -> String {
                 format!("{},{},{},{}", pair.a, pair.b, pair.both, pair.either)
             }
             (Subject::Job(job), Of::Jobs) => format!(
-                "{},{},{},{},{},{},{},{}",
+                "{},{},{},{},{},{},{},{},{},{},{}",
                 quoted(&job.name),
                 job.gpus.count_ones(),
                 job.attached,
@@ -443,7 +449,10 @@ fn csv(slices: &[Slice], of: Of) -> String {
                 job.launches,
                 u8::from(job.undisturbed),
                 job.uid.map_or_else(String::new, |uid| uid.to_string()),
-                job.units
+                job.units,
+                job.lost,
+                job.paused,
+                job.held
             ),
             (Subject::Open(open), Of::Open) => {
                 let sets = open.sets.iter();
@@ -513,6 +522,8 @@ mod tests {
             launches: 3_000,
             units: 12,
             lost: 0,
+            paused: 0,
+            held: 0,
             undisturbed: false,
         };
         let pair = PairSlice {

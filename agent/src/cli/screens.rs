@@ -246,6 +246,8 @@ fn slices(size: Size) -> Vec<Slice> {
             launches: size.of(22_487, 123_456_789_012),
             units: 12,
             lost: 0,
+            paused: 0,
+            held: 0,
             undisturbed: true,
         }))
     };

@@ -95,6 +95,8 @@ impl<'a> View<'a> {
             launches: self.shell.launches(job),
             attached_ns: usage.job(job).attached,
             running_ns: usage.job(job).running,
+            paused_ns: usage.job(job).paused,
+            held_byte_seconds: usage.job(job).held_byte_seconds(),
             units: self.shell.worked(job).useful,
             ..v1::JobStatus::default()
         }

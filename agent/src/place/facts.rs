@@ -113,6 +113,8 @@ fn by_name(group: &[history::Slice]) -> Vec<JobSlice> {
                 own.launches = own.launches.saturating_add(job.launches);
                 own.units = own.units.saturating_add(job.units);
                 own.lost = own.lost.saturating_add(job.lost);
+                own.paused = own.paused.saturating_add(job.paused);
+                own.held = own.held.saturating_add(job.held);
                 own.undisturbed &= job.undisturbed;
             }
         }

@@ -15,7 +15,8 @@ use tidegate_policy::placement::{Profile, Slice};
 pub struct Window<'a> {
     /// Its slices.
     pub slices: &'a [Slice],
-    /// Share of its throughput alone; None: it was not there for all of it, or nobody can say.
+    /// Share of its throughput alone; None: it was not there for all of it, an operator had paused it or drained the
+    /// node, or nobody can say.
     pub got: Option<f64>,
     /// GPUs it used.
     pub gpus: GpuSet,
@@ -77,9 +78,11 @@ pub fn windows<'a>(
         let mine = facts.jobs[begin..end]
             .iter()
             .filter_map(|jobs| own(jobs, name));
-        let (mut attached, mut done, mut gpus) = (0u64, 0u64, GpuSet::EMPTY);
+        let (mut attached, mut paused) = (0u64, 0u64);
+        let (mut done, mut gpus) = (0u64, GpuSet::EMPTY);
         for job in mine {
             attached = attached.saturating_add(job.attached);
+            paused = paused.saturating_add(job.paused);
             done = done.saturating_add(if by_units { job.units } else { job.launches });
             gpus = gpus.union(GpuSet::from_bits(job.gpus));
         }
@@ -87,7 +90,8 @@ pub fn windows<'a>(
         if attached == 0 || length < length_ns {
             break;
         }
-        let whole = attached.saturating_add(length / AWAY) >= length;
+        let free = attached.saturating_sub(paused);
+        let whole = free.saturating_add(length / AWAY) >= length;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = done as f64 / length as f64 * 1e9;
         found.push(Window {
@@ -124,6 +128,8 @@ mod tests {
             launches,
             units: 0,
             lost: 0,
+            paused: 0,
+            held: 0,
             undisturbed,
         };
         let slice = |number| Slice {
@@ -168,6 +174,13 @@ mod tests {
         assert_eq!(got("launches"), [None, Some(0.4)]);
         // 140 launches in 1.75 s in which it could run: 80 a second alone.
         assert_eq!(got("tokens"), [None, Some(0.5)]);
+        // What an operator has paused is not judged by what it did not do.
+        let mut paused = facts.clone();
+        for job in paused.jobs.iter_mut().flatten() {
+            job.paused = S / 2;
+        }
+        let judged = windows(&paused, "slurm-7", &profile("tokens"), 2 * S);
+        assert_eq!((judged.len(), judged[1].got), (2, None));
         let window = &windows(&facts, "slurm-7", &profile("tokens"), 2 * S)[1];
         assert_eq!(
             (window.slices.len(), window.gpus),

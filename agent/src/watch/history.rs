@@ -98,6 +98,10 @@ pub struct JobSlice {
     pub units: u64,
     /// Units that memory which was taken has it compute again.
     pub lost: u64,
+    /// An operator had paused it or drained the node, ns.
+    pub paused: u64,
+    /// Memory that it held of the pools, bytes x s.
+    pub held: u64,
     /// It was attached and could run for all of the slice: its launches then are its standalone rate.
     pub undisturbed: bool,
 }

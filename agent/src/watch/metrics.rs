@@ -47,6 +47,8 @@ fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
             rest.launches += job.launches;
             rest.running_ns += job.running_ns;
             rest.attached_ns += job.attached_ns;
+            rest.paused_ns += job.paused_ns;
+            rest.held_byte_seconds = rest.held_byte_seconds.saturating_add(job.held_byte_seconds);
             rest.preemptions += job.preemptions;
             rest.turns += job.turns;
             rest.units = rest.units.saturating_add(job.units);
@@ -65,6 +67,9 @@ fn jobs(status: &v1::GetStatusResponse) -> Vec<v1::JobStatus> {
                 same.launches += job.launches;
                 same.running_ns += job.running_ns;
                 same.attached_ns += job.attached_ns;
+                same.paused_ns += job.paused_ns;
+                same.held_byte_seconds =
+                    same.held_byte_seconds.saturating_add(job.held_byte_seconds);
                 same.preemptions += job.preemptions;
                 same.turns += job.turns;
                 if let (Some(share), Some(more)) = (&mut same.share, &job.share) {

@@ -1260,6 +1260,12 @@ pub struct JobStatus {
     /// Useful units of work that its processes say they did under this agent (tg_progress); 0: they count none.
     #[prost(uint64, tag = "21")]
     pub units: u64,
+    /// How long of attached_ns an operator had paused it or drained the node.
+    #[prost(uint64, tag = "22")]
+    pub paused_ns: u64,
+    /// Memory that it held of the pools under this agent, bytes x s: the mean is this over attached_ns / 10^9.
+    #[prost(uint64, tag = "23")]
+    pub held_byte_seconds: u64,
 }
 /// A job that trains.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -4,7 +4,7 @@ use super::Memory;
 use super::books::Books;
 use crate::ids::{Bytes, GpuId, JobId, ReclaimId, SessionId, StripeId, Tokens};
 use crate::job::Job;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Place};
 use crate::reclaim::Phase;
 use crate::time::Instant;
 use crate::view::{ElasticView, HandlesView, JobMemoryView, OwnerView, StripeView};
@@ -13,6 +13,20 @@ use std::collections::{BTreeMap, BTreeSet};
 impl Memory {
     pub fn ledger(&self, gpu: GpuId) -> Option<&Ledger> {
         self.ledgers.get(gpu.index())
+    }
+
+    /// What the processes of an offline job hold of the pools.
+    pub fn held(&self, job: &Job) -> Bytes {
+        let shared = job
+            .gpus()
+            .iter()
+            .filter_map(|gpu| self.ledgers.get(gpu.index()));
+        let shared = shared.filter(|ledger| !ledger.pool().is_zero());
+        let held = shared.flat_map(|ledger| {
+            job.sessions()
+                .map(|session| ledger.account(session).at(Place::Offline))
+        });
+        held.sum()
     }
 
     /// Whether a process was told to change its mappings, and has not said that it ended.

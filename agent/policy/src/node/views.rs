@@ -4,12 +4,12 @@ use super::Node;
 use crate::fair::{ShareView, Waits};
 use crate::gap::Learner;
 use crate::gate::Gate;
-use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId};
+use crate::ids::{Bytes, GpuId, JobId, ReclaimId, SessionId, StripeId};
 use crate::ledger::Ledger;
 use crate::time::Instant;
 use crate::view::{
-    BudgetView, ElasticView, GateState, GpuView, JobMemoryView, JobView, OwnerView, Standing,
-    StripeView, Weighed,
+    BudgetView, ElasticView, GateState, GpuView, JobMemoryView, JobUse, JobView, OwnerView,
+    Standing, StripeView, Weighed,
 };
 use core::time::Duration;
 
@@ -62,9 +62,15 @@ impl Node {
         }
     }
 
-    /// Every job with the GPUs it uses, and whether it may run on them. Cheap: for after every step.
-    pub fn runs(&self) -> impl Iterator<Item = (JobId, GpuSet, bool)> + '_ {
-        self.jobs.iter().map(|job| (job.id, job.gpus(), job.runs()))
+    /// Every job with what it uses. Cheap: for after every step.
+    pub fn uses(&self) -> impl Iterator<Item = JobUse> + '_ {
+        self.jobs.iter().map(|job| JobUse {
+            job: job.id,
+            gpus: job.gpus(),
+            runs: job.runs(),
+            paused: job.paused || self.world.drained,
+            held: self.memory.held(job),
+        })
     }
 
     /// One job.

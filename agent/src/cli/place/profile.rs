@@ -192,9 +192,10 @@ fn fit(args: &Fit) -> anyhow::Result<()> {
         .into());
     }
     let counts = own.iter().any(|(_, job)| job.units != 0);
-    let whole = own
-        .iter()
-        .filter(|(slice, job)| job.attached + slice.length_ns / AWAY >= slice.length_ns);
+    let whole = own.iter().filter(|(slice, job)| {
+        let free = job.attached.saturating_sub(job.paused);
+        free + slice.length_ns / AWAY >= slice.length_ns
+    });
     let did: Vec<_> = whole
         .map(|(slice, job)| Did {
             slice,

@@ -271,6 +271,8 @@ fn by_name(begin: &[v1::JobStatus], end: &[v1::JobStatus]) -> Vec<JobSlice> {
         own.running += since(|job| job.running_ns);
         own.launches += launches;
         own.units = own.units.saturating_add(since(|job| job.units));
+        own.paused += since(|job| job.paused_ns);
+        own.held = own.held.saturating_add(since(|job| job.held_byte_seconds));
         let lost = |job: &v1::JobStatus| job.memory.as_ref().map_or(0, |memory| memory.tokens_lost);
         own.lost = own.lost.saturating_add(since(lost));
     }
@@ -364,6 +366,8 @@ mod tests {
             gpus: vec![0],
             attached_ns,
             running_ns: attached_ns / 2,
+            paused_ns: attached_ns * 2,
+            held_byte_seconds: attached_ns * 3,
             launches,
             ..v1::JobStatus::default()
         };
@@ -377,7 +381,11 @@ mod tests {
             let of_jobs = slices.into_iter().flatten();
             of_jobs
                 .filter_map(|slice| match slice.subject {
-                    Subject::Job(job) => Some((job.name, job.attached, job.running, job.launches)),
+                    Subject::Job(job) => {
+                        let more = (2 * job.attached, 3 * job.attached);
+                        assert_eq!((job.paused, job.held), more);
+                        Some((job.name, job.attached, job.running, job.launches))
+                    }
                     _ => None,
                 })
                 .collect()

@@ -117,6 +117,8 @@ pub fn encode(slice: &Slice, number: u64) -> [u8; SIZE] {
                 job.uid.map_or(0, |uid| u64::from(uid) + 1),
                 job.units,
                 job.lost,
+                job.paused,
+                job.held,
             ]);
         }
         Subject::Open(open) => {
@@ -199,6 +201,8 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, Slice)> {
                 .and_then(|uid| u32::try_from(uid).ok()),
             units: from.word(),
             lost: from.word(),
+            paused: from.word(),
+            held: from.word(),
         }),
         4 if usize::from(a) <= SETS => Subject::Open(OpenSlice {
             part: b,
@@ -263,9 +267,9 @@ pub(super) mod tests {
         let pair =
             pair.prop_map(|(a, b, both, either)| Subject::Pair(PairSlice { a, b, both, either }));
         let uid = any::<Option<u32>>();
-        let job = ("[a-z/é]{0,48}", any::<[u64; 6]>(), any::<bool>(), uid);
+        let job = ("[a-z/é]{0,48}", any::<[u64; 8]>(), any::<bool>(), uid);
         let job = job.prop_map(|(name, words, undisturbed, uid)| {
-            let [gpus, attached, running, launches, units, lost] = words;
+            let [gpus, attached, running, launches, units, lost, paused, held] = words;
             Subject::Job(JobSlice {
                 name,
                 uid,
@@ -275,6 +279,8 @@ pub(super) mod tests {
                 launches,
                 units,
                 lost,
+                paused,
+                held,
                 undisturbed,
             })
         });

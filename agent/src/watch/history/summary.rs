@@ -135,6 +135,12 @@ pub struct Job {
     pub launches: u64,
     /// Useful units of work, as it counts them.
     pub units: u64,
+    /// Units that memory which was taken had it compute again.
+    pub lost: u64,
+    /// An operator had paused it or drained the node, ns.
+    pub paused: u64,
+    /// Memory that it held of the pools, on average while it was attached, bytes.
+    pub held: u64,
     /// What it does per second with its GPUs to itself, and how that is known; None: it never ran.
     pub standalone: Option<(f64, Basis)>,
     /// Throughput while it was attached over standalone throughput.
@@ -441,10 +447,19 @@ fn sum_job(name: &str, of: &[(f64, &JobSlice)], given: Option<f64>, observed: u6
         running,
         launches,
         units: total(|slice| slice.units),
+        lost: total(|slice| slice.lost),
+        paused: total(|slice| slice.paused),
+        held: mean(total(|slice| slice.held), attached),
         standalone,
         fraction,
         saved,
     }
+}
+
+/// The mean of what adds up to bytes x s over so many ns.
+fn mean(byte_seconds: u64, ns: u64) -> u64 {
+    let mean = (u128::from(byte_seconds) * 1_000_000_000).checked_div(u128::from(ns));
+    mean.and_then(|mean| u64::try_from(mean).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -475,6 +490,8 @@ mod tests {
             launches,
             units: 2 * launches,
             lost: 0,
+            paused: 0,
+            held: 0,
             undisturbed: running == attached,
         })
     }
@@ -536,6 +553,8 @@ mod tests {
                 launches,
                 units: 0,
                 lost: 0,
+                paused: 0,
+                held: 0,
                 undisturbed: running == 10 * S,
             };
             of(10 * S, Subject::Job(slice))

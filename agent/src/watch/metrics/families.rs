@@ -539,7 +539,7 @@ pub(super) struct TrainerFamily(
 );
 
 /// Metrics of jobs, under their names.
-pub(super) const JOB_FAMILIES: [JobFamily; 6] = [
+pub(super) const JOB_FAMILIES: [JobFamily; 8] = [
     JobFamily(
         "job_units",
         None,
@@ -567,6 +567,20 @@ pub(super) const JOB_FAMILIES: [JobFamily; 6] = [
         COUNTER,
         "Time the job had a process",
         |job| Sample::Seconds(seconds(job.attached_ns)),
+    ),
+    JobFamily(
+        "job_paused",
+        Some(Unit::Seconds),
+        COUNTER,
+        "Time of that in which an operator had paused the job or drained the node",
+        |job| Sample::Seconds(seconds(job.paused_ns)),
+    ),
+    JobFamily(
+        "job_memory_byte_seconds",
+        None,
+        COUNTER,
+        "Memory that the job held of the pools, over time",
+        |job| Sample::Count(job.held_byte_seconds),
     ),
     JobFamily(
         "job_preemptions",
