@@ -1,8 +1,9 @@
 //! `tidegate bench`: what does sharing the GPU cost the users of my own server?
 //!
-//! Sends the same requests in blocks, and tells the agent between blocks what offline may do: nothing (drained), or what
-//! the gate allows. However it ends, the agent gets back the state that it was found in; a bench that is killed outright
-//! leaves `tidegate undrain` to do. Without an agent it measures the server as it is.
+//! Sends the same requests in blocks, and tells the agent between blocks what offline may do: nothing (drained), what
+//! it likes (ungated, where the operator allows that), or what the gate allows. However it ends, the agent gets back the
+//! state that it was found in; a bench that is killed outright in a drained block leaves `tidegate undrain` to do.
+//! Without an agent it measures the server as it is.
 
 mod ask;
 mod modes;
@@ -110,7 +111,7 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
         slo: args.slo.unwrap_or_default(),
         ..Bench::default()
     };
-    let modes = choose(args, steered.as_ref(), &mut bench.notes);
+    let modes = choose(args, steered.as_ref(), &mut bench.notes)?;
     let order = order(&modes, usize::try_from(args.cycles)?);
     let names: Vec<&str> = order.iter().map(|mode| mode.name()).collect();
     let mut fact = |name: &str, value: String| bench.facts.push((name.to_owned(), value));
@@ -174,8 +175,17 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
 }
 
 /// Which modes take turns, and what the reader has to know of that.
-fn choose(args: &Args, steered: Option<&Steered<'_>>, notes: &mut Vec<String>) -> Vec<Mode> {
+fn choose(
+    args: &Args,
+    steered: Option<&Steered<'_>>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Mode>, Usage> {
     let Some(steered) = steered else {
+        if args.chooses_modes() {
+            return Err(Usage(
+                "--modes: no agent listens on this node that could let offline do this".to_owned(),
+            ));
+        }
         if args.alone {
             notes.push("no agent was asked (--alone): this is the server as it is".to_owned());
         } else {
@@ -184,14 +194,16 @@ fn choose(args: &Args, steered: Option<&Steered<'_>>, notes: &mut Vec<String>) -
                     .to_owned(),
             );
         }
-        return vec![Mode::Alone];
+        return Ok(vec![Mode::Alone]);
     };
     if steered.jobs == 0 {
         notes.push(
             "the agent has no offline job: drained and gated are the same thing here".to_owned(),
         );
     }
-    vec![Mode::Drained, Mode::Gated]
+    let (modes, note) = args.modes(steered.longest)?;
+    notes.extend(note);
+    Ok(modes)
 }
 
 /// Becomes true when the user wants it to end.
@@ -234,12 +246,14 @@ impl Run<'_> {
         mut steered: Option<&mut Steered<'_>>,
         bench: &mut Bench,
     ) -> anyhow::Result<()> {
+        // Until the last answer has its end, or is given up.
+        let length = self.schedule.length + self.client.silence;
         for (place, mode) in order.iter().enumerate() {
             if *self.stop.borrow() {
                 return Ok(());
             }
             if let Some(steered) = &mut steered
-                && let Some(note) = steered.set(*mode).await?
+                && let Some(note) = steered.set(*mode, length).await?
                 && !bench.notes.contains(&note)
             {
                 bench.notes.push(note);
