@@ -2,6 +2,8 @@
 
 #[path = "bench/fake.rs"]
 mod fake;
+#[path = "bench/tls.rs"]
+mod tls;
 
 use fake::{Behaviour, Fake, Fault};
 use serde_json::Value;
@@ -297,9 +299,9 @@ fn wrong_targets_and_questions_are_refused() {
             "it answers 404 instead of a list of models",
         ),
         (
-            vec!["--target", "https://h", "--rate", "1"],
+            vec!["--target", "ftp://h", "--rate", "1"],
             2,
-            "https is not spoken",
+            "it does not begin with http:// or https://",
         ),
         (
             vec!["--target", &fake.url, "--rate", "1", "--model", "b"],

@@ -23,7 +23,8 @@ use tidegate_bench::import;
 use tidegate_bench::plan::{Mode, Schedule, order};
 use tidegate_bench::report::Bench;
 use tidegate_bench::target::{Target, tokens_made};
-use tidegate_bench::wire::{Client, drive, get, probe};
+use tidegate_bench::tls::Trust;
+use tidegate_bench::wire::{Client, Way, drive, get, probe};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -88,18 +89,25 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
         .transpose()
         .map_err(wrong)?;
     let (schedule, load) = args.schedule()?;
-    let key = std::env::var("OPENAI_API_KEY")
-        .ok()
-        .filter(|key| !key.is_empty());
-    let server = probe(&target, key.as_deref(), args.model.as_deref())
-        .await
-        .map_err(wrong)?;
+    let all = [Some(&target), offline.as_ref()];
+    let trust = all.into_iter().flatten().any(|target| target.tls);
+    let trust = trust.then(|| Trust::new(args.cacert.as_deref()));
+    let trust = trust
+        .transpose()
+        .map_err(|error| Usage(error.to_string()))?;
+    let way = |target: Target, key| Way {
+        target,
+        key,
+        trust: trust.clone(),
+    };
+    let offline = offline.map(|offline| way(offline, None));
+    let way = way(target.clone(), args.key()?);
+    let server = probe(&way, args.model.as_deref()).await.map_err(wrong)?;
     let client = Client {
-        target: target.clone(),
+        way,
         model: server.model.clone(),
         call: args.call(),
         exact: !args.may_stop,
-        key,
         silence: args.silence(),
         clock: now_ns,
     };
@@ -234,7 +242,7 @@ fn interrupts() -> anyhow::Result<watch::Receiver<bool>> {
 struct Run<'a> {
     client: &'a Client,
     schedule: &'a Schedule,
-    offline: Option<&'a Target>,
+    offline: Option<&'a Way>,
     stop: watch::Receiver<bool>,
 }
 
@@ -326,7 +334,7 @@ impl Run<'_> {
 
     /// What the offline engine has made so far, if it says.
     async fn tokens(&self) -> Option<u64> {
-        let (status, _, text) = get(self.offline?, None, "/metrics").await.ok()?;
+        let (status, _, text) = get(self.offline?, "/metrics").await.ok()?;
         (status == 200).then(|| tokens_made(&String::from_utf8_lossy(&text)))?
     }
 }

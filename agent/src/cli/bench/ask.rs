@@ -27,9 +27,15 @@ enum Endpoint {
 #[derive(Debug, ClapArgs)]
 #[command(group = clap::ArgGroup::new("load").required(true).args(["requests", "rate", "import"]))]
 pub struct Args {
-    /// An OpenAI-compatible server, by plain HTTP: http://127.0.0.1:8000.
+    /// An OpenAI-compatible server: http://127.0.0.1:8000, or https://.
     #[arg(long, value_name = "URL", required_unless_present = "import")]
     pub target: Option<String>,
+    /// The CA of an https target, in PEM; the system's unless given.
+    #[arg(long, value_name = "FILE")]
+    pub cacert: Option<PathBuf>,
+    /// The variable that has the key which the target wants; OPENAI_API_KEY, if there is one, unless given.
+    #[arg(long, value_name = "NAME", conflicts_with = "import")]
+    api_key_env: Option<String>,
     /// Requests to send: Azure's, BurstGPT's or Mooncake's public format, or CSV with arrival_s,input_tokens,output_tokens.
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
@@ -151,6 +157,31 @@ impl Args {
             let modes = vec![Mode::Drained, Mode::Gated];
             (modes, Some(note).filter(|_| !longest.is_zero()))
         })
+    }
+
+    /// The key that the target wants.
+    ///
+    /// # Errors
+    /// When the variable that was named has none.
+    pub fn key(&self) -> Result<Option<String>, Usage> {
+        let named = self.api_key_env.as_deref();
+        let name = named.unwrap_or("OPENAI_API_KEY");
+        let key = std::env::var(name).ok().filter(|key| !key.is_empty());
+        if key.is_none() && named.is_some() {
+            return Err(Usage(format!(
+                "--api-key-env {name}: there is no such variable, or nothing is in it"
+            )));
+        }
+        // A value with others would be no header (RFC 9110, 5.5).
+        if key
+            .as_deref()
+            .is_some_and(|key| !key.bytes().all(|byte| byte.is_ascii_graphic()))
+        {
+            return Err(Usage(format!(
+                "{name} has characters that no key has, such as a space or a line's end"
+            )));
+        }
+        Ok(key)
     }
 
     /// Whether modes were chosen, which takes an agent.
