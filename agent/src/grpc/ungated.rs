@@ -25,7 +25,7 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 /// What to do about it.
 pub fn permitted(length: Duration, longest: Duration) -> Result<(), String> {
     if longest.is_zero() {
-        let how = "write [bench] ungated = \"2m\" into the agent's file and reload";
+        let how = "write [bench] ungated = \"2min\" into the agent's file and reload";
         return Err(format!(
             "offline may not run beside online on this node: {how}"
         ));
@@ -103,7 +103,15 @@ mod tests {
     fn a_block_is_refused_where_the_file_does_not_allow_it() {
         let (s, none) = (Duration::from_secs(1), Duration::ZERO);
         let no = |length, longest| permitted(length, longest).expect_err("refused");
-        assert!(no(s, none).contains("[bench] ungated"));
+        let said = no(s, none);
+        let (_, hint) = said
+            .split_once("[bench] ungated = \"")
+            .expect("what to write");
+        let (value, _) = hint.split_once('"').expect("its end");
+        assert!(
+            crate::config::duration(value).is_some_and(|time| !time.is_zero()),
+            "{said}"
+        );
         let said = no(3 * s, 2 * s);
         assert!(
             said.contains("3s") && said.contains("bench.ungated = 2s"),

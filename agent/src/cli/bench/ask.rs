@@ -136,7 +136,7 @@ impl Args {
         let said = show_duration(longest);
         let asked = self.modes.contains(&Mode::Ungated);
         if asked && longest.is_zero() {
-            let how = "write [bench] ungated = \"2m\" into the agent's file and reload it";
+            let how = "write [bench] ungated = \"2min\" into the agent's file and reload it";
             return Err(Usage(format!(
                 "--modes ungated: this agent lets no offline job run beside online; {how}"
             )));
