@@ -212,6 +212,7 @@ fn what_is_set_counts_at_once_and_goes_when_it_is_taken_back() {
         ("gate.cooldown_min=1min", 2, "is out of range"),
         ("gate.cooldown_min=1s", 2, "is above gate.cooldown_max"),
         ("memory.pool=1GiB", 3, "next start"),
+        ("bench.ungated=1min", 3, "decided by the agent's files"),
         ("gate.cooldown", 2, "give KEY=VALUE"),
         (
             "identity.trust_env_uids=[0]",

@@ -31,5 +31,5 @@ pub use settings::{Applies, SETTINGS, Setting, setting};
 pub use tidegate_node::kinds::{Level, Method, Role};
 pub use tunables::tunables;
 pub use tuning::Tuning;
-pub use value::{bytes as size, duration, rise};
+pub use value::{bytes as size, duration, rise, show_duration};
 pub use watching::{Kept, Listen, Watching};

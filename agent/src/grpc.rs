@@ -16,3 +16,4 @@ pub mod reload;
 pub mod service;
 pub mod sessions;
 pub mod sockets;
+pub mod ungated;

@@ -69,10 +69,25 @@ pub enum Ask {
     Resume(Option<String>, Answer<Vec<String>>),
     /// Let no offline job run, or let them again; answers which jobs there are.
     Drain(bool, Answer<Vec<String>>),
+    /// Let offline run beside online; answers which jobs there are, or why not.
+    Ungate(Ungate, Answer<Result<Vec<String>, String>>),
+    /// That block is over, if it still stands.
+    Regate(u64),
     /// How a process is attached, and why it runs or waits.
     Explain(i32, Answer<Box<Explanation>>),
     /// What is known of a handle of one job's cache, or of every job's.
     Handle(u32, Option<String>, Answer<Vec<v1::HandleStatus>>),
+}
+
+/// An order to let offline run beside online.
+#[derive(Clone, Debug)]
+pub struct Ungate {
+    /// Names the block.
+    pub block: u64,
+    /// How long at most, ns.
+    pub length_ns: u64,
+    /// Who asks.
+    pub who: String,
 }
 
 /// When online was busy on one GPU, and from when on that is complete.

@@ -2,6 +2,8 @@
 
 #[path = "bench/fake.rs"]
 mod fake;
+#[path = "bench/tls.rs"]
+mod tls;
 
 use fake::{Behaviour, Fake, Fault};
 use serde_json::Value;
@@ -66,6 +68,13 @@ fn said(output: &Output) -> String {
         text(&output.stdout),
         text(&output.stderr)
     )
+}
+
+/// What the command said of each kind of failure while it ran.
+fn failure_lines(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines = text.lines().filter(|line| line.contains("failed: "));
+    lines.map(str::to_owned).collect()
 }
 
 /// Blocks of so many seconds with nothing cut away, there and back, 15 requests a second.
@@ -210,11 +219,7 @@ fn failures_are_a_line_each_and_the_rest_counts() {
             sum("good") <= served && sum("good") > 0,
             "{fault:?}: {text}"
         );
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        let lines: Vec<&str> = stderr
-            .lines()
-            .filter(|line| line.contains("failed: "))
-            .collect();
+        let lines = failure_lines(&output);
         // One for each of the two blocks.
         assert_eq!(lines.len(), 2, "{fault:?}: {text}");
         assert!(
@@ -242,6 +247,21 @@ fn what_was_measured_before_the_server_died_is_kept() {
     assert!(blocks[0]["requests"].as_u64() >= Some(5), "{text}");
     let partial = blocks[0]["partial"].as_str().unwrap_or_default();
     assert!(partial.contains("the server is gone"), "{text}");
+    // A line for each kind, among them one for all the connections that were refused.
+    let lines = failure_lines(&output);
+    let kinds = lines.iter().filter_map(|line| line.split_once(" failed: "));
+    let kinds: BTreeSet<&str> = kinds.map(|(_, kind)| kind).collect();
+    assert_eq!(kinds.len(), lines.len(), "{text}");
+    let refused = kinds
+        .iter()
+        .filter(|kind| kind.starts_with("no connection: "));
+    assert_eq!(refused.count(), 1, "{text}");
+    assert!(
+        kinds
+            .iter()
+            .any(|kind| kind.starts_with("the answer was cut: ")),
+        "{text}"
+    );
     assert_eq!(figures["whole"], false);
     assert!(text.contains("Only 1 of 2 blocks"), "{text}");
 }
@@ -297,9 +317,9 @@ fn wrong_targets_and_questions_are_refused() {
             "it answers 404 instead of a list of models",
         ),
         (
-            vec!["--target", "https://h", "--rate", "1"],
+            vec!["--target", "ftp://h", "--rate", "1"],
             2,
-            "https is not spoken",
+            "it does not begin with http:// or https://",
         ),
         (
             vec!["--target", &fake.url, "--rate", "1", "--model", "b"],

@@ -4,6 +4,7 @@
 //! to block what the offline jobs may do, and compares. In the order in which it is done:
 //!
 //! * [`plan`]: which requests a block has, and which mode each block has;
+//! * [`tls`]: whose certificates are taken;
 //! * [`target`]: the server, and what is asked of it;
 //! * [`wire`]: sends a block; the only file that touches the network, and it is handed its clock;
 //! * [`stream`]: one answer as it arrives, and the times of its tokens;
@@ -27,4 +28,5 @@ pub mod slo;
 pub mod stats;
 pub mod stream;
 pub mod target;
+pub mod tls;
 pub mod wire;

@@ -11,7 +11,7 @@ pub enum Mode {
     Alone,
     /// None runs: `tidegate drain`.
     Drained,
-    /// They run as if there were no Tidegate.
+    /// No gate holds them, as if there were no Tidegate; memory is shared as ever.
     Ungated,
     /// They run while online leaves the GPU idle.
     Gated,

@@ -21,6 +21,14 @@ pub enum TargetError {
         /// What came instead.
         why: String,
     },
+    /// There is no TLS with it.
+    #[error("--target {url} cannot be measured: {why}")]
+    Tls {
+        /// What was asked.
+        url: String,
+        /// What stands in the way.
+        why: String,
+    },
     /// It serves no model of that name.
     #[error("--model {wanted}: the server has {}; give one of these", .has.join(", "))]
     Model {
@@ -45,6 +53,10 @@ pub enum Call {
 pub struct Target {
     /// Host and port to connect to.
     pub address: String,
+    /// The host, as its certificate names it.
+    pub host: String,
+    /// Whether TLS is spoken.
+    pub tls: bool,
     /// As the server is called in requests.
     pub authority: String,
     /// Before `/v1`; empty or with a leading slash.
@@ -55,20 +67,17 @@ impl Target {
     /// Of a URL, with or without `/v1` at its end.
     ///
     /// # Errors
-    /// When it is none, or one of TLS: the generator measures the server and speaks plain HTTP.
+    /// When it is none.
     pub fn parse(url: &str) -> Result<Self, TargetError> {
         let wrong = |why| TargetError::Url {
             url: url.to_owned(),
             why,
         };
-        if url.starts_with("https:") {
-            return Err(wrong(
-                "https is not spoken: name the server's own port, behind the proxy that ends TLS",
-            ));
-        }
-        let rest = url
-            .strip_prefix("http://")
-            .ok_or_else(|| wrong("it does not begin with http://"))?;
+        let plain = url.strip_prefix("http://").map(|rest| (rest, "80"));
+        let tls = url.strip_prefix("https://").map(|rest| (rest, "443"));
+        let (rest, usual_port) = plain
+            .or(tls)
+            .ok_or_else(|| wrong("it does not begin with http:// or https://"))?;
         if rest.contains(['?', '#', '@', ' ']) || rest.chars().any(char::is_control) {
             return Err(wrong("a host, a port and a path are all that is taken"));
         }
@@ -78,7 +87,7 @@ impl Target {
             .map_or(authority, |(_, after)| after);
         let (host, port) = match after_host.rsplit_once(':') {
             Some((_, port)) => (&authority[..authority.len() - port.len() - 1], port),
-            None => (authority, "80"),
+            None => (authority, usual_port),
         };
         if host.is_empty() {
             return Err(wrong("it names no host"));
@@ -92,6 +101,8 @@ impl Target {
             .map_or(path, |base| base.trim_end_matches('/'));
         Ok(Self {
             address: format!("{host}:{port}"),
+            host: host.trim_matches(['[', ']']).to_owned(),
+            tls: tls.is_some(),
             authority: authority.to_owned(),
             base: if base.is_empty() {
                 String::new()
@@ -104,7 +115,8 @@ impl Target {
     /// The URL of a path such as `/v1/models`.
     #[must_use]
     pub fn url(&self, path: &str) -> String {
-        format!("http://{}{}{path}", self.authority, self.base)
+        let scheme = if self.tls { "https" } else { "http" };
+        format!("{scheme}://{}{}{path}", self.authority, self.base)
     }
 
     /// What is asked of a path, in a request.
@@ -130,7 +142,7 @@ pub fn model(
     };
     if status == 401 || status == 403 {
         return Err(no(format!(
-            "it answers {status}; set OPENAI_API_KEY to a key that it takes"
+            "it answers {status}; set OPENAI_API_KEY to a key that it takes, or name another variable by --api-key-env"
         )));
     }
     if status != 200 {
@@ -223,8 +235,14 @@ mod tests {
         assert_eq!(parsed("http://h").address, "h:80");
         assert_eq!(parsed("http://[::1]:81/").address, "[::1]:81");
         assert_eq!(parsed("http://[::1]").address, "[::1]:80");
+        let tls = parsed("https://h/gw");
+        assert_eq!((tls.address.as_str(), tls.tls), ("h:443", true));
+        assert_eq!(tls.url("/v1/models"), "https://h/gw/v1/models");
+        assert_eq!(parsed("https://[::1]:8443").host, "::1");
+        assert_eq!(parsed("https://h:8443").address, "h:8443");
         for (url, why) in [
-            ("https://h", "https is not spoken"),
+            ("https://:443", "no host"),
+            ("htps://h", "http:// or https://"),
             ("h:8000", "http://"),
             ("http://:80", "no host"),
             ("http://h:0", "its port"),

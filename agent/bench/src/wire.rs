@@ -8,6 +8,7 @@ use crate::plan::{Schedule, at, prompt};
 use crate::record::{End, Seen};
 use crate::stream::{Stream, excerpt};
 use crate::target::{Call, Target, TargetError, body, model};
+use crate::tls::Trust;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -16,13 +17,16 @@ use hyper_util::rt::TokioIo;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// How long before its time a request looks for a connection.
+/// How long before its time a request looks for a connection: a round trip over a continent takes less.
 const AHEAD: Duration = Duration::from_millis(50);
+/// The same where the connection has to agree on keys, which takes two more of them (RFC 8446, RFC 5246).
+const AHEAD_TLS: Duration = Duration::from_millis(150);
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long the server may take to say what it is.
@@ -35,19 +39,51 @@ const GONE_AFTER: u32 = 5;
 /// Nanoseconds of a clock that never goes back.
 pub type Clock = fn() -> u64;
 
+/// How to reach a server.
+#[derive(Clone)]
+pub struct Way {
+    /// The server.
+    pub target: Target,
+    /// Sent as a bearer token.
+    pub key: Option<String>,
+    /// Whose certificates are taken, where TLS is spoken.
+    pub trust: Option<Trust>,
+}
+
+impl std::fmt::Debug for Way {
+    /// Without the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let target = self.target.url("");
+        f.debug_tuple("Way").field(&target).finish()
+    }
+}
+
+/// Why no answer came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    /// For people.
+    pub why: String,
+    /// TLS is what stands in the way.
+    pub tls: bool,
+}
+
+impl From<String> for Unanswered {
+    fn from(why: String) -> Self {
+        Self { why, tls: false }
+    }
+}
+
 /// How to speak to a server.
 #[derive(Clone, Debug)]
 pub struct Client {
     /// The server.
-    pub target: Target,
+    pub way: Way,
     /// The model to ask for.
     pub model: String,
     /// Which call.
     pub call: Call,
     /// Whether to ask for exactly as many tokens as planned, see [`body`].
     pub exact: bool,
-    /// Sent as a bearer token.
-    pub key: Option<String>,
     /// How long nothing may arrive of an answer.
     pub silence: Duration,
     /// What times are taken from.
@@ -97,20 +133,28 @@ impl Idle {
     }
 }
 
-async fn connect(target: &Target) -> Result<Connection, String> {
-    let stream = timeout(CONNECT, TcpStream::connect(&target.address)).await;
-    let stream = match stream {
+async fn connect(way: &Way) -> Result<Connection, Unanswered> {
+    let address = &way.target.address;
+    let late = || format!("{address}: no answer in {} s", CONNECT.as_secs());
+    let stream = match timeout(CONNECT, TcpStream::connect(address)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Err(format!("{}: {error}", target.address)),
-        Err(_) => {
-            return Err(format!(
-                "{}: no answer in {} s",
-                target.address,
-                CONNECT.as_secs()
-            ));
-        }
+        Ok(Err(error)) => return Err(format!("{address}: {error}").into()),
+        Err(_) => return Err(late().into()),
     };
     let _ = stream.set_nodelay(true);
+    let Some(trust) = way.trust.as_ref().filter(|_| way.target.tls) else {
+        return spoken(stream).await;
+    };
+    let wrapped = timeout(CONNECT, trust.wrap(stream, &way.target.host)).await;
+    let wrapped = wrapped.unwrap_or_else(|_| Err(late()));
+    spoken(wrapped.map_err(|why| Unanswered { why, tls: true })?).await
+}
+
+/// HTTP over what is connected.
+async fn spoken<S>(stream: S) -> Result<Connection, Unanswered>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let (sender, connection) = handshake(TokioIo::new(stream))
         .await
         .map_err(|error| error.to_string())?;
@@ -122,8 +166,7 @@ async fn connect(target: &Target) -> Result<Connection, String> {
 }
 
 fn request(
-    target: &Target,
-    key: Option<&str>,
+    Way { target, key, .. }: &Way,
     path: &str,
     body: Option<String>,
 ) -> Result<Request<Full<Bytes>>, String> {
@@ -165,14 +208,10 @@ async fn read(mut body: Incoming, limit: usize) -> Result<Vec<u8>, String> {
 ///
 /// # Errors
 /// When no whole answer comes.
-pub async fn get(
-    target: &Target,
-    key: Option<&str>,
-    path: &str,
-) -> Result<(u16, String, Vec<u8>), String> {
+pub async fn get(way: &Way, path: &str) -> Result<(u16, String, Vec<u8>), Unanswered> {
     let asked = async {
-        let mut connection = connect(target).await?;
-        let request = request(target, key, path, None)?;
+        let mut connection = connect(way).await?;
+        let request = request(way, path, None)?;
         let answer = connection
             .send_request(request)
             .await
@@ -186,27 +225,24 @@ pub async fn get(
         Ok((status, server, read(answer.into_body(), LARGEST).await?))
     };
     let limit = format!("no answer in {} s", PROBE.as_secs());
-    timeout(PROBE, asked).await.unwrap_or(Err(limit))
+    timeout(PROBE, asked)
+        .await
+        .unwrap_or_else(|_| Err(limit.into()))
 }
 
 /// Finds out whether this is such a server, and which model it serves.
 ///
 /// # Errors
 /// When it is none, or does not serve `wanted`.
-pub async fn probe(
-    target: &Target,
-    key: Option<&str>,
-    wanted: Option<&str>,
-) -> Result<Server, TargetError> {
-    let (status, header, answer) =
-        get(target, key, "/v1/models")
-            .await
-            .map_err(|why| TargetError::NotOpenAi {
-                url: target.url("/v1/models"),
-                why,
-            })?;
-    let model = model(target, status, &answer, wanted)?;
-    let said = match get(target, key, "/version").await {
+pub async fn probe(way: &Way, wanted: Option<&str>) -> Result<Server, TargetError> {
+    let url = || way.target.url("/v1/models");
+    let asked = get(way, "/v1/models").await;
+    let (status, header, answer) = asked.map_err(|Unanswered { why, tls }| match tls {
+        true => TargetError::Tls { url: url(), why },
+        false => TargetError::NotOpenAi { url: url(), why },
+    })?;
+    let model = model(&way.target, status, &answer, wanted)?;
+    let said = match get(way, "/version").await {
         Ok((200, _, text)) => serde_json::from_slice::<serde_json::Value>(&text).ok(),
         _ => None,
     };
@@ -288,23 +324,24 @@ impl One {
     /// Of block `place`, a seed and a number; `tokens` of its prompt and its answer.
     async fn run(self, place: (u64, usize), [input, output]: [u32; 2]) -> Seen {
         let now = self.client.clock;
+        let way = &self.client.way;
+        let ahead = if way.target.tls { AHEAD_TLS } else { AHEAD };
         sleep(Duration::from_nanos(
-            self.due_ns.saturating_sub(now() + nanos(AHEAD)),
+            self.due_ns.saturating_sub(now() + nanos(ahead)),
         ))
         .await;
         let connection = match self.idle.take() {
             Some(connection) => Ok(connection),
-            None => connect(&self.client.target).await,
+            None => connect(way).await,
         };
         let mut connection = match connection {
             Ok(connection) => connection,
-            Err(why) => {
+            Err(Unanswered { why, .. }) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 return self.seen(now(), &Stream::default(), End::Unreachable(why));
             }
         };
         self.refused.store(0, Ordering::Relaxed);
-        let key = self.client.key.as_deref();
         let path = match self.client.call {
             Call::Completions => "/v1/completions",
             Call::Chat => "/v1/chat/completions",
@@ -315,7 +352,7 @@ impl One {
             call, model, exact, ..
         } = &*self.client;
         let body = body(*call, model, &prompt, output, *exact).to_string();
-        let request = match request(&self.client.target, key, path, Some(body)) {
+        let request = match request(way, path, Some(body)) {
             Ok(request) => request,
             Err(why) => return self.seen(now(), &Stream::default(), End::Other(why)),
         };

@@ -121,6 +121,16 @@ pub(crate) fn emit(report: Report, scene: Scene<'_>, cx: &mut Context<'_>) {
             notice.job = Some(job);
             notice.value_ns = ns(used);
         }
+        Report::GatedAgain { lasted, expired } => {
+            notice.kind = "gated_again";
+            notice.value_ns = ns(lasted);
+            let why = if expired {
+                "the ungated block's time is over"
+            } else {
+                "the ungated block was ended, or who asked for it is gone"
+            };
+            why.clone_into(&mut notice.text);
+        }
         Report::Paused { job } => {
             notice.kind = "paused";
             notice.job = Some(job);

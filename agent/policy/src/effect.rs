@@ -286,6 +286,13 @@ pub enum Report {
         /// How long it had run.
         used: Duration,
     },
+    /// Gates hold jobs again after an ungated block.
+    GatedAgain {
+        /// How long they did not.
+        lasted: Duration,
+        /// Nobody ended it: its time was over.
+        expired: bool,
+    },
     /// The operator paused a job.
     Paused {
         /// The job.

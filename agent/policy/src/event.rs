@@ -163,6 +163,12 @@ pub enum Event<'a> {
         /// Whether it is drained from here on.
         drained: bool,
     },
+    /// The operator measures what online pays without gates: until then none holds a job, and what a pause, a drain,
+    /// a turn or a reclaim holds stays held. A time that is over ends it at once.
+    Ungate {
+        /// Until when.
+        until: Instant,
+    },
     /// What the agent believes about channels may be wrong (it was stopped, or a process released
     /// its own): order the wanted state again, without enabling anything first.
     Reissue {

@@ -20,6 +20,7 @@
 mod beside;
 mod lease;
 mod ranks;
+mod world;
 
 use crate::config::{Config, Means, OnMaxGated};
 use crate::effect::{Effect, Look, Report};
@@ -31,44 +32,11 @@ use crate::time::Instant;
 use crate::view::{JobState, JobView, Reason};
 use core::time::Duration;
 use lease::Lease;
+pub(crate) use world::{Outcome, World};
 
 /// How long an enable that was skipped because online turned out busy is not tried again, should
 /// the reading that says so never come.
 const SKIP_HOLD: Duration = Duration::from_millis(1);
-
-/// The node as one job sees it in one step.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct World {
-    /// Every GPU of the node.
-    pub all: GpuSet,
-    /// Gates that are open.
-    pub open: GpuSet,
-    /// Online is busy there.
-    pub busy: GpuSet,
-    /// Gates that a busy edge shut in this step, open or cooling before.
-    pub shut: GpuSet,
-    /// Issue threads that hang in a call.
-    pub stalled: GpuSet,
-    /// Gates that are open or have cooled for about as long as they ever do.
-    pub breathable: GpuSet,
-    /// No job may run.
-    pub drained: bool,
-}
-
-/// What a job's turn means for the GPUs' books.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
-    /// Online on this GPU stopped the job while it ran. `Some` with `turn_over`: a breath ended.
-    pub preempted: Option<GpuId>,
-    /// The preemption had no edge: a breath ended by time.
-    pub turn_over: bool,
-    /// Its last disable returned: the GPU that stopped it, entry and return.
-    pub stopped: Option<(GpuId, Instant, Instant)>,
-    /// The preemption it was stopped for will never be complete.
-    pub dropped: Option<GpuId>,
-    /// All of it runs again.
-    pub woken: bool,
-}
 
 #[derive(Clone, Debug)]
 struct Member {
@@ -352,7 +320,7 @@ impl Job {
         } else {
             self.gpus
         };
-        gpus.minus(world.open).is_empty()
+        world.ungated || gpus.minus(world.open).is_empty()
     }
 
     /// The job as others that use its GPUs see it.
@@ -393,7 +361,7 @@ impl Job {
         }
         self.breathe(config, world, may, now, out);
         let want = self.want(world, may, now);
-        if want == Want::Run && self.gpus.minus(world.open).is_empty() {
+        if want == Want::Run && (world.ungated || self.gpus.minus(world.open).is_empty()) {
             self.breath = Breath::No;
         }
         if want == Want::Run {
@@ -414,7 +382,7 @@ impl Job {
             }
             outcome.dropped = self.preempted_by.take();
         }
-        self.order(generation, now, out);
+        self.order(world, generation, now, out);
         if core::mem::take(&mut self.reread) {
             out.push(Effect::ReadActivity { gpus: self.gpus });
         }
@@ -504,7 +472,13 @@ impl Job {
         self.lanes.iter().all(|lane| lane.state == state)
     }
 
-    fn order(&mut self, generation: &mut Generation, now: Instant, out: &mut Vec<Effect>) {
+    fn order(
+        &mut self,
+        world: &World,
+        generation: &mut Generation,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
         let enable = self.want.is_on() || self.mode != Mode::Managed;
         if enable && self.hold == Hold::Frozen {
             return;
@@ -528,8 +502,9 @@ impl Job {
         }
         *generation = Generation(generation.0 + 1);
         let (job, generation) = (self.id, *generation);
-        // A lease is for while online is busy.
-        let look = if self.mode == Mode::Managed && self.want != Want::Lease {
+        // A lease and an ungated block are for while online is busy.
+        let beside = self.want == Want::Lease || world.ungated;
+        let look = if self.mode == Mode::Managed && !beside {
             Look::First
         } else {
             Look::Unconditional

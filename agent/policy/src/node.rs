@@ -11,6 +11,7 @@
 mod beside;
 mod gpu;
 mod lease;
+mod ungated;
 mod views;
 
 use crate::budget::Budget;
@@ -28,6 +29,7 @@ use crate::online::Session;
 use crate::time::Instant;
 use core::time::Duration;
 use gpu::{Gpu, book, shut};
+use ungated::Ungated;
 
 /// All that is known of one node, and what to do about it.
 #[derive(Clone, Debug)]
@@ -47,6 +49,7 @@ pub struct Node {
     leases: Vec<lease::Leases>,
     /// `Pause` of all jobs holds for those to come.
     pause_new: bool,
+    ungated: Ungated,
     world: World,
     /// Of the last order to any job.
     generation: Generation,
@@ -91,6 +94,7 @@ impl Node {
             memory: Memory::new(config.sharing, gpus),
             leases: lease::leases(&config, gpus),
             pause_new: false,
+            ungated: Ungated::default(),
             world: World {
                 all,
                 ..World::default()
@@ -238,6 +242,7 @@ impl Node {
             Event::Pause { job } => self.pause(job, true, out),
             Event::Resume { job } => self.pause(job, false, out),
             Event::Drain { drained } => self.world.drained = drained,
+            Event::Ungate { until } => self.ungated.order(until, now),
             Event::Reissue { job } => {
                 for known in self
                     .jobs
@@ -425,6 +430,7 @@ impl Node {
                 }));
             }
         }
+        self.world.ungated = self.ungated.settle(now, out);
         self.settle_gates(now);
         let means = self.config.means;
         self.settle_budgets(now);
@@ -473,11 +479,13 @@ impl Node {
             all,
             shut: mut shut_now,
             drained,
+            ungated,
             ..
         } = self.world;
         let mut world = World {
             all,
             drained,
+            ungated,
             ..World::default()
         };
         for id in all.iter() {
@@ -572,6 +580,7 @@ impl Node {
             .chain(jobs)
             .chain(self.fair.deadline())
             .chain(self.memory.deadline(now))
+            .chain(self.ungated.until())
             .chain([start])
             .filter(|at| *at > now)
             .min()

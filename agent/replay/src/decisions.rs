@@ -435,6 +435,7 @@ fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
         Event::Resume { job: of } => ("resume", &[job(of)]),
         Event::Reissue { job: of } => ("reissue", &[job(of)]),
         Event::Drain { drained } => ("drain", &[u64::from(*drained)]),
+        Event::Ungate { until } => ("ungate", &[until.as_nanos()]),
         Event::Tick => ("tick", &[]),
         // They have lines of their own: see `memory` and `lease`.
         Event::Memory(_) => ("memory", &[]),
@@ -558,6 +559,7 @@ fn event_of(name: &str, fields: &[u64]) -> Option<Event<'static>> {
         "pause" => Event::Pause { job: job()? },
         "resume" => Event::Resume { job: job()? },
         "drain" => Event::Drain { drained: flag(0)? },
+        "ungate" => Event::Ungate { until: time(0)? },
         "reissue" => Event::Reissue { job: job()? },
         "tick" => Event::Tick,
         _ => return None,

@@ -1,8 +1,9 @@
 //! `tidegate bench`: what does sharing the GPU cost the users of my own server?
 //!
-//! Sends the same requests in blocks, and tells the agent between blocks what offline may do: nothing (drained), or what
-//! the gate allows. However it ends, the agent gets back the state that it was found in; a bench that is killed outright
-//! leaves `tidegate undrain` to do. Without an agent it measures the server as it is.
+//! Sends the same requests in blocks, and tells the agent between blocks what offline may do: nothing (drained), what
+//! it likes (ungated, where the operator allows that), or what the gate allows. However it ends, the agent gets back the
+//! state that it was found in; a bench that is killed outright in a drained block leaves `tidegate undrain` to do.
+//! Without an agent it measures the server as it is.
 
 mod ask;
 mod modes;
@@ -22,7 +23,8 @@ use tidegate_bench::import;
 use tidegate_bench::plan::{Mode, Schedule, order};
 use tidegate_bench::report::Bench;
 use tidegate_bench::target::{Target, tokens_made};
-use tidegate_bench::wire::{Client, drive, get, probe};
+use tidegate_bench::tls::Trust;
+use tidegate_bench::wire::{Client, Way, drive, get, probe};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -87,18 +89,25 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
         .transpose()
         .map_err(wrong)?;
     let (schedule, load) = args.schedule()?;
-    let key = std::env::var("OPENAI_API_KEY")
-        .ok()
-        .filter(|key| !key.is_empty());
-    let server = probe(&target, key.as_deref(), args.model.as_deref())
-        .await
-        .map_err(wrong)?;
+    let all = [Some(&target), offline.as_ref()];
+    let trust = all.into_iter().flatten().any(|target| target.tls);
+    let trust = trust.then(|| Trust::new(args.cacert.as_deref()));
+    let trust = trust
+        .transpose()
+        .map_err(|error| Usage(error.to_string()))?;
+    let way = |target: Target, key| Way {
+        target,
+        key,
+        trust: trust.clone(),
+    };
+    let offline = offline.map(|offline| way(offline, None));
+    let way = way(target.clone(), args.key()?);
+    let server = probe(&way, args.model.as_deref()).await.map_err(wrong)?;
     let client = Client {
-        target: target.clone(),
+        way,
         model: server.model.clone(),
         call: args.call(),
         exact: !args.may_stop,
-        key,
         silence: args.silence(),
         clock: now_ns,
     };
@@ -110,7 +119,7 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
         slo: args.slo.unwrap_or_default(),
         ..Bench::default()
     };
-    let modes = choose(args, steered.as_ref(), &mut bench.notes);
+    let modes = choose(args, steered.as_ref(), &mut bench.notes)?;
     let order = order(&modes, usize::try_from(args.cycles)?);
     let names: Vec<&str> = order.iter().map(|mode| mode.name()).collect();
     let mut fact = |name: &str, value: String| bench.facts.push((name.to_owned(), value));
@@ -174,8 +183,17 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
 }
 
 /// Which modes take turns, and what the reader has to know of that.
-fn choose(args: &Args, steered: Option<&Steered<'_>>, notes: &mut Vec<String>) -> Vec<Mode> {
+fn choose(
+    args: &Args,
+    steered: Option<&Steered<'_>>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Mode>, Usage> {
     let Some(steered) = steered else {
+        if args.chooses_modes() {
+            return Err(Usage(
+                "--modes: no agent listens on this node that could let offline do this".to_owned(),
+            ));
+        }
         if args.alone {
             notes.push("no agent was asked (--alone): this is the server as it is".to_owned());
         } else {
@@ -184,14 +202,16 @@ fn choose(args: &Args, steered: Option<&Steered<'_>>, notes: &mut Vec<String>) -
                     .to_owned(),
             );
         }
-        return vec![Mode::Alone];
+        return Ok(vec![Mode::Alone]);
     };
     if steered.jobs == 0 {
         notes.push(
             "the agent has no offline job: drained and gated are the same thing here".to_owned(),
         );
     }
-    vec![Mode::Drained, Mode::Gated]
+    let (modes, note) = args.modes(steered.longest)?;
+    notes.extend(note);
+    Ok(modes)
 }
 
 /// Becomes true when the user wants it to end.
@@ -222,7 +242,7 @@ fn interrupts() -> anyhow::Result<watch::Receiver<bool>> {
 struct Run<'a> {
     client: &'a Client,
     schedule: &'a Schedule,
-    offline: Option<&'a Target>,
+    offline: Option<&'a Way>,
     stop: watch::Receiver<bool>,
 }
 
@@ -234,12 +254,14 @@ impl Run<'_> {
         mut steered: Option<&mut Steered<'_>>,
         bench: &mut Bench,
     ) -> anyhow::Result<()> {
+        // Until the last answer has its end, or is given up.
+        let length = self.schedule.length + self.client.silence;
         for (place, mode) in order.iter().enumerate() {
             if *self.stop.borrow() {
                 return Ok(());
             }
             if let Some(steered) = &mut steered
-                && let Some(note) = steered.set(*mode).await?
+                && let Some(note) = steered.set(*mode, length).await?
                 && !bench.notes.contains(&note)
             {
                 bench.notes.push(note);
@@ -312,7 +334,7 @@ impl Run<'_> {
 
     /// What the offline engine has made so far, if it says.
     async fn tokens(&self) -> Option<u64> {
-        let (status, _, text) = get(self.offline?, None, "/metrics").await.ok()?;
+        let (status, _, text) = get(self.offline?, "/metrics").await.ok()?;
         (status == 200).then(|| tokens_made(&String::from_utf8_lossy(&text)))?
     }
 }

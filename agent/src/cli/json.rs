@@ -92,6 +92,8 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         "longest_turn_ns": report.longest_turn_ns,
         "longest_turn_own_ns": report.longest_turn_own_ns,
         "drained": report.drained,
+        "ungated_ns": report.ungated_ns,
+        "ungated_longest_ns": report.ungated_longest_ns,
         "config_file": report.config_file,
         "config_error": report.config_error,
         "config_pending": report.config_pending,

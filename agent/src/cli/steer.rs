@@ -2,9 +2,12 @@
 
 use super::agent::Agent;
 use super::print::print;
+use crate::clock::nanos;
 use anyhow::Context;
+use std::time::Duration;
 use tidegate_proto::v1::control_client::ControlClient;
 use tidegate_proto::{CONTROL_SOCKET, v1};
+use tonic::Streaming;
 use tonic::transport::Channel;
 
 async fn control(agent: &Agent) -> anyhow::Result<ControlClient<Channel>> {
@@ -54,6 +57,19 @@ pub async fn set_drained(agent: &Agent, drained: bool) -> anyhow::Result<Vec<Str
             .into_inner()
             .jobs
     })
+}
+
+/// Lets offline run beside online until what this returns is dropped, and for `length` at most.
+pub async fn ungate(
+    agent: &Agent,
+    length: Duration,
+) -> anyhow::Result<Streaming<v1::UngateResponse>> {
+    let length_ns = nanos(length);
+    let request = v1::UngateRequest { length_ns };
+    let mut kept = control(agent).await?.ungate(request).await?.into_inner();
+    let begun = kept.message().await?;
+    begun.context("the agent ended the ungated block as it began")?;
+    Ok(kept)
 }
 
 pub async fn drain(agent: &Agent) -> anyhow::Result<()> {

@@ -80,6 +80,13 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     if report.drained {
         text.push_str("drained: no offline job runs until `tidegate undrain`\n");
     }
+    if report.ungated_ns > 0 {
+        let left = time(report.ungated_ns);
+        let _ = writeln!(
+            text,
+            "ungated: offline runs beside online for {left} at most, to be measured"
+        );
+    }
     if !report.config_error.is_empty() {
         let _ = writeln!(
             text,
@@ -159,7 +166,9 @@ fn gate(report: &v1::GetStatusResponse, gpu: &v1::GpuStatus) -> String {
         .iter()
         .filter(|job| job.gpus.contains(&gpu.index))
         .peekable();
-    if gpu.gate() != v1::GateState::Open {
+    if report.ungated_ns > 0 && !report.drained {
+        format!("{state}, ungated")
+    } else if gpu.gate() != v1::GateState::Open {
         state
     } else if report.drained {
         format!("{state}, drained")
@@ -620,6 +629,13 @@ mod tests {
         report.jobs[0].set_state(v1::JobState::Running);
         report.drained = true;
         assert_eq!(gate(&report, &report.gpus[0]), "open, drained");
+        report.drained = false;
+        report.ungated_ns = 90_000_000_000;
+        report.gpus[0].set_gate(v1::GateState::Closed);
+        assert_eq!(gate(&report, &report.gpus[0]), "closed, ungated");
+        assert!(
+            status(&report, None).contains("ungated: offline runs beside online for 90 s at most")
+        );
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Config {
     pub memory: Memory,
     /// `[slo]`
     pub slo: Slo,
+    /// `bench.ungated`: the longest block in which an operator may let offline run beside online; 0: none.
+    pub ungated: Duration,
     /// `[agent_loss]`
     pub agent_loss: AgentLoss,
     /// `[limits]`
@@ -412,6 +414,7 @@ impl Default for Config {
                 restore_interval: Duration::from_secs(1),
             },
             slo: Slo::default(),
+            ungated: Duration::ZERO,
             tuning: Tuning::default(),
             watching: Watching::default(),
             log: Log {

@@ -44,11 +44,12 @@ impl Setting {
         (self.show)(config)
     }
 
-    /// Whether it may be changed on the running agent, beside its files. Who is what may not: whoever
-    /// may steer the node may not decide whom it serves.
+    /// Whether it may be changed on the running agent, beside its files. Who is what may not, nor what may be done to
+    /// online for a measurement: whoever may steer the node may not decide whom it serves.
     #[must_use]
     pub fn can_be_set(&self) -> bool {
-        self.applies != Applies::Restart && !self.path.starts_with("identity.")
+        let of_files = ["identity.", "bench."];
+        self.applies != Applies::Restart && !of_files.iter().any(|own| self.path.starts_with(own))
     }
 }
 
@@ -147,7 +148,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 52] = [
+pub static SETTINGS: [Setting; 53] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -326,6 +327,8 @@ pub static SETTINGS: [Setting; 52] = [
     ),
     setting!("slo.ttft", Now, rise(slo.ttft)),
     setting!("slo.tpot", Now, rise(slo.tpot)),
+    // Online's users pay for it meanwhile.
+    setting!("bench.ungated", Now, time(ungated, Duration::ZERO, HOUR)),
     setting!("memory.pool", Restart, size(memory.pool)),
     setting!(
         "memory.pressure_every",

@@ -247,7 +247,8 @@ pub fn duration(text: &str) -> Option<Duration> {
 }
 
 /// As [`duration`] reads it.
-pub(super) fn show_duration(time: Duration) -> String {
+#[must_use]
+pub fn show_duration(time: Duration) -> String {
     show(crate::clock::nanos(time), &TIMES, "0s")
 }
 

@@ -199,10 +199,19 @@ impl<'a> View<'a> {
             obstacles: self.about.obstacles.iter().map(obstacle).collect(),
             reclaim_latency: Some(latency::summary(&self.shell.memory().reclaims)),
             drained: self.shell.policy().is_drained(),
+            ungated_ns: self.ungated_ns(),
             turn_wait: Some(self.turn_waits()),
             // What the control thread does not know.
             ..v1::GetStatusResponse::default()
         }
+    }
+
+    /// How long gates hold no job, at most.
+    fn ungated_ns(&self) -> u64 {
+        let until = self.shell.policy().ungated_until();
+        until.map_or(0, |until| {
+            until.as_nanos().saturating_sub(self.shell.now_ns())
+        })
     }
 
     fn gpu(&self, at: usize, usage: &Usage) -> v1::GpuStatus {
@@ -355,6 +364,9 @@ impl<'a> View<'a> {
     pub(super) fn job_reason(&self, view: &JobView) -> String {
         if self.shell.policy().is_drained() && !view.paused && view.reason == Reason::Paused {
             return "the node is drained".to_owned();
+        }
+        if view.reason == Reason::None && self.ungated_ns() > 0 {
+            return "an operator lets it run beside online".to_owned();
         }
         if view.reason == Reason::None && view.state == JobState::Running {
             return self.why_it_may_run(view);

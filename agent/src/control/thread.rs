@@ -10,13 +10,15 @@ use crate::channels::journal::{Journal, Marked, is_running};
 use crate::channels::obstacle::Obstacle;
 use crate::clock::now_ns;
 use crate::host::notify::Notifier;
-use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput};
+use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput, Ungate};
 use crate::sys::thread_use;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tidegate_node::{Parts, Shell, ports};
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::JobId;
+use tidegate_policy::time::Instant;
 use tidegate_proto::v1;
 
 /// Messages taken in one turn, before timers and signs of life are looked at again. Doorbells are after each of them.
@@ -69,6 +71,8 @@ pub struct ControlThread {
     about: About,
     longest_turn_ns: u64,
     longest_turn_own_ns: u64,
+    /// The last block in which offline ran beside online.
+    ungated: u64,
 }
 
 impl ControlThread {
@@ -84,6 +88,7 @@ impl ControlThread {
             about,
             longest_turn_ns: 0,
             longest_turn_own_ns: 0,
+            ungated: 0,
         }
     }
 
@@ -202,11 +207,37 @@ impl ControlThread {
                 self.shell.steer(Some(Event::Drain { drained }));
                 drop(answer.send(self.live_names()));
             }
+            Ask::Ungate(order, answer) => drop(answer.send(self.ungate(order))),
+            Ask::Regate(block) => {
+                if block == self.ungated {
+                    let until = Instant::default();
+                    self.shell.steer(Some(Event::Ungate { until }));
+                }
+            }
             Ask::Explain(pid, answer) => drop(answer.send(Box::new(self.view().explain(pid)))),
             Ask::Handle(handle, job, answer) => {
                 drop(answer.send(self.view().handles(handle, job.as_deref())));
             }
         }
+    }
+
+    /// Lets offline run beside online, unless it does already; returns which jobs there are.
+    fn ungate(&mut self, order: Ungate) -> Result<Vec<String>, String> {
+        if self.shell.policy().ungated_until().is_some() {
+            return Err("another block is ungated at this moment".to_owned());
+        }
+        let Ungate {
+            block,
+            length_ns,
+            who,
+        } = order;
+        let length = Duration::from_nanos(length_ns);
+        self.ungated = block;
+        let text = format!("for {length:.1?} at most: by {who}");
+        self.shell.remark("ungated", text);
+        let until = Instant::from_nanos(self.shell.now_ns()).after(length);
+        self.shell.steer(Some(Event::Ungate { until }));
+        Ok(self.live_names())
     }
 
     /// Steers one job by name, or all; returns which.

@@ -44,7 +44,7 @@ const READERS: &[Socket] = &[Socket::Control, Socket::Status];
 const STEERING: &[Socket] = &[Socket::Control];
 
 /// Every method there is.
-pub const METHODS: [Row; 16] = [
+pub const METHODS: [Row; 17] = [
     ("/tidegate.v1.Runtime/Attach", &[Socket::Hook], Who::Anyone),
     ("/tidegate.v1.Node/GetStatus", READERS, Who::Anyone),
     ("/tidegate.v1.Node/WatchEvents", READERS, Who::Anyone),
@@ -55,6 +55,7 @@ pub const METHODS: [Row; 16] = [
     ("/tidegate.v1.Control/Resume", STEERING, Who::Operator),
     ("/tidegate.v1.Control/Drain", STEERING, Who::Operator),
     ("/tidegate.v1.Control/Undrain", STEERING, Who::Operator),
+    ("/tidegate.v1.Control/Ungate", STEERING, Who::Operator),
     ("/tidegate.v1.Control/Set", STEERING, Who::Operator),
     ("/tidegate.v1.Control/Reload", STEERING, Who::Operator),
     ("/tidegate.v1.Control/SetLogLevel", STEERING, Who::Operator),

@@ -135,7 +135,7 @@ impl InForce {
         if let Some(setting) = known.filter(|setting| !setting.can_be_set()) {
             let why = match setting.applies {
                 Applies::Restart => "it counts from the agent's next start; write it into its file",
-                _ => "who is what is decided by the agent's files alone; write it there and reload",
+                _ => "it is decided by the agent's files alone; write it there and reload",
             };
             return Err(SetError::NotAtRunTime(format!(
                 "`{path}` cannot be set: {why}"

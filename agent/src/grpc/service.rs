@@ -4,10 +4,12 @@
 //! its answer a message. Whatever changes the node is an event that names who asked for it. Who may ask
 //! is decided before ([`crate::grpc::authority`]).
 
+use crate::clock::nanos;
 use crate::config::{Change, show_rule};
 use crate::grpc::peers::Peer;
 use crate::grpc::reload::{InForce, SetError, change};
 use crate::grpc::sessions::HookReports;
+use crate::grpc::ungated::{self, Block, Stream};
 use crate::host::logs::LogLevel;
 use crate::identity::rules::{Trial, decide, refused, trials};
 use crate::identity::{self, Qos, Subject};
@@ -128,6 +130,7 @@ impl v1::node_server::Node for Service {
         report.counters.push(self.events.lost());
         (report.config_error, report.config_pending) = self.in_force.standing();
         report.config_file = self.in_force.file();
+        report.ungated_longest_ns = nanos(self.in_force.loaded().config.ungated);
         report.refusals = self.refusals.rows();
         for (gpu, figures) in report.gpus.iter_mut().zip(self.gauge.read().await) {
             gpu.model = figures.model;
@@ -404,6 +407,25 @@ impl v1::control_server::Control for Service {
         let text = format!("by {}", who(&request));
         self.in_force.audit("undrained", text);
         Ok(Response::new(v1::UndrainResponse { jobs }))
+    }
+
+    type UngateStream = Stream;
+
+    async fn ungate(
+        &self,
+        request: Request<v1::UngateRequest>,
+    ) -> Result<Response<Self::UngateStream>, Status> {
+        let who = who(&request);
+        let length = Duration::from_nanos(request.into_inner().length_ns);
+        let running = self.in_force.running();
+        let longest = running.borrow().config.ungated;
+        ungated::permitted(length, longest).map_err(Status::failed_precondition)?;
+        // Ends the block however this call ends.
+        let block = Block::new(self.mailbox.clone());
+        let order = block.order(nanos(length), who);
+        let jobs = self.ask(|answer| Ask::Ungate(order, answer)).await?;
+        let jobs = jobs.map_err(Status::failed_precondition)?;
+        Ok(Response::new(block.stream(jobs, length, running)))
     }
 
     async fn set(

@@ -31,7 +31,7 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 50] = [
+pub const KINDS: [Kind; 52] = [
     usual(
         "adapter_saved",
         "a trainer finished its adapter: where it is",
@@ -80,6 +80,10 @@ pub const KINDS: [Kind; 50] = [
     warning(
         "foreign_claim",
         "a process named an RM client that is not its own",
+    ),
+    usual(
+        "gated_again",
+        "an ungated block is over: offline waits for its gates again; its time is how long it was",
     ),
     usual("gpu_met", "a process uses a GPU that the agent did not see"),
     warning("issue_stalled", "the driver does not return from a call"),
@@ -149,6 +153,10 @@ pub const KINDS: [Kind; 50] = [
     usual("set", "an operator changed a setting"),
     warning("socket_removed", "one of the agent's sockets was removed"),
     usual("undrained", "an operator ended a drain"),
+    warning(
+        "ungated",
+        "an operator lets offline run beside online for a while, to measure what that costs",
+    ),
     usual(
         "unit_redone",
         "a trainer did units again because memory was taken from it; told of once a second at most",
@@ -217,6 +225,7 @@ mod tests {
                 "kind: \"",
                 "notice.kind = \"",
                 "remark(session, \"",
+                "shell.remark(\"",
                 "Audit(\"",
                 "audit(\"",
                 "=> (\"",
@@ -236,6 +245,7 @@ mod tests {
                     "notice.kind = \"",
                     "udit(\"",
                     "remark(session, \"",
+                    "shell.remark(\"",
                 ]
                 .iter()
                 .any(|before| text.contains(&format!("{before}{name}\"")))

@@ -46,6 +46,7 @@ struct State {
     dead: AtomicBool,
     did: Mutex<Vec<Did>>,
     prompts: Mutex<Vec<String>>,
+    keys: Mutex<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -64,6 +65,7 @@ impl Fake {
             dead: AtomicBool::new(false),
             did: Mutex::default(),
             prompts: Mutex::default(),
+            keys: Mutex::default(),
         });
         let shared = state.clone();
         std::thread::spawn(move || {
@@ -82,6 +84,11 @@ impl Fake {
 
     pub fn did(&self) -> Vec<Did> {
         self.state.did.lock().expect("unpoisoned").clone()
+    }
+
+    /// What each request had for authorization.
+    pub fn keys(&self) -> Vec<String> {
+        self.state.keys.lock().expect("unpoisoned").clone()
     }
 
     pub fn prompts(&self) -> Vec<String> {
@@ -106,7 +113,8 @@ impl State {
         connection.set_nodelay(true).expect("a socket");
         let mut reader = BufReader::new(connection.try_clone().expect("a socket"));
         let mut out = connection;
-        while let Some((path, body)) = request(&mut reader) {
+        while let Some((path, key, body)) = request(&mut reader) {
+            self.keys.lock().expect("unpoisoned").push(key);
             let read_ns = now_ns();
             let whole = |status: &str, text: &str| {
                 format!(
@@ -226,12 +234,12 @@ fn event(out: &mut TcpStream, data: &str) -> std::io::Result<()> {
     out.write_all(format!("{:x}\r\n{event}\r\n", event.len()).as_bytes())
 }
 
-/// Path and body of the next request.
-fn request(reader: &mut impl BufRead) -> Option<(String, String)> {
+/// Path, authorization and body of the next request.
+fn request(reader: &mut impl BufRead) -> Option<(String, String, String)> {
     let mut line = String::new();
     reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
     let path = line.split(' ').nth(1)?.to_owned();
-    let mut length = 0;
+    let (mut length, mut key) = (0, String::new());
     loop {
         line.clear();
         reader.read_line(&mut line).ok()?;
@@ -239,11 +247,16 @@ fn request(reader: &mut impl BufRead) -> Option<(String, String)> {
         if header.is_empty() {
             break;
         }
+        if header.starts_with("authorization:") {
+            line.trim()["authorization:".len()..]
+                .trim()
+                .clone_into(&mut key);
+        }
         if let Some(value) = header.strip_prefix("content-length:") {
             length = value.trim().parse().ok()?;
         }
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    Some((path, String::from_utf8(body).ok()?))
+    Some((path, key, String::from_utf8(body).ok()?))
 }

@@ -825,6 +825,12 @@ pub struct GetStatusResponse {
     /// How long offline jobs waited for the turns that they began, while they could have run.
     #[prost(message, optional, tag = "31")]
     pub turn_wait: ::core::option::Option<Histogram>,
+    /// Gates hold no job for so long at most, by Control.Ungate; 0: they hold them as ever.
+    #[prost(uint64, tag = "32")]
+    pub ungated_ns: u64,
+    /// The longest block that `bench.ungated` allows; 0: none.
+    #[prost(uint64, tag = "33")]
+    pub ungated_longest_ns: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSet {
@@ -1636,6 +1642,18 @@ pub struct DrainResponse {
 pub struct UndrainRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UndrainResponse {
+    #[prost(string, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UngateRequest {
+    /// How long at most, from its arrival.
+    #[prost(uint64, tag = "1")]
+    pub length_ns: u64,
+}
+/// One as the block begins. The stream ends with it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UngateResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -3137,6 +3155,32 @@ pub mod control_client {
                 .insert(GrpcMethod::new("tidegate.v1.Control", "Undrain"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lets offline jobs run beside online, whatever their gates say, for as long as the caller keeps the stream, and no
+        /// longer than it asked for. FAILED_PRECONDITION where `bench.ungated` does not allow it, or a block stands already.
+        pub async fn ungate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UngateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::UngateResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tidegate.v1.Control/Ungate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tidegate.v1.Control", "Ungate"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Changes a setting on the running agent, over files, environment and flags, until the agent ends.
         /// INVALID_ARGUMENT when the value does not fit; FAILED_PRECONDITION when it takes a restart.
         pub async fn set(
@@ -3220,6 +3264,18 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::UndrainRequest>,
         ) -> std::result::Result<tonic::Response<super::UndrainResponse>, tonic::Status>;
+        /// Server streaming response type for the Ungate method.
+        type UngateStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::UngateResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Lets offline jobs run beside online, whatever their gates say, for as long as the caller keeps the stream, and no
+        /// longer than it asked for. FAILED_PRECONDITION where `bench.ungated` does not allow it, or a block stands already.
+        async fn ungate(
+            &self,
+            request: tonic::Request<super::UngateRequest>,
+        ) -> std::result::Result<tonic::Response<Self::UngateStream>, tonic::Status>;
         /// Changes a setting on the running agent, over files, environment and flags, until the agent ends.
         /// INVALID_ARGUMENT when the value does not fit; FAILED_PRECONDITION when it takes a restart.
         async fn set(
@@ -3522,6 +3578,52 @@ pub mod control_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Control/Ungate" => {
+                    #[allow(non_camel_case_types)]
+                    struct UngateSvc<T: Control>(pub Arc<T>);
+                    impl<
+                        T: Control,
+                    > tonic::server::ServerStreamingService<super::UngateRequest>
+                    for UngateSvc<T> {
+                        type Response = super::UngateResponse;
+                        type ResponseStream = T::UngateStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UngateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::ungate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UngateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

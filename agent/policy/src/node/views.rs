@@ -171,6 +171,12 @@ impl Node {
         self.world.drained
     }
 
+    /// Until when gates hold no job; `None`: they hold them as ever.
+    #[must_use]
+    pub fn ungated_until(&self) -> Option<Instant> {
+        self.ungated.until()
+    }
+
     /// Whether that online process froze while busy and does not count for now.
     #[must_use]
     pub fn lapsed(&self, session: SessionId) -> bool {

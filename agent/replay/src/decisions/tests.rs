@@ -11,7 +11,7 @@ use super::*;
 
 /// Events of every kind, from numbers.
 fn event(kind: usize, f: [u64; 8]) -> Event<'static> {
-    const NAMES: [&str; 22] = [
+    const NAMES: [&str; 24] = [
         "online_attached",
         "online_gone",
         "activity",
@@ -34,6 +34,8 @@ fn event(kind: usize, f: [u64; 8]) -> Event<'static> {
         "tick",
         "works",
         "terms",
+        "drain",
+        "ungate",
     ];
     event_of(NAMES[kind % NAMES.len()], &f).expect("every name is known")
 }
@@ -115,7 +117,7 @@ fn record(events: &[(usize, [u64; 8], u64)], leases: Option<Leasing>) -> Vec<u8>
             let event = Event::Lease(lease_event(*kind - 48, *fields));
             node.step(event, now, &mut effects);
             write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
-        } else if *kind < 22 {
+        } else if *kind < 24 {
             let event = event(*kind, *fields);
             node.step(event, now, &mut effects);
             write_event(&mut out, &EventLine::of(&event, now)).expect("memory");

@@ -1,10 +1,11 @@
 //! What `tidegate bench` is asked, and what is refused before anything is sent.
 
+use crate::config::show_duration;
 use clap::Args as ClapArgs;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_bench::import::Named;
-use tidegate_bench::plan::{Schedule, poisson};
+use tidegate_bench::plan::{Mode, Schedule, poisson};
 use tidegate_bench::slo::Slo;
 use tidegate_bench::target::Call;
 use tidegate_replay::trace::{self, Cut};
@@ -26,9 +27,15 @@ enum Endpoint {
 #[derive(Debug, ClapArgs)]
 #[command(group = clap::ArgGroup::new("load").required(true).args(["requests", "rate", "import"]))]
 pub struct Args {
-    /// An OpenAI-compatible server, by plain HTTP: http://127.0.0.1:8000.
+    /// An OpenAI-compatible server: http://127.0.0.1:8000, or https://.
     #[arg(long, value_name = "URL", required_unless_present = "import")]
     pub target: Option<String>,
+    /// The CA of an https target, in PEM; the system's unless given.
+    #[arg(long, value_name = "FILE")]
+    pub cacert: Option<PathBuf>,
+    /// The variable that has the key which the target wants; OPENAI_API_KEY, if there is one, unless given.
+    #[arg(long, value_name = "NAME", conflicts_with = "import")]
+    api_key_env: Option<String>,
     /// Requests to send: Azure's, BurstGPT's or Mooncake's public format, or CSV with arrival_s,input_tokens,output_tokens.
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
@@ -36,8 +43,7 @@ pub struct Args {
     #[arg(long, value_name = "R", value_parser = rate)]
     rate: Option<f64>,
     /// Results of guidellm, aiperf or `vllm bench serve --save-result` instead of requests, in the order in which they were
-    /// measured: [MODE=]FILE, where MODE is alone, drained, ungated or gated. Asks no agent. It is the only way to compare
-    /// with ungated: an agent never lets offline run beside online.
+    /// measured: [MODE=]FILE, where MODE is alone, drained, ungated or gated. Asks no agent.
     #[arg(long, value_name = "[MODE=]FILE", value_delimiter = ',', value_parser = Named::parse)]
     pub import: Vec<Named>,
     /// Of --rate: tokens of a prompt, about.
@@ -58,6 +64,11 @@ pub struct Args {
     /// How often the modes take turns, there and back: of two modes that many times four blocks.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     pub cycles: u64,
+    /// What offline does in turns: drained (nothing), ungated (runs beside online, as without Tidegate: users pay for
+    /// it meanwhile), gated. All three unless given; ungated only where the agent's file allows it by bench.ungated.
+    #[arg(long, value_name = "MODE", value_delimiter = ',', value_parser = mode)]
+    #[arg(conflicts_with_all = ["alone", "import"])]
+    modes: Vec<Mode>,
     /// Seconds at the beginning of a block that are not counted.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
     warm_up: f64,
@@ -109,7 +120,76 @@ fn seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "give seconds, from 0 to 86400".to_owned())
 }
 
+fn mode(text: &str) -> Result<Mode, String> {
+    let mode = Mode::named(text).filter(|mode| *mode != Mode::Alone);
+    mode.ok_or_else(|| "give drained, ungated or gated".to_owned())
+}
+
 impl Args {
+    /// Which modes take turns on an agent that allows blocks of `longest` to be ungated, and what the reader has to
+    /// know of that.
+    ///
+    /// # Errors
+    /// When one was asked for that the agent does not allow.
+    pub fn modes(&self, longest: Duration) -> Result<(Vec<Mode>, Option<String>), Usage> {
+        let length = Duration::from_secs(self.seconds);
+        let said = show_duration(longest);
+        let asked = self.modes.contains(&Mode::Ungated);
+        if asked && longest.is_zero() {
+            let how = "write [bench] ungated = \"2min\" into the agent's file and reload it";
+            return Err(Usage(format!(
+                "--modes ungated: this agent lets no offline job run beside online; {how}"
+            )));
+        }
+        if asked && length > longest {
+            return Err(Usage(format!(
+                "--modes ungated: --seconds {} is longer than the agent allows: bench.ungated = {said}",
+                self.seconds
+            )));
+        }
+        if !self.modes.is_empty() {
+            return Ok((self.modes.clone(), None));
+        }
+        Ok(if length <= longest {
+            (vec![Mode::Drained, Mode::Ungated, Mode::Gated], None)
+        } else {
+            let note = format!("no block is ungated: bench.ungated = {said} is shorter than one");
+            let modes = vec![Mode::Drained, Mode::Gated];
+            (modes, Some(note).filter(|_| !longest.is_zero()))
+        })
+    }
+
+    /// The key that the target wants.
+    ///
+    /// # Errors
+    /// When the variable that was named has none.
+    pub fn key(&self) -> Result<Option<String>, Usage> {
+        let named = self.api_key_env.as_deref();
+        let name = named.unwrap_or("OPENAI_API_KEY");
+        let key = std::env::var(name).ok().filter(|key| !key.is_empty());
+        if key.is_none() && named.is_some() {
+            return Err(Usage(format!(
+                "--api-key-env {name}: there is no such variable, or nothing is in it"
+            )));
+        }
+        // A value with others would be no header (RFC 9110, 5.5).
+        if key
+            .as_deref()
+            .is_some_and(|key| !key.bytes().all(|byte| byte.is_ascii_graphic()))
+        {
+            return Err(Usage(format!(
+                "{name} has characters that no key has, such as a space or a line's end"
+            )));
+        }
+        Ok(key)
+    }
+
+    /// Whether modes were chosen, which takes an agent.
+    #[must_use]
+    pub const fn chooses_modes(&self) -> bool {
+        !self.modes.is_empty()
+    }
+
     /// The requests of a block, and what they are in words.
     ///
     /// # Errors

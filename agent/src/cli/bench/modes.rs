@@ -6,8 +6,9 @@ use std::time::Duration;
 use tidegate_bench::block::Offline;
 use tidegate_bench::plan::Mode;
 use tidegate_proto::v1;
+use tonic::Streaming;
 
-/// How long the jobs may take to stand still after a drain.
+/// How long what was ordered may take: jobs to stand still after a drain, gates to hold them again.
 const STILL: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -16,6 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub struct Counted {
     generation: u64,
     drained: bool,
+    ungated: bool,
     launches: u64,
     preemptions: u64,
 }
@@ -26,6 +28,10 @@ pub struct Steered<'a> {
     agent: &'a Agent,
     was_drained: bool,
     drained: bool,
+    /// Dropped, it ends the block.
+    ungated: Option<Streaming<v1::UngateResponse>>,
+    /// The longest block in which offline may run beside online.
+    pub longest: Duration,
     /// The agent's version, driver and level.
     pub said: String,
     /// Offline jobs that it had at first.
@@ -50,6 +56,8 @@ impl<'a> Steered<'a> {
             agent,
             was_drained: status.drained,
             drained: status.drained,
+            ungated: None,
+            longest: Duration::from_nanos(status.ungated_longest_ns),
             said: format!(
                 "tidegate-agent {}, level {level}, driver {}",
                 status.version, status.driver_version
@@ -58,32 +66,40 @@ impl<'a> Steered<'a> {
         }))
     }
 
-    /// Lets offline do what `mode` says; a sentence about what did not go as it should.
+    /// Lets offline do what `mode` says, ungated for `length` at most; a sentence about what did not go as it should.
     ///
     /// # Errors
     /// When the agent refuses.
-    pub async fn set(&mut self, mode: Mode) -> anyhow::Result<Option<String>> {
+    pub async fn set(&mut self, mode: Mode, length: Duration) -> anyhow::Result<Option<String>> {
+        if self.ungated.take().is_some() && self.waits_for(|status| status.ungated_ns > 0).await? {
+            anyhow::bail!("the agent does not end an ungated block");
+        }
         let drained = mode == Mode::Drained;
         // Before the call: one that fails on its way may have been heard.
         self.drained = drained;
         steer::set_drained(self.agent, drained).await?;
-        if !drained {
+        if mode == Mode::Ungated {
+            self.ungated = Some(steer::ungate(self.agent, length.min(self.longest)).await?);
+        }
+        if !drained || !self.waits_for(|status| running(status).is_some()).await? {
             return Ok(None);
         }
+        let status = report(self.agent, false).await?;
+        let why = "still runs after a drain: what is called drained is not online alone";
+        Ok(running(&status).map(|job| format!("job {} {why}", job.name)))
+    }
+
+    /// Waits while the agent is `still` so; whether it is at the end.
+    async fn waits_for(&self, still: fn(&v1::GetStatusResponse) -> bool) -> anyhow::Result<bool> {
         let mut waited = Duration::ZERO;
-        loop {
-            let status = report(self.agent, false).await?;
-            let running = |job: &&v1::JobStatus| job.state() == v1::JobState::Running;
-            let Some(job) = status.jobs.iter().find(running) else {
-                return Ok(None);
-            };
+        while still(&report(self.agent, false).await?) {
             if waited >= STILL {
-                let why = "still runs after a drain: what is called drained is not online alone";
-                return Ok(Some(format!("job {} {why}", job.name)));
+                return Ok(true);
             }
             tokio::time::sleep(LOOK_EVERY).await;
             waited += LOOK_EVERY;
         }
+        Ok(false)
     }
 
     /// What offline has done so far.
@@ -95,6 +111,7 @@ impl<'a> Steered<'a> {
         Ok(Counted {
             generation: status.agent_generation,
             drained: status.drained,
+            ungated: status.ungated_ns > 0,
             launches: status.jobs.iter().map(|job| job.launches).sum(),
             preemptions: status.gpus.iter().map(|gpu| gpu.preemptions).sum(),
         })
@@ -105,6 +122,7 @@ impl<'a> Steered<'a> {
     /// # Errors
     /// When the agent refuses or is gone; then says what to do.
     pub async fn restore(&mut self) -> anyhow::Result<()> {
+        self.ungated = None;
         if self.drained == self.was_drained {
             return Ok(());
         }
@@ -121,6 +139,12 @@ impl<'a> Steered<'a> {
     }
 }
 
+/// A job that runs.
+fn running(status: &v1::GetStatusResponse) -> Option<&v1::JobStatus> {
+    let jobs = &status.jobs;
+    jobs.iter().find(|job| job.state() == v1::JobState::Running)
+}
+
 /// What offline did between two counts, or why that is not known.
 pub fn between(before: Counted, after: Counted, seconds: f64) -> Result<Offline, String> {
     if before.generation != after.generation {
@@ -128,6 +152,9 @@ pub fn between(before: Counted, after: Counted, seconds: f64) -> Result<Offline,
     }
     if before.drained != after.drained {
         return Err("somebody else drained or undrained the node".to_owned());
+    }
+    if before.ungated != after.ungated {
+        return Err("gates held offline again before it was over".to_owned());
     }
     Ok(Offline {
         // A job that left took its count with it.
@@ -147,6 +174,7 @@ mod tests {
         let before = Counted {
             generation: 3,
             drained: true,
+            ungated: false,
             launches: 10,
             preemptions: 1,
         };
@@ -167,6 +195,11 @@ mod tests {
             ..after
         };
         assert!(between(before, undrained, 2.0).is_err());
+        let ungated = Counted {
+            ungated: true,
+            ..before
+        };
+        assert!(between(ungated, after, 2.0).is_err());
         let fewer = Counted {
             launches: 5,
             ..after

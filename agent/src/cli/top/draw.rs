@@ -161,6 +161,9 @@ fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'
     if status.drained {
         text.push_str("   DRAINED  ");
     }
+    if status.ungated_ns > 0 {
+        text.push_str("   UNGATED  ");
+    }
     if !status.config_error.is_empty() {
         text.push_str("   CONFIGURATION REFUSED  ");
     }

@@ -461,10 +461,12 @@ fn a_size_without_its_unit_and_a_level_that_is_none_are_refused() {
 
 /// P-OPERATE-7: a mistake is named with its place, a value with its origin.
 #[test]
-fn only_what_counts_at_run_time_and_is_not_about_identity_can_be_set() {
+fn only_what_counts_at_run_time_and_is_not_of_the_files_alone_can_be_set() {
     for setting in &SETTINGS {
-        let expected = setting.applies != crate::config::Applies::Restart
-            && !setting.path.starts_with("identity");
+        let of_files = ["identity", "bench"];
+        let (section, _) = setting.path.split_once('.').expect("a section");
+        let expected =
+            setting.applies != crate::config::Applies::Restart && !of_files.contains(&section);
         assert_eq!(setting.can_be_set(), expected, "{}", setting.path);
     }
     let old = Loaded::default();

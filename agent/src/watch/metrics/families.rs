@@ -43,7 +43,7 @@ const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-pub(super) const FAMILIES: [Family; 41] = [
+pub(super) const FAMILIES: [Family; 42] = [
     family(
         GAUGE,
         "build_info",
@@ -457,6 +457,13 @@ pub(super) const FAMILIES: [Family; 41] = [
         None,
         "1 while the node is drained: no offline job runs, those to come included",
         |s| vec![(Labels::new(), Sample::Gauge(flag(s.status.drained)))],
+    ),
+    family(
+        GAUGE,
+        "ungated",
+        None,
+        "1 while an operator lets offline jobs run beside online, to measure what that costs",
+        |s| vec![(Labels::new(), Sample::Gauge(flag(s.status.ungated_ns > 0)))],
     ),
     family(
         GAUGE,
