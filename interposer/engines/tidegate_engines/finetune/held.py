@@ -10,6 +10,7 @@ layers, and what goes into the first layer. Only held state may be taken; whoeve
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -65,6 +66,10 @@ class Memory(Protocol):
         """Said after a unit has written these pieces."""
         ...
 
+    def needs(self, names: AbstractSet[Held]) -> None:
+        """Said before a layer's units: none of these pieces leaves to make room for others, until it is said anew."""
+        ...
+
     def poll(self) -> set[Held]:
         """What was lost since the last time. Asked after the device has done what was asked of it.
 
@@ -96,6 +101,9 @@ class PlainMemory:
         return None
 
     def store(self, names: Iterable[Held]) -> None:
+        return None
+
+    def needs(self, names: AbstractSet[Held]) -> None:
         return None
 
     def poll(self) -> set[Held]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -232,6 +233,8 @@ class Machine:
     def as_it_is(self, layer: int) -> Iterator[None]:
         """Around a call of a layer that is no unit: generation, say. It cannot be done again."""
         name = Held(layer, Kind.WEIGHTS)
+        self.memory.needs({name})
+        self._around = None
         while name in self._missing:
             self._reload(name)
         self.memory.fetch([name] if name in self._copies else [])
@@ -252,8 +255,9 @@ class Machine:
         around = self._around
         if around is None or not around.is_of(batch, unit):
             around = self._around = self._look(batch, unit)
+            self.memory.needs(around.touches)
         if self._missing:
-            self._present(batch, around.reads)
+            self._present(batch, around.reads, around.touches)
         forward = unit.phase is Phase.FORWARD
         self.memory.fetch(around.fetched[unit.window > 0])
         if forward:
@@ -369,9 +373,13 @@ class Machine:
 
     # Making again what is missing.
 
-    def _present(self, batch: Batch, names: Sequence[Held]) -> None:
+    def _present(self, batch: Batch, names: Sequence[Held], touched: AbstractSet[Held]) -> None:
+        """Makes what is missing of these, of all that is touched next."""
         while missing := [name for name in names if name in self._missing]:
+            self.memory.needs(touched)
             self._make(batch, missing[0])
+            # What it took to make it may leave again, and this may not.
+            self.memory.needs(touched)
 
     def _regain(self, name: Held) -> None:
         self.memory.again(name)
@@ -401,8 +409,10 @@ class Machine:
         reads = self._reads(batch, Unit(Phase.FORWARD, layer))
         writes = [batch.name(layer, Kind.KEYS), batch.name(layer, Kind.VALUES)]
         writes += [output] if output else []
+        touched = {*reads, *writes}
+        self.memory.needs(touched)
         while True:
-            self._present(batch, reads)
+            self._present(batch, reads, touched)
             for name in writes:
                 if name in self._missing:
                     self._regain(name)
@@ -413,7 +423,7 @@ class Machine:
                 self.counts.units_redone += 1
             self._settle()
             # Later windows read the keys and values of earlier ones: one loss makes garbage of all of it.
-            if not self._missing & {*reads, *writes}:
+            if self._missing.isdisjoint(touched):
                 return
 
     # The units.
