@@ -43,6 +43,9 @@ class Held(NamedTuple):
     batch: int = 0
 
 
+NOTHING: frozenset[Held] = frozenset()
+
+
 class Memory(Protocol):
     """Where held state lies."""
 
@@ -70,7 +73,7 @@ class Memory(Protocol):
         """Said before a layer's units: none of these pieces leaves to make room for others, until it is said anew."""
         ...
 
-    def poll(self) -> set[Held]:
+    def poll(self) -> AbstractSet[Held]:
         """What was lost since the last time. Asked after the device has done what was asked of it.
 
         A piece that is lost reads as anything and forgets what is written to it until :meth:`again`.
@@ -106,8 +109,8 @@ class PlainMemory:
     def needs(self, names: AbstractSet[Held]) -> None:
         return None
 
-    def poll(self) -> set[Held]:
-        return set()
+    def poll(self) -> AbstractSet[Held]:
+        return NOTHING
 
     def again(self, name: Held) -> None:
         return None
