@@ -84,7 +84,9 @@ class Service:
             [cache] = [cache for cache in books["caches"] if cache["reservation_bytes"]]
             mapped = cache["mapped_bytes"] == cache["reservation_bytes"]
             ahead = cache["mapped_bytes"] - cache["used_bytes"] >= books["headroom_bytes"]
-            if mapped and ahead and books["in_flight_bytes"] == 0 and cache["used_bytes"] >= self._held * BLOCK:
+            # Before the agent has heard that the load fell, all is as it was with the one before.
+            heard = cache["used_bytes"] == self._held * BLOCK
+            if mapped and ahead and heard and books["in_flight_bytes"] == 0:
                 return {**books, "cache": cache}
             if time.monotonic() > end:
                 raise RuntimeError(f"the headroom is not mapped after {DEADLINE_S} s: {books}")
