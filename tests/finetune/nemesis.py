@@ -44,7 +44,7 @@ STEPS, SAVE_EVERY, WINDOW = 8, 2, 16
 #: Seconds within which a training makes a step: one that waits for memory that never comes makes none.
 DEADLINE_S = 300.0
 #: Schedules of one node: then it is judged, and another is made.
-NODE_LASTS = 25
+NODE_LASTS = 40
 #: Every so many trainings a process of its own, that imports all it needs, and not a fork of one that has.
 FRESH = 20
 FORGE = Path(__file__).parent / "forge.py"
@@ -382,7 +382,7 @@ class Nemesis:
         stage = Stage(self.work)
         stage.online.stop()
         try:
-            calm = Training(stage, self.work / "calm", "")
+            calm = Training(stage, self.work / "calm", "", fresh=False)
             if code := calm.end():
                 return f"the undisturbed run failed ({code}): {calm.last_words()}"
         finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -59,6 +60,9 @@ class Thief:
         return None
 
     def store(self, names: Iterable[Held]) -> None:
+        return None
+
+    def needs(self, names: AbstractSet[Held]) -> None:
         return None
 
     def poll(self) -> set[Held]:

@@ -41,6 +41,8 @@ RECLAIMS = 20
 APART = 1e-5
 #: Tokens of a window: samples are longer, so that a layer has several.
 WINDOW = 24
+#: Tokens whose time a layer takes in a micro-batch, 163 ms both ways: 20 of them last for many of online's bursts.
+WHOLE = 65_536
 #: 12 blocks, of which a model of three layers holds 11 between its passes.
 MEMORY_MIB = 24
 #: The weights of the layers alone, and a pool in which online wants some of that in every third burst.
@@ -89,13 +91,13 @@ RULED = f"[[identity.rules]]\nuid = {os.getuid()}\nrole = \"offline\"\n" + node.
 )
 
 
-def chosen(report: Path) -> dict[str, str]:
+def chosen(report: Path, window: int = WINDOW) -> dict[str, str]:
     """What a script on the virtual GPU has in its environment."""
     report.unlink(missing_ok=True)
     return {
         "TIDEGATE_FINETUNE_DEVICE": "virtual",
         "TIDEGATE_FINETUNE_MEMORY": str(MEMORY_MIB),
-        "TIDEGATE_FINETUNE_WINDOW": str(WINDOW),
+        "TIDEGATE_FINETUNE_WINDOW": str(window),
         "TIDEGATE_FINETUNE_REPORT": str(report),
     }
 
@@ -114,7 +116,7 @@ def taken(script: str, line: list[str], work: Path, seed: int, plain: bool) -> d
     """A run on a node whose online program takes memory, until the script ends."""
     report = work / "report.json"
     with node.Node(NARROW if plain else node.CONFIG) as here:
-        environment = {**here.environment("offline", "tune"), **chosen(report)}
+        environment = {**here.environment("offline", "tune"), **chosen(report, WHOLE if plain else WINDOW)}
         if plain:
             environment |= {"TIDEGATE_FINETUNE_MACHINE": "plain", "TIDEGATE_FINETUNE_MEMORY": str(WEIGHTS_MIB)}
         online = here.online(seed)

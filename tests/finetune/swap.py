@@ -7,6 +7,9 @@ layers have two blocks each. At each of these loads so many layers have to be th
 what the agent's status says is free (``agent/policy/src/resident.rs``): they fall, then rise. Online gets each block
 at once: it asks for the next when the agent has mapped the headroom anew, as the reserve's formula has it. The
 adapter and the losses have to be those of a run that nothing is taken from, to the byte.
+
+What never moves is of neither side: the page that stands where memory is taken, of each process, and the block that
+a cache always has.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ LOADS = (8, 42, 24)
 REQUESTS_OF_A_BLOCK = 2
 LAYERS, LAYER_BLOCKS = 8, 2
 #: With 8 requests all layers are there, with 42 two, with 24 all but one.
-POOL_MIB, MEMORY_MIB = 102, 78
+POOL_MIB, MEMORY_MIB = 108, 78
 BLOCK = 2 << 20
 STEPS = 14
 #: Whole steps at each load, the first of which is still under way when it begins.
@@ -71,7 +74,7 @@ class Service:
     def memory(self) -> dict:
         """The agent's books."""
         said = json.loads(self._stage.here.tidegate("status", "--output", "json").stdout)
-        return said["gpus"][0]["memory"]
+        return {**said["gpus"][0]["memory"], "jobs": said["jobs"]}
 
     def settled(self) -> dict:
         """The books once the headroom is mapped and nothing moves."""
@@ -81,7 +84,9 @@ class Service:
             [cache] = [cache for cache in books["caches"] if cache["reservation_bytes"]]
             mapped = cache["mapped_bytes"] == cache["reservation_bytes"]
             ahead = cache["mapped_bytes"] - cache["used_bytes"] >= books["headroom_bytes"]
-            if mapped and ahead and books["in_flight_bytes"] == 0 and cache["used_bytes"] >= self._held * BLOCK:
+            # Before the agent has heard that the load fell, all is as it was with the one before.
+            heard = cache["used_bytes"] == self._held * BLOCK
+            if mapped and ahead and heard and books["in_flight_bytes"] == 0:
                 return {**books, "cache": cache}
             if time.monotonic() > end:
                 raise RuntimeError(f"the headroom is not mapped after {DEADLINE_S} s: {books}")
@@ -122,12 +127,19 @@ def units(path: Path) -> list[tuple[int, int, int]]:
     return [tuple(map(int, line.split())) for line in lines if line.endswith("\n")]
 
 
+def fixed(books: dict) -> int:
+    """Blocks of both sides that never move."""
+    online = sum(owner["online_bytes"] + owner["headroom_bytes"] for owner in books["owners"])
+    moves = sum(job["memory"]["stripes"] - job["memory"]["stripes_taken"] for job in books["jobs"])
+    return (online - books["cache"]["mapped_bytes"] + books["offline_bytes"]) // BLOCK - moves
+
+
 def formula(books: dict, other: int) -> int:
     """What the policy says."""
     cache = books["cache"]
     used = cache["used_bytes"] // BLOCK
     asks = {
-        "free": books["pool_bytes"] // BLOCK - used - other,
+        "free": books["pool_bytes"] // BLOCK - used - other - fixed(books),
         "reserve": cache["reservation_bytes"] // BLOCK - used,
         "layer": LAYER_BLOCKS,
         "layers": LAYERS,

@@ -24,6 +24,8 @@ class Played:
         self.memory = ctypes.create_string_buffer(blocks * BLOCK)
         self.base = ctypes.addressof(self.memory)
         self.blocks, self.rng, self.share = blocks, rng, share
+        #: Blocks that never come back.
+        self.kept: set[int] = set()
         #: Blocks that are gone, and what a block's page must not be used for until it was acknowledged.
         self.gone: set[int] = set()
         self.acknowledged: set[int] = set()
@@ -31,6 +33,8 @@ class Played:
         self.lost: list[int] = []
         self.costs: dict[int, tuple[int, list[int]]] = {}
         self.taken = 0
+        #: Times in a row that nothing was there, and how often that may be.
+        self.waits, self.patience = 0, 10_000
         #: Layers whose weights were there, before each unit.
         self.residents: list[int] = []
 
@@ -52,6 +56,11 @@ class Played:
             self.taken += 1
             ctypes.memset(self.base + block * BLOCK, 0x3C, BLOCK)
 
+    def keep(self, blocks: int) -> None:
+        """Takes so many for good."""
+        self.kept = set(range(blocks))
+        self.take(list(self.kept))
+
     def read(self, to: int, at: int, size: int) -> None:
         self._touch(at)
         ctypes.memmove(to, at, size)
@@ -65,7 +74,8 @@ class Played:
     def poll(self, step: int) -> Cut:
         told, self.lost = self.lost, []
         self.said.append(told)
-        back = [b for b in sorted(self.acknowledged) if self.rng.random() < 0.2]
+        back = [b for b in sorted(self.acknowledged - self.kept) if self.rng.random() < 0.2]
+        self.waits = 0 if back else self.waits
         self.gone -= set(back)
         self.acknowledged -= set(back)
         return Cut(told, back, len(self.said))
@@ -81,7 +91,9 @@ class Played:
     def forget(self, request: int) -> None:
         del self.costs[request]
 
-    def wait_for_log(self, timeout_s: float) -> None: ...
+    def wait_for_log(self, timeout_s: float) -> None:
+        self.waits += 1
+        assert self.waits < self.patience, "it stands still"
 
 
 class Job:
@@ -93,15 +105,22 @@ class Job:
 
 
 def train(
-    case: cases.Case, blocks: int, share: float, kind: type[Machine] = Machine
+    case: cases.Case, blocks: int, share: float, kind: type[Machine] = Machine, kept: int = 0
 ) -> tuple[dict[str, bytes], Played, Machine, TakenMemory]:
-    """Three micro-batches; what they leave."""
+    """Three micro-batches; what they leave. So many blocks are taken in the first one and ``kept``."""
     model = cases.model(case)
     played = Played(blocks, random.Random(case.seed), share)
     memory = TakenMemory(played, Job(played), played.base, blocks)
     words = {"forward": lambda _: list(case.forward), "backward": lambda _: list(case.backward)}
     seen = played.residents.append
-    words["before_unit"] = lambda _: seen(memory.resident())
+    units = iter(range(1 << 30))
+
+    def before_unit(_):
+        if next(units) == 5:
+            played.keep(kept)
+        seen(memory.resident())
+
+    words["before_unit"] = before_unit
     machine = attach(model, lambda layers: kind(layers, memory, **words))
     machine.copy_weights()
     torch.manual_seed(3)
@@ -146,7 +165,33 @@ def test_with_less_memory_fewer_layers_are_resident():
 def test_a_memory_that_cannot_hold_a_layer_says_so():
     case = replace(robbed.drawn(1), layers=4)
     with pytest.raises(TooSmall, match=r"2 MiB for layer \d's .* are wanted.*a larger share"):
-        train(case, 8, 0.0)
+        train(case, 4, 0.0)
+
+
+@pytest.fixture
+def gone_here_too(monkeypatch):
+    """What leaves to make room is gone on the host too."""
+    release = TakenMemory._release
+    monkeypatch.setattr(TakenMemory, "_release", lambda self, piece: (piece.image.fill_(0x3C), release(self, piece)))
+
+
+# P-TRAINER-11: a trainer does not wait while one layer's state fits.
+def test_it_trains_in_what_one_layers_state_takes(gone_here_too):
+    case = replace(robbed.drawn(1), layers=4)
+    calm, *_ = train(case, 40, 0.0)
+    # A layer wants its weights, its input, keys and values and the input of the next: 5 of the 15 blocks of all.
+    grads, _, machine, _ = train(case, 5, 0.0)
+    assert grads == calm
+    assert machine.counts.units_redone > 0
+
+
+@pytest.mark.parametrize(("kept", "share"), [(15, 0.0), (8, 0.01)])
+def test_it_does_not_wait_for_what_online_keeps_while_one_layers_state_fits(kept, share, gone_here_too):
+    case = replace(robbed.drawn(1), layers=4)
+    calm, *_ = train(case, 40, 0.0)
+    grads, played, machine, _ = train(case, 20, share, kept=kept)
+    assert grads == calm
+    assert machine.counts.units_redone > 0 < played.taken
 
 
 def test_weights_are_published_as_cheaper_than_what_takes_a_forward_to_make():

@@ -10,6 +10,7 @@ layers, and what goes into the first layer. Only held state may be taken; whoeve
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -42,6 +43,9 @@ class Held(NamedTuple):
     batch: int = 0
 
 
+NOTHING: frozenset[Held] = frozenset()
+
+
 class Memory(Protocol):
     """Where held state lies."""
 
@@ -65,7 +69,11 @@ class Memory(Protocol):
         """Said after a unit has written these pieces."""
         ...
 
-    def poll(self) -> set[Held]:
+    def needs(self, names: AbstractSet[Held]) -> None:
+        """Said before a layer's units: none of these pieces leaves to make room for others, until it is said anew."""
+        ...
+
+    def poll(self) -> AbstractSet[Held]:
         """What was lost since the last time. Asked after the device has done what was asked of it.
 
         A piece that is lost reads as anything and forgets what is written to it until :meth:`again`.
@@ -98,8 +106,11 @@ class PlainMemory:
     def store(self, names: Iterable[Held]) -> None:
         return None
 
-    def poll(self) -> set[Held]:
-        return set()
+    def needs(self, names: AbstractSet[Held]) -> None:
+        return None
+
+    def poll(self) -> AbstractSet[Held]:
+        return NOTHING
 
     def again(self, name: Held) -> None:
         return None

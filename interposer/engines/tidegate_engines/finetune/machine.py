@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -99,6 +100,8 @@ class Batch:
     staging: list[torch.Tensor] = field(default_factory=list)
     #: The gradients of layers that are done.
     grads: dict[torch.nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    #: The trained parameters of each layer.
+    trained: list[list[torch.nn.Parameter]] = field(default_factory=list)
     #: The lowest layer that somebody asks a gradient of, and whether its input's is asked for.
     lowest: int = 0
     wants_input: bool = False
@@ -112,22 +115,19 @@ class Batch:
         return self.first if layer == 0 else self.held[self.name(layer, Kind.INPUT)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Around:
     """What is the same for all windows of a layer in one pass, made once: a unit looks it up."""
 
-    phase: Phase
-    layer: int
-    batch: int
+    forward: bool
     reads: list[Held]
     touches: set[Held]
     writes: list[Held]
     #: Read by the first window, and by those behind it, which read what that has written.
     fetched: list[list[Held]]
-
-    def is_of(self, batch: Batch, unit: Unit) -> bool:
-        """Whether it is that of a unit."""
-        return self.layer == unit.layer and self.phase is unit.phase and self.batch == batch.number
+    #: The layer's, and what comes behind the last.
+    units: list[Unit]
+    then: Unit
 
 
 class Machine:
@@ -153,6 +153,8 @@ class Machine:
         self._copies: dict[Held, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._batches = 0
         self._around: Around | None = None
+        self._weights = [Held(layer, Kind.WEIGHTS) for layer in range(len(layers))]
+        self._units: dict[tuple[Phase, int], list[Unit]] = {}
         #: Whose stream is waited for, if anybody's.
         self._cuda: torch.device | None = None
         self.cursor = Unit(Phase.DONE)
@@ -215,7 +217,8 @@ class Machine:
 
     def backward(self, batch: Batch, dy: torch.Tensor, wants_input: bool) -> torch.Tensor | None:
         """Fills ``batch.grads``; the gradient of what went into the first layer if that is asked for."""
-        trained = (n for n in range(len(self.layers)) if self.layers.parameters(n, True))
+        batch.trained = [self.layers.parameters(n, True) for n in range(len(self.layers))]
+        trained = (n for n, parameters in enumerate(batch.trained) if parameters)
         batch.wants_input = wants_input
         batch.lowest = 0 if wants_input else min(trained, default=len(self.layers))
         batch.turns = [dy.detach().clone(), torch.empty_like(dy)]
@@ -232,6 +235,8 @@ class Machine:
     def as_it_is(self, layer: int) -> Iterator[None]:
         """Around a call of a layer that is no unit: generation, say. It cannot be done again."""
         name = Held(layer, Kind.WEIGHTS)
+        self.memory.needs({name})
+        self._around = None
         while name in self._missing:
             self._reload(name)
         self.memory.fetch([name] if name in self._copies else [])
@@ -241,6 +246,7 @@ class Machine:
             raise RuntimeError(TAKEN_OUTSIDE.format(layer=layer))
 
     def _run(self, batch: Batch) -> None:
+        self._around = None
         while self.cursor.phase is not Phase.DONE:
             self.advance(batch)
 
@@ -250,31 +256,39 @@ class Machine:
         if self._before_unit is not None:
             self._before_unit(unit)
         around = self._around
-        if around is None or not around.is_of(batch, unit):
+        if around is None:
             around = self._around = self._look(batch, unit)
+            self.memory.needs(around.touches)
         if self._missing:
-            self._present(batch, around.reads)
-        forward = unit.phase is Phase.FORWARD
-        self.memory.fetch(around.fetched[unit.window > 0])
-        if forward:
+            self._present(batch, around.reads, around.touches)
+        window = unit.window
+        self.memory.fetch(around.fetched[window > 0])
+        if around.forward:
             self._forward(batch, unit)
+            self.counts.units += 1
+            self.memory.store(around.writes)
         else:
             self._backward(batch, unit)
-        self.counts.units += 1
-        if forward:
-            self.memory.store(around.writes)
+            self.counts.units += 1
         self._settle()
         if self._missing and not self._missing.isdisjoint(around.touches):
             self._start_over(batch, unit)
             return
-        self.cursor = self._after(batch, unit)
-        if (self.cursor.phase, self.cursor.layer) != (unit.phase, unit.layer):
-            self._commit(batch, unit)
+        window += 1
+        if window < len(around.units):
+            self.cursor = around.units[window]
+            return
+        self.cursor, self._around = around.then, None
+        self._commit(batch, unit, around)
 
-    def _after(self, batch: Batch, unit: Unit) -> Unit:
-        windows = batch.backward if unit.phase is Phase.BACKWARD else batch.forward
-        if unit.window + 1 < len(windows):
-            return Unit(unit.phase, unit.layer, unit.window + 1)
+    def _units_of(self, phase: Phase, layer: int, windows: int) -> list[Unit]:
+        """A layer's, the same in each pass."""
+        units = self._units.setdefault((phase, layer), [])
+        units += (Unit(phase, layer, window) for window in range(len(units), windows))
+        return units if len(units) == windows else units[:windows]
+
+    def _then(self, batch: Batch, unit: Unit) -> Unit:
+        """What comes behind a layer."""
         if unit.phase is Phase.FORWARD and unit.layer + 1 < len(self.layers):
             return Unit(Phase.FORWARD, unit.layer + 1)
         if unit.phase is Phase.BACKWARD and unit.layer > batch.lowest:
@@ -284,35 +298,30 @@ class Machine:
     # What a unit reads, and what its layer may not lose.
 
     def _look(self, batch: Batch, unit: Unit) -> Around:
-        n, reads = unit.layer, self._reads(batch, unit)
-        past = [batch.name(n, Kind.KEYS), batch.name(n, Kind.VALUES)]
-        there = [name for name in reads if name in self._copies or name.kind is not Kind.WEIGHTS]
+        n, forward = unit.layer, unit.phase is Phase.FORWARD
+        reads = self._reads(batch, unit)
+        writes = self._writes(batch, n, output=True) if forward else []
+        there = reads if reads[0] in self._copies else reads[1:]
+        windows = batch.forward if forward else batch.backward
         return Around(
-            unit.phase,
-            n,
-            batch.number,
+            forward,
             reads,
-            self._touches(batch, unit),
-            self._writes(batch, n, output=True),
-            [there, list(dict.fromkeys((*there, *past)))],
+            {*reads, *writes},
+            writes,
+            [there, [*there, *writes[:2]]],
+            self._units_of(unit.phase, n, len(windows)),
+            self._then(batch, unit),
         )
 
     def _reads(self, batch: Batch, unit: Unit) -> list[Held]:
-        n = unit.layer
-        reads = [Held(n, Kind.WEIGHTS)]
+        """The weights, and then what is of the pass."""
+        n, number = unit.layer, batch.number
+        reads = [self._weights[n]]
         if n > 0:
-            reads.append(batch.name(n, Kind.INPUT))
+            reads.append(Held(n, Kind.INPUT, number))
         if unit.phase is Phase.BACKWARD:
-            reads += [batch.name(n, Kind.KEYS), batch.name(n, Kind.VALUES)]
+            reads += (Held(n, Kind.KEYS, number), Held(n, Kind.VALUES, number))
         return reads
-
-    def _touches(self, batch: Batch, unit: Unit) -> set[Held]:
-        n = unit.layer
-        touched = set(self._reads(batch, unit))
-        if unit.phase is Phase.FORWARD:
-            touched |= {batch.name(n, kind) for kind in (Kind.KEYS, Kind.VALUES)}
-            touched.add(batch.name(n + 1, Kind.INPUT))
-        return touched
 
     def _fetch(self, batch: Batch, layer: int, reads: Sequence[Held]) -> None:
         """What a unit reads: also the keys and values of the layer's earlier windows, once there are any."""
@@ -321,14 +330,17 @@ class Machine:
         self.memory.fetch(name for name in names if name in batch.held or name in self._copies)
 
     def _writes(self, batch: Batch, layer: int, output: bool) -> list[Held]:
-        names = [batch.name(layer, Kind.KEYS), batch.name(layer, Kind.VALUES)]
+        """Keys and values, and the input of the next layer."""
+        number = batch.number
+        names = [Held(layer, Kind.KEYS, number), Held(layer, Kind.VALUES, number)]
         if output and layer + 1 < len(self.layers):
-            names.append(batch.name(layer + 1, Kind.INPUT))
+            names.append(Held(layer + 1, Kind.INPUT, number))
         return names
 
     def _settle(self) -> None:
         """Waits for the device, then asks what was lost: in this order, or a loss is seen too early."""
-        self._wait()
+        if self._cuda is not None:
+            self._wait()
         if lost := self.memory.poll():
             self.counts.reclaims += 1
             self._missing |= lost
@@ -343,16 +355,15 @@ class Machine:
             tensor.zero_()
         if unit.phase is Phase.FORWARD:
             # What the layer writes: memory for it comes again, with any content, as it came first.
-            for name in self._touches(batch, unit) - set(self._reads(batch, unit)):
+            for name in self._writes(batch, unit.layer, output=True):
                 if name in self._missing:
                     self._regain(name)
         self.cursor = Unit(unit.phase, unit.layer)
 
-    def _commit(self, batch: Batch, unit: Unit) -> None:
+    def _commit(self, batch: Batch, unit: Unit, around: Around) -> None:
         """A layer is done and nothing that it touched was lost."""
-        if unit.phase is Phase.BACKWARD:
-            trained = self.layers.parameters(unit.layer, True)
-            for parameter, staged in zip(trained, batch.staging, strict=False):
+        if not around.forward:
+            for parameter, staged in zip(batch.trained[unit.layer], batch.staging, strict=False):
                 staged = staged.to(parameter.dtype)
                 before = batch.grads.get(parameter)
                 # A parameter that several layers share has a part of each.
@@ -363,15 +374,19 @@ class Machine:
         elif batch.keep is not None:
             keys, values = (batch.held[batch.name(unit.layer, kind)] for kind in (Kind.KEYS, Kind.VALUES))
             batch.keep(keys.clone(), values.clone(), unit.layer)
-        if unit.phase is Phase.BACKWARD or not batch.remembered:
-            for kind in (Kind.INPUT, Kind.KEYS, Kind.VALUES):
-                self._drop(batch, batch.name(unit.layer, kind))
+        if not (around.forward and batch.remembered):
+            for name in (*around.reads[1:], *around.writes[:2]):
+                self._drop(batch, name)
 
     # Making again what is missing.
 
-    def _present(self, batch: Batch, names: Sequence[Held]) -> None:
+    def _present(self, batch: Batch, names: Sequence[Held], touched: AbstractSet[Held]) -> None:
+        """Makes what is missing of these, of all that is touched next."""
         while missing := [name for name in names if name in self._missing]:
+            self.memory.needs(touched)
             self._make(batch, missing[0])
+            # What it took to make it may leave again, and this may not.
+            self.memory.needs(touched)
 
     def _regain(self, name: Held) -> None:
         self.memory.again(name)
@@ -401,8 +416,10 @@ class Machine:
         reads = self._reads(batch, Unit(Phase.FORWARD, layer))
         writes = [batch.name(layer, Kind.KEYS), batch.name(layer, Kind.VALUES)]
         writes += [output] if output else []
+        touched = {*reads, *writes}
+        self.memory.needs(touched)
         while True:
-            self._present(batch, reads)
+            self._present(batch, reads, touched)
             for name in writes:
                 if name in self._missing:
                     self._regain(name)
@@ -413,7 +430,7 @@ class Machine:
                 self.counts.units_redone += 1
             self._settle()
             # Later windows read the keys and values of earlier ones: one loss makes garbage of all of it.
-            if not self._missing & {*reads, *writes}:
+            if self._missing.isdisjoint(touched):
                 return
 
     # The units.
@@ -501,7 +518,7 @@ class Machine:
         _add(batch.staging, list(grads))
 
     def _staged(self, batch: Batch, layer: int) -> list[torch.nn.Parameter]:
-        trained = self.layers.parameters(layer, True)
+        trained = batch.trained[layer]
         if not batch.staging:
             batch.staging = [torch.zeros_like(p, dtype=_wide(p.dtype)) for p in trained]
         return trained

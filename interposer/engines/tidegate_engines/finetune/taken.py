@@ -5,14 +5,16 @@ tensor on the host shows it: a unit's copies bring what it reads and carry what 
 really gone: the next copy reads what stands there instead.
 
 A lost block is withheld until the library says that there is memory again. The piece that was in it does not wait
-for that: it gets other free blocks, and where there are none, those of the frozen weights that were used longest
-ago, which are then missing in their turn. So with less memory fewer layers are resident, and the training goes on
-for as long as one layer's state fits.
+for that: it gets other free blocks, and where there are none, those of a piece that the layer under way does not
+need, which is then missing in its turn: frozen weights first, then keys and values, then inputs, of each what was
+used longest ago. So with less memory fewer layers are resident, then more is computed again, and the training goes
+on for as long as one layer's state fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,6 +32,9 @@ PATIENCE = 0.002
 #: What it costs to load a layer's weights again, in tokens that a layer could compute meanwhile: fewer than any
 #: input or keys take to be made again, so that weights are taken first.
 RELOAD_TOKENS = 1
+#: What leaves first to make room: by what it takes to make it again. Weights are loaded, keys and values take one
+#: layer, and an input takes all layers below it whose inputs are missing too.
+LEAVES = {Kind.WEIGHTS: 0, Kind.KEYS: 1, Kind.VALUES: 1, Kind.INPUT: 2}
 
 
 class Copies(Protocol):
@@ -69,6 +74,8 @@ class TakenMemory:
         self._pieces: dict[Held, _Piece] = {}
         self._owner: dict[int, Held] = {}
         self._untold: set[Held] = set()
+        #: What stays.
+        self._needed: AbstractSet[Held] = frozenset()
         self._step = 0
         self._clock = 0
         self._made = 0
@@ -125,6 +132,9 @@ class TakenMemory:
                 self._device.write(self._base + block * BLOCK, piece.image.data_ptr() + at, size)
         self._device.wait()
 
+    def needs(self, names: AbstractSet[Held]) -> None:
+        self._needed = names
+
     def poll(self) -> set[Held]:
         self._look()
         told, self._untold = self._untold, set()
@@ -158,7 +168,7 @@ class TakenMemory:
         self._used(name)
         while len(self._free) < wanted:
             self._look()
-            if len(self._free) >= wanted or self._evict(name):
+            if len(self._free) >= wanted or self._evict():
                 continue
             if not self._withheld:
                 held = sum(len(p.blocks) for p in self._pieces.values())
@@ -190,17 +200,19 @@ class TakenMemory:
             self._job.forget(piece.number)
         piece.blocks = []
 
-    def _evict(self, beside: Held) -> bool:
-        """Drops the frozen weights that were used longest ago; whether there were any."""
-        weights = [
-            (piece.used, name)
-            for name, piece in self._pieces.items()
-            if name.kind is Kind.WEIGHTS and piece.blocks and name.layer != beside.layer
-        ]
-        if not weights:
+    def _evict(self) -> bool:
+        """Drops the piece that is made again most cheaply; whether there was any with blocks that can be used."""
+        least = None
+        for name, piece in self._pieces.items():
+            if name in self._needed or self._withheld.issuperset(piece.blocks):
+                continue
+            key = (LEAVES[name.kind], piece.used)
+            if least is None or key < least[0]:
+                least = (key, name, piece)
+        if least is None:
             return False
-        _, name = min(weights)
-        self._release(self._pieces[name])
+        _, name, piece = least
+        self._release(piece)
         self._untold.add(name)
         return True
 

@@ -2,6 +2,10 @@
 
 Held state lies in the device's memory and comes and goes by the driver's copies, which wait at the gate like any
 launch. A unit's work is a kernel that spins for as long as such a unit takes on a real GPU.
+
+All of it goes to one stream, and only that is waited for. The wait for a whole context, and a copy that waits inside
+the driver, as one from or to pageable memory does, may hold locks that taking memory needs: a thread that is stopped
+there keeps all of it from online.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ from .machine import Phase, Unit
 FORWARD_NS = 622
 #: Backward computes the layer again, and two products for each of forward's.
 BACKWARD_NS = 3 * FORWARD_NS
+
+#: Bytes of a copy that are under way at once.
+STAGED = 2 << 20
 
 PTX = b"""
 .version 7.0
@@ -53,6 +60,10 @@ class Device:
         self._call("cuModuleLoadData", ctypes.byref(module), PTX)
         self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"tg_spin_ns")
         self._call("cuStreamCreate", ctypes.byref(self._stream), 1)
+        page = ctypes.c_void_p()
+        self._call("cuMemHostAlloc", ctypes.byref(page), ctypes.c_size_t(STAGED), 0)
+        #: Page-locked: what is copied goes through it.
+        self._page = page.value or 0
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := getattr(self._cuda, name)(*arguments):
@@ -70,11 +81,21 @@ class Device:
 
     def read(self, to: int, at: int, size: int) -> None:
         """Copies to the host's memory at ``to``."""
-        self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(to), ctypes.c_uint64(at), ctypes.c_size_t(size))
+        for done in range(0, size, STAGED):
+            part = min(size - done, STAGED)
+            self._copy("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(self._page), ctypes.c_uint64(at + done), part)
+            ctypes.memmove(to + done, self._page, part)
 
     def write(self, at: int, of: int, size: int) -> None:
         """Copies from the host's memory at ``of``."""
-        self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(at), ctypes.c_void_p(of), ctypes.c_size_t(size))
+        for done in range(0, size, STAGED):
+            part = min(size - done, STAGED)
+            ctypes.memmove(self._page, of + done, part)
+            self._copy("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(at + done), ctypes.c_void_p(self._page), part)
+
+    def _copy(self, name: str, to: object, of: object, size: int) -> None:
+        self._call(name, to, of, ctypes.c_size_t(size), self._stream)
+        self.wait()
 
     def spin(self, ns: int) -> None:
         """Is busy for so long."""
@@ -84,7 +105,7 @@ class Device:
 
     def wait(self) -> None:
         """Until it has done what was asked of it."""
-        self._call("cuCtxSynchronize")
+        self._call("cuStreamSynchronize", self._stream)
 
     def unit(self, unit: Unit, tokens: int) -> None:
         """The time of a unit."""
