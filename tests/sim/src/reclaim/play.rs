@@ -222,10 +222,15 @@ pub(super) const TURN_MS: u64 = 15;
 
 /// With every other seed, jobs take turns.
 fn config(seed: u64) -> Config {
-    let mut fair = Fair::default();
-    if seed % 2 == 1 {
-        (fair.mode, fair.turn) = (FairMode::Turns, Duration::from_millis(TURN_MS));
-    }
+    let fair = Fair {
+        mode: if seed % 2 == 1 {
+            FairMode::Turns
+        } else {
+            FairMode::Together
+        },
+        turn: Duration::from_millis(TURN_MS),
+        ..Fair::default()
+    };
     Config {
         fair,
         cooldown: Cooldown::Fixed(Duration::from_millis(3)),

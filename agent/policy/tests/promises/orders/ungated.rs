@@ -4,7 +4,7 @@ use super::{COOLDOWN, GPUS, Op, apply, beside_busy, config, op};
 use crate::bench::Bench;
 use proptest::prelude::*;
 use std::time::Duration;
-use tidegate_policy::config::{Config, Fair};
+use tidegate_policy::config::{Config, Fair, FairMode};
 use tidegate_policy::effect::{Effect, Look, Report};
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
@@ -33,7 +33,10 @@ fn begin(bench: &mut Bench, block: Option<u64>) -> Option<u64> {
 /// No turns: a job that waits for its turn waits in a block too.
 fn together() -> Config {
     Config {
-        fair: Fair::default(),
+        fair: Fair {
+            mode: FairMode::Together,
+            ..Fair::default()
+        },
         ..config()
     }
 }
