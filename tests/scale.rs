@@ -15,6 +15,11 @@ use tidegate_vgpu::history::Kind;
 const CONFIG: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"20ms\"\n[log]\nlevel = \"warn\"\n";
 const COOLDOWN_NS: u64 = 20_000_000;
 
+/// Several jobs on a GPU, all at once.
+fn together() -> String {
+    format!("{CONFIG}[fair]\nmode = \"together\"\n")
+}
+
 /// `apps/offline.c` of the job `job` with kernels of 1 ms on the devices `ordinals`.
 fn offline(node: &Node, job: &str, ordinals: &[usize]) -> Offline {
     let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
@@ -217,7 +222,7 @@ fn processes_that_name_one_job_stop_on_all_gpus_for_one_and_resume_together() {
 /// P-GATE-7: many GPUs, processes, channels and handles.
 #[test]
 fn every_channel_of_many_contexts_is_disabled_and_enabled_in_batches() {
-    let node = Node::new(&[], CONFIG);
+    let node = Node::new(&[], &together());
     let mut many: Vec<Online> = ["a", "a", "b"]
         .iter()
         .map(|job| {
@@ -380,7 +385,7 @@ fn handles_freed_and_used_again_never_lead_to_a_wrong_or_a_missed_disable() {
     let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
     device.set("reuse_clients", 1).expect("a knob");
     let mut node = node;
-    node.start_agent(CONFIG);
+    node.start_agent(&together());
     let mut online = Online::start(&node, 0);
     let mut stays = contexts(&node, "stays", |_| {});
     let mut clients: Vec<u32> = Vec::new();
@@ -427,8 +432,7 @@ fn handles_freed_and_used_again_never_lead_to_a_wrong_or_a_missed_disable() {
 fn three_hundred_processes_that_attach_at_once_are_served_and_leave_nothing_behind() {
     const CROWD: usize = 300;
     // Its seven jobs are all on both GPUs.
-    let together = format!("{CONFIG}[fair]\nmode = \"together\"\n");
-    let node = Node::new(&["--gpus", "2"], &together);
+    let node = Node::new(&["--gpus", "2"], &together());
     let agent = node.agent.as_ref().expect("it runs").pid();
     // The first question has the agent open what it keeps.
     let mut online = Online::start(&node, 0);
