@@ -232,6 +232,16 @@ class Deep(AsyncScheduler):
         return [Scheduler.update_from_output(self, *args, **kwargs) for _ in range(1)][0]
 
 
+class Preempting(Scheduler):
+    def _preempt_request(self, *args, **kwargs):
+        return super()._preempt_request(*args, **kwargs)
+
+
+class Keeping(Scheduler):
+    def _preempt_request(self, request, timestamp):
+        self.waiting.prepend_request(request)
+
+
 @pytest.mark.parametrize(
     "scheduler,words",
     [
@@ -239,6 +249,8 @@ class Deep(AsyncScheduler):
         (AsyncScheduler, None),
         (Loud, None),
         (Deep, None),
+        (Preempting, None),
+        (Keeping, "Keeping has a _preempt_request of its own that does not call vLLM's"),
         (Silent, "Silent has a schedule of its own that does not call vLLM's"),
         (type("Under", (Silent,), {}), "Under has a schedule of its own"),
         (SimpleNamespace, "is not made from vLLM's"),
@@ -248,6 +260,10 @@ class Deep(AsyncScheduler):
 def test_a_scheduler_that_would_not_be_heard_is_refused_by_its_name(scheduler, words):
     why = versions.bypass(scheduler)
     assert why is None if words is None else words in (why or ""), why
+
+
+def test_a_users_preemption_does_not_hide_which_version_it_goes_over():
+    assert type(versions.engine(Preempting)) is type(versions.engine(Scheduler))
 
 
 def test_the_workers_of_an_engine_with_such_a_scheduler_take_nothing_either():
