@@ -66,7 +66,7 @@ class Engine:
 
 
 class TellingEngine(Engine):
-    """The ways of versions that tell workers of each preemption themselves (0.25), and count tokens under way (0.26)."""
+    """The ways of versions that tell workers of each preemption themselves (0.25) and count tokens under way (0.26)."""
 
     def without(self, scheduler: Scheduler, output: SchedulerOutput, dropped: set[str]) -> SchedulerOutput:
         for name in dropped:
