@@ -139,25 +139,28 @@ class FirstRunner(Worker):
         runner, batch = self.runner, self.runner.input_batch
         names = list(batch.req_ids)
         assert set(names) == output.num_scheduled_tokens.keys()
-        rows, counts, ends, sampled = [], [], [], []
         runner.query_start_loc.np[: len(names) + 1] = np.cumsum(
             [0] + [output.num_scheduled_tokens[name] for name in names]
         )
         asked = runner.num_prompt_logprobs.keys() | (names if self.pool else ())
-        for index, name in enumerate(names):
+        rows: dict[str, list[torch.Tensor]] = {}
+        end_of: dict[str, int] = {}
+        sampled: dict[str, list[int]] = {}
+        # As the scheduler has it, wherever they are in the batch: on a GPU a layer's slots are all written before any
+        # is read, so that a request may hit what another computes in the same step.
+        for name in output.num_scheduled_tokens:
+            index = batch.req_id_to_index[name]
             state = runner.requests[name]
             tokens = list(state.prompt_token_ids) + list(state.output_token_ids)
             begin, count = state.num_computed_tokens, output.num_scheduled_tokens[name]
+            rows[name], end_of[name], sampled[name] = [], begin + count, []
             for at in range(begin, begin + count):
                 self.moment()
                 slots = [self.gpu.read(state.block_ids[0], i) for i in range(at)]
                 self.gpu.write(state.block_ids[0], at, slot_value(tokens[at], slots))
                 slots.append(self.gpu.read(state.block_ids[0], at))
-                rows.append(hidden(slots) if name in asked else torch.full((VOCABULARY,), float(GARBAGE)))
-            counts.append(count)
-            ends.append(begin + count)
+                rows[name].append(hidden(slots) if name in asked else torch.full((VOCABULARY,), float(GARBAGE)))
             if begin + count < len(tokens) or self.pool:
-                sampled.append([])
                 continue
             self.moment()
             slots = [self.gpu.read(state.block_ids[0], i) for i in range(begin + count)]
@@ -167,17 +170,17 @@ class FirstRunner(Worker):
             batch.is_token_ids[index, place] = True
             batch.num_tokens_no_spec[index] = place + 1
             state.output_token_ids.append(token)
-            sampled.append([token])
-        logprobs = runner._get_prompt_logprobs_dict(
-            torch.stack(rows), output.num_scheduled_tokens
-        )
+            sampled[name] = [token]
+        computed = torch.stack([row for name in names for row in rows[name]])
+        counts, ends = [len(rows[name]) for name in names], [end_of[name] for name in names]
+        logprobs = runner._get_prompt_logprobs_dict(computed, output.num_scheduled_tokens)
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=sampled,
+            sampled_token_ids=[sampled[name] for name in names],
             logprobs=None,
             prompt_logprobs_dict=logprobs,
-            pooler_output=self._pooled(rows, counts, ends) if self.pool else [],
+            pooler_output=self._pooled(computed, counts, ends) if self.pool else [],
         )
 
     def _pooled(self, rows, counts, ends):
@@ -185,7 +188,7 @@ class FirstRunner(Worker):
         metadata.build_pooling_cursor(
             np.array(counts), torch.tensor(ends), device=torch.device("cpu")
         )
-        return self.pool(torch.stack(rows), metadata)
+        return self.pool(rows, metadata)
 
 
 def _parameters() -> set[str]:

@@ -252,6 +252,12 @@ class Rig:
             table = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
             assert self.agent.published[number] == table, (self.case, request.request_id)
 
+    def check_counted(self) -> None:
+        """What vLLM counts as under way is what its steps under way compute, in the versions that count it."""
+        for name, request in self.scheduler.requests.items():
+            under_way = sum(entry[0].num_scheduled_tokens.get(name, 0) for entry in self.engine.queue)
+            assert getattr(request, "num_in_flight_tokens", under_way) == under_way, (self.case, name)
+
     def check_cache(self) -> None:
         """With nothing under way, a block in the prefix cache holds what its tokens make; ask right after a cut.
 
@@ -334,6 +340,7 @@ def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
             if strict:
                 rig.check_published()
                 rig.check_free()
+                rig.check_counted()
                 if not engine.queue and steps % 8 == 0:
                     rig.check_cache()
             if gpu.quarantined and rng.random() < case.give_back:

@@ -163,7 +163,8 @@ def test_a_child_hears_its_front_end_and_nobody_elses_file(line, tmp_path):
     )
 
     def child():
-        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=path)
 
     hears = child()
     assert hears.stdout.readline() == "open\n"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from ablations import first_broken
 from fake import VOCABULARY, truth
 from first import FirstRunner, drawn_truth, rows_truth
 from harness import Case, Request, Rig, Thief, make_request
@@ -140,11 +141,11 @@ KINDS = {
 MODES = [(kind, ahead) for kind in KINDS for ahead in (False, True) if kind != "token-wise pooling" or not ahead]
 
 
-def count(kind: str, asynchronous: bool, seeds: int, **changes) -> tuple[int, int, int]:
+def count(kind: str, asynchronous: bool, seeds: int, first: int = 0, **changes) -> tuple[int, int, int]:
     """Requests, losses and wrong answers of so many runs."""
     make, judge = KINDS[kind]
     requests = losses = wrong = 0
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         case = replace(CASE, seed=seed, asynchronous=asynchronous, **changes)
         rig, wanted = serve(case, make, pooling=kind == "token-wise pooling")
         requests += len(wanted)
@@ -162,7 +163,7 @@ def mended(monkeypatch):
 @pytest.mark.parametrize("kind,asynchronous", MODES)
 def test_the_first_runners_own_code_answers_right_where_nothing_is_lost(kind, asynchronous):
     # Blocks enough: vLLM's own preemption leaves the same behind as a loss.
-    requests, losses, wrong = count(kind, asynchronous, SEEDS // 10, reclaim=0, blocks=96)
+    requests, losses, wrong = count(kind, asynchronous, max(SEEDS // 10, 1), reclaim=0, blocks=96)
     assert (losses, wrong) == (0, 0) and requests
 
 
@@ -181,7 +182,7 @@ def test_what_a_request_asks_for_comes_out_right_though_steps_are_dropped(
 
 @pytest.mark.parametrize("kind,asynchronous", MODES)
 def test_without_the_hook_in_the_runner_it_does_not(kind, asynchronous, record):
-    requests, losses, wrong = count(kind, asynchronous, SEEDS // 3)
+    broke, words = first_broken(lambda seed: count(kind, asynchronous, 1, first=seed)[2])
     mode = f"{'async' if asynchronous else 'sync'}, runner 1"
-    record(f"without: What the runner keeps of {kind} is put back. {mode}: {wrong} of {requests} requests wrong")
-    assert wrong, "nothing broke: the hook, or this test, has to go"
+    record(f"without: What the runner keeps of {kind} is put back. {mode}: {words}")
+    assert broke, "nothing broke: the hook, or this test, has to go"

@@ -167,6 +167,15 @@ def test_an_engine_that_is_not_understood_is_told_so_and_left_alone(
     assert len(said) == 1 and words in said[0]
 
 
+def test_a_cache_whose_blocks_cannot_be_told_is_not_shared_and_the_engine_goes_on(library, allocator, monkeypatch):
+    said = []
+    monkeypatch.setattr(worker.log, "warning", lambda text, *args: said.append(text % args))
+    real, kv = engine(blocks=4)
+    assert worker.initialize(initialize, real, kv, "online", vllm.__version__) == "done"
+    assert library.calls[-1] == "end" and worker.registered is None
+    assert len(said) == 1 and "5 blocks of a kernel do not make 4" in said[0]
+
+
 def test_an_online_engine_of_several_ranks_keeps_a_fixed_reservation(library, allocator):
     real, kv = engine(world=2)
     worker.initialize(initialize, real, kv, "online", vllm.__version__)

@@ -87,6 +87,18 @@ def test_a_version_of_another_name_is_taken_for_the_one_whose_shape_it_has(versi
     assert shape.why_not(version) is None and shape.known() in shape.tested()
 
 
+def test_each_version_that_is_taken_has_a_line_of_results_with_nothing_wrong():
+    lines = [line.strip("| ") for line in Path(__file__).with_name("MATRIX.md").read_text().splitlines()]
+    rows = {cells[0]: cells for cells in (line.split(" | ") for line in lines) if cells[0][:1].isdigit()}
+    # The one that is being run has its line when it has passed.
+    for version in set(shape.tested()) - {shape.known(), vllm.__version__}:
+        _, _, runs, conditions, _, reclaims, wrong, lost, clauses, _, tests = rows[version]
+        assert (wrong, lost) == ("0", "0") and tests.endswith(", 0"), version
+        assert int(runs) >= 30 and int(conditions) >= 50 and int(reclaims) > 0, version
+        broke, _, of = clauses.partition(" of ")
+        assert broke == of != "0", version
+
+
 def test_what_says_nothing_about_what_code_does_does_not_count(monkeypatch, tmp_path):
     method = "    def _preempt_request("
     edited(monkeypatch, tmp_path, SCHEDULER, method, f"    # A comment.\n\n{method}")
@@ -232,6 +244,16 @@ class Deep(AsyncScheduler):
         return [Scheduler.update_from_output(self, *args, **kwargs) for _ in range(1)][0]
 
 
+class Preempting(Scheduler):
+    def _preempt_request(self, *args, **kwargs):
+        return super()._preempt_request(*args, **kwargs)
+
+
+class Keeping(Scheduler):
+    def _preempt_request(self, request, timestamp):
+        self.waiting.prepend_request(request)
+
+
 @pytest.mark.parametrize(
     "scheduler,words",
     [
@@ -239,6 +261,8 @@ class Deep(AsyncScheduler):
         (AsyncScheduler, None),
         (Loud, None),
         (Deep, None),
+        (Preempting, None),
+        (Keeping, "Keeping has a _preempt_request of its own that does not call vLLM's"),
         (Silent, "Silent has a schedule of its own that does not call vLLM's"),
         (type("Under", (Silent,), {}), "Under has a schedule of its own"),
         (SimpleNamespace, "is not made from vLLM's"),
@@ -248,6 +272,10 @@ class Deep(AsyncScheduler):
 def test_a_scheduler_that_would_not_be_heard_is_refused_by_its_name(scheduler, words):
     why = versions.bypass(scheduler)
     assert why is None if words is None else words in (why or ""), why
+
+
+def test_a_users_preemption_does_not_hide_which_version_it_goes_over():
+    assert type(versions.engine(Preempting)) is type(versions.engine(Scheduler))
 
 
 def test_the_workers_of_an_engine_with_such_a_scheduler_take_nothing_either():

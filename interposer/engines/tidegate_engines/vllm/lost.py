@@ -128,7 +128,7 @@ class LostBlocks(Withheld):
         while self.flights:
             flight = self.flights.popleft()
             if flight.output is output:
-                return self.engine.without(output, flight.dropped)
+                return self.engine.without(self.scheduler, output, flight.dropped)
         return output
 
     def _computing(self) -> bool:
@@ -199,7 +199,7 @@ class LostBlocks(Withheld):
     def _begin_turns(self) -> None:
         """Sessions without blocks compute all of their next turn.
 
-        Until that has come, vLLM 0.24 tells by what was computed how much of the last answer it keeps.
+        Until that has come, vLLM to 0.32 tells by what was computed how much of the last answer it keeps.
         """
         for name in list(self._bare):
             request = self.scheduler.requests.get(name)

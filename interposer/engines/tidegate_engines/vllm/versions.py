@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+#: The method of a scheduler's that is called: it has to be vLLM's, or to go on calling it.
+CALLED = "_preempt_request"
+
 #: The methods of a scheduler that are listened to. One that a subclass overrides is listened to there as well: what
 #: counts is what vLLM calls, and what it gets.
 SCHEDULER = (
@@ -49,7 +52,7 @@ class Engine:
         request.num_output_placeholders = 0
         request.async_tokens_to_discard = 0
 
-    def without(self, output: SchedulerOutput, dropped: set[str]) -> SchedulerOutput:
+    def without(self, scheduler: Scheduler, output: SchedulerOutput, dropped: set[str]) -> SchedulerOutput:
         """The step without the output of some of its requests."""
         if not dropped:
             return output
@@ -62,8 +65,23 @@ class Engine:
             output.preempted_req_ids |= requeued
 
 
+class TellingEngine(Engine):
+    """The ways of versions that tell workers of each preemption themselves (0.25) and count tokens under way (0.26)."""
+
+    def without(self, scheduler: Scheduler, output: SchedulerOutput, dropped: set[str]) -> SchedulerOutput:
+        for name in dropped:
+            request = scheduler.requests.get(name)
+            if request is not None and hasattr(request, "num_in_flight_tokens"):
+                # vLLM takes them off for the requests of a step that it is told of.
+                request.num_in_flight_tokens -= output.num_scheduled_tokens[name]
+        return super().without(scheduler, output, dropped)
+
+    def tell_preempted(self, output: SchedulerOutput, requeued: set[str]) -> None:
+        return None
+
+
 class StaleEngine(Engine):
-    """The ways of versions that mark output under way as stale on the request (0.33)."""
+    """The ways of versions that mark output under way as stale on the request (0.27)."""
 
     def requeue(self, scheduler: Scheduler, request: Request, now: float) -> None:
         scheduler._preempt_request(request, now, drop_stale_output=True)
@@ -73,7 +91,7 @@ class StaleEngine(Engine):
         if request.num_stale_output_tokens:
             request.drop_stale_output = True
 
-    def without(self, output: SchedulerOutput, dropped: set[str]) -> SchedulerOutput:
+    def without(self, scheduler: Scheduler, output: SchedulerOutput, dropped: set[str]) -> SchedulerOutput:
         return output
 
     def tell_preempted(self, output: SchedulerOutput, requeued: set[str]) -> None:
@@ -81,9 +99,11 @@ class StaleEngine(Engine):
 
 
 def engine(scheduler: type[Any]) -> Engine:
-    """The ways of the version that is installed."""
-    stale = "drop_stale_output" in inspect.signature(scheduler._preempt_request).parameters
-    return StaleEngine() if stale else Engine()
+    """The ways of the version that is installed, whatever a class made from its scheduler says."""
+    own = next(vars(owner)[CALLED] for owner in reversed(scheduler.__mro__) if CALLED in vars(owner))
+    if "drop_stale_output" in inspect.signature(own).parameters:
+        return StaleEngine()
+    return TellingEngine() if "reset_preempted_req_ids" in own.__code__.co_names else Engine()
 
 
 #: Schedulers of vLLM's own that were tested, by module and name.
@@ -105,7 +125,7 @@ def bypass(scheduler: type[Any]) -> str | None:
     if not issubclass(scheduler, Scheduler):
         return f"its scheduler {name} is not made from vLLM's"
     for owner in scheduler.__mro__[: scheduler.__mro__.index(Scheduler)]:
-        for method in SCHEDULER:
+        for method in (*SCHEDULER, CALLED):
             own = owner.__dict__.get(method)
             if own is not None and not _goes_on(own, method):
                 return f"its scheduler {name} has a {method} of its own that does not call vLLM's"

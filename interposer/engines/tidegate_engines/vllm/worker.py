@@ -16,7 +16,7 @@ from .withheld import NULL_BLOCK
 log = logging.getLogger("vllm.tidegate")
 
 #: Functions that make the KV cache's tensors and nothing else, by module and name: the first model
-#: runner's method and the second one's function (0.24), and the function both import (0.33).
+#: runner's method and the second one's function (to 0.28), and the function both import.
 ALLOCATORS = (
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._allocate_kv_cache_tensors"),
     ("vllm.v1.worker.gpu.attn_utils", "_allocate_kv_cache"),
@@ -133,12 +133,12 @@ def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> 
     library.attach(worker.rank, world)
     with allocators_in_scope(library, flags):
         result = original(worker, kv)
-    rows = layer_regions(worker.model_runner, kv)
     try:
+        rows = layer_regions(worker.model_runner, kv)
         registered = library.register(rows, NULL_BLOCK + 1, flags)
         _stride = min(row.stride for row in rows)
         mended = role == "offline" and mend(worker.model_runner)
-    except abi.TidegateError as error:
+    except (abi.TidegateError, ValueError) as error:
         log.warning("Tidegate takes no memory from this engine: %s", error)
     return result
 
