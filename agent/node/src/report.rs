@@ -171,7 +171,10 @@ pub fn why_turns(lacks: Lacks) -> String {
     match lacks {
         Lacks::Gang => "it uses several GPUs, which it must have at the same time".to_owned(),
         Lacks::Level => "at this level the agent makes no calls for channels".to_owned(),
-        Lacks::File => "it has channels whose control file the agent does not have".to_owned(),
+        Lacks::File => {
+            "it has channels that the agent does not manage, or whose control file it lacks"
+                .to_owned()
+        }
         Lacks::Weights => "its weight lies too far from another's".to_owned(),
         Lacks::Refused(status) => format!("the driver refused to set one, status {status:#x}"),
     }

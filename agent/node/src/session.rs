@@ -327,6 +327,14 @@ impl Session {
             .max(usize::from(launches))
     }
 
+    /// Of groups that are gone nothing is put back.
+    pub fn forget_slices(&mut self) {
+        let channels = &self.channels;
+        let of = |held: &Held| (held.channel.client, held.channel.tsg);
+        self.slices
+            .retain(|group, _| channels.iter().any(|held| of(held) == *group));
+    }
+
     /// Its managed channels: where, and their places.
     pub fn managed(&self) -> impl Iterator<Item = (Option<GpuId>, Place)> {
         let held = self.channels.iter();

@@ -68,6 +68,7 @@ impl Lanes {
     ) {
         let mut all = Vec::new();
         for session in members.of_job_mut(job) {
+            session.forget_slices();
             for own @ (client, handle) in groups(session, gpu) {
                 let Some(Client::Own(Some(file))) = session.clients.get(&client) else {
                     continue;
