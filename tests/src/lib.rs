@@ -26,6 +26,7 @@ pub mod real_reclaims;
 pub mod reclaims;
 pub mod restarts;
 pub mod schedules;
+pub mod shares;
 pub mod slurm;
 pub mod stand_in;
 pub mod strangers;

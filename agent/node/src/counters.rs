@@ -10,6 +10,7 @@ pub struct Counters {
     pub disables_failed: u64,
     pub enables_failed: u64,
     pub enables_withheld: u64,
+    pub slices_refused: u64,
     pub wakes_overtaken: u64,
     pub orders_stale: u64,
     pub foreign_claims: u64,
@@ -25,7 +26,7 @@ pub struct Counters {
 impl Counters {
     /// Name, value and help of each.
     #[must_use]
-    pub fn rows(&self) -> [(&'static str, u64, &'static str); 16] {
+    pub fn rows(&self) -> [(&'static str, u64, &'static str); 17] {
         [
             ("rings", self.rings, "Doorbells heard"),
             (
@@ -52,6 +53,11 @@ impl Counters {
                 "enables_withheld",
                 self.enables_withheld,
                 "Enables given up because online was busy again",
+            ),
+            (
+                "slices_refused",
+                self.slices_refused,
+                "Timeslices of jobs that the driver refused to set",
             ),
             (
                 "wakes_overtaken",

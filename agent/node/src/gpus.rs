@@ -6,7 +6,7 @@ use crate::kinds::{Gpu, Tenant, gpu_id};
 use crate::latency::Latencies;
 use crate::page::Guards;
 use crate::ports::Issuer;
-use crate::task::{Issue, Release, Task};
+use crate::task::{Issue, Release, Slicing, Task};
 use std::sync::Arc;
 use tidegate_policy::ids::GpuId;
 
@@ -184,6 +184,12 @@ impl Gpus {
         sent
     }
 
+    /// Hands timeslices to the issue thread of `gpu`; false when it takes none.
+    pub(crate) fn slice(&self, gpu: GpuId, slicing: Slicing) -> bool {
+        let issuer = self.get(gpu).and_then(|line| line.issuer.as_ref());
+        issuer.is_some_and(|issuer| issuer.put(Task::Slice(slicing)).is_ok())
+    }
+
     /// The issue thread of `gpu` has answered.
     pub(crate) fn answered(&mut self, gpu: GpuId, now: u64) {
         if let Some(line) = self.lines.get_mut(gpu.index()) {
@@ -212,7 +218,7 @@ impl Gpus {
                 let batches = batches.into_iter();
                 batches.flat_map(|batch| batch.places).collect()
             }
-            Task::Issue(_) => Vec::new(),
+            Task::Issue(_) | Task::Slice(_) => Vec::new(),
         })
     }
 

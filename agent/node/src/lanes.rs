@@ -9,6 +9,7 @@ mod gates;
 mod lane;
 mod orders;
 mod remote;
+mod slices;
 mod tickets;
 
 use crate::gpus::{Gpus, Met};
@@ -21,6 +22,7 @@ use tidegate_policy::ids::{GpuId, JobId};
 pub use lane::{Applied, Lane, Proven};
 pub(crate) use orders::{releasing, since};
 pub(crate) use remote::RemoteAnswer;
+pub(crate) use slices::{all_said, said};
 
 /// An offline job: the processes of one user that are gated as one.
 #[derive(Debug)]
@@ -62,6 +64,8 @@ pub struct Lanes {
     /// Where to look first for a job that is over, whose number is given to another.
     next_over: usize,
     next_seq: u64,
+    /// Timeslices that are being set.
+    slicing: u32,
 }
 
 impl Lanes {
@@ -72,6 +76,7 @@ impl Lanes {
             jobs: Vec::new(),
             next_over: 0,
             next_seq: 1,
+            slicing: 0,
         }
     }
 
@@ -156,10 +161,10 @@ impl Lanes {
         Some((gpu, met))
     }
 
-    /// Whether no order waits for its answer.
+    /// Whether no order and no timeslice waits for its answer.
     pub(crate) fn is_quiet(&self) -> bool {
         let mut lanes = self.jobs.iter().flat_map(|job| &job.lanes);
-        lanes.all(|lane| lane.outstanding == 0)
+        self.slicing == 0 && lanes.all(|lane| lane.outstanding == 0)
     }
 
     fn take_seq(&mut self) -> u64 {

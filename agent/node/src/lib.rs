@@ -36,7 +36,7 @@ pub mod message;
 pub mod page;
 pub mod ports;
 mod proofs;
-mod report;
+pub mod report;
 mod request;
 pub mod session;
 pub mod shares;

@@ -5,7 +5,7 @@ use crate::file::{File, SentFile};
 use crate::kinds::{Level, Method, Process, Role, Switch, Tenant};
 use crate::memory::{MemoryOrder, MemorySaid};
 use crate::page::{Activity, PageRef};
-use crate::task::{Issued, Released};
+use crate::task::{Issued, Released, Sliced};
 use crate::text::Text;
 use crate::work::Training;
 use std::collections::BTreeMap;
@@ -32,6 +32,8 @@ pub enum Input {
     Issued(Issued),
     /// Channels that are in no list any more were enabled, or are stuck.
     Released(Released),
+    /// An issue thread set, or failed to set, timeslices.
+    Sliced(Sliced),
     /// MPS runs, or no longer: clients that are reported while it does are not managed.
     Mps(bool),
     /// Other settings are in force.

@@ -7,6 +7,7 @@ use crate::memory::{Blocker, Memory};
 use crate::request::{Context, Notice};
 use std::time::Duration;
 use tidegate_policy::effect::Report;
+use tidegate_policy::fair::Lacks;
 use tidegate_policy::ids::JobId;
 use tidegate_policy::node::Node;
 use tidegate_policy::reclaim::Phase;
@@ -131,6 +132,11 @@ pub(crate) fn emit(report: Report, scene: Scene<'_>, cx: &mut Context<'_>) {
             };
             why.clone_into(&mut notice.text);
         }
+        Report::TurnsInstead { job, lacks } => {
+            notice.kind = "turns_instead";
+            notice.job = Some(job);
+            notice.text = format!("no timeslices: {}", why_turns(lacks));
+        }
         Report::Paused { job } => {
             notice.kind = "paused";
             notice.job = Some(job);
@@ -157,6 +163,21 @@ pub(crate) fn emit(report: Report, scene: Scene<'_>, cx: &mut Context<'_>) {
         }
     }
     cx.emit(notice);
+}
+
+/// Why jobs take turns where timeslices were asked for, said of the job for whose sake it is.
+#[must_use]
+pub fn why_turns(lacks: Lacks) -> String {
+    match lacks {
+        Lacks::Gang => "it uses several GPUs, which it must have at the same time".to_owned(),
+        Lacks::Level => "at this level the agent makes no calls for channels".to_owned(),
+        Lacks::File => {
+            "it has channels that the agent does not manage, or whose control file it lacks"
+                .to_owned()
+        }
+        Lacks::Weights => "its weight lies too far from another's".to_owned(),
+        Lacks::Refused(status) => format!("the driver refused to set one, status {status:#x}"),
+    }
 }
 
 /// What is said of memory.

@@ -10,7 +10,7 @@ use crate::journal::Place;
 use crate::kinds::{Level, Method};
 use crate::message::{Claim, Tunables};
 use std::collections::BTreeMap;
-use tidegate_policy::config::Suspects;
+use tidegate_policy::config::{FairMode, Suspects};
 use tidegate_policy::event::Event;
 use tidegate_policy::fair::UserShare;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
@@ -104,6 +104,8 @@ pub(crate) struct Settings {
     pub stall_ns: u64,
     pub answer_ns: u64,
     pub users: BTreeMap<u32, UserShare>,
+    /// Jobs are to share by timeslices.
+    pub slices: bool,
     /// MPS runs.
     pub mps: bool,
 }
@@ -116,6 +118,7 @@ impl Settings {
         self.stall_ns = tunables.stall_ns;
         self.answer_ns = tunables.answer_ns;
         self.users.clone_from(&tunables.users);
+        self.slices = tunables.policy.fair.mode == FairMode::Slices;
         self.ignore_suspects = tunables.policy.suspects == Suspects::Ignore;
     }
 }

@@ -7,6 +7,7 @@ use crate::memory::Blocker;
 use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
 use crate::page::{Activity, PageRef};
 use crate::ports::Outbox;
+use crate::task::Before;
 use crate::work::{Totals, Work};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -48,6 +49,8 @@ pub struct Session {
     pub clients: HashMap<u32, Client>,
     /// Its channels.
     pub channels: Vec<Held>,
+    /// What its groups of channels had before they were given timeslices, by client and handle.
+    pub slices: HashMap<(u32, u32), Before>,
     /// Scheduling calls that wait.
     pub tickets: Vec<Ticket>,
     /// What the last reclaim that asked it found in the way.
@@ -216,6 +219,7 @@ impl Session {
             files: OwnFiles { control, uvm: None },
             clients: HashMap::new(),
             channels: Vec::new(),
+            slices: HashMap::new(),
             tickets: Vec::new(),
             blocker: None,
             state: State {
@@ -321,6 +325,14 @@ impl Session {
             .filter(on)
             .count()
             .max(usize::from(launches))
+    }
+
+    /// Of groups that are gone nothing is put back.
+    pub fn forget_slices(&mut self) {
+        let channels = &self.channels;
+        let of = |held: &Held| (held.channel.client, held.channel.tsg);
+        self.slices
+            .retain(|group, _| channels.iter().any(|held| of(held) == *group));
     }
 
     /// Its managed channels: where, and their places.

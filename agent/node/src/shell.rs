@@ -27,7 +27,7 @@ use crate::counters::Counters;
 use crate::gpus::Gpus;
 use crate::journal::{Journal, Marked};
 use crate::kinds::{Gpu, Level, Method, Switch};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, all_said, said};
 use crate::members::{Field, Members};
 use crate::memory::Memory;
 use crate::message::{Input, Tunables};
@@ -40,7 +40,7 @@ use crate::usage::Usage;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidegate_abi::gate::Gate;
-use tidegate_policy::config::Suspects;
+use tidegate_policy::config::{FairMode, Suspects};
 use tidegate_policy::effect::{Effect, Look};
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::{Channels, GpuId, GpuSet, JobId, SessionId};
@@ -169,6 +169,7 @@ impl Shell {
                 stall_ns: parts.tunables.stall_ns,
                 answer_ns: parts.tunables.answer_ns,
                 users: parts.tunables.users,
+                slices: policy.fair.mode == FairMode::Slices,
                 mps: parts.mps,
             },
             counters: Counters::default(),
@@ -212,6 +213,7 @@ impl Shell {
                 self.aged(answer, next);
             }
             Input::Released(released) => self.released(released),
+            Input::Sliced(sliced) => self.lanes.sliced(sliced, &mut context!(self)),
             Input::Mps(runs) => self.settings.mps = runs,
             Input::Configure(tunables) => self.configure(&tunables),
             Input::Stop => self.begin_end(),
@@ -232,6 +234,12 @@ impl Shell {
         if self.settings.ignore_suspects != ignored {
             context!(self).ask(Request::Guards);
             self.settle();
+        }
+        if self.settings.slices {
+            // Before it decides by them.
+            for event in all_said(&self.members, self.settings.level) {
+                self.step(event);
+            }
         }
         let now = Instant::from_nanos(self.time.now);
         let mut effects = std::mem::take(&mut self.flow.effects);
@@ -362,8 +370,13 @@ impl Shell {
         if grown {
             cx.ask(Request::Announce(id));
         }
+        let (slices, level) = (cx.settings.slices, cx.settings.level);
         for gpu in gpus.iter() {
-            let channels = self.members.get(id).map_or(0, |own| own.gated_on(gpu));
+            let own = self.members.get(id);
+            if let Some(own) = own.filter(|_| slices) {
+                cx.step(said(own, gpu, level));
+            }
+            let channels = own.map_or(0, |own| own.gated_on(gpu));
             cx.step(Event::ChannelsChanged {
                 session: SessionId(id),
                 gpu,
@@ -471,6 +484,11 @@ impl Shell {
                 let members = &mut self.members;
                 self.memory
                     .order(effect, &self.policy, members, &self.adoption);
+            }
+            Effect::Timeslice { job, gpu, slice } => {
+                let members = &mut self.members;
+                self.lanes
+                    .slice((job, gpu), slice, members, &mut context!(self));
             }
             // Nothing of a process takes leases yet, and no setting switches them on.
             Effect::Lease { .. } | Effect::Withdraw { .. } => {}

@@ -17,6 +17,7 @@
 //! makes the calls (a thread, a simulation) adds nothing.
 
 mod queue;
+mod slicing;
 
 use crate::batch::{Batch, Kick};
 use crate::file::Files;
@@ -24,6 +25,7 @@ use crate::journal::{Journal, Place};
 use crate::kinds::Switch;
 use crate::page::Guards;
 pub use queue::Queue;
+pub use slicing::{Before, CUDA_US, Group, SliceCalls, Sliced, Slicing};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_abi::rm::Status;
@@ -88,6 +90,8 @@ pub enum Task {
     Issue(Issue),
     /// The lists'.
     Release(Release),
+    /// Of jobs that share by timeslices.
+    Slice(Slicing),
 }
 
 /// What became of an order.

@@ -158,6 +158,8 @@ pub enum FairMode {
     Turns,
     /// All at once: the GPU divides its time among their channels, whosever they are.
     Together,
+    /// All at once, and the GPU divides its time by weight; in turns where that cannot be.
+    Slices,
 }
 
 /// How several jobs share a GPU.

@@ -1,6 +1,7 @@
 //! What the shell must do, as data and in the order it must be done.
 
 use crate::event::Order;
+use crate::fair::Lacks;
 use crate::ids::{
     AskId, Bytes, GpuId, GpuSet, Handles, JobId, KvId, LeaseId, ReclaimId, SessionId, Tokens,
 };
@@ -112,6 +113,16 @@ pub enum Effect {
         gpu: GpuId,
         /// Which.
         lease: LeaseId,
+    },
+    /// Set how long each group of channels that computes for the job keeps that GPU beside others. Unanswered where it is
+    /// done; else answered by `SliceRefused`.
+    Timeslice {
+        /// Whose.
+        job: JobId,
+        /// Where.
+        gpu: GpuId,
+        /// How long; `None`: what it was before the first time.
+        slice: Option<Duration>,
     },
     /// Read the activity words of every online process on these GPUs and send them as events.
     ReadActivity {
@@ -292,6 +303,13 @@ pub enum Report {
         lasted: Duration,
         /// Nobody ended it: its time was over.
         expired: bool,
+    },
+    /// Timeslices were asked for, and the jobs beside this one take turns because of it.
+    TurnsInstead {
+        /// The job.
+        job: JobId,
+        /// What it lacks.
+        lacks: Lacks,
     },
     /// The operator paused a job.
     Paused {

@@ -3,7 +3,7 @@
 //! Any event may come in any state, late, twice or for a name nobody knows; then it changes
 //! nothing. Stamps are other processes' words: they are read as at most `now`.
 
-use crate::fair::Terms;
+use crate::fair::{Lacks, Terms};
 use crate::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
 };
@@ -100,6 +100,25 @@ pub enum Event<'a> {
         session: SessionId,
         /// Whether it has.
         works: bool,
+    },
+    /// Where jobs are to share GPUs by timeslices: what an offline process has there that can be given some. Said before
+    /// the [`Event::ChannelsChanged`] that goes with it.
+    Groups {
+        /// The process.
+        session: SessionId,
+        /// Where.
+        gpu: GpuId,
+        /// Groups of channels that compute.
+        groups: u32,
+        /// Why they cannot be given any.
+        lacks: Option<Lacks>,
+    },
+    /// Answer to `Timeslice`: the driver refused some of it.
+    SliceRefused {
+        /// The job.
+        job: JobId,
+        /// RM status.
+        status: u32,
     },
     /// What the operator's rules give a job beside others; until then it has the least of everything.
     Terms {

@@ -20,163 +20,36 @@
 //! other GPUs of the component may meanwhile run on GPUs that a gang cannot use. That is no debt: their v is held
 //! within a turn of the component's least, all of those with the same GPUs moved alike.
 //!
+//! Where the operator asked for timeslices and all of a component can have them, its jobs run at once instead
+//! ([`at_once`]): they have no turns, and v stands still.
+//!
 //! A turn is handed over by two orders: the next job is let go only once every channel of the last is known to be
 //! disabled. A job that was given up (`Unmanaged`) is not waited for: its launch gate is all there is to close.
 
+mod account;
+mod at_once;
+mod slices;
 mod terms;
 mod users;
 mod waits;
 
 use crate::config::{Fair as Rules, FairMode};
+use crate::effect::Effect;
 use crate::ids::{GpuId, GpuSet, JobId, MAX_GPUS, UserId};
 use crate::time::{Instant, nanos};
+pub(crate) use account::Claim;
+use account::{Account, UNITS};
 use core::time::Duration;
+pub(crate) use slices::Groups;
+pub use slices::{LONGEST, Lacks, RESTS, SETTLES, SHORTEST, USUAL};
 pub use terms::{Class, Gives, Terms, UserShare};
 use users::Users;
 pub use waits::{WAITS_NS, Waits};
 
 /// How long a job must have no work before its turn is over: host work between two kernels of a step is shorter.
 pub const GRACE: Duration = Duration::from_millis(10);
-/// Virtual time has so many units a nanosecond at weight 1: dividing by a weight of 1,000 x 1,000 keeps twelve bits.
-const UNITS: u32 = 32;
 /// Time that enabling may take before the job pays for it: one whose enables fail must not keep the turn for nothing.
 const ENTRY: u64 = 5_000_000;
-
-/// One job in one step, as the node has it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim {
-    pub job: JobId,
-    pub gpus: GpuSet,
-    pub terms: Terms,
-    /// It has work, or cannot say.
-    pub wants: bool,
-    /// All its gates are open and nothing else holds it.
-    pub open: bool,
-    /// It was let run, and was ordered to.
-    pub runs: bool,
-    /// Some of it may be enabled.
-    pub on: bool,
-    /// All of it is.
-    pub whole: bool,
-}
-
-/// The books of one job.
-#[derive(Clone, Copy, Debug)]
-struct Account {
-    job: JobId,
-    gpus: GpuSet,
-    terms: Terms,
-    /// Its user has had all it may, when its turn began.
-    over: bool,
-    /// As of now: of a user that has had all it may it is idle.
-    class: Class,
-    component: u8,
-    wants: bool,
-    open: bool,
-    idle_since: Option<Instant>,
-    /// Others use its GPUs too.
-    shares: bool,
-    active: bool,
-    /// It may run.
-    may: bool,
-    /// Time is charged to it until the next step.
-    charged: bool,
-    /// It may run, and is being enabled for so long.
-    enters: bool,
-    entering: u64,
-    /// Units a nanosecond of run time.
-    rate: u128,
-    v: u128,
-    /// When it was last active: how far ahead of the least of those with the same GPUs, and of the component's clock.
-    lag: u128,
-    ahead: u128,
-    /// It has an unfinished turn, of which so much is used and was charged.
-    held: bool,
-    used: u64,
-    paid: u128,
-    /// When it last began a turn, by count.
-    last: u64,
-    turns: u64,
-    /// How long it has waited for its next, while it could have run.
-    waited: u64,
-    /// Part of the time that it deserves as things stand, of 2^32.
-    portion: u64,
-    /// Time in which it was active, what it had of that, and what it deserved.
-    time: u64,
-    got: u64,
-    due: u64,
-}
-
-impl Account {
-    fn new(claim: &Claim) -> Self {
-        Self {
-            job: claim.job,
-            gpus: claim.gpus,
-            terms: claim.terms,
-            over: false,
-            class: claim.terms.class,
-            component: 0,
-            wants: true,
-            open: false,
-            idle_since: None,
-            shares: false,
-            active: false,
-            may: false,
-            charged: false,
-            enters: false,
-            entering: 0,
-            rate: 1 << UNITS,
-            v: 0,
-            lag: 0,
-            ahead: 0,
-            held: false,
-            used: 0,
-            paid: 0,
-            last: 0,
-            turns: 0,
-            waited: 0,
-            portion: 0,
-            time: 0,
-            got: 0,
-            due: 0,
-        }
-    }
-
-    fn end_turn(&mut self) {
-        (self.held, self.used, self.paid) = (false, 0, 0);
-    }
-
-    /// Nobody is in its way.
-    fn goes_free(&mut self) {
-        (self.shares, self.active, self.may, self.charged) = (false, false, true, false);
-        (self.enters, self.entering) = (false, 0);
-        (self.lag, self.ahead, self.waited) = (0, 0, 0);
-        self.end_turn();
-    }
-
-    /// Who is behind chooses first; within a turn it is as far as when the turn began.
-    fn key(&self, turn: u64) -> u128 {
-        if self.held && self.used < turn {
-            self.v.saturating_sub(self.paid)
-        } else {
-            self.v
-        }
-    }
-
-    /// Jobs with the same are in one race.
-    fn group(&self) -> (u8, Class, GpuSet) {
-        (self.component, self.class, self.gpus)
-    }
-
-    /// Those that choose, those that want nothing, those that are shut out.
-    fn rank(&self) -> u8 {
-        match (self.active, self.open) {
-            (true, _) => 0,
-            (_, true) => 1,
-            _ => 2,
-        }
-    }
-}
 
 /// The least v of each group of active jobs, and of each component by class.
 #[derive(Clone, Debug, Default)]
@@ -241,6 +114,12 @@ pub struct ShareView {
     pub turns: u64,
     /// It waits for this job to have had its turn.
     pub behind: Option<JobId>,
+    /// It runs at once with the others, by timeslices.
+    pub sliced: bool,
+    /// What each of its groups was given, where it is not what the driver gives.
+    pub slice: Option<Duration>,
+    /// Timeslices were asked for: the job for whose sake its component takes turns, and why.
+    pub lacks: Option<(JobId, Lacks)>,
 }
 
 /// The books of a node.
@@ -307,7 +186,7 @@ impl Fair {
     }
 
     /// Decides from what holds now who may run.
-    pub fn settle(&mut self, rules: Rules, claims: &[Claim], now: Instant) {
+    pub fn settle(&mut self, rules: Rules, claims: &[Claim], now: Instant, out: &mut Vec<Effect>) {
         let turn = nanos(rules.turn);
         if now > self.at {
             self.charge(turn, now);
@@ -315,17 +194,28 @@ impl Fair {
         }
         self.follow(claims, now);
         self.next = None;
-        let contested = rules.mode == FairMode::Turns && claims.len() > 1 && self.link();
+        let contested = rules.mode != FairMode::Together && claims.len() > 1 && self.link();
         if !contested {
             for account in &mut self.accounts {
                 account.goes_free();
             }
+        }
+        let at_once = rules.mode == FairMode::Slices;
+        if at_once || at_once::stand(&self.accounts) {
+            at_once::arrange(&mut self.accounts, claims, at_once, now, out);
+            self.next = at_once::due(&self.accounts, claims)
+                .filter(|at| *at > now)
+                .min();
+        }
+        if !contested {
             return;
         }
         self.weigh();
         self.join(turn);
         self.hold_within_reach(turn);
         self.choose(turn, claims);
+        at_once::run(&mut self.accounts, claims);
+        self.apportion();
         self.users.rival(
             self.accounts
                 .iter()
@@ -333,7 +223,20 @@ impl Fair {
                 .map(|a| (a.terms, a.component)),
         );
         self.note_lags(turn);
-        self.next = self.soonest(turn, now);
+        self.next = self.next.into_iter().chain(self.soonest(turn, now)).min();
+    }
+
+    /// The driver refused to give a job its timeslices.
+    pub fn refuse(&mut self, job: JobId, status: u32) {
+        let mut own = self.accounts.iter_mut();
+        if let Some(account) = own.find(|account| account.job == job) {
+            account.slices.refused = Some(status);
+        }
+    }
+
+    /// The operator changed something: what was refused is asked for again.
+    pub fn configure(&mut self) {
+        at_once::forgive(&mut self.accounts);
     }
 
     fn charge(&mut self, turn: u64, now: Instant) {
@@ -353,6 +256,15 @@ impl Fair {
                 account.waited = account.waited.saturating_add(span);
             }
             if !account.charged {
+                continue;
+            }
+            if account.sliced {
+                // The GPU divides its time; it is not asked how.
+                let part = (u128::from(span) * u128::from(account.portion)) >> UNITS;
+                let part = u64::try_from(part).unwrap_or(span);
+                account.got += part;
+                self.users
+                    .charge(account.terms.user, account.component, part, 1, now);
                 continue;
             }
             let paid = u128::from(span) * account.rate;
@@ -557,7 +469,7 @@ impl Fair {
         let accounts = &mut self.accounts;
         let mut order = core::mem::take(&mut self.order);
         order.clear();
-        order.extend((0..accounts.len()).filter(|&at| accounts[at].shares));
+        order.extend((0..accounts.len()).filter(|&at| accounts[at].shares && !accounts[at].sliced));
         order.sort_unstable_by_key(|&at| {
             let a = &accounts[at];
             let goes_on = if a.held {
@@ -600,7 +512,6 @@ impl Fair {
             account.charged = account.active && pays;
         }
         self.order = order;
-        self.apportion();
     }
 
     /// What each deserves among those that want its GPUs.
@@ -673,6 +584,14 @@ impl Fair {
                 .find(before)
                 .filter(|_| !own.may)
                 .map(|a| a.job),
+            sliced: own.sliced,
+            slice: own.slices.given.slice(),
+            lacks: self
+                .accounts
+                .iter()
+                .filter(|a| own.shares && a.component == own.component)
+                .find_map(|a| Some((a.job, a.slices.said?)))
+                .filter(|_| rules.mode == FairMode::Slices),
         }
     }
 }

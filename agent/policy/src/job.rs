@@ -18,6 +18,7 @@
 //! here ends in "disabled": a failed enable is tried again for as long as the job lives.
 
 mod beside;
+mod groups;
 mod lease;
 mod ranks;
 mod world;
@@ -25,7 +26,7 @@ mod world;
 use crate::config::{Config, Means, OnMaxGated};
 use crate::effect::{Effect, Look, Report};
 use crate::event::{Order, Standing};
-use crate::fair::{Claim, Terms};
+use crate::fair::{Claim, Lacks, Terms};
 use crate::ids::{Channels, Generation, GpuId, GpuSet, JobId, SessionId};
 use crate::reclaim::{Hold, Sight};
 use crate::time::Instant;
@@ -44,8 +45,10 @@ struct Member {
     gpus: GpuSet,
     standing: Standing,
     channels: Vec<(GpuId, Channels)>,
-    /// It said that it has no work.
-    idle: bool,
+    /// It said that it has no work, and when.
+    idle: Option<Instant>,
+    /// What computes for it, by GPU, and why that cannot be given timeslices.
+    groups: Vec<(GpuId, u32, Option<Lacks>)>,
 }
 
 impl Member {
@@ -150,6 +153,8 @@ pub(crate) struct Job {
     returned: Instant,
     /// Activity is to be read anew once everything was ordered to be enabled.
     reread: bool,
+    /// Rises whenever groups came.
+    groups_version: u64,
     preemptions: u64,
     state: JobState,
     state_since: Instant,
@@ -179,6 +184,7 @@ impl Job {
             entered: Instant::default(),
             returned: Instant::default(),
             reread: false,
+            groups_version: 0,
             preemptions: 0,
             state: JobState::Running,
             state_since: now,
@@ -324,12 +330,13 @@ impl Job {
     }
 
     /// The job as others that use its GPUs see it.
-    pub fn claim(&self, world: &World, now: Instant) -> Claim {
+    pub fn claim(&self, world: &World, means: Means, now: Instant) -> Claim {
         Claim {
             job: self.id,
             gpus: self.gpus,
             terms: self.terms,
-            wants: !self.members.iter().all(|member| member.idle),
+            wants: !self.members.iter().all(|member| member.idle.is_some()),
+            groups: self.groups(world, means, now),
             open: self.held_by(world, now).is_none() && self.is_open(world),
             runs: self.want.is_on(),
             on: self.mode != Mode::Unmanaged && !self.all(LaneState::Disabled),

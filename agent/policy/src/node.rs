@@ -16,7 +16,7 @@ mod views;
 
 use crate::budget::Budget;
 use crate::charge::Charges;
-use crate::config::{Config, Cooldown, Learning};
+use crate::config::{Config, Cooldown, FairMode, Learning};
 use crate::effect::{Effect, Report};
 use crate::event::{Event, Order, Reading};
 use crate::fair::{Claim, Fair};
@@ -127,6 +127,7 @@ impl Node {
         }
         self.memory.configure(config.sharing, now);
         self.config = config;
+        self.fair.configure();
         self.configure_leases();
         self.finish_step(true, now, out);
     }
@@ -231,7 +232,10 @@ impl Node {
                     order_answered(job, event, &config, now, out);
                 }
             }
-            Event::Works { .. } | Event::Terms { .. } => self.stand_beside_others(event),
+            Event::Works { .. }
+            | Event::Terms { .. }
+            | Event::Groups { .. }
+            | Event::SliceRefused { .. } => self.stand_beside_others(event, now),
             Event::IssueStalled { gpu } => {
                 if let Some(known) = self.gpus.get_mut(gpu.index())
                     && !core::mem::replace(&mut known.stalled, true)
@@ -258,10 +262,21 @@ impl Node {
     }
 
     /// What only matters to jobs that share a GPU.
-    fn stand_beside_others(&mut self, event: Event<'_>) {
+    fn stand_beside_others(&mut self, event: Event<'_>, now: Instant) {
+        if let Event::SliceRefused { job, status } = event {
+            self.fair.refuse(job, status);
+        }
         for known in &mut self.jobs {
             match event {
-                Event::Works { session, works } => known.works(session, works),
+                Event::Works { session, works } => known.works(session, works, now),
+                Event::Groups {
+                    session,
+                    gpu,
+                    groups,
+                    lacks,
+                } if gpu.index() < self.gpus.len() => {
+                    known.groups_changed(session, gpu, groups, lacks);
+                }
                 Event::Terms { job, terms } if job == known.id => known.terms = terms,
                 _ => {}
             }
@@ -437,6 +452,11 @@ impl Node {
         let started = now < self.started.after(self.config.start_hold);
         self.memory
             .plan(started, &self.jobs, means, self.world.busy, now, out);
+        let mut fair = self.config.fair;
+        if self.world.drained && fair.mode == FairMode::Slices {
+            // Nobody runs: what was given is put back.
+            fair.mode = FairMode::Turns;
+        }
         // A reclaim that goes on changes what its job must not do, which may let it go on: from
         // idle it takes at most a hold, a stop and a freeze to get anywhere.
         for _ in 0..=4 {
@@ -444,9 +464,12 @@ impl Node {
                 self.memory.set_hold(job);
             }
             self.claims.clear();
-            let claims = self.jobs.iter().map(|job| job.claim(&self.world, now));
+            let claims = self
+                .jobs
+                .iter()
+                .map(|job| job.claim(&self.world, means, now));
             self.claims.extend(claims);
-            self.fair.settle(self.config.fair, &self.claims, now);
+            self.fair.settle(fair, &self.claims, now, out);
             for (place, job) in self.jobs.iter_mut().enumerate() {
                 let (world, may) = (&self.world, self.fair.may(place));
                 let outcome = job.settle(&self.config, world, may, &mut self.generation, now, out);

@@ -29,7 +29,7 @@ use std::io::{BufRead, Write};
 use tidegate_policy::config::Config;
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Order, Reading, Standing};
-use tidegate_policy::fair::{Class, Terms};
+use tidegate_policy::fair::{Class, Lacks, Terms};
 use tidegate_policy::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId, UserId,
 };
@@ -385,6 +385,23 @@ fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
         ),
         Event::OfflineGone { session } => ("offline_gone", &[session.0]),
         Event::Works { session, works } => ("works", &[session.0, u64::from(*works)]),
+        Event::Groups {
+            session,
+            gpu,
+            groups,
+            lacks,
+        } => (
+            "groups",
+            &[
+                session.0,
+                u64::from(gpu.0),
+                u64::from(*groups),
+                lacks.map_or(0, lacks_field),
+            ],
+        ),
+        Event::SliceRefused { job, status } => {
+            ("slice_refused", &[u64::from(job.0), u64::from(*status)])
+        }
         Event::Terms { job, terms } => ("terms", &terms_fields(*job, terms)),
         Event::ChannelsChanged {
             session,
@@ -444,6 +461,26 @@ fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
     let mut all = [0; 8];
     all[..fields.len()].copy_from_slice(fields);
     (name, all, fields.len())
+}
+
+const fn lacks_field(lacks: Lacks) -> u64 {
+    match lacks {
+        Lacks::Gang => 1,
+        Lacks::Level => 2,
+        Lacks::File => 3,
+        Lacks::Weights => 4,
+        Lacks::Refused(status) => 5 + status as u64,
+    }
+}
+
+fn lacks_of(field: u64) -> Option<Lacks> {
+    Some(match field {
+        1 => Lacks::Gang,
+        2 => Lacks::Level,
+        3 => Lacks::File,
+        4 => Lacks::Weights,
+        status => Lacks::Refused(u32::try_from(status.checked_sub(5)?).ok()?),
+    })
 }
 
 fn event_of(name: &str, fields: &[u64]) -> Option<Event<'static>> {
@@ -519,6 +556,19 @@ fn event_of(name: &str, fields: &[u64]) -> Option<Event<'static>> {
         }
         "offline_gone" => Event::OfflineGone {
             session: session(0)?,
+        },
+        "groups" => Event::Groups {
+            session: session(0)?,
+            gpu: gpu(1)?,
+            groups: narrow(2)?,
+            lacks: match *fields.get(3)? {
+                0 => None,
+                field => Some(lacks_of(field)?),
+            },
+        },
+        "slice_refused" => Event::SliceRefused {
+            job: JobId(narrow(0)?),
+            status: narrow(1)?,
         },
         "works" => Event::Works {
             session: session(0)?,

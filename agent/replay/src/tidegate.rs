@@ -220,6 +220,8 @@ impl Tidegate {
                     Heard::Task(Task::Issue(issue)) => self.thread.put(issue),
                     // No channel of this world leaves the lists.
                     Heard::Task(Task::Release(_)) => {}
+                    // One job has nobody to share with.
+                    Heard::Task(Task::Slice(_)) => {}
                     Heard::Claim(claim) => self.prove(claim),
                     Heard::Again(again) => {
                         self.shell.take(Input::Aged(Aged {

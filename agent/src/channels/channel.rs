@@ -46,6 +46,18 @@ pub trait ChannelControl: Send + Sync + std::fmt::Debug {
             .try_for_each(|kick| self.kick(kick))
     }
 
+    /// How long a group keeps its engine beside others, microseconds.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn timeslice(&self, group: &Object) -> Result<u64, RmError>;
+
+    /// Sets that.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn set_timeslice(&self, group: &Object, us: u64) -> Result<(), RmError>;
+
     /// Whether there still is an RM client of this number, whoever owns it.
     fn exists(&self, client: u32) -> bool;
 }
@@ -107,6 +119,14 @@ impl ChannelControl for DriverControl {
         }
     }
 
+    fn timeslice(&self, group: &Object) -> Result<u64, RmError> {
+        control(&group.file)?.timeslice(group.client, group.handle)
+    }
+
+    fn set_timeslice(&self, group: &Object, us: u64) -> Result<(), RmError> {
+        control(&group.file)?.set_timeslice(group.client, group.handle, us)
+    }
+
     fn exists(&self, client: u32) -> bool {
         self.0.sees(client)
     }
@@ -160,6 +180,14 @@ impl ChannelControl for Restarter {
             (Kick::RestartGraphics { .. }, Some(own)) => own.restart_runlist(),
             _ => self.control.kick(kick),
         }
+    }
+
+    fn timeslice(&self, group: &Object) -> Result<u64, RmError> {
+        self.control.timeslice(group)
+    }
+
+    fn set_timeslice(&self, group: &Object, us: u64) -> Result<(), RmError> {
+        self.control.set_timeslice(group, us)
     }
 
     fn exists(&self, client: u32) -> bool {

@@ -6,15 +6,18 @@
 use crate::channels::channel::{ChannelControl, is_gone};
 use crate::clock::now_ns;
 use crate::inbox::{Mailbox, NodeInput};
+use crate::rm::RmError;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
-use tidegate_node::batch::{Batch, Kick};
+use tidegate_node::batch::{Batch, Kick, Object};
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::Switch;
 use tidegate_node::ports;
 use tidegate_node::task::{
-    Carrying, Issue, Issued, Queue, Refusal, Release, ReleaseCalls, Task, release,
+    CUDA_US, Carrying, Issue, Issued, Queue, Refusal, Release, ReleaseCalls, SliceCalls, Slicing,
+    Task, release,
 };
 
 /// Which GPU of the node, counted from 0 in order of minor number.
@@ -71,8 +74,10 @@ pub fn start(
                 task_rx: &task_rx,
                 waiting: RefCell::default(),
             };
-            while let Some(task) = thread.next() {
+            let mut slices = Slices::default();
+            while let Some(task) = thread.next(&mut slices) {
                 match task {
+                    Task::Slice(slicing) => slices.waiting.push_back(slicing),
                     Task::Issue(issue) => thread.issue(issue),
                     Task::Release(left) => {
                         let released = release(left, &thread);
@@ -117,6 +122,22 @@ fn carry_out(
     carrying.issued()
 }
 
+/// Timeslices that are to be set.
+struct Slices {
+    waiting: VecDeque<Slicing>,
+    /// What the driver gives a group, microseconds.
+    usual: u64,
+}
+
+impl Default for Slices {
+    fn default() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            usual: CUDA_US,
+        }
+    }
+}
+
 /// What the thread of one GPU works with.
 struct Thread<'a> {
     gpu: GpuIndex,
@@ -129,10 +150,22 @@ struct Thread<'a> {
 }
 
 impl Thread<'_> {
-    /// What is to be done next; none when there will be nothing more.
-    fn next(&self) -> Option<Task> {
-        let waiting = self.waiting.borrow_mut().take();
-        waiting.or_else(|| self.task_rx.recv().ok())
+    /// What is to be done next; none when there will be nothing more. While there is nothing, timeslices are set.
+    fn next(&self, slices: &mut Slices) -> Option<Task> {
+        loop {
+            let waiting = self.waiting.borrow_mut().take();
+            let next = waiting.or_else(|| self.task_rx.try_recv().ok());
+            if next.is_some() {
+                return next;
+            }
+            let Some(first) = slices.waiting.front_mut() else {
+                return self.task_rx.recv().ok();
+            };
+            if let Some(sliced) = first.step(self, &mut slices.usual) {
+                slices.waiting.pop_front();
+                self.mailbox.put(NodeInput::Sliced(sliced));
+            }
+        }
     }
 
     /// Each one that goes before another has fewer calls, so this ends.
@@ -165,6 +198,31 @@ impl Thread<'_> {
             .take(room)
             .for_each(|task| waiting.put(task));
         take(&mut waiting)
+    }
+}
+
+impl SliceCalls for Thread<'_> {
+    fn timeslice(&self, group: &Object) -> Result<u64, Status> {
+        let answer = self.control.timeslice(group);
+        answer.map_err(|error| self.not_sliced(group, &error))
+    }
+
+    fn set_timeslice(&self, group: &Object, us: u64) -> Result<(), Status> {
+        let answer = self.control.set_timeslice(group, us);
+        answer.map_err(|error| self.not_sliced(group, &error))
+    }
+}
+
+impl Thread<'_> {
+    fn not_sliced(&self, group: &Object, error: &RmError) -> Status {
+        tracing::warn!(
+            gpu = self.gpu,
+            client = format_args!("{:#x}", group.client),
+            group = format_args!("{:#x}", group.handle),
+            %error,
+            "a timeslice is not set"
+        );
+        error.status().unwrap_or(Status::INVALID_STATE)
     }
 }
 

@@ -192,6 +192,8 @@ pub enum FairMode {
     Turns,
     /// "together": all run at once.
     Together,
+    /// "slices": all run at once, by timeslices where they can be set.
+    Slices,
 }
 
 /// `[memory]`

@@ -432,6 +432,7 @@ impl Named for FairMode {
         ("auto", Self::Auto),
         ("turns", Self::Turns),
         ("together", Self::Together),
+        ("slices", Self::Slices),
     ];
 }
 

@@ -64,6 +64,7 @@ fn policy_config(config: &Config, level: Level) -> policy::Config {
         fair: policy::Fair {
             mode: match config.fair.mode {
                 FairMode::Together => policy::FairMode::Together,
+                FairMode::Slices => policy::FairMode::Slices,
                 FairMode::Auto | FairMode::Turns => policy::FairMode::Turns,
             },
             turn: config.fair.turn,

@@ -105,6 +105,21 @@ impl View<'_> {
             if !share.wants {
                 reasons.push("it has no work, and so no turn".to_owned());
             }
+            if share.at_once {
+                let slice = match share.timeslice_ns {
+                    0 => "what the driver gives".to_owned(),
+                    ns => span(ns),
+                };
+                reasons.push(format!(
+                    "it runs beside the other jobs; each of its groups of channels has a timeslice of {slice}"
+                ));
+            }
+            if !share.turns_because.is_empty() {
+                reasons.push(format!(
+                    "jobs take turns, not timeslices, because of {}",
+                    share.turns_because
+                ));
+            }
         }
         if let Some(said) = &session.work.training {
             reasons.push(trains(said));

@@ -13,6 +13,7 @@ use tidegate_node::Shell;
 use tidegate_node::kinds::gpu_id;
 use tidegate_node::lanes::{Applied, Lane};
 use tidegate_node::message::Whereabouts;
+use tidegate_node::report::why_turns;
 use tidegate_node::session::Session;
 use tidegate_node::usage::Usage;
 use tidegate_policy::fair::{ShareView, WAITS_NS};
@@ -347,6 +348,12 @@ impl<'a> View<'a> {
             got: share.got,
             wants: share.wants,
             left_ns: crate::clock::nanos(share.left.unwrap_or_default()),
+            at_once: share.sliced,
+            timeslice_ns: crate::clock::nanos(share.slice.unwrap_or_default()),
+            turns_because: share.lacks.map_or_else(String::new, |(of, lacks)| {
+                let name = self.shell.lanes().job(of).map(|of| of.name.to_string());
+                format!("{}: {}", name.unwrap_or_default(), why_turns(lacks))
+            }),
         })
     }
 

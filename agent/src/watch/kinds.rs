@@ -31,7 +31,7 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 52] = [
+pub const KINDS: [Kind; 53] = [
     usual(
         "adapter_saved",
         "a trainer finished its adapter: where it is",
@@ -152,6 +152,10 @@ pub const KINDS: [Kind; 52] = [
     ),
     usual("set", "an operator changed a setting"),
     warning("socket_removed", "one of the agent's sockets was removed"),
+    warning(
+        "turns_instead",
+        "jobs take turns where timeslices were asked for: for whose sake, and why",
+    ),
     usual("undrained", "an operator ended a drain"),
     warning(
         "ungated",

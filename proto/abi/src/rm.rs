@@ -150,6 +150,7 @@ pub const NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06c_0101;
 /// Binds every channel of the TSG.
 pub const NVA06C_CTRL_CMD_BIND: u32 = 0xa06c_0102;
 pub const NVA06C_CTRL_CMD_SET_TIMESLICE: u32 = 0xa06c_0103;
+pub const NVA06C_CTRL_CMD_GET_TIMESLICE: u32 = 0xa06c_0104;
 pub const NVA06C_CTRL_CMD_PREEMPT: u32 = 0xa06c_0105;
 pub const NVA06F_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06f_0103;
 pub const NVA06F_CTRL_CMD_BIND: u32 = 0xa06f_0104;
@@ -263,7 +264,7 @@ pub const VASPACE_EXTERNALLY_OWNED: u32 = 1 << 3;
 /// `NV_VASPACE_ALLOCATION_FLAGS_ENABLE_PAGE_FAULTING`.
 pub const VASPACE_PAGE_FAULTING: u32 = 1 << 6;
 layout!(
-    /// `NVA06C_CTRL_CMD_SET_TIMESLICE`, microseconds.
+    /// `NVA06C_CTRL_CMD_SET_TIMESLICE` and `NVA06C_CTRL_CMD_GET_TIMESLICE`, microseconds.
     Timeslice, 8, { timeslice_us: u64 = 0 });
 layout!(
     /// `NVA06C_CTRL_CMD_PREEMPT`.

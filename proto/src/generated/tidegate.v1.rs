@@ -1202,7 +1202,7 @@ pub struct PreemptionsPerUnit {
     pub once: u64,
 }
 /// How a job stands that takes turns with others on its GPUs.
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JobShare {
     /// Parts of the time in which it wanted to run and its gates were open: what it deserved beside the others that
     /// wanted its GPUs, and what it got.
@@ -1216,6 +1216,15 @@ pub struct JobShare {
     /// It has the turn, which lasts so much longer; 0: it has not.
     #[prost(uint64, tag = "4")]
     pub left_ns: u64,
+    /// It runs at once with the others, by timeslices: what it got is what those give it, the GPU is not asked.
+    #[prost(bool, tag = "5")]
+    pub at_once: bool,
+    /// What each of its groups of channels was given; 0: what the driver gives.
+    #[prost(uint64, tag = "6")]
+    pub timeslice_ns: u64,
+    /// Timeslices were asked for, and it takes turns: which job that is for, and why. Empty: they were not, or it does not.
+    #[prost(string, tag = "7")]
+    pub turns_because: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JobStatus {

@@ -44,7 +44,7 @@ use tidegate_node::file::{File, SentFile};
 use tidegate_node::kinds::{Gpu, Process, Switch};
 use tidegate_node::message::{Again, Aged, Claim, Owner, Proof};
 use tidegate_node::ports::{self, Ports};
-use tidegate_node::task::{Carrying, Released, Task};
+use tidegate_node::task::{Carrying, Released, Sliced, Task};
 use tidegate_node::text::Text;
 use tidegate_proto::v1;
 use tokio::sync::{mpsc, oneshot};
@@ -349,6 +349,12 @@ impl Node {
                         carrying.answered(Ok(()), (now, now), &JOURNAL);
                     }
                     self.mailbox.put(NodeInput::Issued(carrying.issued()));
+                }
+                Task::Slice(slicing) => {
+                    let refused = None;
+                    let (job, gpu) = (slicing.job, slicing.gpu);
+                    let sliced = Sliced { job, gpu, refused };
+                    self.mailbox.put(NodeInput::Sliced(sliced));
                 }
                 Task::Release(release) => {
                     let mut places = Vec::new();

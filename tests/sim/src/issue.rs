@@ -6,11 +6,13 @@ use crate::world::{Ev, In, Play, SOON, Working, World};
 use std::cell::RefCell;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
-use tidegate_device::ChannelId;
+use tidegate_device::{ChannelId, TsgId};
 use tidegate_node::Input;
-use tidegate_node::batch::{Batch, Kick};
+use tidegate_node::batch::{Batch, Kick, Object};
 use tidegate_node::kinds::Switch;
-use tidegate_node::task::{Refusal, Release, ReleaseCalls, Task, release};
+use tidegate_node::task::{
+    CUDA_US, Refusal, Release, ReleaseCalls, SliceCalls, Slicing, Task, release,
+};
 use tidegate_policy::effect::Look;
 
 impl<P: Play> World<P> {
@@ -103,8 +105,32 @@ impl<P: Play> World<P> {
                     return Some(Working::on(order));
                 }
                 Task::Release(left) => self.release(gpu, left),
+                Task::Slice(slicing) => self.slice(gpu, slicing),
             }
         }
+    }
+
+    /// Sets timeslices, of which the driver refuses one now and then.
+    fn slice(&mut self, gpu: usize, mut slicing: Slicing) {
+        let refuses = self.dice.percent(3);
+        let mut usual = CUDA_US;
+        let sliced = loop {
+            let calls = Timeslices {
+                world: self,
+                gpu,
+                refuses,
+                set: RefCell::default(),
+            };
+            let sliced = slicing.step(&calls, &mut usual);
+            for (tsg, us) in calls.set.into_inner() {
+                self.device(gpu).set_timeslice(tsg, us * US);
+            }
+            if let Some(sliced) = sliced {
+                break sliced;
+            }
+        };
+        let wait = self.dice.between(5 * US, 200 * US);
+        self.tell_in(wait, In::Node(Input::Sliced(sliced)));
     }
 
     fn release(&mut self, gpu: usize, left: Release) {
@@ -151,6 +177,42 @@ impl<P: Play> World<P> {
             agent.issue[gpu].busy = false;
             self.enter_next(gpu);
         }
+    }
+}
+
+/// The driver's calls for timeslices on one GPU.
+struct Timeslices<'a, P: Play> {
+    world: &'a World<P>,
+    gpu: usize,
+    refuses: bool,
+    set: RefCell<Vec<(TsgId, u64)>>,
+}
+
+impl<P: Play> Timeslices<'_, P> {
+    fn tsg(&self, group: &Object) -> Result<TsgId, Status> {
+        let known = self.world.tsg_of(group.client, group.handle);
+        known.ok_or(Status::OBJECT_NOT_FOUND)
+    }
+}
+
+impl<P: Play> SliceCalls for Timeslices<'_, P> {
+    fn timeslice(&self, group: &Object) -> Result<u64, Status> {
+        let tsg = self.tsg(group)?;
+        let had = self
+            .world
+            .gpus
+            .get(self.gpu)
+            .map_or(0, |gpu| gpu.timeslice(tsg));
+        Ok(had / US)
+    }
+
+    fn set_timeslice(&self, group: &Object, us: u64) -> Result<(), Status> {
+        if self.refuses {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let tsg = self.tsg(group)?;
+        self.set.borrow_mut().push((tsg, us));
+        Ok(())
     }
 }
 

@@ -132,7 +132,7 @@ impl<P: Play> World<P> {
         self.at(done, Ev::Returned(epoch, gpu, Box::new((working, entered))));
     }
 
-    fn tsg_of(&self, client: u32, handle: u32) -> Option<TsgId> {
+    pub(crate) fn tsg_of(&self, client: u32, handle: u32) -> Option<TsgId> {
         self.groups.get(&(client, handle)).copied()
     }
 }

@@ -65,10 +65,12 @@ pub enum Kind {
     Restart = 20,
     /// A TSG's `PREEMPT` arrived. `object` = the TSG, `value` = entry of the ioctl.
     Preempt = 21,
+    /// A TSG was given a timeslice. `object` = the TSG, `value` = entry of the ioctl, `tag` = microseconds.
+    Timeslice = 22,
 }
 
 impl Kind {
-    const ALL: [Self; 21] = [
+    const ALL: [Self; 22] = [
         Self::KernelStart,
         Self::KernelEnd,
         Self::TsgRun,
@@ -90,6 +92,7 @@ impl Kind {
         Self::MemoryDown,
         Self::Restart,
         Self::Preempt,
+        Self::Timeslice,
     ];
 
     fn of(number: u32) -> Option<Self> {

@@ -362,6 +362,69 @@ fn tsgs_take_turns_in_wall_time_too() {
 
 /// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
 #[test]
+fn a_timeslice_is_set_and_read_on_the_owners_file_and_divides_the_engine() {
+    let device = Device::start(&["--set", "switch_us=0", "--set", "timeslice_us=2000"]);
+    let jobs = [Job::new(&device, 0, 1), Job::new(&device, 0, 1)];
+    let (set, get) = (
+        rm::NVA06C_CTRL_CMD_SET_TIMESLICE,
+        rm::NVA06C_CTRL_CMD_GET_TIMESLICE,
+    );
+    let read = |job: &Job| {
+        let mut had = rm::Timeslice::default();
+        let side = &job.side;
+        assert_eq!(
+            side.ctl.control(side.client, job.tsg, get, &mut had),
+            Status::OK
+        );
+        had.timeslice_us
+    };
+    assert_eq!(jobs.each_ref().map(read), [2_000, 2_000]);
+    let (side, mut long) = (
+        &jobs[1].side,
+        rm::Timeslice {
+            timeslice_us: 8_000,
+        },
+    );
+    let foreign = jobs[0]
+        .side
+        .ctl
+        .control(side.client, jobs[1].tsg, set, &mut long);
+    assert_eq!(foreign, Status::INVALID_CLIENT);
+    assert_eq!(
+        side.ctl.control(side.client, jobs[1].tsg, set, &mut long),
+        Status::OK
+    );
+    assert_eq!(
+        jobs.each_ref().map(read),
+        [2_000, 8_000],
+        "exactly what was set"
+    );
+    let gone = side.ctl.control(side.client, 0xdead, set, &mut long);
+    assert_eq!(gone, Status::OBJECT_NOT_FOUND);
+    let ends: Vec<u64> = jobs
+        .iter()
+        .zip([30 * MS, 120 * MS])
+        .map(|(job, ns)| job.channels[0].spin(ns, ns))
+        .collect();
+    for (job, end) in jobs.iter().zip(ends) {
+        job.channels[0].wait(end);
+    }
+    let records = device.history();
+    let ended = |ns: u64| at(&records, Kind::KernelEnd, ns).unwrap();
+    let apart = ended(120 * MS).abs_diff(ended(30 * MS));
+    assert!(
+        apart <= 10 * MS,
+        "one round apart, in shares of 1 to 4: {apart}"
+    );
+    let told = records.iter().find(|r| r.kind == Kind::Timeslice).unwrap();
+    assert_eq!(
+        (told.client, told.object, told.tag),
+        (side.client, jobs[1].tsg, 8_000)
+    );
+}
+
+/// P-EQUIPMENT-1: the virtual GPU keeps the driver's rules.
+#[test]
 fn a_ring_wraps_and_a_full_one_is_drained() {
     let device = Device::start(&[]);
     let job = Job::new(&device, 0, 1);

@@ -71,6 +71,20 @@ impl ControlFile {
         )
     }
 
+    /// How long a TSG keeps its engine beside others, in microseconds, as it was set last.
+    ///
+    /// # Errors
+    /// RM's answer.
+    pub fn timeslice(&self, client: u32, tsg: u32) -> Result<u64> {
+        let mut parameters = rm::Timeslice::default();
+        self.control(
+            (client, tsg),
+            (rm::NVA06C_CTRL_CMD_GET_TIMESLICE, "GET_TIMESLICE"),
+            &mut parameters,
+        )?;
+        Ok(parameters.timeslice_us)
+    }
+
     /// Puts a TSG on its runlist or takes it off.
     ///
     /// # Errors

@@ -230,6 +230,8 @@ impl Shell {
             for gpu in self.lanes.gpus.ids() {
                 self.enable_lane(job, gpu);
             }
+            self.with(|members, lanes, cx| lanes.unslice(job, members, cx));
+            self.settle();
         }
     }
 

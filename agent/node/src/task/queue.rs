@@ -50,7 +50,7 @@ impl Queue {
         };
         let waits = self.0.iter().take(at).any(|task| match task {
             Task::Release(before) => names_one_of(issue, before),
-            Task::Issue(_) => false,
+            Task::Issue(_) | Task::Slice(_) => false,
         });
         if waits || names_one_of(issue, leaving) {
             return None;
@@ -74,6 +74,7 @@ impl Queue {
         for (at, task) in self.0.iter().enumerate() {
             match task {
                 Task::Release(before) => clients.extend(self::clients(&before.batches)),
+                Task::Slice(_) => {}
                 Task::Issue(issue) => {
                     let shorter =
                         issue.switch == Switch::Disable && issue.batches.len() < working.left();

@@ -20,7 +20,7 @@ use tidegate_node::message::{
 };
 use tidegate_node::page::{PageMemory, PageRef};
 use tidegate_node::ports::{self, NodeEvent, Ports};
-use tidegate_node::task::{Carrying, Release, Released, Task};
+use tidegate_node::task::{Carrying, Release, Released, Sliced, Task};
 use tidegate_node::text::Text;
 use tidegate_node::{Input, Parts, Shell};
 use tidegate_policy::config::{Config, Cooldown};
@@ -505,6 +505,10 @@ impl Played {
                     carrying.answered(Ok(()), (now, now), journal);
                 }
                 Some(Input::Issued(carrying.issued()))
+            }
+            Task::Slice(slicing) => {
+                let (job, gpu, refused) = (slicing.job, slicing.gpu, None);
+                Some(Input::Sliced(Sliced { job, gpu, refused }))
             }
             Task::Release(Release { batches, .. }) => {
                 for batch in &batches {

@@ -21,7 +21,8 @@ impl Job {
                     gpus,
                     standing,
                     channels: Vec::new(),
-                    idle: false,
+                    idle: None,
+                    groups: Vec::new(),
                 });
                 self.launch_gate = LaunchGate::Unset;
             }
@@ -36,13 +37,6 @@ impl Job {
     pub fn gone(&mut self, session: SessionId, means: Means) {
         self.members.retain(|member| member.session != session);
         self.fit_lanes(means);
-    }
-
-    pub fn works(&mut self, session: SessionId, works: bool) {
-        let said = self.members.iter_mut().find(|m| m.session == session);
-        if let Some(member) = said {
-            member.idle = !works;
-        }
     }
 
     pub fn channels_changed(

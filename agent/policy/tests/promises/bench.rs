@@ -153,6 +153,8 @@ impl Bench {
                 }
                 // A test of leases is the trainer, and takes them from the list.
                 Effect::Lease { .. } | Effect::Withdraw { .. } => {}
+                // Nobody here shares by timeslices.
+                Effect::Timeslice { .. } => {}
                 Effect::CancelMove { .. } | Effect::Map { .. } | Effect::AnswerAsk { .. } => {
                     self.orders.push_back(*effect)
                 }

@@ -4,6 +4,7 @@
 //! none and are paused, online that is busy now and then, and orders that take their time. What ran is what the model's
 //! channels say, never what policy believes.
 
+mod slices;
 mod stories;
 mod world;
 

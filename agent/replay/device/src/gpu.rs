@@ -302,6 +302,12 @@ impl Gpu {
         }
     }
 
+    /// How long a TSG keeps its engine beside others; 0: it is gone.
+    #[must_use]
+    pub fn timeslice(&self, tsg: TsgId) -> u64 {
+        self.tsgs.get(tsg.0).map_or(0, |t| t.timeslice)
+    }
+
     /// Appends work to a channel's queue.
     pub fn submit(&mut self, channel: ChannelId, work: Work) {
         if let Some(c) = self.channels.get_mut(channel.0)

@@ -63,7 +63,11 @@ pub(super) fn config_fields(config: &Config) -> Vec<u64> {
         reserving.step.0,
         reserving.min.0,
         reserving.max.0,
-        u64::from(config.fair.mode == FairMode::Together),
+        match config.fair.mode {
+            FairMode::Turns => 0,
+            FairMode::Together => 1,
+            FairMode::Slices => 2,
+        },
         nanos(config.fair.turn),
         config.slo.map_or(0, |slo| 1 + u64::from(slo.ttft)),
         config.slo.map_or(0, |slo| 1 + u64::from(slo.tpot)),
@@ -138,10 +142,11 @@ pub(super) fn config_of(fields: &[u64]) -> Option<Config> {
             },
         },
         fair: Fair {
-            mode: if fields[25] == 0 {
-                FairMode::Turns
-            } else {
-                FairMode::Together
+            mode: match fields[25] {
+                0 => FairMode::Turns,
+                1 => FairMode::Together,
+                2 => FairMode::Slices,
+                _ => return None,
             },
             turn: span(fields[26]),
             // It changes what is shown, and no effect.

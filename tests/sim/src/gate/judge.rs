@@ -10,8 +10,8 @@
 //! - *without a live agent*: no channel stays disabled for more than a second without one.
 //! - *left disabled*: when all is quiet again, nothing is. Where jobs take turns: nothing is for longer than the turns of
 //!   all others, and no GPU that a job could have is left to itself.
-//! - *two jobs*: where jobs take turns, no order of the agent enables a channel while one of another job is enabled on
-//!   that GPU.
+//! - *two jobs*: where jobs take turns, and none run at once by timeslices, no order of the agent enables a channel while
+//!   one of another job is enabled on that GPU.
 //!
 //! The first three are the agent's promises, so they are asked of it while it is in *control*: it
 //! runs, and every process that was attached before has attached to it. The gaps it can know are
@@ -23,9 +23,15 @@ use crate::process::of_mask;
 use crate::world::Fact;
 use std::collections::{BTreeMap, BTreeSet};
 use tidegate_device::{ChannelId, TsgId};
+use tidegate_policy::config::FairMode;
 
 /// What the agent and its issue threads may take on top of the device's drawn latency.
 const ALLOWANCE: u64 = 100 * US;
+/// Calls of one edge that are in that.
+const CALLS: u64 = 3;
+/// Longest that an issue thread is drawn to take before each one more: jobs that run at once have up to six processes to
+/// disable, one call after the other.
+const CALL: u64 = 12 * US;
 const STUCK: u64 = 1_000 * MS;
 const LONGEST_COOLDOWN: u64 = 200 * MS;
 const SHORTEST_COOLDOWN: u64 = 2 * MS;
@@ -128,8 +134,10 @@ struct Open {
 
 #[derive(Debug, Default)]
 pub(super) struct Judge {
-    /// Whether jobs take turns.
+    /// Whether jobs may wait for each other.
     turns: bool,
+    /// Whether they always do: with timeslices some run at once.
+    alone: bool,
     /// A disable that was answered takes effect when the kernel that runs has ended.
     at_kernel_end: bool,
     gpus: Vec<Gpu>,
@@ -150,10 +158,11 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    pub fn new(gpus: u8, slack: u64, turns: bool, at_kernel_end: bool) -> Self {
+    pub fn new(gpus: u8, slack: u64, mode: FairMode, at_kernel_end: bool) -> Self {
         let gpus = (0..gpus).map(|_| Gpu::default()).collect();
         Self {
-            turns,
+            turns: mode != FairMode::Together,
+            alone: mode == FairMode::Turns,
             at_kernel_end,
             gpus,
             slack,
@@ -352,17 +361,24 @@ impl Judge {
         let begin = book.busy_since.max(self.controlled_since);
         book.calls
             .retain(|(called, drawn)| called + drawn + STUCK >= begin);
-        let drawn: u64 = book
+        let drawn: Vec<u64> = book
             .calls
             .iter()
             .filter(|(called, drawn)| called + drawn >= begin)
-            .map(|(_, drawn)| drawn)
-            .sum();
-        if at > begin + drawn + ALLOWANCE {
-            let late = (at - begin - drawn) / US;
+            .map(|(_, drawn)| *drawn)
+            .collect();
+        let more = u64::try_from(drawn.len())
+            .unwrap_or(0)
+            .saturating_sub(CALLS);
+        let took = drawn.iter().sum::<u64>() + more * CALL;
+        if at > begin + took + ALLOWANCE {
+            let late = (at - begin - took) / US;
             self.violated(
                 at,
-                &format!("offline ran beside online on GPU {gpu}, {late} us beyond its disables"),
+                &format!(
+                    "offline ran beside online on GPU {gpu}, {late} us beyond its {} disables",
+                    drawn.len()
+                ),
             );
         }
     }
@@ -392,7 +408,7 @@ impl Judge {
         {
             self.stuck(at, at - since.max(self.agent_changed));
         }
-        if self.turns && self.controlled {
+        if self.alone && self.controlled {
             self.check_alone(gpu, channel, at);
         }
     }
@@ -423,7 +439,7 @@ impl Judge {
         if !self.turns || !self.controlled || now <= self.controlled_since + NEWCOMERS {
             return;
         }
-        if jobs.len() > 1 {
+        if jobs.len() > 1 && self.alone {
             self.violated(now, &format!("two jobs launch on GPU {gpu}: {jobs:?}"));
         }
         let Some(job) = jobs.first() else { return };

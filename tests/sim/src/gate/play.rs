@@ -135,9 +135,15 @@ impl Gate {
         if jobs > 0 {
             script.draw_jobs(jobs, &mut dice);
             config.fair.turn = Duration::from_millis(dice.between(10, 20));
-            if broken != Break::NoTurns {
-                config.fair.mode = FairMode::Turns;
-            }
+        }
+        // By timeslices in every fourth schedule, as far as the jobs that it draws can.
+        let shares = match jobs {
+            0 => FairMode::Together,
+            _ if seed % 4 == 3 && broken == Break::Nothing => FairMode::Slices,
+            _ => FairMode::Turns,
+        };
+        if broken != Break::NoTurns {
+            config.fair.mode = shares;
         }
         if hints {
             script.draw_words(&mut dice);
@@ -162,7 +168,7 @@ impl Gate {
             judge: Judge::new(
                 script.gpus,
                 slack,
-                jobs > 0,
+                shares,
                 personality.eviction() == Eviction::AtKernelEnd,
             ),
             script,

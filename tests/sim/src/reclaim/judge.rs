@@ -67,7 +67,7 @@ impl World<Reclaim> {
             self.violated(&format!("{left} requests never ended"));
         }
         // Where jobs take turns, one waits for the turns of the others.
-        let turns = self.rules.config.fair.mode == FairMode::Turns;
+        let turns = self.rules.config.fair.mode != FairMode::Together;
         let waits = if turns { LONGEST_WAIT } else { 0 };
         self.note_running();
         let live = self.processes.iter().filter(|p| p.alive && !p.is_online());

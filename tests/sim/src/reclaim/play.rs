@@ -220,13 +220,13 @@ impl Own {
 /// A turn, where jobs take turns: shorter than most of what online does, so that moves and switches meet, ms.
 pub(super) const TURN_MS: u64 = 15;
 
-/// With every other seed, jobs take turns.
+/// With every other seed, jobs take turns, and with half of the others they run at once by timeslices.
 fn config(seed: u64) -> Config {
     let fair = Fair {
-        mode: if seed % 2 == 1 {
-            FairMode::Turns
-        } else {
-            FairMode::Together
+        mode: match seed % 4 {
+            1 | 3 => FairMode::Turns,
+            2 => FairMode::Slices,
+            _ => FairMode::Together,
         },
         turn: Duration::from_millis(TURN_MS),
         ..Fair::default()

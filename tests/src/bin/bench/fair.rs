@@ -1,9 +1,10 @@
-//! What offline jobs that take turns get of a GPU, beside the demo's online engine and its requests.
+//! What offline jobs that share a GPU get of it, beside the demo's online engine and its requests.
 //!
 //! Each case is a run of `--seconds` on one virtual GPU with the same requests and gaps. What a job had is the time
 //! that the device's own history has its groups on the engine; what users waited is in the engine's log.
 //!
-//! * shares: of the engine's time for offline. `together` is the same without turns.
+//! * shares: of the engine's time for offline. `together` is the same without turns, `slices` by
+//!   timeslices.
 //! * harvest_ratio: that time over what one job alone had in its run.
 //! * gives_up_ms: from the last kernel of a job that rests to the first moment in which the other is enabled, online
 //!   being silent; of [`RESTS`] rests.
@@ -14,15 +15,15 @@
 
 use crate::row::{Row, median};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::Stdio;
 use std::time::Duration;
-use tidegate_abi::class::ENGINE_TYPE_GR0;
 use tidegate_replay::input::InputError;
 use tidegate_tests::figures::{Preemptions, Served, Span, served, tpot_ms, ttft_ms};
 use tidegate_tests::plan::{COST, GAPS, Plan, Wanted, choose};
+use tidegate_tests::shares::{by_time, engine_time, shares};
 use tidegate_tests::watch::{Testimony, status};
 use tidegate_tests::{Node, Offline, Running, compile, monotonic_ns, wait_for, wait_until};
 use tidegate_vgpu::history::Kind;
@@ -40,22 +41,25 @@ const REST: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, Debug)]
 struct Case {
     name: &'static str,
-    turns: bool,
+    mode: &'static str,
     weights: &'static [u32],
     processes: &'static [usize],
     /// The first job has no work for a sixth of the run.
     rests: bool,
 }
 
+const TURNS: &str = "turns";
+const SLICES: &str = "slices";
+
 const ALONE: Case = Case {
     name: "alone",
-    turns: true,
+    mode: TURNS,
     weights: &[1],
     processes: &[1],
     rests: false,
 };
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 10] = [
     ALONE,
     Case {
         name: "equal",
@@ -65,7 +69,7 @@ const CASES: [Case; 7] = [
     },
     Case {
         name: "together_1_and_8",
-        turns: false,
+        mode: "together",
         weights: &[1, 1],
         processes: &[1, 8],
         ..ALONE
@@ -87,6 +91,27 @@ const CASES: [Case; 7] = [
         weights: &[1, 1],
         processes: &[1, 1],
         rests: true,
+        ..ALONE
+    },
+    Case {
+        name: "slices_equal",
+        mode: SLICES,
+        weights: &[1, 1],
+        processes: &[1, 1],
+        ..ALONE
+    },
+    Case {
+        name: "slices_1_and_8",
+        mode: SLICES,
+        weights: &[1, 1],
+        processes: &[1, 8],
+        ..ALONE
+    },
+    Case {
+        name: "slices_one_to_four",
+        mode: SLICES,
+        weights: &[1, 4],
+        processes: &[1, 1],
         ..ALONE
     },
     // What differs from the first run is this machine's noise.
@@ -161,7 +186,7 @@ fn config(case: &Case) -> String {
     // SAFETY: it has no preconditions.
     let uid = unsafe { libc::geteuid() };
     let most = case.weights.iter().max().copied().unwrap_or(1);
-    let mode = if case.turns { "turns" } else { "together" };
+    let mode = case.mode;
     format!(
         "[identity]\ntrust_env_uids = [\"self\"]\n[[identity.rules]]\nuid = {uid}\nrole = \"offline\"\n\
          weight = {most}\n[fair]\nmode = \"{mode}\"\n"
@@ -330,50 +355,6 @@ fn went_off(testimony: &Testimony, pids: &[BTreeSet<u32>]) -> Vec<u64> {
     off
 }
 
-fn by_time(testimony: &Testimony) -> Vec<&tidegate_vgpu::history::Record> {
-    let mut records: Vec<_> = testimony.0.iter().collect();
-    records.sort_by_key(|record| record.at_ns);
-    records
-}
-
-/// How long groups of each job were on the graphics engine in a span.
-fn engine_time(testimony: &Testimony, pids: &[BTreeSet<u32>], span: Span) -> Vec<u64> {
-    let mut on = BTreeMap::new();
-    let mut ran = vec![0; pids.len()];
-    let mut add = |job: usize, since: u64, to: u64| {
-        let [since, to] = [since, to].map(|at| at.clamp(span.from_ns, span.to_ns));
-        ran[job] += to - since;
-    };
-    for record in by_time(testimony) {
-        let Some(job) = pids.iter().position(|own| own.contains(&record.pid)) else {
-            continue;
-        };
-        if record.value != u64::from(ENGINE_TYPE_GR0) {
-            continue;
-        }
-        let group = (record.gpu, record.client, record.object);
-        match record.kind {
-            Kind::TsgRun => drop(on.insert(group, (job, record.at_ns))),
-            Kind::TsgStop => {
-                if let Some((job, since)) = on.remove(&group) {
-                    add(job, since, record.at_ns);
-                }
-            }
-            _ => {}
-        }
-    }
-    for (job, since) in on.into_values() {
-        add(job, since, span.to_ns.max(since));
-    }
-    ran
-}
-
-fn shares(ran: &[u64]) -> Vec<f64> {
-    let all: u64 = ran.iter().sum();
-    let share = |own: &u64| *own as f64 / all.max(1) as f64;
-    ran.iter().map(share).collect()
-}
-
 impl Measured {
     fn total(&self) -> f64 {
         self.ran.iter().sum::<u64>() as f64
@@ -389,7 +370,7 @@ impl Measured {
         let (case, share) = (self.case, shares(&self.ran));
         let key = |figure: &str| format!("fair.{}.{figure}", case.name);
         let figure = |name: &str, value: f64, unit| Row::new(key(name), value, unit);
-        let judged = case.turns && share.len() > 1;
+        let judged = case.mode != "together" && share.len() > 1;
         let mut rows = Vec::new();
         if share.len() > 1 && !case.rests {
             rows.push(figure("share", share[0], ""));
@@ -432,7 +413,7 @@ impl Measured {
         let (ttft, tpot) = (ttft_ms(&self.served), tpot_ms(&self.served));
         json!({
             "name": case.name,
-            "mode": if case.turns { "turns" } else { "together" },
+            "mode": case.mode,
             "weights": case.weights,
             "processes": case.processes,
             "shares": shares(&self.ran),

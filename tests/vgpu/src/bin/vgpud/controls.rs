@@ -238,11 +238,24 @@ impl World {
             "NVA06C_CTRL_CMD_SET_TIMESLICE" => {
                 let (gpu, tsg) = self.group_of(client, object)?;
                 let us = layout.long(call.nested, "timesliceUs");
+                // No value is too small: the least that the kernel side asks for is 0, and since 610 it asks for none.
                 let ns = us.saturating_mul(1_000);
-                if ns == 0 {
-                    return Err(Status::INVALID_ARGUMENT);
-                }
                 self.gpus[gpu].model.set_timeslice(tsg, ns);
+                self.history.push(Record {
+                    gpu: gpu as u32,
+                    pid: self.clients.get(&client).map_or(0, |c| c.pid),
+                    client,
+                    object,
+                    caller: call.caller,
+                    value: call.entry_ns,
+                    tag: us,
+                    ..Record::new(call.now, Kind::Timeslice)
+                });
+            }
+            "NVA06C_CTRL_CMD_GET_TIMESLICE" => {
+                let (gpu, tsg) = self.group_of(client, object)?;
+                let us = self.gpus[gpu].model.timeslice(tsg) / 1_000;
+                layout.put(call.nested, "timesliceUs", &us.to_le_bytes());
             }
             _ => {}
         }

@@ -1,0 +1,152 @@
+//! What is known and kept of one job among others.
+
+use super::slices::{Groups, Slices};
+use super::terms::{Class, Terms};
+use crate::ids::{GpuSet, JobId};
+use crate::time::Instant;
+
+/// Virtual time has so many units a nanosecond at weight 1: dividing by a weight of 1,000 x 1,000 keeps twelve bits.
+pub(super) const UNITS: u32 = 32;
+/// One job in one step, as the node has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub job: JobId,
+    pub gpus: GpuSet,
+    pub terms: Terms,
+    /// It has work, or cannot say.
+    pub wants: bool,
+    /// All its gates are open and nothing else holds it.
+    pub open: bool,
+    /// It was let run, and was ordered to.
+    pub runs: bool,
+    /// Some of it may be enabled.
+    pub on: bool,
+    /// All of it is.
+    pub whole: bool,
+    /// What could be given timeslices.
+    pub groups: Groups,
+}
+
+/// The books of one job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account {
+    pub job: JobId,
+    pub gpus: GpuSet,
+    pub terms: Terms,
+    /// Its user has had all it may, when its turn began.
+    pub over: bool,
+    /// As of now: of a user that has had all it may it is idle.
+    pub class: Class,
+    pub component: u8,
+    pub wants: bool,
+    pub open: bool,
+    pub idle_since: Option<Instant>,
+    /// Others use its GPUs too.
+    pub shares: bool,
+    pub active: bool,
+    /// It may run.
+    pub may: bool,
+    /// Time is charged to it until the next step.
+    pub charged: bool,
+    /// It may run, and is being enabled for so long.
+    pub enters: bool,
+    pub entering: u64,
+    /// Units a nanosecond of run time.
+    pub rate: u128,
+    pub v: u128,
+    /// When it was last active: how far ahead of the least of those with the same GPUs, and of the component's clock.
+    pub lag: u128,
+    pub ahead: u128,
+    /// It has an unfinished turn, of which so much is used and was charged.
+    pub held: bool,
+    pub used: u64,
+    pub paid: u128,
+    /// When it last began a turn, by count.
+    pub last: u64,
+    pub turns: u64,
+    /// How long it has waited for its next, while it could have run.
+    pub waited: u64,
+    /// Part of the time that it deserves as things stand, of 2^32.
+    pub portion: u64,
+    /// Time in which it was active, what it had of that, and what it deserved.
+    pub time: u64,
+    pub got: u64,
+    pub due: u64,
+    /// It runs at once with the others of its component.
+    pub sliced: bool,
+    pub slices: Slices,
+}
+
+impl Account {
+    pub fn new(claim: &Claim) -> Self {
+        Self {
+            job: claim.job,
+            gpus: claim.gpus,
+            terms: claim.terms,
+            over: false,
+            class: claim.terms.class,
+            component: 0,
+            wants: true,
+            open: false,
+            idle_since: None,
+            shares: false,
+            active: false,
+            may: false,
+            charged: false,
+            enters: false,
+            entering: 0,
+            rate: 1 << UNITS,
+            v: 0,
+            lag: 0,
+            ahead: 0,
+            held: false,
+            used: 0,
+            paid: 0,
+            last: 0,
+            turns: 0,
+            waited: 0,
+            portion: 0,
+            time: 0,
+            got: 0,
+            due: 0,
+            sliced: false,
+            slices: Slices::default(),
+        }
+    }
+
+    pub fn end_turn(&mut self) {
+        (self.held, self.used, self.paid) = (false, 0, 0);
+    }
+
+    /// Nobody is in its way.
+    pub fn goes_free(&mut self) {
+        (self.shares, self.active, self.may, self.charged) = (false, false, true, false);
+        self.sliced = false;
+        (self.enters, self.entering) = (false, 0);
+        (self.lag, self.ahead, self.waited) = (0, 0, 0);
+        self.end_turn();
+    }
+
+    /// Who is behind chooses first; within a turn it is as far as when the turn began.
+    pub fn key(&self, turn: u64) -> u128 {
+        if self.held && self.used < turn {
+            self.v.saturating_sub(self.paid)
+        } else {
+            self.v
+        }
+    }
+
+    /// Jobs with the same are in one race.
+    pub fn group(&self) -> (u8, Class, GpuSet) {
+        (self.component, self.class, self.gpus)
+    }
+
+    /// Those that choose, those that want nothing, those that are shut out.
+    pub fn rank(&self) -> u8 {
+        match (self.active, self.open) {
+            (true, _) => 0,
+            (_, true) => 1,
+            _ => 2,
+        }
+    }
+}
