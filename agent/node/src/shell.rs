@@ -36,7 +36,7 @@ use crate::proofs::Proofs;
 use crate::report::{self, Scene};
 use crate::request::{Context, Notice, Request, Settings};
 use crate::spans::Spans;
-use crate::task::Issued;
+use crate::task::{Issued, Outcome};
 use crate::usage::Usage;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -227,6 +227,8 @@ impl Shell {
     /// An issue thread did what an armed order says: policy finds the edge, or orders anew what it wants.
     fn fired(&mut self, issued: Issued) {
         self.counters.fired += 1;
+        // The order for the edge makes the calls again, and has its own failure told of.
+        self.counters.disables_failed += u64::from(matches!(issued.outcome, Outcome::Failed(_)));
         let order = issued.order;
         if !self.lanes.fired(order) || !self.may_step() {
             return;

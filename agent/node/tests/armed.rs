@@ -6,9 +6,11 @@
 
 mod rig;
 
+use core::time::Duration;
 use rig::Rig;
 use tidegate_node::Input;
 use tidegate_node::kinds::Role;
+use tidegate_policy::config::{Config, Cooldown};
 use tidegate_policy::event::Event;
 
 /// An online process and a job on both GPUs, enabled by order: what runs from then on is armed.
@@ -97,6 +99,34 @@ fn a_word_that_is_no_edge_costs_offline_one_call() {
     edge(&mut rig, online, false);
     rig.edge(online, 0, true, 10);
     assert_eq!(rig.look(), 2, "an edge that was one arms anew");
+}
+
+/// P-GATE-19: a period that was over when the shell read it is one, the first of a process too.
+#[test]
+fn the_first_work_of_a_process_is_an_edge_even_if_it_is_over() {
+    let config = Config {
+        cooldown: Cooldown::Fixed(Duration::from_millis(10)),
+        ..Rig::without_waits()
+    };
+    let mut rig = Rig::new(2, config);
+    let offline = rig.attach(Role::Offline, "job");
+    let online = rig.attach(Role::Online, "");
+    rig.pass(20_000_000);
+    rig.rest();
+    rig.shell.steer(Some(Event::Pause { job: None }));
+    rig.rest();
+    rig.shell.steer(Some(Event::Resume { job: None }));
+    rig.rest();
+    assert!(rig.is_on(offline, 0), "enabled by order");
+    let told = preempted(&rig);
+    rig.pass(1_000_000);
+    rig.edge(online, 0, true, 10);
+    assert_eq!(rig.look(), 2);
+    rig.pass(10_000);
+    rig.edge(online, 0, false, 10);
+    rig.rest();
+    assert_eq!(preempted(&rig) - told, 1, "it is told of");
+    assert_eq!(rig.shell.counters().strayed, 0);
 }
 
 /// P-GATE-19: nothing is acted on that the operator has paused, or that waits for another reason.

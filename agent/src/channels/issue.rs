@@ -38,6 +38,8 @@ const QUEUE: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct Issuer {
     task_tx: Sender<Task>,
+    /// Its thread can wait on doorbells.
+    hears_bells: bool,
     /// Dropped after the sender, so that who wakes finds that there will be no more.
     raised: Raised,
 }
@@ -64,8 +66,12 @@ impl Issuer {
     #[must_use]
     pub fn bounded(queue: usize) -> (Self, Receiver<Task>) {
         let (task_tx, task_rx) = crossbeam_channel::bounded(queue);
-        let raised = Raised(Arc::default());
-        (Self { task_tx, raised }, task_rx)
+        let issuer = Self {
+            task_tx,
+            hears_bells: sys::has_futex_waitv(),
+            raised: Raised(Arc::default()),
+        };
+        (issuer, task_rx)
     }
 }
 
@@ -75,6 +81,10 @@ impl ports::Issuer for Issuer {
         put.map_err(TrySendError::into_inner)?;
         self.raised.raise();
         Ok(())
+    }
+
+    fn keeps_armed(&self) -> bool {
+        self.hears_bells
     }
 }
 
@@ -90,7 +100,7 @@ pub fn start(
     fifo_priority: Option<i32>,
 ) -> std::io::Result<Issuer> {
     let (issuer, task_rx) = Issuer::bounded(QUEUE);
-    let raised = Arc::clone(&issuer.raised.0);
+    let (raised, hears_bells) = (Arc::clone(&issuer.raised.0), issuer.hears_bells);
     std::thread::Builder::new()
         .name(format!("tg-issue-{gpu}"))
         .spawn(move || {
@@ -108,7 +118,7 @@ pub fn start(
                 waiting: RefCell::default(),
                 arms: RefCell::default(),
                 bells: RefCell::default(),
-                waitv: Cell::new(sys::has_futex_waitv()),
+                waitv: Cell::new(hears_bells),
             };
             let mut slices = Slices::default();
             while let Some(next) = thread.next(&mut slices) {
