@@ -13,6 +13,8 @@ pub struct Counters {
     pub slices_refused: u64,
     pub wakes_overtaken: u64,
     pub orders_stale: u64,
+    pub fired: u64,
+    pub strayed: u64,
     pub foreign_claims: u64,
     pub proofs_lapsed: u64,
     pub requests_doubted: u64,
@@ -26,7 +28,7 @@ pub struct Counters {
 impl Counters {
     /// Name, value and help of each.
     #[must_use]
-    pub fn rows(&self) -> [(&'static str, u64, &'static str); 17] {
+    pub fn rows(&self) -> [(&'static str, u64, &'static str); 19] {
         [
             ("rings", self.rings, "Doorbells heard"),
             (
@@ -68,6 +70,16 @@ impl Counters {
                 "orders_stale",
                 self.orders_stale,
                 "Orders that a newer one had replaced before they were handed on",
+            ),
+            (
+                "disables_unasked",
+                self.fired,
+                "Disables that a GPU's thread made for an edge by itself",
+            ),
+            (
+                "disables_strayed",
+                self.strayed,
+                "Of those, for an edge that was none",
             ),
             (
                 "foreign_claims",

@@ -168,6 +168,12 @@ impl Gpus {
         }
     }
 
+    /// Whether the issue thread of `gpu` acts on armed orders.
+    pub(crate) fn keeps_armed(&self, gpu: GpuId) -> bool {
+        let issuer = self.get(gpu).and_then(|line| line.issuer.as_ref());
+        issuer.is_some_and(|issuer| issuer.keeps_armed())
+    }
+
     /// Hands an order to the issue thread of `gpu`; false when it takes none.
     pub(crate) fn issue(&mut self, gpu: GpuId, issue: Issue, now: u64) -> bool {
         let Some(line) = self.lines.get_mut(gpu.index()) else {

@@ -28,6 +28,12 @@ impl PageRef {
         Self(Arc::new(memory))
     }
 
+    /// Whether both are the same page.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Wakes every thread that sleeps on a gate word.
     pub fn wake_gates(&self) {
         (0..self.gates.len()).for_each(|slot| self.0.wake_gate(slot));
@@ -106,5 +112,23 @@ impl Guards {
         self.0.iter().any(|(page, slot)| {
             page.devices[*slot].activity.load(Ordering::Acquire) & ACTIVITY_BUSY != 0
         })
+    }
+}
+
+/// The activity words of all GPUs of a job: one that is busy is an edge for which all of the job is disabled.
+#[derive(Debug, Default)]
+pub struct Watch(pub Vec<Arc<Guards>>);
+
+impl Watch {
+    /// Whether one is busy at this moment.
+    #[must_use]
+    pub fn any_busy(&self) -> bool {
+        self.0.iter().any(|guards| guards.any_busy())
+    }
+
+    /// The pages they are in, with repetitions.
+    pub fn pages(&self) -> impl Iterator<Item = &PageRef> {
+        let all = self.0.iter().flat_map(|guards| &guards.0);
+        all.map(|(page, _)| page)
     }
 }

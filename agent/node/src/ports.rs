@@ -24,6 +24,12 @@ pub trait Issuer: fmt::Debug + Send {
     /// # Errors
     /// The task, when its queue is full or it has ended.
     fn put(&self, task: Task) -> Result<(), Task>;
+
+    /// Whether it keeps armed orders ([`crate::task::Arms`]) and waits on their doorbells. An order to one that does
+    /// not is never armed.
+    fn keeps_armed(&self) -> bool {
+        false
+    }
 }
 
 /// Who asks the driver whose RM clients are, and answers by inputs.

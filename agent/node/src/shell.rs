@@ -36,6 +36,7 @@ use crate::proofs::Proofs;
 use crate::report::{self, Scene};
 use crate::request::{Context, Notice, Request, Settings};
 use crate::spans::Spans;
+use crate::task::{Issued, Outcome};
 use crate::usage::Usage;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -203,6 +204,7 @@ impl Shell {
             }
             Input::Exited(process) => self.bury(process),
             Input::Proof(proof) => self.members.judge(proof, &mut context!(self)),
+            Input::Issued(issued) if issued.unasked => self.fired(issued),
             Input::Issued(issued) => {
                 self.lanes
                     .answered(issued, &mut self.members, &mut context!(self));
@@ -220,6 +222,25 @@ impl Shell {
             Input::HandOver => self.hand_over(),
         }
         self.settle();
+    }
+
+    /// An issue thread did what an armed order says: policy finds the edge, or orders anew what it wants.
+    fn fired(&mut self, issued: Issued) {
+        self.counters.fired += 1;
+        // The order for the edge makes the calls again, and has its own failure told of.
+        self.counters.disables_failed += u64::from(matches!(issued.outcome, Outcome::Failed(_)));
+        let order = issued.order;
+        if !self.lanes.fired(order) || !self.may_step() {
+            return;
+        }
+        self.ask(Request::ReadActivity(self.policy.gpus_of(order.job)));
+        self.settle();
+        self.drain();
+        if self.lanes.has_strayed(order) {
+            self.counters.strayed += 1;
+            let job = Some(order.job);
+            self.step(Event::Reissue { job });
+        }
     }
 
     /// Goes on with other settings.
@@ -337,6 +358,7 @@ impl Shell {
             Request::Guards => {
                 let ignore = self.settings.ignore_suspects;
                 let members = &self.members;
+                self.lanes.disarm_all();
                 self.lanes.gpus.guard(|gpu| members.guards(gpu, ignore));
             }
             Request::ReadActivity(gpus) => {
@@ -390,6 +412,10 @@ impl Shell {
     pub(crate) fn prepare(&mut self, job: JobId, gpu: GpuId, grown: bool) {
         let means = (self.settings.level, self.settings.method);
         self.lanes.prepare((job, gpu), grown, &self.members, means);
+        if !grown && self.lanes.is_watched(job, gpu) {
+            // The thread is to let go of the calls, and with them of the files of who left.
+            self.release(gpu, Vec::new(), None);
+        }
     }
 
     fn emit(&mut self, notice: Notice) {
@@ -515,7 +541,7 @@ impl Shell {
         let clock = &*self.ports.clock;
         self.lanes.order(
             order,
-            (switch, look),
+            (switch, look, self.policy.gpus_of(order.job)),
             &mut self.members,
             &self.adoption.journal,
             || clock.now_ns(),

@@ -16,43 +16,24 @@
 //! The rules are [`Carrying`] and [`release`]: they say which call is next, and take its answer. Who
 //! makes the calls (a thread, a simulation) adds nothing.
 
+mod arms;
 mod queue;
 mod slicing;
+mod wanted;
 
 use crate::batch::{Batch, Kick};
 use crate::file::Files;
 use crate::journal::{Journal, Place};
 use crate::kinds::Switch;
-use crate::page::Guards;
+use crate::page::{Guards, Watch};
+pub use arms::{Arms, Taken};
 pub use queue::Queue;
 pub use slicing::{Before, CUDA_US, Group, SliceCalls, Sliced, Slicing};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_abi::rm::Status;
 use tidegate_policy::effect::Look;
 use tidegate_policy::event::Order;
-use tidegate_policy::ids::Generation;
-
-/// What is wanted of one job's channels on one GPU: `generation << 1 | disable`, written by the shell with
-/// every order.
-#[derive(Debug, Default)]
-pub struct Wanted(AtomicU64);
-
-impl Wanted {
-    fn word(generation: Generation, switch: Switch) -> u64 {
-        generation.0 << 1 | u64::from(switch.disables())
-    }
-
-    /// Says that this is the newest.
-    pub fn set(&self, generation: Generation, switch: Switch) {
-        self.0
-            .store(Self::word(generation, switch), Ordering::Release);
-    }
-
-    fn is(&self, generation: Generation, switch: Switch) -> bool {
-        self.0.load(Ordering::Acquire) == Self::word(generation, switch)
-    }
-}
+pub use wanted::{TakenBack, Wanted, Wish};
 
 /// Disable or enable one job's channels on one GPU.
 #[derive(Clone, Debug)]
@@ -70,6 +51,8 @@ pub struct Issue {
     /// `Unconditional`: enable whatever stands against it, because the agent is ending, or undoing a failed
     /// disable.
     pub look: Look,
+    /// Of an armed order ([`Arms`]): the words of which one that is busy is an edge.
+    pub watch: Option<Arc<Watch>>,
 }
 
 /// Pairs that left the lists and may be disabled.
@@ -101,6 +84,8 @@ pub struct Issued {
     pub order: Order,
     /// What it was to do.
     pub switch: Switch,
+    /// Nobody ordered it: it is what an armed order does, under that order's number.
+    pub unasked: bool,
     /// What happened.
     pub outcome: Outcome,
     /// When the words that forbid an enable were read before its first call; 0 if they were not.
@@ -163,6 +148,7 @@ impl Carrying {
         let issued = Issued {
             order: issue.order,
             switch: issue.switch,
+            unasked: false,
             outcome: Outcome::Done,
             looked_ns: 0,
             entered_ns: 0,
@@ -173,6 +159,22 @@ impl Carrying {
             next: 0,
             issued,
         }
+    }
+
+    /// What the armed order to enable, `issue`, does for an edge.
+    pub(crate) fn unasked(issue: Issue) -> Self {
+        let mut carrying = Self::new(Issue {
+            switch: Switch::Disable,
+            look: Look::Unconditional,
+            ..issue
+        });
+        carrying.issued.unasked = true;
+        carrying
+    }
+
+    /// What it carried out.
+    pub(crate) fn into_issue(self) -> Issue {
+        self.issue
     }
 
     /// What it carries out.
@@ -203,11 +205,12 @@ impl Carrying {
             wanted,
             guards,
             look,
+            ..
         } = &self.issue;
         let batch = batches.get(self.next)?;
         match switch {
             Switch::Enable if *look == Look::First => {
-                if !wanted.is(order.generation, Switch::Enable) || guards.any_busy() {
+                if !wanted.enables(order.generation) || guards.any_busy() {
                     self.issued.outcome = Outcome::Withheld;
                     self.next = batches.len();
                     return None;

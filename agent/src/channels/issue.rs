@@ -2,22 +2,30 @@
 //!
 //! What it does, in what order, and what it answers are [`tidegate_node::task`]'s rules; here are the thread
 //! and the driver's calls.
+//!
+//! It sleeps on the word that is raised with every task and, while an order is armed, on the doorbells of the online
+//! processes whose edges it acts on: all in one `futex_waitv`. A kernel without that call leaves edges to the control
+//! thread, as it leaves the doorbells that one call has no room for.
 
 use crate::channels::channel::{ChannelControl, is_gone};
 use crate::clock::now_ns;
 use crate::inbox::{Mailbox, NodeInput};
 use crate::rm::RmError;
-use std::cell::RefCell;
+use crate::sys::{self, WaitSet};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError};
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use tidegate_abi::rm::Status;
 use tidegate_node::batch::{Batch, Kick, Object};
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::Switch;
+use tidegate_node::page::PageRef;
 use tidegate_node::ports;
 use tidegate_node::task::{
-    CUDA_US, Carrying, Issue, Issued, Queue, Refusal, Release, ReleaseCalls, SliceCalls, Slicing,
-    Task, release,
+    Arms, CUDA_US, Carrying, Issue, Queue, Refusal, Release, ReleaseCalls, SliceCalls, Slicing,
+    Taken, Task, release,
 };
 
 /// Which GPU of the node, counted from 0 in order of minor number.
@@ -28,22 +36,55 @@ const QUEUE: usize = 4096;
 
 /// Where tasks for one GPU are put.
 #[derive(Clone, Debug)]
-pub struct Issuer(crossbeam_channel::Sender<Task>);
+pub struct Issuer {
+    task_tx: Sender<Task>,
+    /// Its thread can wait on doorbells.
+    hears_bells: bool,
+    /// Dropped after the sender, so that who wakes finds that there will be no more.
+    raised: Raised,
+}
+
+/// The word that a thread sleeps on; raised with every task, and at the end.
+#[derive(Clone, Debug)]
+struct Raised(Arc<AtomicU32>);
+
+impl Raised {
+    fn raise(&self) {
+        self.0.fetch_add(1, Ordering::Release);
+        sys::futex_wake(&self.0);
+    }
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        self.raise();
+    }
+}
 
 impl Issuer {
     /// One whose tasks the other end takes, at most `queue` of them waiting.
     #[must_use]
-    pub fn bounded(queue: usize) -> (Self, crossbeam_channel::Receiver<Task>) {
+    pub fn bounded(queue: usize) -> (Self, Receiver<Task>) {
         let (task_tx, task_rx) = crossbeam_channel::bounded(queue);
-        (Self(task_tx), task_rx)
+        let issuer = Self {
+            task_tx,
+            hears_bells: sys::has_futex_waitv(),
+            raised: Raised(Arc::default()),
+        };
+        (issuer, task_rx)
     }
 }
 
 impl ports::Issuer for Issuer {
     fn put(&self, task: Task) -> Result<(), Task> {
-        self.0
-            .try_send(task)
-            .map_err(crossbeam_channel::TrySendError::into_inner)
+        let put = self.task_tx.try_send(task);
+        put.map_err(TrySendError::into_inner)?;
+        self.raised.raise();
+        Ok(())
+    }
+
+    fn keeps_armed(&self) -> bool {
+        self.hears_bells
     }
 }
 
@@ -59,12 +100,13 @@ pub fn start(
     fifo_priority: Option<i32>,
 ) -> std::io::Result<Issuer> {
     let (issuer, task_rx) = Issuer::bounded(QUEUE);
+    let (raised, hears_bells) = (Arc::clone(&issuer.raised.0), issuer.hears_bells);
     std::thread::Builder::new()
         .name(format!("tg-issue-{gpu}"))
         .spawn(move || {
             if let Some(priority) = fifo_priority {
                 // The control thread has found out whether this is allowed.
-                let _ = crate::sys::schedule_fifo(priority);
+                let _ = sys::schedule_fifo(priority);
             }
             let thread = Thread {
                 gpu,
@@ -72,17 +114,23 @@ pub fn start(
                 journal: &journal,
                 mailbox: &mailbox,
                 task_rx: &task_rx,
+                raised: &raised,
                 waiting: RefCell::default(),
+                arms: RefCell::default(),
+                bells: RefCell::default(),
+                waitv: Cell::new(hears_bells),
             };
             let mut slices = Slices::default();
-            while let Some(task) = thread.next(&mut slices) {
-                match task {
-                    Task::Slice(slicing) => slices.waiting.push_back(slicing),
-                    Task::Issue(issue) => thread.issue(issue),
-                    Task::Release(left) => {
+            while let Some(next) = thread.next(&mut slices) {
+                match next {
+                    Next::Task(Task::Slice(slicing)) => slices.waiting.push_back(slicing),
+                    Next::Task(Task::Issue(issue)) => thread.issue(issue),
+                    Next::Task(Task::Release(left)) => {
+                        thread.arms.borrow_mut().released();
                         let released = release(left, &thread);
                         mailbox.put(NodeInput::Released(released));
                     }
+                    Next::Edge(carrying) => thread.carry(carrying),
                 }
             }
         })?;
@@ -92,12 +140,11 @@ pub fn start(
 /// `before`: called before each call.
 fn carry_out(
     gpu: GpuIndex,
-    issue: Issue,
+    mut carrying: Carrying,
     control: &dyn ChannelControl,
     journal: &Journal,
     before: &dyn Fn(&Carrying),
-) -> Issued {
-    let mut carrying = Carrying::new(issue);
+) -> Carrying {
     let switch = carrying.switch();
     loop {
         before(&carrying);
@@ -119,7 +166,7 @@ fn carry_out(
         let answer = answer.map_err(|error| error.status().unwrap_or(Status::INVALID_STATE));
         carrying.answered(answer, (entered_ns, returned_ns), journal);
     }
-    carrying.issued()
+    carrying
 }
 
 /// Timeslices that are to be set.
@@ -144,38 +191,111 @@ struct Thread<'a> {
     control: &'a dyn ChannelControl,
     journal: &'a Journal,
     mailbox: &'a Mailbox,
-    task_rx: &'a crossbeam_channel::Receiver<Task>,
+    task_rx: &'a Receiver<Task>,
+    /// See [`Raised`].
+    raised: &'a AtomicU32,
     /// Looked at in the middle of something else, and not carried out then.
     waiting: RefCell<Queue>,
+    /// What it does without being told.
+    arms: RefCell<Arms>,
+    /// What it sleeps on. Kept for their room.
+    bells: RefCell<(Vec<(PageRef, u32)>, WaitSet)>,
+    /// The kernel has the call.
+    waitv: Cell<bool>,
+}
+
+/// What is to be done next.
+enum Next {
+    Task(Task),
+    /// What an armed order says.
+    Edge(Carrying),
 }
 
 impl Thread<'_> {
     /// What is to be done next; none when there will be nothing more. While there is nothing, timeslices are set.
-    fn next(&self, slices: &mut Slices) -> Option<Task> {
+    fn next(&self, slices: &mut Slices) -> Option<Next> {
+        if let Some(task) = self.waiting.borrow_mut().take() {
+            return Some(Next::Task(task));
+        }
         loop {
-            let waiting = self.waiting.borrow_mut().take();
-            let next = waiting.or_else(|| self.task_rx.try_recv().ok());
-            if next.is_some() {
-                return next;
+            let raised = self.raised.load(Ordering::Acquire);
+            match self.task_rx.try_recv() {
+                Ok(task) => return Some(Next::Task(task)),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => {}
             }
-            let Some(first) = slices.waiting.front_mut() else {
-                return self.task_rx.recv().ok();
-            };
-            if let Some(sliced) = first.step(self, &mut slices.usual) {
-                slices.waiting.pop_front();
-                self.mailbox.put(NodeInput::Sliced(sliced));
+            // Before the words are read: a ring that comes after is not slept through.
+            self.read_bells();
+            if let Some(carrying) = self.due() {
+                return Some(Next::Edge(carrying));
+            }
+            match slices.waiting.front_mut() {
+                Some(first) => {
+                    if let Some(sliced) = first.step(self, &mut slices.usual) {
+                        slices.waiting.pop_front();
+                        self.mailbox.put(NodeInput::Sliced(sliced));
+                    }
+                }
+                None => self.sleep(raised),
             }
         }
     }
 
-    /// Each one that goes before another has fewer calls, so this ends.
+    fn due(&self) -> Option<Carrying> {
+        if !self.waitv.get() {
+            return None;
+        }
+        self.arms.borrow_mut().due()
+    }
+
+    fn read_bells(&self) {
+        let (bells, _) = &mut *self.bells.borrow_mut();
+        bells.clear();
+        if !self.waitv.get() {
+            return;
+        }
+        for page in self.arms.borrow().bells() {
+            if !bells.iter().any(|(known, _)| known.is_same(page)) {
+                let rung = page.process.doorbell.load(Ordering::Acquire);
+                bells.push((page.clone(), rung));
+            }
+        }
+    }
+
+    /// Sleeps until a task comes or a doorbell rings.
+    fn sleep(&self, raised: u32) {
+        let (bells, set) = &mut *self.bells.borrow_mut();
+        if bells.is_empty() {
+            return sys::futex_wait(self.raised, raised, None);
+        }
+        set.clear();
+        set.push(self.raised, raised);
+        for (page, rung) in bells {
+            set.push(&page.process.doorbell, *rung);
+        }
+        if let Err(error) = set.wait(u64::MAX) {
+            tracing::error!(gpu = self.gpu, %error, "cannot wait on the doorbells");
+            self.waitv.set(false);
+        }
+    }
+
     fn issue(&self, issue: Issue) {
+        let taken = self.arms.borrow_mut().take(issue);
+        match taken {
+            Taken::Carry(carrying) => self.carry(carrying),
+            Taken::Done(issued) => self.mailbox.put(NodeInput::Issued(issued)),
+        }
+    }
+
+    /// Each one that goes before another has fewer calls, so this ends.
+    fn carry(&self, carrying: Carrying) {
         let before = |working: &Carrying| {
             while let Some(shorter) = self.shorter(working) {
                 self.issue(shorter);
             }
         };
-        let issued = carry_out(self.gpu, issue, self.control, self.journal, &before);
+        let done = carry_out(self.gpu, carrying, self.control, self.journal, &before);
+        let issued = self.arms.borrow_mut().done(done);
         self.mailbox.put(NodeInput::Issued(issued));
     }
 

@@ -13,6 +13,8 @@ pub(crate) enum Defect {
     StaleOrder,
     /// An issue thread enables without a last look at online.
     NoLook,
+    /// An issue thread says that it did what an armed order says, and makes no call.
+    FakedFire,
     /// An issue thread whose queue is full takes an order and forgets it.
     LostOrder,
     /// An issue thread reports a call that the driver refused as done.

@@ -11,7 +11,7 @@ use tidegate_node::Input;
 use tidegate_node::batch::{Batch, Kick, Object};
 use tidegate_node::kinds::Switch;
 use tidegate_node::task::{
-    CUDA_US, Refusal, Release, ReleaseCalls, SliceCalls, Slicing, Task, release,
+    CUDA_US, Issued, Refusal, Release, ReleaseCalls, SliceCalls, Slicing, Taken, Task, release,
 };
 use tidegate_policy::effect::Look;
 
@@ -28,11 +28,26 @@ impl<P: Play> World<P> {
     pub fn enter_next(&mut self, gpu: usize) {
         let Some(agent) = &mut self.agent else { return };
         let (epoch, issue) = (agent.epoch, &mut agent.issue[gpu]);
-        let any = !issue.working.is_empty() || !issue.queue.is_empty();
+        let any = !issue.working.is_empty() || !issue.queue.is_empty() || issue.arms.is_armed();
         if !agent.stopped && !issue.busy && any {
             issue.busy = true;
             let wait = self.dice.between(2 * US, 12 * US);
             self.at(self.now + wait, Ev::Enter(epoch, gpu));
+        }
+    }
+
+    /// A doorbell rang: the threads that wait on it look.
+    pub fn wake_armed(&mut self) {
+        let Some(agent) = &mut self.agent else { return };
+        let epoch = agent.epoch;
+        for gpu in 0..agent.issue.len() {
+            let wait = self.dice.between(2 * US, 35 * US);
+            let Some(agent) = &mut self.agent else { return };
+            let issue = &mut agent.issue[gpu];
+            if !agent.stopped && !issue.busy && issue.arms.is_armed() {
+                issue.busy = true;
+                self.at(self.now + wait, Ev::Enter(epoch, gpu));
+            }
         }
     }
 
@@ -49,20 +64,28 @@ impl<P: Play> World<P> {
         let begun = agent.issue[gpu].working.pop();
         let mut working = match begun {
             Some(working) => working,
-            None => match self.next_task(gpu) {
+            None => match self.next_task(gpu).or_else(|| self.due(gpu)) {
                 Some(working) => working,
                 None => return,
             },
         };
         let Some(agent) = &mut self.agent else { return };
         let issue = &mut agent.issue[gpu];
+        let mut done = Vec::new();
         while let Some(order) = issue.queue.shorter(&working.carrying) {
-            issue.working.push(working);
-            working = Working::on(order);
+            match issue.arms.take(order) {
+                Taken::Carry(carrying) => {
+                    issue.working.push(working);
+                    working = Working::on(carrying);
+                }
+                Taken::Done(issued) => done.push(issued),
+            }
         }
         let journal = Arc::clone(&agent.journal);
         let disables = working.switch() == Switch::Disable;
-        if disables && agent.fakes && agent.faked.insert(gpu) {
+        let faked =
+            working.carrying.issued().unasked && self.rules.broken == Some(Defect::FakedFire);
+        if faked || disables && agent.fakes && agent.faked.insert(gpu) {
             while working.carrying.call(&journal, now).is_some() {
                 working.carrying.answered(Ok(()), (now, now), &journal);
             }
@@ -73,12 +96,27 @@ impl<P: Play> World<P> {
                 self.call(epoch, gpu, working, &batch);
             }
             None => {
-                let issued = working.carrying.issued();
-                let wait = self.dice.between(3 * US, 12 * US);
-                self.tell_in(wait, In::Node(Input::Issued(issued)));
+                done.push(agent.issue[gpu].arms.done(working.carrying));
                 self.enter_next(gpu);
             }
         }
+        for issued in done {
+            self.has_issued(issued);
+        }
+    }
+
+    /// An issue thread answers an order, or says what it did without one.
+    fn has_issued(&mut self, issued: Issued) {
+        let wait = self.dice.between(3 * US, 12 * US);
+        self.tell_in(wait, In::Node(Input::Issued(issued)));
+    }
+
+    /// What an armed order says, if there is an edge.
+    fn due(&mut self, gpu: usize) -> Option<Working> {
+        let agent = self.agent.as_mut()?;
+        let carrying = agent.issue[gpu].arms.due()?;
+        self.play.fired();
+        Some(Working::on(carrying))
     }
 
     /// The next order from a thread's queue; what left the lists is enabled on the way.
@@ -102,9 +140,15 @@ impl<P: Play> World<P> {
                             issue.queue.put(Task::Issue(older));
                         }
                     }
-                    return Some(Working::on(order));
+                    match issue.arms.take(order) {
+                        Taken::Carry(carrying) => return Some(Working::on(carrying)),
+                        Taken::Done(issued) => self.has_issued(issued),
+                    }
                 }
-                Task::Release(left) => self.release(gpu, left),
+                Task::Release(left) => {
+                    issue.arms.released();
+                    self.release(gpu, left);
+                }
                 Task::Slice(slicing) => self.slice(gpu, slicing),
             }
         }

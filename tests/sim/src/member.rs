@@ -134,6 +134,7 @@ impl<P: Play> World<P> {
         if self.processes[pid].attached.is_some() {
             let wait = self.dice.between(5 * US, 35 * US);
             self.tell_in(wait, In::Doorbell);
+            self.wake_armed();
         }
     }
 

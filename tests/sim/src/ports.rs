@@ -66,11 +66,20 @@ pub(crate) struct Switches {
     untaken: Arc<AtomicU64>,
     /// A full queue takes orders and forgets them.
     forgets: Arc<AtomicBool>,
+    /// Issue threads act on armed orders.
+    arms: Arc<AtomicBool>,
     /// Process ids that are running.
     running: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 impl Switches {
+    /// Those of a world in which issue threads act on armed orders, or do not.
+    pub fn with_arms(arms: bool) -> Self {
+        let switches = Self::default();
+        switches.arms.store(arms, Ordering::Relaxed);
+        switches
+    }
+
     pub fn set_full(&self, full: bool, forgets: bool) {
         self.full.store(full, Ordering::Relaxed);
         self.forgets.store(forgets, Ordering::Relaxed);
@@ -111,6 +120,10 @@ impl ports::Issuer for Queue {
         }
         self.2.untaken.fetch_add(1, Ordering::Relaxed);
         Err(task)
+    }
+
+    fn keeps_armed(&self) -> bool {
+        self.2.arms.load(Ordering::Relaxed)
     }
 }
 

@@ -16,7 +16,7 @@ use tidegate_node::batch::Kick;
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::{self, Level, Method, Switch};
 use tidegate_node::memory::MemoryOrder;
-use tidegate_node::task::{Carrying, Issue as IssueOrder, Queue, Released};
+use tidegate_node::task::{Arms, Carrying, Issue as IssueOrder, Queue, Released};
 use tidegate_node::{Input, Shell};
 use tidegate_policy::config::Config;
 use tidegate_policy::fair::Gives;
@@ -75,6 +75,8 @@ pub(crate) trait Play: Debug + Sized {
     fn turned(_world: &mut World<Self>) {}
     /// Who is in control may have changed.
     fn settled(_world: &mut World<Self>) {}
+    /// An issue thread acts on an armed order.
+    fn fired(&mut self) {}
     /// The shell told people of something of this kind.
     fn noted(&mut self, _kind: &'static str) {}
 }
@@ -218,9 +220,9 @@ pub(crate) struct Working {
 }
 
 impl Working {
-    pub fn on(order: IssueOrder) -> Self {
+    pub const fn on(carrying: Carrying) -> Self {
         Self {
-            carrying: Carrying::new(order),
+            carrying,
             refused: false,
         }
     }
@@ -238,6 +240,7 @@ impl Working {
 #[derive(Debug, Default)]
 pub(crate) struct Issue {
     pub queue: Queue,
+    pub arms: Arms,
     /// Orders under way, each gone before the next call of the one below it.
     pub working: Vec<Working>,
     pub busy: bool,
@@ -323,7 +326,8 @@ impl<P: Play> World<P> {
             epoch: 0,
             journal: Words::default(),
             time: Time::default(),
-            switches: Switches::default(),
+            // Every other schedule is of threads that wait to be told, as the daemon's do.
+            switches: Switches::with_arms(seed.is_multiple_of(2)),
             refuses_until: 0,
             handles: BTreeMap::new(),
             groups: BTreeMap::new(),

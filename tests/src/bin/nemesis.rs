@@ -614,6 +614,9 @@ fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Re
     if gate.jobs.is_some() {
         println!("swaps between jobs: {}", figures.swaps);
     }
+    if figures.fired > 0 {
+        println!("armed orders carried out: {}", figures.fired);
+    }
     let stop_ms = totals.stop_p50_ns().map(|ns| ns as f64 / 1e6);
     if let Some(stop_ms) = stop_ms {
         println!("from a busy edge to the stop of all offline channels: p50 {stop_ms:.2} ms");

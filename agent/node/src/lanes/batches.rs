@@ -23,6 +23,10 @@ impl Lanes {
         let prepared = batches(members.of_job(job), gpu, level, method);
         let proven = proven(members.of_job(job), &prepared);
         if let Some(lane) = self.lane_mut(job, gpu) {
+            if !grown {
+                // Pairs left the lists, which its calls still name.
+                lane.disarm();
+            }
             lane.batches = Arc::new(prepared);
             lane.proven = proven;
             lane.stale |= grown;

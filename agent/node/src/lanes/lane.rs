@@ -3,10 +3,11 @@
 use crate::batch::Batch;
 use crate::journal::Place;
 use crate::kinds::Switch;
-use crate::task::{Outcome, Wanted};
+use crate::page::Watch;
+use crate::task::{Outcome, TakenBack, Wanted};
 use std::sync::Arc;
 use tidegate_policy::event::Order;
-use tidegate_policy::ids::Generation;
+use tidegate_policy::ids::{Generation, GpuSet};
 
 /// A session's RM client.
 pub type Proven = (u64, u32);
@@ -20,6 +21,10 @@ pub struct Lane {
     pub(crate) proven: Vec<Proven>,
     /// What is wanted, for the issue thread.
     pub(crate) wanted: Arc<Wanted>,
+    /// What its armed orders watch, on which GPUs, until one of the words is another.
+    pub(crate) watch: Option<(GpuSet, Arc<Watch>)>,
+    /// It was disabled for an edge that policy did not find: no order is armed until policy has disabled it.
+    pub(crate) strayed: bool,
     /// The newest order's number.
     pub(crate) newest: Generation,
     /// Orders without an answer.
@@ -78,6 +83,19 @@ impl Lane {
         self.ordered = Some(switch);
         self.newest = generation;
         self.stale = false;
+    }
+
+    /// Takes back the order that is armed.
+    pub(crate) fn disarm(&mut self) {
+        let taken = self.wanted.disarm();
+        self.taken_back(taken);
+    }
+
+    /// Notes what came of an armed order that was taken back.
+    pub(crate) fn taken_back(&mut self, taken: TakenBack) {
+        if taken == TakenBack::TooLate {
+            self.applied = Applied::Unknown;
+        }
     }
 
     /// Notes what an answer says of the channels.

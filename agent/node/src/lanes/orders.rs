@@ -9,8 +9,9 @@ use crate::journal::Journal;
 use crate::journal::Place;
 use crate::kinds::{Level, Method, Switch};
 use crate::members::Members;
+use crate::page::Watch;
 use crate::request::{Context, Notice, Request};
-use crate::task::{Issue, Issued, Outcome};
+use crate::task::{Issue, Issued, Outcome, Wish};
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
 use tidegate_policy::effect::Look;
@@ -19,11 +20,11 @@ use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 use tidegate_policy::time::Instant;
 
 impl Lanes {
-    /// Carries out policy's order, or sees to it.
+    /// Carries out policy's order, or sees to it. `gang`: the GPUs whose busy edges stop the job.
     pub(crate) fn order(
         &mut self,
         order: Order,
-        (switch, look): (Switch, Look),
+        (switch, look, gang): (Switch, Look, GpuSet),
         members: &mut Members,
         journal: &Journal,
         returned_ns: impl FnOnce() -> u64,
@@ -44,14 +45,14 @@ impl Lanes {
                 self.order_remote(order, switch, members, journal, cx);
                 self.refresh_gates_beside(order.job, members, Level::L3);
             }
-            Level::L1 | Level::L2 => self.hand_on(order, (switch, look), members, cx),
+            Level::L1 | Level::L2 => self.hand_on(order, (switch, look, gang), members, cx),
         }
     }
 
     fn hand_on(
         &mut self,
         order: Order,
-        (switch, look): (Switch, Look),
+        (switch, look, gang): (Switch, Look, GpuSet),
         members: &mut Members,
         cx: &mut Context<'_>,
     ) {
@@ -59,11 +60,24 @@ impl Lanes {
             return;
         };
         let guards = Arc::clone(&line.guards);
+        // An enable that online does not stop is not taken back for it either.
+        let arms =
+            switch == Switch::Enable && look == Look::First && self.gpus.keeps_armed(order.gpu);
+        let watch = arms.then(|| self.watch(order, gang)).flatten();
         let Some(lane) = self.lane_mut(order.job, order.gpu) else {
             return;
         };
         lane.order(order.generation, switch);
-        lane.wanted.set(order.generation, switch);
+        lane.strayed &= switch == Switch::Enable;
+        let taken = lane.wanted.order(
+            order.generation,
+            match switch {
+                Switch::Disable => Wish::Disable,
+                Switch::Enable if watch.is_some() => Wish::EnableArmed,
+                Switch::Enable => Wish::Enable,
+            },
+        );
+        lane.taken_back(taken);
         let issue = Issue {
             order,
             switch,
@@ -71,6 +85,7 @@ impl Lanes {
             wanted: Arc::clone(&lane.wanted),
             guards,
             look,
+            watch,
         };
         if self.gpus.issue(order.gpu, issue, cx.now) {
             if let Some(lane) = self.lane_mut(order.job, order.gpu) {
@@ -80,6 +95,63 @@ impl Lanes {
         } else {
             cx.step(failed(order, switch, Status::INVALID_STATE.0));
         }
+    }
+
+    /// What an order to enable is to be armed with, if it is.
+    fn watch(&mut self, order: Order, gang: GpuSet) -> Option<Arc<Watch>> {
+        let lane = self.lane(order.job, order.gpu)?;
+        if lane.strayed || lane.batches.is_empty() || !gang.contains(order.gpu) {
+            return None;
+        }
+        if let Some((on, watch)) = &lane.watch
+            && *on == gang
+        {
+            return Some(Arc::clone(watch));
+        }
+        let lines = gang.iter().filter_map(|gpu| self.gpus.get(gpu));
+        let guards = lines.map(|line| Arc::clone(&line.guards)).collect();
+        let watch = Arc::new(Watch(guards));
+        let lane = self.lane_mut(order.job, order.gpu)?;
+        lane.watch = Some((gang, Arc::clone(&watch)));
+        Some(watch)
+    }
+
+    /// Whether the newest order may be armed, or have been.
+    pub(crate) fn is_watched(&self, job: JobId, gpu: GpuId) -> bool {
+        let lane = self.lane(job, gpu);
+        lane.is_some_and(|lane| lane.watch.is_some())
+    }
+
+    /// Takes back every armed order: the words that forbid an enable are others from here on, or nobody is here to
+    /// order.
+    pub(crate) fn disarm_all(&mut self) {
+        for lane in self.jobs.iter_mut().flat_map(|job| &mut job.lanes) {
+            lane.disarm();
+            lane.watch = None;
+        }
+    }
+
+    /// An issue thread has done what an armed order says. False: a newer order is behind it.
+    pub(crate) fn fired(&mut self, order: Order) -> bool {
+        let newest = |lane: &&mut super::Lane| lane.newest == order.generation;
+        let Some(lane) = self.lane_mut(order.job, order.gpu).filter(newest) else {
+            return false;
+        };
+        lane.applied = super::Applied::Unknown;
+        true
+    }
+
+    /// Whether nobody has ordered anything since an armed order was acted on. Then policy does not find the edge, and
+    /// no further order of the job is armed on a GPU until policy has disabled it there.
+    pub(crate) fn has_strayed(&mut self, order: Order) -> bool {
+        let lane = self.lane(order.job, order.gpu);
+        let strayed = lane.is_some_and(|lane| lane.newest == order.generation);
+        if let Some(job) = self.job_mut(order.job).filter(|_| strayed) {
+            for lane in &mut job.lanes {
+                lane.strayed = true;
+            }
+        }
+        strayed
     }
 
     /// An issue thread has done, or not done, what it was ordered.
@@ -225,13 +297,19 @@ pub(crate) struct Leaving {
 impl Lanes {
     /// Sorts places that leave the lists of a job.
     pub(crate) fn leaving(
-        &self,
+        &mut self,
         job: Option<JobId>,
         places: Vec<(Option<GpuId>, Place)>,
     ) -> Leaving {
         let mut leaving = Leaving::default();
         for (gpu, place) in places {
-            let lane = job.zip(gpu).and_then(|(job, gpu)| self.lane(job, gpu));
+            let own = job.zip(gpu);
+            let lane = own.and_then(|(job, gpu)| self.lane_mut(job, gpu));
+            let lane = lane.map(|lane| {
+                // No thread may act on calls that name a pair which is somebody else's by then.
+                lane.disarm();
+                &*lane
+            });
             match (lane, gpu) {
                 (Some(lane), Some(gpu)) if lane.may_be_disabled() => {
                     let known = leaving.disabled.iter_mut().find(|(on, _)| *on == gpu);

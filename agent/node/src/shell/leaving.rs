@@ -145,10 +145,15 @@ impl Shell {
     }
 
     /// Has the issue thread enable pairs behind every order that still names them.
-    fn release(&mut self, gpu: GpuId, places: Vec<Place>, dead: Option<Files>) {
+    pub(super) fn release(&mut self, gpu: GpuId, places: Vec<Place>, dead: Option<Files>) {
         let batches = releasing(&places, &self.adoption.journal, self.settings.method);
         self.adoption.releases += 1;
         if let Err(unsent) = self.lanes.gpus.release(gpu, Release { batches, dead }) {
+            if unsent.is_empty() {
+                // A thread that has so much to do lets go of what is not armed before it sleeps.
+                self.adoption.releases -= 1;
+                return;
+            }
             let journal = &self.adoption.journal;
             let marked = unsent.into_iter().map(|place| journal.described(place));
             self.ports.machine.release_late(marked.collect());
@@ -236,9 +241,10 @@ impl Shell {
     }
 
     fn enable_lane(&mut self, job: JobId, gpu: GpuId) {
-        let Some(lane) = self.lanes.lane(job, gpu) else {
+        let Some(lane) = self.lanes.lane_mut(job, gpu) else {
             return;
         };
+        lane.disarm();
         let touched = lane.applied != Applied::Enabled || lane.outstanding != 0;
         let order = Order {
             gpu,
@@ -253,6 +259,7 @@ impl Shell {
 
     /// Leaves everything as it is for a successor, says so, and ends.
     pub(crate) fn hand_over(&mut self) {
+        self.lanes.disarm_all();
         self.adoption.journal.set_handing_over(self.time.now);
         self.members.hand_over(self.time.now);
         self.end = End::Now;

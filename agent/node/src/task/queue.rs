@@ -153,6 +153,7 @@ mod tests {
             wanted: Arc::new(Wanted::default()),
             guards: Arc::new(Guards::default()),
             look: Look::First,
+            watch: None,
         }
     }
 

@@ -20,7 +20,7 @@ use tidegate_node::message::{
 };
 use tidegate_node::page::{PageMemory, PageRef};
 use tidegate_node::ports::{self, NodeEvent, Ports};
-use tidegate_node::task::{Carrying, Release, Released, Sliced, Task};
+use tidegate_node::task::{Arms, Carrying, Release, Released, Sliced, Taken, Task};
 use tidegate_node::text::Text;
 use tidegate_node::{Input, Parts, Shell};
 use tidegate_policy::config::{Config, Cooldown};
@@ -99,6 +99,10 @@ impl ports::Issuer for Queue {
             | std::sync::mpsc::TrySendError::Disconnected(task) => task,
         })
     }
+
+    fn keeps_armed(&self) -> bool {
+        true
+    }
 }
 
 /// Questions to the prover.
@@ -139,6 +143,13 @@ impl ports::Machine for NoMachine {
 #[derive(Clone, Debug, Default)]
 pub struct Told(Arc<Mutex<Vec<&'static str>>>);
 
+impl Told {
+    /// All so far.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        self.0.lock().expect("no test panics with it").clone()
+    }
+}
+
 impl ports::EventSink for Told {
     fn event(&self, event: NodeEvent) {
         let mut told = self.0.lock().expect("no test panics with it");
@@ -167,6 +178,10 @@ pub struct Played {
     pub keeps_orders: bool,
     /// Calls it made.
     pub calls: u64,
+    /// What it may do without being told.
+    pub arms: Arms,
+    /// What it has done so, and not said yet.
+    unheard: Vec<Input>,
 }
 
 pub struct Rig {
@@ -212,6 +227,8 @@ impl Rig {
                     orders: Vec::new(),
                     keeps_orders: true,
                     calls: 0,
+                    arms: Arms::default(),
+                    unheard: Vec::new(),
                 }
             })
             .collect();
@@ -432,6 +449,22 @@ impl Rig {
         }
     }
 
+    /// The issue threads look at what their armed orders watch, and act on it; how many did. The shell hears of it
+    /// later.
+    pub fn look(&mut self) -> usize {
+        let now = self.now();
+        let looks = self.gpus.iter_mut();
+        looks.map(|gpu| gpu.look(&self.journal, now)).sum()
+    }
+
+    /// An online process' word changes without an edge, as no library writes it.
+    pub fn forge(&self, session: u64, gpu: usize, busy: bool) {
+        let word = &self.pages[session as usize - 1].devices[gpu].activity;
+        let state = if busy { ACTIVITY_BUSY } else { 0 };
+        let stands = word.load(Ordering::Acquire) & !ACTIVITY_BUSY;
+        word.store(stands | state, Ordering::Release);
+    }
+
     /// Turns, and answers, until nobody has anything to say.
     pub fn rest(&mut self) {
         for _ in 0..1_000 {
@@ -490,27 +523,25 @@ impl Rig {
 impl Played {
     /// Does one task, if there is one, and answers it.
     fn work(&mut self, journal: &Journal, now: u64) -> Option<Input> {
+        if let Some(unheard) = self.unheard.pop() {
+            return Some(unheard);
+        }
         match self.task_rx.try_recv().ok()? {
             Task::Issue(issue) => {
                 if self.keeps_orders {
                     self.orders.push((issue.order.generation.0, issue.switch));
                 }
-                let mut carrying = Carrying::new(issue);
-                let switch = carrying.switch();
-                while let Some(batch) = carrying.call(journal, now) {
-                    self.calls += 1;
-                    if self.keeps_orders {
-                        set(&mut self.disabled, batch, switch);
-                    }
-                    carrying.answered(Ok(()), (now, now), journal);
-                }
-                Some(Input::Issued(carrying.issued()))
+                Some(match self.arms.take(issue) {
+                    Taken::Carry(carrying) => self.carry_out(carrying, journal, now),
+                    Taken::Done(issued) => Input::Issued(issued),
+                })
             }
             Task::Slice(slicing) => {
                 let (job, gpu, refused) = (slicing.job, slicing.gpu, None);
                 Some(Input::Sliced(Sliced { job, gpu, refused }))
             }
             Task::Release(Release { batches, .. }) => {
+                self.arms.released();
                 for batch in &batches {
                     set(&mut self.disabled, batch, Switch::Enable);
                 }
@@ -518,6 +549,28 @@ impl Played {
                 Some(Input::Released(Released::of(places, Vec::new())))
             }
         }
+    }
+
+    fn carry_out(&mut self, mut carrying: Carrying, journal: &Journal, now: u64) -> Input {
+        let switch = carrying.switch();
+        while let Some(batch) = carrying.call(journal, now) {
+            self.calls += 1;
+            if self.keeps_orders {
+                set(&mut self.disabled, batch, switch);
+            }
+            carrying.answered(Ok(()), (now, now), journal);
+        }
+        Input::Issued(self.arms.done(carrying))
+    }
+
+    fn look(&mut self, journal: &Journal, now: u64) -> usize {
+        let mut acts = 0;
+        while let Some(carrying) = self.arms.due() {
+            acts += 1;
+            let input = self.carry_out(carrying, journal, now);
+            self.unheard.push(input);
+        }
+        acts
     }
 
     /// Fills its queue, as a driver does that owes thousands of answers.

@@ -4,7 +4,8 @@ use super::Node;
 use crate::fair::{ShareView, Waits};
 use crate::gap::Learner;
 use crate::gate::Gate;
-use crate::ids::{Bytes, GpuId, JobId, ReclaimId, SessionId, StripeId};
+use crate::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId, SessionId, StripeId};
+use crate::job::Job;
 use crate::ledger::Ledger;
 use crate::time::Instant;
 use crate::view::{
@@ -43,6 +44,13 @@ impl Node {
                 ..known.budget.view()
             },
         })
+    }
+
+    /// The GPUs of a job: a busy edge on any of them stops all of it.
+    #[must_use]
+    pub fn gpus_of(&self, job: JobId) -> GpuSet {
+        let known = self.jobs.iter().find(|known| known.id == job);
+        known.map_or(GpuSet::EMPTY, Job::gpus)
     }
 
     /// Every GPU.

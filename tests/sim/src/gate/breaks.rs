@@ -22,6 +22,8 @@ pub enum Break {
     StaleOrder,
     /// An issue thread enables without a last look at online.
     NoLook,
+    /// An issue thread says that it did what an armed order says, and makes no call.
+    FakedFire,
     /// Where jobs are to take turns they run at once.
     NoTurns,
     /// Whoever says that requests are in flight is believed for ever.
@@ -32,7 +34,7 @@ pub enum Break {
 
 impl Break {
     /// Each with its name on the command line.
-    pub const NAMES: [(&'static str, Self); 11] = [
+    pub const NAMES: [(&'static str, Self); 12] = [
         ("nothing", Self::Nothing),
         ("no-cooldown", Self::NoCooldown),
         ("lost-edge", Self::LostEdge),
@@ -41,6 +43,7 @@ impl Break {
         ("disable-only", Self::DisableOnly),
         ("stale-order", Self::StaleOrder),
         ("no-look", Self::NoLook),
+        ("faked-fire", Self::FakedFire),
         ("no-turns", Self::NoTurns),
         ("believed", Self::Believed),
         ("early-word", Self::EarlyWord),
@@ -69,6 +72,7 @@ impl Break {
             Self::NoLanding => Some(Defect::NoLanding),
             Self::StaleOrder => Some(Defect::StaleOrder),
             Self::NoLook => Some(Defect::NoLook),
+            Self::FakedFire => Some(Defect::FakedFire),
         }
     }
 }

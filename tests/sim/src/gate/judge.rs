@@ -59,6 +59,8 @@ pub struct Figures {
     pub wakes: u64,
     /// Orders that stopped a running job.
     pub preemptions: u64,
+    /// Times a GPU's thread disabled for an edge without being told.
+    pub fired: u64,
     /// Orders that gave a job the GPU of another, where jobs take turns; they count for neither of these.
     pub swaps: u64,
     /// Longest time a channel stayed disabled with no live agent.
@@ -75,6 +77,7 @@ impl Figures {
         self.edges += other.edges;
         self.wakes += other.wakes;
         self.preemptions += other.preemptions;
+        self.fired += other.fired;
         self.swaps += other.swaps;
         self.worst_stuck_ns = self.worst_stuck_ns.max(other.worst_stuck_ns);
         self.offline_ns += other.offline_ns;
@@ -244,6 +247,10 @@ impl Judge {
                 &format!("disabled for {} ms without a live agent", ns / MS),
             );
         }
+    }
+
+    pub const fn fired(&mut self) {
+        self.figures.fired += 1;
     }
 
     pub fn submitted(&mut self, pid: usize, gpu: usize, now: u64) {

@@ -17,6 +17,7 @@ pub use breaks::Break;
 pub use judge::Figures;
 use play::Gate;
 pub use play::Played;
+use tidegate_vgpu::personality::Personality;
 
 /// One schedule that broke a promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct Totals {
     pub launches_only: bool,
     /// Jobs take turns: some must have been swapped. How many is a matter of how busy the machine is.
     pub swaps_needed: bool,
+    /// Virtual time: threads must have acted on armed orders. Real processes are judged by their device alone.
+    pub armed_needed: bool,
     /// Real processes: from each busy edge that met offline work to the stop of all of it, ns.
     pub stops_ns: Vec<u64>,
 }
@@ -60,6 +63,7 @@ impl Totals {
         self.schedules == 0
             || self.figures.wakes < few
             || self.figures.preemptions < few
+            || self.armed_needed && self.figures.fired < self.schedules / 2
             || self.swaps_needed && self.figures.swaps == 0
     }
 }
@@ -75,6 +79,8 @@ pub fn run(seed: u64, played: Played) -> (Vec<String>, Figures) {
 pub fn run_all(seed: u64, schedules: u64, threads: usize, played: Played) -> Totals {
     let mut all = Totals {
         swaps_needed: played.jobs > 1,
+        // Engines that tell of requests have stopped offline before they work.
+        armed_needed: played.personality != Personality::Deaf && !played.hints,
         ..Totals::default()
     };
     let one = |seed| run(seed, played);
@@ -90,7 +96,6 @@ pub fn run_all(seed: u64, schedules: u64, threads: usize, played: Played) -> Tot
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_vgpu::personality::Personality;
 
     fn played(broken: Break, personality: Personality) -> Played {
         Played {
@@ -102,7 +107,11 @@ mod tests {
     }
 
     fn breaks(broken: Break, word: &str) {
-        let totals = run_all(1, 60, 2, played(broken, Personality::Evicts));
+        breaks_within(60, broken, word);
+    }
+
+    fn breaks_within(schedules: u64, broken: Break, word: &str) {
+        let totals = run_all(1, schedules, 2, played(broken, Personality::Evicts));
         assert!(
             totals
                 .violations
@@ -229,7 +238,12 @@ mod tests {
 
     #[test]
     fn the_judge_notices_an_enable_without_a_last_look() {
-        breaks(Break::NoLook, "woke");
+        breaks_within(200, Break::NoLook, "woke");
+    }
+
+    #[test]
+    fn the_judge_notices_an_armed_order_that_is_not_carried_out() {
+        breaks(Break::FakedFire, "ran beside");
     }
 
     #[test]

@@ -247,6 +247,10 @@ impl Play for Gate {
         self.judge.learns(now, fact);
     }
 
+    fn fired(&mut self) {
+        self.judge.fired();
+    }
+
     fn gives(world: &World<Self>, pid: usize) -> Gives {
         let job = world.processes[pid].job.unwrap_or(0) as usize;
         let weights = &world.play.script.weights;
