@@ -241,16 +241,7 @@ impl World {
                 // No value is too small: the least that the kernel side asks for is 0, and since 610 it asks for none.
                 let ns = us.saturating_mul(1_000);
                 self.gpus[gpu].model.set_timeslice(tsg, ns);
-                self.history.push(Record {
-                    gpu: gpu as u32,
-                    pid: self.clients.get(&client).map_or(0, |c| c.pid),
-                    client,
-                    object,
-                    caller: call.caller,
-                    value: call.entry_ns,
-                    tag: us,
-                    ..Record::new(call.now, Kind::Timeslice)
-                });
+                self.note_group(call, header, gpu, Kind::Timeslice, us);
             }
             "NVA06C_CTRL_CMD_GET_TIMESLICE" => {
                 let (gpu, tsg) = self.group_of(client, object)?;
@@ -396,6 +387,21 @@ impl World {
         }
     }
 
+    /// Writes into the history what a call did to a group.
+    fn note_group(&mut self, call: &Call<'_>, header: Header, gpu: usize, kind: Kind, tag: u64) {
+        let Header { client, object, .. } = header;
+        self.history.push(Record {
+            gpu: gpu as u32,
+            pid: self.clients.get(&client).map_or(0, |c| c.pid),
+            client,
+            object,
+            caller: call.caller,
+            value: call.entry_ns,
+            tag,
+            ..Record::new(call.now, kind)
+        });
+    }
+
     fn preempt(
         &mut self,
         call: &Call<'_>,
@@ -412,15 +418,7 @@ impl World {
         let needs = Needs::preempt(client, gpu);
         let (_, end) = self.locks.reserve(call.now, needs, latency);
         self.gpus[gpu].model.preempt_at(end, id);
-        self.history.push(Record {
-            gpu: gpu as u32,
-            pid: self.clients.get(&client).map_or(0, |c| c.pid),
-            client,
-            object,
-            caller: call.caller,
-            value: call.entry_ns,
-            ..Record::new(call.now, Kind::Preempt)
-        });
+        self.note_group(call, header, gpu, Kind::Preempt, 0);
         let layout = self.layout("NVA06C_CTRL_PREEMPT_PARAMS");
         let waits = layout.flag(call.nested, "bWait");
         answer.due = if waits { end } else { call.now };
