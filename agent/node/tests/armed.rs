@@ -124,6 +124,8 @@ fn the_first_work_of_a_process_is_an_edge_even_if_it_is_over() {
     assert_eq!(rig.look(), 2);
     rig.pass(10_000);
     rig.edge(online, 0, false, 10);
+    // The threads' words come before the shell has read a doorbell.
+    while rig.answer() {}
     rig.rest();
     assert_eq!(preempted(&rig) - told, 1, "it is told of");
     assert_eq!(rig.shell.counters().strayed, 0);
