@@ -135,7 +135,7 @@ fn a_plugin_has_the_role_that_a_rule_gives() {
 }
 
 /// P-MEMORY-11: two engines in one job would take each other's steps for their own: the second is told so, and one that
-/// starts when the first has died reads.
+/// starts when the first has died reads, as does one that starts while it dies.
 #[test]
 fn a_second_engine_in_a_job_is_refused_its_losses() {
     let node = Node::new(&[], TRUSTING);
@@ -150,8 +150,16 @@ fn a_second_engine_in_a_job_is_refused_its_losses() {
         runs(command.env("TIDEGATE_JOB", &job), "engine_abi.py", "second")
     };
     assert_eq!(second(), format!("refused: {}\n", 16), "EBUSY");
-    first.child.kill().expect("it lives");
-    first.child.wait().expect("a child");
+    std::thread::scope(|scope| {
+        let next = scope.spawn(second);
+        wait_for("the next engine to be in the job", || {
+            let status = view::status(&node);
+            (status["processes"].as_array()?.len() == 2).then_some(())
+        });
+        first.child.kill().expect("it lives");
+        first.child.wait().expect("a child");
+        assert_eq!(next.join().expect("no panic"), "reads\n");
+    });
     assert_eq!(second(), "reads\n");
 }
 

@@ -82,7 +82,7 @@ class Says:
 
 asked = []
 abi.library = lambda: Says()
-trainer._device = lambda: asked.append("context")
+trainer._virtual = lambda: asked.append("context")
 model = torch.nn.Linear(2, 2)
 print(trainer._whose(model), asked)
 """

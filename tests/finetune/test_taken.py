@@ -13,7 +13,8 @@ import torch
 from tidegate_engines.finetune.held import Held, Kind
 from tidegate_engines.finetune.machine import Machine
 from tidegate_engines.finetune.seam import attach
-from tidegate_engines.finetune.taken import BLOCK, TakenMemory, TooSmall
+from tidegate_engines.finetune.pieces import BLOCK, TooSmall
+from tidegate_engines.finetune.taken import TakenMemory
 from tidegate_engines.job import Cut
 
 
@@ -171,8 +172,13 @@ def test_a_memory_that_cannot_hold_a_layer_says_so():
 @pytest.fixture
 def gone_here_too(monkeypatch):
     """What leaves to make room is gone on the host too."""
-    release = TakenMemory._release
-    monkeypatch.setattr(TakenMemory, "_release", lambda self, piece: (piece.image.fill_(0x3C), release(self, piece)))
+    release = TakenMemory._give
+
+    def gone(self, piece):
+        self._images[piece.number].fill_(0x3C)
+        release(self, piece)
+
+    monkeypatch.setattr(TakenMemory, "_give", gone)
 
 
 # P-TRAINER-11: a trainer does not wait while one layer's state fits.

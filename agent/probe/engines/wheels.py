@@ -1,6 +1,6 @@
-"""Gathers the wheels that a machine without a network lacks for a package, in slices that can be carried one by one.
+"""Gathers the wheels that a machine without a network lacks for some packages, in slices that can be carried one by one.
 
-    wheels.py vllm==0.24.0 --have pip-list.txt --python 3.12 --out DIR
+    wheels.py vllm==0.24.0 peft --have pip-list.txt --python 3.12 --out DIR
 
 `pip-list.txt` is what `pip list --format=freeze` says there. Prints the size of the bundle, and refuses it above 768 MiB.
 DIR/slice-NN/ holds a part each and `take`, which keeps it on that machine; `join` in the last one unpacks the wheels.
@@ -52,18 +52,18 @@ def platforms(python):
     return given
 
 
-def lacking(package, have, python):
-    """Names and versions that `package` needs and `have` does not name."""
+def lacking(packages, have, python):
+    """Names and versions that `packages` need and `have` does not name."""
     with tempfile.TemporaryDirectory() as scratch:
         report = os.path.join(scratch, "report.json")
         # Resolves from the index's metadata: nothing large is fetched.
         pip("install", "--dry-run", "--quiet", "--ignore-installed", "--report", report, "--target", scratch,
-            *platforms(python), package)
+            *platforms(python), *packages)
         with open(report, encoding="utf-8") as file:
             found = [one["metadata"] for one in json.load(file)["install"]]
-    wanted = plain(re.split(r"[=<>~!]", package)[0])
+    wanted = {plain(re.split(r"[=<>~!]", package)[0]) for package in packages}
     return [f"{one['name']}=={one['version']}" for one in found
-            if plain(one["name"]) == wanted or plain(one["name"]) not in have]
+            if plain(one["name"]) in wanted or plain(one["name"]) not in have]
 
 
 def slices(bundle, out):
@@ -84,7 +84,7 @@ def slices(bundle, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("package")
+    parser.add_argument("packages", nargs="+")
     parser.add_argument("--have", required=True, help="what `pip list --format=freeze` says there")
     parser.add_argument("--without", default="", help="names to leave out, joined by commas, where they are not needed")
     parser.add_argument("--python", default="3.12")
@@ -93,7 +93,7 @@ def main():
     with open(options.have, encoding="utf-8") as file:
         have = {plain(re.split(r"[=\s]", line)[0]) for line in file if line.strip()}
     have |= {plain(name) for name in options.without.split(",") if name}
-    needed = lacking(options.package, have, options.python)
+    needed = lacking(options.packages, have, options.python)
     print(f"{len(needed)} packages: {' '.join(needed)}")
     with tempfile.TemporaryDirectory() as scratch:
         wheels = os.path.join(scratch, "wheels")

@@ -66,6 +66,14 @@ _FUNCTIONS = {
     "tg_requests_in_flight": (_U32,),
 }
 
+#: Of version 2.
+_ARENA = {
+    "tg_arena_open": (_U32, _U32, ctypes.POINTER(_U32)),
+    "tg_arena_take": (_U32, _U64, ctypes.POINTER(_U64)),
+    "tg_arena_give": (_U32, _U64),
+    "tg_arena_blocks": (_U32, _U64, _IDS, _COUNT),
+}
+
 
 class TidegateError(OSError):
     """A call of the library that failed; ``errno`` says why."""
@@ -88,6 +96,18 @@ class Library:
         self._progress = getattr(functions, "tg_progress", None)
         self._trainer = getattr(functions, "tg_trainer", None)
         self._expect = getattr(functions, "tg_expect", None)
+        self._arena = {name: getattr(functions, name, None) for name in _ARENA}
+        for name, arguments in _ARENA.items():
+            if (call := self._arena[name]) is not None:
+                call.argtypes, call.restype = arguments, ctypes.c_int
+
+    def arena(self, name: str, *arguments: object, allowed: tuple[int, ...] = ()) -> int:
+        """Calls a function of a trainer's arena: 0, or an errno that the caller allowed for."""
+        call = self._arena[name]
+        code = errno.ENOSYS if call is None else -call(*arguments)
+        if code and code not in allowed:
+            raise TidegateError(name, code)
+        return code
 
     def role(self, wait_s: float) -> str:
         """What the agent takes this process for; "" where it is neither, or no agent says it in time.
@@ -245,3 +265,31 @@ class Online:
 
     def wait(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
+
+
+class Arena:
+    """Addresses in a row over any free blocks of a registered cache, whose blocks are 2 MiB each."""
+
+    def __init__(self, library: Library, kv: int, second_blocks: int) -> None:
+        """``second_blocks`` is how many blocks can be part of tensors of several blocks at a time."""
+        self._library = library
+        arena = _U32()
+        library.arena("tg_arena_open", kv, second_blocks, ctypes.byref(arena))
+        self._number = arena.value
+        self._ids = (_U32 * 64)()
+
+    def take(self, size: int) -> int | None:
+        at = _U64()
+        code = self._library.arena("tg_arena_take", self._number, size, ctypes.byref(at), allowed=(errno.ENOMEM,))
+        return None if code else at.value
+
+    def give(self, at: int) -> None:
+        self._library.arena("tg_arena_give", self._number, at)
+
+    def blocks(self, at: int) -> list[int]:
+        count = _SIZE(len(self._ids))
+        while self._library.arena(
+            "tg_arena_blocks", self._number, at, self._ids, ctypes.byref(count), allowed=(errno.ENOSPC,)
+        ):
+            self._ids = (_U32 * count.value)()
+        return self._ids[: count.value]

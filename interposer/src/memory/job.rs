@@ -6,7 +6,8 @@
 //! has a descriptor table of its own, because an application may close every descriptor it has.
 //!
 //! Of each rank one process reads what was lost: two engines in one job would be told of each other's losses by steps
-//! that are not theirs, and too late. Who reads holds a lock too.
+//! that are not theirs, and too late. Who reads holds a lock too. One that ends may take a while to be gone, and whoever
+//! starts it again does not always wait for that: so who comes next does, for [`PATIENCE`].
 //!
 //! Anybody may make files in `/dev/shm`, and who owns one can shorten it under its readers. So a file of another
 //! user's is not used. Names of jobs are many, and a process that dies takes nothing away: who comes removes what its
@@ -17,6 +18,7 @@ use core::ffi::CStr;
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc;
+use std::time::Duration;
 use tidegate_core::joblog::Shared;
 
 /// Why the job's memory is not to be had.
@@ -106,6 +108,23 @@ const TURN: i64 = 0;
 const MEMBER: i64 = 1;
 /// Of rank 0; of the others the bytes behind it.
 const READER: i64 = 2;
+
+/// How long a rank's next reader waits for one that ends: as long as the plugins wait for an agent.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two tries: the kernel lets nobody wait for a lock with an end.
+const TRY: Duration = Duration::from_millis(20);
+
+/// Becomes the reader of a rank, unless another stays.
+fn read_alone(fd: i32, rank: u32) -> bool {
+    let byte = READER + i64::from(rank);
+    let tries = PATIENCE.as_millis() / TRY.as_millis();
+    (0..=tries).any(|tried| {
+        if tried > 0 {
+            std::thread::sleep(TRY);
+        }
+        lock(fd, byte, libc::F_WRLCK, false)
+    })
+}
 
 /// What the kernel says of an open file.
 fn stat(fd: i32) -> Option<libc::stat> {
@@ -270,7 +289,7 @@ pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> 
         };
         let _ = opened_tx.send(Ok(shared));
         for (rank, answer_tx) in asked_rx {
-            let _ = answer_tx.send(lock(fd, READER + i64::from(rank), libc::F_WRLCK, false));
+            let _ = answer_tx.send(read_alone(fd, rank));
         }
         loop {
             // SAFETY: sleeps until a signal, all of which are blocked.

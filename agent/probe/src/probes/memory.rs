@@ -9,11 +9,11 @@ use crate::trace::counted;
 use anyhow::Context;
 use std::time::Duration;
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 /// A call that takes longer waits for something.
 const BLOCKS: Duration = Duration::from_secs(2);
 /// A call that takes longer than this is too slow for a reclaim.
-const SLOW_NS: u64 = 10_000_000;
+pub(super) const SLOW_NS: u64 = 10_000_000;
 /// How often a slow call is tried: once it may have waited for the processor.
 const TRIES: u32 = 4;
 
@@ -192,7 +192,7 @@ impl Costs {
 }
 
 /// One operation on lane `memory`, which must return although channels are disabled.
-fn unblocked(subject: &mut Subject<'_>, op: Op) -> anyhow::Result<Done> {
+pub(super) fn unblocked(subject: &mut Subject<'_>, op: Op) -> anyhow::Result<Done> {
     let what = format!("{op:?}");
     let ticket = subject.worker.send("memory", vec![op])?;
     let done = match subject.worker.wait(ticket, BLOCKS)? {

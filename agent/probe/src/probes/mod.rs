@@ -1,5 +1,6 @@
 //! The probes, one row each.
 
+mod alias;
 mod blocked;
 mod control;
 mod cost;
@@ -88,6 +89,8 @@ probes! {
         "create, map, set-access, unmap and release never wait for the process' channels";
     "P7b" A 240 blocked::beside, "do they block beside a thread that hangs in a driver call?",
         "who waits for a stream or an event holds no lock that unmap, map, create or release need";
+    "P17" A 120 alias::second_addresses, "is memory the same at two addresses, and can it be taken from both at once?",
+        "memory that is mapped at two addresses is the same at both, and once other memory is under both nothing reaches it";
     "P24" A 150 waits::table, "which driver calls wait while no channel runs, and what do they hold?",
         "the library marks every call that holds others up while it waits";
     "P9" A 90 edges::odd_lists, "refcount, stale handles, no channel, one bad pair among good ones?",

@@ -10,8 +10,12 @@
 ``cache``    a layer's cache for one token window
 ``held``     the memory of what can be made again, and what was lost of it
 ``said``     what a trainer says of itself to the agent
-``taken``    the same in memory that the agent takes and gives back
-``virtual``  the virtual GPU as a trainer's device
+``pieces``   which of it lies in which blocks of a memory that the agent takes and gives back
+``taken``    such a memory whose content tensors of the host show
+``arena``    such a memory in which tensors lie themselves
+``virtual``  the virtual GPU as a trainer's device, by ``taken``
+``cuda``     a real GPU, by ``arena``
+``driver``   what both ask of the driver themselves
 ``asked``    what a user asks of `tidegate finetune`, and what is wrong with it
 ``cli``      that training
 ``adapter``  a finished adapter: saved whole, and handed to a running vLLM

@@ -212,7 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("memory", "window"):
             if (value := getattr(words, name)) is not None:
                 os.environ[f"TIDEGATE_FINETUNE_{name.upper()}"] = str(value)
-        os.environ["TIDEGATE_FINETUNE_DEVICE"] = "virtual" if words.device == "virtual" else ""
+        if words.device == "virtual" or os.environ.get("TIDEGATE_FINETUNE_DEVICE") == "virtual":
+            os.environ["TIDEGATE_FINETUNE_DEVICE"] = "virtual" if words.device == "virtual" else ""
         run = Run(what)
         if words.device == "virtual" and run.machine is None and not trainer.is_whole(run.model):
             raise Wrong("--device virtual: see the line above; it is started with the library and an agent")

@@ -171,10 +171,10 @@ class Machine:
                 at = parameter.data_ptr()
                 owners[at] = owners.get(at, 0) + 1
         for layer, parameters in frozen.items():
-            own = [p.data for p in parameters if owners[p.data_ptr()] == 1]
+            own = [p for p in parameters if owners[p.data_ptr()] == 1]
             name = Held(layer, Kind.WEIGHTS)
             if own:
-                self._copies[name] = [(p, p.detach().to("cpu", copy=True)) for p in own]
+                self._copies[name] = [(p, on_host(p)) for p in own]
                 self.memory.adopt(name, own)
 
     # A pass.
@@ -404,9 +404,7 @@ class Machine:
 
     def _reload(self, name: Held) -> None:
         self._regain(name)
-        with torch.no_grad():
-            for weight, copy in self._copies[name]:
-                weight.copy_(copy)
+        load(self._copies[name])
         self.memory.store([name])
         # A loss while it was made is found here, and it is missing again.
         self._settle()
@@ -522,6 +520,22 @@ class Machine:
         if not batch.staging:
             batch.staging = [torch.zeros_like(p, dtype=_wide(p.dtype)) for p in trained]
         return trained
+
+
+def on_host(weight: torch.Tensor) -> torch.Tensor:
+    """A copy from which a weight is loaded again: page-locked where the weight is on a GPU, so that no load waits inside
+    the driver, where it may hold locks that taking memory needs."""
+    if not weight.is_cuda:
+        return weight.detach().to("cpu", copy=True)
+    copy = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=True)
+    return copy.copy_(weight.detach())
+
+
+def load(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Loads weights from their copies, in the order of the device's work."""
+    for weight, copy in copies:
+        # What autograd has noted of the weight stands: it is what it was.
+        weight.data.copy_(copy, non_blocking=True)
 
 
 def _forget(memory: Memory, missing: set[Held], held: dict[Held, torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from .held import Held, Kind, Memory, PlainMemory
-from .machine import TAKEN_OUTSIDE, Counts, Phase, Unit
+from .machine import TAKEN_OUTSIDE, Counts, Phase, Unit, load, on_host
 
 Result = TypeVar("Result")
 
@@ -63,7 +63,7 @@ def _own(model: nn.Module, layers: list[nn.Module]) -> list[list[torch.Tensor]]:
         for parameter in module.parameters(recurse=False):
             places[parameter.data_ptr()] = places.get(parameter.data_ptr(), 0) + 1
     return [
-        [p.data for p in layer.parameters() if not p.requires_grad and places[p.data_ptr()] == 1] for layer in layers
+        [p for p in layer.parameters() if not p.requires_grad and places[p.data_ptr()] == 1] for layer in layers
     ]
 
 
@@ -86,7 +86,7 @@ class Plain:
         for at, own in enumerate(_own(model, self.layers)):
             if own:
                 name = Held(at, Kind.WEIGHTS)
-                self._copies[name] = [(p, p.detach().to("cpu", copy=True)) for p in own]
+                self._copies[name] = [(p, on_host(p)) for p in own]
                 self.memory.adopt(name, own)
         self._missing: set[Held] = set()
         #: Whose weights are read now.
@@ -176,8 +176,7 @@ class Plain:
     def _reload(self, name: Held) -> None:
         self.memory.again(name)
         self._missing.discard(name)
-        for parameter, copy in self._copies[name]:
-            parameter.copy_(copy)
+        load(self._copies[name])
         self.memory.store([name])
         # A loss while it was made is found here, and it is missing again.
         self._settle()

@@ -2,8 +2,9 @@
 says what one is, else as it is; and one line says which.
 
 ``TIDEGATE_FINETUNE_MACHINE`` "plain": micro-batches also where windows could be
-``TIDEGATE_FINETUNE_DEVICE``  where held state lies: "virtual", the virtual GPU. On a real one no memory is taken
-                              yet: a training there is gated like any program
+``TIDEGATE_FINETUNE_DEVICE``  where held state lies: "virtual", the virtual GPU; "cuda", the real one that the model is
+                              on, in windows only. That has not run on a card yet: unless it is asked for, a training
+                              on a real GPU is gated like any program, and no memory of it is taken
 ``TIDEGATE_FINETUNE_MEMORY``  MiB of held state; as much as the weights and short samples take unless given
 ``TIDEGATE_FINETUNE_WINDOW``  tokens of a window
 ``TIDEGATE_FINETUNE_REPORT``  a file for what was done, as JSON, at the end of the process
@@ -26,13 +27,15 @@ from typing import Any, TypeVar
 
 from .. import abi
 from ..job import Region
-from . import plain
+from . import cuda, plain, virtual
+from .arena import ArenaMemory
+from .driver import Driver
 from .machine import WINDOW, Machine, Unit
+from .pieces import BLOCK, Pieces
 from .plain import Plain
 from .said import Teller
 from .seam import attach, seam_of
-from .taken import BLOCK, TakenMemory
-from .virtual import Device
+from .taken import TakenMemory
 from .why_not import why_not
 from .windows import Layers, every
 
@@ -51,8 +54,8 @@ def take(model: Any, make: Callable[[Layers], Machine] | None = None) -> Machine
     machine = None
     try:
         if make is None and (other := _whose(model)) is not None:
-            virtual = os.environ.get("TIDEGATE_FINETUNE_DEVICE") == "virtual"
-            log.log(logging.WARNING if virtual else logging.INFO, "Tidegate does nothing with this training: %s", other)
+            level = logging.WARNING if _where() == "virtual" else logging.INFO
+            log.log(level, "Tidegate does nothing with this training: %s", other)
             return None
         why = reason = why_not(model)
         if make is None:
@@ -60,7 +63,9 @@ def take(model: Any, make: Callable[[Layers], Machine] | None = None) -> Machine
             reason = why or no_memory
             if why is None and os.environ.get("TIDEGATE_FINETUNE_MACHINE") == "plain":
                 why = "TIDEGATE_FINETUNE_MACHINE is plain"
-            if why is not None and no_memory is None and plain.why_not(model) is None:
+            if why is not None and no_memory is None and (no_batches := _why_no_batches(model)) is not None:
+                reason = f"{why}; in micro-batches: {no_batches}"
+            elif why is not None and no_memory is None:
                 log.warning("Tidegate runs this training in micro-batches, not in windows: %s", why)
                 by_batches(model)
                 _tell(model, None)
@@ -156,8 +161,8 @@ def _whose(model: Any) -> str | None:
     if asked:
         return f"TIDEGATE_ROLE is {asked!r}"
     # Before there is a context nobody is asked: the agent knows a process by what the driver made for it.
-    if os.environ.get("TIDEGATE_FINETUNE_DEVICE") == "virtual":
-        _device()
+    if _where() == "virtual":
+        _virtual()
     elif not any(p.is_cuda for p in model.parameters()):
         return "it runs on no GPU"
     role = library.role(PATIENCE_S)
@@ -168,20 +173,33 @@ def _whose(model: Any) -> str | None:
     return "no agent's rule makes it offline; write one, or set TIDEGATE_ROLE=offline"
 
 
+def _where() -> str:
+    return os.environ.get("TIDEGATE_FINETUNE_DEVICE", "")
+
+
 @cache
-def _device() -> Device:
-    return Device()
+def _virtual() -> virtual.Device:
+    return virtual.Device()
+
+
+def _why_no_batches(model: Any) -> str | None:
+    """Why a model's micro-batches cannot be units, in one line; None where they can."""
+    if _where() != "virtual":
+        # What autograd has saved of a weight is where that was.
+        return "weights that were taken come back elsewhere on a real GPU, and a backward pass reads them where they were"
+    return plain.why_not(model)
 
 
 def _by_library() -> tuple[Callable[[Layers], Machine] | None, str | None]:
     """How a machine over the library's memory is made; or why none is."""
-    device = os.environ.get("TIDEGATE_FINETUNE_DEVICE", "")
+    device = _where()
     library = abi.library()
     if library is None:
         return None, "the library was not preloaded; start it with `tidegate run --offline -- ...`"
-    if device != "virtual":
-        said = f"TIDEGATE_FINETUNE_DEVICE is {device!r}; it takes virtual" if device else "it runs on a real GPU"
-        return None, f"{said}, and only a virtual one's is taken yet"
+    if not device:
+        return None, "it runs on a real GPU, where this is tried only if TIDEGATE_FINETUNE_DEVICE is cuda"
+    if device not in ("virtual", "cuda"):
+        return None, f"TIDEGATE_FINETUNE_DEVICE is {device!r}; it takes virtual or cuda"
     library.attach(0, 1)
     if not abi.Offline(library).alone():
         job = os.environ.get("TIDEGATE_JOB", "")
@@ -202,10 +220,16 @@ def number(name: str, otherwise: int) -> int:
 def machine(layers: Layers, library: abi.Library) -> Machine:
     """A machine whose held state the agent may take."""
     frozen = [sum(p.nbytes for p in layers.parameters(n, False)) for n in range(len(layers))]
-    memory, device = _memory(library, frozen, 3 * SHORT * (len(layers) + 1))
+    least = _blocks(frozen) + 3 * SHORT * (len(layers) + 1)
+    if _where() == "cuda":
+        memory, device = _arena(library, layers.device(), least)
+    else:
+        memory, device = _copied(library, least)
     window = number("TIDEGATE_FINETUNE_WINDOW", WINDOW)
     made = Machine(layers, memory, every(window), before_unit=lambda unit: _before(device, unit, window))
     made.copy_weights()
+    if _where() == "cuda":
+        cuda.trim()
     _reports(made, memory)
     return made
 
@@ -216,40 +240,58 @@ def whole(model: Any) -> Plain:
     if library is None:
         raise RuntimeError("the library was there when the model was prepared")
     frozen = [sum(p.nbytes for p in layer.parameters() if not p.requires_grad) for layer in plain.layers_of(model)]
-    memory, device = _memory(library, frozen, 0)
+    memory, device = _copied(library, _blocks(frozen))
     window = number("TIDEGATE_FINETUNE_WINDOW", WINDOW)
     made = Plain(model, memory, before_unit=lambda unit: _before(device, unit, window))
     _reports(made, memory)
     return made
 
 
-def _memory(library: abi.Library, frozen: list[int], other: int) -> tuple[TakenMemory, Device]:
-    """Memory for layers of so many bytes and so many blocks beside, unless a user says how much."""
-    device = _device()
+def _blocks(sizes: list[int]) -> int:
+    """What layers of so many bytes take, unless a user says how much memory there is."""
+    return sum(-(-size // BLOCK) for size in sizes)
+
+
+def _copied(library: abi.Library, least: int) -> tuple[TakenMemory, virtual.Device]:
+    """Memory of the virtual GPU, which tensors of the host show."""
+    device = _virtual()
+    base, blocks, _ = _registered(library, device, least)
+    return TakenMemory(device, abi.Offline(library), base, blocks), device
+
+
+def _arena(library: abi.Library, where: Any, least: int) -> tuple[ArenaMemory, cuda.Device]:
+    """Memory of a real GPU, in which tensors lie."""
+    device = cuda.Device(where)
+    # An arena's blocks come in twos.
+    _, blocks, kv = _registered(library, device, least + least % 2)
+    # Addresses cost nothing, and pieces of several blocks leave gaps between them.
+    return ArenaMemory(device, abi.Arena(library, kv, 2 * blocks), abi.Offline(library), blocks), device
+
+
+def _registered(library: abi.Library, device: Driver, least: int) -> tuple[int, int, int]:
+    """Where the device's memory begins, its blocks, and the number the library knows it by."""
     library.attach(0, 1)
-    least = sum(-(-size // BLOCK) for size in frozen) + other
     blocks = number("TIDEGATE_FINETUNE_MEMORY", least * BLOCK >> 20) * (1 << 20) // BLOCK
     library.begin_scope(BLOCK, 0)
     try:
         base = device.allocate(blocks * BLOCK)
     finally:
         library.end_scope()
-    library.register([Region(base, BLOCK, BLOCK, 0, blocks)], 0, 0)
-    return TakenMemory(device, abi.Offline(library), base, blocks), device
+    return base, blocks, library.register([Region(base, BLOCK, BLOCK, 0, blocks)], 0, 0)
 
 
-def _before(device: Device, unit: Unit, window: int) -> None:
+def _before(device: virtual.Device | cuda.Device, unit: Unit, window: int) -> None:
     for told in list(_tellers.values()):
         told.unit()
     device.unit(unit, window)
 
 
-def _reports(machine: Machine | Plain, memory: TakenMemory) -> None:
+def _reports(machine: Machine | Plain, memory: Pieces) -> None:
     if report := os.environ.get("TIDEGATE_FINETUNE_REPORT"):
         atexit.register(_report, Path(report), machine, memory)
 
 
-def _report(path: Path, machine: Machine | Plain, memory: TakenMemory) -> None:
+def _report(path: Path, machine: Machine | Plain, memory: Pieces) -> None:
     said = {**asdict(machine.counts), "blocks_lost": memory.blocks_lost, "resident_layers": memory.resident()}
     try:
         path.write_text(json.dumps(said) + "\n")

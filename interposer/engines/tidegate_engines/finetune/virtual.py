@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 
+from .driver import Driver
 from .machine import Phase, Unit
 
 #: Nanoseconds of one token through one layer of Llama-3.1-8B on an H200: 0.0199 ms a token through 32 layers
@@ -43,15 +44,11 @@ ret;
 """
 
 
-class DriverError(OSError):
-    """The driver refused a call."""
-
-
-class Device:
+class Device(Driver):
     """Device 0, by the driver API."""
 
     def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
+        super().__init__()
         self._context, self._stream = ctypes.c_void_p(), ctypes.c_void_p()
         module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuInit", 0)
@@ -65,19 +62,9 @@ class Device:
         #: Page-locked: what is copied goes through it.
         self._page = page.value or 0
 
-    def _call(self, name: str, *arguments: object) -> None:
-        if code := getattr(self._cuda, name)(*arguments):
-            raise DriverError(f"{name}: CUDA error {code}")
-
     def here(self) -> None:
         """Has the calling thread use this device: autograd has threads of its own."""
         self._call("cuCtxSetCurrent", self._context)
-
-    def allocate(self, size: int) -> int:
-        """So many bytes of the device's memory; where."""
-        at = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(size))
-        return at.value
 
     def read(self, to: int, at: int, size: int) -> None:
         """Copies to the host's memory at ``to``."""

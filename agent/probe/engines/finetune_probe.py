@@ -1,0 +1,186 @@
+"""P23 and P22: a LoRA that is trained while memory is taken from it, and beside an engine.
+
+    finetune_probe.py [--backend cuda|virtual] [--seconds N] [--steps N] [--only P22,P23] [--pool SIZE] [--out DIR]
+
+P23: the same steps undisturbed, gated, and with memory taken in mid-step: losses and adapter are the same bytes, or on a
+real GPU, whose kernels may add in another order, within 1e-3. P22: vLLM alone, beside the trainer without control, and
+with Tidegate, gated alone and with so much of the GPU's memory shared: TTFT, TPOT, tokens trained; and vLLM's own loader
+takes the adapter. On the virtual GPU another program answers in vLLM's place, and nothing loads the adapter: it shows
+that the comparison works. TIDEGATE_PLUGIN names the folder with the package `tidegate_engines`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import lines
+import node
+import runs
+
+# Seconds until a program is ready: imports, weights drawn.
+READY = 240
+# Memory that is shared where nobody says it, by probe and backend: an 8B trainer has 14 GiB that can be taken, and beside
+# it what PyTorch and the engine allocate has to fit.
+POOLS = {"P22": {"cuda": "72GiB", "virtual": "64MiB"}, "P23": {"cuda": "40GiB", "virtual": "64MiB"}}
+# Of 2 MiB: what the taker of P23 wants at a time, so that a part of the trainer's memory has to leave.
+BLOCKS = {"cuda": 12_000, "virtual": 20}
+LENGTHS = {"cuda": 2048, "virtual": 64}
+# By how much a real GPU's losses and adapter may be off, of the largest number.
+BOUND = 1e-3
+
+LOADS = """
+import json, sys
+import vllm_engine
+from vllm import LLM
+from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
+
+folder, adapter = sys.argv[1:]
+engine = LLM(**vllm_engine.arguments(EngineArgs, folder, 0.4, False), enable_lora=True, max_lora_rank=16)
+draw = vllm_engine.random.Random(1)
+asked = vllm_engine.prompt(64, draw)
+answers = [engine.generate([asked], vllm_engine.sampling(16, True), lora_request=request, use_tqdm=False)[0].outputs[0].token_ids
+           for request in (None, LoRARequest("trained", 1, adapter))]
+print(len(answers[0]), len(answers[1]))
+"""
+
+
+class Probe:
+    def __init__(self, options):
+        self.options = options
+        self.virtual = options.backend == "virtual"
+
+    def pool(self, probe):
+        return self.options.pool or POOLS[probe][self.options.backend]
+
+    def trainer(self, *more):
+        length = self.options.length or LENGTHS[self.options.backend]
+        return [os.path.join(runs.HERE, "finetune_engine.py"), "offline", "--backend", self.options.backend,
+                "--length", str(length), *more]
+
+    def taker(self):
+        blocks = self.options.blocks or BLOCKS[self.options.backend]
+        return [os.path.join(runs.HERE, "finetune_engine.py"), "taker", "--backend", self.options.backend,
+                "--blocks", str(blocks)]
+
+    # P23.
+
+    def steps(self, name, gated, taken):
+        """What so many steps left, and what the trainer said."""
+        saved = os.path.join(self.options.out, f"P23-{name}.pt")
+        programs, logs = {}, []
+        with node.Node(runs.HOME, "best" if gated else None, self.pool("P23") if gated else None, gated) as here:
+
+            def start(role, command):
+                log = open(os.path.join(self.options.out, f"P23-{name}-{role}.log"), "w+", encoding="utf-8")
+                logs.append(log)
+                # What is taken by its role, and does the same in each run.
+                named = "online" if role == "taker" else "offline"
+                programs[role] = runs.Program(here, lambda _: command, named, gated, log,
+                                              CUBLAS_WORKSPACE_CONFIG=":4096:8")
+                programs[role].hear("being ready", READY)
+
+            try:
+                start("trainer", self.trainer("--steps", str(self.options.steps), "--save", saved))
+                if taken:
+                    start("taker", self.taker())
+                    programs["taker"].say(repr(time.monotonic()))
+                programs["trainer"].say(repr(time.monotonic()))
+                said = json.loads(programs["trainer"].hear("figures", self.options.limit))
+                if taken:
+                    programs["taker"].say("stop")
+                    said["taker"] = json.loads(programs["taker"].hear("figures", runs.FIGURES))
+                return saved, said
+            finally:
+                for program in programs.values():
+                    node.stop(program.process)
+                for log in logs:
+                    log.close()
+
+    def exact(self):
+        import torch
+
+        calm, said = self.steps("undisturbed", True, False)
+        robbed, taken = self.steps("robbed", True, True)
+        for name, figures in (("undisturbed", said), ("robbed", taken)):
+            for what in ("in_units", "steps", "units", "units_redone", "reclaims", "blocks_lost"):
+                lines.figure("P23", f"{name}: {what.replace('_', ' ')}", figures[what])
+            lines.figure("P23", f"{name}: tokens/s", figures["tokens"] / figures["seconds"])
+        lines.figure("P23", "robbed: times that online had its memory", taken["taker"]["filled"])
+        lines.spread("P23", "robbed: online waited", taken["taker"]["waited_s"], "ms", 1e3)
+        if not (said["in_units"] and taken["in_units"]):
+            raise RuntimeError("the trainer does not run in units: see its log")
+        if taken["blocks_lost"] < self.options.lost:
+            raise RuntimeError(f"{taken['blocks_lost']} blocks were lost, and {self.options.lost} were to be borne")
+        one, other = (torch.load(path, weights_only=True) for path in (calm, robbed))
+        worst = 0.0
+        for name, tensor in one["adapter"].items():
+            apart = (tensor - other["adapter"][name]).abs().max().item()
+            worst = max(worst, apart / max(tensor.abs().max().item(), 1e-12))
+        same = worst == 0.0 and one["losses"] == other["losses"]
+        losses = max(abs(a - b) / abs(a) for a, b in zip(one["losses"], other["losses"], strict=True))
+        lines.figure("P23", "adapter: farthest apart, of the largest number", worst)
+        lines.figure("P23", "losses: farthest apart", losses)
+        lines.note("P23", "the same bytes" if same else "not the same bytes")
+        if not same and (self.virtual or max(worst, losses) > BOUND):
+            raise RuntimeError(f"what was taken changed the adapter by {worst:.3g}, the losses by {losses:.3g}")
+
+    # P22.
+
+    def beside(self):
+        options = self.options
+        adapter = os.path.join(options.out, "P22-adapter")
+
+        def command(role):
+            if role == "offline":
+                return self.trainer("--adapter", adapter)
+            if self.virtual:
+                return [os.path.join(runs.HERE, "serve.py"), "online", "--backend", "spin", "--seconds", str(options.seconds)]
+            return [os.path.join(runs.HERE, "vllm_engine.py"), "online", "--seconds", str(options.seconds)]
+
+        compared = runs.Comparison("P22", command, options.seconds, options.out, READY)
+        hinted = ("Tidegate with hints", ["online", "offline"], "best", None, True)
+        compared.all([*runs.ALONE, runs.UNCONTROLLED, hinted, runs.shared(self.pool("P22"))])
+        if self.virtual:
+            return
+        with tempfile.TemporaryDirectory(prefix="tidegate-model-") as folder:
+            sys.path.insert(0, runs.HERE)
+            import vllm_engine
+
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as config:
+                json.dump(vllm_engine.CONFIG, config)
+            done = subprocess.run([sys.executable, "-c", LOADS, folder, adapter], cwd=runs.HERE, capture_output=True,
+                                  text=True, timeout=READY, check=False)
+        if done.returncode:
+            raise RuntimeError(f"vLLM does not load the adapter: {done.stderr[-800:]}")
+        lines.figure("P22", "tokens that vLLM answered by the adapter", int(done.stdout.split()[-1]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=["cuda", "virtual"], default="cuda")
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--lost", type=int, default=20, help="blocks that the steps of P23 have to lose")
+    parser.add_argument("--length", type=int, help="tokens of a sample")
+    parser.add_argument("--blocks", type=int, help="of 2 MiB that P23 takes at a time")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for the steps of P23")
+    parser.add_argument("--pool", help="memory to share, such as 72GiB")
+    parser.add_argument("--only", default="P23,P22")
+    parser.add_argument("--out", default=".")
+    options = parser.parse_args()
+    lines.machine(runs.HOME)
+    if not os.environ.get("TIDEGATE_PLUGIN"):
+        sys.exit("finetune_probe: TIDEGATE_PLUGIN names no folder with tidegate_engines")
+    for name, ask in (("P23", Probe.exact), ("P22", Probe.beside)):
+        if name in options.only.split(","):
+            with lines.Probe(name):
+                ask(Probe(options))
+
+
+if __name__ == "__main__":
+    main()
