@@ -149,13 +149,7 @@ fn what_was_lost_before_the_scheduler_came_is_told_to_it() {
     });
     let mut online = Elastic::start(&node);
     // Beside 64 MiB of the engine's, 24 blocks of 2 MiB do not fit.
-    let mut held = 0;
-    wait_for("24 blocks for online", || {
-        let answer = online.ask(&format!("reserve {}", 24 - held));
-        let granted = answer.split(' ').next().and_then(|n| n.parse::<u64>().ok());
-        held += granted.expect("it answers");
-        (held == 24).then_some(())
-    });
+    online.take(24);
     assert_eq!(online.ask("release 24"), "24");
     let mut pipe = engine.child.stdin.take().expect("stdin is piped");
     pipe.write_all(b"taken\n").expect("it reads");

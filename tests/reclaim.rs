@@ -315,13 +315,7 @@ fn two_engines_have_what_they_deserve_of_memory_and_make_no_wrong_token() {
     );
     // Online takes a half of it, and each pays as much.
     let mut online = Elastic::start(&node);
-    let mut held = 0;
-    wait_for("24 blocks for online", || {
-        let answer = online.ask(&format!("reserve {}", 24 - held));
-        let granted = answer.split(' ').next().and_then(|n| n.parse::<u64>().ok());
-        held += granted.expect("it answers");
-        (held == 24).then_some(())
-    });
+    online.take(24);
     let found = wait_for("each to have what it deserves again", || settled(&node));
     assert!(found.iter().all(|part| part.1 <= 24 << 20), "{found:?}");
     go_on_and_are_right(&node, engines);
