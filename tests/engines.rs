@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use tidegate_tests::elastic::Elastic;
 use tidegate_tests::{Node, Running, TRUSTING, view, wait_for};
 
 fn says(command: &mut Command, role: &str) -> String {
@@ -132,6 +133,27 @@ fn a_plugin_has_the_role_that_a_rule_gives() {
     let alone = Node::device_only(&[]);
     let mut engine = alone.preloaded("python3", "");
     assert_eq!(says(&mut engine, "nobody"), "nobody says it\n");
+}
+
+/// P-MEMORY-11: a cache that is taken from before there is a scheduler: the scheduler is told, and has all back.
+#[test]
+fn what_was_lost_before_the_scheduler_came_is_told_to_it() {
+    let pool = "pool = \"96MiB\"\nheadroom_min = \"4MiB\"\nheadroom_max = \"16MiB\"\nrestore_interval = \"100ms\"\n";
+    let node = Node::new(&[], &format!("{TRUSTING}[memory]\n{pool}"));
+    let mut command = node.preloaded("python3", "offline");
+    command.env("TIDEGATE_JOB", "early").stdin(Stdio::piped());
+    let mut engine = Running::start("early", app(&mut command, "engine_abi.py", "early"));
+    let stripes = |field: &str| view::status(&node)["jobs"][0]["memory"][field].as_u64();
+    wait_for("its cache to be known", || {
+        stripes("stripes").filter(|n| *n > 0)
+    });
+    let mut online = Elastic::start(&node);
+    // Beside 64 MiB of the engine's, 24 blocks of 2 MiB do not fit.
+    online.take(24);
+    assert_eq!(online.ask("release 24"), "24");
+    let mut pipe = engine.child.stdin.take().expect("stdin is piped");
+    pipe.write_all(b"taken\n").expect("it reads");
+    assert_eq!(engine.succeed(), "ok\n");
 }
 
 /// P-MEMORY-11: two engines in one job would take each other's steps for their own: the second is told so, and one that

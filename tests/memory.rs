@@ -544,6 +544,7 @@ fn an_offline_program_sees_its_share_and_gets_no_more() {
         Command::Share(v1::Share {
             slot: 0,
             total_bytes: 64 << 20,
+            yields_bytes: 0,
         }),
     );
     assert_eq!(program.succeed().trim(), "ok");

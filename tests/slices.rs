@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidegate_tests::figures::Span;
 use tidegate_tests::shares::{by_time, engine_time, shares};
 use tidegate_tests::watch::{Testimony, channels, status, wait_all};
-use tidegate_tests::{Node, Offline, compile, monotonic_ns, wait_for};
+use tidegate_tests::{Node, Offline, compile, monotonic_ns, view, wait_for};
 use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::Kind;
 
@@ -124,6 +124,8 @@ fn eight_processes_of_weight_one_get_a_fifth_beside_one_of_weight_four() {
         assert_eq!(share["timeslice_ns"], ns, "{job:#}");
         assert_eq!(share["turns_because"], "", "{job:#}");
     }
+    let table = view::table(&node);
+    assert!(table.contains("not what the GPU measured"), "{table}");
     drop((light, heavy));
 }
 

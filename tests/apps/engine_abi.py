@@ -1,6 +1,7 @@
 """What an engine's plugin says through the library, by the module it uses. argv[1]: the role; "trainer": an offline one
 that says what its training does, and waits for a line on standard input after each; "asked", "nobody": only asks the
-agent for its role, in a process that makes no context; "second": an engine in a job that has one."""
+agent for its role, in a process that makes no context; "second": an engine in a job that has one; "early": an offline one
+whose scheduler comes after its cache was taken from, when it reads a line."""
 
 import ctypes
 import sys
@@ -24,8 +25,8 @@ if role == "asked":
 if role == "nobody":
     print(library.role(0.05) or "nobody says it")
     sys.exit(0)
-trains = role == "trainer"
-role = "offline" if trains else role
+trains, early = role == "trainer", role == "early"
+role = "offline" if trains or early else role
 cuda = ctypes.CDLL("libcuda.so.1")
 
 
@@ -61,7 +62,22 @@ else:
     raise AssertionError("memory of no scope was registered")
 kv = library.register(rows, 1, flags)
 
-if role == "offline":
+if early:
+    assert sys.stdin.readline() == "taken\n"
+    job = abi.Offline(library)
+    assert job.alone()
+    cut = job.poll(1)
+    lost, back = set(cut.lost), set(cut.back)
+    assert lost and not back, cut
+    job.ack_withheld(cut.seq)
+    step = 1
+    while back != lost:
+        job.wait(0.01)
+        step += 1
+        cut = job.poll(step)
+        assert not cut.lost, cut
+        back.update(cut.back)
+elif role == "offline":
     job = abi.Offline(library)
     assert job.poll(1) == Cut([], [], 0), job.poll(1)
     job.publish(7, 40, [1, 2, 3])

@@ -1,6 +1,6 @@
 //! An online KV cache that grows and shrinks, under test (`apps/kv_online.c`).
 
-use crate::{Node, Running, compile};
+use crate::{Node, Running, compile, wait_for};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Stdio};
 
@@ -41,6 +41,21 @@ impl Elastic {
         let mut line = String::new();
         self.lines.read_line(&mut line).expect("a pipe can be read");
         line
+    }
+
+    /// Asks until it has so many blocks more.
+    ///
+    /// # Panics
+    /// When they do not come in time.
+    #[track_caller]
+    pub fn take(&mut self, blocks: u64) {
+        let mut held = 0;
+        wait_for("blocks for online", || {
+            let answer = self.ask(&format!("reserve {}", blocks - held));
+            let granted = answer.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+            held += granted.expect("it answers");
+            (held == blocks).then_some(())
+        });
     }
 
     /// Writes it a line; its answer.

@@ -23,6 +23,7 @@ use tidegate_policy::layout::Layout;
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
 use tidegate_policy::reclaim::Answer;
+use tidegate_policy::time::Instant;
 
 /// What the shell keeps of memory.
 #[derive(Debug)]
@@ -272,7 +273,7 @@ impl Memory {
     }
 
     /// Tells offline processes what their share of each GPU has become.
-    pub(crate) fn tell_shares(&mut self, policy: &Node, members: &mut Members) {
+    pub(crate) fn tell_shares(&mut self, policy: &Node, members: &mut Members, now: Instant) {
         if !std::mem::take(&mut self.shares_stale) {
             return;
         }
@@ -283,12 +284,20 @@ impl Memory {
                 let Slot {
                     gpu, share: told, ..
                 } = session.slots[at];
-                let share = gpu.and_then(|gpu| policy.share(SessionId(session.id), gpu));
-                let Some(bytes) = share.filter(|_| share != told) else {
+                let id = SessionId(session.id);
+                let share = gpu.and_then(|gpu| {
+                    let share = policy.share(id, gpu)?;
+                    Some((share, policy.yields(id, gpu, now)))
+                });
+                let Some((bytes, yields)) = share.filter(|_| share != told) else {
                     continue;
                 };
                 let slot = u32::try_from(at).unwrap_or(u32::MAX);
-                let order = MemoryOrder::Share { slot, bytes };
+                let order = MemoryOrder::Share {
+                    slot,
+                    bytes,
+                    yields,
+                };
                 if session.tell(Tell::Memory(Box::new(order))) {
                     session.slots[at].share = share;
                 }

@@ -132,8 +132,8 @@ pub struct Slot {
     pub unregistered: Bytes,
     /// All memory that the process holds there, as last told.
     pub held: Bytes,
-    /// What the process is shown as its share of the GPU, as last told.
-    pub share: Option<Bytes>,
+    /// What the process is shown as its share of the GPU, and what of it others give up for it, as last told.
+    pub share: Option<(Bytes, Bytes)>,
 }
 
 /// The control file of a process.

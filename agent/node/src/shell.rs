@@ -604,7 +604,9 @@ impl Shell {
         while let Some(event) = self.memory.answer_for_the_silent() {
             self.step(event);
         }
-        self.memory.tell_shares(&self.policy, &mut self.members);
+        let now = Instant::from_nanos(self.time.now);
+        self.memory
+            .tell_shares(&self.policy, &mut self.members, now);
     }
 
     pub(crate) fn are_proofs_due(&mut self) -> bool {

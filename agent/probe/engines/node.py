@@ -12,23 +12,27 @@ import time
 
 class Node:
     """Where the built files are, and a directory for one run. With `plugin` vLLM finds the plugin in the folder that
-    TIDEGATE_PLUGIN names; with `pool`, a size in words of the configuration, it shares so much of the GPU's memory."""
+    TIDEGATE_PLUGIN names; with `pool`, a size in words of the configuration, it shares so much of the GPU's memory.
+    `settings` are lines of the agent's configuration that follow those."""
 
-    def __init__(self, home, level=None, pool=None, plugin=False):
+    def __init__(self, home, level=None, pool=None, plugin=False, settings=""):
         self.home = home
         self.dir = tempfile.TemporaryDirectory(prefix="tidegate-run-")
         self.level, self.pool, self.plugin = level, pool, plugin or pool is not None
+        self.settings = settings
         self.agent = None
 
     def environment(self, role=None, **more):
-        """Of a program: the library preloaded if it has a role; `more` are variables of its own."""
+        """Of a program: the library preloaded if it has a role; `more` are variables of its own. Its job is called as
+        its role is, unless they say otherwise."""
         env = dict(os.environ)
         env["TIDEGATE_RUN_DIR"] = self.dir.name
         env.update(more)
         if role:
             library = os.path.join(self.home, "libtidegate.so")
             env["LD_PRELOAD"] = ":".join(filter(None, [library, env.get("LD_PRELOAD")]))
-            env["TIDEGATE_ROLE"] = env["TIDEGATE_JOB"] = role
+            env["TIDEGATE_ROLE"] = role
+            env["TIDEGATE_JOB"] = more.get("TIDEGATE_JOB", role)
             if self.plugin:
                 env["PYTHONPATH"] = ":".join(filter(None, [os.environ["TIDEGATE_PLUGIN"], env.get("PYTHONPATH")]))
         return env
@@ -43,6 +47,7 @@ class Node:
                 file.write(f'[channel]\nlevel = "{self.level}"\n')
             if self.pool:
                 file.write(f'[memory]\npool = "{self.pool}"\n')
+            file.write(self.settings)
         vgpu = os.environ.get("TIDEGATE_VGPU_DIR")
         device = f"virtual={vgpu}" if vgpu else "real"
         with open(os.path.join(self.dir.name, "agent.log"), "w", encoding="utf-8") as log:

@@ -129,6 +129,13 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     } else {
         if jobs(report).show(width, &mut text).has("SHARE") {
             text.push_str("(SHARE: of the time in which the job could run: got / deserved.)\n");
+            let of_timeslices =
+                |job: &v1::JobStatus| job.share.as_ref().is_some_and(|own| own.at_once);
+            if report.jobs.iter().any(of_timeslices) {
+                text.push_str(
+                    "(By timeslices: what they give the job, not what the GPU measured.)\n",
+                );
+            }
         }
         trainer::status(report, width, &mut text);
     }

@@ -160,7 +160,8 @@ impl Collector for Rows {
         }
         let out = encoder.encode_descriptor(
             "job_share_ratio",
-            "Part of the time in which the job could run, beside others on its GPUs, that it deserved and got",
+            "Part of the time in which the job could run, beside others on its GPUs, that it deserved and got; \
+             by timeslices what those give it, not measured",
             None,
             MetricType::Gauge,
         )?;

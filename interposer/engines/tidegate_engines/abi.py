@@ -198,11 +198,14 @@ class Offline:
         self._library = library
         self._lost = (_U32 * 1024)()
         self._back = (_U32 * 1024)()
+        #: What was lost before anybody polled.
+        self._before = Cut()
 
     def alone(self) -> bool:
         """Whether this process may read what is lost; else another engine of the same job does."""
         try:
-            self.poll(0)
+            # A cache may be taken from as soon as it is registered, and that is told once.
+            self._before = self._read(0)
         except TidegateError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -210,6 +213,11 @@ class Offline:
         return True
 
     def poll(self, step: int) -> Cut:
+        before, cut = self._before, self._read(step)
+        self._before = Cut()
+        return Cut(before.lost + cut.lost, before.back + cut.back, cut.seq)
+
+    def _read(self, step: int) -> Cut:
         lost, back, seq = _SIZE(len(self._lost)), _SIZE(len(self._back)), _U64()
         while self._library.call(
             "tg_poll",

@@ -352,10 +352,11 @@ pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
         let (_, device) = current()?;
         let share = process.memory.share_of(device)?;
         let held = sys::lock(&process.memory.state).held_bytes(device);
-        Some((share, share.saturating_sub(held)))
+        let yields = process.memory.yields_of(device);
+        Some((share, share.saturating_sub(held), yields))
     };
     if result.is_ok()
-        && let Some((share, left)) = guarded(|| sys::keeping_errno(share)).flatten()
+        && let Some((share, left, yields)) = guarded(|| sys::keeping_errno(share)).flatten()
     {
         // SAFETY: null or the caller's places, which the driver has just written to.
         unsafe {
@@ -363,7 +364,7 @@ pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
                 *total = (*total).min(share as usize);
             }
             if let Some(free) = free.as_mut() {
-                *free = (*free).min(left as usize);
+                *free = free.saturating_add(yields as usize).min(left as usize);
             }
         }
     }

@@ -84,6 +84,8 @@ pub struct Memory {
     pub(super) changing: AtomicBool,
     /// What the application is shown as all there is; 0: what the driver says.
     pub(super) share: [AtomicU64; DEVICES],
+    /// What of it others give up as soon as it is allocated.
+    pub(super) yields: [AtomicU64; DEVICES],
     pub(super) usage_changed: AtomicBool,
     /// Elastic caches and their devices.
     pub(super) elastic: Mutex<BTreeMap<u32, Growing>>,
@@ -123,6 +125,7 @@ impl Default for Memory {
             service: AtomicBool::new(false),
             changing: AtomicBool::new(false),
             share: [const { AtomicU64::new(0) }; DEVICES],
+            yields: [const { AtomicU64::new(0) }; DEVICES],
             usage_changed: AtomicBool::new(false),
             elastic: Mutex::default(),
             pressed: AtomicBool::new(false),
@@ -152,6 +155,13 @@ impl Memory {
     pub(super) fn share_of(&self, device: usize) -> Option<u64> {
         let share = self.share.get(device)?.load(Relaxed);
         (share != 0).then_some(share)
+    }
+
+    /// What of a device others give up as soon as it is allocated here.
+    pub(super) fn yields_of(&self, device: usize) -> u64 {
+        self.yields
+            .get(device)
+            .map_or(0, |place| place.load(Relaxed))
     }
 
     /// What a device's usage is now.

@@ -217,8 +217,13 @@ impl Talk {
             }
             Command::Share(share) => {
                 let slot = usize::try_from(share.slot).unwrap_or(usize::MAX);
-                if let Some(place) = memory.share.get(slot) {
-                    place.store(share.total_bytes, Release);
+                for (places, bytes) in [
+                    (&memory.yields, share.yields_bytes),
+                    (&memory.share, share.total_bytes),
+                ] {
+                    if let Some(place) = places.get(slot) {
+                        place.store(bytes, Release);
+                    }
                 }
             }
             Command::DemandAnswer(answer) => {

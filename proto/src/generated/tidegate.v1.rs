@@ -735,6 +735,9 @@ pub struct Share {
     /// 0: what the driver says.
     #[prost(uint64, tag = "2")]
     pub total_bytes: u64,
+    /// Of what the driver says is not free, so much counts as free: others give it up as soon as this process allocates it.
+    #[prost(uint64, tag = "3")]
+    pub yields_bytes: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetStatusRequest {

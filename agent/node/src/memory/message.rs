@@ -199,5 +199,7 @@ pub enum MemoryOrder {
         slot: u32,
         /// How much.
         bytes: Bytes,
+        /// Of what is not free, others give up so much for it.
+        yields: Bytes,
     },
 }

@@ -146,6 +146,8 @@ impl Memory {
                 reclaimable,
                 counted,
             } => {
+                // What it was promised has become its cache.
+                self.took_room(session, gpu);
                 let same =
                     |known: &&mut (SessionId, GpuId, Bytes)| (known.0, known.1) == (session, gpu);
                 let known = self.counted.iter_mut().find(same);

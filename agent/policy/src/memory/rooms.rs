@@ -12,7 +12,7 @@
 
 use super::Memory;
 use super::room::Room;
-use super::weigh::Payers;
+use super::weigh::{Part, Payers};
 use crate::config::Means;
 use crate::effect::{Effect, Granted};
 use crate::ids::{AskId, Bytes, GpuId, JobId, SessionId};
@@ -148,6 +148,23 @@ impl Memory {
             }
         }
         self.rooms.retain(|room| !room.bytes.is_zero());
+    }
+
+    /// What others give up for a process of a job that has no cache there yet: what they have too much beside it, if it
+    /// wants all that it is shown.
+    pub fn yields(&self, session: SessionId, gpu: GpuId, jobs: &[Job], now: Instant) -> Bytes {
+        let Some(job) = jobs.iter().find(|job| job.has(session)) else {
+            return Bytes::ZERO;
+        };
+        if self.caches(gpu).any(|books| books.job == job.id) {
+            return Bytes::ZERO;
+        }
+        let parts = self.parts_beside(gpu, job.id, jobs, now);
+        let over = |part: &Part| {
+            let books = self.caches(gpu).find(|books| books.job == part.job)?;
+            Some(part.over().round_down(books.stripe))
+        };
+        parts.iter().filter_map(over).sum()
     }
 
     /// Whether others have too much as long as this has not been allocated.

@@ -54,7 +54,8 @@ pub(super) struct Part {
 }
 
 impl Part {
-    fn over(&self) -> Bytes {
+    /// What it has more than it deserves.
+    pub(super) fn over(&self) -> Bytes {
         self.held.minus(self.deserves)
     }
 
@@ -223,6 +224,23 @@ impl Memory {
             if books.is_some_and(&stuck) {
                 part.fixed = part.fixed.max(part.held);
             }
+        }
+        level(&mut parts, self.left_by_online(gpu, jobs, now));
+        parts
+    }
+
+    /// What jobs there deserve of what online leaves, if `job`, with or without a cache, wants all there is.
+    pub(super) fn parts_beside(
+        &self,
+        gpu: GpuId,
+        job: JobId,
+        jobs: &[Job],
+        now: Instant,
+    ) -> Vec<Part> {
+        let pool = self.ledger(gpu).map_or(Bytes::ZERO, Ledger::pool);
+        let mut parts = self.members(gpu, jobs, Some(job));
+        for part in parts.iter_mut().filter(|part| part.job == job) {
+            part.claim = pool;
         }
         level(&mut parts, self.left_by_online(gpu, jobs, now));
         parts
@@ -452,10 +470,20 @@ impl Memory {
     /// What jobs that have too little lack on a GPU, and what processes have there that the pool has not.
     fn wanted_by_offline(&self, gpu: GpuId, jobs: &[Job], means: Means, now: Instant) -> Bytes {
         let parts = self.parts(gpu, jobs, now, |_| false);
+        let books_of = |part: &Part| self.jobs.iter().find(|books| books.job == part.job);
+        // What is little for who has much may be much for who has little: where one has too much, a stripe counts.
+        let too_much = |part: &Part| {
+            books_of(part).is_some_and(|books| part.over() >= part.slack(books.stripe))
+        };
+        let finely = parts.iter().any(too_much);
         let lacks = parts.iter().filter(|part| {
-            let books = self.jobs.iter().find(|books| books.job == part.job);
-            books.is_some_and(|books| {
-                part.short() >= part.slack(books.stripe) && Self::takes(books, jobs, means)
+            books_of(part).is_some_and(|books| {
+                let least = if finely {
+                    books.stripe
+                } else {
+                    part.slack(books.stripe)
+                };
+                part.short() >= least && Self::takes(books, jobs, means)
             })
         });
         let excess = jobs.iter().flat_map(Job::sessions);

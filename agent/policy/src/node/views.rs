@@ -138,6 +138,12 @@ impl Node {
         self.memory.share(session, gpu, &self.jobs, slots)
     }
 
+    /// What others give up of a GPU as soon as a process, whose job has no cache there, allocates it.
+    #[must_use]
+    pub fn yields(&self, session: SessionId, gpu: GpuId, now: Instant) -> Bytes {
+        self.memory.yields(session, gpu, &self.jobs, now)
+    }
+
     /// What an [`crate::effect::Effect::Move`] is about, in order; nothing once it is over.
     #[must_use]
     pub fn stripes(&self, reclaim: ReclaimId) -> &[StripeId] {

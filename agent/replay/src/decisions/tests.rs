@@ -100,12 +100,27 @@ const LEASED: Leasing = Leasing {
     grace_ns: 500_000,
 };
 
-fn record(events: &[(usize, [u64; 8], u64)], leases: Option<Leasing>) -> Vec<u8> {
-    let (mut now, mut out, mut effects) = (0, Vec::new(), Vec::new());
-    let mut config = Config {
+/// Events about timeslices of every kind, from numbers.
+fn slice_event(kind: usize, f: [u64; 8]) -> Event<'static> {
+    let name = ["groups", "slice_refused"][kind % 2];
+    event_of(name, &f).expect("every name is known")
+}
+
+fn leasing(leases: Option<Leasing>) -> Config {
+    Config {
         leases,
         ..Config::default()
-    };
+    }
+}
+
+fn sharing_by(mode: FairMode) -> Config {
+    let mut config = Config::default();
+    config.fair.mode = mode;
+    config
+}
+
+fn record(events: &[(usize, [u64; 8], u64)], mut config: Config) -> Vec<u8> {
+    let (mut now, mut out, mut effects) = (0, Vec::new(), Vec::new());
     config.sharing.reserving.min = Bytes::mib(2);
     write_start(&mut out, &config, 2, Instant::default()).expect("memory");
     let mut node = Node::new(config, 2, Instant::default());
@@ -113,12 +128,12 @@ fn record(events: &[(usize, [u64; 8], u64)], leases: Option<Leasing>) -> Vec<u8>
         now += after;
         let now = Instant::from_nanos(now);
         effects.clear();
-        if *kind >= 48 {
-            let event = Event::Lease(lease_event(*kind - 48, *fields));
-            node.step(event, now, &mut effects);
-            write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
-        } else if *kind < 24 {
-            let event = event(*kind, *fields);
+        if !(24..48).contains(kind) {
+            let event = match kind {
+                0..24 => event(*kind, *fields),
+                24..58 => Event::Lease(lease_event(*kind - 48, *fields)),
+                _ => slice_event(*kind - 58, *fields),
+            };
             node.step(event, now, &mut effects);
             write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
         } else {
@@ -174,12 +189,17 @@ proptest! {
     #[test]
     fn what_was_recorded_is_decided_again_and_a_changed_line_is_noticed(
         events in prop::collection::vec(
-            (0usize..58, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..90,
+            (0usize..60, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..90,
         ),
         cut: prop::sample::Index,
         leases: bool,
+        slices: bool,
     ) {
-        let recording = record(&events, leases.then_some(LEASED));
+        let mut config = leasing(leases.then_some(LEASED));
+        if slices {
+            config.fair.mode = FairMode::Slices;
+        }
+        let recording = record(&events, config);
         let replayed = replay(&recording[..]).expect("the same decisions");
         prop_assert_eq!(replayed.events, events.len() as u64);
         let text = String::from_utf8(recording).expect("text");
@@ -209,7 +229,7 @@ fn what_is_no_recording_or_has_holes_is_one_error() {
         let told = replay(bad.as_bytes()).expect_err("not a recording");
         assert!(matches!(told, DecisionsError::Format { .. }), "{told}");
     }
-    let start = String::from_utf8(record(&[], None)).expect("text");
+    let start = String::from_utf8(record(&[], Config::default())).expect("text");
     for bad in [
         "memory_pool 0",
         "memory_pool 0 1 2",
@@ -225,7 +245,7 @@ fn what_is_no_recording_or_has_holes_is_one_error() {
             "{told}"
         );
     }
-    let mut recording = record(&[(19, [0; 8], 5)], None);
+    let mut recording = record(&[(19, [0; 8], 5)], Config::default());
     write_lost(&mut recording, 7).expect("memory");
     let told = replay(&recording[..]).expect_err("a hole").to_string();
     assert!(told.contains("7 lines were not written"), "{told}");
@@ -307,7 +327,7 @@ fn recorded_leases_are_decided_again() {
     events.push((48 + 8, fields(&iteration), 1_000_000));
     events.push((19, [0; 8], 90_000_000));
     for leases in [Some(LEASED), None] {
-        let recording = record(&events, leases);
+        let recording = record(&events, leasing(leases));
         let replayed = replay(&recording[..]).expect("the same decisions");
         assert_eq!(replayed.events, events.len() as u64);
         let text = String::from_utf8(recording).expect("text");
@@ -318,5 +338,56 @@ fn recorded_leases_are_decided_again() {
             expected,
             "{text}"
         );
+    }
+}
+
+/// P-REPLAY-3: replay decides again what the agent recorded: two jobs share by timeslices until the driver refuses one,
+/// and take turns from then on; where nobody asked for timeslices the same events set none.
+#[test]
+fn recorded_timeslices_are_decided_again() {
+    let [attached, changed, disabled, enabled, tick] = [7, 9, 10, 12, 19];
+    let [groups, refused] = [58, 59];
+    let fields = |own: &[u64]| {
+        let mut all = [0; 8];
+        all[..own.len()].copy_from_slice(own);
+        all
+    };
+    let mut events = Vec::new();
+    for (session, job) in [(10, 0), (11, 1)] {
+        events.push((attached, fields(&[session, job, 1, 0]), 1));
+        events.push((groups, fields(&[session, 0, 2 + job, 0]), 1));
+        events.push((changed, fields(&[session, 0, 3, 1]), 1));
+        events.push((disabled, fields(&[0, job, 1 + job]), 1));
+    }
+    let ticks = [(tick, [0; 8], 60_000_000); 12];
+    events.extend(ticks);
+    for job in [0, 1] {
+        events.push((enabled, fields(&[0, job, 3 + job]), 1));
+    }
+    events.extend(ticks);
+    let before = events.clone();
+    events.push((refused, fields(&[1, 0x1f]), 1_000));
+    events.extend(ticks);
+    for mode in [FairMode::Slices, FairMode::Turns] {
+        let decided = |events: &[_]| {
+            let recording = record(events, sharing_by(mode));
+            let replayed = replay(&recording[..]).expect("the same decisions");
+            assert_eq!(replayed.events, events.len() as u64);
+            let text = String::from_utf8(recording).expect("text");
+            let of = |what: &str| text.matches(what).count();
+            ["Timeslice", "TurnsInstead", "Disable(", "Enable"].map(of)
+        };
+        let [slices, turns, disables, enables] = decided(&before);
+        let [_, turns_after, disables_after, _] = decided(&events);
+        if mode == FairMode::Slices {
+            assert!(slices >= 2);
+            // Each was disabled as it came, and nobody gave way to the other.
+            assert_eq!((turns, disables, enables), (0, 2, 2));
+            assert_eq!(turns_after, 1);
+            assert!(disables_after > 2);
+        } else {
+            assert_eq!((slices, turns, turns_after), (0, 0, 0));
+            assert!(disables > 2 && enables > 0);
+        }
     }
 }

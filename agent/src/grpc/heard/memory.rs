@@ -159,9 +159,14 @@ pub fn command(order: MemoryOrder) -> Command {
             ticket: ask.0,
             granted,
         }),
-        MemoryOrder::Share { slot, bytes } => Command::Share(v1::Share {
+        MemoryOrder::Share {
+            slot,
+            bytes,
+            yields,
+        } => Command::Share(v1::Share {
             slot,
             total_bytes: bytes.0,
+            yields_bytes: yields.0,
         }),
     }
 }

@@ -205,13 +205,14 @@ def watch(scheduler: Any, role: str, version: str) -> None:
     state: LostBlocks | GrownBlocks
     if why is None and role == "offline":
         library.attach(0, scheduler.parallel_config.world_size)
-        if not abi.Offline(library).alone():
+        job = abi.Offline(library)
+        if not job.alone():
             why = f"another engine has job {os.environ.get('TIDEGATE_JOB', '')!r}; give each a TIDEGATE_JOB of its own"
             raise RuntimeError(f"Tidegate cannot share this engine's KV memory: {why}")
         run = worker.stripe_run(scheduler.kv_cache_config)
         mended = worker.mends(scheduler.vllm_config)
         ways = versions.engine(type(scheduler))
-        state = LostBlocks(scheduler, abi.Offline(library), ways, run, mended)
+        state = LostBlocks(scheduler, job, ways, run, mended)
     elif why is None and worker.registered is not None:
         state = GrownBlocks(scheduler, abi.Online(library, worker.registered))
         hints.Word.spoken = True

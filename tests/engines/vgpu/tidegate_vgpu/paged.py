@@ -8,6 +8,7 @@ vLLM that decides over blocks is its own, and so is the plugin that shares them.
 
 import contextlib
 import ctypes
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, M
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
+from . import forgotten
 from .worker import SpinWorker
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -144,6 +146,7 @@ class PagedWorker(SpinWorker, Worker):
 
     def init_device(self):
         super().init_device()
+        forgotten.install()
         self.model_runner = Runner(self)
         text = self.KERNELS.split("KV_PTX[] =", 1)[1].split(";\n\nstruct", 1)[0]
         module = ctypes.c_void_p()
@@ -164,7 +167,14 @@ class PagedWorker(SpinWorker, Worker):
         return contextlib.nullcontext()  # as on CUDA without sleep mode
 
     def determine_available_memory(self):
-        return CACHE
+        if os.environ.get("TIDEGATE_VGPU_CACHE") != "shown":
+            return CACHE
+        # As vLLM's worker: after a step of its own, so much of what the driver says there is, less what is not free.
+        self.compile_or_warm_up_model()
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.gpu.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        share = self.cache_config.gpu_memory_utilization
+        return int(total.value * share) - (total.value - free.value)
 
     def addresses(self, state, begin, end):
         """Of the words of positions, layer by layer within each."""
@@ -242,6 +252,10 @@ class PagedWorker(SpinWorker, Worker):
         if self.under_way is step:
             self.under_way = None
         return step.output
+
+
+    def forgotten(self):
+        return forgotten.tokens
 
 
 def _c_strings(text):

@@ -8,10 +8,11 @@
 //! * harvest_ratio: that time over what one job alone had in its run.
 //! * gives_up_ms: from the last kernel of a job that rests to the first moment in which the other is enabled, online
 //!   being silent; of [`RESTS`] rests.
-//! * ttft, tpot: means over those of the run with one job, request by request the same. `alone_again` is that run once
-//!   more: how far it is off is noise.
+//! * ttft, tpot: means over those of the run with one job, request by request the same: the one whose processes are as
+//!   many as those of the largest job of the case. `alone_again` is that run once more: how far it is off is noise.
 //! * preemptions_per_request: how often the last enabled channel of all jobs went off in the time of a request.
-//! * preempt_p99_us: doorbell to the return of the last disable, as the agent says.
+//! * preempt_p99_us: doorbell to the return of the last disable, as the agent says; preempt_p99_ratio over that of the
+//!   same run with one job.
 
 use crate::row::{Row, median};
 use serde_json::{Value, json};
@@ -59,8 +60,16 @@ const ALONE: Case = Case {
     rests: false,
 };
 
-const CASES: [Case; 10] = [
+/// One job as large as the largest of the others: what online meets beside it is not worse for a second one.
+const ALONE_OF_8: Case = Case {
+    name: "alone_of_8",
+    processes: &[8],
+    ..ALONE
+};
+
+const CASES: [Case; 11] = [
     ALONE,
+    ALONE_OF_8,
     Case {
         name: "equal",
         weights: &[1, 1],
@@ -365,8 +374,8 @@ impl Measured {
         per.iter().sum::<usize>() as f64 / per.len().max(1) as f64
     }
 
-    /// The rows of the table.
-    fn rows(&self, alone: &Self) -> Vec<Row> {
+    /// The rows of the table: harvest against the run with one process, online against `one`.
+    fn rows(&self, alone: &Self, one: &Self) -> Vec<Row> {
         let (case, share) = (self.case, shares(&self.ran));
         let key = |figure: &str| format!("fair.{}.{figure}", case.name);
         let figure = |name: &str, value: f64, unit| Row::new(key(name), value, unit);
@@ -387,13 +396,15 @@ impl Measured {
         } else {
             harvest
         });
-        let ttft = ttft_ms(&self.served).mean / ttft_ms(&alone.served).mean;
-        let tpot = tpot_ms(&self.served).mean / tpot_ms(&alone.served).mean;
+        let ttft = ttft_ms(&self.served).mean / ttft_ms(&one.served).mean;
+        let tpot = tpot_ms(&self.served).mean / tpot_ms(&one.served).mean;
         rows.push(figure("ttft_ratio", ttft, ""));
         rows.push(figure("tpot_ratio", tpot, ""));
         let per = self.preemptions_per_request();
         rows.push(figure("preemptions_per_request", per, ""));
         rows.push(figure("preempt_p99_us", self.preempt_p99_us, "us"));
+        let ratio = self.preempt_p99_us / one.preempt_p99_us;
+        rows.push(figure("preempt_p99_ratio", ratio, ""));
         if let Some(resting) = &self.resting {
             let part = shares(&resting.ran)[0];
             rows.push(figure("resting_share", part, "").at_most(0.02));
@@ -408,7 +419,7 @@ impl Measured {
         rows
     }
 
-    fn json(&self, alone: &Self) -> Value {
+    fn json(&self, alone: &Self, one: &Self) -> Value {
         let case = self.case;
         let (ttft, tpot) = (ttft_ms(&self.served), tpot_ms(&self.served));
         json!({
@@ -423,6 +434,8 @@ impl Measured {
             "tpot_ms": tpot.mean,
             "preemptions_per_request": self.preemptions_per_request(),
             "preempt_p99_us": self.preempt_p99_us,
+            "against": one.case.name,
+            "against_preempt_p99_us": one.preempt_p99_us,
             "resting_shares": self.resting.as_ref().map(|own| shares(&own.ran)),
             "gives_up_ms": self.resting.as_ref().map(|own| own.gives_up_ms.clone()),
         })
@@ -447,7 +460,13 @@ pub fn measure(seconds: u64) -> Result<(Vec<Row>, Value), InputError> {
         })
         .collect();
     let alone = &all[0];
-    let rows = all.iter().flat_map(|own| own.rows(alone)).collect();
-    let cases = all.iter().map(|own| own.json(alone)).collect();
+    let largest = |own: &Measured| own.case.processes.iter().max().copied();
+    let one = |own: &Measured| {
+        let alike = |other: &&Measured| other.ran.len() == 1 && largest(other) == largest(own);
+        all.iter().find(alike).unwrap_or(alone)
+    };
+    let rows = all.iter().flat_map(|own| own.rows(alone, one(own)));
+    let rows = rows.collect();
+    let cases = all.iter().map(|own| own.json(alone, one(own))).collect();
     Ok((rows, Value::Array(cases)))
 }

@@ -1,6 +1,7 @@
 //! Room for a job that comes where another has all there is.
 
 use super::*;
+use tidegate_policy::time::Instant;
 
 const NEWCOMER: SessionId = SessionId(102);
 
@@ -152,4 +153,47 @@ fn a_job_alone_waits_for_no_room() {
     world.add(0, GPU, of_user(0, 1), 30);
     let own = asks(&mut world, session(0, GpuId(0)), 100);
     assert_eq!(answer(&world, own), Some(false), "its own is all there is");
+}
+
+fn yields(world: &mut World) -> u64 {
+    let now = Instant::from_nanos(world.bench.now);
+    world.bench.node.yields(NEWCOMER, GpuId(0), now).0
+}
+
+/// P-FAIR-12: what others give up for a newcomer is what they have more than they deserve beside it and online, and
+/// nothing once it has a cache of its own.
+#[test]
+fn what_others_have_too_much_counts_as_free_for_a_newcomer() {
+    let mut world = full();
+    let held = world.jobs[&0].held();
+    let over = (held - POOL / 2) / STRIPE * STRIPE;
+    assert_eq!(yields(&mut world), over);
+    // What it has is no part of it.
+    has(&mut world, 200);
+    assert_eq!(yields(&mut world), over);
+    // What online has, nobody can give up.
+    world.ask(0, 300);
+    world.calm(1_000);
+    let left = (POOL - 300) / 2;
+    let over = world.jobs[&0].held().saturating_sub(left) / STRIPE * STRIPE;
+    assert!(yields(&mut world).abs_diff(over) <= STRIPE);
+    let mut world = full();
+    world.add(1, GPU, of_user(1, 1), 5);
+    assert_eq!(yields(&mut world), 0);
+}
+
+/// P-FAIR-12: room that was made for a cache is that cache, as soon as it is registered: nothing of it is taken back.
+#[test]
+fn room_that_became_a_cache_counts_once() {
+    let mut world = full();
+    let room = asks(&mut world, NEWCOMER, 24 * STRIPE);
+    world.calm(1_000);
+    assert_eq!(answer(&world, room), Some(true));
+    world.bench.reports.clear();
+    world.add(1, GPU, of_user(1, 1), 24);
+    world.calm(1_000);
+    let taken = |report: &Report| matches!(report, Report::Reclaimed { job: JobId(1), .. });
+    let reports = &world.bench.reports;
+    assert!(!reports.iter().any(taken), "{reports:?}");
+    assert!(world.jobs[&1].held() >= 24 * STRIPE);
 }
