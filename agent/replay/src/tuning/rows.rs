@@ -147,6 +147,12 @@ impl Row {
         )
     }
 
+    /// Whether it reads of a promise what an iteration may take, and nothing else.
+    #[must_use]
+    pub const fn reads_the_budget(self) -> bool {
+        matches!(self, Self::FlexLlm | Self::LlmStation | Self::Harli)
+    }
+
     /// The policy, with one of its settings.
     #[must_use]
     pub fn make(

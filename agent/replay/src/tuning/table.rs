@@ -8,6 +8,7 @@ use std::num::NonZeroUsize;
 
 use serde_json::{Value, json};
 use tidegate_device::sharing::Contention;
+use tidegate_policy::lease::slo::Promise;
 
 use super::rows::Row;
 use crate::record::Span;
@@ -224,6 +225,7 @@ fn of_ground(
             once.push((*row, tried, run, users));
         }
     }
+    let mut read: Vec<(Row, Promise, Tuned, Latencies)> = Vec::new();
     let mut cells = Vec::new();
     for set in sets {
         let possible = set.kept(&alone_users, &alone_users);
@@ -261,18 +263,30 @@ fn of_ground(
                 }
                 continue;
             }
-            let run = played.run(*row, *set, Some(&alone_users), 0)?;
-            let users = Latencies::of(&run);
+            // Who reads nothing of a promise but its budget does the same under each with that budget.
+            let promise = set.promise(&alone_users);
+            let same = |one: &(Row, Promise, Tuned, Latencies)| {
+                let budget = one.1.tpot_ns() == promise.tpot_ns();
+                one.0 == *row && (one.1 == promise || row.reads_the_budget() && budget)
+            };
+            if !read.iter().any(same) {
+                let run = played.run(*row, *set, Some(&alone_users), 0)?;
+                let users = Latencies::of(&run);
+                read.push((*row, promise, run, users));
+            }
+            let Some((.., run, users)) = read.iter().find(|one| same(one)) else {
+                continue;
+            };
             own.push(played.cell(
                 *set,
                 row.name(),
                 0,
                 &alone_users,
-                judge(&users),
-                (&run, &users),
+                judge(users),
+                (run, users),
             ));
             if *row == Row::Oracle {
-                own.push(bound(&played, *set, &alone_users)?);
+                own.push(bound(&played, *set, &alone_users, (run, users))?);
             }
         }
         compare(&mut own);
@@ -282,8 +296,13 @@ fn of_ground(
 }
 
 /// What would be trained if all that online leaves were the trainer's: online as slow as the oracle lets
-/// it be, with no switch.
-fn bound(played: &Played, set: Set, alone: &Latencies) -> Result<Cell, SpecError> {
+/// it be, with no switch. `oracle` is how it ran where this is.
+fn bound(
+    played: &Played,
+    set: Set,
+    alone: &Latencies,
+    oracle: (&Tuned, &Latencies),
+) -> Result<Cell, SpecError> {
     let free = Played {
         platform: Platform::OneProcess,
         ground: played.ground.clone(),
@@ -291,13 +310,18 @@ fn bound(played: &Played, set: Set, alone: &Latencies) -> Result<Cell, SpecError
         gate: played.gate.clone(),
         dedicated: played.dedicated,
     };
+    let cell = |run: &Tuned, users: &Latencies| {
+        let share = 1.0 - run.online_ns as f64 / 1e9 / run.length.as_secs_f64();
+        let mut cell = played.cell(set, BOUND.to_owned(), 0, alone, None, (run, users));
+        (cell.of_dedicated, cell.trained_per_s) = (share, share * played.dedicated);
+        cell
+    };
+    if (free.platform, free.disturbance) == (played.platform, played.disturbance) {
+        return Ok(cell(oracle.0, oracle.1));
+    }
     let run = free.run(Row::Oracle, set, Some(alone), 0)?;
     let users = Latencies::of(&run);
-    let share = 1.0 - run.online_ns as f64 / 1e9 / run.length.as_secs_f64();
-    let mut cell = played.cell(set, BOUND.to_owned(), 0, alone, None, (&run, &users));
-    (cell.of_dedicated, cell.trained_per_s) = (share, share * played.dedicated);
-    cell.platform = played.platform;
-    Ok(cell)
+    Ok(cell(&run, &users))
 }
 
 fn compare(cells: &mut [Cell]) {
