@@ -463,6 +463,7 @@ impl Trainer {
         self.ended += samples;
         self.trained += u64::from(samples) * u64::from(self.length);
         self.units += u64::from(samples) * u64::from(2 * self.layers * self.windows());
+        self.alone_ns += sample * f64::from(samples);
         ns - sample * f64::from(samples)
     }
 

@@ -12,7 +12,7 @@ use tidegate_policy::lease::slo::Promise;
 
 use super::rows::Row;
 use crate::record::Span;
-use crate::run::beside::{self, Disturbance, Platform, Setting, Tuned};
+use crate::run::beside::{self, Disturbance, Platform, Setting, Tuned, Way};
 use crate::run::{self, Alone};
 use crate::slo::{Latencies, Set};
 use crate::spec::{Compute, Memory, Spec, SpecError};
@@ -55,8 +55,8 @@ pub struct Cell {
     pub of_dedicated: f64,
     /// Optimizer steps a day.
     pub steps_per_day: f64,
-    /// Part of its training that was done while online was away.
-    pub away: f64,
+    /// Parts of its training by the way that each was run: see [`Way`].
+    pub ways: [f64; Way::COUNT],
     /// 99th percentile to the first token, ms.
     pub ttft_p99_ms: f64,
     /// Mean to the first token, ms.
@@ -195,7 +195,10 @@ impl Played {
             trained_per_s: run.trained_per_s(),
             of_dedicated: run.trained_per_s() / self.dedicated,
             steps_per_day: run.steps as f64 / seconds * 86_400.0,
-            away: run.away_ns as f64 / run.trainer_ns.max(1) as f64,
+            ways: {
+                let all = run.ways.iter().sum::<u64>().max(1);
+                run.ways.map(|ns| ns as f64 / all as f64)
+            },
             ttft_p99_ms: users.ttft.p99,
             ttft_mean_ms: users.ttft.mean,
             tpot_p99_ms: users.tpot.p99,
@@ -421,7 +424,10 @@ impl Cell {
             "trained_tokens_per_s": self.trained_per_s,
             "of_dedicated": self.of_dedicated,
             "steps_per_day": self.steps_per_day,
-            "trained_while_away": self.away,
+            "ways": Way::ALL
+                .iter()
+                .map(|way| (way.name().to_owned(), json!(self.ways[*way as usize])))
+                .collect::<serde_json::Map<_, _>>(),
             "ttft_p99_ms": self.ttft_p99_ms,
             "ttft_mean_ms": self.ttft_mean_ms,
             "tpot_p99_ms": self.tpot_p99_ms,
