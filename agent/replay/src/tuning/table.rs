@@ -220,82 +220,73 @@ fn of_ground(
     let played = Played::new(ground, platform, disturbance)?;
     let alone = played.run(Row::Alone, Set::Valve, None, 0)?;
     let alone_users = Latencies::of(&alone);
-    let mut once: Vec<(Row, u32, Tuned, Latencies)> = Vec::new();
-    for row in rows.iter().filter(|row| !row.reads_the_promise()) {
-        for tried in row.tried() {
-            let run = played.run(*row, Set::Valve, Some(&alone_users), tried)?;
-            let users = Latencies::of(&run);
-            once.push((*row, tried, run, users));
-        }
-    }
-    let mut read: Vec<(Row, Promise, Tuned, Latencies)> = Vec::new();
+    let mut ran: Vec<Ran> = Vec::new();
     let mut cells = Vec::new();
     for set in sets {
+        let promise = set.promise(&alone_users);
         let possible = set.kept(&alone_users, &alone_users);
         let judge = |users: &Latencies| possible.then(|| set.kept(&alone_users, users));
         let mut own = Vec::new();
         for row in rows {
-            if !row.reads_the_promise() {
-                let tried = once.iter().filter(|one| one.0 == *row);
-                // The most trained of those that keep it, else the least late.
-                let best = tried.max_by(|a, b| {
-                    let key = |one: &(Row, u32, Tuned, Latencies)| {
-                        let keeps = judge(&one.3) == Some(true);
-                        (
-                            keeps,
-                            if keeps {
-                                one.2.trained_per_s()
-                            } else {
-                                -one.3.tpot.p99
-                            },
-                        )
-                    };
-                    let (a, b) = (key(a), key(b));
-                    a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
-                });
-                if let Some((row, tried, run, users)) = best {
-                    let keeps = judge(users);
-                    own.push(played.cell(
-                        *set,
-                        row.name(),
-                        *tried,
-                        &alone_users,
-                        keeps,
-                        (run, users),
-                    ));
+            for tried in row.tried() {
+                if !ran.iter().any(|one| one.is(*row, tried, &promise)) {
+                    let run = played.run(*row, *set, Some(&alone_users), tried)?;
+                    let users = Latencies::of(&run);
+                    ran.push(Ran {
+                        row: *row,
+                        tried,
+                        promise,
+                        run,
+                        users,
+                    });
                 }
-                continue;
             }
-            // Who reads nothing of a promise but its budget does the same under each with that budget.
-            let promise = set.promise(&alone_users);
-            let same = |one: &(Row, Promise, Tuned, Latencies)| {
-                let budget = one.1.tpot_ns() == promise.tpot_ns();
-                one.0 == *row && (one.1 == promise || row.reads_the_budget() && budget)
-            };
-            if !read.iter().any(same) {
-                let run = played.run(*row, *set, Some(&alone_users), 0)?;
-                let users = Latencies::of(&run);
-                read.push((*row, promise, run, users));
-            }
-            let Some((.., run, users)) = read.iter().find(|one| same(one)) else {
-                continue;
-            };
-            own.push(played.cell(
-                *set,
-                row.name(),
-                0,
-                &alone_users,
-                judge(users),
-                (run, users),
-            ));
+            let tried = row.tried();
+            let known = ran.iter().filter(|one| {
+                let asked = tried.contains(&one.tried);
+                asked && one.is(*row, one.tried, &promise)
+            });
+            // The most trained of those that keep it, else the least late.
+            let best = known.max_by(|a, b| {
+                let key = |one: &Ran| match judge(&one.users) {
+                    Some(true) => (true, one.run.trained_per_s()),
+                    _ => (false, -one.users.tpot.p99),
+                };
+                let (a, b) = (key(a), key(b));
+                a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+            });
+            let Some(best) = best else { continue };
+            let with = (&best.run, &best.users);
+            let keeps = judge(&best.users);
+            own.push(played.cell(*set, row.name(), best.tried, &alone_users, keeps, with));
             if *row == Row::Oracle {
-                own.push(bound(&played, *set, &alone_users, (run, users))?);
+                own.push(bound(&played, *set, &alone_users, with)?);
             }
         }
         compare(&mut own);
         cells.extend(own);
     }
     Ok(cells)
+}
+
+/// A row that ran, with one of its settings under one promise.
+struct Ran {
+    row: Row,
+    tried: u32,
+    promise: Promise,
+    run: Tuned,
+    users: Latencies,
+}
+
+impl Ran {
+    /// Whether it is what `row` does with that setting under `promise`: who reads nothing of a promise, or nothing but
+    /// its budget, does the same under others.
+    fn is(&self, row: Row, tried: u32, promise: &Promise) -> bool {
+        let budget = self.promise.tpot_ns() == promise.tpot_ns();
+        let reads = row.reads_the_promise();
+        let same = !reads || self.promise == *promise || row.reads_the_budget() && budget;
+        (self.row, self.tried) == (row, tried) && same
+    }
 }
 
 /// What would be trained if all that online leaves were the trainer's: online as slow as the oracle lets
