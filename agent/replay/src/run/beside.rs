@@ -377,11 +377,11 @@ impl<'a> World<'a> {
         } else {
             running.next_multiple_of(8)
         };
-        batch | u64::from(self.batch.waiting() > 0) << 32
+        batch | u64::from(self.batch.unread() > 0) << 32
     }
 
     fn seen(&self, now: u64, prompt: u32) -> Seen {
-        let waits = u32::from(self.batch.waiting() > 0);
+        let waits = u32::from(self.batch.unread() > 0);
         let unit = self.trainer.unit();
         Seen {
             now,
