@@ -236,8 +236,11 @@ fn ours_keeps_what_was_promised() {
     // What all ten with all seven promises miss, and why, stands in agent/replay/README.md.
     let known = [
         ("harli", "P01"),
+        ("harli", "P07"),
+        ("harli", "P08"),
         ("harli", "P10"),
-        ("flexllm", "P02"),
+        ("flexllm", "P08"),
+        ("x1.5", "P01"),
         ("x4", "P09"),
         ("valve", "P10"),
     ];
