@@ -229,6 +229,10 @@ fn of_ground(
         let mut own = Vec::new();
         for row in rows {
             for tried in row.tried() {
+                // A margin of no budget is none.
+                if row.reads_the_budget() && promise.tpot_ns().is_none() && tried > 0 {
+                    continue;
+                }
                 if !ran.iter().any(|one| one.is(*row, tried, &promise)) {
                     let run = played.run(*row, *set, Some(&alone_users), tried)?;
                     let users = Latencies::of(&run);
