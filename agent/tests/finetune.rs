@@ -111,6 +111,19 @@ fn the_answer_is_written_as_a_page_figures_and_a_timeline() {
     let cells = cells["cells"].as_array().expect("a list");
     let lines = dir.read("cells.csv").lines().count() - 1;
     assert_eq!(cells.len(), lines, "a line for each cell");
+    for cell in cells {
+        let way = |name: &str| cell["ways"][name].as_f64().expect("a part");
+        let all: f64 = ["gap", "serial", "fused", "spatial"].map(way).iter().sum();
+        let trains = cell["trained_tokens_per_s"].as_f64() > Some(0.0);
+        if trains && cell["policy"] != "Bound" {
+            assert!((all - 1.0).abs() < 1e-6, "{cell}");
+        }
+        // Two processes share neither a pass nor multiprocessors, and who waits for gaps leases nothing.
+        assert_eq!((way("fused"), way("spatial")), (0.0, 0.0), "{cell}");
+        let leases =
+            ["Tidegate", "Oracle", "Bound"].contains(&cell["policy"].as_str().unwrap_or(""));
+        assert_eq!(leases, way("serial") > 0.0, "{cell}");
+    }
     let trained = |cell: &&serde_json::Value| {
         cell["policy"] == "Tidegate" && cell["trained_tokens_per_s"].as_f64() > Some(0.0)
     };
@@ -128,6 +141,19 @@ fn the_answer_is_written_as_a_page_figures_and_a_timeline() {
     let gate = ["--policy", "Gate", "--timeline", "gate.json"];
     dir.answer(&[&ask[..], &gate[..]].concat());
     assert!(dir.read("gate.json").contains("\"running\""));
+    // In one process there are two ways more.
+    let one = ["--platform", "one-process", "--policy", "Tidegate,HARLI"];
+    let told = dir.answer(&[&ASKED[..], &one, &["--json", "one.json"]].concat());
+    assert!(
+        told.contains("of the training      gap  serial   fused spatial"),
+        "{told}"
+    );
+    let cells: serde_json::Value = serde_json::from_str(&dir.read("one.json")).expect("JSON");
+    for cell in cells["cells"].as_array().expect("a list") {
+        let way = |name: &str| cell["ways"][name].as_f64() > Some(0.0);
+        assert!(way("spatial"), "{cell}");
+        assert_eq!(way("fused"), cell["policy"] == "Tidegate", "{cell}");
+    }
 }
 
 /// P-TRAINER-7: what cannot be is refused in one line that says what to do.

@@ -211,6 +211,15 @@ impl Batch {
         self.waiting.len()
     }
 
+    /// Requests whose prompts are to be read: none where others read them.
+    #[must_use]
+    pub fn unread(&self) -> usize {
+        match self.batching {
+            Batching::Mixed | Batching::PrefillFirst => self.waiting.len(),
+            Batching::DecodeOnly => 0,
+        }
+    }
+
     /// Requests that decode.
     #[must_use]
     pub fn running(&self) -> usize {
@@ -288,6 +297,7 @@ impl Batch {
         match self.batching {
             Batching::Mixed => self.limits.prefill_tokens.saturating_sub(decodes).max(1),
             Batching::PrefillFirst => self.limits.prefill_tokens,
+            Batching::DecodeOnly => u32::MAX,
         }
     }
 
@@ -302,8 +312,8 @@ impl Batch {
         self.parts.clear();
         let attention_ms = self.read_prompts(growth);
         let prompt_tokens: u32 = self.parts.iter().map(|part| part.new).sum();
-        self.decoding =
-            !self.running.is_empty() && (self.parts.is_empty() || self.batching == Batching::Mixed);
+        self.decoding = !self.running.is_empty()
+            && (self.parts.is_empty() || self.batching != Batching::PrefillFirst);
         if !self.decoding && self.parts.is_empty() {
             return None;
         }
@@ -313,6 +323,16 @@ impl Batch {
         self.under_way = true;
         let decodes = if self.decoding { self.running.len() } else { 0 };
         let decodes = u32::try_from(decodes).unwrap_or(u32::MAX);
+        if self.batching == Batching::DecodeOnly {
+            let joining = u32::try_from(self.parts.len()).unwrap_or(u32::MAX);
+            let decodes = decodes.saturating_add(joining);
+            let context = self.context + u64::from(prompt_tokens);
+            return Some(Iteration {
+                ns: (self.cost.decode_ms(decodes, context) * 1e6) as u64,
+                prompt_tokens: 0,
+                decodes,
+            });
+        }
         Some(Iteration {
             ns: self.duration(prompt_tokens, attention_ms, decodes),
             prompt_tokens,
@@ -332,7 +352,7 @@ impl Batch {
             match self.batching {
                 // Below a few hundred tokens reading the weights is what takes the time.
                 Batching::Mixed => prefill.max(decode()),
-                Batching::PrefillFirst => prefill,
+                Batching::PrefillFirst | Batching::DecodeOnly => prefill,
             }
         };
         (ms * 1e6) as u64

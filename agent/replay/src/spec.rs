@@ -17,6 +17,9 @@ pub enum Batching {
     Mixed,
     /// Prompts first and by themselves, decodes when none waits (the demo's programs).
     PrefillFirst,
+    /// Decodes alone: prompts are read elsewhere, and a request joins with its cache (HARLI, section 3). Its first
+    /// token here is that of its first decode.
+    DecodeOnly,
 }
 
 /// The online workload.

@@ -314,23 +314,26 @@ impl Trainer {
         self.ahead > 0 || self.ended == self.samples
     }
 
-    /// Forward tokens that may be run now, from where the sample is: none inside a window's layers, and
-    /// none once as many samples are held as may be or the step has no more.
+    /// Forward tokens that may ride in another's pass: none while a layer is half done, and none once as many samples
+    /// are held as may be or the step has no more.
     #[must_use]
     pub fn forward_tokens(&self) -> u32 {
         let room = self.ahead < self.held_most && self.begun < self.samples;
-        let aligned = self.layer == 0 && (self.part <= 0.0 || self.wants_backward());
-        if room && aligned {
-            self.length - self.tokens
+        let whole = self.part <= 0.0 || self.wants_backward();
+        if room && whole {
+            self.length - self.forwarded()
         } else {
             0
         }
     }
 
-    /// Tokens of the sample that went forward.
+    /// Tokens of the sample that went forward. A window that went through some of its layers counts for as many
+    /// tokens as that is work.
     #[must_use]
-    pub const fn forwarded(&self) -> u32 {
-        self.tokens
+    pub fn forwarded(&self) -> u32 {
+        let window = self.window.min(self.length - self.tokens);
+        let done = u64::from(window) * u64::from(self.layer) / u64::from(self.layers);
+        self.tokens + done as u32
     }
 
     /// The unit that is next when units run by themselves: the oldest sample's backward, else forward.
@@ -438,8 +441,12 @@ impl Trainer {
     /// `tokens` went forward through all layers in a pass of online's.
     pub fn fused(&mut self, tokens: u32) {
         let tokens = tokens.min(self.forward_tokens());
-        self.alone_ns += self.compute_ns(tokens, self.tokens);
-        self.tokens += tokens;
+        if tokens == 0 {
+            return;
+        }
+        let before = self.forwarded();
+        self.alone_ns += self.compute_ns(tokens, before);
+        (self.tokens, self.layer) = (before + tokens, 0);
         self.end_forward();
     }
 
@@ -463,6 +470,7 @@ impl Trainer {
         self.ended += samples;
         self.trained += u64::from(samples) * u64::from(self.length);
         self.units += u64::from(samples) * u64::from(2 * self.layers * self.windows());
+        self.alone_ns += sample * f64::from(samples);
         ns - sample * f64::from(samples)
     }
 

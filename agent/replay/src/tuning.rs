@@ -94,9 +94,8 @@ impl Profile<'_> {
         let alone = self.iteration_ns(next) / self.off;
         let online = demand(self.cost, self.trainer, next, alone);
         let works = [online, self.trainer.unit().demand];
-        self.contention
-            .together(works, shares)
-            .map(|ns| self.off * ns)
+        let [online, unit] = self.contention.together(works, shares);
+        [self.off * online, self.off * unit]
     }
 }
 

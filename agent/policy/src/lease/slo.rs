@@ -275,6 +275,13 @@ impl Guards {
         self.further.scale()
     }
 
+    /// What of a reserve against the unforeseen is needed, from 0 to 1: all of it while too many are late, and nothing
+    /// where nobody ever is.
+    #[must_use]
+    pub fn needed(&self) -> f64 {
+        1.0 - self.further.scale()
+    }
+
     /// What is used by both, from 0 to 1.
     #[must_use]
     pub const fn scale(&self) -> f64 {

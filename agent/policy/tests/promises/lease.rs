@@ -468,3 +468,53 @@ fn a_lease_keeps_the_promise_and_uses_what_it_leaves() {
         "below what online needs there is no lease: {share}, {late}"
     );
 }
+
+/// P-TRAINER-1: what is kept back for prompts that may come is given where no request was ever late, and kept where too
+/// many are.
+#[test]
+fn what_is_kept_back_for_prompts_is_what_is_needed() {
+    let mut leaser = Leaser::new(leasing(50 * MS));
+    let next = Iteration {
+        fingerprint: 1,
+        batch: 1,
+        cached: 500,
+        prompt: 0,
+    };
+    let beat = |prompt, interval_ns| Event::Beat {
+        iteration: Iteration { prompt, ..next },
+        took_ns: interval_ns,
+        interval_ns,
+        delayed_ns: 0,
+    };
+    for _ in 0..100 {
+        leaser.step(&beat(0, 5 * MS), 0);
+    }
+    leaser.step(&beat(2_000, 300 * MS), 0);
+    let first = Event::First {
+        request: 1,
+        ttft_ns: MS,
+    };
+    leaser.step(&first, 0);
+    // Three tokens for nothing: it is ahead by less than one more prompt.
+    for _ in 0..3 {
+        leaser.step(&beat(0, 5 * MS), 0);
+    }
+    let ended = |tpot_ns| Event::Ended {
+        request: 2,
+        ttft_ns: MS,
+        tpot_ns,
+    };
+    assert_eq!(leaser.slack(&next, 0), 0, "a prompt would make it late");
+    for _ in 0..4_000 {
+        leaser.step(&ended(30 * MS), 0);
+    }
+    let slack = leaser.slack(&next, 0);
+    assert!((70 * MS..95 * MS).contains(&slack), "{slack}");
+    leaser.step(&ended(60 * MS), 0);
+    let less = leaser.slack(&next, 0);
+    assert!(less < slack / 2, "{less} of {slack}");
+    for _ in 0..3 {
+        leaser.step(&ended(60 * MS), 0);
+    }
+    assert_eq!(leaser.slack(&next, 0), 0);
+}

@@ -86,32 +86,36 @@ impl Contention {
     /// What each of two works takes while the other runs beside it, ns: online's, the trainer's.
     #[must_use]
     pub fn together(self, works: [Demand; 2], shares: Shares) -> [f64; 2] {
-        let shares = [shares.online, shares.trainer];
-        let alone = [0, 1].map(|i| self.alone(works[i], shares[i]));
+        // Two of each, written out: this is what a run of the world spends its time on.
+        let [online, trainer] = works;
+        let alone = (
+            self.alone(online, shares.online),
+            self.alone(trainer, shares.trainer),
+        );
         // Bandwidth that each would use, of one.
-        let asked = [0, 1].map(|i| {
-            if alone[i].is_finite() && alone[i] > 0.0 {
-                works[i].memory_ns / alone[i]
-            } else {
-                0.0
-            }
-        });
-        if asked[0] + asked[1] <= 1.0 {
-            return alone;
+        let asked = (asked(online, alone.0), asked(trainer, alone.1));
+        if asked.0 + asked.1 <= 1.0 {
+            return [alone.0, alone.1];
         }
-        let least = asked[0].min(asked[1]).min(0.5);
-        let had = [0, 1].map(|i| {
-            let other = asked[1 - i];
-            asked[i].min(if other <= least { 1.0 - other } else { 0.5 })
-        });
-        [0, 1].map(|i| {
-            let memory = if had[i] > 0.0 {
-                works[i].memory_ns / had[i]
-            } else {
-                0.0
-            };
-            alone[i].max(memory)
-        })
+        let least = asked.0.min(asked.1).min(0.5);
+        let slowed = |work: Demand, alone: f64, own: f64, other: f64| {
+            let had = own.min(if other <= least { 1.0 - other } else { 0.5 });
+            let memory = if had > 0.0 { work.memory_ns / had } else { 0.0 };
+            alone.max(memory)
+        };
+        [
+            slowed(online, alone.0, asked.0, asked.1),
+            slowed(trainer, alone.1, asked.1, asked.0),
+        ]
+    }
+}
+
+/// Bandwidth that work uses which takes `alone` ns, of one.
+fn asked(work: Demand, alone: f64) -> f64 {
+    if alone.is_finite() && alone > 0.0 {
+        work.memory_ns / alone
+    } else {
+        0.0
     }
 }
 

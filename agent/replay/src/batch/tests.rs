@@ -121,3 +121,40 @@ proptest! {
         prop_assert_eq!((batch.store.used, batch.context()), (0, 0));
     }
 }
+
+/// P-REPLAY-4: where prompts are read elsewhere, a request decodes from its first iteration on, beside those that do, and
+/// no iteration takes longer than a decode of as many.
+#[test]
+fn decodes_alone_read_no_prompt() {
+    let limits = Limits {
+        prefill_tokens: 8,
+        running: 8,
+    };
+    let cost = Cost::Fit(LLAMA_3_1_8B);
+    let batching = Batching::DecodeOnly;
+    let mut batch = Batch::new(cost.clone(), limits, batching, store(1_000, false));
+    batch.admit(0, 2_000, 3);
+    let mut told = Vec::new();
+    for (step, decodes, cached) in [(0, 1, 2_000), (1, 2, 3_000), (2, 2, 3_001), (3, 1, 1_001)] {
+        if step == 1 {
+            batch.admit(1, 1_000, 3);
+        }
+        assert_eq!(batch.unread(), 0);
+        let iteration = batch.start().expect("work");
+        assert_eq!((iteration.prompt_tokens, iteration.decodes), (0, decodes));
+        let ns = (cost.decode_ms(decodes, cached) * 1e6) as u64;
+        assert!(
+            iteration.ns.abs_diff(ns) <= 1,
+            "{step}: {iteration:?}, {ns}"
+        );
+        batch.finish(|progress| told.push((step, progress)));
+    }
+    assert!(batch.is_idle());
+    let expected = [
+        (0, Progress::First(0)),
+        (1, Progress::First(1)),
+        (2, Progress::Finished(0)),
+        (3, Progress::Finished(1)),
+    ];
+    assert_eq!(told, expected);
+}

@@ -102,8 +102,8 @@ pub struct Tuned {
     pub reclaims: u64,
     /// The trainer had the GPU, or a share of it, ns.
     pub trainer_ns: u64,
-    /// Of that it had all of it while online was away, ns.
-    pub away_ns: u64,
+    /// What was trained which way, in time of the trainer alone, ns: see [`Way`].
+    pub ways: [u64; Way::COUNT],
     /// Online ran, ns.
     pub online_ns: u64,
     /// Online waited for the trainer to leave, ns.
@@ -132,6 +132,37 @@ impl Tuned {
     }
 }
 
+/// How a piece of training came to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// While online was away, or in a decode gap until the gate shut.
+    Gap,
+    /// In turn with online, between two of its iterations.
+    Serial,
+    /// In the pass of an iteration.
+    Fused,
+    /// On a share of the GPU.
+    Spatial,
+}
+
+impl Way {
+    /// How many there are.
+    pub const COUNT: usize = 4;
+    /// All, in order.
+    pub const ALL: [Self; Self::COUNT] = [Self::Gap, Self::Serial, Self::Fused, Self::Spatial];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gap => "gap",
+            Self::Serial => "serial",
+            Self::Fused => "fused",
+            Self::Spatial => "spatial",
+        }
+    }
+}
+
 /// Late decodes whose moments are kept.
 const KEPT: usize = 1_000;
 
@@ -156,6 +187,9 @@ struct World<'a> {
     begun: bool,
     /// Something ran in the last iteration's pass or beside it.
     shared: bool,
+    /// What was trained which way, and of the trainer's all what is in there, ns.
+    ways: [f64; Way::COUNT],
+    counted: f64,
     out: Tuned,
     last_key: Option<Key>,
 }
@@ -210,6 +244,8 @@ impl<'a> World<'a> {
             blocked: false,
             begun: false,
             shared: false,
+            ways: [0.0; Way::COUNT],
+            counted: 0.0,
             out: Tuned {
                 requests: requests.collect(),
                 ..Tuned::default()
@@ -232,6 +268,7 @@ impl<'a> World<'a> {
                     break;
                 };
                 let launch = self.away(now, arrival);
+                self.went(Way::Gap);
                 self.see(
                     Event::Returned {
                         idle_ns: arrival - now,
@@ -268,7 +305,14 @@ impl<'a> World<'a> {
         self.out.length = Duration::from_nanos(now);
         (self.out.trained, self.out.steps) = (self.trainer.trained, self.trainer.steps);
         (self.out.units, self.out.redone) = (self.trainer.units, self.trainer.redone);
+        self.out.ways = self.ways.map(|ns| ns as u64);
         self.out
+    }
+
+    /// What was trained since was trained this way.
+    fn went(&mut self, way: Way) {
+        self.ways[way as usize] += self.trainer.alone_ns - self.counted;
+        self.counted = self.trainer.alone_ns;
     }
 
     fn see(&mut self, event: Event, now: u64) {
@@ -333,11 +377,11 @@ impl<'a> World<'a> {
         } else {
             running.next_multiple_of(8)
         };
-        batch | u64::from(self.batch.waiting() > 0) << 32
+        batch | u64::from(self.batch.unread() > 0) << 32
     }
 
     fn seen(&self, now: u64, prompt: u32) -> Seen {
-        let waits = u32::from(self.batch.waiting() > 0);
+        let waits = u32::from(self.batch.unread() > 0);
         let unit = self.trainer.unit();
         Seen {
             now,
@@ -512,6 +556,7 @@ impl<'a> World<'a> {
         let (slice, switch) = (ns(TIMESLICE), self.switch());
         let turns = alone / slice;
         self.units(turns * slice, 1.0);
+        self.went(Way::Serial);
         self.out.switching_ns += 2 * turns * switch;
         alone + turns * (slice + 2 * switch)
     }
@@ -536,6 +581,7 @@ impl<'a> World<'a> {
             let tokens = beside.fused.min(self.trainer.forward_tokens());
             ns = tuning::fused_ns(cost, &self.trainer, &seen.next, alone, tokens);
             self.trainer.fused(tokens);
+            self.went(Way::Fused);
         }
         if beside.units == 0 {
             let took = if beside.fixed {
@@ -580,6 +626,7 @@ impl<'a> World<'a> {
                 times = self.contention.together([online, unit.demand], shares);
             }
         }
+        self.went(Way::Spatial);
         (at as u64, beside)
     }
 }

@@ -6,6 +6,7 @@ use super::table::{Cell, keeps};
 use crate::report::page::{cards, facts, plot, section, side_by_side, whole};
 use crate::report::svg::{Bar, bars, escaped};
 use crate::report::text::{thousands, three};
+use crate::run::beside::Way;
 
 /// One row of the page: the cells of one policy under one promise, one a seed.
 struct Row<'a>(&'a str, Vec<&'a Cell>);
@@ -64,7 +65,8 @@ pub fn page(source: &str, setting: &[(&str, String)], alone: &[Cell], cells: &[C
     facts(&mut body, setting);
     body.push_str(
         "<p class=\"note\">Simulated in virtual time from published measurements; nothing here was measured on a \
-         GPU. Figures are means over the seeds.</p>\n",
+         GPU. Figures are means over the seeds. Gap: trained while online was away. Serial: in turn with its \
+         iterations. Fused: in their own pass. Spatial: on a share of the GPU.</p>\n",
     );
     let alone: Vec<&Cell> = alone.iter().collect();
     for promise in &promises {
@@ -117,7 +119,7 @@ fn content(alone: &[&Cell], rows: &[Row<'_>]) -> String {
     let mut out = side_by_side(&plots);
     out.push_str(
         "<div class=\"scroll\"><table><thead><tr><th>policy</th><th>trained tokens/s</th><th>steps a day</th>\
-         <th>of a GPU of its own</th><th>while away</th><th>TTFT mean</th><th>p99</th><th>TPOT mean</th><th>p99</th>\
+         <th>of a GPU of its own</th><th>gap</th><th>serial</th><th>fused</th><th>spatial</th><th>TTFT mean</th><th>p99</th><th>TPOT mean</th><th>p99</th>\
          <th>keeps</th><th>of the oracle</th></tr></thead><tbody>\n",
     );
     for row in alone_rows.iter().chain(rows) {
@@ -130,11 +132,15 @@ fn content(alone: &[&Cell], rows: &[Row<'_>]) -> String {
         let oracle = row.1.iter().filter_map(|cell| cell.vs_oracle);
         let oracle: Vec<f64> = oracle.collect();
         let ms = |value: f64| format!("{} ms", three(value));
+        let way = |way: Way| format!("{:.0} %", 100.0 * row.mean(|cell| cell.ways[way as usize]));
         let figures = [
             thousands(row.mean(|cell| cell.trained_per_s)),
             thousands(row.mean(|cell| cell.steps_per_day)),
             format!("{:.0} %", 100.0 * row.mean(|cell| cell.of_dedicated)),
-            format!("{:.0} %", 100.0 * row.mean(|cell| cell.away)),
+            way(Way::Gap),
+            way(Way::Serial),
+            way(Way::Fused),
+            way(Way::Spatial),
             ms(row.mean(|cell| cell.ttft_mean_ms)),
             ms(row.mean(|cell| cell.ttft_p99_ms)),
             ms(row.mean(|cell| cell.tpot_mean_ms)),

@@ -8,10 +8,11 @@ use std::num::NonZeroUsize;
 
 use serde_json::{Value, json};
 use tidegate_device::sharing::Contention;
+use tidegate_policy::lease::slo::Promise;
 
 use super::rows::Row;
 use crate::record::Span;
-use crate::run::beside::{self, Disturbance, Platform, Setting, Tuned};
+use crate::run::beside::{self, Disturbance, Platform, Setting, Tuned, Way};
 use crate::run::{self, Alone};
 use crate::slo::{Latencies, Set};
 use crate::spec::{Compute, Memory, Spec, SpecError};
@@ -54,8 +55,8 @@ pub struct Cell {
     pub of_dedicated: f64,
     /// Optimizer steps a day.
     pub steps_per_day: f64,
-    /// Part of its training that was done while online was away.
-    pub away: f64,
+    /// Parts of its training by the way that each was run: see [`Way`].
+    pub ways: [f64; Way::COUNT],
     /// 99th percentile to the first token, ms.
     pub ttft_p99_ms: f64,
     /// Mean to the first token, ms.
@@ -194,7 +195,10 @@ impl Played {
             trained_per_s: run.trained_per_s(),
             of_dedicated: run.trained_per_s() / self.dedicated,
             steps_per_day: run.steps as f64 / seconds * 86_400.0,
-            away: run.away_ns as f64 / run.trainer_ns.max(1) as f64,
+            ways: {
+                let all = run.ways.iter().sum::<u64>().max(1);
+                run.ways.map(|ns| ns as f64 / all as f64)
+            },
             ttft_p99_ms: users.ttft.p99,
             ttft_mean_ms: users.ttft.mean,
             tpot_p99_ms: users.tpot.p99,
@@ -216,63 +220,51 @@ fn of_ground(
     let played = Played::new(ground, platform, disturbance)?;
     let alone = played.run(Row::Alone, Set::Valve, None, 0)?;
     let alone_users = Latencies::of(&alone);
-    let mut once: Vec<(Row, u32, Tuned, Latencies)> = Vec::new();
-    for row in rows.iter().filter(|row| !row.reads_the_promise()) {
-        for tried in row.tried() {
-            let run = played.run(*row, Set::Valve, Some(&alone_users), tried)?;
-            let users = Latencies::of(&run);
-            once.push((*row, tried, run, users));
-        }
-    }
+    let mut ran: Vec<Ran> = Vec::new();
     let mut cells = Vec::new();
     for set in sets {
+        let promise = set.promise(&alone_users);
         let possible = set.kept(&alone_users, &alone_users);
         let judge = |users: &Latencies| possible.then(|| set.kept(&alone_users, users));
         let mut own = Vec::new();
         for row in rows {
-            if !row.reads_the_promise() {
-                let tried = once.iter().filter(|one| one.0 == *row);
-                // The most trained of those that keep it, else the least late.
-                let best = tried.max_by(|a, b| {
-                    let key = |one: &(Row, u32, Tuned, Latencies)| {
-                        let keeps = judge(&one.3) == Some(true);
-                        (
-                            keeps,
-                            if keeps {
-                                one.2.trained_per_s()
-                            } else {
-                                -one.3.tpot.p99
-                            },
-                        )
-                    };
-                    let (a, b) = (key(a), key(b));
-                    a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
-                });
-                if let Some((row, tried, run, users)) = best {
-                    let keeps = judge(users);
-                    own.push(played.cell(
-                        *set,
-                        row.name(),
-                        *tried,
-                        &alone_users,
-                        keeps,
-                        (run, users),
-                    ));
+            for tried in row.tried() {
+                // A margin of no budget is none.
+                if row.reads_the_budget() && promise.tpot_ns().is_none() && tried > 0 {
+                    continue;
                 }
-                continue;
+                if !ran.iter().any(|one| one.is(*row, tried, &promise)) {
+                    let run = played.run(*row, *set, Some(&alone_users), tried)?;
+                    let users = Latencies::of(&run);
+                    ran.push(Ran {
+                        row: *row,
+                        tried,
+                        promise,
+                        run,
+                        users,
+                    });
+                }
             }
-            let run = played.run(*row, *set, Some(&alone_users), 0)?;
-            let users = Latencies::of(&run);
-            own.push(played.cell(
-                *set,
-                row.name(),
-                0,
-                &alone_users,
-                judge(&users),
-                (&run, &users),
-            ));
+            let tried = row.tried();
+            let known = ran.iter().filter(|one| {
+                let asked = tried.contains(&one.tried);
+                asked && one.is(*row, one.tried, &promise)
+            });
+            // The most trained of those that keep it, else the least late.
+            let best = known.max_by(|a, b| {
+                let key = |one: &Ran| match judge(&one.users) {
+                    Some(true) => (true, one.run.trained_per_s()),
+                    _ => (false, -one.users.tpot.p99),
+                };
+                let (a, b) = (key(a), key(b));
+                a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+            });
+            let Some(best) = best else { continue };
+            let with = (&best.run, &best.users);
+            let keeps = judge(&best.users);
+            own.push(played.cell(*set, row.name(), best.tried, &alone_users, keeps, with));
             if *row == Row::Oracle {
-                own.push(bound(&played, *set, &alone_users)?);
+                own.push(bound(&played, *set, &alone_users, with)?);
             }
         }
         compare(&mut own);
@@ -281,9 +273,34 @@ fn of_ground(
     Ok(cells)
 }
 
+/// A row that ran, with one of its settings under one promise.
+struct Ran {
+    row: Row,
+    tried: u32,
+    promise: Promise,
+    run: Tuned,
+    users: Latencies,
+}
+
+impl Ran {
+    /// Whether it is what `row` does with that setting under `promise`: who reads nothing of a promise, or nothing but
+    /// its budget, does the same under others.
+    fn is(&self, row: Row, tried: u32, promise: &Promise) -> bool {
+        let budget = self.promise.tpot_ns() == promise.tpot_ns();
+        let reads = row.reads_the_promise();
+        let same = !reads || self.promise == *promise || row.reads_the_budget() && budget;
+        (self.row, self.tried) == (row, tried) && same
+    }
+}
+
 /// What would be trained if all that online leaves were the trainer's: online as slow as the oracle lets
-/// it be, with no switch.
-fn bound(played: &Played, set: Set, alone: &Latencies) -> Result<Cell, SpecError> {
+/// it be, with no switch. `oracle` is how it ran where this is.
+fn bound(
+    played: &Played,
+    set: Set,
+    alone: &Latencies,
+    oracle: (&Tuned, &Latencies),
+) -> Result<Cell, SpecError> {
     let free = Played {
         platform: Platform::OneProcess,
         ground: played.ground.clone(),
@@ -291,13 +308,18 @@ fn bound(played: &Played, set: Set, alone: &Latencies) -> Result<Cell, SpecError
         gate: played.gate.clone(),
         dedicated: played.dedicated,
     };
+    let cell = |run: &Tuned, users: &Latencies| {
+        let share = 1.0 - run.online_ns as f64 / 1e9 / run.length.as_secs_f64();
+        let mut cell = played.cell(set, BOUND.to_owned(), 0, alone, None, (run, users));
+        (cell.of_dedicated, cell.trained_per_s) = (share, share * played.dedicated);
+        cell
+    };
+    if (free.platform, free.disturbance) == (played.platform, played.disturbance) {
+        return Ok(cell(oracle.0, oracle.1));
+    }
     let run = free.run(Row::Oracle, set, Some(alone), 0)?;
     let users = Latencies::of(&run);
-    let share = 1.0 - run.online_ns as f64 / 1e9 / run.length.as_secs_f64();
-    let mut cell = played.cell(set, BOUND.to_owned(), 0, alone, None, (&run, &users));
-    (cell.of_dedicated, cell.trained_per_s) = (share, share * played.dedicated);
-    cell.platform = played.platform;
-    Ok(cell)
+    Ok(cell(&run, &users))
 }
 
 fn compare(cells: &mut [Cell]) {
@@ -397,7 +419,10 @@ impl Cell {
             "trained_tokens_per_s": self.trained_per_s,
             "of_dedicated": self.of_dedicated,
             "steps_per_day": self.steps_per_day,
-            "trained_while_away": self.away,
+            "ways": Way::ALL
+                .iter()
+                .map(|way| (way.name().to_owned(), json!(self.ways[*way as usize])))
+                .collect::<serde_json::Map<_, _>>(),
             "ttft_p99_ms": self.ttft_p99_ms,
             "ttft_mean_ms": self.ttft_mean_ms,
             "tpot_p99_ms": self.tpot_p99_ms,

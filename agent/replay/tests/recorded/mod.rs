@@ -17,7 +17,7 @@ pub fn full() -> bool {
     std::env::var("TIDEGATE_EVALUATION").is_ok_and(|what| what == "full")
 }
 
-fn data() -> Option<PathBuf> {
+pub fn data() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
     let dir = std::env::var_os("TIDEGATE_DATA").map_or(beside, PathBuf::from);
     if dir.join("scenarios.csv").is_file() {

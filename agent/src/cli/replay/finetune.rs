@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use serde_json::json;
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::hardware::{A100, Gpu, H200};
-use tidegate_replay::run::beside::{Disturbance, Platform};
+use tidegate_replay::run::beside::{Disturbance, Platform, Way};
 use tidegate_replay::scenarios;
 use tidegate_replay::slo::Set;
 use tidegate_replay::spec::Spec;
@@ -31,8 +31,9 @@ use crate::cli::print::print;
 const PROMISED: &str = "
   Promised: 99 % of requests within that time per further token, and within
   twice online's own 99th percentile to the first. Times in ms. Own: a GPU of
-  its own. While away: the part of the training done in online's gaps; the rest
-  is done beside it. Oracle: knows the future, and need not keep the promise.
+  its own. Oracle: knows the future, and need not keep the promise.
+  Gap: while online was away. Serial: in turn with its iterations. Fused: in
+  their own pass. Spatial: on a share of the GPU.
   Virtual time: nothing here was measured on a GPU.
 ";
 
@@ -161,31 +162,21 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
         grounds.len(),
     );
     text += &format!(
-        "{:<16}{:>8}{:>8}{:>6}{:>7}{:>8}{:>7}{:>7}{:>6}{:>6}\n",
-        "", "trained", "steps", "of", "TTFT", "TTFT", "TPOT", "TPOT", "while", ""
+        "{:<16}{:>8}{:>8}{:>6}{:>7}{:>8}{:>7}{:>7}{:>6}\n",
+        "", "trained", "steps", "of", "TTFT", "TTFT", "TPOT", "TPOT", ""
     );
     text += &format!(
-        "{:<16}{:>8}{:>8}{:>6}{:>7}{:>8}{:>7}{:>7}{:>6}{:>6}\n",
-        "TPOT, ms", "tokens/s", "a day", "own", "mean", "p99", "mean", "p99", "away", "keeps"
+        "{:<16}{:>8}{:>8}{:>6}{:>7}{:>8}{:>7}{:>7}{:>6}\n",
+        "TPOT, ms", "tokens/s", "a day", "own", "mean", "p99", "mean", "p99", "keeps"
     );
     text += &line("online alone", &alone);
-    for (set, ns) in sets.iter().zip(&args.tpot) {
-        text += &format!("{} ms\n", *ns as f64 / 1e6);
-        let mut names: Vec<&str> = Vec::new();
-        for cell in cells.iter().filter(|cell| cell.set == *set) {
-            if !names.contains(&cell.policy.as_str()) {
-                names.push(&cell.policy);
-            }
-        }
-        for name in names {
-            let own: Vec<Cell> = cells
-                .iter()
-                .filter(|cell| cell.set == *set && cell.policy == name)
-                .cloned()
-                .collect();
-            text += &line(&format!("  {name}"), &own);
-        }
+    text += &lines(&cells, &sets, args, line);
+    text += &format!("\n{:<16}", "of the training");
+    for way in Way::ALL {
+        text += &format!("{:>8}", way.name());
     }
+    text += "\n";
+    text += &lines(&cells, &sets, args, ways);
     text += PROMISED;
     print(&text)
 }
@@ -258,13 +249,52 @@ fn written(args: &Args, cells: &[Cell]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A line for each policy under each promise.
+fn lines(
+    cells: &[Cell],
+    sets: &[Set],
+    args: &Args,
+    line: impl Fn(&str, &[Cell]) -> String,
+) -> String {
+    let mut text = String::new();
+    for (set, ns) in sets.iter().zip(&args.tpot) {
+        text += &format!("{} ms\n", *ns as f64 / 1e6);
+        let mut names: Vec<&str> = Vec::new();
+        for cell in cells.iter().filter(|cell| cell.set == *set) {
+            if !names.contains(&cell.policy.as_str()) {
+                names.push(&cell.policy);
+            }
+        }
+        for name in names {
+            let own: Vec<Cell> = cells
+                .iter()
+                .filter(|cell| cell.set == *set && cell.policy == name)
+                .cloned()
+                .collect();
+            text += &line(&format!("  {name}"), &own);
+        }
+    }
+    text
+}
+
+/// Which way how much of the training was done, means over seeds.
+fn ways(name: &str, cells: &[Cell]) -> String {
+    let mut text = format!("{name:<16}");
+    for way in Way::ALL {
+        let sum: f64 = cells.iter().map(|cell| cell.ways[way as usize]).sum();
+        let percent = 100.0 * sum / cells.len().max(1) as f64;
+        text += &format!("{percent:>7.0}%");
+    }
+    text + "\n"
+}
+
 /// The means over seeds.
 fn line(name: &str, cells: &[Cell]) -> String {
     let count = cells.len().max(1) as f64;
     let mean = |of: fn(&Cell) -> f64| cells.iter().map(of).sum::<f64>() / count;
     let keeps = keeps(cells.iter());
     format!(
-        "{name:<16}{:>8.0}{:>8.0}{:>5.0}%{:>7.1}{:>8.1}{:>7.2}{:>7.2}{:>5.0}%{keeps:>6}\n",
+        "{name:<16}{:>8.0}{:>8.0}{:>5.0}%{:>7.1}{:>8.1}{:>7.2}{:>7.2}{keeps:>6}\n",
         mean(|cell| cell.trained_per_s),
         mean(|cell| cell.steps_per_day),
         100.0 * mean(|cell| cell.of_dedicated),
@@ -272,7 +302,6 @@ fn line(name: &str, cells: &[Cell]) -> String {
         mean(|cell| cell.ttft_p99_ms),
         mean(|cell| cell.tpot_mean_ms),
         mean(|cell| cell.tpot_p99_ms),
-        100.0 * mean(|cell| cell.away),
     )
 }
 

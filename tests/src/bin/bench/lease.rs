@@ -1,8 +1,9 @@
 //! What a lease costs: a plan, a record that is there, a prediction, and a step of a node of eight GPUs with leases
-//! against the same node without. Allocations are counted by a test (`agent/node/tests/steps.rs`).
+//! against the same node without; and how fast a trainer beside online is replayed. Allocations are counted by a test (`agent/node/tests/steps.rs`).
 
 use crate::row::{Row, median};
 use std::time::Duration;
+use tidegate_device::sharing::Contention;
 use tidegate_policy::config::{Config, Cooldown};
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Reading, Standing};
@@ -16,6 +17,10 @@ use tidegate_policy::lease::{Leaser, Leasing};
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
 use tidegate_replay::rng::Rng;
+use tidegate_replay::run::alone;
+use tidegate_replay::run::beside::{Disturbance, Platform, Setting, run};
+use tidegate_replay::trainer::Finetune;
+use tidegate_replay::tuning::rows::Row as RowOf;
 use tidegate_tests::monotonic_ns;
 
 const ROUNDS: usize = 101;
@@ -263,6 +268,36 @@ fn steps(leases: Option<Leasing>, iterations: u32) -> (f64, u64) {
     (bench.ns as f64 / bench.steps as f64, given)
 }
 
+/// Iterations of online and units of a trainer beside it that one core replays in a second, an hour of callers; nothing
+/// where they cannot be replayed.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn replayed(platform: Platform) -> Option<f64> {
+    let spec = crate::replay::hour()?;
+    let job = Finetune::new(spec.online.model.clone(), 16, 2_048).ok()?;
+    let alone = alone(&spec).ok()?;
+    let setting = Setting {
+        spec: &spec,
+        finetune: &job,
+        platform,
+        contention: Contention::default(),
+        // Units that differ are run one by one; equal ones go by whole samples, which would flatter.
+        disturbance: Disturbance {
+            sigma: 0.2,
+            ..Disturbance::default()
+        },
+        decode_limit_ns: 40 * MS,
+        online_peak_bytes: alone.kv_peak_bytes,
+    };
+    let each = (0..5).map(|_| {
+        let mut ours = RowOf::Tidegate.make(&setting, &alone, LEASING.promise, 0);
+        let begun = monotonic_ns();
+        let ran = run(&setting, ours.as_mut()).unwrap_or_default();
+        let done = ran.iterations + ran.units;
+        done as f64 * 1e9 / (monotonic_ns() - begun).max(1) as f64
+    });
+    Some(median(each.collect()))
+}
+
 pub fn measure() -> Vec<Row> {
     let (mut leaser, now) = known();
     let mut sum = 0u64;
@@ -307,7 +342,7 @@ pub fn measure() -> Vec<Row> {
     let (without, _) = of(None);
     let (with, given) = of(Some(LEASING));
     std::hint::black_box((sum, found));
-    vec![
+    let mut rows = vec![
         Row::new("lease.plan", plans / 1e3, "us").at_most(20.0),
         Row::new("lease.record_hit", hit, "ns").at_most(1_000.0),
         Row::new("lease.predict", predict / 1e3, "us").at_most(5.0),
@@ -315,5 +350,13 @@ pub fn measure() -> Vec<Row> {
         Row::new("lease.step.with", with, "ns"),
         Row::new("lease.step.ratio", with / without, "x").at_most(2.0),
         Row::new("lease.step.given", given as f64, "").at_least(1_000.0),
-    ]
+    ];
+    for (name, platform) in [
+        ("lease.replay.two_process", Platform::TwoProcess),
+        ("lease.replay.one_process", Platform::OneProcess),
+    ] {
+        let rate = replayed(platform).unwrap_or_default();
+        rows.push(Row::new(name, rate, "/s").at_least(300_000.0));
+    }
+    rows
 }

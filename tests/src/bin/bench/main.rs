@@ -30,8 +30,8 @@
 //!   the driver calls and bytes that small ones cost.
 //! * `fair`: what offline jobs that take turns get of a GPU, by weights and processes, and what that costs of the
 //!   harvest and online; seven runs of `--seconds`. `cases` of the file has them one by one.
-//! * `lease`: what a plan, a record that is there and a prediction take, and a step of a node with leases against one
-//!   without.
+//! * `lease`: what a plan, a record that is there and a prediction take, a step of a node with leases against one
+//!   without, and iterations and units of a trainer beside online that one core replays in a second.
 //! * `replay`: nanoseconds of a simulated iteration on one core, and seconds of the paper's Figure 10
 //!   (ten scenarios, eight policies, three seeds) on all cores, where its traces are beside the checkout.
 //! * `replay-demo`: the demo, `--runs` times, against replay of the same requests: preemptions and

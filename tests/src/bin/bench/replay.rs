@@ -20,7 +20,7 @@ use tidegate_replay::trace::Lengths;
 use tidegate_tests::monotonic_ns;
 
 /// An hour of bursty callers beside a chat-like batch.
-fn hour() -> Option<Spec> {
+pub fn hour() -> Option<Spec> {
     let model = Model::named(&H200, "llama-3.1-8b")?;
     let lengths = CONVERSATION.generate(1, Duration::from_secs(300));
     let lengths = lengths.requests().iter().map(|request| Lengths {

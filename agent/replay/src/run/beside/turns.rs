@@ -1,6 +1,6 @@
 //! The trainer's turns: its units between online's iterations, in gaps and under leases.
 
-use super::{World, ns};
+use super::{Way, World, ns};
 use crate::batch;
 use crate::record::SpanKind;
 use crate::trainer::Phase;
@@ -123,11 +123,9 @@ impl World<'_> {
             return arrival;
         }
         self.out.switching_ns += enters;
-        let before = self.out.trainer_ns;
         self.units(arrival + defer_ns - start, share);
         let delay = self.leave(stop);
         self.keep(SpanKind::Offline, start, arrival + defer_ns + delay);
-        self.out.away_ns += self.out.trainer_ns - before;
         arrival + defer_ns + delay
     }
 
@@ -161,6 +159,7 @@ impl World<'_> {
         let off = gate.idle(from, launch, iteration.prompt_tokens > 0, iteration.decodes);
         let ran = gate.ran_ns - before;
         self.units(ran, 1.0);
+        self.went(Way::Gap);
         Some(off)
     }
 
@@ -171,6 +170,7 @@ impl World<'_> {
         let mut from = from;
         if core::mem::take(&mut self.begun) && self.trainer.left() < 1.0 {
             from += self.finish(Stop::Unit);
+            self.went(Way::Spatial);
         }
         let (seen, truth) = (self.seen(from, 0), self.truth_of(nominal));
         let profile = Profile {
@@ -186,6 +186,7 @@ impl World<'_> {
         }
         if let Some(share) = lease.keeps {
             self.units(nominal.saturating_sub(from), share);
+            self.went(Way::Spatial);
             return nominal.max(from);
         }
         if lease.units == 0 {
@@ -211,6 +212,7 @@ impl World<'_> {
         self.out.switching_ns += enters;
         self.units(nominal - start, 1.0);
         let off = nominal + self.leave(Stop::Gate);
+        self.went(Way::Gap);
         self.keep(SpanKind::Offline, start, off);
         off
     }
@@ -276,6 +278,7 @@ impl World<'_> {
         let used = (off - start).saturating_sub(if cut { 0 } else { self.switch() });
         self.out.trainer_ns += used;
         self.keep(SpanKind::Offline, start, start + used);
+        self.went(Way::Serial);
         let event = Event::Lease {
             fingerprint: self.fingerprint(),
             units: units.max(1),
