@@ -10,7 +10,7 @@ use super::kv::{BadKv, Kv};
 use super::outbox::say;
 use super::scope::SCOPE;
 use super::service::serve;
-use super::state::{Growing, Membership, State};
+use super::state::{Growing, Membership, State, begin_to_read};
 use super::usage::write_usage;
 use super::{job, talk};
 use crate::hook::table;
@@ -273,8 +273,8 @@ pub unsafe extern "C" fn tg_poll(
             return Err(libc::EINVAL);
         }
         let shared = log_of(process)?;
+        begin_to_read(&process.memory.membership)?;
         let mut membership = sys::lock(&process.memory.membership);
-        membership.begin_to_read()?;
         let news = membership.reader.read(shared, step);
         let news = news.map_err(|refused| match refused {
             Refused::Step(_) => libc::ESTALE,

@@ -219,30 +219,33 @@ impl State {
     }
 }
 
-impl Membership {
-    /// Before losses are read. One other process at most does so for this rank: another engine in the same job would
-    /// take its steps for this one's.
-    pub(super) fn begin_to_read(&mut self) -> Result<(), c_int> {
-        match self.reads {
-            Some(true) => return Ok(()),
-            Some(false) => return Err(libc::EBUSY),
-            None => {}
-        }
-        let joined = self.joined.as_ref().ok_or(libc::ENOTCONN)?;
-        let (answer_tx, answer_rx) = mpsc::channel();
-        let reads =
-            joined.send((self.rank, answer_tx)).is_ok() && answer_rx.recv().unwrap_or(false);
-        self.reads = Some(reads);
-        if reads {
-            return Ok(());
-        }
-        log::line(&format!(
-            "tg_poll: another engine reads what rank {} of job '{}' loses: give each engine a TIDEGATE_JOB of its own",
-            self.rank, self.name
-        ));
-        Err(libc::EBUSY)
+/// Before losses are read. One process at most does so for this rank: another engine in the same job would take its steps
+/// for this one's.
+pub(super) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int> {
+    let known = sys::lock(membership);
+    match known.reads {
+        Some(true) => return Ok(()),
+        Some(false) => return Err(libc::EBUSY),
+        None => {}
     }
+    let (rank, joined) = (known.rank, known.joined.clone().ok_or(libc::ENOTCONN)?);
+    // One that ends is waited for, and whoever talks to the agent wants the lock meanwhile.
+    drop(known);
+    let (answer_tx, answer_rx) = mpsc::channel();
+    let reads = joined.send((rank, answer_tx)).is_ok() && answer_rx.recv().unwrap_or(false);
+    let mut known = sys::lock(membership);
+    known.reads = Some(reads);
+    if reads {
+        return Ok(());
+    }
+    log::line(&format!(
+        "tg_poll: another engine reads what rank {} of job '{}' loses: give each engine a TIDEGATE_JOB of its own",
+        known.rank, known.name
+    ));
+    Err(libc::EBUSY)
+}
 
+impl Membership {
     /// What the agent is told of a cache.
     pub fn describe(&self, kv: &Kv) -> v1::KvRegistered {
         kv.describe(self.rank, self.world.max(1), &self.name)
