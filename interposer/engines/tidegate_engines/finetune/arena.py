@@ -77,11 +77,8 @@ class ArenaMemory(Pieces):
         _nowhere(piece, shapes)
         self._find(name, piece)
 
-    def drop(self, name: Held) -> None:
-        piece = self._pieces.get(name)
-        super().drop(name)
-        if piece is not None:
-            del self._shapes[piece.number]
+    def _ended(self, piece: Piece) -> None:
+        del self._shapes[piece.number]
 
     def fetch(self, names: Iterable[Held]) -> None:
         for name in names:

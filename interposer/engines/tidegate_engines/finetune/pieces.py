@@ -78,6 +78,9 @@ class Pieces:
         """Takes a piece's memory back; its tensors show nothing."""
         raise NotImplementedError
 
+    def _ended(self, piece: Piece) -> None:
+        """A piece is dropped for good."""
+
     def _left(self, block: int) -> None:
         """A block in which nothing lies was taken."""
 
@@ -90,6 +93,7 @@ class Pieces:
         """Gives the memory of a piece back, lost or not."""
         if (piece := self._pieces.pop(name, None)) is not None:
             self._release(name, piece)
+            self._ended(piece)
         self._untold.discard(name)
 
     def needs(self, names: AbstractSet[Held]) -> None:

@@ -54,11 +54,8 @@ class TakenMemory(Pieces):
         self._images[piece.number] = torch.empty(piece.size, dtype=torch.uint8)
         self._find(name, piece)
 
-    def drop(self, name: Held) -> None:
-        piece = self._pieces.get(name)
-        super().drop(name)
-        if piece is not None:
-            del self._images[piece.number]
+    def _ended(self, piece: Piece) -> None:
+        del self._images[piece.number]
 
     def fetch(self, names: Iterable[Held]) -> None:
         self._device.here()
