@@ -103,6 +103,8 @@ struct Shut {
     /// Nobody had woken since the one before: a channel came up, or the last of a wake took effect that its request's
     /// edge had met half done. Neither makes a preemption of its own.
     renewed: bool,
+    /// It ended with another process than it began with: a turn was over.
+    swapped: bool,
 }
 
 /// An enable: when the caller entered the driver, and when it took effect. A request that begins in between finds
@@ -129,7 +131,8 @@ struct Offline {
     channels: Channels,
     /// Stretches that are over, and the beginning of one that is not.
     shut: Vec<Shut>,
-    shut_since: Option<u64>,
+    /// Since when, and by whose channel.
+    shut_since: Option<(u64, u32)>,
     /// See [`Shut::renewed`], of the next stretch.
     renewed: bool,
     /// Groups on the engine, and since when.
@@ -180,7 +183,7 @@ impl Offline {
             }
             _ => {}
         }
-        self.note_shut(record.at_ns, woke);
+        self.note_shut(record, woke);
     }
 
     /// An enable took effect. Whether it was the first of a wake.
@@ -212,16 +215,17 @@ impl Offline {
     }
 
     /// Whether all channels are disabled may have changed.
-    fn note_shut(&mut self, at: u64, woke: bool) {
+    fn note_shut(&mut self, record: &Record, woke: bool) {
         let known = &self.channels.known;
         let all = !known.is_empty() && known.values().all(Option::is_some);
         match (all, self.shut_since) {
-            (true, None) => self.shut_since = Some(at),
-            (false, Some(from)) => {
+            (true, None) => self.shut_since = Some((record.at_ns, record.pid)),
+            (false, Some((from, stopped))) => {
                 self.shut.push(Shut {
                     from,
-                    to: at,
+                    to: record.at_ns,
                     renewed: self.renewed,
+                    swapped: woke && stopped != record.pid,
                 });
                 self.shut_since = None;
                 self.renewed = !woke;
@@ -235,13 +239,14 @@ impl Offline {
         let running = core::mem::take(&mut self.running);
         self.ran
             .extend(running.into_values().map(|from| (from, end_ns)));
-        let Some(from) = self.shut_since.take() else {
+        let Some((from, _)) = self.shut_since.take() else {
             return;
         };
         self.shut.push(Shut {
             from,
             to: end_ns,
             renewed: self.renewed,
+            swapped: false,
         });
         for span in &schedule.agentless {
             let stuck = end_ns.min(span.end).saturating_sub(from.max(span.start));
@@ -347,7 +352,9 @@ fn judge_edges(
             .iter()
             .filter(|s| s.from > request.start_ns && s.from < request.end_ns + EDGE_DEADLINE_NS)
             .collect::<Vec<_>>();
-        let anew = |s: &&&Shut| s.from <= request.end_ns && !s.renewed;
+        // A swap that the agent began blindly is no preemption; see `judge_wakes`.
+        let blind = |s: &Shut| number == 0 && late.contains(&0) && s.swapped;
+        let anew = |s: &&&Shut| s.from <= request.end_ns && !s.renewed && !blind(s);
         let inside = begun.iter().filter(anew).count() as u64;
         verdict.preemptions += inside;
         let excused = overlaps(
@@ -419,8 +426,10 @@ fn judge_wakes(
         if inside && !stationary(schedule, records, last) {
             continue;
         }
-        // Of a wake inside a request: its first event, after a whole cooldown, and taken back.
-        let first = |s: &Shut| !(request.start_ns..at).contains(&s.from);
+        // Of a wake inside a request: its first event, after a whole cooldown, and taken back. Where the agent does not
+        // know yet on which GPU a process computes, it may be the second half of a swap, too.
+        let blind = |s: &Shut| last == 0 && s.swapped && s.to == at;
+        let first = |s: &Shut| !(request.start_ns..at).contains(&s.from) || blind(s);
         let back = |s: &Shut| (at..request.end_ns + EDGE_DEADLINE_NS).contains(&s.from);
         if inside && shut.iter().all(first) && shut.iter().any(back) {
             requests.insert(last);
@@ -475,6 +484,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const ONLINE: u32 = 1;
     const OFFLINE: u32 = 2;
+    const OTHER: u32 = 3;
 
     fn record(at_ms: u64, kind: Kind, pid: u32, asked_ms: u64) -> Record {
         let mut record = Record::new(at_ms * MS, kind);
@@ -540,6 +550,57 @@ mod tests {
         let verdict = judged(&[(1, 2, 2, Some(3)), (11, 11, 11, None)]);
         assert_eq!(verdict.late, 1, "{verdict:?}");
         assert!(verdict.violations.is_empty(), "{verdict:?}");
+    }
+
+    /// Requests as in [`judged`]; of two processes one is stopped and another woken inside of one, at these times in
+    /// milliseconds, and then stopped.
+    fn swapped(at: u64, other: u32) -> Verdict {
+        let request = |from: u64, to: u64| Request {
+            start_ns: from * MS,
+            end_ns: to * MS,
+            longest_gap_ns: MS,
+        };
+        let schedule = Schedule {
+            requests: vec![request(10, 20), request(400, 420)],
+            gaps_per_request: vec![5, 5],
+            offline: [OFFLINE, OTHER].into(),
+            online: ONLINE,
+            ..Schedule::default()
+        };
+        let of = |pid: u32, at_ms: u64, kind: Kind, asked_ms: u64| {
+            let mut record = record(at_ms, kind, pid, asked_ms);
+            record.object = pid;
+            record
+        };
+        let mut records = vec![
+            of(OFFLINE, 1, Kind::ChannelUp, 0),
+            of(OTHER, 2, Kind::ChannelUp, 0),
+            of(OTHER, 3, Kind::DisableEnd, 0),
+            of(OFFLINE, at, Kind::DisableEnd, 0),
+            of(other, at + 1, Kind::EnableEnd, at + 1),
+            of(other, at + 2, Kind::DisableEnd, 0),
+        ];
+        if at > 20 {
+            records.push(of(OFFLINE, 11, Kind::DisableEnd, 0));
+            records.push(of(OFFLINE, 390, Kind::EnableEnd, 390));
+        }
+        for (from, to) in [(12, 20), (401, 420)] {
+            records.push(record(from, Kind::KernelStart, ONLINE, 0));
+            records.push(record(to, Kind::KernelEnd, ONLINE, 0));
+        }
+        records.sort_by_key(|record| record.at_ns);
+        judge(&schedule, &records, 4_000 * MS)
+    }
+
+    #[test]
+    fn only_a_first_request_may_meet_a_swap_half_done() {
+        let first = swapped(11, OTHER);
+        assert!(first.violations.is_empty(), "{first:?}");
+        assert_eq!(first.preemptions, 1);
+        let again = swapped(11, OFFLINE);
+        assert_eq!(again.violations.len(), 2, "no swap: {again:?}");
+        let later = swapped(402, OTHER);
+        assert!(later.violations.len() >= 2, "{later:?}");
     }
 
     #[test]
