@@ -25,6 +25,10 @@
 //!
 //! A turn is handed over by two orders: the next job is let go only once every channel of the last is known to be
 //! disabled. A job that was given up (`Unmanaged`) is not waited for: its launch gate is all there is to close.
+//!
+//! One component of the node hands over at a time. An edge cannot take back a call that the driver is in, and without
+//! the driver's patch the calls of all GPUs wait for one lock: an edge that met the swaps of eight GPUs waited for all of
+//! them. A turn whose end comes meanwhile goes on, by [`STAYS`] at most, and its job pays for that as for the rest.
 
 mod account;
 mod at_once;
@@ -50,6 +54,9 @@ pub use waits::{WAITS_NS, Waits};
 pub const GRACE: Duration = Duration::from_millis(10);
 /// Time that enabling may take before the job pays for it: one whose enables fail must not keep the turn for nothing.
 const ENTRY: u64 = 5_000_000;
+/// By how much a turn may grow while another component hands over: seven other GPUs at two calls of 0.2 ms and their
+/// answers, which is what a call takes where eight GPUs' calls wait for one lock (`tests/README.md`, P-FAIR-14).
+pub const STAYS: Duration = Duration::from_millis(5);
 
 /// The least v of each group of active jobs, and of each component by class.
 #[derive(Clone, Debug, Default)]
@@ -213,6 +220,7 @@ impl Fair {
         self.weigh();
         self.join(turn);
         self.hold_within_reach(turn);
+        self.stagger(turn, claims);
         self.choose(turn, claims);
         at_once::run(&mut self.accounts, claims);
         self.apportion();
@@ -463,6 +471,41 @@ impl Fair {
         }
     }
 
+    /// Which turns go on beyond their end, because another component hands over.
+    fn stagger(&mut self, turn: u64, claims: &[Claim]) {
+        let half_done = |(a, claim): (&Account, &Claim)| {
+            // Who gives way is on yet, who has the turn next waits for that, or is being enabled.
+            let half = if a.may {
+                !claim.whole
+            } else {
+                claim.on || a.held
+            };
+            (a.active && !a.sliced && half).then_some(a.component)
+        };
+        let accounts = &self.accounts;
+        let under_way = accounts.iter().zip(claims).find_map(half_done);
+        let over = accounts.iter().filter(|a| self.gives_way(a, turn));
+        let latest = || over.max_by_key(|a| a.used).map(|a| a.component);
+        let hands_over = under_way.or_else(latest);
+        let most = turn.saturating_add(nanos(STAYS));
+        for at in 0..self.accounts.len() {
+            let account = &self.accounts[at];
+            let waits = hands_over.is_some_and(|other| other != account.component);
+            let stays = waits && account.used < most && self.gives_way(account, turn);
+            self.accounts[at].stays = stays;
+        }
+    }
+
+    /// Its turn is over and another's comes. Who is still the furthest behind begins its next, and hands nothing over.
+    fn gives_way(&self, own: &Account, turn: u64) -> bool {
+        let goes_first = |a: &Account| {
+            let rival = a.active && !a.may && a.component == own.component;
+            rival && (a.class, a.v) <= (own.class, own.v)
+        };
+        let over = own.active && own.may && own.held && own.used >= turn;
+        over && self.accounts.iter().any(goes_first)
+    }
+
     /// Those that choose take their GPUs, who is behind first. Then those that want nothing, so that they lose no time
     /// once they do, then those that are shut out, of which one may breathe.
     fn choose(&mut self, turn: u64, claims: &[Claim]) {
@@ -473,7 +516,7 @@ impl Fair {
         order.sort_unstable_by_key(|&at| {
             let a = &accounts[at];
             let goes_on = if a.held {
-                a.used < turn
+                a.in_turn(turn)
             } else {
                 claims[at].runs
             };
@@ -490,7 +533,7 @@ impl Fair {
             if chosen {
                 taken = taken.union(account.gpus);
             }
-            if account.active && chosen && (!account.held || account.used >= turn) {
+            if account.active && chosen && !account.in_turn(turn) {
                 self.turns += 1;
                 account.end_turn();
                 (account.held, account.last) = (true, self.turns);
@@ -540,7 +583,11 @@ impl Fair {
             .accounts
             .iter()
             .filter(|a| a.active && a.may && a.held && waits(a));
-        let ends = turns.map(|a| now.after(Duration::from_nanos(turn.saturating_sub(a.used))));
+        let longest = |a: &Account| if a.stays { nanos(STAYS) } else { 0 };
+        let ends = turns.map(|a| {
+            let end = turn.saturating_add(longest(a));
+            now.after(Duration::from_nanos(end.saturating_sub(a.used)))
+        });
         let graces = self.accounts.iter().filter(|a| a.shares && a.wants);
         let graces = graces.filter_map(|a| a.idle_since.map(|since| since.after(GRACE)));
         let enter = self

@@ -61,6 +61,8 @@ pub(super) struct Account {
     pub held: bool,
     pub used: u64,
     pub paid: u128,
+    /// That turn goes on beyond its end.
+    pub stays: bool,
     /// When it last began a turn, by count.
     pub last: u64,
     pub turns: u64,
@@ -102,6 +104,7 @@ impl Account {
             held: false,
             used: 0,
             paid: 0,
+            stays: false,
             last: 0,
             turns: 0,
             waited: 0,
@@ -116,6 +119,7 @@ impl Account {
 
     pub fn end_turn(&mut self) {
         (self.held, self.used, self.paid) = (false, 0, 0);
+        self.stays = false;
     }
 
     /// Nobody is in its way.
@@ -127,9 +131,14 @@ impl Account {
         self.end_turn();
     }
 
+    /// Its turn is not over.
+    pub fn in_turn(&self, turn: u64) -> bool {
+        self.held && (self.used < turn || self.stays)
+    }
+
     /// Who is behind chooses first; within a turn it is as far as when the turn began.
     pub fn key(&self, turn: u64) -> u128 {
-        if self.held && self.used < turn {
+        if self.in_turn(turn) {
             self.v.saturating_sub(self.paid)
         } else {
             self.v

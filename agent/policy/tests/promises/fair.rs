@@ -57,5 +57,8 @@ fn jobs_on_the_same_gpus_take_turns_by_weight_and_leave_no_gpu_to_itself() {
 /// P-FAIR-2: what fails, is late or is given up hurts nobody else.
 #[test]
 fn orders_that_fail_let_no_two_sound_jobs_run_at_once_and_starve_nobody() {
-    judge(Draw { fails: true });
+    judge(Draw {
+        fails: true,
+        ..Draw::default()
+    });
 }

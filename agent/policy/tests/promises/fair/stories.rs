@@ -227,3 +227,33 @@ fn a_job_that_slept_is_owed_nothing() {
     let (one, two) = (world.ran(0) - before.0, world.ran(1) - before.1);
     near(one as f64 / (one + two) as f64, 0.5, 0.02);
 }
+
+/// P-FAIR-22: GPUs hand over one after the other, and nobody pays for that.
+#[test]
+fn one_gpu_of_the_node_hands_over_at_a_time() {
+    let prompt = Draw {
+        prompt: true,
+        ..Draw::default()
+    };
+    for seed in 0..20 {
+        let mut world = World::new(seed, prompt);
+        for id in 0..6u32 {
+            let gpu = GpuSet::of(GpuId((id % 3) as u8));
+            world.add(id, gpu, 1 + seed % 3, Class::Normal);
+        }
+        // All three gates open at the same moment, and the turns begin.
+        (0..3).for_each(|gpu| world.online(gpu, true));
+        world.pass(SECOND / 10);
+        (0..3).for_each(|gpu| world.online(gpu, false));
+        world.pass(SECOND / 20);
+        world.most_at_once = 0;
+        world.pass(60 * SECOND);
+        assert_eq!(world.most_at_once, 1, "seed {seed}");
+        assert!(world.broken.is_empty(), "seed {seed}: {:?}", world.broken);
+        for gpu in 0..3 {
+            near(share(&world, gpu, &[gpu, gpu + 3]), 0.5, 0.01);
+        }
+        let ran: u64 = (0..6).map(|id| world.ran(id)).sum();
+        assert!(ran > 177 * SECOND, "seed {seed}: {ran} ns of 180 s");
+    }
+}

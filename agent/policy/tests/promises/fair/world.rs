@@ -24,6 +24,8 @@ const SLACK: u64 = 2 * (STOPS as u64 + STARTS as u64);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Draw {
     pub fails: bool,
+    /// No order takes longer than most do.
+    pub prompt: bool,
 }
 
 #[derive(Debug)]
@@ -61,6 +63,8 @@ pub struct World {
     unused: [u64; GPUS as usize],
     /// Who could run and wanted to, as of last.
     active: BTreeSet<u32>,
+    /// Most GPUs that had orders under way at once.
+    pub most_at_once: usize,
     pub broken: Vec<String>,
 }
 
@@ -96,6 +100,7 @@ impl World {
             ahead: BTreeMap::new(),
             unused: [0; GPUS as usize],
             active: BTreeSet::new(),
+            most_at_once: 0,
             broken: Vec::new(),
         };
         for gpu in 0..GPUS {
@@ -125,7 +130,7 @@ impl World {
         // One GPU's orders are carried out in order.
         let here = self.orders.iter().filter(|o| o.2.gpu == order.gpu);
         let before = here.map(|o| o.0).max().unwrap_or(0);
-        let late = self.dice.next().is_multiple_of(16);
+        let late = !self.draw.prompt && self.dice.next().is_multiple_of(16);
         let takes = match (enable, late) {
             (false, true) => self.dice.between(1e6, STOPS / 2.0),
             (true, true) => self.dice.between(0.5e6, STARTS / 2.0),
@@ -134,6 +139,8 @@ impl World {
         self.count += 1;
         let at = before.max(self.now) + takes as u64;
         self.orders.push((at, self.count, order, enable));
+        let on: BTreeSet<GpuId> = self.orders.iter().map(|o| o.2.gpu).collect();
+        self.most_at_once = self.most_at_once.max(on.len());
     }
 
     pub fn attach(&mut self, id: u32, dice: &mut Dice) {
