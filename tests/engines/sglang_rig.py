@@ -103,29 +103,31 @@ def load(library: Library):
     return scheduler
 
 
-def make(module, overlap: bool):
-    """A scheduler with little memory, so that requests are retracted."""
+def make(module, overlap: bool, model: dict | None = None, **changes):
+    """A scheduler with little memory, so that requests are retracted; of another model, or with other arguments."""
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     folder = Path(tempfile.mkdtemp(prefix="tidegate-sglang-"))
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    args = ServerArgs(
-        model_path=str(folder),
-        load_format="dummy",
-        device="cpu",
-        dtype="float32",
-        skip_tokenizer_init=True,
-        attention_backend="torch_native",
-        sampling_backend="pytorch",
-        disable_cuda_graph=True,
-        mem_fraction_static=0.1,
-        max_total_tokens=160,
-        max_running_requests=6,
-        chunked_prefill_size=16,
-        schedule_conservativeness=0.1,
-        disable_overlap_schedule=not overlap,
-        random_seed=1,
-    )
+    (folder / "config.json").write_text(json.dumps({**MODEL, **(model or {})}))
+    arguments = {
+        "model_path": str(folder),
+        "load_format": "dummy",
+        "device": "cpu",
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": True,
+        "mem_fraction_static": 0.1,
+        "max_total_tokens": 160,
+        "max_running_requests": 6,
+        "chunked_prefill_size": 16,
+        "schedule_conservativeness": 0.1,
+        "disable_overlap_schedule": not overlap,
+        "random_seed": 1,
+        **changes,
+    }
+    args = ServerArgs(**arguments)
     ports = PortArgs.init_new(args)
     if hasattr(module, "publish"):
         ranks = module.SpawnRanks(
@@ -137,8 +139,8 @@ def make(module, overlap: bool):
     return module.Scheduler(args, ports, **{name: None if name == "dp_rank" else 0 for name in names})
 
 
-def request(module, rid: str, prompt: list[int], tokens: int):
-    """As a tokenizer sends it."""
+def request(module, rid: str, prompt: list[int], tokens: int, logprobs: bool = False):
+    """As a tokenizer sends it; with logprobs of prompt and answer, if they are asked for."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -152,8 +154,8 @@ def request(module, rid: str, prompt: list[int], tokens: int):
         "mm_inputs": None,
         "token_type_ids": None,
         "sampling_params": sampling,
-        "return_logprob": False,
-        "logprob_start_len": -1,
+        "return_logprob": logprobs,
+        "logprob_start_len": 0 if logprobs else -1,
         "top_logprobs_num": 0,
         "token_ids_logprob": None,
         "stream": True,

@@ -1,0 +1,121 @@
+"""KV memory of a SGLang pool on the CPU, of which blocks are taken and given back, and the agent that does so.
+
+The bytes of a lost block are overwritten with garbage whenever the engine reads or writes its memory: it forgets what
+is written to it. A block that is back holds garbage of another kind.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from tidegate_engines.job import Cut
+
+
+class Memory:
+    """What is behind a pool's slots."""
+
+    def __init__(self, pool, run: int, blocks: int, moment: Callable[[], None]) -> None:
+        self.tensors = [*pool.k_buffer, *pool.v_buffer]
+        self.run, self.blocks = run, blocks
+        self.lost: set[int] = set()
+        self.draw = torch.Generator().manual_seed(1)
+        self._stand_around(pool, moment)
+
+    def _stand_around(self, pool, moment: Callable[[], None]) -> None:
+        """Before and after each layer writes, and before it reads, is a moment."""
+        for name in ("set_kv_buffer", "get_key_buffer"):
+            original = getattr(pool, name)
+
+            def between(*args, _original=original, **kwargs):
+                moment()
+                self.spoil()
+                result = _original(*args, **kwargs)
+                self.spoil()
+                return result
+
+            setattr(pool, name, between)
+
+    def spoil(self) -> None:
+        for block in self.lost:
+            self._fill(block)
+
+    def _fill(self, block: int) -> None:
+        for tensor in self.tensors:
+            part = tensor[block * self.run : (block + 1) * self.run]
+            part.copy_(3 * torch.randn(part.shape, generator=self.draw))
+
+    def take(self, blocks: Sequence[int]) -> None:
+        self.lost.update(blocks)
+        self.spoil()
+
+    def give(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._fill(block)
+        self.lost.difference_update(blocks)
+
+    def slot(self, slot: int) -> list[torch.Tensor]:
+        """By layer, the key and value that a slot holds."""
+        half = len(self.tensors) // 2
+        return [
+            torch.stack((self.tensors[i][slot].reshape(-1), self.tensors[half + i][slot].reshape(-1)))
+            for i in range(half)
+        ]
+
+
+class Agent:
+    """The other end of an offline job: takes blocks, gives them back when their loss is acknowledged, keeps the log."""
+
+    def __init__(self) -> None:
+        self.memory: Memory | None = None
+        self.rng = random.Random(0)
+        self.log: list[tuple[str, int]] = []
+        self.read = self.acked = self.reclaims = self.waits = self.back = 0
+        self.lost_at: dict[int, int] = {}
+        self.published: dict[int, list[int]] = {}
+
+    def alone(self) -> bool:
+        return True
+
+    def take(self, blocks: Sequence[int]) -> None:
+        fresh = [block for block in blocks if block not in self.memory.lost and block != 0]
+        if not fresh:
+            return
+        self.reclaims += 1
+        self.memory.take(fresh)
+        for block in fresh:
+            self.log.append(("lost", block))
+            self.lost_at[block] = len(self.log)
+
+    def give(self, blocks: Sequence[int]) -> None:
+        ready = [block for block in blocks if self.lost_at.get(block, len(self.log) + 1) <= self.acked]
+        self.memory.give(ready)
+        for block in ready:
+            del self.lost_at[block]
+            self.log.append(("back", block))
+        self.back += len(ready)
+
+    # What the plugin asks.
+
+    def poll(self, step: int) -> Cut:
+        lost: list[int] = []
+        back: list[int] = []
+        for kind, block in self.log[self.read :]:
+            if kind == "lost" and block in back:
+                back.remove(block)
+            (lost if kind == "lost" else back).append(block)
+        self.read = len(self.log)
+        return Cut(lost, back, self.read)
+
+    def ack_withheld(self, seq: int) -> None:
+        self.acked = max(self.acked, seq)
+
+    def publish(self, request: int, tokens: int, blocks: Sequence[int]) -> None:
+        self.published[request] = list(blocks)
+
+    def forget(self, request: int) -> None:
+        del self.published[request]
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits += 1

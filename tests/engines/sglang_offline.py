@@ -1,0 +1,391 @@
+"""An offline SGLang whose KV memory is taken and given back at random, in the middle of steps.
+
+SGLang's real scheduler, worker, allocator and prefix cache compute a GPT-2 of two layers on the CPU. What judges them has
+none of their facts: answers and KV are computed from tokens alone (``sglang_truth``), the memory and its owner are
+``sglang_memory``, and what an answer is is what SGLang sends to its tokenizer.
+
+    python sglang_offline.py MODE KIND SEEDS CLAUSE...   one JSON line for the plugin whole ("") or without a clause, each
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from types import SimpleNamespace
+
+import torch
+from sglang_rig import load, make, request  # first: it says where the plugin is
+
+from sglang_ablations import ABLATIONS
+from sglang_memory import Agent, Memory
+from sglang_truth import Model
+
+#: Two layers: what the second one writes depends upon what is read of the first.
+MODEL = {"n_layer": 2}
+
+#: Iterations of the loop after which a run without an end is one.
+PATIENCE = 6_000
+
+#: Prompt and answer of the longest request, in tokens.
+LONGEST = 100
+
+#: How far apart f32 and f64 may be, and by how much each token of an answer has to be the most likely one.
+CLOSE, CLEAR = 2e-3, 2e-3
+
+#: Slots.
+TOTAL = 288
+
+#: Slots of a block at the least: few, so that a request's lie in many.
+RUN = 4
+
+#: Kinds of engines: slots of a page, and what else is set.
+KINDS: dict[str, tuple[int, dict]] = {
+    "pages of 1": (1, {}),
+    "pages of 8": (8, {}),
+    "no prefix cache": (1, {"disable_radix_cache": True}),
+    "prefix cache in Python": (1, {}),
+}
+
+
+class End(Exception):
+    """Of a run."""
+
+
+class Library:
+    """What the plugin would call."""
+
+    def __init__(self) -> None:
+        self.regions: list = []
+        self.gone = False
+        self.scopes = 0
+
+    def role(self, wait_s: float) -> str:
+        return "offline"
+
+    def attach(self, rank: int, world: int) -> None:
+        assert (rank, world) == (0, 1)
+
+    def begin_scope(self, handle_bytes: int, flags: int) -> None:
+        self.scopes += 1
+
+    def end_scope(self) -> None:
+        pass
+
+    def register(self, regions: list, protected: int, flags: int) -> int:
+        assert (protected, flags) == (1, 0)
+        self.regions = regions
+        return 7
+
+    def call(self, name: str, *arguments: int) -> int:
+        assert (name, arguments) == ("tg_kv_unregister", (7,))
+        self.gone = True
+        return 0
+
+
+class Rig:
+    """One scheduler, its memory, its traffic, and the book."""
+
+    def __init__(self, overlap: bool, kind: str) -> None:
+        page, changes = KINDS[kind]
+        if kind == "prefix cache in Python":
+            os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
+        os.environ["TIDEGATE_ROLE"] = "offline"
+        # 0.5.11's own check forgets a prompt between two chunks.
+        os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = os.environ.get("BUSY", "1")
+        self.library, self.agent = Library(), Agent()
+        self.module = load(self.library)
+        from tidegate_engines import abi
+        from tidegate_engines.sglang import STATE, lost, slots
+
+        lost.PUBLISH_S, slots.RUN = 0.0, RUN
+        abi.Offline = lambda library: self.agent
+        self.scheduler = make(
+            self.module, overlap, MODEL, page_size=page, max_total_tokens=TOTAL, max_running_requests=5, **changes
+        )
+        assert self.scheduler.enable_overlap == overlap
+        self.state = getattr(self.scheduler, STATE)
+        self.page, self.run_slots = page, self.state.slots.run
+        pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
+        self.agent.memory = Memory(pool, self.run_slots, self.state.slots.blocks, self._moment)
+        self.truth = self._weigh()
+        self.report = SimpleNamespace()
+        self._listen()
+
+    def _weigh(self) -> Model:
+        """Gives the model weights whose answers depend upon what it reads."""
+        model = self.scheduler.tp_worker.model_runner.model
+        draw = torch.Generator().manual_seed(2)
+        named = {name: p for name, p in model.named_parameters() if not name.startswith("lm_head")}
+        for name, p in named.items():
+            normal = torch.randn(p.shape, generator=draw)
+            spread = 1.0 if "wte" in name else 0.3
+            p.data.copy_(1 + 0.1 * normal if "ln_" in name and name.endswith("weight") else spread * normal)
+        return Model(named, MODEL["n_layer"], 2)
+
+    def _listen(self) -> None:
+        scheduler = self.scheduler
+        channels = getattr(scheduler, "ipc_channels", scheduler)
+        type(channels.send_to_tokenizer).send_output = lambda _, output, *rest: self._sent(output)
+        if hasattr(scheduler, "request_receiver"):
+            scheduler.request_receiver = SimpleNamespace(recv_requests=self._asked)
+        else:
+            scheduler.recv_requests = self._asked
+        original, steps = scheduler.process_input_requests, scheduler.run_batch
+
+        def turned(*args, **kwargs):
+            result = original(*args, **kwargs)
+            self._check()
+            return result
+
+        def ran(*args, **kwargs):
+            self.report.steps += 1
+            return steps(*args, **kwargs)
+
+        scheduler.process_input_requests, scheduler.run_batch = turned, ran
+
+    # The owner of the memory.
+
+    def _moment(self) -> None:
+        """Between any two pieces of work: now and then a few blocks are taken, as far as the agent would."""
+        rng, agent = self.rng, self.agent
+        if self.quiet < 3 and not self.famine and rng.random() < self.reclaim:
+            first = rng.randrange(1, self.state.slots.blocks)
+            blocks = range(first, min(first + rng.randint(1, 6), self.state.slots.blocks))
+            left = (self.state.slots.blocks - len(self.agent.memory.lost) - len(blocks) - 1) * self.run_slots
+            if left > LONGEST + 3 * self.page:
+                agent.take(blocks)
+
+    # The traffic.
+
+    def _asked(self, *args, **kwargs) -> list:
+        """What comes in an iteration of the loop."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        rng, report, lost = self.rng, self.report, self.agent.memory.lost
+        self.turns += 1
+        if self.turns > PATIENCE:
+            report.stuck += bool(self.open)
+            raise End
+        if not self.left and not self.open:
+            self.quiet += 1
+            if self.quiet > 6:
+                raise End
+        if self.famine:
+            self.famine -= 1
+        elif self.open and rng.random() < 0.01:
+            # More than an agent would take: nothing fits for a while.
+            self.famine = 40
+            agent, blocks = self.agent, self.state.slots.blocks
+            agent.take(rng.sample(range(1, blocks), blocks - 1 - 2 * LONGEST // self.run_slots // 5))
+            report.famines += 1
+        if self.quiet > 3:
+            self.agent.give(sorted(lost))  # at the end all comes back
+        elif self.famine:
+            pass
+        elif lost and rng.random() < 0.1:
+            self.agent.give(rng.sample(sorted(lost), rng.randint(0, len(lost))))
+        come: list = []
+        while self.left and rng.random() < 0.3:
+            self.left -= 1
+            come.append(self._new(f"{self.seed}-{self.left}-"))
+        if self.open and rng.random() < 0.03:
+            rid = rng.choice(sorted(self.open))
+            self.aborted.add(rid)
+            come.append(AbortReq(rid=rid))
+        self._moment()
+        return come
+
+    def _new(self, rid: str):
+        rng = self.rng
+        while True:
+            prompt = rng.choice(self.prefixes)[: 48 if rng.random() < 0.5 else rng.randint(1, 48)]
+            if rng.random() < 0.7:
+                prompt = prompt + [rng.randrange(3, 128) for _ in range(rng.randint(1, 15))]
+            tokens = rng.randint(1, 36)
+            answer, closest = self.truth.answer(prompt, tokens)
+            if closest > CLEAR:
+                break
+        self.open.add(rid)
+        self.asked[rid] = (prompt, answer, rng.random() < 0.2)
+        self.got[rid] = SimpleNamespace(tokens=[], logprobs=[], prompt=None)
+        self.report.requests += 1
+        return request(self.module, rid, prompt, tokens, self.asked[rid][2])
+
+    def _sent(self, output) -> None:
+        """What SGLang sends to its tokenizer."""
+        if not hasattr(output, "finished_reasons"):
+            if type(output).__name__ == "AbortReq":
+                self._ended(output.rid, aborted=True)
+            return
+        for i, rid in enumerate(output.rids):
+            got = self.got[rid]
+            got.tokens += list(output.output_ids[i])
+            if output.output_token_logprobs_val and output.output_token_logprobs_val[i]:
+                got.logprobs += [float(value) for value in output.output_token_logprobs_val[i]]
+            if output.input_token_logprobs_val and output.input_token_logprobs_val[i]:
+                got.prompt = [None if v is None else float(v) for v in output.input_token_logprobs_val[i]]
+            reason = output.finished_reasons[i]
+            if reason:
+                self._ended(rid, aborted=(reason["type"] == "abort"))
+
+    def _ended(self, rid: str, aborted: bool) -> None:
+        if rid not in self.open:
+            self.report.twice += 1
+            return
+        self.open.discard(rid)
+        prompt, answer, logprobs = self.asked[rid]
+        got, report = self.got[rid], self.report
+        report.ended += 1
+        if aborted:
+            report.aborted += 1
+            report.lost_requests += rid not in self.aborted
+            report.wrong += got.tokens != answer[: len(got.tokens)]
+            return
+        report.short += len(got.tokens) < len(answer) and got.tokens == answer[: len(got.tokens)]
+        report.wrong += got.tokens != answer
+        if logprobs and got.tokens == answer:
+            report.logprobs += 1
+            want = self.truth.logprobs([*prompt, *answer])
+            said = [*(got.prompt or [])[1:], *got.logprobs]
+            near = len(said) == len(want) and all(abs(a - b) < CLOSE for a, b in zip(said, want, strict=True))
+            report.wrong_logprobs += not near
+
+    # What has to hold whenever a turn begins, right after a cut.
+
+    def _check(self) -> None:
+        allocator, lost = self.scheduler.token_to_kv_pool_allocator, self.agent.memory.lost
+        free = allocator.free_pages.tolist()
+        gone = {slot // self.page for block in lost for slot in range(block * self.run_slots, (block + 1) * self.run_slots)}
+        self.report.bad_free += len(free) != len(set(free)) or bool(gone & set(free))
+        if self.turns % 4 == 0:
+            self._check_tree(lost)
+
+    def _check_tree(self, lost: set[int]) -> None:
+        """What the prefix cache holds is what its tokens make."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        cache = self.scheduler.tree_cache
+        if not cache.evictable_size() + cache.protected_size():
+            return
+        held = set(cache.all_values_flatten().tolist())
+        seen: dict[int, tuple[tuple[int, ...], int]] = {}
+        for prompt, answer, _ in self.asked.values():
+            tokens = (*prompt, *answer)
+            match = cache.match_prefix(MatchPrefixParams(key=RadixKey(self._typed(tokens), None)))
+            indices = getattr(match, "device_indices", None)
+            if indices is None:
+                indices = cache.path_device_indices(match.last_device_node)
+            for i, slot in enumerate(indices.tolist()):
+                seen.setdefault(slot, (tokens, i))
+        self.report.unknown += len(held - seen.keys())
+        for slot, (tokens, at) in seen.items():
+            if slot // self.run_slots in lost:
+                self.report.lost_in_tree += 1
+                continue
+            want = self.truth.compute(tokens)[1]
+            have = self.agent.memory.slot(slot)
+            near = all(torch.allclose(a.double(), b[at], atol=CLOSE) for a, b in zip(have, want, strict=True))
+            self.report.poisoned += not near
+            self.report.slots += 1
+
+    def _typed(self, tokens):
+        from array import array
+
+        return array("q", tokens) if hasattr(self.module, "publish") else list(tokens)
+
+    def run(self, seed: int, reclaim: float) -> None:
+        """One run, of random traffic, until nothing is left."""
+        self.seed, self.rng, self.left, self.turns, self.quiet = seed, random.Random(seed), 10, 0, 0
+        self.reclaim, self.famine = reclaim, 0
+        self.prefixes = [[self.rng.randrange(3, 128) for _ in range(48)] for _ in range(2)]
+        self.open: set[str] = set()
+        self.aborted: set[str] = set()
+        self.asked: dict[str, tuple] = {}
+        self.got: dict[str, SimpleNamespace] = {}
+        try:
+            self.scheduler.run_event_loop()
+        except End:
+            pass
+        self._settled()
+
+    def _settled(self) -> None:
+        """At the end every slot is free again or in the prefix cache, nothing is published, nothing withheld."""
+        scheduler, report, slots = self.scheduler, self.report, self.state.slots
+        report.never_came += len(self.open)
+        report.unacknowledged += self.agent.acked != len(self.agent.log)
+        report.left_over += slots.any() or slots.out != 0 or len(self.state.flights)
+        report.leaked += TOTAL - scheduler.token_to_kv_pool_allocator.available_size() - scheduler.tree_cache.evictable_size()
+        report.published += len(self.agent.published)
+        if self.rng.random() < 0.5:
+            scheduler.flush_cache()
+            report.leaked += TOTAL - scheduler.token_to_kv_pool_allocator.available_size()
+        else:
+            from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+            scheduler.tree_cache.evict(EvictParams(num_tokens=TOTAL))
+
+    def runs(self, seeds: int, reclaim: float = 0.03) -> dict:
+        names = (
+            "requests steps ended aborted logprobs slots famines wrong wrong_logprobs short lost_requests twice never_came stuck "
+            "bad_free lost_in_tree poisoned unknown unacknowledged left_over leaked published"
+        )
+        self.report = SimpleNamespace(**dict.fromkeys(names.split(), 0))
+        before = self.agent.reclaims
+        done = 0
+        for seed in range(seeds):
+            self.run(seed, reclaim)
+            done += 1
+            if self.report.stuck or (self.stop_early and self.broken()):
+                break
+        retracted = self.agent.reclaims - before
+        return {**vars(self.report), "reclaims": retracted, "back": self.agent.back, "waits": self.agent.waits, "runs": done}
+
+    stop_early = False
+
+    def broken(self) -> int:
+        """How much of what must not happen did."""
+        return sum(getattr(self.report, name) for name in BROKEN)
+
+
+#: What must not happen.
+BROKEN = (
+    "wrong wrong_logprobs short lost_requests twice never_came stuck bad_free lost_in_tree poisoned unknown "
+    "unacknowledged left_over leaked published"
+).split()
+
+
+def one(rig: Rig, clause: str, seeds: int) -> dict:
+    """Of the plugin whole, or less one clause."""
+    if clause:
+        rig.stop_early = True
+        ABLATIONS[clause](rig.state)
+    try:
+        return {"clause": clause, "crashed": "", **rig.runs(seeds)}
+    except Exception as error:  # noqa: BLE001 # whatever an ablated plugin breaks
+        traceback.print_exc()
+        return {"clause": clause, "crashed": f"{type(error).__name__}: {error}"[:300], **vars(rig.report)}
+
+
+def main(mode: str, kind: str, seeds: str, *clauses: str) -> None:
+    """Each in a process of its own, which has the scheduler as it was made."""
+    rig = Rig(mode == "overlap", kind)
+    core = type(getattr(rig.scheduler.tree_cache, "tree_core", rig.scheduler.tree_cache)).__name__
+    print(json.dumps({"made": type(rig.state).__name__, "scopes": rig.library.scopes, "tree": core}), flush=True)
+    for clause in clauses:
+        child = os.fork()
+        if not child:
+            signal.alarm(1200)
+            print(json.dumps(one(rig, clause, int(seeds))), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
