@@ -105,6 +105,13 @@ class NoWhole(LostSlots):
         self.flights[-1].whole = False
 
 
+class NoUnsay(LostSlots):
+    """The logprob of a first token that was dropped counts as sent."""
+
+    def _unsay(self, passed):
+        pass
+
+
 class NoSpareChunk(LostSlots):
     """SGLang goes on with a prompt in chunks without the memory for it."""
 
@@ -139,6 +146,13 @@ def _no_reset(state):
     state.slots.allocator.clear = original
 
 
+class NoRoom(LostSlots):
+    """SGLang is not told that there may be room again."""
+
+    def _reopen(self):
+        pass
+
+
 class NoTurn(LostSlots):
     """Only a step's results are a reason to ask what was lost."""
 
@@ -170,6 +184,8 @@ class Ablation:
     plugin: type[LostSlots]
     modes: tuple[str, ...] = ("overlap", "normal")
     apply: object = field(default=None)
+    #: Whether it is needed where a request has a record of its slots.
+    new: bool = True
 
     def __call__(self, state) -> None:
         (self.apply or become(self.plugin))(state)
@@ -189,10 +205,12 @@ ABLATIONS = {
         Ablation(NoWithhold),
         Ablation(NoParted, modes=("overlap",)),
         Ablation(NoWhole),
+        Ablation(NoUnsay, new=False),
         Ablation(NoSpareChunk),
         Ablation(Abort),
         Ablation(NoShow, apply=_no_show),
         Ablation(NoReset, apply=_no_reset),
+        Ablation(NoRoom, new=False),
         Ablation(NoTurn),
         Ablation(NoForget),
     )

@@ -46,6 +46,13 @@ class Memory:
             part = tensor[block * self.run : (block + 1) * self.run]
             part.copy_(3 * torch.randn(part.shape, generator=self.draw))
 
+    def garble(self, slots: Sequence[int]) -> None:
+        """Has these slots of the last layer hold garbage: it was written from some."""
+        half = len(self.tensors) // 2
+        for tensor in (self.tensors[half - 1], self.tensors[-1]):
+            for slot in slots:
+                tensor[slot].copy_(3 * torch.randn(tensor[slot].shape, generator=self.draw))
+
     def take(self, blocks: Sequence[int]) -> None:
         self.lost.update(blocks)
         self.spoil()

@@ -4,7 +4,8 @@ SGLang's real scheduler, worker, allocator and prefix cache compute a GPT-2 of t
 none of their facts: answers and KV are computed from tokens alone (``sglang_truth``), the memory and its owner are
 ``sglang_memory``, and what an answer is is what SGLang sends to its tokenizer.
 
-    python sglang_offline.py MODE KIND SEEDS CLAUSE...   one JSON line for the plugin whole ("") or without a clause, each
+    python sglang_offline.py SEEDS MODE/KIND/CLAUSE,CLAUSE...   one JSON line for the plugin whole (no name), or less one
+                                                                clause, each
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import random
 import signal
 import sys
 import traceback
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from sglang_rig import load, make, request  # first: it says where the plugin is
+from sglang_rig import load, make, request, stand_in  # first: it says where the plugin is
 
-from sglang_ablations import ABLATIONS
+from sglang_ablations import ABLATIONS, RUNS
 from sglang_memory import Agent, Memory
 from sglang_truth import Model
 
@@ -40,14 +43,17 @@ CLOSE, CLEAR = 2e-3, 2e-3
 TOTAL = 288
 
 #: Slots of a block at the least: few, so that a request's lie in many.
-RUN = 4
+RUN_SLOTS = 4
+
+#: Whether this SGLang has a record of a request's slots: later ones have.
+RECORDS = "checkpoint_kv_cache" in (Path(find_spec("sglang").origin).parent / "srt/mem_cache/common.py").read_text()
 
 #: Kinds of engines: slots of a page, and what else is set.
 KINDS: dict[str, tuple[int, dict]] = {
     "pages of 1": (1, {}),
     "pages of 8": (8, {}),
     "no prefix cache": (1, {"disable_radix_cache": True}),
-    "prefix cache in Python": (1, {}),
+    **({"prefix cache in Python": (1, {})} if RECORDS else {}),
 }
 
 
@@ -86,6 +92,30 @@ class Library:
         return 0
 
 
+class Late:
+    """A step as it would be if it ended no sooner than its results are used, as on a GPU."""
+
+    def __init__(self, scheduler, ways, batch) -> None:
+        written = set(batch.out_cache_loc.tolist())
+        table = scheduler.req_to_token_pool.req_to_token
+        #: By request: the slots that it reads, and where in them those begin that it writes.
+        self.rows = []
+        for request in batch.reqs:
+            row = table[ways.row(request), : ways.held(request)].tolist()
+            self.rows.append((row, next((i for i, slot in enumerate(row) if slot in written), len(row))))
+        self.result = None
+
+    def spoil(self, memory: Memory, rng: random.Random) -> None:
+        """Has what it computes from lost slots come to garbage: the second layer's KV behind them, and the token."""
+        for at, (row, begins) in enumerate(self.rows):
+            first = next((i for i, slot in enumerate(row) if slot // memory.run in memory.lost), None)
+            if first is None:
+                continue
+            memory.garble(row[max(first + 1, begins) :])
+            if self.result is not None:
+                self.result.next_token_ids[at] = rng.randrange(3, 128)
+
+
 class Rig:
     """One scheduler, its memory, its traffic, and the book."""
 
@@ -95,13 +125,13 @@ class Rig:
             os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
         os.environ["TIDEGATE_ROLE"] = "offline"
         # 0.5.11's own check forgets a prompt between two chunks.
-        os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = os.environ.get("BUSY", "1")
+        os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = str(int(RECORDS))
         self.library, self.agent = Library(), Agent()
         self.module = load(self.library)
         from tidegate_engines import abi
         from tidegate_engines.sglang import STATE, lost, slots
 
-        lost.PUBLISH_S, slots.RUN = 0.0, RUN
+        lost.PUBLISH_S, slots.RUN = 0.0, RUN_SLOTS
         abi.Offline = lambda library: self.agent
         self.scheduler = make(
             self.module, overlap, MODEL, page_size=page, max_total_tokens=TOTAL, max_running_requests=5, **changes
@@ -113,6 +143,7 @@ class Rig:
         self.agent.memory = Memory(pool, self.run_slots, self.state.slots.blocks, self._moment)
         self.truth = self._weigh()
         self.report = SimpleNamespace()
+        self.late: list[Late] = []
         self._listen()
 
     def _weigh(self) -> Model:
@@ -135,29 +166,51 @@ class Rig:
         else:
             scheduler.recv_requests = self._asked
         original, steps = scheduler.process_input_requests, scheduler.run_batch
+        schedule, use = scheduler.get_next_batch_to_run, scheduler.process_batch_result
 
         def turned(*args, **kwargs):
             result = original(*args, **kwargs)
             self._check()
             return result
 
-        def ran(*args, **kwargs):
+        def scheduled(*args, **kwargs):
+            self._moment()
+            plan = schedule(*args, **kwargs)
+            self._moment()
+            return plan
+
+        def ran(batch, *args, **kwargs):
             self.report.steps += 1
-            return steps(*args, **kwargs)
+            late = Late(self.scheduler, self.state.ways, batch)
+            late.result = steps(batch, *args, **kwargs)
+            self.late.append(late)
+            return late.result
+
+        def used(batch, result, *args, **kwargs):
+            self._moment()
+            self.late = [late for late in self.late if late.result is not result]
+            return use(batch, result, *args, **kwargs)
 
         scheduler.process_input_requests, scheduler.run_batch = turned, ran
+        scheduler.get_next_batch_to_run, scheduler.process_batch_result = scheduled, used
 
     # The owner of the memory.
 
     def _moment(self) -> None:
         """Between any two pieces of work: now and then a few blocks are taken, as far as the agent would."""
         rng, agent = self.rng, self.agent
-        if self.quiet < 3 and not self.famine and rng.random() < self.reclaim:
+        if self.quiet < 3 and not self.famine and not self.library.gone and rng.random() < self.reclaim:
             first = rng.randrange(1, self.state.slots.blocks)
             blocks = range(first, min(first + rng.randint(1, 6), self.state.slots.blocks))
             left = (self.state.slots.blocks - len(self.agent.memory.lost) - len(blocks) - 1) * self.run_slots
             if left > LONGEST + 3 * self.page:
-                agent.take(blocks)
+                self._take(blocks)
+
+    def _take(self, blocks) -> None:
+        """A step whose results have not been used may still be running on a GPU: it reads what is taken now."""
+        self.agent.take(blocks)
+        for late in self.late:
+            late.spoil(self.agent.memory, self.rng)
 
     # The traffic.
 
@@ -174,13 +227,17 @@ class Rig:
             self.quiet += 1
             if self.quiet > 6:
                 raise End
+        room = TOTAL - len(lost) * self.run_slots >= LONGEST + 3 * self.page
+        self.still = self.still + 1 if self.open and room and report.steps == self.stepped else 0
+        self.stepped = report.steps
+        report.stalled += self.still == 60
         if self.famine:
             self.famine -= 1
-        elif self.open and rng.random() < 0.01:
+        elif self.open and not self.library.gone and rng.random() < 0.01:
             # More than an agent would take: nothing fits for a while.
             self.famine = 40
-            agent, blocks = self.agent, self.state.slots.blocks
-            agent.take(rng.sample(range(1, blocks), blocks - 1 - 2 * LONGEST // self.run_slots // 5))
+            blocks = self.state.slots.blocks
+            self._take(rng.sample(range(1, blocks), blocks - 1 - 2 * LONGEST // self.run_slots // 5))
             report.famines += 1
         if self.quiet > 3:
             self.agent.give(sorted(lost))  # at the end all comes back
@@ -192,7 +249,7 @@ class Rig:
         while self.left and rng.random() < 0.3:
             self.left -= 1
             come.append(self._new(f"{self.seed}-{self.left}-"))
-        if self.open and rng.random() < 0.03:
+        if self.open and not self.famine and rng.random() < 0.03:
             rid = rng.choice(sorted(self.open))
             self.aborted.add(rid)
             come.append(AbortReq(rid=rid))
@@ -210,7 +267,7 @@ class Rig:
             if closest > CLEAR:
                 break
         self.open.add(rid)
-        self.asked[rid] = (prompt, answer, rng.random() < 0.2)
+        self.asked[rid] = (prompt, answer, rng.random() < 0.5)
         self.got[rid] = SimpleNamespace(tokens=[], logprobs=[], prompt=None)
         self.report.requests += 1
         return request(self.module, rid, prompt, tokens, self.asked[rid][2])
@@ -253,6 +310,9 @@ class Rig:
             said = [*(got.prompt or [])[1:], *got.logprobs]
             near = len(said) == len(want) and all(abs(a - b) < CLOSE for a, b in zip(said, want, strict=True))
             report.wrong_logprobs += not near
+            if not near:
+                off = [i for i, (a, b) in enumerate(zip(said, want)) if a is None or abs(a - b) >= CLOSE]
+                print("logprobs", rid, len(prompt), len(answer), len(said), len(want), off, file=sys.stderr, flush=True)
 
     # What has to hold whenever a turn begins, right after a cut.
 
@@ -301,7 +361,7 @@ class Rig:
     def run(self, seed: int, reclaim: float) -> None:
         """One run, of random traffic, until nothing is left."""
         self.seed, self.rng, self.left, self.turns, self.quiet = seed, random.Random(seed), 10, 0, 0
-        self.reclaim, self.famine = reclaim, 0
+        self.reclaim, self.famine, self.still, self.stepped = reclaim, 0, 0, 0
         self.prefixes = [[self.rng.randrange(3, 128) for _ in range(48)] for _ in range(2)]
         self.open: set[str] = set()
         self.aborted: set[str] = set()
@@ -332,7 +392,7 @@ class Rig:
     def runs(self, seeds: int, reclaim: float = 0.03) -> dict:
         names = (
             "requests steps ended aborted logprobs slots famines wrong wrong_logprobs short lost_requests twice never_came stuck "
-            "bad_free lost_in_tree poisoned unknown unacknowledged left_over leaked published"
+            "stalled bad_free lost_in_tree poisoned unknown unacknowledged left_over leaked published"
         )
         self.report = SimpleNamespace(**dict.fromkeys(names.split(), 0))
         before = self.agent.reclaims
@@ -343,7 +403,7 @@ class Rig:
             if self.report.stuck or (self.stop_early and self.broken()):
                 break
         retracted = self.agent.reclaims - before
-        return {**vars(self.report), "reclaims": retracted, "back": self.agent.back, "waits": self.agent.waits, "runs": done}
+        return {**vars(self.report), "reclaims": retracted, "back": self.agent.back, "waits": self.agent.waits, "runs": done, "gone": self.library.gone}
 
     stop_early = False
 
@@ -354,14 +414,33 @@ class Rig:
 
 #: What must not happen.
 BROKEN = (
-    "wrong wrong_logprobs short lost_requests twice never_came stuck bad_free lost_in_tree poisoned unknown "
+    "wrong wrong_logprobs short lost_requests twice never_came stuck stalled bad_free lost_in_tree poisoned unknown "
     "unacknowledged left_over leaked published"
 ).split()
 
 
+#: Not a clause, but an error in the plugin: nothing may be wrong then, and nothing more is taken.
+FAULT = "an error"
+
+
+def fail_once(state) -> None:
+    """Has a state meet something unexpected when memory is taken the third time."""
+    original, times = state._reach, []
+
+    def reach(lost):
+        times.append(1)
+        if len(times) == 3:
+            raise AttributeError("something that another version has not")
+        return original(lost)
+
+    state._reach = reach
+
+
 def one(rig: Rig, clause: str, seeds: int) -> dict:
     """Of the plugin whole, or less one clause."""
-    if clause:
+    if clause == FAULT:
+        fail_once(rig.state)
+    elif clause:
         rig.stop_early = True
         ABLATIONS[clause](rig.state)
     try:
@@ -371,20 +450,38 @@ def one(rig: Rig, clause: str, seeds: int) -> dict:
         return {"clause": clause, "crashed": f"{type(error).__name__}: {error}"[:300], **vars(rig.report)}
 
 
-def main(mode: str, kind: str, seeds: str, *clauses: str) -> None:
-    """Each in a process of its own, which has the scheduler as it was made."""
+def _forked(work) -> None:
+    """Does it in a process of its own, and waits."""
+    child = os.fork()
+    if not child:
+        signal.alarm(3600)
+        try:
+            work()
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def job(mode: str, kind: str, seeds: int, clauses: list[str]) -> None:
+    """One engine; each clause in a process that has it as it was made."""
     rig = Rig(mode == "overlap", kind)
     core = type(getattr(rig.scheduler.tree_cache, "tree_core", rig.scheduler.tree_cache)).__name__
-    print(json.dumps({"made": type(rig.state).__name__, "scopes": rig.library.scopes, "tree": core}), flush=True)
     for clause in clauses:
-        child = os.fork()
-        if not child:
-            signal.alarm(1200)
-            print(json.dumps(one(rig, clause, int(seeds))), flush=True)
-            os._exit(0)
-        os.waitpid(child, 0)
-    sys.stdout.flush()
-    os._exit(0)
+        def work(clause=clause):
+            row = {"mode": mode, "kind": kind, "tree": core, "scopes": rig.library.scopes}
+            print(json.dumps({**row, **one(rig, clause, RUNS if clause in ABLATIONS else seeds)}), flush=True)
+
+        _forked(work)
+
+
+def main(seeds: str, *jobs: str) -> None:
+    stand_in()
+    import sglang.srt.managers.scheduler  # noqa: F401 # what takes longest, once
+
+    for named in jobs:
+        mode, kind, clauses = named.split("/")
+        _forked(lambda mode=mode, kind=kind, clauses=clauses: job(mode, kind, int(seeds), clauses.split(",")))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,59 +17,165 @@ import sglang_rig
 sglang_rig.stand_in()
 import sglang_ablations
 import sglang_offline
+import torch
+from sglang.srt.mem_cache import allocator as allocators
+from sglang.srt.mem_cache import memory_pool, radix_cache, unified_radix_cache
+from tidegate_engines import abi
+from tidegate_engines import sglang as plugin
+from tidegate_engines.sglang import memory, slots, why_not
 
 SEEDS = int(os.environ.get("SEEDS", "30"))
 MODES = ("overlap", "normal")
 RIG = str(Path(sglang_offline.__file__))
 
 
-def said(mode: str, kind: str, seeds: int, *clauses: str) -> list[dict]:
-    """What the rig says of one engine: the plugin whole (""), and less one clause each time."""
+def needed(mode: str) -> list[str]:
+    """The clauses that SGLang itself does not stand in for."""
+    new = sglang_offline.RECORDS
+    return [name for name, a in sglang_ablations.ABLATIONS.items() if mode in a.modes and (a.new or not new)]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """What the rig says of each engine, of the plugin whole, with an error in it, and less one clause each time."""
+    first, *others = sglang_offline.KINDS
+    jobs = [f"{mode}/{first}/{','.join(['', sglang_offline.FAULT, *needed(mode)])}" for mode in MODES]
+    jobs += [f"{mode}/{kind}/" for mode in MODES for kind in others]
     done = subprocess.run(
-        [sys.executable, RIG, mode, kind, str(seeds), *clauses],
+        [sys.executable, RIG, str(SEEDS), *jobs],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=7200,
+        timeout=14400,
     )
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert done.returncode == 0 and len(rows) == len(clauses) + 1, done.stderr[-3000:]
-    return rows
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0 and said, done.stderr[-3000:]
+    return {(row["mode"], row["kind"], row["clause"]): row for row in said}
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", sglang_offline.KINDS)
-def test_losing_slots_in_mid_step_changes_no_output(kind, mode, record):
-    made, row = said(mode, kind, SEEDS, "")
+def test_losing_slots_in_mid_step_changes_no_output(rows, kind, mode, record):
+    row = rows[mode, kind, ""]
+    assert not row["crashed"], row["crashed"]
     record(
-        f"SGLang offline, {kind} ({made['tree']}), {mode} loop: {row['requests']} requests, {row['aborted']} aborts, "
+        f"SGLang offline, {kind} ({row['tree']}), {mode} loop: {row['requests']} requests, {row['aborted']} aborts, "
         f"{row['reclaims']} reclaims, {row['steps']} steps, {row['slots']} cached slots compared, {row['wrong']} wrong, "
         f"{row['never_came'] + row['lost_requests']} lost"
     )
-    assert made["scopes"] >= 1, "the KV cache is not in memory that can be taken"
-    assert not row["crashed"], row["crashed"]
+    assert row["scopes"] >= 1, "the KV cache is not in memory that can be taken"
     assert not sum(row[name] for name in sglang_offline.BROKEN), row
     assert row["requests"] == row["ended"] == 10 * SEEDS
     assert row["reclaims"] >= 2 * SEEDS and row["back"], "the run is empty"
     assert row["logprobs"] or SEEDS < 3
+    assert not row["gone"]
 
 
-@pytest.fixture(scope="module", params=MODES)
-def ablated(request):
-    """What the rig says of the plugin less one clause each time."""
-    names = [name for name, a in sglang_ablations.ABLATIONS.items() if request.param in a.modes]
-    rows = said(request.param, "pages of 1", sglang_ablations.RUNS, *names)
-    return request.param, {row["clause"]: row for row in rows[1:]}
+@pytest.mark.parametrize("mode", MODES)
+def test_after_an_error_in_the_plugin_nothing_is_wrong_and_nothing_more_is_taken(rows, mode):
+    row = rows[mode, next(iter(sglang_offline.KINDS)), sglang_offline.FAULT]
+    assert not row["crashed"] and not sum(row[name] for name in sglang_offline.BROKEN), row
+    assert row["gone"]
 
 
-@pytest.mark.parametrize("clause", sglang_ablations.ABLATIONS)
-def test_every_clause_is_needed(ablated, clause, record):
-    mode, rows = ablated
-    ablation = sglang_ablations.ABLATIONS[clause]
-    if mode not in ablation.modes:
-        pytest.skip("SGLang itself stands in for it")
-    row = rows[clause]
+@pytest.mark.parametrize("mode,clause", [(mode, clause) for mode in MODES for clause in needed(mode)])
+def test_every_clause_is_needed(rows, mode, clause, record):
+    row = rows[mode, next(iter(sglang_offline.KINDS)), clause]
     broken = row["crashed"] or sum(row[name] for name in sglang_offline.BROKEN)
-    how = "the engine ended" if row["crashed"] else f"broken in run {row['runs']}"
-    record(f"without: {ablation.plugin.__doc__} SGLang, {mode} loop: {how if broken else 'none'} of {sglang_ablations.RUNS}")
+    how = "the engine ends" if row["crashed"] else f"broken in run {row['runs']} of {sglang_ablations.RUNS}"
+    what = sglang_ablations.ABLATIONS[clause].plugin.__doc__
+    record(f"without: {what} SGLang, {mode} loop: {how if broken else 'none broken'}")
     assert broken, "nothing broke: the clause, or this test, has to go"
+
+
+def bare(kind: type, **parts):
+    """An instance that nothing was done to."""
+    made = object.__new__(kind)
+    for name, value in parts.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def engine():
+    """The parts of a scheduler that nothing is against."""
+    pool = bare(memory_pool.MHATokenToKVPool, k_scale_buffer=None, kv_cache_layout="nhd", page_size=1)
+    free = torch.arange(1, 65)
+    allocator = bare(
+        allocators.TokenToKVPoolAllocator, _kvcache=pool, page_size=1, free_pages=free, release_pages=free[:0]
+    )
+    kind = unified_radix_cache.UnifiedRadixCache if sglang_offline.RECORDS else radix_cache.RadixCache
+    rows = SimpleNamespace(free=None, req_to_token=None)
+    scheduler = SimpleNamespace(
+        tree_cache=bare(kind), token_to_kv_pool_allocator=allocator, req_to_token_pool=rows, model_config=SimpleNamespace()
+    )
+    for name in why_not.PARTS[""]:
+        setattr(scheduler, name, None)
+    return scheduler
+
+
+def test_an_engine_that_was_run_is_not_refused():
+    assert why_not.parts(engine()) is None
+    assert why_not.arguments(SimpleNamespace(tp_size=1, enable_lora=None, disaggregation_mode="null")) is None
+
+
+@pytest.mark.parametrize("name", [*why_not.RANKS, *why_not.FEATURES, "disaggregation_mode"])
+def test_what_was_not_run_is_refused_by_name(name):
+    value = 2 if name in why_not.RANKS else "prefill" if name == "disaggregation_mode" else True
+    assert why_not.arguments(SimpleNamespace(**{name: value}))
+
+
+def test_a_scheduler_without_a_part_is_refused_by_its_name_and_goes_on(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(plugin.log, "warning", lambda text, *args: said.append(text % args))
+    monkeypatch.setenv("TIDEGATE_ROLE", "offline")
+    monkeypatch.setattr(abi, "library", sglang_offline.Library)
+    for owner, names in why_not.PARTS.items():
+        for name in names:
+            scheduler = engine()
+            part = getattr(scheduler, owner) if owner else scheduler
+            if name in vars(part):
+                delattr(part, name)
+            else:
+                kind = type(f"Less{name}", (type(part),), {name: property(lambda self: self.nothing)})
+                object.__setattr__(part, "__class__", kind)
+            plugin.watch(scheduler)
+            assert len(said) == 1 and name in said.pop(), (owner, name)
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda s: setattr(s, "is_hybrid_swa", True), "sliding window"),
+        (lambda s: setattr(s, "is_generation", False), "embeddings"),
+        (lambda s: setattr(s.model_config, "is_multimodal", True), "multimodal"),
+        (lambda s: setattr(s.token_to_kv_pool_allocator._kvcache, "kv_cache_layout", "hnd"), "laid out as hnd"),
+        (lambda s: setattr(s.token_to_kv_pool_allocator._kvcache, "k_scale_buffer", []), "scales"),
+        (lambda s: setattr(s.token_to_kv_pool_allocator, "_kvcache", bare(memory_pool.MLATokenToKVPool)), "MLATokenToKVPool"),
+        (lambda s: setattr(s, "tree_cache", SimpleNamespace(evictable_size=None, protected_size=None)), "prefix cache is a"),
+    ],
+)
+def test_another_make_of_a_part_is_refused_by_name(change, words):
+    scheduler = engine()
+    change(scheduler)
+    assert words in why_not.parts(scheduler)
+
+
+@pytest.mark.parametrize("page,run", [(1, 16), (8, 16), (16, 16), (64, 64), (24, 24)])
+def test_a_block_is_whole_pages(page, run):
+    assert slots.run_of(page) == run
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_blocks_bytes_are_those_of_its_slots(fused):
+    """0.5.23 has keys and values as halves of one tensor."""
+    both = [torch.zeros(2, 70, 2, 8) for _ in range(3)]
+    k = [each[0] if fused else torch.zeros(70, 2, 8) for each in both]
+    v = [each[1] if fused else torch.zeros(70, 2, 8) for each in both]
+    pool = SimpleNamespace(k_buffer=k, v_buffer=v, page_size=1)
+    regions = memory.pool_regions(pool)
+    for region, tensor in zip(regions, (*k, *v), strict=True):
+        assert (region.first_block, region.blocks) == (0, 4)
+        for block in range(4):
+            part = tensor[16 * block : 16 * block + 16]
+            assert region.base + block * region.stride == part.data_ptr()
+            assert region.block_bytes == part.numel() * part.element_size()

@@ -101,6 +101,7 @@ class LostSlots:
         """A step is put together: of what is not held back, and of no more than there is memory for."""
         scheduler = self.scheduler
         self._spare_chunk()
+        self._reopen()
         aside = self._held()
         if aside:
             held = {id(request) for request in aside}
@@ -140,9 +141,11 @@ class LostSlots:
             mine = self.flights.popleft()
             if mine.result is result:
                 break
-        if mine is not None and any(request.is_retracted for request in mine.requests):
+        passed = [] if mine is None else [request for request in mine.requests if request.is_retracted]
+        if passed:
             with self._passing_over():
                 yield
+            self._unsay(passed)
         else:
             yield
         self._publish()
@@ -165,6 +168,13 @@ class LostSlots:
             yield
         finally:
             object.__setattr__(owner, "enable_overlap", before)
+
+    def _unsay(self, passed: list[Any]) -> None:
+        """SGLang 0.5.11 takes it that the first token's logprob has been sent when it sends nothing of a request."""
+        for request in passed:
+            sent = getattr(request, "send_output_token_logprobs_offset", 0)
+            if sent > len(request.output_ids):
+                request.send_output_token_logprobs_offset = len(request.output_ids)
 
     # What the log says.
 
@@ -287,6 +297,11 @@ class LostSlots:
         if chunk > room:
             self._retract([request])
             self._leave_batches()
+
+    def _reopen(self) -> None:
+        """SGLang expects more room only when a request leaves the batch: up to 0.5.22 or so, none may be in it."""
+        if self.scheduler.running_batch.is_empty():
+            self.scheduler.running_batch.batch_is_full = False
 
     def no_abort(self, batch: Any, original: Callable[..., Any], *args: Any) -> Any:
         """Around ``retract_decode``, which aborts a request that does not fit alone: it will, when memory is back."""

@@ -37,6 +37,13 @@ class Ways:
         """Has it give its slots up, and nothing of it enter the prefix cache."""
         from sglang.srt.mem_cache.common import release_kv_cache
 
+        # SGLang gives up the slots of known tokens. The token of the step before one under way is not known yet.
+        known = len(request.origin_input_ids) + len(request.output_ids)
+        if known < request.kv_allocated_len:
+            pages = -(-known // cache.page_size) * cache.page_size
+            row = cache.req_to_token_pool.req_to_token[request.req_pool_idx, pages : request.kv_allocated_len]
+            cache.token_to_kv_pool_allocator.free(row)
+            request.kv_allocated_len = request.kv_committed_len = known
         release_kv_cache(request, cache, is_insert=False)
 
 
