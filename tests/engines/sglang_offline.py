@@ -212,6 +212,15 @@ class Rig:
         for late in self.late:
             late.spoil(self.agent.memory, self.rng)
 
+    def _free(self) -> list[int]:
+        """Blocks that nobody holds: whoever runs has no room to grow."""
+        free = {page * self.page + i for page in self._free_pages() for i in range(self.page)}
+        blocks = range(1, self.state.slots.blocks)
+        return [b for b in blocks if free.issuperset(range(b * self.run_slots, (b + 1) * self.run_slots))]
+
+    def _free_pages(self) -> list[int]:
+        return self.scheduler.token_to_kv_pool_allocator.free_pages.tolist()
+
     # The traffic.
 
     def _asked(self, *args, **kwargs) -> list:
@@ -237,7 +246,8 @@ class Rig:
             # More than an agent would take: nothing fits for a while.
             self.famine = 40
             blocks = self.state.slots.blocks
-            self._take(rng.sample(range(1, blocks), blocks - 1 - 2 * LONGEST // self.run_slots // 5))
+            most = rng.sample(range(1, blocks), blocks - 1 - 2 * LONGEST // self.run_slots // 5)
+            self._take(most if rng.random() < 0.3 else self._free())
             report.famines += 1
         if self.quiet > 3:
             self.agent.give(sorted(lost))  # at the end all comes back
@@ -317,8 +327,7 @@ class Rig:
     # What has to hold whenever a turn begins, right after a cut.
 
     def _check(self) -> None:
-        allocator, lost = self.scheduler.token_to_kv_pool_allocator, self.agent.memory.lost
-        free = allocator.free_pages.tolist()
+        lost, free = self.agent.memory.lost, self._free_pages()
         gone = {slot // self.page for block in lost for slot in range(block * self.run_slots, (block + 1) * self.run_slots)}
         self.report.bad_free += len(free) != len(set(free)) or bool(gone & set(free))
         if self.turns % 4 == 0:
