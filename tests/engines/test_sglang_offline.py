@@ -22,7 +22,7 @@ from sglang.srt.mem_cache import allocator as allocators
 from sglang.srt.mem_cache import memory_pool, radix_cache, unified_radix_cache
 from tidegate_engines import abi
 from tidegate_engines import sglang as plugin
-from tidegate_engines.sglang import memory, slots, why_not
+from tidegate_engines.sglang import lost, memory, slots, why_not
 
 SEEDS = int(os.environ.get("SEEDS", "30"))
 MODES = ("overlap", "normal")
@@ -179,3 +179,26 @@ def test_a_blocks_bytes_are_those_of_its_slots(fused):
             part = tensor[16 * block : 16 * block + 16]
             assert region.base + block * region.stride == part.data_ptr()
             assert region.block_bytes == part.numel() * part.element_size()
+
+
+@pytest.mark.parametrize(
+    "asked,named",
+    [
+        ({}, None),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1.0}, "presence_penalty"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"min_new_tokens": 4}, "min_new_tokens"),
+    ],
+)
+def test_what_sglang_forgets_of_a_retracted_request_is_taken_last_and_named_once(asked, named, monkeypatch):
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    said: list[str] = []
+    monkeypatch.setattr(lost.log, "warning", lambda text, *args: said.append(text % args))
+    params = SamplingParams(max_new_tokens=8, **asked)
+    params.normalize(None)
+    state = bare(lost.LostSlots, _named=set())
+    costs = [state._cost(SimpleNamespace(sampling_params=params), 40) for _ in range(3)]
+    assert costs == [40 if named is None else lost.UNTAKEABLE] * 3
+    assert len(said) == (named is not None) and all(named in line for line in said)

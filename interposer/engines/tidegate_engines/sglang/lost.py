@@ -5,10 +5,11 @@ things follow, before a step's results are used, and again before the next one i
 
 * *retract*: requests that hold a lost slot give their slots up in SGLang's own way, past the prefix cache, and wait
   again with their prompt and the tokens accepted so far;
-* *drop*: what they have under way comes to nothing: SGLang's own mark of a retracted request has its results passed over;
-* *hold*: they are scheduled again only when the last step that they were in has arrived, for the mark is taken off then;
-* *purge*: lost slots leave the prefix cache with all that is below them, and so do the later slots of every request that
-  held one, because they may have been written from garbage, and whatever was computed from those in turn;
+* *drop*: what they have under way comes to nothing: SGLang passes over the results of a request that it has marked as
+  retracted;
+* *hold*: they are scheduled again, which takes the mark off, only when the last step that they were in has arrived;
+* *purge*: lost slots leave the prefix cache with all that is below them, and so do the later slots of every request
+  that held one, because they may have been written from garbage, and whatever was computed from those in turn;
 * *withhold*: lost slots stay out of the allocator until they are back.
 
 Invariant: a token leaves the scheduler only if no slot that its request held when the step was launched was lost, or
@@ -40,12 +41,27 @@ from .ways import Ways
 
 log = logging.getLogger("sglang.tidegate")
 
+#: The tokens that a loss is said to cost which should never be: the most that can be said. What costs most goes last.
+UNTAKEABLE = (1 << 32) - 1
+
+#: What SGLang forgets of a request when it retracts it, by what asks for it, and the value that asks for nothing.
+FORGOTTEN = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+
 #: How often the agent is told what a loss would cost, in seconds: a look at the rows of all requests.
 PUBLISH_S = 0.2
 
 #: How long an engine that has requests, but no slots for any of them, waits before it asks again: short beside a step,
 #: long beside the loop it would otherwise spin in.
 SHORTAGE_WAIT_S = 0.002
+
+
+def delicate(request: Any) -> str | None:
+    """What of a request would come out otherwise after it was retracted, in SGLang's own way of doing so."""
+    params = request.sampling_params
+    for name, neutral in FORGOTTEN.items():
+        if getattr(params, name, neutral) not in (None, neutral):
+            return name
+    return "input_embeds" if getattr(request, "input_embeds", None) is not None else None
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +100,8 @@ class LostSlots:
         #: What was said of whom: the request, its number, and the blocks' worth of slots it had then.
         self._said: dict[int, tuple[Any, int, int]] = {}
         self._next_number = 0
+        #: What was said of requests whose answers a loss would change.
+        self._named: set[str] = set()
         self._copy: _Rows | None = None
         self._published = 0.0
 
@@ -287,7 +305,7 @@ class LostSlots:
             self.scheduler.running_batch.batch_is_full = False
 
     def _spare_chunk(self) -> None:
-        """SGLang goes on with a prompt in chunks whether or not there is memory, for it counted on some when it began."""
+        """SGLang goes on with a prompt in chunks whether or not there is memory: it counted on some when it began."""
         request = self.scheduler.chunked_req
         if request is None or not self.slots.any():
             return
@@ -367,7 +385,21 @@ class LostSlots:
         number = self._next_number if said is None else said[1]
         self._said[id(request)] = (request, number, len(row) // self.slots.run)
         blocks, first = np.unique(row // self.slots.run, return_index=True)
-        self.job.publish(number, len(row), blocks[np.argsort(first)].tolist())
+        self.job.publish(number, self._cost(request, len(row)), blocks[np.argsort(first)].tolist())
+
+    def _cost(self, request: Any, tokens: int) -> int:
+        """The tokens that a loss costs, or that it must not be."""
+        why = delicate(request)
+        if why is None:
+            return tokens
+        if why not in self._named:
+            self._named.add(why)
+            log.warning(
+                "Tidegate takes memory of requests with %s last of all: SGLang forgets of a retracted request what it"
+                " has counted for that, and the rest of its answer would be another",
+                why,
+            )
+        return UNTAKEABLE
 
 
 class _Rows:
@@ -393,5 +425,7 @@ class _Rows:
         """Each request with its slots, in order."""
         if self._event is not None:
             self._event.synchronize()
-        ends = np.cumsum([length for _, length in self._rows])[:-1] if self._rows else []
-        return list(zip([request for request, _ in self._rows], np.split(self._host.numpy(), ends), strict=True)) if self._rows else []
+        if not self._rows:
+            return []
+        parts = np.split(self._host.numpy(), np.cumsum([length for _, length in self._rows])[:-1])
+        return [(request, part) for (request, _), part in zip(self._rows, parts, strict=True)]

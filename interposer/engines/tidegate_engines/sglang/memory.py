@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from ..abi import Library
 from ..job import Region
 from ..vllm.regions import regions
 from .slots import run_of
+
+log = logging.getLogger("sglang.tidegate")
 
 #: Where SGLang's memory pools are, and the method of one that makes its tensors and nothing else: first of 0.5.23.
 MODULE = "sglang.srt.mem_cache.memory_pool"
@@ -26,14 +29,24 @@ def in_scope(library: Library, wanted: Callable[[], bool]) -> Iterator[None]:
     name = next(name for name in ALLOCATORS if name in vars(owner))
     original = vars(owner)[name]
 
-    def allocate(self: Any) -> Any:
-        if not wanted():
-            return original(self)
-        import torch
+    def begun() -> bool:
+        """Without a scope nothing can be registered, and the line that says so is about that."""
+        try:
+            if not wanted():
+                return False
+            import torch
 
-        # Memory that torch already holds would be handed out again without asking the driver.
-        torch.cuda.empty_cache()
-        library.begin_scope(0, 0)
+            # Memory that torch already holds would be handed out again without asking the driver.
+            torch.cuda.empty_cache()
+            library.begin_scope(0, 0)
+        except Exception as error:  # noqa: BLE001 # the engine goes on without
+            log.warning("Tidegate takes no memory from this engine: %s: %s", type(error).__name__, error)
+            return False
+        return True
+
+    def allocate(self: Any) -> Any:
+        if not begun():
+            return original(self)
         try:
             return original(self)
         finally:
