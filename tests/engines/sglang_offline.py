@@ -1,11 +1,12 @@
 """An offline SGLang whose KV memory is taken and given back at random, in the middle of steps.
 
-SGLang's real scheduler, worker, allocator and prefix cache compute a GPT-2 of two layers on the CPU. What judges them has
-none of their facts: answers and KV are computed from tokens alone (``sglang_truth``), the memory and its owner are
-``sglang_memory``, and what an answer is is what SGLang sends to its tokenizer.
+SGLang's real scheduler, worker, allocator and prefix cache compute a GPT-2 of two layers on the CPU. What judges them
+has none of their facts: answers and KV are computed from tokens alone (``sglang_truth``), the memory and its owner are
+``sglang_memory``, and an answer is what SGLang sends to its tokenizer.
 
-    python sglang_offline.py SEEDS MODE/KIND/CLAUSE,CLAUSE...   one JSON line for the plugin whole (no name), or less one
-                                                                clause, each
+    python sglang_offline.py SEEDS MODE/KIND/CLAUSE,CLAUSE...
+
+prints one JSON line for each clause that is left out; without a name, for the plugin whole.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class Late:
         table = scheduler.req_to_token_pool.req_to_token
         #: By request: the slots that it reads, and where in them those begin that it writes.
         self.rows = []
-        for request in batch.reqs:
-            row = table[ways.row(request), : ways.held(request)].tolist()
+        for asked in batch.reqs:
+            row = table[ways.row(asked), : ways.held(asked)].tolist()
             self.rows.append((row, next((i for i, slot in enumerate(row) if slot in written), len(row))))
         self.result = None
 
@@ -198,7 +199,7 @@ class Rig:
 
     def _moment(self) -> None:
         """Between any two pieces of work: now and then a few blocks are taken, as far as the agent would."""
-        rng, agent = self.rng, self.agent
+        rng = self.rng
         if self.quiet < 3 and not self.famine and not self.library.gone and rng.random() < self.reclaim:
             first = rng.randrange(1, self.state.slots.blocks)
             blocks = range(first, min(first + rng.randint(1, 6), self.state.slots.blocks))
@@ -320,15 +321,13 @@ class Rig:
             said = [*(got.prompt or [])[1:], *got.logprobs]
             near = len(said) == len(want) and all(abs(a - b) < CLOSE for a, b in zip(said, want, strict=True))
             report.wrong_logprobs += not near
-            if not near:
-                off = [i for i, (a, b) in enumerate(zip(said, want)) if a is None or abs(a - b) >= CLOSE]
-                print("logprobs", rid, len(prompt), len(answer), len(said), len(want), off, file=sys.stderr, flush=True)
 
     # What has to hold whenever a turn begins, right after a cut.
 
     def _check(self) -> None:
         lost, free = self.agent.memory.lost, self._free_pages()
-        gone = {slot // self.page for block in lost for slot in range(block * self.run_slots, (block + 1) * self.run_slots)}
+        run = self.run_slots
+        gone = {slot // self.page for block in lost for slot in range(block * run, (block + 1) * run)}
         self.report.bad_free += len(free) != len(set(free)) or bool(gone & set(free))
         if self.turns % 4 == 0:
             self._check_tree(lost)
@@ -388,11 +387,12 @@ class Rig:
         report.never_came += len(self.open)
         report.unacknowledged += self.agent.acked != len(self.agent.log)
         report.left_over += slots.any() or slots.out != 0 or len(self.state.flights)
-        report.leaked += TOTAL - scheduler.token_to_kv_pool_allocator.available_size() - scheduler.tree_cache.evictable_size()
+        free = scheduler.token_to_kv_pool_allocator.available_size
+        report.leaked += TOTAL - free() - scheduler.tree_cache.evictable_size()
         report.published += len(self.agent.published)
         if self.rng.random() < 0.5:
             scheduler.flush_cache()
-            report.leaked += TOTAL - scheduler.token_to_kv_pool_allocator.available_size()
+            report.leaked += TOTAL - free()
         else:
             from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
@@ -411,8 +411,8 @@ class Rig:
             done += 1
             if self.report.stuck or (self.stop_early and self.broken()):
                 break
-        retracted = self.agent.reclaims - before
-        return {**vars(self.report), "reclaims": retracted, "back": self.agent.back, "waits": self.agent.waits, "runs": done, "gone": self.library.gone}
+        agent = {"reclaims": self.agent.reclaims - before, "back": self.agent.back, "waits": self.agent.waits}
+        return {**vars(self.report), **agent, "runs": done, "gone": self.library.gone}
 
     stop_early = False
 
