@@ -189,6 +189,12 @@ def test_another_make_of_a_part_is_refused_by_name(change, words):
     assert words in why_not.parts(scheduler)
 
 
+def test_longer_pages_are_refused_where_they_were_not_run():
+    scheduler = engine()
+    scheduler.token_to_kv_pool_allocator.page_size = 8
+    assert bool(why_not.parts(scheduler)) is not sglang_offline.RECORDS
+
+
 @pytest.mark.parametrize("page,run", [(1, 16), (8, 16), (16, 16), (64, 64), (24, 24)])
 def test_a_block_is_whole_pages(page, run):
     assert slots.run_of(page) == run

@@ -120,5 +120,7 @@ def parts(scheduler: Any) -> str | None:
         or getattr(cache, "linker", None) is not None,
         f"its prefix cache has several parts ({', '.join(components)})": len(components) > 1,
         "its prefix cache is of an unknown make": ways.ways_of(cache) is None,
+        "pages of several slots were not run with such a version": type(ways.ways_of(cache)) is ways.Ways
+        and allocator.page_size > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
