@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use tidegate_tests::elastic::Elastic;
 use tidegate_tests::{Node, Running, TRUSTING, view, wait_for};
+use tidegate_vgpu::history::{self, Kind, Record};
 
 fn says(command: &mut Command, role: &str) -> String {
     runs(command, "engine_abi.py", role)
@@ -238,6 +239,115 @@ fn what_a_training_says_is_in_status_explain_and_events() {
         job["sessions"].as_array().is_none_or(Vec::is_empty)
     });
     assert!(over["trainer"].is_null(), "{over}");
+}
+
+/// What the device says of one rank of `engine_ranks.py`: of every kernel, whether its blocks had memory of their own all the
+/// while. Growth and release take turns at each address, so that every second mapping there is the page behind what is not
+/// reserved, with which a cache is born.
+fn uses_without_memory(
+    records: &[Record],
+    (pid, base, block): (u32, u64, u64),
+    steps: &[Vec<u64>],
+) -> usize {
+    let mut mine: Vec<&Record> = records.iter().filter(|record| record.pid == pid).collect();
+    mine.sort_by_key(|record| record.at_ns);
+    let mut mapped = std::collections::BTreeMap::<u64, usize>::new();
+    let (mut running, mut kernels, mut wrong) = (Vec::new(), 0, 0);
+    for record in mine {
+        let touched = |blocks: &[u64], has: &dyn Fn(u64) -> bool| {
+            blocks.iter().filter(|at| !has(**at)).count()
+        };
+        match record.kind {
+            Kind::Map | Kind::Unmap => {
+                let blocks = (record.value.max(base) - base) / block
+                    ..(record.value + record.tag).saturating_sub(base) / block;
+                wrong += touched(&running, &|at| !blocks.contains(&at));
+                if record.kind == Kind::Map {
+                    blocks.for_each(|at| *mapped.entry(at).or_default() += 1);
+                }
+            }
+            // Two of each step: the one that stores, the one that folds.
+            Kind::KernelStart => {
+                running.clone_from(&steps[kernels / 2]);
+                kernels += 1;
+                wrong += touched(&running, &|at| {
+                    mapped.get(&at).is_some_and(|maps| maps % 2 == 0)
+                });
+            }
+            Kind::KernelEnd => running.clear(),
+            _ => {}
+        }
+    }
+    assert!(kernels > 10, "{kernels} kernels of a rank");
+    wrong
+}
+
+/// An online engine of two ranks on two GPUs; what it said at its end.
+fn two_ranks(arguments: &[&str]) -> String {
+    let pool = "pool = \"96MiB\"\nheadroom_min = \"4MiB\"\nheadroom_max = \"16MiB\"\nrestore_interval = \"100ms\"\n";
+    let node = Node::new(&["--gpus", "2"], &format!("{TRUSTING}[memory]\n{pool}"));
+    let mut command = node.preloaded("python3", "online");
+    command.env("TIDEGATE_JOB", format!("ranks-{}", node.device.pid()));
+    let engine = app(&mut command, "engine_ranks.py", "core").args(arguments);
+    let said = Running::start("engine_ranks.py", engine).succeed();
+    let words = |kind: &'static str| {
+        let of_kind = |line: &str| {
+            Some(
+                line.strip_prefix(kind)?
+                    .split(' ')
+                    .filter_map(|word| word.parse().ok())
+                    .collect(),
+            )
+        };
+        said.lines().filter_map(of_kind).collect::<Vec<Vec<u64>>>()
+    };
+    let steps: Vec<Vec<u64>> = words("step ")
+        .into_iter()
+        .map(|words| words[1..].to_vec())
+        .collect();
+    let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
+    let ranks = words("rank ");
+    assert_eq!(ranks.len(), 2, "{said}");
+    for rank in ranks {
+        let pid = u32::try_from(rank[0]).expect("a pid");
+        let wrong = uses_without_memory(&records, (pid, rank[1], rank[2]), &steps);
+        assert_eq!(
+            wrong, 0,
+            "{arguments:?}: uses of memory that is not reserved, by rank {pid}"
+        );
+        assert!(
+            !records
+                .iter()
+                .any(|record| record.pid == pid && record.kind == Kind::Fault)
+        );
+    }
+    let last = said.lines().last().unwrap_or_default().to_owned();
+    assert!(last.starts_with("ok "), "{said}");
+    last
+}
+
+/// P-MEMORY-21: two online ranks, each a process with a GPU, grow and shrink as one.
+#[test]
+fn two_online_ranks_use_a_block_only_where_both_have_memory() {
+    for seed in ["1", "2", "3"] {
+        let said = two_ranks(&[seed, "40"]);
+        println!("seed {seed}: {said}");
+        assert!(said.contains("32 blocks at most"), "{said}");
+    }
+}
+
+/// P-MEMORY-21: a rank that is killed while blocks are asked for, or given back, leaves the other nothing that is not its own.
+#[test]
+fn a_rank_killed_in_mid_growth_or_release_leaves_the_other_what_is_reserved() {
+    for (when, rank) in [
+        ("growing", "0"),
+        ("growing", "1"),
+        ("leaving", "0"),
+        ("leaving", "1"),
+    ] {
+        let said = two_ranks(&["7", "12", when, rank]);
+        println!("rank {rank} killed while {when}: {said}");
+    }
 }
 
 fn own_uid() -> u32 {

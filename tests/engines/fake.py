@@ -191,6 +191,9 @@ class Lender:
     def in_flight(self, requests: int) -> None:
         self.flying = requests
 
+    def scheduled(self, output) -> None:
+        return None
+
     def wait(self, timeout_s: float) -> None:
         self.waits += 1
 

@@ -271,6 +271,9 @@ class Online:
     def in_flight(self, requests: int) -> None:
         self._library.call("tg_requests_in_flight", requests)
 
+    def scheduled(self, output: object) -> None:
+        return None
+
     def wait(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
 

@@ -108,6 +108,10 @@ class OnlineJob(Protocol):
         """Requests between their arrival and their last token: the gate stays shut for them."""
         ...
 
+    def scheduled(self, output: object) -> None:
+        """A step is on its way to the workers. What is released after it may be in use until it has ended."""
+        ...
+
     def wait(self, timeout_s: float) -> None:
         """Waits until more memory is there, at most so long."""
         ...

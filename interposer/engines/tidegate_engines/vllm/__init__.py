@@ -13,6 +13,8 @@
 ``arrivals``  requests that are sent while a step runs: what they will need is asked for at once
 ``announced`` requests that a front end has accepted: offline work is off the GPU before the first is sent
 ``ranks``     the same of a worker with a process of its own
+``agreed``    an online scheduler of several ranks: granted is what all of them have; ``held`` is a rank's side, ``links``
+              what is between them
 ``withheld``  what offline and online share: blocks that the allocator passes over
 
 An engine's role is ``TIDEGATE_ROLE``, or else what a rule of the agent's says. Without the preloaded library nothing
@@ -112,6 +114,8 @@ def install(asked: str) -> None:
             watch(self, role, version)
 
     ranks.listen(Worker, lambda: asked or given())
+    if asked != "offline":
+        opening()
     arriving()
     hooks.around(Worker, "initialize_from_config", initialize)
     hooks.around(Scheduler, "__init__", made)
@@ -155,6 +159,17 @@ def arriving() -> None:
     accepting()
 
 
+def opening() -> None:
+    """Has a core be found by its workers, where an executor starts them that is known."""
+    with contextlib.suppress(ImportError):
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        from . import hooks, links
+
+        if "_init_executor" in vars(MultiprocExecutor):
+            hooks.around(MultiprocExecutor, "_init_executor", links.open_door)
+
+
 def accepting() -> None:
     """Rings where a front end accepts a request, as far as this vLLM has such places."""
     if multiprocessing.current_process().name.startswith(("EngineCore", "VllmWorker")):
@@ -187,7 +202,7 @@ def hint(scheduler: Any) -> None:
 
 def watch(scheduler: Any, role: str, version: str) -> None:
     """Gives a new scheduler its state, if memory may be taken from its engine."""
-    from . import announced, hints, hooks, versions, worker
+    from . import agreed, announced, hints, hooks, versions, worker
     from .grown import GrownBlocks
     from .lost import LostBlocks
 
@@ -196,8 +211,11 @@ def watch(scheduler: Any, role: str, version: str) -> None:
         return
     why = versions.why_not(version, scheduler.vllm_config, scheduler.kv_cache_config)
     bypass = versions.bypass(type(scheduler))
+    ranks = None
+    if role == "online" and worker.registered is None:
+        ranks = agreed.job(scheduler.parallel_config.world_size, scheduler.kv_cache_config.num_blocks)
     if why is None and bypass is not None:
-        if worker.registered is not None:
+        if worker.registered is not None or ranks is not None:
             # Its blocks would be taken, or have no memory yet, and nobody would hear of it.
             raise RuntimeError(f"Tidegate cannot share this engine's KV memory: {bypass}; unset TIDEGATE_ROLE")
         log.warning("Tidegate takes no memory from this engine: %s", bypass)
@@ -213,8 +231,8 @@ def watch(scheduler: Any, role: str, version: str) -> None:
         mended = worker.mends(scheduler.vllm_config)
         ways = versions.engine(type(scheduler))
         state = LostBlocks(scheduler, job, ways, run, mended)
-    elif why is None and worker.registered is not None:
-        state = GrownBlocks(scheduler, abi.Online(library, worker.registered))
+    elif why is None and (ranks is not None or worker.registered is not None):
+        state = GrownBlocks(scheduler, ranks or abi.Online(library, worker.registered))
         hints.Word.spoken = True
         announced.hear(scheduler, state)
     else:

@@ -125,6 +125,7 @@ class GrownBlocks(Arrivals, Withheld):
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """A step is on its way to the workers."""
+        self.job.scheduled(output)
         self.flights.append(output)
         self._tell()
 

@@ -3,6 +3,9 @@
 Where a worker has a process of its own, as with several ranks, the scheduler's process uses no GPU, and what it says of
 its requests is about no gate. A worker hears of a request with its first step, and of its end with the step after it;
 vLLM has its workers make one for that even if nothing is left to compute.
+
+Where the ranks' memory grows and shrinks the scheduler's process says it to them (``agreed``), and a worker says only
+which steps it has launched.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import abi
-from . import hints, hooks
+from . import held, hints, hooks
 
 
 class Ranks:
@@ -32,8 +35,12 @@ class Ranks:
         return len(self.live)
 
 
+#: The attribute of a worker that is in a step.
+INSIDE = "_tidegate_inside"
+
+
 def listen(worker: type[Any], role: Callable[[], str]) -> None:
-    """Listens to the steps of the worker of this process, if it is online and no scheduler here speaks for it."""
+    """Listens to the steps of the worker of this process, if it is online."""
     if "execute_model" not in vars(worker):
         return
 
@@ -42,9 +49,17 @@ def listen(worker: type[Any], role: Callable[[], str]) -> None:
             library = abi.library()
             speaks = library is not None and not hints.Word.spoken and role() == "online"
             setattr(self, hooks.STATE, Ranks(library) if speaks else None)
-        ranks = getattr(self, hooks.STATE)
-        if ranks is not None:
-            ranks.begins(args[0] if args else kwargs.get("scheduler_output"))
-        return original(self, *args, **kwargs)
+        if getattr(self, INSIDE, False):  # a subclass calls what it overrides
+            return original(self, *args, **kwargs)
+        ranks, output = getattr(self, hooks.STATE), args[0] if args else kwargs.get("scheduler_output")
+        setattr(self, INSIDE, True)
+        try:
+            if ranks is not None:
+                ranks.begins(output)
+            return original(self, *args, **kwargs)
+        finally:
+            setattr(self, INSIDE, False)
+            if held.rank is not None:
+                held.rank.computed(output)
 
     hooks.around(worker, "execute_model", executing)

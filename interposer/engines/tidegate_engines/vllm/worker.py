@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import abi
 from ..job import Region
-from . import hooks, regions, resumed, versions
+from . import held, hints, hooks, links, ranks, regions, resumed, versions
 from .withheld import NULL_BLOCK
 
 log = logging.getLogger("vllm.tidegate")
@@ -124,8 +124,11 @@ def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> 
     library = abi.library()
     why = versions.why_not(version, worker.vllm_config, kv)
     world = worker.parallel_config.world_size
+    link = finish = None
     if why is None and role == "online" and world > 1:
-        why = "an online engine of several ranks keeps a fixed reservation"
+        link, finish = links.connect(), held.finisher()
+        if link is None or finish is None:
+            why = "an online engine of several ranks keeps a fixed reservation where vLLM's own executor did not start them"
     if library is None or why is not None:
         log.warning("Tidegate takes no memory from this engine: %s", why or "no library")
         return original(worker, kv)
@@ -140,6 +143,14 @@ def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> 
         mended = role == "offline" and mend(worker.model_runner)
     except (abi.TidegateError, ValueError) as error:
         log.warning("Tidegate takes no memory from this engine: %s", error)
+        if link is not None:
+            link.close()  # the scheduler's process says that it cannot go on
+        return result
+    if link is not None and finish is not None:
+        for owner in type(worker).__mro__:
+            ranks.listen(owner, lambda: role)
+        hints.Word.spoken = True  # by the scheduler's process
+        held.begin(library, link, registered, worker.rank, kv.num_blocks, finish)
     return result
 
 
