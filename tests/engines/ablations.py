@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate_engines.vllm.lost import LostBlocks
+from tidegate_engines.vllm.tables import reach
 from tidegate_engines.vllm.versions import Engine, StaleEngine, TellingEngine
 
 #: Random runs of which at least one breaks when a clause is left out: some show in one of a hundred only.
@@ -83,12 +84,13 @@ class DirectHoldersOnly(LostBlocks):
     def _reach(self, lost):
         hit, disowned = set(), set(lost)
         tables = [(name, self._table(name)) for name in self.scheduler.requests]
-        tables += [entry for flight in self.flights for entry in flight.parted.items()]
+        for flight in self.flights:
+            tables += [*flight.within.items(), *flight.parted.items()]
         for name, table in tables:
-            first = next((i for i, block in enumerate(table) if block in lost), None)
-            if first is not None:
+            places = [place for part in table if (place := part.place(lost, None)) is not None]
+            if places:
                 hit.add(name)
-                disowned |= set(table[first:])
+                disowned |= {block for part in table for block in part.since(min(places))}
         return hit, disowned
 
 
@@ -96,11 +98,39 @@ class NoParted(LostBlocks):
     """Requests that gave their blocks up while their step was under way are forgotten."""
 
     def parting(self, request):
+        self._published.pop(request.request_id, None)
         number = self._numbers.pop(request.request_id, None)
         if number is not None:
             self.job.forget(number)
 
 
+class NoWithin(LostBlocks):
+    """Blocks that left a window while the step that reads them was under way are forgotten."""
+
+    def _within(self, name):
+        return []
+
+
+class FirstGroupOnly(LostBlocks):
+    """Only what is lost of the first group of layers is anybody's loss."""
+
+    def _table(self, name):
+        return super()._table(name)[:1]
+
+    def _within(self, name):
+        return []
+
+
+class OwnGroupOnly(LostBlocks):
+    """Only later blocks of the group that lost one were written from garbage."""
+
+    def _reach(self, lost):
+        tables = [(name, self._table(name)) for name in self.scheduler.requests]
+        for flight in self.flights:
+            tables += [*flight.within.items(), *flight.parted.items()]
+        alone = [((name, at), [part]) for name, table in tables for at, part in enumerate(table)]
+        hit, disowned = reach(alone, lost)
+        return {name for name, _ in hit}, disowned
 
 
 class KeepPrevious(LostBlocks):
@@ -163,6 +193,18 @@ class Ablation:
 #: Where output under way is counted in steps, not marked stale.
 COUNTED = (Engine, TellingEngine)
 
+#: Full attention and two groups with a window, at whose edge blocks go by every few tokens.
+HYBRID = (("windows", (None, 6, 6)), ("blocks", 110), ("reclaim", 0.02))
+#: The same for many requests of few prefixes, of which one reads what another has written.
+SHARED = (
+    ("windows", (None, 30, 30)),
+    ("blocks", 170),
+    ("reclaim", 0.03),
+    ("requests", 30),
+    ("running", 6),
+    ("token_budget", 64),
+)
+
 TIGHT = (("blocks", 34), ("abort", 0.05), ("reclaim", 0.02))
 
 ABLATIONS = [
@@ -173,6 +215,10 @@ ABLATIONS = [
     Ablation(DisownLostOnly),
     Ablation(NoWithhold),
     Ablation(NoParted, asynchronous=(True,), traffic=(*TIGHT, ("run", 1))),
+    # From 0.26 on vLLM itself keeps what steps under way read.
+    Ablation(NoWithin, asynchronous=(True,), ways=(Engine,), traffic=HYBRID),
+    Ablation(FirstGroupOnly, traffic=HYBRID),
+    Ablation(OwnGroupOnly, asynchronous=(True,), traffic=SHARED),
     Ablation(KeepPrevious, asynchronous=(True,), second_runner=(False,)),
     Ablation(
         TellNobody, second_runner=(True,), ways=(Engine,), traffic=(("priorities", True),)

@@ -5,6 +5,9 @@ is computed from all slots of the request: a slot that was lost, poisoned or wri
 was makes a wrong token. What is true is computed from tokens alone, so nothing that the engine does
 can hide an error.
 
+With several groups of layers a token has a slot in each, computed from what came before it in all of
+them: in the first from everything, in the others from a window.
+
 The workers follow the two model runners of vLLM in what they keep between steps: which of the
 scheduler's words they use, and which they never look at.
 """
@@ -31,25 +34,46 @@ def next_token(slots: Sequence[int]) -> int:
     return hash(tuple(slots)) % VOCABULARY
 
 
-def slots_of(tokens: Sequence[int]) -> list[int]:
-    """What the slots of a sequence hold."""
-    slots: list[int] = []
-    for token in tokens:
-        slots.append(slot_value(token, slots))
+def seen(windows: Sequence[int | None], at: int) -> list[range]:
+    """By group: the places that a token at ``at`` is computed from; a window is of so many tokens, itself included."""
+    return [range(0 if window is None else max(0, at - window + 1), at) for window in windows]
+
+
+def slots_by_group(tokens: Sequence[int], windows: Sequence[int | None]) -> list[list[int]]:
+    """What the slots of a sequence hold in each group."""
+    slots: list[list[int]] = [[] for _ in windows]
+    for at, token in enumerate(tokens):
+        before = [slots[group][i] for group, places in enumerate(seen(windows, at)) for i in places]
+        for group, own in enumerate(slots):
+            own.append(group_value(group, slot_value(token, before)))
     return slots
 
 
-def truth(prompt: Sequence[int], tokens: int) -> list[int]:
+def slots_of(tokens: Sequence[int]) -> list[int]:
+    """The same with one group."""
+    return slots_by_group(tokens, (None,))[0]
+
+
+def group_value(group: int, value: int) -> int:
+    """What a token's slot holds in a group."""
+    return hash((group, value)) if group else value
+
+
+def truth(prompt: Sequence[int], tokens: int, windows: Sequence[int | None] = (None,)) -> list[int]:
     """The output of an undisturbed run."""
-    slots: list[int] = []
+    slots: list[list[int]] = [[] for _ in windows]
     out: list[int] = []
-    for token in prompt:
-        slots.append(slot_value(token, slots))
+    known = list(prompt)
     while True:
-        out.append(next_token(slots))
+        for at in range(len(slots[0]), len(known)):
+            before = [slots[group][i] for group, places in enumerate(seen(windows, at)) for i in places]
+            for group, own in enumerate(slots):
+                own.append(group_value(group, slot_value(known[at], before)))
+        last = [own[i] for own, places in zip(slots, seen(windows, len(known)), strict=True) for i in places]
+        out.append(next_token(last))
         if len(out) == tokens:
             return out
-        slots.append(slot_value(out[-1], slots))
+        known.append(out[-1])
 
 
 class Gpu:
@@ -199,15 +223,28 @@ class Lender:
 
 
 class _State:
-    def __init__(self, prompt: list[int], output: list[int], table: list[int], done: int) -> None:
+    def __init__(self, prompt: list[int], output: list[int], tables: Sequence[list[int]], done: int) -> None:
         self.prompt = prompt
         self.output = output
-        self.table = table
+        #: By group.
+        self.tables = [list(table) for table in tables]
         self.computed = done
+
+    @property
+    def table(self) -> list[int]:
+        """Of the first group."""
+        return self.tables[0]
+
+    def extend(self, blocks: Sequence[list[int]]) -> None:
+        for table, new in zip(self.tables, blocks, strict=True):
+            table.extend(new)
 
 
 class Worker:
     """Computes steps in the order they were scheduled, as the first model runner would."""
+
+    #: By group: how far its layers look back.
+    windows: Sequence[int | None] = (None,)
 
     def __init__(self, gpu: Gpu, asynchronous: bool, moment: Callable[[], None]) -> None:
         self.gpu = gpu
@@ -236,17 +273,22 @@ class Worker:
             blocks = cached.new_block_ids[i]
             if name in cached.resumed_req_ids:
                 assert name not in self.batch and blocks is not None
-                state.table = list(blocks[0])
+                state.tables = [list(table) for table in blocks]
             elif blocks is not None:
-                state.table.extend(blocks[0])
+                state.extend(blocks)
             if name not in self.batch and self.asynchronous and kept > 0:
                 state.output = list(cached.all_token_ids[name][-kept:])
         self.batch = set(scheduled)
 
     def _new(self, new) -> None:
         self.states[new.req_id] = _State(
-            list(new.prompt_token_ids), [], list(new.block_ids[0]), new.num_computed_tokens
+            list(new.prompt_token_ids), [], new.block_ids, new.num_computed_tokens
         )
+
+    def _before(self, state: _State, at: int) -> list[int]:
+        """What the token at a place is computed from."""
+        places = zip(state.tables, seen(self.windows, at), strict=True)
+        return [self.gpu.read(table, i) for table, span in places for i in span]
 
     def run(self, output) -> ModelRunnerOutput:
         """Computes the step, token by token, one request after the other."""
@@ -258,13 +300,14 @@ class Worker:
             end = state.computed + output.num_scheduled_tokens[name]
             for at in range(state.computed, end):
                 self.moment()
-                slots = [self.gpu.read(state.table, i) for i in range(at)]
-                self.gpu.write(state.table, at, slot_value(tokens[at], slots))
+                value = slot_value(tokens[at], self._before(state, at))
+                for group, table in enumerate(state.tables):
+                    self.gpu.write(table, at, group_value(group, value))
             if end < len(tokens):
                 sampled.append([])
                 continue
             self.moment()
-            token = next_token([self.gpu.read(state.table, i) for i in range(end)])
+            token = next_token(self._before(state, end))
             state.output.append(token)
             sampled.append([token])
         return ModelRunnerOutput(
@@ -296,13 +339,13 @@ class SecondWorker(Worker):
             state = self.states[name]
             state.computed = cached.num_computed_tokens[i]
             if cached.new_block_ids[i] is not None:
-                state.table.extend(cached.new_block_ids[i][0])
+                state.extend(cached.new_block_ids[i])
 
     def _new(self, new) -> None:
         prompt = len(new.prompt_token_ids)
         tokens = list(new.prefill_token_ids)
         self.states[new.req_id] = _State(
-            tokens[:prompt], tokens[prompt:], list(new.block_ids[0]), new.num_computed_tokens
+            tokens[:prompt], tokens[prompt:], new.block_ids, new.num_computed_tokens
         )
 
 

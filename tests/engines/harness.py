@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import vllm
 import vllm.config as configuration
-from fake import VOCABULARY, Agent, Engine, Gpu, SecondWorker, Worker, slots_of, truth
+from fake import VOCABULARY, Agent, Engine, Gpu, SecondWorker, Worker, slots_by_group, truth
 from tidegate_engines.vllm import hooks, versions
 from tidegate_engines.vllm.lost import LostBlocks
 from tidegate_engines.vllm.together import TogetherQueue
@@ -23,12 +23,13 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
     get_block_hash,
+    get_group_id,
     get_request_block_hasher,
     init_none_hash,
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -66,8 +67,17 @@ class Case:
     resets: float = 0.0
     #: A class of the user's that goes over vLLM's and returns copies of what it returns.
     copying: bool = False
+    #: By group of layers: how many tokens they look back; none: all.
+    windows: tuple[int | None, ...] = (None,)
     #: Built with the plugin, or as the engine comes.
     plugin: bool = True
+
+    @property
+    def longest(self) -> int:
+        """Blocks that one request takes at most."""
+        whole = LONGEST // self.block_size + 1
+        chunk = self.token_budget // self.block_size + 2
+        return sum(whole if window is None else window // self.block_size + chunk for window in self.windows)
 
 
 @dataclass
@@ -137,13 +147,17 @@ def make_scheduler(case: Case, blocks: int, refused: bool = False):
         "priority" if case.priorities else "fcfs",
     )
     config.cache_config.num_gpu_blocks = blocks
-    spec = FullAttentionSpec(
-        block_size=case.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
+    shape = {"block_size": case.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     kv = KVCacheConfig(
         num_blocks=blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        kv_cache_groups=[
+            KVCacheGroupSpec(
+                [f"layer {group}"],
+                FullAttentionSpec(**shape) if window is None else SlidingWindowSpec(**shape, sliding_window=window),
+            )
+            for group, window in enumerate(case.windows)
+        ],
     )
     assert refused or versions.why_not(vllm.__version__, config, kv) is None
     kind = AsyncScheduler if case.asynchronous else Scheduler
@@ -207,7 +221,7 @@ class Thief:
             first = rng.randrange(1, case.blocks)
             blocks = range(first, min(first + rng.randint(1, 4), case.blocks))
             free = case.blocks - 1 - len(self.rig.gpu.quarantined)
-            if free - len(blocks) < LONGEST // case.block_size + 1:
+            if free - len(blocks) < case.longest:
                 return  # the agent leaves a job room for its longest request
             self.rig.agent.take(blocks)
 
@@ -233,6 +247,7 @@ class Rig:
             self.worker: Worker = SecondWorker(self.gpu, case.asynchronous, moment, case.running)
         else:
             self.worker = Worker(self.gpu, case.asynchronous, moment)
+        self.worker.windows = case.windows
         self.engine = Engine(self.scheduler, self.worker, self.rng, 2 if case.asynchronous else 1)
 
     @property
@@ -249,8 +264,9 @@ class Rig:
         """What the agent believes of each running request is what its table says."""
         for request in self.scheduler.running:
             number = self.state._numbers[request.request_id]
-            table = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
-            assert self.agent.published[number] == table, (self.case, request.request_id)
+            tables = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+            held = [block for table in tables for block in table if block != 0]
+            assert self.agent.published[number] == held, (self.case, request.request_id)
 
     def check_counted(self) -> None:
         """What vLLM counts as under way is what its steps under way compute, in the versions that count it."""
@@ -266,18 +282,19 @@ class Rig:
         """
         if self.case.priorities:
             return
-        held: dict[bytes, list[int]] = {}
+        held: dict[tuple[int, bytes], list[int]] = {}
         size = self.case.block_size
         for request in self.made:
             tokens = list(request.all_token_ids)[: len(request.block_hashes) * size]
-            if not all(part in held for part in request.block_hashes):
-                slots = slots_of(tokens)
-                for i, part in enumerate(request.block_hashes):
-                    held[part] = slots[i * size : (i + 1) * size]
+            if not all((0, part) in held for part in request.block_hashes):
+                for group, slots in enumerate(slots_by_group(tokens, self.case.windows)):
+                    for i, part in enumerate(request.block_hashes):
+                        held[group, part] = slots[i * size : (i + 1) * size]
         for block in self.scheduler.kv_cache_manager.block_pool.blocks:
             if block.block_hash is not None:
                 assert block.block_id not in self.gpu.quarantined, self.case
-                assert self.gpu.slots[block.block_id] == held[get_block_hash(block.block_hash)], (
+                key = get_group_id(block.block_hash), get_block_hash(block.block_hash)
+                assert self.gpu.slots[block.block_id] == held[key], (
                     self.case,
                     block.block_id,
                 )
@@ -315,7 +332,7 @@ def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
         tail = [] if kind < 0.3 else [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 30))]
         prompt = (prefix + tail)[: LONGEST - 40]
         tokens = rng.randint(1, 30)
-        expected[str(i)] = truth(prompt, tokens)
+        expected[str(i)] = truth(prompt, tokens, case.windows)
         waiting.append(
             rig.request(str(i), prompt, tokens, rng.randint(0, 3) if case.priorities else 0)
         )

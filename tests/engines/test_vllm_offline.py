@@ -26,6 +26,10 @@ TRAFFIC = {
     "no prefix cache": dict(prefix_caching=False),
     "a third of the blocks never comes back": dict(blocks=64, forever=16),
     "blocks where vLLM puts them": dict(run=1),
+    "full attention beside sliding windows": dict(windows=(None, 9, 9), blocks=110),
+    "the same with little memory, and aborts": dict(windows=(None, 6, 6), blocks=84, abort=0.05, reclaim=0.02),
+    "the same without a prefix cache": dict(windows=(None, 9, 9), blocks=110, prefix_caching=False),
+    "windows first, and priorities": dict(windows=(7, None), blocks=90, priorities=True),
     "blocks of vLLM's usual size": dict(block_size=16, blocks=24, token_budget=64),
 }
 MODES = list(product((False, True), (False, True)))

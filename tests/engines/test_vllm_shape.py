@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import vllm
 from harness import Case, Scheduler, make_request, make_scheduler
 from tidegate_engines import abi
@@ -287,3 +289,58 @@ def test_the_workers_of_an_engine_with_such_a_scheduler_take_nothing_either():
     finally:
         config.scheduler_config.scheduler_cls = None
     assert "Silent has a schedule" in (why or "")
+
+
+class MambaSpec:
+    """Of a kind that was not tested, with what is asked of any."""
+
+    block_size = 4
+
+
+@pytest.mark.parametrize(
+    "windows,role,words",
+    [
+        ((None, 9), "offline", None),
+        ((9, None, 9), "offline", None),
+        ((None, 9), "online", "how many blocks an online one needs of each"),
+        ((9, 9), "offline", "only full attention with sliding windows was tested"),
+        ((None, MambaSpec()), "offline", "FullAttentionSpec, MambaSpec"),
+        ((9,), "offline", "its KV cache is a SlidingWindowSpec"),
+    ],
+)
+def test_groups_of_layers_are_shared_where_a_loss_in_one_is_understood(windows, role, words):
+    kv = make_scheduler(Case(0, windows=(None, 9), blocks=110), 110).kv_cache_config
+    full, sliding = (group.kv_cache_spec for group in kv.kv_cache_groups)
+    specs = [full if window is None else sliding if window == 9 else window for window in windows]
+    grouped = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+    why = versions.why_not_grouped(grouped, role)
+    assert why is None if words is None else words in (why or ""), why
+
+
+def test_groups_of_a_version_or_of_blocks_that_were_not_tested_are_refused(monkeypatch):
+    kv = make_scheduler(Case(0, windows=(None, 9), blocks=110), 110).kv_cache_config
+    specs = [group.kv_cache_spec for group in kv.kv_cache_groups]
+    long = SimpleNamespace(kv_cache_spec=dataclasses.replace(specs[1], block_size=8))
+    mixed = SimpleNamespace(kv_cache_groups=[kv.kv_cache_groups[0], long])
+    assert "with blocks of 4, 8 tokens" in (versions.why_not_grouped(mixed, "offline") or "")
+    monkeypatch.setattr(shape, "known", lambda: "0.28.0")
+    assert "tested with vLLM 0.24.0 and 0.33.0" in (versions.why_not_grouped(kv, "offline") or "")
+
+
+def test_layers_of_several_groups_in_the_same_memory_are_taken_once():
+    """As vLLM lays them out: a layer of each group has the same tensor."""
+    memory = [torch.zeros(2, 6, 4, 1, 8) for _ in range(2)]
+    layers = {f"{group} {at}": SimpleNamespace(kv_cache=memory[at]) for group in ("full", "window") for at in (0, 1)}
+    backend = SimpleNamespace(get_kv_cache_block_dim=lambda *shape, cache_dtype_str: 1)
+    spec = SimpleNamespace(block_size=4, num_kv_heads=1, head_size=8)
+    groups = [
+        [SimpleNamespace(layer_names=[f"{group} 0", f"{group} 1"], backend=backend, kv_cache_spec=spec)]
+        for group in ("full", "window")
+    ]
+    context = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    cache = SimpleNamespace(cache_dtype="auto")
+    runner = SimpleNamespace(vllm_config=context, attn_groups=groups, cache_config=cache)
+    found = worker.layer_regions(runner, SimpleNamespace(num_blocks=6))
+    begins = [tensor.data_ptr() + 4 * part * tensor.stride(0) for tensor in memory for part in (0, 1)]
+    assert [region.base for region in found] == begins
+    assert {(region.stride, region.block_bytes, region.blocks) for region in found} == {(128, 128, 6)}

@@ -6,7 +6,7 @@
 ``worker``    KV memory that can be taken, and where its blocks lie (``regions``)
 ``resumed``   what a worker's runner keeps of a request whose step is dropped
 ``hooks``     where the scheduler is listened to
-``lost``      an offline scheduler whose blocks are taken
+``lost``      an offline scheduler whose blocks are taken, from the tables of each group of layers (``tables``)
 ``together``  which free blocks an offline request gets
 ``grown``     an online scheduler whose blocks come when needed
 ``hints``     an online scheduler that is refused: whether requests are in flight
@@ -209,7 +209,7 @@ def watch(scheduler: Any, role: str, version: str) -> None:
     library = abi.library()
     if library is None:
         return
-    why = versions.why_not(version, scheduler.vllm_config, scheduler.kv_cache_config)
+    why = versions.why_not(version, scheduler.vllm_config, scheduler.kv_cache_config, role)
     bypass = versions.bypass(type(scheduler))
     ranks = None
     if role == "online" and worker.registered is None:

@@ -7,16 +7,16 @@ wrong too, so four things follow, once per step, after its outputs are on the ho
   accepted so far;
 * *drop*: all their output that is under way is dropped, of every step that is in flight;
 * *disown*: lost blocks leave the prefix cache, and so do the later blocks of every request that
-  held one, because they may have been written from garbage, and whatever was computed from those
-  in turn;
+  held one, of all its groups of layers, because they may have been written from garbage, and whatever
+  was computed from those in turn (``tables``);
 * *withhold*: lost ids stay out of the allocator until they are back.
 
 Invariant: a token leaves the scheduler only if no block that its request held when the step was
 scheduled was lost, or disowned, before the step ended.
 
-A request may have given its blocks up since its step was scheduled (preempted for capacity,
-aborted). Its output and its blocks in the prefix cache are judged by the table it had: those tables
-are kept until the step has arrived.
+A request may have given blocks up since its step was scheduled (preempted for capacity, aborted, or
+out of its window). Its output and its blocks in the prefix cache are judged by the table it had: those
+tables are kept until the step has arrived.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import resumed, together
+from .tables import Table, Tables, blocks_of, reach
 from .withheld import NULL_BLOCK, Withheld
 
 if TYPE_CHECKING:
@@ -50,8 +51,10 @@ class Flight:
     """A step that was scheduled and whose outputs have not arrived."""
 
     output: SchedulerOutput
+    #: What the step reads and writes in groups with a window, which give it up sooner.
+    within: dict[str, Table]
     #: Block tables of requests of this step that gave their blocks up since.
-    parted: dict[str, list[int]] = field(default_factory=dict)
+    parted: dict[str, Table] = field(default_factory=dict)
     #: Requests whose output of this step is dropped.
     dropped: set[str] = field(default_factory=set)
 
@@ -84,6 +87,9 @@ class LostBlocks(Withheld):
         self._bare: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._next_number = 0
+        self._tables = Tables(scheduler)
+        #: What was published of a request's windows.
+        self._published: dict[str, Table] = {}
 
     # What the scheduler does, in its order.
 
@@ -102,8 +108,9 @@ class LostBlocks(Withheld):
         """A step is on its way to the workers."""
         self.engine.tell_preempted(output, self.requeued)
         self.requeued.clear()
-        self.flights.append(Flight(output))
-        self._publish(output)
+        flight = Flight(output, {name: self._within(name) for name in output.num_scheduled_tokens})
+        self.flights.append(flight)
+        self._publish(flight)
 
     def allocating(self, request: Request) -> None:
         self._asking = request.request_id
@@ -118,6 +125,7 @@ class LostBlocks(Withheld):
         for flight in self.flights:
             if name in flight.output.num_scheduled_tokens:
                 flight.parted.setdefault(name, table)
+        self._published.pop(name, None)
         number = self._numbers.pop(name, None)
         if number is not None:
             self.job.forget(number)
@@ -155,31 +163,11 @@ class LostBlocks(Withheld):
         self._withhold(lost)
 
     def _reach(self, lost: set[int]) -> tuple[set[str], set[int]]:
-        """The requests that may have read garbage, and the blocks that may have been written from it.
-
-        Two requests of one prefix may hold different blocks for the same tokens, so that a request
-        without a lost block can hold what another wrote from one: hence to a fixed point.
-        """
+        """The requests that may have read garbage, and the blocks that may have been written from it."""
         tables = [(name, self._table(name)) for name in self.scheduler.requests]
-        tables += [entry for flight in self.flights for entry in flight.parted.items()]
-        disowned = set(lost)
-        hit: set[str] = set()
-        open_tables = [(name, table) for name, table in tables if table]
-        grew = True
-        while grew:
-            grew = False
-            rest = []
-            for name, table in open_tables:
-                first = next((i for i, block in enumerate(table) if block in disowned), None)
-                if first is None:
-                    rest.append((name, table))
-                    continue
-                hit.add(name)
-                later = set(table[first:]) - disowned - {NULL_BLOCK}
-                disowned |= later
-                grew = grew or bool(later)
-            open_tables = rest
-        return hit, disowned
+        for flight in self.flights:
+            tables += [*flight.within.items(), *flight.parted.items()]
+        return reach(tables, lost)
 
     def _requeue(self, hit: set[str]) -> None:
         now = time.monotonic()
@@ -228,14 +216,19 @@ class LostBlocks(Withheld):
 
     # What a loss would cost.
 
-    def _publish(self, output: SchedulerOutput) -> None:
+    def _publish(self, flight: Flight) -> None:
+        output = flight.output
         cached = output.scheduled_cached_reqs
-        changed = [new.req_id for new in output.scheduled_new_reqs]
-        changed += [
-            name
+        changed = dict.fromkeys(new.req_id for new in output.scheduled_new_reqs)
+        changed.update(
+            (name, None)
             for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True)
             if blocks is not None
-        ]
+        )
+        for name, within in flight.within.items():
+            if within != self._published.get(name, []):
+                self._published[name] = within
+                changed[name] = None
         for name in changed:
             request = self.scheduler.requests.get(name)
             if request is None:
@@ -244,7 +237,7 @@ class LostBlocks(Withheld):
             if number is None:
                 self._next_number += 1
                 number = self._numbers[name] = self._next_number
-            self.job.publish(number, self._cost(request), self._table(name))
+            self.job.publish(number, self._cost(request), blocks_of(self._table(name)))
 
     def _cost(self, request: Request) -> int:
         """The tokens that a loss costs, or that it must not be."""
@@ -265,5 +258,8 @@ class LostBlocks(Withheld):
         held = manager.req_to_blocks.get(self._asking)
         return held[-1].block_id if held else None
 
-    def _table(self, name: str) -> list[int]:
-        return self.scheduler.kv_cache_manager.get_block_ids(name)[0]
+    def _table(self, name: str) -> Table:
+        return self._tables.of(name)
+
+    def _within(self, name: str) -> Table:
+        return self._tables.within(name)

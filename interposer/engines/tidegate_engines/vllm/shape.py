@@ -81,7 +81,8 @@ TOUCHED: dict[str, tuple[str, ...]] = {
         "BlockPool:num_gpu_blocks",
     ),
     "vllm.v1.core.kv_cache_utils": ("FreeKVCacheBlockQueue", "KVCacheBlock"),
-    "vllm.v1.core.single_type_kv_cache_manager": ("SingleTypeKVCacheManager", "FullAttentionManager"),
+    "vllm.v1.core.single_type_kv_cache_manager": ("SingleTypeKVCacheManager", "FullAttentionManager", "SlidingWindowManager"),
+    "vllm.v1.core.kv_cache_coordinator": ("HybridKVCacheCoordinator",),
     "vllm.v1.request": ("Request",),
     "vllm.v1.worker.gpu_worker": ("Worker.initialize_from_config",),
     "vllm.v1.worker.gpu_model_runner": (

@@ -143,7 +143,32 @@ def _goes_on(function: Any, name: str) -> bool:
     return False
 
 
-def why_not(version: str, config: VllmConfig, kv: KVCacheConfig) -> str | None:
+#: Versions of whose hybrid KV-cache manager the methods that matter were tested.
+HYBRID = ("0.24.0", "0.33.0")
+
+
+def why_not_grouped(kv: KVCacheConfig, role: str) -> str | None:
+    """Why nothing may be taken from an engine whose layers are in these groups."""
+    kinds = [type(group.kv_cache_spec).__name__ for group in kv.kv_cache_groups]
+    if len(kinds) == 1:
+        known = kinds[0] in ("FullAttentionSpec", "MLAAttentionSpec")
+        return None if known else f"its KV cache is a {kinds[0]}"
+    several = f"its KV cache has several groups ({', '.join(kinds) or 'none'})"
+    if role != "offline":
+        return f"{several}, and how many blocks an online one needs of each is not known"
+    strange = sorted(set(kinds) - {"FullAttentionSpec", "SlidingWindowSpec"})
+    if strange or "FullAttentionSpec" not in kinds:
+        return f"{several}: of such only full attention with sliding windows was tested"
+    if shape.known() not in HYBRID:
+        return f"{several}, which were tested with vLLM {' and '.join(HYBRID)}"
+    sizes = {group.kv_cache_spec.block_size for group in kv.kv_cache_groups}
+    if len(sizes) > 1 or any(getattr(group.kv_cache_spec, "extra_retained_tokens", 0) for group in kv.kv_cache_groups):
+        # A block of one would hold tokens of a part of a block of the other.
+        return f"{several} with blocks of {', '.join(map(str, sorted(sizes)))} tokens"
+    return None
+
+
+def why_not(version: str, config: VllmConfig, kv: KVCacheConfig, role: str = "offline") -> str | None:
     """Why nothing may be taken from this engine, in words for its log; None when all is known."""
     # First: what is asked below need not be there in another version.
     why = shape.why_not(version)
@@ -151,7 +176,6 @@ def why_not(version: str, config: VllmConfig, kv: KVCacheConfig) -> str | None:
         return why
     parallel, model = config.parallel_config, config.model_config
 
-    kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in kv.kv_cache_groups)
     stages = getattr(parallel, "pipeline_parallel_size", 1)
     replicas = getattr(parallel, "data_parallel_size", 1)
     context = [
@@ -159,8 +183,6 @@ def why_not(version: str, config: VllmConfig, kv: KVCacheConfig) -> str | None:
     ]
 
     reasons = {
-        # A block's id is of one group, and a loss in one makes the others' blocks of the request wrong too.
-        f"its KV cache has several groups ({kinds or 'none'})": len(kv.kv_cache_groups) != 1,
         # A step is in more than one worker at a time: none knows when all have read what was lost.
         f"pipeline parallelism is on ({stages} stages)": stages > 1,
         # Each replica has a scheduler of its own, and a job has one log.
@@ -176,9 +198,9 @@ def why_not(version: str, config: VllmConfig, kv: KVCacheConfig) -> str | None:
     for reason, holds in reasons.items():
         if holds:
             return reason
-    spec = type(kv.kv_cache_groups[0].kv_cache_spec).__name__
-    if spec not in ("FullAttentionSpec", "MLAAttentionSpec"):
-        return f"its KV cache is a {spec}"
+    why = why_not_grouped(kv, role)
+    if why is not None:
+        return why
     if config.scheduler_config.scheduler_cls is not None:
         return bypass(config.scheduler_config.get_scheduler_cls())
     return None

@@ -122,7 +122,7 @@ def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> 
     """Around ``Worker.initialize_from_config``."""
     global registered, _stride, mended
     library = abi.library()
-    why = versions.why_not(version, worker.vllm_config, kv)
+    why = versions.why_not(version, worker.vllm_config, kv, role)
     world = worker.parallel_config.world_size
     link = finish = None
     if why is None and role == "online" and world > 1:
