@@ -12,13 +12,15 @@ import socket
 from collections import deque
 from dataclasses import dataclass
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from ablations import first_broken
 from fake import VOCABULARY, Engine, Gpu, Lender, SecondWorker, Worker, truth
 from harness import Case, make_request, make_scheduler
 from test_vllm_offline import SEEDS
-from tidegate_engines.vllm import agreed, hooks, links
+from tidegate_engines import abi
+from tidegate_engines.vllm import agreed, held, hooks, links, versions, worker
 from tidegate_engines.vllm.agreed import Agreed
 from tidegate_engines.vllm.grown import GrownBlocks
 from tidegate_engines.vllm.held import Held
@@ -410,3 +412,16 @@ def test_an_engine_starts_with_all_of_its_ranks_or_none(come, blocks, outcome, m
                 message = links.receive(end)
                 assert (message.kind, message.number) == (links.FLYING, 3)
     monkeypatch.delenv(links.CORE, raising=False)
+
+
+@pytest.mark.parametrize("comes,works", [(False, True), (True, False)])
+def test_a_rank_that_nobody_can_ask_keeps_a_fixed_reservation(comes, works, monkeypatch):
+    """Its core has no door for it, or it has no context to wait for: vLLM allocates as without the plugin."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(abi, "library", object)
+    monkeypatch.setattr(versions, "why_not", lambda *asked: None)
+    monkeypatch.setattr(links, "connect", lambda: ours if comes else None)
+    monkeypatch.setattr(held, "finisher", lambda: (lambda: None) if works else None)
+    one = SimpleNamespace(vllm_config=None, parallel_config=SimpleNamespace(world_size=2), rank=0)
+    assert worker.initialize(lambda self, kv: (self, kv), one, "kv", "online", "0.24.0") == (one, "kv")
+    assert not comes or links.receive(theirs) is None, "its core would wait for it"

@@ -108,7 +108,8 @@ class LostBlocks(Withheld):
         """A step is on its way to the workers."""
         self.engine.tell_preempted(output, self.requeued)
         self.requeued.clear()
-        flight = Flight(output, {name: self._within(name) for name in output.num_scheduled_tokens})
+        names = output.num_scheduled_tokens if self._tables.sliding else ()
+        flight = Flight(output, {name: self._within(name) for name in names})
         self.flights.append(flight)
         self._publish(flight)
 

@@ -51,7 +51,7 @@ class Tables:
         specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
         self.sizes = [spec.block_size for spec in specs]
         #: The groups that give blocks up before their request ends.
-        self._sliding = [at for at, spec in enumerate(specs) if type(spec).__name__ == "SlidingWindowSpec"]
+        self.sliding = [at for at, spec in enumerate(specs) if type(spec).__name__ == "SlidingWindowSpec"]
 
     def of(self, name: str) -> Table:
         """All that a request holds."""
@@ -61,7 +61,7 @@ class Tables:
     def within(self, name: str) -> Table:
         """What a request holds in groups with a window: no more than the window and the step are long."""
         found = []
-        for group in self._sliding:
+        for group in self.sliding:
             held = self._manager.coordinator.single_type_managers[group].req_to_blocks.get(name, ())
             blocks = []
             for block in reversed(held):

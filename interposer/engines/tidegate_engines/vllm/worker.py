@@ -131,6 +131,8 @@ def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> 
             why = "an online engine of several ranks keeps a fixed reservation where vLLM's own executor did not start them"
     if library is None or why is not None:
         log.warning("Tidegate takes no memory from this engine: %s", why or "no library")
+        if link is not None:
+            link.close()
         return original(worker, kv)
     flags = abi.ELASTIC if role == "online" else 0
     library.attach(worker.rank, world)
