@@ -249,6 +249,8 @@ class Rig:
             most = rng.sample(range(1, blocks), blocks - 1 - 2 * LONGEST // self.run_slots // 5)
             self._take(most if rng.random() < 0.3 else self._free())
             report.famines += 1
+        if self.quiet == 3:
+            self.scheduler.flush_cache()  # idle, with memory away
         if self.quiet > 3:
             self.agent.give(sorted(lost))  # at the end all comes back
         elif self.famine:
