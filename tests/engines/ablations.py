@@ -218,7 +218,8 @@ ABLATIONS = [
     # From 0.26 on vLLM itself keeps what steps under way read.
     Ablation(NoWithin, asynchronous=(True,), ways=(Engine,), traffic=HYBRID),
     Ablation(FirstGroupOnly, traffic=HYBRID),
-    Ablation(OwnGroupOnly, asynchronous=(True,), traffic=SHARED),
+    # Not seen to matter in 300 runs of 0.33.0; `test_vllm_offline.py` has a case of its own.
+    Ablation(OwnGroupOnly, asynchronous=(True,), ways=(Engine,), traffic=SHARED),
     Ablation(KeepPrevious, asynchronous=(True,), second_runner=(False,)),
     Ablation(
         TellNobody, second_runner=(True,), ways=(Engine,), traffic=(("priorities", True),)

@@ -49,12 +49,16 @@ RUN_SLOTS = 4
 #: Whether this SGLang has a record of a request's slots: later ones have.
 RECORDS = "checkpoint_kv_cache" in (Path(find_spec("sglang").origin).parent / "srt/mem_cache/common.py").read_text()
 
-#: Kinds of engines: slots of a page, and what else is set. 0.5.11 hands out longer pages by a kernel for GPUs.
+#: Kinds of engines: slots of a page, and what else is set.
 KINDS: dict[str, tuple[int, dict]] = {
     "pages of 1": (1, {}),
     "no prefix cache": (1, {"disable_radix_cache": True}),
-    **({"pages of 8": (8, {}), "prefix cache in Python": (1, {})} if RECORDS else {}),
+    **({"prefix cache in Python": (1, {})} if RECORDS else {}),
 }
+
+#: Kinds that the plugin refuses, to be run by hand (``sglang_offline.py SEEDS "overlap/pages of 8/"``). 0.5.11 hands out
+#: longer pages by a kernel for GPUs.
+REFUSED: dict[str, tuple[int, dict]] = {"pages of 8": (8, {})}
 
 
 class End(Exception):
@@ -120,7 +124,7 @@ class Rig:
     """One scheduler, its memory, its traffic, and the book."""
 
     def __init__(self, overlap: bool, kind: str) -> None:
-        page, changes = KINDS[kind]
+        page, changes = (KINDS | REFUSED)[kind]
         if kind == "prefix cache in Python":
             os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
         os.environ["TIDEGATE_ROLE"] = "offline"
@@ -129,8 +133,9 @@ class Rig:
         self.library, self.agent = Library(), Agent()
         self.module = load(self.library)
         from tidegate_engines import abi
-        from tidegate_engines.sglang import STATE, lost, slots
+        from tidegate_engines.sglang import STATE, lost, slots, why_not
 
+        why_not.PAGE = page
         lost.PUBLISH_S, slots.RUN = 0.0, RUN_SLOTS
         abi.Offline = lambda library: self.agent
         self.scheduler = make(

@@ -189,10 +189,10 @@ def test_another_make_of_a_part_is_refused_by_name(change, words):
     assert words in why_not.parts(scheduler)
 
 
-def test_longer_pages_are_refused_where_they_were_not_run():
+def test_longer_pages_are_refused_by_their_length():
     scheduler = engine()
     scheduler.token_to_kv_pool_allocator.page_size = 8
-    assert bool(why_not.parts(scheduler)) is not sglang_offline.RECORDS
+    assert "pages are of 8 slots" in why_not.parts(scheduler)
 
 
 @pytest.mark.parametrize("page,run", [(1, 16), (8, 16), (16, 16), (64, 64), (24, 24)])
@@ -232,7 +232,8 @@ def test_what_sglang_forgets_of_a_retracted_request_is_taken_last_and_named_once
     said: list[str] = []
     monkeypatch.setattr(lost.log, "warning", lambda text, *args: said.append(text % args))
     params = SamplingParams(max_new_tokens=8, **asked)
-    params.normalize(None)
+    if named != "min_new_tokens":  # 0.5.23 wants a tokenizer for it
+        params.normalize(None)
     state = bare(lost.LostSlots, _named=set())
     costs = [state._cost(SimpleNamespace(sampling_params=params), 40) for _ in range(3)]
     assert costs == [40 if named is None else lost.UNTAKEABLE] * 3

@@ -11,6 +11,7 @@ from fake import truth
 from harness import LONGEST, Case, Outcome, Rig, Scheduler, run
 from tidegate_engines.vllm import shape, versions
 from tidegate_engines.vllm.lost import LostBlocks
+from tidegate_engines.vllm.tables import Part, reach
 
 SEEDS = int(os.environ.get("SEEDS", "300"))
 
@@ -85,6 +86,21 @@ def test_every_clause_is_needed(ablation: Ablation, record):
         mode = f"{'async' if asynchronous else 'sync'}, runner {2 if second_runner else 1}"
         record(f"without: {ablation.plugin.__doc__} {mode}: {words}")
         assert broke, "nothing broke: the clause, or this test, has to go"
+
+
+def test_what_is_computed_from_a_lost_block_is_wrong_in_every_group_of_layers():
+    """A loses a block of its first group. B shares a later one of A's second group, C an earlier one, D none."""
+    a = [Part(4, 0, [1, 2, 3]), Part(4, 0, [11, 12, 13])]
+    b = [Part(4, 0, [4, 5, 6]), Part(4, 1, [12, 16])]
+    c = [Part(4, 0, [1, 8]), Part(4, 0, [11, 18])]
+    d = [Part(4, 0, [7]), Part(4, 0, [17])]
+    tables = list({"a": a, "b": b, "c": c, "d": d}.items())
+    hit, disowned = reach(tables, {2})
+    assert hit == {"a", "b"}
+    # Of B all from the place on at which A's block begins, in both groups.
+    assert disowned == {2, 3, 12, 13, 5, 6, 16}
+    # The same for whoever finds B before A.
+    assert reach(tables[::-1], {2}) == (hit, disowned)
 
 
 @pytest.mark.parametrize("plugin,wrong", [(LostBlocks, 0), (DirectHoldersOnly, 1)])

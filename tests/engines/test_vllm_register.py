@@ -125,11 +125,15 @@ def test_only_the_cache_is_allocated_in_a_scope_and_then_registered(
     assert worker.stripe_run(kv) == worker.HANDLE // 16
 
 
+#: A group of layers that keep a state, and no tokens.
+RECURRENT = SimpleNamespace(kv_cache_spec=type("MambaSpec", (), {"block_size": 16})(), layer_names=["layers.9"])
+
+
 @pytest.mark.parametrize(
     "change,words",
     [
         (lambda real, kv: None, "was not tested"),
-        (lambda real, kv: kv.kv_cache_groups.append(kv.kv_cache_groups[0]), "several groups"),
+        (lambda real, kv: kv.kv_cache_groups.append(RECURRENT), "several groups"),
         (
             lambda real, kv: setattr(
                 real.vllm_config.parallel_config, "pipeline_parallel_size", 2
