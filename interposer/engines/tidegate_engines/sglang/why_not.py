@@ -9,8 +9,8 @@ from . import ways
 #: The memory that was tested, by module and name.
 POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
 
-#: Slots of a page at the most. With longer ones in the overlapped loop answers were wrong for a reason that was not found:
-#: 4 of 50, beside 104 reclaims (`scripts/engines --sglang --seeds 5 0.5.23`).
+#: Slots of a page at the most. With longer ones answers were wrong in the overlapped loop once SGLang's cache had been
+#: flushed while memory was away: 4 of 50 with 104 reclaims, none of 50 without the flush. Why was not found.
 PAGE = 1
 
 ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
