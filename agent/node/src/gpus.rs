@@ -168,6 +168,11 @@ impl Gpus {
         }
     }
 
+    /// Whether the issue thread of `gpu` has sat in one call for longer than allowed.
+    pub(crate) fn is_stalled(&self, gpu: GpuId) -> bool {
+        self.get(gpu).is_some_and(|line| line.stalled)
+    }
+
     /// Whether the issue thread of `gpu` acts on armed orders.
     pub(crate) fn keeps_armed(&self, gpu: GpuId) -> bool {
         let issuer = self.get(gpu).and_then(|line| line.issuer.as_ref());

@@ -7,6 +7,7 @@
 mod batches;
 mod gates;
 mod lane;
+mod opening;
 mod orders;
 mod remote;
 mod slices;
@@ -64,18 +65,20 @@ pub struct Lanes {
     /// Where to look first for a job that is over, whose number is given to another.
     next_over: usize,
     next_seq: u64,
+    opening: opening::Opening,
     /// Timeslices that are being set.
     slicing: u32,
 }
 
 impl Lanes {
     /// Of these GPUs.
-    pub(crate) const fn new(gpus: Gpus) -> Self {
+    pub(crate) fn new(gpus: Gpus) -> Self {
         Self {
             gpus,
             jobs: Vec::new(),
             next_over: 0,
             next_seq: 1,
+            opening: opening::Opening::default(),
             slicing: 0,
         }
     }

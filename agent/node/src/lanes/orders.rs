@@ -36,6 +36,7 @@ impl Lanes {
             cx.counters.orders_stale += 1;
             return;
         }
+        self.replace_waiting(order, cx);
         if switch == Switch::Enable && look == Look::First && self.gpus.is_online_busy(order.gpu) {
             return Self::skip(order, cx);
         }
@@ -45,11 +46,16 @@ impl Lanes {
                 self.order_remote(order, switch, members, journal, cx);
                 self.refresh_gates_beside(order.job, members, Level::L3);
             }
-            Level::L1 | Level::L2 => self.hand_on(order, (switch, look, gang), members, cx),
+            Level::L1 | Level::L2 => {
+                let may_wait = switch == Switch::Enable && look == Look::First;
+                if !may_wait || !self.has_to_wait(order, gang) {
+                    self.hand_on(order, (switch, look, gang), members, cx);
+                }
+            }
         }
     }
 
-    fn hand_on(
+    pub(super) fn hand_on(
         &mut self,
         order: Order,
         (switch, look, gang): (Switch, Look, GpuSet),
@@ -90,6 +96,9 @@ impl Lanes {
         if self.gpus.issue(order.gpu, issue, cx.now) {
             if let Some(lane) = self.lane_mut(order.job, order.gpu) {
                 lane.outstanding += 1;
+            }
+            if switch == Switch::Enable && look == Look::First {
+                self.opens(order);
             }
             self.refresh_gates_beside(order.job, members, cx.settings.level);
         } else {
@@ -164,6 +173,7 @@ impl Lanes {
         } = issued;
         self.gpus.answered(order.gpu, cx.now);
         self.applied(order, switch, outcome, members, cx);
+        self.opened(order);
         match (outcome, switch) {
             (Outcome::Done, Switch::Disable) => {
                 let entered = if issued.entered_ns == 0 {
@@ -196,6 +206,7 @@ impl Lanes {
             cx.ask(Request::ProveAgain(order.job, order.gpu));
         }
         cx.ask(Request::JobTickets(order.job));
+        self.open_next(members, cx);
     }
 
     /// An enable took effect; online was last looked at `looked_ns`. If it began meanwhile, its disable is on the way

@@ -215,9 +215,10 @@ impl Shell {
     /// Enables everything, then ends.
     pub(crate) fn begin_end(&mut self) {
         if self.end == End::No {
+            // First: policy orders nothing more, whatever it is answered meanwhile.
+            self.end = End::By(self.time.now + END_NS);
             self.enable_everything();
             self.settle();
-            self.end = End::By(self.time.now + END_NS);
         }
     }
 

@@ -124,13 +124,14 @@ impl Shell {
     }
 
     fn look_for_stalls(&mut self) {
-        self.with(|_, lanes, cx| {
+        self.with(|members, lanes, cx| {
             let (now, stall_ns) = (cx.now, cx.settings.stall_ns);
             let out = &mut *cx.out;
             let found = |gpu| out.push(Request::Step(Event::IssueStalled { gpu }));
             lanes
                 .gpus
                 .look_for_stalls(now, stall_ns, cx.counters, found);
+            lanes.open_next(members, cx);
         });
         self.settle();
     }

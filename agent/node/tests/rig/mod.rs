@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "every test file uses its part of it")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -182,6 +182,10 @@ pub struct Played {
     pub arms: Arms,
     /// What it has done so, and not said yet.
     unheard: Vec<Input>,
+    /// What it has taken and not begun.
+    taken: VecDeque<Task>,
+    /// It sits in a call that does not return.
+    pub stands: bool,
 }
 
 pub struct Rig {
@@ -229,6 +233,8 @@ impl Rig {
                     calls: 0,
                     arms: Arms::default(),
                     unheard: Vec::new(),
+                    taken: VecDeque::new(),
+                    stands: false,
                 }
             })
             .collect();
@@ -509,24 +515,41 @@ impl Rig {
                 }),
             });
         }
-        for gpu in 0..self.gpus.len() {
-            let now = self.now();
-            while let Some(input) = self.gpus[gpu].work(&self.journal, now) {
-                any = true;
-                self.shell.take(input);
-            }
+        while self.answer_one() {
+            any = true;
         }
         any
+    }
+
+    /// One GPU's thread does one task; whether there was any.
+    pub fn answer_one(&mut self) -> bool {
+        let (now, journal) = (self.now(), &self.journal);
+        let mut gpus = self.gpus.iter_mut();
+        let Some(input) = gpus.find_map(|gpu| gpu.work(journal, now)) else {
+            return false;
+        };
+        self.shell.take(input);
+        true
     }
 }
 
 impl Played {
+    /// Tasks that it was given and has not done.
+    pub fn waiting(&mut self) -> usize {
+        self.taken.extend(self.task_rx.try_iter());
+        self.taken.len()
+    }
+
     /// Does one task, if there is one, and answers it.
     fn work(&mut self, journal: &Journal, now: u64) -> Option<Input> {
+        if self.stands {
+            return None;
+        }
         if let Some(unheard) = self.unheard.pop() {
             return Some(unheard);
         }
-        match self.task_rx.try_recv().ok()? {
+        let taken = self.taken.pop_front();
+        match taken.or_else(|| self.task_rx.try_recv().ok())? {
             Task::Issue(issue) => {
                 if self.keeps_orders {
                     self.orders.push((issue.order.generation.0, issue.switch));

@@ -1,0 +1,99 @@
+//! Enables, one call at a time on the whole node.
+//!
+//! A driver makes such calls one after the other whichever GPUs they name: a call waits for those that were entered
+//! before it. An edge that comes when all GPUs of a node are being enabled would then wait for every one of them. So an
+//! enable is handed on when the one before it is answered, and what waits here meanwhile costs an edge nothing: the
+//! order to disable replaces it, and it is never entered. It also never keeps a disable back.
+//!
+//! An enable that nothing may stop ([`Look::Unconditional`]) does not wait, and neither does one behind a thread that
+//! is stalled: that call may never return.
+
+use super::Lanes;
+use crate::kinds::Switch;
+use crate::members::Members;
+use crate::request::Context;
+use std::collections::VecDeque;
+use tidegate_policy::effect::Look;
+use tidegate_policy::event::{Event, Order};
+use tidegate_policy::ids::{GpuId, GpuSet, JobId};
+
+/// The enable under way, and those that wait.
+#[derive(Debug, Default)]
+pub(super) struct Opening {
+    /// Handed on, without an answer.
+    under_way: Option<Order>,
+    /// In the order in which they were given, at most one of a lane, each with the GPUs whose edges stop its job.
+    waiting: VecDeque<(Order, GpuSet)>,
+}
+
+impl Opening {
+    fn take(&mut self, job: JobId, gpu: GpuId) -> Option<Order> {
+        let own = |(order, _): &(Order, GpuSet)| order.job == job && order.gpu == gpu;
+        let at = self.waiting.iter().position(own)?;
+        self.waiting.remove(at).map(|(order, _)| order)
+    }
+}
+
+impl Lanes {
+    /// Whether an enable waits here, since another is under way.
+    pub(super) fn has_to_wait(&mut self, order: Order, gang: GpuSet) -> bool {
+        if self.opening.under_way.is_none() {
+            return false;
+        }
+        let Some(lane) = self.lane_mut(order.job, order.gpu) else {
+            return false;
+        };
+        lane.order(order.generation, Switch::Enable);
+        lane.outstanding += 1;
+        self.opening.waiting.push_back((order, gang));
+        true
+    }
+
+    /// An enable was handed on.
+    pub(super) fn opens(&mut self, order: Order) {
+        if self.opening.under_way.is_none() && !self.gpus.is_stalled(order.gpu) {
+            self.opening.under_way = Some(order);
+        }
+    }
+
+    /// An order replaces the enable of its lane that waits, if one does.
+    pub(super) fn replace_waiting(&mut self, order: Order, cx: &mut Context<'_>) {
+        if let Some(order) = self.opening.take(order.job, order.gpu) {
+            self.waits_no_more(order);
+            cx.counters.enables_withheld += 1;
+            cx.step(Event::EnableSkipped { order });
+        }
+    }
+
+    fn waits_no_more(&mut self, order: Order) {
+        if let Some(lane) = self.lane_mut(order.job, order.gpu) {
+            lane.outstanding = lane.outstanding.saturating_sub(1);
+        }
+    }
+
+    /// An order was answered.
+    pub(super) fn opened(&mut self, order: Order) {
+        if self.opening.under_way == Some(order) {
+            self.opening.under_way = None;
+        }
+    }
+
+    /// Hands the next enable on, if none is under way on a GPU whose thread answers.
+    pub(crate) fn open_next(&mut self, members: &mut Members, cx: &mut Context<'_>) {
+        if let Some(order) = self.opening.under_way
+            && self.gpus.is_stalled(order.gpu)
+        {
+            self.opening.under_way = None;
+        }
+        while self.opening.under_way.is_none()
+            && let Some((order, gang)) = self.opening.waiting.pop_front()
+        {
+            self.waits_no_more(order);
+            if self.gpus.is_online_busy(order.gpu) {
+                Self::skip(order, cx);
+            } else {
+                self.hand_on(order, (Switch::Enable, Look::First, gang), members, cx);
+            }
+        }
+    }
+}
