@@ -217,12 +217,13 @@ impl Leaser {
                 gap,
                 delayed_ns,
             } => {
+                let budget = self.may_delay(gap);
                 if gap {
-                    self.gaps.ended(idle_ns);
+                    self.gaps.ended(idle_ns, budget, delayed_ns);
                     self.credit -= delayed_ns as f64;
                 } else {
                     self.returns += 1;
-                    self.pauses.ended(idle_ns);
+                    self.pauses.ended(idle_ns, budget, delayed_ns);
                 }
             }
             Event::Unit { key, ns } => self.records.add(key, ns as f64),
@@ -430,30 +431,35 @@ impl Leaser {
         (limit.fingerprint == fingerprint && limit.units > 0).then_some(limit)
     }
 
+    /// By how much a return may be delayed on average, ns.
+    fn may_delay(&self, gap: bool) -> u64 {
+        match (self.config.promise, gap) {
+            (Promise::Tail { ttft_ns, .. }, false) => ttft_ns.saturating_mul(2) / 100,
+            (Promise::Tail { .. } | Promise::Each { .. }, _) => 0,
+            (Promise::Mean { ttft, .. }, false) => {
+                // Only who comes after a pause is delayed; the mean is over all.
+                let each = self.arrivals as f64 / self.returns.max(1) as f64;
+                (f64::from(ttft) / 1e4 * MEANT * self.ttft * each.max(1.0)) as u64
+            }
+            (Promise::Mean { tpot, .. }, true) => {
+                (f64::from(tpot) / 1e4 * MEANT * self.interval) as u64
+            }
+        }
+    }
+
     /// From which idle age on, ns, the trainer may have a GPU that online is away from. Nothing
     /// while that is not known.
     #[must_use]
     pub fn from(&self, gap: bool) -> Option<u64> {
-        let delay = self.config.gate_ns;
+        let (delay, budget) = (self.config.gate_ns, self.may_delay(gap));
         match (self.config.promise, gap) {
             // Gaps are leased, iteration by iteration.
             (Promise::Tail { .. } | Promise::Each { .. }, true) => None,
             (Promise::Each { .. }, false) => Some(0),
-            (Promise::Tail { ttft_ns, .. }, false) => {
-                let budget = ttft_ns.saturating_mul(2) / 100;
+            (Promise::Tail { .. } | Promise::Mean { .. }, false) => {
                 self.pauses.from(delay, budget).or(Some(UNKNOWN_NS))
             }
-            (Promise::Mean { ttft, .. }, false) => {
-                // Only who comes after a pause is delayed; the mean is over all.
-                let each = self.arrivals as f64 / self.returns.max(1) as f64;
-                let budget = f64::from(ttft) / 1e4 * MEANT * self.ttft * each.max(1.0);
-                let from = self.pauses.from(delay, budget as u64);
-                from.or(Some(UNKNOWN_NS))
-            }
-            (Promise::Mean { tpot, .. }, true) => {
-                let budget = f64::from(tpot) / 1e4 * MEANT * self.interval;
-                self.gaps.from(delay, budget as u64)
-            }
+            (Promise::Mean { .. }, true) => self.gaps.from(delay, budget),
         }
     }
 

@@ -6,6 +6,12 @@
 //! delay over all returns is. Most idle times of an engine under load are decode gaps, which are
 //! short; those that outlast them are worth their price.
 //!
+//! Idle times to come are not those that were: a client whose requests bunch together makes what was
+//! learnt too bold for minutes. So the delays are also counted as they come. Every return earns the
+//! budget and pays its delay, and where less is left than one delay, the chance that may be taken
+//! shrinks with it. Then the mean over all returns is within the budget whatever they do, but for a
+//! delay or two.
+//!
 //! The idle times are kept as counts in eighths of octaves. A place's count stands for its whole
 //! width, so that every answer errs to online's side, by at most 9 %. Once [`KEPT`] are counted all
 //! are halved: what was learnt fades.
@@ -14,6 +20,8 @@
 pub const LEAST: u64 = 32;
 /// Idle times counted before all are halved.
 pub const KEPT: u64 = 8_192;
+/// Returns whose budgets may be saved up: what a quiet hour earned must not be spent in a bad minute.
+pub const SAVED: u64 = 1_024;
 
 /// Places in an octave.
 const FINE: u64 = 8;
@@ -47,6 +55,8 @@ fn begin(place: usize) -> u64 {
 pub struct Forecast {
     counts: [u32; PLACES],
     total: u64,
+    /// What is left of the budgets of all returns, ns.
+    left: i64,
 }
 
 impl Default for Forecast {
@@ -54,13 +64,18 @@ impl Default for Forecast {
         Self {
             counts: [0; PLACES],
             total: 0,
+            left: 0,
         }
     }
 }
 
 impl Forecast {
-    /// Online was away for `ns`.
-    pub fn ended(&mut self, ns: u64) {
+    /// Online was away for `ns`, and its return, which may be delayed by `budget_ns` on average, was by
+    /// `delayed_ns`.
+    pub fn ended(&mut self, ns: u64, budget_ns: u64, delayed_ns: u64) {
+        let [budget, delayed] = [budget_ns, delayed_ns].map(|ns| ns.min(1 << 52) as i64);
+        let most = budget.saturating_mul(SAVED as i64);
+        self.left = self.left.saturating_add(budget - delayed).min(most);
         self.counts[place(ns)] += 1;
         self.total += 1;
         if self.total >= KEPT {
@@ -95,7 +110,9 @@ impl Forecast {
         if self.total < LEAST {
             return None;
         }
-        let allowed = u128::from(budget_ns) * u128::from(self.total) / u128::from(delay_ns.max(1));
+        let delay = u128::from(delay_ns.max(1));
+        let allowed = u128::from(budget_ns) * u128::from(self.total) / delay;
+        let allowed = allowed * u128::from(self.left.max(0) as u64).min(delay) / delay;
         let mut left = 0;
         for at in (0..PLACES).rev() {
             left += u128::from(self.counts[at]);

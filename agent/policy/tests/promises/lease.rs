@@ -253,15 +253,14 @@ fn mean_delay(idle: impl Iterator<Item = u64>, delay: u64, budget: u64) -> (f64,
     let mut forecast = Forecast::default();
     let (mut cost, mut returns, mut ran, mut all) = (0u64, 0u64, 0u64, 0u64);
     for ns in idle {
-        if let Some(from) = forecast.from(delay, budget)
-            && ns >= from
-        {
-            cost += delay;
-            ran += ns - from;
-        }
+        let from = forecast.from(delay, budget);
+        let ran_for = from.and_then(|from| ns.checked_sub(from));
+        let delayed = ran_for.map_or(0, |_| delay);
+        cost += delayed;
+        ran += ran_for.unwrap_or(0);
         all += ns;
         returns += 1;
-        forecast.ended(ns);
+        forecast.ended(ns, budget, delayed);
     }
     (cost as f64 / returns as f64, ran as f64 / all as f64)
 }
@@ -315,10 +314,10 @@ fn a_forecast_knows_the_chance_of_a_return() {
     );
     assert_eq!(forecast.longest(0, MS, 0), 0);
     for _ in 0..900 {
-        forecast.ended(MS);
+        forecast.ended(MS, MS / 5, 0);
     }
     for _ in 0..100 {
-        forecast.ended(1_000 * MS);
+        forecast.ended(1_000 * MS, MS / 5, 0);
     }
     let soon = forecast.returns(0, 2 * MS);
     assert!((soon - 0.9).abs() < 0.01, "{soon}");
