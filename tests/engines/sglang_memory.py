@@ -7,7 +7,8 @@ is written to it. A block that is back holds garbage of another kind.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from tidegate_engines.job import Cut
@@ -46,7 +47,15 @@ class Memory:
             part = tensor[block * self.run : (block + 1) * self.run]
             part.copy_(3 * torch.randn(part.shape, generator=self.draw))
 
-    def garble(self, slots: Sequence[int]) -> None:
+    def follow(self, steps: Iterable[Late], rng: random.Random) -> None:
+        """Has steps that may still be running, in the order of their launches, compute from the memory as it is."""
+        lost = {slot for block in self.lost for slot in range(block * self.run, (block + 1) * self.run)}
+        garbage = set(lost)
+        for step in steps if lost else ():
+            step.compute(lost, garbage, rng)
+        self._garble(sorted(garbage - lost))
+
+    def _garble(self, slots: Sequence[int]) -> None:
         """Has these slots of the last layer hold garbage: it was written from some."""
         half = len(self.tensors) // 2
         for tensor in (self.tensors[half - 1], self.tensors[-1]):
@@ -69,6 +78,31 @@ class Memory:
             torch.stack((self.tensors[i][slot].reshape(-1), self.tensors[half + i][slot].reshape(-1)))
             for i in range(half)
         ]
+
+
+class Late:
+    """A step as it would be if it ended no sooner than its results are used, as on a GPU."""
+
+    def __init__(self, rows: list[tuple[list[int], int]]) -> None:
+        """By request the slots that it reads, and where in them those begin that it writes."""
+        self.rows = rows
+        #: None while it is computed here.
+        self.result: Any = None
+
+    def compute(self, lost: set[int], garbage: set[int], rng: random.Random) -> None:
+        """Has what it computes from garbage come to garbage: the second layer's KV behind it, and the token.
+
+        ``garbage`` is what the steps before it leave, and then what it leaves. Steps run one after the other: a slot that
+        an earlier one wrote holds what this one wrote, if it was given up and handed out again in between.
+        """
+        for at, (row, begins) in enumerate(self.rows):
+            garbage.difference_update(slot for slot in row[begins:] if slot not in lost)
+            first = next((i for i, slot in enumerate(row) if slot in garbage), None)
+            if first is None:
+                continue
+            garbage.update(row[max(first + 1, begins) :])
+            if self.result is not None:
+                self.result.next_token_ids[at] = rng.randrange(3, 128)
 
 
 class Agent:

@@ -17,15 +17,17 @@ import random
 import signal
 import sys
 import traceback
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from sglang_rig import load, make, request, stand_in  # first: it says where the plugin is
 
 from sglang_ablations import ABLATIONS, RUNS
-from sglang_memory import Agent, Memory
+from sglang_memory import Agent, Late, Memory
 from sglang_truth import Model
 
 #: Two layers: what the second one writes depends upon what is read of the first.
@@ -34,31 +36,50 @@ MODEL = {"n_layer": 2}
 #: Iterations of the loop after which a run without an end is one.
 PATIENCE = 6_000
 
-#: Prompt and answer of the longest request, in tokens.
-LONGEST = 100
-
 #: How far apart f32 and f64 may be, and by how much each token of an answer has to be the most likely one.
 CLOSE, CLEAR = 2e-3, 2e-3
-
-#: Slots.
-TOTAL = 288
-
-#: Slots of a block at the least: few, so that a request's lie in many.
-RUN_SLOTS = 4
 
 #: Whether this SGLang has a record of a request's slots: later ones have.
 RECORDS = "checkpoint_kv_cache" in (Path(find_spec("sglang").origin).parent / "srt/mem_cache/common.py").read_text()
 
-#: Kinds of engines: slots of a page, and what else is set.
-KINDS: dict[str, tuple[int, dict]] = {
-    "pages of 1": (1, {}),
-    "no prefix cache": (1, {"disable_radix_cache": True}),
-    **({"prefix cache in Python": (1, {})} if RECORDS else {}),
+
+@dataclass(frozen=True)
+class Kind:
+    """An engine: its memory, in slots, and what else is set. Its traffic is so long that it shares whole pages."""
+
+    page: int = 1
+    total: int = 288
+    #: Of a block at the least: few, so that a request's lie in many.
+    run: int = 4
+    #: Tokens that prompts have in common, at the most.
+    prefix: int = 48
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        """Prompt and answer of the longest request, in tokens."""
+        return self.prefix + 52
+
+
+KINDS = {
+    "pages of 1": Kind(),
+    "no prefix cache": Kind(arguments={"disable_radix_cache": True}),
+    **({"prefix cache in Python": Kind()} if RECORDS else {}),
 }
 
-#: Kinds that the plugin refuses, to be run by hand (``sglang_offline.py SEEDS "overlap/pages of 8/"``). 0.5.11 hands out
-#: longer pages by a kernel for GPUs.
-REFUSED: dict[str, tuple[int, dict]] = {"pages of 8": (8, {})}
+#: 0.5.11 hands out pages of several slots by a kernel for GPUs.
+if RECORDS:
+    # The block is two pages, as it is where nothing is set; else it is a page.
+    KINDS["pages of 8"] = Kind(8, total=400, run=16)
+    KINDS["pages of 64"] = Kind(64, total=64 * 18, prefix=144, arguments={"chunked_prefill_size": 64})
+
+#: More of them, to be run by hand (``sglang_offline.py SEEDS "overlap/pages of 16/"``).
+BY_HAND = {
+    "pages of 8, each a block": Kind(8),
+    "pages of 16": Kind(16),
+    "pages of 32": Kind(32, total=32 * 18, prefix=80, arguments={"chunked_prefill_size": 32}),
+    "pages of 128": Kind(128, total=128 * 14, prefix=272, arguments={"chunked_prefill_size": 128}),
+}
 
 
 class End(Exception):
@@ -96,35 +117,11 @@ class Library:
         return 0
 
 
-class Late:
-    """A step as it would be if it ended no sooner than its results are used, as on a GPU."""
-
-    def __init__(self, scheduler, ways, batch) -> None:
-        written = set(batch.out_cache_loc.tolist())
-        table = scheduler.req_to_token_pool.req_to_token
-        #: By request: the slots that it reads, and where in them those begin that it writes.
-        self.rows = []
-        for asked in batch.reqs:
-            row = table[ways.row(asked), : ways.held(asked)].tolist()
-            self.rows.append((row, next((i for i, slot in enumerate(row) if slot in written), len(row))))
-        self.result = None
-
-    def spoil(self, memory: Memory, rng: random.Random) -> None:
-        """Has what it computes from lost slots come to garbage: the second layer's KV behind them, and the token."""
-        for at, (row, begins) in enumerate(self.rows):
-            first = next((i for i, slot in enumerate(row) if slot // memory.run in memory.lost), None)
-            if first is None:
-                continue
-            memory.garble(row[max(first + 1, begins) :])
-            if self.result is not None:
-                self.result.next_token_ids[at] = rng.randrange(3, 128)
-
-
 class Rig:
     """One scheduler, its memory, its traffic, and the book."""
 
     def __init__(self, overlap: bool, kind: str) -> None:
-        page, changes = (KINDS | REFUSED)[kind]
+        self.kind = (KINDS | BY_HAND)[kind]
         if kind == "prefix cache in Python":
             os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
         os.environ["TIDEGATE_ROLE"] = "offline"
@@ -133,17 +130,16 @@ class Rig:
         self.library, self.agent = Library(), Agent()
         self.module = load(self.library)
         from tidegate_engines import abi
-        from tidegate_engines.sglang import STATE, lost, slots, why_not
+        from tidegate_engines.sglang import STATE, lost, slots
 
-        why_not.PAGE = page
-        lost.PUBLISH_S, slots.RUN = 0.0, RUN_SLOTS
+        lost.PUBLISH_S, slots.RUN = 0.0, self.kind.run
         abi.Offline = lambda library: self.agent
-        self.scheduler = make(
-            self.module, overlap, MODEL, page_size=page, max_total_tokens=TOTAL, max_running_requests=5, **changes
-        )
+        self.page = self.kind.page
+        arguments = {"page_size": self.page, "max_total_tokens": self.kind.total, "max_running_requests": 5}
+        self.scheduler = make(self.module, overlap, MODEL, **arguments, **self.kind.arguments)
         assert self.scheduler.enable_overlap == overlap
         self.state = getattr(self.scheduler, STATE)
-        self.page, self.run_slots = page, self.state.slots.run
+        self.run_slots = self.state.slots.run
         pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
         self.agent.memory = Memory(pool, self.run_slots, self.state.slots.blocks, self._moment)
         self.truth = self._weigh()
@@ -186,9 +182,10 @@ class Rig:
 
         def ran(batch, *args, **kwargs):
             self.report.steps += 1
-            late = Late(self.scheduler, self.state.ways, batch)
-            late.result = steps(batch, *args, **kwargs)
+            late = Late(self._rows(batch))
             self.late.append(late)
+            late.result = steps(batch, *args, **kwargs)
+            self._follow()  # what was taken meanwhile may have been gone before it began
             return late.result
 
         def used(batch, result, *args, **kwargs):
@@ -208,14 +205,23 @@ class Rig:
             first = rng.randrange(1, self.state.slots.blocks)
             blocks = range(first, min(first + rng.randint(1, 6), self.state.slots.blocks))
             left = (self.state.slots.blocks - len(self.agent.memory.lost) - len(blocks) - 1) * self.run_slots
-            if left > LONGEST + 3 * self.page:
+            if left > self.kind.longest + 3 * self.page:
                 self._take(blocks)
 
     def _take(self, blocks) -> None:
         """A step whose results have not been used may still be running on a GPU: it reads what is taken now."""
         self.agent.take(blocks)
-        for late in self.late:
-            late.spoil(self.agent.memory, self.rng)
+        self._follow()
+
+    def _follow(self) -> None:
+        self.agent.memory.follow(self.late, self.rng)
+
+    def _rows(self, batch) -> list[tuple[list[int], int]]:
+        """By request of a step: the slots that it reads, and where in them those begin that it writes."""
+        written = set(batch.out_cache_loc.tolist())
+        table, ways = self.scheduler.req_to_token_pool.req_to_token, self.state.ways
+        rows = [table[ways.row(asked), : ways.held(asked)].tolist() for asked in batch.reqs]
+        return [(row, next((i for i, slot in enumerate(row) if slot in written), len(row))) for row in rows]
 
     def _free(self) -> list[int]:
         """Blocks that nobody holds: whoever runs has no room to grow."""
@@ -241,7 +247,7 @@ class Rig:
             self.quiet += 1
             if self.quiet > 6:
                 raise End
-        room = TOTAL - len(lost) * self.run_slots >= LONGEST + 3 * self.page
+        room = self.kind.total - len(lost) * self.run_slots >= self.kind.longest + 3 * self.page
         self.still = self.still + 1 if self.open and room and report.steps == self.stepped else 0
         self.stepped = report.steps
         report.stalled += self.still == 60
@@ -251,7 +257,7 @@ class Rig:
             # More than an agent would take: nothing fits for a while.
             self.famine = 40
             blocks = self.state.slots.blocks
-            most = rng.sample(range(1, blocks), blocks - 1 - 2 * LONGEST // self.run_slots // 5)
+            most = rng.sample(range(1, blocks), blocks - 1 - 2 * self.kind.longest // self.run_slots // 5)
             self._take(most if rng.random() < 0.3 else self._free())
             report.famines += 1
         if self.quiet == 3:
@@ -276,7 +282,8 @@ class Rig:
     def _new(self, rid: str):
         rng = self.rng
         while True:
-            prompt = rng.choice(self.prefixes)[: 48 if rng.random() < 0.5 else rng.randint(1, 48)]
+            prefix = self.kind.prefix
+            prompt = rng.choice(self.prefixes)[: prefix if rng.random() < 0.5 else rng.randint(1, prefix)]
             if rng.random() < 0.7:
                 prompt = prompt + [rng.randrange(3, 128) for _ in range(rng.randint(1, 15))]
             tokens = rng.randint(1, 36)
@@ -376,7 +383,7 @@ class Rig:
         """One run, of random traffic, until nothing is left."""
         self.seed, self.rng, self.left, self.turns, self.quiet = seed, random.Random(seed), 10, 0, 0
         self.reclaim, self.famine, self.still, self.stepped = reclaim, 0, 0, 0
-        self.prefixes = [[self.rng.randrange(3, 128) for _ in range(48)] for _ in range(2)]
+        self.prefixes = [[self.rng.randrange(3, 128) for _ in range(self.kind.prefix)] for _ in range(2)]
         self.open: set[str] = set()
         self.aborted: set[str] = set()
         self.asked: dict[str, tuple] = {}
@@ -394,15 +401,15 @@ class Rig:
         report.unacknowledged += self.agent.acked != len(self.agent.log)
         report.left_over += slots.any() or slots.out != 0 or len(self.state.flights)
         free = scheduler.token_to_kv_pool_allocator.available_size
-        report.leaked += TOTAL - free() - scheduler.tree_cache.evictable_size()
+        report.leaked += self.kind.total - free() - scheduler.tree_cache.evictable_size()
         report.published += len(self.agent.published)
         if self.rng.random() < 0.5:
             scheduler.flush_cache()
-            report.leaked += TOTAL - free()
+            report.leaked += self.kind.total - free()
         else:
             from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-            scheduler.tree_cache.evict(EvictParams(num_tokens=TOTAL))
+            scheduler.tree_cache.evict(EvictParams(num_tokens=self.kind.total))
 
     def runs(self, seeds: int, reclaim: float = 0.03) -> dict:
         names = (

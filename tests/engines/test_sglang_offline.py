@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import sglang_rig
 
 sglang_rig.stand_in()
 import sglang_ablations
+import sglang_memory
 import sglang_offline
 import torch
 from sglang.srt.mem_cache import allocator as allocators
@@ -86,6 +88,28 @@ def test_every_clause_is_needed(rows, mode, clause, record):
     what = sglang_ablations.ABLATIONS[clause].plugin.__doc__
     record(f"without: {what} SGLang, {mode} loop: {how if broken else 'none broken'}")
     assert broken, "nothing broke: the clause, or this test, has to go"
+
+
+#: What an earlier and a later step have: the slots each reads, and where in them those begin that it writes. Slot 1 is lost.
+STEPS = {
+    "what was read of it": ([([1, 2, 3], 2)], [([4, 5], 1)], {3}),
+    "what another wrote there afterwards": ([([1, 2, 3], 2)], [([4, 3], 1)], set()),
+    "what was written from that": ([([1, 2, 3], 2)], [([3, 4, 5], 1)], {3, 4, 5}),
+    "what was written there from it": ([([1, 2, 3], 2)], [([1, 3, 4], 1)], {3, 4}),
+}
+
+
+@pytest.mark.parametrize("earlier,later,garbage", STEPS.values(), ids=STEPS)
+def test_steps_that_are_under_way_leave_garbage_in_the_order_of_their_launches(earlier, later, garbage):
+    """Of the rig: a step may write to a slot that one before it had, but not the other way round."""
+    buffers = [torch.zeros(6, 1, 1) for _ in range(4)]
+    pool = SimpleNamespace(k_buffer=buffers[:2], v_buffer=buffers[2:], set_kv_buffer=None, get_key_buffer=None)
+    memory = sglang_memory.Memory(pool, 1, 6, lambda: None)
+    memory.lost = {1}
+    memory.follow(map(sglang_memory.Late, (earlier, later)), random.Random(0))
+    for first, second in (buffers[:2], buffers[2:]):
+        assert not first.any(), "what a first layer writes depends upon no slot"
+        assert set(second.flatten().nonzero().flatten().tolist()) == garbage
 
 
 def bare(kind: type, **parts):
@@ -189,10 +213,13 @@ def test_another_make_of_a_part_is_refused_by_name(change, words):
     assert words in why_not.parts(scheduler)
 
 
-def test_longer_pages_are_refused_by_their_length():
-    scheduler = engine()
-    scheduler.token_to_kv_pool_allocator.page_size = 8
-    assert "pages are of 8 slots" in why_not.parts(scheduler)
+def test_pages_of_a_length_that_was_not_run_are_refused():
+    kinds = sglang_offline.KINDS | (sglang_offline.BY_HAND if sglang_offline.RECORDS else {})
+    run = {kind.page for kind in kinds.values()}
+    for page in range(1, 257):
+        scheduler = engine()
+        scheduler.token_to_kv_pool_allocator.page_size = page
+        assert why_not.parts(scheduler) == (None if page in run else f"its pages are of {page} slots")
 
 
 @pytest.mark.parametrize("page,run", [(1, 16), (8, 16), (16, 16), (64, 64), (24, 24)])
