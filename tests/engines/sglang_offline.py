@@ -64,14 +64,11 @@ class Kind:
 KINDS = {
     "pages of 1": Kind(),
     "no prefix cache": Kind(arguments={"disable_radix_cache": True}),
+    # The block is two pages, as it is where nothing is set; else it is a page.
+    "pages of 8": Kind(8, total=400, run=16),
+    "pages of 64": Kind(64, total=64 * 18, prefix=144, arguments={"chunked_prefill_size": 64}),
     **({"prefix cache in Python": Kind()} if RECORDS else {}),
 }
-
-#: 0.5.11 hands out pages of several slots by a kernel for GPUs.
-if RECORDS:
-    # The block is two pages, as it is where nothing is set; else it is a page.
-    KINDS["pages of 8"] = Kind(8, total=400, run=16)
-    KINDS["pages of 64"] = Kind(64, total=64 * 18, prefix=144, arguments={"chunked_prefill_size": 64})
 
 #: More of them, to be run by hand (``sglang_offline.py SEEDS "overlap/pages of 16/"``).
 BY_HAND = {

@@ -214,8 +214,7 @@ def test_another_make_of_a_part_is_refused_by_name(change, words):
 
 
 def test_pages_of_a_length_that_was_not_run_are_refused():
-    kinds = sglang_offline.KINDS | (sglang_offline.BY_HAND if sglang_offline.RECORDS else {})
-    run = {kind.page for kind in kinds.values()}
+    run = {kind.page for kind in (sglang_offline.KINDS | sglang_offline.BY_HAND).values()}
     for page in range(1, 257):
         scheduler = engine()
         scheduler.token_to_kv_pool_allocator.page_size = page

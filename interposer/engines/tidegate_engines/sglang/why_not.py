@@ -9,8 +9,7 @@ from . import ways
 #: The memory that was tested, by module and name.
 POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
 
-#: Slots of a page: the lengths that were run, with versions in which a request has a record of its slots. Others hand out
-#: pages of several slots by a kernel for GPUs, and were not run with them.
+#: Slots of a page: the lengths that were run.
 PAGES = (1, 8, 16, 32, 64, 128)
 
 ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
@@ -124,7 +123,6 @@ def parts(scheduler: Any) -> str | None:
         or getattr(cache, "linker", None) is not None,
         f"its prefix cache has several parts ({', '.join(components)})": len(components) > 1,
         "its prefix cache is of an unknown make": ways.ways_of(cache) is None,
-        f"its pages are of {allocator.page_size} slots": allocator.page_size
-        not in (PAGES if isinstance(ways.ways_of(cache), ways.RecordWays) else (1,)),
+        f"its pages are of {allocator.page_size} slots": allocator.page_size not in PAGES,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
