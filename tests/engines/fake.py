@@ -18,7 +18,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tidegate_engines.job import Cut
 from vllm.v1.outputs import ModelRunnerOutput
 
 VOCABULARY = 97
@@ -83,84 +82,31 @@ class Gpu:
         self.size = block_size
         self.rng = rng
         self.slots = [[rng.getrandbits(48) for _ in range(block_size)] for _ in range(blocks)]
-        self.quarantined: set[int] = set()
+        self.lost: set[int] = set()
         #: Reads and writes of blocks without memory.
         self.strays = 0
 
     def read(self, table: Sequence[int], at: int) -> int:
         block = table[at // self.size]
-        if block in self.quarantined:
+        if block in self.lost:
             self.strays += 1
             return GARBAGE
         return self.slots[block][at % self.size]
 
     def write(self, table: Sequence[int], at: int, value: int) -> None:
         block = table[at // self.size]
-        if block in self.quarantined:
+        if block in self.lost:
             self.strays += 1
         else:
             self.slots[block][at % self.size] = value
 
-    def back(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self.quarantined.discard(block)
-            self.slots[block] = [self.rng.getrandbits(48) for _ in range(self.size)]
-
-
-class Agent:
-    """Takes blocks and gives them back, and keeps the log: the other end of an offline job."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.log: list[tuple[str, int]] = []
-        self.read = 0
-        self.acked = 0
-        self.lost_at: dict[int, int] = {}
-        self.published: dict[int, list[int]] = {}
-        self.reclaims = 0
-        self.waits = 0
-
     def take(self, blocks: Sequence[int]) -> None:
-        blocks = [b for b in blocks if b not in self.gpu.quarantined and b != 0]
-        if not blocks:
-            return
-        self.reclaims += 1
-        self.gpu.quarantined.update(blocks)
-        for block in blocks:
-            self.log.append(("lost", block))
-            self.lost_at[block] = len(self.log)
+        self.lost.update(blocks)
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Backs blocks again whose loss the engine has acknowledged."""
-        ready = [b for b in blocks if self.lost_at.get(b, 1 << 60) <= self.acked]
-        self.gpu.back(ready)
-        for block in ready:
-            del self.lost_at[block]
-            self.log.append(("back", block))
-
-    # What the plugin asks.
-
-    def poll(self, step: int) -> Cut:
-        lost: list[int] = []
-        back: list[int] = []
-        for kind, block in self.log[self.read :]:
-            if kind == "lost" and block in back:
-                back.remove(block)
-            (lost if kind == "lost" else back).append(block)
-        self.read = len(self.log)
-        return Cut(lost, back, self.read)
-
-    def ack_withheld(self, seq: int) -> None:
-        self.acked = max(self.acked, seq)
-
-    def publish(self, request: int, tokens: int, blocks: Sequence[int]) -> None:
-        self.published[request] = list(blocks)
-
-    def forget(self, request: int) -> None:
-        del self.published[request]
-
-    def wait(self, timeout_s: float) -> None:
-        self.waits += 1
+        for block in blocks:
+            self.lost.discard(block)
+            self.slots[block] = [self.rng.getrandbits(48) for _ in range(self.size)]
 
 
 class Lender:
@@ -172,7 +118,7 @@ class Lender:
         self.headroom = headroom
         self.ready: set[int] = set()
         self.granted: set[int] = set()
-        gpu.quarantined.update(range(1, len(gpu.slots)))
+        gpu.lost.update(range(1, len(gpu.slots)))
         self.asked = 0
         self.expected: list[int] = []
         self.waits = 0
@@ -182,15 +128,15 @@ class Lender:
     def map_ahead(self, blocks: int) -> None:
         """The library's thread: maps, within the limit."""
         room = min(blocks, self.limit - len(self.ready) - len(self.granted))
-        fresh = sorted(self.gpu.quarantined)[: max(room, 0)]
-        self.gpu.back(fresh)
+        fresh = sorted(self.gpu.lost)[: max(room, 0)]
+        self.gpu.give(fresh)
         self.ready.update(fresh)
 
     def unmap(self, blocks: int) -> None:
         """The agent's rule: headroom that nobody needs goes, highest first."""
         gone = sorted(self.ready, reverse=True)[:blocks]
         self.ready.difference_update(gone)
-        self.gpu.quarantined.update(gone)
+        self.gpu.lost.update(gone)
 
     # What the plugin asks.
 

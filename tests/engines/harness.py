@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import vllm
 import vllm.config as configuration
-from fake import VOCABULARY, Agent, Engine, Gpu, SecondWorker, Worker, slots_by_group, truth
+from fake import VOCABULARY, Engine, Gpu, SecondWorker, Worker, slots_by_group, truth
+from offline_agent import Agent
 from tidegate_engines.vllm import hooks, versions
 from tidegate_engines.vllm.lost import LostBlocks
 from tidegate_engines.vllm.together import TogetherQueue
@@ -220,7 +221,7 @@ class Thief:
         if rng.random() < case.reclaim:
             first = rng.randrange(1, case.blocks)
             blocks = range(first, min(first + rng.randint(1, 4), case.blocks))
-            free = case.blocks - 1 - len(self.rig.gpu.quarantined)
+            free = case.blocks - 1 - len(self.rig.gpu.lost)
             if free - len(blocks) < case.longest:
                 return  # the agent leaves a job room for its longest request
             self.rig.agent.take(blocks)
@@ -292,7 +293,7 @@ class Rig:
                         held[group, part] = slots[i * size : (i + 1) * size]
         for block in self.scheduler.kv_cache_manager.block_pool.blocks:
             if block.block_hash is not None:
-                assert block.block_id not in self.gpu.quarantined, self.case
+                assert block.block_id not in self.gpu.lost, self.case
                 key = get_group_id(block.block_hash), get_block_hash(block.block_hash)
                 assert self.gpu.slots[block.block_id] == held[key], (
                     self.case,
@@ -360,8 +361,8 @@ def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
                 rig.check_counted()
                 if not engine.queue and steps % 8 == 0:
                     rig.check_cache()
-            if gpu.quarantined and rng.random() < case.give_back:
-                back = sorted(gpu.quarantined - forever)
+            if gpu.lost and rng.random() < case.give_back:
+                back = sorted(gpu.lost - forever)
                 agent.give(rng.sample(back, rng.randint(0, len(back))))
             steps += 1
             if steps > 20_000:
@@ -391,11 +392,11 @@ def _settled(rig: Rig, forever: set[int]) -> None:
     case, scheduler, agent = rig.case, rig.scheduler, rig.agent
     pool = scheduler.kv_cache_manager.block_pool
     state: LostBlocks = getattr(scheduler, hooks.STATE)
-    agent.give(sorted(agent.gpu.quarantined - forever))
+    agent.give(sorted(agent.memory.lost - forever))
     state.take_cut()
-    agent.give(sorted(agent.gpu.quarantined - forever))
+    agent.give(sorted(agent.memory.lost - forever))
     state.take_cut()
-    assert state.withheld == forever == agent.gpu.quarantined, case
+    assert state.withheld == forever == agent.memory.lost, case
     rig.check_cache()
     assert pool.get_num_free_blocks() == case.blocks - 1 - len(forever), case
     assert not agent.published, case

@@ -1,4 +1,4 @@
-"""KV memory of a SGLang pool on the CPU, of which blocks are taken and given back, and the agent that does so.
+"""KV memory of a SGLang pool on the CPU, of which blocks are taken and given back, and steps that read it late.
 
 The bytes of a lost block are overwritten with garbage whenever the engine reads or writes its memory: it forgets what
 is written to it. A block that is back holds garbage of another kind.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from tidegate_engines.job import Cut
 
 
 class Memory:
@@ -103,60 +102,3 @@ class Late:
             garbage.update(row[max(first + 1, begins) :])
             if self.result is not None:
                 self.result.next_token_ids[at] = rng.randrange(3, 128)
-
-
-class Agent:
-    """The other end of an offline job: takes blocks, gives them back when their loss is acknowledged, keeps the log."""
-
-    def __init__(self) -> None:
-        self.memory: Memory | None = None
-        self.rng = random.Random(0)
-        self.log: list[tuple[str, int]] = []
-        self.read = self.acked = self.reclaims = self.waits = self.back = 0
-        self.lost_at: dict[int, int] = {}
-        self.published: dict[int, list[int]] = {}
-
-    def alone(self) -> bool:
-        return True
-
-    def take(self, blocks: Sequence[int]) -> None:
-        fresh = [block for block in blocks if block not in self.memory.lost and block != 0]
-        if not fresh:
-            return
-        self.reclaims += 1
-        self.memory.take(fresh)
-        for block in fresh:
-            self.log.append(("lost", block))
-            self.lost_at[block] = len(self.log)
-
-    def give(self, blocks: Sequence[int]) -> None:
-        ready = [block for block in blocks if self.lost_at.get(block, len(self.log) + 1) <= self.acked]
-        self.memory.give(ready)
-        for block in ready:
-            del self.lost_at[block]
-            self.log.append(("back", block))
-        self.back += len(ready)
-
-    # What the plugin asks.
-
-    def poll(self, step: int) -> Cut:
-        lost: list[int] = []
-        back: list[int] = []
-        for kind, block in self.log[self.read :]:
-            if kind == "lost" and block in back:
-                back.remove(block)
-            (lost if kind == "lost" else back).append(block)
-        self.read = len(self.log)
-        return Cut(lost, back, self.read)
-
-    def ack_withheld(self, seq: int) -> None:
-        self.acked = max(self.acked, seq)
-
-    def publish(self, request: int, tokens: int, blocks: Sequence[int]) -> None:
-        self.published[request] = list(blocks)
-
-    def forget(self, request: int) -> None:
-        del self.published[request]
-
-    def wait(self, timeout_s: float) -> None:
-        self.waits += 1

@@ -2,7 +2,7 @@
 
 SGLang's real scheduler, worker, allocator and prefix cache compute a GPT-2 of two layers on the CPU. What judges them
 has none of their facts: answers and KV are computed from tokens alone (``sglang_truth``), the memory and its owner are
-``sglang_memory``, and an answer is what SGLang sends to its tokenizer.
+``sglang_memory`` and ``offline_agent``, and an answer is what SGLang sends to its tokenizer.
 
     python sglang_offline.py SEEDS MODE/KIND/CLAUSE,CLAUSE...
 
@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from sglang_rig import load, make, request, stand_in  # first: it says where the plugin is
 
+from offline_agent import Agent
 from sglang_ablations import ABLATIONS, RUNS
-from sglang_memory import Agent, Late, Memory
+from sglang_memory import Late, Memory
 from sglang_truth import Model
 
 #: Two layers: what the second one writes depends upon what is read of the first.

@@ -78,8 +78,8 @@ def serve(case: Case, make, pooling: bool = False) -> tuple[Asked, dict[str, tup
         if waiting and rng.random() < 0.4:
             rig.scheduler.add_request(waiting.pop(0))
         rig.engine.step()
-        if rig.gpu.quarantined and rng.random() < case.give_back:
-            back = sorted(rig.gpu.quarantined)
+        if rig.gpu.lost and rng.random() < case.give_back:
+            back = sorted(rig.gpu.lost)
             rig.agent.give(rng.sample(back, rng.randint(0, len(back))))
         steps += 1
         assert steps < 5_000, "the engine makes no progress"

@@ -133,7 +133,7 @@ def test_after_a_burst_the_memory_goes_back(asynchronous, second_runner):
     run.state.when_idle()
     assert run.state.reserved == 0 and not run.lender.granted
     run.lender.unmap(96)
-    assert len(run.gpu.quarantined) == case.blocks - 1
+    assert len(run.gpu.lost) == case.blocks - 1
     # And it serves again.
     run.lender.map_ahead(20)
     prompt = list(range(20))

@@ -73,7 +73,7 @@ def test_a_worker_says_so_for_as_long_as_its_engine_serves(asynchronous, second_
             if not rig.scheduler.has_requests() and not rig.engine.queue:
                 assert told.now == 0, case
                 idle += 1
-            back = sorted(rig.gpu.quarantined)
+            back = sorted(rig.gpu.lost)
             if back and rig.rng.random() < case.give_back:
                 rig.agent.give(back)
         assert told.now == 0, case

@@ -58,8 +58,8 @@ def talk(case: Case, plugin: type[LostBlocks] = LostBlocks) -> tuple[Rig, dict, 
             thief()
         for name, tokens in rig.engine.step().items():
             got[name] += tokens
-        if rig.gpu.quarantined and rng.random() < case.give_back:
-            rig.agent.give(sorted(rig.gpu.quarantined))
+        if rig.gpu.lost and rng.random() < case.give_back:
+            rig.agent.give(sorted(rig.gpu.lost))
         steps += 1
         if steps > 3_000:
             break

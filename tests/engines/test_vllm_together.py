@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from fake import Agent, Gpu
+from fake import Gpu
 from harness import Case, Request, hooks, make_request, make_scheduler, versions
+from offline_agent import Agent
 from tidegate_engines.vllm.lost import LostBlocks
 from tidegate_engines.vllm.together import TogetherQueue
 from vllm.v1.core.sched.scheduler import Scheduler
