@@ -11,7 +11,8 @@ from ablations import first_broken
 from fake import VOCABULARY, truth
 from first import FirstRunner, drawn_truth, rows_truth
 from harness import Case, Request, Rig, Thief, make_request
-from tidegate_engines.vllm import hooks, resumed
+from tidegate_engines import around
+from tidegate_engines.vllm import resumed
 from test_vllm_offline import SEEDS
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
@@ -157,7 +158,7 @@ def count(kind: str, asynchronous: bool, seeds: int, first: int = 0, **changes) 
 @pytest.fixture
 def mended(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_update_states", GPUModelRunner._update_states)
-    hooks.around(GPUModelRunner, "_update_states", resumed.update_states)
+    around.of_class(GPUModelRunner, "_update_states", resumed.update_states)
 
 
 @pytest.mark.parametrize("kind,asynchronous", MODES)

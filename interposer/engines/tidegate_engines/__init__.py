@@ -2,6 +2,7 @@
 
 ``job``   what a plugin may ask of Tidegate, and the words it uses
 ``abi``   the same over the preloaded library, by ctypes
+``around``  what stands around an engine's methods
 ``word``  how many requests are in flight, as an engine says it
 ``vllm``  the plugin for vLLM
 ``sglang``  the plugin for SGLang

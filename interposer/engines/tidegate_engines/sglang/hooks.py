@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
+from .. import around
 from . import STATE
 from .lost import LostSlots
 
 #: What a beam request is answered with: SGLang itself says so of what it does not support beside.
 NO_BEAMS = "Beam search is not supported with KV memory that Tidegate may take."
-
-
-def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Has ``owner.name``, of an instance, be a call of ``wrapper(original, ...)``."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    setattr(owner, name, method)
-
-
-def around_class(owner: type[Any], name: str, wrapper: Callable[..., Any]) -> None:
-    """The same of a class, once: its instances are made anew for each step, or take no attributes."""
-    original = getattr(owner, name)
-    if getattr(original, "_tidegate", False):
-        return
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, self, *args, **kwargs)
-
-    method._tidegate = True  # type: ignore[attr-defined]
-    setattr(owner, name, method)
 
 
 def install(scheduler: Any, state: LostSlots) -> None:
@@ -66,11 +41,11 @@ def install(scheduler: Any, state: LostSlots) -> None:
         known = getattr(owner.token_to_kv_pool_allocator, STATE, None)
         return original(owner) if known is None else known.slots.showing(lambda: original(owner))
 
-    around(scheduler, "get_next_batch_to_run", scheduling)
-    around(scheduler, "run_batch", running)
+    around.of_instance(scheduler, "get_next_batch_to_run", scheduling)
+    around.of_instance(scheduler, "run_batch", running)
     for name in state.ways.PARTING:
-        around(cache, name, parting)
-    around(scheduler.req_to_token_pool, "free", parting)
+        around.of_instance(cache, name, parting)
+    around.of_instance(scheduler.req_to_token_pool, "free", parting)
 
     def beaming(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
         known = getattr(owner.tree_cache, STATE, None)
@@ -78,11 +53,11 @@ def install(scheduler: Any, state: LostSlots) -> None:
 
     beams = getattr(scheduler, "beam_coordinator", None)
     if beams is not None:
-        around_class(type(beams), "validate_and_init", beaming)
+        around.of_class(type(beams), "validate_and_init", beaming)
 
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-    around_class(ScheduleBatch, "retract_decode", retracting)
-    around_class(type(getattr(scheduler, "pool_stats_observer", scheduler)), "get_pool_stats", counting)
+    around.of_class(ScheduleBatch, "retract_decode", retracting)
+    around.of_class(type(getattr(scheduler, "pool_stats_observer", scheduler)), "get_pool_stats", counting)
     for owner in (allocator, cache, scheduler):
         setattr(owner, STATE, state)

@@ -32,7 +32,7 @@ import os
 from functools import cache
 from typing import Any
 
-from .. import abi
+from .. import abi, around
 from . import shape
 
 #: vLLM shows what its own loggers say, and of others only warnings.
@@ -117,8 +117,8 @@ def install(asked: str) -> None:
     if asked != "offline":
         opening()
     arriving()
-    hooks.around(Worker, "initialize_from_config", initialize)
-    hooks.around(Scheduler, "__init__", made)
+    around.of_class(Worker, "initialize_from_config", initialize)
+    around.of_class(Scheduler, "__init__", made)
 
 
 def listen(asked: str) -> None:
@@ -138,7 +138,7 @@ def listen(asked: str) -> None:
             hint(self)
 
     hooks.listen(Scheduler, hooks.HINTS)
-    hooks.around(Scheduler, "__init__", hinting)
+    around.of_class(Scheduler, "__init__", hinting)
     arriving()
     with contextlib.suppress(ImportError):
         from vllm.v1.worker.gpu_worker import Worker
@@ -164,10 +164,10 @@ def opening() -> None:
     with contextlib.suppress(ImportError):
         from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-        from . import hooks, links
+        from . import links
 
         if "_init_executor" in vars(MultiprocExecutor):
-            hooks.around(MultiprocExecutor, "_init_executor", links.open_door)
+            around.of_class(MultiprocExecutor, "_init_executor", links.open_door)
 
 
 def accepting() -> None:
@@ -175,7 +175,7 @@ def accepting() -> None:
     if multiprocessing.current_process().name.startswith(("EngineCore", "VllmWorker")):
         return  # nothing is accepted there, and the front end's modules take time to import
 
-    from . import announced, hooks
+    from . import announced
 
     announced.lay()
     bell = announced.Bell()
@@ -183,7 +183,7 @@ def accepting() -> None:
         with contextlib.suppress(ImportError):
             found = getattr(importlib.import_module(module), owner, None)
             if name in vars(found or object):
-                hooks.around(found, name, announced.ringing(bell))
+                around.of_class(found, name, announced.ringing(bell))
 
 
 def hint(scheduler: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from .. import around
 from .arrivals import Arrivals
 from .grown import GrownBlocks
 from .hints import Hints
@@ -23,20 +23,6 @@ HINTS = ("update_from_output", "add_request", "finish_requests")
 
 #: The attribute of a scheduler, and of its block pool, that holds what the plugin knows of it.
 STATE = "_tidegate"
-
-
-def around(owner: type[Any], name: str, wrapper: Callable[..., Any]) -> None:
-    """Replaces ``owner.name`` by a call of ``wrapper(original, self, ...)``, once."""
-    original = owner.__dict__[name]
-    if getattr(original, "_tidegate", False):
-        return
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, self, *args, **kwargs)
-
-    method._tidegate = True  # type: ignore[attr-defined]
-    setattr(owner, name, method)
 
 
 def _inside(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +78,7 @@ def listen(scheduler: type[Any], names: tuple[str, ...] = SCHEDULER) -> None:
     """Listens to those of a class's own methods that have these names."""
     for name in names:
         if name in scheduler.__dict__:
-            around(scheduler, name, _inside(name, _METHODS[name]))
+            around.of_class(scheduler, name, _inside(name, _METHODS[name]))
 
 
 def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
@@ -127,12 +113,12 @@ def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
         return state.usage(original(self)) if state else original(self)
 
     listen(scheduler)
-    around(manager, "allocate_slots", allocating)
-    around(manager, "free", parting)
+    around.of_class(manager, "allocate_slots", allocating)
+    around.of_class(manager, "free", parting)
     if "pop_blocks_for_free" in manager.__dict__:
-        around(manager, "pop_blocks_for_free", parting)
-    around(pool, "reset_prefix_cache", reset_prefix_cache)
-    around(pool, "get_usage", get_usage)
+        around.of_class(manager, "pop_blocks_for_free", parting)
+    around.of_class(pool, "reset_prefix_cache", reset_prefix_cache)
+    around.of_class(pool, "get_usage", get_usage)
 
 
 def _kept(call: Callable[[], Any]) -> Any:
@@ -177,8 +163,8 @@ def listen_to_core(core: type[Any]) -> None:
             if state is not None:
                 _kept(lambda: state.came(request.request_id))
 
-    around(core, "preprocess_add_request", preprocessing)
-    around(core, "add_request", adding)
+    around.of_class(core, "preprocess_add_request", preprocessing)
+    around.of_class(core, "add_request", adding)
 
 
 def _coming(state: Arrivals, request: Any) -> str:

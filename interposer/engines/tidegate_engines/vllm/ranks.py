@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import abi
+from .. import abi, around
 from . import held, hints, hooks
 
 
@@ -62,4 +62,4 @@ def listen(worker: type[Any], role: Callable[[], str]) -> None:
             if held.rank is not None:
                 held.rank.computed(output)
 
-    hooks.around(worker, "execute_model", executing)
+    around.of_class(worker, "execute_model", executing)

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .. import abi
+from .. import abi, around
 from ..job import Region
-from . import held, hints, hooks, links, ranks, regions, resumed, versions
+from . import held, hints, links, ranks, regions, resumed, versions
 from .withheld import NULL_BLOCK
 
 log = logging.getLogger("vllm.tidegate")
@@ -161,7 +161,7 @@ def mend(runner: Any) -> bool:
     first = _owner("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states")
     if first is None or not isinstance(runner, first[0]):
         return False
-    hooks.around(first[0], "_update_states", resumed.update_states)
+    around.of_class(first[0], "_update_states", resumed.update_states)
     return True
 
 
