@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import os
 import random
 import sys
 import tempfile
@@ -80,40 +81,16 @@ class Absent(ModuleType):
 
 
 def stand_in() -> None:
-    """0.5.11 imports kernels that it does not call here."""
+    """0.5.11 imports kernels that it does not call here, and hands out pages of several slots by two of Triton's.
+
+    These are interpreted; later versions hand pages out on the CPU, too.
+    """
+    if (Path(importlib.util.find_spec("sglang").origin).parent / "srt/mem_cache/allocator.py").exists():
+        os.environ["TRITON_INTERPRET"] = "1"
     if importlib.util.find_spec("sgl_kernel") is None:
         for name in ("sgl_kernel", "sgl_kernel.kvcacheio"):
             sys.modules[name] = Absent(name)
             sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
-
-
-class Kernel:
-    """A kernel for GPUs, done on the CPU. It is launched in the same way."""
-
-    def __init__(self, run) -> None:
-        self.run = run
-
-    def __getitem__(self, grid):
-        return self.run
-
-
-def extend(prefixes, ends, last, free_pages, out, _, page: int) -> None:
-    """Hands out slots: behind the last one of a request, and of a page that is free where one is full."""
-    pages, at = iter(free_pages.tolist()), 0
-    for begin, end, slot in zip(prefixes.tolist(), ends.tolist(), last.tolist(), strict=True):
-        for place in range(begin, end):
-            slot = slot + 1 if place % page else next(pages, 0) * page  # too few are told by the caller, afterwards
-            out[at] = slot
-            at += 1
-
-
-def page_by_hand() -> None:
-    """0.5.11 hands out pages of several slots by kernels alone; later versions do it on the CPU, too."""
-    from sglang.srt.mem_cache import allocator
-
-    if hasattr(allocator, "alloc_extend_kernel"):
-        allocator.alloc_extend_kernel = Kernel(extend)
-        allocator.alloc_decode_kernel = Kernel(lambda ends, *rest: extend(ends - 1, ends, *rest))
 
 
 def load(library: Library):
@@ -126,7 +103,6 @@ def load(library: Library):
     from sglang.srt.plugins.hook_registry import HookRegistry
     from tidegate_engines import abi, sglang
 
-    page_by_hand()
     abi.library = lambda: library
     sglang.register()
     HookRegistry.apply_hooks()
