@@ -2,10 +2,12 @@
 //! it of Debian's source package and runs these; without it they are skipped. Each node has a virtual GPU and an agent
 //! of its own. Kubelets, node-feature-discovery and the descheduler are played (`src/kubernetes/played.rs`).
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_tests::clock::Stalls;
-use tidegate_tests::kubernetes::{Kubernetes, missing};
+use tidegate_tests::kubernetes::audit::Did;
+use tidegate_tests::kubernetes::{Kubernetes, LABEL, missing};
 use tidegate_tests::{HalfOfTheTime, Online, monotonic_ns, wait_for};
 
 macro_rules! kubernetes_or_skip {
@@ -35,13 +37,33 @@ fn runs(cluster: &Kubernetes, job: &str) -> (String, String) {
     wait_for("the job runs", || cluster.running(job))
 }
 
-/// Of every pod that was bound, its node's own file said at least `percent` and had not lapsed.
+/// Of every pod of a job that the API server bound, in its own order, its node's label said at least `percent` then, and
+/// when the kubelet saw it the node's own file did, and had not lapsed.
 #[track_caller]
 fn none_was_placed_below(cluster: &Kubernetes, job: &str, percent: u8) {
+    let (mut says, mut placed) = (BTreeMap::new(), 0);
+    for did in cluster.did() {
+        match did {
+            Did::Says(node, value) => {
+                says.insert(node, value);
+            }
+            Did::Bound { pod, node } if pod.starts_with(job) => {
+                let said = says.get(&node).copied().flatten();
+                assert!(
+                    said.is_some_and(|said| said >= percent),
+                    "{pod} went to {node}, whose label said {said:?}"
+                );
+                placed += 1;
+            }
+            Did::Bound { .. } | Did::Evicted(_) => {}
+        }
+    }
     let bound = cluster.bound();
     let own = bound.iter().filter(|bound| bound.pod.starts_with(job));
+    assert_eq!(placed, own.clone().count(), "kubelets saw what was bound");
+    assert_ne!(placed, 0, "it was placed");
     for bound in own {
-        let said = bound.said.get("tidegate.dev/summarise.1");
+        let said = bound.said.get(LABEL);
         let said = said.and_then(|text| text.parse::<u8>().ok());
         assert!(said.is_some_and(|said| said >= percent), "{bound:?}");
     }
@@ -135,35 +157,50 @@ fn a_pod_whose_node_gives_too_little_is_evicted_once_and_stays_away() {
     });
     // A node that is as good as its own takes nobody away.
     assert_eq!(cluster.running("moves"), Some((third, last)));
-    assert_eq!(cluster.evicted(), [pod], "it was moved once");
+    assert_eq!(
+        cluster.evicted(),
+        [pod, next],
+        "it was moved once, and once by hand"
+    );
     none_was_placed_below(&cluster, "moves", 40);
 }
 
 /// P-CLUSTER-19: etcd and the API server killed lose no running job, and once discovery has looked again nothing is
-/// placed on values that have lapsed meanwhile.
+/// placed on values that fell or lapsed meanwhile, though slots are free there; what waits starts when they are back.
 #[test]
 fn a_control_plane_that_was_killed_places_nothing_on_values_that_lapsed() {
     kubernetes_or_skip!();
-    let mut cluster = Kubernetes::start(2);
+    let mut cluster = Kubernetes::start(3);
     cluster.give_profiles();
-    for job in ["a", "b"] {
+    let jobs = ["a", "b", "c"];
+    let was = jobs.map(|job| {
         cluster.submit(job, 40);
-    }
-    let (first, second) = (runs(&cluster, "a"), runs(&cluster, "b"));
-    cluster.submit("c", 40);
-    wait_for("no slot is free", || cluster.why_waiting("c"));
-    cluster.kill_server();
-    // The node of the first gives nothing any more, and the API, which is away, still knows that it does.
-    let at = cluster.hosts.iter().position(|host| host.name == first.0);
-    let mut load = Online::start(&cluster.hosts[at.expect("ours")].node, 0);
-    load.say("hold");
-    let host = &cluster.hosts[at.expect("ours")];
-    wait_for("its own file says so", || {
-        host.says_now().is_none_or(|gives| gives < 40).then_some(())
+        runs(&cluster, job)
     });
+    for job in ["d", "e"] {
+        cluster.submit(job, 40);
+        wait_for("no slot is free", || cluster.why_waiting(job));
+    }
+    let at = |node: &str| {
+        let mut hosts = cluster.hosts.iter();
+        hosts.position(|host| host.name == node).expect("ours")
+    };
+    let [falls, lapses, _] = was.each_ref().map(|(node, _)| at(node));
+    cluster.kill_server();
+    // Two nodes give nothing any more, one of them because nobody says what it gives. The API, which is away, knows that
+    // both do.
+    let mut load = Online::start(&cluster.hosts[falls].node, 0);
+    load.say("hold");
+    cluster.hosts[lapses].says.store(false, Ordering::Relaxed);
+    for host in [falls, lapses].map(|at| &cluster.hosts[at]) {
+        wait_for("its own file says so", || {
+            host.says_now().is_none_or(|gives| gives < 40).then_some(())
+        });
+    }
+    let before = cluster.did();
     cluster.start_server();
-    let (up, stalls) = (monotonic_ns(), Stalls::watch());
-    for (job, was) in [("a", &first), ("b", &second)] {
+    let up = monotonic_ns();
+    for (job, was) in jobs.iter().zip(&was) {
         assert_eq!(
             cluster.running(job).as_ref(),
             Some(was),
@@ -171,24 +208,49 @@ fn a_control_plane_that_was_killed_places_nothing_on_values_that_lapsed() {
         );
     }
     // Labels are in etcd: until discovery has looked again they say what was so before.
-    wait_for("its label says so", || {
-        cluster
-            .gives(&first.0)
-            .is_none_or(|gives| gives < 40)
-            .then_some(())
+    for (node, _) in &was[..2] {
+        wait_for("its label says so", || {
+            let gives = cluster.gives(node);
+            gives.is_none_or(|gives| gives < 40).then_some(())
+        });
+    }
+    let (removed, stalls) = (monotonic_ns(), Stalls::watch());
+    for job in jobs {
+        cluster.remove(job);
+    }
+    let waiting = ["d", "e"];
+    let first = wait_for("one of those that wait runs", || {
+        waiting
+            .into_iter()
+            .find(|job| cluster.running(job).is_some())
     });
-    cluster.remove("a");
-    cluster.remove("b");
-    let removed = monotonic_ns();
-    let (node, pod) = runs(&cluster, "c");
+    let (node, pod) = runs(&cluster, first);
     let began = wait_for("its kubelet saw it", || cluster.began(&pod));
     println!(
-        "a waiting job runs {} ms after two slots were free, {} ms after the restart",
+        "a waiting job runs {} ms after slots were free, {} ms after the restart",
         within(STARTS, removed, began, &stalls),
         (began - up) / 1_000_000
     );
-    assert_eq!(node, second.0);
-    none_was_placed_below(&cluster, "c", 40);
+    assert_eq!(node, was[2].0);
+    let other = if first == "d" { "e" } else { "d" };
+    // The other waits for a node of the two, and gets the one that says again what it gives.
+    let why = wait_for("a reason", || {
+        let why = cluster.why_waiting(other)?;
+        why.contains("2 node(s) didn't match Pod's node affinity")
+            .then_some(why)
+    });
+    println!("waits: {why}");
+    cluster.hosts[lapses].says.store(true, Ordering::Relaxed);
+    assert_eq!(runs(&cluster, other).0, was[1].0);
+    for job in waiting {
+        none_was_placed_below(&cluster, job, 40);
+    }
+    let bound = |did: &[Did]| {
+        let bound = did.iter().filter(|did| matches!(did, Did::Bound { .. }));
+        bound.count()
+    };
+    assert_eq!(bound(&before), 3, "three have slots");
+    assert_eq!(bound(&cluster.did()), 5, "nobody was placed twice");
 }
 
 /// P-CLUSTER-20: what a node says lapses when its agent dies, and when whoever says it does; nothing is placed there.

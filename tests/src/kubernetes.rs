@@ -6,12 +6,14 @@
 //! is touched, and no port is fixed. What a value started ends with it.
 
 pub mod api;
+pub mod audit;
 pub mod played;
 
 use crate::clock::monotonic_ns;
 use crate::slurm::{AGENT, PROFILE, ports};
 use crate::{Node, Running, TempDir, compile, wait_for};
 use api::{Api, Body, TOKEN};
+use audit::Did;
 use played::{Bound, Kubelets, Machine};
 use serde_json::{Value, json};
 use std::fs;
@@ -26,6 +28,8 @@ use std::time::Duration;
 pub const PROGRAMS: &str = "TIDEGATE_KUBERNETES";
 /// The label of one GPU of the profile.
 pub const LABEL: &str = "tidegate.dev/summarise.1";
+/// Where the API server writes down what it did.
+const AUDIT: &str = "audit.log";
 /// How often the players look, and a node says what it gives.
 const ROUND: Duration = Duration::from_secs(1);
 /// How often a kubelet looks for what is new.
@@ -61,13 +65,6 @@ pub struct Host {
     machine: Machine,
 }
 
-/// What the players saw and did.
-#[derive(Debug, Default)]
-struct Seen {
-    bound: Vec<Bound>,
-    evicted: Vec<String>,
-}
-
 /// A cluster.
 #[derive(Debug)]
 pub struct Kubernetes {
@@ -80,7 +77,7 @@ pub struct Kubernetes {
     scheduler: Option<Running>,
     manager: Option<Running>,
     ports: Vec<u16>,
-    seen: Arc<Mutex<Seen>>,
+    bound: Arc<Mutex<Vec<Bound>>>,
     stop: Arc<AtomicBool>,
     players: Vec<JoinHandle<()>>,
     dir: TempDir,
@@ -121,6 +118,7 @@ impl Kubernetes {
             "podMaxBackoffSeconds": 4, "healthzBindAddress": own, "metricsBindAddress": own,
         });
         fs::write(root.join("scheduling"), scheduling.to_string()).expect("writable");
+        fs::write(root.join("audit"), audit::policy().to_string()).expect("writable");
         let key = Command::new("openssl")
             .args(["genrsa", "-out"])
             .arg(root.join("key"))
@@ -136,7 +134,7 @@ impl Kubernetes {
             scheduler: None,
             manager: None,
             ports,
-            seen: Arc::default(),
+            bound: Arc::default(),
             stop: Arc::default(),
             players: Vec::new(),
             dir,
@@ -231,6 +229,7 @@ impl Kubernetes {
             "--disable-admission-plugins",
             "ServiceAccount,TaintNodesByCondition",
         ]);
+        command.args(["--audit-policy-file", "audit", "--audit-log-path", AUDIT]);
         self.apiserver = Some(Running::start("kube-apiserver", &mut command));
         wait_for("the API server serves", || {
             self.api.get("/healthz").ok()?;
@@ -299,9 +298,9 @@ impl Kubernetes {
             }));
         }
         let machines: Vec<Machine> = self.hosts.iter().map(|host| host.machine.clone()).collect();
-        let (stop, seen, api) = (
+        let (stop, bound, api) = (
             Arc::clone(&self.stop),
-            Arc::clone(&self.seen),
+            Arc::clone(&self.bound),
             self.api.clone(),
         );
         let own = machines.clone();
@@ -310,21 +309,15 @@ impl Kubernetes {
             let mut kubelets = Kubelets::default();
             while !stop.load(Ordering::Relaxed) {
                 let _ = kubelets.round(&api, &own);
-                lock(&seen).bound.clone_from(&kubelets.bound);
+                lock(&bound).clone_from(&kubelets.bound);
                 std::thread::sleep(KUBELET);
             }
         }));
-        let (stop, seen, api) = (
-            Arc::clone(&self.stop),
-            Arc::clone(&self.seen),
-            self.api.clone(),
-        );
+        let (stop, api) = (Arc::clone(&self.stop), self.api.clone());
         self.players.push(std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                if played::discover(&api, &machines).is_ok()
-                    && let Ok(evicted) = played::deschedule(&api)
-                {
-                    lock(&seen).evicted.extend(evicted);
+                if played::discover(&api, &machines).is_ok() {
+                    let _ = played::deschedule(&api);
                 }
                 std::thread::sleep(ROUND);
             }
@@ -451,16 +444,27 @@ impl Kubernetes {
         node["metadata"]["labels"][LABEL].as_str()?.parse().ok()
     }
 
-    /// What was first seen where.
+    /// What a kubelet first saw where.
     #[must_use]
     pub fn bound(&self) -> Vec<Bound> {
-        lock(&self.seen).bound.clone()
+        lock(&self.bound).clone()
     }
 
-    /// Pods that the descheduler evicted.
+    /// What the API server did since it was first started, in its own words and order.
+    #[must_use]
+    pub fn did(&self) -> Vec<Did> {
+        audit::read(&self.dir.path().join(AUDIT))
+    }
+
+    /// Pods that were evicted by its Eviction API, in order.
     #[must_use]
     pub fn evicted(&self) -> Vec<String> {
-        lock(&self.seen).evicted.clone()
+        let did = self.did().into_iter();
+        did.filter_map(|did| match did {
+            Did::Evicted(pod) => Some(pod),
+            _ => None,
+        })
+        .collect()
     }
 
     /// The node that runs a pod, and when it began there.
@@ -490,8 +494,8 @@ impl Kubernetes {
     }
 }
 
-fn lock(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(bound: &Mutex<Vec<Bound>>) -> std::sync::MutexGuard<'_, Vec<Bound>> {
+    bound.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn host(number: usize) -> Host {

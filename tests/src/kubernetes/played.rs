@@ -261,11 +261,11 @@ fn slots(value: &Value) -> u32 {
         .unwrap_or(0)
 }
 
-/// One round of the descheduler; the pods that it evicted.
+/// One round of the descheduler.
 ///
 /// # Errors
 /// Of the API server.
-pub fn deschedule(api: &Api) -> Result<Vec<String>, String> {
+pub fn deschedule(api: &Api) -> Result<(), String> {
     let (nodes, pods) = (api.list("/api/v1/nodes")?, api.list("/api/v1/pods")?);
     let live = |pod: &&Value| {
         pod["metadata"]["deletionTimestamp"].is_null()
@@ -280,7 +280,6 @@ pub fn deschedule(api: &Api) -> Result<Vec<String>, String> {
         let here = here.filter(|pod| pod["spec"]["nodeName"] == node["metadata"]["name"]);
         slots(&node["status"]["allocatable"][SLOTS]).saturating_sub(here.map(asks).sum())
     };
-    let mut evicted = Vec::new();
     for pod in pods.iter().filter(live) {
         let home = |node: &&Value| node["metadata"]["name"] == pod["spec"]["nodeName"];
         let Some(node) = nodes.iter().find(home) else {
@@ -296,9 +295,7 @@ pub fn deschedule(api: &Api) -> Result<Vec<String>, String> {
         {
             continue;
         }
-        let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-        api.evict(name)?;
-        evicted.push(name.to_owned());
+        api.evict(pod["metadata"]["name"].as_str().unwrap_or_default())?;
     }
-    Ok(evicted)
+    Ok(())
 }
