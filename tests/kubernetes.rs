@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_tests::clock::Stalls;
 use tidegate_tests::kubernetes::audit::Did;
-use tidegate_tests::kubernetes::{Kubernetes, LABEL, missing};
+use tidegate_tests::kubernetes::played::LABEL;
+use tidegate_tests::kubernetes::{HISTORY, Kubernetes, LAPSES, missing};
 use tidegate_tests::{HalfOfTheTime, Online, monotonic_ns, wait_for};
 
 macro_rules! kubernetes_or_skip {
@@ -19,7 +20,7 @@ macro_rules! kubernetes_or_skip {
     };
 }
 
-/// Longest from a value that fits to the start of a job.
+/// Longest from a value that fits to the start of a job, and for what else the players do at their next look.
 const STARTS: Duration = Duration::from_secs(10);
 
 /// Milliseconds from `from` to `to`: less than `most` and what the machine stood still for.
@@ -58,10 +59,12 @@ fn none_was_placed_below(cluster: &Kubernetes, job: &str, percent: u8) {
             Did::Bound { .. } | Did::Evicted(_) => {}
         }
     }
-    let bound = cluster.bound();
-    let own = bound.iter().filter(|bound| bound.pod.starts_with(job));
-    assert_eq!(placed, own.clone().count(), "kubelets saw what was bound");
     assert_ne!(placed, 0, "it was placed");
+    let own = wait_for("kubelets saw what was bound", || {
+        let mut own = cluster.bound();
+        own.retain(|bound| bound.pod.starts_with(job));
+        (own.len() == placed).then_some(own)
+    });
     for bound in own {
         let said = bound.said.get(LABEL);
         let said = said.and_then(|text| text.parse::<u8>().ok());
@@ -132,6 +135,7 @@ fn a_pod_whose_node_gives_too_little_is_evicted_once_and_stays_away() {
     let at = cluster.hosts.iter().position(|host| host.name == first);
     let mut load = Online::start(&cluster.hosts[at.expect("ours")].node, 0);
     load.say("hold");
+    let loaded = monotonic_ns();
     let stalls = Stalls::watch();
     let went = wait_for("it is evicted", || {
         (cluster.evicted() == [pod.clone()]).then(monotonic_ns)
@@ -144,9 +148,19 @@ fn a_pod_whose_node_gives_too_little_is_evicted_once_and_stays_away() {
         "runs on {second} {} ms after its eviction",
         within(STARTS, went, began, &stalls)
     );
-    // The load is over, and what it was stays in the value: who is moved once more does not come back.
+    // Of its history more than one window of ten is bad, however long that is.
+    let since = |at: u64| Duration::from_nanos(monotonic_ns() - at);
+    wait_for("a fifth of the history with load", || {
+        (since(loaded) > HISTORY / 5).then_some(())
+    });
+    // The load is over, and what it was stays in the value: who is moved once more, well after, does not come back.
     load.say("release");
-    assert!(cluster.gives(&first).is_none_or(|gives| gives < 40));
+    let over = monotonic_ns();
+    wait_for("a quarter of the history without load", || {
+        let low = cluster.gives(&first).is_none_or(|gives| gives < 40);
+        assert!(low, "the bad windows are in its history");
+        (since(over) > HISTORY / 4).then_some(())
+    });
     cluster.api.evict(&next).expect("it may be evicted");
     let (third, last) = wait_for("it runs again", || {
         cluster.running("moves").filter(|(_, pod)| *pod != next)
@@ -155,6 +169,9 @@ fn a_pod_whose_node_gives_too_little_is_evicted_once_and_stays_away() {
     wait_for("the first node gives enough again", || {
         (cluster.gives(&first)? >= 40).then_some(())
     });
+    let away = since(over);
+    println!("{first} gives enough again {away:.1?} after the load");
+    assert!(away > HISTORY / 2, "they were in it until they were old");
     // A node that is as good as its own takes nobody away.
     assert_eq!(cluster.running("moves"), Some((third, last)));
     assert_eq!(
@@ -269,12 +286,13 @@ fn what_a_dead_agents_node_said_lapses() {
     cluster.hosts[0].node.agent = None;
     // The side-car alone: its agent lives, and nobody says so.
     cluster.hosts[1].says.store(false, Ordering::Relaxed);
-    for (name, most) in [("n1", 10), ("n2", 10)] {
+    // As soon as its own side-car sees that, and when the file has lapsed.
+    for (name, most) in [("n1", STARTS), ("n2", LAPSES + STARTS)] {
         let gone = wait_for("the label lapses", || {
             cluster.gives(name).is_none().then(monotonic_ns)
         });
-        let ms = within(Duration::from_secs(most), died, gone, &stalls);
-        println!("the label of {name} lapsed after {ms} ms, with a period of 1000 ms");
+        let ms = within(most, died, gone, &stalls);
+        println!("the label of {name} went after {ms} ms; a file lapses after {LAPSES:?}");
     }
     cluster.submit("waits", 40);
     wait_for("a reason", || cluster.why_waiting("waits"));

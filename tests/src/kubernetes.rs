@@ -14,7 +14,7 @@ use crate::slurm::{AGENT, PROFILE, ports};
 use crate::{Node, Running, TempDir, compile, wait_for};
 use api::{Api, Body, TOKEN};
 use audit::Did;
-use played::{Bound, Kubelets, Machine};
+use played::{Bound, Kubelets, LABEL, Machine};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,12 +26,16 @@ use std::time::Duration;
 
 /// Names the directory with the programs.
 pub const PROGRAMS: &str = "TIDEGATE_KUBERNETES";
-/// The label of one GPU of the profile.
-pub const LABEL: &str = "tidegate.dev/summarise.1";
+/// How far back the history counts by which a node says what it gives: twenty windows.
+pub const HISTORY: Duration = Duration::from_secs(40);
 /// Where the API server writes down what it did.
 const AUDIT: &str = "audit.log";
 /// How often the players look, and a node says what it gives.
 const ROUND: Duration = Duration::from_secs(1);
+/// How often a node says that it does. It is three times as often, lest a busy machine has a file lapse.
+const PERIOD: Duration = Duration::from_secs(3);
+/// A file lapses so long after it was written.
+pub const LAPSES: Duration = Duration::from_secs(3 * PERIOD.as_secs());
 /// How often a kubelet looks for what is new.
 const KUBELET: Duration = Duration::from_millis(200);
 
@@ -42,6 +46,7 @@ pub fn missing() -> Option<String> {
         return Some(format!("{PROGRAMS} names no programs: see scripts/cluster"));
     };
     let needed = [
+        "etcd",
         "kube-apiserver",
         "kube-scheduler",
         "kube-controller-manager",
@@ -155,11 +160,7 @@ impl Kubernetes {
             .append(true)
             .open(self.dir.path().join(format!("{name}.log")))
             .expect("writable");
-        let mut command = if name == "etcd" {
-            Command::new(name)
-        } else {
-            Command::new(dir.join(name))
-        };
+        let mut command = Command::new(dir.join(name));
         command
             .current_dir(self.dir.path())
             .stdin(Stdio::null())
@@ -324,14 +325,16 @@ impl Kubernetes {
         }));
     }
 
-    /// What the DaemonSet of place.yaml runs, with a period of a second and a history of seconds.
+    /// What the DaemonSet of place.yaml runs, with a period and a history of seconds.
     fn publish(&self, host: &Host) -> Vec<String> {
         let dir = host.node.dir().display();
         let text = format!(
-            "place publish --engine nfd --period 1s --file {} --profiles {}/profiles --history {dir}/history.ring \
-             --memo {dir}/place.json --window 2s --least 2s --since 40s",
+            "place publish --engine nfd --period {}s --file {} --profiles {}/profiles --history {dir}/history.ring \
+             --memo {dir}/place.json --window 2s --least 2s --since {}s",
+            PERIOD.as_secs(),
             host.machine.features.display(),
             self.dir.path().display(),
+            HISTORY.as_secs(),
         );
         text.split(' ').map(str::to_owned).collect()
     }
@@ -478,6 +481,9 @@ impl Kubernetes {
     #[must_use]
     pub fn logs(&self) -> String {
         let mut text = format!("{:?}\n", self.bound());
+        for did in self.did() {
+            text += &format!("{did:?}\n");
+        }
         for name in [
             "etcd",
             "kube-apiserver",

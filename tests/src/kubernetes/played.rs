@@ -23,6 +23,8 @@ use std::process::{Child, Command, Stdio};
 
 /// What labels of ours begin with.
 pub const PREFIX: &str = "tidegate.dev/";
+/// The label of one GPU of the profile.
+pub const LABEL: &str = "tidegate.dev/summarise.1";
 /// The extended resource.
 pub const SLOTS: &str = "tidegate.dev/slots";
 
