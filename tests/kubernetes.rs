@@ -87,7 +87,12 @@ fn a_pod_waits_for_a_node_that_gives_enough_and_gets_the_best() {
     let why = wait_for("a reason", || cluster.why_waiting("most"));
     assert!(why.contains("node affinity"), "{why}");
     println!("waits: {why}");
-    // What the nodes did before online came is forgotten.
+    // Of a node's history its begin, before online came, is all there is at first.
+    wait_for("n1 and n2 give too little, n3 enough", || {
+        let below = |at, percent| cluster.would_give(at).is_some_and(|gives| gives < percent);
+        let enough = cluster.would_give(2).is_some_and(|gives| gives >= 70);
+        (below(0, 10) && below(1, 70) && enough).then_some(())
+    });
     cluster.give_profiles();
     let stalls = Stalls::watch();
     let fits = wait_for("n3 gives enough", || {
@@ -182,8 +187,9 @@ fn a_pod_whose_node_gives_too_little_is_evicted_once_and_stays_away() {
     none_was_placed_below(&cluster, "moves", 40);
 }
 
-/// P-CLUSTER-19: etcd and the API server killed lose no running job, and once discovery has looked again nothing is
-/// placed on values that fell or lapsed meanwhile, though slots are free there; what waits starts when they are back.
+/// P-CLUSTER-19: etcd and the API server killed lose no running job, and once discovery has looked again and the
+/// scheduler has heard of it nothing is placed on values that fell or lapsed meanwhile, though slots are free there; what
+/// waits starts when they are back.
 #[test]
 fn a_control_plane_that_was_killed_places_nothing_on_values_that_lapsed() {
     kubernetes_or_skip!();
@@ -231,11 +237,22 @@ fn a_control_plane_that_was_killed_places_nothing_on_values_that_lapsed() {
             gives.is_none_or(|gives| gives < 40).then_some(())
         });
     }
+    // And until the scheduler, which was cut off as well, has heard of it. It says so itself.
+    let waiting = ["d", "e"];
+    let two_fit_nobody = |job: &str| {
+        wait_for("the scheduler knows that two nodes do not fit", || {
+            let why = cluster.why_waiting(job)?;
+            why.contains("2 node(s) didn't match Pod's node affinity")
+                .then_some(why)
+        })
+    };
+    for job in waiting {
+        println!("waits: {}", two_fit_nobody(job));
+    }
     let (removed, stalls) = (monotonic_ns(), Stalls::watch());
     for job in jobs {
         cluster.remove(job);
     }
-    let waiting = ["d", "e"];
     let first = wait_for("one of those that wait runs", || {
         waiting
             .into_iter()
@@ -251,12 +268,7 @@ fn a_control_plane_that_was_killed_places_nothing_on_values_that_lapsed() {
     assert_eq!(node, was[2].0);
     let other = if first == "d" { "e" } else { "d" };
     // The other waits for a node of the two, and gets the one that says again what it gives.
-    let why = wait_for("a reason", || {
-        let why = cluster.why_waiting(other)?;
-        why.contains("2 node(s) didn't match Pod's node affinity")
-            .then_some(why)
-    });
-    println!("waits: {why}");
+    println!("waits: {}", two_fit_nobody(other));
     cluster.hosts[lapses].says.store(true, Ordering::Relaxed);
     assert_eq!(runs(&cluster, other).0, was[1].0);
     for job in waiting {

@@ -97,9 +97,10 @@ impl Kubernetes {
     pub fn start(count: usize) -> Self {
         let dir = TempDir::new();
         let root = dir.path();
-        for name in ["etcd", "certificates", "profiles"] {
+        for name in ["etcd", "certificates", "profiles", "known"] {
             fs::create_dir_all(root.join(name)).expect("writable");
         }
+        fs::write(root.join("known/summarise.toml"), PROFILE).expect("writable");
         let hosts = (1..=count).map(host).collect();
         let ports = ports(4);
         let api = Api::new(ports[2]);
@@ -281,7 +282,7 @@ impl Kubernetes {
     fn play(&mut self) {
         for host in &self.hosts {
             let (stop, says) = (Arc::clone(&self.stop), Arc::clone(&host.says));
-            let args = self.publish(host);
+            let args = self.publish(host, "profiles");
             let (run_dir, tool) = (host.node.run_dir(), crate::built("tidegate"));
             self.players.push(std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
@@ -326,10 +327,10 @@ impl Kubernetes {
     }
 
     /// What the DaemonSet of place.yaml runs, with a period and a history of seconds.
-    fn publish(&self, host: &Host) -> Vec<String> {
+    fn publish(&self, host: &Host, profiles: &str) -> Vec<String> {
         let dir = host.node.dir().display();
         let text = format!(
-            "place publish --engine nfd --period {}s --file {} --profiles {}/profiles --history {dir}/history.ring \
+            "place publish --engine nfd --period {}s --file {} --profiles {}/{profiles} --history {dir}/history.ring \
              --memo {dir}/place.json --window 2s --least 2s --since {}s",
             PERIOD.as_secs(),
             host.machine.features.display(),
@@ -337,6 +338,23 @@ impl Kubernetes {
             HISTORY.as_secs(),
         );
         text.split(' ').map(str::to_owned).collect()
+    }
+
+    /// What a node would say with profiles, per cent.
+    ///
+    /// # Panics
+    /// When its program fails.
+    #[must_use]
+    pub fn would_give(&self, at: usize) -> Option<u8> {
+        let host = &self.hosts[at];
+        let mut args = self.publish(host, "known");
+        args.push("--dry-run".to_owned());
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let output = host.node.tidegate(&args);
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut lines = text.lines().filter_map(|line| line.split_once('='));
+        lines.find(|(key, _)| *key == LABEL)?.1.parse().ok()
     }
 
     /// Every node gives what profiles say from now on.
