@@ -55,7 +55,7 @@ fn a_node_is_enabled_one_call_at_a_time() {
     assert_eq!(handed_on(&mut rig), 0);
 }
 
-/// P-GATE-20: an edge waits for no enable but the one that the driver has.
+/// P-GATE-20: an edge waits for no enable but the one that the driver has, and for no disable that changes nothing.
 #[test]
 fn an_edge_in_the_middle_of_it_finds_one_enable_under_way() {
     for answered in 0..GPUS {
@@ -73,6 +73,9 @@ fn an_edge_in_the_middle_of_it_finds_one_enable_under_way() {
         let orders = rig.gpus.iter().flat_map(|gpu| &gpu.orders);
         let enables = orders.filter(|(_, switch)| !switch.disables()).count();
         assert_eq!(enables, 1, "after {answered} answers");
+        let orders = rig.gpus.iter().flat_map(|gpu| &gpu.orders);
+        let disables = orders.filter(|(_, switch)| switch.disables()).count();
+        assert_eq!(disables, answered + 1, "after {answered} answers");
         for gpu in &rig.gpus {
             assert!(gpu.orders.is_sorted_by_key(|(generation, _)| *generation));
         }
@@ -83,6 +86,26 @@ fn an_edge_in_the_middle_of_it_finds_one_enable_under_way() {
         rig.probe();
         rig.rest();
         assert_eq!(enabled(&rig, offline), GPUS, "after {answered} answers");
+    }
+}
+
+/// P-GATE-20: nothing is believed to be disabled still once processes may have enabled it by themselves.
+#[test]
+fn an_agent_that_was_stopped_disables_what_it_believes_disabled() {
+    let (mut rig, online, offline) = opening();
+    for gpu in &mut rig.gpus {
+        gpu.orders.clear();
+    }
+    // Longer than a process waits for a sign of life.
+    rig.pass(2_000_000_000);
+    for gpu in &mut rig.gpus {
+        gpu.disabled.clear();
+    }
+    rig.edge(online, 0, true, 10);
+    rig.rest();
+    assert_eq!(enabled(&rig, offline), 0);
+    for gpu in &rig.gpus {
+        assert!(gpu.orders.iter().any(|(_, switch)| switch.disables()));
     }
 }
 

@@ -3,19 +3,22 @@
 //! A driver makes such calls one after the other whichever GPUs they name: a call waits for those that were entered
 //! before it. An edge that comes when all GPUs of a node are being enabled would then wait for every one of them. So an
 //! enable is handed on when the one before it is answered, and what waits here meanwhile costs an edge nothing: the
-//! order to disable replaces it, and it is never entered. It also never keeps a disable back.
+//! order to disable replaces it, neither is entered, and the calls that are needed have the driver to themselves. It
+//! also never keeps a disable back.
 //!
 //! An enable that nothing may stop ([`Look::Unconditional`]) does not wait, and neither does one behind a thread that
 //! is stalled: that call may never return.
 
-use super::Lanes;
+use super::{Applied, Lanes};
 use crate::kinds::Switch;
 use crate::members::Members;
-use crate::request::Context;
+use crate::request::{Context, Request};
+use crate::task::Wish;
 use std::collections::VecDeque;
 use tidegate_policy::effect::Look;
 use tidegate_policy::event::{Event, Order};
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
+use tidegate_policy::time::Instant;
 
 /// The enable under way, and those that wait.
 #[derive(Debug, Default)]
@@ -43,7 +46,9 @@ impl Lanes {
         let Some(lane) = self.lane_mut(order.job, order.gpu) else {
             return false;
         };
-        lane.order(order.generation, Switch::Enable);
+        // Whether the channels are still those of the order before stays as it is.
+        lane.newest = order.generation;
+        lane.ordered = Some(Switch::Enable);
         lane.outstanding += 1;
         self.opening.waiting.push_back((order, gang));
         true
@@ -56,12 +61,46 @@ impl Lanes {
         }
     }
 
-    /// An order replaces the enable of its lane that waits, if one does.
-    pub(super) fn replace_waiting(&mut self, order: Order, cx: &mut Context<'_>) {
-        if let Some(order) = self.opening.take(order.job, order.gpu) {
-            self.waits_no_more(order);
-            cx.counters.enables_withheld += 1;
-            cx.step(Event::EnableSkipped { order });
+    /// An order replaces the enable of its lane that waits, if one does. Whether it is done with that: it disables, and
+    /// all channels are disabled since the order before. A call for them would only come before those that are needed.
+    pub(super) fn replaces_waiting(
+        &mut self,
+        order: Order,
+        switch: Switch,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let Some(waited) = self.opening.take(order.job, order.gpu) else {
+            return false;
+        };
+        self.waits_no_more(waited);
+        cx.counters.enables_withheld += 1;
+        cx.step(Event::EnableSkipped { order: waited });
+        let Some(lane) = self.lane_mut(order.job, order.gpu) else {
+            return false;
+        };
+        let stands = lane.outstanding == 0 && !lane.stale && lane.applied == Applied::Disabled;
+        if switch != Switch::Disable || !stands {
+            return false;
+        }
+        lane.order(order.generation, Switch::Disable);
+        let taken = lane.wanted.order(order.generation, Wish::Disable);
+        lane.taken_back(taken);
+        let now = Instant::from_nanos(cx.now);
+        cx.step(Event::Disabled {
+            order,
+            entered: now,
+            returned: now,
+        });
+        cx.ask(Request::JobTickets(order.job));
+        true
+    }
+
+    /// Processes may have enabled their channels by themselves.
+    pub(crate) fn doubt(&mut self) {
+        for lane in self.jobs.iter_mut().flat_map(|job| &mut job.lanes) {
+            if lane.applied == Applied::Disabled {
+                lane.applied = Applied::Unknown;
+            }
         }
     }
 

@@ -36,7 +36,9 @@ impl Lanes {
             cx.counters.orders_stale += 1;
             return;
         }
-        self.replace_waiting(order, cx);
+        if self.replaces_waiting(order, switch, cx) {
+            return;
+        }
         if switch == Switch::Enable && look == Look::First && self.gpus.is_online_busy(order.gpu) {
             return Self::skip(order, cx);
         }

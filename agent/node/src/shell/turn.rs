@@ -78,6 +78,7 @@ impl Shell {
         self.members.beat(now);
         if late {
             self.counters.late_turns += 1;
+            self.lanes.doubt();
             self.ask(Request::Emit(Notice {
                 kind: "agent_was_stopped",
                 text: "the control thread came late; ordering every channel anew".to_owned(),

@@ -156,11 +156,13 @@ const ALONE: Crowd = Crowd {
     together: false,
 };
 
-impl Crowd {
-    /// How many of them an edge finds enabled.
-    const fn on(self) -> usize {
-        if self.together { self.jobs } else { 1 }
-    }
+/// Whether an edge at `start` has to stop this process on this GPU: its channels run, or are about to, and no call
+/// that disables them was entered before.
+fn runs(records: &[Record], (pid, gpu): (u32, u32), start: u64) -> bool {
+    let own = || records.iter().filter(|r| (r.pid, r.gpu) == (pid, gpu));
+    let calls = |kind| own().filter(move |r| r.kind == kind).map(|r| r.value);
+    let last = |kind| calls(kind).filter(|entry| *entry < start).max();
+    last(Kind::DisableBegin).is_none_or(|disabled| last(Kind::EnableEnd) > Some(disabled))
 }
 
 /// `fixed`: the kind of locks, and microseconds a disable takes.
@@ -241,10 +243,14 @@ fn run_with(gpus: u32, crowd: Crowd, fixed: Option<(&str, u32)>, lane: Lane, edg
             .filter(|r| r.kind == Kind::DisableBegin && pids.contains(&r.pid))
             .filter(|r| r.value >= *start && r.value < end)
             .collect();
-        let mut reached: Vec<(u32, u32)> = begun.iter().map(|r| (r.pid, r.gpu)).collect();
-        reached.sort_unstable();
-        reached.dedup();
-        if reached.len() != gpus * crowd.on() {
+        let lanes = pids
+            .iter()
+            .flat_map(|pid| (0..gpus as u32).map(|gpu| (*pid, gpu)));
+        let mut running = lanes
+            .filter(|lane| runs(&records, *lane, *start))
+            .peekable();
+        let is_reached = |lane| begun.iter().any(|r| (r.pid, r.gpu) == lane);
+        if running.peek().is_none() || !running.all(is_reached) {
             continue;
         }
         let entered = begun.iter().map(|r| r.value).max().unwrap_or_default();
