@@ -27,8 +27,8 @@
 //! disabled. A job that was given up (`Unmanaged`) is not waited for: its launch gate is all there is to close.
 //!
 //! One component of the node hands over at a time: an edge cannot take back a call that the driver is in, and without the
-//! driver's patch the calls of all GPUs wait for one lock. That alone did not make the worst edges shorter
-//! (`tests/README.md`). A turn whose end comes meanwhile goes on, by [`STAYS`] at most, and its job pays for that as for the rest.
+//! driver's patch the calls of all GPUs wait for one lock. (Of one job on many GPUs the shell enables one at a time.) A turn
+//! whose end comes meanwhile goes on, by [`STAYS`] at most, and its job pays for that as for the rest.
 
 mod account;
 mod at_once;
