@@ -12,6 +12,7 @@ mod orders;
 mod remote;
 mod slices;
 mod tickets;
+mod waiting;
 
 use crate::gpus::{Gpus, Met};
 use crate::kinds::Tenant;
@@ -65,7 +66,7 @@ pub struct Lanes {
     /// Where to look first for a job that is over, whose number is given to another.
     next_over: usize,
     next_seq: u64,
-    opening: opening::Opening,
+    opening: waiting::Opening,
     /// Timeslices that are being set.
     slicing: u32,
 }
@@ -78,7 +79,7 @@ impl Lanes {
             jobs: Vec::new(),
             next_over: 0,
             next_seq: 1,
-            opening: opening::Opening::default(),
+            opening: waiting::Opening::default(),
             slicing: 0,
         }
     }

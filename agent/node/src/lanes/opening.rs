@@ -14,28 +14,10 @@ use crate::kinds::Switch;
 use crate::members::Members;
 use crate::request::{Context, Request};
 use crate::task::Wish;
-use std::collections::VecDeque;
 use tidegate_policy::effect::Look;
 use tidegate_policy::event::{Event, Order};
-use tidegate_policy::ids::{GpuId, GpuSet, JobId};
+use tidegate_policy::ids::GpuSet;
 use tidegate_policy::time::Instant;
-
-/// The enable under way, and those that wait.
-#[derive(Debug, Default)]
-pub(super) struct Opening {
-    /// Handed on, without an answer.
-    under_way: Option<Order>,
-    /// In the order in which they were given, at most one of a lane, each with the GPUs whose edges stop its job.
-    waiting: VecDeque<(Order, GpuSet)>,
-}
-
-impl Opening {
-    fn take(&mut self, job: JobId, gpu: GpuId) -> Option<Order> {
-        let own = |(order, _): &(Order, GpuSet)| order.job == job && order.gpu == gpu;
-        let at = self.waiting.iter().position(own)?;
-        self.waiting.remove(at).map(|(order, _)| order)
-    }
-}
 
 impl Lanes {
     /// Whether an enable waits here, since another is under way.
@@ -50,7 +32,7 @@ impl Lanes {
         lane.newest = order.generation;
         lane.ordered = Some(Switch::Enable);
         lane.outstanding += 1;
-        self.opening.waiting.push_back((order, gang));
+        self.opening.put(order, gang);
         true
     }
 
@@ -125,7 +107,7 @@ impl Lanes {
             self.opening.under_way = None;
         }
         while self.opening.under_way.is_none()
-            && let Some((order, gang)) = self.opening.waiting.pop_front()
+            && let Some((order, gang)) = self.opening.first()
         {
             self.waits_no_more(order);
             if self.gpus.is_online_busy(order.gpu) {
