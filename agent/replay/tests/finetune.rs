@@ -4,14 +4,16 @@
 //! skipped. Three workloads and one seed run by default; `TIDEGATE_EVALUATION=full` runs all ten.
 
 mod recorded;
+#[path = "../../policy/tests/promises/returns.rs"]
+mod returns;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use recorded::full;
+use returns::mean_delay;
 use tidegate_device::sharing::Contention;
-use tidegate_policy::lease::forecast::Forecast;
 use tidegate_policy::lease::slo::Promise;
 use tidegate_replay::costs::Costs;
 use tidegate_replay::engine::Limits;
@@ -192,26 +194,6 @@ fn the_time_of_both_adds_up() {
     }
     println!("{reclaims} reclaims");
     assert!(reclaims > 100, "nothing was taken: {reclaims}");
-}
-
-/// A trainer that runs from the forecast's age on, and costs a return `delay_ns`: the mean delay of the returns, and the
-/// share of the idle time in which it ran. Each idle time is learnt from once it is over.
-fn mean_delay(idle_ns: &[u64], delay_ns: u64, budget_ns: u64) -> (f64, f64) {
-    let mut forecast = Forecast::default();
-    let (mut cost, mut ran) = (0, 0);
-    for &idle in idle_ns {
-        let from = forecast.from(delay_ns, budget_ns);
-        let ran_for = from.and_then(|from| idle.checked_sub(from));
-        let delayed = ran_for.map_or(0, |_| delay_ns);
-        cost += delayed;
-        ran += ran_for.unwrap_or(0);
-        forecast.ended(idle, budget_ns, delayed);
-    }
-    let all: u64 = idle_ns.iter().sum();
-    (
-        cost as f64 / idle_ns.len() as f64,
-        ran as f64 / all.max(1) as f64,
-    )
 }
 
 /// Idle times as the recorded clients leave them: between one request of theirs and the next, and between the

@@ -1,6 +1,7 @@
 //! What leases promise: records, forecasts, turns, the order of one process, and the whole.
 
 use crate::dice::Dice;
+use crate::returns::mean_delay;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tidegate_policy::lease::event::{Event, Grant, Iteration, Unit};
@@ -248,23 +249,6 @@ fn the_guard_keeps_what_may_be_late() {
     }
 }
 
-/// The mean delay at a return, when the trainer runs from the forecast's age on.
-fn mean_delay(idle: impl Iterator<Item = u64>, delay: u64, budget: u64) -> (f64, f64) {
-    let mut forecast = Forecast::default();
-    let (mut cost, mut returns, mut ran, mut all) = (0u64, 0u64, 0u64, 0u64);
-    for ns in idle {
-        let from = forecast.from(delay, budget);
-        let ran_for = from.and_then(|from| ns.checked_sub(from));
-        let delayed = ran_for.map_or(0, |_| delay);
-        cost += delayed;
-        ran += ran_for.unwrap_or(0);
-        all += ns;
-        returns += 1;
-        forecast.ended(ns, budget, delayed);
-    }
-    (cost as f64 / returns as f64, ran as f64 / all as f64)
-}
-
 /// 2 % of a TTFT of 28 ms, beside a gate that takes 2 ms: the delay is worth it at few returns only.
 /// P-TRAINER-2: fits are exact, forecasts keep the mean delay, turns go by weight.
 #[test]
@@ -293,7 +277,7 @@ fn a_forecast_keeps_the_mean_delay_of_any_idle_times() {
     }
     drawn.push(("shifting", shifting));
     for (name, idle) in drawn {
-        let (cost, share) = mean_delay(idle.iter().copied(), delay, budget);
+        let (cost, share) = mean_delay(&idle, delay, budget);
         println!(
             "{name}: {} returns, mean delay {cost:.0} ns of {budget}, {:.1} % of the idle time",
             idle.len(),

@@ -17,6 +17,7 @@ mod predict;
 mod requests;
 mod reserve;
 mod resident;
+mod returns;
 mod select;
 mod tend;
 mod together;
