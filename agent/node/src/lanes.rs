@@ -66,6 +66,7 @@ pub struct Lanes {
     /// Where to look first for a job that is over, whose number is given to another.
     next_over: usize,
     next_seq: u64,
+    /// Enables, one of which is under way.
     opening: waiting::Opening,
     /// Timeslices that are being set.
     slicing: u32,

@@ -107,7 +107,7 @@ impl Lanes {
             self.opening.under_way = None;
         }
         while self.opening.under_way.is_none()
-            && let Some((order, gang)) = self.opening.first()
+            && let Some((order, gang)) = self.opening.take_first()
         {
             self.waits_no_more(order);
             if self.gpus.is_online_busy(order.gpu) {

@@ -208,6 +208,7 @@ impl Lanes {
             cx.ask(Request::ProveAgain(order.job, order.gpu));
         }
         cx.ask(Request::JobTickets(order.job));
+        // At once: the end of the turn, which finds what a stalled GPU keeps back, may be many answers away.
         self.open_next(members, cx);
     }
 

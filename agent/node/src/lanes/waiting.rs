@@ -19,12 +19,12 @@ impl Opening {
         self.waiting.push_back((order, gang));
     }
 
-    /// The one that came first.
-    pub(super) fn first(&mut self) -> Option<(Order, GpuSet)> {
+    /// Takes the one that came first.
+    pub(super) fn take_first(&mut self) -> Option<(Order, GpuSet)> {
         self.waiting.pop_front()
     }
 
-    /// The one of a lane, if it waits.
+    /// Takes the one of a lane, if it waits.
     pub(super) fn take(&mut self, job: JobId, gpu: GpuId) -> Option<Order> {
         let own = |(order, _): &(Order, GpuSet)| order.job == job && order.gpu == gpu;
         let at = self.waiting.iter().position(own)?;
