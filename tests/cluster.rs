@@ -2,6 +2,7 @@
 //! packages, each node with a virtual GPU and an agent of its own. Judged by what Slurm says, and by the GPUs' own
 //! history.
 
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 use tidegate_tests::clock::Stalls;
 use tidegate_tests::exposition::Exposition;
@@ -180,6 +181,48 @@ fn a_job_that_gets_too_little_is_moved_once_and_stays_away() {
         (shown("Restarts=") == "2" && seen.state == "RUNNING").then_some(seen.host)
     });
     assert_ne!(third, first, "its time away is not over");
+    assert_eq!(slurm.drained(), [""; 0]);
+}
+
+/// P-CLUSTER-25: a job that its user cancels in the moment in which it is to be moved is not brought back.
+#[test]
+fn a_job_that_is_cancelled_while_it_is_told_to_go_does_not_come_back() {
+    slurm_or_skip!();
+    let Placed {
+        slurm,
+        job,
+        at,
+        first,
+    } = placed(2, Settings::default());
+    // Its user is a moment faster than who moves it, each time.
+    let (dir, asked) = (slurm.dir().join("user"), slurm.dir().join("asked"));
+    std::fs::create_dir(&dir).expect("writable");
+    let text = format!(
+        "#!/bin/sh\n\
+         if [ \"$1\" != requeue ]; then exec /usr/bin/scontrol \"$@\"; fi\n\
+         scancel {job}\n\
+         echo \"$@\" >> {}\n\
+         exec /usr/bin/scontrol \"$@\"\n",
+        asked.display()
+    );
+    let faster = dir.join("scontrol");
+    std::fs::write(&faster, text).expect("writable");
+    let runs = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&faster, runs).expect("its owner");
+    let env = slurm.dir().join("env").join(&first);
+    let known = std::fs::read_to_string(&env).expect("readable");
+    let first = format!("{known}PATH={}:$PATH\n", dir.display());
+    std::fs::write(&env, first).expect("writable");
+    let mut load = Online::start(&slurm.hosts[at].node, 0);
+    load.say("hold");
+    wait_for("it is to be moved", || asked.exists().then_some(()));
+    wait_for("it has ended", || {
+        (shown(&slurm, job, "JobState=") == "CANCELLED").then_some(())
+    });
+    // It would be back at once, and run on the other node.
+    slurm.pass(at, 3);
+    assert_eq!(shown(&slurm, job, "JobState="), "CANCELLED");
+    assert_eq!(shown(&slurm, job, "Restarts="), "0");
     assert_eq!(slurm.drained(), [""; 0]);
 }
 

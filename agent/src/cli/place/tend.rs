@@ -280,7 +280,9 @@ impl Run<'_> {
         profile: &Profile,
         memo: &mut Memo,
     ) -> Result<(), String> {
-        self.patience.run("scontrol", &["requeue", &job.id])?;
+        // One that its user cancels meanwhile would come back, if scontrol did not look first whether it has ended.
+        let moved = ["requeue", "incomplete", &job.id];
+        self.patience.run("scontrol", &moved)?;
         // From here on it is moved, whatever the engine makes of the rest.
         memo.last_here = Some(self.now);
         memo.evictions += 1;
