@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_abi::page::{ACTIVITY_BUSY, Page};
+use tidegate_abi::rm::Status;
 use tidegate_node::batch::Batch;
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::journal::{Journal, Marked};
@@ -178,6 +179,12 @@ pub struct Played {
     pub keeps_orders: bool,
     /// Calls it made.
     pub calls: u64,
+    /// Clients whose channels were disabled at any time.
+    pub ever_disabled: BTreeSet<u32>,
+    /// Clients that the driver knows nothing of; a call that names one changes nothing.
+    pub unknown: BTreeSet<u32>,
+    /// The driver takes calls for one client only.
+    pub takes_one_client: bool,
     /// What it may do without being told.
     pub arms: Arms,
     /// What it has done so, and not said yet.
@@ -231,6 +238,9 @@ impl Rig {
                     orders: Vec::new(),
                     keeps_orders: true,
                     calls: 0,
+                    ever_disabled: BTreeSet::new(),
+                    unknown: BTreeSet::new(),
+                    takes_one_client: false,
                     arms: Arms::default(),
                     unheard: Vec::new(),
                     taken: VecDeque::new(),
@@ -578,10 +588,22 @@ impl Played {
         let switch = carrying.switch();
         while let Some(batch) = carrying.call(journal, now) {
             self.calls += 1;
-            if self.keeps_orders {
+            let first = batch.call.h_client_list[0];
+            let clients = || batch.entries().map(|(client, ..)| client);
+            let refused = clients().any(|client| self.unknown.contains(&client))
+                || (self.takes_one_client && clients().any(|client| client != first));
+            if !refused && self.keeps_orders {
                 set(&mut self.disabled, batch, switch);
+                if switch.disables() {
+                    self.ever_disabled.extend(clients());
+                }
             }
-            carrying.answered(Ok(()), (now, now), journal);
+            let answer = if refused {
+                Err(Status::INVALID_OBJECT_HANDLE)
+            } else {
+                Ok(())
+            };
+            carrying.answered(answer, (now, now), journal);
         }
         Input::Issued(self.arms.done(carrying))
     }
