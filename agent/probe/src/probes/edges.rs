@@ -11,16 +11,16 @@ use tidegate_driver::causes::with_causes;
 /// A user that owns nothing.
 const NOBODY: u32 = 65_534;
 /// A channel handle that nobody has.
-const BOGUS: u32 = 0x7fff_fff0;
+pub(super) const BOGUS: u32 = 0x7fff_fff0;
 
-fn answer(result: &Result<(), tidegate_driver::rm::RmError>) -> String {
+pub(super) fn answer(result: &Result<(), tidegate_driver::rm::RmError>) -> String {
     match result {
         Ok(()) => "accepted".to_owned(),
         Err(error) => with_causes(error),
     }
 }
 
-fn stopped(subject: &mut Subject<'_>) -> anyhow::Result<bool> {
+pub(super) fn stopped(subject: &mut Subject<'_>) -> anyhow::Result<bool> {
     Ok(subject.worker.progress_over(STILL)? == 0)
 }
 

@@ -6,6 +6,7 @@ mod control;
 mod cost;
 mod death;
 mod edges;
+mod joint;
 mod lasting;
 mod made_of;
 mod memory;
@@ -95,6 +96,8 @@ probes! {
         "the library marks every call that holds others up while it waits";
     "P9" A 90 edges::odd_lists, "refcount, stale handles, no channel, one bad pair among good ones?",
         "a disable sets a flag: two disables need one enable, and a list with a bad pair is refused or takes effect";
+    "P29" A 90 joint::processes, "does one call stop several processes, and what does it cost beside a call for each?",
+        "firmware takes a list with channels of several processes, and stops them all in one call";
     "P10" A 60 schedule::preempt, "what do PREEMPT and SET_TIMESLICE do?",
         "PREEMPT and SET_TIMESLICE of one's own group need no privilege, and work goes on after them";
     "P11" A 60 edges::unprivileged, "may a user without rights disable foreign channels?",
