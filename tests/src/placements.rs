@@ -296,6 +296,11 @@ impl Ground {
                 text.starts_with("down").then_some(())
             };
             wait_until(clock::DEADLINE, lost).ok_or("a node without slurmd is not lost")?;
+            // One that is back before its timer has run is given a job while its slurmd ends that job's last step, and
+            // Slurm has the job fail.
+            let silent = || self.slurm.features(&name).is_empty().then_some(());
+            wait_until(clock::DEADLINE, silent)
+                .ok_or("a node that is lost goes on saying what it gives")?;
         }
         Ok(())
     }
