@@ -72,9 +72,6 @@ pub(super) fn processes(bench: &Bench) -> anyhow::Result<Ending> {
     }
     let pairs: Vec<(u32, u32)> = subjects.iter().flat_map(Subject::pairs).collect();
     let report = &bench.report;
-    report.figure("processes", PROCESSES as f64, "");
-    report.figure("channels", pairs.len() as f64, "");
-
     let keep_busy = |subjects: &mut [Subject<'_>]| -> anyhow::Result<()> {
         let mut each = subjects.iter_mut();
         each.try_for_each(|subject| bench.keep_busy(subject, LEAST, KERNEL, 1))
@@ -96,11 +93,18 @@ pub(super) fn processes(bench: &Bench) -> anyhow::Result<Ending> {
         each.record(one_by_one(&mut subjects, true)?);
         one_by_one(&mut subjects, false)?;
     }
-    for (name, latencies) in [("one call", &joint), ("a call each", &each)] {
-        let summary = summary(latencies);
+    let summaries = [
+        ("together", summary(&joint)),
+        ("a call each", summary(&each)),
+    ];
+    for (name, summary) in &summaries {
         report.micros(format!("{name}: disable p50"), summary.p50_ns);
+    }
+    for (name, summary) in &summaries {
         report.micros(format!("{name}: disable p99"), summary.p99_ns);
     }
+    report.figure("processes", PROCESSES as f64, "");
+    report.figure("channels", pairs.len() as f64, "");
 
     // A pair of nobody between those of the first and of the others.
     let first = subjects[0].pairs();
