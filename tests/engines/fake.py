@@ -18,6 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from tax import Handed
 from vllm.v1.outputs import ModelRunnerOutput
 
 VOCABULARY = 97
@@ -199,9 +200,11 @@ class Worker:
         self.moment = moment
         self.states: dict[str, _State] = {}
         self.batch: set[str] = set()
+        self.handed = Handed()
 
     def begin(self, output) -> None:
         """The step reaches the worker: its states follow the scheduler's words."""
+        self.handed.step(output)
         for name in output.finished_req_ids:
             self.states.pop(name, None)
             self.batch.discard(name)
@@ -274,6 +277,7 @@ class SecondWorker(Worker):
         self.slots = slots
 
     def begin(self, output) -> None:
+        self.handed.step(output)
         for name in output.finished_req_ids | (output.preempted_req_ids or set()):
             self.states.pop(name, None)
         for new in output.scheduled_new_reqs:

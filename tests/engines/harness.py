@@ -89,6 +89,10 @@ class Outcome:
     lost_requests: int = 0
     right: int = 0
     reclaims: int = 0
+    #: Tokens that clients got, that the worker was handed, and of those the ones that it was handed before.
+    produced: int = 0
+    computed: int = 0
+    again: int = 0
     crashed: str | None = None
 
 
@@ -382,8 +386,14 @@ def run(case: Case, lost_blocks: type[LostBlocks] = LostBlocks) -> Outcome:
             outcome.wrong += 1
         else:
             outcome.right += 1
+    handed = rig.worker.handed
+    outcome.produced = sum(map(len, got.values()))
+    outcome.computed, outcome.again = handed.computed, handed.again
     if strict:
         _settled(rig, forever)
+        ended = {str(i): len(request.prompt_token_ids) for i, request in enumerate(rig.made)}
+        whole = {name: count + len(got[name]) for name, count in ended.items() if name not in aborted}
+        assert handed.adds_up(whole), case
     return outcome
 
 

@@ -9,6 +9,7 @@ import pytest
 from ablations import ABLATIONS, Ablation, DirectHoldersOnly, first_broken
 from fake import truth
 from harness import LONGEST, Case, Outcome, Rig, Scheduler, run
+from tax import words
 from tidegate_engines.vllm import shape, versions
 from tidegate_engines.vllm.lost import LostBlocks
 from tidegate_engines.vllm.tables import Part, reach
@@ -42,6 +43,9 @@ def total(outcomes: list[Outcome]) -> Outcome:
         lost_requests=sum(o.lost_requests for o in outcomes),
         right=sum(o.right for o in outcomes),
         reclaims=sum(o.reclaims for o in outcomes),
+        produced=sum(o.produced for o in outcomes),
+        computed=sum(o.computed for o in outcomes),
+        again=sum(o.again for o in outcomes),
     )
 
 
@@ -65,7 +69,8 @@ def test_losing_blocks_in_mid_step_changes_no_output(traffic, asynchronous, seco
     mode = f"{'async' if asynchronous else 'sync'}, runner {2 if second_runner else 1}"
     record(
         f"{traffic}, {mode}: {outcome.right + outcome.wrong} requests,"
-        f" {outcome.reclaims} reclaims, {outcome.wrong} wrong, {outcome.lost_requests} lost"
+        f" {outcome.reclaims} reclaims, {outcome.wrong} wrong, {outcome.lost_requests} lost,"
+        f" {words(outcome.again, outcome.produced, outcome.computed)}"
     )
     assert outcome.reclaims >= SEEDS, "the run is empty"
     assert (outcome.wrong, outcome.lost_requests) == (0, 0)
