@@ -42,6 +42,10 @@ struct Sequence {
     output: u32,
     /// Prompt tokens that were read at least once.
     read: u32,
+    /// Places that iterations were given at least once, but for those that it decoded since it joined.
+    reached: u32,
+    /// Cached when it last joined.
+    joined: u32,
     /// Step at which its last token is out.
     ends: u64,
     running: bool,
@@ -112,6 +116,15 @@ pub struct Tokens {
     pub generated: u64,
 }
 
+/// What iterations were given to compute: a token each, a prompt's or one to decode from, whatever became of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Given {
+    /// Tokens in all.
+    pub computed: u64,
+    /// Of those, tokens that an earlier iteration had been given already.
+    pub again: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Part {
     slot: Slot,
@@ -139,6 +152,7 @@ pub struct Batch {
     parts: Vec<Part>,
     decoding: bool,
     under_way: bool,
+    given: Given,
     /// Kept tokens.
     pub tokens: Tokens,
     /// Requests finished.
@@ -172,6 +186,7 @@ impl Batch {
             parts: Vec::new(),
             decoding: false,
             under_way: false,
+            given: Given::default(),
             tokens: Tokens::default(),
             finished: 0,
             pushed_back: 0,
@@ -321,7 +336,9 @@ impl Batch {
             self.take_growth();
         }
         self.under_way = true;
+        self.give_prompts();
         let decodes = if self.decoding { self.running.len() } else { 0 };
+        self.given.computed += decodes as u64;
         let decodes = u32::try_from(decodes).unwrap_or(u32::MAX);
         if self.batching == Batching::DecodeOnly {
             let joining = u32::try_from(self.parts.len()).unwrap_or(u32::MAX);
@@ -408,6 +425,44 @@ impl Batch {
         attention_ms
     }
 
+    fn give_prompts(&mut self) {
+        for part in &self.parts {
+            let sequence = &mut self.sequences[part.slot as usize];
+            let end = sequence.cached + part.new;
+            let again = end.min(sequence.reached).saturating_sub(sequence.cached);
+            self.given.computed += u64::from(part.new);
+            self.given.again += u64::from(again);
+            sequence.reached = sequence.reached.max(end);
+        }
+    }
+
+    /// Places that a sequence decoded since it joined, and how many of them it had reached before: more than none once
+    /// its process was killed.
+    fn decoded(&self, slot: Slot) -> (u32, u32) {
+        let sequence = &self.sequences[slot as usize];
+        if !sequence.running {
+            return (sequence.cached, 0);
+        }
+        let end = self.cached(slot) + u32::from(self.under_way && self.decoding);
+        (
+            end,
+            end.min(sequence.reached).saturating_sub(sequence.joined),
+        )
+    }
+
+    /// What iterations were given, the one under way included.
+    #[must_use]
+    pub fn given(&self) -> Given {
+        let running = self
+            .running
+            .iter()
+            .map(|slot| u64::from(self.decoded(*slot).1));
+        Given {
+            again: self.given.again + running.sum::<u64>(),
+            ..self.given
+        }
+    }
+
     fn take_growth(&mut self) {
         let due = (self.steps % u64::from(BLOCK_TOKENS)) as usize;
         for place in 0..self.grow[due].len() {
@@ -452,6 +507,7 @@ impl Batch {
         let steps = self.steps;
         let sequence = &mut self.sequences[slot as usize];
         self.context += u64::from(sequence.cached);
+        sequence.joined = sequence.cached;
         let left = sequence.output - sequence.generated;
         sequence.ends = steps + u64::from(left);
         // The step at which the next token begins a block.
@@ -468,6 +524,8 @@ impl Batch {
     /// Takes a running sequence out.
     fn leave(&mut self, slot: Slot) {
         let cached = self.cached(slot);
+        let (end, again) = self.decoded(slot);
+        self.given.again += u64::from(again);
         self.context -= u64::from(cached);
         let until = (BLOCK_TOKENS - cached % BLOCK_TOKENS) % BLOCK_TOKENS;
         let due = ((self.steps + u64::from(until)) % u64::from(BLOCK_TOKENS)) as usize;
@@ -480,6 +538,7 @@ impl Batch {
         let steps = self.steps;
         let sequence = &mut self.sequences[slot as usize];
         sequence.cached = cached;
+        sequence.reached = sequence.reached.max(end);
         sequence.generated =
             sequence.output - u32::try_from(sequence.ends - steps).unwrap_or(u32::MAX);
         sequence.running = false;

@@ -56,8 +56,12 @@ pub struct Figures {
     pub reclaims: usize,
     /// From online's asking to the memory mapped, milliseconds.
     pub reclaim_ms: Spread,
-    /// Offline tokens computed again.
+    /// Offline tokens computed again because their blocks were reclaimed or the job was killed.
     pub lost_tokens: u64,
+    /// Offline tokens that iterations were given, and of those the ones computed before, for whatever reason.
+    pub computed: (u64, u64),
+    /// The latter per token generated.
+    pub recompute_tax: Option<f64>,
     /// Times the offline job was killed.
     pub kills: u64,
     /// Accesses to memory that was gone.
@@ -128,6 +132,11 @@ impl Figures {
             reclaims: outcome.reclaims.len(),
             reclaim_ms: Spread::of(reclaim_ms(outcome)),
             lost_tokens: outcome.offline.lost_tokens,
+            computed: (
+                outcome.offline.computed_tokens,
+                outcome.offline.again_tokens,
+            ),
+            recompute_tax: outcome.offline.recompute_tax(),
             kills: outcome.offline.kills,
             faults: outcome.faults,
             cooldown_ms: (
@@ -214,7 +223,7 @@ fn some(value: Option<f64>) -> Cell {
 
 /// The table's columns, in order. Increases, shares and ratios of tokens are as in [`Figures`];
 /// units are in the names.
-pub const COLUMNS: [Column; 46] = [
+pub const COLUMNS: [Column; 49] = [
     ("scenario", |f| Cell::Text(f.scenario.clone())),
     ("seed", |f| Cell::Whole(f.seed)),
     ("compute", |f| Cell::Text(f.case.compute.name())),
@@ -273,6 +282,9 @@ pub const COLUMNS: [Column; 46] = [
     ("reclaim_p50_ms", |f| Cell::Real(f.reclaim_ms.p50, 4)),
     ("reclaim_p99_ms", |f| Cell::Real(f.reclaim_ms.p99, 4)),
     ("offline_kills", |f| Cell::Whole(f.kills)),
+    ("computed_tokens", |f| Cell::Whole(f.computed.0)),
+    ("recomputed_tokens", |f| Cell::Whole(f.computed.1)),
+    ("recomputed_per_generated", |f| some(f.recompute_tax)),
     ("true_cooldown_ms", |f| Cell::Real(f.cooldown_ms.0, 4)),
     ("cooldown_ms", |f| some(f.cooldown_ms.1)),
     ("disable_save_us", |f| Cell::Real(f.switch_us[0], 3)),

@@ -39,6 +39,8 @@ pub fn make(spec: &Spec, alone: Option<&Alone>, horizon: Option<u64>) -> Box<dyn
         Memory::Tidegate
         | Memory::TidegateNoMiad
         | Memory::TidegateFifo
+        | Memory::TidegateLifo
+        | Memory::TidegateRandom
         | Memory::TidegateLayerBoundary
         | Memory::Bound => Box::new(bound::Bound),
     }

@@ -109,6 +109,11 @@ pub struct OfflineTotals {
     pub iterations: u64,
     /// Tokens computed again because their blocks were reclaimed or the job was killed.
     pub lost_tokens: u64,
+    /// Tokens that its iterations were given, whatever became of them.
+    pub computed_tokens: u64,
+    /// Of those, tokens that it had computed before: lost with a reclaim or its process, with a step that was
+    /// dropped, or given up for want of its own memory.
+    pub again_tokens: u64,
     /// Requests put back for want of its own memory (recomputed too, part of no reclaim).
     pub capacity_preemptions: u64,
     /// Times the job was killed.
@@ -120,6 +125,12 @@ impl OfflineTotals {
     #[must_use]
     pub const fn tokens(&self) -> u64 {
         self.prompt_tokens + self.generated_tokens
+    }
+
+    /// Tokens computed again per token generated; `None` if none was.
+    #[must_use]
+    pub fn recompute_tax(&self) -> Option<f64> {
+        (self.generated_tokens > 0).then(|| self.again_tokens as f64 / self.generated_tokens as f64)
     }
 }
 

@@ -52,8 +52,10 @@ pub struct Row {
     pub cooldown_ms: Option<(f64, f64)>,
     /// Reclaims per minute, and their durations, milliseconds.
     pub reclaims: (f64, Spread),
-    /// Offline tokens computed again, per second.
+    /// Offline tokens computed again because of reclaims and kills, per second.
     pub lost_per_s: f64,
+    /// Offline tokens computed again, for whatever reason, per token generated.
+    pub recompute_tax: Option<f64>,
     /// Accesses to memory that was gone.
     pub faults: u64,
 }
@@ -136,6 +138,7 @@ impl Row {
             lost_per_s: mean(
                 each().map(|f| f.lost_tokens as f64 / f.seconds.max(f64::MIN_POSITIVE)),
             ),
+            recompute_tax: over(|f| f.recompute_tax),
             faults: each().map(|f| f.faults).sum(),
         }
     }

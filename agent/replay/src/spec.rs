@@ -157,6 +157,10 @@ pub enum Memory {
     TidegateNoMiad,
     /// The same, taking the oldest handles.
     TidegateFifo,
+    /// The same, taking from whoever came last, as vLLM preempts.
+    TidegateLifo,
+    /// The same, taking any stripe.
+    TidegateRandom,
     /// The same, reclaiming only between two layers.
     TidegateLayerBoundary,
     /// Knows the future, at the same costs.
@@ -226,7 +230,7 @@ impl Compute {
 
 impl Memory {
     /// Every memory policy with its name.
-    pub const NAMES: [(&'static str, Self); 10] = [
+    pub const NAMES: [(&'static str, Self); 12] = [
         ("UVM", Self::Uvm),
         ("Prism", Self::Prism),
         ("StaticMem", Self::StaticMem),
@@ -234,6 +238,8 @@ impl Memory {
         ("Tidegate", Self::Tidegate),
         ("TidegateNoMiad", Self::TidegateNoMiad),
         ("TidegateFifo", Self::TidegateFifo),
+        ("TidegateLifo", Self::TidegateLifo),
+        ("TidegateRandom", Self::TidegateRandom),
         ("TidegateLayerBoundary", Self::TidegateLayerBoundary),
         ("Oracle", Self::Oracle),
         ("Bound", Self::Bound),
@@ -247,6 +253,8 @@ impl Memory {
             Self::Tidegate
                 | Self::TidegateNoMiad
                 | Self::TidegateFifo
+                | Self::TidegateLifo
+                | Self::TidegateRandom
                 | Self::TidegateLayerBoundary
                 | Self::Oracle
         )
@@ -278,6 +286,8 @@ impl Memory {
             Self::Tidegate => "what the agent does: memory is taken for online",
             Self::TidegateNoMiad => "the same; online's headroom does not adapt",
             Self::TidegateFifo => "the same; the oldest goes, not the cheapest",
+            Self::TidegateLifo => "the same; who came last goes first, as in vLLM",
+            Self::TidegateRandom => "the same; any goes, not the cheapest",
             Self::TidegateLayerBoundary => "the same; it is taken between two layers only",
             Self::Oracle => "knows the future; moving memory costs what it does",
             Self::Bound => "knows the future; moving memory costs nothing",

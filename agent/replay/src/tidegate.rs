@@ -58,7 +58,7 @@ use crate::record::CooldownRecord;
 use crate::spec::{Compute, Memory, Spec};
 use book::Book;
 use issue::{Thread, Turn};
-use offline::{Manners, Offline};
+use offline::{Manners, Offline, Victims};
 use online::{Cache, Online};
 use ports::{Heard, Lasting, NoEvents, Shared, Stream, Time, Wire};
 

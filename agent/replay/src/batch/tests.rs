@@ -64,6 +64,7 @@ proptest! {
         ours.sort_by_key(key);
         prop_assert_eq!(theirs, ours);
         prop_assert_eq!(batch.store.used, 0);
+        prop_assert_eq!(batch.given().again, 0, "nothing was taken, and nothing was short");
     }
 
     /// P-REPLAY-4: time adds up, and every request gets its tokens.
@@ -81,11 +82,13 @@ proptest! {
         let mut faults = faults.into_iter();
         let mut finished = Vec::new();
         let mut withheld = Vec::new();
+        let mut computed = 0;
         for _ in 0..100_000 {
             if batch.is_idle() {
                 break;
             }
             let started = batch.start();
+            computed += started.map_or(0, |one| u64::from(one.prompt_tokens) + u64::from(one.decodes));
             match faults.next() {
                 Some((0..4, which)) => {
                     let Some(pages) = &mut batch.store.pages else { unreachable!() };
@@ -118,6 +121,11 @@ proptest! {
         let prompt: u64 = requests.iter().map(|r| u64::from(r.0)).sum();
         let generated: u64 = requests.iter().map(|r| u64::from(r.1)).sum();
         prop_assert_eq!(batch.tokens, Tokens { prompt, generated });
+        // The last token of an answer is never read.
+        let needed = prompt + generated - requests.len() as u64;
+        let Given { computed: given, again } = batch.given();
+        prop_assert_eq!(given, computed);
+        prop_assert_eq!(given, needed + again);
         prop_assert_eq!((batch.store.used, batch.context()), (0, 0));
     }
 }

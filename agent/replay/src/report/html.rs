@@ -345,13 +345,14 @@ fn figures(report: &Report) -> String {
         "<div class=\"scroll\"><table><thead><tr><th>policy</th><th>TTFT</th><th>p50, ms</th>\
          <th>p99, ms</th><th>TPOT</th><th>p50, ms</th><th>p99, ms</th><th>preemptions a request, \
          mean</th><th>most</th><th>latency p99, us</th><th>offline tokens/s</th><th>of the \
-         GPU</th><th>of the oracle</th><th>reclaims a minute</th><th>lost tokens/s</th></tr></thead>\n<tbody>",
+         GPU</th><th>of the oracle</th><th>reclaims a minute</th><th>lost tokens/s</th>\
+         <th>computed again, tokens per token generated</th></tr></thead>\n<tbody>",
     );
     let alone = &report.alone;
     let _ = writeln!(
         out,
         "<tr><td>online alone</td><td>{} ms</td><td>{}</td><td>{}</td><td>{} ms</td><td>{}</td><td>{}</td>\
-         <td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td></tr>",
+         <td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td></tr>",
         three(alone.ttft_ms.mean),
         three(alone.ttft_ms.p50),
         three(alone.ttft_ms.p99),
@@ -378,6 +379,8 @@ fn figures(report: &Report) -> String {
                 .map_or_else(|| "-".to_owned(), |share| format!("{share:.2}")),
             three(row.reclaims.0),
             thousands(row.lost_per_s),
+            row.recompute_tax
+                .map_or_else(|| "-".to_owned(), |tax| format!("{tax:.3}")),
         ];
         let mark = if Some(row.case) == chosen {
             " class=\"own\""

@@ -5,7 +5,7 @@ use crate::cases::{Case, memories, times};
 use crate::report::text::{thousands, three, wrapped};
 use std::fmt::Write as _;
 
-const NAME: usize = 27;
+const NAME: usize = 20;
 
 /// Setting, table and conclusion.
 #[must_use]
@@ -31,8 +31,9 @@ pub fn text(report: &Report) -> String {
 
 const LEGEND: &str = "
   TTFT: arrival to first token; TPOT: time per further token (mean of the
-  paired differences over the mean alone). Virtual time: nothing here was
-  measured on a GPU.
+  paired differences over the mean alone). Tokens again: what offline computed
+  again per token that it generated. Virtual time: nothing here was measured
+  on a GPU.
 ";
 
 /// What the policies of these cases do.
@@ -51,29 +52,32 @@ fn policies(cases: &[Case]) -> String {
 
 fn head() -> String {
     format!(
-        "{:NAME$} {:>9} {:>8} {:>12} {:>9} {:>8}\n{:<NAME$} {:>9} {:>8} {:>12} {:>9} {:>8}\n",
+        "{:NAME$} {:>9} {:>8} {:>12} {:>9} {:>8} {:>6}\n{:<NAME$} {:>9} {:>8} {:>12} {:>9} {:>8} {:>6}\n",
         "",
         "TTFT",
         "TPOT",
         "preemptions",
         "offline",
         "share of",
+        "tokens",
         "",
         "",
         "",
         "mean    max",
         "tokens/s",
-        "oracle"
+        "oracle",
+        "again"
     )
 }
 
 fn alone(alone: &Alone) -> String {
     let ms = |ms: f64| format!("{} ms", three(ms));
     format!(
-        "{:<NAME$} {:>9} {:>8} {:>12} {:>9} {:>8}\n",
+        "{:<NAME$} {:>9} {:>8} {:>12} {:>9} {:>8} {:>6}\n",
         "online alone",
         ms(alone.ttft_ms.mean),
         ms(alone.tpot_ms.mean),
+        "-",
         "-",
         "-",
         "-"
@@ -104,8 +108,9 @@ fn line(row: &Row) -> String {
         "-".to_owned()
     };
     let share = ratio(row.vs_oracle);
+    let again = ratio(row.recompute_tax);
     format!(
-        "{name:<NAME$} {:>9} {:>8} {preemptions:>12} {:>9} {share:>8}\n",
+        "{name:<NAME$} {:>9} {:>8} {preemptions:>12} {:>9} {share:>8} {again:>6}\n",
         percent(row.increase.0),
         percent(row.increase.1),
         thousands(row.tokens_per_s),
@@ -208,6 +213,7 @@ mod tests {
             cooldown_ms: Some((19.8 * scale, 20.0)),
             reclaims: (0.1, spread(3.0)),
             lost_per_s: 1.0,
+            recompute_tax: Some(0.07 * scale.min(100.0)),
             faults: 0,
         }
     }
@@ -279,7 +285,7 @@ mod tests {
             }
             for row in &report.rows {
                 // Preemptions are two figures, or a dash.
-                let wanted = if row.preempts() { 6 } else { 5 };
+                let wanted = if row.preempts() { 7 } else { 6 };
                 let text = line(row);
                 let last = text.lines().last().unwrap_or_default();
                 let from = if last.starts_with(' ') { 0 } else { NAME };

@@ -256,10 +256,12 @@ fn a_delay_does_not_change_the_gaps_of_later_requests() {
 }
 
 /// The variants of the agent's memory.
-const AGENTS: [Memory; 4] = [
+const AGENTS: [Memory; 6] = [
     Memory::Tidegate,
     Memory::TidegateNoMiad,
     Memory::TidegateFifo,
+    Memory::TidegateLifo,
+    Memory::TidegateRandom,
     Memory::TidegateLayerBoundary,
 ];
 
@@ -293,5 +295,63 @@ proptest! {
         for (got, asked) in outcome.requests.iter().zip(spec.online.trace.requests()) {
             prop_assert_eq!(got.tokens, asked.output_tokens);
         }
+    }
+}
+
+/// P-REPLAY-4: what is computed again is so for a reason, and reasons show.
+#[test]
+fn only_what_was_taken_or_did_not_fit_is_computed_again() {
+    let offline = |compute, memory, running| {
+        let mut spec = spec(compute, memory);
+        spec.offline.limits.running = running;
+        let outcome = run(&spec).expect("a run");
+        (outcome.offline, outcome.reclaims.len())
+    };
+    // Half of the pool holds four of the longest requests, and not 256.
+    for (running, short) in [(4, false), (256, true)] {
+        let (fixed, reclaims) = offline(Compute::Channel, Memory::StaticSplit, running);
+        assert_eq!((reclaims, fixed.kills), (0, 0));
+        assert!(fixed.generated_tokens > 0);
+        assert_eq!(fixed.capacity_preemptions > 0, short);
+        assert_eq!(fixed.recompute_tax() > Some(0.0), short);
+    }
+    for memory in AGENTS {
+        let (ours, reclaims) = offline(Compute::Tidegate, memory, 256);
+        assert!(
+            reclaims > 0 && ours.lost_tokens > 0,
+            "{memory:?}: nothing was taken"
+        );
+        assert!(ours.again_tokens > 0, "{memory:?}");
+        assert!(
+            ours.computed_tokens > ours.again_tokens + ours.generated_tokens,
+            "{memory:?}"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// P-REPLAY-4: what is computed again is so for a reason, and reasons show.
+    #[test]
+    fn where_nothing_is_taken_and_all_fits_nothing_is_computed_again(
+        seed in 1u64..1_000,
+        gib in 4u64..40,
+        memory in prop::sample::select(&[
+            Memory::StaticSplit, Memory::StaticMem, Memory::Prism, Memory::Bound, Memory::Tidegate,
+        ][..]),
+        compute in prop::sample::select(&[
+            Compute::Tidegate, Compute::Channel, Compute::NoControl,
+        ][..]),
+    ) {
+        let mut spec = spec(compute, memory);
+        let trace = CALLER.generate(seed, Duration::from_secs(15));
+        (spec.seed, spec.kv_pool_bytes) = (seed, gib << 30);
+        spec.online.trace = Arc::new(trace);
+        prop_assume!(check(&spec).is_ok());
+        let Outcome { offline, reclaims, .. } = run(&spec).expect("a run");
+        let none = reclaims.is_empty() && offline.kills == 0 && offline.capacity_preemptions == 0;
+        prop_assert!(!none || offline.again_tokens == 0, "{offline:?}");
+        prop_assert!(offline.again_tokens <= offline.computed_tokens);
     }
 }

@@ -253,6 +253,9 @@ impl<'a> World<'a> {
         outcome.offline.prompt_tokens = offline.tokens.prompt;
         outcome.offline.generated_tokens = offline.tokens.generated;
         outcome.offline.finished = offline.finished;
+        let given = offline.given();
+        outcome.offline.computed_tokens = given.computed;
+        outcome.offline.again_tokens = given.again;
         outcome.offline.capacity_preemptions = offline.pushed_back;
         outcome.offline.kills = self.pool.kills;
         outcome.offline.lost_tokens = self.pool.lost_tokens;

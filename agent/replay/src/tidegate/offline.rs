@@ -11,7 +11,7 @@
 //! at every round: between two choices nobody reads it, and to tell it takes longer than the rest of a
 //! replay. At most once per round, as the library does.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 
@@ -27,17 +27,33 @@ use crate::compute::NEVER;
 use crate::costs::{Costs, HANDLE_BYTES, ns};
 use crate::memory::{Pool, stripe_of, withhold};
 use crate::record::Reclaim;
+use crate::rng::Rng;
 
 /// Handles that the library changes at once (`AT_ONCE` of `interposer/src/memory/kv.rs`).
 const AT_ONCE: u64 = 64;
 /// A round of the library's reporter (`EVERY_NS` of `interposer/src/memory/talk.rs`).
 pub(super) const EVERY: u64 = 25_000_000;
 
+/// In which order the engine has its stripes taken. But for `Cost` it says of each stripe which number it has in that
+/// order, where it should say what it would cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Victims {
+    /// By what it would cost.
+    #[default]
+    Cost,
+    /// That of the oldest block first.
+    Oldest,
+    /// That of whoever came last first: vLLM's, where its own memory is short.
+    LastCome,
+    /// By no rule.
+    Any,
+}
+
 /// In which order the engine has its stripes taken, and where it can be stopped for that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Manners {
-    /// Oldest first: it says of each stripe how old it is, where others say what it would cost.
-    pub oldest_first: bool,
+    /// The order.
+    pub victims: Victims,
     /// Between two layers: it says that nothing is in the way at the end of a layer only.
     pub at_layers: bool,
 }
@@ -338,10 +354,9 @@ impl Offline {
         }
         self.told_at = now;
         let (mut set, mut forgotten) = (Vec::new(), Vec::new());
-        if self.manners.oldest_first {
-            self.ages(pool, &mut set, &mut forgotten);
-        } else {
-            self.holders(pool, &mut set, &mut forgotten);
+        match self.manners.victims {
+            Victims::Cost => self.holders(pool, &mut set, &mut forgotten),
+            victims => self.ranks(victims, pool, &mut set, &mut forgotten),
         }
         let any = !(set.is_empty() && forgotten.is_empty());
         any.then_some(MemorySaid::Requests {
@@ -382,21 +397,41 @@ impl Offline {
         }
     }
 
-    /// Of each stripe its age, as a request of its own that holds a block in no other.
-    fn ages(&mut self, pool: &Pool, set: &mut Vec<HeldBlocks>, forgotten: &mut Vec<RequestId>) {
+    /// Of each stripe its number in an order, as a request of its own that holds a block in no other.
+    fn ranks(
+        &mut self,
+        victims: Victims,
+        pool: &Pool,
+        set: &mut Vec<HeldBlocks>,
+        forgotten: &mut Vec<RequestId>,
+    ) {
         let Some(pages) = &pool.offline.store.pages else {
             return;
         };
         self.told.resize(self.stripes as usize, Told::default());
-        let mut ages = vec![0; self.stripes as usize];
-        for (age, (_, block)) in (1u32..).zip(pages.in_order_taken()) {
+        let held = pages.in_order_taken();
+        let count = u32::try_from(held.len()).unwrap_or(u32::MAX);
+        let mut came: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut ranks = vec![0; self.stripes as usize];
+        for (age, (holder, block)) in (1u32..).zip(held) {
+            // Whoever holds it came when it took its first block.
+            let came = *came.entry(holder).or_insert(age);
             for stripe in pages.stripes_of(block) {
-                if let Some(known) = ages.get_mut(stripe).filter(|known| **known == 0) {
-                    *known = age;
+                let Some(known) = ranks.get_mut(stripe) else {
+                    continue;
+                };
+                let rank = match victims {
+                    Victims::LastCome => count + 1 - came,
+                    Victims::Any => any_of(stripe, holder),
+                    Victims::Cost | Victims::Oldest => age,
+                };
+                let first = *known == 0;
+                if first || (victims == Victims::LastCome && rank < *known) {
+                    *known = rank;
                 }
             }
         }
-        for (stripe, age) in (0u32..).zip(ages) {
+        for (stripe, age) in (0u32..).zip(ranks) {
             let own = |block: &u32| {
                 let around = pages.stripes_of(*block);
                 (*around.start(), *around.end()) == (stripe as usize, stripe as usize)
@@ -416,6 +451,12 @@ impl Offline {
             }
         }
     }
+}
+
+/// A number that says nothing of a stripe, and stays while its first holder does.
+fn any_of(stripe: usize, holder: u32) -> u32 {
+    let seed = (stripe as u64) << 32 | u64::from(holder);
+    1 + (Rng::new(seed).bits() % 1_000_003) as u32
 }
 
 fn said(

@@ -56,7 +56,12 @@ impl Tidegate {
         let offline = block(spec.offline.model.shape.kv_bytes_per_token());
         let cache = Cache::new(spec.kv_pool_bytes, online, &spec.costs);
         let manners = Manners {
-            oldest_first: spec.memory == Memory::TidegateFifo,
+            victims: match spec.memory {
+                Memory::TidegateFifo => Victims::Oldest,
+                Memory::TidegateLifo => Victims::LastCome,
+                Memory::TidegateRandom => Victims::Any,
+                _ => Victims::Cost,
+            },
             at_layers: spec.memory == Memory::TidegateLayerBoundary,
         };
         let online = Online::new(&spec.costs, hints, Some(cache));
