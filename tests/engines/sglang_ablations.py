@@ -11,6 +11,50 @@ from tidegate_engines.sglang.lost import LostSlots
 RUNS = 100
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """What is asked of an engine, and how often memory is taken."""
+
+    #: Chance in each turn that one more request comes.
+    come: float = 0.3
+    #: Chance of a request that it goes away in a turn, and of logprobs that it asks for.
+    abort: float = 0.03
+    logprobs: float = 0.5
+    #: Prefixes that prompts begin with, and tokens of one; 0: as many as the engine's kind has.
+    prefixes: int = 2
+    prefix: int = 0
+    #: Chance of a prompt to have all of its prefix, and of tokens behind it.
+    whole: float = 0.5
+    tail: float = 0.7
+    #: Else: waves of requests, one in each turn, with so many tokens of the wave's own prefix and so many others.
+    waves: tuple[tuple[int, int], ...] = ()
+    #: Tokens of an answer.
+    tokens: int = 36
+    #: Chance at each moment that blocks are taken, and blocks taken at once.
+    reclaim: float = 0.03
+    blocks: int = 6
+    #: Chance that they are of a request of a step under way, and rather what it has given up since.
+    aimed: float = 0.0
+
+
+USUAL = Traffic()
+#: Several prompts in a step, all with logprobs.
+SHORT_PROMPTS = Traffic(come=0.9, abort=0.0, logprobs=1.0, prefix=6, tokens=8, reclaim=0.06, blocks=2)
+#: The second of a wave reads the tokens of the first in slots of its own, before those are cached; then it is given the
+#: first one's, and the third one is given what it wrote behind.
+ALIKE = Traffic(
+    abort=0.0,
+    logprobs=0.0,
+    prefixes=3,
+    prefix=16,
+    waves=((12, 1), (16, 8), (16, 4)),
+    tokens=4,
+    reclaim=0.04,
+    blocks=1,
+    aimed=1.0,
+)
+
+
 class NoRetract(LostSlots):
     """Requests that lost a slot go on."""
 
@@ -186,6 +230,8 @@ class Ablation:
     apply: object = field(default=None)
     #: Whether it is needed where a request has a record of its slots.
     new: bool = True
+    #: What shows it.
+    traffic: Traffic = USUAL
 
     def __call__(self, state) -> None:
         (self.apply or become(self.plugin))(state)
@@ -201,10 +247,10 @@ ABLATIONS = {
         Ablation(NoLeave),
         Ablation(NoPurge),
         Ablation(PurgeLostOnly, modes=("overlap",)),
-        Ablation(DirectHoldersOnly, modes=("overlap",)),
+        Ablation(DirectHoldersOnly, modes=("overlap",), traffic=ALIKE),
         Ablation(NoWithhold),
         Ablation(NoParted, modes=("overlap",)),
-        Ablation(NoWhole),
+        Ablation(NoWhole, traffic=SHORT_PROMPTS),
         Ablation(NoUnsay, new=False),
         Ablation(NoSpareChunk),
         Ablation(Abort),

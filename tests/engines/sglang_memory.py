@@ -82,9 +82,10 @@ class Memory:
 class Late:
     """A step as it would be if it ended no sooner than its results are used, as on a GPU."""
 
-    def __init__(self, rows: list[tuple[list[int], int]]) -> None:
-        """By request the slots that it reads, and where in them those begin that it writes."""
+    def __init__(self, rows: list[tuple[list[int], int]], asked: Sequence[Any] = ()) -> None:
+        """By request the slots that it reads, and where in them those begin that it writes; and the requests."""
         self.rows = rows
+        self.asked = asked
         #: None while it is computed here.
         self.result: Any = None
 

@@ -27,9 +27,10 @@ import torch
 from sglang_rig import load, make, request, stand_in  # first: it says where the plugin is
 
 from offline_agent import Agent
-from sglang_ablations import ABLATIONS, RUNS
+from sglang_ablations import ABLATIONS, ALIKE, RUNS, SHORT_PROMPTS, USUAL, Traffic
 from sglang_memory import Late, Memory
 from sglang_truth import Model
+from tax import Handed
 
 #: Two layers: what the second one writes depends upon what is read of the first.
 MODEL = {"n_layer": 2}
@@ -142,6 +143,7 @@ class Rig:
         self.agent.memory = Memory(pool, self.run_slots, self.state.slots.blocks, self._moment)
         self.truth = self._weigh()
         self.report = SimpleNamespace()
+        self.handed = Handed()
         self.late: list[Late] = []
         self._listen()
 
@@ -180,7 +182,8 @@ class Rig:
 
         def ran(batch, *args, **kwargs):
             self.report.steps += 1
-            late = Late(self._rows(batch))
+            self._hand(batch)
+            late = Late(self._rows(batch), list(batch.reqs))
             self.late.append(late)
             late.result = steps(batch, *args, **kwargs)
             self._follow()  # what was taken meanwhile may have been gone before it began
@@ -194,17 +197,40 @@ class Rig:
         scheduler.process_input_requests, scheduler.run_batch = turned, ran
         scheduler.get_next_batch_to_run, scheduler.process_batch_result = scheduled, used
 
+    def _hand(self, batch) -> None:
+        """What a step is to compute, by SGLang's own account of it."""
+        if batch.forward_mode.is_extend():
+            for asked, begin, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
+                self.handed.part(asked.rid, begin, count)
+        elif batch.forward_mode.is_decode():
+            for asked, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+                self.handed.part(asked.rid, length - 1, 1)
+
     # The owner of the memory.
 
     def _moment(self) -> None:
         """Between any two pieces of work: now and then a few blocks are taken, as far as the agent would."""
         rng = self.rng
-        if self.quiet < 3 and not self.famine and not self.library.gone and rng.random() < self.reclaim:
-            first = rng.randrange(1, self.state.slots.blocks)
-            blocks = range(first, min(first + rng.randint(1, 6), self.state.slots.blocks))
+        if self.quiet < 3 and not self.famine and not self.library.gone and rng.random() < self.traffic.reclaim:
+            first = self._aim() or rng.randrange(1, self.state.slots.blocks)
+            blocks = range(first, min(first + rng.randint(1, self.traffic.blocks), self.state.slots.blocks))
             left = (self.state.slots.blocks - len(self.agent.memory.lost) - len(blocks) - 1) * self.run_slots
             if left > self.kind.longest + 3 * self.page:
                 self._take(blocks)
+
+    def _aim(self) -> int:
+        """A block of a request of a step under way, rather one that it has given up since; 0: none."""
+        if not self.traffic.aimed or self.rng.random() >= self.traffic.aimed:
+            return 0
+        rows = [(asked, row) for late in self.late for asked, (row, _) in zip(late.asked, late.rows, strict=True) if row]
+        left = [slot for asked, row in rows for slot in sorted(set(row) - set(self._row(asked)))]
+        slots = left or [slot for _, row in rows for slot in row]
+        return self.rng.choice(slots) // self.run_slots if slots else 0
+
+    def _row(self, asked) -> list[int]:
+        table, ways = self.scheduler.req_to_token_pool.req_to_token, self.state.ways
+        row = ways.row(asked)
+        return [] if row is None else table[row, : ways.held(asked)].tolist()
 
     def _take(self, blocks) -> None:
         """A step whose results have not been used may still be running on a GPU: it reads what is taken now."""
@@ -217,8 +243,7 @@ class Rig:
     def _rows(self, batch) -> list[tuple[list[int], int]]:
         """By request of a step: the slots that it reads, and where in them those begin that it writes."""
         written = set(batch.out_cache_loc.tolist())
-        table, ways = self.scheduler.req_to_token_pool.req_to_token, self.state.ways
-        rows = [table[ways.row(asked), : ways.held(asked)].tolist() for asked in batch.reqs]
+        rows = [self._row(asked) for asked in batch.reqs]
         return [(row, next((i for i, slot in enumerate(row) if slot in written), len(row))) for row in rows]
 
     def _free(self) -> list[int]:
@@ -267,29 +292,40 @@ class Rig:
         elif lost and rng.random() < 0.1:
             self.agent.give(rng.sample(sorted(lost), rng.randint(0, len(lost))))
         come: list = []
-        while self.left and rng.random() < 0.3:
+        while self.left and (self._in_wave() or rng.random() < self.traffic.come):
             self.left -= 1
             come.append(self._new(f"{self.seed}-{self.left}-"))
-        if self.open and not self.famine and rng.random() < 0.03:
+            if self.traffic.waves:
+                break
+        if self.open and not self.famine and rng.random() < self.traffic.abort:
             rid = rng.choice(sorted(self.open))
             self.aborted.add(rid)
             come.append(AbortReq(rid=rid))
         self._moment()
         return come
 
+    def _in_wave(self) -> bool:
+        """Whether a wave has begun, and is not over."""
+        return bool(self.traffic.waves) and self.left % len(self.traffic.waves) > 0
+
     def _new(self, rid: str):
-        rng = self.rng
+        rng, traffic = self.rng, self.traffic
         while True:
-            prefix = self.kind.prefix
-            prompt = rng.choice(self.prefixes)[: prefix if rng.random() < 0.5 else rng.randint(1, prefix)]
-            if rng.random() < 0.7:
+            prefix = len(self.prefixes[0])
+            if traffic.waves:
+                wave, left = divmod(self.left, len(traffic.waves))
+                common, own = traffic.waves[-1 - left]
+                prompt = self.prefixes[wave][:common] + [rng.randrange(3, 128) for _ in range(own)]
+            else:
+                prompt = rng.choice(self.prefixes)[: prefix if rng.random() < traffic.whole else rng.randint(1, prefix)]
+            if not traffic.waves and rng.random() < traffic.tail:
                 prompt = prompt + [rng.randrange(3, 128) for _ in range(rng.randint(1, 15))]
-            tokens = rng.randint(1, 36)
+            tokens = rng.randint(1, traffic.tokens)
             answer, closest = self.truth.answer(prompt, tokens)
             if closest > CLEAR:
                 break
         self.open.add(rid)
-        self.asked[rid] = (prompt, answer, rng.random() < 0.5)
+        self.asked[rid] = (prompt, answer, rng.random() < traffic.logprobs)
         self.got[rid] = SimpleNamespace(tokens=[], logprobs=[], prompt=None)
         self.report.requests += 1
         return request(self.module, rid, prompt, tokens, self.asked[rid][2])
@@ -326,6 +362,9 @@ class Rig:
             return
         report.short += len(got.tokens) < len(answer) and got.tokens == answer[: len(got.tokens)]
         report.wrong += got.tokens != answer
+        # With overlap SGLang has launched one step more before it sees that a request is over.
+        beyond = self.handed.reached[rid] - len(prompt) - len(answer)
+        report.miscounted += beyond not in ((-1, 0) if self.scheduler.enable_overlap else (-1,))
         if logprobs and got.tokens == answer:
             report.logprobs += 1
             want = self.truth.logprobs([*prompt, *answer])
@@ -377,11 +416,14 @@ class Rig:
 
         return array("q", tokens) if hasattr(self.module, "publish") else list(tokens)
 
-    def run(self, seed: int, reclaim: float) -> None:
+    def run(self, seed: int) -> None:
         """One run, of random traffic, until nothing is left."""
         self.seed, self.rng, self.left, self.turns, self.quiet = seed, random.Random(seed), 10, 0, 0
-        self.reclaim, self.famine, self.still, self.stepped = reclaim, 0, 0, 0
-        self.prefixes = [[self.rng.randrange(3, 128) for _ in range(self.kind.prefix)] for _ in range(2)]
+        self.famine, self.still, self.stepped = 0, 0, 0
+        if self.traffic.waves:
+            self.left = len(self.traffic.waves) * self.traffic.prefixes
+        length = self.traffic.prefix or self.kind.prefix
+        self.prefixes = [[self.rng.randrange(3, 128) for _ in range(length)] for _ in range(self.traffic.prefixes)]
         self.open: set[str] = set()
         self.aborted: set[str] = set()
         self.asked: dict[str, tuple] = {}
@@ -396,6 +438,7 @@ class Rig:
         """At the end every slot is free again or in the prefix cache, nothing is published, nothing withheld."""
         scheduler, report, slots = self.scheduler, self.report, self.state.slots
         report.never_came += len(self.open)
+        report.produced += sum(len(got.tokens) for got in self.got.values())
         report.unacknowledged += self.agent.acked != len(self.agent.log)
         report.left_over += slots.any() or slots.out != 0 or len(self.state.flights)
         free = scheduler.token_to_kv_pool_allocator.available_size
@@ -409,23 +452,26 @@ class Rig:
 
             scheduler.tree_cache.evict(EvictParams(num_tokens=self.kind.total))
 
-    def runs(self, seeds: int, reclaim: float = 0.03) -> dict:
+    def runs(self, seeds: int) -> dict:
         names = (
             "requests steps ended aborted logprobs slots famines wrong wrong_logprobs short lost_requests twice never_came stuck "
-            "stalled bad_free lost_in_tree poisoned unknown unacknowledged left_over leaked published"
+            "stalled bad_free lost_in_tree poisoned unknown unacknowledged left_over leaked published miscounted produced"
         )
+        self.handed = Handed()
         self.report = SimpleNamespace(**dict.fromkeys(names.split(), 0))
         before = self.agent.reclaims
         done = 0
         for seed in range(seeds):
-            self.run(seed, reclaim)
+            self.run(seed)
             done += 1
-            if self.report.stuck or (self.stop_early and self.broken()):
+            if self.report.stuck or (self.stop_early and (self.broken() or self.library.gone)):
                 break
         agent = {"reclaims": self.agent.reclaims - before, "back": self.agent.back, "waits": self.agent.waits}
-        return {**vars(self.report), **agent, "runs": done, "gone": self.library.gone}
+        tax = {"computed": self.handed.computed, "again": self.handed.again}
+        return {**vars(self.report), **agent, **tax, "runs": done, "gone": self.library.gone}
 
     stop_early = False
+    traffic: Traffic = USUAL
 
     def broken(self) -> int:
         """How much of what must not happen did."""
@@ -441,6 +487,9 @@ BROKEN = (
 
 #: Not a clause, but an error in the plugin: nothing may be wrong then, and nothing more is taken.
 FAULT = "an error"
+
+#: Nor are these: the plugin whole, under the traffic that shows a clause.
+UNDER = {"short prompts": SHORT_PROMPTS, "alike prompts": ALIKE}
 
 
 def fail_once(state) -> None:
@@ -460,8 +509,10 @@ def one(rig: Rig, clause: str, seeds: int) -> dict:
     """Of the plugin whole, or less one clause."""
     if clause == FAULT:
         fail_once(rig.state)
+    elif clause in UNDER:
+        rig.traffic = UNDER[clause]
     elif clause:
-        rig.stop_early = True
+        rig.stop_early, rig.traffic = True, ABLATIONS[clause].traffic
         ABLATIONS[clause](rig.state)
     try:
         return {"clause": clause, "crashed": "", **rig.runs(seeds)}

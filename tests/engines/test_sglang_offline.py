@@ -20,6 +20,7 @@ import sglang_ablations
 import sglang_memory
 import sglang_offline
 import torch
+from tax import words
 from sglang.srt.mem_cache import allocator as allocators
 from sglang.srt.mem_cache import memory_pool, radix_cache, unified_radix_cache
 from tidegate_engines import abi
@@ -41,7 +42,7 @@ def needed(mode: str) -> list[str]:
 def rows():
     """What the rig says of each engine, of the plugin whole, with an error in it, and less one clause each time."""
     first, *others = sglang_offline.KINDS
-    jobs = [f"{mode}/{first}/{','.join(['', sglang_offline.FAULT, *needed(mode)])}" for mode in MODES]
+    jobs = [f"{mode}/{first}/{','.join(['', sglang_offline.FAULT, *sglang_offline.UNDER, *needed(mode)])}" for mode in MODES]
     jobs += [f"{mode}/{kind}/" for mode in MODES for kind in others]
     done = subprocess.run(
         [sys.executable, RIG, str(SEEDS), *jobs],
@@ -63,14 +64,23 @@ def test_losing_slots_in_mid_step_changes_no_output(rows, kind, mode, record):
     record(
         f"SGLang offline, {kind} ({row['tree']}), {mode} loop: {row['requests']} requests, {row['aborted']} aborts, "
         f"{row['reclaims']} reclaims, {row['steps']} steps, {row['slots']} cached slots compared, {row['wrong']} wrong, "
-        f"{row['never_came'] + row['lost_requests']} lost"
+        f"{row['never_came'] + row['lost_requests']} lost, {words(row['again'], row['produced'], row['computed'])}"
     )
     assert row["scopes"] >= 1, "the KV cache is not in memory that can be taken"
     assert not sum(row[name] for name in sglang_offline.BROKEN), row
+    assert not row["miscounted"] and 0 < row["again"] < row["computed"], "what was computed does not add up"
     assert row["requests"] == row["ended"] == 10 * SEEDS
     assert row["reclaims"] >= 2 * SEEDS and row["back"], "the run is empty"
     assert row["logprobs"] or SEEDS < 3
     assert not row["gone"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("traffic", sglang_offline.UNDER)
+def test_traffic_that_shows_a_clause_is_served_right_with_it(rows, traffic, mode):
+    row = rows[mode, next(iter(sglang_offline.KINDS)), traffic]
+    assert not row["crashed"] and not row["gone"] and not sum(row[name] for name in sglang_offline.BROKEN), row
+    assert row["reclaims"] >= SEEDS, "the run is empty"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -83,8 +93,10 @@ def test_after_an_error_in_the_plugin_nothing_is_wrong_and_nothing_more_is_taken
 @pytest.mark.parametrize("mode,clause", [(mode, clause) for mode in MODES for clause in needed(mode)])
 def test_every_clause_is_needed(rows, mode, clause, record):
     row = rows[mode, next(iter(sglang_offline.KINDS)), clause]
-    broken = row["crashed"] or sum(row[name] for name in sglang_offline.BROKEN)
-    how = "the engine ends" if row["crashed"] else f"broken in run {row['runs']} of {sglang_ablations.RUNS}"
+    # Whoever has nothing more be taken has met what must not be.
+    broken = row["crashed"] or row["gone"] or sum(row[name] for name in sglang_offline.BROKEN)
+    how = "the plugin gives up" if row.get("gone") else "broken"
+    how = "the engine ends" if row["crashed"] else f"{how} in run {row['runs']} of {sglang_ablations.RUNS}"
     what = sglang_ablations.ABLATIONS[clause].plugin.__doc__
     record(f"without: {what} SGLang, {mode} loop: {how if broken else 'none broken'}")
     assert broken, "nothing broke: the clause, or this test, has to go"
