@@ -455,7 +455,8 @@ class Rig:
     def runs(self, seeds: int) -> dict:
         names = (
             "requests steps ended aborted logprobs slots famines wrong wrong_logprobs short lost_requests twice never_came stuck "
-            "stalled bad_free lost_in_tree poisoned unknown unacknowledged left_over leaked published miscounted produced"
+            "stalled bad_free lost_in_tree poisoned unknown unacknowledged left_over leaked published "
+            "miscounted produced"
         )
         self.handed = Handed()
         self.report = SimpleNamespace(**dict.fromkeys(names.split(), 0))

@@ -121,8 +121,8 @@ class Busy:
         name = str(len(self.whole))
         self.whole[name] = prompt + tokens
         self.got[name] = 0
-        words = [self.rng.randrange(90) for _ in range(prompt)]
-        self.scheduler.add_request(make_request(self.case, name, words, tokens, float(len(self.whole))))
+        said = [self.rng.randrange(90) for _ in range(prompt)]
+        self.scheduler.add_request(make_request(self.case, name, said, tokens, float(len(self.whole))))
 
     def step(self, meanwhile: Callable[[], None]) -> None:
         """One step, in the middle of which something happens."""
