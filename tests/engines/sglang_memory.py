@@ -1,7 +1,8 @@
 """KV memory of a SGLang pool on the CPU, of which blocks are taken and given back, and steps that read it late.
 
 The bytes of a lost block are overwritten with garbage whenever the engine reads or writes its memory: it forgets what
-is written to it. A block that is back holds garbage of another kind.
+is written to it. A block that is back holds garbage of another kind. What is left over behind the last whole block lies in
+the same handles, so that it goes and comes with that one.
 """
 
 from __future__ import annotations
@@ -41,14 +42,23 @@ class Memory:
         for block in self.lost:
             self._fill(block)
 
+    def slots(self, block: int) -> range:
+        """The slots that are gone with a block."""
+        first = block * self.run
+        return range(first, first + self.run if block + 1 < self.blocks else len(self.tensors[0]))
+
     def _fill(self, block: int) -> None:
         for tensor in self.tensors:
-            part = tensor[block * self.run : (block + 1) * self.run]
+            part = tensor[self.slots(block).start : self.slots(block).stop]
             part.copy_(3 * torch.randn(part.shape, generator=self.draw))
+
+    def gone(self) -> set[int]:
+        """The slots that are lost."""
+        return {slot for block in self.lost for slot in self.slots(block)}
 
     def follow(self, steps: Iterable[Late], rng: random.Random) -> None:
         """Has steps that may still be running, in the order of their launches, compute from the memory as it is."""
-        lost = {slot for block in self.lost for slot in range(block * self.run, (block + 1) * self.run)}
+        lost = self.gone()
         garbage = set(lost)
         for step in steps if lost else ():
             step.compute(lost, garbage, rng)

@@ -375,14 +375,13 @@ class Rig:
     # What has to hold whenever a turn begins, right after a cut.
 
     def _check(self) -> None:
-        lost, free = self.agent.memory.lost, self._free_pages()
-        run = self.run_slots
-        gone = {slot // self.page for block in lost for slot in range(block * run, (block + 1) * run)}
+        free = self._free_pages()
+        gone = {slot // self.page for slot in self.agent.memory.gone()}
         self.report.bad_free += len(free) != len(set(free)) or bool(gone & set(free))
         if self.turns % 4 == 0:
-            self._check_tree(lost)
+            self._check_tree(self.agent.memory.gone())
 
-    def _check_tree(self, lost: set[int]) -> None:
+    def _check_tree(self, gone: set[int]) -> None:
         """What the prefix cache holds is what its tokens make."""
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -402,7 +401,7 @@ class Rig:
                 seen.setdefault(slot, (tokens, i))
         self.report.unknown += len(held - seen.keys())
         for slot, (tokens, at) in seen.items():
-            if slot // self.run_slots in lost:
+            if slot in gone:
                 self.report.lost_in_tree += 1
                 continue
             want = self.truth.compute(tokens)[1]

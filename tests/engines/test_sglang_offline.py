@@ -124,6 +124,25 @@ def test_steps_that_are_under_way_leave_garbage_in_the_order_of_their_launches(e
         assert set(second.flatten().nonzero().flatten().tolist()) == garbage
 
 
+@pytest.mark.parametrize("page", (1, 8))
+def test_slots_behind_the_last_whole_block_go_with_it(page):
+    """They lie in the same handles, and no block of their own is ever said to be lost."""
+    total = 32 + 8
+    free = torch.arange(1, total // page)
+    allocator = SimpleNamespace(
+        page_size=page, free_pages=free, release_pages=free[:0], available_size=lambda: 0, clear=lambda: None
+    )
+    held = slots.Slots(allocator, total)
+    assert held.blocks == 2
+    assert held.slots_of([0]).nonzero()[0].tolist() == list(range(16))
+    assert held.slots_of([1]).nonzero()[0].tolist() == list(range(16, total))
+    assert held.blocks_of(torch.tensor([15, 16, total - 1]).numpy()).tolist() == [0, 1, 1]
+    held.withhold([1])
+    assert allocator.free_pages.tolist() == [each for each in free.tolist() if each * page < 16]
+    held.allow([1])
+    assert sorted(allocator.free_pages.tolist()) == free.tolist()
+
+
 def bare(kind: type, **parts):
     """An instance that nothing was done to."""
     made = object.__new__(kind)

@@ -384,7 +384,7 @@ class LostSlots:
             self._next_number += 1
         number = self._next_number if said is None else said[1]
         self._said[id(request)] = (request, number, len(row) // self.slots.run)
-        blocks, first = np.unique(row // self.slots.run, return_index=True)
+        blocks, first = np.unique(self.slots.blocks_of(row), return_index=True)
         self.job.publish(number, self._cost(request, len(row)), blocks[np.argsort(first)].tolist())
 
     def _cost(self, request: Any, tokens: int) -> int:

@@ -65,7 +65,7 @@ def slots(pool: Any) -> int:
 
 
 def pool_regions(pool: Any) -> list[Region]:
-    """Where the blocks of every layer lie. What is left over behind the last whole block is never taken."""
+    """Where the blocks of every layer lie. What is left over behind the last whole block goes with it (``Slots``)."""
     run = run_of(pool.page_size)
     blocks = slots(pool) // run
     return [

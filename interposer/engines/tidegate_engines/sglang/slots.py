@@ -2,7 +2,8 @@
 
 SGLang counts tokens in *slots* and hands them out in *pages* of one slot or more; what is free is a tensor of page
 numbers. The library counts *blocks*: runs of slots, so many that a request's list of them stays short. A block is lost
-and comes back as a whole, with all pages in it. Page 0 is SGLang's padding, in block 0, which is never taken.
+and comes back as a whole, with all pages in it. Page 0 is SGLang's padding, in block 0, which is never taken. Slots
+behind the last whole block share its memory, and count as part of it.
 """
 
 from __future__ import annotations
@@ -73,13 +74,21 @@ class Slots:
         """The slots of these blocks, as a mask over all of them."""
         mask = np.zeros(self.total, dtype=bool)
         for block in blocks:
-            mask[block * self.run : (block + 1) * self.run] = True
+            mask[block * self.run : self._end(block)] = True
         return mask
+
+    def _end(self, block: int) -> int:
+        """The slot behind a block's last one."""
+        return (block + 1) * self.run if block + 1 < self.blocks else self.total
+
+    def blocks_of(self, row: np.ndarray) -> np.ndarray:
+        """The block that each of these slots lies in."""
+        return np.minimum(row // self.run, self.blocks - 1)
 
     def _pages_of(self, blocks: Iterable[int]) -> np.ndarray:
         mask = np.zeros(len(self.withheld), dtype=bool)
         for block in blocks:
-            mask[block * self.run // self.page : (block + 1) * self.run // self.page] = True
+            mask[block * self.run // self.page : -(-self._end(block) // self.page)] = True
         return mask & self._valid
 
     def any(self) -> bool:
