@@ -1,4 +1,4 @@
-"""Makes a model directory from which vLLM's own server starts: a configuration and a tokenizer, and no weights.
+"""Makes a model directory from which an engine's own server starts: a configuration and a tokenizer, and no weights.
 
     directory.py FOLDER
 """
@@ -16,8 +16,8 @@ sys.path[:0] = [os.environ["TIDEGATE_ENGINES"]]
 import vllm_engine
 
 
-def main():
-    folder = Path(sys.argv[1])
+def tokenizer(folder):
+    """Of bytes: each is a token."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -25,6 +25,11 @@ def main():
     made.train_from_iterator([], trainers.BpeTrainer(special_tokens=["<s>", "</s>"], initial_alphabet=alphabet))
     fast = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="</s>")
     fast.save_pretrained(folder)
+
+
+def main():
+    folder = Path(sys.argv[1])
+    tokenizer(folder)
     (folder / "config.json").write_text(json.dumps(vllm_engine.CONFIG))
 
 

@@ -144,10 +144,10 @@ def settled(history, engines, within):
         time.sleep(0.1)
 
 
-def strike(here, online, engines, draw):
+def strike(here, online, engines, draw, count=RECLAIMS):
     """Random demands of online until the agent has made so many reclaims; how often online was left waiting."""
     waited, begun = 0, len(reclaims(here, 0))
-    while len(reclaims(here, begun)) < RECLAIMS:
+    while len(reclaims(here, begun)) < count:
         want, held, end = draw.randrange(1, BLOCKS + 1), 0, time.monotonic() + 2
         while held < want and time.monotonic() < end:
             held += int(online.ask(f"reserve {want - held}")[0])

@@ -2,7 +2,8 @@
 whose steps are kernels that spin for as long as such a step takes.
 
 It shows what a model's arithmetic has no part in: that an engine starts, serves, waits and ends as it would
-under the preloaded library, and that the gate follows its steps. What comes out are arbitrary tokens.
+under the preloaded library, and that the gate follows its steps. What comes out are arbitrary tokens, but for workers
+that keep words in the pages of the KV cache. ``sglang_steps`` does the like to SGLang.
 """
 
 

@@ -19,33 +19,14 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from . import forgotten
+from .words import SEED, Words, mix, value, word, zeros
 from .worker import SpinWorker
 
 sys.path.append(str(Path(__file__).parents[2]))
 import fake  # noqa: E402
 
-MASK = (1 << 64) - 1
-SEED = 12345
 #: Bytes of the cache: 768 blocks of the four layers that shared.py asks for, in 12 stripes of 8 handles.
 CACHE = 192 << 20
-#: Most words that the steps under way may fold, and tokens that a step may sample.
-WORDS, SAMPLED = 1 << 20, 1024
-#: Launches between two waits. There is one a token here, where a model has hundreds a step however many tokens it
-#: is of: a thread that finds the driver's queue of 1,024 full waits inside the driver, and a model's seldom does.
-AHEAD = 256
-
-
-def mix(a, b):
-    x = (a ^ b) * 0x9E3779B97F4A7C15 & MASK
-    return x ^ (x >> 29)
-
-
-def value(position, token):
-    return mix(mix(SEED, position), token)
-
-
-def word(folded):
-    return 1000 + folded % 100000
 
 
 def truth(prompt, tokens, layers):
@@ -59,24 +40,6 @@ def truth(prompt, tokens, layers):
         if position + 1 >= len(prompt):
             out.append(word(folded))
     return out
-
-
-def zeros(gpu):
-    """torch.zeros, of device memory: zero at birth, and not touched until a kernel does."""
-
-    def allocate(size, dtype, device):
-        at = ctypes.c_uint64()
-        gpu.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(size))
-        return torch.frombuffer((ctypes.c_int8 * size).from_address(at.value), dtype=dtype)
-
-    return allocate
-
-
-def pinned(gpu, words):
-    """Host memory that is copied to and from without the calling thread waiting, as vLLM's runner has it."""
-    at = ctypes.c_void_p()
-    gpu.call("cuMemAllocHost_v2", ctypes.byref(at), ctypes.c_size_t(8 * words))
-    return (ctypes.c_uint64 * words).from_address(at.value)
 
 
 class FlashLayout:
@@ -136,8 +99,6 @@ class _Output(AsyncModelRunnerOutput):
 
 
 class PagedWorker(SpinWorker, Worker):
-    KERNELS = (Path(__file__).parents[3] / "apps/kv.h").read_text(encoding="utf-8")
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.layers = []
@@ -148,16 +109,7 @@ class PagedWorker(SpinWorker, Worker):
         super().init_device()
         forgotten.install()
         self.model_runner = Runner(self)
-        text = self.KERNELS.split("KV_PTX[] =", 1)[1].split(";\n\nstruct", 1)[0]
-        module = ctypes.c_void_p()
-        self.gpu.call("cuModuleLoadData", ctypes.byref(module), _c_strings(text))
-        self.store, self.token = ctypes.c_void_p(), ctypes.c_void_p()
-        self.gpu.call("cuModuleGetFunction", ctypes.byref(self.store), module, b"tg_kv_store")
-        self.gpu.call("cuModuleGetFunction", ctypes.byref(self.token), module, b"tg_kv_token")
-        self.table, self.out = ctypes.c_uint64(), ctypes.c_uint64()
-        self.gpu.call("cuMemAlloc_v2", ctypes.byref(self.table), ctypes.c_size_t(8 * WORDS))
-        self.gpu.call("cuMemAlloc_v2", ctypes.byref(self.out), ctypes.c_size_t(8 * SAMPLED))
-        self.words, self.folded = pinned(self.gpu, WORDS), pinned(self.gpu, SAMPLED)
+        self.kv = Words(self.gpu)
 
     def initialize_from_config(self, kv_cache_config):
         """vLLM's own, around which the plugin stands."""
@@ -189,11 +141,6 @@ class PagedWorker(SpinWorker, Worker):
             offsets += [tensor.data_ptr() + at + 8 * layer for layer, tensor in enumerate(self.layers)]
         return offsets
 
-    def launch(self, kernel, *arguments):
-        values = [ctypes.c_uint64(argument) for argument in arguments]
-        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self.gpu.call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, self.gpu.stream, pointers, None)
-
     def execute_model(self, step):
         if self.under_way is not None:
             self.finish(self.under_way)  # its tokens are this one's input
@@ -213,25 +160,18 @@ class PagedWorker(SpinWorker, Worker):
             first = len(table)
             table += self.addresses(state, 0, end)
             for position in range(state.computed, end):
-                at = self.table.value + 8 * (first + layers * position)
-                launches.append((self.store, at, layers, value(position, tokens[position]), 0))
+                at = self.kv.at(first + layers * position)
+                launches.append((self.kv.store, at, layers, value(position, tokens[position]), 0))
             if end >= len(tokens):
-                out = self.out.value + 8 * len(sampling)
-                launches.append((self.token, self.table.value + 8 * first, layers * end, SEED, out, 0))
+                out = self.kv.answer(len(sampling))
+                launches.append((self.kv.token, self.kv.at(first), layers * end, SEED, out, 0))
                 sampling.append(name)
-        self.words[:len(table)] = table
-        self.gpu.call("cuMemcpyHtoDAsync_v2", self.table, self.words, ctypes.c_size_t(8 * len(table)), self.gpu.stream)
+        self.kv.send(table)
         if prompts:
             self.gpu.prefill(prompts)
         if decodes:
             self.gpu.decode(min(decodes, 32))
-        for nth, launch in enumerate(launches, 1):
-            self.launch(*launch)
-            if nth % AHEAD == 0:
-                self.gpu.wait()
-        if sampling:
-            size = ctypes.c_size_t(8 * len(sampling))
-            self.gpu.call("cuMemcpyDtoHAsync_v2", self.folded, self.out, size, self.gpu.stream)
+        self.kv.run(launches, len(sampling))
         self.under_way = SimpleNamespace(names=names, sampling=sampling, output=None)
         return None
 
@@ -243,7 +183,7 @@ class PagedWorker(SpinWorker, Worker):
         if step.output is not None:
             return step.output
         self.gpu.wait()
-        sampled = {name: word(self.folded[i]) for i, name in enumerate(step.sampling)}
+        sampled = {name: word(self.kv.folded[i]) for i, name in enumerate(step.sampling)}
         for name, token in sampled.items():
             self.steps.states[name].output.append(token)
         step.output = ModelRunnerOutput(
@@ -256,9 +196,3 @@ class PagedWorker(SpinWorker, Worker):
 
     def forgotten(self):
         return forgotten.tokens
-
-
-def _c_strings(text):
-    """The bytes of adjacent string literals of C."""
-    parts = text.split('"')[1::2]
-    return "".join(parts).replace("\\n", "\n").encode() + b"\0"
