@@ -4,7 +4,8 @@
 
 `ONLINE` is apps/kv_online.c, compiled: it asks for memory at random until the agent has taken some from the engine so
 often. The engine's program compares every answer with the truth, which it computes from tokens alone. With a clause of
-the plugin left out (`sglang_ablations.py`) an answer has to be wrong or missing, or else the run shows nothing.
+the plugin left out (`losses`, or one of `sglang_ablations.py`) an answer has to be wrong or missing, or else the run shows
+nothing.
 """
 
 import json
@@ -45,7 +46,11 @@ def main():
                 engine.say("stop")
                 said = json.loads(engine.hear("figures", two.FINISH))
             except (RuntimeError, AssertionError, BrokenPipeError) as error:
-                two.say(f"{name}: {'red ' if clause else 'FAIL'} the engine ended: {error}")
+                if isinstance(error, AssertionError) and engine.process.poll() is None:
+                    raise  # it is online that does not read what it wrote
+                lines = str(error).splitlines()
+                why = ([line for line in lines if "Error" in line] or lines or ["?"])[-1]
+                two.say(f"{name}: {'red ' if clause else 'FAIL'} the engine ended: {why}")
                 return 0 if clause else 1
         finally:
             for each in filter(None, (engine, online)):

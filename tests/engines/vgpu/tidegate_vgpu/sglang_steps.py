@@ -148,8 +148,12 @@ STEPS = {"spin": Spin, "paged": Paged}
 steps = None
 
 
+#: What of the plugin is left out if it hears of losses, and says so, and that is all.
+LOSSES = "losses"
+
+
 def leave_out(clause):
-    """Has the plugin be without one of its clauses (`sglang_ablations.py`)."""
+    """Has the plugin be without one of its clauses (`sglang_ablations.py`), or do nothing about what is lost."""
     if not clause:
         return
     sys.path.append(str(Path(__file__).parents[2]))
@@ -160,7 +164,10 @@ def leave_out(clause):
 
     def install(scheduler, state):
         original(scheduler, state)
-        ABLATIONS[clause](state)
+        if clause == LOSSES:
+            state._lose = state._give_back = lambda blocks: None
+        else:
+            ABLATIONS[clause](state)
 
     hooks.install = install
 
