@@ -24,6 +24,8 @@ const SET_TIMESLICE: u32 = 0xa06c_0103;
 const FULL: u32 = 132 * 8;
 const KERNEL: Duration = Duration::from_secs(1);
 const LEAST: Duration = Duration::from_millis(600);
+/// A kernel has ended after so long, also beside others and on a slow machine.
+const ENDS: Duration = Duration::from_secs(20);
 /// Steps of a graph's kernel: a millisecond.
 const NODE: u64 = 50;
 /// How long a victim is watched.
@@ -113,7 +115,26 @@ struct Seen {
 impl Rig<'_> {
     fn busy(&mut self, load: Load) -> anyhow::Result<()> {
         match load {
-            Load::Kernel => self.bench.keep_busy(&mut self.victim, LEAST, KERNEL, FULL),
+            Load::Kernel => {
+                let bench = self.bench;
+                bench.keep_busy(&mut self.victim, LEAST, KERNEL, FULL)?;
+                // Of two kernels the first may be about to end, and what stands still between them was stopped by no
+                // method: only the last one is in its middle.
+                let last = nanos(KERNEL) / STEP_NS;
+                clock::until(ENDS, || {
+                    let left = self
+                        .victim
+                        .worker
+                        .progress()
+                        .map(|at| self.victim.launched.saturating_sub(at));
+                    match left {
+                        Ok(left) if left > last => None,
+                        other => Some(other),
+                    }
+                })
+                .context("the victim's kernels do not end")??;
+                Ok(())
+            }
             Load::Graph => {
                 let left = self
                     .victim
