@@ -89,7 +89,7 @@ const METHODS: &[Method] = &[
     },
 ];
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Load {
     Kernel,
     Graph,
@@ -100,6 +100,8 @@ struct Rig<'a> {
     victim: Subject<'a>,
     second: Worker,
     elsewhere: Option<ThrowAway>,
+    /// What the victim was given last.
+    queued: Option<Load>,
 }
 
 /// What one stop was like.
@@ -113,47 +115,41 @@ struct Seen {
 }
 
 impl Rig<'_> {
+    /// The victim is in the middle of that load. What is left of another one, or of an earlier kernel, is waited for: one
+    /// that ends among the calls stands still whatever they do.
     fn busy(&mut self, load: Load) -> anyhow::Result<()> {
-        match load {
-            Load::Kernel => {
-                let bench = self.bench;
-                bench.keep_busy(&mut self.victim, LEAST, KERNEL, FULL)?;
-                // Of two kernels the first may be about to end, and what stands still between them was stopped by no
-                // method: only the last one is in its middle.
-                let last = nanos(KERNEL) / STEP_NS;
-                clock::until(ENDS, || {
-                    let left = self
-                        .victim
-                        .worker
-                        .progress()
-                        .map(|at| self.victim.launched.saturating_sub(at));
-                    match left {
-                        Ok(left) if left > last => None,
-                        other => Some(other),
-                    }
-                })
-                .context("the victim's kernels do not end")??;
-                Ok(())
-            }
-            Load::Graph => {
-                let left = self
-                    .victim
-                    .launched
-                    .saturating_sub(self.victim.worker.progress()?);
-                if left * STEP_NS < nanos(LEAST) {
-                    let kernels = nanos(KERNEL) / (NODE * STEP_NS);
+        let steps = nanos(KERNEL) / STEP_NS;
+        if self.queued != Some(load) || self.left()? * STEP_NS < nanos(LEAST) {
+            match load {
+                Load::Kernel => self.bench.spin(&mut self.victim, KERNEL, FULL)?,
+                Load::Graph => {
                     let graph = Op::Graph {
-                        kernels,
+                        kernels: steps / NODE,
                         steps: NODE,
                         step_ns: STEP_NS,
                         blocks: FULL,
                     };
                     self.victim.worker.call("work", vec![graph])?;
-                    self.victim.launched += kernels * NODE;
+                    self.victim.launched += steps;
                 }
-                Ok(())
             }
+            self.queued = Some(load);
         }
+        let end = now_ns() + nanos(ENDS);
+        while self.left()? > steps {
+            anyhow::ensure!(
+                now_ns() < end,
+                "what the victim was given before does not end"
+            );
+            clock::pause(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Steps that the victim has to make.
+    fn left(&mut self) -> anyhow::Result<u64> {
+        let at = self.victim.worker.progress()?;
+        Ok(self.victim.launched.saturating_sub(at))
     }
 
     fn stop(&mut self, method: &Method) -> anyhow::Result<u64> {
@@ -253,6 +249,7 @@ pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
         victim,
         second,
         elsewhere: None,
+        queued: None,
     };
     let report = &bench.report;
     rig.beside()?;
