@@ -18,7 +18,6 @@ use crate::file::File;
 use crate::journal::Place;
 use crate::kinds::{Level, Method};
 pub use plan::{Member, Plan};
-use std::collections::VecDeque;
 use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
 
 /// Through whom a batch goes to the driver.
@@ -90,13 +89,11 @@ impl Kick {
     }
 }
 
-/// At most [`MAX_PAIRS`] pairs of one process, or of several of a job, ready to go.
+/// At most [`MAX_PAIRS`] pairs of one process, ready to go.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// Whose channels; of several processes the one that came last.
+    /// Whose channels.
     pub session: u64,
-    /// Where the pairs of a further process begin.
-    further: Vec<usize>,
     /// Through whom.
     pub via: Via,
     /// The call; whether it disables is filled in when it is made.
@@ -115,7 +112,6 @@ impl Batch {
     pub fn new(via: Via) -> Self {
         Self {
             session: 0,
-            further: Vec::new(),
             via,
             call: DisableChannels::default(),
             places: Vec::with_capacity(MAX_PAIRS),
@@ -144,51 +140,6 @@ impl Batch {
         self.places.push(place);
         self.call.num_channels = u32::try_from(self.places.len()).unwrap_or(0);
         true
-    }
-
-    /// Adds a pair of `session`, which may be another process than that of the last pair; false when the batch is full.
-    pub(crate) fn push_of(
-        &mut self,
-        session: u64,
-        (client, channel): (u32, u32),
-        place: Place,
-    ) -> bool {
-        let at = self.places.len();
-        if !self.push(client, channel, place) {
-            return false;
-        }
-        if at > 0 && self.session != session {
-            self.further.push(at);
-        }
-        self.session = session;
-        true
-    }
-
-    /// Whether it names channels of several processes.
-    #[must_use]
-    pub fn is_joint(&self) -> bool {
-        !self.further.is_empty()
-    }
-
-    /// A batch for each process, in the order of the pairs. What follows this one follows the last.
-    #[must_use]
-    pub fn apart(&self) -> VecDeque<Self> {
-        let begins = std::iter::once(0).chain(self.further.iter().copied());
-        let ends = self.further.iter().copied().chain([self.pairs()]);
-        let mut apart: VecDeque<Self> = begins
-            .zip(ends)
-            .map(|(begin, end)| {
-                let mut own = Self::by(self.via.clone(), self.method);
-                for (client, channel, place) in self.entries().skip(begin).take(end - begin) {
-                    own.push(client, channel, place);
-                }
-                own
-            })
-            .collect();
-        if let Some(last) = apart.back_mut() {
-            last.kicks.clone_from(&self.kicks);
-        }
-        apart
     }
 
     /// Pairs in it.

@@ -29,7 +29,6 @@ use crate::page::{Guards, Watch};
 pub use arms::{Arms, Taken};
 pub use queue::Queue;
 pub use slicing::{Before, CUDA_US, Group, SliceCalls, Sliced, Slicing};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
 use tidegate_policy::effect::Look;
@@ -89,8 +88,6 @@ pub struct Issued {
     pub unasked: bool,
     /// What happened.
     pub outcome: Outcome,
-    /// A call for several processes was refused, so that each had its own.
-    pub apart: bool,
     /// When the words that forbid an enable were read before its first call; 0 if they were not.
     pub looked_ns: u64,
     /// Entry of the last call; 0 if none was made.
@@ -141,21 +138,18 @@ impl Released {
 pub struct Carrying {
     issue: Issue,
     next: usize,
-    /// What is left of a call for several processes that was refused: one for each.
-    apart: VecDeque<Batch>,
     issued: Issued,
 }
 
 impl Carrying {
     /// Before its first call.
     #[must_use]
-    pub fn new(issue: Issue) -> Self {
+    pub const fn new(issue: Issue) -> Self {
         let issued = Issued {
             order: issue.order,
             switch: issue.switch,
             unasked: false,
             outcome: Outcome::Done,
-            apart: false,
             looked_ns: 0,
             entered_ns: 0,
             returned_ns: 0,
@@ -163,7 +157,6 @@ impl Carrying {
         Self {
             issue,
             next: 0,
-            apart: VecDeque::new(),
             issued,
         }
     }
@@ -193,7 +186,7 @@ impl Carrying {
     /// Calls that are left, without what follows each.
     #[must_use]
     pub fn left(&self) -> usize {
-        self.apart.len() + self.issue.batches.len().saturating_sub(self.next)
+        self.issue.batches.len().saturating_sub(self.next)
     }
 
     /// What it is to do.
@@ -205,56 +198,50 @@ impl Carrying {
     /// The batch whose call is to be made now, with all that follows it; [`Self::answered`] is to say what
     /// came of it. None: there is nothing more to do. Marks in the journal what is about to be disabled.
     pub fn call(&mut self, journal: &Journal, now_ns: u64) -> Option<&Batch> {
-        let issue = &self.issue;
-        if self.left() > 0 && issue.switch == Switch::Enable && issue.look == Look::First {
-            if !issue.wanted.enables(issue.order.generation) || issue.guards.any_busy() {
-                self.issued.outcome = Outcome::Withheld;
-                self.next = issue.batches.len();
-                self.apart.clear();
-                return None;
+        let Issue {
+            order,
+            switch,
+            batches,
+            wanted,
+            guards,
+            look,
+            ..
+        } = &self.issue;
+        let batch = batches.get(self.next)?;
+        match switch {
+            Switch::Enable if *look == Look::First => {
+                if !wanted.enables(order.generation) || guards.any_busy() {
+                    self.issued.outcome = Outcome::Withheld;
+                    self.next = batches.len();
+                    return None;
+                }
+                if self.issued.looked_ns == 0 {
+                    self.issued.looked_ns = now_ns;
+                }
             }
-            if self.issued.looked_ns == 0 {
-                self.issued.looked_ns = now_ns;
-            }
-        }
-        let batch = self
-            .apart
-            .front()
-            .or_else(|| issue.batches.get(self.next))?;
-        if issue.switch == Switch::Disable {
-            for &place in &batch.places {
-                journal.mark(place, batch.method);
+            Switch::Enable => {}
+            Switch::Disable => {
+                for &place in &batch.places {
+                    journal.mark(place, batch.method);
+                }
             }
         }
         Some(batch)
     }
 
-    /// The call of the batch named last was entered and has returned. Clears in the journal what was enabled. A refused call
-    /// that named several processes is made for each of them next: whose channels made the driver refuse it does not keep
-    /// the others as they are.
+    /// The call of the batch named last was entered and has returned. Clears in the journal what was enabled.
     pub fn answered(
         &mut self,
         answer: Result<(), Status>,
         (entered_ns, returned_ns): (u64, u64),
         journal: &Journal,
     ) {
-        let own;
-        let batch = if let Some(first) = self.apart.pop_front() {
-            own = first;
-            &own
-        } else if let Some(batch) = self.issue.batches.get(self.next) {
-            self.next += 1;
-            batch
-        } else {
+        let Some(batch) = self.issue.batches.get(self.next) else {
             return;
         };
+        self.next += 1;
         self.issued.entered_ns = entered_ns;
         self.issued.returned_ns = returned_ns;
-        if answer.is_err() && batch.is_joint() {
-            self.apart = batch.apart();
-            self.issued.apart = true;
-            return;
-        }
         match (answer, self.issue.switch) {
             (Ok(()), Switch::Enable) => {
                 for &place in &batch.places {

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_abi::page::{ACTIVITY_BUSY, Page};
-use tidegate_abi::rm::Status;
 use tidegate_node::batch::Batch;
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::journal::{Journal, Marked};
@@ -179,12 +178,6 @@ pub struct Played {
     pub keeps_orders: bool,
     /// Calls it made.
     pub calls: u64,
-    /// Clients whose channels were disabled at any time.
-    pub ever_disabled: BTreeSet<u32>,
-    /// Clients that the driver knows nothing of; a call that names one changes nothing.
-    pub unknown: BTreeSet<u32>,
-    /// The driver takes calls for one client only.
-    pub takes_one_client: bool,
     /// What it may do without being told.
     pub arms: Arms,
     /// What it has done so, and not said yet.
@@ -238,9 +231,6 @@ impl Rig {
                     orders: Vec::new(),
                     keeps_orders: true,
                     calls: 0,
-                    ever_disabled: BTreeSet::new(),
-                    unknown: BTreeSet::new(),
-                    takes_one_client: false,
                     arms: Arms::default(),
                     unheard: Vec::new(),
                     taken: VecDeque::new(),
@@ -588,22 +578,10 @@ impl Played {
         let switch = carrying.switch();
         while let Some(batch) = carrying.call(journal, now) {
             self.calls += 1;
-            let first = batch.call.h_client_list[0];
-            let clients = || batch.entries().map(|(client, ..)| client);
-            let refused = clients().any(|client| self.unknown.contains(&client))
-                || (self.takes_one_client && clients().any(|client| client != first));
-            if !refused && self.keeps_orders {
+            if self.keeps_orders {
                 set(&mut self.disabled, batch, switch);
-                if switch.disables() {
-                    self.ever_disabled.extend(clients());
-                }
             }
-            let answer = if refused {
-                Err(Status::INVALID_OBJECT_HANDLE)
-            } else {
-                Ok(())
-            };
-            carrying.answered(answer, (now, now), journal);
+            carrying.answered(Ok(()), (now, now), journal);
         }
         Input::Issued(self.arms.done(carrying))
     }
