@@ -154,6 +154,17 @@ fn nobody_pays_for_the_time_in_which_the_agent_was_stopped() {
     rig.pass(3_000 * MS);
     rig.rest();
     near(rig.enabled([one, two], 400), [1, 1]);
+    // Nor who was about to give way: its disable is decided, and waits for its thread.
+    while rig.gpus[0].waiting() == 0 {
+        rig.rest();
+        rig.pass(MS);
+        rig.probe();
+        rig.shell.wake();
+        rig.shell.rest();
+    }
+    rig.pass(3_000 * MS);
+    rig.rest();
+    near(rig.enabled([one, two], 400), [1, 1]);
 }
 
 /// P-FAIR-1: a gang has its part of the time in which all its GPUs are open, and the single jobs have the rest.

@@ -595,7 +595,11 @@ impl Fair {
             .iter()
             .filter(|a| a.enters && a.entering < ENTRY);
         let enter = enter.map(|a| now.after(Duration::from_nanos(ENTRY - a.entering)));
-        ends.chain(graces).chain(enter).filter(|at| *at > now).min()
+        // Who gives way pays until its disable has returned, but not for an agent that is stopped before that.
+        let leaves = self.accounts.iter().filter(|a| a.charged && !a.may);
+        let leaves = leaves.map(|_| now.after(Duration::from_nanos(turn)));
+        let all = ends.chain(graces).chain(enter).chain(leaves);
+        all.filter(|at| *at > now).min()
     }
 
     /// For people.
