@@ -7,11 +7,11 @@
 use super::edges::{BOGUS, answer, stopped};
 use crate::actor::list;
 use crate::bench::{Bench, Ending, SOON, fail, pass, skip};
+use crate::clock::now_ns;
 use crate::message::Wait;
 use crate::subject::{Subject, Way};
 use std::time::Duration;
 use tidegate_abi::rm::MAX_PAIRS;
-use tidegate_agent::clock::now_ns;
 use tidegate_agent::watch::latency::{Latencies, summary};
 
 const PROCESSES: usize = 3;
@@ -106,12 +106,15 @@ pub(super) fn processes(bench: &Bench) -> anyhow::Result<Ending> {
     report.figure("processes", PROCESSES as f64, "");
     report.figure("channels", pairs.len() as f64, "");
 
-    // A pair of nobody between those of the first and of the others.
-    let first = subjects[0].pairs();
-    let mut mixed = first.clone();
-    mixed.push((first[0].0, BOGUS));
-    mixed.extend(&pairs[first.len()..]);
-    mixed.truncate(MAX_PAIRS);
+    // A pair of nobody between those of the first and of the others: of each what computes, which comes first.
+    let room = (MAX_PAIRS - 1) / PROCESSES;
+    let mut mixed = Vec::new();
+    for subject in &subjects {
+        mixed.extend(subject.pairs().into_iter().take(room));
+        if mixed.len() <= room {
+            mixed.push((pairs[0].0, BOGUS));
+        }
+    }
     keep_busy(&mut subjects)?;
     subjects.iter_mut().for_each(Subject::mark);
     let result = subjects[0].raw(&mut list(&mixed, true))?;
