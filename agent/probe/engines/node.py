@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -65,6 +66,11 @@ class Node:
     def log(self):
         with open(os.path.join(self.dir.name, "agent.log"), encoding="utf-8") as log:
             return log.read()[-2000:]
+
+    def keep_log(self, path):
+        """What the agent said, in a file of its own, if there is one."""
+        with contextlib.suppress(OSError):
+            shutil.copyfile(os.path.join(self.dir.name, "agent.log"), path)
 
     def ask(self, what):
         """Lines of JSON that `tidegate` answers; None while nobody serves."""

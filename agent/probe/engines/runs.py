@@ -107,6 +107,7 @@ class Comparison:
                     node.stop(program.process)
                 for log in logs.values():
                     log.close()
+                here.keep_log(os.path.join(self.out, f"{self.probe}-{name}-agent.log".replace(" ", "-")))
 
     def report(self, name, said):
         online, offline = said.get("online"), said.get("offline")
