@@ -50,6 +50,9 @@ impl Adoption {
     /// With what a predecessor left.
     pub fn new(journal: Arc<Journal>, left: Vec<Marked>, now: u64) -> Self {
         let due_ns = now + ADOPTION_NS;
+        for marked in &left {
+            journal.doubt(marked.place);
+        }
         Self {
             journal,
             places: Places::without(&left),
@@ -81,6 +84,7 @@ impl Adoption {
         if let Some(at) = self.adopted.iter().position(same) {
             let place = self.adopted.swap_remove(at).marked.place;
             self.journal.end_move(place);
+            self.journal.doubt(place);
             self.shares.give_back(place.number());
             self.shares.take(place.number(), owner);
             return Some(place);
@@ -114,6 +118,7 @@ impl Adoption {
 
     fn keep(&mut self, places: impl Iterator<Item = Place>, due_ns: u64) {
         for place in places {
+            self.journal.doubt(place);
             let marked = self.journal.described(place);
             self.adopted.push(Adopted { marked, due_ns });
         }

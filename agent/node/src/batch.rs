@@ -142,6 +142,20 @@ impl Batch {
         true
     }
 
+    /// The same without the pairs at places that `leaves` names.
+    #[must_use]
+    pub fn without(&self, leaves: impl Fn(Place) -> bool) -> Self {
+        let mut rest = Self {
+            session: self.session,
+            kicks: self.kicks.clone(),
+            ..Self::by(self.via.clone(), self.method)
+        };
+        for (client, channel, place) in self.entries().filter(|entry| !leaves(entry.2)) {
+            rest.push(client, channel, place);
+        }
+        rest
+    }
+
     /// Pairs in it.
     #[must_use]
     pub fn pairs(&self) -> usize {

@@ -2,20 +2,25 @@
 //!
 //! The journal is a file of words on tmpfs, mapped: a record is marked before its channel is disabled
 //! and cleared after it was enabled, so that what is marked after a crash is a superset of what is
-//! disabled. Whoever comes next (a successor, `tidegate release`) enables everything marked; enabling a
-//! channel twice is harmless, and a record of a channel that is gone is refused by the driver and
+//! disabled. Firmware counts disables: two take two enables (P9 on an H200, driver 580.159.04), and an enable too many
+//! is harmless. So what is known to be disabled (SURE) is not disabled again, and where it is not known, a record says
+//! how many disables may have had no enable yet: whoever enables (the agent, a successor, `tidegate release`) does it as
+//! often. A record of a channel that is gone is refused by the driver and
 //! cleared. A record also says that the process is changing its memory's mappings at the agent's word: its
 //! channels are enabled when it has ended that or is gone, since the GPU would fault where nothing is
 //! mapped. RESTART: who enables it restarts its runlist then. Nothing is ever synced: a machine that loses its memory loses its channels too.
 //!
 //! ```text
 //! word 0 magic+version | 1 agent generation | 2 handing over since | 3 records | 4.. records
-//! record: (client << 32 | channel) , (device instance << 32 | process id << 8 if MOVING | RESTART | MOVING | DISABLED)
+//! record: (client << 32 | channel) ,
+//!         (device instance << 32 | process id << 8 if MOVING | further disables << 5 | DOUBTED | SURE | RESTART |
+//!         MOVING | DISABLED)
 //! ```
 
 use crate::kinds::Method;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tidegate_abi::gate::MOST_DISABLES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TIDEJRN1");
 const HEADER: usize = 4;
@@ -27,6 +32,14 @@ pub const WORDS: usize = HEADER + 2 * RECORDS;
 const DISABLED: u64 = 1;
 const MOVING: u64 = 2;
 const RESTART: u64 = 4;
+/// Disables beyond the first that may have had no enable: more than that many are taken for that many.
+const FURTHER: u32 = 5;
+const FURTHER_MASK: u64 = 0b111 << FURTHER;
+/// This agent disabled it, firmware has said so, and nobody is known to have enabled it since.
+const SURE: u64 = 8;
+/// Somebody may have enabled it since the last call that disables it began.
+const DOUBTED: u64 = 16;
+const _: () = assert!(MOST_DISABLES as u64 == 1 + (FURTHER_MASK >> FURTHER));
 /// Where a process id begins; Linux has none above 22 bits.
 const PROCESS: u32 = 8;
 const PROCESS_MASK: u64 = 0xff_ffff << PROCESS;
@@ -157,13 +170,53 @@ impl Journal {
             Method::Restart => RESTART,
             Method::Disable | Method::Preempt => 0,
         };
-        state.fetch_or(DISABLED | restart, Ordering::AcqRel);
+        let further = |state: u64| {
+            let more = state & DISABLED != 0 && state & FURTHER_MASK != FURTHER_MASK;
+            let marked = (state + (u64::from(more) << FURTHER)) | DISABLED | restart;
+            Some(marked & !(SURE | DOUBTED))
+        };
+        let _ = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, further);
     }
 
     /// The channel was enabled, or is gone.
     pub fn clear(&self, place: Place) {
         let [_, state] = self.record(place);
-        state.fetch_and(!(DISABLED | RESTART), Ordering::AcqRel);
+        let cleared = DISABLED | RESTART | SURE | DOUBTED | FURTHER_MASK;
+        state.fetch_and(!cleared, Ordering::AcqRel);
+    }
+
+    /// The call that disables a marked channel has succeeded.
+    pub fn confirm(&self, place: Place) {
+        let [_, state] = self.record(place);
+        let sure = |state: u64| {
+            let stands = state & DISABLED != 0 && state & DOUBTED == 0;
+            stands.then_some(state | SURE)
+        };
+        let _ = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, sure);
+    }
+
+    /// Somebody is about to enable the channel, or may have done it: what is under way confirms nothing any more.
+    pub fn doubt(&self, place: Place) {
+        let [_, state] = self.record(place);
+        let doubted = |state: u64| Some((state & !SURE) | DOUBTED);
+        let _ = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, doubted);
+    }
+
+    /// Whether the channel is known to be disabled.
+    #[must_use]
+    pub fn is_sure(&self, place: Place) -> bool {
+        place != Place::NONE && self.record(place)[1].load(Ordering::Acquire) & SURE != 0
+    }
+
+    /// How many enables it takes until the channels at `places` run, whichever of them was disabled most often; 1 of
+    /// what is not marked.
+    pub fn enables(&self, places: &[Place]) -> u32 {
+        let known = places.iter().filter(|&&place| place != Place::NONE);
+        let of = known.map(|&place| {
+            let state = self.record(place)[1].load(Ordering::Acquire);
+            1 + u32::try_from((state & FURTHER_MASK) >> FURTHER).unwrap_or(0)
+        });
+        of.max().unwrap_or(1)
     }
 
     /// Process `pid` is about to be told to change mappings that the channel may use.
@@ -315,6 +368,58 @@ mod tests {
         let mut left = Places::without(&marked);
         assert!((1..RECORDS).all(|_| left.take().is_some_and(|place| place != a)));
         assert_eq!(left.take(), None);
+    }
+
+    #[test]
+    fn each_disable_takes_an_enable() {
+        let journal = Journal::private();
+        let mut places = Places::without(&[]);
+        let (a, b) = (places.take().expect("room"), places.take().expect("room"));
+        for place in [a, b] {
+            journal.describe(place, 0xc1d0_0001, 0x5c00_0010, 3);
+        }
+        assert_eq!(journal.enables(&[a, b, Place::NONE]), 1);
+        journal.mark(a, Method::Disable);
+        journal.begin_move(a, 77);
+        assert_eq!(journal.enables(&[a, b]), 1);
+        journal.mark(a, Method::Restart);
+        journal.mark(b, Method::Disable);
+        assert_eq!((journal.enables(&[a, b]), journal.enables(&[b])), (2, 1));
+        for _ in 0..2 * MOST_DISABLES {
+            journal.mark(a, Method::Disable);
+        }
+        assert_eq!(journal.enables(&[b, a]), MOST_DISABLES);
+        let marked = journal.described(a);
+        assert_eq!(
+            (marked.device_instance, marked.mover, marked.restart),
+            (3, Some(77), true)
+        );
+        journal.clear(a);
+        assert_eq!(journal.enables(&[a]), 1);
+        assert_eq!(journal.described(a).mover, Some(77));
+    }
+
+    #[test]
+    fn what_is_disabled_is_known_unless_somebody_may_have_enabled_it_since() {
+        let journal = Journal::private();
+        let place = Places::without(&[]).take().expect("room");
+        journal.describe(place, 0xc1d0_0001, 0x5c00_0010, 3);
+        journal.confirm(place);
+        assert!(!journal.is_sure(place), "nobody disabled it");
+        journal.mark(place, Method::Disable);
+        assert!(!journal.is_sure(place), "no answer yet");
+        journal.confirm(place);
+        assert!(journal.is_sure(place));
+        journal.doubt(place);
+        journal.confirm(place);
+        assert!(!journal.is_sure(place), "the call began before the doubt");
+        journal.mark(place, Method::Disable);
+        journal.confirm(place);
+        assert!(journal.is_sure(place));
+        assert_eq!(journal.enables(&[place]), 2);
+        journal.clear(place);
+        assert!(!journal.is_sure(place));
+        assert!(!journal.is_sure(Place::NONE));
     }
 
     #[test]

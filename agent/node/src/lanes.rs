@@ -14,6 +14,7 @@ mod slices;
 mod tickets;
 mod waiting;
 
+use crate::batch::Batch;
 use crate::gpus::{Gpus, Met};
 use crate::kinds::Tenant;
 use crate::text::Text;
@@ -135,6 +136,12 @@ impl Lanes {
 
     pub(crate) fn job_mut(&mut self, job: JobId) -> Option<&mut Job> {
         self.jobs.get_mut(usize::try_from(job.0).ok()?)
+    }
+
+    /// The calls prepared for a job, on every GPU.
+    pub(crate) fn batches(&self, job: JobId) -> impl Iterator<Item = &Batch> {
+        let lanes = self.job(job).into_iter().flat_map(|job| &job.lanes);
+        lanes.flat_map(|lane| lane.batches.iter())
     }
 
     pub(crate) fn lane(&self, job: JobId, gpu: GpuId) -> Option<&Lane> {

@@ -53,6 +53,8 @@ pub(crate) enum Request {
     ReadActivity(GpuSet),
     /// Have the proofs of a job's clients on a GPU made again.
     ProveAgain(JobId, GpuId),
+    /// A process of the job may have enabled its own channels.
+    Doubt(JobId),
     /// These places are free again.
     Free(Vec<Place>),
     /// How much of a GPU is shared out.

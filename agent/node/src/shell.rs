@@ -371,6 +371,12 @@ impl Shell {
                 self.proofs
                     .ask_all((job, gpu), &self.lanes, &self.members, prover, now);
             }
+            Request::Doubt(job) => {
+                for batch in self.lanes.batches(job) {
+                    let places = batch.places.iter();
+                    places.for_each(|&place| self.adoption.journal.doubt(place));
+                }
+            }
             Request::Free(places) => self.adoption.free(places),
             Request::SharePool(gpu) => self.share_pool(gpu),
             Request::SharesStale => self.memory.shares_stale = true,

@@ -138,6 +138,10 @@ impl Released {
 pub struct Carrying {
     issue: Issue,
     next: usize,
+    /// Enables that the batch at hand has had.
+    enables: u32,
+    /// What is left of the batch at hand where some of it is known to be disabled.
+    rest: Option<Box<Batch>>,
     issued: Issued,
 }
 
@@ -157,6 +161,8 @@ impl Carrying {
         Self {
             issue,
             next: 0,
+            enables: 0,
+            rest: None,
             issued,
         }
     }
@@ -198,9 +204,11 @@ impl Carrying {
     /// The batch whose call is to be made now, with all that follows it; [`Self::answered`] is to say what
     /// came of it. None: there is nothing more to do. Marks in the journal what is about to be disabled.
     pub fn call(&mut self, journal: &Journal, now_ns: u64) -> Option<&Batch> {
+        if self.issue.switch == Switch::Disable {
+            return self.disables(journal, now_ns);
+        }
         let Issue {
             order,
-            switch,
             batches,
             wanted,
             guards,
@@ -208,23 +216,49 @@ impl Carrying {
             ..
         } = &self.issue;
         let batch = batches.get(self.next)?;
-        match switch {
-            Switch::Enable if *look == Look::First => {
-                if !wanted.enables(order.generation) || guards.any_busy() {
-                    self.issued.outcome = Outcome::Withheld;
-                    self.next = batches.len();
-                    return None;
-                }
-                if self.issued.looked_ns == 0 {
-                    self.issued.looked_ns = now_ns;
-                }
+        if *look == Look::First {
+            if !wanted.enables(order.generation) || guards.any_busy() {
+                self.issued.outcome = Outcome::Withheld;
+                self.next = batches.len();
+                return None;
             }
-            Switch::Enable => {}
-            Switch::Disable => {
-                for &place in &batch.places {
-                    journal.mark(place, batch.method);
-                }
+            if self.issued.looked_ns == 0 {
+                self.issued.looked_ns = now_ns;
             }
+        }
+        for &place in &batch.places {
+            journal.doubt(place);
+        }
+        Some(batch)
+    }
+
+    /// The next batch to disable: what is known to be disabled is not disabled again, since firmware counts.
+    fn disables(&mut self, journal: &Journal, now_ns: u64) -> Option<&Batch> {
+        self.rest = None;
+        let is_sure = |place: &Place| journal.is_sure(*place);
+        let is_known = |batch: &&Batch| batch.places.iter().all(is_sure);
+        let batches = self.issue.batches.get(self.next..)?;
+        let known = batches.iter().take_while(is_known).count();
+        if known > 0 {
+            self.next += known;
+            if self.issued.entered_ns == 0 {
+                self.issued.entered_ns = now_ns;
+            }
+            self.issued.returned_ns = now_ns;
+        }
+        let (batch, later) = batches.get(known..)?.split_first()?;
+        // What makes firmware carry this call out may follow one that is left out.
+        let left_out = later.iter().take_while(is_known);
+        let kicks: Vec<Kick> = left_out.flat_map(|batch| batch.kicks.clone()).collect();
+        let batch = if !kicks.is_empty() || batch.places.iter().any(is_sure) {
+            let mut rest = batch.without(|place| is_sure(&place));
+            rest.kicks.extend(kicks);
+            self.rest.insert(Box::new(rest))
+        } else {
+            batch
+        };
+        for &place in &batch.places {
+            journal.mark(place, batch.method);
         }
         Some(batch)
     }
@@ -236,19 +270,34 @@ impl Carrying {
         (entered_ns, returned_ns): (u64, u64),
         journal: &Journal,
     ) {
-        let Some(batch) = self.issue.batches.get(self.next) else {
+        let rest = self.rest.take();
+        let Some(batch) = rest
+            .as_deref()
+            .or_else(|| self.issue.batches.get(self.next))
+        else {
             return;
         };
-        self.next += 1;
         self.issued.entered_ns = entered_ns;
         self.issued.returned_ns = returned_ns;
+        if answer.is_ok() && self.issue.switch == Switch::Enable {
+            self.enables += 1;
+            if self.enables < journal.enables(&batch.places) {
+                return;
+            }
+        }
+        self.enables = 0;
+        self.next += 1;
         match (answer, self.issue.switch) {
             (Ok(()), Switch::Enable) => {
                 for &place in &batch.places {
                     journal.clear(place);
                 }
             }
-            (Ok(()), Switch::Disable) => {}
+            (Ok(()), Switch::Disable) => {
+                for &place in &batch.places {
+                    journal.confirm(place);
+                }
+            }
             (Err(status), _) => self.issued.outcome = Outcome::Failed(status),
         }
     }
@@ -292,8 +341,8 @@ pub struct Refusal {
 /// How often a pair that left the lists is enabled until it counts as stuck.
 const RELEASE_TRIES: usize = 3;
 
-/// Enables what left the lists, and says what stays disabled.
-pub fn release(release: Release, calls: &dyn ReleaseCalls) -> Released {
+/// Enables what left the lists, as often as `journal` says that it was disabled, and says what stays disabled.
+pub fn release(release: Release, journal: &Journal, calls: &dyn ReleaseCalls) -> Released {
     let mut stuck = Vec::new();
     for batch in &release.batches {
         // Enabling them then runs no more than what was on the GPU. A driver that does not take it runs
@@ -303,9 +352,12 @@ pub fn release(release: Release, calls: &dyn ReleaseCalls) -> Released {
             calls.between(&release);
             let mut rewinding = batch.clone();
             rewinding.call.rewind_gp_put = 1;
+            for &place in &batch.places {
+                journal.mark(place, batch.method);
+            }
             calls.throw_away(&rewinding);
         }
-        stuck.extend(enable_what_is_left(batch, &release, calls));
+        stuck.extend(enable_what_is_left(batch, &release, (journal, calls)));
         // They are enabled; this is for firmware that has to be told twice.
         for kick in &batch.kicks {
             calls.between(&release);
@@ -321,27 +373,30 @@ pub fn release(release: Release, calls: &dyn ReleaseCalls) -> Released {
 fn enable_what_is_left(
     batch: &Batch,
     leaving: &Release,
-    calls: &dyn ReleaseCalls,
+    (journal, calls): (&Journal, &dyn ReleaseCalls),
 ) -> Vec<(Place, String)> {
     let client = batch.call.h_client_list[0];
     calls.between(leaving);
     if !calls.exists(client) {
         return Vec::new();
     }
-    calls.between(leaving);
-    if calls.enable(batch).is_ok() {
+    let enable = |batch: &Batch| {
+        (0..journal.enables(&batch.places)).try_for_each(|_| {
+            calls.between(leaving);
+            calls.enable(batch)
+        })
+    };
+    if enable(batch).is_ok() {
         return Vec::new();
     }
     let mut stuck = Vec::new();
     // One pair that is gone fails the whole batch.
     for (client, channel, place) in batch.entries() {
-        calls.between(leaving);
         let mut single = Batch::new(batch.via.clone());
         single.push(client, channel, place);
         let mut failed = None;
         for _ in 0..RELEASE_TRIES {
-            failed = calls
-                .enable(&single)
+            failed = enable(&single)
                 .err()
                 .filter(|refusal| !refusal.gone)
                 .map(|refusal| refusal.why);
@@ -352,4 +407,107 @@ fn enable_what_is_left(
         stuck.extend(failed.map(|why| (place, why)));
     }
     stuck
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::Via;
+    use crate::journal::Places;
+    use crate::kinds::Method;
+    use tidegate_policy::ids::{Generation, GpuId, JobId};
+
+    struct Rig {
+        journal: Journal,
+        batches: Arc<Vec<Batch>>,
+    }
+
+    /// Two batches of two channels each; a restart of the runlist follows the second.
+    fn rig() -> Rig {
+        let journal = Journal::private();
+        let mut places = Places::without(&[]);
+        let mut batches = Vec::new();
+        for first in [10, 20] {
+            let mut batch = Batch::by(Via::Agent, Method::Restart);
+            for channel in first..first + 2 {
+                let place = places.take().expect("room");
+                journal.describe(place, 1, channel, 0);
+                batch.push(1, channel, place);
+            }
+            batches.push(batch);
+        }
+        batches[1]
+            .kicks
+            .push(Kick::RestartGraphics { otherwise: None });
+        Rig {
+            journal,
+            batches: Arc::new(batches),
+        }
+    }
+
+    impl Rig {
+        /// Which channels each call names and how many kicks follow it, where all calls are answered so.
+        fn carried_out(
+            &self,
+            switch: Switch,
+            answer: Result<(), Status>,
+        ) -> (Vec<(Vec<u32>, usize)>, Issued) {
+            let mut carrying = Carrying::new(Issue {
+                order: Order {
+                    gpu: GpuId(0),
+                    job: JobId(0),
+                    generation: Generation(0),
+                },
+                switch,
+                batches: Arc::clone(&self.batches),
+                wanted: Arc::default(),
+                guards: Arc::default(),
+                look: Look::Unconditional,
+                watch: None,
+            });
+            let mut named = Vec::new();
+            while let Some(batch) = carrying.call(&self.journal, 5) {
+                let channels = batch.entries().map(|entry| entry.1).collect();
+                named.push((channels, batch.kicks.len()));
+                carrying.answered(answer, (6, 7), &self.journal);
+            }
+            (named, carrying.issued())
+        }
+
+        fn place(&self, batch: usize, at: usize) -> Place {
+            self.batches[batch].places[at]
+        }
+    }
+
+    /// P-LIFECYCLE-4: a channel is enabled as often as it was disabled.
+    #[test]
+    fn only_what_may_run_is_disabled_and_each_disable_is_made_good() {
+        let rig = rig();
+        let whole = vec![(vec![10, 11], 0), (vec![20, 21], 1)];
+        let (named, issued) = rig.carried_out(Switch::Disable, Ok(()));
+        assert_eq!((named, issued.entered_ns), (whole.clone(), 6));
+        // All of it is known to be off.
+        let (named, issued) = rig.carried_out(Switch::Disable, Ok(()));
+        assert_eq!(named, []);
+        assert_eq!((issued.outcome, issued.entered_ns), (Outcome::Done, 5));
+        // A process may have enabled one: the restart that follows the others follows it too.
+        rig.journal.doubt(rig.place(0, 1));
+        let (named, _) = rig.carried_out(Switch::Disable, Ok(()));
+        assert_eq!(named, [(vec![11], 1)]);
+        // It was disabled twice.
+        let (named, _) = rig.carried_out(Switch::Enable, Ok(()));
+        assert_eq!(named, [&whole[..1], &whole[..]].concat());
+        // A call that failed may have stopped what it named.
+        let failed = Err(Status::TIMEOUT);
+        assert_eq!(rig.carried_out(Switch::Disable, failed).0, whole);
+        assert_eq!(rig.carried_out(Switch::Disable, Ok(())).0, whole);
+        let (named, _) = rig.carried_out(Switch::Enable, failed);
+        assert_eq!(named, whole, "who fails is not asked again");
+        // Nor is anything sure after it.
+        assert_eq!(rig.carried_out(Switch::Disable, Ok(())).0, whole);
+        let (named, _) = rig.carried_out(Switch::Enable, Ok(()));
+        let thrice = whole.iter().flat_map(|call| vec![call.clone(); 3]);
+        assert_eq!(named, thrice.collect::<Vec<_>>());
+        assert_eq!(rig.carried_out(Switch::Enable, Ok(())).0, whole);
+    }
 }

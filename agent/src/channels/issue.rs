@@ -127,7 +127,7 @@ pub fn start(
                     Next::Task(Task::Issue(issue)) => thread.issue(issue),
                     Next::Task(Task::Release(left)) => {
                         thread.arms.borrow_mut().released();
-                        let released = release(left, &thread);
+                        let released = release(left, thread.journal, &thread);
                         mailbox.put(NodeInput::Released(released));
                     }
                     Next::Edge(carrying) => thread.carry(carrying),

@@ -190,7 +190,9 @@ pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconc
             // One call each: a pair that is gone fails its whole batch.
             let mut batch = Batch::new(Via::Agent);
             batch.push(marked.client, marked.channel, marked.place);
-            match control.set(&batch, Switch::Enable) {
+            let times = 0..journal.enables(&[marked.place]);
+            let enabled = times.map(|_| control.set(&batch, Switch::Enable));
+            match enabled.collect::<Result<(), _>>() {
                 Ok(()) => done.enabled += 1,
                 Err(error) if is_gone(&error, || control.exists(marked.client), takes_others) => {
                     done.gone += 1;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tidegate_abi::class::Engine;
+use tidegate_abi::gate::MOST_DISABLES;
 use tidegate_abi::rm::{self, DisableChannels, MAX_PAIRS, Nvos54, Preempt, RestartRunlist, Status};
 use tidegate_core::gate::Switch;
 use tidegate_proto::v1::StopMethod;
@@ -270,7 +271,7 @@ fn set_of(process: &Process, table: &Table, order: &Order<'_>, client: u32) -> O
     }
 }
 
-/// Enables every channel of this process; `false` if one that stands was not. `method` is how they were
+/// Enables every channel of this process, as often as it may have been disabled; `false` if one that stands was not. `method` is how they were
 /// disabled.
 pub fn enable_all(process: &Process, method: StopMethod) -> bool {
     let mut lists: BTreeMap<(u32, u32), Vec<(u32, u32)>> = BTreeMap::new();
@@ -299,12 +300,17 @@ pub fn enable_all(process: &Process, method: StopMethod) -> bool {
             set_of(process, &table, &order, client)
         };
         for batch in pairs.chunks(MAX_PAIRS) {
-            let outcome = set(batch);
+            let mut outcome = set(batch);
+            for _ in 1..MOST_DISABLES {
+                if outcome.done() {
+                    outcome = set(batch);
+                }
+            }
             let each = || {
                 // One that is gone spoils the list for the others.
                 batch.iter().all(|pair| {
-                    let outcome = set(&[*pair]);
-                    outcome.done() || is_gone(&outcome)
+                    let mut times = (0..MOST_DISABLES).map(|_| set(&[*pair]));
+                    times.all(|outcome| outcome.done()) || is_gone(&set(&[*pair]))
                 })
             };
             done &= outcome.done() || is_gone(&outcome) && each() || !stands(process, client);

@@ -16,6 +16,11 @@ use crate::page::{GATE_CLOSED, GATE_HELD, GATE_OPEN, GATE_STATE};
 use crate::word::Word;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+/// Firmware counts disables of a channel and lets it run after as many enables (found on an H100 and an H200, driver
+/// 580.159.04); an enable too many is harmless. Who does not know how often a channel was disabled enables it so often:
+/// the agent counts no further.
+pub const MOST_DISABLES: u32 = 8;
+
 /// What launches do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {

@@ -80,6 +80,7 @@ impl Status {
     pub const INVALID_DEVICE: Self = Self(0x26);
     pub const INVALID_OBJECT_HANDLE: Self = Self(0x33);
     pub const INVALID_OBJECT_PARENT: Self = Self(0x36);
+    pub const INVALID_PARAM_STRUCT: Self = Self(0x3a);
     pub const INVALID_STATE: Self = Self(0x40);
     pub const NO_MEMORY: Self = Self(0x51);
     pub const NOT_SUPPORTED: Self = Self(0x56);
@@ -110,6 +111,7 @@ impl Status {
             Self::STATE_IN_USE => "STATE_IN_USE",
             Self::INVALID_OBJECT_HANDLE => "INVALID_OBJECT_HANDLE",
             Self::INVALID_OBJECT_PARENT => "INVALID_OBJECT_PARENT",
+            Self::INVALID_PARAM_STRUCT => "INVALID_PARAM_STRUCT",
             Self::INVALID_STATE => "INVALID_STATE",
             Self::NO_MEMORY => "NO_MEMORY",
             Self::NOT_SUPPORTED => "NOT_SUPPORTED",

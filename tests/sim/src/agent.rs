@@ -50,14 +50,16 @@ impl<P: Play> World<P> {
             if moves && asks {
                 continue;
             }
-            self.enable_marked(&marked, self.now + 20 * US);
+            self.enable_marked(&marked, journal, self.now + 20 * US);
             journal.clear(marked.place);
         }
     }
 
-    fn enable_marked(&mut self, marked: &Marked, at: u64) {
+    fn enable_marked(&mut self, marked: &Marked, journal: &Journal, at: u64) {
         if let Some(&(gpu, channel)) = self.handles.get(&(marked.client, marked.channel)) {
-            self.device(gpu).enable_at(at, &[channel], 0);
+            for _ in 0..journal.enables(&[marked.place]) {
+                self.device(gpu).enable_at(at, &[channel], 0);
+            }
         }
     }
 
@@ -272,8 +274,9 @@ impl<P: Play> World<P> {
             }
             Heard::Told(..) => {}
             Heard::Late(marked) => {
-                for marked in &marked {
-                    self.enable_marked(marked, self.now + MS);
+                let journal = self.agent.as_ref().map(|agent| Arc::clone(&agent.journal));
+                for (marked, journal) in marked.iter().zip(journal.iter().cycle()) {
+                    self.enable_marked(marked, journal, self.now + MS);
                 }
                 let places = marked.into_iter().map(|marked| marked.place);
                 let released = Released::of(places, Vec::new());

@@ -178,12 +178,14 @@ impl<P: Play> World<P> {
     }
 
     fn release(&mut self, gpu: usize, left: Release) {
+        let Some(agent) = &self.agent else { return };
+        let journal = Arc::clone(&agent.journal);
         let calls = Calls {
             world: self,
             enabled: RefCell::default(),
             thrown: RefCell::default(),
         };
-        let released = release(left, &calls);
+        let released = release(left, &journal, &calls);
         let (enabled, thrown) = (calls.enabled.into_inner(), calls.thrown.into_inner());
         for channel in thrown {
             self.device(gpu).discard_queued(channel);

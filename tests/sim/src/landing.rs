@@ -3,6 +3,7 @@
 use crate::defect::Defect;
 use crate::dice::{MS, US};
 use crate::world::{Ev, Play, World};
+use tidegate_abi::gate::MOST_DISABLES;
 use tidegate_core::landing::{AgentView as Glance, Effect as Land, OnLoss};
 
 /// How soon a process that must not enable its channels yet looks again, ns.
@@ -40,7 +41,9 @@ impl<P: Play> World<P> {
                         let held = &self.processes[pid].devices[device];
                         let list: Vec<_> = held.channels.iter().map(|channel| channel.1).collect();
                         let gpu = held.gpu;
-                        self.device(gpu).enable_at(now + 30 * US, &list, 0);
+                        for _ in 0..MOST_DISABLES {
+                            self.device(gpu).enable_at(now + 30 * US, &list, 0);
+                        }
                     }
                     self.at(now + 30 * US, Ev::Landed(pid));
                 }

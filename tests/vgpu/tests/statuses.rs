@@ -523,7 +523,7 @@ fn freeing_an_object_frees_its_subtree_and_what_depends_on_it() {
     assert_eq!(ctl.free(client, job.tsg), Status::OK);
     assert!(device.control().channels().unwrap().is_empty());
     let gone = ctl.disable(client, job.side.subdevice, true, &[pair]);
-    assert_eq!(gone, Status::OBJECT_NOT_FOUND);
+    assert_eq!(gone, Status::INVALID_CHANNEL);
     assert_eq!(ctl.free(client, client), Status::OK);
     assert_eq!(ctl.attached(client), Status::INVALID_CLIENT);
 }

@@ -48,29 +48,47 @@ impl Lanes {
         };
         let mut waiting = Vec::new();
         let mut failed = None;
-        for (at, batch) in prepared.iter().enumerate() {
-            if switch == Switch::Disable {
-                for &place in &batch.places {
-                    journal.mark(place, batch.method);
+        let named = prepared.iter().map(|batch| match switch {
+            // What is known to be disabled is not disabled again, since firmware counts.
+            Switch::Disable => batch.without(|place| journal.is_sure(place)),
+            Switch::Enable => batch.clone(),
+        });
+        let named: Vec<_> = named.filter(|batch| batch.pairs() > 0).collect();
+        for (at, batch) in named.iter().enumerate() {
+            for &place in &batch.places {
+                match switch {
+                    Switch::Disable => journal.mark(place, batch.method),
+                    Switch::Enable => journal.doubt(place),
                 }
             }
-            let seq = self.take_seq();
-            let tell = Tell::Set(SetChannels {
-                seq,
-                switch,
-                pairs: (0..batch.pairs())
-                    .map(|at| (batch.call.h_client_list[at], batch.call.h_channel_list[at]))
-                    .collect(),
-                device_instance,
-                method: batch.method,
-                more: prepared
-                    .get(at + 1)
-                    .is_some_and(|next| next.session == batch.session),
-            });
-            if members.tell(batch.session, tell) {
-                waiting.push((seq, batch.places.clone()));
-            } else {
-                failed = Some(Status::TIMEOUT.0);
+            let times = match switch {
+                Switch::Disable => 1,
+                Switch::Enable => journal.enables(&batch.places),
+            };
+            for nth in 1..=times {
+                let seq = self.take_seq();
+                let next = named.get(at + 1);
+                let tell = Tell::Set(SetChannels {
+                    seq,
+                    switch,
+                    pairs: (0..batch.pairs())
+                        .map(|at| (batch.call.h_client_list[at], batch.call.h_channel_list[at]))
+                        .collect(),
+                    device_instance,
+                    method: batch.method,
+                    more: nth < times || next.is_some_and(|next| next.session == batch.session),
+                });
+                if !members.tell(batch.session, tell) {
+                    failed = Some(Status::TIMEOUT.0);
+                    break;
+                }
+                // They run after the last of them.
+                let places = if nth == times {
+                    batch.places.clone()
+                } else {
+                    Default::default()
+                };
+                waiting.push((seq, places));
             }
         }
         let remote = Remote {
@@ -118,9 +136,12 @@ impl Lanes {
         remote.returned_ns = answer.returned_ns.clamp(remote.entered_ns, cx.now);
         if answer.status != 0 {
             remote.failed = Some(answer.status);
-        } else if remote.switch == Switch::Enable {
+        } else {
             for place in places {
-                journal.clear(place);
+                match remote.switch {
+                    Switch::Enable => journal.clear(place),
+                    Switch::Disable => journal.confirm(place),
+                }
             }
         }
         self.finish_remote((job, gpu_id(index)), members, cx);
@@ -211,15 +232,17 @@ impl Lanes {
             return;
         };
         for places in places.chunks(MAX_PAIRS) {
-            let tell = Tell::Set(SetChannels {
-                seq: self.take_seq(),
-                switch: Switch::Enable,
-                pairs: places.iter().map(|&place| journal.pair(place)).collect(),
-                device_instance,
-                method: cx.settings.method,
-                more: false,
-            });
-            members.tell(session, tell);
+            for _ in 0..journal.enables(places) {
+                let tell = Tell::Set(SetChannels {
+                    seq: self.take_seq(),
+                    switch: Switch::Enable,
+                    pairs: places.iter().map(|&place| journal.pair(place)).collect(),
+                    device_instance,
+                    method: cx.settings.method,
+                    more: false,
+                });
+                members.tell(session, tell);
+            }
         }
         let lane = job.and_then(|job| self.lane_mut(job, gpu));
         match lane.filter(|lane| lane.outstanding != 0) {

@@ -158,7 +158,8 @@ impl Members {
                 text: "the process enabled its own channels".to_owned(),
                 ..Notice::default()
             });
-            if session.job.is_some() {
+            if let Some(job) = session.job {
+                cx.ask(Request::Doubt(job));
                 cx.step(Event::Reissue { job: session.job });
             }
         }

@@ -79,6 +79,9 @@ impl Shell {
         if late {
             self.counters.late_turns += 1;
             self.lanes.doubt();
+            for job in self.lanes.job_ids() {
+                self.ask(Request::Doubt(job));
+            }
             self.ask(Request::Emit(Notice {
                 kind: "agent_was_stopped",
                 text: "the control thread came late; ordering every channel anew".to_owned(),

@@ -115,7 +115,7 @@ fn clients(batches: &[Batch]) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
     use crate::batch::Via;
-    use crate::journal::Place;
+    use crate::journal::{Journal, Place};
     use crate::page::Guards;
     use crate::task::{Refusal, ReleaseCalls, Wanted, release};
     use std::cell::RefCell;
@@ -207,7 +207,7 @@ mod tests {
             comes: RefCell::new(comes),
             made: RefCell::default(),
         };
-        release(leaves(7, 1_000), &calls);
+        release(leaves(7, 1_000), &Journal::private(), &calls);
         let left = calls.queue.borrow().len();
         (calls.made.into_inner(), left)
     }

@@ -56,7 +56,7 @@ impl Default for Config {
                 p50: 300_000,
                 p99: 900_000,
             },
-            counting: false,
+            counting: true,
             eviction: Eviction::default(),
             seed: 0,
         }

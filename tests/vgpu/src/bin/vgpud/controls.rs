@@ -501,9 +501,6 @@ impl World {
             return Err(Status::INSUFFICIENT_PERMISSIONS);
         }
         let count = layout.word(call.nested, "numChannels");
-        if count > self.number("NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES") {
-            return Err(Status::INVALID_ARGUMENT);
-        }
         let gpu = self
             .gpu_above(header.client, header.object)
             .ok_or(Status::INVALID_OBJECT_HANDLE)?;
@@ -518,7 +515,14 @@ impl World {
         let needs = Needs::disable_channels(header.client, gpu, self.knobs.patch);
         debug_assert!(needs.api == ApiLock::Read && needs.gpus != GpuLock::None);
 
-        let keys = match self.resolve_pairs(call, count as usize, gpu) {
+        // What an H100 and an H200 answer (P9, P9b), as late as any answer.
+        let most = self.number("NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES");
+        let resolved = if count == 0 || count > most {
+            Err(Status::INVALID_PARAM_STRUCT)
+        } else {
+            self.resolve_pairs(call, count as usize, gpu)
+        };
+        let keys = match resolved {
             Ok(keys) => keys,
             Err(status) => {
                 answer.due = self.locks.reserve(call.now, needs, ROUND_TRIP_NS).1;

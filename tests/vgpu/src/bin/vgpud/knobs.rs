@@ -32,13 +32,13 @@ pub(crate) struct Knobs {
     pub(crate) eviction: Eviction,
     /// `restart_runlist = allow | STATUS`: how `RESTART_RUNLIST` is refused.
     pub(crate) restart: Option<Status>,
-    /// `unknown_pair = STATUS`: answer to a pair that does not exist (default 0x57).
+    /// `unknown_pair = STATUS`: answer to a pair that does not exist (default 0x21, as P9 found on an H100).
     pub(crate) unknown_pair: Status,
     /// `disable_fixed_us`, or `disable_us` and `disable_p99_us`: how long a disable takes.
     pub(crate) disable: Latency,
     /// `enable_us`: how long an enable takes.
     pub(crate) enable: Latency,
-    /// `enable_refcount = flag | count`: whether two disables need two enables.
+    /// `enable_refcount = flag | count`: whether two disables need two enables, as on an H100 (the default).
     pub(crate) counting: bool,
     /// `timeslice_us`: of TSGs made from now on.
     pub(crate) timeslice_ns: u64,
@@ -115,10 +115,10 @@ impl Default for Knobs {
             foreign: Foreign::Allow,
             eviction: config.eviction,
             restart: None,
-            unknown_pair: Status::OBJECT_NOT_FOUND,
+            unknown_pair: Status::INVALID_CHANNEL,
             disable: config.disable,
             enable: Latency::Fixed(100_000),
-            counting: false,
+            counting: true,
             timeslice_ns: config.timeslice_ns,
             switch_ns: config.switch_ns,
             kernel_ns: 20_000,
