@@ -162,6 +162,7 @@ crate::hooks! {
     // What else may hold the driver's locks while it waits for the GPU.
     Hold 2000 fn cuMemFreeHost(at: *mut c_void);
     Hold 4000 fn cuMemHostUnregister(at: *mut c_void);
+    Hold 3010 fn cuCtxSetLimit(limit: c_int, value: usize);
     Hold 2000 fn cuModuleLoad(module: *mut CUmodule, name: *const c_char);
     Hold 2000 fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
     Hold 2010 fn cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void);

@@ -19,6 +19,7 @@ use std::time::Duration;
 /// they put work on a stream, by its counts of launches entered and returned.
 pub const MARKED: &[&str] = &[
     "cuCtxDestroy_v2",
+    "cuCtxSetLimit",
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxRelease_v2",
     "cuEventDestroy_v2",
