@@ -39,11 +39,11 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
     let found = Found::by(&node, &["--results", results.to_str().expect("a path")]);
     for probe in [
         "P1", "P2", "P2m", "P3", "P3b", "P4", "P5", "P6", "P6b", "P7", "P9", "P10", "P11", "P12",
-        "P17", "P24", "P25", "P29", "end",
+        "P17", "P24", "P25", "P29", "P30", "end",
     ] {
         found.expect(probe, "PASS", "");
     }
-    for probe in ["P8", "P10b", "P15", "P15m", "P28", "P9b"] {
+    for probe in ["P8", "P10b", "P15", "P15m", "P28", "P31", "P9b"] {
         found.expect(probe, "SKIP", "--kernel-is-ours");
     }
     found.note("P29", "with a pair of nobody after the first process");

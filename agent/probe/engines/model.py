@@ -82,6 +82,8 @@ class Torch:
         import torch
 
         self.torch = torch
+        # cuDNN's attention plans each new length on the host for some 50 ms, which no engine's kernels do.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         layers, hidden, heads, kv_heads, forward, vocabulary = SHAPES[shape]
         self.heads, self.kv_heads, self.size = heads, kv_heads, hidden // heads
         kind = {"device": "cuda", "dtype": torch.bfloat16}
@@ -159,6 +161,18 @@ class Torch:
 
     def wait(self):
         self.stream.synchronize()
+
+
+def block():
+    """From now on the host sleeps where it waits for the first GPU, and does not poll: CU_CTX_SCHED_BLOCKING_SYNC of
+    the primary context, which nobody has made yet."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device = ctypes.c_int()
+    for name, *arguments in (("cuInit", 0), ("cuDeviceGet", ctypes.byref(device), 0),
+                             ("cuDevicePrimaryCtxSetFlags_v2", device, 4)):
+        code = getattr(cuda, name)(*arguments)
+        if code:
+            raise RuntimeError(f"{name}: CUDA error {code}")
 
 
 def make(backend, shape):

@@ -32,7 +32,7 @@ class Node:
         if role:
             library = os.path.join(self.home, "libtidegate.so")
             env["LD_PRELOAD"] = ":".join(filter(None, [library, env.get("LD_PRELOAD")]))
-            env["TIDEGATE_ROLE"] = role
+            env["TIDEGATE_ROLE"] = more.get("TIDEGATE_ROLE", role)
             env["TIDEGATE_JOB"] = more.get("TIDEGATE_JOB", role)
             if self.plugin:
                 env["PYTHONPATH"] = ":".join(filter(None, [os.environ["TIDEGATE_PLUGIN"], env.get("PYTHONPATH")]))
@@ -49,11 +49,18 @@ class Node:
             if self.pool:
                 file.write(f'[memory]\npool = "{self.pool}"\n')
             file.write(self.settings)
+        self.start()
+        return self
+
+    def start(self):
+        """Starts the agent by its configuration and waits until it serves; seconds that took."""
+        begun = time.monotonic()
         vgpu = os.environ.get("TIDEGATE_VGPU_DIR")
         device = f"virtual={vgpu}" if vgpu else "real"
-        with open(os.path.join(self.dir.name, "agent.log"), "w", encoding="utf-8") as log:
+        with open(os.path.join(self.dir.name, "agent.log"), "a", encoding="utf-8") as log:
             self.agent = subprocess.Popen(
-                [os.path.join(self.home, "tidegate-agent"), "--config", config, "--device", device],
+                [os.path.join(self.home, "tidegate-agent"), "--config", os.path.join(self.dir.name, "agent.toml"), "--device",
+                 device],
                 env=self.environment(), stdin=subprocess.DEVNULL, stderr=log)
         # Its self-test, which makes a context on every GPU, may take half a minute.
         end = time.monotonic() + 45
@@ -61,7 +68,7 @@ class Node:
             if self.agent.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"the agent does not serve: {self.log()}")
             time.sleep(0.1)
-        return self
+        return time.monotonic() - begun
 
     def log(self):
         with open(os.path.join(self.dir.name, "agent.log"), encoding="utf-8") as log:

@@ -6,6 +6,7 @@ what came of it as one JSON object at their end. They are ordinary programs: not
 
 import argparse
 import json
+import os
 import random
 import select
 import sys
@@ -63,14 +64,25 @@ def online(gpu, start, seconds, seed):
     return {"requests": len(done), "spans": spans, "ttft_s": [t for t, _ in each], "tpot_s": [t for _, t in each]}
 
 
-def offline(gpu, start, tokens):
-    """Until standard input says stop."""
+def offline(gpu, start, tokens, beat):
+    """Until standard input says stop. The file `beat` grows by a byte with each prefill."""
     done = 0
-    while not select.select([sys.stdin], [], [], 0)[0]:
-        gpu.prefill(tokens)
-        gpu.wait()
-        done += tokens
+    with open(beat or os.devnull, "ab", buffering=0) as file:
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            gpu.prefill(tokens)
+            gpu.wait()
+            done += tokens
+            file.write(b".")
     return {"tokens": done, "seconds": time.monotonic() - start}
+
+
+def processors(text):
+    """Numbers of processors in the kernel's words: `0-3,8`."""
+    found = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
 
 
 def main():
@@ -80,12 +92,23 @@ def main():
     parser.add_argument("--shape", choices=list(model.SHAPES), default="8b")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--wait", choices=["spin", "block"], default="spin", help="how the host waits for the GPU")
+    parser.add_argument("--beat", help="file that grows by a byte with each offline prefill")
+    parser.add_argument("--cpus", help="processors to run on, such as 0-7")
     parser.add_argument("--tokens", type=int, default=4096, help="of an offline prefill")
     options = parser.parse_args()
+    if options.cpus:
+        os.sched_setaffinity(0, processors(options.cpus))
+    if options.wait == "block":
+        model.block()
     gpu = model.make(options.backend, options.shape)
-    # What is done once: kernels are compiled, graphs captured.
-    gpu.prefill(options.tokens if options.role == "offline" else 512)
-    if options.role == "online":
+    # What is done once: kernels are compiled, graphs captured, memory is taken for the longest, libraries choose their
+    # kernels for each length.
+    if options.role == "offline":
+        gpu.prefill(options.tokens)
+    else:
+        for tokens in sorted({tokens for _, tokens, _ in schedule(options.seconds, options.seed)} | {512}, reverse=True):
+            gpu.prefill(tokens)
         gpu.decode(1)
     gpu.wait()
     print("ready", flush=True)
@@ -94,7 +117,7 @@ def main():
     if options.role == "online":
         result = online(gpu, start, options.seconds, options.seed)
     else:
-        result = offline(gpu, start, options.tokens)
+        result = offline(gpu, start, options.tokens, options.beat)
     print(json.dumps(result), flush=True)
 
 

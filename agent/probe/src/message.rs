@@ -293,6 +293,8 @@ pub enum Op {
         kernels: u32,
         /// Length of each.
         ns: u64,
+        /// How long the stream is idle before each.
+        gap_ns: u64,
     },
     /// Makes further contexts on the device and leaves the first one current. `value`: how many.
     Contexts {

@@ -433,7 +433,11 @@ impl Device {
                     .graph_of_steps(cuda, recorder, *kernels, steps)?;
                 plain(timed(|| cuda.launch_graph(exec, stream))?)
             }
-            Op::Latency { kernels, ns } => self.latency(stream, *kernels, *ns)?,
+            Op::Latency {
+                kernels,
+                ns,
+                gap_ns,
+            } => self.latency(stream, *kernels, *ns, *gap_ns)?,
             Op::Cost { call, batches } => self.cost(stream, *call, *batches)?,
             _ => bail!("not work of a stream"),
         })
@@ -505,10 +509,19 @@ impl Device {
     }
 
     /// Median and 99th percentile of launching a kernel of `length_ns` and waiting for it.
-    fn latency(&self, stream: Handle, kernels: u32, length_ns: u64) -> anyhow::Result<Done> {
+    fn latency(
+        &self,
+        stream: Handle,
+        kernels: u32,
+        length_ns: u64,
+        gap_ns: u64,
+    ) -> anyhow::Result<Done> {
         let arguments = [length_ns, 0];
         let mut all = Vec::new();
         for _ in 0..kernels {
+            if gap_ns > 0 {
+                crate::clock::pause(std::time::Duration::from_nanos(gap_ns));
+            }
             let (ns, ()) = timed(|| {
                 self.cuda.launch(stream, self.spin(&arguments))?;
                 self.cuda.wait_stream(stream)

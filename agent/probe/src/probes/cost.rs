@@ -1,7 +1,7 @@
 //! P12: what the library's hooks cost on a launch and on a graph launch, and what events cost.
 //!
-//! Two workers do the same, one with the library and one without; they take turns, so that a clock
-//! that changes its mind hits both.
+//! Workers do the same, two with the library and two without; they take turns, so that a clock that changes its mind
+//! hits all.
 
 use crate::bench::{Bench, Ending, pass, skip};
 use crate::link::{Preload, Worker};
@@ -15,9 +15,19 @@ pub(super) fn hook(bench: &Bench) -> anyhow::Result<Ending> {
         library: None,
         ..bench.options.preload.clone()
     };
-    let mut hooked = bench.worker("hooked", Wait::Spin)?;
-    let mut native = bench.bare_worker("native", &bare)?;
-    native.context(bench.options.ordinal, Wait::Spin)?;
+    // Two of each: processes differ by where they lie in memory and on which processor they run, and what they
+    // differ by is no cost of a hook.
+    let mut hooked = [
+        bench.worker("hooked", Wait::Spin)?,
+        bench.worker("hooked-too", Wait::Spin)?,
+    ];
+    let mut native = [
+        bench.bare_worker("native", &bare)?,
+        bench.bare_worker("native-too", &bare)?,
+    ];
+    for worker in &mut native {
+        worker.context(bench.options.ordinal, Wait::Spin)?;
+    }
     let rounds = if bench.options.quick { 3 } else { 15 };
     for (call, name) in [
         (Call::Launch, "cuLaunchKernel"),
@@ -30,13 +40,16 @@ pub(super) fn hook(bench: &Bench) -> anyhow::Result<Ending> {
             let done = worker.one(Op::Cost { call, batches: 9 })?;
             Ok(done.value as f64 / 1e3)
         };
-        let (mut natives, mut differences) = (Vec::new(), Vec::new());
+        let (mut natives, mut apart, mut differences) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
-            let (before, with, after) =
-                (cost(&mut native)?, cost(&mut hooked)?, cost(&mut native)?);
+            let [first, second] = &mut native;
+            let (before, after) = (cost(first)?, cost(second)?);
             let without = f64::midpoint(before, after);
             natives.push(without);
-            differences.push(with - without);
+            apart.push((before - after).abs());
+            for worker in &mut hooked {
+                differences.push(cost(worker)? - without);
+            }
         }
         let median = |mut values: Vec<f64>| {
             values.sort_by(f64::total_cmp);
@@ -44,6 +57,11 @@ pub(super) fn hook(bench: &Bench) -> anyhow::Result<Ending> {
         };
         let report = &bench.report;
         report.figure(format!("{name}: native"), median(natives), "ns");
+        report.figure(
+            format!("{name}: between two native processes"),
+            median(apart),
+            "ns",
+        );
         report.figure(
             format!("{name}: added by the library"),
             median(differences),

@@ -10,6 +10,8 @@ use tidegate_driver::causes::with_causes;
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65_534;
+/// With so many enables anything runs that may run at all.
+const MOST_ENABLES: u32 = 6;
 /// A channel handle that nobody has.
 pub(super) const BOGUS: u32 = 0x7fff_fff0;
 
@@ -33,22 +35,7 @@ pub(super) fn odd_lists(bench: &Bench) -> anyhow::Result<Ending> {
     let pairs = subject.pairs();
     let mut wrong = Vec::new();
 
-    subject.set(true)?;
-    subject.set(true)?;
-    subject.set(false)?;
-    let flag = !stopped(&mut subject)?;
-    report.note(format!(
-        "two disables and one enable: {}",
-        if flag {
-            "runs (a flag)"
-        } else {
-            "stands (a count)"
-        }
-    ));
-    if !flag {
-        wrong.push("disables are counted");
-        subject.set(false)?;
-    }
+    counts(bench, &mut subject)?;
 
     let none = subject.raw(&mut list(&[], true))?;
     report.note(format!("0 channels: {}", answer(&none)));
@@ -88,6 +75,64 @@ pub(super) fn odd_lists(bench: &Bench) -> anyhow::Result<Ending> {
     } else {
         fail(wrong.join("; "))
     })
+}
+
+/// How many disables and enables cancel out, by one caller and by two. What they do is noted and not judged: firmware that
+/// counts and firmware that sets a flag are both known, and the agent has to get on with either.
+fn counts(bench: &Bench, subject: &mut Subject<'_>) -> anyhow::Result<()> {
+    let report = &bench.report;
+    let enables = |subject: &mut Subject<'_>| -> anyhow::Result<u32> {
+        for nth in 1..=MOST_ENABLES {
+            subject.set(false)?;
+            if !stopped(subject)? {
+                return Ok(nth);
+            }
+        }
+        anyhow::bail!("{MOST_ENABLES} enables let nothing run")
+    };
+    let spare = subject.raw(&mut list(&subject.pairs(), false))?;
+    report.note(format!(
+        "an enable of what is not disabled: {}",
+        answer(&spare)
+    ));
+    subject.set(true)?;
+    let stands = stopped(subject)?;
+    report.guess(
+        "an enable too many takes nothing from the next disable",
+        stands,
+    );
+    if stands {
+        enables(subject)?;
+    } else {
+        subject.set(false)?;
+    }
+    for disables in [2, 3] {
+        for _ in 0..disables {
+            subject.set(true)?;
+        }
+        let took = enables(subject)?;
+        report.figure(
+            format!("{disables} disables: enables until it ran"),
+            f64::from(took),
+            "",
+        );
+    }
+    let mut other = Actor::start(bench.driver()?, subject, None)?;
+    subject.set(true)?;
+    let did = other.order(true)?;
+    if let Some(error) = did.error {
+        report.note(format!("a second caller's disable: {error}"));
+        enables(subject)?;
+        return Ok(());
+    }
+    other.kill();
+    let took = enables(subject)?;
+    report.figure(
+        "a disable each of two callers, one of them dead: enables until it ran",
+        f64::from(took),
+        "",
+    );
+    Ok(())
 }
 
 /// A list that says it has one pair more than it has places for. The kernel side forwards the count

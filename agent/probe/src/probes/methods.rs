@@ -9,16 +9,11 @@ use crate::bench::{Bench, Ending, SOON, STEP_NS, fail, pass};
 use crate::clock::{self, nanos, now_ns};
 use crate::link::Worker;
 use crate::message::{Op, Wait};
-use crate::subject::{RESTART_RUNLIST, Subject, Way, control, graphics};
+use crate::subject::{Subject, Way};
 use anyhow::Context;
 use std::time::Duration;
 use tidegate_agent::config::Method as Marked;
 use tidegate_driver::rm::ThrowAway;
-
-/// `NVA06C_CTRL_CMD_MAKE_REALTIME` {real time}, `NVA06C_CTRL_CMD_SET_TIMESLICE` {microseconds}, from the kernel's
-/// `ctrla06c.h`.
-const MAKE_REALTIME: u32 = 0xa06c_0110;
-const SET_TIMESLICE: u32 = 0xa06c_0103;
 
 /// Blocks of 256 threads that fill a GPU of 132 multiprocessors once.
 const FULL: u32 = 132 * 8;
@@ -200,6 +195,7 @@ impl Rig<'_> {
         let op = Op::Latency {
             kernels: KERNELS,
             ns: LENGTH_NS,
+            gap_ns: 0,
         };
         let done = self.second.one(op)?;
         Ok((done.ns, done.value))
@@ -318,8 +314,6 @@ pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
             }
         }
     }
-    realtime(&mut rig)?;
-    share(&mut rig)?;
     report.note(format!("methods: {}", said.join("; ")));
     let Some(method) = holding.first() else {
         return Ok(fail(format!(
@@ -329,104 +323,4 @@ pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
     };
     bench.found_method(*method)?;
     Ok(pass())
-}
-
-/// The second process' kernels beside the victim before and after its groups are made real-time.
-fn realtime(rig: &mut Rig<'_>) -> anyhow::Result<()> {
-    let channels = rig.second.trace.channels();
-    let own = rig.second.trace.owners().into_iter().next();
-    let own = own.context("the second process has no channels")?;
-    let (groups, channel) = graphics(&channels);
-    let report = &rig.bench.report;
-    rig.busy(Load::Kernel)?;
-    let before = rig.beside()?;
-    let set = |worker: &mut Worker, on: u8| -> anyhow::Result<()> {
-        for &tsg in &groups {
-            control(worker, &own, (tsg, MAKE_REALTIME, "MAKE_REALTIME"), &[on])?;
-        }
-        let channel = channel.context("no graphics channel")?;
-        let restart = (channel, RESTART_RUNLIST, "RESTART_RUNLIST");
-        control(worker, &own, restart, &[1, 0])?;
-        Ok(())
-    };
-    let result = set(&mut rig.second, 1);
-    if let Err(error) = result {
-        report.note(format!("MAKE_REALTIME: {error:#}"));
-        return Ok(());
-    }
-    rig.busy(Load::Kernel)?;
-    let after = rig.beside()?;
-    let undone = set(&mut rig.second, 0);
-    let report = &rig.bench.report;
-    report.micros("MAKE_REALTIME before: second's kernel p50", before.0);
-    report.micros("MAKE_REALTIME: second's kernel p50", after.0);
-    report.micros("MAKE_REALTIME: second's kernel p99", after.1);
-    report.guess(
-        "a group made real-time does not wait for a saturating neighbour's time slice",
-        after.0 < before.0 / 2,
-    );
-    if let Err(error) = undone {
-        report.note(format!("MAKE_REALTIME off: {error:#}"));
-    }
-    Ok(())
-}
-
-/// D: a share instead of a stop. What each of two saturating processes gets, by the victim's time slice.
-fn share(rig: &mut Rig<'_>) -> anyhow::Result<()> {
-    let own = rig.victim.own().clone();
-    let measure = |rig: &mut Rig<'_>| -> anyhow::Result<f64> {
-        rig.busy(Load::Kernel)?;
-        let steps = nanos(LEAST) / STEP_NS;
-        let launch = Op::Steps {
-            steps,
-            step_ns: STEP_NS,
-            blocks: FULL,
-        };
-        let from = rig.second.progress()?;
-        rig.second.call("work", vec![launch])?;
-        rig.second.moved(from, SOON)?;
-        let (a, b) = (rig.victim.worker.progress()?, rig.second.progress()?);
-        clock::pause(WINDOW * 2);
-        let (victim, second) = (
-            rig.victim.worker.progress()? - a,
-            rig.second.progress()? - b,
-        );
-        rig.second.call("work", vec![Op::WaitStream])?;
-        Ok(victim as f64 / second.max(1) as f64)
-    };
-    let usual = measure(rig)?;
-    rig.bench.report.figure(
-        "D share: victim to second, time slice as it comes",
-        usual,
-        "",
-    );
-    for tsg in graphics(&rig.victim.channels).0 {
-        let short = 1_u64.to_ne_bytes();
-        let what = (tsg, SET_TIMESLICE, "SET_TIMESLICE");
-        if let Err(error) = control(&mut rig.victim.worker, &own, what, &short) {
-            rig.bench.report.note(format!("D share: {error:#}"));
-            return Ok(());
-        }
-    }
-    let short = measure(rig)?;
-    rig.bench
-        .report
-        .figure("D share: victim to second, 1 us", short, "");
-    match rig.victim.restart() {
-        Ok(_) => {
-            let restarted = measure(rig)?;
-            let report = &rig.bench.report;
-            report.figure(
-                "D share: victim to second, 1 us and restarted",
-                restarted,
-                "",
-            );
-            report.guess(
-                "a time slice counts from the next restart of the runlist, not before",
-                short > usual / 2.0 && restarted < usual / 2.0,
-            );
-        }
-        Err(error) => rig.bench.report.note(format!("D share: {error:#}")),
-    }
-    Ok(())
 }

@@ -11,6 +11,8 @@ mod lasting;
 mod made_of;
 mod memory;
 mod methods;
+mod named;
+mod rank;
 mod schedule;
 mod shape;
 mod sharing;
@@ -95,9 +97,10 @@ probes! {
     "P24" A 150 waits::table, "which driver calls wait while no channel runs, and what do they hold?",
         "the library marks every call that holds others up while it waits";
     "P9" A 90 edges::odd_lists, "refcount, stale handles, no channel, one bad pair among good ones?",
-        "a disable sets a flag: two disables need one enable, and a list with a bad pair is refused or takes effect";
+        "a list with a bad pair is refused or takes effect";
     "P29" A 90 joint::processes, "does one call stop several processes, and what does it cost beside a call for each?",
         "firmware takes a list with channels of several processes, and stops them all in one call";
+    "P30" A 90 named::channels, "what does a stop cost by the channels that it names, and when does online's kernel run?", "";
     "P10" A 60 schedule::preempt, "what do PREEMPT and SET_TIMESLICE do?",
         "PREEMPT and SET_TIMESLICE of one's own group need no privilege, and work goes on after them";
     "P11" A 60 edges::unprivileged, "may a user without rights disable foreign channels?",
@@ -105,12 +108,12 @@ probes! {
     "P12" A 90 cost::hook, "what do the hooks cost on a launch, and events?", "";
     "P4" A 60 lasting::long, "do long-disabled channels stay healthy?",
         "nothing but their owner minds that channels are disabled for long: no Xid, and work goes on";
-    "P10b" B 60 schedule::unschedule, "what does GPFIFO_SCHEDULE(0) do?",
-        "a group taken off its runlist stops and goes on when it is put back";
+    "P10b" B 60 schedule::unschedule, "what does GPFIFO_SCHEDULE(0) do?", "";
     "P15" B 60 sharing::green, "does the gate hold a green context, and where do graphs recorded outside it run?",
         "disabling a process' channels holds its green contexts too, and they keep to their multiprocessors";
     "P15m" B 90 sharing::mps, "has an MPS client channels of its own, and whose work stops when they are disabled?",
         "an MPS client with channels of its own can be stopped alone";
+    "P31" B 90 rank::first_come, "may a process' work go before another's without a gate: real-time, time slices?", "";
     "P28" B 60 timeout::no_preemption, "what does a disable do to a kernel that the GPU cannot save in its middle?",
         "without preemption in mid-kernel a disable waits for the kernel, until the driver loses patience after about 4 s (Xid 109)";
     "P8" B 300 death::killed_while_disabled, "what does killing a process cost the node while its channels are disabled?",
