@@ -193,6 +193,7 @@ def main():
     parser.add_argument("--only", default="P23,P22")
     parser.add_argument("--out", default=".")
     options = parser.parse_args()
+    runs.end_politely()
     lines.machine(runs.HOME)
     if not os.environ.get("TIDEGATE_PLUGIN"):
         sys.exit("finetune_probe: TIDEGATE_PLUGIN names no folder with tidegate_engines")

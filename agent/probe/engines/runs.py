@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,11 @@ UNANNOUNCED = ("Tidegate, hints of the core alone", ["online", "offline"], "best
 def shared(pool):
     """Tidegate with so much of the GPU's memory in common, by the engine's plugin."""
     return ("Tidegate with shared memory", ["online", "offline"], "best", pool, True)
+
+
+def end_politely():
+    """Who is told to end, as by a limit of time, ends its programs first."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 class Program:

@@ -244,31 +244,17 @@ def main():
     parser.add_argument("--out", default=".")
     options = parser.parse_args()
     only = options.only.split(",")
+    runs.end_politely()
     lines.machine(runs.HOME)
-    if "P14" in only:
-        with lines.Probe("P14"):
-            colocation(options)
-    if "P33" in only:
-        with lines.Probe("P33"):
-            beside(options)
-    if "P32" in only:
-        with lines.Probe("P32"):
-            crash(options)
-    if "P34" in only:
-        with lines.Probe("P34"):
-            late(options)
-    if "P27" in only:
-        with lines.Probe("P27"):
-            lookups.unseen(options)
-    if "P26" in only:
-        with lines.Probe("P26"):
-            lookups.lookups(options)
-    if "P13" in only:
-        with lines.Probe("P13"):
-            decode_gaps(options.backend, options.iterations)
-    if "P12t" in only:
-        with lines.Probe("P12t"):
-            triton_launch()
+    probes = {
+        "P14": lambda: colocation(options), "P33": lambda: beside(options), "P32": lambda: crash(options),
+        "P34": lambda: late(options), "P27": lambda: lookups.unseen(options), "P26": lambda: lookups.lookups(options),
+        "P13": lambda: decode_gaps(options.backend, options.iterations), "P12t": triton_launch,
+    }
+    for name, ask in probes.items():
+        if name in only:
+            with lines.Probe(name):
+                ask()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def main():
     parser.add_argument("--engine", default=os.path.join(runs.HERE, "vllm_engine.py"))
     parser.add_argument("--engine-arguments", default="")
     options = parser.parse_args()
+    runs.end_politely()
     lines.machine(runs.HOME)
 
     def command(role):

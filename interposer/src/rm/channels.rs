@@ -271,8 +271,8 @@ fn set_of(process: &Process, table: &Table, order: &Order<'_>, client: u32) -> O
     }
 }
 
-/// Enables every channel of this process, as often as it may have been disabled; `false` if one that stands was not. `method` is how they were
-/// disabled.
+/// Enables every channel of this process, as often as it may have been disabled; `false` if one that stands was not.
+/// `method` is how they were disabled.
 pub fn enable_all(process: &Process, method: StopMethod) -> bool {
     let mut lists: BTreeMap<(u32, u32), Vec<(u32, u32)>> = BTreeMap::new();
     for channel in sys::lock(&process.rm).graph.channels() {
