@@ -1,5 +1,6 @@
 //! Offline work stops when online work begins and resumes, exactly, after a cooldown.
 
+use tidegate_tests::view::status;
 use tidegate_tests::{Node, Offline, Online, TRUSTING, personality, wait_for, watch};
 use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::{self, Kind, Record};
@@ -257,6 +258,29 @@ fn offline_launches_nothing_beside_online_on_firmware_that_is_deaf() {
     let records = history(&node);
     assert_eq!(counted, of(&records, pid, Kind::KernelEnd).len() as u64);
     assert!(of(&records, pid, Kind::Fault).is_empty());
+}
+
+/// P-GATE-3: an engine that launches a decode step before it has read the one before is never idle within a request, and
+/// of each request its library is seen idle once, at the end. What it counts of the steps shortens the cooldown.
+#[test]
+fn an_engine_that_is_never_idle_within_a_request_shortens_its_cooldown_too() {
+    let node = Node::new(&["--gpus", "1"], TRUSTING);
+    let mut online = Online::start(&node, 0);
+    let mut requests = 0;
+    let cooldown = wait_for("a cooldown of more steps than requests", || {
+        online.send("ahead 60 2000000");
+        online.answer_fields();
+        requests += 1;
+        let gpu = &status(&node)["gpus"][0];
+        let gaps = gpu["decode_gaps"].as_u64()?;
+        // A step that comes late leaves the device idle, and may be seen.
+        let many = gaps > 128 && gaps > 10 * requests;
+        many.then(|| gpu["cooldown_ns"].as_u64()).flatten()
+    });
+    assert!(
+        (2_000_000..200_000_000).contains(&cooldown),
+        "{cooldown} ns after {requests} requests"
+    );
 }
 
 /// P-GATE-18: an engine that says that a request came has the GPU before its first kernel, and gives it back when the

@@ -15,6 +15,7 @@
 use crate::activity::registry::Contexts;
 use crate::activity::slots::{self, PAGE};
 use crate::activity::streams::StreamDevices;
+use crate::activity::turns::Turns;
 use crate::memory::state::Memory;
 use crate::rm::objects::Rm;
 use crate::{clock, env, sys};
@@ -47,6 +48,8 @@ pub struct Process {
     pub stream_lane: AtomicBool,
     /// Devices in use, one bit each.
     pub devices: AtomicU32,
+    /// Iterations too close for the prober.
+    pub turns: [Turns; DEVICES],
     /// Sums of slots whose threads are gone.
     pub retired: [Counts<AtomicU64>; DEVICES],
     /// Contexts and streams.
@@ -229,6 +232,7 @@ fn build() -> Option<&'static Process> {
             ever_attached: AtomicBool::new(false),
             stream_lane: AtomicBool::new(false),
             devices: AtomicU32::new(0),
+            turns: Default::default(),
             retired: Default::default(),
             contexts: Mutex::default(),
             stream_devices: StreamDevices::default(),

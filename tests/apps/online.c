@@ -8,6 +8,8 @@
  *   request COUNT NS GAP   a prefill of one kernel of 4 NS, then COUNT decode iterations: a graph of one kernel of NS,
  *                     waited for, and a gap of GAP nanoseconds between two; answers "ok END START LONGEST LAUNCHES": when the
  *                     last iteration was done, when the first launch was made, the longest gap, graph launches
+ *   ahead COUNT NS    a prefill likewise, then COUNT decode iterations likewise, each launched before the one before it is
+ *                     waited for, by an event: the device has no idle time between them
  *   orphan            a hold on a stream of its own, which is destroyed under it
  *   forever           a kernel that never ends
  *   requests COUNT    says that so many requests are in flight; answers "ok RESULT"
@@ -58,7 +60,7 @@ int main(int argc, char **argv)
         char what[16];
         unsigned long long count = 1, ns = 0, gap = 0;
         if (sscanf(line, "%15s %llu %llu %llu", what, &count, &ns, &gap) < 1) continue;
-        int request = !strcmp(what, "request");
+        int ahead = !strcmp(what, "ahead"), request = ahead || !strcmp(what, "request");
         unsigned long long iterations = count;
         if (request) count = 1;
         int burst = !strcmp(what, "burst");
@@ -83,7 +85,18 @@ int main(int argc, char **argv)
                 tg_spin(spin, stream, 4 * ns, tag++);
                 MUST(cuStreamSynchronize(stream));
                 done = tg_now();
-                for (unsigned long long i = 0; i < iterations; i++) {
+                if (ahead) {
+                    CUevent events[2];
+                    for (int i = 0; i < 2; i++) MUST(cuEventCreate(&events[i], 0));
+                    for (unsigned long long i = 0; i < iterations; i++) {
+                        MUST(cuGraphLaunch(exec, stream));
+                        MUST(cuEventRecord(events[i % 2], stream));
+                        if (i) MUST(cuEventSynchronize(events[(i - 1) % 2]));
+                    }
+                    MUST(cuStreamSynchronize(stream));
+                    done = tg_now();
+                    for (int i = 0; i < 2; i++) MUST(cuEventDestroy_v2(events[i]));
+                } else for (unsigned long long i = 0; i < iterations; i++) {
                     uint64_t launched;
                     until(done + gap);
                     launched = tg_now();

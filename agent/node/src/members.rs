@@ -310,7 +310,9 @@ impl Members {
         *slot = Slot {
             gpu: Some(gpu),
             launched_before: counted.map_or(slot.launched_before, |page| page.launches(at)),
-            seen: page.map_or(slot.seen, |page| Activity::read(&page.devices[at])),
+            seen: page.map_or(slot.seen, |page| {
+                Activity::read(&page.devices[at], &page.memory[at])
+            }),
             ..*slot
         };
         let seen = slot.seen;

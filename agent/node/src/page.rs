@@ -3,9 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tidegate_abi::gate::{self, Gate};
-use tidegate_abi::page::{ACTIVITY_BUSY, DeviceWords, Page};
+use tidegate_abi::page::{self, ACTIVITY_BUSY, DeviceWords, MemoryWords, Page};
 use tidegate_policy::event::Reading;
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::{GraphId, Launches};
 use tidegate_policy::time::Instant;
 
@@ -58,6 +60,8 @@ impl std::ops::Deref for PageRef {
     }
 }
 
+const _: () = assert!(Turns::NO_GRAPH.0 == page::NO_GRAPH);
+
 /// Activity of one device, from a page or from a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
@@ -71,19 +75,28 @@ pub struct Activity {
     pub launches: u64,
     /// The graph last launched in it.
     pub graph: u64,
+    /// Iterations in it between which nobody saw the device idle.
+    pub turns: u64,
+    /// Launches in it up to the end of its first iteration.
+    pub first_turn: u64,
+    /// Idle time between these iterations was shorter than this.
+    pub apart_ns: u64,
 }
 
 impl Activity {
     /// The words of one device, as they stand. The writer may be between two of them: the generation in
     /// the first tells one edge from another, and the rest is only ever used as measures.
     #[must_use]
-    pub fn read(words: &DeviceWords) -> Self {
+    pub fn read(words: &DeviceWords, more: &MemoryWords) -> Self {
         Self {
             word: words.activity.load(Ordering::Acquire),
             busy_since_ns: words.busy_since_ns.load(Ordering::Relaxed),
             idle_since_ns: words.idle_since_ns.load(Ordering::Relaxed),
             launches: words.launches.load(Ordering::Relaxed),
             graph: words.graph.load(Ordering::Relaxed),
+            turns: more.turns.load(Ordering::Relaxed),
+            first_turn: more.first_turn.load(Ordering::Relaxed),
+            apart_ns: more.apart_ns.load(Ordering::Relaxed),
         }
     }
 
@@ -97,6 +110,11 @@ impl Activity {
             idle_since: Instant::from_nanos(self.idle_since_ns),
             launches: Launches(self.launches),
             graph: GraphId(self.graph),
+            turns: Turns {
+                count: self.turns,
+                first: Launches(self.first_turn),
+                apart: Duration::from_nanos(self.apart_ns),
+            },
         }
     }
 }

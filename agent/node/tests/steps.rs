@@ -10,6 +10,7 @@ use tidegate_node::kinds::Role;
 use tidegate_policy::config::{Config, Cooldown};
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Reading, Standing};
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::{Channels, GpuId, GpuSet, GraphId, JobId, Launches, LeaseId, SessionId};
 use tidegate_policy::lease::Leasing;
 use tidegate_policy::lease::event::{self, Iteration, LeaseEvent, Unit};
@@ -189,6 +190,7 @@ fn no_lease_allocates_once_its_trainer_and_iterations_are_known() {
         idle_since: Instant::from_nanos(now),
         launches: Launches(40),
         graph: GraphId(1),
+        turns: Turns::default(),
     };
     step(
         Event::Activity {

@@ -4,6 +4,7 @@
 //! nothing. Stamps are other processes' words: they are read as at most `now`.
 
 use crate::fair::{Lacks, Terms};
+use crate::gap::Turns;
 use crate::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
 };
@@ -234,6 +235,8 @@ pub struct Reading {
     pub launches: Launches,
     /// The graph last launched in it.
     pub graph: GraphId,
+    /// Iterations in it that nobody saw apart.
+    pub turns: Turns,
 }
 
 /// What may have been done to an offline process' channels before it attached.

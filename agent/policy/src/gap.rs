@@ -22,6 +22,12 @@
 //! none of them would wake offline inside the next. For the same reason few gaps say little: before
 //! [`Learning::warm_up`] of them the cooldown is the longest allowed, and of n gaps it is at least
 //! sqrt(warm_up / n) of that, which with gaps of that kind reaches them after they have been seen.
+//! Gaps shorter than the prober's period mostly go unseen, and a decoding engine's may all be. Its library then counts
+//! [`Turns`]: iterations between which no round of the prober saw it idle, and how far apart these rounds were. Each is
+//! a decode gap shorter than that. Of an engine that had [`Learning::repeats`] turns and more, an idle time after which
+//! it goes on with few launches for its first iteration is a decode gap, however many iterations there were on its sides;
+//! one after which it begins otherwise is a pause.
+//!
 //! A gap that outlasted the cooldown, so that offline woke inside it, is a
 //! *violation*: the estimate becomes that gap at once and decays back over the window, because a
 //! pause that looks like a gap must not cost a whole window of harvest each time.
@@ -60,6 +66,36 @@ impl Pattern {
     }
 }
 
+/// Iterations of one busy period between which nobody saw the device idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turns {
+    /// How many. The process says so, and may lie.
+    pub count: u64,
+    /// Launches up to the end of the first; zero: there was none. [`Self::NO_GRAPH`]: it launched no graph.
+    pub first: Launches,
+    /// Idle time between two of them was shorter.
+    pub apart: Duration,
+}
+
+/// No step of a model is shorter: of a busy period no more turns are believed. A model of 1 billion parameters takes
+/// 1.4 ms a step on an H100 (tests/hardware, P13).
+const SHORTEST_TURN: Duration = Duration::from_micros(250);
+
+impl Turns {
+    /// What a first iteration that launched no graph has as its launches.
+    pub const NO_GRAPH: Launches = Launches(u64::MAX);
+
+    /// Decode gaps among them that are to be believed of a busy period of `span`.
+    #[must_use]
+    pub fn gaps(self, span: Duration) -> u64 {
+        let most = nanos(span) / nanos(SHORTEST_TURN);
+        match self.apart {
+            Duration::ZERO => 0,
+            _ => self.count.saturating_sub(1).min(most),
+        }
+    }
+}
+
 /// An idle time that ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gap {
@@ -86,6 +122,8 @@ pub struct Iterations {
     next_known: usize,
     /// A pattern with a graph is known.
     graphs: bool,
+    /// It decoded in turns: the launches of one.
+    turn: Option<u64>,
 }
 
 impl Iterations {
@@ -102,11 +140,27 @@ impl Iterations {
     pub fn ended(
         &mut self,
         pattern: Pattern,
+        turns: Turns,
         gap: Option<Gap>,
         learning: &Learning,
         mut decode: impl FnMut(Gap),
     ) {
-        let prefill = self.graphs && pattern.graph.0 == 0;
+        let turn = (turns.count >= u64::from(learning.repeats).max(1))
+            .then(|| (pattern.launches.0 / turns.count.max(1)).max(1));
+        if let Some(known) = self.turn.filter(|_| turns.first.0 != 0) {
+            let went_on = turns.first.0 <= known.saturating_mul(MERGED);
+            // A few single steps that go on make it no less known to decode.
+            self.turn = turn.or(went_on.then_some(known));
+            self.last = Some(pattern);
+            self.run_len = 0;
+            if let Some(gap) = gap.filter(|_| went_on) {
+                decode(gap);
+            }
+            return;
+        }
+        self.turn = turn;
+        let otherwise = pattern.graph.0 != 0 && turns.first == Turns::NO_GRAPH;
+        let prefill = otherwise || self.graphs && pattern.graph.0 == 0;
         let again = self.last.is_some_and(|last| last.same(pattern)) && !prefill;
         self.last = Some(pattern);
         let Some(gap) = gap.filter(|_| again) else {
@@ -190,6 +244,20 @@ impl Learner {
         }
         self.expire(gap.end);
         violated
+    }
+
+    /// So many decode gaps went by unseen, each shorter than `apart`.
+    pub fn unseen(&mut self, count: u64, apart: Duration, end: Instant) {
+        if count == 0 {
+            return;
+        }
+        self.gaps = self.gaps.saturating_add(count);
+        self.push(Peak {
+            span: apart.clamp(self.learning.min / 2, self.learning.max),
+            end,
+            number: self.gaps,
+        });
+        self.expire(end);
     }
 
     fn push(&mut self, peak: Peak) {

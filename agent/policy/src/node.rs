@@ -375,6 +375,9 @@ impl Node {
                     out.push(Effect::Emit(report));
                 }
             });
+        if let (Some((count, apart)), Some(learner)) = (seen.unseen, &mut gpu.learner) {
+            learner.unseen(count, apart, now);
+        }
         if let Some(worked) = seen.worked {
             gpu.budget.worked(worked, now);
         }

@@ -72,6 +72,8 @@ pub(crate) struct Seen {
     pub edge: Option<Instant>,
     /// It worked.
     pub worked: Option<Worked>,
+    /// Decode gaps that nobody saw, and what each was shorter than.
+    pub unseen: Option<(u64, Duration)>,
 }
 
 impl Device {
@@ -159,7 +161,7 @@ impl Session {
         let steps = before.map(|before| reading.generation.wrapping_sub(before.generation));
         let idle_since = reading.idle_since.min(now);
         let mut seen = Seen::default();
-        let mut worked = None;
+        let (mut worked, mut unseen) = (None, None);
         let mut end_period = |device: &mut Device, gap_known: bool, idle_since: Instant| {
             let gap = device.gap.take().filter(|_| gap_known);
             let pattern = Pattern {
@@ -167,8 +169,10 @@ impl Session {
                 graph: reading.graph,
             };
             if gap_known {
+                let span = idle_since.since(device.busy_since);
+                unseen = Some((reading.turns.gaps(span), reading.turns.apart));
                 worked = Some(Worked {
-                    span: idle_since.since(device.busy_since),
+                    span,
                     decoded: device.iterations.is_decode(pattern),
                 });
             }
@@ -180,7 +184,8 @@ impl Session {
                         decode(gap);
                     }
                 } else {
-                    device.iterations.ended(pattern, gap, learning, &mut decode);
+                    let turns = reading.turns;
+                    (device.iterations).ended(pattern, turns, gap, learning, &mut decode);
                 }
             }
             device.idle_since = idle_since;
@@ -233,7 +238,7 @@ impl Session {
             }
             (false, false) => device.idle_since = idle_since,
         }
-        seen.worked = worked;
+        (seen.worked, seen.unseen) = (worked, unseen);
         // A request that came with this work is told of right after it, and takes this back. What it worked on before
         // it was known to use this GPU was begun under a word that nobody heard.
         self.strayed |= seen.edge.is_some() && before.is_some() && flight.is_none() && self.hinted;

@@ -25,11 +25,13 @@ mod settings;
 
 use std::fmt;
 use std::io::{BufRead, Write};
+use std::time::Duration;
 
 use tidegate_policy::config::Config;
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Order, Reading, Standing};
 use tidegate_policy::fair::{Class, Lacks, Terms};
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId, UserId,
 };
@@ -124,7 +126,7 @@ enum Line {
     Numbers {
         now: Instant,
         name: &'static str,
-        fields: [u64; 8],
+        fields: [u64; lease::FIELDS],
         count: usize,
     },
     Text(String),
@@ -328,8 +330,25 @@ fn terms_fields(job: JobId, terms: &Terms) -> [u64; 6] {
     ]
 }
 
+/// What follows in the line of a library that counts turns; nothing in that of another.
+const fn turns_of(fields: &[u64]) -> Option<Turns> {
+    match *fields {
+        [] => Some(Turns {
+            count: 0,
+            first: Launches(0),
+            apart: Duration::ZERO,
+        }),
+        [count, first, apart, ..] => Some(Turns {
+            count,
+            first: Launches(first),
+            apart: Duration::from_nanos(apart),
+        }),
+        _ => None,
+    }
+}
+
 /// Name and fields of an event, and how many.
-fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
+fn event_fields(event: &Event<'_>) -> (&'static str, [u64; lease::FIELDS], usize) {
     let order = |order: &Order| {
         [
             u64::from(order.gpu.0),
@@ -338,26 +357,32 @@ fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
         ]
     };
     let job = |job: &Option<JobId>| job.map_or(0, |job| 1 + u64::from(job.0));
+    if let Event::Activity {
+        session,
+        gpu,
+        reading,
+    } = event
+    {
+        let fields = [
+            session.0,
+            u64::from(gpu.0),
+            reading.generation,
+            u64::from(reading.busy),
+            reading.busy_since.as_nanos(),
+            reading.idle_since.as_nanos(),
+            reading.launches.0,
+            reading.graph.0,
+            reading.turns.count,
+            reading.turns.first.0,
+            tidegate_policy::time::nanos(reading.turns.apart),
+        ];
+        // As before libraries counted turns, where one did not.
+        let known = reading.turns != Turns::default();
+        return ("activity", fields, if known { fields.len() } else { 8 });
+    }
     let (name, fields): (_, &[u64]) = match event {
         Event::OnlineAttached { session } => ("online_attached", &[session.0]),
         Event::OnlineGone { session } => ("online_gone", &[session.0]),
-        Event::Activity {
-            session,
-            gpu,
-            reading,
-        } => (
-            "activity",
-            &[
-                session.0,
-                u64::from(gpu.0),
-                reading.generation,
-                u64::from(reading.busy),
-                reading.busy_since.as_nanos(),
-                reading.idle_since.as_nanos(),
-                reading.launches.0,
-                reading.graph.0,
-            ],
-        ),
         Event::Progress { session, at } => ("progress", &[session.0, at.as_nanos()]),
         Event::Suspected {
             session,
@@ -454,11 +479,12 @@ fn event_fields(event: &Event<'_>) -> (&'static str, [u64; 8], usize) {
         Event::Drain { drained } => ("drain", &[u64::from(*drained)]),
         Event::Ungate { until } => ("ungate", &[until.as_nanos()]),
         Event::Tick => ("tick", &[]),
-        // They have lines of their own: see `memory` and `lease`.
+        // They have lines of their own: see above, `memory` and `lease`.
+        Event::Activity { .. } => ("activity", &[]),
         Event::Memory(_) => ("memory", &[]),
         Event::Lease(_) => ("lease", &[]),
     };
-    let mut all = [0; 8];
+    let mut all = [0; lease::FIELDS];
     all[..fields.len()].copy_from_slice(fields);
     (name, all, fields.len())
 }
@@ -519,6 +545,7 @@ fn event_of(name: &str, fields: &[u64]) -> Option<Event<'static>> {
                 idle_since: time(5)?,
                 launches: Launches(*fields.get(6)?),
                 graph: GraphId(*fields.get(7)?),
+                turns: turns_of(fields.get(8..).unwrap_or_default())?,
             },
         },
         "progress" => Event::Progress {

@@ -284,6 +284,7 @@ fn said(event: Event) -> Option<Said> {
                 idle_since_ns: if edge.busy { 0 } else { edge.at_ns },
                 launches: edge.launches,
                 graph: edge.graph,
+                ..Activity::default()
             },
         },
         Event::ChannelResult(result) => Said::Channels {

@@ -7,6 +7,7 @@
 //! edge, and the slots of threads that are gone.
 
 use super::slots::{self, ANNOUNCE, Slot};
+use super::turns::{COUNTED, Rounds};
 use crate::clock;
 use crate::hook::driver::{self, Driver};
 use crate::hook::row::Row;
@@ -34,6 +35,7 @@ pub(super) struct Watch {
     last_busy_ns: u64,
     suspect: Option<Reason>,
     run: Run,
+    rounds: Rounds,
     /// The activity word last told on the stream.
     told: u64,
 }
@@ -138,6 +140,11 @@ fn slots_of(device: usize) -> impl Iterator<Item = &'static Slot> {
     })
 }
 
+/// Launches of one device since the process uses it, those inside the driver included.
+pub(super) fn entered(process: &'static Process, device: usize) -> u64 {
+    pairs(process, device).fold(0, |sum, pair| sum.wrapping_add(pair.entered.load(Acquire)))
+}
+
 /// Checks one device; whether it is busy afterwards.
 pub(super) fn round(
     process: &'static Process,
@@ -174,13 +181,24 @@ pub(super) fn round(
         words.total.store(sums.entered, Relaxed);
     }
     let limit = process.limits.busy_suspect.load(Relaxed);
+    let answer = match begun {
+        Begin::Quiet(_) => ask(process, driver, device),
+        _ => Answer::Busy,
+    };
+    let turns = &process.turns[device];
+    if answer != Answer::Doubt {
+        let period = process.limits.probe_interval.load(Relaxed);
+        watch.rounds.sure(turns, now, clock::now_ns(), period);
+    }
     if let Begin::Quiet(quiet) = begun
-        && ask(process, driver, device) == Answer::Done
+        && answer == Answer::Done
     {
         let taken = finish(words, device, watch, sums);
+        watch.rounds.show(turns, &page.memory[device]);
         if let Published::Idle { .. } = quiet.publish(&fences, &words.activity, all) {
             let launches = sums.entered.wrapping_sub(watch.entered_at_idle);
             watch.entered_at_idle = sums.entered;
+            watch.rounds.over(turns, sums.entered);
             let busy_since = words.busy_since_ns.load(Relaxed);
             let graph = words.graph.load(Relaxed) != 0;
             watch.run.period(busy_since, now, launches, graph);
@@ -220,7 +238,7 @@ pub(super) fn round(
 
 /// What an idle edge takes from the slots.
 struct Taken {
-    /// The last graph, and from which slot.
+    /// The last graph, with what a turn set in it, and from which slot.
     graph: Option<(&'static Slot, u64)>,
     /// Slots that had made a stream wait.
     waited: Vec<&'static Slot>,
@@ -249,7 +267,7 @@ fn finish(words: &DeviceWords, device: usize, watch: &Watch, sums: Sums) -> Take
         .map(|(_, slot, graph)| (slot, graph));
     words
         .graph
-        .store(graph.map_or(0, |(_, graph)| graph), Release);
+        .store(graph.map_or(0, |(_, graph)| graph & !COUNTED), Release);
     let waited = slots_of(device).filter(|slot| slot.waits_on_host.swap(0, Relaxed) != 0);
     Taken {
         graph,
@@ -285,6 +303,8 @@ fn publish_suspect(
 enum Answer {
     Done,
     Busy,
+    /// Counts as busy, and nobody was asked.
+    Doubt,
 }
 
 /// Asks every stream the device's launches touched.
@@ -296,7 +316,7 @@ fn ask(process: &'static Process, driver: &Driver, device: usize) -> Answer {
         let own = &slot.thread_stream;
         if own.entered.load(Acquire) != own.returned.load(Acquire) && slot.owner.load(Acquire) != 0
         {
-            return Answer::Busy;
+            return Answer::Doubt;
         }
         touched.extend(
             slot.streams
@@ -306,7 +326,7 @@ fn ask(process: &'static Process, driver: &Driver, device: usize) -> Answer {
         );
     }
     if !ANNOUNCE.probe_begins() {
-        return Answer::Busy;
+        return Answer::Doubt;
     }
     // In doubt it is busy: a call that ends a context or a stream waits for work.
     let answer = if sys::lock(&process.contexts).asks(device, sys::thread_exists) {
@@ -314,7 +334,7 @@ fn ask(process: &'static Process, driver: &Driver, device: usize) -> Answer {
         sys::lock(&process.contexts).asked();
         answer
     } else {
-        Answer::Busy
+        Answer::Doubt
     };
     ANNOUNCE.probe_ended();
     answer
@@ -341,8 +361,8 @@ fn ask_all(
                 // SAFETY: a constant handle in a context that nobody ends meanwhile.
                 unsafe { (driver.stream_query)(CU_STREAM_LEGACY as CUstream) }
             });
-            if asked == Answer::Busy {
-                return Answer::Busy;
+            if asked != Answer::Done {
+                return asked;
             }
         }
     }
@@ -354,8 +374,8 @@ fn ask_all(
             // SAFETY: nobody ends the stream meanwhile.
             unsafe { (driver.stream_query)(handle as CUstream) }
         });
-        if asked == Answer::Busy {
-            return Answer::Busy;
+        if asked != Answer::Done {
+            return asked;
         }
     }
     for orphan in orphans {
@@ -363,8 +383,8 @@ fn ask_all(
             // SAFETY: an event of ours, destroyed only below.
             unsafe { (driver.event_query)(orphan.event as CUevent) }
         });
-        if asked == Answer::Busy {
-            return Answer::Busy;
+        if asked != Answer::Done {
+            return asked;
         }
         sys::lock(&process.contexts).adopt(orphan.event);
         within(driver, orphan.context, || {
@@ -387,10 +407,10 @@ fn within(driver: &Driver, context: usize, question: impl FnOnce() -> CUresult) 
     // SAFETY: pops what was pushed above.
     unsafe { (driver.ctx_pop)(&raw mut popped) };
     let capture = CUresult::STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::STREAM_CAPTURE_WRONG_THREAD.0;
-    if result == CUresult::NOT_READY || capture.contains(&result.0) {
-        Answer::Busy
-    } else {
-        Answer::Done
+    match result {
+        CUresult::NOT_READY => Answer::Busy,
+        _ if capture.contains(&result.0) => Answer::Doubt,
+        _ => Answer::Done,
     }
 }
 

@@ -5,10 +5,11 @@
 //! be asked by nobody but its thread, which does so here.
 
 use super::slots::{self, ANNOUNCE};
+use super::{prober, turns};
 use crate::hook::driver::driver;
 use crate::hook::row::Row;
 use crate::memory::hold;
-use crate::process::{guarded, known};
+use crate::process::{Process, guarded, known};
 use crate::{clock, sys};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::cuda::{CU_STREAM_PER_THREAD, CUresult, CUstream};
@@ -64,16 +65,39 @@ fn context(call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
+/// Counts a turn of the device whose work the thread with that slot waited for. Of a thread that launches nothing itself
+/// that is the only device in use; with several nobody knows.
+fn turned(process: &'static Process, own: Option<&'static slots::Slot>) {
+    let device = own.map_or_else(
+        || {
+            let mut seen = process.seen_devices();
+            seen.next().filter(|_| seen.next().is_none())
+        },
+        |slot| Some(slot.device.load(Relaxed) as usize),
+    );
+    if let Some(device) = device
+        && let Some(turns) = process.turns.get(device)
+    {
+        turns.returned(turns::is_due(device, own), || {
+            prober::entered(process, device)
+        });
+    }
+}
+
 /// After a synchronising call returned.
 pub fn returned(proof: Proof, result: CUresult) {
     // SAFETY: null or into the array, which is never unmapped.
     let slot = unsafe { slots::current().as_ref() };
-    let (true, Some(slot)) = (result.is_ok(), slot) else {
-        return;
-    };
-    if !slot.is_own() {
+    if !result.is_ok() {
         return;
     }
+    let own = slot.filter(|slot| slot.is_own());
+    if let Some(process) = known() {
+        turned(process, own);
+    }
+    let Some(slot) = own else {
+        return;
+    };
     slot.sync_ns.store(clock::now_ns(), Relaxed);
     slot.sync_entered
         .store(slot.counts.entered.load(Relaxed), Release);

@@ -18,7 +18,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEPAGE");
 /// See the version rules above.
 pub const MAJOR: u32 = 1;
 /// See the version rules above.
-pub const MINOR: u32 = 3;
+pub const MINOR: u32 = 4;
 /// Size of the page, also the size of its memfd.
 pub const BYTES: usize = 4096;
 /// Devices one process can use with a page: places in [`Page::devices`]. The index is the
@@ -151,7 +151,19 @@ pub struct MemoryWords {
     pub reserved: AtomicU64,
     /// With memory behind them; `mapped - reserved` is the headroom.
     pub mapped: AtomicU64,
+    /// Not of memory, but of the busy period that ended with the last idle edge of [`DeviceWords`], where no word is
+    /// left: iterations of a graph that followed one another so closely that no round of the prober saw the device idle
+    /// between them. Only those that rounds no further apart than `apart_ns` lie around. Since minor 4, as the next two.
+    pub turns: AtomicU64,
+    /// Launches of that period up to the end of its first iteration, if that launched a graph; 0: there was no end of
+    /// one. [`NO_GRAPH`]: it launched none.
+    pub first_turn: AtomicU64,
+    /// The longest time between two rounds around one of `turns`.
+    pub apart_ns: AtomicU64,
 }
+
+/// [`MemoryWords::first_turn`] of a busy period whose first iteration launched no graph.
+pub const NO_GRAPH: u64 = u64::MAX;
 
 /// Lines of [`Tallies`].
 const TALLY_LINES: usize = 13;

@@ -75,7 +75,7 @@ impl Members {
                     continue;
                 };
                 if let Some(page) = &session.link.page {
-                    slot.seen = Activity::read(&page.devices[at]);
+                    slot.seen = Activity::read(&page.devices[at], &page.memory[at]);
                 }
                 found(Event::Activity {
                     session: SessionId(session.id),
@@ -171,9 +171,10 @@ fn hear_activity(session: &mut Session, cx: &mut Context<'_>) {
     let Some(page) = &session.link.page else {
         return;
     };
-    for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
+    let words = page.devices.iter().zip(&page.memory);
+    for (slot, (words, more)) in session.slots.iter_mut().zip(words) {
         let Some(gpu) = slot.gpu else { continue };
-        let activity = Activity::read(words);
+        let activity = Activity::read(words, more);
         if activity.word != slot.seen.word {
             slot.seen = activity;
             cx.step(Event::Activity {

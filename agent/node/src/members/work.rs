@@ -109,9 +109,10 @@ fn read(session: &mut Session) {
     let Some(page) = &session.link.page else {
         return;
     };
-    for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
+    let words = page.devices.iter().zip(&page.memory);
+    for (slot, (words, more)) in session.slots.iter_mut().zip(words) {
         if slot.gpu.is_some() {
-            slot.seen = Activity::read(words);
+            slot.seen = Activity::read(words, more);
         }
     }
 }

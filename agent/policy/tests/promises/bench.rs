@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tidegate_policy::config::Config;
 use tidegate_policy::effect::{Effect, Look, Report};
 use tidegate_policy::event::{Event, Order, Reading, Standing};
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::{
     Channels, GpuId, GpuSet, GraphId, JobId, Launches, ReclaimId, SessionId,
 };
@@ -250,6 +251,7 @@ impl Bench {
                 idle_since: now,
                 launches: Launches(0),
                 graph: GraphId(0),
+                turns: Turns::default(),
             },
         });
         let reading = &mut words.reading;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tidegate_policy::budget::{Budget, LONGEST, SHORTEST, WINDOW, Worked};
 use tidegate_policy::config::{Config, Slo};
 use tidegate_policy::event::{Event, Reading};
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::{AskId, Bytes, GpuId, GraphId, KvId, Launches, SessionId};
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
@@ -241,6 +242,7 @@ fn activity(node: &mut Node, generation: u64, times: (Instant, Instant), now: In
         idle_since: times.1,
         launches: Launches(1_000),
         graph: GraphId(0),
+        turns: Turns::default(),
     };
     let session = ONLINE;
     let gpu = GPU;

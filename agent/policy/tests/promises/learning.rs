@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate_policy::config::{Config, Learning};
 use tidegate_policy::effect::{Effect, Report};
 use tidegate_policy::event::Event;
-use tidegate_policy::gap::{Gap, Iterations, Learner, Pattern};
+use tidegate_policy::gap::{Gap, Iterations, Learner, Pattern, Turns};
 use tidegate_policy::ids::{GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::{GateState, GpuView, Unit};
@@ -373,6 +373,88 @@ fn with_lifecycle_hints_every_gap_within_a_request_is_a_decode_gap_and_no_other_
     assert!(view.longest_gap <= Duration::from_millis(5), "{view:?}");
 }
 
+/// An engine whose gaps are shorter than the prober's period says how many iterations it had. Its pauses, after which it
+/// begins with a prefill, are none of its gaps; where it goes on with a decode, the time before it is one.
+#[test]
+fn gaps_that_nobody_sees_are_learnt_from_the_turns_of_a_busy_period() {
+    let config = Learning::default();
+    let (mut iterations, mut learner) = (Iterations::default(), Learner::new(config));
+    let (mut now, mut seen) = (0, Vec::new());
+    let mut period = |count: u64, first: u64, pause_ms: u64| {
+        let (turns, launches) = (
+            Turns {
+                count,
+                first: Launches(first),
+                apart: Duration::from_micros(600),
+            },
+            Launches(3 * count + if first > 6 { 400 } else { 0 }),
+        );
+        now += pause_ms * MS;
+        let gap = Gap {
+            span: Duration::from_millis(pause_ms),
+            end: Instant::from_nanos(now),
+            woke: true,
+        };
+        let span = Duration::from_millis(5 * count);
+        now += 5 * count * MS;
+        let pattern = Pattern {
+            launches,
+            graph: GraphId(DECODE_GRAPH),
+        };
+        iterations.ended(pattern, turns, Some(gap), &config, |gap| {
+            seen.push(gap.span.as_millis());
+            learner.learn(gap);
+        });
+        let at = Instant::from_nanos(now);
+        learner.unseen(turns.gaps(span), turns.apart, at);
+        (learner.cooldown(at), learner.gaps())
+    };
+    assert_eq!(period(30, 400, 0), (config.max, 29), "too few to believe");
+    let (cooldown, _) = period(100, 400, 900);
+    assert!(cooldown < config.max, "{cooldown:?}");
+    for _ in 0..50 {
+        period(600, u64::MAX, 700);
+    }
+    let (cooldown, gaps) = period(600, 400, 900);
+    let doubt = config.max.mul_f64((32.0 / gaps as f64).sqrt());
+    assert_eq!(
+        (cooldown, gaps),
+        (doubt, 29 + 99 + 51 * 599),
+        "as of so many gaps that were seen"
+    );
+    assert!(cooldown < Duration::from_millis(7));
+    // A step that came late, and a few single ones after it.
+    let (cooldown, _) = period(40, 3, 25);
+    let twice = Duration::from_millis(50);
+    assert!(
+        cooldown <= twice && cooldown >= twice.mul_f64(0.98),
+        "{cooldown:?} for a gap of 25 ms in which the gate had opened"
+    );
+    period(1, 3, 30);
+    period(2, 6, 26);
+    period(600, 2_000, 900);
+    assert_eq!(seen, [25, 30, 26], "no pause is one");
+    let lie = Turns {
+        count: u64::MAX,
+        apart: Duration::from_nanos(1),
+        ..Turns::default()
+    };
+    assert_eq!(
+        lie.gaps(Duration::from_millis(1)),
+        4,
+        "no more than a model can make"
+    );
+    assert_eq!(
+        Turns {
+            count: 9,
+            ..Turns::default()
+        }
+        .gaps(Duration::from_secs(1)),
+        0,
+        "a library that does not say"
+    );
+}
+
 /// The prober may miss the short gap between a prefill and the first decode: one busy period then
 /// holds both, and ends with the decode's graph. It may miss gaps between decodes as well.
 #[test]
@@ -388,9 +470,15 @@ fn a_pause_before_a_prefill_that_runs_into_its_decode_is_no_decode_gap() {
             span: Duration::from_millis(span_ms),
             ..Gap::default()
         };
-        iterations.ended(pattern, Some(gap), &Learning::default(), |gap| {
-            gaps.push(gap.span.as_millis());
-        });
+        iterations.ended(
+            pattern,
+            Turns::default(),
+            Some(gap),
+            &Learning::default(),
+            |gap| {
+                gaps.push(gap.span.as_millis());
+            },
+        );
     };
     for launches in [2, 1, 3, 1, 1, 2, 1, 1, 1, 2] {
         ended(launches, 1);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tidegate_policy::config::{Config, Cooldown, Fair, FairMode};
 use tidegate_policy::effect::{Effect, Look};
 use tidegate_policy::event::{Event, Order, Reading, Standing};
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,
 };
@@ -331,6 +332,7 @@ fn wild() -> impl Strategy<Value = Event<'static>> {
             idle_since: Instant::from_nanos(a ^ b),
             launches: Launches(b),
             graph: GraphId(a % 3),
+            turns: Turns::default(),
         };
         let gpus = GpuSet::first((a % 65) as u8);
         let standing = if flag {

@@ -6,6 +6,9 @@ use tidegate_policy::lease::event::{Event, Iteration, LeaseEvent, Unit};
 use tidegate_policy::lease::record::{Key, Kind};
 use tidegate_policy::lease::slo::Promise;
 
+/// The most numbers that a line of an event has.
+pub(super) const FIELDS: usize = 11;
+
 /// Numbers of the settings.
 pub(super) const LEASING_FIELDS: usize = 8;
 
@@ -73,7 +76,7 @@ const KINDS: [Kind; 4] = [
 ];
 
 /// Name and fields of an event, and how many. The first is the GPU.
-pub(super) fn fields(event: &LeaseEvent) -> (&'static str, [u64; 8], usize) {
+pub(super) fn fields(event: &LeaseEvent) -> (&'static str, [u64; FIELDS], usize) {
     let iteration = |of: &Iteration| {
         [
             of.fingerprint,
@@ -142,7 +145,7 @@ pub(super) fn fields(event: &LeaseEvent) -> (&'static str, [u64; 8], usize) {
             ("lease_returned", &[lease.0, u64::from(*units)])
         }
     };
-    let mut all = [0; 8];
+    let mut all = [0; FIELDS];
     all[0] = u64::from(event.gpu().0);
     all[1..=own.len()].copy_from_slice(own);
     (name, all, 1 + own.len())

@@ -216,6 +216,30 @@ proptest! {
     }
 }
 
+/// P-REPLAY-3: replay is told of turns what the agent was told; a line of before has none, and half of them is an error.
+#[test]
+fn turns_are_read_as_they_are_written() {
+    let fields = [1, 0, 7, 1, 30, 20, 40, 9, 12, 3, 600_000];
+    let event = event_of("activity", &fields).expect("all are there");
+    let line = EventLine::of(&event, Instant::from_nanos(5)).to_string();
+    assert_eq!(line, "event 5 activity 1 0 7 1 30 20 40 9 12 3 600000");
+    let Event::Activity { reading, .. } = event else {
+        panic!("{event:?}")
+    };
+    let Turns {
+        count,
+        first,
+        apart,
+    } = reading.turns;
+    assert_eq!((count, first.0, apart.as_micros()), (12, 3, 600));
+    let earlier = event_of("activity", &fields[..8]).expect("all that there were");
+    let line = EventLine::of(&earlier, Instant::from_nanos(5)).to_string();
+    assert_eq!(line, "event 5 activity 1 0 7 1 30 20 40 9");
+    for count in [9, 10] {
+        assert_eq!(event_of("activity", &fields[..count]), None);
+    }
+}
+
 /// P-REPLAY-3: replay decides again what the agent recorded.
 #[test]
 fn what_is_no_recording_or_has_holes_is_one_error() {

@@ -7,6 +7,7 @@ use tidegate_device::sharing::Contention;
 use tidegate_policy::config::{Config, Cooldown};
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Reading, Standing};
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::{Channels, GpuId, GpuSet, GraphId, JobId, Launches, LeaseId, SessionId};
 use tidegate_policy::lease::event::{self, Iteration, LeaseEvent, Unit};
 use tidegate_policy::lease::plan::{self, Favour, Layers};
@@ -177,6 +178,7 @@ impl Bench {
             idle_since: at,
             launches: Launches(40),
             graph: GraphId(1),
+            turns: Turns::default(),
         };
         self.step(Event::Activity {
             session: SessionId(u64::from(gpu)),

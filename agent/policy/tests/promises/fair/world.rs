@@ -7,6 +7,7 @@ use tidegate_policy::config::{Config, Cooldown, Fair, FairMode};
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::{Event, Order, Reading, Standing};
 use tidegate_policy::fair::{Class, Terms};
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::{Channels, GpuId, GpuSet, GraphId, JobId, Launches, SessionId, UserId};
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
@@ -283,6 +284,7 @@ impl World {
                 idle_since: now,
                 launches: Launches(1),
                 graph: GraphId(0),
+                turns: Turns::default(),
             },
         });
     }
