@@ -27,7 +27,14 @@ CONFIG = {
 }
 # A gate may stay shut for longer than the engine's patience with a step.
 PATIENCE = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN",
+            # Sampling is greedy, weights are bfloat16: neither is needed, and where they are missing vLLM does not start.
+            "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0",
+            # For a machine without a network.
+            "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+# Sequences at once: one graph for each size of a batch.
+SEQUENCES = 128
+SIZES = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, SEQUENCES]
 
 
 def arguments(kind, folder, share, compiled):
@@ -35,11 +42,13 @@ def arguments(kind, folder, share, compiled):
     wanted = {
         "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16",
         "max_model_len": 8192, "gpu_memory_utilization": share, "enable_prefix_caching": False,
-        "disable_log_stats": True, "seed": 0, "attention_backend": "FLASH_ATTN",
+        "disable_log_stats": True, "seed": 0, "attention_backend": "FLASH_ATTN", "max_num_seqs": SEQUENCES,
+        # Of one step: more tokens than a prompt of the offline engine's batches has.
+        "max_num_batched_tokens": 8192,
     }
     if not compiled:
         # CUDA graphs of decode steps without a compiler run of minutes before them.
-        wanted["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+        wanted["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": SIZES}
     known = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in wanted.items() if name in known}
 

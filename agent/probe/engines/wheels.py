@@ -17,7 +17,8 @@ import tempfile
 
 MIB = 1 << 20
 MOST = 768 * MIB
-SLICE = 56 * MIB
+# What can be carried at a time is 64 MiB, with the tree.
+SLICE = 53 * MIB
 STORE = "${TIDEGATE_WHEELS:-/tmp/tidegate-wheels}"
 TAKE = f"""#!/bin/sh
 set -e
@@ -30,6 +31,8 @@ JOIN = f"""#!/bin/sh
 set -e
 cat "{STORE}"/part-* | tar -x -C "{STORE}"
 python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$1/site" "{STORE}"/wheels/*.whl
+# Else every process compiles what it imports.
+python3 -m compileall -q -j 0 "$1/site" > /dev/null || true
 """
 
 
@@ -87,6 +90,7 @@ def main():
     parser.add_argument("packages", nargs="+")
     parser.add_argument("--have", required=True, help="what `pip list --format=freeze` says there")
     parser.add_argument("--without", default="", help="names to leave out, joined by commas, where they are not needed")
+    parser.add_argument("--instead", default="", help="versions other than the resolver's: name==version, joined by commas")
     parser.add_argument("--python", default="3.12")
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
@@ -94,6 +98,8 @@ def main():
         have = {plain(re.split(r"[=\s]", line)[0]) for line in file if line.strip()}
     have |= {plain(name) for name in options.without.split(",") if name}
     needed = lacking(options.packages, have, options.python)
+    instead = dict(one.split("==") for one in options.instead.split(",") if one)
+    needed = [f"{name}=={instead.get(plain(name), version)}" for name, version in (one.split("==") for one in needed)]
     print(f"{len(needed)} packages: {' '.join(needed)}")
     with tempfile.TemporaryDirectory() as scratch:
         wheels = os.path.join(scratch, "wheels")
