@@ -14,6 +14,7 @@ import select
 import sys
 import tempfile
 import time
+import zlib
 
 import serve
 
@@ -107,13 +108,16 @@ def offline(folder, options, tell, results):
     engine.generate([prompt(256, draw) for _ in range(4)], sampling(8, True), use_tqdm=False)
     start = wait_for_start(results)
     read = written = 0
+    answers = []
     # Small batches: what is not finished at the end does not count.
     while not select.select([sys.stdin], [], [], 0)[0]:
-        batch = [prompt(1024, draw) for _ in range(8)]
+        batch = [prompt(1024, draw) for _ in range(options.batch)]
         for out in engine.generate(batch, sampling(64, True), use_tqdm=False):
             read += len(out.prompt_token_ids)
             written += len(out.outputs[0].token_ids)
-    tell({"tokens": read + written, "written": written, "seconds": time.monotonic() - start})
+            answers.append(zlib.crc32(repr(list(out.outputs[0].token_ids)).encode()))
+    # The nth answer is to the same prompt in every run.
+    tell({"tokens": read + written, "written": written, "seconds": time.monotonic() - start, "answers": answers})
 
 
 def wait_for_start(results):
@@ -141,6 +145,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--share", type=float, default=0.4, help="of the GPU's memory")
+    parser.add_argument("--batch", type=int, default=8, help="requests that the offline engine is given at a time")
     parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model: minutes, once")
     parser.add_argument("--trace", help="CSV with arrival_s,input_tokens,output_tokens")
     options = parser.parse_args()

@@ -1,13 +1,15 @@
 """P16: two unmodified vLLM engines on one GPU: alone, together without control, and with Tidegate.
 
-    vllm_probe.py [--seconds N] [--trace FILE] [--compiled] [--pool SIZE] [--out DIR]
+    vllm_probe.py [--seconds N] [--trace FILE] [--compiled] [--pool SIZE] [--invariant] [--out DIR]
 
 Where TIDEGATE_PLUGIN names a folder with the plugin's entry point, a run has the online engine say which requests are in
 flight. With --pool, one more shares so much of the GPU's memory between the two: what both allocate, their weights
-included, has to fit into it but for the KV caches, which grow and shrink.
+included, has to fit into it but for the KV caches, which grow and shrink. With --invariant what vLLM answers does not
+depend on what else is in a batch (VLLM_BATCH_INVARIANT), and the offline engine's answers of all runs have to be the same.
 """
 
 import argparse
+import json
 import os
 
 import lines
@@ -24,13 +26,16 @@ def main():
     parser.add_argument("--trace")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--pool", help="memory to share, such as 96GiB")
-    parser.add_argument("--only", help="runs, as their names begin")
+    parser.add_argument("--invariant", action="store_true")
+    parser.add_argument("--only", help="runs, as they are called or as their names begin")
     parser.add_argument("--out", default=".")
     parser.add_argument("--ready", type=float, default=READY, help="seconds until an engine is ready")
     # What shows here, on the virtual GPU, that the comparison works: another program in vLLM's place.
     parser.add_argument("--engine", default=os.path.join(runs.HERE, "vllm_engine.py"))
     parser.add_argument("--engine-arguments", default="")
     options = parser.parse_args()
+    if options.invariant:
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
     runs.end_politely()
     lines.machine(runs.HOME)
 
@@ -49,7 +54,29 @@ def main():
         if options.pool:
             chosen.insert(2, runs.shared(options.pool))
         only = options.only.split(",") if options.only else [""]
-        compared.all([run for run in chosen if run[0].startswith(tuple(only))])
+        # What nobody disturbed is the truth for the others.
+        names = {run[0] for run in chosen}
+        chosen = [run for run in chosen if any(run[0] == one or one not in names and run[0].startswith(one) for one in only)]
+        if options.invariant:
+            chosen.sort(key=lambda run: run[0] != "offline alone")
+        compared.all(chosen)
+        if options.invariant:
+            same(os.path.join(options.out, "runs.jsonl"))
+
+
+def same(path):
+    """Compares what the offline engine answered in each run with what it answered alone."""
+    with open(path, encoding="utf-8") as file:
+        answered = {run["name"]: run["offline"].get("answers") for run in map(json.loads, file)}
+    truth = answered.pop("offline alone")
+    for name, answers in answered.items():
+        if answers:
+            both = list(zip(truth, answers, strict=False))
+            differing = sum(one != other for one, other in both)
+            lines.figure("P16", f"{name}: answers compared", len(both))
+            lines.figure("P16", f"{name}: answers that differ", differing)
+            if differing or not both:
+                raise RuntimeError(f"{name}: {differing} of {len(both)} answers differ from those of the engine alone")
 
 
 if __name__ == "__main__":
