@@ -18,7 +18,7 @@ import tempfile
 MIB = 1 << 20
 MOST = 768 * MIB
 # What can be carried at a time is 64 MiB, with the tree.
-SLICE = 53 * MIB
+SLICE = 46 * MIB
 STORE = "${TIDEGATE_WHEELS:-/tmp/tidegate-wheels}"
 TAKE = f"""#!/bin/sh
 set -e
