@@ -539,3 +539,27 @@ fn pressure_that_is_over_when_the_agent_hears_of_it_keeps_no_memory() {
         (number(&cache["used_bytes"]) == 0).then_some(())
     });
 }
+
+/// P-MEMORY-27: where nothing is shared, an elastic cache has all of its memory and an offline one keeps all of its own.
+#[test]
+fn without_a_pool_each_engine_has_the_memory_that_it_allocated() {
+    let node = Node::new(&["--set", "poison=0xa5"], tidegate_tests::TRUSTING);
+    let job = format!("alone-{}", node.device.pid());
+    let mut engine = Engine::start(&node, &job, &["--requests", "2"]);
+    engine.goes_on(64);
+    let mut online = Elastic::start(&node);
+    online.take(24);
+    assert_eq!(online.ask("check"), "ok");
+    online.take(8);
+    assert_eq!(online.ask("check"), "ok");
+    assert_eq!(online.ask("release 30").split(' ').next(), Some("30"));
+    engine.goes_on(64);
+    online.take(30);
+    assert_eq!(online.ask("check"), "ok");
+    let events = node.tidegate(&["events", "--output", "json"]);
+    let events = String::from_utf8(events.stdout).expect("JSON is UTF-8");
+    for kind in ["\"reclaimed\"", "\"denied\""] {
+        assert!(!events.contains(kind), "{events}");
+    }
+    assert!(events.contains("\"attached\""), "{events}");
+}

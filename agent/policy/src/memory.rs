@@ -152,7 +152,11 @@ impl Memory {
                 self.deny(gpu, now, out);
                 continue;
             }
-            self.promise(gpu, now, out);
+            if self.ledgers[gpu.index()].pool().is_zero() {
+                self.leave_alone(gpu, now, out);
+            } else {
+                self.promise(gpu, now, out);
+            }
             let lacking = self.lacking(gpu, now);
             let coming: Bytes = self.jobs.iter().map(|books| books.coming(gpu)).sum();
             let missing = lacking.minus(self.ledgers[gpu.index()].free().plus(coming));
@@ -169,6 +173,23 @@ impl Memory {
         if !started {
             self.even_out(jobs, means, now);
             self.give_back(jobs, means, busy, now);
+        }
+    }
+
+    /// Nothing of that GPU is shared: who asks may take what the device has. It is denied while the device has had no
+    /// memory for it, so that somebody hears of that.
+    fn leave_alone(&mut self, gpu: GpuId, now: Instant, out: &mut Vec<Effect>) {
+        let (elastic, asks) = (&mut self.elastic, &mut self.asks);
+        for elastic in elastic.iter_mut().filter(|elastic| elastic.gpu == gpu) {
+            elastic.takes_all(now, out);
+        }
+        for ask in asks.extract_if(.., |ask| ask.gpu == gpu) {
+            let own = |e: &&Elastic| (e.session, Some(e.kv)) == (ask.session, ask.kv);
+            if elastic.iter().find(own).is_none_or(Elastic::has_all) {
+                out.push(ask.answer(Granted::Yes));
+            } else {
+                deny_ask(&ask, out);
+            }
         }
     }
 
@@ -228,6 +249,12 @@ impl Memory {
 
     /// What online wants on a GPU and was not promised. A cache's reservation counts what it asked for.
     fn lacking(&self, gpu: GpuId, now: Instant) -> Bytes {
+        if self
+            .ledger(gpu)
+            .is_none_or(|ledger| ledger.pool().is_zero())
+        {
+            return Bytes::ZERO;
+        }
         let asks = self
             .asks
             .iter()
@@ -308,18 +335,7 @@ impl Memory {
         self.asks.retain(|ask| {
             let stays = ask.gpu != gpu || ask.promised || (hope && now < ask.until);
             if !stays {
-                let Ask {
-                    session,
-                    gpu,
-                    bytes,
-                    ..
-                } = *ask;
-                out.push(ask.answer(Granted::No));
-                out.push(Effect::Emit(Report::Denied {
-                    session,
-                    gpu,
-                    bytes,
-                }));
+                deny_ask(ask, out);
             }
             stays
         });
@@ -485,6 +501,22 @@ impl Memory {
             .filter(|at| *at > now)
             .min()
     }
+}
+
+/// Answers no, and tells of it.
+fn deny_ask(ask: &Ask, out: &mut Vec<Effect>) {
+    let Ask {
+        session,
+        gpu,
+        bytes,
+        ..
+    } = *ask;
+    out.push(ask.answer(Granted::No));
+    out.push(Effect::Emit(Report::Denied {
+        session,
+        gpu,
+        bytes,
+    }));
 }
 
 fn send(books: &Books, out: &mut Vec<Effect>) {

@@ -39,6 +39,8 @@ pub(super) struct Elastic {
     /// The most of what it was told and has not answered for: which order it is at, nobody knows.
     ordered: Bytes,
     pub used: Bytes,
+    /// Nothing of its GPU is shared: all of it is to have memory, as that of an engine that nobody knows.
+    all: bool,
     /// The most it asked to have mapped since it was last settled.
     asked: Bytes,
     pub reserve: Reserve,
@@ -72,6 +74,7 @@ impl Elastic {
             target: Bytes::ZERO,
             ordered: Bytes::ZERO,
             used: Bytes::ZERO,
+            all: false,
             asked: Bytes::ZERO,
             reserve: Reserve::new(sharing.reserving, now),
             short: None,
@@ -109,6 +112,9 @@ impl Elastic {
     }
 
     fn wanted(&self) -> Bytes {
+        if self.all {
+            return self.most;
+        }
         self.whole(self.reserve.reservation())
     }
 
@@ -204,6 +210,20 @@ impl Elastic {
         }
     }
 
+    /// Nothing of its GPU is shared: it maps all of itself, once, and again some time after the device had no memory
+    /// for it.
+    pub fn takes_all(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        self.all = true;
+        if !self.has_all() && now >= self.retry_at {
+            out.push(self.order(self.most));
+        }
+    }
+
+    /// Whether all of it has memory, or is being given it.
+    pub fn has_all(&self) -> bool {
+        self.mapped >= self.most || !self.ordered.is_zero()
+    }
+
     /// Promises it up to `bytes` of what is free: no part of a stripe, which would be of no use to it and
     /// lack where it is. Says how much.
     pub fn promise(&mut self, bytes: Bytes, ledger: &mut Ledger, out: &mut Vec<Effect>) -> Bytes {
@@ -248,6 +268,9 @@ impl Elastic {
         self.mapped = mapped;
         if last {
             self.ordered = Bytes::ZERO;
+            if self.all && !self.has_all() {
+                self.retry_at = now.after(sharing.map_retry);
+            }
         } else {
             // It may be at an order that a later one has taken back: until it answers that one, what it gave back
             // may be mapped again, whoever else it was for.

@@ -61,6 +61,25 @@ fn layout() -> Layout {
     Layout::of_stripes((0..STRIPES).map(stripe).collect(), Bytes(10))
 }
 
+/// An offline process registers its cache, all of which has memory; `counted` of it was counted before.
+fn born(
+    (session, job, gpu): (SessionId, JobId, GpuId),
+    layout: &Layout,
+    counted: Bytes,
+) -> MemoryEvent<'_> {
+    MemoryEvent::KvRegistered {
+        session,
+        job,
+        gpu,
+        kv: KV,
+        layout,
+        backed: &[true; STRIPES as usize],
+        fixed: Bytes(7),
+        reclaimable: true,
+        counted,
+    }
+}
+
 /// What one offline process really has, whatever the policy believes.
 #[derive(Clone, Debug)]
 struct Process {
@@ -622,6 +641,90 @@ fn apply(world: &mut World, op: Op) {
     for gpu in 0..GPUS {
         world.owners_add_up(GpuId(gpu));
     }
+}
+
+/// P-MEMORY-27: an engine that asks on a GPU of which nothing is shared has all of its memory. Nothing is taken for it.
+#[test]
+fn a_cache_on_a_gpu_without_a_pool_is_mapped_whole_and_nothing_is_taken_for_it() {
+    let mut bench = Bench::new(config(), 1);
+    let gpu = GpuId(0);
+    bench.send(MemoryEvent::Pool {
+        gpu,
+        bytes: Bytes::ZERO,
+    });
+    bench.attach_online(ONLINE);
+    let (offline, job) = (SessionId(10), JobId(1));
+    bench.attach_offline(offline, job, GpuSet::of(gpu));
+    bench.send(born((offline, job, gpu), &layout(), Bytes::ZERO));
+    bench.send(MemoryEvent::ElasticRegistered {
+        session: ONLINE,
+        gpu,
+        kv: KV,
+        mapped: Bytes::ZERO,
+        fixed: FIXED,
+        most: MOST,
+        handle: layout().handle(),
+        stripe: Bytes(STRIPE),
+    });
+    let mut mapped = 0;
+    let asks = |bench: &mut Bench, ask: u64, mapped: u64| {
+        bench.send(MemoryEvent::Asked {
+            session: ONLINE,
+            ask: AskId(ask),
+            gpu,
+            kv: Some(KV),
+            bytes: Bytes(100),
+            mapped: Some(Bytes(mapped)),
+        });
+    };
+    for ask in 1..20 {
+        asks(&mut bench, 2 * ask, mapped);
+        if ask == 3 {
+            // The device had no memory for more.
+            mapped = 500;
+        }
+        bench.send(MemoryEvent::Mapped {
+            session: ONLINE,
+            kv: KV,
+            mapped: Bytes(mapped),
+            last: ask >= 3,
+        });
+        // At once again: it is told so, until the device is tried again.
+        asks(&mut bench, 2 * ask + 1, mapped);
+        bench.send(MemoryEvent::Usage {
+            session: ONLINE,
+            kv: KV,
+            used: Bytes(mapped.min(40 * ask)),
+        });
+        bench.pass(200 * MS);
+        bench.answer_all();
+    }
+    let effects = || bench.effects.iter().map(|(_, effect)| effect);
+    let answers: Vec<Granted> = effects()
+        .filter_map(|effect| match effect {
+            Effect::AnswerAsk { granted, .. } => Some(*granted),
+            _ => None,
+        })
+        .collect();
+    let told = |nth: usize| match nth % 2 {
+        1 if nth >= 5 => Granted::No,
+        _ => Granted::Yes,
+    };
+    assert_eq!(answers, (0..38).map(told).collect::<Vec<_>>());
+    let denied = effects().filter(|e| matches!(e, Effect::Emit(Report::Denied { .. })));
+    assert_eq!(denied.count(), 17);
+    let maps: Vec<Bytes> = effects()
+        .filter_map(|effect| match effect {
+            Effect::Map { bytes, .. } => Some(*bytes),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        maps.len() > 1 && maps.iter().all(|bytes| *bytes == MOST),
+        "{maps:?}"
+    );
+    let takes = effects().filter(|e| matches!(e, Effect::Check { .. } | Effect::Move { .. }));
+    assert_eq!(takes.count(), 0);
 }
 
 proptest! {

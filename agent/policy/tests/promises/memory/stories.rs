@@ -376,17 +376,7 @@ fn a_cache_that_was_counted_is_not_counted_again_when_it_is_registered() {
         gpu,
         bytes,
     });
-    world.tell(MemoryEvent::KvRegistered {
-        session,
-        job: JobId(0),
-        gpu,
-        kv: KV,
-        layout: &layout(),
-        backed: &[true; STRIPES as usize],
-        fixed: Bytes(7),
-        reclaimable: true,
-        counted: all,
-    });
+    world.tell(born((session, JobId(0), gpu), &layout(), all));
     assert_eq!(free(&world), before.minus(bytes));
     let bytes = Bytes(30);
     world.tell(MemoryEvent::Counted {
