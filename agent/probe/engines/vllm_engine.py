@@ -145,10 +145,13 @@ def main():
     parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--share", type=float, default=0.4, help="of the GPU's memory")
+    parser.add_argument("--offline-share", type=float, help="of what the offline engine is shown of it, if not as much")
     parser.add_argument("--batch", type=int, default=8, help="requests that the offline engine is given at a time")
     parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model: minutes, once")
     parser.add_argument("--trace", help="CSV with arrival_s,input_tokens,output_tokens")
     options = parser.parse_args()
+    if options.role == "offline" and options.offline_share:
+        options.share = options.offline_share
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
     # Standard output is for results alone: what vLLM, its logger and its children write there goes to the log.
