@@ -18,6 +18,7 @@ use crate::file::File;
 use crate::journal::Place;
 use crate::kinds::{Level, Method};
 pub use plan::{Member, Plan};
+use std::collections::VecDeque;
 use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
 
 /// Through whom a batch goes to the driver.
@@ -89,11 +90,13 @@ impl Kick {
     }
 }
 
-/// At most [`MAX_PAIRS`] pairs of one process, ready to go.
+/// At most [`MAX_PAIRS`] pairs of one process, or of several of a job, ready to go.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// Whose channels.
+    /// Whose channels; of several processes the one that came last.
     pub session: u64,
+    /// Whose channel each pair is.
+    sessions: Vec<u64>,
     /// Through whom.
     pub via: Via,
     /// The call; whether it disables is filled in when it is made.
@@ -112,6 +115,7 @@ impl Batch {
     pub fn new(via: Via) -> Self {
         Self {
             session: 0,
+            sessions: Vec::with_capacity(MAX_PAIRS),
             via,
             call: DisableChannels::default(),
             places: Vec::with_capacity(MAX_PAIRS),
@@ -138,8 +142,22 @@ impl Batch {
         self.call.h_client_list[at] = client;
         self.call.h_channel_list[at] = channel;
         self.places.push(place);
+        self.sessions.push(self.session);
         self.call.num_channels = u32::try_from(self.places.len()).unwrap_or(0);
         true
+    }
+
+    /// Adds a pair of `session`, which may be another process than that of the last pair; false when the batch is full.
+    pub(crate) fn push_of(
+        &mut self,
+        session: u64,
+        (client, channel): (u32, u32),
+        place: Place,
+    ) -> bool {
+        if self.places.len() < MAX_PAIRS {
+            self.session = session;
+        }
+        self.push(client, channel, place)
     }
 
     /// The same without the pairs at places that `leaves` names.
@@ -150,10 +168,49 @@ impl Batch {
             kicks: self.kicks.clone(),
             ..Self::by(self.via.clone(), self.method)
         };
-        for (client, channel, place) in self.entries().filter(|entry| !leaves(entry.2)) {
-            rest.push(client, channel, place);
+        let named = self.entries().zip(&self.sessions);
+        for ((client, channel, place), &session) in named.filter(|(entry, _)| !leaves(entry.2)) {
+            rest.push_of(session, (client, channel), place);
         }
         rest
+    }
+
+    /// Whether it names channels of several processes.
+    #[must_use]
+    pub fn is_joint(&self) -> bool {
+        self.sessions.iter().any(|&other| other != self.session)
+    }
+
+    /// A batch for each process, in the order in which they come, each with what follows it: one that is refused keeps
+    /// nothing from following the others. What is about nobody of them follows the last.
+    #[must_use]
+    pub fn apart(&self) -> VecDeque<Self> {
+        let mut apart: VecDeque<Self> = VecDeque::new();
+        for ((client, channel, place), &session) in self.entries().zip(&self.sessions) {
+            let at = apart.iter().position(|own| own.session == session);
+            let at = at.unwrap_or_else(|| {
+                apart.push_back(Self::by(self.via.clone(), self.method));
+                apart.len() - 1
+            });
+            apart[at].push_of(session, (client, channel), place);
+        }
+        for kick in &self.kicks {
+            let about = match kick {
+                Kick::RestartGraphics { .. } => {
+                    let each = apart.iter_mut();
+                    each.for_each(|own| own.kicks.push(kick.clone()));
+                    continue;
+                }
+                Kick::Restart(by) | Kick::Preempt(by) => by.client,
+            };
+            let names = |own: &Self| own.entries().any(|(client, ..)| client == about);
+            let at = apart.iter().position(names);
+            let last = apart.len().saturating_sub(1);
+            if let Some(own) = apart.get_mut(at.unwrap_or(last)) {
+                own.kicks.push(kick.clone());
+            }
+        }
+        apart
     }
 
     /// Pairs in it.

@@ -208,6 +208,7 @@ impl Shell {
             Input::Issued(issued) => {
                 self.lanes
                     .answered(issued, &mut self.members, &mut context!(self));
+                self.keep_apart(&issued);
             }
             Input::Aged(aged) => {
                 let answer = (aged.session, aged.client);
@@ -413,6 +414,18 @@ impl Shell {
             });
         }
         cx.ask(Request::Tickets(id));
+    }
+
+    /// Makes calls of its own for each process of a job, where the driver refused one for several and took those.
+    fn keep_apart(&mut self, issued: &Issued) {
+        let (job, gpu) = (issued.order.job, issued.order.gpu);
+        if !issued.apart || issued.outcome != Outcome::Done {
+            return;
+        }
+        if let Some(lane) = self.lanes.lane_mut(job, gpu) {
+            lane.apart = true;
+            self.prepare(job, gpu, false);
+        }
     }
 
     pub(crate) fn prepare(&mut self, job: JobId, gpu: GpuId, grown: bool) {

@@ -29,6 +29,7 @@ use crate::page::{Guards, Watch};
 pub use arms::{Arms, Taken};
 pub use queue::Queue;
 pub use slicing::{Before, CUDA_US, Group, SliceCalls, Sliced, Slicing};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
 use tidegate_policy::effect::Look;
@@ -88,6 +89,8 @@ pub struct Issued {
     pub unasked: bool,
     /// What happened.
     pub outcome: Outcome,
+    /// A call for several processes was refused, so that each had its own.
+    pub apart: bool,
     /// When the words that forbid an enable were read before its first call; 0 if they were not.
     pub looked_ns: u64,
     /// Entry of the last call; 0 if none was made.
@@ -142,6 +145,8 @@ pub struct Carrying {
     enables: u32,
     /// What is left of the batch at hand where some of it is known to be disabled.
     rest: Option<Box<Batch>>,
+    /// What is left of a call for several processes that was refused: one for each. They come before the next batch.
+    apart: VecDeque<Batch>,
     issued: Issued,
 }
 
@@ -154,6 +159,7 @@ impl Carrying {
             switch: issue.switch,
             unasked: false,
             outcome: Outcome::Done,
+            apart: false,
             looked_ns: 0,
             entered_ns: 0,
             returned_ns: 0,
@@ -163,6 +169,7 @@ impl Carrying {
             next: 0,
             enables: 0,
             rest: None,
+            apart: VecDeque::new(),
             issued,
         }
     }
@@ -192,7 +199,7 @@ impl Carrying {
     /// Calls that are left, without what follows each.
     #[must_use]
     pub fn left(&self) -> usize {
-        self.issue.batches.len().saturating_sub(self.next)
+        self.apart.len() + self.issue.batches.len().saturating_sub(self.next)
     }
 
     /// What it is to do.
@@ -215,17 +222,18 @@ impl Carrying {
             look,
             ..
         } = &self.issue;
-        let batch = batches.get(self.next)?;
-        if *look == Look::First {
+        if *look == Look::First && self.left() > 0 {
             if !wanted.enables(order.generation) || guards.any_busy() {
                 self.issued.outcome = Outcome::Withheld;
                 self.next = batches.len();
+                self.apart.clear();
                 return None;
             }
             if self.issued.looked_ns == 0 {
                 self.issued.looked_ns = now_ns;
             }
         }
+        let batch = self.apart.front().or_else(|| batches.get(self.next))?;
         for &place in &batch.places {
             journal.doubt(place);
         }
@@ -235,6 +243,13 @@ impl Carrying {
     /// The next batch to disable: what is known to be disabled is not disabled again, since firmware counts.
     fn disables(&mut self, journal: &Journal, now_ns: u64) -> Option<&Batch> {
         self.rest = None;
+        if let Some(own) = self.apart.front() {
+            // What the refused call did to it is not known.
+            own.places
+                .iter()
+                .for_each(|&place| journal.mark(place, own.method));
+            return Some(own);
+        }
         let is_sure = |place: &Place| journal.is_sure(*place);
         let is_known = |batch: &&Batch| batch.places.iter().all(is_sure);
         let batches = self.issue.batches.get(self.next..)?;
@@ -263,7 +278,9 @@ impl Carrying {
         Some(batch)
     }
 
-    /// The call of the batch named last was entered and has returned. Clears in the journal what was enabled.
+    /// The call of the batch named last was entered and has returned. Clears in the journal what was enabled. A refused call
+    /// that named several processes is made for each of them next: whose channels made the driver refuse it does not keep
+    /// the others as they are.
     pub fn answered(
         &mut self,
         answer: Result<(), Status>,
@@ -271,10 +288,8 @@ impl Carrying {
         journal: &Journal,
     ) {
         let rest = self.rest.take();
-        let Some(batch) = rest
-            .as_deref()
-            .or_else(|| self.issue.batches.get(self.next))
-        else {
+        let own = self.apart.front().or(rest.as_deref());
+        let Some(batch) = own.or_else(|| self.issue.batches.get(self.next)) else {
             return;
         };
         self.issued.entered_ns = entered_ns;
@@ -286,7 +301,6 @@ impl Carrying {
             }
         }
         self.enables = 0;
-        self.next += 1;
         match (answer, self.issue.switch) {
             (Ok(()), Switch::Enable) => {
                 for &place in &batch.places {
@@ -298,7 +312,16 @@ impl Carrying {
                     journal.confirm(place);
                 }
             }
+            (Err(_), _) if batch.is_joint() => {
+                self.apart = batch.apart();
+                self.issued.apart = true;
+                self.next += 1;
+                return;
+            }
             (Err(status), _) => self.issued.outcome = Outcome::Failed(status),
+        }
+        if self.apart.pop_front().is_none() {
+            self.next += 1;
         }
     }
 
@@ -445,12 +468,39 @@ mod tests {
         }
     }
 
+    /// A call for two processes of two channels each, and one for a third.
+    fn joint() -> Rig {
+        let journal = Journal::private();
+        let mut places = Places::without(&[]);
+        let mut batches = vec![Batch::by(Via::Agent, Method::Disable); 2];
+        for (process, at) in [(1, 0), (2, 0), (3, 1)] {
+            for channel in [10 * process, 10 * process + 1] {
+                let place = places.take().expect("room");
+                journal.describe(place, process, channel, 0);
+                batches[at].push_of(u64::from(process), (process, channel), place);
+            }
+        }
+        Rig {
+            journal,
+            batches: Arc::new(batches),
+        }
+    }
+
     impl Rig {
         /// Which channels each call names and how many kicks follow it, where all calls are answered so.
         fn carried_out(
             &self,
             switch: Switch,
             answer: Result<(), Status>,
+        ) -> (Vec<(Vec<u32>, usize)>, Issued) {
+            self.answered(switch, |_| answer)
+        }
+
+        /// The same where the answer depends on the channels that are named.
+        fn answered(
+            &self,
+            switch: Switch,
+            answer: impl Fn(&[u32]) -> Result<(), Status>,
         ) -> (Vec<(Vec<u32>, usize)>, Issued) {
             let mut carrying = Carrying::new(Issue {
                 order: Order {
@@ -467,7 +517,8 @@ mod tests {
             });
             let mut named = Vec::new();
             while let Some(batch) = carrying.call(&self.journal, 5) {
-                let channels = batch.entries().map(|entry| entry.1).collect();
+                let channels: Vec<u32> = batch.entries().map(|entry| entry.1).collect();
+                let answer = answer(&channels);
                 named.push((channels, batch.kicks.len()));
                 carrying.answered(answer, (6, 7), &self.journal);
             }
@@ -509,5 +560,66 @@ mod tests {
         let thrice = whole.iter().flat_map(|call| vec![call.clone(); 3]);
         assert_eq!(named, thrice.collect::<Vec<_>>());
         assert_eq!(rig.carried_out(Switch::Enable, Ok(())).0, whole);
+    }
+
+    /// P-GATE-21, P-LIFECYCLE-4: likewise where a call names several processes, and is made for each when it is refused.
+    #[test]
+    fn each_process_of_a_refused_call_is_counted_by_itself() {
+        let rig = joint();
+        let calls = |switch, answer: &dyn Fn(&[u32]) -> Result<(), Status>| {
+            let (named, issued) = rig.answered(switch, answer);
+            let named: Vec<Vec<u32>> = named.into_iter().map(|(channels, _)| channels).collect();
+            (named, issued.outcome, issued.apart)
+        };
+        let refused = Status::INVALID_CHANNEL;
+        let taken = |_: &[u32]| Ok(());
+        let of_one = |named: &[u32]| {
+            let same = named.iter().all(|channel| channel / 10 == named[0] / 10);
+            if same { Ok(()) } else { Err(refused) }
+        };
+        let not_second = |named: &[u32]| match named.contains(&20) {
+            true => Err(refused),
+            false => Ok(()),
+        };
+        let (both, first, second, third) = (
+            vec![10, 11, 20, 21],
+            vec![10, 11],
+            vec![20, 21],
+            vec![30, 31],
+        );
+        let enables = || -> Vec<u32> {
+            let places = rig.batches.iter().flat_map(|batch| &batch.places);
+            places.map(|&place| rig.journal.enables(&[place])).collect()
+        };
+
+        let apart = vec![both.clone(), first.clone(), second.clone(), third.clone()];
+        let done = |named, apart| (named, Outcome::Done, apart);
+        assert_eq!(calls(Switch::Disable, &of_one), done(apart.clone(), true));
+        // The refused call may have stopped them too.
+        assert_eq!(enables(), [2, 2, 2, 2, 1, 1]);
+        assert_eq!(calls(Switch::Disable, &taken), done(vec![], false));
+        // One of the second process may run again.
+        rig.journal.doubt(rig.place(0, 2));
+        let alone = vec![vec![20]];
+        assert_eq!(calls(Switch::Disable, &taken), done(alone, false));
+        assert_eq!(enables(), [2, 2, 3, 2, 1, 1]);
+        // Each by itself, and as often as the most of its own.
+        let (named, ..) = calls(Switch::Enable, &of_one);
+        let of = |call: &Vec<u32>, times| vec![call.clone(); times];
+        let expected = [of(&both, 1), of(&first, 2), of(&second, 3), of(&third, 1)].concat();
+        assert_eq!(named, expected);
+        assert!(rig.journal.marked().is_empty());
+
+        // Who is refused alone as well keeps nobody else, and is asked for again alone.
+        let (named, outcome, _) = calls(Switch::Disable, &not_second);
+        assert_eq!((named, outcome), (apart, Outcome::Failed(refused)));
+        let sure = |at| rig.journal.is_sure(rig.place(0, at));
+        assert_eq!([0, 1, 2, 3].map(sure), [true, true, false, false]);
+        assert_eq!(calls(Switch::Disable, &taken), done(of(&second, 1), false));
+        assert_eq!(enables(), [2, 2, 3, 3, 1, 1]);
+        let (named, outcome, apart) = calls(Switch::Enable, &taken);
+        assert_eq!((outcome, apart), (Outcome::Done, false));
+        assert_eq!(named, [of(&both, 3), of(&third, 1)].concat());
+        assert!(rig.journal.marked().is_empty());
     }
 }

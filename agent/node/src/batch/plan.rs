@@ -32,7 +32,10 @@ impl Member {
     }
 }
 
-/// Batches under way. Channels come process by process, groups that compute first, each group whole.
+/// Batches under way. Each group comes whole, and a process' groups that compute before those that copy.
+///
+/// A call names channels of one process, or of several ([`Self::together`]): a call waits for the firmware once,
+/// whomever it names.
 ///
 /// What follows a batch is put where it belongs while the batches are made:
 /// * The graphics runlist is restarted once, after the last batch that has a channel on it: a restart
@@ -47,6 +50,8 @@ pub struct Plan {
     method: Method,
     /// The processes carry the method out themselves.
     remote: bool,
+    /// A batch may have pairs of several processes.
+    together: bool,
     batches: Vec<Batch>,
     /// The batch with the last channel of the graphics runlist, and one of its channels.
     graphics: Option<(usize, Option<Object>)>,
@@ -61,31 +66,39 @@ impl Plan {
         Self {
             method,
             remote,
+            together: false,
             batches: Vec::new(),
             graphics: None,
             open: None,
         }
     }
 
+    /// Whether a batch through the agent's own client may have pairs of several processes.
+    #[must_use]
+    pub const fn together(mut self, together: bool) -> Self {
+        self.together = together;
+        self
+    }
+
     /// Adds a channel of `session`, controlled through `via`.
     pub fn push(&mut self, session: u64, via: Via, member: &Member) {
-        let fits = |batch: &Batch| {
-            batch.session == session
-                && match (&batch.via, &via) {
-                    (Via::Agent, Via::Agent) => true,
-                    (Via::Owner { client: a, .. }, Via::Owner { client: b, .. }) => a == b,
-                    _ => false,
-                }
+        let together = self.together;
+        let fits = |batch: &Batch| match (&batch.via, &via) {
+            (Via::Agent, Via::Agent) => together || batch.session == session,
+            (Via::Owner { client: a, .. }, Via::Owner { client: b, .. }) => {
+                batch.session == session && a == b
+            }
+            _ => false,
         };
+        let pair = (member.client, member.channel);
         let pushed = self
             .batches
             .last_mut()
             .filter(|batch| fits(batch))
-            .is_some_and(|batch| batch.push(member.client, member.channel, member.place));
+            .is_some_and(|batch| batch.push_of(session, pair, member.place));
         if !pushed {
             let mut batch = Batch::by(via, self.method);
-            batch.session = session;
-            batch.push(member.client, member.channel, member.place);
+            batch.push_of(session, pair, member.place);
             self.batches.push(batch);
         }
         if !self.remote {
@@ -151,7 +164,16 @@ mod tests {
 
     /// What follows each batch: `g` and `r` restarts, `p` and the group a preemption.
     fn followed(method: Method, remote: bool) -> Vec<String> {
-        let mut plan = Plan::new(method, remote);
+        let batches = planned(Plan::new(method, remote));
+        let pairs: Vec<_> = batches.iter().map(Batch::pairs).collect();
+        assert_eq!(pairs, [64, 8, 64, 8]);
+        assert!(!batches.iter().any(Batch::is_joint));
+        texts(&batches)
+    }
+
+    /// Two processes, each with a group of 70 channels that computes and one of 2 that copies.
+    fn planned(mut plan: Plan) -> Vec<Batch> {
+        let method = plan.method;
         for session in 1..=2_u32 {
             let mut push = |group, channel, computes| {
                 let member = member(session, group, channel, computes);
@@ -164,6 +186,12 @@ mod tests {
                 push(8, channel, false);
             }
         }
+        let batches = plan.finish();
+        assert!(batches.iter().all(|batch| batch.method == method));
+        batches
+    }
+
+    fn texts(batches: &[Batch]) -> Vec<String> {
         let text = |kick: &Kick| match kick {
             Kick::RestartGraphics { otherwise } => {
                 assert!(otherwise.is_some());
@@ -172,10 +200,6 @@ mod tests {
             Kick::Restart(by) => format!("r{}", by.handle),
             Kick::Preempt(group) => format!("p{}", group.handle),
         };
-        let batches = plan.finish();
-        assert!(batches.iter().all(|batch| batch.method == method));
-        let pairs: Vec<_> = batches.iter().map(Batch::pairs).collect();
-        assert_eq!(pairs, [64, 8, 64, 8]);
         let kicks = batches.iter().map(|batch| &batch.kicks);
         kicks
             .map(|kicks| kicks.iter().map(text).collect::<Vec<_>>().join(" "))
@@ -196,5 +220,68 @@ mod tests {
     fn nothing_follows_where_a_disable_is_enough_or_the_process_does_it_itself() {
         assert_eq!(followed(Method::Disable, false), ["", "", "", ""]);
         assert_eq!(followed(Method::Restart, true), ["", "", "", ""]);
+    }
+
+    #[test]
+    fn processes_share_calls_and_each_can_have_its_own() {
+        for method in [Method::Disable, Method::Restart, Method::Preempt] {
+            let batches = planned(Plan::new(method, false).together(true));
+            let pairs: Vec<_> = batches.iter().map(Batch::pairs).collect();
+            assert_eq!(pairs, [64, 64, 16]);
+            let joint: Vec<_> = batches.iter().map(Batch::is_joint).collect();
+            assert_eq!(joint, [false, true, false]);
+            let follows = match method {
+                Method::Disable => ["", "", ""],
+                Method::Restart => ["", "r70", "g r70"],
+                Method::Preempt => ["", "p7 p8", "p7 p8"],
+            };
+            assert_eq!(texts(&batches), follows);
+
+            let apart: Vec<_> = batches[1].apart().into();
+            let clients = |batch: &Batch| batch.entries().map(|(client, ..)| client).collect();
+            let clients: Vec<Vec<u32>> = apart.iter().map(clients).collect();
+            assert_eq!(clients, [vec![1; 8], vec![2; 56]]);
+            assert!(
+                apart
+                    .iter()
+                    .all(|own| own.method == method && !own.is_joint())
+            );
+            assert_eq!(texts(&apart), [follows[1], ""]);
+            let whole: Vec<_> = batches[1]
+                .entries()
+                .map(|(_, channel, _)| channel)
+                .collect();
+            let parts = apart.iter().flat_map(Batch::entries);
+            assert_eq!(
+                parts.map(|(_, channel, _)| channel).collect::<Vec<_>>(),
+                whole
+            );
+        }
+    }
+
+    #[test]
+    fn what_follows_a_call_for_several_follows_that_of_each() {
+        let follows = |method| {
+            let mut plan = Plan::new(method, false).together(true);
+            for session in 1..=2_u32 {
+                for (group, channel, computes) in [(7, 1, true), (8, session + 1, false)] {
+                    let place = Place(session);
+                    let member = Member {
+                        place,
+                        ..member(session, group, channel, computes)
+                    };
+                    plan.push(u64::from(session), Via::Agent, &member);
+                }
+            }
+            let joint = plan.finish();
+            let rest = joint[0].without(|_| false);
+            assert_eq!((joint.len(), rest.is_joint()), (1, true));
+            let first = joint[0].without(|place| place == Place(2));
+            assert_eq!((first.pairs(), first.is_joint()), (2, false));
+            let apart: Vec<_> = rest.apart().into();
+            [texts(&joint), texts(&apart)].concat()
+        };
+        assert_eq!(follows(Method::Restart), ["g r2 r3", "g r2", "g r3"]);
+        assert_eq!(follows(Method::Preempt), ["p7 p8 p7 p8", "p7 p8", "p7 p8"]);
     }
 }

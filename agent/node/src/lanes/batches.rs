@@ -20,8 +20,9 @@ impl Lanes {
         members: &Members,
         (level, method): (Level, Method),
     ) {
-        let prepared = batches(members.of_job(job), gpu, level, method);
-        let proven = proven(members.of_job(job), &prepared);
+        let together = level == Level::L1 && !self.lane(job, gpu).is_some_and(|lane| lane.apart);
+        let prepared = batches(members.of_job(job), gpu, (level, method), together);
+        let proven = proven(members.of_job(job), gpu);
         if let Some(lane) = self.lane_mut(job, gpu) {
             if !grown {
                 // Pairs left the lists, which its calls still name.
@@ -37,15 +38,15 @@ impl Lanes {
 /// Groups by client and handle.
 type Groups = HashSet<(u32, u32)>;
 
-/// Prepares the calls for the channels of `sessions` on `gpu`: per process, so that one that fails
-/// does not block the others, and TSGs that compute before those that copy.
+/// Prepares the calls for the channels of `sessions` on `gpu`, TSGs that compute before those that copy. `together`: a call
+/// may name channels of several processes; one that is refused is made for each of them.
 fn batches<'a>(
     sessions: impl Iterator<Item = &'a Session>,
     gpu: GpuId,
-    level: Level,
-    method: Method,
+    (level, method): (Level, Method),
+    together: bool,
 ) -> Vec<Batch> {
-    let mut plan = Plan::new(method, level == Level::L3);
+    let mut plan = Plan::new(method, level == Level::L3).together(together);
     let mut rest = Vec::new();
     let mut add = |session: &Session, members: &[&Held], computing: &Groups| {
         for held in members {
@@ -68,11 +69,7 @@ fn batches<'a>(
         }
     };
     for session in sessions {
-        let mut held: Vec<&Held> = session
-            .channels
-            .iter()
-            .filter(|held| held.gpu == Some(gpu) && held.place.is_some())
-            .collect();
+        let mut held: Vec<&Held> = on(session, gpu).collect();
         let group = |held: &Held| (held.channel.client, held.channel.tsg);
         // A TSG is gated whole, and counts as computing if any channel of it does or may.
         let computing: Groups = held
@@ -85,8 +82,12 @@ fn batches<'a>(
             (!computing.contains(&tsg), tsg, held.channel.channel)
         });
         let first = held.partition_point(|held| computing.contains(&group(held)));
-        // The calls that this many take have room for whole groups that copy.
-        let room = first.next_multiple_of(MAX_PAIRS).min(held.len());
+        // The calls that this many take have room for whole groups that copy, where nobody else's come next.
+        let room = if together {
+            first
+        } else {
+            first.next_multiple_of(MAX_PAIRS).min(held.len())
+        };
         let ends = |at: &usize| {
             held.get(*at)
                 .is_none_or(|next| group(next) != group(held[*at - 1]))
@@ -102,14 +103,12 @@ fn batches<'a>(
     plan.finish()
 }
 
-/// The clients of `sessions` that have channels in `batches` and were proven by a file, once each.
-fn proven<'a>(sessions: impl Iterator<Item = &'a Session>, batches: &[Batch]) -> Vec<Proven> {
+/// The clients of `sessions` that have channels in the calls for `gpu` and were proven by a file, once each.
+fn proven<'a>(sessions: impl Iterator<Item = &'a Session>, gpu: GpuId) -> Vec<Proven> {
     let mut proven = Vec::new();
     for session in sessions {
-        let mut own: Vec<u32> = batches
-            .iter()
-            .filter(|batch| batch.session == session.id)
-            .flat_map(|batch| batch.entries().map(|(client, _, _)| client))
+        let mut own: Vec<u32> = on(session, gpu)
+            .map(|held| held.channel.client)
             .filter(|client| matches!(session.clients.get(client), Some(Client::Own(Some(_)))))
             .collect();
         own.sort_unstable();
@@ -117,4 +116,10 @@ fn proven<'a>(sessions: impl Iterator<Item = &'a Session>, batches: &[Batch]) ->
         proven.extend(own.into_iter().map(|client| (session.id, client)));
     }
     proven
+}
+
+/// The channels of a process that are gated on `gpu`.
+fn on(session: &Session, gpu: GpuId) -> impl Iterator<Item = &Held> {
+    let all = session.channels.iter();
+    all.filter(move |held| held.gpu == Some(gpu) && held.place.is_some())
 }

@@ -37,6 +37,8 @@ pub struct Lane {
     pub(crate) launches_pass: bool,
     /// What the last answer said.
     pub(crate) applied: Applied,
+    /// A call for several processes was refused, and taken for each of them: from then on each has calls of its own.
+    pub(crate) apart: bool,
     /// The channels changed after the newest order was given.
     pub(crate) stale: bool,
     /// At level L3: places of channels that are gone, until no answer can touch them any more.

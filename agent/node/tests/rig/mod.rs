@@ -3,13 +3,14 @@
 
 #![allow(dead_code, reason = "every test file uses its part of it")]
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_abi::page::{ACTIVITY_BUSY, Page};
+use tidegate_abi::rm::Status;
 use tidegate_node::batch::Batch;
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::journal::{Journal, Marked};
@@ -172,12 +173,21 @@ impl ports::Outbox for Listens {
 pub struct Played {
     pub issuer: Queue,
     task_rx: Receiver<Task>,
-    pub disabled: BTreeSet<(u32, u32)>,
+    /// How often each channel is disabled, as firmware counts.
+    pub disabled: BTreeMap<(u32, u32), u32>,
     /// Number and direction of every order, as they came, while they are kept.
     pub orders: Vec<(u64, Switch)>,
     pub keeps_orders: bool,
     /// Calls it made.
     pub calls: u64,
+    /// Clients whose channels were disabled at any time.
+    pub ever_disabled: BTreeSet<u32>,
+    /// Clients that the driver knows nothing of: it refuses a call that names one.
+    pub unknown: BTreeSet<u32>,
+    /// The driver refuses calls for several clients.
+    pub takes_one_client: bool,
+    /// A refused call takes effect on the pairs before the one for which it is refused; else on none.
+    pub refuses_late: bool,
     /// What it may do without being told.
     pub arms: Arms,
     /// What it has done so, and not said yet.
@@ -227,10 +237,14 @@ impl Rig {
                 Played {
                     issuer: Queue(issuer, Arc::clone(&meanwhile)),
                     task_rx,
-                    disabled: BTreeSet::new(),
+                    disabled: BTreeMap::new(),
                     orders: Vec::new(),
                     keeps_orders: true,
                     calls: 0,
+                    ever_disabled: BTreeSet::new(),
+                    unknown: BTreeSet::new(),
+                    takes_one_client: false,
+                    refuses_late: false,
                     arms: Arms::default(),
                     unheard: Vec::new(),
                     taken: VecDeque::new(),
@@ -436,7 +450,7 @@ impl Rig {
             self.probe();
             self.rest();
             for (on, session) in on.iter_mut().zip(sessions) {
-                *on += u64::from(!self.gpus[0].disabled.contains(&(client(session), 1)));
+                *on += u64::from(!self.gpus[0].disabled.contains_key(&(client(session), 1)));
             }
         }
         on
@@ -445,7 +459,7 @@ impl Rig {
     /// Whether a session's channel on a GPU is enabled, by the issue thread's own list.
     pub fn is_on(&self, session: u64, gpu: usize) -> bool {
         let channel = (client(session), gpu as u32 + 1);
-        !self.gpus[gpu].disabled.contains(&channel)
+        !self.gpus[gpu].disabled.contains_key(&channel)
     }
 
     /// The processes' probers make a round.
@@ -566,7 +580,9 @@ impl Played {
             Task::Release(Release { batches, .. }) => {
                 self.arms.released();
                 for batch in &batches {
-                    set(&mut self.disabled, batch, Switch::Enable);
+                    for _ in 0..journal.enables(&batch.places) {
+                        set(&mut self.disabled, batch, batch.pairs(), Switch::Enable);
+                    }
                 }
                 let places = batches.into_iter().flat_map(|batch| batch.places);
                 Some(Input::Released(Released::of(places, Vec::new())))
@@ -578,10 +594,24 @@ impl Played {
         let switch = carrying.switch();
         while let Some(batch) = carrying.call(journal, now) {
             self.calls += 1;
+            let first = batch.call.h_client_list[0];
+            let bad = batch.entries().position(|(client, ..)| {
+                self.unknown.contains(&client) || (self.takes_one_client && client != first)
+            });
+            let answer = bad.map_or(Ok(()), |_| Err(Status::INVALID_CHANNEL));
+            let reached = match bad {
+                Some(at) if self.refuses_late => at,
+                Some(_) => 0,
+                None => batch.pairs(),
+            };
             if self.keeps_orders {
-                set(&mut self.disabled, batch, switch);
+                set(&mut self.disabled, batch, reached, switch);
+                if switch.disables() {
+                    let clients = batch.entries().map(|(client, ..)| client);
+                    self.ever_disabled.extend(clients.take(reached));
+                }
             }
-            carrying.answered(Ok(()), (now, now), journal);
+            carrying.answered(answer, (now, now), journal);
         }
         Input::Issued(self.arms.done(carrying))
     }
@@ -606,11 +636,19 @@ impl Played {
     }
 }
 
-fn set(disabled: &mut BTreeSet<(u32, u32)>, batch: &Batch, switch: Switch) {
-    for (client, channel, _) in batch.entries() {
+/// Sets the first `pairs` of a batch.
+fn set(disabled: &mut BTreeMap<(u32, u32), u32>, batch: &Batch, pairs: usize, switch: Switch) {
+    for (client, channel, _) in batch.entries().take(pairs) {
+        let pair = (client, channel);
         match switch {
-            Switch::Disable => disabled.insert((client, channel)),
-            Switch::Enable => disabled.remove(&(client, channel)),
-        };
+            Switch::Disable => *disabled.entry(pair).or_default() += 1,
+            Switch::Enable => {
+                // One too many does nothing.
+                let left = disabled.remove(&pair).unwrap_or(0).saturating_sub(1);
+                if left > 0 {
+                    disabled.insert(pair, left);
+                }
+            }
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! P29: one call that names channels of several processes.
 //!
-//! The agent makes a call for each process of a job. One for all would stop them sooner, if firmware takes it: its side
-//! of it is not public. Whether it takes such a list, what that costs beside a call for each, and what it does with the
-//! rest of a list in which one pair is of nobody, only a card can say.
+//! The agent makes such calls for a job of several processes, and calls for each where the driver refuses them.
+//! Firmware's side of it is not public: whether it takes such a list, what that costs beside a call for each, and what
+//! it does with the rest of a list in which one pair is of nobody, is found on each card anew.
 
 use super::edges::{BOGUS, answer, stopped};
 use crate::actor::list;
