@@ -228,8 +228,12 @@ impl Learner {
         }
     }
 
-    /// A decode gap was seen. Says whether it was a violation.
+    /// A decode gap was seen. Says whether it was a violation. One that the longest cooldown would not outlast is not
+    /// learnt, since nothing is gained: an engine that warms up, say, pauses between equal steps for half a second.
     pub fn learn(&mut self, gap: Gap) -> bool {
+        if gap.span >= self.learning.max {
+            return false;
+        }
         self.gaps += 1;
         let span = gap.span.clamp(self.learning.min / 2, self.learning.max);
         let violated = gap.woke && gap.span > self.longest(gap.end);

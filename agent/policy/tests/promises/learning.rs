@@ -455,6 +455,27 @@ fn gaps_that_nobody_sees_are_learnt_from_the_turns_of_a_busy_period() {
     );
 }
 
+/// P-GATE-3: no cooldown outlasts such a gap, so it teaches none.
+#[test]
+fn a_gap_that_the_longest_cooldown_would_not_outlast_is_not_learnt() {
+    let mut learner = Learner::new(Learning::default());
+    let learnt = |learner: &mut Learner, ms: u64, at_s: u64, woke: bool| {
+        let span = Duration::from_millis(ms);
+        let end = Instant::from_nanos(at_s * 1_000 * MS);
+        let violated = learner.learn(Gap { span, end, woke });
+        (violated, learner.longest(end))
+    };
+    for at in 1..10_000 {
+        learnt(&mut learner, 4, at, false);
+    }
+    let four = Duration::from_millis(4);
+    assert_eq!(learnt(&mut learner, 540, 10_001, true), (false, four));
+    assert_eq!(
+        learnt(&mut learner, 90, 10_002, true),
+        (true, Duration::from_millis(90))
+    );
+}
+
 /// The prober may miss the short gap between a prefill and the first decode: one busy period then
 /// holds both, and ends with the decode's graph. It may miss gaps between decodes as well.
 #[test]
