@@ -223,14 +223,15 @@ impl Memory {
                 })
             }
             None if role == Role::Online && said.elastic => {
-                self.watched
-                    .retain(|w| (w.session, w.kv) != (session.0, kv));
+                let same = |w: &mut Watched| (w.session, w.kv) == (session.0, kv);
+                // Said again, it has not answered what it was told before.
+                let ordered = self.watched.extract_if(.., same).map(|w| w.ordered).max();
                 self.watched.push(Watched {
                     session: session.0,
                     slot: said.slot as usize,
                     kv,
                     used: Bytes::ZERO,
-                    ordered: 0,
+                    ordered: ordered.unwrap_or(0),
                 });
                 let handle = layout.handle();
                 let stripes = (0u32..).take(layout.len()).map(StripeId);

@@ -79,6 +79,8 @@ impl Talk {
                 send(Event::KvRegistered(membership.describe(kv)));
             }
             drop(membership);
+            // Said twice, it would be told what to map between the two, and taken for one that was not.
+            sys::lock(&memory.outbox).retain(|event| !matches!(event, Event::KvRegistered(_)));
             self.snapshot(process, send);
         }
         if self.undescribed {

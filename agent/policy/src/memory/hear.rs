@@ -185,13 +185,15 @@ impl Memory {
                     return;
                 };
                 let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
-                if self.elastic.iter_mut().find(known).is_none() {
+                // Said again, it may be at an order still.
+                let first = self.elastic.iter_mut().find(known).is_none();
+                if first {
                     let (known, sizes) = ((session, gpu, kv), (most, handle, stripe));
                     self.elastic
                         .push(Elastic::new(known, sizes, &self.sharing, now));
                 }
                 if let Some(elastic) = self.elastic.iter_mut().find(known) {
-                    elastic.mapped_is((mapped, true), ledger, &self.sharing, now);
+                    elastic.mapped_is((mapped, first), ledger, &self.sharing, now);
                     elastic.fixed_is(fixed, ledger);
                     self.note_use(session, gpu);
                 }

@@ -80,6 +80,20 @@ fn born(
     }
 }
 
+/// Online's process registers its elastic cache.
+fn grows(gpu: GpuId, mapped: Bytes) -> MemoryEvent<'static> {
+    MemoryEvent::ElasticRegistered {
+        session: ONLINE,
+        gpu,
+        kv: KV,
+        mapped,
+        fixed: FIXED,
+        most: MOST,
+        handle: layout().handle(),
+        stripe: Bytes(STRIPE),
+    }
+}
+
 /// What one offline process really has, whatever the policy believes.
 #[derive(Clone, Debug)]
 struct Process {
@@ -152,17 +166,7 @@ impl World {
             unheard: VecDeque::new(),
             next_ask: 0,
         };
-        let (session, gpu, kv) = (ONLINE, GpuId(0), KV);
-        world.tell(MemoryEvent::ElasticRegistered {
-            session,
-            gpu,
-            kv,
-            mapped: Bytes::ZERO,
-            fixed: FIXED,
-            most: MOST,
-            handle: layout().handle(),
-            stripe: Bytes(STRIPE),
-        });
+        world.tell(grows(GpuId(0), Bytes::ZERO));
         world
     }
 
@@ -442,6 +446,14 @@ impl World {
         }
     }
 
+    /// It says all of its cache again, whatever it is at.
+    fn say_again(&mut self) {
+        while !self.unheard.is_empty() {
+            self.hear_mapped();
+        }
+        self.tell(grows(GpuId(0), Bytes(self.mapped)));
+    }
+
     /// It carries out what it was told, and says so.
     fn map(&mut self, share: u64) {
         self.begin_map();
@@ -505,6 +517,7 @@ enum Op {
     BeginMap,
     EndMap(u64),
     HearMapped,
+    SayAgain,
     Count(u64, u8, u64),
     Grow(u64, u8),
     Pause(bool),
@@ -536,6 +549,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::BeginMap),
         4 => (50u64..150).prop_map(Op::EndMap),
         4 => Just(Op::HearMapped),
+        1 => Just(Op::SayAgain),
         2 => (prop_oneof![Just(1u64), session.clone()], gpu.clone(), 0u64..900)
             .prop_map(|(s, g, b)| Op::Count(s, g, b)),
         1 => (session, gpu).prop_map(|(s, g)| Op::Grow(s, g)),
@@ -606,6 +620,7 @@ fn apply(world: &mut World, op: Op) {
         Op::BeginMap => world.begin_map(),
         Op::EndMap(share) => world.end_map(share),
         Op::HearMapped => world.hear_mapped(),
+        Op::SayAgain => world.say_again(),
         Op::Count(session, gpu, bytes) => world.tell(MemoryEvent::Counted {
             session: SessionId(session),
             gpu: GpuId(gpu),
@@ -656,16 +671,9 @@ fn a_cache_on_a_gpu_without_a_pool_is_mapped_whole_and_nothing_is_taken_for_it()
     let (offline, job) = (SessionId(10), JobId(1));
     bench.attach_offline(offline, job, GpuSet::of(gpu));
     bench.send(born((offline, job, gpu), &layout(), Bytes::ZERO));
-    bench.send(MemoryEvent::ElasticRegistered {
-        session: ONLINE,
-        gpu,
-        kv: KV,
-        mapped: Bytes::ZERO,
-        fixed: FIXED,
-        most: MOST,
-        handle: layout().handle(),
-        stripe: Bytes(STRIPE),
-    });
+    bench.send(grows(gpu, Bytes::ZERO));
+    // Said again when it was told to map all of it, which it is still at.
+    bench.send(grows(gpu, Bytes::ZERO));
     let mut mapped = 0;
     let asks = |bench: &mut Bench, ask: u64, mapped: u64| {
         bench.send(MemoryEvent::Asked {
