@@ -11,8 +11,9 @@
  *   calling NAME TID         a thread of its own is about to make that call, which waits for the GPU
  *   called NAME              the call returned
  *   second 0|1               a second cache is gone, or stands
- * "call NAME" on standard input makes such a call, "second 0|1" such a cache; any other line, or the end, ends the program;
- * so do --tokens. */
+ *   plain N                  the result of an allocation outside of the cache
+ * "call NAME" on standard input makes such a call, "second 0|1" such a cache, "plain N" an allocation of N MiB; any
+ * other line, or the end, ends the program; so do --tokens. */
 #include "../../interposer/include/tidegate.h"
 #include "kv.h"
 #include "vmm.h"
@@ -269,6 +270,11 @@ static void *obey(void *context)
         if (!fgets(line, sizeof line, stdin)) break;
         if (sscanf(line, "call %31s", name) == 1) make_call(name, context);
         else if (sscanf(line, "second %d", &wanted) == 1) second_cache(wanted);
+        else if (sscanf(line, "plain %d", &wanted) == 1) {
+            CUdeviceptr plain;
+            printf("plain %d\n", (int)cuMemAlloc_v2(&plain, (size_t)wanted * MIB));
+            fflush(stdout);
+        }
         else break;
     }
     stop = 1;

@@ -51,10 +51,11 @@ pub fn alloc(
 ) -> CUresult {
     let asked = bytes as u64;
     // Who waits for room is not inside of it: a reclaim may go on.
-    let attempt = || {
+    let attempt = |granted: bool| {
         hold::around(row, || {
-            if let Some(refused) = beyond_share(asked) {
-                return (refused, None);
+            if let Some(refused) = beyond_share(asked).filter(|_| !granted) {
+                // A cache that is too large would only be taken from.
+                return (refused, Some(asked).filter(|_| !is_cache(asked)));
             }
             if let Some((result, whole)) = in_scope(start, at, asked) {
                 return (result, whole);
@@ -62,10 +63,21 @@ pub fn alloc(
             (counted(at, bytes, call()), Some(asked))
         })
     };
-    match attempt() {
-        (CUresult::OUT_OF_MEMORY, Some(needs)) if is_granted(needs) => attempt().0,
+    match attempt(false) {
+        (CUresult::OUT_OF_MEMORY, Some(needs)) if is_granted(needs) => attempt(true).0,
         (result, _) => result,
     }
+}
+
+/// The scope that the calling thread is in, or that is guessed for an allocation of so many bytes.
+fn scope_of(asked: u64) -> Option<(u64, bool)> {
+    let guessed = || Some((0, false)).filter(|_| env::kv_guess().is_some_and(|min| asked >= min));
+    scope().or_else(guessed)
+}
+
+/// Whether an allocation of so many bytes is a cache, from which may be taken.
+fn is_cache(asked: u64) -> bool {
+    scope_of(asked).is_some_and(|(handle_bytes, _)| asked >= handle_bytes.max(HANDLE_BYTES))
 }
 
 /// The answer to an offline allocation that its share has no room for.
@@ -73,14 +85,19 @@ fn beyond_share(bytes: u64) -> Option<CUresult> {
     let process = known().filter(|process| process.role() == Role::Offline)?;
     let (_, device) = current()?;
     let share = process.memory.share_of(device)?;
-    let held = sys::lock(&process.memory.state).held_bytes(device);
+    let state = sys::lock(&process.memory.state);
+    // What was taken of a cache is others' now, and that is no reason to refuse an engine its workspace.
+    let held = if is_cache(bytes) {
+        state.held_bytes(device)
+    } else {
+        state.own_bytes(device)
+    };
     (held.saturating_add(bytes) > share).then_some(CUresult::OUT_OF_MEMORY)
 }
 
 /// An allocation in a KV scope, and the room that it needs if that may be asked for; `None`: it is the driver's.
 fn in_scope(start: Start, at: *mut CUdeviceptr, asked: u64) -> Option<(CUresult, Option<u64>)> {
-    let guessed = || Some((0, false)).filter(|_| env::kv_guess().is_some_and(|min| asked >= min));
-    let (handle_bytes, bare) = scope().or_else(guessed)?;
+    let (handle_bytes, bare) = scope_of(asked)?;
     if at.is_null() || asked < handle_bytes.max(HANDLE_BYTES) {
         return None;
     }

@@ -3,7 +3,7 @@
 //! Locks, in this order: [`Memory::state`], which is held over calls of the driver; then the small
 //! ones, which never are. No launch takes any of them.
 
-use super::backed::Backed;
+use super::backed::{Backed, Range};
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
 use super::order::{Open, Order};
@@ -209,6 +209,13 @@ impl State {
             usage.reserved_bytes += elastic.reserved_bytes();
         }
         usage
+    }
+
+    /// Bytes that it really has there: what was taken of its caches is not among them.
+    pub fn own_bytes(&self, device: usize) -> u64 {
+        let plain = self.plain.values().filter(|(at, _)| *at == device);
+        let backed = self.backed.all().filter(|range| range.device == device);
+        plain.map(|(_, bytes)| bytes).sum::<u64>() + backed.map(Range::own_bytes).sum::<u64>()
     }
 
     /// Bytes that the application believes it has on a device.

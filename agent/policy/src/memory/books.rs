@@ -188,7 +188,12 @@ impl Books {
 
     /// Whether anything may be taken from it now.
     pub fn is_open(&self) -> bool {
-        self.machine.is_fit() && !self.ranks.is_empty() && self.ranks.iter().all(|r| r.reclaimable)
+        self.machine.is_fit() && self.gives()
+    }
+
+    /// Whether anything may be taken from it at all.
+    pub fn gives(&self) -> bool {
+        !self.ranks.is_empty() && self.ranks.iter().all(|r| r.reclaimable)
     }
 
     /// Whether a process was told to change its mappings, and has not said that it ended.

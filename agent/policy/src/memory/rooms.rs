@@ -3,14 +3,18 @@
 //! ```text
 //!   asked --> waits --> promised --> what was allocated is counted, or it lapses
 //!               |
-//!               +--> denied: nobody else has a cache there, it is more than the job is shown, or it took too long
+//!               +--> denied: nobody has a cache there to pay for it, or it took too long
 //! ```
 //!
 //! An allocation that the driver refuses for want of memory asks and waits. Its job is shown what it deserves; until it
 //! has that, others have at least as much too much, and what they have too much is taken for it. Online comes first:
 //! while it lacks anything, nothing is taken for anybody else.
+//!
+//! Where nobody else pays, because nobody has too much or the job has more than it is shown, its own cache does: an
+//! engine that is refused its workspace ends, and one that loses blocks computes them again.
 
 use super::Memory;
+use super::books::Books;
 use super::room::Room;
 use super::weigh::{Part, Payers};
 use crate::config::Means;
@@ -19,6 +23,7 @@ use crate::ids::{AskId, Bytes, GpuId, JobId, SessionId};
 use crate::job::Job;
 use crate::ledger::{Ledger, Place};
 use crate::reclaim::Direction;
+use crate::select::Select;
 use crate::time::Instant;
 use core::time::Duration;
 
@@ -116,7 +121,8 @@ impl Memory {
             if room.gpu != gpu || room.promised {
                 continue;
             }
-            if now >= room.until || !self.has_a_right(&room, jobs) {
+            let right = self.has_a_right(&room, jobs);
+            if now >= room.until || !(right || self.has_own(&room, jobs)) {
                 self.rooms[at].bytes = Bytes::ZERO;
                 out.push(room.answer(Granted::No));
                 continue;
@@ -138,7 +144,8 @@ impl Memory {
             before = before.plus(room.bytes);
             let coming: Bytes = self.jobs.iter().map(|books| books.coming(gpu)).sum();
             let mut left = before.minus(free.plus(coming)).min(self.sharing.batch);
-            while !left.is_zero()
+            while right
+                && !left.is_zero()
                 && let Some(bill) = self.bill(gpu, left, Payers::Above, (jobs, means), now)
             {
                 left = left.minus(bill.bytes);
@@ -146,8 +153,60 @@ impl Memory {
                 self.collect(bill, Direction::Reclaim, jobs, now);
                 self.jobs[place].evens = true;
             }
+            if !left.is_zero() {
+                self.takes_its_own(&room, left, (jobs, means), now);
+            }
         }
         self.rooms.retain(|room| !room.bytes.is_zero());
+    }
+
+    /// Whether what its own job can give up is enough for it.
+    fn has_own(&self, room: &Room, jobs: &[Job]) -> bool {
+        let Some(ledger) = self.ledger(room.gpu) else {
+            return false;
+        };
+        let sessions = jobs.iter().filter(|job| job.id == room.job);
+        let sessions = sessions.flat_map(Job::sessions);
+        let excess: Bytes = sessions.map(|session| ledger.excess_of(session)).sum();
+        let own = |books: &&Books| books.job == room.job && books.gpus().contains(room.gpu);
+        self.jobs.iter().filter(own).any(|books| {
+            let layout = books.holders.layout();
+            let held = books
+                .holders
+                .candidates()
+                .map(|stripe| layout.bytes(stripe));
+            let held = held.sum::<Bytes>().times(books.ranks_on(room.gpu));
+            let open = books.gives();
+            let there = ledger.free().plus(books.coming(room.gpu)).plus(held);
+            open && there >= room.bytes.plus(excess)
+        })
+    }
+
+    /// Takes `left` for an allocation from the cache of its own job.
+    fn takes_its_own(
+        &mut self,
+        room: &Room,
+        left: Bytes,
+        (jobs, means): (&[Job], Means),
+        now: Instant,
+    ) {
+        let own = |books: &Books| books.job == room.job && books.gpus().contains(room.gpu);
+        let Some(place) = self.jobs.iter().position(own) else {
+            return;
+        };
+        let books = &mut self.jobs[place];
+        if !Self::reachable(books, jobs, means) {
+            return;
+        }
+        let mut picked = Vec::new();
+        self.rule.select(&books.holders, left, &mut picked);
+        if picked.is_empty() {
+            return;
+        }
+        let stripes = picked.iter().map(|pick| pick.stripe).collect();
+        books.picks = picked;
+        self.begin(place, Direction::Reclaim, stripes, jobs, now);
+        self.jobs[place].evens = true;
     }
 
     /// What others give up for a process of a job that has no cache there yet: what they have too much beside it, if it

@@ -506,10 +506,10 @@ impl Memory {
         now: Instant,
     ) -> Bytes {
         let free = self.ledger(gpu).map_or(Bytes::ZERO, Ledger::free);
+        let free = free.minus(self.wanted_rooms(gpu));
         if !self.contested(gpu) {
             return free;
         }
-        let free = free.minus(self.wanted_rooms(gpu));
         let parts = self.parts(gpu, jobs, now, |_| false);
         let own = self.jobs[place].job;
         let Some(own) = parts.iter().find(|part| part.job == own) else {

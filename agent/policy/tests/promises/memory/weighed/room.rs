@@ -142,17 +142,32 @@ fn room_that_nobody_makes_is_denied_after_25_seconds() {
     assert_eq!(answer(&world, second), Some(true));
 }
 
-/// P-FAIR-12: where nobody else has a cache an allocation that does not fit fails at once.
+/// P-MEMORY-28: where nobody else has a cache an allocation that does not fit is paid for by the job's own; what that
+/// cannot pay for fails at once.
 #[test]
-fn a_job_alone_waits_for_no_room() {
+fn a_job_alone_pays_for_its_room_itself() {
     let mut world = World::new();
     world.bench.attach_offline(NEWCOMER, JobId(1), GPU);
     let before = asks(&mut world, NEWCOMER, 300);
     assert_eq!(answer(&world, before), Some(false), "nobody has any");
     world.leave(1);
     world.add(0, GPU, of_user(0, 1), 30);
-    let own = asks(&mut world, session(0, GpuId(0)), 100);
-    assert_eq!(answer(&world, own), Some(false), "its own is all there is");
+    let held = world.jobs[&0].held();
+    let all = asks(&mut world, session(0, GpuId(0)), POOL);
+    assert_eq!(answer(&world, all), Some(false), "its own is all there is");
+    assert_eq!(world.jobs[&0].held(), held);
+    let free = POOL - held;
+    let own = asks(&mut world, session(0, GpuId(0)), free + 100);
+    while answer(&world, own).is_none() {
+        world.calm(5);
+    }
+    assert_eq!(answer(&world, own), Some(true));
+    let left = world.jobs[&0].held();
+    assert!(
+        left + 100 <= held && held <= left + 100 + 2 * STRIPE,
+        "{left} of {held}"
+    );
+    assert!(world.broken.is_empty(), "{:?}", world.broken);
 }
 
 fn yields(world: &mut World) -> u64 {
