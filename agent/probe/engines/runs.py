@@ -16,6 +16,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 HOME = os.environ.get("TIDEGATE_HOME", os.path.dirname(HERE))
 
 ALONE = [("online alone", ["online"], None), ("offline alone", ["offline"], None)]
+# How far two runs differ in which nothing differs.
+AGAIN = ("online again", ["online"], None)
 UNCONTROLLED = ("uncontrolled", ["online", "offline"], None)
 LAUNCH_GATE = ("launch gate (L5)", ["online", "offline"], "L5")
 TIDEGATE = ("Tidegate", ["online", "offline"], "best")
@@ -34,6 +36,28 @@ def shared(pool):
 def end_politely():
     """Who is told to end, as by a limit of time, ends its programs first."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def edges(events):
+    """When offline was found on the GPU by a busy edge, and when it was off it: seconds of the monotonic clock."""
+    stopped = [event for event in events if event["kind"] == "preempted" and event["at_ns"]]
+    return sorted([(event["at_ns"] - event["value_ns"]) / 1e9, event["at_ns"] / 1e9] for event in stopped)
+
+
+def paired(spans, alone, stops):
+    """How much later the first token of each request came than that of the same request `alone`, in seconds: of those for
+    which offline had to be stopped first, and of the others. A request is the same that arrived as long after the first."""
+
+    def waits(spans):
+        begin = min((arrival for arrival, _, _ in spans), default=0)
+        return {round(arrival - begin, 3): (arrival, first) for arrival, first, _ in spans}
+
+    truth, met, others = waits(alone), [], []
+    for offset, (arrival, first) in waits(spans).items():
+        if offset in truth:
+            stopped = any(arrival <= edge < first for edge, _ in stops)
+            (met if stopped else others).append(first - arrival - (truth[offset][1] - truth[offset][0]))
+    return met, others
 
 
 class Program:
@@ -81,6 +105,8 @@ class Comparison:
 
     def __init__(self, probe, command, seconds, out, ready):
         self.probe, self.command, self.seconds, self.out, self.ready = probe, command, seconds, out, ready
+        # Of each run the spans of its requests, and when offline was stopped.
+        self.runs = {}
 
     def one(self, name, roles, level, pool=None, plugin=False, more=None):
         """What each role said at its end, and what the agent saw."""
@@ -121,6 +147,7 @@ class Comparison:
             lines.figure(self.probe, f"{name}: requests", online["requests"])
             lines.spread(self.probe, f"{name}: TTFT", online["ttft_s"], "ms", 1e3)
             lines.spread(self.probe, f"{name}: TPOT", online["tpot_s"], "ms", 1e3)
+            self.runs[name] = (online["spans"], edges(said.get("events", [])))
         if offline:
             lines.figure(self.probe, f"{name}: offline tokens/s", offline["tokens"] / offline["seconds"])
             if "wrong" in offline:
@@ -128,6 +155,16 @@ class Comparison:
                 lines.figure(self.probe, f"{name}: wrong answers", offline["wrong"])
         node.report_gate(lines, self.probe, name, said.get("status"))
         node.report_reclaims(lines, self.probe, name, said.get("events", []))
+
+    def compare(self, name, spans, stops):
+        """Each request beside itself alone. What two runs alone differ by is noise, and so may be as much of the others."""
+        alone, _ = self.runs.get(ALONE[0][0], ([], []))
+        met, others = paired(spans, alone, stops)
+        for which, later in (("that had offline stopped", met), ("that found it stopped", others)):
+            if later:
+                lines.figure(self.probe, f"{name}: requests {which}", len(later))
+                lines.spread(self.probe, f"{name}: TTFT beside alone of those {which}", later, "ms", 1e3)
+                lines.figure(self.probe, f"{name}: TTFT beside alone of those {which} p10", 1e3 * lines.percentile(later, 10), "ms")
 
     def all(self, runs):
         """Every run; one that breaks costs its own figures only."""
@@ -145,6 +182,9 @@ class Comparison:
                 self.timeline(name, said)
             if said.get("offline", {}).get("wrong"):
                 raise RuntimeError(f"{name}: {said['offline']['wrong']} wrong answers")
+        for name, (spans, stops) in self.runs.items():
+            if name != ALONE[0][0]:
+                self.compare(name, spans, stops)
         if broken:
             raise RuntimeError(f"no figures of {', '.join(broken)}")
 
@@ -153,7 +193,8 @@ class Comparison:
         with open(os.path.join(self.out, "runs.jsonl"), "a", encoding="utf-8") as file:
             spans = said.get("online", {}).get("spans", [])
             offline = {key: value for key, value in said.get("offline", {}).items() if key != "spans"}
-            run = {"name": name, "start": said["start"], "end": said["end"], "spans": spans, "offline": offline}
+            stops = edges(said.get("events", []))
+            run = {"name": name, "start": said["start"], "end": said["end"], "spans": spans, "stops": stops, "offline": offline}
             file.write(json.dumps(run) + "\n")
 
     def timeline(self, name, said):

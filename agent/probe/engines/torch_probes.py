@@ -109,7 +109,7 @@ def colocation(options):
 
     compared = runs.Comparison("P14", command, options.seconds, options.out, options.ready)
     # What counts first: a machine may be taken away.
-    compared.all([runs.UNCONTROLLED, runs.TIDEGATE, *runs.ALONE, runs.LAUNCH_GATE])
+    compared.all([runs.UNCONTROLLED, runs.TIDEGATE, *runs.ALONE, runs.LAUNCH_GATE, runs.AGAIN])
 
 
 def beside(options):

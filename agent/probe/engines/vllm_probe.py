@@ -48,7 +48,7 @@ def main():
     with lines.Probe("P16"):
         compared = runs.Comparison("P16", command, options.seconds, options.out, options.ready)
         # What counts first: a machine may be taken away, and engines are slow to start.
-        chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1]]
+        chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1], runs.AGAIN]
         if os.environ.get("TIDEGATE_PLUGIN"):
             chosen[2:2] = [runs.HINTED, runs.UNANNOUNCED]
         if options.pool:
