@@ -391,7 +391,7 @@ fn each_request_is_compared_with_the_same_one_alone() {
     let only = "online alone,online again";
     let found = engines(&node, SLOWER_EACH_TIME, only, "30");
     found.expect("P16", "PASS", "");
-    let name = "online again: TTFT beside alone of those that found it stopped";
+    let name = "online again: TTFT beside alone";
     for which in ["mean", "p10", "p99"] {
         let later = found.figure("P16", &format!("{name} {which}"));
         assert!((later - 2.0).abs() < 1e-3, "{which}: {later} ms");

@@ -85,6 +85,16 @@ class Node:
                                env=self.environment(), capture_output=True, text=True, check=False)
         return asked.stdout if asked.returncode == 0 else None
 
+    def pause(self):
+        """Stops every offline job until `resume`."""
+        self.order("pause")
+
+    def resume(self):
+        self.order("resume")
+
+    def order(self, what):
+        subprocess.run([os.path.join(self.home, "tidegate"), what], env=self.environment(), check=True, capture_output=True)
+
     def status(self):
         """What `tidegate status` says; None while nobody serves."""
         said = self.ask("status")

@@ -22,6 +22,11 @@ UNCONTROLLED = ("uncontrolled", ["online", "offline"], None)
 LAUNCH_GATE = ("launch gate (L5)", ["online", "offline"], "L5")
 TIDEGATE = ("Tidegate", ["online", "offline"], "best")
 
+# What of a difference to online alone is the library's and the agent's, and what is the host side of an offline program
+# that is stopped all the time: each has one thing more than the run before.
+WATCHED = ("Tidegate without offline", ["online"], "best")
+PAUSED = ("Tidegate with offline paused", ["online", "offline"], "best", None, False, None, True)
+
 # Beside it the engine's plugin, which says how many requests are in flight.
 HINTED = ("Tidegate with hints", ["online", "offline"], "best", None, True)
 # As that, but the front end does not say that it has accepted a request: its engine core is the first to know.
@@ -108,8 +113,8 @@ class Comparison:
         # Of each run the spans of its requests, and when offline was stopped.
         self.runs = {}
 
-    def one(self, name, roles, level, pool=None, plugin=False, more=None):
-        """What each role said at its end, and what the agent saw."""
+    def one(self, name, roles, level, pool=None, plugin=False, more=None, paused=False):
+        """What each role said at its end, and what the agent saw. `paused`: offline jobs are, once all are ready."""
         programs, logs, said = {}, {}, {}
         with node.Node(HOME, level, pool, plugin) as here:
             try:
@@ -120,6 +125,8 @@ class Comparison:
                     logs[role] = open(log, "w+", encoding="utf-8")
                     programs[role] = Program(here, self.command, role, level is not None, logs[role], **(more or {}))
                     programs[role].hear("being ready", self.ready)
+                if paused:
+                    here.pause()
                 said["start"] = start = time.monotonic() + 0.5
                 for program in programs.values():
                     program.say(repr(start))
@@ -131,6 +138,8 @@ class Comparison:
                 if level:
                     said["status"], said["events"] = here.status(), here.events()
                 if "offline" in programs:
+                    if paused:
+                        here.resume()
                     programs["offline"].say("stop")
                     said["offline"] = json.loads(programs["offline"].hear("figures", FIGURES))
                 return said
@@ -160,11 +169,12 @@ class Comparison:
         """Each request beside itself alone. What two runs alone differ by is noise, and so may be as much of the others."""
         alone, _ = self.runs.get(ALONE[0][0], ([], []))
         met, others = paired(spans, alone, stops)
-        for which, later in (("that had offline stopped", met), ("that found it stopped", others)):
+        which = ", offline was stopped before" if stops else ""
+        for later, which in ((met, ", offline was stopped for them"), (others, which)):
             if later:
-                lines.figure(self.probe, f"{name}: requests {which}", len(later))
-                lines.spread(self.probe, f"{name}: TTFT beside alone of those {which}", later, "ms", 1e3)
-                lines.figure(self.probe, f"{name}: TTFT beside alone of those {which} p10", 1e3 * lines.percentile(later, 10), "ms")
+                lines.figure(self.probe, f"{name}: requests beside alone{which}", len(later))
+                lines.spread(self.probe, f"{name}: TTFT beside alone{which}", later, "ms", 1e3)
+                lines.figure(self.probe, f"{name}: TTFT beside alone{which} p10", 1e3 * lines.percentile(later, 10), "ms")
 
     def all(self, runs):
         """Every run; one that breaks costs its own figures only."""

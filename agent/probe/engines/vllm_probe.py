@@ -2,6 +2,9 @@
 
     vllm_probe.py [--seconds N] [--trace FILE] [--compiled] [--pool SIZE] [--invariant] [--out DIR]
 
+Online is alone twice, once with the library and the agent beside it, and once with an offline engine that is paused: what
+of a difference is noise, theirs, and the host side of an engine that is stopped.
+
 Where TIDEGATE_PLUGIN names a folder with the plugin's entry point, a run has the online engine say which requests are in
 flight. With --pool, one more shares so much of the GPU's memory between the two: what both allocate, their weights
 included, has to fit into it but for the KV caches, which grow and shrink. With --invariant what vLLM answers does not
@@ -48,7 +51,7 @@ def main():
     with lines.Probe("P16"):
         compared = runs.Comparison("P16", command, options.seconds, options.out, options.ready)
         # What counts first: a machine may be taken away, and engines are slow to start.
-        chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1], runs.AGAIN]
+        chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1], runs.AGAIN, runs.WATCHED, runs.PAUSED]
         if os.environ.get("TIDEGATE_PLUGIN"):
             chosen[2:2] = [runs.HINTED, runs.UNANNOUNCED]
         if options.pool:

@@ -83,6 +83,8 @@ def main():
         taken = sum(min(end, run["end"]) - begin for begin, end in busy(run["spans"]))
         idle = 1 - taken / (run["end"] - run["start"])
         print(f"GPU   {run['name']}: no request in flight {100 * idle:.1f} % of the time")
+        if not run["offline"].get("tokens"):
+            continue
         for other in alone:
             rate = [each["offline"]["tokens"] / each["offline"]["seconds"] for each in (run, other)]
             print(f"GPU   {run['name']}: offline tokens of what that time allows: {rate[0] / rate[1] / idle:.3f}")
