@@ -4,11 +4,12 @@
 use std::collections::HashSet;
 use std::process::Command;
 use tidegate_abi::class::{Engine, engine_of_type};
-use tidegate_tests::view::descriptors;
 use tidegate_tests::watch::{
     Testimony, channels, counter, status, wait_all, wait_finished, wait_open,
 };
-use tidegate_tests::{Node, Offline, Online, compile, monotonic_ns, wait_for};
+use tidegate_tests::{
+    DEADLINE, Node, Offline, Online, compile, monotonic_ns, wait_for, wait_until,
+};
 use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::Kind;
 
@@ -425,7 +426,34 @@ fn handles_freed_and_used_again_never_lead_to_a_wrong_or_a_missed_disable() {
     assert_eq!(strangers, 0, "online work was disabled");
 }
 
-/// Descriptors of the process `pid`.
+/// What the descriptors of the process `pid` refer to.
+fn opened(pid: u32) -> Vec<String> {
+    let held = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the agent lives");
+    let links = held.filter_map(|one| std::fs::read_link(one.ok()?.path()).ok());
+    let mut links: Vec<String> = links.map(|link| link.display().to_string()).collect();
+    links.sort_unstable();
+    links
+}
+
+/// What the agent has open when it has opened all that it keeps: it has answered a question, and was handed what proves
+/// the one process there is.
+fn settled(node: &Node, online: u32) -> Vec<String> {
+    wait_for("the online program with channels of its own", || {
+        is_served(&status(node), online).then_some(())
+    });
+    opened(node.agent.as_ref().expect("it runs").pid())
+}
+
+/// Whether a process is listed with channels that are known to be its own.
+fn is_served(status: &serde_json::Value, pid: u32) -> bool {
+    let mut rows = status["processes"].as_array().into_iter().flatten();
+    rows.any(|row| {
+        row["pid"] == pid
+            && row["proven"] == true
+            && row["channels"].as_u64().is_some_and(|count| count > 0)
+    })
+}
+
 /// P-GATE-7: many GPUs, processes, channels and handles.
 /// P-LIFECYCLE-7: what a dead client held is given back.
 #[test]
@@ -434,13 +462,8 @@ fn three_hundred_processes_that_attach_at_once_are_served_and_leave_nothing_behi
     // Its seven jobs are all on both GPUs.
     let node = Node::new(&["--gpus", "2"], &together());
     let agent = node.agent.as_ref().expect("it runs").pid();
-    // The first question has the agent open what it keeps.
     let mut online = Online::start(&node, 0);
-    wait_for("the online program", || {
-        let list = status(&node)["processes"].as_array().map(Vec::len);
-        (list == Some(1)).then_some(())
-    });
-    let at_first = descriptors(agent);
+    let at_first = settled(&node, online.process.pid());
     let program = compile("contexts", &["-lcuda"]);
     let start = |number: usize| {
         let mut command = node.preloaded(&program, "offline");
@@ -458,15 +481,9 @@ fn three_hundred_processes_that_attach_at_once_are_served_and_leave_nothing_behi
     let on_first: Vec<u32> = pids.iter().copied().step_by(2).collect();
     let listed = || {
         let status = status(&node);
-        let rows = status["processes"].as_array().cloned().unwrap_or_default();
-        let served = |pid: &u32| {
-            rows.iter().any(|row| {
-                row["pid"] == *pid
-                    && row["proven"] == true
-                    && row["channels"].as_u64().is_some_and(|count| count > 0)
-            })
-        };
-        pids.iter().all(served).then_some(())
+        pids.iter()
+            .all(|pid| is_served(&status, *pid))
+            .then_some(())
     };
     wait_for("everyone to be listed with channels of its own", listed);
     // All are gated as anyone is.
@@ -497,9 +514,14 @@ fn three_hundred_processes_that_attach_at_once_are_served_and_leave_nothing_behi
         let none = held.into_iter().all(|gpu| gpu["channels"] == 0);
         (left == Some(1) && none).then_some(())
     });
-    wait_for("the agent's descriptors to be as before", || {
-        (descriptors(agent) <= at_first).then_some(())
+    let as_before = wait_until(DEADLINE, || {
+        (opened(agent).len() <= at_first.len()).then_some(())
     });
+    assert!(
+        as_before.is_some(),
+        "the agent keeps {:#?}, and had {at_first:#?}",
+        opened(agent)
+    );
     online.say("burst 1 100000");
     no_error_in_status(&node);
 }

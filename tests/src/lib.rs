@@ -36,7 +36,7 @@ pub mod turns;
 pub mod view;
 pub mod watch;
 
-pub use clock::{monotonic_ns, wait_for, wait_until};
+pub use clock::{DEADLINE, monotonic_ns, wait_for, wait_until};
 pub use online::{HalfOfTheTime, Offline, Online, Request};
 
 use std::collections::BTreeSet;
