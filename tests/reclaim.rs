@@ -564,33 +564,35 @@ fn without_a_pool_each_engine_has_the_memory_that_it_allocated() {
     assert!(events.contains("\"attached\""), "{events}");
 }
 
-/// P-MEMORY-28: an engine that needs workspace where the pool is full has it, and pays with blocks of its own cache. One
-/// that it cannot pay for is refused, and costs nothing.
+/// P-MEMORY-28: an engine that needs workspace where the pool is full has it, and pays with blocks of its own cache, in
+/// handles of any size. One that it cannot pay for is refused, and costs nothing.
 #[test]
 fn an_engine_pays_for_its_workspace_with_its_own_cache() {
-    let mut node = Node::device_only(&["--set", "poison=0xa5"]);
-    node.start_agent(SHARED);
-    let job = format!("works-{}", node.device.pid());
-    let args = ["--requests", "2", "--blocks", "40", "--length", "24"];
-    let mut engine = Engine::start(&node, &job, &args);
-    engine.goes_on(64);
-    let mut asked = 0;
-    let mut allocates = |engine: &mut Engine, mib: u64| {
-        asked += 1;
-        engine.tell(&format!("plain {mib}"));
-        engine.line("plain ", asked)[0]
-    };
-    const OUT_OF_MEMORY: u64 = 2;
-    assert_eq!(allocates(&mut engine, 400), OUT_OF_MEMORY);
-    assert_eq!(engine.told().0, 0, "nothing was taken for it");
-    assert_eq!(allocates(&mut engine, 24), 0);
-    wait_for("blocks of its own that it paid with", || {
-        (engine.told().0 >= 4).then_some(())
-    });
-    // Online comes first, and the next is paid from what is left.
-    let mut online = Elastic::start(&node);
-    online.take(8);
-    assert_eq!(allocates(&mut engine, 8), 0, "beside online");
-    assert_eq!(online.ask("check"), "ok");
-    go_on_and_are_right(&node, [engine]);
+    for handle in ["2", "8"] {
+        let mut node = Node::device_only(&["--set", "poison=0xa5"]);
+        node.start_agent(SHARED);
+        let job = format!("works-{}", node.device.pid());
+        let args = ["--requests", "2", "--blocks", "40", "--handle", handle];
+        let mut engine = Engine::start(&node, &job, &args);
+        engine.goes_on(64);
+        let mut asked = 0;
+        let mut allocates = |engine: &mut Engine, mib: u64| {
+            asked += 1;
+            engine.tell(&format!("plain {mib}"));
+            engine.line("plain ", asked)[0]
+        };
+        const OUT_OF_MEMORY: u64 = 2;
+        assert_eq!(allocates(&mut engine, 400), OUT_OF_MEMORY);
+        assert_eq!(engine.told().0, 0, "nothing was taken for it");
+        assert_eq!(allocates(&mut engine, 24), 0, "handles of {handle} MiB");
+        wait_for("blocks of its own that it paid with", || {
+            (engine.told().0 >= 4).then_some(())
+        });
+        // Online comes first, and the next is paid from what is left.
+        let mut online = Elastic::start(&node);
+        online.take(8);
+        assert_eq!(allocates(&mut engine, 8), 0, "beside online");
+        assert_eq!(online.ask("check"), "ok");
+        go_on_and_are_right(&node, [engine]);
+    }
 }

@@ -41,8 +41,8 @@ struct request {
     int ran; /* in this step */
 };
 
-static const char *usage = "kv_engine [--layout layers|blocks] [--blocks N] [--requests N] [--length N] [--tokens N]\n"
-                           "          [--ns N] [--say N] [--seed N] [--ignore-lost]";
+static const char *usage = "kv_engine [--layout layers|blocks] [--handle MIB] [--blocks N] [--requests N] [--length N]\n"
+                           "          [--tokens N] [--ns N] [--say N] [--seed N] [--ignore-lost]";
 
 static struct tg_api tg;
 static struct kv_kernels kernels;
@@ -53,6 +53,7 @@ static uint32_t blocks = 32, request_count = 4, length = 24, free_list[MAX_BLOCK
 static int layers_outermost, ignore_lost;
 static uint64_t total, recomputed, ns = 200000, next_seed = 1, say = 64;
 static char withheld[MAX_BLOCKS];
+static uint64_t handle;
 static struct request requests[MAX_REQUESTS];
 static atomic_int stop;
 
@@ -284,7 +285,7 @@ static void *obey(void *context)
 static void make_cache(void)
 {
     struct tg_kv_region regions[LAYERS];
-    MUST(tg.kv_scope_begin(0, 0));
+    MUST(tg.kv_scope_begin(handle, 0));
     MUST(cuMemAlloc_v2(&cache, (uint64_t)blocks * LAYERS * PART));
     MUST(tg.kv_scope_end());
     MUST(cuMemsetD8_v2(cache, 0, (uint64_t)blocks * LAYERS * PART));
@@ -307,6 +308,7 @@ int main(int argc, char **argv)
             continue;
         }
         if (!strcmp(argv[i], "--layout")) layers_outermost = !strcmp(value, "layers");
+        else if (!strcmp(argv[i], "--handle")) handle = strtoull(value, 0, 10) * MIB;
         else if (!strcmp(argv[i], "--blocks")) blocks = (uint32_t)atoi(value);
         else if (!strcmp(argv[i], "--requests")) request_count = (uint32_t)atoi(value);
         else if (!strcmp(argv[i], "--length")) length = (uint32_t)atoi(value);

@@ -29,7 +29,7 @@ class Noted:
         self.calls.append(f"attach {rank} of {world}")
 
     def begin_scope(self, handle_bytes, flags):
-        self.calls.append(f"scope {flags}")
+        self.calls.append(f"scope {flags} of {handle_bytes >> 20} MiB")
 
     def end_scope(self):
         self.calls.append("end")
@@ -105,16 +105,20 @@ def allocator(monkeypatch, library):
     return allocate
 
 
+@pytest.mark.parametrize("handle,mib", [("", 2), ("8MiB", 8), ("64 MiB", 64), ("3MiB", 2), ("128MiB", 2), ("0MiB", 2), ("8", 2)])
 @pytest.mark.parametrize("role,flags", [("offline", 0), ("online", abi.ELASTIC)])
 def test_only_the_cache_is_allocated_in_a_scope_and_then_registered(
-    role, flags, library, allocator
+    role, flags, handle, mib, library, allocator, monkeypatch
 ):
+    said: list[str] = []
+    monkeypatch.setenv("TIDEGATE_KV_HANDLE", handle)
+    monkeypatch.setattr(worker.log, "warning", lambda text, *words: said.append(text % words))
     real, kv = engine()
     assert worker.initialize(initialize, real, kv, role, vllm.__version__) == "done"
     assert library.calls == [
         "attach 0 of 1",
         "empty",
-        f"scope {flags}",
+        f"scope {flags} of {mib} MiB",
         "allocate",
         "end",
         f"register {flags}",
@@ -122,7 +126,9 @@ def test_only_the_cache_is_allocated_in_a_scope_and_then_registered(
     assert worker.registered == 7 and library.protected == 1
     assert [(r.stride, r.block_bytes, r.blocks) for r in library.rows] == [(16, 16, 5)] * 2
     assert library.rows[1].base - library.rows[0].base == 5 * 16
-    assert worker.stripe_run(kv) == worker.HANDLE // 16
+    assert worker.stripe_run(kv) == (mib << 20) // 16
+    assert bool(said) == (handle not in ("", "8MiB", "64 MiB")), said
+    assert all(repr(handle) in line and "64MiB" in line for line in said)
 
 
 #: A group of layers that keep a state, and no tokens.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..abi import Library
+from ..abi import Library, handle_bytes
 from ..job import Region
 from ..vllm.regions import regions
 from .slots import run_of
@@ -38,7 +38,7 @@ def in_scope(library: Library, wanted: Callable[[], bool]) -> Iterator[None]:
 
             # Memory that torch already holds would be handed out again without asking the driver.
             torch.cuda.empty_cache()
-            library.begin_scope(0, 0)
+            library.begin_scope(handle_bytes(log), 0)
         except Exception as error:  # noqa: BLE001 # the engine goes on without
             log.warning("Tidegate takes no memory from this engine: %s: %s", type(error).__name__, error)
             return False

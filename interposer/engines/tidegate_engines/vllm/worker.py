@@ -24,9 +24,6 @@ ALLOCATORS = (
     ("vllm.v1.worker.gpu.attn_utils", "allocate_kv_cache"),
 )
 
-#: Bytes of a handle when a scope does not say: ``tg_kv_scope_begin``.
-HANDLE = 2 << 20
-
 #: The number of the KV cache that this process registered.
 registered: int | None = None
 #: From a block to the next one, bytes, in that cache.
@@ -42,7 +39,7 @@ def scope(library: abi.Library, flags: int) -> Iterator[None]:
 
     # Memory that torch already holds would be handed out again without asking the driver.
     torch.cuda.empty_cache()
-    library.begin_scope(0, flags)
+    library.begin_scope(abi.handle_bytes(log), flags)
     try:
         yield
     finally:
@@ -180,4 +177,4 @@ def stripe_run(kv: Any) -> int:
     keys and values in one place.
     """
     spec = kv.kv_cache_groups[0].kv_cache_spec
-    return max(1, HANDLE // (_stride or spec.page_size_bytes))
+    return max(1, abi.handle_bytes(log) // (_stride or spec.page_size_bytes))
