@@ -143,10 +143,6 @@ def _goes_on(function: Any, name: str) -> bool:
     return False
 
 
-#: Versions of whose hybrid KV-cache manager the methods that matter were tested.
-HYBRID = ("0.24.0", "0.33.0")
-
-
 def why_not_grouped(kv: KVCacheConfig, role: str) -> str | None:
     """Why nothing may be taken from an engine whose layers are in these groups."""
     kinds = [type(group.kv_cache_spec).__name__ for group in kv.kv_cache_groups]
@@ -159,8 +155,6 @@ def why_not_grouped(kv: KVCacheConfig, role: str) -> str | None:
     strange = sorted(set(kinds) - {"FullAttentionSpec", "SlidingWindowSpec"})
     if strange or "FullAttentionSpec" not in kinds:
         return f"{several}: of such only full attention with sliding windows was tested"
-    if shape.known() not in HYBRID:
-        return f"{several}, which were tested with vLLM {' and '.join(HYBRID)}"
     sizes = {group.kv_cache_spec.block_size for group in kv.kv_cache_groups}
     if len(sizes) > 1 or any(getattr(group.kv_cache_spec, "extra_retained_tokens", 0) for group in kv.kv_cache_groups):
         # A block of one would hold tokens of a part of a block of the other.
