@@ -168,18 +168,21 @@ impl Memory {
         let sessions = jobs.iter().filter(|job| job.id == room.job);
         let sessions = sessions.flat_map(Job::sessions);
         let excess: Bytes = sessions.map(|session| ledger.excess_of(session)).sum();
-        let own = |books: &&Books| books.job == room.job && books.gpus().contains(room.gpu);
-        self.jobs.iter().filter(own).any(|books| {
+        self.own(room).is_some_and(|place| {
+            let books = &self.jobs[place];
             let layout = books.holders.layout();
-            let held = books
-                .holders
-                .candidates()
-                .map(|stripe| layout.bytes(stripe));
-            let held = held.sum::<Bytes>().times(books.ranks_on(room.gpu));
-            let open = books.gives();
+            let stripes = books.holders.candidates();
+            let held: Bytes = stripes.map(|stripe| layout.bytes(stripe)).sum();
+            let held = held.times(books.ranks_on(room.gpu));
             let there = ledger.free().plus(books.coming(room.gpu)).plus(held);
-            open && there >= room.bytes.plus(excess)
+            books.gives() && there >= room.bytes.plus(excess)
         })
+    }
+
+    /// The books of its own job's cache, if there is one on that GPU.
+    fn own(&self, room: &Room) -> Option<usize> {
+        let own = |books: &Books| books.job == room.job && books.gpus().contains(room.gpu);
+        self.jobs.iter().position(own)
     }
 
     /// Takes `left` for an allocation from the cache of its own job.
@@ -190,8 +193,7 @@ impl Memory {
         (jobs, means): (&[Job], Means),
         now: Instant,
     ) {
-        let own = |books: &Books| books.job == room.job && books.gpus().contains(room.gpu);
-        let Some(place) = self.jobs.iter().position(own) else {
+        let Some(place) = self.own(room) else {
             return;
         };
         let books = &mut self.jobs[place];
