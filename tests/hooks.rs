@@ -159,6 +159,15 @@ fn a_linked_program_with_many_threads_is_counted() {
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
+fn no_launch_is_missing_while_the_counts_of_threads_that_ended_are_moved() {
+    let node = Node::device_only(&[]);
+    let linked = compile("linked", &["-lcuda"]);
+    let mut command = node.preloaded(&linked, "");
+    counts_all(&Running::start("linked", command.args(["40", "20"])).succeed());
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
 fn a_second_preloaded_library_on_either_side_works_and_both_see_every_launch() {
     let node = Node::device_only(&[]);
     let linked = compile("linked", &["-lcuda"]);

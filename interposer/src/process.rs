@@ -52,6 +52,8 @@ pub struct Process {
     pub turns: [Turns; DEVICES],
     /// Sums of slots whose threads are gone.
     pub retired: [Counts<AtomicU64>; DEVICES],
+    /// Begins and ends of moving a slot's launches there: odd meanwhile.
+    pub retirements: AtomicU64,
     /// Contexts and streams.
     pub contexts: Mutex<Contexts>,
     /// The devices of those streams, for launches.
@@ -234,6 +236,7 @@ fn build() -> Option<&'static Process> {
             devices: AtomicU32::new(0),
             turns: Default::default(),
             retired: Default::default(),
+            retirements: AtomicU64::new(0),
             contexts: Mutex::default(),
             stream_devices: StreamDevices::default(),
             rm: Mutex::default(),

@@ -14,8 +14,8 @@ use crate::hook::row::Row;
 use crate::process::{self, Process};
 use crate::rm::objects::Up;
 use crate::sys::{self, Membarrier};
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU64, fence};
 use std::collections::BTreeSet;
 use tidegate_abi::cuda::{CU_STREAM_LEGACY, CUcontext, CUevent, CUresult, CUstream};
 use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, DeviceWords, Page};
@@ -140,9 +140,16 @@ fn slots_of(device: usize) -> impl Iterator<Item = &'static Slot> {
     })
 }
 
-/// Launches of one device since the process uses it, those inside the driver included.
-pub(super) fn entered(process: &'static Process, device: usize) -> u64 {
-    pairs(process, device).fold(0, |sum, pair| sum.wrapping_add(pair.entered.load(Acquire)))
+/// Launches of one device since the process uses it, those inside the driver included, for any thread. None: the slot
+/// of a thread that is gone was emptied meanwhile, so that its launches may be missing.
+pub(crate) fn entered(process: &'static Process, device: usize) -> Option<u64> {
+    let before = process.retirements.load(Acquire);
+    let sum = pairs(process, device).fold(0u64, |sum, pair| {
+        sum.wrapping_add(pair.entered.load(Acquire))
+    });
+    fence(Acquire);
+    let undisturbed = before & 1 == 0 && process.retirements.load(Relaxed) == before;
+    undisturbed.then_some(sum)
 }
 
 /// Checks one device; whether it is busy afterwards.
@@ -445,11 +452,13 @@ fn retire(process: &'static Process, rows: &'static [Row]) {
         if words.activity.load(Acquire) & ACTIVITY_BUSY != 0 {
             continue;
         }
+        process.retirements.fetch_add(1, AcqRel);
         let entered = slot.counts.entered.swap(0, AcqRel);
         slot.counts.returned.store(0, Release);
         slot.keep_tally(entered);
         process.retired[device].entered.fetch_add(entered, AcqRel);
         process.retired[device].returned.fetch_add(entered, AcqRel);
+        process.retirements.fetch_add(1, Release);
         for (row, calls) in rows.iter().zip(&slot.calls) {
             row.calls.fetch_add(calls.swap(0, Relaxed), Relaxed);
         }

@@ -55,10 +55,12 @@ pub fn is_due(device: usize, own: Option<&Slot>) -> bool {
 }
 
 impl Turns {
-    /// A call that waits for the GPU returned, with a turn or not; `launches` of the process so far.
-    pub fn returned(&self, turn: bool, launches: impl FnOnce() -> u64) {
-        if self.first.load(Relaxed) == 0 {
-            let since = launches().wrapping_sub(self.before.load(Relaxed));
+    /// A call that waits for the GPU returned, with a turn or not; `launches` of the process so far, where they are known.
+    pub fn returned(&self, turn: bool, launches: impl FnOnce() -> Option<u64>) {
+        if self.first.load(Relaxed) == 0
+            && let Some(launches) = launches()
+        {
+            let since = launches.wrapping_sub(self.before.load(Relaxed));
             if turn {
                 self.first.store(since.max(1), Relaxed);
             } else if since != 0 {

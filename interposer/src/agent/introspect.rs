@@ -1,11 +1,12 @@
 //! What the library tells tests about itself: the table as text, and figures of the process.
 
-use crate::activity::slots;
+use crate::activity::prober;
 use crate::hook::table::ROWS;
 use crate::process::known;
 use crate::sys;
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use tidegate_abi::page::DEVICES;
 
 /// Every row as `symbol class since`, one a line.
 #[unsafe(no_mangle)]
@@ -28,22 +29,16 @@ pub extern "C" fn tidegate_hooks() -> *const c_char {
 /// Launches counted as activity on one device, by all threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn tidegate_launches(device: u32) -> u64 {
-    let (Some(process), Some(all)) = (known(), slots::all()) else {
+    let device = device as usize;
+    let Some(process) = known().filter(|_| device < DEVICES) else {
         return 0;
     };
-    let own = all
-        .own
-        .iter()
-        .filter(|slot| {
-            slot.owner.load(Ordering::Acquire) != 0 && slot.device.load(Ordering::Acquire) == device
-        })
-        .chain(all.shared.get(device as usize))
-        .map(|slot| slot.counts.entered.load(Ordering::Acquire));
-    let retired = process
-        .retired
-        .get(device as usize)
-        .map_or(0, |sums| sums.entered.load(Ordering::Acquire));
-    own.sum::<u64>().wrapping_add(retired)
+    loop {
+        if let Some(launches) = prober::entered(process, device) {
+            return launches;
+        }
+        core::hint::spin_loop();
+    }
 }
 
 /// Whether a device counts as busy in the page that launches look at.
