@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   time to first token       iterations that read prompts      what users wait anyway
-//!     preemption              busy edge to last disable's return  \
+//!     preemption              first launch to last disable's      \
+//!                             return, if it waited for that        |
 //!     shortage                a demand to the iteration after it   > what offline added
 //!   time per further token    all iterations                      /
 //!     shortage                as above

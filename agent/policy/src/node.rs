@@ -28,7 +28,7 @@ use crate::memory::Memory;
 use crate::online::Session;
 use crate::time::Instant;
 use core::time::Duration;
-use gpu::{Gpu, book, shut};
+use gpu::{Gpu, Ring, book, shut};
 use ungated::Ungated;
 
 /// All that is known of one node, and what to do about it.
@@ -75,6 +75,7 @@ impl Node {
             longest_idle: Duration::ZERO,
             woken: false,
             stalled: false,
+            announced: false,
             preemption: None,
             budget: Budget::new(now),
             edges: 0,
@@ -330,7 +331,7 @@ impl Node {
         for id in session.gpus() {
             let gpu = &mut self.gpus[id.index()];
             if session.holds() && gpu.gate.is_open() {
-                shut(gpu, now, now);
+                shut(gpu, Ring::Request, now, now);
                 self.world.shut = self.world.shut.with(id);
             }
             if !known {
@@ -386,12 +387,13 @@ impl Node {
         }
         // The edges of a suspect that configuration passes over are no more than its busyness is.
         let counts = self.sessions[place].edges_count(at, self.config.suspects);
-        if let Some(rang) = seen.edge.filter(|_| counts)
-            && gpu.gate != Gate::Closed
-        {
-            // Also for a whole busy period that is over by now: the gate shuts and cools anew.
-            shut(gpu, rang, now);
-            self.world.shut = self.world.shut.with(at);
+        if let Some(rang) = seen.edge.filter(|_| counts) {
+            gpu.launched(rang);
+            if gpu.gate != Gate::Closed {
+                // Also for a whole busy period that is over by now: the gate shuts and cools anew.
+                shut(gpu, Ring::Launch, rang, now);
+                self.world.shut = self.world.shut.with(at);
+            }
         }
     }
 
@@ -524,7 +526,7 @@ impl Node {
             let before = gpu.gate;
             let online = if busy { Online::Busy } else { Online::Idle };
             if busy && before != Gate::Closed {
-                shut(gpu, now, now);
+                shut(gpu, Ring::Launch, now, now);
                 shut_now = shut_now.with(id);
             }
             gpu.gate = gpu.gate.step(online, cooling, now);

@@ -17,8 +17,10 @@ pub(super) struct Gpu {
     pub(super) since: Instant,
     pub(super) learner: Option<Learner>,
     pub(super) charges: Charges,
-    /// The last busy edge of a GPU that was idle.
+    /// The last busy edge of a GPU that was idle, or the request that came before it.
     pub(super) rang: Instant,
+    /// That was a request: online has launched nothing yet that could wait.
+    pub(super) announced: bool,
     pub(super) opened: Option<Instant>,
     /// Longest idle time since the gate was last open.
     pub(super) longest_idle: Duration,
@@ -35,6 +37,8 @@ pub(super) struct Gpu {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Preemption {
     rang: Instant,
+    /// When online launched something that had to wait; none while a request is only announced.
+    launched: Option<Instant>,
     entered: Instant,
     returned: Instant,
     waiting: u32,
@@ -47,6 +51,13 @@ impl Gpu {
             Gate::Open => Some(self.since),
             Gate::Cooling { since } => Some(since.after(self.longest_idle / 2)),
             Gate::Closed => None,
+        }
+    }
+
+    /// Online launched something at `rang`: from then on it waits for the preemption that is under way.
+    pub(super) fn launched(&mut self, rang: Instant) {
+        if let Some(preemption) = &mut self.preemption {
+            preemption.launched.get_or_insert(rang);
         }
     }
 
@@ -70,12 +81,14 @@ impl Gpu {
         if preemption.waiting == 0 && preemption.jobs > 0 {
             let Preemption {
                 rang,
+                launched,
                 entered,
                 returned,
                 jobs,
                 ..
             } = preemption;
-            self.budget.preempted(returned.since(rang), returned);
+            let waited = launched.map_or(Duration::ZERO, |launched| returned.since(launched));
+            self.budget.preempted(waited, returned);
             out.push(Effect::Emit(Report::Preempted {
                 gpu,
                 rang,
@@ -87,14 +100,24 @@ impl Gpu {
     }
 }
 
-/// A busy edge, or a request, that rang at `rang` shuts the gate.
-pub(super) fn shut(gpu: &mut Gpu, rang: Instant, now: Instant) {
+/// What shuts a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ring {
+    /// Online launched something.
+    Launch,
+    /// It said that a request came.
+    Request,
+}
+
+/// A ring at `rang` shuts the gate.
+pub(super) fn shut(gpu: &mut Gpu, ring: Ring, rang: Instant, now: Instant) {
     if let Gate::Cooling { since } = gpu.gate {
         gpu.longest_idle = gpu.longest_idle.max(rang.since(since));
     }
     gpu.gate = Gate::Closed;
     gpu.since = now;
     gpu.rang = rang;
+    gpu.announced = ring == Ring::Request;
     gpu.edges += 1;
 }
 
@@ -113,6 +136,7 @@ pub(super) fn book(gpus: &mut [Gpu], job: &Job, outcome: Outcome, out: &mut Vec<
         if !outcome.turn_over {
             let preemption = gpu.preemption.get_or_insert(Preemption {
                 rang: gpu.rang,
+                launched: (!gpu.announced).then_some(gpu.rang),
                 entered: Instant::default(),
                 returned: Instant::default(),
                 waiting: 0,

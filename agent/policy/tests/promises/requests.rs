@@ -90,6 +90,43 @@ fn a_request_stops_offline_before_its_first_kernel() {
     assert_eq!((units.units, units.max), (1, 1));
 }
 
+/// P-GATE-18: what a preemption costs users begins with their first kernel, not with the word that one will come.
+#[test]
+fn a_preemption_costs_what_a_kernel_waits_for_it() {
+    // When the kernel comes and when offline is off, after the word.
+    for (kernel, off) in [(None, 3), (Some(5), 3), (Some(1), 3), (Some(3), 3)] {
+        let mut bench = open();
+        let said = bench.now;
+        bench.send(started(1));
+        let mut stopped = false;
+        for ms in 1..=6u64 {
+            bench.pass(said + ms * MS - bench.now);
+            if kernel == Some(ms) {
+                bench.busy(ENGINE, GPU);
+            }
+            if ms == off {
+                bench.answer_all();
+                stopped = true;
+            }
+        }
+        assert!(stopped);
+        let waited = kernel.map_or(0, |kernel: u64| off.saturating_sub(kernel));
+        let budget = bench.node.gpu(GPU, bench.at()).expect("a GPU").budget;
+        assert_eq!(
+            budget.preempted,
+            Duration::from_millis(waited),
+            "a kernel at {kernel:?} ms, offline off at {off}"
+        );
+    }
+    // Without a word the first kernel is what rings.
+    let mut bench = open();
+    bench.busy(ENGINE, GPU);
+    bench.pass(2 * MS);
+    bench.answer_all();
+    let budget = bench.node.gpu(GPU, bench.at()).expect("a GPU").budget;
+    assert_eq!(budget.preempted, Duration::from_millis(2));
+}
+
 /// P-GATE-18: a request that never works holds offline once and for a bounded time.
 #[test]
 fn who_only_says_so_is_doubted_until_it_works() {
