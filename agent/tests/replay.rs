@@ -192,6 +192,7 @@ fn options_change_what_they_name() {
     };
     for (more, column, value) in [
         (&["--switch-ms", "0.05"][..], "disable_save_us", "50.000"),
+        (&["--lead-ms", "1.9"], "lead_us", "1900.000"),
         (&["--timeslice-us", "40"], "timeslice_switch_us", "40.000"),
         (&["--fault-us", "20.5"], "fault_group_us", "20.500"),
         (&["--from", "10", "--length", "20"], "online_requests", "60"),

@@ -25,6 +25,11 @@ pub struct Costs {
     /// Online launch to entry of the disable ioctl. `scripts/bench edge` bounds its p99 at 50 us;
     /// a futex wake across processes was measured at 14 us p50 and 24 us p99 on two cores.
     pub edge: Duration,
+    /// What an idle online engine takes from hearing of a request to its first launch: scheduling, and the inputs of the
+    /// model. Nothing, unless it is asked for: the least that a gate can be given. vLLM 0.33.0 had offline's last channel
+    /// off 1.0 ms before its first launch, after a preemption of 0.84 ms, where its scheduler alone says that a request
+    /// came; 1.7 to 2.3 ms before it where its front end says so (medians, tests/engines/SERVED.md): `--lead-ms 1.9`.
+    pub lead: Duration,
     /// How often the interposer's prober looks whether a busy device has become idle.
     pub probe: Duration,
     /// One time-slice switch between two processes that share the GPU. GPreempt (USENIX ATC 2025,
@@ -50,6 +55,7 @@ impl Default for Costs {
             disable_save: us(300),
             enable_restore: us(300),
             edge: us(40),
+            lead: us(0),
             probe: us(500),
             timeslice_switch: us(200),
             quarantine_handle: us(63),

@@ -26,6 +26,8 @@ pub struct Figures {
     pub case: Case,
     /// Disable and save, enable and restore: microseconds.
     pub switch_us: [f64; 2],
+    /// From a request to an idle engine's first launch.
+    pub lead_us: f64,
     /// A switch between time slices, and a batch of page faults: microseconds.
     pub swept_us: [f64; 2],
     /// What the times of online's and offline's iterations are from.
@@ -103,6 +105,7 @@ impl Figures {
             case: Case::of(spec.compute, spec.memory),
             switch_us: [spec.costs.disable_save, spec.costs.enable_restore]
                 .map(|cost| cost.as_secs_f64() * 1e6),
+            lead_us: spec.costs.lead.as_secs_f64() * 1e6,
             swept_us: [spec.costs.timeslice_switch, spec.costs.fault_group]
                 .map(|cost| cost.as_secs_f64() * 1e6),
             times: [&spec.online.model, &spec.offline.model].map(|model| model.cost.source()),
@@ -223,7 +226,7 @@ fn some(value: Option<f64>) -> Cell {
 
 /// The table's columns, in order. Increases, shares and ratios of tokens are as in [`Figures`];
 /// units are in the names.
-pub const COLUMNS: [Column; 49] = [
+pub const COLUMNS: [Column; 50] = [
     ("scenario", |f| Cell::Text(f.scenario.clone())),
     ("seed", |f| Cell::Whole(f.seed)),
     ("compute", |f| Cell::Text(f.case.compute.name())),
@@ -291,6 +294,7 @@ pub const COLUMNS: [Column; 49] = [
     ("enable_restore_us", |f| Cell::Real(f.switch_us[1], 3)),
     ("timeslice_switch_us", |f| Cell::Real(f.swept_us[0], 3)),
     ("fault_group_us", |f| Cell::Real(f.swept_us[1], 3)),
+    ("lead_us", |f| Cell::Real(f.lead_us, 3)),
     ("take_handle_us", |f| Cell::Real(f.handle_us[0], 3)),
     ("make_handle_us", |f| Cell::Real(f.handle_us[1], 3)),
     ("online_times", |f| Cell::Text(f.times[0].to_owned())),

@@ -116,6 +116,42 @@ fn time_is_worked_switched_or_idle_once() {
     }
 }
 
+/// P-REPLAY-4: an engine's own time before its first launch is in everybody's first token; who hears of requests has it to
+/// clear the GPU, so that nobody waits.
+#[test]
+fn an_engine_that_says_that_requests_come_waits_for_no_switch_shorter_than_its_lead() {
+    let with = |compute, lead_ms| {
+        let mut spec = spec(compute, Memory::StaticMem);
+        spec.costs = Costs {
+            lead: Duration::from_millis(lead_ms),
+            ..Costs::default().with_switch(Duration::from_millis(1))
+        };
+        run(&spec).expect("a run")
+    };
+    let ttft = |outcome: &Outcome| {
+        let requests = outcome.requests.iter();
+        let all: Duration = requests.map(|r| r.first_token.since(r.arrival)).sum();
+        all / u32::try_from(outcome.requests.len()).expect("few")
+    };
+    let [none, alone, hints, edges] = [
+        with(Compute::Standalone, 0),
+        with(Compute::Standalone, 2),
+        with(Compute::TidegateHints, 2),
+        with(Compute::Tidegate, 2),
+    ];
+    let first = |outcome: &Outcome| outcome.requests[0].first_token;
+    let lead = first(&alone).since(first(&none));
+    assert_eq!(
+        lead,
+        Duration::from_millis(2),
+        "of one that comes to an idle engine"
+    );
+    assert_eq!(ttft(&hints), ttft(&alone), "nobody waits");
+    let preempted = |outcome: &Outcome| outcome.requests.iter().any(|r| r.preemptions > 0);
+    assert!(preempted(&hints) && preempted(&edges));
+    assert!(ttft(&edges) > ttft(&alone));
+}
+
 /// P-REPLAY-4: time adds up, and every request gets its tokens.
 #[test]
 fn the_oracles_delay_nobody_and_keep_their_rule() {

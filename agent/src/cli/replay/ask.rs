@@ -119,6 +119,11 @@ pub struct Args {
     #[arg(long, value_name = "MS", value_delimiter = ',', verbatim_doc_comment,
           help_heading = COMPARED, allow_negative_numbers = true, value_parser = switch)]
     pub(super) switch_ms: Vec<Duration>,
+    /// An idle online engine launches so long after it heard of a request:
+    /// what a policy gains that hears of requests (TidegateHints)
+    #[arg(long, value_name = "MS", verbatim_doc_comment, help_heading = COMPARED,
+          allow_negative_numbers = true, value_parser = switch)]
+    pub(super) lead_ms: Option<Duration>,
     /// One switch between two programs' time slices (GPreempt, NoControl)
     #[arg(long, value_name = "US", value_delimiter = ',', help_heading = COMPARED,
           allow_negative_numbers = true, value_parser = micros)]
@@ -376,6 +381,10 @@ pub(super) fn swept(args: &Args, calibration: Option<&Calibration>) -> Vec<Costs
         ..costs
     });
     with(&args.switch_ms, Costs::with_switch);
+    with(args.lead_ms.as_slice(), |costs, lead| Costs {
+        lead,
+        ..costs
+    });
     all
 }
 

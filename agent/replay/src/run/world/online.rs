@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Progress, Slot, SpanKind, Work, World};
 use crate::clock::Time;
 use crate::compute::Event;
+use crate::costs::ns;
 use crate::memory::{self, Wants};
 use crate::policies::Grant;
 use crate::rng::{Rng, splitmix64};
@@ -33,7 +34,7 @@ impl World<'_> {
             self.preemptions - core::mem::take(&mut self.charge_next);
         let idle = self.online.is_none() && self.slots.at(Slot::Launch) == NEVER;
         if idle {
-            self.slots.set(Slot::Launch, now);
+            self.slots.set(Slot::Launch, now + ns(self.spec.costs.lead));
         } else {
             let wants = self.bytes(self.pool.online.wants());
             self.policies.online_expects(wants, now);
