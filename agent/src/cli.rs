@@ -52,7 +52,7 @@ const WORDS: &str = "Words:
   gate          open: offline may run; closed: online has the GPU; cooling:
                 online just stopped
   cooldown      how long online must be idle before offline runs: twice the
-                longest gap
+                longest gap; longer where [slo] is set and preemptions cost more
   longest gap   the longest pause between two iterations of an online request,
                 of late
   per unit      preemptions of one online request, or of one busy period where

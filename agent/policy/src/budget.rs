@@ -25,8 +25,11 @@
 //!   accepted = mean cost of a shortage x window / (earned + GAIN x left)
 //! ```
 //!
-//! So the rate is at rest where what is earned is spent. It is defended at once and released once a minute. Nothing left: shortages are accepted once
-//! in [`LONGEST`], which keeps the headroom. That is also how it begins, before online has worked.
+//! Preemptions are kept to half of what is earned by how long the gate waits ([`crate::patience`]).
+//!
+//! So the rate is at rest where what is earned is spent. It is defended at once and released once a minute. Nothing left:
+//! shortages are accepted once in [`LONGEST`], which keeps the headroom. That is also how it begins, before online has
+//! worked.
 //!
 //! Invariant: the accepted time lies between [`SHORTEST`] and [`LONGEST`], and never falls because
 //! more was spent.
@@ -51,7 +54,10 @@ const GAIN: i128 = 4;
 /// What a shortage is taken to cost before one was seen, ns: to map a batch of 256 MiB (0.23 ms for each of
 /// 128 handles, kvcached's figures in replay's `costs`), and the 20 ms that a reclaim may take.
 const FIRST_COST: u64 = 50_000_000;
-/// One shortage changes the mean cost by an eighth of the difference.
+/// What a preemption is taken to cost before one was seen, ns: the median on an H200 beside PyTorch, from the edge
+/// to the last disable's return (P14, tests/hardware).
+const FIRST_PREEMPTION: u64 = 1_080_000;
+/// One shortage, or preemption, changes the mean cost by an eighth of the difference.
 const COST_MOVES: u64 = 8;
 
 /// A tenth of the window: ns.
@@ -62,6 +68,7 @@ struct Slice {
     preempted: u64,
     short: u64,
     shortages: u64,
+    returns: u64,
 }
 
 /// A busy period of online that ended.
@@ -82,6 +89,8 @@ pub struct Budget {
     newest: u64,
     /// Mean cost of a shortage, ns.
     cost: u64,
+    /// Of a preemption.
+    preemption: u64,
     /// When online last ended a busy period.
     worked: Instant,
     /// What is accepted, and the slice in which it last fell.
@@ -98,6 +107,7 @@ impl Budget {
             slices: [Slice::default(); SLICES],
             newest: 0,
             cost: FIRST_COST,
+            preemption: FIRST_PREEMPTION,
             worked: now,
             every: LONGEST,
             fell: 0,
@@ -129,8 +139,40 @@ impl Budget {
 
     /// Online waited so long for offline to go.
     pub fn preempted(&mut self, waited: Duration, now: Instant) {
+        let cost = nanos(waited);
+        self.preemption = self.preemption - self.preemption / COST_MOVES + cost / COST_MOVES;
         let slice = self.slice(now);
-        slice.preempted = slice.preempted.saturating_add(nanos(waited));
+        slice.preempted = slice.preempted.saturating_add(cost);
+    }
+
+    /// Online came back after more than a gap.
+    pub fn returned(&mut self, now: Instant) {
+        self.slice(now).returns += 1;
+    }
+
+    /// Mean cost of a preemption.
+    #[must_use]
+    pub const fn preemption(&self) -> Duration {
+        Duration::from_nanos(self.preemption)
+    }
+
+    /// By how much preemptions may delay the mean return of online: half of what the operator accepts for the time to
+    /// first token; less where more than that was spent in the window, and nothing where twice as much was. Of an engine
+    /// whose iterations are all alike nobody knows which read prompts: all count.
+    #[must_use]
+    pub fn of_a_return(&mut self, slo: Slo, now: Instant) -> Duration {
+        self.slice(now);
+        let sum = self.sum();
+        let base = if sum.prompts > 0 {
+            sum.prompts
+        } else {
+            sum.busy
+        };
+        let earned = u128::from(base) * u128::from(slo.ttft) / 20_000;
+        let spent = u128::from(sum.preempted);
+        let left = (earned * 2).saturating_sub(spent).min(earned);
+        let each = left / u128::from(sum.returns.max(1));
+        Duration::from_nanos(u64::try_from(each).unwrap_or(u64::MAX))
     }
 
     /// Online waited so long for memory.
@@ -150,6 +192,7 @@ impl Budget {
             sum.preempted = sum.preempted.saturating_add(slice.preempted);
             sum.short = sum.short.saturating_add(slice.short);
             sum.shortages += slice.shortages;
+            sum.returns += slice.returns;
         }
         sum
     }

@@ -33,7 +33,6 @@
 //! tokens, forward or backward. Spans in here are whole nanoseconds: they are divided all day.
 
 pub mod event;
-pub mod forecast;
 pub mod plan;
 pub mod predict;
 pub mod priority;
@@ -42,8 +41,8 @@ pub mod share;
 pub mod slo;
 pub mod together;
 
+use crate::forecast::Forecast;
 use event::{Event, Grant, Iteration, Unit};
-use forecast::Forecast;
 use predict::{Solo, SoloFit};
 use record::{Key, Kind, Records};
 use slo::{Guards, Promise, Running};

@@ -7,6 +7,7 @@
 //! ```text
 //!   doorbell, acks, sessions, operator, timer
 //!        | Event, now                                        gap     decode gaps -> cooldown
+//!        |                                                   patience, forecast: a return's cost -> cooldown
 //!        v                                                   gate    busy, idle, cooldown -> open
 //!   Node::step(&mut self, event, now, &mut Vec<Effect>)      online  processes -> busy, gaps
 //!        |                                                   job     gates -> orders to a gang
@@ -33,6 +34,7 @@ pub mod config;
 pub mod effect;
 pub mod event;
 pub mod fair;
+pub mod forecast;
 pub mod gap;
 pub mod gate;
 pub mod holders;
@@ -44,6 +46,7 @@ pub mod ledger;
 pub mod memory;
 pub mod node;
 mod online;
+pub mod patience;
 pub mod placement;
 pub mod reclaim;
 pub mod reserve;

@@ -26,6 +26,7 @@ use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, RequestId, SessionI
 use crate::job::{Job, World};
 use crate::memory::Memory;
 use crate::online::Session;
+use crate::patience::{Idle, Patience};
 use crate::time::Instant;
 use core::time::Duration;
 use gpu::{Gpu, Ring, book, shut};
@@ -78,6 +79,7 @@ impl Node {
             announced: false,
             preemption: None,
             budget: Budget::new(now),
+            patience: Patience::default(),
             edges: 0,
             preemptions: 0,
             wakes: 0,
@@ -124,6 +126,10 @@ impl Node {
                 (Cooldown::Learnt(learning), Some(learner)) => learner.configure(learning),
                 (Cooldown::Learnt(learning), None) => gpu.learner = Some(Learner::new(learning)),
                 (Cooldown::Fixed(_), _) => gpu.learner = None,
+            }
+            if config.slo != self.config.slo {
+                // What was spent under another one does not count.
+                gpu.patience = Patience::default();
             }
         }
         self.memory.configure(config.sharing, now);
@@ -326,12 +332,13 @@ impl Node {
         let Ok(place) = self.find(session) else {
             return;
         };
+        let slo = self.config.slo;
         let session = &mut self.sessions[place];
         let known = !session.request_started(request, now);
         for id in session.gpus() {
             let gpu = &mut self.gpus[id.index()];
             if session.holds() && gpu.gate.is_open() {
-                shut(gpu, Ring::Request, now, now);
+                shut(gpu, Ring::Request, slo, now);
                 self.world.shut = self.world.shut.with(id);
             }
             if !known {
@@ -391,7 +398,7 @@ impl Node {
             gpu.launched(rang);
             if gpu.gate != Gate::Closed {
                 // Also for a whole busy period that is over by now: the gate shuts and cools anew.
-                shut(gpu, Ring::Launch, rang, now);
+                shut(gpu, Ring::Launch(rang), self.config.slo, now);
                 self.world.shut = self.world.shut.with(at);
             }
         }
@@ -521,12 +528,15 @@ impl Node {
                 .sessions
                 .iter()
                 .any(|s| s.busy_on(id, self.config.suspects));
-            let cooling = self.cooling(id, now);
+            if !busy {
+                self.is_idle(id, now);
+            }
+            let (cooling, slo) = (self.cooling(id, now), self.config.slo);
             let gpu = &mut self.gpus[id.index()];
             let before = gpu.gate;
             let online = if busy { Online::Busy } else { Online::Idle };
             if busy && before != Gate::Closed {
-                shut(gpu, Ring::Launch, now, now);
+                shut(gpu, Ring::Launch(now), slo, now);
                 shut_now = shut_now.with(id);
             }
             gpu.gate = gpu.gate.step(online, cooling, now);
@@ -573,7 +583,31 @@ impl Node {
         self.sessions.iter().find(holds).map(|session| session.id)
     }
 
+    /// Online is idle there: how long is that worth waiting for?
+    fn is_idle(&mut self, id: GpuId, now: Instant) {
+        let Some(slo) = self.config.slo else {
+            return;
+        };
+        let idle = Idle {
+            begins: self.gpus[id.index()].gate == Gate::Closed,
+            held: self.held(id).is_some(),
+            gap: self.gap(id, now),
+        };
+        let gpu = &mut self.gpus[id.index()];
+        gpu.patience.idles(idle, slo, &mut gpu.budget, now);
+    }
+
+    /// How long online has to be idle before offline runs.
     fn cooldown(&self, gpu: GpuId, now: Instant) -> Duration {
+        let gap = self.gap(gpu, now);
+        match self.config.slo {
+            Some(_) => gap.max(self.gpus[gpu.index()].patience.wait()),
+            None => gap,
+        }
+    }
+
+    /// Longer than the idle times between two iterations of online.
+    fn gap(&self, gpu: GpuId, now: Instant) -> Duration {
         let mut users = self.sessions.iter().filter(|s| s.uses(gpu)).peekable();
         if users.peek().is_some() && users.all(Session::hinted) {
             return Duration::ZERO;

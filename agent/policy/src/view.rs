@@ -36,8 +36,10 @@ pub struct GpuView {
     pub online_busy: bool,
     /// The process whose requests in flight keep the gate shut, busy or not; the first of several.
     pub held: Option<SessionId>,
-    /// Cooldown in force: none where every online process tells of its requests.
+    /// Cooldown in force. With an SLO the gate may wait for longer than gaps ask for.
     pub cooldown: Duration,
+    /// What gaps ask for: nothing where every online process tells of its requests.
+    pub gap_cooldown: Duration,
     /// Longest decode gap in the window; zero before the first.
     pub longest_gap: Duration,
     /// Decode gaps seen since the start.

@@ -185,6 +185,14 @@ impl View<'_> {
                 ));
             }
             GateState::Cooling if self.holder(gpu).is_some() => {}
+            GateState::Cooling if gate.cooldown > gate.gap_cooldown => reasons.push(format!(
+                "GPU {}: online is idle for {}; offline waits until that is {}, since online's users would wait for a \
+                 preemption more often than [slo] accepts; its decode gaps ask for {}",
+                gpu.0,
+                span(shut_for),
+                span(cooldown),
+                span(nanos(gate.gap_cooldown))
+            )),
             GateState::Cooling => reasons.push(format!(
                 "GPU {}: online is idle for {} of the cooldown of {}; {} to go",
                 gpu.0,

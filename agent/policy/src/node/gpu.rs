@@ -2,11 +2,13 @@
 
 use crate::budget::Budget;
 use crate::charge::Charges;
+use crate::config::Slo;
 use crate::effect::{Effect, Report};
 use crate::gap::Learner;
 use crate::gate::Gate;
 use crate::ids::GpuId;
 use crate::job::{Job, Outcome};
+use crate::patience::Patience;
 use crate::time::Instant;
 use core::time::Duration;
 
@@ -28,6 +30,8 @@ pub(super) struct Gpu {
     pub(super) stalled: bool,
     pub(super) preemption: Option<Preemption>,
     pub(super) budget: Budget,
+    /// How long its users' sake keeps offline off beyond online's gaps, where an SLO is set.
+    pub(super) patience: Patience,
     pub(super) edges: u64,
     pub(super) preemptions: u64,
     pub(super) wakes: u64,
@@ -89,6 +93,7 @@ impl Gpu {
             } = preemption;
             let waited = launched.map_or(Duration::ZERO, |launched| returned.since(launched));
             self.budget.preempted(waited, returned);
+            self.patience.delayed(waited);
             out.push(Effect::Emit(Report::Preempted {
                 gpu,
                 rang,
@@ -103,14 +108,21 @@ impl Gpu {
 /// What shuts a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ring {
-    /// Online launched something.
-    Launch,
-    /// It said that a request came.
+    /// Online launched something then.
+    Launch(Instant),
+    /// It says that a request came.
     Request,
 }
 
-/// A ring at `rang` shuts the gate.
-pub(super) fn shut(gpu: &mut Gpu, ring: Ring, rang: Instant, now: Instant) {
+/// A ring shuts the gate.
+pub(super) fn shut(gpu: &mut Gpu, ring: Ring, slo: Option<Slo>, now: Instant) {
+    let rang = match ring {
+        Ring::Launch(rang) => rang,
+        Ring::Request => now,
+    };
+    if let Some(slo) = slo.filter(|_| gpu.gate != Gate::Closed) {
+        gpu.patience.returned(slo, &mut gpu.budget, rang, now);
+    }
     if let Gate::Cooling { since } = gpu.gate {
         gpu.longest_idle = gpu.longest_idle.max(rang.since(since));
     }

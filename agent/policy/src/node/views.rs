@@ -30,6 +30,7 @@ impl Node {
             online_busy: self.world.busy.contains(gpu),
             held: self.held(gpu),
             cooldown: self.cooldown(gpu, now),
+            gap_cooldown: self.gap(gpu, now),
             longest_gap: known
                 .learner
                 .as_ref()

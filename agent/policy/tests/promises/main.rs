@@ -11,6 +11,7 @@ mod lease;
 mod ledger;
 mod memory;
 mod orders;
+mod patience;
 mod placement;
 mod plan;
 mod predict;

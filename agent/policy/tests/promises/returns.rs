@@ -1,7 +1,7 @@
 //! What returns of online cost beside a trainer that a forecast lets in, for idle times that are drawn and for recorded ones
 //! (`agent/replay/tests/finetune.rs`).
 
-use tidegate_policy::lease::forecast::Forecast;
+use tidegate_policy::forecast::Forecast;
 
 /// A trainer that runs from the forecast's age on, and costs a return `delay_ns`: the mean delay of the returns, and the
 /// share of the idle time in which it ran. Each idle time is learnt from once it is over.

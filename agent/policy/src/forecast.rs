@@ -1,5 +1,7 @@
 //! When will online be back? Learnt from how long it stayed away.
 //!
+//! Two ask: the lease policy for a trainer, and [`crate::patience`] for whatever a preemption stops.
+//!
 //! A trainer that stops at the end of its unit, or is stopped by the gate in the middle of one,
 //! costs online at most `delay` at its return. It is let in at the first idle age at which that
 //! cost, times the chance that online stays away for so long, is within the budget: then the mean
@@ -85,6 +87,11 @@ impl Forecast {
                 self.total += u64::from(*count);
             }
         }
+    }
+
+    /// A return was delayed by so much, which was not told with it.
+    pub fn delayed(&mut self, ns: u64) {
+        self.left = self.left.saturating_sub(ns.min(1 << 52) as i64);
     }
 
     /// Idle times that count.
