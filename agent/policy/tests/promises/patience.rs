@@ -6,11 +6,15 @@ use proptest::prelude::*;
 use std::time::Duration;
 use tidegate_policy::budget::{Budget, Worked};
 use tidegate_policy::config::{Config, Cooldown, Slo};
-use tidegate_policy::forecast::LEAST;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
-use tidegate_policy::patience::{Idle, LONGEST, Patience, UNKNOWN};
+use tidegate_policy::patience::{Idle, Patience};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::GateState;
+
+// What agent.toml(5) says of [slo].
+const UNKNOWN: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(137);
+const LEAST: u32 = 32;
 
 const GAP: Duration = Duration::from_millis(20);
 
@@ -91,7 +95,7 @@ proptest! {
         let cost = Duration::from_micros(cost_us);
         let mut traffic = Traffic::new(slo(ttft), cost);
         // Before anything is known, and the few that are under way where it was spent.
-        let begin = cost * (LEAST as u32 + 8);
+        let begin = cost * (LEAST + 8);
         for (prompts, away) in prompts_ms.into_iter().zip(away_ms) {
             for _ in 0..1_500 {
                 let away = dice.exponential(away as f64 / 1e3);
