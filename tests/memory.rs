@@ -583,15 +583,15 @@ fn online_grows_inside_its_headroom_without_a_call_and_asks_for_more_beyond_it()
     let demand = |least: u64| {
         agent.hear(0, "a demand", |event| match event {
             Event::Demand(demand) if demand.kv == cache.kv && demand.bytes >= least => {
-                Some(demand.bytes)
+                Some((demand.bytes, demand.ahead))
             }
             _ => None,
         })
     };
-    assert_eq!(demand(1), 4 * BLOCK);
-    // Said ahead, by requests on their way: asked for alike.
+    assert_eq!(demand(1), (4 * BLOCK, false));
+    // Said ahead, by requests on their way.
     assert_eq!(online.ask("expect 6"), "0");
-    assert_eq!(demand(5 * BLOCK), 6 * BLOCK);
+    assert_eq!(demand(5 * BLOCK), (6 * BLOCK, true));
     let mapped = map(&mut agent, cache.kv, 8 * BLOCK);
     assert_eq!(
         (mapped.result(), mapped.mapped_bytes),

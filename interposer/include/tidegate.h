@@ -145,7 +145,8 @@ struct tg_api {
     int (*trainer)(const struct tg_training *now, size_t size);
 
     /* Version 2. Requests have come that will need so many blocks more than are reserved now. What is not mapped of
-     * them is asked for, as tg_reserve would ask when the engine comes to them; nothing is reserved. Any thread may. */
+     * them is asked for, as tg_reserve would ask when the engine comes to them; nothing is reserved. That nobody waits
+     * yet is said, too: [slo] counts a wait for memory from tg_reserve on. Any thread may. */
     int (*expect)(uint32_t kv, uint32_t blocks);
 };
 

@@ -143,6 +143,7 @@ impl Memory {
                 kv,
                 bytes,
                 mapped,
+                ahead,
             } => {
                 // An offline process has no cache that grows.
                 let may = role == Role::Online || role == Role::Offline && kv.is_none();
@@ -157,6 +158,7 @@ impl Memory {
                     kv: *kv,
                     bytes: *bytes,
                     mapped: *mapped,
+                    ahead: *ahead,
                 }
             }
             MemorySaid::Mapped { kv, mapped, seq } => MemoryEvent::Mapped {

@@ -7,7 +7,8 @@
 //!   time to first token       iterations that read prompts      what users wait anyway
 //!     preemption              first launch to last disable's      \
 //!                             return, if it waited for that        |
-//!     shortage                a demand to the iteration after it   > what offline added
+//!     shortage                the engine comes to what it lacks    > what offline added
+//!                             to the iteration after it is there   |
 //!   time per further token    all iterations                      /
 //!     shortage                as above
 //! ```
@@ -15,7 +16,8 @@
 //! Both sides count once however many requests share them, so that the ratio is that of the means
 //! where the wait and the work are shared alike. A shortage is counted until online's engine goes on with
 //! what it asked for: until then a prompt is cut short, and the rest of it waits for the iteration that
-//! runs.
+//! runs. What was asked for as requests came, and is there when the engine comes to them, is a shortage that costs
+//! nothing: it counts in the mean cost of one, so that more of them are accepted.
 //!
 //! What is left is spent on shortages, as they are what gives memory to offline:
 //!

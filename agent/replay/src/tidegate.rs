@@ -418,7 +418,7 @@ impl Tidegate {
         let Some(cache) = &mut self.online.cache else {
             return true;
         };
-        let said = cache.reserve(wants.all, now);
+        let said = cache.reserve(wants.all, false, now);
         pool.limit_online(cache.mapped);
         let enough = wants.least.min(cache.whole()) <= cache.mapped;
         self.retry = if enough { NEVER } else { now + SHORTAGE_WAIT };
@@ -432,7 +432,7 @@ impl Tidegate {
     pub fn online_expects(&mut self, bytes: u64, now: u64) {
         let now = now + BEFORE;
         let cache = self.online.cache.as_mut();
-        if let Some(said) = cache.and_then(|cache| cache.reserve(bytes, now)) {
+        if let Some(said) = cache.and_then(|cache| cache.reserve(bytes, true, now)) {
             self.post(now, Mail::Said(ONLINE, said));
         }
     }

@@ -395,7 +395,7 @@ pub unsafe extern "C" fn tg_reserve(kv: u32, want: u32, ids: *mut u32, granted: 
         let (bytes, mapped) = (elastic.demand(short), elastic.mapped_bytes());
         drop(elastic);
         if short > 0 && bytes > 0 {
-            talk::demand(process, device, bytes, Some((kv, mapped)));
+            talk::demand(process, device, bytes, (kv, mapped), talk::Need::Now);
         }
         // SAFETY: not null, and the caller's.
         unsafe { granted.write(got) };
@@ -414,7 +414,7 @@ pub extern "C" fn tg_expect(kv: u32, blocks: u32) -> c_int {
         let mapped = elastic.mapped_bytes();
         drop(elastic);
         if bytes > 0 {
-            talk::demand(process, device, bytes, Some((kv, mapped)));
+            talk::demand(process, device, bytes, (kv, mapped), talk::Need::Ahead);
         }
         Ok(())
     })

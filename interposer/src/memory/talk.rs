@@ -275,9 +275,19 @@ fn ticket(memory: &Memory) -> u64 {
     memory.tickets.fetch_add(1, AcqRel) + 1
 }
 
-/// Asks for memory ahead of need; nobody waits. For a cache: which, and what is mapped of it.
-pub fn demand(process: &Process, device: usize, bytes: u64, cache: Option<(u32, u64)>) {
-    say_demand(process, ticket(&process.memory), device, bytes, cache);
+/// Asks for memory of a cache: which, and what is mapped of it. Does not wait; whether the engine does is `need`.
+pub fn demand(process: &Process, device: usize, bytes: u64, cache: (u32, u64), need: Need) {
+    let ticket = ticket(&process.memory);
+    say_demand(process, ticket, device, bytes, Some((cache, need)));
+}
+
+/// When memory of a cache is needed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// By a step that is being scheduled.
+    Now,
+    /// By requests that the engine has not come to.
+    Ahead,
 }
 
 fn say_demand(
@@ -285,16 +295,17 @@ fn say_demand(
     ticket: u64,
     device: usize,
     bytes: u64,
-    cache: Option<(u32, u64)>,
+    cache: Option<((u32, u64), Need)>,
 ) {
     say(
         process,
         Event::Demand(v1::Demand {
             ticket,
             slot: u32::try_from(device).unwrap_or(0),
-            kv: cache.map_or(0, |(kv, _)| kv),
+            kv: cache.map_or(0, |((kv, _), _)| kv),
             bytes,
-            mapped_bytes: cache.map(|(_, mapped)| mapped),
+            mapped_bytes: cache.map(|((_, mapped), _)| mapped),
+            ahead: cache.is_some_and(|(_, need)| need == Need::Ahead),
         }),
     );
 }

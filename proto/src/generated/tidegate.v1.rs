@@ -683,6 +683,9 @@ pub struct Demand {
     /// What is mapped of the kv as this is asked: an earlier target may be under way. Unset by a library that does not say.
     #[prost(uint64, optional, tag = "5")]
     pub mapped_bytes: ::core::option::Option<u64>,
+    /// The engine has not come to it yet: requests are on their way (tg_expect), and nobody waits.
+    #[prost(bool, tag = "6")]
+    pub ahead: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DemandAnswer {

@@ -75,6 +75,8 @@ pub enum MemorySaid {
         bytes: Bytes,
         /// More than this, of the cache.
         mapped: Option<Bytes>,
+        /// The engine has not come to it yet.
+        ahead: bool,
     },
     /// What an online process has mapped.
     Mapped {

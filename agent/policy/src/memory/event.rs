@@ -160,6 +160,8 @@ pub enum MemoryEvent<'a> {
         /// More than this, of the cache: a promise may be arriving while it asks. None: more than all
         /// that was promised.
         mapped: Option<Bytes>,
+        /// The engine has not come to it yet: nobody waits.
+        ahead: bool,
     },
     /// It no longer needs that.
     Withdrawn {

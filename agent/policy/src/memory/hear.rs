@@ -93,6 +93,7 @@ impl Memory {
                 kv,
                 bytes,
                 mapped,
+                ahead,
             } => {
                 if let Some(job) = job_of(session) {
                     self.wants_room((session, job), ask, gpu, bytes, now);
@@ -105,7 +106,8 @@ impl Memory {
                 });
                 let known = |e: &&mut Elastic| (e.session, Some(e.kv)) == (session, kv);
                 let elastic = self.elastic.iter_mut().find(known);
-                let bytes = elastic.map_or(bytes, |elastic| elastic.asks(bytes, mapped, now));
+                let bytes =
+                    elastic.map_or(bytes, |elastic| elastic.asks((bytes, mapped), ahead, now));
                 let until = now.after(self.sharing.reclaim_deadline);
                 let promised = false;
                 self.asks.push(Ask {

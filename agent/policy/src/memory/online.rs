@@ -12,7 +12,10 @@ use core::time::Duration;
 /// Online wants more than it has mapped.
 #[derive(Clone, Copy, Debug)]
 struct Shortage {
-    since: Instant,
+    /// When it was first asked for.
+    asked: Instant,
+    /// When the engine came to it; `None`: it has not yet, and nobody waits.
+    since: Option<Instant>,
     /// All that was demanded.
     wanted: Bytes,
     /// That is mapped; what runs meanwhile still runs.
@@ -131,19 +134,26 @@ impl Elastic {
         self.wanted().minus(self.mapped.plus(self.promised))
     }
 
-    /// It waits for `bytes` more than it had mapped when it asked, as far as it ever maps. Says what
-    /// that is beyond all it was promised.
-    pub fn asks(&mut self, bytes: Bytes, mapped: Option<Bytes>, now: Instant) -> Bytes {
+    /// It waits for `bytes` more than it had mapped when it asked, as far as it ever maps, or will, as it asks `ahead`.
+    /// Says what that is beyond all it was promised.
+    pub fn asks(
+        &mut self,
+        (bytes, mapped): (Bytes, Option<Bytes>),
+        ahead: bool,
+        now: Instant,
+    ) -> Bytes {
         let promised = self.mapped.plus(self.promised);
         let wanted = self.whole(mapped.unwrap_or(promised).plus(bytes));
         self.asked = self.asked.max(wanted);
         if wanted > self.mapped {
-            let known = self
-                .short
-                .map(|short| (short.since, short.wanted.max(wanted)));
-            let (since, wanted) = known.unwrap_or((now, wanted));
-            let met = false;
-            self.short = Some(Shortage { since, wanted, met });
+            let known = self.short;
+            let came = (!ahead).then_some(now);
+            self.short = Some(Shortage {
+                asked: known.map_or(now, |short| short.asked),
+                since: known.and_then(|short| short.since).or(came),
+                wanted: known.map_or(wanted, |short| short.wanted.max(wanted)),
+                met: false,
+            });
         }
         wanted.minus(promised)
     }
@@ -179,7 +189,7 @@ impl Elastic {
     }
 
     /// How long online did without what it demanded, once: it `goes_on` with it, or has not got it for as long
-    /// as a promise lasts, and counts anew.
+    /// as a promise lasts, and counts anew. Nothing, where the engine had it before it came to it.
     pub fn was_short(
         &mut self,
         goes_on: bool,
@@ -188,8 +198,9 @@ impl Elastic {
     ) -> Option<Duration> {
         let short = self.short.as_mut()?;
         short.met |= self.mapped >= short.wanted;
-        let waited = now.since(short.since);
-        let over = (short.met && goes_on) || waited >= sharing.promise_lasts;
+        let waited = short.since.map_or(Duration::ZERO, |since| now.since(since));
+        let given_up = now.since(short.since.unwrap_or(short.asked)) >= sharing.promise_lasts;
+        let over = (short.met && goes_on) || given_up;
         over.then(|| {
             self.short = None;
             waited

@@ -222,7 +222,7 @@ fn node(config: Config) -> Node {
     node
 }
 
-fn demand(node: &mut Node, ask: u64, bytes: Bytes, now: Instant) {
+fn demand(node: &mut Node, ask: u64, bytes: Bytes, ahead: bool, now: Instant) {
     let asked = MemoryEvent::Asked {
         session: ONLINE,
         ask: AskId(ask),
@@ -230,6 +230,7 @@ fn demand(node: &mut Node, ask: u64, bytes: Bytes, now: Instant) {
         kv: Some(CACHE),
         bytes,
         mapped: Some(Bytes::ZERO),
+        ahead,
     };
     node.step(asked.into(), now, &mut Vec::new());
 }
@@ -261,9 +262,9 @@ fn a_shortage_lasts_until_the_iteration_after_it() {
     let mut node = node(Config::default());
     activity(&mut node, 0, (at(0), at(0)), ms(0));
     activity(&mut node, 1, (ms(10), at(0)), ms(10));
-    demand(&mut node, 1, Bytes::mib(512), ms(20));
+    demand(&mut node, 1, Bytes::mib(512), false, ms(20));
     // Asked for again, it is the same shortage.
-    demand(&mut node, 2, Bytes::mib(512), ms(30));
+    demand(&mut node, 2, Bytes::mib(512), false, ms(30));
     let mapped = MemoryEvent::Mapped {
         session: ONLINE,
         kv: CACHE,
@@ -282,6 +283,60 @@ fn a_shortage_lasts_until_the_iteration_after_it() {
     assert_eq!((seen.shortages, seen.short), (1, Duration::from_millis(90)));
     let worked = Duration::from_millis(100);
     assert_eq!((seen.busy, seen.prompts), (worked, worked));
+}
+
+/// P-MEMORY-20: what online may pay is what its users wait for.
+#[test]
+fn memory_that_comes_before_the_engine_needs_it_delays_nobody() {
+    let ms = |ms: u64| at(60).after(Duration::from_millis(ms));
+    let mib = Bytes::mib;
+    let ask = |node: &mut Node, ahead: bool, at: u64| demand(node, at, mib(512), ahead, ms(at));
+    let maps = |node: &mut Node, mapped: Bytes, at: u64| {
+        let mapped = MemoryEvent::Mapped {
+            session: ONLINE,
+            kv: CACHE,
+            mapped,
+            last: true,
+        };
+        node.step(mapped.into(), ms(at), &mut Vec::new());
+    };
+    let uses = |node: &mut Node, used: Bytes, at: u64| {
+        let usage = MemoryEvent::Usage {
+            session: ONLINE,
+            kv: CACHE,
+            used,
+        };
+        node.step(usage.into(), ms(at), &mut Vec::new());
+    };
+    let seen = |node: &Node| {
+        let budget = node.gpu(GPU, ms(900)).expect("there is one").budget;
+        let ms = |span: Duration| span.as_millis();
+        (budget.shortages, ms(budget.short))
+    };
+    let started = |first: Bytes| {
+        let mut node = node(Config::default());
+        activity(&mut node, 0, (at(0), at(0)), ms(0));
+        activity(&mut node, 1, (ms(10), at(0)), ms(10));
+        maps(&mut node, first, 11);
+        node
+    };
+
+    // A request on its way, during an iteration; its memory is there before the next.
+    let mut came = started(Bytes::ZERO);
+    ask(&mut came, true, 20);
+    maps(&mut came, mib(512), 40);
+    uses(&mut came, mib(500), 60);
+    assert_eq!(seen(&came), (1, 0));
+
+    // The next iteration comes to it first: from then on it waits.
+    let mut late = started(Bytes::ZERO);
+    ask(&mut late, true, 20);
+    ask(&mut late, false, 30);
+    ask(&mut late, true, 35);
+    ask(&mut late, false, 40);
+    maps(&mut late, mib(512), 50);
+    uses(&mut late, mib(500), 55);
+    assert_eq!(seen(&late), (1, 25));
 }
 
 /// P-MEMORY-20: what online may pay is kept to.

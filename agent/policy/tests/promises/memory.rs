@@ -411,6 +411,7 @@ impl World {
             kv,
             bytes,
             mapped: kv.map(|_| Bytes(self.mapped)),
+            ahead: kv.is_some() && ask.is_multiple_of(3),
         });
     }
 
@@ -683,6 +684,7 @@ fn a_cache_on_a_gpu_without_a_pool_is_mapped_whole_and_nothing_is_taken_for_it()
             kv: Some(KV),
             bytes: Bytes(100),
             mapped: Some(Bytes(mapped)),
+            ahead: false,
         });
     };
     for ask in 1..20 {

@@ -153,10 +153,13 @@ fn fields(event: &MemoryEvent<'_>) -> (&'static str, Vec<u64>) {
             kv,
             bytes,
             mapped,
+            ahead,
         } => {
             let mut fields = vec![session.0, ask.0, gpu.0.into(), bytes.0];
             fields.extend(list(kv.iter().map(|kv| kv.0.into())));
             fields.extend(list(mapped.iter().map(|mapped| mapped.0)));
+            // Said only where it is: a line of before has none.
+            fields.extend(ahead.then_some(1));
             ("asked", fields)
         }
         MemoryEvent::Withdrawn { session, ask } => ("withdrawn", vec![session.0, ask.0]),
@@ -342,6 +345,11 @@ fn numbers(name: &str, f: &mut Fields<'_>) -> Option<MemoryEvent<'static>> {
                 kv: f.option(Fields::kv)?,
                 bytes,
                 mapped: f.option(Fields::bytes)?,
+                ahead: match f.next() {
+                    None => false,
+                    Some(1) => true,
+                    Some(_) => return None,
+                },
             }
         }
         "withdrawn" => MemoryEvent::Withdrawn {

@@ -67,7 +67,10 @@ fn memory_event(kind: usize, f: [u64; 8]) -> (&'static str, Vec<u64>) {
         9 => ("usage", vec![a, c, mib(d)]),
         10 => ("mapped", vec![a, c, mib(d), e % 2]),
         11 => ("counted", vec![a, gpu, mib(d)]),
-        12 => ("asked", vec![a, c, gpu, mib(d), 1, e, 0]),
+        12 => {
+            let ahead = if b % 2 == 1 { &[1][..] } else { &[] };
+            ("asked", [&[a, c, gpu, mib(d), 1, e, 0], ahead].concat())
+        }
         _ => ("withdrawn", vec![a, c]),
     }
 }

@@ -254,9 +254,9 @@ impl Cache {
         }
     }
 
-    /// The engine wants `bytes` in all for its next iteration, or will when requests that came are read. What the library says if that is more than
-    /// is mapped.
-    pub fn reserve(&mut self, bytes: u64, now: u64) -> Option<MemorySaid> {
+    /// The engine wants `bytes` in all for its next iteration, or will when requests that came are read (`ahead`). What
+    /// the library says if that is more than is mapped.
+    pub fn reserve(&mut self, bytes: u64, ahead: bool, now: u64) -> Option<MemorySaid> {
         self.advance(now);
         let lacks = bytes.min(self.whole()).saturating_sub(self.mapped);
         self.wants = if lacks > 0 { bytes } else { 0 };
@@ -270,6 +270,7 @@ impl Cache {
             kv: Some(KV),
             bytes: Bytes(lacks.next_multiple_of(self.stripe)),
             mapped: Some(Bytes(self.mapped)),
+            ahead,
         })
     }
 

@@ -58,6 +58,7 @@ pub(super) fn said(event: Event) -> Option<MemorySaid> {
             kv: (demand.kv != 0).then_some(KvId(demand.kv)),
             bytes: Bytes(demand.bytes),
             mapped: demand.mapped_bytes.map(Bytes),
+            ahead: demand.ahead,
         },
         Event::Mapped(mapped) => MemorySaid::Mapped {
             kv: KvId(mapped.kv),

@@ -76,6 +76,7 @@ impl World<Reclaim> {
                 kv: None,
                 bytes: Bytes(bytes),
                 mapped: None,
+                ahead: false,
             },
         );
     }

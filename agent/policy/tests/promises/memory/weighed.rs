@@ -429,6 +429,7 @@ impl World {
             kv: None,
             bytes: Bytes(bytes),
             mapped: None,
+            ahead: false,
         });
     }
 

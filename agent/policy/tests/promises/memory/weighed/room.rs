@@ -27,6 +27,7 @@ fn asks(world: &mut World, session: SessionId, bytes: u64) -> u64 {
         kv: None,
         bytes: Bytes(bytes),
         mapped: None,
+        ahead: false,
     });
     world.next
 }
