@@ -540,6 +540,32 @@ fn pressure_that_is_over_when_the_agent_hears_of_it_keeps_no_memory() {
     });
 }
 
+/// P-MEMORY-20: a wait for memory is one that the engine waits: what it asks for ahead and has when it comes to it is none.
+#[test]
+fn what_is_asked_for_ahead_is_no_wait_for_memory() {
+    let node = Node::new(&[], SHARED);
+    let mut online = Elastic::start(&node);
+    let gpu = || view::status(&node)["gpus"][0].clone();
+    let budget = || {
+        let budget = &gpu()["budget"];
+        (number(&budget["shortages"]), number(&budget["short_ns"]))
+    };
+    wait_for("its headroom", || {
+        (number(&gpu()["memory"]["caches"][0]["mapped_bytes"]) >= 2 * HANDLE).then_some(())
+    });
+    let before = budget();
+    // More than the headroom ever is.
+    assert_eq!(online.ask("expect 24"), "0");
+    let ahead = wait_for("a shortage that is over", || {
+        Some(budget()).filter(|seen| seen.0 > before.0)
+    });
+    assert_eq!(ahead, (before.0 + 1, before.1));
+    online.take(32);
+    wait_for("one that it waited for", || {
+        Some(budget()).filter(|seen| seen.0 > ahead.0 && seen.1 > ahead.1)
+    });
+}
+
 /// P-MEMORY-27: where nothing is shared, an elastic cache has all of its memory and an offline one keeps all of its own.
 #[test]
 fn without_a_pool_each_engine_has_the_memory_that_it_allocated() {
