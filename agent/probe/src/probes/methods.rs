@@ -141,6 +141,23 @@ impl Rig<'_> {
         Ok(())
     }
 
+    /// The victim is seen to work on that load. Where this process stood still for so long that it had ended by then, it
+    /// is given anew.
+    fn moves(&mut self, load: Load) -> anyhow::Result<()> {
+        let end = now_ns() + nanos(ENDS);
+        loop {
+            self.busy(load)?;
+            let from = self.victim.worker.progress()?;
+            let Err(error) = self.victim.worker.moved(from, SOON) else {
+                return Ok(());
+            };
+            let left = self.left()?;
+            if left > 0 || now_ns() >= end {
+                return Err(error.context(format!("{left} steps are left")));
+            }
+        }
+    }
+
     /// Steps that the victim has to make.
     fn left(&mut self) -> anyhow::Result<u64> {
         let at = self.victim.worker.progress()?;
@@ -202,9 +219,7 @@ impl Rig<'_> {
     }
 
     fn once(&mut self, method: &Method, load: Load) -> anyhow::Result<Seen> {
-        self.busy(load)?;
-        let from = self.victim.worker.progress()?;
-        self.victim.worker.moved(from, SOON)?;
+        self.moves(load)?;
         let ns = match self.stop(method) {
             Ok(ns) => ns,
             Err(error) => {
