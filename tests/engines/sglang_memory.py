@@ -20,7 +20,7 @@ class Memory:
     def __init__(self, pool, run: int, blocks: int, moment: Callable[[], None]) -> None:
         self.tensors = [*pool.k_buffer, *pool.v_buffer]
         self.run, self.blocks = run, blocks
-        self.lost: set[int] = set()
+        self.lost = set()
         self.draw = torch.Generator().manual_seed(1)
         self._stand_around(pool, moment)
 
@@ -39,22 +39,35 @@ class Memory:
             setattr(pool, name, between)
 
     def spoil(self) -> None:
-        for block in self.lost:
-            self._fill(block)
+        if self.lost:
+            self._fill(self._lost_slots)
 
     def slots(self, block: int) -> range:
         """The slots that are gone with a block."""
         first = block * self.run
         return range(first, first + self.run if block + 1 < self.blocks else len(self.tensors[0]))
 
-    def _fill(self, block: int) -> None:
-        for tensor in self.tensors:
-            part = tensor[self.slots(block).start : self.slots(block).stop]
-            part.copy_(3 * torch.randn(part.shape, generator=self.draw))
+    def _fill(self, slots: torch.Tensor, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Has these slots of all layers, or of some tensors, hold garbage."""
+        for tensor in tensors or self.tensors:
+            tensor[slots] = 3 * torch.randn((len(slots), *tensor.shape[1:]), generator=self.draw)
+
+    def _of(self, blocks: Iterable[int]) -> torch.Tensor:
+        return torch.tensor([slot for block in sorted(blocks) for slot in self.slots(block)], dtype=torch.long)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Blocks that have no memory."""
+        return self._lost
+
+    @lost.setter
+    def lost(self, blocks: Iterable[int]) -> None:
+        self._lost = frozenset(blocks)
+        self._lost_slots = self._of(self._lost)
 
     def gone(self) -> set[int]:
         """The slots that are lost."""
-        return {slot for block in self.lost for slot in self.slots(block)}
+        return set(self._lost_slots.tolist())
 
     def follow(self, steps: Iterable[Late], rng: random.Random) -> None:
         """Has steps that may still be running, in the order of their launches, compute from the memory as it is."""
@@ -67,26 +80,23 @@ class Memory:
     def _garble(self, slots: Sequence[int]) -> None:
         """Has these slots of the last layer hold garbage: it was written from some."""
         half = len(self.tensors) // 2
-        for tensor in (self.tensors[half - 1], self.tensors[-1]):
-            for slot in slots:
-                tensor[slot].copy_(3 * torch.randn(tensor[slot].shape, generator=self.draw))
+        if slots:
+            self._fill(torch.tensor(slots), (self.tensors[half - 1], self.tensors[-1]))
 
     def take(self, blocks: Sequence[int]) -> None:
-        self.lost.update(blocks)
+        self.lost = self.lost.union(blocks)
         self.spoil()
 
     def give(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self._fill(block)
-        self.lost.difference_update(blocks)
+        self._fill(self._of(blocks))
+        self.lost = self.lost.difference(blocks)
 
-    def slot(self, slot: int) -> list[torch.Tensor]:
-        """By layer, the key and value that a slot holds."""
+    def held(self, slots: Sequence[int]) -> list[torch.Tensor]:
+        """By layer, the keys and values that these slots hold."""
         half = len(self.tensors) // 2
-        return [
-            torch.stack((self.tensors[i][slot].reshape(-1), self.tensors[half + i][slot].reshape(-1)))
-            for i in range(half)
-        ]
+        at = torch.tensor(slots)
+        layers = zip(self.tensors[:half], self.tensors[half:], strict=True)
+        return [torch.stack((k[at].flatten(1), v[at].flatten(1)), 1) for k, v in layers]
 
 
 class Late:

@@ -390,25 +390,28 @@ class Rig:
         if not cache.evictable_size() + cache.protected_size():
             return
         held = set(cache.all_values_flatten().tolist())
-        seen: dict[int, tuple[tuple[int, ...], int]] = {}
+        known: set[int] = set()
         for prompt, answer, _ in self.asked.values():
             tokens = (*prompt, *answer)
             match = cache.match_prefix(MatchPrefixParams(key=RadixKey(self._typed(tokens), None)))
             indices = getattr(match, "device_indices", None)
             if indices is None:
                 indices = cache.path_device_indices(match.last_device_node)
-            for i, slot in enumerate(indices.tolist()):
-                seen.setdefault(slot, (tokens, i))
-        self.report.unknown += len(held - seen.keys())
-        for slot, (tokens, at) in seen.items():
-            if slot in gone:
-                self.report.lost_in_tree += 1
-                continue
-            want = self.truth.compute(tokens)[1]
-            have = self.agent.memory.slot(slot)
-            near = all(torch.allclose(a.double(), b[at], atol=CLOSE) for a, b in zip(have, want, strict=True))
-            self.report.poisoned += not near
-            self.report.slots += 1
+            new = {slot: at for at, slot in enumerate(indices.tolist()) if slot not in known}
+            known.update(new)
+            self.report.lost_in_tree += len(gone & new.keys())
+            self._check_slots(tokens, {slot: at for slot, at in new.items() if slot not in gone})
+        self.report.unknown += len(held - known)
+
+    def _check_slots(self, tokens: tuple[int, ...], slots: dict[int, int]) -> None:
+        """These slots hold the keys and values of these tokens, each of the one at its place."""
+        if not slots:
+            return
+        at = list(slots.values())
+        layers = zip(self.agent.memory.held(list(slots)), self.truth.compute(tokens)[1], strict=True)
+        near = [torch.isclose(have.double(), want[at], atol=CLOSE).flatten(1).all(1) for have, want in layers]
+        self.report.poisoned += int((~torch.stack(near).all(0)).sum())
+        self.report.slots += len(slots)
 
     def _typed(self, tokens):
         from array import array
@@ -525,7 +528,7 @@ def _forked(work) -> None:
     """Does it in a process of its own, and waits."""
     child = os.fork()
     if not child:
-        signal.alarm(3600)
+        signal.alarm(14_400)
         try:
             work()
         finally:

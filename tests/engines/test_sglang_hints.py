@@ -35,7 +35,7 @@ def rows(request):
     """What the rig says of one event loop: the plugin whole, and less one clause each time."""
     rig = [sys.executable, str(Path(sglang_rig.__file__)), request.param, str(SEEDS), *CLAUSES]
     done = subprocess.run(
-        rig, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=3600
+        rig, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=14400
     )
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert done.returncode == 0 and len(said) == len(CLAUSES) + 1, done.stderr[-2000:]
