@@ -176,6 +176,14 @@ class KeepDiscards(LostBlocks):
         engine.drop_in_flight = drop_in_flight
 
 
+class NobodyPasses(LostBlocks):
+    """A request that could not run even alone keeps all behind it waiting."""
+
+    def about_to_schedule(self):
+        self._aside._knows = False
+        super().about_to_schedule()
+
+
 @dataclass(frozen=True)
 class Ablation:
     """A clause left out, and where the engine itself does not stand in for it."""

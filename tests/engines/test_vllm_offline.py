@@ -6,7 +6,7 @@ import os
 from itertools import product
 
 import pytest
-from ablations import ABLATIONS, Ablation, DirectHoldersOnly, first_broken
+from ablations import ABLATIONS, Ablation, DirectHoldersOnly, NobodyPasses, first_broken
 from fake import truth
 from harness import LONGEST, Case, Outcome, Rig, Scheduler, run
 from tax import words
@@ -189,6 +189,42 @@ def test_a_permanent_shortage_neither_spins_nor_loses_a_request(asynchronous, se
     rig.agent.give(taken)
     steps(200)
     assert got == {name: truth(prompt, 20) for name, prompt in prompts.items()}
+
+
+@pytest.mark.parametrize("asynchronous,second_runner", MODES)
+@pytest.mark.parametrize("priorities", [False, True])
+@pytest.mark.parametrize("plugin,passed", [(LostBlocks, True), (NobodyPasses, False)])
+def test_whoever_could_not_run_even_alone_keeps_nobody_waiting(asynchronous, second_runner, priorities, plugin, passed):
+    """Of 47 blocks 20 are left: too few for the 25 of the first, and enough for those behind it."""
+    rig = Rig(Case(3, asynchronous, second_runner, priorities=priorities), plugin)
+    prompts = {"long": list(range(100)), **{str(i): [200 + 9 * i + j for j in range(30)] for i in range(4)}}
+    got: dict[str, list[int]] = {name: [] for name in prompts}
+
+    def add(*names):
+        for name in names:
+            rig.scheduler.add_request(rig.request(name, prompts[name], 6, priority=int(name != "long")))
+
+    def steps(count):
+        for _ in range(count):
+            for name, tokens in rig.engine.step().items():
+                got[name] += tokens
+
+    taken = list(range(1, 28))
+    rig.agent.take(taken)
+    add("long", "0", "1", "2")
+    steps(80)
+    right = {name: truth(prompt, 6) for name, prompt in prompts.items()}
+    assert got == {name: right[name] if passed and name in "012" else [] for name in prompts}
+    waiting = [request.request_id for request in rig.scheduler.waiting]
+    assert waiting == (["long"] if passed else ["long", "0", "1", "2"]), "somebody is not where he stood"
+    # There is memory for it again: it goes first, and whoever came later waits if there is not enough for both.
+    add("3")
+    rig.agent.give(taken[:8])
+    while not got["long"]:
+        steps(1)
+    assert not got["3"]
+    steps(60)
+    assert got == right and not rig.scheduler.has_requests()
 
 
 def test_an_idle_engine_computes_nothing_from_what_it_lost_meanwhile():

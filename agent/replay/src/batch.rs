@@ -13,7 +13,8 @@
 //!
 //! Admission is vLLM's: first come, first served; a prompt is read in chunks, beside decodes, and
 //! takes blocks chunk by chunk; who needs a block when there is none pushes the last to have joined
-//! back to the front of the queue. What an admission leaves free is a setting ([`Spare`]).
+//! back to the front of the queue. What an admission leaves free is a setting ([`Spare`]). vLLM takes no request that is
+//! larger than its cache ([`Batch::offer`]).
 //!
 //! Invariant: every request gets each of its tokens once, whatever is taken from it meanwhile.
 
@@ -64,6 +65,8 @@ pub struct Store {
     pub used: u32,
     /// Blocks it may hold.
     pub limit: u32,
+    /// Blocks of the cache that the engine made when it started.
+    pub cache: u32,
     /// What an admission leaves free.
     pub spare: Spare,
 }
@@ -141,6 +144,8 @@ pub struct Batch {
     sequences: Vec<Sequence>,
     vacant: Vec<Slot>,
     waiting: VecDeque<Slot>,
+    /// Those that could not run even alone with the blocks that are there; the others go past them.
+    aside: VecDeque<Slot>,
     /// In the order in which they joined.
     running: Vec<Slot>,
     steps: u64,
@@ -159,6 +164,10 @@ pub struct Batch {
     pub finished: u64,
     /// Requests pushed back for want of a block.
     pub pushed_back: u64,
+    /// Requests refused, as they need more than the whole cache.
+    pub refused: u64,
+    /// Whether others go past a request that could not run even alone, as with the plugin (`vllm/aside.py`).
+    pub passes: bool,
     /// Its blocks.
     pub store: Store,
 }
@@ -178,6 +187,7 @@ impl Batch {
             sequences: Vec::new(),
             vacant: Vec::new(),
             waiting: VecDeque::new(),
+            aside: VecDeque::new(),
             running: Vec::new(),
             steps: 0,
             ends: BinaryHeap::new(),
@@ -190,6 +200,8 @@ impl Batch {
             tokens: Tokens::default(),
             finished: 0,
             pushed_back: 0,
+            refused: 0,
+            passes: false,
             store,
         }
     }
@@ -214,13 +226,25 @@ impl Batch {
         self.waiting.push_back(slot);
     }
 
+    /// A client sends a request. Says whether it is taken: vLLM's longest request (`max_model_len`) is never more than
+    /// its cache holds, and what is longer is answered with an error.
+    pub fn offer(&mut self, id: u64, input: u32, output: u32) -> bool {
+        let fits = blocks_of(input.max(1).saturating_add(output.max(1))) <= self.store.cache;
+        if fits {
+            self.admit(id, input, output);
+        } else {
+            self.refused += 1;
+        }
+        fits
+    }
+
     /// Whether it has nothing left to do.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.waiting.is_empty() && self.running.is_empty() && self.aside.is_empty()
     }
 
-    /// Requests that wait, wholly or in part.
+    /// Requests that wait, wholly or in part, but for those that others go past.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
@@ -323,6 +347,9 @@ impl Batch {
             return None;
         }
         self.make_room();
+        if self.passes {
+            self.step_aside();
+        }
         let growth = self.growth();
         self.parts.clear();
         let attention_ms = self.read_prompts(growth);
@@ -391,6 +418,32 @@ impl Batch {
             }
             self.pushed_back += 1;
         }
+    }
+
+    /// Those at the head that could not run even alone go aside; those that could again come back to it.
+    fn step_aside(&mut self) {
+        let there = self.store.used + self.store.available();
+        let begun = |slot: &Slot| self.sequences[*slot as usize].held > 0;
+        let behind = usize::from(self.waiting.front().is_some_and(begun));
+        for place in (0..self.aside.len()).rev() {
+            let slot = self.aside[place];
+            if self.needs_alone(slot) <= there {
+                self.aside.remove(place);
+                self.waiting.insert(behind, slot);
+            }
+        }
+        while let Some(slot) = self.waiting.front().copied()
+            && self.needs_alone(slot) > there
+        {
+            self.waiting.pop_front();
+            self.release(slot);
+            self.sequences[slot as usize].cached = 0;
+            self.aside.push_back(slot);
+        }
+    }
+
+    fn needs_alone(&self, slot: Slot) -> u32 {
+        blocks_of(self.sequences[slot as usize].prompt)
     }
 
     /// Fills `parts` and takes their blocks; says what their attention takes, ms.
@@ -661,6 +714,9 @@ impl Batch {
         let running: Vec<Slot> = self.running.iter().rev().copied().collect();
         self.lose(&running);
         let mut lost = 0;
+        for slot in self.aside.drain(..).rev() {
+            self.waiting.push_front(slot);
+        }
         for place in 0..self.waiting.len() {
             let slot = self.waiting[place];
             self.release(slot);

@@ -66,6 +66,8 @@ pub struct Figures {
     pub recompute_tax: Option<f64>,
     /// Times the offline job was killed.
     pub kills: u64,
+    /// Offline requests that its engine refused, as they are larger than its whole cache, of so many.
+    pub refused: (u64, u64),
     /// Accesses to memory that was gone.
     pub faults: u64,
     /// Twice the longest decode gap, and the cooldown in force at the end: milliseconds.
@@ -141,6 +143,7 @@ impl Figures {
             ),
             recompute_tax: outcome.offline.recompute_tax(),
             kills: outcome.offline.kills,
+            refused: (outcome.offline.refused, outcome.offline.offered),
             faults: outcome.faults,
             cooldown_ms: (
                 2e3 * outcome.cooldown.longest_gap.as_secs_f64(),
@@ -226,7 +229,7 @@ fn some(value: Option<f64>) -> Cell {
 
 /// The table's columns, in order. Increases, shares and ratios of tokens are as in [`Figures`];
 /// units are in the names.
-pub const COLUMNS: [Column; 50] = [
+pub const COLUMNS: [Column; 51] = [
     ("scenario", |f| Cell::Text(f.scenario.clone())),
     ("seed", |f| Cell::Whole(f.seed)),
     ("compute", |f| Cell::Text(f.case.compute.name())),
@@ -300,6 +303,7 @@ pub const COLUMNS: [Column; 50] = [
     ("online_times", |f| Cell::Text(f.times[0].to_owned())),
     ("offline_times", |f| Cell::Text(f.times[1].to_owned())),
     ("online_requests", |f| Cell::Whole(f.requests as u64)),
+    ("offline_refused", |f| Cell::Whole(f.refused.0)),
     ("cut", |f| Cell::Text(f.cut.clone())),
 ];
 

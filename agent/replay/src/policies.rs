@@ -109,6 +109,15 @@ impl Policies {
         }
     }
 
+    /// The most that offline can ever have, bytes, where that is known before it makes its cache.
+    #[must_use]
+    pub fn offline_cache(&self, pool: u64) -> u64 {
+        match self {
+            Self::Apart { memory, .. } => memory.offline_cache(pool),
+            Self::Tidegate(_) | Self::Under { .. } => pool,
+        }
+    }
+
     /// When the memory policy wants [`Self::memory_due`].
     #[must_use]
     pub fn memory_next(&self) -> u64 {

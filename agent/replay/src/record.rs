@@ -116,6 +116,10 @@ pub struct OfflineTotals {
     pub again_tokens: u64,
     /// Requests put back for want of its own memory (recomputed too, part of no reclaim).
     pub capacity_preemptions: u64,
+    /// Requests that its engine was sent, and of those the ones that it refused, as they are larger than its whole cache.
+    pub offered: u64,
+    /// The latter.
+    pub refused: u64,
     /// Times the job was killed.
     pub kills: u64,
 }

@@ -56,6 +56,8 @@ pub struct Row {
     pub lost_per_s: f64,
     /// Offline tokens computed again, for whatever reason, per token generated.
     pub recompute_tax: Option<f64>,
+    /// Offline requests that are larger than the engine's whole cache, which refuses them, of so many.
+    pub refused: (u64, u64),
     /// Accesses to memory that was gone.
     pub faults: u64,
 }
@@ -139,6 +141,7 @@ impl Row {
                 each().map(|f| f.lost_tokens as f64 / f.seconds.max(f64::MIN_POSITIVE)),
             ),
             recompute_tax: over(|f| f.recompute_tax),
+            refused: each().fold((0, 0), |sum, f| (sum.0 + f.refused.0, sum.1 + f.refused.1)),
             faults: each().map(|f| f.faults).sum(),
         }
     }
@@ -327,6 +330,14 @@ impl Report {
                 } else {
                     format!("{:.0} % more", 100.0 / share - 100.0)
                 },
+            );
+        }
+        if let (refused @ 1.., offered) = chosen.refused {
+            let _ = write!(
+                said,
+                "The offline engine would refuse {:.1} % of the requests, which are larger than its \
+                 whole cache. ",
+                100.0 * refused as f64 / offered.max(1) as f64,
             );
         }
         if let Some(worst) = self

@@ -57,6 +57,8 @@ pub struct Verdict {
     pub tenth: f64,
     /// The least of those that kept the bounds.
     pub least_keeping: f64,
+    /// Runs in which the offline engine refused a request that is larger than its whole cache.
+    pub refusing: usize,
 }
 
 impl Verdict {
@@ -83,6 +85,10 @@ impl Verdict {
             mean: shares.iter().sum::<f64>() / shares.len() as f64,
             tenth: *shares.get(shares.len() / 10)?,
             least_keeping: least_keeping.fold(f64::INFINITY, f64::min),
+            refusing: figures
+                .iter()
+                .filter(|figures| figures.refused.0 > 0)
+                .count(),
         })
     }
 }
@@ -128,6 +134,16 @@ pub fn text(bounds: &Bounds, verdicts: &[(String, Verdict)]) -> String {
          Oracle: offline tokens over those of a policy that knows the future.",
         bounds.ttft_pct, bounds.tpot_pct, bounds.preemptions,
     );
+    // A part of a row is indented.
+    let refusing =
+        |(name, verdict): &&(String, Verdict)| verdict.refusing > 0 && !name.starts_with(' ');
+    for (name, verdict) in verdicts.iter().filter(refusing) {
+        let _ = writeln!(
+            out,
+            "  {name}: in {} of {} the offline engine refuses requests\n  that are larger than its whole cache.",
+            verdict.refusing, verdict.runs,
+        );
+    }
     out
 }
 

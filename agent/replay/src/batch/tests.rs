@@ -9,6 +9,7 @@ fn store(limit: u32, paged: bool) -> Store {
         pages: paged.then(|| Blocks::new(u64::from(limit), 1, 1)),
         used: 0,
         limit,
+        cache: limit,
         spare: Spare::OneEach,
     }
 }
@@ -72,10 +73,12 @@ proptest! {
     fn every_request_gets_its_tokens_once_whatever_is_taken_from_it(
         requests in prop::collection::vec((1u32..400, 1u32..60), 1..20),
         blocks in 30u32..80,
-        faults in prop::collection::vec((0u8..12, any::<u32>()), 0..60),
+        faults in prop::collection::vec((0u8..13, any::<u32>()), 0..60),
+        passes: bool,
     ) {
         let limits = Limits { prefill_tokens: 256, running: 8 };
         let mut batch = Batch::new(Cost::Fit(LLAMA_3_1_8B), limits, Batching::Mixed, store(blocks, true));
+        batch.passes = passes;
         for (id, (input, output)) in requests.iter().enumerate() {
             batch.admit(id as u64, *input, *output);
         }
@@ -100,6 +103,17 @@ proptest! {
                     batch.lose(&holders);
                 }
                 Some((4, _)) => { batch.kill(); }
+                Some((5, which)) => {
+                    // What nobody holds, so that who has begun may not be able to go on, even alone.
+                    let Some(pages) = &mut batch.store.pages else { unreachable!() };
+                    let stripes: Vec<u32> = pages.unheld().skip(which as usize % 4).collect();
+                    pages.withhold(&stripes);
+                    withheld.extend(stripes);
+                }
+                Some((6, which)) => {
+                    let Some(pages) = &mut batch.store.pages else { unreachable!() };
+                    pages.restore(which % 32);
+                }
                 Some(_) => {}
                 None => {
                     let Some(pages) = &mut batch.store.pages else { unreachable!() };
@@ -114,7 +128,7 @@ proptest! {
             let pages = batch.store.pages.as_ref().expect("pages");
             let held: u32 = (0..pages.stripes()).map(|s| pages.held(s)).sum();
             prop_assert_eq!(held, batch.store.used);
-            prop_assert!(started.is_some() || batch.waiting() > 0);
+            prop_assert!(started.is_some() || !batch.is_idle());
         }
         finished.sort_unstable();
         prop_assert_eq!(finished, (0..requests.len() as u64).collect::<Vec<_>>());
@@ -165,4 +179,46 @@ fn decodes_alone_read_no_prompt() {
         (3, Progress::Finished(1)),
     ];
     assert_eq!(told, expected);
+}
+
+/// P-REPLAY-4: a request that could not run even alone keeps nobody waiting, and is the first once it could.
+#[test]
+fn whoever_could_not_run_even_alone_keeps_nobody_waiting() {
+    for passes in [false, true] {
+        let limits = Limits {
+            prefill_tokens: 64,
+            running: 8,
+        };
+        let cost = Cost::Fit(LLAMA_3_1_8B);
+        let mut batch = Batch::new(cost, limits, Batching::Mixed, store(20, true));
+        batch.passes = passes;
+        let away: Vec<u32> = (10..20).collect();
+        let pages = batch.store.pages.as_mut().expect("pages");
+        pages.withhold(&away);
+        for (id, input) in [(0, 11 * BLOCK_TOKENS), (1, 40), (2, 40)] {
+            assert!(batch.offer(id, input, 2));
+        }
+        assert!(!batch.offer(3, 20 * BLOCK_TOKENS, 1), "no cache holds that");
+        assert_eq!(batch.refused, 1);
+        let mut ended = Vec::new();
+        let mut steps = |batch: &mut Batch| {
+            for _ in 0..20 {
+                batch.start();
+                batch.finish(|progress| {
+                    if let Progress::Finished(id) = progress {
+                        ended.push(id);
+                    }
+                });
+            }
+            core::mem::take(&mut ended)
+        };
+        let others = if passes { vec![1, 2] } else { vec![] };
+        assert_eq!(steps(&mut batch), others);
+        // Not enough for the first beside another.
+        batch.admit(4, 10 * BLOCK_TOKENS, 40);
+        batch.store.pages.as_mut().expect("pages").restore(u32::MAX);
+        let after = steps(&mut batch);
+        assert_eq!(after.first(), Some(&0), "{after:?}");
+        assert!(!after.contains(&4));
+    }
 }

@@ -17,6 +17,11 @@ pub trait Policy: Debug {
     /// Offline is about to submit an iteration. Sets its limit and says how many ns longer it takes.
     fn offline_wants(&mut self, now: u64, pool: &mut Pool) -> u64;
 
+    /// The most that offline can ever have, bytes: as large a cache its engine makes when it starts.
+    fn offline_cache(&self, pool: u64) -> u64 {
+        pool
+    }
+
     /// When it wants to be asked by itself; [`NEVER`] if not.
     fn next(&self) -> u64 {
         NEVER

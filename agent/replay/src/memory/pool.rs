@@ -56,6 +56,11 @@ impl Pool {
         self.offline.store.limit = count(bytes, self.offline_block);
     }
 
+    /// Offline's engine starts with a cache of so many bytes.
+    pub fn cache_offline(&mut self, bytes: u64) {
+        self.offline.store.cache = count(bytes, self.offline_block);
+    }
+
     /// Offline's process ends; another is ready at `until`.
     pub fn kill_offline(&mut self, until: u64) {
         self.lost_tokens += self.offline.kill();

@@ -49,6 +49,10 @@ impl Policy for Prism {
         0
     }
 
+    fn offline_cache(&self, pool: u64) -> u64 {
+        pool.saturating_sub(self.reserve)
+    }
+
     fn offline_wants(&mut self, _now: u64, pool: &mut Pool) -> u64 {
         self.trim(pool);
         let left = pool

@@ -34,6 +34,10 @@ impl Policy for StaticMem {
         0
     }
 
+    fn offline_cache(&self, _pool: u64) -> u64 {
+        self.offline
+    }
+
     fn offline_wants(&mut self, _now: u64, pool: &mut Pool) -> u64 {
         pool.limit_offline(self.offline);
         0

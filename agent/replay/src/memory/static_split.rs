@@ -25,6 +25,10 @@ impl Policy for StaticSplit {
         0
     }
 
+    fn offline_cache(&self, pool: u64) -> u64 {
+        pool.saturating_sub(self.online)
+    }
+
     fn offline_wants(&mut self, _now: u64, pool: &mut Pool) -> u64 {
         pool.limit_offline(pool.bytes - self.online);
         0

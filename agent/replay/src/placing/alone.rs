@@ -151,10 +151,12 @@ impl Standalone {
 
 /// Tokens a second with `bytes` for its cache.
 fn rate(offline: &Offline, block: u64, bytes: u64) -> f64 {
+    let limit = u32::try_from(bytes / block.max(1)).unwrap_or(u32::MAX);
     let store = Store {
         pages: None,
         used: 0,
-        limit: u32::try_from(bytes / block.max(1)).unwrap_or(u32::MAX),
+        limit,
+        cache: limit,
         spare: Spare::OneEach,
     };
     let cost = offline.model.cost.clone();

@@ -214,6 +214,7 @@ mod tests {
             reclaims: (0.1, spread(3.0)),
             lost_per_s: 1.0,
             recompute_tax: Some(0.07 * scale.min(100.0)),
+            refused: (0, 0),
             faults: 0,
         }
     }

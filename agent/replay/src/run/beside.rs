@@ -216,6 +216,7 @@ impl<'a> World<'a> {
             pages: None,
             used: 0,
             limit,
+            cache: limit,
             spare: Spare::None,
         };
         let left = of.spec.kv_pool_bytes.saturating_sub(of.online_peak_bytes);

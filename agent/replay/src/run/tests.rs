@@ -334,6 +334,34 @@ proptest! {
     }
 }
 
+/// P-REPLAY-4: a request that is larger than the engine's whole cache is refused, and keeps nobody waiting.
+#[test]
+fn what_no_cache_holds_is_refused_and_keeps_nobody_waiting() {
+    for (compute, memory, whole) in [
+        (Compute::Tidegate, Memory::Tidegate, false),
+        (Compute::Channel, Memory::Tidegate, false),
+        (Compute::Channel, Memory::Prism, false),
+        (Compute::Channel, Memory::StaticSplit, false),
+        (Compute::Channel, Memory::StaticMem, false),
+        (Compute::Channel, Memory::Uvm, true),
+        (Compute::Oracle, Memory::Oracle, true),
+    ] {
+        let mut spec = spec(compute, memory);
+        // Of the pool's 65,536 tokens the last of four takes all but a few.
+        let mut lengths = spec.offline.lengths.to_vec();
+        lengths.push(Lengths {
+            input_tokens: 65_000,
+            output_tokens: 500,
+        });
+        spec.offline.lengths = lengths.into();
+        let offline = run(&spec).expect("a run").offline;
+        let name = format!("{compute:?} {memory:?}: {offline:?}");
+        let refused = if whole { 0 } else { offline.offered / 4 };
+        assert!(offline.refused.abs_diff(refused) <= 1, "{name}");
+        assert!(whole || offline.finished > 20, "{name}");
+    }
+}
+
 /// P-REPLAY-4: what is computed again is so for a reason, and reasons show.
 #[test]
 fn only_what_was_taken_or_did_not_fit_is_computed_again() {

@@ -122,6 +122,7 @@ fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
         pages: paged.then(|| Blocks::new(bytes, block, memory::stripe_of(block))),
         used: 0,
         limit,
+        cache: limit,
         spare,
     }
 }
@@ -135,7 +136,7 @@ impl<'a> World<'a> {
         let online_block = block(spec.online.model.shape.kv_bytes_per_token());
         let offline_block = block(spec.offline.model.shape.kv_bytes_per_token());
         let bytes = spec.kv_pool_bytes;
-        let pool = Pool {
+        let mut pool = Pool {
             bytes,
             online: Batch::new(
                 spec.online.model.cost.clone(),
@@ -172,10 +173,12 @@ impl<'a> World<'a> {
                 .collect(),
             ..Outcome::default()
         };
+        let policies = Policies::of(spec, alone, horizon);
+        pool.cache_offline(policies.offline_cache(bytes));
         let lengths = spec.offline.lengths.len().max(1) as u64;
         Self {
             slots: Slots::new(),
-            policies: Policies::of(spec, alone, horizon),
+            policies,
             pool,
             commands: Vec::new(),
             state: State::Off,
@@ -257,6 +260,8 @@ impl<'a> World<'a> {
         outcome.offline.computed_tokens = given.computed;
         outcome.offline.again_tokens = given.again;
         outcome.offline.capacity_preemptions = offline.pushed_back;
+        outcome.offline.offered = self.last_offline_id;
+        outcome.offline.refused = offline.refused;
         outcome.offline.kills = self.pool.kills;
         outcome.offline.lost_tokens = self.pool.lost_tokens;
         outcome.online_capacity_preemptions = online.pushed_back;

@@ -146,6 +146,8 @@ impl Offline {
             .collect();
         pages.withhold(&beyond);
         pool.offline.store.limit = u32::MAX;
+        pool.cache_offline(self.stripes * self.stripe);
+        pool.offline.passes = true;
         Some(KvRegistered {
             kv: KV,
             slot: 0,

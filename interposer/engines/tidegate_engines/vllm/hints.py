@@ -49,6 +49,9 @@ class Hints(Arrivals):
     def about_to_schedule(self) -> None:
         return None
 
+    def has_scheduled(self) -> None:
+        return None
+
     def scheduled(self, output: Any) -> None:
         return None
 

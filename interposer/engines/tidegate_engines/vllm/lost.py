@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import resumed, together
+from .aside import Aside
 from .tables import Table, Tables, blocks_of, reach
 from .withheld import NULL_BLOCK, Withheld
 
@@ -88,6 +89,7 @@ class LostBlocks(Withheld):
         self._numbers: dict[str, int] = {}
         self._next_number = 0
         self._tables = Tables(scheduler)
+        self._aside = Aside(scheduler, self._tables)
         #: What was published of a request's windows.
         self._published: dict[str, Table] = {}
 
@@ -98,6 +100,12 @@ class LostBlocks(Withheld):
         self._begin_turns()
         if not self._computing():
             self.take_cut()
+        if self.withheld:
+            self._aside.take(self.blocks.num_gpu_blocks - 1 - len(self.withheld))
+
+    def has_scheduled(self) -> None:
+        """A step is put together, or could not be."""
+        self._aside.give_back()
 
     def when_idle(self) -> None:
         """What is lost while nothing runs comes back only when the engine says it withholds it."""

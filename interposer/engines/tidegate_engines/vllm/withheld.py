@@ -55,6 +55,9 @@ class Withheld:
                     self.when_idle()
                 seen = self.steps
 
+    def has_scheduled(self) -> None:
+        """A step is put together, or could not be."""
+
     def settled(self) -> None:
         """The outputs of a step have been used."""
 

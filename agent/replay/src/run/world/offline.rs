@@ -49,15 +49,17 @@ impl World<'_> {
             return;
         }
         let taxed = self.policies.offline_wants(now, &mut self.pool);
-        while self.pool.offline.waiting() < BACKLOG {
+        let mut refused = 0;
+        while self.pool.offline.waiting() < BACKLOG && refused < self.spec.offline.lengths.len() {
             let lengths = self.spec.offline.lengths[self.next_lengths];
             self.next_lengths = (self.next_lengths + 1) % self.spec.offline.lengths.len();
             self.last_offline_id += 1;
-            self.pool.offline.admit(
+            let taken = self.pool.offline.offer(
                 self.last_offline_id,
                 lengths.input_tokens,
                 lengths.output_tokens,
             );
+            refused = if taken { 0 } else { refused + 1 };
         }
         if let Some(mut iteration) = self.pool.offline.start() {
             iteration.ns += taxed;
