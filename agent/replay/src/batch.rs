@@ -26,6 +26,9 @@ use crate::engine::Limits;
 use crate::kv::{BLOCK_TOKENS, Blocks, blocks_of};
 use crate::spec::Batching;
 
+/// Requests that others go past, at most (`MOST` of the plugin's `vllm/aside.py`).
+const MOST_ASIDE: usize = 256;
+
 /// A sequence's place; reused when it is gone.
 pub type Slot = u32;
 
@@ -434,6 +437,7 @@ impl Batch {
         }
         while let Some(slot) = self.waiting.front().copied()
             && self.needs_alone(slot) > there
+            && self.aside.len() < MOST_ASIDE
         {
             self.waiting.pop_front();
             self.release(slot);
