@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .tables import Tables
 
-#: So many at most. Each is taken and put back at every step, which takes about half a microsecond.
+#: So many at most. Each is taken and put back at every step: 0.8 us, on a busy machine of ours.
 MOST = 256
 
 
@@ -29,7 +29,7 @@ class Aside:
         self._scheduler = scheduler
         #: Where those that are taken stood.
         self._queue: Any = scheduler.waiting
-        self._tables = tables
+        self._sizes = tables.sizes
         self._taken: list[Request] = []
         moves = all(hasattr(self._queue, name) for name in ("peek_request", "pop_request", "prepend_request"))
         # In a group with a window a request needs fewer blocks than it has tokens for.
@@ -37,17 +37,21 @@ class Aside:
 
     def take(self, blocks: int) -> None:
         """Takes those away that stand before the first that could run with so many blocks for itself."""
-        self._queue = self._scheduler.waiting
-        while self._knows and self._queue and len(self._taken) < MOST:
-            request = self._queue.peek_request()
-            if self._needs(request) <= blocks or self._tables.of(request.request_id):
+        self._queue = queue = self._scheduler.waiting
+        while self._knows and queue and len(self._taken) < MOST:
+            request = queue.peek_request()
+            # A session between two turns holds what it has computed.
+            if request.num_computed_tokens or self._needs(request.num_tokens) <= blocks:
                 return
-            self._taken.append(self._queue.pop_request())
+            self._taken.append(queue.pop_request())
 
     def give_back(self) -> None:
         """Puts them back where they stood."""
         while self._taken:
             self._queue.prepend_request(self._taken.pop())
 
-    def _needs(self, request: Request) -> int:
-        return sum(-(-request.num_tokens // size) for size in self._tables.sizes)
+    def _needs(self, tokens: int) -> int:
+        blocks = 0
+        for size in self._sizes:
+            blocks -= -tokens // size
+        return blocks
