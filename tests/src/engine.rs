@@ -3,7 +3,7 @@
 use crate::clock::DEADLINE;
 use crate::{Node, Running, compile, wait_for, wait_until};
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Range;
 use std::process::{ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
@@ -159,6 +159,14 @@ impl Engine {
             Ok(Some(status)) => Some(Err(format!("the engine ended: {status}"))),
             _ => (self.tokens() >= from + tokens).then_some(Ok(())),
         });
+        if let Some(Err(end)) = went {
+            // What it wrote says why.
+            let mut wrote = String::new();
+            if let Some(mut stderr) = self.process.child.stderr.take() {
+                let _ = stderr.read_to_string(&mut wrote);
+            }
+            return Err(format!("{end}; it wrote\n{wrote}"));
+        }
         went.unwrap_or_else(|| {
             let now = self.tokens();
             Err(format!(
