@@ -285,13 +285,20 @@ fn an_offline_process_is_shown_what_the_pool_leaves_it_beside_the_least_headroom
 fn two_engines_have_what_they_deserve_of_memory_and_make_no_wrong_token() {
     let mut node = Node::device_only(&["--set", "poison=0xa5"]);
     node.start_agent(SHARED);
-    let engines = ["first", "second"].map(|name| {
+    let starts = |name: &str| {
         let job = format!("{name}-{}", node.device.pid());
-        let mut engine = Engine::start(&node, &job, &["--requests", "2"]);
-        engine.goes_on(64);
-        engine
-    });
-    // Together they were born with more than there is.
+        Engine::start(&node, &job, &["--requests", "2"])
+    };
+    let mut first = starts("first");
+    first.goes_on(64);
+    // The second allocates before it hears what its share is, so that together they are born with more than there is.
+    let agent = node.agent.as_ref().expect("it was started");
+    agent.freeze();
+    let mut second = starts("second");
+    second.line("allocated", 1);
+    agent.signal(libc::SIGCONT);
+    second.goes_on(64);
+    let engines = [first, second];
     let found = wait_for("each to have what it deserves", || settled(&node));
     let all: u64 = found.iter().map(|part| part.1).sum();
     assert_eq!(all, 96 << 20, "{found:?}");

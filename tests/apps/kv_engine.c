@@ -3,6 +3,7 @@
  * lost blocks what tidegate.h asks for, unless --ignore-lost.
  *
  * Prints a line at each event:
+ *   allocated                the cache is allocated
  *   ready BASE BYTES         the cache stands and is registered
  *   lost N                   blocks lost at a step
  *   back N                   blocks back at a step
@@ -288,6 +289,8 @@ static void make_cache(void)
     MUST(tg.kv_scope_begin(handle, 0));
     MUST(cuMemAlloc_v2(&cache, (uint64_t)blocks * LAYERS * PART));
     MUST(tg.kv_scope_end());
+    printf("allocated\n");
+    fflush(stdout);
     MUST(cuMemsetD8_v2(cache, 0, (uint64_t)blocks * LAYERS * PART));
     MUST(cuCtxSynchronize());
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
