@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -78,10 +79,10 @@ _FUNCTIONS = {
     "tg_kv_unregister": (_U32,),
     "tg_poll": (_U64, _IDS, _COUNT, _IDS, _COUNT, ctypes.POINTER(_U64)),
     "tg_ack_withheld": (_U64,),
-    "tg_publish_request": (_U64, _U32, _IDS, _SIZE),
+    "tg_publish_request": (_U64, _U32, ctypes.c_void_p, _SIZE),
     "tg_forget_request": (_U64,),
-    "tg_reserve": (_U32, _U32, _IDS, ctypes.POINTER(_U32)),
-    "tg_release": (_U32, _IDS, _SIZE),
+    "tg_reserve": (_U32, _U32, ctypes.c_void_p, ctypes.POINTER(_U32)),
+    "tg_release": (_U32, ctypes.c_void_p, _SIZE),
     "tg_usage": (_U32, _U32),
     "tg_requests_in_flight": (_U32,),
 }
@@ -207,8 +208,9 @@ def _text(text: str) -> bytes | None:
     return text.encode() if text else None
 
 
-def _ids(blocks: Sequence[int]) -> ctypes.Array:
-    return (_U32 * len(blocks))(*blocks)
+def _words(blocks: Sequence[int]) -> array[int]:
+    """Ids in a row. An array of ctypes would be of a type of its own for each length, which takes longer than the call."""
+    return blocks if isinstance(blocks, array) else array("I", blocks)
 
 
 class Offline:
@@ -258,7 +260,9 @@ class Offline:
         self._library.call("tg_ack_withheld", seq)
 
     def publish(self, request: int, tokens: int, blocks: Sequence[int]) -> None:
-        self._library.call("tg_publish_request", request, tokens, _ids(blocks), len(blocks))
+        words = _words(blocks)
+        at, count = words.buffer_info()
+        self._library.call("tg_publish_request", request, tokens, at, count)
 
     def forget(self, request: int) -> None:
         self._library.call("tg_forget_request", request, allowed=(errno.ENOENT,))
@@ -275,12 +279,14 @@ class Online:
         self._kv = kv
 
     def reserve(self, blocks: int) -> list[int]:
-        ids, granted = (_U32 * blocks)(), _U32()
-        self._library.call("tg_reserve", self._kv, blocks, ids, ctypes.byref(granted))
-        return ids[: granted.value]
+        ids, granted = array("I", bytes(4 * blocks)), _U32()
+        self._library.call("tg_reserve", self._kv, blocks, ids.buffer_info()[0], ctypes.byref(granted))
+        return ids[: granted.value].tolist()
 
     def release(self, blocks: Sequence[int]) -> None:
-        self._library.call("tg_release", self._kv, _ids(blocks), len(blocks))
+        words = _words(blocks)
+        at, count = words.buffer_info()
+        self._library.call("tg_release", self._kv, at, count)
 
     def expect(self, blocks: int) -> None:
         self._library.expect(self._kv, blocks)
