@@ -99,9 +99,9 @@ class NoParted(LostBlocks):
 
     def parting(self, request):
         self._published.pop(request.request_id, None)
-        number = self._numbers.pop(request.request_id, None)
-        if number is not None:
-            self.job.forget(number)
+        said = self._said.pop(request.request_id, None)
+        if said is not None:
+            self.job.forget(said.number)
 
 
 class NoWithin(LostBlocks):

@@ -30,7 +30,8 @@ class Agent:
         self.log: list[tuple[str, int]] = []
         self.read = self.acked = self.reclaims = self.waits = self.back = 0
         self.lost_at: dict[int, int] = {}
-        self.published: dict[int, list[int]] = {}
+        #: By request: the tokens that its loss costs, and its blocks.
+        self.published: dict[int, tuple[int, list[int]]] = {}
 
     def alone(self) -> bool:
         return True
@@ -71,7 +72,7 @@ class Agent:
         self.acked = max(self.acked, seq)
 
     def publish(self, request: int, tokens: int, blocks: Sequence[int]) -> None:
-        self.published[request] = list(blocks)
+        self.published[request] = tokens, list(blocks)
 
     def forget(self, request: int) -> None:
         del self.published[request]

@@ -133,5 +133,5 @@ def test_requests_that_cannot_be_mended_are_taken_from_last_and_named_once(
     assert len(costs) >= 2
     assert (UNTAKEABLE in costs.values()) is not takeable
     assert len(said) == (0 if takeable else 1), said
-    by_name = {name: costs.get(number) for name, number in state._numbers.items()}
+    by_name = {name: costs.get(said.number) for name, said in state._said.items()}
     assert by_name.get("plain", 0) < UNTAKEABLE

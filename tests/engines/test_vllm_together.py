@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from dataclasses import dataclass, field
 
 import pytest
-from fake import Gpu
 from harness import Case, Request, hooks, make_request, make_scheduler, versions
-from offline_agent import Agent
+from tidegate_engines import abi
 from tidegate_engines.vllm.lost import LostBlocks
 from tidegate_engines.vllm.together import TogetherQueue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,10 +21,21 @@ CASE = Case(0, block_size=4, blocks=RUN * STRIPES, running=256, token_budget=102
 STEPS = 600
 
 
+class Silent:
+    """The library, were its functions to do nothing: what is left is what Python does to call them."""
+
+    def call(self, name: str, *arguments: object, allowed: tuple[int, ...] = ()) -> int:
+        if name == "tg_poll":
+            _, _, lost, _, back, _ = arguments
+            lost._obj.value = back._obj.value = 0
+        return 0
+
+
 @dataclass
 class Engine:
     """vLLM's scheduler over a model that answers at once, always busy."""
 
+    #: Blocks of a stripe, as the plugin knows them: with 1 it leaves placement to vLLM. 0: no plugin.
     run: int
     seed: int
     #: Prompts begin with one of so many prefixes; 0: with none.
@@ -37,9 +48,10 @@ class Engine:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.scheduler = make_scheduler(CASE, CASE.blocks)
-        agent = Agent(Gpu(1, 1, self.rng))
-        state = LostBlocks(self.scheduler, agent, versions.engine(Scheduler), self.run)
-        hooks.watch(self.scheduler, state)
+        if self.run:
+            job = abi.Offline(Silent())
+            state = LostBlocks(self.scheduler, job, versions.engine(Scheduler), self.run)
+            hooks.watch(self.scheduler, state)
         self.heads = [self._words(60) for _ in range(self.prefixes)]
         self.added = 0
 
@@ -95,10 +107,17 @@ class Engine:
         return sum(lost.values())
 
 
+def freeze_heap() -> None:
+    """As vLLM's core does when it is up. Else one of the engines pays for what other tests have left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.mark.parametrize("stripes", [1, STRIPES // 8])
-def test_a_busy_engine_loses_less_than_half_as_much_when_requests_lie_together(stripes, record):
-    engines = {run: Engine(run, seed=1) for run in (1, RUN)}
+def test_a_busy_engine_loses_less_than_two_fifths_as_much_when_requests_lie_together(stripes, record):
+    engines = {run: Engine(run, seed=1) for run in (0, 1, RUN)}
     lost = dict.fromkeys(engines, 0)
+    freeze_heap()
     for step in range(STEPS):
         for run, engine in engines.items():  # in turns, for a busy machine is not busy evenly
             engine.step()
@@ -109,9 +128,10 @@ def test_a_busy_engine_loses_less_than_half_as_much_when_requests_lie_together(s
     assert isinstance(queue, TogetherQueue)
     record(
         f"{stripes} of {STRIPES} stripes taken: {lost[RUN] / lost[1]:.2f} of the tokens lost that"
-        f" vLLM's own placement loses; schedule() takes {seconds[RUN] / seconds[1]:.2f} of the time"
+        f" vLLM's own placement loses; schedule() takes {seconds[RUN] / seconds[0]:.2f} of the time that it takes"
+        f" without the plugin, {seconds[1] / seconds[0]:.2f} without its placement"
     )
-    assert lost[RUN] * 2 < lost[1]
+    assert lost[RUN] * 5 < lost[1] * 2
 
 
 @pytest.mark.parametrize("prefixes", [8, 64, 512])

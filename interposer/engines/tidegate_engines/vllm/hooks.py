@@ -93,12 +93,6 @@ def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
             state.parting(request)
         return original(self, request, *args, **kwargs)
 
-    def allocating(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        state: State | None = getattr(self.block_pool, STATE, None)
-        if state is not None:
-            state.allocating(request)
-        return original(self, request, *args, **kwargs)
-
     def reset_prefix_cache(original: Any, self: Any) -> Any:
         state: State | None = getattr(self, STATE, None)
         if state is None:
@@ -116,7 +110,6 @@ def install(scheduler: type[Any], manager: type[Any], pool: type[Any]) -> None:
         return state.usage(original(self)) if state else original(self)
 
     listen(scheduler)
-    around.of_class(manager, "allocate_slots", allocating)
     around.of_class(manager, "free", parting)
     if "pop_blocks_for_free" in manager.__dict__:
         around.of_class(manager, "pop_blocks_for_free", parting)

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import resumed, together
 from .aside import Aside
@@ -45,6 +46,20 @@ log = logging.getLogger("vllm.tidegate")
 
 #: The tokens that a loss is said to cost which should never be: the most that can be said. What costs most goes last.
 UNTAKEABLE = (1 << 32) - 1
+
+
+#: A request is published again when it has grown by a quarter: to choose by, its cost need not be known better.
+DRIFT = 4
+
+
+@dataclass(slots=True)
+class Said:
+    """What was published of a request."""
+
+    number: int
+    tokens: int = 0
+    blocks: array[int] = field(default_factory=lambda: array("I"))
+    stripes: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -74,9 +89,7 @@ class LostBlocks(Withheld):
         """``run`` blocks make a stripe: what is taken at once. ``mended``: ``resumed`` is in the workers' runners."""
         super().__init__(scheduler, job)
         self.engine = engine
-        #: The request that is given blocks.
-        self._asking: str | None = None
-        together.install(scheduler, run, self._last_block)
+        together.install(scheduler, run, self._stripes)
         self.flights: deque[Flight] = deque()
         self.step = 0
         self._mended = mended or getattr(scheduler, "use_v2_model_runner", False)
@@ -86,7 +99,9 @@ class LostBlocks(Withheld):
         self.requeued: set[str] = set()
         #: Sessions that lost their blocks between two turns.
         self._bare: set[str] = set()
-        self._numbers: dict[str, int] = {}
+        self._run = run
+        #: What was published of requests.
+        self._said: dict[str, Said] = {}
         self._next_number = 0
         self._tables = Tables(scheduler)
         self._aside = Aside(scheduler, self._tables)
@@ -121,9 +136,6 @@ class LostBlocks(Withheld):
         self.flights.append(flight)
         self._publish(flight)
 
-    def allocating(self, request: Request) -> None:
-        self._asking = request.request_id
-
     def starving(self) -> bool:
         return bool(self.withheld and self.scheduler.requests) and not self._computing()
 
@@ -135,9 +147,9 @@ class LostBlocks(Withheld):
             if name in flight.output.num_scheduled_tokens:
                 flight.parted.setdefault(name, table)
         self._published.pop(name, None)
-        number = self._numbers.pop(name, None)
-        if number is not None:
-            self.job.forget(number)
+        said = self._said.pop(name, None)
+        if said is not None:
+            self.job.forget(said.number)
 
     def arrived(self, output: SchedulerOutput) -> SchedulerOutput:
         """The outputs of a step are on the host; returns what of the step may be used."""
@@ -226,27 +238,48 @@ class LostBlocks(Withheld):
     # What a loss would cost.
 
     def _publish(self, flight: Flight) -> None:
-        output = flight.output
+        output, requests = flight.output, self.scheduler.requests
+        for new in output.scheduled_new_reqs:
+            self._say(requests.get(new.req_id), new.block_ids)
         cached = output.scheduled_cached_reqs
-        changed = dict.fromkeys(new.req_id for new in output.scheduled_new_reqs)
-        changed.update(
-            (name, None)
-            for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True)
-            if blocks is not None
-        )
+        for name, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if groups is None:
+                continue
+            said, request = self._said.get(name), requests.get(name)
+            if said is None or request is None:
+                self._say(request, groups)  # all that it holds: it held nothing
+            else:
+                self._say_more(request, said, groups)
         for name, within in flight.within.items():
             if within != self._published.get(name, []):
                 self._published[name] = within
-                changed[name] = None
-        for name in changed:
-            request = self.scheduler.requests.get(name)
-            if request is None:
-                continue
-            number = self._numbers.get(name)
-            if number is None:
-                self._next_number += 1
-                number = self._numbers[name] = self._next_number
-            self.job.publish(number, self._cost(request), blocks_of(self._table(name)))
+                self._say(requests.get(name), (blocks_of(self._table(name)),))
+
+    def _say(self, request: Request | None, groups: Iterable[Sequence[int]]) -> None:
+        """That a request holds these blocks."""
+        if request is None:
+            return
+        said = self._said.get(request.request_id)
+        if said is None:
+            self._next_number += 1
+            said = self._said[request.request_id] = Said(self._next_number)
+        said.blocks = array("I", [block for blocks in groups for block in blocks if block != NULL_BLOCK])
+        said.stripes = {block // self._run for block in said.blocks}
+        self._say_all(request, said)
+
+    def _say_more(self, request: Request, said: Said, groups: Iterable[Sequence[int]]) -> None:
+        """That a request holds these blocks too; said where that changes what the agent chooses by."""
+        known = len(said.stripes)
+        for blocks in groups:
+            said.blocks.extend(blocks)
+            for block in blocks:
+                said.stripes.add(block // self._run)
+        if len(said.stripes) > known or request.num_computed_tokens * DRIFT > said.tokens * (DRIFT + 1):
+            self._say_all(request, said)
+
+    def _say_all(self, request: Request, said: Said) -> None:
+        said.tokens = request.num_computed_tokens
+        self.job.publish(said.number, self._cost(request), said.blocks)
 
     def _cost(self, request: Request) -> int:
         """The tokens that a loss costs, or that it must not be."""
@@ -262,10 +295,9 @@ class LostBlocks(Withheld):
             )
         return UNTAKEABLE
 
-    def _last_block(self) -> int | None:
-        manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[0]
-        held = manager.req_to_blocks.get(self._asking)
-        return held[-1].block_id if held else None
+    def _stripes(self, name: str) -> Iterable[int]:
+        said = self._said.get(name)
+        return said.stripes if said else ()
 
     def _table(self, name: str) -> Table:
         return self._tables.of(name)

@@ -64,9 +64,6 @@ class Withheld:
     def requests_changed(self) -> None:
         """Requests came or went."""
 
-    def allocating(self, request: Request) -> None:
-        """A request is about to be given blocks."""
-
     def starving(self) -> bool:
         """Whether there are requests, but no blocks for any of them."""
         raise NotImplementedError
