@@ -131,9 +131,9 @@ struct Offline {
     channels: Channels,
     /// Stretches that are over, and the beginning of one that is not.
     shut: Vec<Shut>,
-    /// Since when, and by whose channel.
-    shut_since: Option<(u64, u32)>,
-    /// See [`Shut::renewed`], of the next stretch.
+    /// Since when, by whose channel, and [`Shut::renewed`].
+    shut_since: Option<(u64, u32, bool)>,
+    /// Nobody has woken since the last stretch.
     renewed: bool,
     /// Groups on the engine, and since when.
     running: BTreeMap<(u32, u32, u32), u64>,
@@ -219,12 +219,13 @@ impl Offline {
         let known = &self.channels.known;
         let all = !known.is_empty() && known.values().all(Option::is_some);
         match (all, self.shut_since) {
-            (true, None) => self.shut_since = Some((record.at_ns, record.pid)),
-            (false, Some((from, stopped))) => {
+            // What is said of it is so when it begins: the wake that ends it is not of its time.
+            (true, None) => self.shut_since = Some((record.at_ns, record.pid, self.renewed)),
+            (false, Some((from, stopped, renewed))) => {
                 self.shut.push(Shut {
                     from,
                     to: record.at_ns,
-                    renewed: self.renewed,
+                    renewed,
                     swapped: woke && stopped != record.pid,
                 });
                 self.shut_since = None;
@@ -239,13 +240,13 @@ impl Offline {
         let running = core::mem::take(&mut self.running);
         self.ran
             .extend(running.into_values().map(|from| (from, end_ns)));
-        let Some((from, _)) = self.shut_since.take() else {
+        let Some((from, _, renewed)) = self.shut_since.take() else {
             return;
         };
         self.shut.push(Shut {
             from,
             to: end_ns,
-            renewed: self.renewed,
+            renewed,
             swapped: false,
         });
         for span in &schedule.agentless {
@@ -611,7 +612,8 @@ mod tests {
         assert!(twice.violations.len() >= 2, "{twice:?}");
     }
 
-    /// A request of 400..420 ms that begins when one of two channels has been woken, with the other's records.
+    /// A request of 400..420 ms that begins when one of two channels has been woken, with the other's records, and a wake
+    /// long after it.
     fn met_half_done(others: &[(u64, Kind)]) -> Verdict {
         let schedule = Schedule {
             requests: vec![Request {
@@ -634,6 +636,7 @@ mod tests {
             of(1, 2_000, Kind::DisableEnd),
             of(1, 399_900, Kind::EnableEnd),
             of(1, 400_100, Kind::DisableEnd),
+            of(1, 1_000_000, Kind::EnableEnd),
         ];
         records.extend(others.iter().map(|(at_us, kind)| of(2, *at_us, *kind)));
         records.sort_by_key(|record| record.at_ns);
