@@ -11,6 +11,7 @@ from fake import truth
 from harness import LONGEST, Case, Outcome, Rig, Scheduler, run
 from tax import words
 from tidegate_engines.vllm import shape, versions
+from tidegate_engines.vllm.aside import Aside
 from tidegate_engines.vllm.lost import LostBlocks
 from tidegate_engines.vllm.tables import Part, reach
 
@@ -225,6 +226,27 @@ def test_whoever_could_not_run_even_alone_keeps_nobody_waiting(asynchronous, sec
     assert not got["3"]
     steps(60)
     assert got == right and not rig.scheduler.has_requests()
+
+
+def test_a_request_that_cannot_be_asked_its_size_is_put_back_with_the_others(monkeypatch):
+    rig = Rig(Case(3))
+    rig.agent.take(range(1, 28))
+    for name in ("long", "longer", "odd", "3"):
+        rig.scheduler.add_request(rig.request(name, list(range(100)), 6))
+    needs = Aside._needs
+
+    def once(self, tokens):
+        monkeypatch.setattr(Aside, "_needs", asked)
+        return needs(self, tokens)
+
+    def asked(self, tokens):
+        raise AttributeError("of another shape")
+
+    monkeypatch.setattr(Aside, "_needs", once)
+    with pytest.raises(AttributeError):
+        rig.scheduler.schedule()
+    waiting = [request.request_id for request in rig.scheduler.waiting]
+    assert waiting == ["long", "longer", "odd", "3"]
 
 
 def test_an_idle_engine_computes_nothing_from_what_it_lost_meanwhile():

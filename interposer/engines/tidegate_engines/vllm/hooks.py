@@ -49,8 +49,8 @@ def _inside(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _schedule(original: Any, self: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     state.steps += 1
-    state.about_to_schedule()
     try:
+        state.about_to_schedule()
         output = original(self, *args, **kwargs)
     finally:
         state.has_scheduled()
