@@ -170,6 +170,13 @@ class Abort(LostSlots):
         return original(batch, *args)
 
 
+class NobodyPasses(LostSlots):
+    """Who could not run even alone keeps all behind it waiting."""
+
+    def _passed(self):
+        return []
+
+
 class NoShow(LostSlots):
     """SGLang's own check for leaks counts withheld slots as lost ones."""
 
@@ -254,6 +261,7 @@ ABLATIONS = {
         Ablation(NoUnsay, new=False),
         Ablation(NoSpareChunk),
         Ablation(Abort),
+        Ablation(NobodyPasses),
         Ablation(NoShow, apply=_no_show),
         Ablation(NoReset, apply=_no_reset),
         Ablation(NoRoom, new=False),

@@ -270,10 +270,11 @@ class Rig:
             self.quiet += 1
             if self.quiet > 6:
                 raise End
-        room = self.kind.total - len(lost) * self.run_slots >= self.kind.longest + 3 * self.page
-        self.still = self.still + 1 if self.open and room and report.steps == self.stepped else 0
+        room = self.kind.total - len(lost) * self.run_slots
+        needed = min((sum(map(len, self.asked[rid][:2])) for rid in self.open), default=room)
+        self.still = self.still + 1 if room >= needed + 3 * self.page and report.steps == self.stepped else 0
         self.stepped = report.steps
-        report.stalled += self.still == 60
+        report.stalled += self.still == 30
         if self.famine:
             self.famine -= 1
         elif self.open and not self.library.gone and rng.random() < 0.01:

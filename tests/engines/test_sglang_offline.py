@@ -25,7 +25,7 @@ from sglang.srt.mem_cache import allocator as allocators
 from sglang.srt.mem_cache import memory_pool, radix_cache, unified_radix_cache
 from tidegate_engines import abi
 from tidegate_engines import sglang as plugin
-from tidegate_engines.sglang import lost, memory, slots, why_not
+from tidegate_engines.sglang import aside, lost, memory, slots, why_not
 
 SEEDS = int(os.environ.get("SEEDS", "30"))
 MODES = ("overlap", "normal")
@@ -250,6 +250,15 @@ def test_pages_of_a_length_that_was_not_run_are_refused():
         scheduler = engine()
         scheduler.token_to_kv_pool_allocator.page_size = page
         assert why_not.parts(scheduler) == (None if page in run else f"its pages are of {page} slots")
+
+
+def test_whoever_others_went_past_stands_where_it_stood():
+    everybody = "abcdefgh"
+    places = {id(name): at for at, name in enumerate(everybody)}
+    passed = list("acdh")
+    # "b" and "f" run now; "x" did, and was retracted.
+    assert "".join(aside.put_back(passed, list("xeg"), places)) == "xacdegh"
+    assert "".join(aside.put_back(passed, [], places)) == "acdh"
 
 
 @pytest.mark.parametrize("page,run", [(1, 16), (8, 16), (16, 16), (64, 64), (24, 24)])

@@ -35,6 +35,7 @@ import torch
 
 from ..job import OfflineJob
 from . import flight
+from .aside import Aside, put_back
 from .slots import Slots
 from .tree import NoTree
 from .ways import Ways
@@ -95,6 +96,7 @@ class LostSlots:
         self.ways = ways
         self.tree = tree
         self.slots = slots
+        self._aside = Aside(scheduler, slots)
         self.flights: deque[Flight] = deque()
         self.step = 0
         #: What was said of whom: the request, its number, and the blocks' worth of slots it had then.
@@ -120,15 +122,24 @@ class LostSlots:
         scheduler = self.scheduler
         self._spare_chunk()
         self._reopen()
-        aside = self._held()
-        if aside:
-            held = {id(request) for request in aside}
-            scheduler.waiting_queue = [r for r in scheduler.waiting_queue if id(r) not in held]
+        held = self._held()
+        self._leave(held)
+        passed = self._passed()
+        places = {id(request): at for at, request in enumerate(scheduler.waiting_queue)} if passed else {}
+        self._leave(passed)
         try:
             yield
         finally:
-            if aside:
-                scheduler.waiting_queue = aside + scheduler.waiting_queue
+            if passed:
+                scheduler.waiting_queue = list(put_back(passed, scheduler.waiting_queue, places))
+            if held:
+                scheduler.waiting_queue = held + scheduler.waiting_queue
+
+    def _leave(self, some: list[Any]) -> None:
+        """The queue without some of it."""
+        if some:
+            gone = {id(request) for request in some}
+            self.scheduler.waiting_queue = [r for r in self.scheduler.waiting_queue if id(r) not in gone]
 
     def starve(self) -> None:
         """Nothing could be scheduled: waits a little, if it is for want of memory."""
@@ -295,6 +306,10 @@ class LostSlots:
         """Those that wait, and of whom a step is still under way."""
         flying = {id(request) for each in self.flights for request in each.requests}
         return [r for r in self.scheduler.waiting_queue if r.is_retracted and id(r) in flying]
+
+    def _passed(self) -> list[Any]:
+        """Those that wait, and that the others go past."""
+        return self._aside.among(self.scheduler.waiting_queue)
 
     def _leave_batches(self) -> None:
         """Retracted requests leave the batches that the next step is made from."""

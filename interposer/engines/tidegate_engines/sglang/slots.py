@@ -95,6 +95,10 @@ class Slots:
         """Whether something is withheld."""
         return bool(self.withheld.any())
 
+    def room(self) -> int:
+        """Slots that have memory, whoever holds them."""
+        return int(self._valid.sum() - self.withheld.sum()) * self.page
+
     def withhold(self, blocks: Iterable[int]) -> None:
         """Keeps the pages of these blocks from the allocator. No request and no node of the tree may hold them."""
         self.withheld |= self._pages_of(blocks)
