@@ -123,11 +123,12 @@ class LostSlots:
         self._spare_chunk()
         self._reopen()
         held = self._held()
-        self._leave(held)
-        passed = self._passed()
+        gone = {id(request) for request in held}
+        passed = [request for request in self._passed() if id(request) not in gone]
         places = {id(request): at for at, request in enumerate(scheduler.waiting_queue)} if passed else {}
-        self._leave(passed)
         try:
+            # Only now, when nothing is left to ask of them.
+            self._leave(held + passed)
             yield
         finally:
             if passed:
