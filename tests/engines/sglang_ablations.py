@@ -38,6 +38,8 @@ class Traffic:
 
 
 USUAL = Traffic()
+#: Who waits for ever stays.
+PATIENT = Traffic(abort=0.0)
 #: Several prompts in a step, all with logprobs.
 SHORT_PROMPTS = Traffic(come=0.9, abort=0.0, logprobs=1.0, prefix=6, tokens=8, reclaim=0.06, blocks=2)
 #: The second of a wave reads the tokens of the first in slots of its own, before those are cached; then it is given the
@@ -197,8 +199,8 @@ def _no_reset(state):
     state.slots.allocator.clear = original
 
 
-class NoRoom(LostSlots):
-    """SGLang is not told that there may be room again."""
+class NoRoom(NobodyPasses):
+    """Where it asks for more than is known, SGLang is not told that there may be room again."""
 
     def _reopen(self):
         pass
@@ -239,6 +241,8 @@ class Ablation:
     new: bool = True
     #: What shows it.
     traffic: Traffic = USUAL
+    #: Which of what must not happen has to; else any of it.
+    shows: str = ""
 
     def __call__(self, state) -> None:
         (self.apply or become(self.plugin))(state)
@@ -253,7 +257,7 @@ ABLATIONS = {
         Ablation(NoHold, modes=("overlap",)),
         Ablation(NoLeave),
         Ablation(NoPurge),
-        Ablation(PurgeLostOnly, modes=("overlap",)),
+        Ablation(PurgeLostOnly, modes=("overlap",), traffic=ALIKE),
         Ablation(DirectHoldersOnly, modes=("overlap",), traffic=ALIKE),
         Ablation(NoWithhold),
         Ablation(NoParted, modes=("overlap",)),
@@ -264,7 +268,7 @@ ABLATIONS = {
         Ablation(NobodyPasses),
         Ablation(NoShow, apply=_no_show),
         Ablation(NoReset, apply=_no_reset),
-        Ablation(NoRoom, new=False),
+        Ablation(NoRoom, new=False, traffic=PATIENT, shows="stuck"),
         Ablation(NoTurn),
         Ablation(NoForget),
     )

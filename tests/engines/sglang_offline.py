@@ -261,7 +261,8 @@ class Rig:
         """What comes in an iteration of the loop."""
         from sglang.srt.managers.io_struct import AbortReq
 
-        rng, report, lost = self.rng, self.report, self.agent.memory.lost
+        rng, report, memory = self.rng, self.report, self.agent.memory
+        lost = memory.lost
         self.turns += 1
         if self.turns > PATIENCE:
             report.stuck += bool(self.open)
@@ -270,7 +271,7 @@ class Rig:
             self.quiet += 1
             if self.quiet > 6:
                 raise End
-        room = self.kind.total - len(lost) * self.run_slots
+        room = self.kind.total - len(memory.gone())
         needed = min((sum(map(len, self.asked[rid][:2])) for rid in self.open), default=room)
         self.still = self.still + 1 if room >= needed + 3 * self.page and report.steps == self.stepped else 0
         self.stepped = report.steps
@@ -476,10 +477,12 @@ class Rig:
 
     stop_early = False
     traffic: Traffic = USUAL
+    #: What of that which must not happen counts.
+    shows: str = ""
 
     def broken(self) -> int:
         """How much of what must not happen did."""
-        return sum(getattr(self.report, name) for name in BROKEN)
+        return sum(getattr(self.report, name) for name in ([self.shows] if self.shows else BROKEN))
 
 
 #: What must not happen.
@@ -516,7 +519,7 @@ def one(rig: Rig, clause: str, seeds: int) -> dict:
     elif clause in UNDER:
         rig.traffic = UNDER[clause]
     elif clause:
-        rig.stop_early, rig.traffic = True, ABLATIONS[clause].traffic
+        rig.stop_early, rig.traffic, rig.shows = True, ABLATIONS[clause].traffic, ABLATIONS[clause].shows
         ABLATIONS[clause](rig.state)
     try:
         return {"clause": clause, "crashed": "", **rig.runs(seeds)}
