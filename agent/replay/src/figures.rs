@@ -68,7 +68,7 @@ pub struct Figures {
     pub kills: u64,
     /// Offline requests that its engine refused, as they are larger than its whole cache, of so many.
     pub refused: (u64, u64),
-    /// Accesses to memory that was gone.
+    /// Handles that were given beyond what the pool has, at the worst moment: zero, or the policy is wrong.
     pub faults: u64,
     /// Twice the longest decode gap, and the cooldown in force at the end: milliseconds.
     pub cooldown_ms: (f64, Option<f64>),

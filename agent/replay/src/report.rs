@@ -58,7 +58,7 @@ pub struct Row {
     pub recompute_tax: Option<f64>,
     /// Offline requests that are larger than the engine's whole cache, which refuses them, of so many.
     pub refused: (u64, u64),
-    /// Accesses to memory that was gone.
+    /// Handles that were given beyond what the pool has, at the worst moment of each run: zero, or the policy is wrong.
     pub faults: u64,
 }
 
@@ -150,7 +150,8 @@ impl Row {
     #[must_use]
     pub fn within_bounds(&self) -> bool {
         let (ttft, tpot, preemptions) = BOUNDS;
-        self.increase.0 <= ttft
+        self.faults == 0
+            && self.increase.0 <= ttft
             && self.increase.1 <= tpot
             && (self.per_request.1 <= preemptions || self.case.compute == Compute::NoControl)
     }
@@ -353,7 +354,9 @@ impl Report {
                 percent(worst.increase.1),
             );
         }
-        if !chosen.within_bounds() {
+        if chosen.faults > 0 {
+            said += "More memory was given than there is, so that none of this holds: please report it. ";
+        } else if !chosen.within_bounds() {
             let (ttft, tpot, preemptions) = BOUNDS;
             let _ = write!(
                 said,

@@ -361,11 +361,13 @@ impl Tidegate {
         mut pool: Option<&mut Pool>,
         out: &mut Vec<Command>,
     ) {
+        if event == Event::Start {
+            return self.start(pool, out);
+        }
         let now = now + BEFORE;
         self.time.set(now);
         let own = self.rule == Rule::Own;
         let rang = match event {
-            Event::Start => return self.start(pool, out),
             Event::Launch { prompt, decodes } => {
                 let rang = !own || self.online.launched(prompt, decodes, now);
                 self.uses(now, pool.as_deref_mut());
@@ -387,7 +389,7 @@ impl Tidegate {
                 }
                 false
             }
-            Event::Stopped | Event::Running | Event::OfflineDone => false,
+            Event::Start | Event::Stopped | Event::Running | Event::OfflineDone => false,
         };
         if rang {
             self.doorbell = self.doorbell.min(now + self.edge);

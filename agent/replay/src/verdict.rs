@@ -29,10 +29,11 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// Whether this run kept them.
+    /// Whether this run kept them. One with more memory than there is kept nothing.
     #[must_use]
     pub fn keeps(&self, figures: &Figures) -> bool {
-        figures.interference.ttft.mean_pct <= self.ttft_pct
+        figures.faults == 0
+            && figures.interference.ttft.mean_pct <= self.ttft_pct
             && figures.interference.tpot.mean_pct <= self.tpot_pct
             && figures.per_request.1 <= self.preemptions
     }
@@ -59,6 +60,8 @@ pub struct Verdict {
     pub least_keeping: f64,
     /// Runs in which the offline engine refused a request that is larger than its whole cache.
     pub refusing: usize,
+    /// Runs in which more memory was given than there is: what they say is wrong.
+    pub overdrawn: usize,
 }
 
 impl Verdict {
@@ -89,6 +92,7 @@ impl Verdict {
                 .iter()
                 .filter(|figures| figures.refused.0 > 0)
                 .count(),
+            overdrawn: figures.iter().filter(|figures| figures.faults > 0).count(),
         })
     }
 }
@@ -135,14 +139,28 @@ pub fn text(bounds: &Bounds, verdicts: &[(String, Verdict)]) -> String {
         bounds.ttft_pct, bounds.tpot_pct, bounds.preemptions,
     );
     // A part of a row is indented.
-    let refusing =
-        |(name, verdict): &&(String, Verdict)| verdict.refusing > 0 && !name.starts_with(' ');
-    for (name, verdict) in verdicts.iter().filter(refusing) {
-        let _ = writeln!(
-            out,
-            "  {name}: in {} of {} the offline engine refuses requests\n  that are larger than its whole cache.",
-            verdict.refusing, verdict.runs,
-        );
+    let whole = verdicts.iter().filter(|(name, _)| !name.starts_with(' '));
+    for (name, verdict) in whole {
+        let Verdict {
+            runs,
+            refusing,
+            overdrawn,
+            ..
+        } = verdict;
+        if *overdrawn > 0 {
+            let _ = writeln!(
+                out,
+                "  {name}: WRONG in {overdrawn} of {runs}: more memory was given than\n  \
+                 there is (column faults). Please report this.",
+            );
+        }
+        if *refusing > 0 {
+            let _ = writeln!(
+                out,
+                "  {name}: in {refusing} of {runs} the offline engine refuses requests\n  \
+                 that are larger than its whole cache.",
+            );
+        }
     }
     out
 }
@@ -154,12 +172,17 @@ pub fn missed(bounds: &Bounds, figures: &[&Figures]) -> String {
     for one in figures.iter().filter(|figures| !bounds.keeps(figures)) {
         let _ = writeln!(
             out,
-            "  missed: {} seed {}: TTFT {:+.2} %, TPOT {:+.2} %, {} preemptions",
+            "  missed: {} seed {}: TTFT {:+.2} %, TPOT {:+.2} %, {} preemptions{}",
             one.scenario,
             one.seed,
             one.interference.ttft.mean_pct,
             one.interference.tpot.mean_pct,
             one.per_request.1,
+            if one.faults > 0 {
+                ", more memory than there is"
+            } else {
+                ""
+            },
         );
     }
     out

@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tidegate_policy::config::Slo;
 
 use super::*;
 use crate::clock::Time;
@@ -13,7 +14,7 @@ use crate::hardware::{H200, Model};
 use crate::pair::interference;
 use crate::record::SpanKind;
 use crate::spec::{Batching, Offline, Online};
-use crate::trace::Lengths;
+use crate::trace::{Lengths, Trace};
 
 /// Two minutes of bursty callers beside a batch job, in a pool that both press against.
 fn spec(compute: Compute, memory: Memory) -> Spec {
@@ -291,6 +292,40 @@ fn a_delay_does_not_change_the_gaps_of_later_requests() {
     assert!(apart.count() * 10 < fast.requests.len());
 }
 
+/// P-REPLAY-4: everybody was there before the trace begins, so offline runs while the first request is still to come.
+#[test]
+fn offline_runs_before_the_first_request() {
+    let first = Duration::from_secs(30);
+    for compute in [Compute::Tidegate, Compute::TidegateHints] {
+        for slo in [
+            None,
+            Some(Slo {
+                ttft: 200,
+                tpot: 50,
+            }),
+        ] {
+            let mut spec = spec(compute, Memory::Tidegate);
+            let mut late = spec.online.trace.requests().to_vec();
+            for request in &mut late {
+                request.arrival = request.arrival + first;
+            }
+            spec.online.trace = Arc::new(Trace::new(late));
+            (spec.slo, spec.timeline) = (slo, true);
+            let outcome = run(&spec).expect("a run");
+            let spans = outcome.timeline.iter();
+            let before =
+                spans.filter(|span| span.kind == SpanKind::Offline && span.to.0 < 30_000_000_000);
+            let ran: Duration = before.map(|span| span.to.since(span.from)).sum();
+            let unused = first.saturating_sub(ran);
+            assert!(
+                unused < Duration::from_secs(2),
+                "{compute:?} {slo:?}: {ran:?} of {first:?}"
+            );
+            assert_eq!(outcome.faults, 0);
+        }
+    }
+}
+
 /// The variants of the agent's memory.
 const AGENTS: [Memory; 6] = [
     Memory::Tidegate,
@@ -313,8 +348,10 @@ proptest! {
         rate in 1u32..6,
         memory in prop::sample::select(&AGENTS[..]),
         compute in prop::sample::select(&[
-            Compute::Tidegate, Compute::Channel, Compute::GPreempt, Compute::TemporalShare(64),
+            Compute::Tidegate, Compute::TidegateHints, Compute::Channel, Compute::GPreempt,
+            Compute::TemporalShare(64),
         ][..]),
+        slo in prop::option::of((20u32..500, 10u32..100)),
         models in prop::sample::select(&[
             ("llama-3.1-8b", "qwen2.5-7b"), ("qwen2.5-7b", "llama-3.1-8b"),
         ][..]),
@@ -325,6 +362,7 @@ proptest! {
         (spec.seed, spec.kv_pool_bytes) = (seed, gib << 30);
         (spec.online.model, spec.online.trace) = (model(models.0), Arc::new(trace));
         spec.offline.model = model(models.1);
+        spec.slo = slo.map(|(ttft, tpot)| Slo { ttft, tpot });
         prop_assume!(check(&spec).is_ok());
         let outcome = run(&spec).expect("a run");
         prop_assert_eq!(outcome.faults, 0);

@@ -40,13 +40,15 @@ impl Wire {
     }
 }
 
-/// The instant that the world has reached, ns.
+/// The instant that the world has reached, ns. It never goes back: the shell believes that of a clock, as the kernel
+/// promises it of CLOCK_MONOTONIC.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Time(Arc<AtomicU64>);
 
 impl Time {
     pub fn set(&self, now: u64) {
-        self.0.store(now, Ordering::Relaxed);
+        let before = self.0.swap(now, Ordering::Relaxed);
+        debug_assert!(before <= now, "from {before} ns back to {now} ns");
     }
 }
 
