@@ -59,7 +59,7 @@ const FIRST_COST: u64 = 50_000_000;
 /// What a preemption is taken to cost before one was seen, ns: the median on an H200 beside PyTorch, from the edge
 /// to the last disable's return (P14, tests/hardware).
 const FIRST_PREEMPTION: u64 = 1_080_000;
-/// One shortage, or preemption, changes the mean cost by an eighth of the difference.
+/// One shortage changes the mean cost by an eighth of the difference; a preemption, from the eighth on.
 const COST_MOVES: u64 = 8;
 
 /// A tenth of the window: ns.
@@ -91,8 +91,11 @@ pub struct Budget {
     newest: u64,
     /// Mean cost of a shortage, ns.
     cost: u64,
-    /// Of a preemption.
+    /// Of a preemption, and of how many that is.
     preemption: u64,
+    preemptions: u64,
+    /// How long one takes, from what rang to the last disable's return, ns: mean.
+    takes: u64,
     /// When online last ended a busy period.
     worked: Instant,
     /// What is accepted, and the slice in which it last fell.
@@ -110,6 +113,8 @@ impl Budget {
             newest: 0,
             cost: FIRST_COST,
             preemption: FIRST_PREEMPTION,
+            preemptions: 0,
+            takes: FIRST_PREEMPTION,
             worked: now,
             every: LONGEST,
             fell: 0,
@@ -139,12 +144,27 @@ impl Budget {
         }
     }
 
-    /// Online waited so long for offline to go.
-    pub fn preempted(&mut self, waited: Duration, now: Instant) {
+    /// Offline took so long to go, and online waited so long for it.
+    pub fn preempted(&mut self, took: Duration, waited: Duration, now: Instant) {
+        self.takes = self.takes - self.takes / COST_MOVES + nanos(took) / COST_MOVES;
         let cost = nanos(waited);
-        self.preemption = self.preemption - self.preemption / COST_MOVES + cost / COST_MOVES;
+        self.costs(cost);
         let slice = self.slice(now);
         slice.preempted = slice.preempted.saturating_add(cost);
+    }
+
+    /// Online launched so long after it said that a request came, and found offline gone already: what a preemption takes
+    /// beyond that is what this one would have cost.
+    pub fn came(&mut self, lead: Duration) {
+        self.costs(self.takes.saturating_sub(nanos(lead)));
+    }
+
+    /// A preemption cost so much, or would have: the mean of the first eight, the first in place of what was assumed,
+    /// and an eighth of the difference from then on.
+    fn costs(&mut self, cost: u64) {
+        self.preemptions += 1;
+        let moves = self.preemptions.min(COST_MOVES);
+        self.preemption = self.preemption - self.preemption / moves + cost / moves;
     }
 
     /// Online came back after more than a gap.
@@ -152,7 +172,7 @@ impl Budget {
         self.slice(now).returns += 1;
     }
 
-    /// Mean cost of a preemption.
+    /// Mean cost of a preemption, seen or not: what the next is taken to cost.
     #[must_use]
     pub const fn preemption(&self) -> Duration {
         Duration::from_nanos(self.preemption)

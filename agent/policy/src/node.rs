@@ -77,6 +77,7 @@ impl Node {
             woken: false,
             stalled: false,
             announced: false,
+            expected: None,
             preemption: None,
             budget: Budget::new(now),
             patience: Patience::default(),
@@ -333,6 +334,13 @@ impl Node {
             return;
         };
         let slo = self.config.slo;
+        for id in self.sessions[place].gpus() {
+            if self.held(id).is_none() {
+                let gpu = &mut self.gpus[id.index()];
+                let free = matches!(gpu.gate, Gate::Cooling { .. }) && gpu.preemption.is_none();
+                gpu.expected = free.then_some(now);
+            }
+        }
         let session = &mut self.sessions[place];
         let known = !session.request_started(request, now);
         for id in session.gpus() {
@@ -547,7 +555,7 @@ impl Node {
                 gpu.since = now;
             }
             if gpu.gate.is_open() && !before.is_open() {
-                gpu.opened = Some(now);
+                (gpu.opened, gpu.expected) = (Some(now), None);
                 gpu.longest_idle = Duration::ZERO;
                 gpu.woken = false;
             }

@@ -23,6 +23,8 @@ pub(super) struct Gpu {
     pub(super) rang: Instant,
     /// That was a request: online has launched nothing yet that could wait.
     pub(super) announced: bool,
+    /// When online, idle, said that a request came while nothing of offline ran: it has launched nothing since.
+    pub(super) expected: Option<Instant>,
     pub(super) opened: Option<Instant>,
     /// Longest idle time since the gate was last open.
     pub(super) longest_idle: Duration,
@@ -60,6 +62,9 @@ impl Gpu {
 
     /// Online launched something at `rang`: from then on it waits for the preemption that is under way.
     pub(super) fn launched(&mut self, rang: Instant) {
+        if let Some(said) = self.expected.take() {
+            self.budget.came(rang.since(said));
+        }
         if let Some(preemption) = &mut self.preemption {
             preemption.launched.get_or_insert(rang);
         }
@@ -92,7 +97,8 @@ impl Gpu {
                 ..
             } = preemption;
             let waited = launched.map_or(Duration::ZERO, |launched| returned.since(launched));
-            self.budget.preempted(waited, returned);
+            self.budget
+                .preempted(returned.since(rang), waited, returned);
             self.patience.delayed(waited);
             out.push(Effect::Emit(Report::Preempted {
                 gpu,

@@ -59,7 +59,7 @@ fn take(budget: &mut Budget, did: Did, now: Instant) {
             },
             now,
         ),
-        Did::Preempted(span) => budget.preempted(ms(span), now),
+        Did::Preempted(span) => budget.preempted(ms(span), ms(span), now),
         Did::Short(span) => budget.fell_short(ms(span), now),
         Did::Nothing => {}
     }
@@ -83,7 +83,7 @@ proptest! {
             let looser = Slo { ttft: SLO.ttft + more, tpot: SLO.tpot + more };
             prop_assert!(budget.accepts(looser, at(now)) <= every);
             let mut preempted = budget.clone();
-            preempted.preempted(Duration::from_millis(cost), at(now));
+            preempted.preempted(Duration::from_millis(cost), Duration::from_millis(cost), at(now));
             prop_assert!(preempted.accepts(SLO, at(now)) >= every);
         }
     }

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 use std::time::Duration;
 use tidegate_policy::budget::{Budget, Worked};
 use tidegate_policy::config::{Config, Cooldown, Slo};
-use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
+use tidegate_policy::event::Event;
+use tidegate_policy::ids::{GpuId, GpuSet, JobId, RequestId, SessionId};
 use tidegate_policy::patience::{Idle, Patience};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::GateState;
@@ -64,7 +65,7 @@ impl Traffic {
         (self.patience).returned(self.slo, &mut self.budget, self.now, self.now);
         if away >= wait.max(GAP) {
             self.now = self.now.after(self.cost);
-            self.budget.preempted(self.cost, self.now);
+            self.budget.preempted(self.cost, self.cost, self.now);
             self.patience.delayed(self.cost);
             self.spent += self.cost;
         }
@@ -188,4 +189,40 @@ fn only_an_slo_makes_the_gate_wait_for_its_users_sake() {
         bench.pass(2 * MS);
         assert_eq!(view(&bench).gate, GateState::Open);
     }
+}
+
+/// P-GATE-22: an engine that says early enough that requests come waits for no preemption, and that is known before one was
+/// needed: offline need not wait for it either.
+#[test]
+fn who_says_early_enough_that_requests_come_is_not_waited_for() {
+    let waits = |lead_us: u64| {
+        let config = Config {
+            cooldown: Cooldown::Fixed(GAP),
+            slo: Some(slo(200)),
+            ..Config::default()
+        };
+        let mut bench = Bench::new(config, 1);
+        bench.attach_online(ENGINE);
+        bench.attach_offline(SessionId(10), JobId(0), GpuSet::of(GPU));
+        bench.busy(ENGINE, GPU);
+        bench.pass(5 * MS);
+        bench.answer_all();
+        bench.idle(ENGINE, GPU, 4, 7);
+        bench.pass(200 * MS);
+        let (session, request) = (ENGINE, RequestId(1));
+        bench.send(Event::RequestStarted { session, request });
+        bench.pass(lead_us * 1_000);
+        bench.busy(ENGINE, GPU);
+        bench.pass(5 * MS);
+        bench.idle(ENGINE, GPU, 4, 7);
+        bench.send(Event::RequestEnded { session, request });
+        let gpu = bench.node.gpu(GPU, bench.at()).expect("the only GPU");
+        assert_eq!(gpu.preemptions, 0, "nobody was preempted");
+        gpu.cooldown
+    };
+    // A preemption is taken to last 1.08 ms.
+    assert!(waits(1_100) <= GAP);
+    assert!(waits(3_000) <= GAP);
+    assert_eq!(waits(800), UNKNOWN);
+    assert_eq!(waits(0), UNKNOWN);
 }
