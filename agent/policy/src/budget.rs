@@ -23,13 +23,16 @@
 //!
 //! ```text
 //!   earned   = share x time of online - preemptions          of ttft or tpot, what is less
-//!   left     = earned - shortages
-//!   accepted = mean cost of a shortage x window / (earned + GAIN x left)
+//!   left     = earned - shortages - the worst of them
+//!   accepted = mean cost of one x window / (earned + GAIN x left)
 //! ```
+//!
+//! A shortage is accepted only where another like the worst in the window could be paid for, or one of the mean cost if
+//! that is more: where requests are few, one can cost more than what ten minutes earn.
 //!
 //! Preemptions are kept to half of what is earned by how long the gate waits ([`crate::patience`]).
 //!
-//! So the rate is at rest where what is earned is spent. It is defended at once and released once a minute. Nothing left:
+//! So the rate is at rest where what is earned is spent, but for most of one. It is defended at once and released once a minute. Nothing left:
 //! shortages are accepted once in [`LONGEST`], which keeps the headroom. That is also how it begins, before online has
 //! worked.
 //!
@@ -50,6 +53,8 @@ pub const LONGEST: Duration = Duration::from_secs(3_600);
 pub const WINDOW: Duration = Duration::from_secs(600);
 /// The window moves by a tenth.
 const SLICES: usize = 10;
+/// A fall comes so long after the turn to a rise, at least.
+const TURNS: Duration = Duration::from_secs(60);
 /// How much faster what is left is spent than it is earned. Of 4, 10 and 20, 4 left offline the most
 /// on drawn scenarios, and as many of them kept their bounds.
 const GAIN: i128 = 4;
@@ -69,6 +74,8 @@ struct Slice {
     busy: u64,
     preempted: u64,
     short: u64,
+    /// The longest.
+    worst: u64,
     shortages: u64,
     returns: u64,
 }
@@ -101,6 +108,9 @@ pub struct Budget {
     /// What is accepted, and the slice in which it last fell.
     every: Duration,
     fell: u64,
+    /// Whether it has risen since, and when it began to.
+    rises: bool,
+    turned: Instant,
 }
 
 impl Budget {
@@ -118,6 +128,8 @@ impl Budget {
             worked: now,
             every: LONGEST,
             fell: 0,
+            rises: true,
+            turned: now,
         }
     }
 
@@ -203,6 +215,7 @@ impl Budget {
         self.cost = self.cost - self.cost / COST_MOVES + cost / COST_MOVES;
         let slice = self.slice(now);
         slice.short = slice.short.saturating_add(cost);
+        slice.worst = slice.worst.max(cost);
         slice.shortages += 1;
     }
 
@@ -213,6 +226,7 @@ impl Budget {
             sum.busy = sum.busy.saturating_add(slice.busy);
             sum.preempted = sum.preempted.saturating_add(slice.preempted);
             sum.short = sum.short.saturating_add(slice.short);
+            sum.worst = sum.worst.max(slice.worst);
             sum.shortages += slice.shortages;
             sum.returns += slice.returns;
         }
@@ -220,17 +234,21 @@ impl Budget {
     }
 
     /// How long it is to be on average between two shortages; `idle`, once online has done nothing for a whole
-    /// window and a shortage can delay nobody. It rises at once and falls once in a slice, so that it turns at most
-    /// twice a minute.
+    /// window and a shortage can delay nobody. It rises at once. It falls once in a slice, and a minute after it began to rise at
+    /// the earliest, so that no minute sees more than two turns.
     pub fn every(&mut self, slo: Slo, idle: Duration, now: Instant) -> Duration {
         let accepts = self.accepts(slo, now);
         if now.since(self.worked) >= WINDOW {
             return idle;
         }
         if accepts > self.every {
+            if !core::mem::replace(&mut self.rises, true) {
+                self.turned = now;
+            }
             self.every = accepts;
-        } else if self.fell < self.newest {
-            (self.every, self.fell) = (accepts, self.newest);
+        } else if accepts < self.every && self.fell < self.newest && now.since(self.turned) >= TURNS
+        {
+            (self.every, self.fell, self.rises) = (accepts, self.newest, false);
         }
         self.every
     }
@@ -243,7 +261,7 @@ impl Budget {
         let share = |of: u64, basis: u32| i128::from(of) * i128::from(basis) / 10_000;
         let ttft = share(sum.prompts, slo.ttft) - i128::from(sum.preempted);
         let earned = ttft.min(share(sum.busy, slo.tpot));
-        let left = earned - i128::from(sum.short);
+        let left = earned - i128::from(sum.short) - i128::from(self.cost.max(sum.worst));
         let spends = earned + GAIN * left;
         if spends <= 0 {
             return LONGEST;

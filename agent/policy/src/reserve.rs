@@ -17,8 +17,9 @@
 //! pressure again and again and never waits, and grew it until offline had the memory of half the
 //! day only.
 //!
-//! Where a budget says how often shortages may come, the headroom begins with three times the least, one adds what it
-//! lacked, 12 to 100 per cent, and T divides by the logarithm of that instead.
+//! Where a budget says how often shortages may come, one adds what it lacked, 12 to 100 per cent, and T divides by the
+//! logarithm of that instead. The headroom begins as if a shortage had just doubled the least: nothing is earned yet that
+//! one could be paid from, and what that adds is gone when the next is accepted.
 //!
 //! T is chosen so that what one shortage adds is gone when the next one is due. So the headroom is
 //! at rest only where shortages come as often as accepted, whatever the load looks like; if they
@@ -37,10 +38,6 @@ use crate::time::{Instant, nanos};
 use core::time::Duration;
 use std::collections::VecDeque;
 
-/// What a headroom that a budget steers begins with, in per cent of the least: nothing is earned yet that a shortage
-/// could be paid from. With 300 two more of 200 drawn scenarios kept their bounds than with 100, and offline had as much
-/// (agent/replay's README).
-const BEGINS: u64 = 300;
 /// Shortages remembered for the rate that status shows.
 const REMEMBERED: usize = 64;
 
@@ -135,8 +132,9 @@ impl Reserve {
     /// from [`Reserving::GROWTH`] up to [`Reserving::FIRST_GROWTH`], as there is no saying when it has sufficed.
     pub fn steer(&mut self, every: Duration, now: Instant) {
         if core::mem::take(&mut self.begins) {
-            let begins = Bytes(self.config.min.times(BEGINS).0 / 100).min(self.config.max);
-            self.headroom = self.headroom.max(begins);
+            let begins = self.config.min.times(Reserving::FIRST_GROWTH).0 / 100;
+            self.headroom = self.headroom.max(Bytes(begins).min(self.config.max));
+            self.grew = Reserving::FIRST_GROWTH;
             self.reservation = self.reservation.max(self.wanted());
         }
         self.steered = true;
