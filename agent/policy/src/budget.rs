@@ -32,9 +32,9 @@
 //!
 //! Preemptions are kept to half of what is earned by how long the gate waits ([`crate::patience`]).
 //!
-//! So the rate is at rest where what is earned is spent, but for most of one. It is defended at once and released once a minute. Nothing left:
-//! shortages are accepted once in [`LONGEST`], which keeps the headroom. That is also how it begins, before online has
-//! worked.
+//! So the rate is at rest where what is earned is spent, but for most of one. It is defended at once and released once a
+//! minute. Nothing left: shortages are accepted once in [`LONGEST`], which keeps the headroom. That is also how it begins,
+//! before online has worked.
 //!
 //! Invariant: the accepted time lies between [`SHORTEST`] and [`LONGEST`], and never falls because
 //! more was spent.
@@ -234,8 +234,8 @@ impl Budget {
     }
 
     /// How long it is to be on average between two shortages; `idle`, once online has done nothing for a whole
-    /// window and a shortage can delay nobody. It rises at once. It falls once in a slice, and a minute after it began to rise at
-    /// the earliest, so that no minute sees more than two turns.
+    /// window and a shortage can delay nobody. It rises at once. It falls once in a slice, and a minute after it began
+    /// to rise at the earliest, so that no minute sees more than two turns.
     pub fn every(&mut self, slo: Slo, idle: Duration, now: Instant) -> Duration {
         let accepts = self.accepts(slo, now);
         if now.since(self.worked) >= WINDOW {

@@ -14,9 +14,9 @@
 //! earned is not for the returns of short ones.
 //!
 //! The cost is the mean of what launches waited for preemptions: an engine that says when requests come waits for
-//! none, and then the wait is zero. To know that no preemption is needed: what such an engine would have waited is what
-//! one takes beyond the time from its word to its launch, whenever it finds the GPU free. The chance is that of a [`Forecast`] of this GPU, which also counts what was
-//! spent, so that the mean is kept to when traffic changes.
+//! none, and then the wait is zero. To know that, no preemption is needed: what such an engine would have waited is what
+//! one takes beyond the time from its word to its launch, whenever it finds the GPU free. The chance is that of a
+//! [`Forecast`] of this GPU, which also counts what was spent, so that the mean is kept to when traffic changes.
 //!
 //! Half, because the books count a delay once, and requests that come while a late prompt is read are late too: of the
 //! 24 scenarios of seed 7, with a switch of 1.1 ms, 23 kept their bounds with a half, 22 with 60 %, 20 with 75 and with

@@ -187,6 +187,7 @@ mod tests {
     use crate::hardware::{H200, Model};
     use crate::spec::{Batching, Compute, Memory, Offline, Online};
     use crate::trace::Lengths;
+    use crate::verdict::{self, Bounds, Verdict};
 
     fn workloads() -> Vec<Workload> {
         let model = Model::named(&H200, "llama-3.1-8b").expect("a fit");
@@ -251,6 +252,41 @@ mod tests {
             );
             assert_eq!(line.split(',').count(), COLUMNS.len() + 1, "{line}");
         }
+    }
+
+    /// P-REPLAY-4: a run that was given more memory than there is keeps no promise, and says so.
+    #[test]
+    fn a_drawn_run_with_more_memory_than_there_is_is_missed_and_named() {
+        let cases = [ALONE, crate::cases::TIDEGATE];
+        let done = evaluate(
+            &workloads()[..1],
+            &cases,
+            NonZeroUsize::MIN,
+            |_, _| false,
+            || {},
+        );
+        let ran = done.expect("it runs").ran;
+        let mut figures = ran.into_iter().map(|ran| ran.figures);
+        let mut ours = figures.next_back().expect("Tidegate's");
+        let bounds = Bounds {
+            ttft_pct: f64::INFINITY,
+            tpot_pct: f64::INFINITY,
+            preemptions: u32::MAX,
+        };
+        let said = |figures: &Figures| {
+            let verdict = Verdict::of(&bounds, &[figures]).expect("a run");
+            let text = verdict::text(&bounds, &[("Ours".to_owned(), verdict)]);
+            (
+                verdict.kept,
+                text.contains("WRONG"),
+                verdict::missed(&bounds, &[figures]),
+            )
+        };
+        assert_eq!(said(&ours), (1, false, String::new()));
+        ours.faults = 1;
+        let (kept, wrong, missed) = said(&ours);
+        assert_eq!((kept, wrong), (0, true));
+        assert!(missed.contains("more memory than there is"), "{missed}");
     }
 
     #[test]

@@ -257,6 +257,25 @@ mod tests {
         }
     }
 
+    /// P-REPLAY-4: a run that was given more memory than there is keeps no promise, and says so.
+    #[test]
+    fn a_run_with_more_memory_than_there_is_is_worth_nothing() {
+        let mut report = report(1.0);
+        assert!(report.rows.iter().all(Row::within_bounds));
+        let said = |report: &Report| {
+            text(report)
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert!(!said(&report).contains("More memory was given than there is"));
+        for row in &mut report.rows {
+            row.faults = 3;
+        }
+        assert!(!report.rows.iter().any(Row::within_bounds));
+        assert!(said(&report).contains("More memory was given than there is"));
+    }
+
     /// P-OPERATE-16: whoever reads the name of a policy in a table finds there what it does.
     #[test]
     fn every_policy_of_a_table_is_explained_in_it() {
