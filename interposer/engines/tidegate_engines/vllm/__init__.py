@@ -9,6 +9,7 @@
 ``lost``      an offline scheduler whose blocks are taken, from the tables of each group of layers (``tables``)
 ``together``  which free blocks an offline request gets
 ``grown``     an online scheduler whose blocks come when needed
+``fitted``    the part of a prompt that there is memory for is read while the rest is mapped
 ``hints``     an online scheduler that is refused: whether requests are in flight
 ``arrivals``  requests that are sent while a step runs: what they will need is asked for at once
 ``announced`` requests that a front end has accepted: offline work is off the GPU before the first is sent

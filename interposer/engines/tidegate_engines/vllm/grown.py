@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .arrivals import Arrivals
+from .fitted import Fitted
 from .withheld import NULL_BLOCK, Withheld
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class GrownBlocks(Arrivals, Withheld):
         self.leaving: deque[tuple[set[int], list[int]]] = deque()
         #: Blocks asked for ahead since the last step, for requests on their way.
         self.expected = 0
+        #: Blocks that the next step could use, and that have no memory yet.
+        self.missing = 0
+        self.fitted = Fitted(scheduler, self.block_size, self._waiting, lambda: len(self.withheld), clock)
         self.withhold(range(NULL_BLOCK + 1, self.blocks.num_gpu_blocks))
         self._tell()
 
@@ -119,14 +123,23 @@ class GrownBlocks(Arrivals, Withheld):
     def about_to_schedule(self) -> None:
         """Makes what the step could need free, as far as there is memory for it."""
         self.expected = 0
-        missing = self._need() - self.blocks.get_num_free_blocks()
-        if missing > 0 and self.withheld:
-            self.allow(self.job.reserve(min(missing, len(self.withheld))))
+        missing = min(self._need() - self.blocks.get_num_free_blocks(), len(self.withheld))
+        ids = self.job.reserve(missing) if missing > 0 else []
+        self.allow(ids)
+        self.missing = min(missing - len(ids), len(self.withheld))
+        self.fitted.fit(self.missing > 0, bool(ids))
+
+    def has_scheduled(self) -> None:
+        self.fitted.undo()
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """A step is on its way to the workers."""
         self.job.scheduled(output)
         self.flights.append(output)
+        if self.fitted.read(output):
+            # The rest of a prompt is on its way as one that has not been begun is.
+            self.expected = self.missing
+            self.job.expect(self.missing)
         self._tell()
 
     def starving(self) -> bool:
