@@ -10,19 +10,23 @@
 //!     shortage                the engine comes to what it lacks    > what offline added
 //!                             to the iteration after it is there   |
 //!   time per further token    all iterations                      /
-//!     shortage                as above
+//!     shortage                as above, whatever is read meanwhile
 //! ```
 //!
 //! Both sides count once however many requests share them, so that the ratio is that of the means
 //! where the wait and the work are shared alike. A shortage is counted until online's engine goes on with
 //! what it asked for: until then a prompt is cut short, and the rest of it waits for the iteration that
-//! runs. What was asked for as requests came, and is there when the engine comes to them, is a shortage that costs
+//! runs. An engine that reads the part of a prompt that there is memory for goes on with the prompt: its first token then
+//! waits for as long as the engine stood still, and for what each more iteration costs beside its tokens ([`STEP`]). For
+//! those who decode it counts in full all the same: what would have been read before their first tokens is read between
+//! their further ones. What was asked for as requests came, and is there when the engine comes to them, is a shortage that costs
 //! nothing: it counts in the mean cost of one, so that more of them are accepted.
 //!
-//! What is left is spent on shortages, as they are what gives memory to offline:
+//! What is left is spent on shortages, as they are what gives memory to offline. Each of the two has an account, and what
+//! both accept is accepted:
 //!
 //! ```text
-//!   earned   = share x time of online - preemptions          of ttft or tpot, what is less
+//!   earned   = share x time of online - preemptions, of ttft
 //!   left     = earned - shortages - the worst of them
 //!   accepted = mean cost of one x window / (earned + GAIN x left)
 //! ```
@@ -64,8 +68,13 @@ const FIRST_COST: u64 = 50_000_000;
 /// What a preemption is taken to cost before one was seen, ns: the median on an H200 beside PyTorch, from the edge
 /// to the last disable's return (P14, tests/hardware).
 const FIRST_PREEMPTION: u64 = 1_080_000;
+/// What an iteration costs beside its tokens, ns: an 8B model's weights read once on an H200 (`d0` in replay's `engine`).
+const STEP: u64 = 5_000_000;
 /// One shortage changes the mean cost by an eighth of the difference; a preemption, from the eighth on.
 const COST_MOVES: u64 = 8;
+
+/// Time to first token, and time per further token.
+const ACCOUNTS: usize = 2;
 
 /// A tenth of the window: ns.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,11 +82,52 @@ struct Slice {
     prompts: u64,
     busy: u64,
     preempted: u64,
-    short: u64,
+    /// What shortages cost, by account.
+    short: [u64; ACCOUNTS],
     /// The longest.
-    worst: u64,
+    worst: [u64; ACCOUNTS],
     shortages: u64,
     returns: u64,
+}
+
+/// A shortage of memory that is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Short {
+    /// From when the engine came to what it lacked until it went on with it.
+    pub whole: Duration,
+    /// Of that, how long it did not go on even with a part of it.
+    pub still: Duration,
+    /// Iterations that read a part.
+    pub parts: u32,
+}
+
+impl Short {
+    /// One that an engine waited for and read nothing meanwhile.
+    #[must_use]
+    pub const fn still(span: Duration) -> Self {
+        Self {
+            whole: span,
+            still: span,
+            parts: 0,
+        }
+    }
+
+    /// The longer of two.
+    #[must_use]
+    pub fn longer(self, other: Self) -> Self {
+        if other.whole > self.whole {
+            other
+        } else {
+            self
+        }
+    }
+
+    /// What it costs a first token, and further ones, ns.
+    fn costs(self) -> [u64; ACCOUNTS] {
+        let (whole, still) = (nanos(self.whole), nanos(self.still));
+        let parts = STEP.saturating_mul(u64::from(self.parts));
+        [still.saturating_add(parts).min(whole), whole]
+    }
 }
 
 /// A busy period of online that ended.
@@ -97,7 +147,7 @@ pub struct Budget {
     /// Number of the newest slice, from the start.
     newest: u64,
     /// Mean cost of a shortage, ns.
-    cost: u64,
+    cost: [u64; ACCOUNTS],
     /// Of a preemption, and of how many that is.
     preemption: u64,
     preemptions: u64,
@@ -121,7 +171,7 @@ impl Budget {
             started: now,
             slices: [Slice::default(); SLICES],
             newest: 0,
-            cost: FIRST_COST,
+            cost: [FIRST_COST; ACCOUNTS],
             preemption: FIRST_PREEMPTION,
             preemptions: 0,
             takes: FIRST_PREEMPTION,
@@ -210,12 +260,16 @@ impl Budget {
     }
 
     /// Online waited so long for memory.
-    pub fn fell_short(&mut self, waited: Duration, now: Instant) {
-        let cost = nanos(waited);
-        self.cost = self.cost - self.cost / COST_MOVES + cost / COST_MOVES;
+    pub fn fell_short(&mut self, short: Short, now: Instant) {
+        let costs = short.costs();
+        for (mean, cost) in self.cost.iter_mut().zip(costs) {
+            *mean = *mean - *mean / COST_MOVES + cost / COST_MOVES;
+        }
         let slice = self.slice(now);
-        slice.short = slice.short.saturating_add(cost);
-        slice.worst = slice.worst.max(cost);
+        for (account, cost) in costs.into_iter().enumerate() {
+            slice.short[account] = slice.short[account].saturating_add(cost);
+            slice.worst[account] = slice.worst[account].max(cost);
+        }
         slice.shortages += 1;
     }
 
@@ -225,8 +279,10 @@ impl Budget {
             sum.prompts = sum.prompts.saturating_add(slice.prompts);
             sum.busy = sum.busy.saturating_add(slice.busy);
             sum.preempted = sum.preempted.saturating_add(slice.preempted);
-            sum.short = sum.short.saturating_add(slice.short);
-            sum.worst = sum.worst.max(slice.worst);
+            for account in 0..ACCOUNTS {
+                sum.short[account] = sum.short[account].saturating_add(slice.short[account]);
+                sum.worst[account] = sum.worst[account].max(slice.worst[account]);
+            }
             sum.shortages += slice.shortages;
             sum.returns += slice.returns;
         }
@@ -259,18 +315,23 @@ impl Budget {
         self.slice(now);
         let sum = self.sum();
         let share = |of: u64, basis: u32| i128::from(of) * i128::from(basis) / 10_000;
-        let ttft = share(sum.prompts, slo.ttft) - i128::from(sum.preempted);
-        let earned = ttft.min(share(sum.busy, slo.tpot));
-        let left = earned - i128::from(sum.short) - i128::from(self.cost.max(sum.worst));
-        let spends = earned + GAIN * left;
-        if spends <= 0 {
-            return LONGEST;
-        }
+        let earned = [
+            share(sum.prompts, slo.ttft) - i128::from(sum.preempted),
+            share(sum.busy, slo.tpot),
+        ];
         let slice = WINDOW / SLICES as u32;
-        let window = now.since(self.started).clamp(slice, WINDOW);
-        let every = i128::from(self.cost) * i128::from(nanos(window)) / spends;
-        let every = Duration::from_nanos(u64::try_from(every).unwrap_or(u64::MAX));
-        every.clamp(SHORTEST, LONGEST)
+        let window = i128::from(nanos(now.since(self.started).clamp(slice, WINDOW)));
+        let accepts = |account: usize| {
+            let (earned, cost) = (earned[account], self.cost[account]);
+            let kept = i128::from(cost.max(sum.worst[account]));
+            let spends = earned + GAIN * (earned - i128::from(sum.short[account]) - kept);
+            if spends <= 0 {
+                return LONGEST;
+            }
+            let every = i128::from(cost) * window / spends;
+            Duration::from_nanos(u64::try_from(every).unwrap_or(u64::MAX))
+        };
+        accepts(0).max(accepts(1)).clamp(SHORTEST, LONGEST)
     }
 
     /// For people.
@@ -281,7 +342,8 @@ impl Budget {
             prompts: Duration::from_nanos(sum.prompts),
             busy: Duration::from_nanos(sum.busy),
             preempted: Duration::from_nanos(sum.preempted),
-            short: Duration::from_nanos(sum.short),
+            short: Duration::from_nanos(sum.short[0]),
+            short_tpot: Duration::from_nanos(sum.short[1]),
             shortages: sum.shortages,
             allowed: None,
         }

@@ -29,6 +29,7 @@ mod rooms;
 mod views;
 mod weigh;
 
+use crate::budget::Short;
 use crate::config::{Means, Sharing};
 use crate::effect::{Effect, Granted, Report};
 use crate::ids::{Bytes, GpuId, GpuSet, ReclaimId, SessionId, StripeId};
@@ -106,11 +107,13 @@ impl Memory {
     }
 
     /// How long online did without memory that it demanded on a GPU, of each shortage that is over, once.
-    pub fn shortages(&mut self, gpu: GpuId, busy: bool, now: Instant) -> Option<Duration> {
-        let mut longest = None;
+    pub fn shortages(&mut self, gpu: GpuId, busy: bool, now: Instant) -> Option<Short> {
+        let mut longest: Option<Short> = None;
         for elastic in self.elastic.iter_mut().filter(|elastic| elastic.gpu == gpu) {
             let waited = elastic.was_short(!busy, &self.sharing, now);
-            longest = longest.max(elastic.waited.take()).max(waited);
+            for short in elastic.waited.take().into_iter().chain(waited) {
+                longest = Some(longest.map_or(short, |known| known.longer(short)));
+            }
         }
         longest
     }

@@ -507,8 +507,8 @@ impl Node {
         for id in self.world.all.iter() {
             let budget = &mut self.gpus[id.index()].budget;
             let busy = self.world.busy.contains(id);
-            if let Some(waited) = self.memory.shortages(id, busy, now) {
-                budget.fell_short(waited, now);
+            if let Some(short) = self.memory.shortages(id, busy, now) {
+                budget.fell_short(short, now);
             }
             if let Some(slo) = self.config.slo {
                 let usual = self.config.sharing.reserving.pressure_every;

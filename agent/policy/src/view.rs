@@ -66,8 +66,10 @@ pub struct BudgetView {
     pub busy: Duration,
     /// Waits for offline to go.
     pub preempted: Duration,
-    /// Waits for memory.
+    /// Waits for memory: what they cost first tokens.
     pub short: Duration,
+    /// What they cost further ones.
+    pub short_tpot: Duration,
     /// How many those were.
     pub shortages: u64,
     /// What the operator allows; `None`: nothing is steered by it.

@@ -135,6 +135,7 @@ fn gpu(status: &v1::GpuStatus) -> Value {
             "busy_ns": budget.busy_ns,
             "preempted_ns": budget.preempted_ns,
             "short_ns": budget.short_ns,
+            "short_tpot_ns": budget.short_tpot_ns,
             "shortages": budget.shortages,
             "ttft_allowed_pct": f64::from(budget.ttft_allowed) / 100.0,
             "tpot_allowed_pct": f64::from(budget.tpot_allowed) / 100.0,

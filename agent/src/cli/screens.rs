@@ -79,6 +79,7 @@ fn gpu(size: Size, index: u32) -> v1::GpuStatus {
             busy_ns: 50 * S,
             preempted_ns: size.of(S / 50, 1_000 * S),
             short_ns: size.of(S / 25, 1_000 * S),
+            short_tpot_ns: size.of(S / 20, 1_000 * S),
             shortages: large,
             ttft_allowed: 100,
             tpot_allowed: 50,

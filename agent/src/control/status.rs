@@ -600,6 +600,7 @@ fn budget(view: &BudgetView) -> v1::Budget {
         busy_ns: nanos(view.busy),
         preempted_ns: nanos(view.preempted),
         short_ns: nanos(view.short),
+        short_tpot_ns: nanos(view.short_tpot),
         shortages: view.shortages,
         ttft_allowed: view.allowed.map_or(0, |slo| slo.ttft),
         tpot_allowed: view.allowed.map_or(0, |slo| slo.tpot),

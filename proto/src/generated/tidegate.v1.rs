@@ -990,7 +990,7 @@ pub struct Budget {
     /// Online waited for offline to go.
     #[prost(uint64, tag = "3")]
     pub preempted_ns: u64,
-    /// Online waited for memory, and how often.
+    /// Online waited for memory: what that cost first tokens, and how often it did.
     #[prost(uint64, tag = "4")]
     pub short_ns: u64,
     #[prost(uint64, tag = "5")]
@@ -1000,6 +1000,9 @@ pub struct Budget {
     pub ttft_allowed: u32,
     #[prost(uint32, tag = "7")]
     pub tpot_allowed: u32,
+    /// What the waits for memory cost further tokens.
+    #[prost(uint64, tag = "8")]
+    pub short_tpot_ns: u64,
 }
 /// CLOCK_MONOTONIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,5 +1,6 @@
 //! Online's side: caches that grow and shrink, and demands that wait.
 
+use crate::budget::Short;
 use crate::config::Sharing;
 use crate::effect::{Effect, Granted, Report};
 use crate::ids::{AskId, Bytes, GpuId, Handles, KvId, SessionId};
@@ -15,7 +16,13 @@ struct Shortage {
     /// When it was first asked for.
     asked: Instant,
     /// When the engine came to it; `None`: it has not yet, and nobody waits.
+    came: Option<Instant>,
+    /// Since when it does without; `None`: it reads a part of what it is for.
     since: Option<Instant>,
+    /// How long it did without, before.
+    still: Duration,
+    /// How often it read a part.
+    parts: u32,
     /// All that was demanded.
     wanted: Bytes,
     /// That is mapped; what runs meanwhile still runs.
@@ -49,7 +56,7 @@ pub(super) struct Elastic {
     pub reserve: Reserve,
     short: Option<Shortage>,
     /// How long the last was, until somebody asks.
-    pub waited: Option<Duration>,
+    pub waited: Option<Short>,
     retry_at: Instant,
     /// What was mapped for a demand stays until then: it asks again for what it demanded.
     kept_until: Instant,
@@ -135,6 +142,7 @@ impl Elastic {
     }
 
     /// It waits for `bytes` more than it had mapped when it asked, as far as it ever maps, or will, as it asks `ahead`.
+    /// Who has come to what it lacks, and then asks ahead for no more, goes on with a part of it.
     /// Says what that is beyond all it was promised.
     pub fn asks(
         &mut self,
@@ -146,14 +154,26 @@ impl Elastic {
         let wanted = self.whole(mapped.unwrap_or(promised).plus(bytes));
         self.asked = self.asked.max(wanted);
         if wanted > self.mapped {
-            let known = self.short;
-            let came = (!ahead).then_some(now);
-            self.short = Some(Shortage {
-                asked: known.map_or(now, |short| short.asked),
-                since: known.and_then(|short| short.since).or(came),
-                wanted: known.map_or(wanted, |short| short.wanted.max(wanted)),
+            let short = self.short.get_or_insert(Shortage {
+                asked: now,
+                came: None,
+                since: None,
+                still: Duration::ZERO,
+                parts: 0,
+                wanted,
                 met: false,
             });
+            if !ahead {
+                short.came.get_or_insert(now);
+                short.since.get_or_insert(now);
+            } else if wanted <= short.wanted
+                && let Some(since) = short.since.take()
+            {
+                short.still += now.since(since);
+                short.parts += 1;
+            }
+            short.wanted = short.wanted.max(wanted);
+            short.met = false;
         }
         wanted.minus(promised)
     }
@@ -190,21 +210,22 @@ impl Elastic {
 
     /// How long online did without what it demanded, once: it `goes_on` with it, or has not got it for as long
     /// as a promise lasts, and counts anew. Nothing, where the engine had it before it came to it.
-    pub fn was_short(
-        &mut self,
-        goes_on: bool,
-        sharing: &Sharing,
-        now: Instant,
-    ) -> Option<Duration> {
+    pub fn was_short(&mut self, goes_on: bool, sharing: &Sharing, now: Instant) -> Option<Short> {
         let short = self.short.as_mut()?;
         short.met |= self.mapped >= short.wanted;
-        let waited = short.since.map_or(Duration::ZERO, |since| now.since(since));
-        let given_up = now.since(short.since.unwrap_or(short.asked)) >= sharing.promise_lasts;
+        let given_up = now.since(short.came.unwrap_or(short.asked)) >= sharing.promise_lasts;
         let over = (short.met && goes_on) || given_up;
-        over.then(|| {
-            self.short = None;
-            waited
-        })
+        if !over {
+            return None;
+        }
+        let since = |from: Option<Instant>| from.map_or(Duration::ZERO, |from| now.since(from));
+        let over = Short {
+            whole: since(short.came),
+            still: short.still + since(short.since),
+            parts: short.parts,
+        };
+        self.short = None;
+        Some(over)
     }
 
     /// A demand of it is met: what is mapped for it stays for a while.

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use std::time::Duration;
-use tidegate_policy::budget::{Budget, LONGEST, SHORTEST, WINDOW, Worked};
+use tidegate_policy::budget::{Budget, LONGEST, SHORTEST, Short, WINDOW, Worked};
 use tidegate_policy::config::{Config, Slo};
 use tidegate_policy::event::{Event, Reading};
 use tidegate_policy::gap::Turns;
@@ -34,7 +34,7 @@ enum Did {
     Prompts(u64),
     Decodes(u64),
     Preempted(u64),
-    Short(u64),
+    Short(u64, u64),
     Nothing,
 }
 
@@ -43,7 +43,7 @@ fn did() -> impl Strategy<Value = Did> {
         (0u64..2_000).prop_map(Did::Prompts),
         (0u64..2_000).prop_map(Did::Decodes),
         (0u64..20).prop_map(Did::Preempted),
-        (0u64..1_000).prop_map(Did::Short),
+        (0u64..1_000, 0u64..1_000).prop_map(|(whole, still)| Did::Short(whole, still)),
         Just(Did::Nothing),
     ]
 }
@@ -60,7 +60,14 @@ fn take(budget: &mut Budget, did: Did, now: Instant) {
             now,
         ),
         Did::Preempted(span) => budget.preempted(ms(span), ms(span), now),
-        Did::Short(span) => budget.fell_short(ms(span), now),
+        Did::Short(whole, still) => budget.fell_short(
+            Short {
+                whole: ms(whole),
+                still: ms(still.min(whole)),
+                parts: 1,
+            },
+            now,
+        ),
         Did::Nothing => {}
     }
 }
@@ -102,7 +109,7 @@ proptest! {
         // Four times what is left counts beside what was earned: a quarter more than that is too much.
         let earns_us = rate * 1_000 * u64::from(SLO.ttft) / 10_000;
         let spent = Duration::from_micros(660 * earns_us * 5 / 4) + Duration::from_millis(over);
-        budget.fell_short(spent, at(60));
+        budget.fell_short(Short::still(spent), at(60));
         for second in 61..=600 {
             budget.worked(prompts(rate), at(second));
             prop_assert_eq!(budget.every(SLO, USUAL, at(second)), LONGEST);
@@ -111,9 +118,9 @@ proptest! {
         for second in 601..=700 {
             budget.worked(prompts(rate), at(second));
         }
-        budget.fell_short(Duration::from_micros(1), at(700));
+        budget.fell_short(Short::still(Duration::from_micros(1)), at(700));
         for _ in 0..100 {
-            budget.fell_short(Duration::ZERO, at(700));
+            budget.fell_short(Short::default(), at(700));
         }
         prop_assert!(budget.every(SLO, USUAL, at(700)) < LONGEST);
     }
@@ -125,7 +132,7 @@ fn it_begins_carefully_and_does_not_starve_offline_where_online_is_idle() {
     let mut budget = Budget::new(at(0));
     assert_eq!(budget.every(SLO, USUAL, at(0)), LONGEST);
     budget.worked(prompts(100), at(1));
-    budget.fell_short(SECOND, at(1));
+    budget.fell_short(Short::still(SECOND), at(1));
     assert_eq!(budget.every(SLO, USUAL, at(2)), LONGEST);
     // Nobody is delayed any more.
     let idle = at(1).after(WINDOW);
@@ -140,7 +147,7 @@ fn one_shortage_is_earned_before_any_is_accepted() {
         let mut budget = Budget::new(at(0));
         for shortage in 0..100 {
             let cost = if late && shortage != 50 { 2 } else { worst_ms };
-            budget.fell_short(Duration::from_millis(cost), at(0));
+            budget.fell_short(Short::still(Duration::from_millis(cost)), at(0));
         }
         let begin = if late { 0 } else { WINDOW.as_secs() };
         let spent = if late { 99 * 2 + worst_ms } else { 0 };
@@ -181,7 +188,7 @@ fn shortages_at_the_accepted_rate_cost_what_the_slo_allows() {
             at(second),
         );
         if at(second).since(at(last)) >= budget.every(SLO, USUAL, at(second)) {
-            budget.fell_short(cost, at(second));
+            budget.fell_short(Short::still(cost), at(second));
             last = second;
             spent += 40;
         }
@@ -208,7 +215,7 @@ fn a_change_of_traffic_is_followed_without_swinging() {
         budget.worked(prompts(read), at(second));
         let every = budget.every(SLO, USUAL, at(second));
         if at(second).since(at(last)) >= every {
-            budget.fell_short(Duration::from_millis(cost), at(second));
+            budget.fell_short(Short::still(Duration::from_millis(cost)), at(second));
             last = second;
         }
         if every != before {
@@ -318,58 +325,109 @@ fn a_shortage_lasts_until_the_iteration_after_it() {
     assert_eq!((seen.busy, seen.prompts), (worked, worked));
 }
 
+/// Milliseconds after the sixtieth second.
+fn ms(ms: u64) -> Instant {
+    at(60).after(Duration::from_millis(ms))
+}
+
+/// The engine asks for 512 MiB in all.
+fn ask(node: &mut Node, ahead: bool, at: u64) {
+    demand(node, at, Bytes::mib(512), ahead, ms(at));
+}
+
+fn maps(node: &mut Node, mib: u64, at: u64) {
+    let mapped = MemoryEvent::Mapped {
+        session: ONLINE,
+        kv: CACHE,
+        mapped: Bytes::mib(mib),
+        last: true,
+    };
+    node.step(mapped.into(), ms(at), &mut Vec::new());
+}
+
+fn uses(node: &mut Node, mib: u64, at: u64) {
+    let usage = MemoryEvent::Usage {
+        session: ONLINE,
+        kv: CACHE,
+        used: Bytes::mib(mib),
+    };
+    node.step(usage.into(), ms(at), &mut Vec::new());
+}
+
+/// A node whose online works.
+fn started() -> Node {
+    let mut node = node(Config::default());
+    activity(&mut node, 0, (at(0), at(0)), ms(0));
+    activity(&mut node, 1, (ms(10), at(0)), ms(10));
+    maps(&mut node, 0, 11);
+    node
+}
+
+/// Shortages, and what they cost, ms: first tokens, further ones.
+fn seen(node: &Node) -> (u64, u128, u128) {
+    let budget = node.gpu(GPU, ms(900)).expect("there is one").budget;
+    let ms = |span: Duration| span.as_millis();
+    (budget.shortages, ms(budget.short), ms(budget.short_tpot))
+}
+
 /// P-MEMORY-20: what online may pay is what its users wait for.
 #[test]
 fn memory_that_comes_before_the_engine_needs_it_delays_nobody() {
-    let ms = |ms: u64| at(60).after(Duration::from_millis(ms));
-    let mib = Bytes::mib;
-    let ask = |node: &mut Node, ahead: bool, at: u64| demand(node, at, mib(512), ahead, ms(at));
-    let maps = |node: &mut Node, mapped: Bytes, at: u64| {
-        let mapped = MemoryEvent::Mapped {
-            session: ONLINE,
-            kv: CACHE,
-            mapped,
-            last: true,
-        };
-        node.step(mapped.into(), ms(at), &mut Vec::new());
-    };
-    let uses = |node: &mut Node, used: Bytes, at: u64| {
-        let usage = MemoryEvent::Usage {
-            session: ONLINE,
-            kv: CACHE,
-            used,
-        };
-        node.step(usage.into(), ms(at), &mut Vec::new());
-    };
-    let seen = |node: &Node| {
-        let budget = node.gpu(GPU, ms(900)).expect("there is one").budget;
-        let ms = |span: Duration| span.as_millis();
-        (budget.shortages, ms(budget.short))
-    };
-    let started = |first: Bytes| {
-        let mut node = node(Config::default());
-        activity(&mut node, 0, (at(0), at(0)), ms(0));
-        activity(&mut node, 1, (ms(10), at(0)), ms(10));
-        maps(&mut node, first, 11);
-        node
-    };
-
     // A request on its way, during an iteration; its memory is there before the next.
-    let mut came = started(Bytes::ZERO);
+    let mut came = started();
     ask(&mut came, true, 20);
-    maps(&mut came, mib(512), 40);
-    uses(&mut came, mib(500), 60);
-    assert_eq!(seen(&came), (1, 0));
+    maps(&mut came, 512, 40);
+    uses(&mut came, 500, 60);
+    assert_eq!(seen(&came), (1, 0, 0));
 
     // The next iteration comes to it first: from then on it waits.
-    let mut late = started(Bytes::ZERO);
+    let mut late = started();
     ask(&mut late, true, 20);
     ask(&mut late, false, 30);
-    ask(&mut late, true, 35);
     ask(&mut late, false, 40);
-    maps(&mut late, mib(512), 50);
-    uses(&mut late, mib(500), 55);
-    assert_eq!(seen(&late), (1, 25));
+    maps(&mut late, 512, 50);
+    uses(&mut late, 500, 55);
+    assert_eq!(seen(&late), (1, 25, 25));
+}
+
+/// P-MEMORY-20: what online may pay is what its users wait for.
+#[test]
+fn who_reads_a_part_of_a_prompt_meanwhile_waits_for_a_step() {
+    // It comes to what it lacks, and 3 ms later has the memory for a part; the rest is there before the next step.
+    let mut part = started();
+    ask(&mut part, false, 30);
+    ask(&mut part, true, 33);
+    maps(&mut part, 512, 50);
+    uses(&mut part, 500, 70);
+    // 3 ms, and 5 for the step that it takes beside those that it would have taken.
+    assert_eq!(seen(&part), (1, 8, 40));
+
+    // The next step lacks some, too, and reads no part: it waits again.
+    let mut again = started();
+    ask(&mut again, false, 30);
+    ask(&mut again, true, 33);
+    ask(&mut again, false, 60);
+    maps(&mut again, 512, 70);
+    uses(&mut again, 500, 80);
+    assert_eq!(seen(&again), (1, 3 + 5 + 20, 50));
+
+    // Steps so short that the whole took less than they would.
+    let mut short = started();
+    for at in [30, 32, 34] {
+        ask(&mut short, false, at);
+        ask(&mut short, true, at);
+    }
+    maps(&mut short, 512, 35);
+    uses(&mut short, 500, 36);
+    assert_eq!(seen(&short), (1, 6, 6));
+
+    // More is on its way while it waits: nothing is read for that.
+    let mut more = started();
+    ask(&mut more, false, 30);
+    demand(&mut more, 40, Bytes::mib(600), true, ms(40));
+    maps(&mut more, 600, 50);
+    uses(&mut more, 500, 60);
+    assert_eq!(seen(&more), (1, 30, 30));
 }
 
 /// P-MEMORY-20: what online may pay is kept to.

@@ -41,7 +41,7 @@ pub(super) fn status(report: &v1::GetStatusResponse, width: Option<u16>, text: &
             allowed(budget.ttft_allowed),
             rise(budget.preempted_ns, budget.prompts_ns),
             rise(budget.short_ns, budget.prompts_ns),
-            rise(budget.short_ns, budget.busy_ns),
+            rise(budget.short_tpot_ns, budget.busy_ns),
             allowed(budget.tpot_allowed),
             budget.shortages.to_string(),
         ]);
@@ -68,6 +68,7 @@ mod tests {
             busy_ns: 50_000_000_000,
             preempted_ns: 20_000_000,
             short_ns: 45_000_000,
+            short_tpot_ns: 60_000_000,
             shortages: 3,
             ttft_allowed: 100,
             tpot_allowed: 50,
@@ -88,7 +89,7 @@ mod tests {
         let row = text.lines().find(|line| line.contains("+0.65%"));
         let cells: Vec<_> = row.expect("a row").split_whitespace().collect();
         let figures = [
-            "0", "+0.65%", "+1.00%", "+0.20%", "+0.45%", "+0.09%", "+0.50%", "3",
+            "0", "+0.65%", "+1.00%", "+0.20%", "+0.45%", "+0.12%", "+0.50%", "3",
         ];
         assert_eq!(cells, figures, "{text}");
         let off = v1::Budget {

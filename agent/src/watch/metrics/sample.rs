@@ -129,7 +129,7 @@ pub(super) fn delayed(budget: &v1::Budget) -> Samples {
     let parts = [
         part("ttft", "preemption", budget.preempted_ns, budget.prompts_ns),
         part("ttft", "memory", budget.short_ns, budget.prompts_ns),
-        part("tpot", "memory", budget.short_ns, budget.busy_ns),
+        part("tpot", "memory", budget.short_tpot_ns, budget.busy_ns),
     ];
     parts.into_iter().flatten().collect()
 }

@@ -108,6 +108,7 @@ fn what_is_used_of_the_budget_has_a_series_for_each_cause_and_nothing_before_onl
         busy_ns,
         preempted_ns: 2_000_000,
         short_ns: 5_000_000,
+        short_tpot_ns: 7_000_000,
         shortages: 1,
         ttft_allowed,
         tpot_allowed: ttft_allowed / 2,
@@ -125,7 +126,7 @@ fn what_is_used_of_the_budget_has_a_series_for_each_cause_and_nothing_before_onl
         [
             format!("tidegate_online_delay_ratio{{{of},slo=\"ttft\",cause=\"preemption\"}} 0.002"),
             format!("tidegate_online_delay_ratio{{{of},slo=\"ttft\",cause=\"memory\"}} 0.005"),
-            format!("tidegate_online_delay_ratio{{{of},slo=\"tpot\",cause=\"memory\"}} 0.0005"),
+            format!("tidegate_online_delay_ratio{{{of},slo=\"tpot\",cause=\"memory\"}} 0.0007"),
         ]
     );
     assert_eq!(
