@@ -28,6 +28,8 @@ use crate::spec::Batching;
 
 /// Requests that others go past, at most (`MOST` of the plugin's `vllm/aside.py`).
 const MOST_ASIDE: usize = 256;
+/// A part of a prompt that is read for want of blocks for more has so many tokens at least: `LEAST` of `vllm/fitted.py`.
+const LEAST_PART: u32 = 512;
 
 /// A sequence's place; reused when it is gone.
 pub type Slot = u32;
@@ -158,6 +160,8 @@ pub struct Batch {
     /// Cached tokens of all that run.
     context: u64,
     parts: Vec<Part>,
+    /// The last of them is shorter than it would be with more blocks.
+    cut: bool,
     decoding: bool,
     under_way: bool,
     given: Given,
@@ -171,6 +175,9 @@ pub struct Batch {
     pub refused: u64,
     /// Whether others go past a request that could not run even alone, as with the plugin (`vllm/aside.py`).
     pub passes: bool,
+    /// Blocks it could ever hold, if it reads the part of a prompt that it has blocks for, as with the plugin
+    /// (`vllm/fitted.py`): of one that has room among those. 0: it reads no part for want of blocks.
+    pub reach: u32,
     /// Its blocks.
     pub store: Store,
 }
@@ -197,6 +204,7 @@ impl Batch {
             grow: Default::default(),
             context: 0,
             parts: Vec::new(),
+            cut: false,
             decoding: false,
             under_way: false,
             given: Given::default(),
@@ -205,6 +213,7 @@ impl Batch {
             pushed_back: 0,
             refused: 0,
             passes: false,
+            reach: 0,
             store,
         }
     }
@@ -292,7 +301,12 @@ impl Batch {
         let first = self.waiting.front().filter(|_| self.running.is_empty());
         let first = first.map_or(0, |slot| {
             let sequence = &self.sequences[*slot as usize];
-            let read = sequence.prompt.min(sequence.cached + self.budget());
+            let budget = if self.reaches(blocks_of(sequence.prompt) - sequence.held, 0) {
+                self.budget().min(LEAST_PART)
+            } else {
+                self.budget()
+            };
+            let read = sequence.prompt.min(sequence.cached + budget);
             blocks_of(read) - sequence.held
         });
         self.store.used + self.growth() + first
@@ -355,6 +369,7 @@ impl Batch {
         }
         let growth = self.growth();
         self.parts.clear();
+        self.cut = false;
         let attention_ms = self.read_prompts(growth);
         let prompt_tokens: u32 = self.parts.iter().map(|part| part.new).sum();
         self.decoding = !self.running.is_empty()
@@ -450,19 +465,39 @@ impl Batch {
         blocks_of(self.sequences[slot as usize].prompt)
     }
 
+    /// Whether the iteration that was started last reads a part of a prompt for want of blocks for more.
+    #[must_use]
+    pub const fn reads_part(&self) -> bool {
+        self.cut
+    }
+
+    /// Whether a prompt that lacks `whole` blocks may be begun without them, beside the next tokens of those that decode.
+    const fn reaches(&self, whole: u32, growth: u32) -> bool {
+        self.store.used + growth + whole <= self.reach
+    }
+
     /// Fills `parts` and takes their blocks; says what their attention takes, ms.
     fn read_prompts(&mut self, growth: u32) -> f64 {
         let mut attention_ms = 0.0;
         let mut budget = self.budget();
         let spare = self.spare();
+        let decoding = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
         let mut available = self.store.available().saturating_sub(growth);
         for place in 0..self.waiting.len().min(self.places()) {
             let slot = self.waiting[place];
             let sequence = &self.sequences[slot as usize];
             let (cached, prompt, held) = (sequence.cached, sequence.prompt, sequence.held);
-            let new = (prompt - cached).min(budget);
-            let now = blocks_of(cached + new) - held;
+            let mut new = (prompt - cached).min(budget);
+            let mut now = blocks_of(cached + new) - held;
             let whole = blocks_of(prompt) - held;
+            if now > available && self.reaches(whole, growth) {
+                // One is left for each that decodes.
+                let there = available.saturating_sub(decoding);
+                let part = ((held + there) * BLOCK_TOKENS).saturating_sub(cached);
+                if part >= LEAST_PART {
+                    (new, now, self.cut) = (part, there, true);
+                }
+            }
             let fits = match self.store.spare {
                 Spare::None => now <= available,
                 Spare::OneEach => whole <= available && (held > 0 || available - whole >= spare),

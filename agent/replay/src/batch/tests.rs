@@ -181,6 +181,64 @@ fn decodes_alone_read_no_prompt() {
     assert_eq!(told, expected);
 }
 
+/// P-REPLAY-4: of a prompt that lacks blocks an engine with the plugin reads what there is room for, and the others as far
+/// as their next part has room as a whole.
+#[test]
+fn a_prompt_that_lacks_blocks_is_read_as_far_as_they_reach() {
+    let limits = Limits {
+        prefill_tokens: 2_048,
+        running: 8,
+    };
+    let read = |reach: u32, blocks: u32| {
+        let store = Store {
+            spare: Spare::None,
+            ..store(8, false)
+        };
+        let mut batch = Batch::new(Cost::Fit(LLAMA_3_1_8B), limits, Batching::Mixed, store);
+        batch.reach = reach;
+        // One decodes, and begins no block soon.
+        batch.admit(0, 100, 10);
+        batch.start();
+        batch.finish(|_| ());
+        batch.admit(1, 4_000, 2);
+        let mut steps = Vec::new();
+        for more in [blocks, 0, 300] {
+            batch.store.limit += more;
+            let iteration = batch.start().expect("one decodes");
+            assert_eq!(iteration.decodes, 1);
+            steps.push((iteration.prompt_tokens, batch.reads_part()));
+            batch.finish(|_| ());
+        }
+        steps
+    };
+    // Of 8 blocks the first has 7. One is left for it.
+    assert_eq!(read(1_000, 40)[0], (40 * BLOCK_TOKENS, true));
+    assert_eq!(read(0, 40)[0], (0, false));
+    // With none more it decodes alone, and then the budget is what there is too little of.
+    assert_eq!(read(1_000, 40)[1..], [(0, false), (2_047, false)]);
+    assert_eq!(read(0, 40)[1..], [(0, false), (2_047, false)]);
+    // An iteration would hardly be shorter for less.
+    assert_eq!(read(1_000, 31)[0], (0, false));
+    assert_eq!(read(1_000, 32)[0], (LEAST_PART, true));
+    // It will never have room as a whole: 7 and 250.
+    assert_eq!(read(257, 40)[0], (40 * BLOCK_TOKENS, true));
+    assert_eq!(read(256, 40)[0], (0, false));
+    // Alone, it needs as much as its next part does where it is read in parts, and as all that it reads next where not.
+    for (reach, needs) in [(0, 128), (249, 128), (250, 32)] {
+        let mut batch = Batch::new(
+            Cost::Fit(LLAMA_3_1_8B),
+            limits,
+            Batching::Mixed,
+            store(8, false),
+        );
+        batch.reach = reach;
+        batch.admit(0, 4_000, 2);
+        assert_eq!(batch.needs(), needs, "{reach}");
+    }
+    // All that is read next has room.
+    assert_eq!(read(1_000, 127)[0], (2_047, false));
+}
+
 /// P-REPLAY-4: a request that could not run even alone keeps nobody waiting, and is the first once it could.
 #[test]
 fn whoever_could_not_run_even_alone_keeps_nobody_waiting() {

@@ -51,6 +51,11 @@ impl Pool {
         self.online.store.limit = count(bytes, self.online_block);
     }
 
+    /// Online reads the part of a prompt that it has blocks for, where all of it would have room in `bytes`.
+    pub fn online_reads_parts(&mut self, bytes: u64) {
+        self.online.reach = count(bytes, self.online_block);
+    }
+
     /// Lets offline hold up to `bytes`.
     pub fn limit_offline(&mut self, bytes: u64) {
         self.offline.store.limit = count(bytes, self.offline_block);

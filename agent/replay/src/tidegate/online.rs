@@ -133,6 +133,13 @@ impl Online {
         self.page.process.prober_ns.store(round, Relaxed);
     }
 
+    /// Bytes it could ever have mapped, if it reads a part of a prompt meanwhile: as vLLM does with the plugin, which tells
+    /// of requests, too.
+    pub fn reads_parts(&self) -> Option<u64> {
+        let cache = self.cache.as_ref().filter(|_| self.hints.is_some());
+        cache.map(Cache::whole)
+    }
+
     /// So many requests are in flight: `tg_requests_in_flight`. Says whether it rang.
     pub fn in_flight(&mut self, count: u32) -> bool {
         let Some(before) = self.hints else {

@@ -121,6 +121,9 @@ impl Tidegate {
 
     pub(super) fn start(&mut self, mut pool: Option<&mut Pool>, out: &mut Vec<Command>) {
         self.shell.begin();
+        if let Some(pool) = pool.as_deref_mut() {
+            pool.online_reads_parts(self.online.reads_parts().unwrap_or_default());
+        }
         if self.rule != Rule::Own {
             self.shell.steer(Some(event::Event::Pause { job: None }));
         }

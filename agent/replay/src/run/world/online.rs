@@ -77,6 +77,11 @@ impl World<'_> {
         work.left += waits;
         self.online = Some(work);
         self.wanted = Some(now);
+        if self.pool.online.reads_part() {
+            // The rest of it is asked for while this runs.
+            let wants = wants.all;
+            self.policies.online_expects(wants, now);
+        }
         if waits > 0 {
             self.span(SpanKind::Memory, now, now + waits);
         }
