@@ -74,6 +74,15 @@ def begun(asynchronous: bool, second_runner: bool, blocks: int = 96, answered: i
     return run, watch, prompts, got
 
 
+def reading(asynchronous: bool, second_runner: bool):
+    """The same, and there was memory for a part of it, which is read."""
+    run, watch, prompts, got = begun(asynchronous, second_runner)
+    run.lender.map_ahead(5)
+    while not watch.parts:
+        step(run, got)
+    return run, watch, prompts, got
+
+
 def step(run: Elastic, got: dict[str, list[int]]) -> None:
     assert run.now < 100.0, "the engine makes no progress"
     for name, tokens in run.engine.step().items():
@@ -106,10 +115,7 @@ def test_a_prompt_is_read_as_far_as_there_is_memory_and_nothing_twice(asynchrono
 
 @pytest.mark.parametrize("asynchronous,second_runner", MODES)
 def test_memory_that_does_not_come_is_not_waited_for(asynchronous, second_runner):
-    run, watch, prompts, got = begun(asynchronous, second_runner)
-    run.lender.map_ahead(5)
-    while not watch.parts:
-        step(run, got)
+    run, watch, prompts, got = reading(asynchronous, second_runner)
     run.scheduler.finish_requests(["a"], hooks_finished())
     # What was read of it stays, as memory may be on its way ...
     since, read = run.now, run.worker.handed.reached["b"]
@@ -128,10 +134,7 @@ def test_memory_that_does_not_come_is_not_waited_for(asynchronous, second_runner
 
 @pytest.mark.parametrize("asynchronous,second_runner", MODES)
 def test_who_decodes_grows_into_the_blocks_of_a_part_and_it_is_not_begun_again(asynchronous, second_runner):
-    run, watch, prompts, got = begun(asynchronous, second_runner)
-    run.lender.map_ahead(5)
-    while not watch.parts:
-        step(run, got)
+    run, watch, prompts, got = reading(asynchronous, second_runner)
     assert run.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 0, "none is left for who decodes"
     since, read = run.now, run.worker.handed.reached["b"]
     while "b" in {request.request_id for request in run.scheduler.running}:

@@ -26,7 +26,7 @@
 //! both accept is accepted:
 //!
 //! ```text
-//!   earned   = share x time of online - preemptions, of ttft
+//!   earned   = share x time of online, of ttft less preemptions
 //!   left     = earned - shortages - the worst of them
 //!   accepted = mean cost of one x window / (earned + GAIN x left)
 //! ```
