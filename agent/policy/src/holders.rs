@@ -193,6 +193,8 @@ impl Holders {
             .collect();
         held.sort_unstable_by_key(|held| held.stripe);
         held.dedup_by_key(|held| held.stripe);
+        // Many blocks of a stripe leave one entry: what is kept is what `entries` counts, not what was said.
+        held.shrink_to_fit();
         held
     }
 
@@ -297,6 +299,28 @@ mod tests {
         );
         holders.forget_all();
         assert_eq!(holders.room(), most * 64);
+    }
+
+    /// P-SECURITY-5: a list that names one stripe over and over keeps the room of one stripe.
+    #[test]
+    fn what_is_kept_of_a_list_has_the_room_of_its_stripes() {
+        let mut holders = holders(2, 1 << 16);
+        let many: Vec<BlockId> = (0..1 << 16).map(BlockId).collect();
+        for request in 0..64 {
+            holders.publish(RequestId(request), Tokens(1), &many);
+            holders.extend(RequestId(64 + request), Tokens(1), &many);
+        }
+        let room: usize = holders
+            .holders()
+            .iter()
+            .map(|held| held.held.capacity())
+            .sum();
+        assert!(
+            room <= 2 * holders.entries,
+            "{room} for {}",
+            holders.entries
+        );
+        assert_eq!(holders.entries, 128);
     }
 
     proptest! {
