@@ -195,8 +195,14 @@ async fn hear(stream: UnixStream, crowd: &Arc<Crowd>) -> io::Result<Connection> 
 }
 
 async fn accept(listener: &UnixListener) -> Option<UnixStream> {
-    match listener.accept().await {
-        Ok((stream, _)) => {
+    let accepted = listener.accept().await;
+    // Before the first look at what was sent. A socket that refuses is closed like one that was not accepted.
+    let accepted = accepted.and_then(|(stream, _)| {
+        sys::deliver_in_line(stream.as_fd())?;
+        Ok(stream)
+    });
+    match accepted {
+        Ok(stream) => {
             // All sockets are served by one thread: a crowd at one of them takes its turn among all callers.
             tokio::task::yield_now().await;
             Some(stream)

@@ -101,6 +101,16 @@ pub fn send_with_descriptors(
     }
 }
 
+/// Has out-of-band data of a socket delivered in line with everything else. Otherwise no read returns such a byte, and the
+/// kernel drops it, with the files that came with it, inside whichever call comes to it first.
+///
+/// # Errors
+/// As `setsockopt`.
+pub fn deliver_in_line(socket: BorrowedFd<'_>) -> io::Result<()> {
+    use nix::sys::socket::{setsockopt, sockopt};
+    Ok(setsockopt(&socket, sockopt::OobInline, &true)?)
+}
+
 /// Reads the first bytes without taking them.
 ///
 /// # Errors
@@ -139,6 +149,29 @@ pub fn receive_with_descriptors(
         }
     }
     Ok((message.bytes, descriptors, truncated))
+}
+
+/// Sends `signal` to the process `pidfd` names.
+///
+/// # Errors
+/// As `pidfd_send_signal`.
+pub fn pidfd_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    let no_details = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: takes integers and no details.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            signal,
+            no_details,
+            0,
+        )
+    };
+    if sent == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Whether the process `pidfd` names has ended.

@@ -1,5 +1,7 @@
 //! What only a hostile process does.
 
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::File;
 use std::io::{Result, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -65,8 +67,32 @@ pub fn lingering() -> Result<OwnedFd> {
     Ok(stream.into())
 }
 
+/// Opens and locks every file of the agent's directory that this process may open.
+pub fn lock(run_dir: &Path) -> Result<Vec<Flock<File>>> {
+    let files = std::fs::read_dir(run_dir)?.flatten();
+    let open = files.filter_map(|entry| File::open(entry.path()).ok());
+    Ok(open
+        .filter_map(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
+        .collect())
+}
+
+/// Passes such a socket with one byte out of band.
+fn pass_urgent(stream: &UnixStream) -> Result<()> {
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    let file = [lingering()?];
+    let raw = file.each_ref().map(AsRawFd::as_raw_fd);
+    sendmsg::<()>(
+        stream.as_raw_fd(),
+        &[std::io::IoSlice::new(b"!")],
+        &[ControlMessage::ScmRights(&raw)],
+        MsgFlags::MSG_OOB | MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    Ok(())
+}
+
 /// Passes such sockets where none belongs, and keeps no copy: with a greeting and no word after it, behind a greeting,
-/// before a call, and within one. The connections that are still of use.
+/// before a call, within one, and out of band. The connections that are still of use.
 pub fn linger(run_dir: &Path) -> Result<Vec<UnixStream>> {
     let hook = run_dir.join(tidegate_proto::HOOK_SOCKET);
     let status = run_dir.join(tidegate_proto::STATUS_SOCKET);
@@ -90,5 +116,15 @@ pub fn linger(run_dir: &Path) -> Result<Vec<UnixStream>> {
     pass(&nonsense, b"neither greeting nor call")?;
     let before = UnixStream::connect(&status)?;
     pass(&before, preface)?;
-    Ok(vec![behind, before])
+    // Out of band, where no read looks unless it is told to: on connections that stay, and on some that are closed.
+    let urgent = [greeted()?, UnixStream::connect(&status)?];
+    for stream in urgent
+        .iter()
+        .chain(&[greeted()?, UnixStream::connect(&status)?])
+    {
+        pass_urgent(stream)?;
+    }
+    let mut kept = vec![behind, before];
+    kept.extend(urgent);
+    Ok(kept)
 }

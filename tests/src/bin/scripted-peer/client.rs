@@ -35,6 +35,8 @@ pub struct Peer {
     refuses: Arc<AtomicBool>,
     prober: bool,
     held: Vec<UnixStream>,
+    /// Locks that [`attack::lock`] took.
+    locks: Vec<nix::fcntl::Flock<std::fs::File>>,
     /// Activity words by place, where there is no page.
     told: HashMap<usize, u64>,
 }
@@ -172,6 +174,10 @@ impl Peer {
             "linger" => {
                 self.held.extend(attack::linger(&run_dir()).map_err(text)?);
                 Ok(String::new())
+            }
+            "lock" => {
+                self.locks = attack::lock(&run_dir()).map_err(text)?;
+                Ok(format!("locked {}", self.locks.len()))
             }
             "storm" => {
                 for _ in 0..number::<u64>(words, 0)? {
