@@ -1,6 +1,7 @@
 //! What one tenant may have of the agent. Each attack runs in processes of a user without rights, beside an honest
 //! pair of another.
 
+use std::os::unix::fs::PermissionsExt;
 use tidegate_tests::peer::{NOBODY, Peer};
 use tidegate_tests::strangers::{Honest, refusal};
 use tidegate_tests::view::{counter, descriptors, process, status, wait_all, wait_so};
@@ -113,6 +114,43 @@ fn sockets_whose_close_waits_hold_up_neither_calls_nor_proofs() {
     honest.online.ask("idle 0");
     wait_all(&honest.node, client, false);
     honest.turns(2);
+}
+
+/// P-SECURITY-10: no file that a stranger can open keeps an agent from starting.
+#[test]
+fn files_that_a_stranger_locks_keep_no_agent_from_starting() {
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    let mut stranger = Peer::of_nobody(&honest.node);
+    // Versions before 0.2 left their lock open to everybody: a stranger may have opened it then.
+    let earlier = honest.node.run_dir().join("lock");
+    let mut early = Peer::of_nobody(&honest.node);
+    for open in [false, true] {
+        honest
+            .node
+            .agent
+            .take()
+            .expect("it runs")
+            .signal(libc::SIGKILL);
+        if open {
+            let everybody = std::fs::Permissions::from_mode(0o644);
+            std::fs::set_permissions(&earlier, everybody).expect("it is there");
+        }
+        let locked = if open { &mut early } else { &mut stranger }.ask("lock");
+        assert_ne!(
+            locked, "locked 0",
+            "there is nothing to lock, so nothing is tried"
+        );
+        honest.node.start_agent("");
+        let modes = [earlier.clone(), honest.node.run_dir().join("agent.lock")].map(|file| {
+            let file = std::fs::metadata(file).expect("it is there");
+            file.permissions().mode() & 0o7777
+        });
+        assert_eq!(modes, [0o600; 2], "who can open it can lock it");
+        let successor = honest.node.replace_agent("");
+        drop(successor);
+    }
 }
 
 /// P-SECURITY-9: preemption does not wait for what a stranger says.

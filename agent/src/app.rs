@@ -282,13 +282,8 @@ fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
         Err(held @ RunDirError::Held(..)) if options.replace => held,
         other => return Ok(other?),
     };
-    let Some(holder) = rundir::holder(path) else {
-        return Err(held.into());
-    };
-    // The one who holds the lock is asked; whoever has that id by then and is not an agent of ours
-    // does not hold it, so the wait below decides.
-    let pid = nix::unistd::Pid::from_raw(holder.pid);
-    if nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGUSR1).is_err() {
+    // Where the kernel does not say who holds the lock, nobody is signalled.
+    if !rundir::ask_to_hand_over(path).unwrap_or(false) {
         return Err(held.into());
     }
     let limit = clock::now_ns() + clock::nanos(REPLACE_LIMIT);
@@ -502,6 +497,8 @@ impl Serving<'_> {
             self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?
         };
         let mut control = apart.spawn(control);
+        apart.spawn(self.notifier.turning("tg-operators"));
+        tokio::spawn(self.notifier.turning("main"));
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
         if let Some(listen) = &self.config.watching.metrics {
             let endpoint = Endpoint::listen(listen).map_err(|source| AppError::Metrics {
