@@ -132,6 +132,35 @@ fn an_agent_whose_control_thread_hangs_falls_silent_and_its_successor_takes_over
     assert_eq!(wait_all(&node, &pid, false), count);
 }
 
+/// P-LIFECYCLE-3: silent when any thread hangs that serves somebody.
+#[test]
+fn an_agent_of_which_a_serving_thread_hangs_falls_silent() {
+    let node = Node::device_only(&["--gpus", "1"]);
+    let manager = Manager::new(&node, TRUSTING, WATCHDOG);
+    for thread in ["tidegate-agent", "tg-operators"] {
+        let agent = manager.start(&node);
+        wait_for("a sign of life", || {
+            manager.said("WATCHDOG=1").then_some(())
+        });
+        let Some(hung) = hang(&agent, thread) else {
+            return;
+        };
+        wait_for("silence for as long as the service manager waits", || {
+            while manager.hear().is_some() {}
+            let since = monotonic_ns();
+            while monotonic_ns() < since + u64::try_from(WATCHDOG.as_nanos()).expect("seconds") {
+                if manager.said("WATCHDOG=1") {
+                    return None;
+                }
+            }
+            Some(())
+        });
+        kill_hung(agent, hung);
+        let released = node.tidegate(&["release"]);
+        assert!(released.status.success(), "{released:?}");
+    }
+}
+
 /// How often; `scripts/bench agent` does it a hundred times and says how long the pauses are.
 const RESTARTS: usize = 8;
 

@@ -151,7 +151,7 @@ impl ControlThread {
         let (every, now) = (self.notifier.alive_every_ns(), self.shell.now_ns());
         if every != 0 && now - self.notified >= every {
             self.notified = now;
-            self.notifier.alive();
+            self.notifier.alive(now);
         }
     }
 

@@ -1,14 +1,30 @@
 //! The service manager: ready, alive, stopping (`sd_notify`).
+//!
+//! The control thread says that the agent lives. It says so only while each thread that serves somebody turns as well: an
+//! agent whose control thread turns and that greets nobody is to be restarted, too.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// The way to the service manager, if there is one.
 #[derive(Debug, Default)]
 pub struct Notifier {
     socket: Option<(UnixDatagram, SocketAddr)>,
     watchdog_ns: u64,
+    pulses: Mutex<Vec<Pulse>>,
+}
+
+/// When a thread that serves somebody turned last.
+#[derive(Clone, Debug)]
+struct Pulse {
+    thread: &'static str,
+    turned_ns: Arc<AtomicU64>,
+    /// Whether the log says that it is late.
+    said: bool,
 }
 
 impl Notifier {
@@ -34,6 +50,7 @@ impl Notifier {
         Self {
             socket: socket.ok(),
             watchdog_ns: watchdog_us.saturating_mul(1_000),
+            pulses: Mutex::default(),
         }
     }
 
@@ -66,9 +83,49 @@ impl Notifier {
         self.say(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}\n"));
     }
 
-    /// The control thread made a turn.
-    pub fn alive(&self) {
-        self.say("WATCHDOG=1\n");
+    /// The control thread made a turn at `now_ns`. Says nothing while another thread is late: by half of what the service
+    /// manager waits, so that a hiccup is not the end.
+    pub fn alive(&self, now_ns: u64) {
+        let mut pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = true;
+        for pulse in pulses.iter_mut() {
+            let late_ns = now_ns.saturating_sub(pulse.turned_ns.load(Ordering::Relaxed));
+            let late = late_ns > self.watchdog_ns / 2;
+            if late && !pulse.said {
+                let thread = pulse.thread;
+                tracing::error!(
+                    thread,
+                    late_ns,
+                    "a thread does not turn: the service manager is to restart the agent"
+                );
+            }
+            pulse.said = late;
+            all &= !late;
+        }
+        if all {
+            self.say("WATCHDOG=1\n");
+        }
+    }
+
+    /// What the runtime of `thread` runs for as long as it serves: it shows that its thread turns. Ends at once where
+    /// nobody waits for that.
+    pub fn turning(&self, thread: &'static str) -> impl Future<Output = ()> + Send + 'static {
+        let turned_ns = Arc::new(AtomicU64::new(crate::clock::now_ns()));
+        let every = Duration::from_nanos(self.alive_every_ns());
+        if !every.is_zero() {
+            let mut pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
+            pulses.push(Pulse {
+                thread,
+                turned_ns: Arc::clone(&turned_ns),
+                said: false,
+            });
+        }
+        async move {
+            while !every.is_zero() {
+                turned_ns.store(crate::clock::now_ns(), Ordering::Relaxed);
+                tokio::time::sleep(every / 2).await;
+            }
+        }
     }
 
     /// The agent ends.
