@@ -1,17 +1,19 @@
 //! The hardware probes find out what they say they find out, and leave nothing disabled: judged on a
 //! virtual GPU that is healthy, refuses, fails or stalls, and by its own history.
 
+#[path = "probe/engines.rs"]
+mod engines;
 #[path = "probe/found.rs"]
 mod found;
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
 
 use found::{CHANNELS, Found, disables, left_disabled, probes, processes};
 use serde_json::Value;
 use tidegate_device::Eviction;
 use tidegate_tests::{Node, Running, built, clock, wait_for, wait_until};
 use tidegate_vgpu::control::Control;
+use tidegate_vgpu::history::{self, Kind, Record};
 use tidegate_vgpu::personality::Personality;
 
 /// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
@@ -39,10 +41,12 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
     let found = Found::by(&node, &["--results", results.to_str().expect("a path")]);
     for probe in [
         "P1", "P2", "P2m", "P3", "P3b", "P4", "P5", "P6", "P6b", "P7", "P9", "P10", "P11", "P12",
-        "P17", "P24", "P25", "P29", "P30", "end",
+        "P17", "P24", "P25", "P29", "P30", "P31s", "P36a", "P36b", "P38", "end",
     ] {
         found.expect(probe, "PASS", "");
     }
+    found.expect("P37", "SKIP", "needs two GPUs");
+    figures_of_the_second_day(&found);
     for probe in ["P8", "P10b", "P15", "P15m", "P28", "P31", "P9b"] {
         found.expect(probe, "SKIP", "--kernel-is-ours");
     }
@@ -65,6 +69,66 @@ fn on_a_healthy_device_every_probe_of_class_a_passes_and_class_b_is_not_run() {
     assert_eq!(left_disabled(&node), []);
     let written = std::fs::read_to_string(results).expect("results were written");
     assert_eq!(written.lines().count(), found.lines.len());
+}
+
+/// What the virtual GPU is known to do with connections, slices and gaps.
+fn figures_of_the_second_day(found: &Found) {
+    for (case, channels) in [
+        ("1 connections", CHANNELS - 7),
+        ("2 connections", CHANNELS - 6),
+        ("8 connections", CHANNELS),
+        ("not set", CHANNELS),
+    ] {
+        let name = format!("{case}: channels");
+        assert_eq!(found.figure("P36a", &name), channels as f64, "{case}");
+        let rate = |streams: &str| {
+            let name = format!("{case}: kernels a second, {streams}");
+            found.figure("P36a", &name)
+        };
+        assert!(rate("1 stream") > 0.0 && rate("4 streams") > 0.0, "{case}");
+    }
+    let wait = |when: &str| {
+        let name = format!("{when}, every 500 us: kernel p50");
+        found.figure("P36b", &name)
+    };
+    for when in [
+        "beside a fresh process",
+        "after one disable and enable",
+        "after a restart of the runlist",
+    ] {
+        assert!(wait(when) > wait("alone"), "{when}");
+    }
+    for (second, due) in [(1_000, 50.0), (3_000, 75.0)] {
+        let name = format!("slices of 1000 and {second} us: the second's share, restarted");
+        let share = found.figure("P31s", &name);
+        assert!((share - due).abs() < 10.0, "{second}: {share} %");
+    }
+    found.judged("P31s", "by the lengths of their time slices", "confirmed");
+    assert_eq!(found.figure("P38", "edges"), 30.0);
+}
+
+/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
+#[test]
+fn two_gpus_are_preempted_at_once_through_the_owners_files() {
+    let node = Node::device_only(&["--gpus", "2"]);
+    let found = Found::by(&node, &["--only", "P37"]);
+    found.expect("P37", "PASS", "");
+    for figure in [
+        "PREEMPT of one GPU alone: p50",
+        "PREEMPT of two GPUs at once, until both returned: p50",
+        "disables in a row: the last of online's kernels: p50",
+        "PREEMPT at once, then disables: the last of online's kernels: p50",
+    ] {
+        assert!(found.figure("P37", figure) > 0.0, "{figure}");
+    }
+    // Both GPUs' groups, by the device's history: one by one, at once, and before each disable.
+    let records = history::read(&node.vgpu_dir()).expect("the history is readable");
+    let preempted = |gpu: u32| {
+        let of = |record: &&Record| record.kind == Kind::Preempt && record.gpu == gpu;
+        records.iter().filter(of).count()
+    };
+    assert_eq!([preempted(0), preempted(1)], [30, 30]);
+    assert_eq!(left_disabled(&node), []);
 }
 
 /// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
@@ -315,92 +379,6 @@ fn calls_that_wait_and_what_they_hold_are_told() {
     found.note("P24", "cuMemFree_v2 (marked): waits, holds up unmap");
     found.judged("P24", "the library marks every call", "refuted");
     assert_eq!(left_disabled(&node), []);
-}
-
-/// Runs of P16 by name, on a GPU where nobody works, with a program in the engines' place.
-fn engines(node: &Node, program: &str, only: &str, ready: &str) -> Found {
-    let engine = node.dir().join("engine.py");
-    std::fs::write(&engine, program).expect("a program");
-    let results = node.dir().join("results.jsonl");
-    let home = built("tidegate-probe")
-        .parent()
-        .expect("a folder")
-        .to_owned();
-    let mut command = Command::new("python3");
-    command
-        .args(["-B", &format!("{ENGINES}/vllm_probe.py")])
-        .args(["--only", only, "--ready", ready, "--seconds", "1"])
-        .arg("--engine")
-        .arg(&engine)
-        .arg("--out")
-        .arg(node.dir())
-        .env("TIDEGATE_HOME", home)
-        .env("TIDEGATE_RESULTS", &results)
-        .stdin(Stdio::null());
-    Running::start("python3", &mut command).finish();
-    let text = std::fs::read_to_string(&results).expect("results were written");
-    let lines = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"));
-    Found {
-        lines: lines.collect(),
-    }
-}
-
-/// Where the programs of the engines' probes are.
-const ENGINES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/probe/engines");
-
-/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
-#[test]
-fn a_program_that_never_gets_ready_costs_its_own_run_and_no_more() {
-    let node = Node::device_only(&[]);
-    let hangs = "import time\ntime.sleep(600)\n";
-    let found = engines(&node, hangs, "online alone,uncontrolled", "1");
-    found.note("P16", "online alone: online: no being ready in 1 s");
-    found.note("P16", "uncontrolled: offline: no being ready in 1 s");
-    found.expect("P16", "FAIL", "no figures of online alone, uncontrolled");
-}
-
-/// An online program whose n-th run has its first tokens 2n ms later than the first.
-const SLOWER_EACH_TIME: &str = r#"
-import json, os, sys
-print("ready", flush=True)
-start = float(sys.stdin.readline())
-path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "times")
-with open(path, "a+") as times:
-    times.write(".")
-    times.seek(0)
-    later = 0.002 * (len(times.read()) - 1)
-spans = [[start + at, start + at + 0.01 * at + later, start + at + 1] for at in range(1, 11)]
-print(json.dumps({"requests": 10, "ttft_s": [f - a for a, f, _ in spans], "tpot_s": [0.01], "spans": spans}), flush=True)
-"#;
-
-/// What an agent told of one edge, and requests of which one had to have it.
-const STOPPED: &str = "
-import runs
-stops = runs.edges([{'kind': 'woken', 'at_ns': 5, 'value_ns': 1}, {'kind': 'preempted', 'at_ns': 1_021_000_000, 'value_ns': 1_000_000}])
-met, others = runs.paired([[0, 0.02, 1], [1, 1.05, 2], [3, 3.5, 4]], [[5, 5.01, 6], [6, 6.01, 7]], stops)
-assert [round(t, 6) for t in met] == [0.04], met
-assert [round(t, 6) for t in others] == [0.01], others
-";
-
-/// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
-#[test]
-fn each_request_is_compared_with_the_same_one_alone() {
-    let node = Node::device_only(&[]);
-    let only = "online alone,online again";
-    let found = engines(&node, SLOWER_EACH_TIME, only, "30");
-    found.expect("P16", "PASS", "");
-    let name = "online again: TTFT beside alone";
-    for which in ["mean", "p10", "p99"] {
-        let later = found.figure("P16", &format!("{name} {which}"));
-        assert!((later - 2.0).abs() < 1e-3, "{which}: {later} ms");
-    }
-    let mut command = Command::new("python3");
-    command
-        .args(["-B", "-c", STOPPED])
-        .env("PYTHONPATH", ENGINES);
-    Running::start("python3", &mut command).succeed();
 }
 
 /// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.

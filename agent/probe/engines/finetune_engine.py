@@ -157,6 +157,7 @@ def main():
     parser.add_argument("role", choices=["offline", "taker"])
     parser.add_argument("--backend", choices=["cuda", "virtual"], required=True)
     parser.add_argument("--length", type=int, default=2048, help="tokens of a sample")
+    parser.add_argument("--shape", choices=list(vllm_engine.SMALLER), default="8b")
     parser.add_argument("--memory", type=int, help="MiB that can be taken")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--save", help="a file for what the steps made")
@@ -165,6 +166,7 @@ def main():
     parser.add_argument("--hold", type=float, default=0.1, help="seconds for which it has them")
     parser.add_argument("--rest", type=float, default=0.5, help="seconds until it wants them again")
     options = parser.parse_args()
+    vllm_engine.CONFIG.update(vllm_engine.SMALLER[options.shape])
     # Standard output is for results alone.
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

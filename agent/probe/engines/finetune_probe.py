@@ -34,6 +34,9 @@ LENGTHS = {"cuda": 2048, "virtual": 64}
 # How many times as far apart as two undisturbed runs are a robbed one may be from an undisturbed one.
 BOUND = 2.0
 
+# Of P22: MiB of a trainer of that shape that can be taken, where it is not the trainer's own guess.
+MEMORY = {"8b": None, "1b": 3000}
+
 LOADS = """
 import json, sys
 import vllm_engine
@@ -62,8 +65,10 @@ class Probe:
 
     def trainer(self, *more):
         length = self.options.length or LENGTHS[self.options.backend]
+        if MEMORY[self.options.shape]:
+            more = ("--memory", str(MEMORY[self.options.shape]), *more)
         return [os.path.join(runs.HERE, "finetune_engine.py"), "offline", "--backend", self.options.backend,
-                "--length", str(length), *more]
+                "--length", str(length), "--shape", self.options.shape, *more]
 
     def taker(self):
         blocks = self.options.blocks or BLOCKS[self.options.backend]
@@ -149,23 +154,29 @@ class Probe:
         adapter = os.path.join(options.out, "P22-adapter")
 
         def command(role):
-            if role == "offline":
+            if role == "offline" and not options.stand_in:
                 return self.trainer("--adapter", adapter)
-            if self.virtual:
-                return [os.path.join(runs.HERE, "serve.py"), "online", "--backend", "spin", "--seconds", str(options.seconds)]
+            if self.virtual or options.stand_in:
+                return [os.path.join(runs.HERE, "serve.py"), role, "--backend", "spin", "--seconds", str(options.seconds)]
             if not self.vllm:
                 return [os.path.join(runs.HERE, "serve.py"), "online", "--backend", "torch", "--seconds", str(options.seconds)]
-            return [os.path.join(runs.HERE, "vllm_engine.py"), "online", "--seconds", str(options.seconds)]
+            return [os.path.join(runs.HERE, "vllm_engine.py"), "online", "--seconds", str(options.seconds),
+                    "--shape", options.shape]
 
         compared = runs.Comparison("P22", command, options.seconds, options.out, READY)
         hinted = ("Tidegate with hints", ["online", "offline"], "best", None, True)
-        if not self.vllm and not self.virtual:
+        if not self.vllm and not self.virtual and not options.stand_in:
             lines.note("P22", "no vLLM here: a PyTorch program answers in its place, which says nothing of its requests and "
                               "shares no memory")
             compared.all([*runs.ALONE, runs.UNCONTROLLED, runs.TIDEGATE])
             return
-        compared.all([*runs.ALONE, runs.UNCONTROLLED, hinted, runs.shared(self.pool("P22"))])
-        if self.virtual:
+        chosen = [*runs.ALONE, runs.UNCONTROLLED, hinted, runs.shared(self.pool("P22"))]
+        if options.runs:
+            names = options.runs.replace("_", " ").split(",")
+            chosen = [run for run in chosen if any(run[0].startswith(name) for name in names)]
+        compared.all(chosen)
+        # Some runs of all are for a call of little time, and the loader starts another engine.
+        if self.virtual or options.runs or options.stand_in:
             return
         with tempfile.TemporaryDirectory(prefix="tidegate-model-") as folder:
             sys.path.insert(0, runs.HERE)
@@ -191,6 +202,9 @@ def main():
     parser.add_argument("--limit", type=float, default=240, help="seconds for the steps of P23")
     parser.add_argument("--pool", help="memory to share, such as 72GiB")
     parser.add_argument("--only", default="P23,P22")
+    parser.add_argument("--shape", choices=list(MEMORY), default="8b", help="of the model that is trained and served")
+    parser.add_argument("--runs", help="of P22, as their names begin; _ may stand for a space")
+    parser.add_argument("--stand-in", action="store_true", help="programs that spin in place of trainer and engine")
     parser.add_argument("--out", default=".")
     options = parser.parse_args()
     runs.end_politely()

@@ -24,11 +24,13 @@ class Node:
         self.agent = None
 
     def environment(self, role=None, **more):
-        """Of a program: the library preloaded if it has a role; `more` are variables of its own. Its job is called as
-        its role is, unless they say otherwise."""
+        """Of a program: the library preloaded if it has a role; `more` are variables of its own, None where one is not set.
+        Its job is called as its role is, unless they say otherwise."""
         env = dict(os.environ)
         env["TIDEGATE_RUN_DIR"] = self.dir.name
-        env.update(more)
+        env.update({name: value for name, value in more.items() if value is not None})
+        for name in (name for name, value in more.items() if value is None):
+            env.pop(name, None)
         if role:
             library = os.path.join(self.home, "libtidegate.so")
             env["LD_PRELOAD"] = ":".join(filter(None, [library, env.get("LD_PRELOAD")]))
@@ -92,8 +94,12 @@ class Node:
     def resume(self):
         self.order("resume")
 
-    def order(self, what):
-        subprocess.run([os.path.join(self.home, "tidegate"), what], env=self.environment(), check=True, capture_output=True)
+    def set(self, setting):
+        """A setting of the running agent, as `gate.cooldown=20ms`."""
+        self.order("set", setting)
+
+    def order(self, *what):
+        subprocess.run([os.path.join(self.home, "tidegate"), *what], env=self.environment(), check=True, capture_output=True)
 
     def status(self):
         """What `tidegate status` says; None while nobody serves."""

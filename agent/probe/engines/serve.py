@@ -1,7 +1,8 @@
 """One process of P14: `online` answers requests by continuous batching, `offline` does prefill after prefill.
 
 Both say `ready` on standard output, begin at a line on standard input (an instant of the monotonic clock) and write
-what came of it as one JSON object at their end. They are ordinary programs: nothing in them knows Tidegate.
+what came of it as one JSON object at their end. `online` does the same again at each further instant that it reads, until
+another word or the end of its input. They are ordinary programs: nothing in them knows Tidegate.
 """
 
 import argparse
@@ -17,12 +18,16 @@ import model
 BATCH = model.BATCHES[-1]
 
 
-def schedule(seconds, seed):
+#: Requests a second in a burst.
+RATE = 2.5
+
+
+def schedule(seconds, seed, rate=RATE):
     """Requests in bursts: (arrival, input tokens, output tokens). Three seconds busy, four not."""
     draw = random.Random(seed)
     at, requests = 0.0, []
     while True:
-        at += draw.expovariate(2.5)
+        at += draw.expovariate(rate)
         burst, inside = divmod(at, 7.0)
         if inside > 3.0:
             at = (burst + 1) * 7.0
@@ -33,14 +38,17 @@ def schedule(seconds, seed):
         requests.append((at, tokens, answer))
 
 
-def online(gpu, start, seconds, seed):
-    waiting = [{"arrival": start + at, "input": tokens, "left": answer, "tokens": []}
-               for at, tokens, answer in schedule(seconds, seed)]
-    running, done = [], []
-    while waiting or running:
+def online(gpu, start, requests):
+    coming = [{"arrival": start + at, "input": tokens, "left": answer, "tokens": []} for at, tokens, answer in requests]
+    waiting, running, done = [], [], []
+    while coming or waiting or running:
         now = time.monotonic()
-        if waiting and waiting[0]["arrival"] <= now and len(running) < BATCH:
+        while coming and coming[0]["arrival"] <= now:
+            waiting.append(coming.pop(0))
+            waiting[-1]["queued"] = now
+        if waiting and len(running) < BATCH:
             request = waiting.pop(0)
+            request["scheduled"] = time.monotonic()
             gpu.prefill(request["input"])
             gpu.wait()
             running.append(request)
@@ -50,7 +58,7 @@ def online(gpu, start, seconds, seed):
             gpu.wait()
             stepped = running
         else:
-            time.sleep(max(0.0, waiting[0]["arrival"] - now))
+            time.sleep(max(0.0, coming[0]["arrival"] - now))
             continue
         now = time.monotonic()
         for request in stepped:
@@ -61,7 +69,20 @@ def online(gpu, start, seconds, seed):
     each = [(r["tokens"][0] - r["arrival"],
              (r["tokens"][-1] - r["tokens"][0]) / max(1, len(r["tokens"]) - 1)) for r in done]
     spans = [[r["arrival"], r["tokens"][0], r["tokens"][-1]] for r in done]
-    return {"requests": len(done), "spans": spans, "ttft_s": [t for t, _ in each], "tpot_s": [t for _, t in each]}
+    # Here the engine's core and its front end are one.
+    stamps = [[r["arrival"] - start, r["arrival"], r["queued"], r["scheduled"], r["tokens"][0], r["tokens"][0]] for r in done]
+    return {"requests": len(done), "spans": spans, "stamps": stamps, "ttft_s": [t for t, _ in each],
+            "tpot_s": [t for _, t in each]}
+
+
+def begin(line):
+    """The instant that a line names, once it has come; None: it names none."""
+    try:
+        start = float(line)
+    except ValueError:
+        return None
+    time.sleep(max(0.0, start - time.monotonic()))
+    return start
 
 
 def offline(gpu, start, tokens, beat):
@@ -92,6 +113,7 @@ def main():
     parser.add_argument("--shape", choices=list(model.SHAPES), default="8b")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=RATE, help="requests a second in a burst")
     parser.add_argument("--wait", choices=["spin", "block"], default="spin", help="how the host waits for the GPU")
     parser.add_argument("--beat", help="file that grows by a byte with each offline prefill")
     parser.add_argument("--cpus", help="processors to run on, such as 0-7")
@@ -102,23 +124,24 @@ def main():
     if options.wait == "block":
         model.block()
     gpu = model.make(options.backend, options.shape)
+    requests = schedule(options.seconds, options.seed, options.rate)
     # What is done once: kernels are compiled, graphs captured, memory is taken for the longest, libraries choose their
     # kernels for each length.
     if options.role == "offline":
         gpu.prefill(options.tokens)
     else:
-        for tokens in sorted({tokens for _, tokens, _ in schedule(options.seconds, options.seed)} | {512}, reverse=True):
+        for tokens in sorted({tokens for _, tokens, _ in requests} | {512}, reverse=True):
             gpu.prefill(tokens)
         gpu.decode(1)
     gpu.wait()
     print("ready", flush=True)
-    start = float(sys.stdin.readline())
-    time.sleep(max(0.0, start - time.monotonic()))
-    if options.role == "online":
-        result = online(gpu, start, options.seconds, options.seed)
-    else:
-        result = offline(gpu, start, options.tokens, options.beat)
-    print(json.dumps(result), flush=True)
+    start = begin(sys.stdin.readline())
+    if options.role == "offline":
+        print(json.dumps(offline(gpu, start, options.tokens, options.beat)), flush=True)
+        return
+    while start is not None:
+        print(json.dumps(online(gpu, start, requests)), flush=True)
+        start = begin(sys.stdin.readline())
 
 
 if __name__ == "__main__":

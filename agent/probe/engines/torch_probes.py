@@ -1,4 +1,5 @@
-"""P14, P33, P32, P34, P27, P26, P13 and P12 (Triton), in this order: PyTorch programs, alone and together, on this machine's GPU.
+"""P14, P33, P32, P34, P27, P26, P13 and P12 (Triton), in this order: PyTorch programs, alone and together, on this machine's
+GPU. P36c, E7, P36at and P39 (second_day.py) run where they are named.
 
     torch_probes.py [--backend torch|spin] [--seconds N] [--only P13,P14]
 
@@ -17,6 +18,7 @@ import lookups
 import model
 import node
 import runs
+import second_day
 
 # Seconds until a program is ready: imports, compiled kernels, captured graphs.
 READY = 90
@@ -250,6 +252,8 @@ def main():
         "P14": lambda: colocation(options), "P33": lambda: beside(options), "P32": lambda: crash(options),
         "P34": lambda: late(options), "P27": lambda: lookups.unseen(options), "P26": lambda: lookups.lookups(options),
         "P13": lambda: decode_gaps(options.backend, options.iterations), "P12t": triton_launch,
+        "P36c": lambda: second_day.beside_kernels(options), "E7": lambda: second_day.after_a_stop(options),
+        "P36at": lambda: second_day.connections(options), "P39": lambda: second_day.shares(options),
     }
     for name, ask in probes.items():
         if name in only:

@@ -1,6 +1,7 @@
-"""P16: two unmodified vLLM engines on one GPU: alone, together without control, and with Tidegate.
+"""P16: two unmodified vLLM engines on one GPU: alone, together without control, and with Tidegate. P35: where the time of
+their requests goes, by conditions within one pair of engines (blocks.py).
 
-    vllm_probe.py [--seconds N] [--trace FILE] [--compiled] [--pool SIZE] [--invariant] [--out DIR]
+    vllm_probe.py [--probes P16,P35] [--seconds N] [--trace FILE] [--compiled] [--pool SIZE] [--invariant] [--out DIR]
 
 Online is alone twice, once with the library and the agent beside it, and once with an offline engine that is paused: what
 of a difference is noise, theirs, and the host side of an engine that is stopped.
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 
+import blocks
 import lines
 import runs
 
@@ -25,46 +27,67 @@ READY = 300
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--probes", default="P16", help="P16, P35 or both, joined by a comma")
     parser.add_argument("--seconds", type=float, default=45)
+    parser.add_argument("--block-seconds", type=float, default=20, help="of a block of P35")
+    parser.add_argument("--rate", type=float, default=5, help="requests a second in a burst of P35")
     parser.add_argument("--trace")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--pool", help="memory to share, such as 96GiB")
     parser.add_argument("--invariant", action="store_true")
-    parser.add_argument("--only", help="runs, as they are called or as their names begin")
+    parser.add_argument("--only", help="runs, as they are called or as their names begin; _ may stand for a space")
     parser.add_argument("--out", default=".")
     parser.add_argument("--ready", type=float, default=READY, help="seconds until an engine is ready")
     # What shows here, on the virtual GPU, that the comparison works: another program in vLLM's place.
     parser.add_argument("--engine", default=os.path.join(runs.HERE, "vllm_engine.py"))
     parser.add_argument("--engine-arguments", default="")
+    parser.add_argument("--stand-in", action="store_true", help="programs that spin in vLLM's place")
+    parser.add_argument("--offline-share", help="of what the offline engine is shown of the memory")
+    parser.add_argument("--long", help="long prompts that the online engine gets besides")
     options = parser.parse_args()
+    if options.stand_in:
+        options.engine, options.engine_arguments = os.path.join(runs.HERE, "serve.py"), "--backend spin"
     if options.invariant:
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
     runs.end_politely()
     lines.machine(runs.HOME)
 
-    def command(role):
-        arguments = [options.engine, role, "--seconds", str(options.seconds), *options.engine_arguments.split()]
-        if options.trace:
-            arguments += ["--trace", options.trace]
+    probes = options.probes.split(",")
+
+    def command(role, seconds=options.seconds, *more):
+        arguments = [options.engine, role, "--seconds", str(seconds), *options.engine_arguments.split(), *more]
+        if options.stand_in:
+            return arguments
+        for name in ("trace", "offline_share", "long"):
+            if getattr(options, name):
+                arguments += [f"--{name.replace('_', '-')}", getattr(options, name)]
         return arguments + (["--compiled"] if options.compiled else [])
 
-    with lines.Probe("P16"):
-        compared = runs.Comparison("P16", command, options.seconds, options.out, options.ready)
-        # What counts first: a machine may be taken away, and engines are slow to start.
-        chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1], runs.AGAIN, runs.WATCHED, runs.PAUSED]
-        if os.environ.get("TIDEGATE_PLUGIN"):
-            chosen[2:2] = [runs.HINTED, runs.UNANNOUNCED]
-        if options.pool:
-            chosen.insert(2, runs.shared(options.pool))
-        only = options.only.split(",") if options.only else [""]
-        # What nobody disturbed is the truth for the others.
-        names = {run[0] for run in chosen}
-        chosen = [run for run in chosen if any(run[0] == one or one not in names and run[0].startswith(one) for one in only)]
-        if options.invariant:
-            chosen.sort(key=lambda run: run[0] != "offline alone")
-        compared.all(chosen)
-        if options.invariant:
-            same(os.path.join(options.out, "runs.jsonl"))
+    if "P35" in probes:
+        with lines.Probe("P35"):
+            blocks.run(options, lambda role: command(role, options.block_seconds, "--rate", str(options.rate)))
+    if "P16" in probes:
+        with lines.Probe("P16"):
+            two_engines(options, command)
+
+
+def two_engines(options, command):
+    compared = runs.Comparison("P16", command, options.seconds, options.out, options.ready)
+    # What counts first: a machine may be taken away, and engines are slow to start.
+    chosen = [runs.ALONE[0], runs.TIDEGATE, runs.UNCONTROLLED, runs.ALONE[1], runs.AGAIN, runs.WATCHED, runs.PAUSED]
+    if os.environ.get("TIDEGATE_PLUGIN"):
+        chosen[2:2] = [runs.HINTED, runs.UNANNOUNCED]
+    if options.pool:
+        chosen.insert(2, runs.shared(options.pool))
+    only = options.only.replace("_", " ").split(",") if options.only else [""]
+    # What nobody disturbed is the truth for the others.
+    names = {run[0] for run in chosen}
+    chosen = [run for run in chosen if any(run[0] == one or one not in names and run[0].startswith(one) for one in only)]
+    if options.invariant:
+        chosen.sort(key=lambda run: run[0] != "offline alone")
+    compared.all(chosen)
+    if options.invariant:
+        same(os.path.join(options.out, "runs.jsonl"))
 
 
 def same(path):

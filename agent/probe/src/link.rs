@@ -22,8 +22,8 @@ pub struct Preload {
     pub driver: Option<PathBuf>,
     /// Pipe directory of the MPS daemon whose client the worker is.
     pub mps: Option<PathBuf>,
-    /// Further variables of the worker's environment.
-    pub variables: Vec<(&'static str, String)>,
+    /// Further variables of the worker's environment; None: the variable is not set, whatever this process has.
+    pub variables: Vec<(&'static str, Option<String>)>,
 }
 
 /// A worker process that takes requests. Killed with this value: who disabled its channels enables them first.
@@ -64,7 +64,12 @@ impl Worker {
         if let Some(pipes) = &preload.mps {
             command.env("CUDA_MPS_PIPE_DIRECTORY", pipes);
         }
-        command.envs(preload.variables.iter().map(|(name, value)| (name, value)));
+        for (name, value) in &preload.variables {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         Ok(Self {
             process: worker::Worker::start(command).context("cannot start a worker")?,
             early: HashMap::new(),

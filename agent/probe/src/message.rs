@@ -287,7 +287,7 @@ pub enum Op {
         blocks: u32,
     },
     /// Launches short kernels on the lane's stream, each waited for. `ns`: the median of the times from launch
-    /// to return, `value`: their 99th percentile.
+    /// to return, `value`: the longest.
     Latency {
         /// How many.
         kernels: u32,

@@ -53,7 +53,7 @@ pub(super) fn contexts(bench: &Bench) -> anyhow::Result<Ending> {
     let mut all = Vec::new();
     for &(connections, contexts) in CASES {
         let preload = Preload {
-            variables: vec![("CUDA_DEVICE_MAX_CONNECTIONS", connections.to_string())],
+            variables: vec![("CUDA_DEVICE_MAX_CONNECTIONS", Some(connections.to_string()))],
             ..bench.options.preload.clone()
         };
         let name = format!("made-{connections}-{contexts}");

@@ -2,21 +2,26 @@
 
 mod alias;
 mod blocked;
+mod connections;
 mod control;
 mod cost;
 mod death;
+mod drift;
 mod edges;
+mod gaps;
 mod joint;
 mod lasting;
 mod made_of;
 mod memory;
 mod methods;
 mod named;
+mod pair;
 mod rank;
 mod schedule;
 mod shape;
 mod sharing;
 mod timeout;
+mod twin;
 mod waits;
 
 use crate::bench::{Bench, Ending};
@@ -101,6 +106,12 @@ probes! {
     "P29" A 90 joint::processes, "does one call stop several processes, and what does it cost beside a call for each?",
         "firmware takes a list with channels of several processes, and stops them all in one call";
     "P30" A 90 named::channels, "what does a stop cost by the channels that it names, and when does online's kernel run?", "";
+    "P36a" A 90 connections::cases, "what do the channels, a stop and the throughput become by CUDA_DEVICE_MAX_CONNECTIONS?", "";
+    "P36b" A 90 gaps::waits, "how long does a short kernel wait beside a process that always has work, before and after that was stopped once?", "";
+    "P31s" A 90 rank::slices, "how long does it wait by the other's time slice, and do two busy processes share by slices?", "";
+    "P37" A 90 twin::preempt, "may two GPUs be freed at once, by PREEMPT through the owners' files?", "";
+    "P38" A 90 drift::edges, "ten edges a second for half a minute: does a stop become slower, is anything left behind?",
+        "300 stops leave no descriptor, no client and no Xid behind";
     "P10" A 60 schedule::preempt, "what do PREEMPT and SET_TIMESLICE do?",
         "PREEMPT and SET_TIMESLICE of one's own group need no privilege, and work goes on after them";
     "P11" A 60 edges::unprivileged, "may a user without rights disable foreign channels?",
@@ -113,7 +124,7 @@ probes! {
         "disabling a process' channels holds its green contexts too, and they keep to their multiprocessors";
     "P15m" B 90 sharing::mps, "has an MPS client channels of its own, and whose work stops when they are disabled?",
         "an MPS client with channels of its own can be stopped alone";
-    "P31" B 90 rank::first_come, "may a process' work go before another's without a gate: real-time, time slices?", "";
+    "P31" B 90 rank::first_come, "may a process' work go before another's without a gate, by being real-time?", "";
     "P28" B 60 timeout::no_preemption, "what does a disable do to a kernel that the GPU cannot save in its middle?",
         "without preemption in mid-kernel a disable waits for the kernel, until the driver loses patience after about 4 s (Xid 109)";
     "P8" B 300 death::killed_while_disabled, "what does killing a process cost the node while its channels are disabled?",
