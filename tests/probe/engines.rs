@@ -91,11 +91,22 @@ fn each_request_is_compared_with_the_same_one_alone() {
     Running::start("python3", &mut command).succeed();
 }
 
+/// Runs tests in Python of the programs there.
+fn python(tests: &str) {
+    let path = format!("{}/probe/{tests}", env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new("python3");
+    command.args(["-B", &path]).env("PYTHONPATH", ENGINES);
+    Running::start("python3", &mut command).succeed();
+}
+
 /// P-EQUIPMENT-4: probes find what they say and leave nothing disabled.
 #[test]
 fn the_judge_of_paired_blocks_finds_what_was_put_into_them() {
-    let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/probe/judged.py");
-    let mut command = Command::new("python3");
-    command.args(["-B", tests]).env("PYTHONPATH", ENGINES);
-    Running::start("python3", &mut command).succeed();
+    python("judged.py");
+}
+
+/// P-EQUIPMENT-5: the plan of a day on a card fits its budget.
+#[test]
+fn lean_wheels_arrive_in_slices_without_what_is_never_loaded() {
+    python("packed.py");
 }
