@@ -14,8 +14,9 @@
 //!
 //! Invariants: every order carries a new generation, and only the answer to a lane's latest order
 //! moves it. The job is ordered to run only if the gates of all its GPUs are open, or for one
-//! breath. After a failed disable all lanes are enabled before anything else is decided. No wait in
-//! here ends in "disabled": a failed enable is tried again for as long as the job lives.
+//! breath. After a failed disable all lanes are enabled before anything else is decided, and a job whose enables fail as
+//! often as a disable may is given up, so that no other job waits for it. No wait in here ends in "disabled": a failed
+//! enable is tried again for as long as the job lives.
 
 mod beside;
 mod groups;
@@ -81,6 +82,8 @@ struct Lane {
     state: LaneState,
     generation: Generation,
     retry: Duration,
+    /// Enables that failed in a row.
+    failures: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,6 +236,7 @@ impl Job {
         if let Some(lane) = self.answered(order, LaneState::Enabling) {
             lane.state = LaneState::Enabled;
             lane.retry = Duration::ZERO;
+            lane.failures = 0;
         }
     }
 
@@ -252,6 +256,7 @@ impl Job {
         {
             out.push(Effect::Emit(Report::EnableFailed { order, status }));
         }
+        lane.failures = lane.failures.saturating_add(1);
         lane.retry = (lane.retry * 2).clamp(config.enable_retry, Config::ENABLE_RETRY_MAX);
         lane.state = LaneState::Failed {
             retry_at: now.after(lane.retry),
@@ -379,14 +384,7 @@ impl Job {
         }
         self.want = want;
         if self.mode == Mode::Recovering {
-            if self.all(LaneState::Enabled) {
-                self.mode = if self.failures > config.disable_retries {
-                    out.push(Effect::Emit(Report::Unmanaged { job: self.id }));
-                    Mode::Unmanaged
-                } else {
-                    Mode::Managed
-                };
-            }
+            self.recover(config, out);
             outcome.dropped = self.preempted_by.take();
         }
         self.order(world, generation, now, out);
@@ -415,6 +413,19 @@ impl Job {
         }
         self.note_state(now);
         outcome
+    }
+
+    /// Ends the recovery from a failed disable: when everything is enabled, or could not be for as many tries as a disable
+    /// has. Then others no longer wait for it.
+    fn recover(&mut self, config: &Config, out: &mut Vec<Effect>) {
+        let most = config.disable_retries;
+        let stuck = self.lanes.iter().any(|lane| lane.failures > most);
+        if stuck || self.all(LaneState::Enabled) && self.failures > most {
+            out.push(Effect::Emit(Report::Unmanaged { job: self.id }));
+            self.mode = Mode::Unmanaged;
+        } else if self.all(LaneState::Enabled) {
+            self.mode = Mode::Managed;
+        }
     }
 
     fn breathe(

@@ -112,6 +112,7 @@ impl Job {
             state: fresh,
             generation: Generation(0),
             retry: Duration::ZERO,
+            failures: 0,
         }));
     }
 }

@@ -9,6 +9,7 @@ mod stories;
 mod world;
 
 use crate::dice::Dice;
+use tidegate_policy::ids::GpuId;
 use world::{Draw, World};
 
 const CASES: u64 = 10_000;
@@ -59,6 +60,16 @@ fn jobs_on_the_same_gpus_take_turns_by_weight_and_leave_no_gpu_to_itself() {
 fn orders_that_fail_let_no_two_sound_jobs_run_at_once_and_starve_nobody() {
     judge(Draw {
         fails: true,
+        ..Draw::default()
+    });
+}
+
+/// P-FAIR-2: what fails, is late or is given up hurts nobody else.
+#[test]
+fn a_gpu_that_takes_no_order_starves_no_job_that_does_not_use_it() {
+    judge(Draw {
+        fails: true,
+        lost: Some(GpuId(2)),
         ..Draw::default()
     });
 }

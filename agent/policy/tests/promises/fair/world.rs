@@ -27,6 +27,8 @@ pub struct Draw {
     pub fails: bool,
     /// No order takes longer than most do.
     pub prompt: bool,
+    /// This GPU takes no order at all.
+    pub lost: Option<GpuId>,
 }
 
 #[derive(Debug)]
@@ -341,7 +343,7 @@ impl World {
         }
     }
 
-    /// Once nothing fails any more and online is idle, whoever wants to runs.
+    /// Once nothing fails any more but on a GPU that is lost, and online is idle, whoever wants to runs.
     pub fn calm(&mut self) {
         self.calm = true;
         (0..GPUS).for_each(|gpu| self.online(gpu, false));
@@ -355,7 +357,8 @@ impl World {
         self.pass(4_000_000_000);
         for id in ids {
             let job = &self.jobs[&id];
-            if job.works && job.class == Class::Normal && job.ran == 0 {
+            let sound = self.draw.lost.is_none_or(|lost| !job.gpus.contains(lost));
+            if sound && job.works && job.class == Class::Normal && job.ran == 0 {
                 self.breaks(&format!("(4) job {id} starves"));
             }
         }
@@ -366,7 +369,8 @@ impl World {
             return;
         };
         let (_, _, order, enable) = self.orders.remove(at);
-        let fails = self.draw.fails && !self.calm && self.dice.next().is_multiple_of(8);
+        let drawn = self.draw.fails && !self.calm && self.dice.next().is_multiple_of(8);
+        let fails = drawn || self.draw.lost == Some(order.gpu);
         if let Some(on) = self.enabled.get_mut(&(order.job.0, order.gpu))
             && !fails
         {

@@ -159,6 +159,29 @@ fn a_job_whose_disables_keep_failing_is_given_up_enabled_and_held_by_its_launch_
     );
 }
 
+/// P-FAIR-9: a job whose channels cannot be disabled any more is given up, and the others go on taking turns.
+#[test]
+fn a_job_that_can_be_neither_disabled_nor_enabled_is_given_up_and_tried_on() {
+    let mut bench = running(config());
+    bench.busy(ENGINE, GPU);
+    let retries = config().disable_retries;
+    // The first GPU is lost: it takes no call.
+    let mut tries = 0;
+    while bench.node.job(JOB).map(|job| job.state) != Some(JobState::Unmanaged) {
+        assert!(tries <= 2 * retries, "given up after {tries} tries");
+        tries += u32::from(!bench.issued[GPU.index()].is_empty());
+        bench.answer(GPU, true);
+        (1..GPUS).for_each(|gpu| bench.answer(GpuId(gpu), false));
+        bench.pass(10_000_000);
+    }
+    assert_eq!(tries, 1 + retries + 1, "a disable, and its enables");
+    assert!(bench.reports.contains(&Report::Unmanaged { job: JOB }));
+    // It is enabled as soon as the GPU takes it.
+    bench.pass(1_000_000_000);
+    bench.answer_all();
+    assert!(bench.held.values().all(|held| held.1));
+}
+
 /// P-OPERATE-5: what is set, drained or asked for holds at once.
 #[test]
 fn a_drained_node_runs_nothing_offline_until_it_is_undrained() {
