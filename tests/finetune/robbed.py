@@ -30,6 +30,8 @@ from tidegate_engines.finetune.seam import attach
 class Thief:
     """A memory that is taken: which pieces, before which operations, is drawn."""
 
+    outlived = False
+
     def __init__(self, rng: random.Random, strikes: set[int]) -> None:
         self._rng = rng
         self._strikes = strikes

@@ -49,6 +49,11 @@ NOTHING: frozenset[Held] = frozenset()
 class Memory(Protocol):
     """Where held state lies."""
 
+    @property
+    def outlived(self) -> bool:
+        """Whether tensors keep what they show when the memory behind them is gone: they only show it."""
+        ...
+
     def adopt(self, name: Held, tensors: Sequence[torch.Tensor]) -> None:
         """Holds tensors that exist: frozen weights, for as long as the trainer lives."""
         ...
@@ -90,6 +95,8 @@ class Memory(Protocol):
 
 class PlainMemory:
     """The framework's own memory, which nobody takes."""
+
+    outlived = True
 
     def adopt(self, name: Held, tensors: Sequence[torch.Tensor]) -> None:
         return None

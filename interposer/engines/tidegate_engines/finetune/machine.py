@@ -21,6 +21,7 @@ layer below, K and V by the layer itself, each with the windows it was made with
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from typing import NamedTuple
 import torch
 
 from .held import Held, Kind, Memory, PlainMemory
+from .weights import WRITTEN_BETWEEN, Weights
 from .windows import Given, Layers, Window, every
 
 #: Tokens of a window where nobody says otherwise: large windows load weights least often, and beyond some
@@ -84,8 +86,12 @@ class Batch:
     first: torch.Tensor
     output: torch.Tensor | None
     seed: int | None
+    #: Writes to frozen weights before it.
+    writes: int
     #: Whether a backward pass may follow.
     remembered: bool
+    #: Whether another backward pass may follow.
+    kept: bool
     forward: list[Window]
     backward: list[Window]
     #: Told of a layer's keys and values once they are right: somebody's cache.
@@ -149,8 +155,8 @@ class Machine:
         self._cut_backward = backward or forward
         self._before_unit = before_unit
         self._missing: set[Held] = set()
-        #: Frozen weights, and the copies on the host that they are made again from.
-        self._copies: dict[Held, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        #: Frozen weights that may be taken.
+        self._held_weights = Weights(self.memory, self._own)
         self._batches = 0
         self._around: Around | None = None
         self._weights = [Held(layer, Kind.WEIGHTS) for layer in range(len(layers))]
@@ -164,18 +170,17 @@ class Machine:
 
         Weights that several layers share are never taken.
         """
-        owners: dict[int, int] = {}
-        frozen = {n: self.layers.parameters(n, False) for n in range(len(self.layers))}
-        for parameters in frozen.values():
-            for parameter in parameters:
-                at = parameter.data_ptr()
-                owners[at] = owners.get(at, 0) + 1
-        for layer, parameters in frozen.items():
-            own = [p for p in parameters if owners[p.data_ptr()] == 1]
-            name = Held(layer, Kind.WEIGHTS)
-            if own:
-                self._copies[name] = [(p, on_host(p)) for p in own]
-                self.memory.adopt(name, own)
+        self._held_weights.begin()
+
+    def _own(self) -> list[list[torch.nn.Parameter]]:
+        """Each layer's frozen weights, but for those that are another layer's too."""
+        frozen = [self.layers.parameters(n, False) for n in range(len(self.layers))]
+        owners = Counter(p.data_ptr() for n in range(len(self.layers)) for p in self.layers.all_parameters(n))
+        return [[p for p in own if owners[p.data_ptr()] == 1] for own in frozen]
+
+    def _heed(self) -> None:
+        """Takes over what the script has written into frozen weights."""
+        self._held_weights.look(self._settle, self._missing)
 
     # A pass.
 
@@ -189,6 +194,7 @@ class Machine:
         """What comes out of the last layer. The pass can be followed by :meth:`backward` if ``remembered``."""
         length = hidden.shape[1]
         self._cuda = device if (device := self.layers.device()).type == "cuda" else None
+        self._heed()
         dropout = self.layers.has_dropout()
         cut = self._cut_forward(length)
         self._batches += 1
@@ -198,7 +204,9 @@ class Machine:
             first=hidden.detach(),
             output=None,
             seed=int(torch.randint(2**62, ()).item()) if dropout else None,
+            writes=self._held_weights.writes,
             remembered=remembered,
+            kept=False,
             forward=cut,
             # What a dropout drops hangs on the window, so both passes need the same.
             backward=cut if dropout else self._cut_backward(length),
@@ -215,8 +223,17 @@ class Machine:
         assert output is not None
         return batch, output
 
-    def backward(self, batch: Batch, dy: torch.Tensor, wants_input: bool) -> torch.Tensor | None:
-        """Fills ``batch.grads``; the gradient of what went into the first layer if that is asked for."""
+    def backward(
+        self, batch: Batch, dy: torch.Tensor, wants_input: bool, kept: bool = False
+    ) -> torch.Tensor | None:
+        """Fills ``batch.grads``; the gradient of what went into the first layer if that is asked for.
+
+        Another backward pass may follow if ``kept``.
+        """
+        self._heed()
+        if batch.writes != self._held_weights.writes:
+            raise RuntimeError(WRITTEN_BETWEEN)
+        batch.kept, batch.grads, batch.staging, batch.past = kept, {}, [], []
         batch.trained = [self.layers.parameters(n, True) for n in range(len(self.layers))]
         trained = (n for n, parameters in enumerate(batch.trained) if parameters)
         batch.wants_input = wants_input
@@ -228,18 +245,20 @@ class Machine:
             self._run(batch)
         dx = batch.turns[0].to(batch.first.dtype) if wants_input else None
         batch.turns = []
-        _forget(self.memory, self._missing, batch.held)
+        if not kept:
+            _forget(self.memory, self._missing, batch.held)
         return dx
 
     @contextmanager
     def as_it_is(self, layer: int) -> Iterator[None]:
         """Around a call of a layer that is no unit: generation, say. It cannot be done again."""
         name = Held(layer, Kind.WEIGHTS)
+        self._heed()
         self.memory.needs({name})
         self._around = None
         while name in self._missing:
             self._reload(name)
-        self.memory.fetch([name] if name in self._copies else [])
+        self.memory.fetch([name] if name in self._held_weights else [])
         yield
         self._settle()
         if name in self._missing:
@@ -247,8 +266,13 @@ class Machine:
 
     def _run(self, batch: Batch) -> None:
         self._around = None
-        while self.cursor.phase is not Phase.DONE:
-            self.advance(batch)
+        try:
+            while self.cursor.phase is not Phase.DONE:
+                self.advance(batch)
+        except BaseException:
+            # A unit that broke off may have read garbage, and the script goes on with the weights.
+            self._settle()
+            raise
 
     def advance(self, batch: Batch) -> None:
         """Runs one unit, and commits its layer if that was the last."""
@@ -301,7 +325,7 @@ class Machine:
         n, forward = unit.layer, unit.phase is Phase.FORWARD
         reads = self._reads(batch, unit)
         writes = self._writes(batch, n, output=True) if forward else []
-        there = reads if reads[0] in self._copies else reads[1:]
+        there = reads if reads[0] in self._held_weights else reads[1:]
         windows = batch.forward if forward else batch.backward
         return Around(
             forward,
@@ -327,7 +351,7 @@ class Machine:
         """What a unit reads: also the keys and values of the layer's earlier windows, once there are any."""
         past = (batch.name(layer, kind) for kind in (Kind.KEYS, Kind.VALUES))
         names = dict.fromkeys((*reads, *past))
-        self.memory.fetch(name for name in names if name in batch.held or name in self._copies)
+        self.memory.fetch(name for name in names if name in batch.held or name in self._held_weights)
 
     def _writes(self, batch: Batch, layer: int, output: bool) -> list[Held]:
         """Keys and values, and the input of the next layer."""
@@ -341,9 +365,10 @@ class Machine:
         """Waits for the device, then asks what was lost: in this order, or a loss is seen too early."""
         if self._cuda is not None:
             self._wait()
-        if lost := self.memory.poll():
+        if lost := set(self.memory.poll()):
             self.counts.reclaims += 1
             self._missing |= lost
+            self._held_weights.lost(lost)
 
     def _wait(self) -> None:
         if self._cuda is not None:
@@ -374,7 +399,7 @@ class Machine:
         elif batch.keep is not None:
             keys, values = (batch.held[batch.name(unit.layer, kind)] for kind in (Kind.KEYS, Kind.VALUES))
             batch.keep(keys.clone(), values.clone(), unit.layer)
-        if not (around.forward and batch.remembered):
+        if not (batch.remembered if around.forward else batch.kept):
             for name in (*around.reads[1:], *around.writes[:2]):
                 self._drop(batch, name)
 
@@ -404,7 +429,7 @@ class Machine:
 
     def _reload(self, name: Held) -> None:
         self._regain(name)
-        load(self._copies[name])
+        self._held_weights.load(name)
         self.memory.store([name])
         # A loss while it was made is found here, and it is missing again.
         self._settle()
@@ -520,22 +545,6 @@ class Machine:
         if not batch.staging:
             batch.staging = [torch.zeros_like(p, dtype=_wide(p.dtype)) for p in trained]
         return trained
-
-
-def on_host(weight: torch.Tensor) -> torch.Tensor:
-    """A copy from which a weight is loaded again: page-locked where the weight is on a GPU, so that no load waits inside
-    the driver, where it may hold locks that taking memory needs."""
-    if not weight.is_cuda:
-        return weight.detach().to("cpu", copy=True)
-    copy = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=True)
-    return copy.copy_(weight.detach())
-
-
-def load(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Loads weights from their copies, in the order of the device's work."""
-    for weight, copy in copies:
-        # What autograd has noted of the weight stands: it is what it was.
-        weight.data.copy_(copy, non_blocking=True)
 
 
 def _forget(memory: Memory, missing: set[Held], held: dict[Held, torch.Tensor]) -> None:

@@ -52,6 +52,8 @@ class Piece:
 class Pieces:
     """The part of a :class:`~.held.Memory` that does not ask how bytes come and go."""
 
+    outlived = False
+
     def __init__(self, job: OfflineJob, blocks: int) -> None:
         self._job = job
         self._blocks = blocks

@@ -12,6 +12,7 @@ Layers are found as transformers marks them: what can be checkpointed. What some
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +21,8 @@ import torch
 from torch import nn
 
 from .held import Held, Kind, Memory, PlainMemory
-from .machine import TAKEN_OUTSIDE, Counts, Phase, Unit, load, on_host
+from .machine import TAKEN_OUTSIDE, Counts, Phase, Unit
+from .weights import Weights
 
 Result = TypeVar("Result")
 
@@ -81,13 +83,10 @@ class Plain:
         #: Told of each micro-batch that was run, and whether it stands.
         self.ran: Callable[[bool], None] = lambda _: None
         self._before_unit = before_unit
-        self._trained = [p for p in model.parameters() if p.requires_grad]
-        self._copies: dict[Held, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        for at, own in enumerate(_own(model, self.layers)):
-            if own:
-                name = Held(at, Kind.WEIGHTS)
-                self._copies[name] = [(p, on_host(p)) for p in own]
-                self.memory.adopt(name, own)
+        self._model = weakref.ref(model)
+        self._trained = self._trains()
+        self._weights = Weights(self.memory, self._may_go)
+        self._weights.begin()
         self._missing: set[Held] = set()
         #: Whose weights are read now.
         self._under: Held | None = None
@@ -106,8 +105,18 @@ class Plain:
         for name in list(self._missing):
             self._reload(name)
 
+    def _trains(self) -> list[torch.Tensor]:
+        model = self._model()
+        return [] if model is None else [p for p in model.parameters() if p.requires_grad]
+
+    def _may_go(self) -> list[list[torch.Tensor]]:
+        model = self._model()
+        return [[] for _ in self.layers] if model is None else _own(model, self.layers)
+
     def step(self, work: Callable[[], Result]) -> Result:
         """Runs a micro-batch, forward and backward, until nothing of it was lost."""
+        self._weights.look(self._settle, self._missing)
+        self._trained = self._trains()
         before = [p.grad for p in self._trained]
         state = _random_state()
         try:
@@ -143,7 +152,9 @@ class Plain:
         if self._before_unit is not None:
             self._before_unit(unit)
         name = Held(unit.layer, Kind.WEIGHTS)
-        if name not in self._copies:
+        if not self._inside:
+            self._weights.look(self._settle, self._missing)
+        if name not in self._weights:
             return
         while name in self._missing:
             self._reload(name)
@@ -163,9 +174,10 @@ class Plain:
     def _settle(self) -> None:
         """Waits for the device, then asks what was lost: in this order, or a loss is seen too early."""
         self._wait()
-        if lost := self.memory.poll():
+        if lost := set(self.memory.poll()):
             self.counts.reclaims += 1
             self._missing |= lost
+            self._weights.lost(lost)
         if self._under in self._missing:
             self._garbage = True
 
@@ -176,7 +188,7 @@ class Plain:
     def _reload(self, name: Held) -> None:
         self.memory.again(name)
         self._missing.discard(name)
-        load(self._copies[name])
+        self._weights.load(name)
         self.memory.store([name])
         # A loss while it was made is found here, and it is missing again.
         self._settle()

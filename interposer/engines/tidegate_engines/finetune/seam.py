@@ -40,17 +40,22 @@ class _Pass(torch.autograd.Function):
         ctx: Any, machine: Machine, given: Given, hidden: torch.Tensor, *trained: nn.Parameter
     ) -> torch.Tensor:
         ctx.machine, ctx.parameters = machine, trained
+        # Whoever steps an optimizer between the passes hears of it from autograd. It saves no biases either.
+        ctx.save_for_backward(*(p for p in trained if p.dim() > 1))
         ctx.batch, output = machine.forward(hidden, given, remembered=True)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors
         batch: Batch | None = ctx.batch
         if batch is None:
             raise RuntimeError("backward through the same layers a second time: what they had saved is gone")
-        ctx.batch = None
-        dx = ctx.machine.backward(batch, dy, ctx.needs_input_grad[2])
+        kept = torch._C._autograd._get_current_graph_task_keep_graph()
+        if not kept:
+            ctx.batch = None
+        dx = ctx.machine.backward(batch, dy, ctx.needs_input_grad[2], kept)
         return None, None, dx, *(batch.grads.get(p) for p in ctx.parameters)
 
 

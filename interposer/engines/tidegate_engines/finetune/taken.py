@@ -29,6 +29,8 @@ class Copies(Protocol):
 class TakenMemory(Pieces):
     """A :class:`~.held.Memory` of ``blocks`` blocks from ``base``."""
 
+    outlived = True
+
     def __init__(self, device: Copies, job: OfflineJob, base: int, blocks: int) -> None:
         super().__init__(job, blocks)
         self._device = device

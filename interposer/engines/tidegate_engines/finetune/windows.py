@@ -79,6 +79,10 @@ class Layers:
         found = dict.fromkeys(self.all[layer].parameters())
         return [p for p in found if p.requires_grad == trained]
 
+    def all_parameters(self, layer: int) -> list[nn.Parameter]:
+        """A layer's parameters, each once."""
+        return list(dict.fromkeys(self.all[layer].parameters()))
+
     def device(self) -> torch.device:
         """Where the layers are."""
         return next(self.all[0].parameters()).device
