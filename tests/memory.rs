@@ -252,6 +252,134 @@ fn a_thread_inside_a_call_that_holds_the_drivers_locks_puts_a_reclaim_off_and_no
     stage.end();
 }
 
+/// A step of a move of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The gate word orders calls to wait.
+    Held,
+    /// Nobody is inside.
+    Checked,
+    /// The channels are disabled.
+    Disabled,
+    /// A mapping is gone, and nothing is in its place.
+    Moving,
+    /// The process has answered.
+    Moved,
+}
+
+impl Stage {
+    /// Has the `nth` such call made while the agent is at `step` of taking a stripe, and the agent die there.
+    fn dies_at(&mut self, step: Step, stripe: u32, call: &str, nth: usize) {
+        self.engine.tell(&format!("prepare {call}"));
+        self.engine.line(&format!("prepared {call}"), nth);
+        self.agent.gate(0, Gate::Held);
+        if step != Step::Held {
+            let checked = self.agent.check(0, PATIENCE);
+            assert_eq!(checked.result(), MemoryResult::Ok, "{checked:?}");
+        }
+        if !matches!(step, Step::Held | Step::Checked) {
+            self.agent.channels(0, true);
+        }
+        let begun = monotonic_ns();
+        let kv = self.kv();
+        match step {
+            Step::Moving => {
+                // The mapping goes at once; the call returns so much later.
+                self.set("unmap_us", "300000");
+                self.agent.order_reclaim(0, kv, &[stripe], PATIENCE);
+                self.wait_record("a mapping to go", begun, Kind::Unmap);
+            }
+            Step::Moved => {
+                let answers = self.agent.reclaim(0, kv, &[stripe]);
+                assert_eq!(answers[0].result(), MemoryResult::Ok, "{answers:?}");
+            }
+            Step::Held | Step::Checked | Step::Disabled => {}
+        }
+        self.engine.tell("go");
+        self.engine.line(&format!("calling {call} "), nth);
+        self.agent.die();
+        let dead = monotonic_ns();
+        self.wait_record("the channels to be enabled", dead, Kind::EnableEnd);
+        self.set("unmap_us", "0");
+        self.agent = StandIn::start(&self.node, Role::Offline);
+        self.agent.let_run(0);
+        self.engine.line(&format!("called {call}"), nth);
+        self.engine.goes_on(16);
+        if step == Step::Moving {
+            let after = self.records_after(begun);
+            let first = after
+                .iter()
+                .find(|r| matches!(r.kind, Kind::Map | Kind::EnableEnd));
+            let first = first.map(|record| record.kind);
+            assert_eq!(
+                first,
+                Some(Kind::Map),
+                "{call}: nothing is enabled over a hole"
+            );
+        }
+    }
+
+    /// What the device did for the engine after `from`.
+    fn records_after(&self, from: u64) -> Vec<history::Record> {
+        let records = history::read(&self.node.vgpu_dir()).expect("the device keeps a history");
+        let pid = self.engine.process.pid();
+        let mine = records.into_iter();
+        mine.filter(|r| r.at_ns > from && r.pid == pid).collect()
+    }
+
+    #[track_caller]
+    fn wait_record(&self, what: &str, from: u64, kind: Kind) {
+        wait_for(what, || {
+            let mut after = self.records_after(from).into_iter();
+            after.any(|record| record.kind == kind).then_some(())
+        });
+    }
+}
+
+/// P-MEMORY-4: memory is moved, whoever dies, also in the middle of a move.
+/// P-LIFECYCLE-2: without an agent no channel stays disabled.
+#[test]
+fn an_agent_that_dies_in_a_move_lets_no_call_in_before_the_move_has_ended() {
+    let env = [("TIDEGATE_VGPU_LOCKS", "calls")];
+    let mut stage = Stage::new(&[], &["--ns", "100000"], &env);
+    let calls = [
+        "copy",
+        "free",
+        "host_free",
+        "load",
+        "unload",
+        "stream",
+        "event",
+        "sync",
+        "context",
+        "launch",
+    ];
+    for (stripe, call) in (0..).zip(calls) {
+        stage.dies_at(Step::Moving, stripe, call, 1);
+    }
+    stage.end();
+}
+
+/// P-MEMORY-4: memory is moved, whoever dies, also in the middle of a move.
+/// P-LIFECYCLE-2: without an agent no channel stays disabled.
+#[test]
+fn an_agent_may_die_at_each_step_of_a_move_while_a_thread_enters_the_driver() {
+    let env = [("TIDEGATE_VGPU_LOCKS", "calls")];
+    let mut stage = Stage::new(&[], &["--ns", "100000"], &env);
+    let steps = [
+        Step::Held,
+        Step::Checked,
+        Step::Disabled,
+        Step::Moving,
+        Step::Moved,
+    ];
+    for (at, step) in (0..).zip(steps) {
+        stage.dies_at(step, 2 * at, "copy", at as usize + 1);
+        stage.dies_at(step, 2 * at + 1, "launch", at as usize + 1);
+    }
+    stage.end();
+}
+
 /// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
 fn a_reclaim_waits_for_a_call_that_goes_on() {

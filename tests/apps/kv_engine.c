@@ -13,7 +13,8 @@
  *   called NAME              the call returned
  *   second 0|1               a second cache is gone, or stands
  *   plain N                  the result of an allocation outside of the cache
- * "call NAME" on standard input makes such a call, "second 0|1" such a cache, "plain N" an allocation of N MiB; any
+ *   prepared NAME            the same thread will make it when it reads a line more
+ * "call NAME" on standard input makes such a call, "prepare NAME" does all but the call, "second 0|1" such a cache, "plain N" an allocation of N MiB; any
  * other line, or the end, ends the program; so do --tokens. */
 #include "../../interposer/include/tidegate.h"
 #include "kv.h"
@@ -200,7 +201,7 @@ static int preempt_youngest(void)
 }
 
 /* A call that waits for the GPU, which spins for a while. */
-static void make_call(const char *name, CUcontext engine)
+static void make_call(const char *name, CUcontext engine, int waits)
 {
     const uint64_t spin_ns = 600000000;
     CUdeviceptr plain;
@@ -226,6 +227,12 @@ static void make_call(const char *name, CUcontext engine)
     if (!strcmp(name, "event")) MUST(cuEventRecord(event, other));
     if (!strcmp(name, "launch"))
         for (int i = 1; i < 1024; i++) tg_spin(spin, other, 1000, 1);
+    if (waits) {
+        char line[64];
+        printf("prepared %s\n", name);
+        fflush(stdout);
+        if (!fgets(line, sizeof line, stdin)) return;
+    }
     printf("calling %s %d\n", name, (int)gettid());
     fflush(stdout);
     if (!strcmp(name, "copy")) MUST(cuMemcpyDtoH_v2(&value, plain, 8));
@@ -270,7 +277,8 @@ static void *obey(void *context)
     for (;;) {
         int wanted;
         if (!fgets(line, sizeof line, stdin)) break;
-        if (sscanf(line, "call %31s", name) == 1) make_call(name, context);
+        if (sscanf(line, "call %31s", name) == 1) make_call(name, context, 0);
+        else if (sscanf(line, "prepare %31s", name) == 1) make_call(name, context, 1);
         else if (sscanf(line, "second %d", &wanted) == 1) second_cache(wanted);
         else if (sscanf(line, "plain %d", &wanted) == 1) {
             CUdeviceptr plain;

@@ -159,6 +159,8 @@ impl StandIn {
         };
         let path = node.run_dir().join(tidegate_proto::HOOK_SOCKET);
         runtime.block_on(async {
+            // An earlier one's, which is gone.
+            let _ = std::fs::remove_file(&path);
             let listener = tokio::net::UnixListener::bind(path).expect("the directory is writable");
             let (connection_tx, connection_rx) = mpsc::channel(16);
             let (pages, crowd) = (
@@ -186,6 +188,14 @@ impl StandIn {
             runtime: Some(runtime),
             ended,
             seq: 0,
+        }
+    }
+
+    /// Ends as an agent does that is killed: every stream is cut, and nothing is said.
+    pub fn die(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
         }
     }
 
@@ -416,9 +426,6 @@ fn after(limit: Duration) -> u64 {
 
 impl Drop for StandIn {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::Release);
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        self.die();
     }
 }

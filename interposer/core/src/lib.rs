@@ -4,6 +4,7 @@
 //!   instructions, and how the prober takes that back.
 //! * [`capture`]: how the prober and a begin-capture call keep out of each other's way.
 //! * [`gate`]: whether a launch of an offline process may pass.
+//! * [`hold`]: how calls that may hold the driver's locks and changes of mappings keep out of each other's way.
 //! * [`rm`]: which channels a process owns, from the resource manager's ioctls it makes.
 //! * [`landing`]: what an offline process does when its agent is gone.
 //! * [`stripes`], [`joblog`], [`elastic`]: KV memory: what goes together, how an engine learns of it,
@@ -21,6 +22,7 @@ pub mod arena;
 pub mod capture;
 pub mod elastic;
 pub mod gate;
+pub mod hold;
 pub mod joblog;
 pub mod landing;
 pub mod rm;

@@ -499,10 +499,10 @@ impl Backed {
         Ok(())
     }
 
-    /// Maps again what [`Self::replace`] left torn; whether it stands.
-    pub fn mend(&self, vmm: &Vmm, base: u64, first: usize, count: usize) -> bool {
+    /// Maps again what [`Self::replace`] left torn.
+    pub fn mend(&self, vmm: &Vmm, base: u64, first: usize, count: usize) -> Result<(), Refused> {
         let Some(range) = self.find(base) else {
-            return true;
+            return Ok(());
         };
         let key = (range.device, range.handle_bytes);
         let quarantine = self.quarantine.get(&key).map_or(0, |page| page.handle);
@@ -513,10 +513,13 @@ impl Backed {
             .collect();
         let access = self.access(range.context, range.device);
         let bytes = range.handle_bytes;
-        range.spans(first, count).into_iter().all(|(at, of)| {
-            // Of several addresses some may stand.
-            let _ = vmm.detach(at, of.len() as u64 * bytes);
-            attach_all(vmm, at, bytes, handles[of].iter().copied(), &access).is_ok()
-        })
+        range
+            .spans(first, count)
+            .into_iter()
+            .try_for_each(|(at, of)| {
+                // Of several addresses some may stand.
+                let _ = vmm.detach(at, of.len() as u64 * bytes);
+                attach_all(vmm, at, bytes, handles[of].iter().copied(), &access)
+            })
     }
 }

@@ -8,8 +8,8 @@
 //! full queue and a copy that starts on the host are the others: the count of launches entered and
 //! returned is their mark.
 //!
-//! Mark, fence, look at the gate; there, gate, fence, look at the marks: whoever comes second sees
-//! the other.
+//! How the two keep out of each other's way, also when the agent that ordered the reclaim dies, is in
+//! [`tidegate_core::hold`].
 
 use crate::activity::{gate, slots};
 use crate::hook::row::Row;
@@ -17,7 +17,8 @@ use crate::process::{self, Process};
 use crate::sys::{self, Membarrier};
 use core::sync::atomic::Ordering::{Acquire, SeqCst};
 use core::sync::atomic::fence;
-use tidegate_core::gate::Role;
+use tidegate_core::gate::{RECHECK_NS, Role};
+use tidegate_core::hold::may_enter;
 use tidegate_core::word::Fences as _;
 
 /// A call that may hold the driver's locks.
@@ -26,15 +27,18 @@ pub fn around<T>(row: &'static Row, call: impl FnOnce() -> T) -> T {
         return call();
     };
     loop {
-        let mark = process.memory.marks.leave(row);
-        fence(SeqCst);
-        if !gate::held(process) {
+        let memory = &process.memory;
+        let mark = memory.marks.leave(row);
+        if may_enter(&memory.changing, || fence(SeqCst), || gate::held(process)) {
             let result = call();
             drop(mark);
             return result;
         }
         drop(mark);
-        sys::keeping_errno(|| gate::wait_while_held(process));
+        sys::keeping_errno(|| {
+            gate::wait_while_held(process);
+            memory.wait_while_moving(RECHECK_NS);
+        });
     }
 }
 

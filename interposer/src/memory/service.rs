@@ -10,11 +10,13 @@ use super::hold;
 use super::kv::Outcome;
 use super::order::{Order, What};
 use super::usage::write_usage;
+use super::vmm::Vmm;
 use crate::activity::gate;
 use crate::process::Process;
 use crate::threads::{BlockSignals, spawn};
 use crate::{clock, log, sys};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
+use core::sync::atomic::fence;
 use std::sync::Arc;
 use tidegate_core::joblog::Shared;
 use tidegate_proto::v1::{self, MemoryResult, client_event::Event};
@@ -136,14 +138,8 @@ fn carry_out(process: &'static Process, order: &Order) -> Done {
             Ok(()) => Done::nothing(MemoryResult::Ok),
             Err(done) => done,
         },
-        What::Reclaim(kv, stripes) => match wait_until_clear(process, order) {
-            Ok(()) => change(process, order, *kv, stripes, Move::Reclaim),
-            Err(done) => done,
-        },
-        What::Restore(kv, stripes) => match wait_until_clear(process, order) {
-            Ok(()) => change(process, order, *kv, stripes, Move::Restore),
-            Err(done) => done,
-        },
+        What::Reclaim(kv, stripes) => change(process, order, *kv, stripes, Move::Reclaim),
+        What::Restore(kv, stripes) => change(process, order, *kv, stripes, Move::Restore),
     }
 }
 
@@ -152,20 +148,25 @@ fn is_cancelled(process: &Process, order: &Order) -> bool {
         || sys::lock(&process.memory.cancelled).contains(&order.seq)
 }
 
+/// Whether the agent's gate word orders calls that may hold the driver's locks to wait. One that only schedules has no
+/// gate, and makes no such call.
+fn is_ordered(process: &Process) -> bool {
+    gate::held(process) || process.seen_devices().next().is_none()
+}
+
 /// Waits until the launch gate is held and nobody is inside a call that may hold the driver's locks.
 fn wait_until_clear(process: &Process, order: &Order) -> Result<(), Done> {
     const LOOK_AGAIN_NS: u64 = 100_000;
     loop {
-        // One that only schedules has no gate, and makes no call that holds a lock.
-        if !gate::held(process) && process.seen_devices().next().is_some() {
+        if !is_ordered(process) {
             return Err(Done::nothing(MemoryResult::Refused));
+        }
+        if is_cancelled(process, order) {
+            return Err(Done::nothing(MemoryResult::Cancelled));
         }
         let Some(inside) = hold::inside(process) else {
             return Ok(());
         };
-        if is_cancelled(process, order) {
-            return Err(Done::nothing(MemoryResult::Cancelled));
-        }
         if clock::now_ns() >= order.deadline_ns {
             return Err(Done {
                 inside,
@@ -183,49 +184,98 @@ enum Move {
     Restore,
 }
 
-fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], which: Move) -> Done {
+/// Begins to move mappings once nobody is inside. From then on the process itself keeps everybody out, whatever becomes
+/// of the agent and its gate word.
+fn begin_to_move(process: &Process, order: &Order) -> Result<(), Done> {
     let memory = &process.memory;
+    loop {
+        wait_until_clear(process, order)?;
+        // A call may have gone in, and the gate word may have been replaced, since that was asked.
+        let clear = || {
+            is_ordered(process) && !is_cancelled(process, order) && hold::inside(process).is_none()
+        };
+        if memory.changing.begins_to_move(|| fence(SeqCst), clear) {
+            return Ok(());
+        }
+        memory.rests();
+        if clock::now_ns() >= order.deadline_ns {
+            return Err(Done::nothing(MemoryResult::Cancelled));
+        }
+    }
+}
+
+fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], which: Move) -> Done {
     let Some(vmm) = vmm() else {
         return Done::nothing(MemoryResult::Refused);
     };
-    memory.changing.store(true, Release);
+    if let Err(done) = begin_to_move(process, order) {
+        return done;
+    }
+    let done = move_stripes(process, vmm, order, (kv, stripes), which);
+    process.memory.rests();
+    done
+}
+
+/// Moves stripes, while nobody is inside a call that may hold the driver's locks.
+fn move_stripes(
+    process: &'static Process,
+    vmm: &Vmm,
+    order: &Order,
+    (kv, stripes): (u32, &[u32]),
+    which: Move,
+) -> Done {
+    let memory = &process.memory;
     let started_ns = clock::now_ns();
     let log = memory.log();
+    let go_on = || !is_cancelled(process, order);
+    let mut outcome = {
+        let mut state = sys::lock(&memory.state);
+        let state = &mut *state;
+        let (backed, found) = (&mut state.backed, state.kvs.get_mut(&kv));
+        let Some(cache) = found.filter(|cache| which == Move::Restore || cache.refused.is_empty())
+        else {
+            return Done::nothing(MemoryResult::Refused);
+        };
+        match which {
+            Move::Restore if !cache.withheld(log, stripes) => {
+                return Done::nothing(MemoryResult::NotWithheld);
+            }
+            Move::Reclaim => cache.reclaim(vmm, backed, log, stripes, go_on),
+            Move::Restore => cache.restore(vmm, backed, log, stripes, go_on),
+        }
+    };
+    mend(process, vmm, std::mem::take(&mut outcome.torn));
     let mut state = sys::lock(&memory.state);
     let state = &mut *state;
-    let (backed, found) = (&mut state.backed, state.kvs.get_mut(&kv));
-    let Some(cache) = found.filter(|cache| which == Move::Restore || cache.refused.is_empty())
-    else {
-        memory.changing.store(false, Release);
-        return Done::nothing(MemoryResult::Refused);
-    };
-    if which == Move::Restore && !cache.withheld(log, stripes) {
-        memory.changing.store(false, Release);
-        return Done::nothing(MemoryResult::NotWithheld);
-    }
-    let go_on = || !is_cancelled(process, order);
-    let mut outcome = match which {
-        Move::Reclaim => cache.reclaim(vmm, backed, log, stripes, go_on),
-        Move::Restore => cache.restore(vmm, backed, log, stripes, go_on),
-    };
-    // The application would fault where nothing is mapped, so this thread does not answer before
-    // something is, and the agent enables nothing before the answer.
-    for (base, first, count) in std::mem::take(&mut outcome.torn) {
-        while !backed.mend(vmm, base, first, count) {
-            sys::sleep_ns(10_000_000);
+    let mut log_seq = 0;
+    if let Some(cache) = state.kvs.get(&kv) {
+        log_seq = cache.lost_at(&outcome.stripes);
+        if which == Move::Reclaim && !outcome.stripes.is_empty() {
+            state.backed.zero_quarantine(vmm, cache.device);
         }
     }
-    let log_seq = cache.lost_at(&outcome.stripes);
-    if which == Move::Reclaim && !outcome.stripes.is_empty() {
-        backed.zero_quarantine(vmm, cache.device);
-    }
-    memory.changing.store(false, Release);
     Done {
         result: result_of(&outcome, stripes, log, which, go_on()),
         outcome,
         log_seq,
         started_ns,
         ..Done::default()
+    }
+}
+
+/// Maps something again where a failed exchange left nothing. The application would fault there, so the agent is not
+/// answered before that is done, and enables nothing before it is answered. In a context that is lost nothing runs any
+/// more. The state is let go between two tries: a program that ends frees its memory meanwhile.
+fn mend(process: &Process, vmm: &Vmm, torn: Vec<(u64, usize, usize)>) {
+    const TRY_AGAIN_NS: u64 = 10_000_000;
+    for (base, first, count) in torn {
+        let mended = || {
+            let state = sys::lock(&process.memory.state);
+            state.backed.mend(vmm, base, first, count)
+        };
+        while mended().is_err_and(|refused| !refused.is_of_a_lost_context()) {
+            sys::sleep_ns(TRY_AGAIN_NS);
+        }
     }
 }
 
@@ -262,7 +312,7 @@ fn map(process: &'static Process, order: &Order, kv: u32, target: u64) -> Done {
         started_ns: clock::now_ns(),
         ..Done::nothing(MemoryResult::Ok)
     };
-    memory.changing.fetch_or(true, AcqRel);
+    memory.changing.begins_to_map();
     loop {
         // The state is let go after each stripe: an application's question must not wait for all. What a new
         // session is told of it is all that the old one did.
@@ -306,14 +356,14 @@ fn map(process: &'static Process, order: &Order, kv: u32, target: u64) -> Done {
             };
             for (base, first, count) in &outcome.torn {
                 // The blocks there are nobody's; the next change of them tries again.
-                state.backed.mend(vmm, *base, *first, *count);
+                let _ = state.backed.mend(vmm, *base, *first, *count);
             }
             done.outcome.refused = Some(refused);
             break;
         }
         done.outcome.bytes += outcome.bytes;
     }
-    memory.changing.store(false, Release);
+    memory.rests();
     let elastic = sys::lock(&elastic);
     done.mapped_bytes = elastic.mapped_bytes();
     write_usage(process, device, &elastic, None);

@@ -10,12 +10,13 @@ use super::order::{Open, Order};
 use super::placed::Arenas;
 use crate::{log, sys};
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, mpsc};
 use tidegate_abi::page::DEVICES;
 use tidegate_core::elastic::Elastic;
+use tidegate_core::hold::Changing;
 use tidegate_core::joblog::{Reader, Shared};
 use tidegate_proto::v1::{self, client_event::Event};
 
@@ -80,8 +81,8 @@ pub struct Memory {
     /// Orders that have not been answered.
     pub(super) open: Mutex<Vec<Open>>,
     pub(super) service: AtomicBool,
-    /// The service thread is changing mappings.
-    pub(super) changing: AtomicBool,
+    /// What the service thread does to mappings.
+    pub(super) changing: Changing<AtomicU64>,
     /// What the application is shown as all there is; 0: what the driver says.
     pub(super) share: [AtomicU64; DEVICES],
     /// What of it others give up as soon as it is allocated.
@@ -123,7 +124,7 @@ impl Default for Memory {
             cancelled: Mutex::default(),
             open: Mutex::default(),
             service: AtomicBool::new(false),
-            changing: AtomicBool::new(false),
+            changing: Changing::default(),
             share: [const { AtomicU64::new(0) }; DEVICES],
             yields: [const { AtomicU64::new(0) }; DEVICES],
             usage_changed: AtomicBool::new(false),
@@ -171,7 +172,22 @@ impl Memory {
 
     /// Whether a mapping is being changed.
     pub fn is_changing(&self) -> bool {
-        self.changing.load(Acquire)
+        // A change that began before this looks at what the caller wrote before, and ends itself.
+        fence(SeqCst);
+        self.changing.changes()
+    }
+
+    /// Nothing changes any more: calls that may hold the driver's locks go on.
+    pub(super) fn rests(&self) {
+        self.changing.rests();
+        let (word, _) = self.changing.sleeps_on();
+        sys::futex_wake(sys::low_half(word));
+    }
+
+    /// Sleeps while mappings move, but asks again after so long.
+    pub(super) fn wait_while_moving(&self, limit_ns: u64) {
+        let (word, low) = self.changing.sleeps_on();
+        sys::futex_wait(sys::low_half(word), low, limit_ns);
     }
 
     /// Waits until no mapping is being changed. What changes them stops after the range it is at, once the

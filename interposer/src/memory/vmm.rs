@@ -53,6 +53,32 @@ impl Refused {
         self.0 == CUresult::OUT_OF_MEMORY.0
     }
 
+    /// Whether the driver refuses every further call for that context, in which nothing runs any more: it was ended or
+    /// lost, or the driver is being shut down.
+    pub const fn is_of_a_lost_context(self) -> bool {
+        const DEINITIALIZED: c_int = 4;
+        const INVALID_CONTEXT: c_int = 201;
+        const ECC_UNCORRECTABLE: c_int = 214;
+        const NVLINK_UNCORRECTABLE: c_int = 220;
+        const ILLEGAL_ADDRESS: c_int = 700;
+        const CONTEXT_IS_DESTROYED: c_int = 709;
+        const ASSERT: c_int = 710;
+        // A stack, an instruction, an address, an address space, a program counter, or a launch that failed.
+        const HARDWARE_STACK_ERROR: c_int = 714;
+        const LAUNCH_FAILED: c_int = 719;
+        matches!(
+            self.0,
+            DEINITIALIZED
+                | INVALID_CONTEXT
+                | ECC_UNCORRECTABLE
+                | NVLINK_UNCORRECTABLE
+                | ILLEGAL_ADDRESS
+                | CONTEXT_IS_DESTROYED
+                | ASSERT
+                | HARDWARE_STACK_ERROR..=LAUNCH_FAILED
+        )
+    }
+
     /// As the driver said it.
     pub const fn result(self) -> CUresult {
         CUresult(self.0)

@@ -6,4 +6,5 @@
 mod activity;
 mod cell;
 mod gate;
+mod hold;
 mod joblog;
