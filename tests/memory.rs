@@ -1,6 +1,7 @@
 //! KV memory is taken from a running offline engine and given back without a fault or a wrong token; online's grows ahead
 //! of need.
 
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -250,6 +251,25 @@ fn a_thread_inside_a_call_that_holds_the_drivers_locks_puts_a_reclaim_off_and_no
         stage.engine.goes_on(16);
     }
     stage.end();
+}
+
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
+#[test]
+fn a_thread_that_ended_inside_a_launch_is_inside_no_more() {
+    let node = Node::device_only(&[]);
+    let mut agent = StandIn::start(&node, Role::Offline);
+    let mut command = node.preloaded(compile("ends_inside", &["-lcuda"]), "offline");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = Running::start("ends_inside", &mut command);
+    agent.let_run(0);
+    let mut line = String::new();
+    let pipe = program.child.stdout.as_mut().expect("stdout is piped");
+    let read = BufReader::new(pipe).read_line(&mut line);
+    assert_eq!((read.ok(), line.as_str()), (Some(5), "gone\n"));
+    let checked = agent.check(0, PATIENCE);
+    assert_eq!(checked.result(), MemoryResult::Ok, "{checked:?}");
+    drop(program.child.stdin.take());
+    program.succeed();
 }
 
 /// A step of a move of memory.

@@ -498,6 +498,8 @@ fn acknowledge(process: &'static Process, page: &'static Page) {
             continue;
         }
         if !obeyed {
+            // One that ended there is inside no more.
+            count_out(device);
             inside = true;
             continue;
         }
