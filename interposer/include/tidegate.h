@@ -102,7 +102,8 @@ struct tg_api {
     int (*ack_withheld)(uint64_t seq);
 
     /* Hot. Which blocks a request holds, in order, and how many tokens it would have to compute again; replaces what was
-     * said of it before. Decides which blocks are taken: those that cost least. */
+     * said of it before. Decides which blocks are taken: those that cost least. Of more than 131,072 the agent hears of the
+     * first ones. */
     int (*publish_request)(uint64_t request, uint32_t tokens, const uint32_t *blocks, size_t count);
     int (*forget_request)(uint64_t request);
 

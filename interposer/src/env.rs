@@ -1,7 +1,8 @@
 //! Every variable the library reads, one function each.
 //!
 //! Read with `getenv` and without allocation, because the first reader may be the dynamic loader's
-//! caller long before `main`.
+//! caller long before `main`. Only threads of the application's read: a program may change its environment while a
+//! thread of ours runs, and then knows what others of its own do.
 
 use core::ffi::CStr;
 use std::time::Duration;
@@ -33,7 +34,7 @@ pub fn no_deepbind() -> bool {
 }
 
 /// `TIDEGATE_LOG`: say on standard error what the library does.
-pub fn log() -> bool {
+pub fn logs() -> bool {
     is_set(c"TIDEGATE_LOG")
 }
 
@@ -83,6 +84,31 @@ fn least_of(text: &[u8]) -> u32 {
         .ok()
         .and_then(|text| text.trim().parse().ok());
     number.filter(|&weight| weight > 0).unwrap_or(1)
+}
+
+/// What the reporter needs of the environment.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// [`run_dir`].
+    pub run_dir: String,
+    /// [`job`].
+    pub job: String,
+    /// [`unknown_role`].
+    pub unknown_role: String,
+    /// [`weight`].
+    pub weight: u32,
+}
+
+impl Said {
+    /// As it is now, by a thread of the application's.
+    pub fn read() -> Self {
+        Self {
+            run_dir: run_dir(),
+            job: job(),
+            unknown_role: unknown_role(),
+            weight: weight(),
+        }
+    }
 }
 
 /// `TIDEGATE_RUN_DIR`: where the agent's sockets are.

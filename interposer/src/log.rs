@@ -13,7 +13,7 @@ static ENABLED: AtomicU32 = AtomicU32::new(2);
 pub fn enabled() -> bool {
     match ENABLED.load(Relaxed) {
         2 => {
-            let on = crate::env::log();
+            let on = crate::env::logs();
             ENABLED.store(u32::from(on), Relaxed);
             on
         }

@@ -21,7 +21,8 @@ use crate::rm::objects::Rm;
 use crate::{clock, env, sys};
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
 };
 use std::sync::Mutex;
 use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, GATE_CLOSED, GATE_OPEN, Page};
@@ -40,6 +41,8 @@ pub struct Process {
     pub membarrier: bool,
     /// The page between agents; its gates say what holds without one.
     pub private: &'static Page,
+    /// The pages that threads have in their hands ([`Self::hold_page`]).
+    hands: [AtomicPtr<Page>; HANDS],
     /// Whether an agent's stream stands.
     pub attached: AtomicBool,
     /// Whether an agent was ever attached.
@@ -80,6 +83,17 @@ pub struct Process {
 /// what runs above them.
 pub type Start = fn(&'static Process);
 
+/// Threads that use a page for longer than a launch does, and write what is of that page alone.
+#[derive(Clone, Copy, Debug)]
+pub enum Hand {
+    /// The prober.
+    Prober,
+    /// The thread that looks whether there is work.
+    Work,
+}
+
+const HANDS: usize = 2;
+
 /// What the agent wants of the library, in nanoseconds.
 #[derive(Debug)]
 pub struct Limits {
@@ -105,8 +119,37 @@ impl Process {
 
     /// The page launches look at.
     pub fn page(&self) -> &'static Page {
-        // SAFETY: set before the process value was published, and pages are never unmapped.
+        // SAFETY: set before the process value was published; a page is there for ever, though another may take its
+        // place once no launch looks at it.
         unsafe { &*PAGE.load(Acquire) }
+    }
+
+    /// The page launches look at. No other takes its place until the thread with that hand takes the next, or lets go.
+    pub fn hold_page(&self, hand: Hand) -> &'static Page {
+        loop {
+            let page = self.page();
+            self.hands[hand as usize].store(core::ptr::from_ref(page).cast_mut(), Relaxed);
+            // Who looks for a place has made launches look elsewhere before it looks here.
+            fence(SeqCst);
+            if core::ptr::eq(page, self.page()) {
+                return page;
+            }
+        }
+    }
+
+    /// The thread with that hand has no page any more.
+    pub fn let_go(&self, hand: Hand) {
+        self.hands[hand as usize].store(core::ptr::null_mut(), Release);
+    }
+
+    /// The pages whose place no other may take.
+    pub fn pages_in_use(&self) -> [*const Page; 1 + HANDS] {
+        fence(SeqCst);
+        let [prober, work] = [Hand::Prober, Hand::Work].map(|hand| {
+            let page = self.hands[hand as usize].load(Acquire);
+            page.cast_const()
+        });
+        [core::ptr::from_ref(self.page()), prober, work]
     }
 
     /// The devices in use.
@@ -134,9 +177,10 @@ impl Process {
                 words.activity.fetch_or(ACTIVITY_BUSY, AcqRel);
             }
         }
-        let in_flight = self.memory.in_flight.load(Acquire);
-        page.process.in_flight.store(in_flight, Release);
-        let old = PAGE.swap(core::ptr::from_ref(page).cast_mut(), AcqRel);
+        self.memory.show_in_flight(page);
+        let old = PAGE.swap(core::ptr::from_ref(page).cast_mut(), SeqCst);
+        // It may have changed before the page was shown.
+        self.memory.show_in_flight(page);
         ring(page);
         // SAFETY: as in `page`.
         let old = unsafe { &*old };
@@ -230,6 +274,7 @@ fn build() -> Option<&'static Process> {
             started: AtomicBool::new(false),
             membarrier: sys::Membarrier::register(),
             private,
+            hands: [const { AtomicPtr::new(core::ptr::null_mut()) }; HANDS],
             attached: AtomicBool::new(false),
             ever_attached: AtomicBool::new(false),
             stream_lane: AtomicBool::new(false),

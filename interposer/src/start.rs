@@ -8,6 +8,7 @@ use crate::agent::report;
 use crate::hook::row::Row;
 use crate::process::Process;
 use crate::threads::{BlockSignals, spawn};
+use crate::{env, log};
 use core::sync::atomic::Ordering::AcqRel;
 
 /// Starts the threads with the first call, which names the table's rows.
@@ -19,6 +20,9 @@ pub fn once(process: &'static Process, rows: &'static [Row]) {
     spawn("tidegate-prober", move || {
         prober::run(process, rows, work::begin);
     });
-    spawn("tidegate", move || report::run(process, rows));
+    // Here, by a thread of the application's: it may change its environment while the reporter runs.
+    let said = env::Said::read();
+    log::enabled();
+    spawn("tidegate", move || report::run(process, rows, said.clone()));
     drop(quiet);
 }

@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod greeting;
+pub mod parts;
 
 /// `tidegate.v1`.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods, unused_qualifications)]
@@ -34,6 +35,10 @@ pub mod v1;
 
 /// The encoded `FileDescriptorSet` of `tidegate.v1`, for reflection.
 pub const DESCRIPTOR: &[u8] = include_bytes!("generated/tidegate.v1.bin");
+
+/// Message of the status that closes the stream of a client which said more at once than an agent ever hears. It would be
+/// closed again for the same.
+pub const BEYOND_BOUNDS: &str = "a message beyond all bounds: its stream is closed";
 
 /// Default directory of the agent's sockets; `TIDEGATE_RUN_DIR` overrides it on both sides.
 pub const RUN_DIR: &str = "/run/tidegate";

@@ -249,6 +249,17 @@ impl StandIn {
         .expect("the session has attached");
     }
 
+    /// Ends the stream of session `at`.
+    ///
+    /// # Panics
+    /// When there is no such session.
+    pub fn cut(&self, at: usize) {
+        self.with(at, |session| {
+            let _ = session.command_tx.send(Err(Status::unavailable("no more")));
+        })
+        .expect("the session has attached");
+    }
+
     /// A number for an order.
     pub fn seq(&mut self) -> u64 {
         self.seq += 1;

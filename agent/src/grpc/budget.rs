@@ -3,15 +3,15 @@
 //! The unit is one small message. A list costs by its items, text by its bytes ([`cost`]), each about as much more as it
 //! keeps the control thread, or the prover, busier than a note does. A session has `limits.messages_per_second` of them and
 //! a tenant [`TENANT`] times as many, each with [`BURST_S`] second's worth in advance. Who has used them up is read slower: the
-//! messages wait in its own connection, and nobody else's. What costs more than a whole burst is refused, and so is its
-//! stream. Of what is charged at most [`AHEAD`] messages of a session wait for the control thread at a time, so its
+//! messages wait in its own connection, and nobody else's. What costs more than [`MOST`] is refused, and so is its
+//! stream. So is a cache beyond the stripes that a tenant may have described at a time ([`STRIPES`]). Of what is charged at most [`AHEAD`] messages of a session wait for the control thread at a time, so its
 //! queue is never one tenant's.
 //!
 //! Decisions are [`Account`]'s; [`Budget`] and [`Purse`] keep one for each tenant and session.
 
 use crate::inbox::Ahead;
 use crate::watch::refusals::Refusals;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tidegate_node::kinds::Tenant;
@@ -28,6 +28,8 @@ const FILE: u64 = 20 * MESSAGE;
 const RUN: u64 = MESSAGE / 5;
 /// Of a block that a request holds, beside its bytes: a place in a list that is sorted.
 const BLOCK: u64 = 1;
+/// Of a stripe of a cache, or one that was moved: a place in several lists.
+const STRIPE: u64 = 7;
 /// Bytes that cost one thousandth of a message.
 const BYTES: u64 = 4;
 
@@ -35,6 +37,11 @@ const BYTES: u64 = 4;
 const BURST_S: u64 = 1;
 /// Sessions' worth of messages that one tenant may say.
 const TENANT: u64 = 4;
+/// Most that a message may cost, however little its session may say: a library cuts what it says by this.
+const MOST: u64 = 4_096 * MESSAGE;
+/// Stripes that the sessions of one tenant may describe: what they take of memory is kept for as long as a session. A
+/// terabyte in handles of the smallest size has half as many.
+const STRIPES: u64 = 1 << 20;
 /// Messages of a session that may wait for the control thread.
 const AHEAD: usize = 64;
 /// Of a tenant.
@@ -42,7 +49,7 @@ const TENANT_AHEAD: usize = 4 * AHEAD;
 
 /// What is told of one who is read slower, and of one whose message is refused.
 const SLOWED: &str = "too many messages: they are read slower";
-const REFUSED: &str = "a message beyond all bounds: its stream is closed";
+const REFUSED: &str = tidegate_proto::BEYOND_BOUNDS;
 
 /// What a message costs, in thousandths of the smallest.
 #[must_use]
@@ -53,9 +60,12 @@ pub fn cost(event: &Event) -> u64 {
             let blocks: u64 = said.set.iter().map(|held| count(&held.blocks)).sum();
             RUN * (count(&said.set) + count(&said.forgotten)) + BLOCK * blocks
         }
-        Event::KvRegistered(kv) => RUN * count(&kv.first_block),
-        Event::Reclaimed(done) => RUN * count(&done.stripes),
-        Event::Restored(done) => RUN * count(&done.stripes),
+        Event::KvRegistered(kv) => {
+            RUN * (count(&kv.first_block) + count(&kv.stripe_kinds))
+                + STRIPE * count(&kv.stripe_kind)
+        }
+        Event::Reclaimed(done) => STRIPE * count(&done.stripes),
+        Event::Restored(done) => STRIPE * count(&done.stripes),
         Event::ControlFile(_) | Event::UvmFile(_) => FILE,
         _ => 0,
     };
@@ -89,7 +99,7 @@ impl Account {
     pub fn charge(&mut self, cost: u64, per_second: u64, now: u64) -> Verdict {
         let burst_ns = BURST_S * 1_000_000_000;
         let ns = cost.saturating_mul(1_000_000_000 / MESSAGE) / per_second.max(1);
-        if ns > burst_ns {
+        if cost > MOST {
             return Verdict::Never;
         }
         self.paid_ns = self.paid_ns.max(now) + ns;
@@ -110,6 +120,8 @@ impl Account {
 struct Till {
     account: Account,
     sessions: usize,
+    /// Stripes that they have described.
+    stripes: u64,
     ahead: Arc<Semaphore>,
 }
 
@@ -139,6 +151,7 @@ impl Budget {
             let till = tills.entry(tenant.clone()).or_insert_with(|| Till {
                 account: Account::default(),
                 sessions: 0,
+                stripes: 0,
                 ahead: Arc::new(Semaphore::new(TENANT_AHEAD)),
             });
             till.sessions += 1;
@@ -149,6 +162,7 @@ impl Budget {
             tenant: tenant.clone(),
             account: Account::default(),
             per_second: per_second.into(),
+            stripes: BTreeMap::new(),
             ahead: Arc::new(Semaphore::new(AHEAD)),
             shared,
         }
@@ -158,6 +172,19 @@ impl Budget {
         let mut tills = self.tills.lock().unwrap_or_else(PoisonError::into_inner);
         tills.get_mut(tenant).map_or(Verdict::Now, |till| {
             till.account.charge(cost, TENANT * per_second, now)
+        })
+    }
+
+    /// Stripes of a session of `tenant` become `more` instead of `less`, if it may have so many.
+    fn describe(&self, tenant: &Tenant, less: u64, more: u64) -> bool {
+        let mut tills = self.tills.lock().unwrap_or_else(PoisonError::into_inner);
+        tills.get_mut(tenant).is_none_or(|till| {
+            let stripes = till.stripes.saturating_sub(less).saturating_add(more);
+            let fits = stripes <= STRIPES || more == 0;
+            if fits {
+                till.stripes = stripes;
+            }
+            fits
         })
     }
 
@@ -178,6 +205,8 @@ pub struct Purse {
     tenant: Tenant,
     account: Account,
     per_second: u64,
+    /// What it has described, by cache.
+    stripes: BTreeMap<u32, u64>,
     ahead: Arc<Semaphore>,
     /// Its tenant's, if that has an account.
     shared: Option<Arc<Semaphore>>,
@@ -193,6 +222,7 @@ impl Purse {
         let own = self.account.charge(cost, self.per_second, now);
         let all = match own {
             Verdict::Never => Verdict::Never,
+            _ if !self.describes(event) => Verdict::Never,
             _ => self.budget.charge(&self.tenant, cost, self.per_second, now),
         };
         let late = match (own, all) {
@@ -206,6 +236,26 @@ impl Purse {
         };
         self.budget.refusals.note(&self.tenant, SLOWED);
         Ok(Some(Duration::from_nanos(late)))
+    }
+
+    /// Keeps count of the stripes that are described. `false`: they are too many.
+    fn describes(&mut self, event: &Event) -> bool {
+        let (kv, stripes) = match event {
+            Event::KvRegistered(said) => {
+                let stripes = count(&said.first_block) + count(&said.stripe_kind);
+                (said.kv, stripes)
+            }
+            Event::KvGone(gone) => (gone.kv, 0),
+            _ => return true,
+        };
+        let before = self.stripes.get(&kv).copied().unwrap_or(0);
+        let fits = self.budget.describe(&self.tenant, before, stripes);
+        if stripes == 0 {
+            self.stripes.remove(&kv);
+        } else if fits {
+            self.stripes.insert(kv, stripes);
+        }
+        fits
     }
 
     /// Waits until one more message may wait for the control thread.
@@ -222,6 +272,8 @@ impl Purse {
 impl Drop for Purse {
     fn drop(&mut self) {
         if self.shared.is_some() {
+            let stripes = self.stripes.values().sum();
+            self.budget.describe(&self.tenant, stripes, 0);
             self.budget.leave(&self.tenant, crate::clock::now_ns());
         }
     }
@@ -230,7 +282,8 @@ impl Drop for Purse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_proto::v1;
+    use crate::grpc::sessions::MESSAGE_LIMIT;
+    use tidegate_proto::{parts, v1};
 
     const PER_SECOND: u64 = 4_096;
     const SECOND: u64 = 1_000_000_000;
@@ -281,6 +334,105 @@ mod tests {
         assert_eq!(account.charge(10 * snapshot, PER_SECOND, 0), Verdict::Never);
         let again = account.charge(snapshot, PER_SECOND, 0);
         assert!(matches!(again, Verdict::After(_)), "{again:?}");
+    }
+
+    /// A cache of so many stripes, each a step of `step` from the one before, as a library describes it.
+    fn cache(stripes: u32, step: impl Fn(u32) -> u32) -> Event {
+        Event::KvRegistered(parts::by_kinds(v1::KvRegistered {
+            first_block: (0..stripes).map(&step).collect(),
+            blocks: (0..stripes).map(|nth| 1 + nth % 3).collect(),
+            handles: (0..stripes).map(|nth| 1 + nth % 2).collect(),
+            backed: vec![0xff; stripes.div_ceil(8) as usize],
+            ..v1::KvRegistered::default()
+        }))
+    }
+
+    /// Whether each of them is heard, however little the session may say, and how long they are in all, s.
+    fn heard(said: Vec<Event>) -> f64 {
+        let mut sum = 0;
+        for event in said {
+            assert!(event.encoded_len() < MESSAGE_LIMIT, "it is not decoded");
+            for per_second in [1, PER_SECOND] {
+                let verdict = Account::default().charge(cost(&event), per_second, 0);
+                assert_ne!(verdict, Verdict::Never, "{}", cost(&event));
+            }
+            sum += cost(&event);
+        }
+        sum as f64 / (PER_SECOND * MESSAGE) as f64
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
+
+        /// P-LIFECYCLE-14: what a library says at its bounds is heard.
+        #[test]
+        fn whatever_a_process_has_can_be_described(
+            stripes in 0_u32..=1 << 19,
+            (over, under) in (1_u64..4_000, 1_u64..200),
+            requests in 0_u64..=65_536,
+            longest in 0_usize..40_000,
+            changes in 0_usize..40_000,
+        ) {
+            let even = move |nth: u32| u32::try_from(u64::from(nth) * over / under).unwrap_or(u32::MAX);
+            let kv = cache(stripes, even);
+            proptest::prop_assert!(heard(vec![kv]) < 1.0);
+            // One request is long; the others are what a node's memory may hold of them.
+            let each = (longest / 1_000).max(1);
+            let held = |request: u64| v1::RequestBlocks {
+                request: u64::MAX - request,
+                tokens: u32::MAX,
+                blocks: vec![1 << 20; if request == 7 { 10 * longest } else { each }],
+            };
+            let set = (0..requests).map(held).collect();
+            let forgotten: Vec<u64> = (0..requests).collect();
+            let said = parts::requests(true, set, &forgotten);
+            heard(said.into_iter().map(Event::Requests).collect());
+            let said = parts::changes(true, vec![v1::RmEvent::default(); changes]);
+            heard(said.into_iter().map(Event::Rm).collect());
+        }
+    }
+
+    /// P-LIFECYCLE-14: what a library says at its bounds is heard.
+    #[test]
+    fn the_largest_cache_and_the_most_requests_are_heard_within_seconds() {
+        assert!(heard(vec![cache(1 << 19, |nth| 2 * nth)]) < 1.0);
+        let held = |request| v1::RequestBlocks {
+            request,
+            tokens: 16_000,
+            blocks: (0..16).collect(),
+        };
+        let said = parts::requests(true, (0..65_536).map(held).collect(), &[]);
+        let took = heard(said.into_iter().map(Event::Requests).collect());
+        assert!(took < 5.0, "{took} s");
+    }
+
+    #[test]
+    fn caches_of_one_tenant_have_a_bound_together_and_who_ends_gives_theirs_back() {
+        let budget = Arc::new(Budget::new(Arc::default()));
+        let tenant = Tenant::User(70_000);
+        let kv = |kv| match cache(1 << 19, |nth| nth) {
+            Event::KvRegistered(said) => Event::KvRegistered(v1::KvRegistered { kv, ..said }),
+            other => other,
+        };
+        let now = crate::clock::now_ns();
+        let mut first = budget.purse(&tenant, 4_096);
+        let mut second = budget.purse(&tenant, 4_096);
+        for purse in [&mut first, &mut second] {
+            // Said again, it is the same cache.
+            assert!(purse.pay(&kv(1), now).is_ok() && purse.pay(&kv(1), now).is_ok());
+        }
+        assert_eq!(second.pay(&kv(2), now), Err(REFUSED));
+        assert!(
+            budget
+                .purse(&Tenant::User(1), 4_096)
+                .pay(&kv(1), now)
+                .is_ok()
+        );
+        drop(first);
+        assert!(second.pay(&kv(2), now).is_ok());
+        let gone = Event::KvGone(v1::KvGone { kv: 1 });
+        assert!(second.pay(&gone, now).is_ok() && second.pay(&kv(3), now).is_ok());
+        assert_eq!(second.pay(&kv(4), now), Err(REFUSED));
     }
 
     /// P-SECURITY-9: preemption does not wait for what a stranger says.

@@ -25,7 +25,10 @@ const HELLO_LIMIT: Duration = Duration::from_secs(5);
 
 /// The stream of a process.
 #[derive(Debug)]
-pub struct Stream(Streaming<v1::ClientEvent>);
+pub struct Stream {
+    stream: Streaming<v1::ClientEvent>,
+    messages: u64,
+}
 
 /// A message that is not read yet.
 #[derive(Debug)]
@@ -57,6 +60,8 @@ pub struct Hello {
     pub page_version: u32,
     /// Generation of the agent it obeyed before; 0: none.
     pub last_agent_generation: u64,
+    /// It says the next edge of a device only when the last was heard.
+    pub paces: bool,
 }
 
 /// The minor version of the page from which on an offline process can be asked whether it has work.
@@ -88,8 +93,17 @@ struct Unhooked {
 impl Stream {
     /// Of messages that came by a connection.
     #[must_use]
-    pub const fn new(messages: Streaming<v1::ClientEvent>) -> Self {
-        Self(messages)
+    pub const fn new(stream: Streaming<v1::ClientEvent>) -> Self {
+        Self {
+            stream,
+            messages: 0,
+        }
+    }
+
+    /// How many messages came after the first, those of a newer library among them.
+    #[must_use]
+    pub const fn messages(&self) -> u64 {
+        self.messages
     }
 
     /// Its first message.
@@ -97,7 +111,7 @@ impl Stream {
     /// # Errors
     /// When that is something else, or does not come in time.
     pub async fn hello(&mut self) -> Result<Hello, Status> {
-        let first = tokio::time::timeout(HELLO_LIMIT, self.0.next())
+        let first = tokio::time::timeout(HELLO_LIMIT, self.stream.next())
             .await
             .map_err(|_| Status::deadline_exceeded("say Hello first"))?;
         match first {
@@ -111,8 +125,9 @@ impl Stream {
     /// The next message; none: the stream has ended.
     pub async fn next(&mut self) -> Option<Heard> {
         loop {
-            match self.0.next().await? {
+            match self.stream.next().await? {
                 Ok(message) => {
+                    self.messages += 1;
                     if let Some(event) = message.event {
                         return Some(Heard(event));
                     }
@@ -171,6 +186,7 @@ impl From<&v1::Hello> for Hello {
             },
             page_version: hello.page_version,
             last_agent_generation: hello.last_agent_generation,
+            paces: hello.paces,
         }
     }
 }

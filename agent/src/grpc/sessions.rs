@@ -33,6 +33,9 @@ const OUTBOX: usize = 1_024;
 /// Largest message of a client: a snapshot of 1 024 channels is under 64 KiB.
 pub const MESSAGE_LIMIT: usize = 1 << 20;
 
+/// What it understands of memory, as `Welcome.memory` counts it: stripes by their kinds.
+const MEMORY: u32 = 1;
+
 /// Hook reports of the attached processes, for status.
 #[derive(Debug, Default)]
 pub struct HookReports(Mutex<HashMap<u64, HookReport>>);
@@ -179,6 +182,9 @@ impl v1::runtime_server::Runtime for Sessions {
             })?;
         let mut events = heard::Stream::new(request.into_inner());
         let hello = events.hello().await?;
+        let (heard_tx, heard_rx) = watch::channel(0);
+        // With a page edges are read there.
+        let paced = hello.paces && (greeted.page.is_none() || hello.page_version == 0);
         let session = greeted.session;
         let process = peer.credentials.process();
         let pidfd = greeted
@@ -205,7 +211,7 @@ impl v1::runtime_server::Runtime for Sessions {
                 &peer.credentials.tenant,
                 loaded.config.tuning.messages_per_second,
             ),
-            refused_tx,
+            (refused_tx, heard_tx),
             self.yard.clone(),
         ));
         let limits = limits(&loaded.config);
@@ -213,7 +219,15 @@ impl v1::runtime_server::Runtime for Sessions {
             .map(move |tell| Ok(command(tell, limits)));
         let refusal = tokio_stream::wrappers::ReceiverStream::new(refused_rx)
             .map(|why: &str| Err(Status::resource_exhausted(why)));
-        Ok(Response::new(Box::pin(commands.merge(refusal))))
+        let (count_tx, count_rx) = mpsc::channel(1);
+        if paced {
+            tokio::spawn(count(heard_rx, count_tx));
+        }
+        let heard = tokio_stream::wrappers::ReceiverStream::new(count_rx)
+            .map(|messages| Ok(said_heard(messages)));
+        Ok(Response::new(Box::pin(
+            commands.merge(refusal).merge(heard),
+        )))
     }
 }
 
@@ -224,7 +238,7 @@ async fn listen(
     mailbox: Mailbox,
     hooks: Arc<HookReports>,
     mut purse: Purse,
-    refused_tx: mpsc::Sender<&'static str>,
+    (refused_tx, heard_tx): (mpsc::Sender<&'static str>, watch::Sender<u64>),
     yard: Yard,
 ) {
     while let Some(heard) = events.next().await {
@@ -247,10 +261,28 @@ async fn listen(
                 }
             }
         }
+        heard_tx.send_replace(events.messages());
     }
     hooks.remove(session);
     yard.leave(session);
     mailbox.put(NodeInput::Disconnected(session));
+}
+
+/// Says how many messages were read, as often as that is taken: only the newest count matters.
+async fn count(mut heard_rx: watch::Receiver<u64>, count_tx: mpsc::Sender<u64>) {
+    while heard_rx.changed().await.is_ok() {
+        let messages = *heard_rx.borrow_and_update();
+        if count_tx.send(messages).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn said_heard(messages: u64) -> v1::AgentCommand {
+    let heard = v1::agent_command::Command::Heard(v1::Heard { messages });
+    v1::AgentCommand {
+        command: Some(heard),
+    }
 }
 
 fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
@@ -265,6 +297,8 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
             limits: Some(limits),
             launch_gates: true,
             method: method(welcome.method).into(),
+            hears: true,
+            memory: MEMORY,
         }),
         Tell::Gate { slot, closed } => Command::LaunchGate(v1::LaunchGate { slot, closed }),
         Tell::Go { ticket } => Command::ScheduleGo(v1::ScheduleGo { ticket }),

@@ -11,8 +11,8 @@ use super::turns::{COUNTED, Rounds};
 use crate::clock;
 use crate::hook::driver::{self, Driver};
 use crate::hook::row::Row;
-use crate::process::{self, Process};
-use crate::rm::objects::Up;
+use crate::process::{self, Hand, Process};
+use crate::rm::objects::{Edge, Up};
 use crate::sys::{self, Membarrier};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
@@ -48,7 +48,7 @@ pub fn run(process: &'static Process, rows: &'static [Row], look: Look) {
     let mut watches = [Watch::default(); DEVICES];
     let mut relaxed = false;
     loop {
-        let page = process.page();
+        let page = process.hold_page(Hand::Prober);
         let bell = page.process.doorbell.load(Acquire);
         let role = process.role();
         let mut busy = false;
@@ -100,8 +100,7 @@ fn tell(process: &Process, page: &Page, device: usize, watch: &mut Watch, lane: 
     } else {
         &words.busy_since_ns
     };
-    sys::lock(&process.rm).outbox.push(Up::Edge {
-        device,
+    sys::lock(&process.rm).edges[device] = Some(Edge {
         activity,
         at_ns: at.load(Relaxed),
         launches: words.launches.load(Relaxed),
@@ -498,9 +497,9 @@ fn acknowledge(process: &'static Process, page: &'static Page) {
             continue;
         }
         if !obeyed {
+            inside = true;
             // One that ended there is inside no more.
             count_out(device);
-            inside = true;
             continue;
         }
         words.gate_ack.store(seen, Release);

@@ -9,7 +9,7 @@
 use super::gate;
 use super::prober::{Watch, relax, round};
 use crate::hook::driver;
-use crate::process::{self, Process};
+use crate::process::{self, Hand, Process};
 use crate::sys;
 use crate::threads::{BlockSignals, spawn};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -38,9 +38,10 @@ fn run(process: &'static Process) {
     let mut told = [0; DEVICES];
     let mut relaxed = false;
     loop {
-        let page = process.page();
+        let page = process.hold_page(Hand::Work);
         let every = page.agent.work_probe_ns.load(Acquire);
         if every == 0 || process.role() != Role::Offline {
+            process.let_go(Hand::Work);
             process.looks.store(false, Release);
             return;
         }

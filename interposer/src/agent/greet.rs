@@ -1,12 +1,13 @@
 //! The sixteen bytes before HTTP/2: the page comes, the control file goes.
 
+use super::pages;
 use crate::process::Process;
 use crate::rm::files;
 use core::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
-use tidegate_abi::page::{BYTES, MAGIC, MAJOR, Page};
+use tidegate_abi::page::Page;
 use tidegate_proto::greeting::{First, Greeting, LEN};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -32,8 +33,12 @@ pub enum Greeted {
     Bare,
 }
 
-/// Takes the greeting and answers it.
-pub async fn greet(stream: &UnixStream, process: &Process) -> io::Result<Met> {
+/// Takes the greeting and answers it. The page comes to `place`.
+pub async fn greet(
+    stream: &UnixStream,
+    process: &Process,
+    place: &'static Page,
+) -> io::Result<Met> {
     let first = tokio::time::timeout(PATIENCE, first(stream))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no greeting"))??;
@@ -59,7 +64,10 @@ pub async fn greet(stream: &UnixStream, process: &Process) -> io::Result<Met> {
         let text = "descriptors of the greeting were lost";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
-    let page = files.into_iter().next().map(map).transpose()?.flatten();
+    let page = match files.into_iter().next() {
+        Some(file) => pages::map(file, place)?.then_some(place),
+        None => None,
+    };
     let (told, control) = files::owner(process).unzip();
     let answer = Greeting::new(u8::from(control.is_some())).encode();
     stream
@@ -185,42 +193,4 @@ fn send(stream: &UnixStream, bytes: &[u8; LEN], file: Option<&OwnedFd>) -> io::R
         Ok(_) => Err(io::ErrorKind::WriteZero.into()),
         Err(_) => Err(io::Error::last_os_error()),
     }
-}
-
-/// Maps the page; `None`: a page of another major version.
-fn map(file: OwnedFd) -> io::Result<Option<&'static Page>> {
-    let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
-    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: `fcntl` and `fstat` on a descriptor of ours.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    // SAFETY: zeroed is a valid stat.
-    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: `stat` is live.
-    let known = unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } == 0;
-    if seals < 0 || seals & needed != needed || !known || stat.st_size != BYTES as i64 {
-        return Err(invalid("a page that could change its size"));
-    }
-    // SAFETY: a fresh shared mapping of a sealed file of this size.
-    let at = unsafe {
-        libc::mmap(
-            core::ptr::null_mut(),
-            BYTES,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if at == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: page-aligned, of this size, never unmapped once it is used; every field is an atomic.
-    let page = unsafe { &*at.cast::<Page>() };
-    let relaxed = core::sync::atomic::Ordering::Acquire;
-    if page.header.magic.load(relaxed) == MAGIC && page.header.major.load(relaxed) == MAJOR {
-        return Ok(Some(page));
-    }
-    // SAFETY: mapped above and shown to nobody.
-    unsafe { libc::munmap(at, BYTES) };
-    Ok(None)
 }

@@ -2,7 +2,7 @@
 
 use crate::activity::slots;
 use crate::hook::row::Row;
-use crate::rm::objects::Up;
+use crate::rm::objects::{Edge, Up};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use tidegate_abi::class::Engine;
 use tidegate_abi::page::ACTIVITY_BUSY;
@@ -34,25 +34,23 @@ pub fn event(item: Up) -> Event {
             reason: reason.map_or(0, |reason| reason as i32),
             since_ns,
         }),
-        Up::Edge {
-            device,
-            activity,
-            at_ns,
-            launches,
-            graph,
-        } => Event::Edge(v1::Edge {
-            slot: u32::try_from(device).unwrap_or(0),
-            busy: activity & ACTIVITY_BUSY != 0,
-            activity,
-            at_ns,
-            launches,
-            graph,
-        }),
         Up::Note { kind, text } => Event::Note(v1::Note {
             kind: kind.to_owned(),
             text,
         }),
     }
+}
+
+/// An edge, as it is sent.
+pub fn edge(device: usize, edge: Edge) -> Event {
+    Event::Edge(v1::Edge {
+        slot: u32::try_from(device).unwrap_or(0),
+        busy: edge.activity & ACTIVITY_BUSY != 0,
+        activity: edge.activity,
+        at_ns: edge.at_ns,
+        launches: edge.launches,
+        graph: edge.graph,
+    })
 }
 
 /// A change to the objects, as it is sent.

@@ -2,13 +2,17 @@
 //!
 //! * [`report`]: the reporter, the one thread that speaks with the agent.
 //! * [`greet`]: the sixteen bytes before that; [`connect`]: the connection, and why it ends.
-//! * [`messages`]: what waits for the agent, as messages of the protocol.
+//! * [`pages`]: where pages of agents are mapped; [`edges`]: how edges are said without one.
+//! * [`messages`]: what waits for the agent, as messages of the protocol; [`upstream`]: their stream.
 //! * [`signals`]: how the reporter is woken.
 //! * [`introspect`]: what tests ask the library about itself.
 
 mod connect;
+mod edges;
 pub mod greet;
 pub mod introspect;
 mod messages;
+mod pages;
 pub mod report;
 mod signals;
+mod upstream;

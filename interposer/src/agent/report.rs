@@ -6,15 +6,19 @@
 //! descriptor of this one, which is why it is woken by a signal it reads from a `signalfd`
 //! ([`super::signals`], [`crate::sys::Bell`]) and the agent by a futex in the page.
 //!
-//! A lost stream is tried again after 10 ms, doubling to 500 ms. What an offline process does in
+//! A lost stream is tried again after 10 ms, doubling to 100 ms until a session has lasted. What an offline process does in
 //! between is [`tidegate_core::landing`]; this thread checks and acts, on a tick while there is
 //! an agent to check.
 
 use super::connect::{Chain, Lost, channel};
+use super::edges::Edges;
 use super::greet::{Greeted, Met, greet};
 use super::messages::{event, hook_rows, record};
+use super::pages::Pages;
 use super::signals::{drain, signal_descriptor};
+use super::upstream::Upstream;
 use crate::activity::slots;
+use crate::env::Said;
 use crate::hook::driver;
 use crate::hook::loader::DEEPBIND_LOADS;
 use crate::hook::proc_address::unhooked;
@@ -26,8 +30,9 @@ use crate::rm::objects::{GRANTS, Up};
 use crate::rm::version;
 use crate::sys;
 use crate::threads::own_descriptor_table;
-use crate::{clock, env, log};
+use crate::{clock, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use tidegate_abi::cuda::CUuuid;
@@ -35,6 +40,7 @@ use tidegate_abi::page::{MAJOR, MINOR, Page};
 use tidegate_abi::rm::Status;
 use tidegate_core::gate::{LaunchGate, Role, Switch};
 use tidegate_core::landing::{AgentView, Effect, Landing, OnLoss};
+use tidegate_proto::parts;
 use tidegate_proto::v1::{self, StopMethod, agent_command::Command, client_event::Event};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
@@ -46,12 +52,14 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// A new agent wakes nobody and gives nobody memory for half a second, so that all are heard before:
 /// who looks for it comes well within that, on a busy machine too.
 const LAST_BACKOFF: Duration = Duration::from_millis(100);
+/// A session that ends sooner is no reason to look for the next at once.
+const LASTED_NS: u64 = 1_000_000_000;
 /// How often an offline process checks its agent's heartbeat.
 const TICK: Duration = Duration::from_millis(25);
 const HOOKS_EVERY_NS: u64 = 1_000_000_000;
 
 /// Runs for ever.
-pub fn run(process: &'static Process, rows: &'static [Row]) {
+pub fn run(process: &'static Process, rows: &'static [Row], said: Said) {
     if !own_descriptor_table() {
         // In the application's table it could close our sockets and have us write into its files.
         log::debug(|| "no descriptor table of its own, so no agent for this process".to_owned());
@@ -69,6 +77,7 @@ pub fn run(process: &'static Process, rows: &'static [Row]) {
     let mut reporter = Reporter {
         process,
         rows,
+        said,
         landing: Landing::default(),
         on_loss: OnLoss::default(),
         page: None,
@@ -82,6 +91,8 @@ pub fn run(process: &'static Process, rows: &'static [Row]) {
         waiting: false,
         devices: 0,
         talk: Talk::default(),
+        pages: Pages::default(),
+        edges: Edges::default(),
     };
     runtime.block_on(async {
         // SAFETY: an owned descriptor, which stays open as long as the value that is registered.
@@ -95,6 +106,8 @@ pub fn run(process: &'static Process, rows: &'static [Row]) {
 struct Reporter {
     process: &'static Process,
     rows: &'static [Row],
+    /// What the environment said when this thread was started.
+    said: Said,
     landing: Landing,
     on_loss: OnLoss,
     page: Option<&'static Page>,
@@ -112,28 +125,20 @@ struct Reporter {
     waiting: bool,
     devices: u32,
     talk: Talk,
-}
-
-/// The stream to the agent.
-type Upstream = mpsc::UnboundedSender<v1::ClientEvent>;
-
-fn send(up: &Upstream, event: Event) {
-    // A closed stream is seen by who reads it.
-    let _ = up.send(v1::ClientEvent { event: Some(event) });
+    pages: Pages,
+    edges: Edges,
 }
 
 impl Reporter {
     async fn run(&mut self, signals: &AsyncFd<OwnedFd>) {
         let mut backoff = FIRST_BACKOFF;
         loop {
-            let attached = match self.session(signals).await {
-                Ok(()) => true,
-                Err(lost) => {
-                    log::debug(|| format!("{}", Chain(&lost)));
-                    false
-                }
-            };
-            if self.detach() || attached {
+            let begun = clock::now_ns();
+            if let Err(lost) = self.session(signals).await {
+                log::debug(|| format!("{}", Chain(&lost)));
+            }
+            self.detach();
+            if clock::now_ns().saturating_sub(begun) >= LASTED_NS {
                 backoff = FIRST_BACKOFF;
             }
             self.while_watching(tokio::time::sleep(backoff)).await;
@@ -158,14 +163,17 @@ impl Reporter {
         }
     }
 
-    /// After a session; whether there was one.
-    fn detach(&mut self) -> bool {
+    /// After a session, or a try.
+    fn detach(&mut self) {
         let was = self.process.attached.swap(false, AcqRel);
         self.process.stream_lane.store(false, Release);
         // Schedule calls that wait for an answer go on.
         GRANTS.fetch_add(1, AcqRel);
         sys::futex_wake(&GRANTS);
-        sys::lock(&self.process.rm).outbox.clear();
+        let mut rm = sys::lock(&self.process.rm);
+        rm.outbox.clear();
+        rm.edges = Default::default();
+        drop(rm);
         self.talk.void(self.process);
         if was {
             log::debug(|| "the agent is gone".to_owned());
@@ -176,7 +184,6 @@ impl Reporter {
                 self.process.swap_page(self.process.private);
             }
         }
-        was
     }
 
     /// Checks the agent of an offline process.
@@ -241,7 +248,7 @@ impl Reporter {
     }
 
     async fn session(&mut self, signals: &AsyncFd<OwnedFd>) -> Result<(), Lost> {
-        let path = format!("{}/{}", env::run_dir(), tidegate_proto::HOOK_SOCKET);
+        let path = format!("{}/{}", self.said.run_dir, tidegate_proto::HOOK_SOCKET);
         let process = self.process;
         // An agent that knows this process may enable its channels: not over a range where nothing is mapped.
         let settling = async {
@@ -250,16 +257,18 @@ impl Reporter {
             }
         };
         self.while_watching(settling).await;
+        let place = self.free_place().map_err(Lost::Greet)?;
         let greeting = async {
             let stream = UnixStream::connect(path).await.map_err(Lost::Connect)?;
-            let greeted = greet(&stream, process).await.map_err(Lost::Greet)?;
+            let greeted = greet(&stream, process, place).await.map_err(Lost::Greet)?;
             let channel = channel(stream).await.map_err(Lost::Transport)?;
             Ok((greeted, channel))
         };
         let (Met { greeted, told }, channel) = self.while_watching(greeting).await?;
         self.control = told;
-        let (up, events) = mpsc::unbounded_channel();
-        send(&up, Event::Hello(self.hello(&greeted)));
+        let (events_tx, events) = mpsc::unbounded_channel();
+        let up = Upstream::new(events_tx, self.hello(&greeted));
+        self.edges = Edges::default();
         let mut client = v1::runtime_client::RuntimeClient::new(channel);
         let attach = client.attach(UnboundedReceiverStream::new(events));
         let mut down = self
@@ -278,11 +287,18 @@ impl Reporter {
         }
         self.snapshot(&up);
         loop {
-            let memory = self.talk.wake_in(self.process);
+            let waits = [
+                self.talk.wake_in(self.process),
+                self.edges.wake_in(self.process, clock::now_ns()),
+            ];
+            let next = waits.into_iter().flatten().min();
             tokio::select! {
                 command = down.next() => match command {
                     Some(Ok(command)) => self.command(&up, command, page),
-                    Some(Err(status)) => return Err(Lost::Attach(Box::new(status))),
+                    Some(Err(status)) => {
+                        self.unheard(&up, &status);
+                        return Err(Lost::Attach(Box::new(status)));
+                    }
                     None => return Err(Lost::Ended),
                 },
                 ready = signals.readable() => {
@@ -293,11 +309,27 @@ impl Reporter {
                     self.deliver(&up);
                 }
                 () = tokio::time::sleep(TICK), if self.watches() => self.check(),
-                () = tokio::time::sleep(memory.unwrap_or_default()), if memory.is_some() => self.deliver(&up),
+                () = tokio::time::sleep(next.unwrap_or_default()), if next.is_some() => self.deliver(&up),
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
             // Not an arm of its own: one that ends every few milliseconds would begin it anew for ever.
             self.hooks(&up, false);
+        }
+    }
+
+    /// Where the next page may come: neither where the one of the agent is that was last obeyed, nor where a thread is.
+    fn free_place(&mut self) -> io::Result<&'static Page> {
+        let watched = self.page.map_or(core::ptr::null(), core::ptr::from_ref);
+        let [shown, prober, work] = self.process.pages_in_use();
+        self.pages.free(&[watched, shown, prober, work])
+    }
+
+    /// The agent closed the stream. If that was for something that it never hears, it is not said to it again.
+    fn unheard(&mut self, up: &Upstream, status: &tonic::Status) {
+        let beyond = status.code() == tonic::Code::ResourceExhausted
+            && status.message() == tidegate_proto::BEYOND_BOUNDS;
+        if let Some(what) = up.largest().filter(|_| beyond) {
+            self.talk.unheard(what);
         }
     }
 
@@ -325,7 +357,7 @@ impl Reporter {
                 _ => v1::Role::Unspecified,
             }
             .into(),
-            job: env::job(),
+            job: self.said.job.clone(),
             name: std::fs::read_to_string("/proc/self/comm")
                 .map(|name| name.trim().to_owned())
                 .unwrap_or_default(),
@@ -334,8 +366,9 @@ impl Reporter {
             driver_version: self.driver_version(),
             last_agent_generation: self.generation,
             memory: talk::VERSION,
-            unknown_role: env::unknown_role(),
-            weight: env::weight(),
+            unknown_role: self.said.unknown_role.clone(),
+            weight: self.said.weight,
+            paces: true,
         }
     }
 
@@ -344,18 +377,18 @@ impl Reporter {
         let events = {
             let mut rm = sys::lock(&self.process.rm);
             rm.outbox.clear();
+            rm.edges = Default::default();
             rm.granted.clear();
             self.process.attached.store(true, Release);
             rm.graph.snapshot()
         };
         self.tell_file(up);
-        send(
-            up,
-            Event::Rm(v1::RmEvents {
-                snapshot: true,
-                events: events.into_iter().map(record).collect(),
-            }),
-        );
+        let events = events.into_iter().map(record).collect();
+        let parts = parts::changes(true, events);
+        parts
+            .into_iter()
+            .map(Event::Rm)
+            .for_each(|part| up.send(part));
         self.devices = 0;
         self.uvm = None;
         self.hooks(up, true);
@@ -370,7 +403,7 @@ impl Reporter {
         // One that owns channels will do: the agent finds the file of another by itself.
         if !self.control.is_some_and(|told| owners.contains(&told)) {
             self.control = Some(owner);
-            send(up, Event::ControlFile(v1::ControlFile { fd: owner.1 }));
+            up.send(Event::ControlFile(v1::ControlFile { fd: owner.1 }));
         }
     }
 
@@ -380,7 +413,7 @@ impl Reporter {
         let uvm = sys::lock(&self.process.rm).uvm;
         if let Some(fd) = uvm.filter(|_| uvm != self.uvm) {
             self.uvm = uvm;
-            send(up, Event::UvmFile(v1::UvmFile { fd }));
+            up.send(Event::UvmFile(v1::UvmFile { fd }));
         }
         for device in self.process.seen_devices() {
             let bit = 1 << device;
@@ -390,17 +423,17 @@ impl Reporter {
                 self.devices |= bit;
                 let slot = u32::try_from(device).unwrap_or(0);
                 let uuid = uuid.to_vec();
-                send(up, Event::DeviceSeen(v1::DeviceSeen { slot, uuid }));
+                up.send(Event::DeviceSeen(v1::DeviceSeen { slot, uuid }));
             }
         }
         let outbox = std::mem::take(&mut sys::lock(&self.process.rm).outbox);
         let mut records = Vec::new();
         let flush = |records: &mut Vec<v1::RmEvent>| {
-            if !records.is_empty() {
-                let events = std::mem::take(records);
-                let snapshot = false;
-                send(up, Event::Rm(v1::RmEvents { snapshot, events }));
-            }
+            let parts = parts::changes(false, std::mem::take(records));
+            parts
+                .into_iter()
+                .map(Event::Rm)
+                .for_each(|part| up.send(part));
         };
         for item in outbox {
             if let Up::Record(change) = item {
@@ -408,28 +441,36 @@ impl Reporter {
                 continue;
             }
             flush(&mut records);
-            send(up, event(item));
+            up.send(event(item));
         }
         flush(&mut records);
+        self.edges.deliver(self.process, up, clock::now_ns());
         let waiting = self.process.waiting.load(Acquire) != 0;
         if waiting != self.waiting {
             self.waiting = waiting;
-            send(up, Event::GateWait(v1::GateWait { waiting }));
+            up.send(Event::GateWait(v1::GateWait { waiting }));
         }
-        self.talk
-            .deliver(self.process, &mut |event| send(up, event));
+        self.talk.deliver(self.process, &mut |event| up.send(event));
     }
 
     fn command(&mut self, up: &Upstream, command: v1::AgentCommand, page: Option<&'static Page>) {
         match command.command {
-            Some(Command::Welcome(welcome)) => self.welcome(&welcome, page),
+            Some(Command::Welcome(welcome)) => {
+                self.welcome(&welcome, page);
+                self.talk.welcome(welcome.memory);
+                self.deliver(up);
+            }
+            Some(Command::Heard(heard)) => {
+                self.edges.heard(heard.messages);
+                self.edges.deliver(self.process, up, clock::now_ns());
+            }
             Some(Command::ScheduleGo(go)) => {
                 sys::lock(&self.process.rm).granted.push(go.ticket);
                 GRANTS.fetch_add(1, AcqRel);
                 sys::futex_wake(&GRANTS);
             }
             Some(Command::SetChannels(wanted)) => {
-                send(up, Event::ChannelResult(self.set_channels(&wanted)));
+                up.send(Event::ChannelResult(self.set_channels(&wanted)));
             }
             Some(Command::ReportHooks(_)) => self.hooks(up, true),
             Some(Command::LaunchGate(gate)) if page.is_none() => {
@@ -523,6 +564,9 @@ impl Reporter {
                 },
             };
         }
+        if welcome.hears {
+            self.edges.hears();
+        }
         self.generation = welcome.agent_generation;
         self.method = welcome.method();
         process.set_role(role);
@@ -556,23 +600,20 @@ impl Reporter {
             return;
         }
         self.hooks_calls = calls;
-        send(
-            up,
-            Event::Hooks(v1::HookReport {
-                rows,
-                unhooked: unhooked()
-                    .into_iter()
-                    .map(|entry| v1::UnhookedAbi {
-                        name: entry.name,
-                        version: entry.version,
-                        flags: entry.flags,
-                        count: entry.count,
-                    })
-                    .collect(),
-                deepbind_loads: DEEPBIND_LOADS.load(Relaxed),
-                panics: self.process.panics.load(Relaxed),
-            }),
-        );
+        up.send(Event::Hooks(v1::HookReport {
+            rows,
+            unhooked: unhooked()
+                .into_iter()
+                .map(|entry| v1::UnhookedAbi {
+                    name: entry.name,
+                    version: entry.version,
+                    flags: entry.flags,
+                    count: entry.count,
+                })
+                .collect(),
+            deepbind_loads: DEEPBIND_LOADS.load(Relaxed),
+            panics: self.process.panics.load(Relaxed),
+        }));
     }
 }
 

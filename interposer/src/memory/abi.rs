@@ -17,7 +17,7 @@ use crate::hook::table;
 use crate::process::{Process, guarded, process, ring};
 use crate::{clock, env, log, sys};
 use core::ffi::{CStr, c_char, c_int};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::sync::Arc;
 use tidegate_core::gate::Role;
 use tidegate_core::joblog::{Reader, Refused, Shared};
@@ -478,10 +478,11 @@ pub extern "C" fn tg_usage(kv: u32, used_blocks: u32) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn tg_requests_in_flight(count: u32) -> c_int {
     answered(|process| {
-        let page = process.page();
         let word = u64::from(count) + 1;
-        let before = page.process.in_flight.swap(word, AcqRel);
-        process.memory.in_flight.store(word, Release);
+        process.memory.in_flight.store(word, SeqCst);
+        // A page that is shown from now on takes the number from there.
+        let page = process.page();
+        let before = page.process.in_flight.swap(word, SeqCst);
         if (before > 1) != (word > 1) || before == 0 {
             ring(page);
         }

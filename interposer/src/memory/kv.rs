@@ -165,6 +165,7 @@ impl Kv {
             fixed_bytes: self.cut.fixed.len() as u64 * self.handle_bytes,
             refused: self.refused.clone(),
             elastic: self.elastic.is_some(),
+            ..v1::KvRegistered::default()
         }
     }
 

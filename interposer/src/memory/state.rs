@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, mpsc};
-use tidegate_abi::page::DEVICES;
+use tidegate_abi::page::{DEVICES, Page};
 use tidegate_core::elastic::Elastic;
 use tidegate_core::hold::Changing;
 use tidegate_core::joblog::{Reader, Shared};
@@ -163,6 +163,18 @@ impl Memory {
         self.yields
             .get(device)
             .map_or(0, |place| place.load(Relaxed))
+    }
+
+    /// Shows in a page how many requests are in flight. Whoever says another number meanwhile writes that into the page
+    /// afterwards, or it is seen here.
+    pub fn show_in_flight(&self, page: &Page) {
+        loop {
+            let word = self.in_flight.load(SeqCst);
+            page.process.in_flight.store(word, SeqCst);
+            if self.in_flight.load(SeqCst) == word {
+                return;
+            }
+        }
     }
 
     /// What a device's usage is now.

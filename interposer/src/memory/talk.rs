@@ -9,16 +9,20 @@ use super::service::{Done, answer, serve};
 use super::state::Memory;
 use super::work::Work;
 use crate::process::Process;
-use crate::{clock, sys};
+use crate::{clock, log, sys};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
 use tidegate_core::joblog::Shared;
+use tidegate_proto::parts;
 use tidegate_proto::v1::agent_command::Command;
 use tidegate_proto::v1::{self, MemoryResult, client_event::Event};
 
 /// What the library can do, as `Hello.memory` counts it.
 pub const VERSION: u32 = 1;
+
+/// `Welcome.memory` of an agent that understands stripes by their kinds.
+const KINDS: u32 = 1;
 
 /// An order without a deadline of its own.
 const DEADLINE_NS: u64 = 20_000_000;
@@ -26,9 +30,50 @@ const DEADLINE_NS: u64 = 20_000_000;
 const EVERY_NS: u64 = 25_000_000;
 const USAGE_EVERY_NS: u64 = 100_000_000;
 
+/// What an agent may refuse to hear, however often it is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unheard {
+    /// The stripes of a cache.
+    Stripes,
+    /// Who holds which blocks.
+    Requests,
+}
+
+impl Unheard {
+    /// What a message is about, if it may be left out.
+    pub const fn of(event: &Event) -> Option<Self> {
+        match event {
+            Event::KvRegistered(_) => Some(Self::Stripes),
+            Event::Requests(_) => Some(Self::Requests),
+            _ => None,
+        }
+    }
+
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+
+    /// For the agent, and for people.
+    const fn why(self) -> &'static str {
+        match self {
+            Self::Stripes => {
+                "the agent does not hear of a cache with so many stripes: nothing of it is taken"
+            }
+            Self::Requests => {
+                "the agent does not hear of so many requests: it takes memory whoever holds it"
+            }
+        }
+    }
+}
+
 /// The reporter's side.
 #[derive(Debug, Default)]
 pub struct Talk {
+    /// What the agent understands of memory, as `Welcome.memory` counts it. None: it has not said so.
+    agent: Option<u32>,
+    /// What such an agent is told no more ([`Unheard`]): what it understands is what `agent` was.
+    unheard: u8,
+    unheard_by: u32,
     /// The caches have not been described in this session.
     undescribed: bool,
     delivered_ns: u64,
@@ -45,10 +90,48 @@ impl Talk {
         self.void(process);
         *self = Self {
             undescribed: true,
+            unheard: self.unheard,
+            unheard_by: self.unheard_by,
             work: Work::attach(process),
             ..Self::default()
         };
         process.memory.changed();
+    }
+
+    /// The agent says what it understands of memory. It is told nothing of it before.
+    pub fn welcome(&mut self, memory: u32) {
+        self.agent = Some(memory);
+        // A later one may hear what an earlier one did not.
+        if memory > self.unheard_by {
+            self.unheard = 0;
+        }
+    }
+
+    /// The agent closed the stream for `what`, and would do so again.
+    pub fn unheard(&mut self, what: Unheard) {
+        if self.unheard & what.bit() == 0 {
+            self.unheard |= what.bit();
+            self.unheard_by = self.agent.unwrap_or(0);
+            log::debug(|| what.why().to_owned());
+        }
+    }
+
+    const fn leaves_out(&self, what: Unheard) -> bool {
+        self.unheard & what.bit() != 0
+    }
+
+    /// A message as the agent understands it. None: it is left out.
+    fn shaped(&self, event: Event) -> Option<Event> {
+        match event {
+            Event::KvRegistered(kv) if self.leaves_out(Unheard::Stripes) => {
+                Some(Event::KvRegistered(without_stripes(kv)))
+            }
+            Event::KvRegistered(kv) if self.agent.is_some_and(|memory| memory >= KINDS) => {
+                Some(Event::KvRegistered(parts::by_kinds(kv)))
+            }
+            Event::Requests(_) if self.leaves_out(Unheard::Requests) => None,
+            event => Some(event),
+        }
     }
 
     /// Ends a session: its orders are void, and whoever waits for an answer goes on without.
@@ -67,9 +150,20 @@ impl Talk {
     /// Sends what other threads left, and that an order is late. The agent has been told of the devices
     /// in use before: a cache on one that it does not know is nobody's.
     pub fn deliver(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
+        let mut said = Vec::new();
+        self.tell(process, &mut said);
+        let shaped = said.into_iter().filter_map(|event| self.shaped(event));
+        shaped.for_each(send);
+    }
+
+    fn tell(&mut self, process: &Process, said: &mut Vec<Event>) {
         let memory = &process.memory;
         let now = clock::now_ns();
         self.delivered_ns = now;
+        if self.agent.is_none() {
+            return;
+        }
+        let send = &mut |event| said.push(event);
         if self.undescribed
             && let Ok(state) = memory.state.try_lock()
         {
@@ -81,6 +175,11 @@ impl Talk {
             drop(membership);
             // Said twice, it would be told what to map between the two, and taken for one that was not.
             sys::lock(&memory.outbox).retain(|event| !matches!(event, Event::KvRegistered(_)));
+            if self.leaves_out(Unheard::Requests) {
+                let text = Unheard::Requests.why().to_owned();
+                let kind = "requests_unheard".to_owned();
+                send(Event::Note(v1::Note { kind, text }));
+            }
             self.snapshot(process, send);
         }
         if self.undescribed {
@@ -113,13 +212,8 @@ impl Talk {
         let all = requests.all.iter();
         let set = all.map(|(id, held)| held.message(*id)).collect::<Vec<_>>();
         drop(requests);
-        if !set.is_empty() {
-            send(Event::Requests(v1::Requests {
-                snapshot: true,
-                set,
-                forgotten: Vec::new(),
-            }));
-        }
+        let parts = parts::requests(true, set, &[]);
+        parts.into_iter().map(Event::Requests).for_each(send);
     }
 
     fn requests(&mut self, process: &Process, now: u64, send: &mut impl FnMut(Event)) {
@@ -131,16 +225,17 @@ impl Talk {
         if changed.is_empty() {
             return;
         }
-        let mut message = v1::Requests::default();
+        let (mut set, mut forgotten) = (Vec::new(), Vec::new());
         for id in changed.into_keys() {
             match requests.all.get(&id) {
-                Some(held) => message.set.push(held.message(id)),
-                None => message.forgotten.push(id),
+                Some(held) => set.push(held.message(id)),
+                None => forgotten.push(id),
             }
         }
         drop(requests);
         self.requests_at_ns = now;
-        send(Event::Requests(message));
+        let parts = parts::requests(false, set, &forgotten);
+        parts.into_iter().map(Event::Requests).for_each(send);
     }
 
     fn usages(&mut self, process: &Process, now: u64, send: &mut impl FnMut(Event)) {
@@ -238,6 +333,26 @@ impl Talk {
             }
             _ => {}
         }
+    }
+}
+
+/// A cache as one from which nothing can be taken: all of it stays.
+fn without_stripes(said: v1::KvRegistered) -> v1::KvRegistered {
+    let own = |nth: usize| {
+        said.backed
+            .get(nth / 8)
+            .is_some_and(|byte| byte >> (nth % 8) & 1 == 1)
+    };
+    let handles = said.handles.iter().enumerate().filter(|(nth, _)| own(*nth));
+    let handles: u64 = handles.map(|(_, handles)| u64::from(*handles)).sum();
+    v1::KvRegistered {
+        first_block: Vec::new(),
+        blocks: Vec::new(),
+        handles: Vec::new(),
+        backed: Vec::new(),
+        fixed_bytes: said.fixed_bytes + handles * said.handle_bytes,
+        refused: Unheard::Stripes.why().to_owned(),
+        ..said
     }
 }
 

@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU32;
 use std::collections::BTreeMap;
+use tidegate_abi::page::DEVICES;
 use tidegate_core::rm::{Graph, Record};
 use tidegate_core::suspect::Reason;
 
@@ -23,6 +24,21 @@ pub struct Rm {
     pub granted: Vec<u64>,
     /// Numbers given to schedule calls.
     pub tickets: u64,
+    /// The newest edge of each device that the agent has not been told of, from a process without a page.
+    pub edges: [Option<Edge>; DEVICES],
+}
+
+/// An edge of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// The activity word after it.
+    pub activity: u64,
+    /// When; on an idle edge when the work was proven done.
+    pub at_ns: u64,
+    /// Launches of the period that ended.
+    pub launches: u64,
+    /// Its last graph.
+    pub graph: u64,
 }
 
 /// Something for the agent.
@@ -47,19 +63,6 @@ pub enum Up {
         reason: Option<Reason>,
         /// Busy since.
         since_ns: u64,
-    },
-    /// An edge, from a process without a page.
-    Edge {
-        /// Ordinal.
-        device: usize,
-        /// The activity word after it.
-        activity: u64,
-        /// When; on an idle edge when the work was proven done.
-        at_ns: u64,
-        /// Launches of the period that ended.
-        launches: u64,
-        /// Its last graph.
-        graph: u64,
     },
     /// Something for the node's events.
     Note {

@@ -159,6 +159,10 @@ pub struct Hello {
     /// ever lowers what they say.
     #[prost(uint32, tag = "12")]
     pub weight: u32,
+    /// It sends the next Edge of a device only when the agent has Heard the last. Between two of them a later edge replaces
+    /// an earlier one.
+    #[prost(bool, tag = "14")]
+    pub paces: bool,
 }
 /// A place of the page's device arrays is in use.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -353,7 +357,7 @@ pub struct GateWait {
 pub struct AgentCommand {
     #[prost(
         oneof = "agent_command::Command",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13"
     )]
     pub command: ::core::option::Option<agent_command::Command>,
 }
@@ -385,7 +389,16 @@ pub mod agent_command {
         DemandAnswer(super::DemandAnswer),
         #[prost(message, tag = "12")]
         LaunchGate(super::LaunchGate),
+        #[prost(message, tag = "13")]
+        Heard(super::Heard),
     }
+}
+/// So many messages of the stream have been read, Hello not among them: to a client without a page whose Hello says that
+/// it paces itself.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Heard {
+    #[prost(uint64, tag = "1")]
+    pub messages: u64,
 }
 /// The launch gate of one device, for a client without a page. With a page its gate word says it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -417,6 +430,12 @@ pub struct Welcome {
     /// How channels are stopped at that level, for the soft landing to undo it.
     #[prost(enumeration = "StopMethod", tag = "8")]
     pub method: i32,
+    /// Heard follows.
+    #[prost(bool, tag = "9")]
+    pub hears: bool,
+    /// What the agent understands of memory: 0 = KvRegistered with a list of stripes, 1 = also one with stripe_kinds.
+    #[prost(uint32, tag = "10")]
+    pub memory: u32,
 }
 /// What the agent wants of the library; 0 or absent means the library's default.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -472,7 +491,7 @@ pub struct ChannelPair {
 pub struct ReportHooks {}
 /// A KV cache exists: after its registration, and in every new Attach. A second message for the same
 /// kv replaces the first.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct KvRegistered {
     /// Names it within the process; never reused.
     #[prost(uint32, tag = "1")]
@@ -511,6 +530,23 @@ pub struct KvRegistered {
     /// Online: it grows and shrinks by MapTarget, and is never reclaimed from.
     #[prost(bool, tag = "14")]
     pub elastic: bool,
+    /// In place of first_block, blocks and handles, to an agent whose Welcome says that it understands: each stripe by the
+    /// index of its kind. Most caches have a few kinds.
+    #[prost(message, repeated, tag = "15")]
+    pub stripe_kinds: ::prost::alloc::vec::Vec<StripeKind>,
+    #[prost(uint32, repeated, tag = "16")]
+    pub stripe_kind: ::prost::alloc::vec::Vec<u32>,
+}
+/// How a stripe differs from the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StripeKind {
+    /// From the first block of the stripe before (of the first stripe: from 0) to its own, modulo 2^32.
+    #[prost(uint32, tag = "1")]
+    pub step: u32,
+    #[prost(uint32, tag = "2")]
+    pub blocks: u32,
+    #[prost(uint32, tag = "3")]
+    pub handles: u32,
 }
 /// The engine freed or unregistered it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -617,6 +653,7 @@ pub struct Restored {
     pub done_ns: u64,
 }
 /// Which requests hold which blocks, in the order of the engine's calls.
+/// A library says what stands in several of them, each well below what an agent decodes.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Requests {
     /// Forget everything known of this session first.

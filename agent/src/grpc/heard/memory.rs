@@ -10,7 +10,10 @@ use tidegate_policy::layout::{Layout, MAX_BLOCKS};
 use tidegate_policy::reclaim::{Answer, Direction};
 use tidegate_proto::v1::agent_command::Command;
 use tidegate_proto::v1::client_event::Event;
-use tidegate_proto::v1::{self, MemoryResult};
+use tidegate_proto::{
+    parts,
+    v1::{self, MemoryResult},
+};
 
 /// What a process says of its memory; none: it is about something else.
 pub(super) fn said(event: Event) -> Option<MemorySaid> {
@@ -179,30 +182,27 @@ const LEAST_HANDLE: u64 = 2 << 20;
 const MOST_BYTES: u64 = 1 << 40;
 
 /// Stripes as a process lists them; `None` if the lists contradict each other or no GPU has so much.
-/// They stay the runs that they are said as, so that a few bytes of a message never take megabytes here.
+/// They stay the runs that they are said as: a stripe, which takes a byte of a message at least, takes some fifty here,
+/// however many blocks it has. How many a tenant may describe, `grpc/budget.rs` says.
 fn stripes(said: &v1::KvRegistered) -> Option<(Layout, Vec<bool>)> {
-    let count = said.first_block.len();
-    let handles: u64 = said.handles.iter().map(|handles| u64::from(*handles)).sum();
+    let listed = parts::stripes(said)?;
+    let handles: u64 = listed.iter().map(|(.., handles)| u64::from(*handles)).sum();
     let fits = said.handle_bytes >= LEAST_HANDLE
         && handles.checked_mul(said.handle_bytes)? <= MOST_BYTES
         && said.block_count <= MAX_BLOCKS;
-    if said.blocks.len() != count || said.handles.len() != count || !fits {
+    if !fits {
         return None;
-    }
-    let mut stripes = Vec::with_capacity(count);
-    for nth in 0..count {
-        let blocks = (said.first_block[nth], said.blocks[nth]);
-        let ends = blocks.0.checked_add(blocks.1)?;
-        if ends > said.block_count || said.handles[nth] == 0 {
-            return None;
-        }
-        stripes.push((said.handles[nth], BlockId(blocks.0), blocks.1));
     }
     let bit = |nth: usize| {
         let byte = said.backed.get(nth / 8).copied().unwrap_or(0);
         byte >> (nth % 8) & 1 == 1
     };
-    let backed = (0..count).map(bit).collect();
+    let backed = (0..listed.len()).map(bit).collect();
+    let stripe = |(first, blocks, handles): (u32, u32, u32)| {
+        let fits = first.checked_add(blocks)? <= said.block_count && handles != 0;
+        fits.then_some((handles, BlockId(first), blocks))
+    };
+    let stripes = listed.into_iter().map(stripe).collect::<Option<Vec<_>>>()?;
     Some((Layout::of_runs(stripes, Bytes(said.handle_bytes)), backed))
 }
 
@@ -230,6 +230,7 @@ mod tests {
         assert_eq!(layout.stripe_of_handle(4), Some(StripeId(1)));
         assert_eq!(layout.bytes(StripeId(1)), Bytes::mib(6));
         assert_eq!(layout.stripes_of(BlockId(3)).count(), 2, "at the border");
+        assert_eq!(stripes(&parts::by_kinds(said())), stripes(&said()));
     }
 
     #[test]
@@ -258,7 +259,11 @@ mod tests {
             handles: vec![2, 0],
             ..said()
         };
-        for wrong in [shorter, beyond, huge, many, small, empty] {
+        let unknown = v1::KvRegistered {
+            stripe_kind: vec![0, 7],
+            ..parts::by_kinds(said())
+        };
+        for wrong in [shorter, beyond, huge, many, small, empty, unknown] {
             assert_eq!(stripes(&wrong), None);
         }
     }
