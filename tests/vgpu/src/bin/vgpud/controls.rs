@@ -128,6 +128,7 @@ impl World {
         if let Some(status) = self.knobs.refusal(cmd, call.caller) {
             return Err(status);
         }
+        self.knobs.is_there(self.gpu_above(client, object))?;
         self.carry_out(call, header, carried, answer)?;
         if carried.cache == Cache::ByCommand {
             self.cached.insert(carried.name);
@@ -561,7 +562,13 @@ impl World {
                 self.history.push(record);
             }
         }
-        let (reached, result) = self.inject(disable, &keys, ids, call.now);
+        let (reached, result) = if !disable && self.knobs.lost_in_enable == Some(gpu) {
+            self.knobs.lost_in_enable = None;
+            self.knobs.lost = Some(gpu);
+            (ids, Err(Status::GPU_IS_LOST))
+        } else {
+            self.inject(disable, &keys, ids, call.now)
+        };
         if layout.flag(call.nested, "bRewindGpPut") && disable {
             for key in &keys {
                 self.rewind(*key);

@@ -91,6 +91,11 @@ pub(crate) struct Knobs {
     pub(crate) preempt_timeout: u32,
     /// `hang = N:US`: the next N disables or enables are answered that much later, locks held.
     pub(crate) hang: (u32, u64),
+    /// `lost = GPU | none`: what concerns an object of this GPU, and a new one on it, is answered with GPU_IS_LOST; what is
+    /// on its engines goes on.
+    pub(crate) lost: Option<usize>,
+    /// `lost_in_enable = GPU | none`: this GPU is lost in the next enable of its channels, which reaches them.
+    pub(crate) lost_in_enable: Option<usize>,
     /// `reuse_clients = 0 | 1`: whether a new RM client gets the lowest handle that is free, which a
     /// process that ended may have had, instead of one that nobody ever had.
     pub(crate) reuse_clients: bool,
@@ -143,6 +148,8 @@ impl Default for Knobs {
             guest: false,
             preempt_timeout: 0,
             hang: (0, 0),
+            lost: None,
+            lost_in_enable: None,
             reuse_clients: false,
         }
     }
@@ -165,6 +172,14 @@ fn counted<T>(value: &str, absent: T, rest: impl Fn(&str) -> Option<T>) -> Optio
     match value.split_once(':') {
         Some((count, after)) => Some((number(count)?, rest(after)?)),
         None => Some((number(value)?, absent)),
+    }
+}
+
+/// A GPU by its minor number, or none.
+fn gpu(value: &str) -> Option<Option<usize>> {
+    match value {
+        "none" => Some(None),
+        _ => Some(Some(value.parse().ok()?)),
     }
 }
 
@@ -206,6 +221,15 @@ impl Knobs {
     pub(crate) fn refusal(&self, cmd: u32, pid: u32) -> Option<Status> {
         let (refused, status, word) = self.refuse.as_ref()?;
         (*refused == cmd && is_called(pid, word)).then_some(*status)
+    }
+
+    /// What RM says of an object of this GPU.
+    pub(crate) fn is_there(&self, gpu: Option<usize>) -> Result<(), Status> {
+        if gpu.is_some() && self.lost == gpu {
+            Err(Status::GPU_IS_LOST)
+        } else {
+            Ok(())
+        }
     }
 
     /// Sets one knob.
@@ -304,6 +328,8 @@ impl Knobs {
             "deaf_disable" => self.deaf_disable = number(value)?,
             "deaf_enable" => self.deaf_enable = number(value)?,
             "preempt_timeout" => self.preempt_timeout = number(value)?,
+            "lost" => self.lost = gpu(value)?,
+            "lost_in_enable" => self.lost_in_enable = gpu(value)?,
             "hang" => self.hang = counted(value, 0, micros)?,
             "refuse" => {
                 let mut parts = value.splitn(3, ':');
@@ -340,6 +366,9 @@ mod tests {
         assert_eq!(knobs.fail_disable, (3, Status::RESET_REQUIRED));
         assert!(knobs.set("hang", "1:5000").is_ok());
         assert_eq!(knobs.hang, (1, 5_000_000));
+        assert!(knobs.set("lost", "1").is_ok() && knobs.is_there(Some(1)).is_err());
+        assert!(knobs.is_there(Some(0)).is_ok() && knobs.is_there(None).is_ok());
+        assert!(knobs.set("lost", "none").is_ok() && knobs.is_there(Some(1)).is_ok());
         assert!(matches!(
             knobs.set("patch", "C"),
             Err(KnobError::Value { .. })

@@ -23,6 +23,7 @@ impl World {
         let (root, parent) = (wanted.root, wanted.parent);
         let gpu_above = self.gpu_above(root, parent);
         let gpu = || gpu_above.ok_or(Status::INVALID_OBJECT_PARENT);
+        self.knobs.is_there(gpu_above)?;
         let bad = Status::INVALID_ARGUMENT;
         // Parameters that were left out read as 0.
         let driver = self.setup.driver;
@@ -35,6 +36,7 @@ impl World {
                 if self.gpus[gpu].attached == 0 {
                     return Err(Status::INVALID_DEVICE);
                 }
+                self.knobs.is_there(Some(gpu))?;
                 Ok(Body::Device { gpu })
             }
             class::NV_CONFIDENTIAL_COMPUTE => Ok(Body::Confidential),
