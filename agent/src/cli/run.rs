@@ -19,7 +19,8 @@ use tidegate_proto::{RUN_DIR, RUN_DIR_ENV, v1};
 
 /// How often an agent that is not there yet is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// What an offline engine is told to wait at least, in seconds: a gate can stay closed for hours.
+/// What an offline engine is told to wait at least, in seconds: a gate can stay closed for hours. The timeout of PyTorch's
+/// process groups is not among them, because no variable sets it.
 const PATIENCE: [(&str, &str); 2] = [
     ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "86400"),
     ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "86400"),
@@ -149,6 +150,12 @@ pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<u8> {
                 command.env(name, value);
             }
         }
+        if has_ranks(program, std::env::var_os("WORLD_SIZE").as_deref()) {
+            eprintln!(
+                "tidegate: PyTorch ends a program of several ranks after 600 s in one collective: pass timeout= to \
+                 init_process_group, or set gate.long_gate = \"breathe\""
+            );
+        }
     }
     let error = command.exec();
     eprintln!(
@@ -159,6 +166,13 @@ pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<u8> {
         std::io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,
     })
+}
+
+/// Whether the program is one of several ranks of PyTorch, or starts them.
+fn has_ranks(program: &OsStr, world: Option<&OsStr>) -> bool {
+    let ranks = world.and_then(|size| size.to_str()?.parse::<u64>().ok());
+    let starter = Path::new(program).file_name() == Some(OsStr::new("torchrun"));
+    starter || ranks.is_some_and(|ranks| ranks > 1)
 }
 
 fn role_name(wish: Role) -> String {
@@ -247,6 +261,15 @@ mod tests {
         assert_eq!(why, Err("it asked for online and is left alone".to_owned()));
         let why = verdict(None, &found(v1::Role::Ignore, "")).expect_err("left alone");
         assert!(why.contains("no rule matched; --offline"), "{why}");
+    }
+
+    #[test]
+    fn a_program_of_several_ranks_is_told_apart() {
+        let of = |program: &str, world: Option<&str>| {
+            has_ranks(OsStr::new(program), world.map(OsStr::new))
+        };
+        assert!(of("/venv/bin/torchrun", None) && of("python", Some("2")));
+        assert!(!of("python", Some("1")) && !of("python", None));
     }
 
     #[test]

@@ -207,6 +207,8 @@ pub struct GpuProcess {
     pub nccl_timeout_s: Option<u64>,
 }
 
+    /// `WORLD_SIZE`: ranks of its process group.
+    pub ranks: Option<u64>,
 /// The library's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {

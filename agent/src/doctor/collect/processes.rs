@@ -140,6 +140,7 @@ fn describe(
         wished_role: variable("TIDEGATE_ROLE"),
         vllm_timeout_s: number("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
         nccl_timeout_s: number("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        ranks: number("WORLD_SIZE"),
     }
 }
 
@@ -172,6 +173,7 @@ mod tests {
             "TIDEGATE_ROLE=offline",
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=900",
             "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=soon",
+            "WORLD_SIZE=2",
         ]);
         let maps = "7f00 r-xp 0 00:00 1 /usr/local/lib/libtidegate.so\n\
                     7f10 r-xp 0 00:00 2 /venv/nvidia/nccl/lib/libnccl.so.2\n";
@@ -186,6 +188,7 @@ mod tests {
         assert_eq!(process.wished_role.as_deref(), Some("offline"));
         assert_eq!(process.vllm_timeout_s, Some(900));
         assert_eq!(process.nccl_timeout_s, None);
+        assert_eq!(process.ranks, Some(2));
         let plain = describe(8, "sh".to_owned(), &words(&["sh", "-c", "true"]), &[], "");
         assert!(!plain.preloaded && !plain.nccl && !plain.vllm);
     }

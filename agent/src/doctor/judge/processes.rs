@@ -12,6 +12,9 @@ const VLLM_DEFAULT: Duration = Duration::from_secs(300);
 /// PyTorch's monitor ends a process whose NCCL watchdog makes no progress for longer, unless
 /// `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` says otherwise.
 const NCCL_DEFAULT: Duration = Duration::from_secs(480);
+/// PyTorch ends a program whose collective takes longer, unless the program passes another `timeout` to
+/// `init_process_group`. No variable sets it, and nothing outside the program tells.
+const GROUP_DEFAULT: Duration = Duration::from_secs(600);
 /// How long a gate that nothing ends may be expected to stay closed.
 const LONG_GATE: Duration = Duration::from_secs(3_600);
 /// Processes that are named; more are counted.
@@ -152,6 +155,7 @@ fn timeouts(view: &View<'_>) -> Check {
     };
     let mut short = Vec::new();
     let mut variables = Vec::new();
+    let mut gangs = Vec::new();
     for process in engines {
         let or = |set: Option<u64>, default| set.map_or(default, Duration::from_secs);
         for (concerned, timeout, variable) in [
@@ -173,16 +177,34 @@ fn timeouts(view: &View<'_>) -> Check {
                 }
             }
         }
+        if process.nccl && process.ranks != Some(1) && GROUP_DEFAULT <= longest {
+            gangs.push(named(process));
+        }
     }
-    if short.is_empty() {
-        Check::pass(ID, format!("all outlast a gate of {} s", seconds(longest)))
-    } else {
-        let text = format!("a gate ends {}", list(&short));
-        Check::warn(ID, text).remedy(format!(
-            "start them with {}=86400, or set gate.long_gate = \"breathe\"",
-            variables.join("=86400 ")
-        ))
+    if short.is_empty() && gangs.is_empty() {
+        return Check::pass(ID, format!("all outlast a gate of {} s", seconds(longest)));
     }
+    let mut ends = Vec::new();
+    let mut remedies = Vec::new();
+    if !short.is_empty() {
+        ends.push(list(&short));
+        let set = variables.join("=86400 ");
+        remedies.push(format!("start them with {set}=86400"));
+    }
+    if !gangs.is_empty() {
+        ends.push(format!(
+            "{} after {} s if it has several ranks and PyTorch's default timeout of a process group, which no variable sets",
+            list(&gangs),
+            seconds(GROUP_DEFAULT)
+        ));
+        remedies.push(
+            "pass timeout=timedelta(days=1) to torch.distributed.init_process_group".to_owned(),
+        );
+    }
+    Check::warn(ID, format!("a gate ends {}", ends.join("; "))).remedy(format!(
+        "{}; or set gate.long_gate = \"breathe\"",
+        remedies.join(", and ")
+    ))
 }
 
 #[cfg(test)]
@@ -303,10 +325,25 @@ mod tests {
             nccl_timeout_s: Some(86_400),
             ..engine()
         };
+        let (result, text) = outcome("engine-timeouts", |node| add(node, raised(), offline));
         assert_eq!(
-            outcome("engine-timeouts", |node| add(node, raised(), offline)).0,
-            Pass
+            result, Warn,
+            "no variable sets the timeout of a process group"
         );
+        assert!(
+            text.contains("a gate ends python (12) after 600 s"),
+            "{text}"
+        );
+        assert!(text.contains("init_process_group"), "{text}");
+        assert!(!text.contains("=86400"), "{text}");
+        let one = outcome("engine-timeouts", |node| {
+            let process = GpuProcess {
+                ranks: Some(1),
+                ..raised()
+            };
+            add(node, process, offline);
+        });
+        assert_eq!(one.0, Pass, "one rank waits for no other");
         let alone = outcome("engine-timeouts", |node| {
             let process = GpuProcess {
                 nccl: false,
