@@ -51,6 +51,8 @@ fn a_busy_edge_disables_and_a_cooldown_enables_by_the_process_itself() {
 #[test]
 fn at_level_5_launches_wait_and_no_channel_is_touched() {
     let node = Node::new(&[], &at_level("L5"));
+    let table = tidegate_tests::view::table(&node);
+    assert!(!table.contains("self-test"), "nothing was tried: {table}");
     let mut online = Peer::idle_online(&node);
     let mut offline = Peer::attached(&node, "offline", "batch");
     let (client, _) = offline.channels(0, 2);

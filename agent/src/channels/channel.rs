@@ -2,6 +2,7 @@
 //!
 //! What a batch is, and what follows it, is [`tidegate_node::batch`]'s.
 
+use crate::causes::with_causes;
 use crate::config::Method;
 use crate::rm::{ControlFile, Gpu, RmError, Subdevice, ThrowAway};
 use tidegate_abi::rm::{Branch, Status};
@@ -151,7 +152,10 @@ impl Restarter {
             .and_then(|branch| {
                 let own = ThrowAway::scheduled(gpu, branch);
                 own.inspect_err(|error| {
-                    tracing::warn!(%error, "no channel of the agent's own to restart runlists by");
+                    tracing::warn!(
+                        error = with_causes(error),
+                        "no channel of the agent's own to restart runlists by"
+                    );
                 })
                 .ok()
             });

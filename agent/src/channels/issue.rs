@@ -7,6 +7,7 @@
 //! processes whose edges it acts on: all in one `futex_waitv`. A kernel without that call leaves edges to the control
 //! thread, as it leaves the doorbells that one call has no room for.
 
+use crate::causes::with_causes;
 use crate::channels::channel::{ChannelControl, is_gone};
 use crate::clock::now_ns;
 use crate::inbox::{Mailbox, NodeInput};
@@ -159,7 +160,7 @@ fn carry_out(
                 gpu,
                 disable = switch.disables(),
                 pairs = batch.pairs(),
-                %error,
+                error = with_causes(error),
                 "the driver refused a batch of channels"
             );
         }
@@ -339,7 +340,7 @@ impl Thread<'_> {
             gpu = self.gpu,
             client = format_args!("{:#x}", group.client),
             group = format_args!("{:#x}", group.handle),
-            %error,
+            error = with_causes(error),
             "a timeslice is not set"
         );
         error.status().unwrap_or(Status::INVALID_STATE)
@@ -365,11 +366,11 @@ impl ReleaseCalls for Thread<'_> {
                     gpu = self.gpu,
                     client = format_args!("{client:#x}"),
                     channel = format_args!("{:#x}", batch.call.h_channel_list[0]),
-                    %error,
+                    error = with_causes(&error),
                     "a channel that left the lists is not enabled"
                 );
             }
-            let why = error.to_string();
+            let why = with_causes(&error);
             Refusal { gone, why }
         })
     }

@@ -27,12 +27,13 @@ const TESTED: [&str; 13] = [
 ];
 
 /// Branches that are known by name only, with what other projects' tables say of them.
-const NOT_READ: [(&str, &str); 2] = [
+const NOT_READ: [(&str, &str); 3] = [
     (
         "610",
         "channel parameters have gained a field in their middle and UVM has lost its range groups",
     ),
     ("615", "it follows 610, whose layouts differ"),
+    ("620", "it follows 610, whose layouts differ"),
 ];
 /// How a level stops what runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -226,7 +227,11 @@ mod tests {
         let forced = LevelChoice::Forced(Level::L1);
         assert!(choose(forced, &unknown, |_| Ok(Stop::default())).is_err());
         assert!(driver_note(&unknown, None).contains("no known branch"));
-        for (version, said) in [("610.43.02", "of 610 no"), ("615.36", "of 615 no")] {
+        for (version, said) in [
+            ("610.43.02", "of 610 no"),
+            ("615.36", "of 615 no"),
+            ("620.70.06", "of 620 no"),
+        ] {
             let unknown = driver(version);
             assert_eq!(unknown.branch, None, "{version}");
             assert!(driver_note(&unknown, None).contains(said), "{version}");

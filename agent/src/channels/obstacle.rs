@@ -12,6 +12,7 @@
 //! MIG and confidential computing take a reset of the GPU to change, a vGPU another machine; MPS comes and goes, so it is looked
 //! for again while the agent runs.
 
+use crate::causes::with_causes;
 use crate::config::Level;
 use crate::device::Device;
 use crate::inbox::{Input, Mailbox, NodeInput};
@@ -140,14 +141,22 @@ pub fn look(driver: &Driver, mps: &Mps) -> Vec<Obstacle> {
         let own = match Subdevice::open(gpu) {
             Ok(own) => own,
             Err(error) => {
-                tracing::warn!(gpu = index, %error, "the driver does not say in which mode it is");
+                tracing::warn!(
+                    gpu = index,
+                    error = with_causes(&error),
+                    "the driver does not say in which mode it is"
+                );
                 continue;
             }
         };
         let says = |asked: Result<bool, RmError>| {
             asked.unwrap_or_else(|error| {
                 if !is_unknown(&error) {
-                    tracing::warn!(gpu = index, %error, "the driver does not say in which mode it is");
+                    tracing::warn!(
+                        gpu = index,
+                        error = with_causes(&error),
+                        "the driver does not say in which mode it is"
+                    );
                 }
                 false
             })

@@ -9,6 +9,7 @@
 //! A proof ages: its process may free the client without a word, and the number goes to another. So
 //! each proof is made again, by a second thread that new claims cannot keep busy.
 
+use crate::causes::with_causes;
 use crate::channels::channel;
 use crate::host::foreign::{Foreign, hurry};
 use crate::host::yard::Yard;
@@ -208,7 +209,7 @@ fn other_file(process: Process, client: u32) -> Option<File> {
 fn report(client: u32, error: &RmError) {
     tracing::warn!(
         client = format_args!("{client:#x}"),
-        %error,
+        error = with_causes(error),
         "the driver does not say whose client this is"
     );
 }

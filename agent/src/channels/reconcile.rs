@@ -232,7 +232,10 @@ fn restart_graphics(gpu: &Gpu, driver: &Driver) {
     let Some(branch) = driver.branch else { return };
     let restarted = ThrowAway::scheduled(gpu, branch).and_then(|own| own.restart_runlist());
     if let Err(error) = restarted {
-        tracing::warn!(%error, "a runlist was not restarted after its channels were enabled");
+        tracing::warn!(
+            error = with_causes(&error),
+            "a runlist was not restarted after its channels were enabled"
+        );
     }
 }
 

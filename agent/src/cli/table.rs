@@ -51,7 +51,9 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         by_method(report),
         report.scheduling,
     );
-    if let Some(test) = &report.self_test {
+    // Where a level was not looked for, nothing was tried.
+    let tried = report.self_test.as_ref();
+    if let Some(test) = tried.filter(|test| !test.summary.is_empty() || !test.levels.is_empty()) {
         let levels: Vec<_> = test
             .levels
             .iter()
@@ -60,7 +62,7 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         let _ = writeln!(
             text,
             "self-test: {}; {}",
-            test.summary,
+            or_dash(&test.summary),
             or_dash(&levels.join(", "))
         );
     }
