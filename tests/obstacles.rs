@@ -5,6 +5,7 @@ use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{disabled, status, wait_all, wait_so};
 use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, watch};
 use tidegate_vgpu::control::Control;
+use tidegate_vgpu::history::Kind;
 
 /// Which device files a process does not see, and with what number opening them fails, for the shim.
 const HIDE: &str = "TIDEGATE_VGPU_HIDE";
@@ -263,4 +264,57 @@ fn release_names_the_channels_of_a_driver_that_lists_no_gpus_and_keeps_them() {
     assert_eq!(text.matches(&named).count(), 2, "{text}");
     assert!(node.tidegate(&["release"]).status.success());
     assert_eq!(disabled(&node, client), [false, false]);
+}
+
+/// P-GATE-9: where only launches are gated no channel is touched, not even by a process whose agent is gone: how this driver
+/// wants to be asked may not be known.
+#[test]
+fn where_launches_are_gated_nobody_touches_a_channel_when_the_agent_dies() {
+    let config = format!("{TRUSTING}[gate]\ncooldown = \"20ms\"\n[agent_loss]\naction = \"run\"\n");
+    let reasons = [
+        ("mig=1", ""),
+        ("confidential=1", ""),
+        ("guest=1", ""),
+        ("lost=0", ""),
+        ("mig=0", "[channel]\nlevel = \"L5\"\n"),
+    ];
+    for (knob, level) in reasons {
+        let mut node = Node::device_only(&["--set", "mig=0"]);
+        // A program starts before the GPU is lost.
+        let mut offline = {
+            let mut command =
+                node.preloaded(tidegate_tests::compile("offline", &["-lcuda"]), "offline");
+            Offline::from_command(command.args(["500000", "0"]))
+        };
+        let mut online = Online::start(&node, 0);
+        let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
+        let (name, value) = knob.split_once('=').expect("a knob and its value");
+        wait_so("its channels", || {
+            !watch::channels(&node, &[offline.process.pid()]).is_empty()
+        });
+        device.set(name, value).expect("a knob");
+        node.start_agent(&format!("{config}{level}"));
+        assert_eq!(status(&node)["level"], "l5_launch_gate", "{knob}");
+        offline.running();
+        let pid = [offline.process.pid()];
+        online.say("hold");
+        wait_so("the job to wait", || {
+            status(&node)["jobs"][0]["state"] == "gated"
+        });
+        drop(node.agent.take());
+        let lost = tidegate_tests::monotonic_ns();
+        // It runs without an agent when it has landed.
+        watch::wait_finished(&node, &pid, 50, lost);
+        let testimony = watch::Testimony::of(&node);
+        let touched = |kind| testimony.0.iter().filter(|r| r.kind == kind).count();
+        assert_eq!(touched(Kind::DisableReturn), 0, "{knob} {level}");
+        let refused = testimony.0.iter().filter(|r| r.kind == Kind::Refused);
+        let disable = u64::from(tidegate_abi::rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS);
+        assert_eq!(
+            refused.filter(|r| r.tag == disable).count(),
+            0,
+            "{knob} {level}"
+        );
+        online.say("release");
+    }
 }

@@ -83,6 +83,7 @@ pub fn run(process: &'static Process, rows: &'static [Row], said: Said) {
         page: None,
         generation: 0,
         method: StopMethod::default(),
+        touched: false,
         stream_ns: 0,
         control: None,
         uvm: None,
@@ -114,6 +115,8 @@ struct Reporter {
     generation: u64,
     /// How the agent that spoke last has channels stopped.
     method: StopMethod,
+    /// An agent of this process' life may have disabled channels: it had a level that does, or ordered it.
+    touched: bool,
     /// When the stream last stood.
     stream_ns: u64,
     /// The client, and the application's descriptor, whose control file the agent was given.
@@ -220,12 +223,7 @@ impl Reporter {
                     self.process.swap_page(self.process.private);
                 }
                 Effect::EnableChannels => {
-                    // Nothing may run over a range where nothing is mapped.
-                    self.process.memory.settle();
-                    let all = channels::enable_all(self.process, self.method);
-                    if !all {
-                        log::debug(|| "some channels could not be enabled".to_owned());
-                    }
+                    let all = !self.touched || self.enable_channels();
                     let (next, then) = self.landing.enabled(all);
                     self.landing = next;
                     if let (Some(generation), Some(page)) = (then, self.page) {
@@ -245,6 +243,18 @@ impl Reporter {
                 }
             }
         }
+    }
+
+    /// Enables every channel of this process; whether all of them were. Where no agent ever touched one this is not called:
+    /// how this driver wants to be asked may not be known then.
+    fn enable_channels(&self) -> bool {
+        // Nothing may run over a range where nothing is mapped.
+        self.process.memory.settle();
+        let all = channels::enable_all(self.process, self.method);
+        if !all {
+            log::debug(|| "some channels could not be enabled".to_owned());
+        }
+        all
     }
 
     async fn session(&mut self, signals: &AsyncFd<OwnedFd>) -> Result<(), Lost> {
@@ -484,7 +494,8 @@ impl Reporter {
     }
 
     /// Carries out an order about this process' own channels.
-    fn set_channels(&self, wanted: &v1::SetChannels) -> v1::ChannelResult {
+    fn set_channels(&mut self, wanted: &v1::SetChannels) -> v1::ChannelResult {
+        self.touched |= wanted.disable;
         let pairs: Vec<(u32, u32)> = wanted
             .pairs
             .iter()
@@ -569,6 +580,7 @@ impl Reporter {
         }
         self.generation = welcome.agent_generation;
         self.method = welcome.method();
+        self.touched |= welcome.level() != v1::ChannelLevel::L5LaunchGate;
         process.set_role(role);
         process.ever_attached.store(true, Release);
         self.landing = Landing::Obeying;
