@@ -3,7 +3,7 @@
 
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{disabled, status, wait_all, wait_so};
-use tidegate_tests::{Node, TRUSTING};
+use tidegate_tests::{Node, Offline, Online, TRUSTING, watch};
 use tidegate_vgpu::control::Control;
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
@@ -198,4 +198,73 @@ fn a_successor_that_was_handed_the_node_leaves_the_channels_as_they_are() {
     assert!(disabled(&node, client).iter().all(|&flag| flag));
     online.ask("idle 0");
     wait_all(&node, client, false);
+}
+
+/// P-LIFECYCLE-4: a record that cannot be read is set aside, and taken for one with every channel in it.
+#[test]
+fn channels_of_a_journal_that_cannot_be_read_are_enabled_and_gated_anew() {
+    for level in ["L1", "L2", "L3", "L5"] {
+        let mut node = Node::new(&[], FIXED);
+        let mut online = Online::start(&node, 0);
+        let mut offline = Offline::start(&node, 500_000, &[0]);
+        offline.running();
+        let pid = [offline.process.pid()];
+        online.say("hold");
+        watch::wait_all(&node, &pid, true);
+        // Gone before its processes have landed, with another version's journal.
+        drop(node.agent.take());
+        let path = node.run_dir().join("journal");
+        let mut words = std::fs::read(&path).expect("there is one");
+        words[7] = b'2';
+        std::fs::write(&path, &words).expect("writable");
+        node.start_agent(&format!("{FIXED}[channel]\nlevel = \"{level}\"\n"));
+        let note = status(&node)["driver_note"].as_str().map(str::to_owned);
+        let note = note.expect("a text");
+        assert!(note.contains("journal.unreadable-"), "{note}");
+        let log = std::fs::read_to_string(node.agent_log()).unwrap_or_default();
+        assert!(log.contains("journal.unreadable-"), "{log}");
+        let doctor = node.tidegate(&["doctor", "--only", "journal"]);
+        let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
+        assert!(text.contains("set aside"), "{text}");
+        if level == "L5" {
+            watch::wait_all(&node, &pid, false);
+        }
+        let released = online.say("release");
+        watch::wait_all(&node, &pid, false);
+        watch::wait_finished(&node, &pid, 50, released);
+        if level != "L5" {
+            online.say("hold");
+            watch::wait_all(&node, &pid, true);
+        }
+        drop((online, offline));
+    }
+}
+
+/// P-LIFECYCLE-4: records of GPUs that are not there leave room for others.
+#[test]
+fn a_journal_full_of_records_of_a_gpu_that_is_not_there_leaves_room() {
+    let mut node = Node::new(&[], FIXED);
+    drop(node.agent.take());
+    // Of a client that exists, so that the driver does not say that they are gone.
+    let mut other = Peer::start(&node);
+    let made = other.ask("make 0 1");
+    let client = made.split(' ').nth(1).expect("a client");
+    let client = u64::from_str_radix(client.trim_start_matches("0x"), 16).expect("a handle");
+    let path = node.run_dir().join("journal");
+    let mut words = std::fs::read(&path).expect("there is one");
+    for (at, record) in words[32..].chunks_exact_mut(16).enumerate() {
+        record[..8].copy_from_slice(&(client << 32 | 0x5c00_0010 + at as u64).to_ne_bytes());
+        record[8..].copy_from_slice(&((9_u64 << 32) | 1).to_ne_bytes());
+    }
+    std::fs::write(&path, &words).expect("writable");
+    node.start_agent(FIXED);
+    let mut online = Peer::idle_online(&node);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 3);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    online.ask("idle 0");
+    wait_all(&node, client, false);
+    let log = std::fs::read_to_string(node.agent_log()).unwrap_or_default();
+    assert!(log.contains("are given up"), "{log}");
 }

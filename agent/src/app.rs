@@ -1,6 +1,7 @@
 //! Builds the agent from its parts, in the order they depend on each other, and runs it to its end.
 //! The only file that knows every concrete type.
 
+use crate::causes::with_causes;
 use crate::channels::channel::Restarter;
 use crate::channels::figures;
 use crate::channels::issue;
@@ -152,9 +153,11 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let passed = Passed::from_environment()?;
     let config = &options.loaded.config;
     let mut run_dir = take_run_dir(options)?;
-    let journal = Arc::new(run_dir.journal()?);
+    let (journal, unreadable) = run_dir.journal()?;
+    let journal = Arc::new(journal);
+    let lost = unreadable.map(|aside| lost_journal(&aside));
     let library = options.device.library_version();
-    let driver = driver(library.as_deref());
+    let mut driver = driver(library.as_deref());
     let adopted = take_over(&journal, &driver);
     let generation = journal.next_generation();
     run_dir.sign(generation)?;
@@ -168,7 +171,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let (mailbox, inbox) = inbox::inbox();
     let yard = Yard::start();
     let (sender, events) = EventLog::start().map_err(starting("start the event thread"))?;
-    let gpus = issuers(&driver, &choice, &journal, &mailbox, fifo)?;
+    let gpus = issuers(&mut driver, &choice, &journal, &mailbox, fifo)?;
     let notifier = Arc::new(Notifier::from_environment());
     let recorder = options.record.as_ref();
     let recorder = recorder
@@ -179,6 +182,7 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let about = About {
         driver_version: driver.version.clone(),
         driver_note: level::driver_note(&driver, library.as_deref()),
+        journal_note: lost.unwrap_or_default(),
         level_note: choice.note.clone(),
         stop: (choice.level != Level::L5).then_some(choice.stop),
         stop_note: self_test.why_not_better(choice.level),
@@ -311,7 +315,20 @@ fn take_over(journal: &Journal, driver: &Driver) -> Vec<Marked> {
     for line in done.lines() {
         tracing::error!("{line}");
     }
+    reconcile::leave_room(journal, driver);
     journal.marked()
+}
+
+/// What is said where the journal could not be read.
+fn lost_journal(aside: &Path) -> String {
+    let text = format!(
+        "the journal of an earlier agent could not be read and lies at {}: every channel of a process that was gated before \
+         is taken for disabled, and is enabled or disabled anew when its process attaches; remove the file when it is not \
+         needed",
+        aside.display()
+    );
+    tracing::error!("{text}");
+    text
 }
 
 /// The driver, and what is wrong with it for the log.
@@ -324,9 +341,7 @@ fn driver(library: Option<&str>) -> Driver {
         tracing::error!("no CUDA program starts here: {wrong}");
     }
     for gpu in &driver.hidden {
-        tracing::warn!(
-            "the channels of a GPU that this process does not see are not touched: {gpu}"
-        );
+        tracing::warn!("the channels of a GPU that this process cannot use are not touched: {gpu}");
     }
     driver
 }
@@ -404,20 +419,32 @@ fn tries_fifo() -> bool {
 /// A GPU and its issue thread (none at L3 and L5).
 type Line = (NodeGpu, Option<Box<dyn ports::Issuer>>);
 
-/// The GPUs, each with its issue thread where the level needs one.
+/// The GPUs, each with its issue thread where the level needs one. A GPU that is lost since it was listed is hidden.
 fn issuers(
-    driver: &Driver,
+    driver: &mut Driver,
     choice: &Choice,
     journal: &Arc<Journal>,
     mailbox: &Mailbox,
     fifo: bool,
 ) -> Result<Vec<Line>, AppError> {
     let mut gpus = Vec::new();
-    for (index, gpu) in driver.gpus.iter().enumerate() {
+    for gpu in std::mem::take(&mut driver.gpus) {
         let issuer = if matches!(choice.level, Level::L1 | Level::L2) {
+            let control = match Restarter::open(&gpu, driver.branch, choice.stop.method) {
+                Ok(control) => control,
+                Err(error) => {
+                    tracing::warn!(
+                        gpu = gpu.minor,
+                        "lost since the driver listed it: {}",
+                        with_causes(&error)
+                    );
+                    driver.hide(gpu.minor, error)?;
+                    continue;
+                }
+            };
             let issuer = issue::start(
-                u32::try_from(index).unwrap_or(u32::MAX),
-                Arc::new(Restarter::open(gpu, driver.branch, choice.stop.method)?),
+                u32::try_from(gpus.len()).unwrap_or(u32::MAX),
+                Arc::new(control),
                 Arc::clone(journal),
                 mailbox.clone(),
                 fifo.then_some(ISSUE_PRIORITY),
@@ -427,11 +454,12 @@ fn issuers(
         } else {
             None
         };
-        let gpu = NodeGpu {
+        let known = NodeGpu {
             device_instance: gpu.device_instance,
             uuid: gpu.uuid,
         };
-        gpus.push((gpu, issuer));
+        gpus.push((known, issuer));
+        driver.gpus.push(gpu);
     }
     Ok(gpus)
 }

@@ -4,9 +4,13 @@
 //! and the process attaches again as a new session, which takes the place of the old one. Channels of one
 //! that attached anew, or was handed over by an earlier agent, are *adopted*: they stay as they are until it
 //! has said again what it has.
+//!
+//! What is on a GPU that the agent cannot ask (it is lost, or the driver lists none) is enabled by the process whose channel
+//! it is, on its own file, at the agent's word. Its answer clears the record.
 
 use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
 use crate::shares::{Owner, Shares};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// How long processes that were handed over, or attached anew, may take to say what they have: within
@@ -33,6 +37,8 @@ pub(crate) struct Adoption {
     /// Who has which of the places that were given since the start.
     shares: Shares,
     adopted: Vec<Adopted>,
+    /// What processes were told to enable: by the number of the order, with its places.
+    told: Vec<(u64, Vec<Place>)>,
     /// Releases without an answer.
     pub releases: u32,
 }
@@ -42,7 +48,7 @@ pub(crate) struct Adoption {
 pub(crate) struct Due {
     /// Enabled by the issue thread of a GPU of the node, by its index.
     pub here: Vec<(usize, Vec<Place>)>,
-    /// On a GPU that was not listed when the agent started: the driver is asked anew.
+    /// On a GPU that was not listed when the agent started: its process is told, or the driver is asked anew.
     pub elsewhere: Vec<Marked>,
 }
 
@@ -61,8 +67,58 @@ impl Adoption {
                 .into_iter()
                 .map(|marked| Adopted { marked, due_ns })
                 .collect(),
+            told: Vec::new(),
             releases: 0,
         }
+    }
+
+    /// Whether a channel may be disabled that is in no list.
+    pub fn may_be_disabled(&self, pair: (u32, u32)) -> bool {
+        let mut adopted = self.adopted.iter();
+        adopted.any(|own| (own.marked.client, own.marked.channel) == pair)
+    }
+
+    /// A process has these channels, and nobody waits for it to claim those that `is_elsewhere`, by the driver's number of
+    /// their GPU: they are due.
+    pub fn hurry(
+        &mut self,
+        pairs: impl Fn() -> HashSet<(u32, u32)>,
+        is_elsewhere: impl Fn(u32) -> bool,
+        now: u64,
+    ) {
+        if self.adopted.is_empty() {
+            return;
+        }
+        let pairs = pairs();
+        for Adopted { marked, due_ns } in &mut self.adopted {
+            let own = pairs.contains(&(marked.client, marked.channel));
+            if own && is_elsewhere(marked.device_instance) {
+                *due_ns = now;
+            }
+        }
+    }
+
+    /// A process was told, by the order of this number, to enable these. They are due again unless it answers.
+    pub fn told(&mut self, seq: u64, places: Vec<Place>, now: u64) {
+        self.told.retain(|(_, known)| *known != places);
+        self.keep_stuck(&places, now);
+        self.told.push((seq, places));
+    }
+
+    /// What the answer to that order is about; none if it was another's.
+    pub fn told_by(&mut self, seq: u64) -> Option<Vec<Place>> {
+        let at = self.told.iter().position(|(own, _)| *own == seq)?;
+        Some(self.told.swap_remove(at).1)
+    }
+
+    /// They are enabled: nobody has to claim them.
+    pub fn settle(&mut self, places: Vec<Place>) {
+        // Whose process has them in its list by now is not asked about.
+        let adopted = |place: &Place| self.adopted.iter().any(|own| own.marked.place == *place);
+        let settled: Vec<_> = places.into_iter().filter(adopted).collect();
+        self.adopted
+            .retain(|own| !settled.contains(&own.marked.place));
+        self.free(settled);
     }
 
     /// A place for a channel of `owner`; None: it has its share of them, or the journal is full. One that was adopted
@@ -73,6 +129,7 @@ impl Adoption {
         (client, channel): (u32, u32),
         device_instance: u32,
         owner: Owner,
+        was_gated: bool,
     ) -> Option<Place> {
         if !self.shares.allow(&owner, self.places.left()) {
             return None;
@@ -93,7 +150,26 @@ impl Adoption {
         self.shares.take(place.number(), owner);
         self.journal
             .describe(place, client, channel, device_instance);
+        if was_gated && self.journal.is_instead_of_lost() {
+            self.journal.suspect(place);
+        }
         Some(place)
+    }
+
+    /// A channel that no order will reach, of a process that was under an agent whose journal is lost: it is due as if it
+    /// stood there.
+    pub fn suspect(
+        &mut self,
+        (client, channel): (u32, u32),
+        device_instance: u32,
+        owner: Owner,
+        now: u64,
+    ) {
+        if self.may_be_disabled((client, channel)) {
+            return;
+        }
+        let place = self.place((client, channel), device_instance, owner, true);
+        self.keep(place.into_iter(), now);
     }
 
     /// Channels are enabled or gone.
@@ -183,12 +259,18 @@ mod tests {
             tenant: Tenant::User(1),
             job: Some(JobId(0)),
         };
-        let place = adoption.place((7, 1), 0, owner()).expect("there is room");
+        let place = adoption
+            .place((7, 1), 0, owner(), false)
+            .expect("there is room");
         adoption.journal.mark(place, Method::Disable);
         adoption.journal.begin_move(place, 70);
         adoption.adopt([place].into_iter(), 0);
-        let other = adoption.place((8, 1), 0, owner()).expect("there is room");
-        let again = adoption.place((7, 1), 0, owner()).expect("there is room");
+        let other = adoption
+            .place((8, 1), 0, owner(), false)
+            .expect("there is room");
+        let again = adoption
+            .place((7, 1), 0, owner(), false)
+            .expect("there is room");
         assert!(other != place && again == place);
         assert_eq!(adoption.deadline(), None, "nobody enables it unasked");
         let marked = || adoption.journal.marked();
@@ -200,5 +282,42 @@ mod tests {
         adoption.journal.begin_move(again, 71);
         let movers: Vec<_> = marked().iter().map(|marked| marked.mover).collect();
         assert_eq!(movers, [Some(71)]);
+    }
+
+    /// P-LIFECYCLE-8: what a process is told to enable stays on record until it has said that it did.
+    #[test]
+    fn a_channel_on_a_gpu_that_is_not_there_is_due_when_its_process_is_known_and_stays_until_it_answers()
+     {
+        let mut adoption = Adoption::new(Arc::new(Journal::private()), Vec::new(), 0);
+        let owner = Owner {
+            tenant: Tenant::User(1),
+            job: Some(JobId(0)),
+        };
+        let place = adoption
+            .place((7, 1), 5, owner, false)
+            .expect("there is room");
+        adoption.journal.mark(place, Method::Disable);
+        adoption.keep_stuck(&[place], 0);
+        let due = |adoption: &mut Adoption, now| {
+            let due = adoption.take_due(now, now, |_| false, |_| false, |_| None);
+            due.map_or(0, |due| due.elsewhere.len())
+        };
+        adoption.hurry(|| [(7, 1), (8, 1)].into(), |instance| instance == 0, 10);
+        assert_eq!(due(&mut adoption, 10), 0, "its GPU is here");
+        adoption.hurry(|| [(8, 1)].into(), |_| true, 10);
+        assert_eq!(due(&mut adoption, 10), 0, "another's");
+        adoption.hurry(|| [(7, 1), (8, 1)].into(), |instance| instance == 5, 10);
+        assert_eq!(due(&mut adoption, 10), 1);
+        adoption.told(3, vec![place], 10);
+        assert!(adoption.may_be_disabled((7, 1)));
+        assert_eq!(adoption.told_by(4), None);
+        // Nobody answers.
+        assert_eq!(due(&mut adoption, 10 + STUCK_NS), 1);
+        adoption.told(5, vec![place], 10 + STUCK_NS);
+        assert_eq!(adoption.told_by(3), None, "that order is over");
+        let answered = adoption.told_by(5).expect("it was told");
+        adoption.settle(answered);
+        assert!(!adoption.may_be_disabled((7, 1)) && adoption.journal.marked().is_empty());
+        assert_eq!(adoption.deadline(), None);
     }
 }

@@ -64,6 +64,8 @@ impl JournalMemory for Box<[AtomicU64]> {
 #[derive(Debug)]
 pub struct Journal {
     memory: Box<dyn JournalMemory>,
+    /// See [`Journal::instead_of_lost`].
+    lost: bool,
 }
 
 /// The memory holds something else.
@@ -122,6 +124,7 @@ impl Journal {
         }
         Ok(Self {
             memory: Box::new(memory),
+            lost: false,
         })
     }
 
@@ -133,7 +136,22 @@ impl Journal {
         words[3].store(RECORDS as u64, Ordering::Relaxed);
         Self {
             memory: Box::new(words),
+            lost: false,
         }
+    }
+
+    /// The one before it cannot be read. What it said must be a superset of what is disabled, so every channel of a process
+    /// that was under an agent before may be.
+    #[must_use]
+    pub const fn instead_of_lost(mut self) -> Self {
+        self.lost = true;
+        self
+    }
+
+    /// Whether a channel without a record may be disabled.
+    #[must_use]
+    pub const fn is_instead_of_lost(&self) -> bool {
+        self.lost
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -176,6 +194,12 @@ impl Journal {
             Some(marked & !(SURE | DOUBTED))
         };
         let _ = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, further);
+    }
+
+    /// The channel may be disabled, nobody knows how often.
+    pub fn suspect(&self, place: Place) {
+        let [_, state] = self.record(place);
+        state.fetch_or(DISABLED | DOUBTED | FURTHER_MASK, Ordering::AcqRel);
     }
 
     /// The channel was enabled, or is gone.
@@ -420,6 +444,20 @@ mod tests {
         journal.clear(place);
         assert!(!journal.is_sure(place));
         assert!(!journal.is_sure(Place::NONE));
+    }
+
+    /// P-LIFECYCLE-4: a journal that cannot be read is taken for one that has every channel in it.
+    #[test]
+    fn a_channel_of_a_lost_journal_is_enabled_as_often_as_any_can_be_disabled() {
+        let journal = Journal::private();
+        let place = Places::without(&[]).take().expect("room");
+        journal.describe(place, 0xc1d0_0001, 0x5c00_0010, 3);
+        journal.suspect(place);
+        assert_eq!(journal.enables(&[place]), MOST_DISABLES);
+        assert!(!journal.is_sure(place));
+        assert_eq!(journal.marked().len(), 1);
+        journal.clear(place);
+        assert_eq!(journal.enables(&[place]), 1);
     }
 
     #[test]

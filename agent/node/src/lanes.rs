@@ -179,7 +179,7 @@ impl Lanes {
         self.slicing == 0 && lanes.all(|lane| lane.outstanding == 0)
     }
 
-    fn take_seq(&mut self) -> u64 {
+    pub(crate) fn take_seq(&mut self) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
         seq

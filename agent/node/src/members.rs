@@ -11,7 +11,7 @@ use crate::kinds::{Process, Role};
 use crate::message::{Claim, Newcomer, Said, Tell, Ticket, Welcome};
 use crate::page::{Activity, Guards};
 use crate::request::{Context, Notice, Request};
-use crate::session::{Control, Session, Slot, TICKETS};
+use crate::session::{Client, Control, Session, Slot, TICKETS};
 use claims::Claims;
 pub(crate) use objects::Field;
 use std::collections::BTreeMap;
@@ -88,6 +88,18 @@ impl Members {
     pub(crate) fn tell(&mut self, session: u64, tell: Tell) -> bool {
         let session = self.sessions.get_mut(&session);
         session.is_some_and(|session| session.tell(tell))
+    }
+
+    /// The process that has a channel, if it has proven so and listens.
+    pub(crate) fn owner_of(&self, (client, channel): (u32, u32)) -> Option<u64> {
+        let has = |session: &&Session| {
+            let proven = matches!(session.clients.get(&client), Some(Client::Own(Some(_))));
+            let mut held = session.channels.iter();
+            proven
+                && session.link.outbox.is_some()
+                && held.any(|held| held.channel.pair() == (client, channel))
+        };
+        self.all().find(has).map(|session| session.id)
     }
 
     // ------------------------------------------------------------ they come

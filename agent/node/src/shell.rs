@@ -332,6 +332,8 @@ impl Shell {
                     gpus,
                     grown: true,
                 });
+                self.suspect(session, client);
+                self.look_elsewhere(session);
             }
             Request::Unasked(session, client) => self.proofs.drop((session, client)),
             Request::Announce(session) => {

@@ -42,7 +42,7 @@ impl Hold {
     /// # Errors
     /// When either cannot be had.
     pub fn new(dir: &Path, probe: &str) -> anyhow::Result<Self> {
-        let journal = journal::open(dir).context("cannot make the journal")?;
+        let (journal, _) = journal::open(dir).context("cannot make the journal")?;
         let places = RefCell::new(Places::without(&journal.marked()));
         let guardian = Command::new(std::env::current_exe()?)
             .arg("guardian")

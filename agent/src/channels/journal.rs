@@ -2,9 +2,9 @@
 
 use crate::sys::SharedWords;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 pub use tidegate_node::journal::{
     HANDING_OVER_NS, Journal, JournalMemory, Marked, Place, Places, RECORDS, WORDS,
@@ -22,12 +22,46 @@ impl JournalMemory for Mapped {
     }
 }
 
-/// Opens the journal of `run_dir`, making it if there is none.
+/// Begins the name of one that could not be read.
+pub const UNREADABLE: &str = "journal.unreadable-";
+
+/// Opens the journal of `run_dir`, making it if there is none. One that is not of this version is set aside, and another
+/// begun in its place; the second is where it lies then.
 ///
 /// # Errors
-/// When it cannot be made, or is not a journal of this version.
-pub fn open(run_dir: &Path) -> io::Result<Journal> {
-    map(&run_dir.join(NAME), true)
+/// When it cannot be made.
+pub fn open(run_dir: &Path) -> io::Result<(Journal, Option<PathBuf>)> {
+    let path = run_dir.join(NAME);
+    let error = match map(&path, true) {
+        Ok(journal) => return Ok((journal, None)),
+        Err(error) => error,
+    };
+    if !matches!(
+        error.kind(),
+        io::ErrorKind::InvalidData | io::ErrorKind::IsADirectory
+    ) {
+        return Err(error);
+    }
+    let aside = run_dir.join(format!(
+        "{UNREADABLE}{}",
+        crate::clock::unix_ns() / 1_000_000_000
+    ));
+    std::fs::rename(&path, &aside)?;
+    Ok((map(&path, true)?.instead_of_lost(), Some(aside)))
+}
+
+/// Journals of `run_dir` that were set aside.
+#[must_use]
+pub fn unreadable(run_dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
+    let aside = |entry: &std::fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_str()
+            .is_some_and(|name| name.starts_with(UNREADABLE))
+    };
+    let mut found: Vec<_> = entries.filter(aside).map(|entry| entry.path()).collect();
+    found.sort();
+    found
 }
 
 /// Opens the journal of `run_dir` if there is one.
@@ -50,15 +84,21 @@ fn map(path: &Path, create: bool) -> io::Result<Journal> {
         .truncate(false)
         .mode(0o600)
         .open(path)?;
+    let foreign = || io::Error::new(io::ErrorKind::InvalidData, "not a journal of this version");
     let bytes = (WORDS * 8) as u64;
-    if create && file.metadata()?.len() < bytes {
+    if file.metadata()?.len() < bytes {
+        // One whose first words are zeroes was not begun: its writer ended before it had written all of them.
+        let mut words = Vec::new();
+        (&file).take(bytes).read_to_end(&mut words)?;
+        if !create || words.iter().any(|&byte| byte != 0) {
+            return Err(foreign());
+        }
+        (&file).rewind()?;
         // Written, not only sized: a tmpfs that fills up later must not take the agent down.
-        use std::io::Write;
         (&file).write_all(&vec![0; WORDS * 8])?;
     }
     let words = SharedWords::map(file.as_fd(), WORDS)?;
-    Journal::over(Mapped(words))
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not a journal"))
+    Journal::over(Mapped(words)).map_err(|_| foreign())
 }
 
 /// Whether a process that was changing its memory's mappings may still be in the middle of it.
@@ -90,7 +130,8 @@ mod tests {
     fn what_was_marked_is_found_by_whoever_comes_next() {
         let dir = directory("journal-next");
         assert!(find(&dir).expect("readable").is_none());
-        let journal = open(&dir).expect("writable");
+        let (journal, aside) = open(&dir).expect("writable");
+        assert_eq!(aside, None);
         let mut places = Places::without(&[]);
         let (a, b) = (places.take().expect("room"), places.take().expect("room"));
         for place in [a, b] {
@@ -107,11 +148,25 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_file_is_not_taken_for_a_journal() {
+    fn a_foreign_file_is_set_aside_and_not_taken_for_a_journal() {
         let dir = directory("journal-foreign");
-        std::fs::write(dir.join(NAME), vec![7; WORDS * 8]).expect("writable");
-        assert!(open(&dir).is_err());
-        std::fs::write(dir.join(NAME), b"short").expect("writable");
-        assert!(find(&dir).is_err());
+        let path = dir.join(NAME);
+        for content in [vec![7; WORDS * 8], b"short".to_vec()] {
+            std::fs::write(&path, &content).expect("writable");
+            assert!(find(&dir).is_err());
+            let (journal, aside) = open(&dir).expect("writable");
+            assert!(journal.is_instead_of_lost() && journal.marked().is_empty());
+            let aside = aside.expect("it is set aside");
+            assert_eq!(std::fs::read(&aside).expect("it is there"), content);
+            assert_eq!(unreadable(&dir), [aside.as_path()]);
+            std::fs::remove_file(aside).expect("it is there");
+        }
+        std::fs::remove_file(&path).expect("it is there");
+        std::fs::create_dir(&path).expect("writable");
+        assert!(open(&dir).expect("writable").1.is_some());
+        // One that was just being made.
+        std::fs::write(&path, vec![0; 1_000]).expect("writable");
+        let (journal, aside) = open(&dir).expect("writable");
+        assert!(!journal.is_instead_of_lost() && aside.is_none());
     }
 }

@@ -35,6 +35,7 @@ const NOT_READ: [(&str, &str); 3] = [
     ("615", "it follows 610, whose layouts differ"),
     ("620", "it follows 610, whose layouts differ"),
 ];
+
 /// How a level stops what runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stop {
@@ -108,7 +109,7 @@ pub fn driver_note(driver: &Driver, library: Option<&str>) -> String {
     if !driver.hidden.is_empty() {
         let hidden: Vec<_> = driver.hidden.iter().map(ToString::to_string).collect();
         notes.push(format!(
-            "GPUs of this machine that the agent does not see: {}",
+            "GPUs of this machine that the agent cannot use: {}",
             hidden.join(", ")
         ));
     }

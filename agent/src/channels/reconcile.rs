@@ -11,9 +11,9 @@
 
 use crate::causes::with_causes;
 use crate::channels::channel::{Batch, ChannelControl, DriverControl, Via, is_gone};
-use crate::channels::journal::{Journal, Marked, is_moving};
+use crate::channels::journal::{Journal, Marked, RECORDS, is_moving};
 use crate::inbox::{Mailbox, NodeInput};
-use crate::rm::{self, Driver, Gpu, RmError, Subdevice, ThrowAway};
+use crate::rm::{self, ControlFile, Driver, Gpu, RmError, Subdevice, ThrowAway};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -167,17 +167,12 @@ pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconc
             Some(gpu) => Subdevice::open(gpu)
                 .map(|own| (gpu, DriverControl(own)))
                 .map_err(|error| with_causes(&error)),
-            None => {
-                let not_there = || "its GPU is not there".to_owned();
-                Err(driver.lacks.clone().unwrap_or_else(not_there))
-            }
+            None => Err(why_not_there(driver)),
         };
         let (gpu, control) = match opened {
             Ok(opened) => opened,
             Err(why) => {
-                for marked in marked {
-                    done.failed(marked, why.as_str(), false);
-                }
+                keep_but_the_gone(journal, driver, marked, &why, &mut done);
                 continue;
             }
         };
@@ -209,6 +204,77 @@ pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconc
         }
     }
     done
+}
+
+/// Channels on a GPU that cannot be asked stay marked, but for those that went with their client: whether there is one of
+/// its number the driver says without the GPU.
+fn keep_but_the_gone(
+    journal: &Journal,
+    driver: &Driver,
+    marked: Vec<Marked>,
+    why: &str,
+    done: &mut Reconciled,
+) {
+    // A driver that lists nothing may not be the one that made the clients.
+    let file = driver.lacks.is_none().then(ControlFile::open);
+    let file = file.and_then(Result::ok);
+    let mut known: BTreeMap<u32, bool> = BTreeMap::new();
+    for marked in marked {
+        let exists = |client| file.as_ref().is_none_or(|file| file.exists(client));
+        let client = marked.client;
+        if *known.entry(client).or_insert_with(|| exists(client)) {
+            done.failed(marked, why, false);
+        } else {
+            done.gone += 1;
+            journal.clear(marked.place);
+        }
+    }
+}
+
+/// Records that GPUs which are not there may keep: what is on them is enabled by nobody here, and others need room.
+const ELSEWHERE: usize = RECORDS / 2;
+
+/// Gives up records of GPUs that are not there, beyond [`ELSEWHERE`] of them. Of a driver that lists none nobody knows which
+/// are.
+pub fn leave_room(journal: &Journal, driver: &Driver) {
+    if driver.lacks.is_some() {
+        return;
+    }
+    let listed = |marked: &Marked| {
+        let mut gpus = driver.gpus.iter();
+        gpus.any(|gpu| gpu.device_instance == marked.device_instance)
+    };
+    let elsewhere = journal
+        .marked()
+        .into_iter()
+        .filter(|marked| !listed(marked));
+    let beyond: Vec<_> = elsewhere.skip(ELSEWHERE).collect();
+    if !beyond.is_empty() {
+        tracing::error!(
+            "{} records of disabled channels are given up, because their GPUs are not there and others need the room: end \
+             the processes that used them",
+            beyond.len()
+        );
+    }
+    for marked in beyond {
+        journal.clear(marked.place);
+    }
+}
+
+/// Why a GPU is not among those that are listed.
+fn why_not_there(driver: &Driver) -> String {
+    if let Some(why) = &driver.lacks {
+        return why.clone();
+    }
+    let hidden: Vec<_> = driver.hidden.iter().map(ToString::to_string).collect();
+    if hidden.is_empty() {
+        "its GPU is not there".to_owned()
+    } else {
+        format!(
+            "its GPU is not among those that can be used ({})",
+            hidden.join("; ")
+        )
+    }
 }
 
 /// Whether the driver takes a pair of another client that is known to be there: a channel of this process, made for

@@ -16,7 +16,9 @@ use std::path::Path;
 pub(super) fn run(run_dir: &Path, device: Option<&str>, shim: Option<&Path>) -> anyhow::Result<()> {
     let last = rundir::holder(run_dir).map(|holder| holder.device);
     let device = device_of(device, last)?;
-    let Some(journal) = journal::find(run_dir).context("cannot read the journal")? else {
+    let Some(journal) = journal::find(run_dir)
+        .context("cannot read the journal: start the agent, which sets it aside")?
+    else {
         return print("there is no journal: nothing was ever disabled here\n");
     };
     if journal.is_handing_over(now_ns()) {

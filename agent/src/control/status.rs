@@ -29,6 +29,8 @@ pub struct About {
     pub driver_version: String,
     /// What is odd about it.
     pub driver_note: String,
+    /// What became of an earlier agent's journal; empty: it was read.
+    pub journal_note: String,
     /// Why not a better level.
     pub level_note: String,
     /// How the level stops what runs; None: it touches no channel.
@@ -44,6 +46,13 @@ pub struct About {
 }
 
 impl About {
+    /// What is odd about the driver and about what was found here at the start.
+    fn notes(&self) -> String {
+        let notes = [self.driver_note.as_str(), self.journal_note.as_str()];
+        let said: Vec<_> = notes.into_iter().filter(|note| !note.is_empty()).collect();
+        said.join("; ")
+    }
+
     /// The process of MPS, if it runs.
     #[must_use]
     pub fn mps(&self) -> Option<i32> {
@@ -178,7 +187,7 @@ impl<'a> View<'a> {
             pid: i32::try_from(std::process::id()).unwrap_or(0),
             uptime_ns: self.shell.now_ns() - self.shell.started_ns(),
             driver_version: self.about.driver_version.clone(),
-            driver_note: self.about.driver_note.clone(),
+            driver_note: self.about.notes(),
             level: level(self.shell.level()).into(),
             level_note: self.about.level_note.clone(),
             method: stop_method(self.about.stop).into(),
@@ -367,8 +376,20 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Channels of a job that may be disabled and that no order reaches.
+    fn stuck(&self, job: JobId) -> usize {
+        let members = self.shell.members().of_job(job);
+        members.map(|session| self.shell.stuck(session)).sum()
+    }
+
     /// Why a job is as it is.
     pub(super) fn job_reason(&self, view: &JobView) -> String {
+        let stuck = self.stuck(view.job);
+        if stuck > 0 {
+            return format!(
+                "{stuck} of its channels may be disabled, on a GPU that the agent cannot use or by an earlier agent"
+            );
+        }
         if self.shell.policy().is_drained() && !view.paused && view.reason == Reason::Paused {
             return "the node is drained".to_owned();
         }
@@ -446,7 +467,9 @@ impl<'a> View<'a> {
             trainer: self.trainer(view.job),
             ..self.job_usage(view.job, usage)
         };
+        let stuck = self.stuck(view.job);
         status.set_state(match view.state {
+            JobState::Running | JobState::Unmanaged if stuck > 0 => v1::JobState::Unknown,
             _ if view.paused || self.shell.policy().is_drained() => v1::JobState::Paused,
             JobState::Running | JobState::Breathing | JobState::Leased | JobState::Enabling => {
                 v1::JobState::Running

@@ -131,6 +131,8 @@ pub struct RunDir {
     pub group: Option<u32>,
     /// What is marked in the journal; None: there is no journal.
     pub journal: Found<Option<Journal>>,
+    /// Journals that an agent could not read and has set aside.
+    pub unreadable: Vec<PathBuf>,
 }
 
 /// Mode and owner of a file.
@@ -205,10 +207,10 @@ pub struct GpuProcess {
     pub vllm_timeout_s: Option<u64>,
     /// `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC`.
     pub nccl_timeout_s: Option<u64>,
-}
-
     /// `WORLD_SIZE`: ranks of its process group.
     pub ranks: Option<u64>,
+}
+
 /// The library's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {

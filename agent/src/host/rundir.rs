@@ -124,11 +124,11 @@ impl RunDir {
             .map_err(holder_failed)
     }
 
-    /// The journal.
+    /// The journal, and where one lies that could not be read and is set aside.
     ///
     /// # Errors
-    /// When it cannot be made or is not one.
-    pub fn journal(&self) -> Result<Journal, RunDirError> {
+    /// When it cannot be made.
+    pub fn journal(&self) -> Result<(Journal, Option<PathBuf>), RunDirError> {
         journal::open(&self.path).map_err(|source| RunDirError::Prepare {
             path: self.path.join(crate::channels::journal::NAME),
             source,

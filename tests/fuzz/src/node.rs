@@ -77,8 +77,13 @@ pub const fn client_of(session: u64) -> u32 {
     (session as u32) << 28
 }
 
-static JOURNAL: LazyLock<Arc<Journal>> =
-    LazyLock::new(|| Arc::new(journal::open(&directory("node")).expect("a journal in memory")));
+static JOURNAL: LazyLock<Arc<Journal>> = LazyLock::new(|| {
+    Arc::new(
+        journal::open(&directory("node"))
+            .expect("a journal in memory")
+            .0,
+    )
+});
 
 /// Answered by hand.
 #[derive(Debug)]

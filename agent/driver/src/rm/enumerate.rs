@@ -4,7 +4,6 @@ use super::control_file::ControlFile;
 use super::gpu::Gpu;
 use super::ioctl::{Result, RmError, ioctl, open};
 use super::subdevice::Subdevice;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use tidegate_abi::rm::{self, Branch};
@@ -18,8 +17,8 @@ pub struct Driver {
     pub branch: Option<Branch>,
     /// In order of minor number, as the vendor's tools count them.
     pub gpus: Vec<Gpu>,
-    /// GPUs of the machine whose files this process does not have or may not open, as in a container
-    /// that was given some of them.
+    /// GPUs of the machine that this process cannot use: it was not given their files, as in a container, or the driver
+    /// refuses them, as those that are lost.
     pub hidden: Vec<Hidden>,
     /// Why its GPUs could not be listed, if so: there are none in the list then, and only launches can be gated.
     pub lacks: Option<String>,
@@ -45,13 +44,39 @@ impl Driver {
     }
 }
 
-/// A GPU of the machine that this process cannot open.
+impl Driver {
+    /// Hides a GPU that was listed, if the error is of that GPU only.
+    ///
+    /// # Errors
+    /// The error, if it is the driver's.
+    pub fn hide(&mut self, minor: u32, error: RmError) -> Result<()> {
+        if !is_of_one(&error) {
+            return Err(error);
+        }
+        self.hidden.push(Hidden::of(minor, &error));
+        self.hidden.sort_by_key(|gpu| gpu.minor);
+        Ok(())
+    }
+}
+
+/// A GPU of the machine that this process cannot use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden {
     /// Number of `/dev/nvidiaN`.
     pub minor: u32,
     /// Why.
     pub why: String,
+}
+
+impl Hidden {
+    fn of(minor: u32, error: &RmError) -> Self {
+        let why = match error {
+            // The file is named already.
+            RmError::Open { source, .. } => source.to_string(),
+            other => crate::causes::with_causes(other),
+        };
+        Self { minor, why }
+    }
 }
 
 impl std::fmt::Display for Hidden {
@@ -63,7 +88,7 @@ impl std::fmt::Display for Hidden {
 /// Asks the driver what it is and which GPUs it has.
 ///
 /// # Errors
-/// When there is no driver, or it does not answer.
+/// When there is no driver, it does not answer, or it refuses every GPU.
 pub fn enumerate() -> Result<Driver> {
     let file = Arc::new(ControlFile::open()?);
     let version = file.driver_version()?;
@@ -77,31 +102,25 @@ pub fn enumerate() -> Result<Driver> {
         &mut cards,
     )?;
     let (mut gpus, mut hidden) = (Vec::new(), Vec::new());
+    let mut refused = None;
     for card in cards {
         if card.valid & 0xff == 0 || card.gpu_id == rm::INVALID_GPU_ID {
             continue;
         }
-        // The driver lists the machine's, whatever this process sees of them.
-        let device = match open(&format!("/dev/nvidia{}", card.minor)) {
-            Err(RmError::Open { source, .. }) if is_hidden(&source) => {
-                hidden.push(Hidden {
-                    minor: card.minor,
-                    why: source.to_string(),
-                });
-                continue;
+        match look_at(&file, client, &card) {
+            Ok(gpu) => gpus.push(gpu),
+            Err(error) if is_of_one(&error) => {
+                hidden.push(Hidden::of(card.minor, &error));
+                refused = refused.or(error.status().map(|_| error));
             }
-            opened => opened?,
-        };
-        let instance = attach(&file, client, card.gpu_id)?;
-        let subdevice = Subdevice::on(Arc::clone(&file), client, device.into(), instance)?;
-        gpus.push(Gpu {
-            minor: card.minor,
-            device_instance: instance,
-            uuid: subdevice.uuid()?,
-        });
+            Err(error) => return Err(error),
+        }
     }
     gpus.sort_by_key(|gpu| gpu.minor);
     hidden.sort_by_key(|gpu| gpu.minor);
+    if let Some(error) = refused.filter(|_| gpus.is_empty()) {
+        return Err(error);
+    }
     Ok(Driver {
         version,
         branch,
@@ -111,12 +130,23 @@ pub fn enumerate() -> Result<Driver> {
     })
 }
 
-/// Whether a device file that does not open is not meant for this process: it is not there (containers), the device
-/// cgroup forbids it (EPERM), or its mode does (EACCES).
-fn is_hidden(error: &io::Error) -> bool {
-    [libc::ENOENT, libc::EPERM, libc::EACCES]
-        .map(Some)
-        .contains(&error.raw_os_error())
+/// Asks for one GPU of those that the driver lists. Its list is the machine's, whatever this process sees of it.
+fn look_at(file: &Arc<ControlFile>, client: u32, card: &rm::CardInfo) -> Result<Gpu> {
+    let device = open(&format!("/dev/nvidia{}", card.minor))?;
+    let instance = attach(file, client, card.gpu_id)?;
+    let subdevice = Subdevice::on(Arc::clone(file), client, device.into(), instance)?;
+    Ok(Gpu {
+        minor: card.minor,
+        device_instance: instance,
+        uuid: subdevice.uuid()?,
+    })
+}
+
+/// Whether an error says something of one GPU only: its file does not open (a container has none of it, the device cgroup
+/// or its mode forbids it, the driver cannot start it), or RM refuses it, as one that has fallen off the bus. An ioctl that
+/// fails and an answer that cannot be read are the driver's.
+const fn is_of_one(error: &RmError) -> bool {
+    matches!(error, RmError::Open { .. } | RmError::Refused { .. })
 }
 
 /// Attaches a GPU to the client's file and returns its device instance.

@@ -334,12 +334,13 @@ impl Members {
             tenant: session.peer.tenant.clone(),
             job: session.job,
         };
+        let was_gated = session.state.was_gated;
         let mut held = session.channels.iter_mut();
         let held = held.find(|held| held.channel.pair() == channel.pair())?;
         let gpu = held.gpu?;
         let instance = field.gpus.get(gpu)?.gpu.device_instance;
         let adoption = &mut field.adoption;
-        let Some(place) = adoption.place(channel.pair(), instance, owner) else {
+        let Some(place) = adoption.place(channel.pair(), instance, owner, was_gated) else {
             cx.counters.channels_refused += 1;
             "its job or tenant has its share of the journal: launches wait instead"
                 .clone_into(&mut session.note);

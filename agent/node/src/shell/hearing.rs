@@ -54,7 +54,7 @@ impl Shell {
                 returned_ns,
                 method,
             } => {
-                let Some(job) = session.job else { return };
+                let job = session.job;
                 let status = if errno != 0 {
                     u32::MAX
                 } else if method.unwrap_or_default() != self.settings.method {
@@ -63,6 +63,10 @@ impl Shell {
                 } else {
                     status
                 };
+                if let Some(places) = self.adoption.told_by(seq) {
+                    return self.enabled_by_its_process(id, places, Status(status));
+                }
+                let Some(job) = job else { return };
                 let answer = RemoteAnswer {
                     seq,
                     status,
@@ -139,6 +143,7 @@ impl Shell {
             }
             self.settle();
         }
+        self.look_elsewhere(id);
         for (gpus, grown) in [(touched.minus(grown), false), (grown, true)] {
             context!(self).ask(Request::Changed {
                 session: id,

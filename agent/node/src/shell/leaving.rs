@@ -8,10 +8,13 @@ use crate::file::Files;
 use crate::journal::{Marked, Place};
 use crate::kinds::{Level, Process, Role, Switch, gpu_id};
 use crate::lanes::{Applied, releasing};
-use crate::message::Newcomer;
+use crate::message::{Newcomer, SetChannels, Tell};
 use crate::request::{Notice, Request, Retire};
-use crate::session::Session;
+use crate::session::{Client, Held, Session};
+use crate::shares::Owner;
 use crate::task::{Release, Released};
+use std::sync::Arc;
+use tidegate_abi::rm::{MAX_PAIRS, Status};
 use tidegate_policy::effect::Look;
 use tidegate_policy::event::{Event, Order};
 use tidegate_policy::ids::{Generation, GpuId, GpuSet, JobId, SessionId};
@@ -201,13 +204,114 @@ impl Shell {
             |instance| lanes.gpus.at(instance),
         );
         let Some(due) = due else { return };
-        if !due.elsewhere.is_empty() {
+        let alone = self.tell_their_processes(due.elsewhere);
+        if !alone.is_empty() {
             self.adoption.releases += 1;
-            self.ports.machine.release_late(due.elsewhere);
+            self.ports.machine.release_late(alone);
         }
         for (gpu, places) in due.here {
             self.release(gpu_id(gpu), places, None);
         }
+    }
+
+    /// What a process has on GPUs that cannot be asked here is due, once it is known to be its own.
+    pub(crate) fn look_elsewhere(&mut self, id: u64) {
+        let Some(session) = self.members.get(id) else {
+            return;
+        };
+        // Before its proof an answer of it would count for nothing.
+        let proven =
+            |client: u32| matches!(session.clients.get(&client), Some(Client::Own(Some(_))));
+        let pairs = || {
+            let pairs = session.channels.iter().map(|held| held.channel.pair());
+            pairs.filter(|pair| proven(pair.0))
+        };
+        let gpus = &self.lanes.gpus;
+        self.adoption.hurry(
+            || pairs().collect(),
+            |instance| gpus.at(instance).is_none(),
+            self.time.now,
+        );
+    }
+
+    /// Where the journal before this one is lost, channels that no order will reach may be disabled.
+    pub(crate) fn suspect(&mut self, id: u64, client: u32) {
+        let Some(session) = self.members.get(id) else {
+            return;
+        };
+        if !session.state.was_gated || !self.adoption.journal.is_instead_of_lost() {
+            return;
+        }
+        let of = |held: &&Held| held.channel.client == client && held.place.is_none();
+        for held in session.channels.iter().filter(of) {
+            let listed = held.gpu.and_then(|gpu| self.lanes.gpus.get(gpu));
+            let known = listed.map(|line| line.gpu.device_instance);
+            if let Some(instance) = held.channel.device_instance.or(known) {
+                let owner = Owner {
+                    tenant: session.peer.tenant.clone(),
+                    job: session.job,
+                };
+                let pair = held.channel.pair();
+                self.adoption.suspect(pair, instance, owner, self.time.now);
+            }
+        }
+    }
+
+    /// Has each channel enabled by its own process, which reaches a GPU that cannot be asked here; those that no process
+    /// is known to have.
+    fn tell_their_processes(&mut self, marked: Vec<Marked>) -> Vec<Marked> {
+        let mut alone = Vec::new();
+        let mut held: Vec<((u64, u32), Vec<Place>)> = Vec::new();
+        for marked in marked {
+            let Some(owner) = self.members.owner_of((marked.client, marked.channel)) else {
+                alone.push(marked);
+                continue;
+            };
+            let key = (owner, marked.device_instance);
+            match held.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, places)) => places.push(marked.place),
+                None => held.push((key, vec![marked.place])),
+            }
+        }
+        let journal = Arc::clone(&self.adoption.journal);
+        for ((owner, device_instance), places) in held {
+            for places in places.chunks(MAX_PAIRS) {
+                let mut last = 0;
+                for _ in 0..journal.enables(places) {
+                    last = self.lanes.take_seq();
+                    let tell = Tell::Set(SetChannels {
+                        seq: last,
+                        switch: Switch::Enable,
+                        pairs: places.iter().map(|&place| journal.pair(place)).collect(),
+                        device_instance,
+                        method: self.settings.method,
+                        more: false,
+                    });
+                    self.members.tell(owner, tell);
+                }
+                self.adoption.told(last, places.to_vec(), self.time.now);
+            }
+        }
+        alone
+    }
+
+    /// A process has done, or could not do, what it was told by [`Self::tell_their_processes`].
+    pub(super) fn enabled_by_its_process(&mut self, id: u64, places: Vec<Place>, status: Status) {
+        let count = places.len();
+        if status.is_ok() {
+            return self.adoption.settle(places);
+        }
+        self.ask(Request::Emit(Notice {
+            kind: "channels_stuck",
+            session: id,
+            text: format!(
+                "{count} channels stay disabled on a GPU that the agent cannot use, and their process cannot enable them \
+                 ({}); tried again every {} s, or end the process",
+                status.name(),
+                STUCK_NS / 1_000_000_000,
+            ),
+            ..Notice::default()
+        }));
     }
 
     // ------------------------------------------------------------ the end

@@ -124,6 +124,16 @@ impl Shell {
         members.fold(gone, |sum, session| sum.plus(session.totals()))
     }
 
+    /// Channels of a process that may be disabled and that no order reaches.
+    #[must_use]
+    pub fn stuck(&self, session: &Session) -> usize {
+        let unlisted = session.channels.iter().filter(|held| held.place.is_none());
+        let pairs = unlisted.map(|held| held.channel.pair());
+        pairs
+            .filter(|pair| self.adoption.may_be_disabled(*pair))
+            .count()
+    }
+
     /// The trainer of a job that spoke last.
     #[must_use]
     pub fn trainer(&self, id: JobId) -> Option<&Session> {

@@ -28,6 +28,7 @@ pub(super) fn run_dir(path: &Path) -> RunDir {
             .flatten()
             .map(|group| group.gid.as_raw()),
         journal: marked(path),
+        unreadable: journal::unreadable(path),
     }
 }
 

@@ -80,8 +80,8 @@ fn version(view: &View<'_>) -> Check {
     }
     if !answer.hidden.is_empty() {
         let hidden = answer.hidden.join("; ");
-        Check::warn(ID, format!("{found}; not seen from here: {hidden}")).remedy(
-            "give the agent every GPU that is to be shared: it manages nothing on the others",
+        Check::warn(ID, format!("{found}; cannot be used from here: {hidden}")).remedy(
+            "give the agent every GPU that is to be shared, and reset one that is lost: it manages nothing on the others",
         )
     } else if note.is_empty() {
         Check::pass(ID, found)

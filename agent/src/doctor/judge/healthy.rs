@@ -87,6 +87,7 @@ fn facts(device: Device) -> Facts {
                 (STATUS_SOCKET, entry(0o666, 0)),
             ],
             group: Some(990),
+            unreadable: Vec::new(),
             journal: Ok(Some(Journal {
                 generation: 3,
                 marked: 0,

@@ -197,7 +197,15 @@ fn journal(view: &View<'_>) -> Check {
         Err(why) if why.contains("ermission denied") => {
             Check::skip(ID, "only the agent's user may read it")
         }
-        Err(why) => Check::fail(ID, why).remedy("stop the agent, remove the file, start the agent"),
+        Err(why) => Check::fail(ID, why).remedy(
+            "start the agent: it sets the file aside, and enables every channel that may be disabled",
+        ),
+        _ if !view.node.run_dir.unreadable.is_empty() => {
+            let aside = view.node.run_dir.unreadable.iter();
+            let aside: Vec<_> = aside.map(|path| path.display().to_string()).collect();
+            let text = format!("an agent could not read and has set aside {}", aside.join(", "));
+            Check::warn(ID, text).remedy("remove it when you know what became of it")
+        }
         Ok(None) => Check::pass(ID, "none: no agent has run here"),
         Ok(Some(journal)) => Check::pass(
             ID,
@@ -418,6 +426,11 @@ mod tests {
         assert_eq!(outcome("stuck-channels", denied()).0, Skip);
         assert_eq!(outcome("journal", denied()).0, Skip);
         assert_eq!(outcome("journal", unreadable("not a journal")).0, Fail);
+        let (result, text) = outcome("journal", |node| {
+            node.run_dir.unreadable = vec!["/run/tidegate/journal.unreadable-7".into()];
+        });
+        assert_eq!(result, Warn);
+        assert!(text.contains("journal.unreadable-7"), "{text}");
     }
 
     #[test]
