@@ -257,3 +257,56 @@ fn what_an_agent_cannot_enable_is_enabled_by_its_process_at_its_word() {
         wait_finished(&node, &[pid], ENOUGH, released);
     }
 }
+
+/// What the agent says of itself, if it serves: between two lives of it nobody answers.
+fn says(node: &Node) -> Option<serde_json::Value> {
+    let output = node.tidegate(&["status", "--output", "json"]);
+    serde_json::from_slice(&output.stdout).ok()
+}
+
+/// P-LIFECYCLE-9: a driver that goes and comes back as another version is noticed, named, and asked anew.
+#[test]
+fn a_driver_that_is_replaced_under_an_agent_is_the_one_that_it_uses() {
+    for gated in [false, true] {
+        let mut node = Node::new(&[], CONFIG);
+        let before = gated.then(|| {
+            let offline = job(&node, "before", 500_000, &[0]);
+            let mut online = Online::start(&node, 0);
+            online.say("hold");
+            wait_all(&node, &[offline.process.pid()], true);
+            (offline, online)
+        });
+        let pid = node.agent.as_ref().expect("it runs").pid();
+        node.unload_driver();
+        wait_for("the agent to be without a driver", || {
+            let said = says(&node)?;
+            let note = said["driver_note"].as_str()?.contains("cannot be listed");
+            (note && said["level"] == "l5_launch_gate").then_some(())
+        });
+        let journal = || tidegate_agent::channels::journal::find(&node.run_dir());
+        let marked = journal().expect("readable").expect("there is one").marked();
+        assert_eq!(
+            marked.is_empty(),
+            !gated,
+            "without a driver nobody knows what is gone"
+        );
+        drop(before);
+        node.load_driver(&["--driver", "590.48.01"]);
+        let said = wait_for("the agent to use the driver", || {
+            says(&node).filter(|said| said["level"] == "l1_agent")
+        });
+        assert_eq!(said["driver_version"], "590.48.01");
+        assert_eq!(said["pid"], pid, "it has started again by itself");
+        let log = std::fs::read_to_string(node.agent_log()).unwrap_or_default();
+        assert!(log.contains("driver 580.95.05 is gone"), "{log}");
+        assert_eq!(log.matches("is gone").count(), 1, "said once: {log}");
+        let journal = tidegate_agent::channels::journal::find(&node.run_dir());
+        let journal = journal.expect("readable").expect("there is one");
+        assert!(journal.marked().is_empty(), "its clients are gone");
+        let after = job(&node, "after", 500_000, &[0]);
+        let mut online = Online::start(&node, 0);
+        wait_open(&node, 0, online.process.pid());
+        let count = wait_all(&node, &[after.process.pid()], false);
+        gates(&node, &mut online, after.process.pid(), count);
+    }
+}

@@ -7,6 +7,7 @@ use crate::channels::figures;
 use crate::channels::issue;
 use crate::channels::journal::{Journal, Marked};
 use crate::channels::level::{self, Choice, Refused};
+use crate::channels::lookout::{Alarm, Lookout};
 use crate::channels::obstacle::{self, Mps, Obstacle};
 use crate::channels::prove;
 use crate::channels::reconcile::{self, Reconciled};
@@ -43,6 +44,7 @@ use std::cell::RefCell;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_node::Parts;
 use tidegate_node::kinds::Gpu as NodeGpu;
@@ -145,7 +147,7 @@ fn starting(what: &'static str) -> impl Fn(io::Error) -> AppError {
 ///
 /// # Errors
 /// When it cannot start, or loses a part it cannot live without.
-pub fn run(options: &Options) -> Result<(), AppError> {
+pub fn run(options: &Options) -> Result<Ended, AppError> {
     options.device.enter(options.vgpu_shim.as_deref())?;
     if let Err(error) = sys::raise_descriptor_limit() {
         tracing::debug!(%error, "the soft limit of open files stays as it is");
@@ -171,7 +173,9 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     let (mailbox, inbox) = inbox::inbox();
     let yard = Yard::start();
     let (sender, events) = EventLog::start().map_err(starting("start the event thread"))?;
-    let gpus = issuers(&mut driver, &choice, &journal, &mailbox, fifo)?;
+    let lookout = Lookout::default();
+    let tells = (&mailbox, &lookout.alarm());
+    let gpus = issuers(&mut driver, &choice, &journal, tells, fifo)?;
     let notifier = Arc::new(Notifier::from_environment());
     let recorder = options.record.as_ref();
     let recorder = recorder
@@ -217,10 +221,10 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     };
     obstacle::watch(mps, about.mps(), mailbox.clone())
         .map_err(starting("start looking for MPS"))?;
-    if driver.lacks.is_some() {
-        obstacle::await_driver(notifier.is_heard(), mailbox.clone())
-            .map_err(starting("start looking for a driver"))?;
-    }
+    let again = lookout.starts_again();
+    lookout
+        .start(&driver, notifier.is_heard(), mailbox.clone())
+        .map_err(starting("start looking at the driver"))?;
     let keep = config.watching.history_file().map(|file| Keep {
         file,
         bytes: config.watching.history_size,
@@ -276,7 +280,21 @@ pub fn run(options: &Options) -> Result<(), AppError> {
     );
     crate::identity::rules::warn_of_none(&config.identity, &options.sources.file);
     let thread = ControlThread::new(parts, inbox, notifier, about);
-    runtime.block_on(server.run(thread, fifo))
+    runtime.block_on(server.run(thread, fifo))?;
+    Ok(if again.load(Ordering::Acquire) {
+        Ended::ToStartAgain
+    } else {
+        Ended::ForGood
+    })
+}
+
+/// How the agent ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// As it was told to.
+    ForGood,
+    /// The driver is another, and nobody else starts it again.
+    ToStartAgain,
 }
 
 fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
@@ -424,7 +442,7 @@ fn issuers(
     driver: &mut Driver,
     choice: &Choice,
     journal: &Arc<Journal>,
-    mailbox: &Mailbox,
+    (mailbox, alarm): (&Mailbox, &Alarm),
     fifo: bool,
 ) -> Result<Vec<Line>, AppError> {
     let mut gpus = Vec::new();
@@ -446,7 +464,7 @@ fn issuers(
                 u32::try_from(gpus.len()).unwrap_or(u32::MAX),
                 Arc::new(control),
                 Arc::clone(journal),
-                mailbox.clone(),
+                (mailbox.clone(), Some(alarm.clone())),
                 fifo.then_some(ISSUE_PRIORITY),
             );
             let issuer = issuer.map_err(starting("start an issue thread"))?;

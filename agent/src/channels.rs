@@ -9,6 +9,7 @@ pub mod figures;
 pub mod issue;
 pub mod journal;
 pub mod level;
+pub mod lookout;
 pub mod obstacle;
 pub mod prove;
 pub mod reconcile;

@@ -4,9 +4,10 @@
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
-use tidegate_agent::app::{self, AppError, Options};
+use std::process::{Command, ExitCode};
+use tidegate_agent::app::{self, AppError, Ended, Options};
 use tidegate_agent::config::Sources;
 use tidegate_agent::device::Device;
 use tidegate_agent::host::logs;
@@ -128,5 +129,21 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         record: arguments.record.map(|file| (file, arguments.record_limit)),
         log_level,
     };
-    Ok(app::run(&options)?)
+    match app::run(&options)? {
+        Ended::ForGood => Ok(()),
+        Ended::ToStartAgain => Err(anyhow::Error::new(start_again())
+            .context("the driver has changed, and the agent does not start again")),
+    }
+}
+
+/// Becomes a new agent, as this one was started; what returns is why not. `--replace` would ask itself.
+fn start_again() -> std::io::Error {
+    let arguments = std::env::args_os().skip(1);
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return error,
+    };
+    Command::new(program)
+        .args(arguments.filter(|argument| argument != "--replace"))
+        .exec()
 }

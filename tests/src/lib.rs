@@ -343,6 +343,22 @@ pub fn ahead_of_programs(device: &Running) -> bool {
     !threads.is_empty() && threads.iter().all(ahead)
 }
 
+/// A device process in this directory that listens.
+#[track_caller]
+fn start_device(vgpu: &Path, args: &[&str]) -> Running {
+    let mut command = Command::new(built("vgpud"));
+    command.arg("--dir").arg(vgpu).args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut device = Running::start("vgpud", &mut command);
+    let mut line = String::new();
+    let pipe = device.child.stdout.as_mut().expect("stdout is piped");
+    BufReader::new(pipe)
+        .read_line(&mut line)
+        .expect("a pipe can be read");
+    assert_eq!(line.trim(), "ready", "vgpud says it listens");
+    device
+}
+
 /// A virtual GPU and, once started, an agent.
 #[derive(Debug)]
 pub struct Node {
@@ -374,21 +390,7 @@ impl Node {
         std::fs::create_dir_all(&vgpu).expect("the temporary directory is writable");
         std::fs::create_dir_all(dir.path().join("run"))
             .expect("the temporary directory is writable");
-        let mut device = Running::start(
-            "vgpud",
-            Command::new(built("vgpud"))
-                .arg("--dir")
-                .arg(&vgpu)
-                .args(args)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped()),
-        );
-        let mut line = String::new();
-        let pipe = device.child.stdout.as_mut().expect("stdout is piped");
-        BufReader::new(pipe)
-            .read_line(&mut line)
-            .expect("a pipe can be read");
-        assert_eq!(line.trim(), "ready", "vgpud says it listens");
+        let device = start_device(&vgpu, args);
         let config = dir.path().join("agent.toml");
         Self {
             agent: None,
@@ -398,6 +400,24 @@ impl Node {
             config,
             dir,
         }
+    }
+
+    /// The driver is unloaded: its process is gone, and what it left.
+    ///
+    /// # Panics
+    /// When it cannot be.
+    pub fn unload_driver(&mut self) {
+        let _ = self.device.child.kill();
+        let _ = self.device.child.wait();
+        let vgpu = self.vgpu_dir();
+        std::fs::remove_dir_all(&vgpu).expect("it is a test's own");
+        std::fs::create_dir(&vgpu).expect("the temporary directory is writable");
+    }
+
+    /// A driver is loaded after [`Self::unload_driver`].
+    #[track_caller]
+    pub fn load_driver(&mut self, args: &[&str]) {
+        self.device = start_device(&self.vgpu_dir(), args);
     }
 
     /// A device process and an agent with `config` as its agent.toml.

@@ -9,6 +9,7 @@
 
 use crate::causes::with_causes;
 use crate::channels::channel::{ChannelControl, is_gone};
+use crate::channels::lookout::Alarm;
 use crate::clock::now_ns;
 use crate::inbox::{Mailbox, NodeInput};
 use crate::rm::RmError;
@@ -19,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tidegate_abi::rm::Status;
-use tidegate_node::batch::{Batch, Kick, Object};
+use tidegate_node::batch::{Batch, Kick, Object, Via};
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::Switch;
 use tidegate_node::page::PageRef;
@@ -97,7 +98,7 @@ pub fn start(
     gpu: GpuIndex,
     control: Arc<dyn ChannelControl>,
     journal: Arc<Journal>,
-    mailbox: Mailbox,
+    (mailbox, alarm): (Mailbox, Option<Alarm>),
     fifo_priority: Option<i32>,
 ) -> std::io::Result<Issuer> {
     let (issuer, task_rx) = Issuer::bounded(QUEUE);
@@ -114,6 +115,7 @@ pub fn start(
                 control: &*control,
                 journal: &journal,
                 mailbox: &mailbox,
+                alarm: alarm.as_ref(),
                 task_rx: &task_rx,
                 raised: &raised,
                 waiting: RefCell::default(),
@@ -139,13 +141,13 @@ pub fn start(
 }
 
 /// `before`: called before each call.
-fn carry_out(
-    gpu: GpuIndex,
-    mut carrying: Carrying,
-    control: &dyn ChannelControl,
-    journal: &Journal,
-    before: &dyn Fn(&Carrying),
-) -> Carrying {
+fn carry_out(thread: &Thread<'_>, mut carrying: Carrying, before: &dyn Fn(&Carrying)) -> Carrying {
+    let Thread {
+        gpu,
+        control,
+        journal,
+        ..
+    } = *thread;
     let switch = carrying.switch();
     loop {
         before(&carrying);
@@ -156,6 +158,10 @@ fn carry_out(
         let answer = control.carry_out(batch, switch);
         let returned_ns = now_ns();
         if let Err(error) = &answer {
+            // The file of a process may be closed for reasons of its own.
+            if let (Via::Agent, Some(alarm)) = (&batch.via, thread.alarm) {
+                alarm.raise(error);
+            }
             tracing::warn!(
                 gpu,
                 disable = switch.disables(),
@@ -192,6 +198,8 @@ struct Thread<'a> {
     control: &'a dyn ChannelControl,
     journal: &'a Journal,
     mailbox: &'a Mailbox,
+    /// Raised where the driver takes no call on a file of the agent's own.
+    alarm: Option<&'a Alarm>,
     task_rx: &'a Receiver<Task>,
     /// See [`Raised`].
     raised: &'a AtomicU32,
@@ -295,7 +303,7 @@ impl Thread<'_> {
                 self.issue(shorter);
             }
         };
-        let done = carry_out(self.gpu, carrying, self.control, self.journal, &before);
+        let done = carry_out(self, carrying, &before);
         let issued = self.arms.borrow_mut().done(done);
         self.mailbox.put(NodeInput::Issued(issued));
     }

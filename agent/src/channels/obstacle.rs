@@ -15,7 +15,7 @@
 use crate::causes::with_causes;
 use crate::config::Level;
 use crate::device::Device;
-use crate::inbox::{Input, Mailbox, NodeInput};
+use crate::inbox::{Input, Mailbox};
 use crate::rm::{Driver, RmError, Subdevice};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -197,35 +197,6 @@ pub fn watch(mps: Mps, known: Option<i32>, mailbox: Mailbox) -> std::io::Result<
                     mailbox.put(Input::Mps(now));
                 }
                 last = now;
-            }
-        })?;
-    Ok(())
-}
-
-/// Looks for a driver that lists its GPUs, where there was none at the start, and ends the agent when there is one, for
-/// whoever started it to start it again: `restarted`. Else it says so once.
-///
-/// # Errors
-/// When no thread can be made.
-pub fn await_driver(restarted: bool, mailbox: Mailbox) -> std::io::Result<()> {
-    std::thread::Builder::new()
-        .name("tg-driver".to_owned())
-        .spawn(move || {
-            loop {
-                std::thread::sleep(EVERY);
-                if crate::rm::enumerate().is_ok() {
-                    break;
-                }
-            }
-            if restarted {
-                tracing::warn!(
-                    "the driver lists its GPUs now: ending, to be started again with them"
-                );
-                mailbox.put(NodeInput::Stop);
-            } else {
-                tracing::warn!(
-                    "the driver lists its GPUs now: restart the agent to gate their channels"
-                );
             }
         })?;
     Ok(())
