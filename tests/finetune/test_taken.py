@@ -220,3 +220,15 @@ def test_a_block_that_nobody_holds_is_withheld_until_it_is_back():
     memory.place(Held(0, Kind.KEYS, 1), (1, 4, 4), torch.ones(1))
     [(_, blocks)] = played.costs.values()
     assert blocks == [2]
+
+
+def test_what_is_back_is_acknowledged_too():
+    # It takes room in the log until then, and without room nothing can be taken.
+    played = Played(3, random.Random(0), 0.0)
+    job = Job(played)
+    memory = TakenMemory(played, job, played.base, 3)
+    seen = []
+    job.poll, job.ack_withheld = lambda step: Cut([], [2] if step == 1 else [], step), seen.append
+    memory.poll()
+    memory.poll()
+    assert seen == [1]

@@ -191,6 +191,10 @@ class Library:
         self.call("tg_kv_register", rows, len(rows), protected, flags, ctypes.byref(number))
         return number.value
 
+    def unregister(self, kv: int) -> None:
+        """Nothing more is taken of a cache."""
+        self.call("tg_kv_unregister", kv)
+
 
 @cache
 def library() -> Library | None:

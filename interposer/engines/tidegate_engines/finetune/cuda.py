@@ -18,7 +18,9 @@ from .machine import Unit
 class _Bytes:
     """Memory at an address, as the interface of Numba and PyTorch describes it (version 3)."""
 
-    def __init__(self, at: int, size: int) -> None:
+    def __init__(self, at: int, size: int, owner: object) -> None:
+        #: Lives for as long as a tensor shows the memory.
+        self.owner = owner
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": (size,),
             "typestr": "|u1",
@@ -34,6 +36,8 @@ class Device(Driver):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
+        #: Whoever owns the memory that is shown.
+        self.owner: object = None
         # Makes the context.
         torch.empty(1, device=device)
 
@@ -41,9 +45,13 @@ class Device(Driver):
         with torch.cuda.device(self._device):
             return super().allocate(size)
 
+    def free(self, at: int) -> None:
+        with torch.cuda.device(self._device):
+            super().free(at)
+
     def view(self, at: int, size: int) -> torch.Tensor:
         """So many bytes from there."""
-        return torch.as_tensor(_Bytes(at, size), device=self._device)
+        return torch.as_tensor(_Bytes(at, size, self.owner), device=self._device)
 
     def unit(self, unit: Unit, tokens: int) -> None:
         """The work itself takes the time of a unit."""

@@ -24,3 +24,7 @@ class Driver:
         at = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(size))
         return at.value
+
+    def free(self, at: int) -> None:
+        """Gives memory back."""
+        self._call("cuMemFree_v2", ctypes.c_uint64(at))

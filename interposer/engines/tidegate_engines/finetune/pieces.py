@@ -9,6 +9,7 @@ computed again, and the training goes on for as long as one layer's state fits.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ RELOAD_TOKENS = 1
 LEAVES = {Kind.WEIGHTS: 0, Kind.KEYS: 1, Kind.VALUES: 1, Kind.INPUT: 2}
 
 
+#: Numbers of pieces, which the library knows them by: one row for all trainings of the process.
+_numbers = itertools.count(1)
+
+
 class TooSmall(MemoryError):
     """The memory cannot hold one layer's state, and nothing of it was taken."""
 
@@ -49,6 +54,18 @@ class Piece:
     used: int = 0
 
 
+@dataclass(slots=True)
+class Record:
+    """What is left to say of a memory when it is gone."""
+
+    #: Blocks that were taken, so far.
+    blocks_lost: int = 0
+    #: Layers whose frozen weights are on the device.
+    resident: int = 0
+    #: Numbers of the pieces that the library knows.
+    published: set[int] = field(default_factory=set)
+
+
 class Pieces:
     """The part of a :class:`~.held.Memory` that does not ask how bytes come and go."""
 
@@ -56,6 +73,8 @@ class Pieces:
 
     def __init__(self, job: OfflineJob, blocks: int) -> None:
         self._job = job
+        #: Whoever gives the memory back at the end.
+        self.owned: object = None
         self._blocks = blocks
         self._withheld: set[int] = set()
         self._pieces: dict[Held, Piece] = {}
@@ -66,9 +85,17 @@ class Pieces:
         self._needed: AbstractSet[Held] = frozenset()
         self._step = 0
         self._clock = 0
-        self._made = 0
-        #: Blocks that were taken, so far.
-        self.blocks_lost = 0
+        self.record = Record()
+
+    @property
+    def job(self) -> OfflineJob:
+        """Who says what is lost."""
+        return self._job
+
+    @property
+    def blocks_lost(self) -> int:
+        """Blocks that were taken, so far."""
+        return self.record.blocks_lost
 
     # How bytes come and go.
 
@@ -117,7 +144,7 @@ class Pieces:
 
     def resident(self) -> int:
         """Layers whose frozen weights are on the device."""
-        return sum(name.kind is Kind.WEIGHTS and bool(p.blocks) for name, p in self._pieces.items())
+        return self.record.resident
 
     # Blocks.
 
@@ -127,8 +154,7 @@ class Pieces:
         for tensor, size in zip(tensors, sizes, strict=True):
             places.append((tensor, end))
             end += -(-size // ALIGNED) * ALIGNED
-        self._made += 1
-        piece = self._pieces[name] = Piece(self._made, places, max(end, 1))
+        piece = self._pieces[name] = Piece(next(_numbers), places, max(end, 1))
         return piece
 
     def _used(self, name: Held) -> Piece:
@@ -160,6 +186,8 @@ class Pieces:
             self._owners.setdefault(block, set()).add(name)
         cost = RELOAD_TOKENS if name.kind is Kind.WEIGHTS else self._tokens(piece)
         self._job.publish(piece.number, cost, blocks)
+        self.record.published.add(piece.number)
+        self.record.resident += name.kind is Kind.WEIGHTS
 
     @staticmethod
     def _tokens(piece: Piece) -> int:
@@ -176,6 +204,8 @@ class Pieces:
             if not owners:
                 del self._owners[block]
         self._job.forget(piece.number)
+        self.record.published.discard(piece.number)
+        self.record.resident -= name.kind is Kind.WEIGHTS
         self._give(piece)
         piece.blocks = []
 
@@ -203,7 +233,7 @@ class Pieces:
             if block in self._withheld:
                 continue
             self._withheld.add(block)
-            self.blocks_lost += 1
+            self.record.blocks_lost += 1
             owners = self._owners.get(block)
             if owners:
                 self._untold |= owners
@@ -214,5 +244,6 @@ class Pieces:
                 self._withheld.discard(block)
                 if block not in self._owners:
                     self._came(block)
-        if cut.lost:
+        # Also what is back: until it is acknowledged it takes room in the log, without which nothing can be taken.
+        if cut.lost or cut.back:
             self._job.ack_withheld(cut.seq)

@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import abi
-from ..job import Region
 from . import cuda, plain, virtual
 from .arena import ArenaMemory
-from .driver import Driver
-from .machine import WINDOW, Machine, Unit
-from .pieces import BLOCK, Pieces
+from .machine import WINDOW, Counts, Machine, Unit
+from .owned import Ear, Owned, in_use
+from .pieces import BLOCK, Pieces, Record
 from .plain import Plain
 from .said import Teller
 from .seam import attach, seam_of
@@ -182,6 +181,12 @@ def _virtual() -> virtual.Device:
     return virtual.Device()
 
 
+@cache
+def ear(library: abi.Library) -> Ear:
+    """Who hears what is lost of this process."""
+    return Ear(abi.Offline(library))
+
+
 def _why_no_batches(model: Any) -> str | None:
     """Why a model's micro-batches cannot be units, in one line; None where they can."""
     if _where() != "virtual":
@@ -201,7 +206,12 @@ def _by_library() -> tuple[Callable[[Layers], Machine] | None, str | None]:
     if device not in ("virtual", "cuda"):
         return None, f"TIDEGATE_FINETUNE_DEVICE is {device!r}; it takes virtual or cuda"
     library.attach(0, 1)
-    if not abi.Offline(library).alone():
+    if in_use():
+        return None, (
+            "memory of another training in this process is still in use, and only one training's memory can be taken; "
+            "delete that training's model and trainer first, or run each in a process of its own"
+        )
+    if not ear(library).alone:
         job = os.environ.get("TIDEGATE_JOB", "")
         return None, f"another engine or training has job {job!r}; give each a TIDEGATE_JOB of its own"
     return lambda layers: machine(layers, library), None
@@ -255,29 +265,28 @@ def _blocks(sizes: list[int]) -> int:
 def _copied(library: abi.Library, least: int) -> tuple[TakenMemory, virtual.Device]:
     """Memory of the virtual GPU, which tensors of the host show."""
     device = _virtual()
-    base, blocks, _ = _registered(library, device, least)
-    return TakenMemory(device, abi.Offline(library), base, blocks), device
+    owned = Owned(library, ear(library), device, _wanted(least))
+    memory = TakenMemory(device, ear(library), owned.base, owned.blocks)
+    owned.belongs_to(memory)
+    return memory, device
 
 
 def _arena(library: abi.Library, where: Any, least: int) -> tuple[ArenaMemory, cuda.Device]:
     """Memory of a real GPU, in which tensors lie."""
     device = cuda.Device(where)
     # An arena's blocks come in twos.
-    _, blocks, kv = _registered(library, device, least + least % 2)
+    owned = Owned(library, ear(library), cuda.Device(where), _wanted(least + least % 2))
     # Addresses cost nothing, and pieces of several blocks leave gaps between them.
-    return ArenaMemory(device, abi.Arena(library, kv, 2 * blocks), abi.Offline(library), blocks), device
+    places = abi.Arena(library, owned.kv, 2 * owned.blocks)
+    device.owner = owned
+    memory = ArenaMemory(device, places, ear(library), owned.blocks)
+    owned.belongs_to(memory)
+    return memory, device
 
 
-def _registered(library: abi.Library, device: Driver, least: int) -> tuple[int, int, int]:
-    """Where the device's memory begins, its blocks, and the number the library knows it by."""
-    library.attach(0, 1)
-    blocks = number("TIDEGATE_FINETUNE_MEMORY", least * BLOCK >> 20) * (1 << 20) // BLOCK
-    library.begin_scope(BLOCK, 0)
-    try:
-        base = device.allocate(blocks * BLOCK)
-    finally:
-        library.end_scope()
-    return base, blocks, library.register([Region(base, BLOCK, BLOCK, 0, blocks)], 0, 0)
+def _wanted(least: int) -> int:
+    """Blocks of held state."""
+    return number("TIDEGATE_FINETUNE_MEMORY", least * BLOCK >> 20) * (1 << 20) // BLOCK
 
 
 def _before(device: virtual.Device | cuda.Device, unit: Unit, window: int) -> None:
@@ -288,11 +297,11 @@ def _before(device: virtual.Device | cuda.Device, unit: Unit, window: int) -> No
 
 def _reports(machine: Machine | Plain, memory: Pieces) -> None:
     if report := os.environ.get("TIDEGATE_FINETUNE_REPORT"):
-        atexit.register(_report, Path(report), machine, memory)
+        atexit.register(_report, Path(report), machine.counts, memory.record)
 
 
-def _report(path: Path, machine: Machine | Plain, memory: Pieces) -> None:
-    said = {**asdict(machine.counts), "blocks_lost": memory.blocks_lost, "resident_layers": memory.resident()}
+def _report(path: Path, counts: Counts, record: Record) -> None:
+    said = {**asdict(counts), "blocks_lost": record.blocks_lost, "resident_layers": record.resident}
     try:
         path.write_text(json.dumps(said) + "\n")
     except OSError as error:

@@ -66,6 +66,10 @@ class Device(Driver):
         """Has the calling thread use this device: autograd has threads of its own."""
         self._call("cuCtxSetCurrent", self._context)
 
+    def free(self, at: int) -> None:
+        self.here()
+        super().free(at)
+
     def read(self, to: int, at: int, size: int) -> None:
         """Copies to the host's memory at ``to``."""
         for done in range(0, size, STAGED):
