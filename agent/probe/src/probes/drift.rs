@@ -50,7 +50,7 @@ fn held(pids: &[u32]) -> Held {
 }
 
 pub(super) fn edges(bench: &Bench) -> anyhow::Result<Ending> {
-    let mut log = KernelLog::open(&bench.options.kernel_log).ok();
+    let log = KernelLog::open(&bench.options.kernel_log).ok();
     let mut subject = bench.running("edges", KERNEL)?;
     let mut online = bench.worker("online", Wait::Spin)?;
     let kernel = || Op::Latency {
@@ -109,25 +109,24 @@ pub(super) fn edges(bench: &Bench) -> anyhow::Result<Ending> {
     if after != before {
         wrong.push(format!("left behind: {before:?} became {after:?}"));
     }
-    match &mut log {
-        None => report.note("the kernel's log cannot be read here"),
-        Some(log) => {
-            let xids: Vec<u32> = log
-                .driver_lines()
-                .iter()
-                .filter_map(|line| xid(line))
-                .collect();
-            report.figure("Xid", xids.len() as f64, "");
-            if !xids.is_empty() {
-                wrong.push(format!("Xid {xids:?}"));
-            }
-        }
-    }
+    wrong.extend(xids(bench, log));
     Ok(if wrong.is_empty() {
         pass()
     } else {
         fail(wrong.join("; "))
     })
+}
+
+/// What the driver reported meanwhile, if that is wrong.
+fn xids(bench: &Bench, log: Option<KernelLog>) -> Option<String> {
+    let Some(mut log) = log else {
+        bench.report.note("the kernel's log cannot be read here");
+        return None;
+    };
+    let lines = log.driver_lines();
+    let xids: Vec<u32> = lines.iter().filter_map(|line| xid(line)).collect();
+    bench.report.figure("Xid", xids.len() as f64, "");
+    (!xids.is_empty()).then(|| format!("Xid {xids:?}"))
 }
 
 /// Whether the last stops take as long as the first, but for noise.
