@@ -102,11 +102,6 @@ pub(super) fn slices(bench: &Bench) -> anyhow::Result<Ending> {
 
 /// What two processes that always have work get, by the lengths of their slices.
 fn shares(bench: &Bench, pair: &mut Pair<'_>) -> anyhow::Result<()> {
-    let window = if bench.options.quick {
-        WINDOW / 3
-    } else {
-        WINDOW
-    };
     let steps = nanos(WORK) / STEP_NS;
     let work = Op::Steps {
         steps,
@@ -130,7 +125,7 @@ fn shares(bench: &Bench, pair: &mut Pair<'_>) -> anyhow::Result<()> {
                 name += ", restarted";
             }
             let before = (pair.first.progress()?, pair.victim.worker.progress()?);
-            clock::pause(window);
+            clock::pause(WINDOW);
             let after = (pair.first.progress()?, pair.victim.worker.progress()?);
             let (one, other) = (after.0 - before.0, after.1 - before.1);
             let share = other as f64 / (one + other).max(1) as f64 * 100.0;
