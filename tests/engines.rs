@@ -136,6 +136,32 @@ fn a_plugin_has_the_role_that_a_rule_gives() {
     assert_eq!(says(&mut engine, "nobody"), "nobody says it\n");
 }
 
+/// P-MEMORY-11: the cache of an online engine grows only where its scheduler listens and its agent makes it online. Else,
+/// and where it cannot be registered, all of it has memory, or the engine ends.
+#[test]
+fn a_cache_that_nobody_reserves_from_has_all_of_its_memory() {
+    let worker = |node: &Node, words: &[&str]| {
+        let mut command = node.preloaded("python3", "online");
+        let command = app(&mut command, "engine_worker.py", words[0]).args(&words[1..]);
+        Running::start("engine_worker.py", command).succeed()
+    };
+    let fixed = "fixed, 0 blocks are wrong\n";
+    let node = Node::new(&["--memory-mib", "512"], TRUSTING);
+    assert!(worker(&node, &["core"]).starts_with("grows, "));
+    for case in ["apart", "forked", "shape"] {
+        assert_eq!(worker(&node, &[case]), fixed, "{case}");
+    }
+    for case in ["core", "shape"] {
+        let ended = worker(&node, &[case, "taken"]);
+        let ended = ended.starts_with("ends: ") || (case == "core" && ended.starts_with("grows, "));
+        assert!(ended, "{case}");
+    }
+    let untrusted = Node::new(&[], "");
+    assert_eq!(worker(&untrusted, &["core"]), fixed);
+    let nobody = Node::device_only(&[]);
+    assert_eq!(worker(&nobody, &["core"]), fixed);
+}
+
 /// P-MEMORY-11: a cache that is taken from before there is a scheduler: the scheduler is told, and has all back.
 #[test]
 fn what_was_lost_before_the_scheduler_came_is_told_to_it() {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use tidegate_tests::clock::Stalls;
+use tidegate_tests::elastic::Elastic;
 use tidegate_tests::watch::{
     Testimony, channels, counter, status, wait_all, wait_finished, wait_open,
 };
@@ -275,6 +276,62 @@ fn without_an_agent_online_works_and_offline_waits_with_one_line_until_it_comes(
     offline.signal(libc::SIGTERM);
     offline.succeed();
     assert_eq!(errors.count(), 0, "one line only");
+}
+
+/// P-LIFECYCLE-1: a cache that grows does so while the agent is absent, late, killed, stopped, replaced and of another
+/// mind, and the agent that comes counts what was mapped without it.
+#[test]
+fn a_cache_grows_whatever_becomes_of_the_agent_and_the_next_one_counts_it() {
+    let shared = format!(
+        "{CONFIG}[memory]\npool = \"160MiB\"\nheadroom_min = \"4MiB\"\nheadroom_max = \"8MiB\"\n"
+    );
+    let mut node = Node::device_only(&[]);
+    let mut online = Elastic::start(&node);
+    let mut held = 0;
+    let mut grows = |online: &mut Elastic| {
+        online.take(4);
+        held += 4;
+        held
+    };
+    let counted = |node: &Node, blocks: u64| {
+        wait_for("the agent to count what is mapped", || {
+            let mapped = status(node)["gpus"][0]["memory"]["caches"][0]["mapped_bytes"].as_u64();
+            mapped.filter(|bytes| *bytes >= blocks * (2 << 20))
+        });
+    };
+    grows(&mut online);
+    node.start_agent(&shared);
+    let late = grows(&mut online);
+    counted(&node, late);
+    kill(&mut node);
+    grows(&mut online);
+    node.start_agent(&shared);
+    counted(&node, 12);
+    grows(&mut online);
+    let agent = node.agent.as_ref().expect("it runs");
+    agent.freeze();
+    // More than was mapped ahead.
+    online.take(12);
+    agent.signal(libc::SIGCONT);
+    counted(&node, 28);
+    let first = node.replace_agent(&shared);
+    drop(first);
+    let all = online.ask("release 12");
+    assert_eq!(all, "12");
+    grows(&mut online);
+    assert_eq!(online.ask("check"), "ok");
+}
+
+/// P-LIFECYCLE-1: a cache grows where the agent's rules do not make its process online, with a pool and without one.
+#[test]
+fn a_cache_grows_under_an_agent_that_does_not_make_it_online() {
+    for pool in ["", "[memory]\npool = \"160MiB\"\n"] {
+        let node = Node::new(&[], pool);
+        let mut online = Elastic::start(&node);
+        wait_for("it to attach", || (attached(&node) == 1).then_some(()));
+        online.take(24);
+        assert_eq!(online.ask("check"), "ok");
+    }
 }
 
 /// P-LIFECYCLE-6: without an agent launches wait or pass as configured.

@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-#define TG_ABI_VERSION 2
+#define TG_ABI_VERSION 3
 
 /* For tg_kv_scope_begin and tg_kv_register. */
 #define TG_KV_ELASTIC 1u /* online: begins without memory, grows with tg_reserve and shrinks with tg_release */
@@ -88,9 +88,13 @@ struct tg_api {
 
     /* Registers a KV cache that lies in memory of a KV scope; `*kv` is its number. Nothing that is not registered is
      * ever taken. Blocks below `protected_blocks` never are (block 0, where padding reads). -EINVAL: the regions make
-     * no sense (standard error says how). */
+     * no sense (standard error says how). Where an elastic cache is not registered, all that elastic scopes allocated and
+     * no cache claims is backed before this returns; -ENOMEM: there is too little memory for that, and the memory must not
+     * be used. */
     int (*kv_register)(const struct tg_kv_region *regions, size_t count, uint32_t protected_blocks, uint32_t flags,
                        uint32_t *kv);
+    /* Nothing more is taken of the cache, and all of it is backed before this returns. -ENOMEM: there is too little memory
+     * for that. Blocks that are lost then come back by tg_poll as before; an elastic cache must not be used any more. */
     int (*kv_unregister)(uint32_t kv);
 
     /* Hot. What was lost and what is back since the last step, lost first. The counts say how much room there is, then
@@ -150,6 +154,11 @@ struct tg_api {
      * yet is said, too: [slo] counts a wait for memory from tg_reserve on. Any thread may. */
     int (*expect)(uint32_t kv, uint32_t blocks);
 };
+
+    /* Version 3. Backs all that elastic scopes allocated and no registered cache claims. An engine that registers no cache
+     * after such a scope calls it before it uses the memory. -ENOMEM: there is too little, and the memory must not be
+     * used. */
+    int (*kv_whole)(void);
 
 static inline uint32_t tg_no_version(void) { return 0; }
 static inline int tg_no_attach(const char *job, uint32_t rank, uint32_t world)
@@ -262,6 +271,7 @@ static inline uint32_t tg_open(struct tg_api *tg)
     TG_FIND(trainer, "tg_trainer", tg_no_trainer);
     TG_FIND(expect, "tg_expect", tg_no_usage);
 #undef TG_FIND
+    TG_FIND(kv_whole, "tg_kv_whole", tg_no_scope_end);
     return tg->abi_version();
 }
 

@@ -11,7 +11,7 @@ from harness import Case, make_scheduler
 from tidegate_engines import abi
 from tidegate_engines import vllm as plugin
 from tidegate_engines.job import Cut
-from tidegate_engines.vllm import hooks, shape, worker
+from tidegate_engines.vllm import hooks, links, shape, worker
 from tidegate_engines.vllm.grown import GrownBlocks
 from tidegate_engines.vllm.lost import LostBlocks
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -24,6 +24,8 @@ class Noted:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.rows: list = []
+        self.given = "online"
+        self.full = False
 
     def attach(self, rank, world):
         self.calls.append(f"attach {rank} of {world}")
@@ -42,6 +44,14 @@ class Noted:
     def call(self, name, *arguments, allowed=()):
         return 0
 
+    def role(self, wait_s):
+        return self.given
+
+    def back_unclaimed(self):
+        self.calls.append("back all")
+        if self.full:
+            raise abi.TidegateError("tg_kv_whole", 12)
+
 
 @pytest.fixture
 def library(monkeypatch):
@@ -50,7 +60,10 @@ def library(monkeypatch):
     monkeypatch.setattr(abi.Offline, "poll", lambda self, step: Cut())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: noted.calls.append("empty"))
     monkeypatch.setattr(worker, "registered", None)
+    monkeypatch.setattr(worker, "grows", False)
     monkeypatch.setattr(worker, "_stride", None)
+    monkeypatch.setattr(links, "_core", 0)
+    links.begin_core()
     return noted
 
 
@@ -177,13 +190,43 @@ def test_an_engine_that_is_not_understood_is_told_so_and_left_alone(
     assert len(said) == 1 and words in said[0]
 
 
-def test_a_cache_whose_blocks_cannot_be_told_is_not_shared_and_the_engine_goes_on(library, allocator, monkeypatch):
+def test_a_cache_whose_blocks_cannot_be_told_has_all_of_its_memory_and_the_engine_goes_on(library, allocator, monkeypatch):
     said = []
     monkeypatch.setattr(worker.log, "warning", lambda text, *args: said.append(text % args))
     real, kv = engine(blocks=4)
     assert worker.initialize(initialize, real, kv, "online", vllm.__version__) == "done"
-    assert library.calls[-1] == "end" and worker.registered is None
+    assert library.calls[-1] == "back all" and worker.registered is None and not worker.grows
     assert len(said) == 1 and "5 blocks of a kernel do not make 4" in said[0]
+
+
+def test_a_cache_that_has_no_memory_ends_the_engine(library, allocator):
+    real, kv = engine(blocks=4)
+    library.full = True
+    with pytest.raises(RuntimeError, match="has no memory"):
+        worker.initialize(initialize, real, kv, "online", vllm.__version__)
+    worker.initialize(initialize, real, kv, "offline", vllm.__version__)
+    assert library.calls[-1] == "end", "an offline cache begins with all of its memory"
+
+
+@pytest.mark.parametrize("given,here,words", [("", True, "no agent makes it online"), ("offline", True, "no agent"),
+                                              ("online", False, "no scheduler is in this process")])
+def test_a_cache_grows_only_where_its_agent_and_its_scheduler_know(given, here, words, library, allocator, monkeypatch):
+    said = []
+    monkeypatch.setattr(worker.log, "warning", lambda text, *args: said.append(text % args))
+    library.given = given
+    if not here:
+        monkeypatch.setattr(links, "_core", 1)
+    real, kv = engine()
+    worker.initialize(initialize, real, kv, "online", vllm.__version__)
+    assert library.calls == ["allocate"] and worker.registered is None
+    assert len(said) == 1 and words in said[0]
+
+
+def test_an_engine_whose_scheduler_asks_for_nothing_ends(library, monkeypatch):
+    plugin.listens(object())
+    monkeypatch.setattr(worker, "grows", True)
+    with pytest.raises(RuntimeError, match="asks for nothing"):
+        plugin.listens(object())
 
 
 def test_an_online_engine_of_several_ranks_keeps_a_fixed_reservation(library, allocator):

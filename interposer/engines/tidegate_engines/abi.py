@@ -118,6 +118,7 @@ class Library:
         self._trainer = getattr(functions, "tg_trainer", None)
         self._expect = getattr(functions, "tg_expect", None)
         self._arena = {name: getattr(functions, name, None) for name in _ARENA}
+        self._whole = getattr(functions, "tg_kv_whole", None)
         for name, arguments in _ARENA.items():
             if (call := self._arena[name]) is not None:
                 call.argtypes, call.restype = arguments, ctypes.c_int
@@ -195,6 +196,11 @@ class Library:
         """Nothing more is taken of a cache."""
         self.call("tg_kv_unregister", kv)
 
+
+    def back_unclaimed(self) -> None:
+        """Backs what elastic scopes allocated and no cache claims. Where that fails the memory must not be used."""
+        if code := errno.ENOSYS if self._whole is None else -self._whole():
+            raise TidegateError("tg_kv_whole", code)
 
 @cache
 def library() -> Library | None:

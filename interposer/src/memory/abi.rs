@@ -12,7 +12,7 @@ use super::scope::SCOPE;
 use super::service::serve;
 use super::state::{Growing, Membership, State, begin_to_read};
 use super::usage::write_usage;
-use super::{job, talk};
+use super::{alone, job, talk, whole};
 use crate::hook::table;
 use crate::process::{Process, guarded, process, ring};
 use crate::{clock, env, log, sys};
@@ -25,7 +25,7 @@ use tidegate_core::stripes::Region;
 use tidegate_proto::v1::{self, client_event::Event};
 
 /// `TG_ABI_VERSION` of the header.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// `TG_KV_ELASTIC`.
 const ELASTIC: u32 = 1;
 
@@ -167,13 +167,21 @@ pub unsafe extern "C" fn tg_kv_register(
                 blocks: region.blocks,
             })
             .collect();
-        let id = register(process, &regions, protected, flags & ELASTIC != 0).map_err(|error| {
+        let elastic = flags & ELASTIC != 0;
+        let id = registered(process, &regions, protected, elastic).map_err(|error| {
             log::line(&format!("tg_kv_register: {error}"));
-            if error == BadKv::NoMemory {
+            let errno = if matches!(error, BadKv::NoMemory { .. }) {
                 libc::ENOMEM
             } else {
                 libc::EINVAL
-            }
+            };
+            // Nobody hears which of its blocks may be used.
+            let backed = if elastic {
+                whole::back_unclaimed(process)
+            } else {
+                Ok(())
+            };
+            backed.err().unwrap_or(errno)
         })?;
         // SAFETY: this function's contract.
         unsafe { kv.write(id) };
@@ -182,6 +190,22 @@ pub unsafe extern "C" fn tg_kv_register(
 }
 
 fn register(
+/// Registers a cache. What it always needs is asked for once where it is not to be had.
+fn registered(
+    process: &'static Process,
+    regions: &[Region],
+    protected: u32,
+    elastic: bool,
+) -> Result<u32, BadKv> {
+    const ASK_NS: u64 = 500_000_000;
+    match register(process, regions, protected, elastic) {
+        Err(BadKv::NoMemory { device, bytes }) if talk::ask(process, device, bytes, ASK_NS) => {
+            register(process, regions, protected, elastic)
+        }
+        done => done,
+    }
+}
+
     process: &'static Process,
     regions: &[Region],
     protected: u32,
@@ -205,8 +229,12 @@ fn register(
         "the process has another cache".clone_into(&mut cache.refused);
     }
     if elastic {
-        let vmm = vmm().ok_or(BadKv::NoMemory)?;
-        cache.back_fixed(vmm, backed).map_err(|_| BadKv::NoMemory)?;
+        let short = BadKv::NoMemory {
+            device: cache.device,
+            bytes: cache.cut.fixed.len() as u64 * cache.handle_bytes,
+        };
+        let vmm = vmm().ok_or(short)?;
+        cache.back_fixed(vmm, backed).map_err(|_| short)?;
     }
     *kvs_made += 1;
     let id = cache.id;
@@ -225,17 +253,35 @@ fn register(
 }
 
 /// `tg_kv_unregister`.
+/// `tg_kv_whole`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tg_kv_whole() -> c_int {
+    answered(whole::back_unclaimed)
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn tg_kv_unregister(kv: u32) -> c_int {
     answered(|process| {
-        let mut state = sys::lock(&process.memory.state);
-        let cache = state.kvs.remove(&kv).ok_or(libc::ENOENT)?;
-        cache.forget(process.memory.log());
-        drop(state);
-        sys::lock(&process.memory.elastic).remove(&kv);
-        sys::lock(&process.memory.arenas).forget(kv);
+        let memory = &process.memory;
+        // From here on no order finds it.
+        let removed = sys::lock(&memory.state).kvs.remove(&kv);
+        let mut cache = removed.ok_or(libc::ENOENT)?;
+        let whole = whole::back_cache(process, &cache.bases);
+        if let (Err(errno), None) = (whole, &cache.elastic) {
+            // What it misses stays lost until the agent gives it back; nothing more is taken of it.
+            "it is not registered any more".clone_into(&mut cache.refused);
+            let mut state = sys::lock(&memory.state);
+            let membership = sys::lock(&memory.membership);
+            cache.look(&state.backed, memory.log());
+            say(process, Event::KvRegistered(membership.describe(&cache)));
+            state.kvs.insert(kv, cache);
+            return Err(errno);
+        }
+        cache.forget(memory.log());
+        sys::lock(&memory.elastic).remove(&kv);
+        sys::lock(&memory.arenas).forget(kv);
         say(process, Event::KvGone(v1::KvGone { kv }));
-        Ok(())
+        whole
     })
 }
 
@@ -394,7 +440,7 @@ pub unsafe extern "C" fn tg_reserve(kv: u32, want: u32, ids: *mut u32, granted: 
         let short = want - got;
         let (bytes, mapped) = (elastic.demand(short), elastic.mapped_bytes());
         drop(elastic);
-        if short > 0 && bytes > 0 {
+        if short > 0 && bytes > 0 && !alone::map(process, kv, mapped + bytes) {
             talk::demand(process, device, bytes, (kv, mapped), talk::Need::Now);
         }
         // SAFETY: not null, and the caller's.
@@ -413,7 +459,7 @@ pub extern "C" fn tg_expect(kv: u32, blocks: u32) -> c_int {
         let bytes = elastic.demand(blocks.saturating_sub(ready));
         let mapped = elastic.mapped_bytes();
         drop(elastic);
-        if bytes > 0 {
+        if bytes > 0 && !alone::map(process, kv, mapped + bytes) {
             talk::demand(process, device, bytes, (kv, mapped), talk::Need::Ahead);
         }
         Ok(())

@@ -457,6 +457,42 @@ impl Backed {
         Ok(old)
     }
 
+    /// Backs every piece of the allocation at `base` that has no memory of its own, and zeroes it.
+    pub fn back_whole(&mut self, vmm: &Vmm, base: u64) -> Result<(), Refused> {
+        /// Handles changed at once: what a failure undoes.
+        const AT_ONCE: usize = 64;
+        while let Some(range) = self.find(base) {
+            let bare = |handle: &u64| *handle == 0;
+            let Some(first) = range.handles.iter().position(bare) else {
+                break;
+            };
+            let run = range.handles[first..].iter().take(AT_ONCE);
+            let count = run.take_while(|handle| bare(handle)).count();
+            let (at, bytes) = (range.piece(first), count as u64 * range.handle_bytes);
+            let (context, key) = (range.context, (range.device, range.handle_bytes));
+            let fresh = self.make(vmm, base, count)?;
+            if let Err(failed) = self.replace(vmm, base, first, &fresh) {
+                for handle in fresh {
+                    let _ = vmm.give_up(handle);
+                }
+                if matches!(failed, Failed::Torn(_)) {
+                    self.mend(vmm, base, first, count);
+                }
+                return Err(failed.refused());
+            }
+            // What the engine wrote there before is gone; zeroes are what caches are made of.
+            if let Some(page) = self
+                .quarantine
+                .get(&key)
+                .filter(|page| page.context == context)
+            {
+                let _ = vmm.zero(context, page.stream, at, bytes);
+                let _ = vmm.drain(context, page.stream);
+            }
+        }
+        Ok(())
+    }
+
     /// Reserves addresses for second mappings of the allocation at `base`; the first.
     pub fn open_seconds(&mut self, vmm: &Vmm, base: u64, places: usize) -> Result<u64, Refused> {
         let range = self.ranges.get_mut(&base).ok_or(Refused(1))?;

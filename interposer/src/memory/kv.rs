@@ -45,8 +45,13 @@ pub enum BadKv {
     #[error("its allocations differ in device or size of handles")]
     Mixed,
     /// A part of it that always needs memory got none.
-    #[error("no memory for the part that always has some")]
-    NoMemory,
+    #[error("no memory for the part that always has some: {bytes} bytes")]
+    NoMemory {
+        /// CUDA ordinal.
+        device: usize,
+        /// Of that part.
+        bytes: u64,
+    },
 }
 
 /// What became of an order about stripes.
@@ -108,7 +113,7 @@ impl Kv {
                     .is_some_and(|h| *h != 0)
             })
         };
-        let backed_now = cut
+        let backed_now: Vec<bool> = cut
             .stripes
             .iter()
             .map(|s| s.handles.iter().all(own))
@@ -120,12 +125,11 @@ impl Kv {
         };
         let count = cut.block_count;
         let growing = elastic.then(|| {
-            Arc::new(Mutex::new(Elastic::new(
-                &cut.stripes,
-                handle_bytes,
-                count,
-                protected,
-            )))
+            let mut growing = Elastic::new(&cut.stripes, handle_bytes, count, protected);
+            // An engine that registered it in vain first has memory behind all of it.
+            let stands = backed_now.iter().enumerate().filter(|(_, own)| **own);
+            stands.for_each(|(at, _)| growing.mapped(at));
+            Arc::new(Mutex::new(growing))
         });
         Ok(Self {
             id,
@@ -366,7 +370,13 @@ impl Kv {
 
     /// Backs what is in no stripe, for a cache that was made without memory.
     pub fn back_fixed(&self, vmm: &Vmm, backed: &mut Backed) -> Result<(), Refused> {
-        for (base, first, count) in self.runs(self.cut.fixed.iter().copied()) {
+        let bare = |piece: &Piece| {
+            let base = self.bases.get(piece.backing as usize);
+            let range = base.and_then(|base| backed.find(*base));
+            range.is_some_and(|range| range.handles.get(piece.handle as usize) == Some(&0))
+        };
+        let bare: Vec<Piece> = self.cut.fixed.iter().copied().filter(bare).collect();
+        for (base, first, count) in self.runs(bare.into_iter()) {
             let fresh = backed.make(vmm, base, count)?;
             if let Err(failed) = backed.replace(vmm, base, first, &fresh) {
                 for handle in fresh {
@@ -376,6 +386,23 @@ impl Kv {
             }
         }
         Ok(())
+    }
+
+    /// Takes note of stripes that were backed without an order.
+    pub fn look(&mut self, backed: &Backed, log: Option<&Shared>) {
+        for at in (0..).take(self.backed.len()) {
+            let own = |piece: Piece| {
+                let base = self.bases.get(piece.backing as usize);
+                let range = base.and_then(|base| backed.find(*base));
+                let handle = range.and_then(|range| range.handles.get(piece.handle as usize));
+                handle.is_some_and(|handle| *handle != 0)
+            };
+            if !self.backed[at as usize] && self.pieces(&[at]).all(own) {
+                self.backed[at as usize] = true;
+                let (first, count) = self.ids(at);
+                let _ = log.map(|log| log.regain(first, count));
+            }
+        }
     }
 
     /// The cache is gone: what it missed is nobody's loss any more.

@@ -9,9 +9,11 @@
 //! * [`order`], [`service`]: what the agent orders, and the thread that changes mappings.
 //! * [`talk`], [`outbox`]: what the reporter carries between it and the agent.
 //! * [`abi`], [`answered`], [`scope`], [`job`]: the C functions engines call, and the job's shared memory.
+//! * [`whole`]: memory behind what no cache claims; [`alone`]: an elastic cache that no agent gives memory.
 //! * [`work`]: what a job says of its work.
 
 pub mod abi;
+mod alone;
 mod answered;
 pub mod answers;
 mod arena;
@@ -30,4 +32,5 @@ pub mod state;
 pub mod talk;
 mod usage;
 mod vmm;
+mod whole;
 mod work;

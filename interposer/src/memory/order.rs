@@ -11,6 +11,8 @@ pub enum What {
     Restore(u32, Vec<u32>),
     /// Have this many bytes of an elastic cache mapped.
     Map(u32, u64),
+    /// The same where no agent orders it: at least so many, and nothing is unmapped.
+    MapAlone(u32, u64),
 }
 
 /// One order.

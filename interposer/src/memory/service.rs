@@ -9,6 +9,7 @@ use super::backed::vmm;
 use super::hold;
 use super::kv::Outcome;
 use super::order::{Order, What};
+use super::outbox::say;
 use super::usage::write_usage;
 use super::vmm::Vmm;
 use crate::activity::gate;
@@ -79,7 +80,7 @@ pub fn answer(order: &Order, done: Done) -> Event {
             started_ns: done.started_ns,
             done_ns,
         }),
-        What::Map(kv, _) => Event::Mapped(v1::Mapped {
+        What::Map(kv, _) | What::MapAlone(kv, _) => Event::Mapped(v1::Mapped {
             seq,
             kv,
             result,
@@ -113,6 +114,10 @@ fn run(process: &'static Process) {
         }
         let done = carry_out(process, &order);
         log::debug(|| format!("{order:?}: {done:?}"));
+        if let What::MapAlone(kv, _) = order.what {
+            describe(process, kv);
+            continue;
+        }
         let mut open = sys::lock(&memory.open);
         open.retain(|entry| entry.order.seq != order.seq);
         drop(open);
@@ -127,13 +132,27 @@ fn run(process: &'static Process) {
     }
 }
 
+/// Tells an agent that did not order it what stands of a cache. One that comes later is told of everything.
+fn describe(process: &Process, kv: u32) {
+    let state = sys::lock(&process.memory.state);
+    let membership = sys::lock(&process.memory.membership);
+    if let Some(cache) = state
+        .kvs
+        .get(&kv)
+        .filter(|_| process.attached.load(Acquire))
+    {
+        say(process, Event::KvRegistered(membership.describe(cache)));
+    }
+    process.memory.changed();
+}
+
 fn carry_out(process: &'static Process, order: &Order) -> Done {
     let now = clock::now_ns();
     if is_cancelled(process, order) || now > order.deadline_ns {
         return Done::nothing(MemoryResult::Cancelled);
     }
     match &order.what {
-        What::Map(kv, bytes) => map(process, order, *kv, *bytes),
+        What::Map(kv, bytes) | What::MapAlone(kv, bytes) => map(process, order, *kv, *bytes),
         What::Check => match wait_until_clear(process, order) {
             Ok(()) => Done::nothing(MemoryResult::Ok),
             Err(done) => done,
@@ -327,7 +346,8 @@ fn map(process: &'static Process, order: &Order, kv: u32, target: u64) -> Done {
         };
         let (down, up) = {
             let mut elastic = sys::lock(&elastic);
-            let down = elastic.begin_unmap(target);
+            let only_more = matches!(order.what, What::MapAlone(..));
+            let down = (!only_more).then(|| elastic.begin_unmap(target)).flatten();
             (down, elastic.to_map(target))
         };
         let one = |at: usize| [u32::try_from(at).unwrap_or(u32::MAX)];

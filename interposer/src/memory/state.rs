@@ -3,6 +3,7 @@
 //! Locks, in this order: [`Memory::state`], which is held over calls of the driver; then the small
 //! ones, which never are. No launch takes any of them.
 
+use super::alone::Heard;
 use super::backed::{Backed, Range};
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
@@ -105,6 +106,8 @@ pub struct Memory {
     pub(super) membership: Mutex<Membership>,
     pub(super) log: AtomicPtr<Shared>,
     pub(super) requests: Mutex<Requests>,
+    /// What an engine that waits for memory has heard of its agent.
+    pub(super) heard: Mutex<Heard>,
     pub(super) tickets: AtomicU64,
     /// Demands that a thread waits for, by ticket, with their answers.
     pub(super) awaited: Mutex<BTreeMap<u64, Option<bool>>>,
@@ -144,6 +147,7 @@ impl Default for Memory {
         }
     }
 }
+            heard: Mutex::default(),
 
 impl Memory {
     /// The job's log, if this process joined one.

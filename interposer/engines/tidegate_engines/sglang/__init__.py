@@ -21,6 +21,7 @@ memory is listened to in a few places more, each in the instance.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -131,7 +132,8 @@ def share(scheduler: Any, library: abi.Library, why: str | None) -> None:
         return
     # Block 0 has the slot that padding reads.
     kv = library.register(memory.pool_regions(pool), 1, 0)
-    unregister = functools.partial(library.call, "tg_kv_unregister", kv)
+    # Where it cannot be whole again what is lost stays held back, and nothing more is taken.
+    unregister = functools.partial(library.call, "tg_kv_unregister", kv, allowed=(errno.ENOMEM,))
     try:
         held = slots.Slots(allocator, memory.slots(pool))
         hooks.install(scheduler, lost.LostSlots(scheduler, job, way, ways.tree_of(cache), held, unregister))

@@ -113,6 +113,7 @@ def install(asked: str) -> None:
         role = asked or given()
         if role in SHARING:
             watch(self, role, version)
+        listens(self)
 
     ranks.listen(Worker, lambda: asked or given())
     if asked != "offline":
@@ -120,6 +121,19 @@ def install(asked: str) -> None:
     arriving()
     around.of_class(Worker, "initialize_from_config", initialize)
     around.of_class(Scheduler, "__init__", made)
+
+
+def listens(scheduler: Any) -> None:
+    """Raises ``RuntimeError`` for a scheduler that does not ask for the memory of a cache that grows.
+
+    Whatever kept it from its state, an engine that goes on without it computes in blocks without memory.
+    """
+    from . import agreed, hooks, worker
+    from .grown import GrownBlocks
+
+    if not isinstance(getattr(scheduler, hooks.STATE, None), GrownBlocks) and (worker.grows or agreed.anybody()):
+        why = "its cache grows with what its scheduler asks for, and its scheduler asks for nothing"
+        raise RuntimeError(f"Tidegate cannot share this engine's KV memory: {why}; unset TIDEGATE_ROLE")
 
 
 def listen(asked: str) -> None:
@@ -157,7 +171,17 @@ def arriving() -> None:
         from . import hooks
 
         hooks.listen_to_core(EngineCore)
+        if "_initialize_kv_caches" in vars(EngineCore):
+            around.of_class(EngineCore, "_initialize_kv_caches", begun)
     accepting()
+
+
+def begun(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around what has an engine core's workers allocate their caches: the core is about to make its scheduler."""
+    from . import links
+
+    links.begin_core()
+    return original(core, *args, **kwargs)
 
 
 def opening() -> None:

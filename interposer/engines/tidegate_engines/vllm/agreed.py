@@ -253,13 +253,10 @@ class Agreed:
             )
 
 
-def job(world: int, blocks: int) -> Agreed | None:
-    """That of the ranks that have come to this process' door; None where none has.
-
-    Raises ``RuntimeError`` where some have: those have no memory yet, and nobody could tell them what to use.
-    """
+def _greeted() -> dict[int, tuple[socket.socket, int]]:
+    """Ranks that have come to this process' door since the last time, and the blocks of each one's cache."""
     come = list(links.door.come_in()) if links.door is not None else []
-    ranks: dict[int, socket.socket] = {}
+    ranks: dict[int, tuple[socket.socket, int]] = {}
     end = time.monotonic() + HELLO_S
     for link in come:
         link.settimeout(max(end - time.monotonic(), 0.001))
@@ -267,10 +264,26 @@ def job(world: int, blocks: int) -> Agreed | None:
             said = links.receive(link)
         except OSError:
             said = None
-        if said is not None and said.kind == links.HELLO and said.step == blocks:
-            ranks[said.number] = link
-    if not ranks:
+        if said is not None and said.kind == links.HELLO and links.door is not None:
+            links.door.greeted = True
+            ranks[said.number] = link, said.step
+    return ranks
+
+
+def anybody() -> bool:
+    """Whether a rank's cache has no memory but what its scheduler, which is to be in this process, asks for."""
+    return bool(_greeted()) or (links.door is not None and links.door.greeted)
+
+
+def job(world: int, blocks: int) -> Agreed | None:
+    """That of the ranks that have come to this process' door; None where none has.
+
+    Raises ``RuntimeError`` where some have: those have no memory yet, and nobody could tell them what to use.
+    """
+    come = _greeted()
+    if not come:
         return None
+    ranks = {rank: link for rank, (link, there) in come.items() if there == blocks}
     if set(ranks) != set(range(world)):
         missing = ", ".join(str(rank) for rank in sorted(set(range(world)) - set(ranks)))
         why = f"rank {missing} of {world} registered no KV cache of {blocks} blocks, see its log"

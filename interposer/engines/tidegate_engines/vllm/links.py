@@ -80,6 +80,8 @@ class Door:
         self.socket.bind(f"\0{name}")
         self.socket.listen(64)
         self.address = f"{os.getpid()}:{name}"
+        #: A rank has said that its cache stands.
+        self.greeted = False
 
     def come_in(self) -> Iterator[socket.socket]:
         """Those that have come, of this user."""
@@ -92,6 +94,21 @@ class Door:
                     yield link
                 else:
                     link.close()
+
+
+#: The process whose engine core was made: one that is forked from it has no scheduler.
+_core = 0
+
+
+def begin_core() -> None:
+    """An engine core is made in this process, and with it a scheduler."""
+    global _core
+    _core = os.getpid()
+
+
+def is_core() -> bool:
+    """Whether the scheduler of an engine is in this process."""
+    return _core == os.getpid()
 
 
 #: Of this process, if its executor starts workers.

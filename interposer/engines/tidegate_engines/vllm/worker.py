@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -24,8 +25,13 @@ ALLOCATORS = (
     ("vllm.v1.worker.gpu.attn_utils", "allocate_kv_cache"),
 )
 
+#: How long an engine waits for an agent to say that it is online, in seconds. One that is there has said so by then.
+ROLE_WAIT_S = 1.0
+
 #: The number of the KV cache that this process registered.
 registered: int | None = None
+#: Whether that cache grows: only the blocks that its scheduler reserves have memory.
+grows = False
 #: From a block to the next one, bytes, in that cache.
 _stride: int | None = None
 #: Whether the runner of this process is mended after a dropped step (``resumed``).
@@ -115,17 +121,38 @@ def block_dim(group: Any, runner: Any) -> int:
     )
 
 
+def _why_fixed(library: abi.Library) -> str | None:
+    """Why an online engine's cache begins with all of its memory; None: an agent gives it what it needs."""
+    if library.role(ROLE_WAIT_S) == "online":
+        return None
+    return (
+        "no agent makes it online, so the reservation of this engine is fixed "
+        f"(`tidegate explain pid {os.getpid()}`)"
+    )
+
+
+def _keep_all(library: abi.Library, error: Exception) -> None:
+    """Puts memory behind all of a cache that was to grow and was not registered."""
+    try:
+        library.back_unclaimed()
+    except abi.TidegateError as short:
+        # The engine would write over its own tokens.
+        raise RuntimeError(f"This engine's KV cache has no memory: {short} (Tidegate cannot share it: {error})") from error
+
+
 def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> Any:
     """Around ``Worker.initialize_from_config``."""
-    global registered, _stride, mended
+    global registered, grows, _stride, mended
     library = abi.library()
     why = versions.why_not(version, worker.vllm_config, kv, role)
     world = worker.parallel_config.world_size
     link = finish = None
-    if why is None and role == "online" and world > 1:
-        link, finish = links.connect(), held.finisher()
-        if link is None or finish is None:
-            why = "an online engine of several ranks keeps a fixed reservation where vLLM's own executor did not start them"
+    if why is None and library is not None and role == "online":
+        why = _why_fixed(library)
+        if why is None and not (world == 1 and links.is_core()):
+            link, finish = links.connect(), held.finisher()
+            if link is None or finish is None:
+                why = "no scheduler is in this process or could be found from it, so the reservation of this engine is fixed"
     if library is None or why is not None:
         log.warning("Tidegate takes no memory from this engine: %s", why or "no library")
         if link is not None:
@@ -133,17 +160,25 @@ def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> 
         return original(worker, kv)
     flags = abi.ELASTIC if role == "online" else 0
     library.attach(worker.rank, world)
+    if not flags and links.is_core() and not abi.Offline(library).alone():
+        # Its scheduler would end the engine, after what it has was taken by the numbers of the other's blocks.
+        job = os.environ.get("TIDEGATE_JOB", "")
+        why = f"another engine has job {job!r}; give each a TIDEGATE_JOB of its own"
+        raise RuntimeError(f"Tidegate cannot share this engine's KV memory: {why}")
     with allocators_in_scope(library, flags):
         result = original(worker, kv)
     try:
         rows = layer_regions(worker.model_runner, kv)
         registered = library.register(rows, NULL_BLOCK + 1, flags)
+        grows = role == "online"
         _stride = min(row.stride for row in rows)
         mended = role == "offline" and mend(worker.model_runner)
     except (abi.TidegateError, ValueError) as error:
+        if flags:
+            _keep_all(library, error)
         log.warning("Tidegate takes no memory from this engine: %s", error)
         if link is not None:
-            link.close()  # the scheduler's process says that it cannot go on
+            link.close()
         return result
     if link is not None and finish is not None:
         for owner in type(worker).__mro__:
