@@ -2,11 +2,12 @@
 //! `scripts/engines`.
 
 use serde_json::Value;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use tidegate_tests::elastic::Elastic;
+use tidegate_proto::v1::{MemoryResult, Role, client_event::Event};
+use tidegate_tests::stand_in::{Gate, PATIENCE, StandIn};
 use tidegate_tests::{Node, Running, TRUSTING, view, wait_for};
 use tidegate_vgpu::history::{self, Kind, Record};
 
@@ -162,25 +163,78 @@ fn a_cache_that_nobody_reserves_from_has_all_of_its_memory() {
     assert_eq!(worker(&nobody, &["core"]), fixed);
 }
 
-/// P-MEMORY-11: a cache that is taken from before there is a scheduler: the scheduler is told, and has all back.
+/// P-MEMORY-11: nothing is taken of a cache before a scheduler reads what it loses, and what is taken then is told to it.
 #[test]
-fn what_was_lost_before_the_scheduler_came_is_told_to_it() {
-    let pool = "pool = \"96MiB\"\nheadroom_min = \"4MiB\"\nheadroom_max = \"16MiB\"\nrestore_interval = \"100ms\"\n";
-    let node = Node::new(&[], &format!("{TRUSTING}[memory]\n{pool}"));
+fn nothing_is_taken_before_a_scheduler_reads() {
+    let node = Node::device_only(&[]);
+    let mut agent = StandIn::start(&node, Role::Offline);
     let mut command = node.preloaded("python3", "offline");
-    command.env("TIDEGATE_JOB", "early").stdin(Stdio::piped());
+    command.env("TIDEGATE_JOB", format!("early-{}", node.device.pid()));
+    command.stdin(Stdio::piped());
     let mut engine = Running::start("early", app(&mut command, "engine_abi.py", "early"));
-    let stripes = |field: &str| view::status(&node)["jobs"][0]["memory"][field].as_u64();
-    wait_for("its cache to be known", || {
-        stripes("stripes").filter(|n| *n > 0)
-    });
-    let mut online = Elastic::start(&node);
-    // Beside 64 MiB of the engine's, 24 blocks of 2 MiB do not fit.
-    online.take(24);
-    assert_eq!(online.ask("release 24"), "24");
+    agent.let_run(0);
+    let kv = agent.cache(0).kv;
+    let mut moves = |agent: &mut StandIn, take: bool| {
+        assert_eq!(agent.check(0, PATIENCE).result(), MemoryResult::Ok);
+        agent.channels(0, true);
+        let (result, seq) = if take {
+            let done = agent.reclaim(0, kv, &[3, 4]).remove(0);
+            (done.result(), done.log_seq)
+        } else {
+            (agent.restore(0, kv, &[3, 4]).remove(0).result(), 0)
+        };
+        agent.channels(0, false);
+        agent.gate(0, Gate::Open);
+        (result, seq)
+    };
+    assert_eq!(moves(&mut agent, true), (MemoryResult::Refused, 0));
     let mut pipe = engine.child.stdin.take().expect("stdin is piped");
-    pipe.write_all(b"taken\n").expect("it reads");
-    assert_eq!(engine.succeed(), "ok\n");
+    let mut lines = BufReader::new(engine.child.stdout.take().expect("stdout is piped")).lines();
+    let mut line = || lines.next().expect("a line").expect("a pipe can be read");
+    pipe.write_all(b"read\n").expect("it reads");
+    assert_eq!(line(), "reads");
+    let (result, seq) = moves(&mut agent, true);
+    assert_eq!(result, MemoryResult::Ok);
+    agent.hear(0, "the blocks to be withheld", |event| match event {
+        Event::Withheld(withheld) if withheld.log_seq >= seq => Some(()),
+        _ => None,
+    });
+    assert_eq!(moves(&mut agent, false).0, MemoryResult::Ok);
+    assert_eq!(line(), "ok");
+    assert!(engine.finish().status.success());
+}
+
+/// P-MEMORY-11: a scheduler that counts its steps from 0 again, in the same process, is told of every loss, at once.
+#[test]
+fn a_second_scheduler_of_a_process_is_told_what_is_lost() {
+    let node = Node::device_only(&[]);
+    let mut agent = StandIn::start(&node, Role::Offline);
+    let mut command = node.preloaded("python3", "offline");
+    command.env("TIDEGATE_JOB", format!("again-{}", node.device.pid()));
+    command.stdin(Stdio::piped());
+    let mut engine = Running::start("again", app(&mut command, "engine_abi.py", "again"));
+    agent.let_run(0);
+    let kv = agent.cache(0).kv;
+    let mut lines = BufReader::new(engine.child.stdout.take().expect("stdout is piped")).lines();
+    let mut line = || lines.next().expect("a line").expect("a pipe can be read");
+    let mut pipe = engine.child.stdin.take().expect("stdin is piped");
+    for (stripe, told) in [
+        (3, "first: [4]"),
+        (5, "second: [4, 6]"),
+        (9, "second: [10]"),
+    ] {
+        assert_eq!(line(), "polled");
+        assert_eq!(agent.check(0, PATIENCE).result(), MemoryResult::Ok);
+        agent.channels(0, true);
+        let done = agent.reclaim(0, kv, &[stripe]).remove(0);
+        assert_eq!(done.result(), MemoryResult::Ok);
+        agent.channels(0, false);
+        agent.gate(0, Gate::Open);
+        pipe.write_all(b"taken\n").expect("it reads");
+        assert_eq!(line(), told);
+    }
+    assert_eq!(line(), "the first is refused: 116", "ESTALE");
+    assert!(engine.finish().status.success());
 }
 
 /// P-MEMORY-11: two engines in one job would take each other's steps for their own: the second is told so, and one that

@@ -99,7 +99,8 @@ struct tg_api {
 
     /* Hot. What was lost and what is back since the last step, lost first. The counts say how much room there is, then
      * how much was written. -ENOSPC: the counts say how much room it takes, and nothing is consumed. `*seq` is for
-     * tg_ack_withheld. -ENOTCONN before tg_attach. -EBUSY: another process of the job reads for this rank, which is an
+     * tg_ack_withheld. A scheduler counts its steps from 0 or 1 up; a step that is lower than the last one, or 0, begins the
+     * next scheduler of the process, which is told of every block that is lost. -ENOTCONN before tg_attach. -EBUSY: another process of the job reads for this rank, which is an
      * engine more in the job; nothing of this one may be taken, for it would not hear of it. */
     int (*poll)(uint64_t step, uint32_t *lost, size_t *lost_count, uint32_t *back, size_t *back_count, uint64_t *seq);
     /* Hot. Every block that polls up to the one with this `seq` named as lost is withheld. */
@@ -153,12 +154,12 @@ struct tg_api {
      * them is asked for, as tg_reserve would ask when the engine comes to them; nothing is reserved. That nobody waits
      * yet is said, too: [slo] counts a wait for memory from tg_reserve on. Any thread may. */
     int (*expect)(uint32_t kv, uint32_t blocks);
-};
 
     /* Version 3. Backs all that elastic scopes allocated and no registered cache claims. An engine that registers no cache
      * after such a scope calls it before it uses the memory. -ENOMEM: there is too little, and the memory must not be
      * used. */
     int (*kv_whole)(void);
+};
 
 static inline uint32_t tg_no_version(void) { return 0; }
 static inline int tg_no_attach(const char *job, uint32_t rank, uint32_t world)
@@ -270,8 +271,8 @@ static inline uint32_t tg_open(struct tg_api *tg)
     TG_FIND(progress, "tg_progress", tg_no_number);
     TG_FIND(trainer, "tg_trainer", tg_no_trainer);
     TG_FIND(expect, "tg_expect", tg_no_usage);
-#undef TG_FIND
     TG_FIND(kv_whole, "tg_kv_whole", tg_no_scope_end);
+#undef TG_FIND
     return tg->abi_version();
 }
 

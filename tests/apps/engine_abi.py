@@ -1,7 +1,8 @@
 """What an engine's plugin says through the library, by the module it uses. argv[1]: the role; "trainer": an offline one
 that says what its training does, and waits for a line on standard input after each; "asked", "nobody": only asks the
 agent for its role, in a process that makes no context; "second": an engine in a job that has one; "early": an offline one
-whose scheduler comes after its cache was taken from, when it reads a line."""
+whose scheduler comes when it reads a line, and goes when all that it lost is back; "again": one whose scheduler is followed by a
+second."""
 
 import ctypes
 import sys
@@ -25,8 +26,8 @@ if role == "asked":
 if role == "nobody":
     print(library.role(0.05) or "nobody says it")
     sys.exit(0)
-trains, early = role == "trainer", role == "early"
-role = "offline" if trains or early else role
+trains, early, again = (role == name for name in ("trainer", "early", "again"))
+role = "offline" if trains or early or again else role
 cuda = ctypes.CDLL("libcuda.so.1")
 
 
@@ -63,20 +64,46 @@ else:
 kv = library.register(rows, 1, flags)
 
 if early:
-    assert sys.stdin.readline() == "taken\n"
+    assert sys.stdin.readline() == "read\n"
     job = abi.Offline(library)
     assert job.alone()
-    cut = job.poll(1)
-    lost, back = set(cut.lost), set(cut.back)
-    assert lost and not back, cut
-    job.ack_withheld(cut.seq)
-    step = 1
-    while back != lost:
+    print("reads", flush=True)
+    lost: set[int] = set()
+    back: set[int] = set()
+    step = 0
+    while not lost or back != lost:
         job.wait(0.01)
         step += 1
         cut = job.poll(step)
-        assert not cut.lost, cut
+        lost.update(cut.lost)
         back.update(cut.back)
+        if cut.lost:
+            job.ack_withheld(cut.seq)
+elif again:
+    first = abi.Offline(library)
+    assert first.alone()
+
+    def polls(name, job, steps):
+        for step in steps:
+            assert not job.poll(step).lost
+        print("polled", flush=True)
+        assert sys.stdin.readline() == "taken\n"
+        cut = job.poll(steps[-1] + 1)
+        job.ack_withheld(cut.seq)
+        print(f"{name}: {sorted(cut.lost)}", flush=True)
+
+    polls("first", first, range(1, 2000))
+    second = abi.Offline(library)
+    print("polled", flush=True)
+    assert sys.stdin.readline() == "taken\n"
+    assert second.alone()
+    print(f"second: {sorted(second.poll(1).lost)}", flush=True)
+    polls("second", second, range(2, 5))
+    try:
+        first.poll(2001)
+    except abi.TidegateError as error:
+        print(f"the first is refused: {error.errno}", flush=True)
+    sys.exit(0)
 elif role == "offline":
     job = abi.Offline(library)
     assert job.poll(1) == Cut([], [], 0), job.poll(1)

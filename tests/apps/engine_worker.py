@@ -11,10 +11,6 @@ import os
 import sys
 import types
 
-from tidegate_engines import abi
-from tidegate_engines import vllm as plugin
-from tidegate_engines.vllm import links, versions, worker
-
 BLOCKS, BLOCK = 32, 2 << 20
 case, taken = sys.argv[1], "taken" in sys.argv
 logging.basicConfig(format="%(message)s")
@@ -30,6 +26,14 @@ def module(name, **parts):
 def ok(code):
     assert code == 0, code
 
+
+for name in "vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.worker", "vllm.v1.worker.gpu":
+    module(name)
+module("vllm.v1.core.kv_cache_utils", FreeKVCacheBlockQueue=type("FreeKVCacheBlockQueue", (), {}))
+
+from tidegate_engines import abi  # noqa: E402
+from tidegate_engines import vllm as plugin  # noqa: E402
+from tidegate_engines.vllm import links, versions, worker  # noqa: E402
 
 if case in ("core", "shape", "forked"):
     plugin.begun(lambda core: None, None)
@@ -79,8 +83,6 @@ def initialize(engine, kv):
 
 
 module("torch", cuda=types.SimpleNamespace(empty_cache=lambda: None))
-for name in "vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu":
-    module(name)
 module("vllm.v1.worker.gpu.attn_utils", allocate_kv_cache=allocate)
 versions.why_not = lambda *said: None
 

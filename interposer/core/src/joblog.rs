@@ -11,6 +11,11 @@
 //!   lost ------------------> reported -----------------> withheld ----------------------> back
 //! ```
 //!
+//! Every scheduler counts its steps from 0. So the readers of a rank are numbered, and cuts are kept by the reader's number,
+//! its *generation*, and the step: the nth readers of all ranks see the same news, and no reader sees the cuts of an
+//! earlier one. A generation begins with what the one before has not acknowledged; blocks that have been missing for
+//! longer are appended as lost again.
+//!
 //! Invariants: an entry is readable before the agent is told that the memory is gone; nothing is
 //! overwritten that the engine has not withheld; a block comes back only after that. No process that
 //! dies in the middle keeps another from going on: an entry is one store, and whoever comes next
@@ -21,15 +26,20 @@
 //! The memory is generic over its words and sizes, so that the same code runs under loom.
 
 use crate::word::{Tally, Word};
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::collections::BTreeSet;
 
-/// `TIDEJOB1`, little endian.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEJOB1");
+/// `TIDEJOB2`, little endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEJOB2");
 /// Entries kept.
 pub const ENTRIES: usize = 1 << 16;
 /// Steps whose cuts are kept.
 pub const CUTS: usize = 1 << 10;
+/// Generations of readers that are told apart.
+pub const GENERATIONS: usize = 4;
+/// Ranks whose readers are counted apart.
+pub const RANKS: usize = 256;
 /// Blocks of a job.
 pub const BLOCKS: usize = 1 << 20;
 
@@ -37,6 +47,8 @@ const COUNT_BITS: u32 = 20;
 const FIRST_BITS: u32 = 20;
 const LAP_BITS: u32 = 23;
 const CUT_BITS: u32 = 40;
+const VALUE_BITS: u32 = 48;
+const VALUE: u64 = (1 << VALUE_BITS) - 1;
 
 /// The memory, valid when zeroed: `E` entries, the cuts of `C` steps and `N` blocks.
 #[repr(C, align(64))]
@@ -59,7 +71,15 @@ pub struct Shared<
     withheld: W,
     /// Entries that calls under way may still append.
     promised: W,
-    _pad2: [u64; 5],
+    /// Steps asked for, of all generations in a row.
+    steps: W,
+    _pad2: [u64; 4],
+    /// By generation: its number, and the entry that it begins with.
+    starts: [W; GENERATIONS],
+    /// By generation: its number, and the step that is its first in the row of all.
+    firsts: [W; GENERATIONS],
+    /// By rank: readers so far.
+    readers: [AtomicU32; RANKS],
     cuts: [W; C],
     entries: [W; E],
     /// Parts that a block misses, over all stripes and ranks.
@@ -69,8 +89,9 @@ pub struct Shared<
 const _: () = {
     use core::mem::offset_of;
     assert!(offset_of!(Shared, head) == 64);
-    assert!(offset_of!(Shared, cuts) == 128);
-    assert!(size_of::<Shared>() == 128 + 8 * (CUTS + ENTRIES) + BLOCKS);
+    assert!(offset_of!(Shared, starts) == 128);
+    assert!(offset_of!(Shared, cuts) == 192 + 4 * RANKS);
+    assert!(size_of::<Shared>() == 192 + 4 * RANKS + 8 * (CUTS + ENTRIES) + BLOCKS);
 };
 
 /// Why the log refuses.
@@ -131,7 +152,11 @@ impl<W: Word + Default, B: Tally + Default, const E: usize, const C: usize, cons
             head: W::default(),
             withheld: W::default(),
             promised: W::default(),
-            _pad2: [0; 5],
+            steps: W::default(),
+            _pad2: [0; 4],
+            starts: core::array::from_fn(|_| W::default()),
+            firsts: core::array::from_fn(|_| W::default()),
+            readers: [const { AtomicU32::new(0) }; RANKS],
             cuts: core::array::from_fn(|_| W::default()),
             entries: core::array::from_fn(|_| W::default()),
             missing: core::array::from_fn(|_| B::default()),
@@ -220,31 +245,97 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
         }
     }
 
-    /// Appends the blocks of a range for which `changed` is true, run by run.
-    fn append_runs(
-        &self,
-        first: u32,
-        count: u32,
-        lost: bool,
-        changed: impl Fn(&B) -> bool,
-    ) -> Result<u64, Refused> {
-        let blocks = (first as usize)
+    /// The blocks of a range.
+    fn range(&self, first: u32, count: u32) -> Result<&[B], Refused> {
+        (first as usize)
             .checked_add(count as usize)
             .and_then(|end| self.missing.get(first as usize..end))
-            .ok_or(Refused::Block)?;
-        let _promise = self.promise(count)?;
-        let mut run: Option<(u32, u32)> = None;
-        for (id, block) in (first..).zip(blocks) {
-            if changed(block) {
-                run = Some(run.map_or((id, 1), |(start, length)| (start, length + 1)));
-            } else if let Some((first, count)) = run.take() {
-                self.append(News { lost, first, count });
-            }
-        }
-        if let Some((first, count)) = run {
+            .ok_or(Refused::Block)
+    }
+
+    /// Appends blocks, which are counted from `first` and in order, run by run.
+    fn append_runs(&self, first: u32, blocks: &[u32], lost: bool) {
+        let in_a_row = |one: &u32, next: &u32| *one + 1 == *next;
+        for run in blocks.chunk_by(in_a_row) {
+            let count = u32::try_from(run.len()).unwrap_or(0);
+            let first = first + run[0];
             self.append(News { lost, first, count });
         }
-        Ok(self.head())
+    }
+
+    /// A part of these blocks is there again. Those whose last part it was are told as back.
+    ///
+    /// A rank that loses such a block meanwhile may say so first. Then it is told as lost again, while a part of it is
+    /// held: whoever comes next sees which of the two was last.
+    fn give_back(&self, first: u32, blocks: &[B]) {
+        let lower = |at: &u32| blocks[*at as usize].lower() == 1;
+        let mut back: Vec<u32> = (0..).zip(blocks).map(|(at, _)| at).filter(lower).collect();
+        loop {
+            self.append_runs(first, &back, false);
+            back.retain(|at| blocks[*at as usize].load() != 0);
+            let count = u32::try_from(back.len()).unwrap_or(0);
+            let Some(_promise) = self.promise(4 * count).ok().filter(|_| count > 0) else {
+                return;
+            };
+            for at in &back {
+                blocks[*at as usize].raise();
+            }
+            self.append_runs(first, &back, true);
+            back.retain(lower);
+        }
+    }
+
+    /// Appends every missing block as lost again.
+    fn tell_again(&self) -> Result<(), Refused> {
+        const AT_ONCE: usize = 1024;
+        let mut at = 0;
+        while let Some(next) = self.missing[at..]
+            .iter()
+            .position(|block| block.load() != 0)
+        {
+            let first = at + next;
+            let run = self.missing[first..].iter().take(AT_ONCE);
+            let count = run.take_while(|block| block.load() != 0).count().max(1);
+            at = first + count;
+            self.tell(first, count)?;
+        }
+        Ok(())
+    }
+
+    /// Appends blocks as lost that may be missing.
+    ///
+    /// A part of each is held meanwhile, so that one that is there, or comes back at once, is told as back after that.
+    fn tell(&self, first: usize, count: usize) -> Result<(), Refused> {
+        let blocks = &self.missing[first..first + count];
+        let first = u32::try_from(first).map_err(|_| Refused::Block)?;
+        let count = u32::try_from(count).map_err(|_| Refused::Block)?;
+        let _promise = self.promise(count + 2)?;
+        for block in blocks {
+            block.raise();
+        }
+        let lost = true;
+        self.append(News { lost, first, count });
+        self.give_back(first, blocks);
+        Ok(())
+    }
+
+    /// What a generation's slot says, which whoever comes first writes.
+    fn agree(slots: &[W; GENERATIONS], generation: u64, value: impl Fn() -> u64) -> u64 {
+        let slot = &slots[usize::try_from(generation % GENERATIONS as u64).unwrap_or(0)];
+        let tag = generation & (u64::MAX >> VALUE_BITS);
+        loop {
+            let known = slot.load(Acquire);
+            if known >> VALUE_BITS == tag {
+                return known & VALUE;
+            }
+            let value = value() & VALUE;
+            if slot
+                .compare_exchange(known, tag << VALUE_BITS | value)
+                .is_ok()
+            {
+                return value;
+            }
+        }
     }
 
     /// A part of each block of a range goes; the entry after which all of them are named.
@@ -252,7 +343,12 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     /// # Errors
     /// When there is no room; then nothing was counted.
     pub fn lose(&self, first: u32, count: u32) -> Result<u64, Refused> {
-        self.append_runs(first, count, true, |block| block.raise() == 0)
+        let blocks = self.range(first, count)?;
+        let _promise = self.promise(count)?;
+        let raise = |(_, block): &(u32, &B)| block.raise() == 0;
+        let lost: Vec<u32> = (0..).zip(blocks).filter(raise).map(|(at, _)| at).collect();
+        self.append_runs(first, &lost, true);
+        Ok(self.head())
     }
 
     /// A part of each block of a range is there again.
@@ -260,7 +356,10 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     /// # Errors
     /// When there is no room; then nothing was counted.
     pub fn regain(&self, first: u32, count: u32) -> Result<u64, Refused> {
-        self.append_runs(first, count, false, |block| block.lower() == 1)
+        let blocks = self.range(first, count)?;
+        let _promise = self.promise(count)?;
+        self.give_back(first, blocks);
+        Ok(self.head())
     }
 
     /// Whether a block misses a part.
@@ -276,6 +375,13 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     /// When so many later steps were asked for that it is not known any more.
     pub fn cut(&self, step: u64) -> Result<u64, Refused> {
         const MASK: u64 = (1 << CUT_BITS) - 1;
+        let mut steps = self.steps.load(Acquire);
+        while steps <= step {
+            match self.steps.compare_exchange(steps, step + 1) {
+                Ok(_) => break,
+                Err(found) => steps = found,
+            }
+        }
         let tag = (step / C as u64 + 1) & (u64::MAX >> CUT_BITS);
         let slot = &self.cuts[usize::try_from(step % C as u64).unwrap_or(0)];
         loop {
@@ -322,6 +428,8 @@ const NOTHING: News = News {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reader {
     next: u64,
+    /// Its step 0, in the row of all.
+    first: u64,
 }
 
 /// A step's news: lost first, then back.
@@ -336,6 +444,36 @@ pub struct Step {
 }
 
 impl Reader {
+    /// The next reader of `rank`, who counts its steps from 0.
+    ///
+    /// # Errors
+    /// When there is no room to name what is missing again.
+    pub fn begin<W: Word, B: Tally, const E: usize, const C: usize, const N: usize>(
+        shared: &Shared<W, B, E, C, N>,
+        rank: u32,
+    ) -> Result<Self, Refused> {
+        let readers = &shared.readers[rank as usize % RANKS];
+        let generation = u64::from(readers.fetch_add(1, AcqRel)) + 1;
+        let start =
+            Shared::<W, B, E, C, N>::agree(&shared.starts, generation, || shared.withheld());
+        // Far from the steps that readers of the generation before may still ask for.
+        let first = Shared::<W, B, E, C, N>::agree(&shared.firsts, generation, || {
+            match shared.steps.load(Acquire) {
+                0 => 0,
+                steps => (steps.div_ceil(C as u64) + 4) * C as u64,
+            }
+        });
+        // Of the first readers nothing was acknowledged: every loss is there to read.
+        if start > 0 {
+            shared.tell_again()?;
+        }
+        let kept = shared.head().saturating_sub(E as u64);
+        Ok(Self {
+            next: start.max(kept),
+            first,
+        })
+    }
+
     /// Begins where the log ends.
     #[must_use]
     pub fn at_end<W: Word, B: Tally, const E: usize, const C: usize, const N: usize>(
@@ -343,6 +481,7 @@ impl Reader {
     ) -> Self {
         Self {
             next: shared.head(),
+            first: 0,
         }
     }
 
@@ -359,7 +498,7 @@ impl Reader {
         shared: &Shared<W, B, E, C, N>,
         step: u64,
     ) -> Result<Step, Refused> {
-        let cut = shared.cut(step)?;
+        let cut = shared.cut(self.first + step)?;
         let mut news = Step {
             upto: self.next.max(cut),
             ..Step::default()
@@ -374,6 +513,9 @@ impl Reader {
                 news.back.extend(ids);
             }
         }
+        // Told again, or lost twice.
+        let mut told = BTreeSet::new();
+        news.lost.retain(|id| told.insert(*id));
         Ok(news)
     }
 
@@ -389,158 +531,4 @@ const _: () = {
 };
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::sync::Arc;
-
-    /// All-zero memory of that size, as a fresh mapping is.
-    fn shared() -> Box<Shared> {
-        let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
-        let bytes: Box<[AtomicU8]> = (0..BLOCKS).map(|_| AtomicU8::new(0)).collect();
-        let shared = Box::new(Shared {
-            magic: AtomicU64::new(0),
-            world: AtomicU32::new(0),
-            _pad: [0; 13],
-            head: AtomicU64::new(0),
-            withheld: AtomicU64::new(0),
-            promised: AtomicU64::new(0),
-            _pad2: [0; 5],
-            cuts: *<Box<[AtomicU64; CUTS]>>::try_from(words(CUTS)).expect("that many"),
-            entries: *<Box<[AtomicU64; ENTRIES]>>::try_from(words(ENTRIES)).expect("that many"),
-            missing: *<Box<[AtomicU8; BLOCKS]>>::try_from(bytes).expect("that many"),
-        });
-        shared.begin(1);
-        shared
-    }
-
-    fn read(shared: &Shared, reader: &mut Reader, step: u64) -> (Vec<u32>, Vec<u32>) {
-        let news = reader.read(shared, step).expect("a step that is known");
-        reader.consume(&news);
-        shared.acknowledge(news.upto);
-        (news.lost, news.back)
-    }
-
-    #[test]
-    fn a_block_is_lost_with_its_first_part_and_back_with_its_last() {
-        let shared = shared();
-        let mut reader = Reader::at_end(&shared);
-        shared.lose(10, 3).expect("room");
-        shared.lose(12, 2).expect("room");
-        assert_eq!(
-            read(&shared, &mut reader, 0),
-            (vec![10, 11, 12, 13], vec![])
-        );
-        shared.regain(10, 3).expect("room");
-        assert_eq!(read(&shared, &mut reader, 1), (vec![], vec![10, 11]));
-        assert!(shared.is_missing(12));
-        shared.regain(12, 2).expect("room");
-        assert_eq!(read(&shared, &mut reader, 2), (vec![], vec![12, 13]));
-    }
-
-    #[test]
-    fn a_block_lost_again_before_it_was_told_back_is_told_as_lost() {
-        let shared = shared();
-        let mut reader = Reader::at_end(&shared);
-        shared.lose(5, 1).expect("room");
-        assert_eq!(read(&shared, &mut reader, 0), (vec![5], vec![]));
-        shared.regain(5, 1).expect("room");
-        shared.lose(5, 1).expect("room");
-        shared.lose(9, 1).expect("room");
-        assert_eq!(read(&shared, &mut reader, 1), (vec![5, 9], vec![]));
-        shared.regain(5, 1).expect("room");
-        assert_eq!(read(&shared, &mut reader, 2), (vec![], vec![5]));
-    }
-
-    #[test]
-    fn every_rank_sees_the_same_cut_at_the_same_step() {
-        let shared = shared();
-        let (mut one, mut two) = (Reader::at_end(&shared), Reader::at_end(&shared));
-        shared.lose(1, 1).expect("room");
-        let first = read(&shared, &mut one, 7);
-        shared.lose(2, 1).expect("room");
-        assert_eq!(read(&shared, &mut two, 7), first);
-        assert_eq!(read(&shared, &mut two, 8), (vec![2], vec![]));
-        assert_eq!(read(&shared, &mut one, 8), (vec![2], vec![]));
-        for step in 9..=9 + CUTS as u64 {
-            shared.cut(step).expect("a new step");
-        }
-        assert_eq!(shared.cut(9), Err(Refused::Step(9)), "long gone");
-    }
-
-    #[test]
-    fn nothing_unread_is_overwritten() {
-        let shared = shared();
-        let mut lost = 0;
-        while shared.lose(lost, 1).is_ok() {
-            lost += 2;
-        }
-        assert_eq!(lost as usize / 2, ENTRIES);
-        assert_eq!(shared.lose(1, 1), Err(Refused::Unread));
-        assert!(!shared.is_missing(1));
-        let mut reader = Reader { next: 0 };
-        assert_eq!(read(&shared, &mut reader, 0).0.len(), ENTRIES);
-        shared.lose(1, 1).expect("there is room again");
-        assert_eq!(read(&shared, &mut reader, 1), (vec![1], vec![]));
-        assert_eq!(
-            shared.lose(u32::try_from(BLOCKS).expect("it fits"), 1),
-            Err(Refused::Block)
-        );
-    }
-
-    #[test]
-    fn ranks_that_append_at_once_lose_no_entry() {
-        let shared: Arc<Shared> = Arc::from(shared());
-        let mut reader = Reader::at_end(&shared);
-        std::thread::scope(|scope| {
-            for rank in 0..4_u32 {
-                let shared = Arc::clone(&shared);
-                scope.spawn(move || {
-                    for at in 0..2_000 {
-                        shared.lose(at * 8 + rank * 2, 1).expect("room");
-                    }
-                });
-            }
-        });
-        let (mut lost, _) = read(&shared, &mut reader, 0);
-        lost.sort_unstable();
-        assert_eq!(lost, (0..16_000).step_by(2).collect::<Vec<u32>>());
-    }
-
-    proptest! {
-        /// After a step's news a reader knows exactly which blocks are missing.
-        #[test]
-        fn the_news_of_a_step_leave_no_loss_untold(
-            calls in prop::collection::vec((0_u32..40, 1_u32..9, any::<bool>(), any::<bool>()), 1..80),
-        ) {
-            let shared = shared();
-            let mut reader = Reader::at_end(&shared);
-            let mut held = Vec::new();
-            let mut told = [false; 64];
-            let mut step = 0;
-            for (first, count, lose, look) in calls {
-                if lose {
-                    shared.lose(first, count).expect("room");
-                    held.push((first, count));
-                } else if let Some((first, count)) = held.pop() {
-                    shared.regain(first, count).expect("room");
-                }
-                let mut missing = [0_i32; 64];
-                for (first, count) in &held {
-                    (*first..first + count).for_each(|id| missing[id as usize] += 1);
-                }
-                if look {
-                    let (lost, back) = read(&shared, &mut reader, step);
-                    step += 1;
-                    lost.iter().for_each(|id| told[*id as usize] = true);
-                    for id in back {
-                        prop_assert!(std::mem::replace(&mut told[id as usize], false));
-                    }
-                    for (told, missing) in told.iter().zip(missing) {
-                        prop_assert_eq!(*told, missing > 0);
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
+from typing import ClassVar
 
 from .job import Cut, Region, Training
 
@@ -117,8 +118,8 @@ class Library:
         self._progress = getattr(functions, "tg_progress", None)
         self._trainer = getattr(functions, "tg_trainer", None)
         self._expect = getattr(functions, "tg_expect", None)
-        self._arena = {name: getattr(functions, name, None) for name in _ARENA}
         self._whole = getattr(functions, "tg_kv_whole", None)
+        self._arena = {name: getattr(functions, name, None) for name in _ARENA}
         for name, arguments in _ARENA.items():
             if (call := self._arena[name]) is not None:
                 call.argtypes, call.restype = arguments, ctypes.c_int
@@ -196,11 +197,11 @@ class Library:
         """Nothing more is taken of a cache."""
         self.call("tg_kv_unregister", kv)
 
-
     def back_unclaimed(self) -> None:
         """Backs what elastic scopes allocated and no cache claims. Where that fails the memory must not be used."""
         if code := errno.ENOSYS if self._whole is None else -self._whole():
             raise TidegateError("tg_kv_whole", code)
+
 
 @cache
 def library() -> Library | None:
@@ -224,19 +225,24 @@ def _words(blocks: Sequence[int]) -> array[int]:
 
 
 class Offline:
-    """An offline job, over the library."""
+    """An offline job, over the library. Of those that asked whether they are alone the last one reads what is lost."""
+
+    _last: ClassVar[Offline | None] = None
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._lost = (_U32 * 1024)()
         self._back = (_U32 * 1024)()
+        #: It has asked whether it is alone.
+        self._asked = False
         #: What was lost before anybody polled.
         self._before = Cut()
 
     def alone(self) -> bool:
         """Whether this process may read what is lost; else another engine of the same job does."""
         try:
-            # A cache may be taken from as soon as it is registered, and that is told once.
+            self._asked, Offline._last = True, self
+            # What is lost by now. Step 0 has the library begin a reader anew.
             self._before = self._read(0)
         except TidegateError as error:
             if error.errno != errno.EBUSY:
@@ -245,9 +251,15 @@ class Offline:
         return True
 
     def poll(self, step: int) -> Cut:
+        if self._asked and Offline._last is not self:
+            # The other's scheduler has been told of what this one would not hear.
+            raise TidegateError("tg_poll", errno.ESTALE)
         before, cut = self._before, self._read(step)
         self._before = Cut()
-        return Cut(before.lost + cut.lost, before.back + cut.back, cut.seq)
+        # As the library joins two steps: what was lost is told, also where it is back; what was lost after that is not.
+        again = set(cut.lost)
+        lost = [block for block in before.lost if block not in again] + cut.lost
+        return Cut(lost, [block for block in before.back if block not in again] + cut.back, cut.seq)
 
     def _read(self, step: int) -> Cut:
         lost, back, seq = _SIZE(len(self._lost)), _SIZE(len(self._back)), _U64()

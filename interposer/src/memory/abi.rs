@@ -10,7 +10,7 @@ use super::kv::{BadKv, Kv};
 use super::outbox::say;
 use super::scope::SCOPE;
 use super::service::serve;
-use super::state::{Growing, Membership, State, begin_to_read};
+use super::state::{Growing, Membership, Polled, State, begin_to_read};
 use super::usage::write_usage;
 use super::{alone, job, talk, whole};
 use crate::hook::table;
@@ -86,7 +86,8 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             name,
             rank,
             world,
-            reader: Reader::at_end(log),
+            reader: Reader::default(),
+            polled: Polled::Never,
             reads: None,
             joined: Some(readers),
         };
@@ -189,7 +190,6 @@ pub unsafe extern "C" fn tg_kv_register(
     })
 }
 
-fn register(
 /// Registers a cache. What it always needs is asked for once where it is not to be had.
 fn registered(
     process: &'static Process,
@@ -206,6 +206,7 @@ fn registered(
     }
 }
 
+fn register(
     process: &'static Process,
     regions: &[Region],
     protected: u32,
@@ -252,13 +253,13 @@ fn registered(
     Ok(id)
 }
 
-/// `tg_kv_unregister`.
 /// `tg_kv_whole`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tg_kv_whole() -> c_int {
     answered(whole::back_unclaimed)
 }
 
+/// `tg_kv_unregister`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tg_kv_unregister(kv: u32) -> c_int {
     answered(|process| {
@@ -321,7 +322,8 @@ pub unsafe extern "C" fn tg_poll(
         let shared = log_of(process)?;
         begin_to_read(&process.memory.membership)?;
         let mut membership = sys::lock(&process.memory.membership);
-        let news = membership.reader.read(shared, step);
+        let begun = membership.read_from(shared, step);
+        let news = begun.and_then(|()| membership.reader.read(shared, step));
         let news = news.map_err(|refused| match refused {
             Refused::Step(_) => libc::ESTALE,
             _ => libc::EIO,
@@ -343,6 +345,7 @@ pub unsafe extern "C" fn tg_poll(
             seq.write(news.upto);
         }
         membership.reader.consume(&news);
+        membership.polled = Polled::At(step);
         drop(membership);
         sys::lock(&process.memory.arenas).heard(&news.lost, &news.back);
         Ok(())

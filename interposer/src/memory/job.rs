@@ -6,7 +6,7 @@
 //! has a descriptor table of its own, because an application may close every descriptor it has.
 //!
 //! Of each rank one process reads what was lost: two engines in one job would be told of each other's losses by steps
-//! that are not theirs, and too late. Who reads holds a lock too. One that ends may take a while to be gone, and whoever
+//! that are not theirs, and too late. Who reads holds a lock too, and nothing is taken while nobody does. One that ends may take a while to be gone, and whoever
 //! starts it again does not always wait for that: so who comes next does, for [`PATIENCE`].
 //!
 //! Anybody may make files in `/dev/shm`, and who owns one can shorten it under its readers. So a file of another
@@ -17,7 +17,7 @@ use crate::{log, sys, threads};
 use core::ffi::CStr;
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use tidegate_core::joblog::Shared;
 
@@ -57,8 +57,17 @@ pub enum NoJob {
     Thread,
 }
 
-/// To the thread that keeps the job's memory open: be the reader of this rank's losses, and say whether you are.
-pub type Readers = mpsc::Sender<(u32, mpsc::Sender<bool>)>;
+/// What the thread that keeps the job's memory open is asked.
+#[derive(Debug)]
+pub enum Ask {
+    /// Be the reader of this rank's losses, and say whether you are.
+    Read(u32, mpsc::Sender<bool>),
+    /// Whether a process reads what any rank loses.
+    IsRead(mpsc::Sender<bool>),
+}
+
+/// To that thread.
+pub type Readers = mpsc::Sender<Ask>;
 
 /// Where the files are.
 const DIRECTORY: &CStr = c"/dev/shm";
@@ -114,16 +123,50 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two tries: the kernel lets nobody wait for a lock with an end.
 const TRY: Duration = Duration::from_millis(20);
 
-/// Becomes the reader of a rank, unless another stays.
-fn read_alone(fd: i32, rank: u32) -> bool {
-    let byte = READER + i64::from(rank);
-    let tries = PATIENCE.as_millis() / TRY.as_millis();
-    (0..=tries).any(|tried| {
-        if tried > 0 {
-            std::thread::sleep(TRY);
+/// Whether another open file holds a lock on a reader's byte.
+fn is_read(fd: i32) -> bool {
+    // SAFETY: an all-zero flock is valid; the fields used are set below.
+    let mut found: libc::flock = unsafe { core::mem::zeroed() };
+    found.l_type = libc::F_WRLCK as libc::c_short;
+    found.l_whence = libc::SEEK_SET as libc::c_short;
+    // To the end of all bytes.
+    found.l_start = READER;
+    // SAFETY: the struct is live for the call.
+    let asked = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut found) == 0 };
+    asked && found.l_type != libc::F_UNLCK as libc::c_short
+}
+
+/// Answers what is asked for as long as the process lives. Who is to read waits for a reader that ends.
+fn keep(fd: i32, asked_rx: &mpsc::Receiver<Ask>) {
+    let most = PATIENCE.as_millis() / TRY.as_millis();
+    let mut waiting: Vec<(u32, u128, mpsc::Sender<bool>)> = Vec::new();
+    let mut reads = false;
+    loop {
+        let asked = if waiting.is_empty() {
+            asked_rx.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            asked_rx.recv_timeout(TRY)
+        };
+        let timed_out = matches!(asked, Err(RecvTimeoutError::Timeout));
+        match asked {
+            Ok(Ask::Read(rank, answer_tx)) => waiting.push((rank, most, answer_tx)),
+            Ok(Ask::IsRead(answer_tx)) => {
+                let _ = answer_tx.send(reads || is_read(fd));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
         }
-        lock(fd, byte, libc::F_WRLCK, false)
-    })
+        waiting.retain_mut(|(rank, left, answer_tx)| {
+            let got = lock(fd, READER + i64::from(*rank), libc::F_WRLCK, false);
+            reads |= got;
+            if got || *left == 0 {
+                let _ = answer_tx.send(got);
+                return false;
+            }
+            *left -= u128::from(timed_out);
+            true
+        });
+    }
 }
 
 /// What the kernel says of an open file.
@@ -273,7 +316,7 @@ pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> 
     let name = name_of(job);
     let file = CString::new(name.as_str()).map_err(|_| NoJob::Thread)?;
     let (opened_tx, opened_rx) = mpsc::channel();
-    let (asked_tx, asked_rx) = mpsc::channel::<(u32, mpsc::Sender<bool>)>();
+    let (asked_tx, asked_rx) = mpsc::channel();
     let started = threads::spawn_keeper(move || {
         if !threads::own_descriptor_table() {
             log::debug(|| {
@@ -288,9 +331,7 @@ pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> 
             }
         };
         let _ = opened_tx.send(Ok(shared));
-        for (rank, answer_tx) in asked_rx {
-            let _ = answer_tx.send(read_alone(fd, rank));
-        }
+        keep(fd, &asked_rx);
         loop {
             // SAFETY: sleeps until a signal, all of which are blocked.
             unsafe { libc::pause() };

@@ -10,6 +10,7 @@ use super::hold;
 use super::kv::Outcome;
 use super::order::{Order, What};
 use super::outbox::say;
+use super::state::is_read;
 use super::usage::write_usage;
 use super::vmm::Vmm;
 use crate::activity::gate;
@@ -227,6 +228,10 @@ fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], wh
     let Some(vmm) = vmm() else {
         return Done::nothing(MemoryResult::Refused);
     };
+    // What nobody hears of would be used without memory.
+    if which == Move::Reclaim && !is_read(&process.memory.membership) {
+        return Done::nothing(MemoryResult::Refused);
+    }
     if let Err(done) = begin_to_move(process, order) {
         return done;
     }

@@ -5,6 +5,7 @@
 
 use super::alone::Heard;
 use super::backed::{Backed, Range};
+use super::job::{Ask, Readers};
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
 use super::order::{Open, Order};
@@ -15,10 +16,11 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 use tidegate_abi::page::{DEVICES, Page};
 use tidegate_core::elastic::Elastic;
 use tidegate_core::hold::Changing;
-use tidegate_core::joblog::{Reader, Shared};
+use tidegate_core::joblog::{Reader, Refused, Shared};
 use tidegate_proto::v1::{self, client_event::Event};
 
 /// An elastic cache's device, and its blocks.
@@ -37,6 +39,18 @@ pub struct State {
     pub plain: BTreeMap<u64, (usize, u64)>,
 }
 
+/// How far the reader is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Polled {
+    /// There is none.
+    #[default]
+    Never,
+    /// It has been told nothing yet.
+    Begun,
+    /// It was told the news of this step last.
+    At(u64),
+}
+
 /// The job this process said it belongs to.
 #[derive(Debug, Default)]
 pub struct Membership {
@@ -44,10 +58,11 @@ pub struct Membership {
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) reader: Reader,
+    pub(super) polled: Polled,
     /// Whether losses are read here, once that was asked. Who is refused once stays refused.
     pub(super) reads: Option<bool>,
-    /// Who is asked to read losses (`job::Readers`), once a job is joined.
-    pub(super) joined: Option<mpsc::Sender<(u32, mpsc::Sender<bool>)>>,
+    /// Who is asked to read losses, once a job is joined.
+    pub(super) joined: Option<Readers>,
 }
 
 /// One request's blocks, as published.
@@ -91,6 +106,8 @@ pub struct Memory {
     pub(super) usage_changed: AtomicBool,
     /// Elastic caches and their devices.
     pub(super) elastic: Mutex<BTreeMap<u32, Growing>>,
+    /// What an engine that waits for memory has heard of its agent.
+    pub(super) heard: Mutex<Heard>,
     /// `tg_usage` has said that the mapped memory runs out.
     pub(super) pressed: AtomicBool,
     /// What `tg_requests_in_flight` said last, plus one; written into every new page.
@@ -106,8 +123,6 @@ pub struct Memory {
     pub(super) membership: Mutex<Membership>,
     pub(super) log: AtomicPtr<Shared>,
     pub(super) requests: Mutex<Requests>,
-    /// What an engine that waits for memory has heard of its agent.
-    pub(super) heard: Mutex<Heard>,
     pub(super) tickets: AtomicU64,
     /// Demands that a thread waits for, by ticket, with their answers.
     pub(super) awaited: Mutex<BTreeMap<u64, Option<bool>>>,
@@ -132,6 +147,7 @@ impl Default for Memory {
             yields: [const { AtomicU64::new(0) }; DEVICES],
             usage_changed: AtomicBool::new(false),
             elastic: Mutex::default(),
+            heard: Mutex::default(),
             pressed: AtomicBool::new(false),
             in_flight: AtomicU64::new(0),
             arenas: Mutex::default(),
@@ -147,7 +163,6 @@ impl Default for Memory {
         }
     }
 }
-            heard: Mutex::default(),
 
 impl Memory {
     /// The job's log, if this process joined one.
@@ -271,7 +286,8 @@ pub(super) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int>
     // One that ends is waited for, and whoever talks to the agent wants the lock meanwhile.
     drop(known);
     let (answer_tx, answer_rx) = mpsc::channel();
-    let reads = joined.send((rank, answer_tx)).is_ok() && answer_rx.recv().unwrap_or(false);
+    let reads =
+        joined.send(Ask::Read(rank, answer_tx)).is_ok() && answer_rx.recv().unwrap_or(false);
     let mut known = sys::lock(membership);
     known.reads = Some(reads);
     if reads {
@@ -284,7 +300,34 @@ pub(super) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int>
     Err(libc::EBUSY)
 }
 
+/// Whether a process of the job hears what is lost. Never waits for long.
+pub(super) fn is_read(membership: &Mutex<Membership>) -> bool {
+    const WAIT: Duration = Duration::from_millis(10);
+    let known = sys::lock(membership);
+    let (reads, joined) = (known.reads, known.joined.clone());
+    drop(known);
+    let (answer_tx, answer_rx) = mpsc::channel();
+    let asks = |joined: Readers| {
+        joined.send(Ask::IsRead(answer_tx)).is_ok() && answer_rx.recv_timeout(WAIT).unwrap_or(false)
+    };
+    reads == Some(true) || joined.is_some_and(asks)
+}
+
 impl Membership {
+    /// Begins a reader before its first step: one that counts lower than the last is a scheduler more.
+    pub(super) fn read_from(&mut self, shared: &Shared, step: u64) -> Result<(), Refused> {
+        let goes_on = match self.polled {
+            Polled::Begun => true,
+            Polled::At(last) => step >= last && step > 0,
+            Polled::Never => false,
+        };
+        if !goes_on {
+            self.reader = Reader::begin(shared, self.rank)?;
+            self.polled = Polled::Begun;
+        }
+        Ok(())
+    }
+
     /// What the agent is told of a cache.
     pub fn describe(&self, kv: &Kv) -> v1::KvRegistered {
         kv.describe(self.rank, self.world.max(1), &self.name)

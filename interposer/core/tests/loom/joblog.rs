@@ -175,3 +175,55 @@ fn a_rank_that_stands_still_in_the_middle_keeps_nobody_from_going_on() {
         loser.join().unwrap();
     });
 }
+
+/// A scheduler begins while a block comes back that the one before withholds, and another is lost.
+#[test]
+fn a_next_reader_knows_what_is_missing() {
+    model(|| {
+        let log: Arc<Shared<Cell, Count, 8, 2, 4>> = Arc::default();
+        log.lose(0, 1).unwrap();
+        let mut first = Reader::begin(&log, 0).unwrap();
+        let news = first.read(&log, 0).unwrap();
+        first.consume(&news);
+        log.acknowledge(news.upto);
+        let rank = {
+            let log = Arc::clone(&log);
+            thread::spawn(move || {
+                log.regain(0, 1).unwrap();
+                log.lose(2, 1).unwrap();
+            })
+        };
+        let mut next = Reader::begin(&log, 0).unwrap();
+        let mut missing = [false; 4];
+        let mut step = |number| {
+            let news = next.read(&log, number).unwrap();
+            next.consume(&news);
+            news.lost.iter().for_each(|id| missing[*id as usize] = true);
+            news.back
+                .iter()
+                .for_each(|id| missing[*id as usize] = false);
+        };
+        step(0);
+        rank.join().unwrap();
+        step(1);
+        assert_eq!(missing, [false, false, true, false]);
+    });
+}
+
+/// One rank has a block's memory again while another loses it: the log ends with what is so.
+#[test]
+fn a_block_that_comes_and_goes_at_once_ends_as_it_is() {
+    model(|| {
+        let log: Arc<Shared<Cell, Count, 16, 2, 1>> = Arc::default();
+        log.lose(0, 1).unwrap();
+        let other = {
+            let log = Arc::clone(&log);
+            thread::spawn(move || log.lose(0, 1).unwrap())
+        };
+        log.regain(0, 1).unwrap();
+        other.join().unwrap();
+        assert!(log.is_missing(0));
+        let news = Reader::default().read(&log, 0).unwrap();
+        assert_eq!((news.lost, news.back), (vec![0], vec![]));
+    });
+}

@@ -1,0 +1,198 @@
+use super::*;
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// All-zero memory of that size, as a fresh mapping is.
+fn shared() -> Box<Shared> {
+    let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
+    let bytes: Box<[AtomicU8]> = (0..BLOCKS).map(|_| AtomicU8::new(0)).collect();
+    let shared = Box::new(Shared {
+        magic: AtomicU64::new(0),
+        world: AtomicU32::new(0),
+        _pad: [0; 13],
+        head: AtomicU64::new(0),
+        withheld: AtomicU64::new(0),
+        promised: AtomicU64::new(0),
+        steps: AtomicU64::new(0),
+        _pad2: [0; 4],
+        starts: [const { AtomicU64::new(0) }; GENERATIONS],
+        firsts: [const { AtomicU64::new(0) }; GENERATIONS],
+        readers: [const { AtomicU32::new(0) }; RANKS],
+        cuts: *<Box<[AtomicU64; CUTS]>>::try_from(words(CUTS)).expect("that many"),
+        entries: *<Box<[AtomicU64; ENTRIES]>>::try_from(words(ENTRIES)).expect("that many"),
+        missing: *<Box<[AtomicU8; BLOCKS]>>::try_from(bytes).expect("that many"),
+    });
+    shared.begin(1);
+    shared
+}
+
+fn read(shared: &Shared, reader: &mut Reader, step: u64) -> (Vec<u32>, Vec<u32>) {
+    let news = reader.read(shared, step).expect("a step that is known");
+    reader.consume(&news);
+    shared.acknowledge(news.upto);
+    (news.lost, news.back)
+}
+
+#[test]
+fn a_block_is_lost_with_its_first_part_and_back_with_its_last() {
+    let shared = shared();
+    let mut reader = Reader::at_end(&shared);
+    shared.lose(10, 3).expect("room");
+    shared.lose(12, 2).expect("room");
+    assert_eq!(
+        read(&shared, &mut reader, 0),
+        (vec![10, 11, 12, 13], vec![])
+    );
+    shared.regain(10, 3).expect("room");
+    assert_eq!(read(&shared, &mut reader, 1), (vec![], vec![10, 11]));
+    assert!(shared.is_missing(12));
+    shared.regain(12, 2).expect("room");
+    assert_eq!(read(&shared, &mut reader, 2), (vec![], vec![12, 13]));
+}
+
+#[test]
+fn a_block_lost_again_before_it_was_told_back_is_told_as_lost() {
+    let shared = shared();
+    let mut reader = Reader::at_end(&shared);
+    shared.lose(5, 1).expect("room");
+    assert_eq!(read(&shared, &mut reader, 0), (vec![5], vec![]));
+    shared.regain(5, 1).expect("room");
+    shared.lose(5, 1).expect("room");
+    shared.lose(9, 1).expect("room");
+    assert_eq!(read(&shared, &mut reader, 1), (vec![5, 9], vec![]));
+    shared.regain(5, 1).expect("room");
+    assert_eq!(read(&shared, &mut reader, 2), (vec![], vec![5]));
+}
+
+#[test]
+fn every_rank_sees_the_same_cut_at_the_same_step() {
+    let shared = shared();
+    let (mut one, mut two) = (Reader::at_end(&shared), Reader::at_end(&shared));
+    shared.lose(1, 1).expect("room");
+    let first = read(&shared, &mut one, 7);
+    shared.lose(2, 1).expect("room");
+    assert_eq!(read(&shared, &mut two, 7), first);
+    assert_eq!(read(&shared, &mut two, 8), (vec![2], vec![]));
+    assert_eq!(read(&shared, &mut one, 8), (vec![2], vec![]));
+    for step in 9..=9 + CUTS as u64 {
+        shared.cut(step).expect("a new step");
+    }
+    assert_eq!(shared.cut(9), Err(Refused::Step(9)), "long gone");
+}
+
+#[test]
+fn a_next_reader_counts_from_0_and_is_told_what_is_missing() {
+    let shared = shared();
+    shared.lose(3, 2).expect("room");
+    let mut first = Reader::begin(&shared, 0).expect("room");
+    assert_eq!(
+        read(&shared, &mut first, 0),
+        (vec![3, 4], vec![]),
+        "lost before it came"
+    );
+    for step in 1..2_000 {
+        assert_eq!(read(&shared, &mut first, step), (vec![], vec![]));
+    }
+    shared.regain(4, 1).expect("room");
+    assert_eq!(read(&shared, &mut first, 2_000), (vec![], vec![4]));
+    shared.lose(9, 1).expect("room");
+    let mut next = Reader::begin(&shared, 0).expect("room");
+    shared.lose(20, 1).expect("room");
+    assert_eq!(read(&shared, &mut next, 0), (vec![9, 3, 20], vec![]));
+    shared.lose(30, 1).expect("room");
+    assert_eq!(read(&shared, &mut next, 1), (vec![30], vec![]));
+    shared.regain(3, 1).expect("room");
+    assert_eq!(read(&shared, &mut next, 2), (vec![], vec![3]));
+}
+
+#[test]
+fn the_next_readers_of_all_ranks_see_the_same_news() {
+    let shared = shared();
+    for rank in 0..2 {
+        let mut reader = Reader::begin(&shared, rank).expect("room");
+        shared.lose(rank * 2, 1).expect("room");
+        read(&shared, &mut reader, 0);
+    }
+    let mut one = Reader::begin(&shared, 0).expect("room");
+    let news = read(&shared, &mut one, 0);
+    shared.lose(7, 1).expect("room");
+    let mut two = Reader::begin(&shared, 1).expect("room");
+    assert_eq!(read(&shared, &mut two, 0), news);
+    assert_eq!(read(&shared, &mut one, 1).0, read(&shared, &mut two, 1).0);
+}
+
+#[test]
+fn nothing_unread_is_overwritten() {
+    let shared = shared();
+    let mut lost = 0;
+    while shared.lose(lost, 1).is_ok() {
+        lost += 2;
+    }
+    assert_eq!(lost as usize / 2, ENTRIES);
+    assert_eq!(shared.lose(1, 1), Err(Refused::Unread));
+    assert!(!shared.is_missing(1));
+    let mut reader = Reader::default();
+    assert_eq!(read(&shared, &mut reader, 0).0.len(), ENTRIES);
+    shared.lose(1, 1).expect("there is room again");
+    assert_eq!(read(&shared, &mut reader, 1), (vec![1], vec![]));
+    assert_eq!(
+        shared.lose(u32::try_from(BLOCKS).expect("it fits"), 1),
+        Err(Refused::Block)
+    );
+}
+
+#[test]
+fn ranks_that_append_at_once_lose_no_entry() {
+    let shared: Arc<Shared> = Arc::from(shared());
+    let mut reader = Reader::at_end(&shared);
+    std::thread::scope(|scope| {
+        for rank in 0..4_u32 {
+            let shared = Arc::clone(&shared);
+            scope.spawn(move || {
+                for at in 0..2_000 {
+                    shared.lose(at * 8 + rank * 2, 1).expect("room");
+                }
+            });
+        }
+    });
+    let (mut lost, _) = read(&shared, &mut reader, 0);
+    lost.sort_unstable();
+    assert_eq!(lost, (0..16_000).step_by(2).collect::<Vec<u32>>());
+}
+
+proptest! {
+    /// After a step's news a reader knows exactly which blocks are missing.
+    #[test]
+    fn the_news_of_a_step_leave_no_loss_untold(
+        calls in prop::collection::vec((0_u32..40, 1_u32..9, any::<bool>(), any::<bool>()), 1..80),
+    ) {
+        let shared = shared();
+        let mut reader = Reader::at_end(&shared);
+        let mut held = Vec::new();
+        let mut told = [false; 64];
+        let mut step = 0;
+        for (first, count, lose, look) in calls {
+            if lose {
+                shared.lose(first, count).expect("room");
+                held.push((first, count));
+            } else if let Some((first, count)) = held.pop() {
+                shared.regain(first, count).expect("room");
+            }
+            let mut missing = [0_i32; 64];
+            for (first, count) in &held {
+                (*first..first + count).for_each(|id| missing[id as usize] += 1);
+            }
+            if look {
+                let (lost, back) = read(&shared, &mut reader, step);
+                step += 1;
+                lost.iter().for_each(|id| told[*id as usize] = true);
+                for id in back {
+                    prop_assert!(std::mem::replace(&mut told[id as usize], false));
+                }
+                for (told, missing) in told.iter().zip(missing) {
+                    prop_assert_eq!(*told, missing > 0);
+                }
+            }
+        }
+    }
+}
