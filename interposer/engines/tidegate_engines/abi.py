@@ -193,10 +193,6 @@ class Library:
         self.call("tg_kv_register", rows, len(rows), protected, flags, ctypes.byref(number))
         return number.value
 
-    def unregister(self, kv: int) -> None:
-        """Nothing more is taken of a cache."""
-        self.call("tg_kv_unregister", kv)
-
     def back_unclaimed(self) -> None:
         """Backs what elastic scopes allocated and no cache claims. Where that fails the memory must not be used."""
         if code := errno.ENOSYS if self._whole is None else -self._whole():

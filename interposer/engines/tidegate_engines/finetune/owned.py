@@ -11,7 +11,6 @@ import gc
 import logging
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from .. import abi
 from ..job import Cut, OfflineJob, Region
@@ -81,7 +80,7 @@ class Owned:
         except OSError:
             device.free(self.base)
             raise
-        self._given = weakref.finalize(self, _give_back, library, device, self.kv, self.base)
+        self._given = weakref.finalize(self, _give_back, device, self.base)
         # A process that ends gives everything back, and the driver may be gone by then.
         self._given.atexit = False
         _registered.add(self)
@@ -102,9 +101,8 @@ def _forget(job: OfflineJob, record: Record) -> None:
     record.resident = 0
 
 
-def _give_back(library: Any, device: Driver, kv: int, base: int) -> None:
+def _give_back(device: Driver, base: int) -> None:
     try:
-        library.unregister(kv)
-        device.free(base)
+        device.free(base)  # and with it what was registered there
     except OSError as error:
         log.warning("memory of a training that is over was not given back: %s", error)
