@@ -20,6 +20,11 @@ const WIPE_ON_FORK: &str = "28:2=18";
 /// What Linux 5.10 lacks of what the agent and the library use.
 const LINUX_5_10: [&str; 2] = [FUTEX_WAITV, PEER_PIDFD];
 
+/// `calls` by each errno with which they are refused: the kernel does not know them, or a filter forbids them.
+fn each_errno<'a>(calls: &[&'a str]) -> [Vec<&'a str>; 2] {
+    [calls.to_vec(), [&["EPERM"], calls].concat()]
+}
+
 /// `command` where the kernel lacks `calls`.
 fn without(calls: &[&str], command: &Command) -> Command {
     let mut denied = Command::new(compile("denied", &[]));
@@ -86,29 +91,37 @@ fn threads_named(pid: u32, name: &str) -> usize {
 /// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
 fn on_linux_5_10_the_agent_hears_every_edge_by_a_thread_for_each_online_process() {
-    let node = node(&LINUX_5_10, TRUSTING);
-    let programs = Programs::start(&node, &LINUX_5_10);
-    let agent = node.agent.as_ref().expect("it runs").pid();
-    assert_eq!(
-        threads_named(agent, "tg-waiter"),
-        1,
-        "offline rings for nobody"
-    );
-    programs.are_gated(&node, 5);
-    wait_for("the waiter thread to end with its process", || {
-        (threads_named(agent, "tg-waiter") == 0).then_some(())
-    });
+    for calls in each_errno(&LINUX_5_10) {
+        let node = node(&calls, TRUSTING);
+        let programs = Programs::start(&node, &calls);
+        let agent = node.agent.as_ref().expect("it runs").pid();
+        assert_eq!(
+            threads_named(agent, "tg-waiter"),
+            1,
+            "offline rings for nobody: {calls:?}"
+        );
+        programs.are_gated(&node, 5);
+        wait_for("the waiter thread to end with its process", || {
+            (threads_named(agent, "tg-waiter") == 0).then_some(())
+        });
+    }
 }
 
 /// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
 fn on_linux_5_10_an_offline_process_acknowledges_its_closed_gate() {
+    for calls in each_errno(&LINUX_5_10) {
+        acknowledges_its_closed_gate(&calls);
+    }
+}
+
+fn acknowledges_its_closed_gate(calls: &[&str]) {
     let level = format!("{TRUSTING}[gate]\ncooldown = \"20ms\"\n[channel]\nlevel = \"L5\"\n");
-    let node = node(&LINUX_5_10, &level);
+    let node = node(calls, &level);
     let Programs {
         mut online,
         offline,
-    } = Programs::start(&node, &LINUX_5_10);
+    } = Programs::start(&node, calls);
     let pid = [offline.process.pid()];
     for _ in 0..3 {
         wait_finished(&node, &pid, 3, monotonic_ns());
@@ -132,7 +145,7 @@ fn on_linux_5_10_an_offline_process_acknowledges_its_closed_gate() {
 
 /// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
-fn without_close_range_the_library_leaves_the_applications_descriptors_by_another_way() {
+fn without_a_table_by_itself_the_library_leaves_the_applications_descriptors_by_another_way() {
     let node = Node::new(&[], TRUSTING);
     let life = |calls: &[&str], role: &str| {
         let mut command = match role {
@@ -143,27 +156,31 @@ fn without_close_range_the_library_leaves_the_applications_descriptors_by_anothe
         let mut command = without(calls, command.args([script, "closes_everything", "10"]));
         Running::start("closes_everything", command.stdout(Stdio::piped())).succeed()
     };
-    let plain = life(&[CLOSE_RANGE], "");
-    for role in ["online", "offline"] {
-        assert_eq!(life(&[CLOSE_RANGE], role), plain, "{role}");
+    for refused in [&[CLOSE_RANGE][..], &[CLOSE_RANGE, UNSHARE]] {
+        for calls in each_errno(refused) {
+            let plain = life(&calls, "");
+            for role in ["online", "offline"] {
+                assert_eq!(life(&calls, role), plain, "{role} {calls:?}");
+            }
+            Programs::start(&node, &calls).are_gated(&node, 2);
+        }
     }
-    Programs::start(&node, &[CLOSE_RANGE]).are_gated(&node, 2);
-    // Where that is refused too there is no agent for the process, and no harm.
-    assert_eq!(life(&[CLOSE_RANGE, UNSHARE], "online"), plain);
 }
 
 /// P-LIBRARY-5: older kernels and filters are served by slower ways.
 #[test]
 fn where_membarrier_is_refused_the_gate_works_and_status_says_how_launches_are_counted() {
-    let node = Node::new(&[], TRUSTING);
-    let programs = Programs::start(&node, &[MEMBARRIER]);
-    let status = status(&node);
-    let processes = status["processes"].as_array().expect("a list");
-    assert_eq!(processes.len(), 2);
-    for process in processes {
-        assert_eq!(process["counts"], "atomic adds", "{process}");
+    for calls in each_errno(&[MEMBARRIER]) {
+        let node = Node::new(&[], TRUSTING);
+        let programs = Programs::start(&node, &calls);
+        let status = status(&node);
+        let processes = status["processes"].as_array().expect("a list");
+        assert_eq!(processes.len(), 2);
+        for process in processes {
+            assert_eq!(process["counts"], "atomic adds", "{process}");
+        }
+        programs.are_gated(&node, 5);
     }
-    programs.are_gated(&node, 5);
 }
 
 /// P-LIBRARY-3: captures and forks are not noticed.
@@ -171,13 +188,15 @@ fn where_membarrier_is_refused_the_gate_works_and_status_says_how_launches_are_c
 #[test]
 fn where_memory_cannot_be_wiped_on_fork_children_start_over_and_offline_is_gated() {
     let node = node(&[], TRUSTING);
-    Programs::start(&node, &[WIPE_ON_FORK]).are_gated(&node, 3);
     let forks = compile("forks", &["-lcuda"]);
-    for role in ["online", "offline"] {
-        let mut command = without(&[WIPE_ON_FORK], &node.preloaded(&forks, role));
-        command.stdout(Stdio::piped());
-        let output = Running::start("forks", &mut command).succeed();
-        assert_eq!(output.trim(), "ok", "{role}");
+    for calls in each_errno(&[WIPE_ON_FORK]) {
+        Programs::start(&node, &calls).are_gated(&node, 3);
+        for role in ["online", "offline"] {
+            let mut command = without(&calls, &node.preloaded(&forks, role));
+            command.stdout(Stdio::piped());
+            let output = Running::start("forks", &mut command).succeed();
+            assert_eq!(output.trim(), "ok", "{role} {calls:?}");
+        }
     }
 }
 
@@ -187,7 +206,41 @@ fn where_a_sandbox_refuses_much_at_once_offline_is_gated() {
     const PIDFD_GETFD: &str = "438";
     let refused = [WIPE_ON_FORK, FUTEX_WAITV, PIDFD_GETFD, MEMBARRIER];
     let node = node(&[], TRUSTING);
-    Programs::start(&node, &refused).are_gated(&node, 3);
+    for calls in each_errno(&refused) {
+        Programs::start(&node, &calls).are_gated(&node, 3);
+    }
+}
+
+/// Nanoseconds that the thread of this name has run.
+fn ran_ns(pid: u32, name: &str) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
+    let tasks = tasks.filter_map(|task| Some(task.ok()?.path()));
+    let named = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name)
+    });
+    let ran = |task: std::path::PathBuf| -> Option<u64> {
+        let text = std::fs::read_to_string(task.join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    };
+    named.filter_map(ran).sum()
+}
+
+/// P-LIBRARY-5: older kernels and filters are served by slower ways.
+#[test]
+fn where_a_wait_on_several_words_is_refused_the_prober_sleeps_all_the_same() {
+    for calls in each_errno(&[FUTEX_WAITV]) {
+        let node = node(&[], TRUSTING);
+        let programs = Programs::start(&node, &calls);
+        let pid = programs.offline.process.pid();
+        let (from, before) = (monotonic_ns(), ran_ns(pid, "tidegate-prober"));
+        wait_for("two seconds of its life", || {
+            (monotonic_ns() - from > 2_000_000_000).then_some(())
+        });
+        let ran = ran_ns(pid, "tidegate-prober") - before;
+        let share = ran as f64 / (monotonic_ns() - from) as f64;
+        // It asks fifty times a second; without a sleep it runs whenever a core is free.
+        assert!(share < 0.2, "{calls:?}: {share}");
+    }
 }
 
 /// Releases of systemd, and the newest system call that the kernels of their days had: what is newer they do not know,

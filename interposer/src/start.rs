@@ -7,7 +7,7 @@ use crate::activity::{prober, work};
 use crate::agent::report;
 use crate::hook::row::Row;
 use crate::process::Process;
-use crate::threads::{BlockSignals, spawn};
+use crate::threads::{BlockSignals, spawn, spawn_apart};
 use crate::{env, log};
 use core::sync::atomic::Ordering::AcqRel;
 
@@ -23,6 +23,8 @@ pub fn once(process: &'static Process, rows: &'static [Row]) {
     // Here, by a thread of the application's: it may change its environment while the reporter runs.
     let said = env::Said::read();
     log::enabled();
-    spawn("tidegate", move || report::run(process, rows, said.clone()));
+    spawn_apart("tidegate", move || {
+        report::run(process, rows, said.clone());
+    });
     drop(quiet);
 }

@@ -276,7 +276,7 @@ pub fn futex_wait_interruptible(word: &AtomicU32, value: u32, limit_ns: u64) -> 
     }
 }
 
-/// Waits on several shared futexes at once. Before Linux 5.16 it looks again every 20 ms.
+/// Waits on several shared futexes at once. Before Linux 5.16, and under a filter, it looks again every 20 ms.
 pub fn futex_wait_any(words: &[(&AtomicU32, u32)], limit_ns: u64) {
     let list: Vec<FutexWaitv> = words
         .iter()
@@ -299,7 +299,8 @@ pub fn futex_wait_any(words: &[(&AtomicU32, u32)], limit_ns: u64) {
             libc::CLOCK_MONOTONIC,
         )
     };
-    if result < 0 && errno() == libc::ENOSYS {
+    // A filter refuses with an errno of its own choice.
+    if result < 0 && !matches!(errno(), libc::EAGAIN | libc::EINTR | libc::ETIMEDOUT) {
         sleep_ns(limit_ns.min(20_000_000));
     }
 }

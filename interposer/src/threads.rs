@@ -3,7 +3,8 @@
 
 use crate::process::guarded;
 use crate::{log, sys};
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 /// Starts a thread that keeps something open for the life of the process; whether it started.
 pub fn spawn_keeper(body: impl FnOnce() + Send + 'static) -> bool {
@@ -34,6 +35,28 @@ pub fn spawn(name: &str, body: impl Fn() + Send + 'static) {
     }
 }
 
+/// Starts a thread of the library in a descriptor table of its own, which holds none of the application's files; the
+/// caller blocks signals.
+pub fn spawn_apart(name: &'static str, body: impl Fn() + Send + Sync + 'static) {
+    let body = Arc::new(body);
+    spawn(name, move || {
+        if own_descriptor_table() {
+            return body();
+        }
+        let body = Arc::clone(&body);
+        let in_copy = move || {
+            leave_files();
+            body();
+        };
+        // In the application's table it could close our sockets and have us write into its files.
+        if !in_copied_table(|| spawn(name, in_copy)) {
+            log::line(
+                "this process does not attach to an agent: the kernel gives a thread no descriptor table of its own",
+            );
+        }
+    });
+}
+
 /// Blocks every signal in the calling thread, and so in those it starts, while it lives.
 #[derive(Debug)]
 pub struct BlockSignals(libc::sigset_t);
@@ -61,20 +84,43 @@ impl Drop for BlockSignals {
     }
 }
 
+/// The first descriptor that a thread with a table of its own closes.
+fn first() -> c_int {
+    if log::enabled() { 3 } else { 0 }
+}
+
 /// Leaves the application's table for an own, empty one; `false`: the kernel refuses, or a filter.
 pub fn own_descriptor_table() -> bool {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
-    let first = if log::enabled() { 3 } else { 0 };
     // SAFETY: no pointers. The thread's table becomes its own; no descriptor of it is in use yet.
-    let unshared = unsafe {
-        libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0
-            || libc::unshare(libc::CLONE_FILES) == 0 && close_from(first)
-    };
-    if !unshared {
-        return false;
+    unsafe {
+        if libc::syscall(
+            libc::SYS_close_range,
+            first(),
+            u32::MAX,
+            CLOSE_RANGE_UNSHARE,
+        ) == 0
+        {
+            open_standard();
+            return true;
+        }
+        if libc::unshare(libc::CLONE_FILES) != 0 {
+            return false;
+        }
     }
-    // SAFETY: a constant C string and descriptors of this table; 0 to 2 stay open for ever, so that
-    // nothing written to standard error by a panic can reach a socket.
+    leave_files();
+    true
+}
+
+/// Closes the application's files in a table that is the calling thread's own.
+fn leave_files() {
+    close_from(first());
+    open_standard();
+}
+
+/// Opens 0 to 2 for ever, so that nothing written to standard error by a panic can reach a socket.
+fn open_standard() {
+    // SAFETY: a constant C string and descriptors of this thread's own table.
     unsafe {
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
         for standard in 0..=if log::enabled() { 1 } else { 2 } {
@@ -86,21 +132,70 @@ pub fn own_descriptor_table() -> bool {
             libc::close(null);
         }
     }
-    true
+}
+
+/// Runs `f` in a kernel thread that has a copy of the descriptor table, and waits for its end. `false`: there is no such
+/// thread.
+///
+/// Container runtimes that know no `close_range` and allow `unshare` to no one allow `clone`. The kernel thread borrows
+/// the calling thread's identity, which sleeps meanwhile as after `vfork`. What `f` is for is to start a thread of the
+/// C library, which has an identity of its own and shares the copy.
+fn in_copied_table(f: impl FnOnce()) -> bool {
+    extern "C" fn run<F: FnOnce()>(f: *mut c_void) -> c_int {
+        // SAFETY: what `in_copied_table` passes, which sleeps until this function has returned.
+        let f = unsafe { &mut *f.cast::<Option<F>>() };
+        if let Some(f) = f.take() {
+            guarded(f);
+        }
+        0
+    }
+    fn entry<F: FnOnce()>(_: &Option<F>) -> extern "C" fn(*mut c_void) -> c_int {
+        run::<F>
+    }
+    const STACK: usize = 256 << 10;
+    const FLAGS: c_int = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_VFORK;
+    let Some(stack) = sys::map_private(STACK) else {
+        return false;
+    };
+    let mut f = Some(f);
+    // SAFETY: the stack is `STACK` bytes of the thread's own and `f` is live: with `CLONE_VFORK` the call returns when the
+    // thread has ended. It leaves by `exit` of the one thread.
+    unsafe {
+        let top = stack.byte_add(STACK);
+        let thread = libc::clone(entry(&f), top, FLAGS, (&raw mut f).cast());
+        libc::munmap(stack, STACK);
+        thread > 0
+    }
 }
 
 /// Closes what `close_range` would, one by one.
-fn close_from(first: c_int) -> bool {
-    let Ok(entries) = std::fs::read_dir("/proc/thread-self/fd") else {
-        return false;
+fn close_from(first: c_int) {
+    let open: Vec<c_int> = match std::fs::read_dir("/proc/thread-self/fd") {
+        Ok(entries) => entries
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|fd| *fd >= first)
+            .collect(),
+        Err(_) => (first..most_descriptors()).collect(),
     };
-    let open: Vec<c_int> = entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .collect();
-    for fd in open.into_iter().filter(|fd| *fd >= first) {
-        // SAFETY: a number of this thread's own table, used by nothing of ours; the directory's own
-        // descriptor is among them and closed already, which is an error nobody minds.
+    for fd in open {
+        // SAFETY: a number of this thread's own table, used by nothing of ours; one that is closed already, such as the
+        // directory's, is an error nobody minds.
         unsafe { libc::close(fd) };
     }
-    true
+}
+
+/// No descriptor is as high, as far as anybody says.
+fn most_descriptors() -> c_int {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is live.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    c_int::try_from(limit.rlim_cur.min(1 << 20)).unwrap_or(1024)
 }

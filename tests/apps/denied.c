@@ -1,6 +1,7 @@
-/* Runs a program for which the kernel lacks system calls: denied NR[:ARG=VALUE]... -- PROGRAM ARGUMENTS. Each call of that
- * number fails with ENOSYS, in the program and all it starts; where ARG is given, only one whose argument of that place is
- * VALUE (its low half), and with ENOPROTOOPT, as for an option of getsockopt.
+/* Runs a program for which the kernel lacks system calls: denied [EPERM] NR[:ARG=VALUE]... -- PROGRAM ARGUMENTS. Each call of
+ * that number fails with ENOSYS, in the program and all it starts; where ARG is given, only one whose argument of that place
+ * is VALUE (its low half), and with ENOPROTOOPT, as for an option of getsockopt. After EPERM they fail with that, as under a
+ * filter that refuses them.
  *
  * Or: denied only=ENOSYS|KILL NR... -- PROGRAM ARGUMENTS. Only calls of these numbers are allowed; any other fails, or
  * ends the program. */
@@ -31,6 +32,7 @@ int main(int argc, char **argv)
             filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
         }
     }
+    int refused = at < argc && !strcmp(argv[at], "EPERM") ? (at++, EPERM) : 0;
     for (; at < argc && strcmp(argv[at], "--"); at++) {
         unsigned long nr, arg, value;
         int words = sscanf(argv[at], "%lu:%lu=%lu", &nr, &arg, &value);
@@ -41,7 +43,7 @@ int main(int argc, char **argv)
             filter[length++] = LOAD(offsetof(struct seccomp_data, args) + 8 * arg);
             filter[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)value, 0, 1);
         }
-        filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (words == 3 ? ENOPROTOOPT : ENOSYS));
+        filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)(refused ? refused : words == 3 ? ENOPROTOOPT : ENOSYS));
     }
     filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, other);
     struct sock_fprog program = {length, filter};

@@ -1,8 +1,8 @@
 //! The reporter: the one thread that speaks with the agent.
 //!
-//! Its first act is to leave the application's descriptor table for an empty one of its own. The
-//! application then sees, inherits and closes none of our descriptors, and we cannot write into a
-//! file of the application's that took a number of ours. From then on no other thread may touch a
+//! It runs in an empty descriptor table of its own ([`crate::threads`]), not in the application's. The
+//! application sees, inherits and closes none of our descriptors, and we cannot write into a
+//! file of the application's that took a number of ours. No other thread may touch a
 //! descriptor of this one, which is why it is woken by a signal it reads from a `signalfd`
 //! ([`super::signals`], [`crate::sys::Bell`]) and the agent by a futex in the page.
 //!
@@ -29,7 +29,6 @@ use crate::rm::channels::{self, Outcome};
 use crate::rm::objects::{GRANTS, Up};
 use crate::rm::version;
 use crate::sys;
-use crate::threads::own_descriptor_table;
 use crate::{clock, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::io;
@@ -58,13 +57,8 @@ const LASTED_NS: u64 = 1_000_000_000;
 const TICK: Duration = Duration::from_millis(25);
 const HOOKS_EVERY_NS: u64 = 1_000_000_000;
 
-/// Runs for ever.
+/// Runs for ever, in a thread with a descriptor table of its own.
 pub fn run(process: &'static Process, rows: &'static [Row], said: Said) {
-    if !own_descriptor_table() {
-        // In the application's table it could close our sockets and have us write into its files.
-        log::debug(|| "no descriptor table of its own, so no agent for this process".to_owned());
-        return;
-    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
