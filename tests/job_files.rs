@@ -1,5 +1,6 @@
 //! The files in `/dev/shm` by which the processes of a job share what they know: whose they may be, and who removes them.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use tidegate_tests::{Node, Running, compile};
 
@@ -53,4 +54,23 @@ fn a_file_that_others_can_change_is_not_used_and_what_dead_jobs_left_is_removed(
     );
     assert!(foreign.0.exists(), "it is not ours to remove");
     assert!(!left.0.exists() && of_others.0.exists());
+}
+
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
+#[test]
+fn where_there_is_no_room_for_the_file_the_call_fails_and_no_signal_ends_the_engine() {
+    let node = Node::device_only(&[]);
+    let engine = compile("kv_answers", &["-lcuda"]);
+    let script = "mount -t tmpfs -o size=4k tmpfs /dev/shm && exec \"$0\" guessed";
+    let mut command = node.preloaded("unshare", "offline");
+    command
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+        .arg(engine)
+        .env("TIDEGATE_JOB", format!("full-{}", node.device.pid()))
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped());
+    let output = Running::start("kv_answers", &mut command).finish();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), None, "{said}");
+    assert!(said.contains("No space left on device"), "{said}");
 }

@@ -273,11 +273,13 @@ fn enter(file: &CStr, name: &str, world: u32) -> Result<(&'static Shared, i32), 
     let fd = fd?;
     let alone = lock(fd, MEMBER, libc::F_WRLCK, false);
     if alone {
-        let bytes = size_of::<Shared>() as libc::off_t;
-        // SAFETY: plain calls on a descriptor of ours. Nobody else has the file mapped.
-        let sized = unsafe { libc::ftruncate(fd, 0) == 0 && libc::ftruncate(fd, bytes) == 0 };
-        if !sized {
-            return Err(failed("size"));
+        // SAFETY: a plain call on a descriptor of ours. Nobody else has the file mapped.
+        let emptied = unsafe { libc::ftruncate(fd, 0) } == 0;
+        if !emptied || !fill(fd, size_of::<Shared>()) {
+            let why = failed("reserve");
+            // SAFETY: as above.
+            unsafe { libc::ftruncate(fd, 0) };
+            return Err(why);
         }
     }
     // SAFETY: a fresh shared mapping of a file of that size, which no member of the job shortens
@@ -309,6 +311,22 @@ fn enter(file: &CStr, name: &str, world: u32) -> Result<(&'static Shared, i32), 
         return Err(NoJob::World { here: world, there });
     }
     Ok((shared, fd))
+}
+
+/// Writes zeros. What is only sized has no memory yet, and the process that touches it where there is none left is ended.
+fn fill(fd: i32, bytes: usize) -> bool {
+    let zeros = [0_u8; 64 << 10];
+    let mut at = 0;
+    while at < bytes {
+        let some = zeros.len().min(bytes - at);
+        // SAFETY: the bytes are live; a plain call on a descriptor of ours.
+        let wrote = unsafe { libc::pwrite(fd, zeros.as_ptr().cast(), some, at as libc::off_t) };
+        match usize::try_from(wrote) {
+            Ok(0) | Err(_) => return false,
+            Ok(wrote) => at += wrote,
+        }
+    }
+    true
 }
 
 /// The memory of `job`, which has `world` ranks, and whom to ask to read it. Blocks until it is there.
