@@ -183,6 +183,45 @@ fn a_second_preloaded_library_on_either_side_works_and_both_see_every_launch() {
     }
 }
 
+/// What is preloaded, in this order.
+fn preloading(command: &mut Command, libraries: &[&Path]) {
+    let paths: Vec<_> = libraries
+        .iter()
+        .map(|path| path.to_string_lossy())
+        .collect();
+    command.env("LD_PRELOAD", paths.join(":"));
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
+fn another_owner_of_dlsym_behind_the_library_sees_every_launch_as_well() {
+    let node = Node::device_only(&[]);
+    let resolve = compile("resolve", &[]);
+    let second = compile("second", &["-shared", "-fPIC", "-DOWN_DLSYM"]);
+    let mut command = node.preloaded(&resolve, "");
+    let order = [&built("libtidegate.so"), &second, &built("libvgpu_rm.so")];
+    preloading(&mut command, &order.map(|path| &**path));
+    let output = Running::start("resolve", command.arg("local")).succeed();
+    counts_all(&output);
+    assert!(output.contains("second saw "), "{output}");
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
+fn a_second_copy_of_the_driver_has_its_own_functions() {
+    let node = Node::device_only(&[]);
+    let drivers = compile("drivers", &[]);
+    let first = built("libcuda.so.1");
+    let second = node.dir().join("libcuda.so.1");
+    std::fs::copy(built("libcuda.so"), &second).expect("the node's directory is writable");
+    for order in [[&first, &second], [&second, &first]] {
+        let mut command = node.preloaded(&drivers, "");
+        let output = Running::start("drivers", command.arg("two").args(order)).succeed();
+        // Of the first library that is opened, and of it alone.
+        assert_eq!(output.trim(), "counted 10 of 20");
+    }
+}
+
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
 fn deepbind_hides_the_hooks_unless_the_operator_says_otherwise() {
