@@ -246,6 +246,16 @@ fn an_offline_program_that_no_hook_sees_is_gated() {
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
+fn a_second_copy_of_the_library_stands_aside() {
+    let node = Node::new(&[], TRUSTING);
+    let ours = built("libtidegate.so");
+    let copy = node.dir().join("copy.so");
+    std::fs::copy(&ours, &copy).expect("the node's directory is writable");
+    is_gated(&node, &[&ours, &copy, &built("libvgpu_rm.so")]);
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
 fn a_second_copy_of_the_driver_has_its_own_functions() {
     let node = Node::device_only(&[]);
     let drivers = compile("drivers", &[]);

@@ -16,9 +16,11 @@ use crate::activity::registry::Contexts;
 use crate::activity::slots::{self, PAGE};
 use crate::activity::streams::StreamDevices;
 use crate::activity::turns::Turns;
+use crate::hook::{elf, loader};
 use crate::memory::state::Memory;
 use crate::rm::objects::Rm;
 use crate::{clock, env, sys};
+use core::ffi::c_void;
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -224,11 +226,18 @@ static DISABLED: AtomicU32 = AtomicU32::new(0);
 
 const READY: u32 = 2;
 
-/// Whether `TIDEGATE_DISABLE` keeps the library out.
+/// Whether another copy of the library comes first in the search order: it has the application's calls.
+fn is_second_copy() -> bool {
+    let first = elf::object_of(loader::real_dlsym(libc::RTLD_DEFAULT, c"tidegate_hooks"));
+    let own = elf::object_of(is_second_copy as *const c_void);
+    first.is_some_and(|first| own.is_some_and(|own| own.base != first.base))
+}
+
+/// Whether `TIDEGATE_DISABLE`, or another copy of it, keeps the library out.
 pub fn disabled() -> bool {
     match DISABLED.load(Relaxed) {
         0 => {
-            let disabled = env::disabled();
+            let disabled = env::disabled() || is_second_copy();
             DISABLED.store(1 + u32::from(disabled), Relaxed);
             disabled
         }

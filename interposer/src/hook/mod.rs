@@ -7,7 +7,7 @@
 
 pub mod detour;
 pub mod driver;
-mod elf;
+pub mod elf;
 pub mod loader;
 pub mod names;
 pub mod proc_address;
