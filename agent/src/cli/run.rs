@@ -11,6 +11,7 @@ use crate::selftest::find_library;
 use crate::wire::{role, role_said};
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -216,12 +217,18 @@ fn verdict(wish: Option<Role>, found: &v1::ExplainResponse) -> Result<(), String
     }
 }
 
+/// Whether two paths lead to one file.
+fn same_file(one: &Path, other: &Path) -> bool {
+    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    one == other || matches!((file(one), file(other)), (Ok(one), Ok(other)) if one == other)
+}
+
 /// The library before whatever else is preloaded, once.
 fn preload(library: &Path, others: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().to_owned();
     let others = others.and_then(OsStr::to_str).unwrap_or_default();
     for other in others.split([':', ' ']).filter(|other| !other.is_empty()) {
-        if Path::new(other) != library {
+        if !same_file(Path::new(other), library) {
             all.push(":");
             all.push(other);
         }
@@ -240,6 +247,13 @@ mod tests {
         assert_eq!(preload(library, None), "/lib/tg.so");
         assert_eq!(with(""), "/lib/tg.so");
         assert_eq!(with("/a.so /lib/tg.so:/b.so"), "/lib/tg.so:/a.so:/b.so");
+        let dir = std::env::temp_dir().join(format!("tidegate-preload-{}", std::process::id()));
+        std::fs::create_dir(&dir).expect("it is new");
+        let (file, link) = (dir.join("tg.so"), dir.join("link.so"));
+        std::fs::write(&file, "").expect("it is new");
+        std::os::unix::fs::symlink(&file, &link).expect("it is new");
+        assert_eq!(preload(&file, Some(link.as_os_str())), file.as_os_str());
+        std::fs::remove_dir_all(&dir).expect("it is ours");
     }
 
     #[test]
