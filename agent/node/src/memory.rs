@@ -14,7 +14,7 @@ use crate::members::Members;
 use crate::message::Tell;
 use crate::request::{Context, Notice};
 use crate::session::{Held, Session, Slot};
-pub use message::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid};
+pub use message::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid, Usage};
 use std::sync::atomic::Ordering::Acquire;
 use tidegate_policy::effect::{Effect, Granted};
 use tidegate_policy::event::Event;
@@ -118,24 +118,11 @@ impl Memory {
             },
             MemorySaid::Requests { .. } => return requests(session, job, said),
             MemorySaid::Withheld { log } => MemoryEvent::Withheld { session, log: *log },
-            MemorySaid::Usage {
-                slot,
-                counted,
-                unregistered,
-                held,
-            } => {
+            MemorySaid::Usage { slot, usage } => {
                 let Some(gpu) = slot_of(*slot) else {
                     return Vec::new();
                 };
-                if let Some(known) = members.get_mut(id) {
-                    known.slots[*slot as usize].unregistered = *unregistered;
-                    known.slots[*slot as usize].held = *held;
-                }
-                MemoryEvent::Counted {
-                    session,
-                    gpu,
-                    bytes: *counted,
-                }
+                count((session, gpu), *slot, *usage, members)
             }
             MemorySaid::Demand {
                 ask,
@@ -144,6 +131,7 @@ impl Memory {
                 bytes,
                 mapped,
                 ahead,
+                usage,
             } => {
                 // An offline process has no cache that grows.
                 let may = role == Role::Online || role == Role::Offline && kv.is_none();
@@ -151,7 +139,7 @@ impl Memory {
                     answer_ask(session, *ask, Granted::No, members);
                     return Vec::new();
                 };
-                MemoryEvent::Asked {
+                let asked = MemoryEvent::Asked {
                     session,
                     ask: *ask,
                     gpu,
@@ -159,7 +147,16 @@ impl Memory {
                     bytes: *bytes,
                     mapped: *mapped,
                     ahead: *ahead,
-                }
+                };
+                // Online's demand is weighed by what it has now. An offline process may have been promised room for
+                // another allocation, and what is counted ends that.
+                let usage = usage.filter(|_| role == Role::Online);
+                let counted = usage.map(|usage| count((session, gpu), *slot, usage, members));
+                return counted
+                    .into_iter()
+                    .chain([asked])
+                    .map(Event::Memory)
+                    .collect();
             }
             MemorySaid::Mapped { kv, mapped, seq } => MemoryEvent::Mapped {
                 session,
@@ -392,6 +389,25 @@ impl Memory {
             session,
             answer: Answer::Refused,
         }))
+    }
+}
+
+/// Keeps what a process has on a device; what policy is told of it.
+fn count<'a>(
+    (session, gpu): (SessionId, GpuId),
+    slot: u32,
+    usage: Usage,
+    members: &mut Members,
+) -> MemoryEvent<'a> {
+    let known = members.get_mut(session.0);
+    if let Some(place) = known.and_then(|known| known.slots.get_mut(slot as usize)) {
+        place.unregistered = usage.unregistered;
+        place.held = usage.held;
+    }
+    MemoryEvent::Counted {
+        session,
+        gpu,
+        bytes: usage.counted,
     }
 }
 

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A demand is met from what is free, at once; else stripes are taken from the job that loses the
-//! fewest tokens by it, of several on a GPU as [`weigh`] says. No demand waits for longer than the deadline of a reclaim, and no job is
-//! waited for. What is free and wanted by nobody is restored: to a job whose
+//! fewest tokens by it, of several on a GPU as [`weigh`] says. No demand of a cache waits for longer than the deadline of a reclaim, an allocation
+//! waits through several, and no job is waited for. What is free and wanted by nobody is restored: to a job whose
 //! channels are disabled anyway, or, at most once per interval, to one that runs while online is
 //! idle.
 //!
@@ -44,6 +44,10 @@ use core::time::Duration;
 pub use event::MemoryEvent;
 use online::{Ask, Elastic};
 use room::Room;
+
+/// An online allocation waits for so long, through more than one reclaim: an engine that is refused its memory ends,
+/// where one whose cache does not grow goes on. The library waits for 500 ms.
+const ALLOCATION: Duration = Duration::from_millis(450);
 
 /// The memory of a node.
 #[derive(Debug)]
@@ -187,6 +191,11 @@ impl Memory {
             elastic.takes_all(now, out);
         }
         for ask in asks.extract_if(.., |ask| ask.gpu == gpu) {
+            if ask.kv.is_none() {
+                // The driver has refused it, and nobody is asked to give anything up.
+                out.push(ask.answer(Granted::No));
+                continue;
+            }
             let own = |e: &&Elastic| (e.session, Some(e.kv)) == (ask.session, ask.kv);
             if elastic.iter().find(own).is_none_or(Elastic::has_all) {
                 out.push(ask.answer(Granted::Yes));
@@ -335,7 +344,11 @@ impl Memory {
 
     fn deny(&mut self, gpu: GpuId, now: Instant, out: &mut Vec<Effect>) {
         let hope = self.jobs.iter().any(|books| !books.coming(gpu).is_zero());
+        let later = self
+            .caches(gpu)
+            .any(|books| books.gives() && books.holders.candidates().next().is_some());
         self.asks.retain(|ask| {
+            let hope = hope || (ask.kv.is_none() && later);
             let stays = ask.gpu != gpu || ask.promised || (hope && now < ask.until);
             if !stays {
                 deny_ask(ask, out);

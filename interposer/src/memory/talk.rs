@@ -393,7 +393,7 @@ fn ticket(memory: &Memory) -> u64 {
 /// Asks for memory of a cache: which, and what is mapped of it. Does not wait; whether the engine does is `need`.
 pub fn demand(process: &Process, device: usize, bytes: u64, cache: (u32, u64), need: Need) {
     let ticket = ticket(&process.memory);
-    say_demand(process, ticket, device, bytes, Some((cache, need)));
+    say_demand(process, (ticket, device), bytes, Some((cache, need)), None);
 }
 
 /// When memory of a cache is needed.
@@ -407,10 +407,10 @@ pub enum Need {
 
 fn say_demand(
     process: &Process,
-    ticket: u64,
-    device: usize,
+    (ticket, device): (u64, usize),
     bytes: u64,
     cache: Option<((u32, u64), Need)>,
+    usage: Option<v1::MemoryUsage>,
 ) {
     say(
         process,
@@ -421,6 +421,7 @@ fn say_demand(
             bytes,
             mapped_bytes: cache.map(|((_, mapped), _)| mapped),
             ahead: cache.is_some_and(|(_, need)| need == Need::Ahead),
+            usage,
         }),
     );
 }
@@ -448,7 +449,13 @@ pub fn ask(process: &Process, device: usize, bytes: u64, patience_ns: u64) -> bo
     let end = clock::now_ns() + patience_ns;
     let ticket = ticket(memory);
     sys::lock(&memory.awaited).insert(ticket, None);
-    say_demand(process, ticket, device, bytes, None);
+    let state = sys::lock(&memory.state);
+    // Said under the lock: the usage that is said next is newer.
+    let usage = state.usage(device);
+    say_demand(process, (ticket, device), bytes, None, Some(usage));
+    drop(state);
+    // Rung while the state was held, the reporter may have put it off.
+    process.bell.ring();
     let granted = loop {
         let seen = memory.answers.load(Acquire);
         if let Some(granted) = sys::lock(&memory.awaited).get(&ticket).copied().flatten() {

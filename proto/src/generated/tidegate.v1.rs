@@ -723,6 +723,9 @@ pub struct Demand {
     /// The engine has not come to it yet: requests are on their way (tg_expect), and nobody waits.
     #[prost(bool, tag = "6")]
     pub ahead: bool,
+    /// Of a plain allocation: what the process has on the device as it asks. What it said last may be 100 ms old.
+    #[prost(message, optional, tag = "7")]
+    pub usage: ::core::option::Option<MemoryUsage>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DemandAnswer {

@@ -56,12 +56,8 @@ pub enum MemorySaid {
     Usage {
         /// Place of the device.
         slot: u32,
-        /// All that is not of a registered cache.
-        counted: Bytes,
-        /// What of it was made for a cache that is not registered yet.
-        unregistered: Bytes,
-        /// All that it holds, registered caches included.
-        held: Bytes,
+        /// How much.
+        usage: Usage,
     },
     /// Online needs more than is mapped for it, or an allocation of it would not fit.
     Demand {
@@ -77,6 +73,8 @@ pub enum MemorySaid {
         mapped: Option<Bytes>,
         /// The engine has not come to it yet.
         ahead: bool,
+        /// What the process has on the device as it asks. None: it does not say.
+        usage: Option<Usage>,
     },
     /// What an online process has mapped.
     Mapped {
@@ -94,6 +92,17 @@ pub enum MemorySaid {
         /// In use.
         used: Bytes,
     },
+}
+
+/// What a process has allocated on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// All that is not of a registered cache.
+    pub counted: Bytes,
+    /// What of it was made for a cache that is not registered yet.
+    pub unregistered: Bytes,
+    /// All that it holds, registered caches included.
+    pub held: Bytes,
 }
 
 /// See [`MemorySaid::KvRegistered`].

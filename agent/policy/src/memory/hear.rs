@@ -108,7 +108,11 @@ impl Memory {
                 let elastic = self.elastic.iter_mut().find(known);
                 let bytes =
                     elastic.map_or(bytes, |elastic| elastic.asks((bytes, mapped), ahead, now));
-                let until = now.after(self.sharing.reclaim_deadline);
+                let patience = match kv {
+                    Some(_) => self.sharing.reclaim_deadline,
+                    None => self.sharing.reclaim_deadline.max(super::ALLOCATION),
+                };
+                let until = now.after(patience);
                 let promised = false;
                 self.asks.push(Ask {
                     session,

@@ -278,6 +278,7 @@ impl Cache {
             bytes: Bytes(lacks.next_multiple_of(self.stripe)),
             mapped: Some(Bytes(self.mapped)),
             ahead,
+            usage: None,
         })
     }
 

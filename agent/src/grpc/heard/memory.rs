@@ -1,7 +1,7 @@
 //! Messages about memory, as the shell takes and gives them. Lists are bounded here by what a GPU can hold, before
 //! they reach the control thread.
 
-use tidegate_node::memory::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid};
+use tidegate_node::memory::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid, Usage};
 use tidegate_node::text::Text;
 use tidegate_policy::ids::{
     AskId, BlockId, Bytes, KvId, LogSeq, ReclaimId, RequestId, StripeId, Tokens,
@@ -44,17 +44,10 @@ pub(super) fn said(event: Event) -> Option<MemorySaid> {
         Event::Withheld(withheld) => MemorySaid::Withheld {
             log: LogSeq(withheld.log_seq),
         },
-        Event::Usage(usage) => {
-            let unregistered = Bytes(usage.unregistered_bytes);
-            MemorySaid::Usage {
-                slot: usage.slot,
-                counted: Bytes(usage.plain_bytes).plus(unregistered),
-                unregistered,
-                held: Bytes(usage.plain_bytes)
-                    .plus(unregistered)
-                    .plus(Bytes(usage.kv_bytes)),
-            }
-        }
+        Event::Usage(said) => MemorySaid::Usage {
+            slot: said.slot,
+            usage: usage(&said),
+        },
         Event::Demand(demand) => MemorySaid::Demand {
             ask: AskId(demand.ticket),
             slot: demand.slot,
@@ -62,6 +55,7 @@ pub(super) fn said(event: Event) -> Option<MemorySaid> {
             bytes: Bytes(demand.bytes),
             mapped: demand.mapped_bytes.map(Bytes),
             ahead: demand.ahead,
+            usage: demand.usage.as_ref().map(usage),
         },
         Event::Mapped(mapped) => MemorySaid::Mapped {
             kv: KvId(mapped.kv),
@@ -74,6 +68,16 @@ pub(super) fn said(event: Event) -> Option<MemorySaid> {
         },
         _ => return None,
     })
+}
+
+fn usage(said: &v1::MemoryUsage) -> Usage {
+    let unregistered = Bytes(said.unregistered_bytes);
+    let counted = Bytes(said.plain_bytes).plus(unregistered);
+    Usage {
+        counted,
+        unregistered,
+        held: counted.plus(Bytes(said.kv_bytes)),
+    }
 }
 
 fn checked(said: &v1::Checked) -> MemorySaid {

@@ -5,7 +5,7 @@ use super::play::{Happening, Reclaim};
 use super::talk::KV;
 use crate::dice::{MS, US};
 use crate::world::World;
-use tidegate_node::memory::{MemoryOrder, MemorySaid};
+use tidegate_node::memory::{MemoryOrder, MemorySaid, Usage};
 use tidegate_policy::ids::{AskId, Bytes};
 
 /// Share of what is mapped whose use is pressure, in per cent: 90, as the library says.
@@ -65,6 +65,7 @@ impl World<Reclaim> {
         };
         online.demands += 1;
         let ask = online.demands;
+        let counted = Bytes(online.counted);
         if !loses_interest {
             online.open.insert(ask, bytes);
         }
@@ -77,6 +78,11 @@ impl World<Reclaim> {
                 bytes: Bytes(bytes),
                 mapped: None,
                 ahead: false,
+                usage: Some(Usage {
+                    counted,
+                    unregistered: Bytes::ZERO,
+                    held: counted,
+                }),
             },
         );
     }

@@ -8,7 +8,7 @@ use crate::world::{Ev, In, World};
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use tidegate_node::Input;
-use tidegate_node::memory::{HeldBlocks, KvRegistered, MemoryOrder, MemorySaid};
+use tidegate_node::memory::{HeldBlocks, KvRegistered, MemoryOrder, MemorySaid, Usage};
 use tidegate_node::message::Said;
 use tidegate_node::text::Text;
 use tidegate_policy::ids::{BlockId, Bytes, KvId, LogSeq, RequestId, Tokens};
@@ -139,9 +139,11 @@ impl World<Reclaim> {
                     pid,
                     MemorySaid::Usage {
                         slot: 0,
-                        counted,
-                        unregistered: Bytes::ZERO,
-                        held: counted,
+                        usage: Usage {
+                            counted,
+                            unregistered: Bytes::ZERO,
+                            held: counted,
+                        },
                     },
                 );
             }

@@ -148,7 +148,7 @@ fn a_job_that_does_not_answer_is_left_disabled_and_nobody_waits_for_it() {
     world.bench.answer_all();
     world.check();
     assert_eq!(world.open.len(), 1, "its process was told to move");
-    world.bench.pass(21 * MS);
+    world.bench.pass(451 * MS);
     world.check();
     assert_eq!(granted(&world), [Granted::No]);
     world.bench.pass(2_000 * MS);
@@ -158,6 +158,8 @@ fn a_job_that_does_not_answer_is_left_disabled_and_nobody_waits_for_it() {
         "between an unmap and a map"
     );
     world.ask(15, false);
+    world.bench.pass(451 * MS);
+    world.check();
     assert_eq!(granted(&world), [Granted::No, Granted::No]);
     world.answer(0, Answer::Done);
     world.bench.answer_all();
@@ -171,7 +173,7 @@ fn a_job_that_does_not_answer_is_left_disabled_and_nobody_waits_for_it() {
 #[test]
 fn a_job_that_moves_late_serves_the_next_demand_before_it_runs() {
     let mut world = asked();
-    world.bench.pass(21 * MS);
+    world.bench.pass(451 * MS);
     world.check();
     assert_eq!(granted(&world), [Granted::No], "it was not done in time");
     world.answer(0, Answer::Done);
