@@ -9,7 +9,8 @@ use super::proc_address;
 use crate::activity::launch::stream_of;
 use crate::activity::sync::Proof;
 use crate::activity::{capture, contexts, launch, slots};
-use crate::memory::answers;
+use crate::memory::arrays::{self, Array, Array3D};
+use crate::memory::{answers, grant};
 use crate::process::Process;
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use tidegate_abi::cuda::{
@@ -17,6 +18,7 @@ use tidegate_abi::cuda::{
     CUgreenCtx, CUhostFn, CUlaunchConfig, CUmemoryPool, CUmodule, CUresult, CUstream,
     CudaLaunchParams,
 };
+use tidegate_abi::vmm::Properties;
 
 /// A stream of 0.
 const NULL: usize = 0;
@@ -152,9 +154,19 @@ crate::hooks! {
 
     // Memory: KV caches answer as one allocation, the rest is counted.
     Memory[answers::alloc, (ROW, start, at, bytes), call] 3020 fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
-    Memory[answers::pitched, (at, pitch, height), result] 3020 fn cuMemAllocPitch_v2(at: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint);
-    Memory[answers::counted, (at, bytes), result] 11020 + ptsz fn cuMemAllocAsync(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
-    Memory[answers::counted, (at, bytes), result] 11020 + ptsz fn cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
+    Memory[answers::pitched, (ROW, at, pitch, (width, height)), call] 3020 fn cuMemAllocPitch_v2(at: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint);
+    Memory[answers::plain, (ROW, at, bytes), call] 11020 + ptsz fn cuMemAllocAsync(at: *mut CUdeviceptr, bytes: usize, s: CUstream);
+    Memory[answers::plain, (ROW, at, bytes), call] 11020 + ptsz fn cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream);
+    Memory[answers::plain, (ROW, at, bytes), call] 6000 fn cuMemAllocManaged(at: *mut CUdeviceptr, bytes: usize, flags: c_uint);
+    Memory[grant::create, (ROW, handle, bytes, properties), call] 10020 fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const Properties, flags: u64);
+    Memory[grant::mapped, (at, bytes, handle), result] 10020 fn cuMemMap(at: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64);
+    Memory[grant::unmap, (ROW, at, bytes), call] 10020 fn cuMemUnmap(at: CUdeviceptr, bytes: usize);
+    Memory[grant::release, (ROW, handle), call] 10020 fn cuMemRelease(handle: u64);
+    Memory[arrays::flat, (ROW, array, described), call] 3020 fn cuArrayCreate_v2(array: *mut *mut c_void, described: *const Array);
+    Memory[arrays::deep, (ROW, array, described, 1), call] 3020 fn cuArray3DCreate_v2(array: *mut *mut c_void, described: *const Array3D);
+    Memory[arrays::deep, (ROW, array, described, levels), call] 5000 fn cuMipmappedArrayCreate(array: *mut *mut c_void, described: *const Array3D, levels: c_uint);
+    Memory[answers::freed, (array as CUdeviceptr), result] 2000 fn cuArrayDestroy(array: *mut c_void);
+    Memory[answers::freed, (array as CUdeviceptr), result] 5000 fn cuMipmappedArrayDestroy(array: *mut c_void);
     Memory[answers::free, (ROW, at), call] 3020 fn cuMemFree_v2(at: CUdeviceptr);
     Memory[answers::freed, (at), result] 11020 + ptsz fn cuMemFreeAsync(at: CUdeviceptr, s: CUstream);
     Memory[answers::info, (free, total), result] 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
@@ -162,7 +174,7 @@ crate::hooks! {
     Memory[answers::address_range, (base, bytes, at), call] 3020 fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, at: CUdeviceptr);
     Memory[answers::attribute, (data, attribute, at), call] 4000 fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, at: CUdeviceptr);
     Memory[answers::attributes, (count, attributes, data, at), call] 7000 fn cuPointerGetAttributes(count: c_uint, attributes: *const c_int, data: *mut *mut c_void, at: CUdeviceptr);
-    Memory[answers::retain, (at), call] 11000 fn cuMemRetainAllocationHandle(handle: *mut u64, at: *mut c_void);
+    Memory[answers::retain, (handle, at), call] 11000 fn cuMemRetainAllocationHandle(handle: *mut u64, at: *mut c_void);
     Memory[answers::shared, (at), call] 4010 fn cuIpcGetMemHandle(handle: *mut c_void, at: CUdeviceptr);
     Memory[answers::shared, (at), call] 11070 fn cuMemGetHandleForAddressRange(handle: *mut c_void, at: CUdeviceptr, bytes: usize, kind: c_int, flags: u64);
     Memory[answers::shared, (at as CUdeviceptr), call] 4000 fn cuMemHostRegister(at: *mut c_void, bytes: usize, flags: c_uint);

@@ -8,11 +8,12 @@
 
 use super::backed::{HANDLE_BYTES, Range, vmm};
 use super::gone::forget_caches;
+use super::grant::{self, Wants};
+use super::hold;
 use super::kv::SHARED;
 use super::outbox::say;
 use super::scope::scope;
 use super::service::serve;
-use super::{hold, talk};
 use crate::activity::contexts;
 use crate::hook::driver;
 use crate::hook::row::Row;
@@ -50,23 +51,22 @@ pub fn alloc(
     call: impl Fn() -> CUresult,
 ) -> CUresult {
     let asked = bytes as u64;
-    // Who waits for room is not inside of it: a reclaim may go on.
-    let attempt = |granted: bool| {
-        hold::around(row, || {
-            if let Some(refused) = beyond_share(asked).filter(|_| !granted) {
-                // A cache that is too large would only be taken from.
-                return (refused, Some(asked).filter(|_| !is_cache(asked)));
-            }
-            if let Some((result, whole)) = in_scope(start, at, asked) {
-                return (result, whole);
-            }
-            (counted(at, bytes, call()), Some(asked))
-        })
-    };
-    match attempt(false) {
-        (CUresult::OUT_OF_MEMORY, Some(needs)) if is_granted(needs) => attempt(true).0,
-        (result, _) => result,
-    }
+    grant::through(row, Wants::here(asked).cache(is_cache(asked)), || {
+        in_scope(start, at, asked).unwrap_or_else(|| (counted(at, bytes, call()), Some(asked)))
+    })
+}
+
+/// `cuMemAllocAsync`, `cuMemAllocFromPoolAsync`, `cuMemAllocManaged`.
+pub fn plain(
+    row: &'static Row,
+    at: *mut CUdeviceptr,
+    bytes: usize,
+    call: impl Fn() -> CUresult,
+) -> CUresult {
+    let asked = bytes as u64;
+    grant::through(row, Wants::here(asked), || {
+        (counted(at, bytes, call()), Some(asked))
+    })
 }
 
 /// The scope that the calling thread is in, or that is guessed for an allocation of so many bytes.
@@ -78,21 +78,6 @@ fn scope_of(asked: u64) -> Option<(u64, bool)> {
 /// Whether an allocation of so many bytes is a cache, from which may be taken.
 fn is_cache(asked: u64) -> bool {
     scope_of(asked).is_some_and(|(handle_bytes, _)| asked >= handle_bytes.max(HANDLE_BYTES))
-}
-
-/// The answer to an offline allocation that its share has no room for.
-fn beyond_share(bytes: u64) -> Option<CUresult> {
-    let process = known().filter(|process| process.role() == Role::Offline)?;
-    let (_, device) = current()?;
-    let share = process.memory.share_of(device)?;
-    let state = sys::lock(&process.memory.state);
-    // What was taken of a cache is others' now, and that is no reason to refuse an engine its workspace.
-    let held = if is_cache(bytes) {
-        state.held_bytes(device)
-    } else {
-        state.own_bytes(device)
-    };
-    (held.saturating_add(bytes) > share).then_some(CUresult::OUT_OF_MEMORY)
 }
 
 /// An allocation in a KV scope, and the room that it needs if that may be asked for; `None`: it is the driver's.
@@ -146,41 +131,23 @@ pub fn counted(at: *mut CUdeviceptr, bytes: usize, result: CUresult) -> CUresult
     result
 }
 
-/// `cuMemAllocPitch`, after it was made.
+/// `cuMemAllocPitch`: how long its rows are is known afterwards.
 pub fn pitched(
+    row: &'static Row,
     at: *mut CUdeviceptr,
     pitch: *mut usize,
-    height: usize,
-    result: CUresult,
+    (width, height): (usize, usize),
+    call: impl Fn() -> CUresult,
 ) -> CUresult {
-    if !result.is_ok() || pitch.is_null() {
-        return result;
-    }
-    // SAFETY: the driver wrote it and reported success.
-    counted(at, unsafe { pitch.read() }.saturating_mul(height), result)
-}
-
-/// An allocation that the driver refused for want of memory asks the agent once, and waits; whether there is room.
-fn is_granted(bytes: u64) -> bool {
-    /// Longer than any reclaim, and short beside what an allocation that fails costs an engine.
-    const ONLINE_NS: u64 = 500_000_000;
-    /// Longer than the agent has others give up what they have too much.
-    const OFFLINE_NS: u64 = 30_000_000_000;
-    /// A program that allocates at once is attached later.
-    const ATTACH_NS: u64 = 500_000_000;
-    let granted = guarded(|| {
-        sys::keeping_errno(|| {
-            let process = known()?;
-            let patience_ns = match process.role() {
-                Role::Online => ONLINE_NS,
-                Role::Offline if talk::is_raised_within(&process.attached, ATTACH_NS) => OFFLINE_NS,
-                _ => return None,
-            };
-            let (_, device) = current()?;
-            Some(talk::ask(process, device, bytes, patience_ns))
-        })
-    });
-    granted.flatten() == Some(true)
+    let asked = width.saturating_mul(height);
+    grant::through(row, Wants::here(asked as u64), || {
+        let result = call();
+        if result.is_ok() && !pitch.is_null() {
+            // SAFETY: the driver wrote it and reported success.
+            counted(at, unsafe { pitch.read() }.saturating_mul(height), result);
+        }
+        (result, Some(asked as u64))
+    })
 }
 
 /// An allocation of the driver's, after it was freed.
@@ -327,11 +294,15 @@ pub fn attributes(
 }
 
 /// `cuMemRetainAllocationHandle`: memory of `cuMemAlloc` has none.
-pub fn retain(at: *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
-    match on(at as u64, |_, _| ()) {
-        Some(()) => CUresult::INVALID_VALUE,
-        None => call(),
+pub fn retain(handle: *mut u64, at: *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
+    if on(at as u64, |_, _| ()).is_some() {
+        return CUresult::INVALID_VALUE;
     }
+    let result = call();
+    if result.is_ok() {
+        grant::retained(handle, at as u64);
+    }
+    result
 }
 
 /// A call that gives memory to others in a way that pins its pages. The driver answers it as it

@@ -3,6 +3,8 @@
 //! * [`state`]: what the process knows of its memory, and the order of its locks.
 //! * [`backed`], [`vmm`]: allocations with a handle behind each piece.
 //! * [`arena`], [`placed`]: tensors over the blocks of such an allocation, at second addresses where they need several.
+//! * [`grant`]: the gate before every allocation; [`created`]: what was made by handle;
+//!   [`arrays`]: how large an array is.
 //! * [`answers`]: how such an allocation answers the application, and what is only counted; [`gone`]: its end.
 //! * [`kv`]: the caches an engine registered, by stripe; [`usage`]: what the page shows of them.
 //! * [`hold`], [`marks`]: calls that may hold the driver's locks.
@@ -17,8 +19,11 @@ mod alone;
 mod answered;
 pub mod answers;
 mod arena;
+pub mod arrays;
 mod backed;
+mod created;
 pub mod gone;
+pub mod grant;
 pub mod hold;
 mod job;
 mod kv;

@@ -5,6 +5,7 @@
 
 use super::alone::Heard;
 use super::backed::{Backed, Range};
+use super::created::Created;
 use super::job::{Ask, Readers};
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
@@ -37,6 +38,8 @@ pub struct State {
     pub(super) kvs_made: u32,
     /// The driver's own allocations that are counted: device and bytes.
     pub plain: BTreeMap<u64, (usize, u64)>,
+    /// What the application made by handle.
+    pub created: Created,
 }
 
 /// How far the reader is.
@@ -237,9 +240,7 @@ impl State {
             slot: u32::try_from(device).unwrap_or(0),
             ..v1::MemoryUsage::default()
         };
-        let plain = self.plain.values().filter(|(at, _)| *at == device);
-        usage.plain_bytes =
-            plain.map(|(_, bytes)| bytes).sum::<u64>() + self.backed.page_bytes(device);
+        usage.plain_bytes = self.counted_bytes(device) + self.backed.page_bytes(device);
         for range in self.backed.all().filter(|range| range.device == device) {
             let own = range.own_bytes();
             usage.quarantined_bytes += range.bytes - own;
@@ -258,18 +259,22 @@ impl State {
         usage
     }
 
+    /// What is only counted.
+    fn counted_bytes(&self, device: usize) -> u64 {
+        let plain = self.plain.values().filter(|(at, _)| *at == device);
+        plain.map(|(_, bytes)| bytes).sum::<u64>() + self.created.bytes(device)
+    }
+
     /// Bytes that it really has there: what was taken of its caches is not among them.
     pub fn own_bytes(&self, device: usize) -> u64 {
-        let plain = self.plain.values().filter(|(at, _)| *at == device);
         let backed = self.backed.all().filter(|range| range.device == device);
-        plain.map(|(_, bytes)| bytes).sum::<u64>() + backed.map(Range::own_bytes).sum::<u64>()
+        self.counted_bytes(device) + backed.map(Range::own_bytes).sum::<u64>()
     }
 
     /// Bytes that the application believes it has on a device.
     pub fn held_bytes(&self, device: usize) -> u64 {
-        let plain = self.plain.values().filter(|(at, _)| *at == device);
         let backed = self.backed.all().filter(|range| range.device == device);
-        plain.map(|(_, bytes)| bytes).sum::<u64>() + backed.map(|range| range.bytes).sum::<u64>()
+        self.counted_bytes(device) + backed.map(|range| range.bytes).sum::<u64>()
     }
 }
 
