@@ -476,7 +476,8 @@ impl Backed {
                     let _ = vmm.give_up(handle);
                 }
                 if matches!(failed, Failed::Torn(_)) {
-                    self.mend(vmm, base, first, count);
+                    // It is refused below, and nobody uses what is torn; the next change of it tries again.
+                    let _ = self.mend(vmm, base, first, count);
                 }
                 return Err(failed.refused());
             }
