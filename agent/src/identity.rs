@@ -8,6 +8,7 @@
 //! where a rule makes it online or none matches; where a rule says that it is left alone, it is. It becomes
 //! online by its own word only when the configuration trusts its user. No rule and no word: ignored.
 
+pub mod clock;
 pub mod labels;
 pub mod names;
 pub mod place;

@@ -302,11 +302,12 @@ impl Journal {
         self.words()[2].store(at_ns, Ordering::Release);
     }
 
-    /// Whether a successor was promised the channels as they are and may still come.
+    /// Whether a successor was promised the channels as they are and may still come. A stamp that lies far ahead is of
+    /// another clock: of an agent in another time namespace, which did not promise it within the last second.
     #[must_use]
     pub fn is_handing_over(&self, now_ns: u64) -> bool {
         let since = self.words()[2].load(Ordering::Acquire);
-        since != 0 && now_ns.saturating_sub(since) < HANDING_OVER_NS
+        since != 0 && now_ns.abs_diff(since) < HANDING_OVER_NS
     }
 }
 
@@ -467,6 +468,11 @@ mod tests {
         journal.set_handing_over(1_000);
         assert!(journal.is_handing_over(1_000 + HANDING_OVER_NS - 1));
         assert!(!journal.is_handing_over(1_000 + HANDING_OVER_NS));
+        journal.set_handing_over(300 * HANDING_OVER_NS);
+        assert!(
+            !journal.is_handing_over(1_000),
+            "for as long as another clock is ahead"
+        );
     }
 
     #[test]

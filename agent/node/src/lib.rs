@@ -23,6 +23,7 @@
 mod adoption;
 pub mod batch;
 mod bells;
+pub mod clock;
 pub mod counters;
 pub mod file;
 pub mod gpus;

@@ -122,6 +122,8 @@ impl Members {
         if file.is_some() {
             session.files.control = Control::Looking(None);
         }
+        // Before it is welcome, from when on it looks.
+        session.beat(cx.now);
         session.tell(Tell::Welcome(Welcome {
             session: id,
             role: session.role,
@@ -130,7 +132,6 @@ impl Members {
             agent_generation: cx.settings.generation,
         }));
         if let Some(page) = &session.link.page {
-            page.agent.heartbeat_ns.store(cx.now, Ordering::Release);
             if session.role != Role::Offline {
                 for gate in &page.gates {
                     gate.gate.store(GATE_OPEN, Ordering::Release);
@@ -199,6 +200,7 @@ impl Members {
             Said::Edge { slot, edge } => {
                 let streams = session.link.page.is_none();
                 let online = session.is_online();
+                let edge = edge.by(session.clock);
                 let Some(slot) = session.slots.get_mut(slot as usize).filter(|_| streams) else {
                     return;
                 };
@@ -257,7 +259,7 @@ impl Members {
                 }));
             }
             Said::GateWait(waiting) => {
-                session.state.waits = waiting;
+                session.state.waits = waiting.then_some(cx.now);
                 cx.emit(Notice {
                     kind: if waiting {
                         "launches_wait"
@@ -323,7 +325,7 @@ impl Members {
             gpu: Some(gpu),
             launched_before: counted.map_or(slot.launched_before, |page| page.launches(at)),
             seen: page.map_or(slot.seen, |page| {
-                Activity::read(&page.devices[at], &page.memory[at])
+                Activity::read(&page.devices[at], &page.memory[at], session.clock)
             }),
             ..*slot
         };

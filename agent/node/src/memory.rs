@@ -323,7 +323,7 @@ impl Memory {
                     let uses = known.gpus().next().is_some();
                     !known.state.launch_gated && all_stoppable(&known.channels, uses)
                 });
-                let deadline_ns = until.as_nanos();
+                let deadline_ns = deadline(session, until, members);
                 let check = MemoryOrder::Check {
                     reclaim,
                     deadline_ns,
@@ -356,7 +356,7 @@ impl Memory {
                     kv,
                     direction,
                     stripes: policy.stripes(reclaim).to_vec(),
-                    deadline_ns: until.as_nanos(),
+                    deadline_ns: deadline(session, until, members),
                 };
                 tell(session, order, members);
             }
@@ -466,6 +466,12 @@ pub(crate) fn note_move(session: SessionId, moving: bool, members: &Members, ado
 fn answer_ask(session: SessionId, ask: AskId, granted: Granted, members: &mut Members) {
     let granted = granted == Granted::Yes;
     tell(session, MemoryOrder::Answer { ask, granted }, members);
+}
+
+/// By the clock of the process.
+fn deadline(session: SessionId, until: Instant, members: &Members) -> u64 {
+    let clock = members.get(session.0).map(|session| session.clock);
+    clock.unwrap_or_default().there(until.as_nanos())
 }
 
 fn tell(session: SessionId, order: MemoryOrder, members: &mut Members) -> bool {

@@ -1,6 +1,7 @@
 //! What reaches the shell, and what it says to processes. Nothing here is of the wire's types: they are
 //! read and bounded at the border.
 
+use crate::clock::ProcessClock;
 use crate::file::{File, SentFile};
 use crate::kinds::{Level, Method, Process, Role, Switch, Tenant};
 use crate::memory::{MemoryOrder, MemorySaid};
@@ -143,6 +144,8 @@ pub struct Newcomer {
     pub library: Library,
     /// Generation of the agent it obeyed before; 0: none.
     pub last_agent_generation: u64,
+    /// Its clock, of which all its times are.
+    pub clock: ProcessClock,
     /// Its page; None for a client that could not take it.
     pub page: Option<PageRef>,
     /// The control file it sent; not looked at yet.

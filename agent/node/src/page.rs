@@ -1,5 +1,6 @@
 //! The page that is shared with one process, as the shell uses it.
 
+use crate::clock::ProcessClock;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -67,7 +68,7 @@ const _: () = assert!(Turns::NO_GRAPH.0 == page::NO_GRAPH);
 pub struct Activity {
     /// `generation << 1 | busy`.
     pub word: u64,
-    /// Of the last busy edge.
+    /// Of the last busy edge, by the agent's clock.
     pub busy_since_ns: u64,
     /// When the work before the last idle edge was proven done.
     pub idle_since_ns: u64,
@@ -84,11 +85,11 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// The words of one device, as they stand. The writer may be between two of them: the generation in
+    /// The words of one device of a process with that clock, as they stand. The writer may be between two of them: the generation in
     /// the first tells one edge from another, and the rest is only ever used as measures.
     #[must_use]
-    pub fn read(words: &DeviceWords, more: &MemoryWords) -> Self {
-        Self {
+    pub fn read(words: &DeviceWords, more: &MemoryWords, clock: ProcessClock) -> Self {
+        let said = Self {
             word: words.activity.load(Ordering::Acquire),
             busy_since_ns: words.busy_since_ns.load(Ordering::Relaxed),
             idle_since_ns: words.idle_since_ns.load(Ordering::Relaxed),
@@ -97,6 +98,17 @@ impl Activity {
             turns: more.turns.load(Ordering::Relaxed),
             first_turn: more.first_turn.load(Ordering::Relaxed),
             apart_ns: more.apart_ns.load(Ordering::Relaxed),
+        };
+        said.by(clock)
+    }
+
+    /// The same by the agent's clock, where a process of that clock said it.
+    #[must_use]
+    pub fn by(self, clock: ProcessClock) -> Self {
+        Self {
+            busy_since_ns: clock.here(self.busy_since_ns),
+            idle_since_ns: clock.here(self.idle_since_ns),
+            ..self
         }
     }
 

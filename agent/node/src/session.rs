@@ -1,5 +1,6 @@
 //! What the shell keeps of one attached process.
 
+use crate::clock::ProcessClock;
 use crate::file::{File, Files};
 use crate::journal::Place;
 use crate::kinds::{Process, Role};
@@ -39,6 +40,8 @@ pub struct Session {
     pub job: Option<JobId>,
     /// The library in it.
     pub library: Library,
+    /// Its clock.
+    pub clock: ProcessClock,
     /// How it is reached.
     pub link: Link,
     /// Its devices, by the place in its page.
@@ -72,8 +75,8 @@ pub struct Link {
     pub outbox: Option<Box<dyn Outbox>>,
     /// How often it rings.
     pub rings: Rate,
-    /// The prober's last round as passed on.
-    pub progress_ns: u64,
+    /// The word of the prober's last round as last seen: progress is that it changes.
+    pub prober: u64,
     /// Requests in flight, as its engine last said.
     pub flight: Flight,
     /// The agent after which it enabled its own channels, as last seen.
@@ -100,8 +103,8 @@ pub struct State {
     pub lapsed: bool,
     /// It is asked to look whether it has work.
     pub asked: bool,
-    /// Launches of it wait on the gate.
-    pub waits: bool,
+    /// Since when launches of it wait on the gate, ns.
+    pub waits: Option<u64>,
     /// Policy takes it to have none.
     pub rests: bool,
 }
@@ -207,11 +210,12 @@ impl Session {
             gives: newcomer.gives,
             job: None,
             library: newcomer.library,
+            clock: newcomer.clock,
             link: Link {
                 page: newcomer.page,
                 outbox: Some(newcomer.outbox),
                 rings: Rate::default(),
-                progress_ns: 0,
+                prober: 0,
                 flight: Flight::default(),
                 released: 0,
             },
@@ -262,6 +266,14 @@ impl Session {
     #[must_use]
     pub fn is_online(&self) -> bool {
         self.role == Role::Online
+    }
+
+    /// Gives it a sign of life: a time of its own clock, since libraries of 0.1.0 and before compare it with that.
+    pub fn beat(&self, now: u64) {
+        if let Some(page) = &self.link.page {
+            let at = self.clock.there(now);
+            page.agent.heartbeat_ns.store(at, Ordering::Release);
+        }
     }
 
     /// Tells the process something; false when it does not listen, and is cut off.

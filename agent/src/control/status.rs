@@ -482,9 +482,11 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn process(&self, session: &Session) -> v1::ProcessStatus {
+        let clock = session.clock.text().unwrap_or_default();
         let notes = [
             (true, session.asked.refused.as_str()),
             (true, session.note.as_str()),
+            (true, clock.as_str()),
             (session.link.outbox.is_none(), "connection lost"),
             (
                 session.state.lapsed,

@@ -143,6 +143,11 @@ impl Budget {
         }
     }
 
+    /// `tenant` asked for `what`, which nobody can have.
+    pub fn refuse(&self, tenant: &Tenant, what: &'static str) {
+        self.refusals.note(tenant, what);
+    }
+
     /// The purse of a session of `tenant` that may say `per_second` messages.
     #[must_use]
     pub fn purse(self: &Arc<Self>, tenant: &Tenant, per_second: u32) -> Purse {

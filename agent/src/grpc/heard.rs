@@ -62,6 +62,8 @@ pub struct Hello {
     pub last_agent_generation: u64,
     /// It says the next edge of a device only when the last was heard.
     pub paces: bool,
+    /// Its clock when it wrote this; none: its library does not say.
+    pub clock_ns: Option<u64>,
 }
 
 /// The minor version of the page from which on an offline process can be asked whether it has work.
@@ -187,6 +189,7 @@ impl From<&v1::Hello> for Hello {
             page_version: hello.page_version,
             last_agent_generation: hello.last_agent_generation,
             paces: hello.paces,
+            clock_ns: Some(hello.clock_ns).filter(|&at| at != 0),
         }
     }
 }

@@ -53,6 +53,8 @@ pub struct Peer {
 pub struct Greeted {
     /// The agent's number for the connection.
     pub session: u64,
+    /// When the greeting went to it, ns.
+    pub greeted_ns: u64,
     /// Names the process for good.
     pub pidfd: OwnedFd,
     /// None: the client is older than the greeting.
@@ -279,6 +281,7 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
     let session = pages.next_session.fetch_add(1, Ordering::Relaxed);
     let (page, file) = pages.create(session)?;
     let bytes = Greeting::new(1).encode();
+    let greeted_ns = crate::clock::now_ns();
     stream
         .async_io(Interest::WRITABLE, || {
             sys::send_with_descriptors(stream.as_fd(), &bytes, &[file.as_fd()])
@@ -312,6 +315,7 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
     let credentials = caller.identify()?;
     let greeted = Greeted {
         session,
+        greeted_ns,
         pidfd: caller.pidfd,
         page,
         control_file,

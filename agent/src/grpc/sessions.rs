@@ -10,8 +10,8 @@ use crate::grpc::heard::{self, Hello, HookReport, Read, memory};
 use crate::grpc::peers::{Greeted, Peer};
 use crate::host::reaper::Reaper;
 use crate::host::yard::Yard;
-use crate::identity::names;
 use crate::identity::rules::{decide, refused};
+use crate::identity::{self, names};
 use crate::identity::{Credentials, Subject};
 use crate::inbox::{
     Asked, Input, Mailbox, Newcomer, NodeInput, Peer as NodePeer, SetChannels, Stream, Tell,
@@ -20,6 +20,7 @@ use crate::inbox::{
 use crate::wire::{level, method, role};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use tidegate_node::clock::{ProcessClock, Stamp};
 use tidegate_node::file::SentFile;
 use tidegate_node::text::Text;
 use tidegate_policy::fair::Gives;
@@ -97,6 +98,7 @@ impl Sessions {
         peer: &Peer,
         greeted: Greeted,
         hello: Hello,
+        clock: ProcessClock,
         tell_tx: mpsc::Sender<Tell>,
     ) -> Newcomer {
         let subject = Subject::of(&peer.credentials, &config.identity);
@@ -137,11 +139,22 @@ impl Sessions {
             job: job_name(&peer.credentials, hello.job),
             library: hello.library,
             last_agent_generation: hello.last_agent_generation,
+            clock,
             page: page.map(crate::grpc::page::shared),
             control_file: greeted.control_file.map(|file| SentFile(Box::new(file))),
             outbox: Box::new(Stream(tell_tx)),
         }
     }
+}
+
+/// The clock of a process that said hello at `heard_ns`. None: nobody tells how far it is from ours.
+fn clock(peer: &Peer, greeted: &Greeted, hello: &Hello, heard_ns: u64) -> Option<ProcessClock> {
+    let stamp = hello.clock_ns.map(|theirs_ns| Stamp {
+        theirs_ns,
+        from_ns: greeted.greeted_ns,
+        to_ns: heard_ns,
+    });
+    ProcessClock::found(identity::clock::ahead_ns(peer.credentials.pid), stamp)
 }
 
 /// The job a process names, else its cgroup, else itself.
@@ -182,6 +195,12 @@ impl v1::runtime_server::Runtime for Sessions {
             })?;
         let mut events = heard::Stream::new(request.into_inner());
         let hello = events.hello().await?;
+        let heard_ns = now_ns();
+        let Some(clock) = clock(&peer, &greeted, &hello, heard_ns) else {
+            self.budget
+                .refuse(&peer.credentials.tenant, identity::clock::UNKNOWN);
+            return Err(Status::failed_precondition(identity::clock::UNKNOWN));
+        };
         let (heard_tx, heard_rx) = watch::channel(0);
         // With a page edges are read there.
         let paced = hello.paces && (greeted.page.is_none() || hello.page_version == 0);
@@ -194,7 +213,7 @@ impl v1::runtime_server::Runtime for Sessions {
         let (tell_tx, tell_rx) = mpsc::channel(OUTBOX);
         let loaded = Arc::clone(&self.in_force.borrow());
         self.yard.house(session, peer.credentials.tenant.clone());
-        let newcomer = Self::newcomer(&loaded.config, &peer, greeted, hello, tell_tx);
+        let newcomer = Self::newcomer(&loaded.config, &peer, greeted, hello, clock, tell_tx);
         self.mailbox.put(NodeInput::Attached(Box::new(newcomer)));
         if let Err(error) = self.reaper.watch(process, pidfd) {
             self.mailbox.put(NodeInput::Disconnected(session));

@@ -12,27 +12,54 @@
 //! the process says released. The hold counts from the first try: a process whose channels cannot be
 //! enabled by it is held no longer than another.
 //!
-//! Gone: the stream is closed, or the heartbeat is older than [`STALE_NS`]. The deadline is
+//! Gone: the stream is closed, or the heartbeat has not changed for [`STALE_NS`]. The deadline is
 //! [`PATIENCE_NS`] after the last heartbeat, or [`HANDOVER_NS`] after an agent wrote that it hands
 //! over. A heartbeat that goes on moves the deadline along: then an agent lives and holds the
 //! channels, and only the stream is lost.
 //!
+//! All times are of the clock of the process. What the agent writes is a time of the agent's clock, which is
+//! another one in a time namespace, in a restored container, or beside a library that fakes clocks. So the
+//! process never compares it with a clock: it looks whether the word changed ([`Pulse`]).
+//!
 //! Invariant: no channel of this process stays disabled longer than the deadline without a live
 //! agent, and no launch passes between the loss and the end of the hold.
 
-/// A heartbeat older than this is an agent that is gone.
+/// An agent whose heartbeat has not changed for longer than this is gone.
 pub const STALE_NS: u64 = 500_000_000;
 /// How long after the last heartbeat a successor is waited for.
 pub const PATIENCE_NS: u64 = 900_000_000;
 /// How long after `handing over` was written a successor is waited for.
 pub const HANDOVER_NS: u64 = 1_000_000_000;
 
+/// A word of the agent's, and when the process saw it change, by the clock of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pulse {
+    word: u64,
+    at_ns: u64,
+    looked_ns: u64,
+}
+
+impl Pulse {
+    /// Looks at the word. Returns when it was last seen to change. If the clock went back since the last look (a process
+    /// that was restored on another machine), the change is as old as it was: it never lies in the future, where it would
+    /// count for as long as the clock went back.
+    pub fn look(&mut self, word: u64, now_ns: u64) -> u64 {
+        let back_ns = self.looked_ns.saturating_sub(now_ns);
+        self.at_ns = self.at_ns.saturating_sub(back_ns);
+        self.looked_ns = now_ns;
+        if word != self.word {
+            (self.word, self.at_ns) = (word, now_ns);
+        }
+        self.at_ns
+    }
+}
+
 /// What a process sees of its agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentView {
-    /// `AgentWords::heartbeat_ns`.
+    /// When `AgentWords::heartbeat_ns` last changed, by the clock of the process.
     pub heartbeat_ns: u64,
-    /// `AgentWords::handing_over_ns`.
+    /// When `AgentWords::handing_over_ns` was first seen, by the clock of the process; 0: it is not set.
     pub handing_over_ns: u64,
     /// Generation of the agent whose page this is.
     pub generation: u64,

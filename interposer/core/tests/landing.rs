@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tidegate_core::landing::{
-    AgentView, Effect, HANDOVER_NS, Landing, OnLoss, PATIENCE_NS, STALE_NS,
+    AgentView, Effect, HANDOVER_NS, Landing, OnLoss, PATIENCE_NS, Pulse, STALE_NS,
 };
 
 const MS: u64 = 1_000_000;
@@ -94,6 +94,59 @@ proptest! {
                 prop_assert_eq!(said, enabled, "released is said once every channel is enabled");
                 if !alive && !tried {
                     prop_assert!(!gate_open, "no launch passes between the loss and the landing");
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    /// P-LIFECYCLE-2: what a process does without an agent does not depend on how far its clock is from the agent's, and
+    /// a clock that went back keeps no channel disabled for longer.
+    #[test]
+    fn only_that_the_heartbeat_changes_counts(
+        life in prop::collection::vec((1_u64..80, any::<bool>()), 1..12),
+        ahead in prop_oneof![Just(0_i64), -300_000_i64..86_400_000],
+        back in prop::option::of(0_usize..12),
+    ) {
+        const BEGIN: u64 = 400_000 * MS;
+        let theirs = |now: u64, back: u64| now.checked_add_signed(ahead * 1_000_000).expect("in range") - back;
+        let (mut same, mut shifted) = (Landing::default(), Landing::default());
+        let (mut heartbeat, mut own, mut other) = (BEGIN, Pulse::default(), Pulse::default());
+        let (mut now, mut went_back, mut alive_at) = (BEGIN, 0, BEGIN);
+        for (nth, (ticks, beats)) in life.into_iter().enumerate() {
+            if back == Some(nth) && went_back == 0 {
+                went_back = 50_000 * MS;
+            }
+            for _ in 0..ticks {
+                now += TICK;
+                if beats {
+                    (heartbeat, alive_at) = (now, now);
+                }
+                let view = |pulse: &mut Pulse, at| AgentView {
+                    heartbeat_ns: pulse.look(heartbeat, at),
+                    handing_over_ns: 0,
+                    generation: 7,
+                    stream: true,
+                };
+                let at = theirs(now, went_back);
+                let mut effects = Vec::new();
+                for (landing, pulse, at) in [(&mut same, &mut own, now), (&mut shifted, &mut other, at)] {
+                    let (next, done) = landing.step(view(pulse, at), OnLoss::default(), at);
+                    *landing = if done.contains(&Effect::EnableChannels) { next.enabled(true).0 } else { next };
+                    effects.push(done);
+                }
+                if went_back == 0 {
+                    prop_assert_eq!(&effects[0], &effects[1], "{} ns ahead", ahead);
+                }
+                // What passed between the two looks around the jump is lost.
+                let spare = if went_back == 0 { TICK } else { 2 * TICK };
+                if now >= alive_at + PATIENCE_NS + spare {
+                    let landed = matches!(shifted, Landing::Landed { released: true, .. });
+                    prop_assert!(landed, "{:?} long after the agent was gone", shifted);
+                }
+                if beats {
+                    prop_assert_eq!(shifted, Landing::Obeying);
                 }
             }
         }

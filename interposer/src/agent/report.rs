@@ -38,7 +38,7 @@ use tidegate_abi::cuda::CUuuid;
 use tidegate_abi::page::{MAJOR, MINOR, Page};
 use tidegate_abi::rm::Status;
 use tidegate_core::gate::{LaunchGate, Role, Switch};
-use tidegate_core::landing::{AgentView, Effect, Landing, OnLoss};
+use tidegate_core::landing::{AgentView, Effect, Landing, OnLoss, Pulse};
 use tidegate_proto::parts;
 use tidegate_proto::v1::{self, StopMethod, agent_command::Command, client_event::Event};
 use tokio::io::unix::AsyncFd;
@@ -75,6 +75,8 @@ pub fn run(process: &'static Process, rows: &'static [Row], said: Said) {
         landing: Landing::default(),
         on_loss: OnLoss::default(),
         page: None,
+        heartbeat: Pulse::default(),
+        handing_over: Pulse::default(),
         generation: 0,
         method: StopMethod::default(),
         touched: false,
@@ -106,6 +108,9 @@ struct Reporter {
     landing: Landing,
     on_loss: OnLoss,
     page: Option<&'static Page>,
+    /// Of that page.
+    heartbeat: Pulse,
+    handing_over: Pulse,
     generation: u64,
     /// How the agent that spoke last has channels stopped.
     method: StopMethod,
@@ -183,6 +188,28 @@ impl Reporter {
         }
     }
 
+    /// When the agent last gave a sign of life.
+    fn heard_ns(&mut self, now: u64) -> u64 {
+        match self.page {
+            // Without a page the stream is that sign: its keep-alive ends it when the agent stops.
+            Some(page) if core::ptr::eq(page, self.process.private) => self.stream_ns,
+            Some(page) => {
+                let word = page.agent.heartbeat_ns.load(Acquire);
+                self.heartbeat.look(word, now)
+            }
+            None => 0,
+        }
+    }
+
+    /// Since when the agent hands over; 0: it does not.
+    fn handing_over_ns(&mut self, now: u64) -> u64 {
+        let word = self
+            .page
+            .map_or(0, |page| page.agent.handing_over_ns.load(Acquire));
+        let since = self.handing_over.look(word, now);
+        if word == 0 { 0 } else { since }
+    }
+
     /// Checks the agent of an offline process.
     fn check(&mut self) {
         let now = clock::now_ns();
@@ -190,20 +217,9 @@ impl Reporter {
         if stream {
             self.stream_ns = now;
         }
-        // Without a page the stream is the sign of life: its keep-alive ends it when the agent stops.
-        let own = |page: &Page| core::ptr::eq(page, self.process.private);
-        let heartbeat = |page: &Page| {
-            if own(page) {
-                self.stream_ns
-            } else {
-                page.agent.heartbeat_ns.load(Acquire)
-            }
-        };
         let view = AgentView {
-            heartbeat_ns: self.page.map_or(0, heartbeat),
-            handing_over_ns: self
-                .page
-                .map_or(0, |page| page.agent.handing_over_ns.load(Acquire)),
+            heartbeat_ns: self.heard_ns(now),
+            handing_over_ns: self.handing_over_ns(now),
             generation: self.generation,
             stream,
         };
@@ -373,6 +389,7 @@ impl Reporter {
             unknown_role: self.said.unknown_role.clone(),
             weight: self.said.weight,
             paces: true,
+            clock_ns: clock::now_ns(),
         }
     }
 
@@ -587,6 +604,7 @@ impl Reporter {
         }
         if !self.page.is_some_and(|known| core::ptr::eq(known, shown)) {
             self.page = Some(shown);
+            (self.heartbeat, self.handing_over) = (Pulse::default(), Pulse::default());
             process.swap_page(shown);
         } else {
             ring(shown);

@@ -1,4 +1,4 @@
-//! What the loaded objects themselves say: of which one a function is, and where the C library has one.
+//! What the loaded objects themselves say: of which one a function is, and where the C library or the kernel has one.
 //!
 //! Where there is no `dlvsym` (musl), nothing but the loaded objects themselves says where the real `dlsym` is: this
 //! library's own stands before it. Layouts are those of the System V ABI, chapter "Dynamic Linking".
@@ -123,6 +123,30 @@ unsafe fn soname<'a>(base: u64, mut dynamic: *const Dyn) -> Option<&'a CStr> {
     }
     // SAFETY: a C string in the object's string table.
     Some(unsafe { CStr::from_ptr((strings? + name?) as *const c_char) })
+}
+
+/// The function of this name in the object that the kernel maps into every process (vDSO); null: there is none.
+pub fn of_the_kernel(name: &CStr) -> *mut c_void {
+    // SAFETY: only asks.
+    let object = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
+    if object == 0 {
+        return ptr::null_mut();
+    }
+    // SAFETY: the kernel mapped an ELF image there, with its headers, for as long as the process lives.
+    let headers = unsafe {
+        let file = &*(object as *const libc::Elf64_Ehdr);
+        core::slice::from_raw_parts(
+            (object + file.e_phoff) as *const libc::Elf64_Phdr,
+            usize::from(file.e_phnum),
+        )
+    };
+    let of_type = |wanted| headers.iter().find(|header| header.p_type == wanted);
+    let (Some(first), Some(dynamic)) = (of_type(libc::PT_LOAD), of_type(PT_DYNAMIC)) else {
+        return ptr::null_mut();
+    };
+    let base = object + first.p_offset - first.p_vaddr;
+    // SAFETY: its dynamic section, which nobody relocates: the image is read-only.
+    unsafe { lookup(base, (base + dynamic.p_vaddr) as *const Dyn, name) }
 }
 
 unsafe extern "C" fn visit(

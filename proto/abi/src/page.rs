@@ -9,7 +9,9 @@
 //! majors go on without a page (edges then travel on the gRPC stream); `minor` grows when a word
 //! is added in what was padding, and a peer that does not know it leaves it zero.
 //!
-//! Times are `CLOCK_MONOTONIC` nanoseconds. Futex words are shared (never `FUTEX_PRIVATE_FLAG`).
+//! Times are `CLOCK_MONOTONIC` nanoseconds of the process, which may be another clock than the agent's (a time
+//! namespace). The process says its time when it attaches, and the agent converts. Times of the agent are signs of life:
+//! the process looks whether they change, and compares them with no clock. Futex words are shared (never `FUTEX_PRIVATE_FLAG`).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -88,7 +90,7 @@ pub struct Header {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct AgentWords {
-    /// Time of the control thread's last tick. Older than 500 ms: the agent is gone.
+    /// Time of the control thread's last tick. Unchanged for 500 ms by the clock of the process: the agent is gone.
     pub heartbeat_ns: AtomicU64,
     /// Time at which an agent that was asked to step aside wrote it; 0 otherwise.
     pub handing_over_ns: AtomicU64,

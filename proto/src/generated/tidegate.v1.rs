@@ -159,6 +159,10 @@ pub struct Hello {
     /// ever lowers what they say.
     #[prost(uint32, tag = "12")]
     pub weight: u32,
+    /// CLOCK_MONOTONIC of the process when it wrote this, after it had the agent's greeting; 0: it does not say. Its
+    /// clock may be another one than the agent's, and every time that it says or is told is of its own clock.
+    #[prost(uint64, tag = "13")]
+    pub clock_ns: u64,
     /// It sends the next Edge of a device only when the agent has Heard the last. Between two of them a later edge replaces
     /// an earlier one.
     #[prost(bool, tag = "14")]
@@ -263,7 +267,7 @@ pub struct Edge {
     /// abi::page activity word after the edge.
     #[prost(uint64, tag = "3")]
     pub activity: u64,
-    /// CLOCK_MONOTONIC, of the edge; on an idle edge when the work was proven done.
+    /// CLOCK_MONOTONIC of the process, of the edge; on an idle edge when the work was proven done.
     #[prost(uint64, tag = "4")]
     pub at_ns: u64,
     #[prost(uint64, tag = "5")]
@@ -559,7 +563,7 @@ pub struct KvGone {
 pub struct Check {
     #[prost(uint64, tag = "1")]
     pub seq: u64,
-    /// CLOCK_MONOTONIC.
+    /// CLOCK_MONOTONIC of the process.
     #[prost(uint64, tag = "2")]
     pub deadline_ns: u64,
 }

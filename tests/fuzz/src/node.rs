@@ -193,6 +193,7 @@ impl Node {
                     says_work: true,
                 },
                 last_agent_generation: u64::from(was_gated && session == HOSTILE),
+                clock: tidegate_node::clock::ProcessClock::default(),
                 page: Some(shared(page)),
                 control_file: Some(SentFile(Box::new(()))),
                 outbox: Box::new(Stream(tell_tx)),

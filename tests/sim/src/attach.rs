@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tidegate_abi::class::Engine;
 use tidegate_device::{ChannelId, TsgId};
 use tidegate_node::Input;
+use tidegate_node::clock::{ProcessClock, Stamp};
 use tidegate_node::file::SentFile;
 use tidegate_node::kinds::{Level, Role};
 use tidegate_node::message::{Asked, Channel, Library, Newcomer, Peer, RmChange, Said, Ticket};
@@ -36,6 +37,11 @@ impl<P: Play> World<P> {
         agent.sessions += 1;
         let (session, wire) = (agent.sessions, agent.wire.clone());
         process.new_page(session, now);
+        let stamp = Stamp {
+            theirs_ns: process.clock(now),
+            from_ns: now,
+            to_ns: now,
+        };
         // The gates of a new page are shut, whatever those of the last one were.
         let newcomer = Newcomer {
             session,
@@ -61,6 +67,7 @@ impl<P: Play> World<P> {
                 ..Library::default()
             },
             last_agent_generation: process.obeyed,
+            clock: ProcessClock::found(None, Some(stamp)).unwrap_or_default(),
             page: Some(PageRef::new(Shared(
                 pid,
                 Arc::clone(&process.page),

@@ -18,12 +18,14 @@ impl<P: Play> World<P> {
             return;
         }
         let look = Glance {
-            heartbeat_ns: process.heartbeat(),
+            heartbeat_ns: process.heard(now),
             handing_over_ns: 0,
             generation: process.obeyed,
             stream: process.attached == Some(epoch),
         };
-        let (next, effects) = process.landing.step(look, OnLoss::default(), now);
+        let (next, effects) = process
+            .landing
+            .step(look, OnLoss::default(), process.clock(now));
         process.landing = next;
         for effect in effects {
             match effect {

@@ -8,6 +8,9 @@ use std::sync::atomic::Ordering;
 use tidegate_device::TsgId;
 use tidegate_node::Input;
 
+/// How far the clocks of processes are ahead of the agent's, ns: some are in time namespaces.
+const AHEAD: [u64; 4] = [0, 86_400_000 * MS, 0, 700 * MS];
+
 impl<P: Play> World<P> {
     pub fn spawn_in(&mut self, at: u64, process: Process<P::Own>) {
         self.pending += 1;
@@ -15,8 +18,9 @@ impl<P: Play> World<P> {
     }
 
     /// A process begins, makes its channels and attaches.
-    pub fn spawn(&mut self, process: Process<P::Own>) {
+    pub fn spawn(&mut self, mut process: Process<P::Own>) {
         let pid = self.processes.len();
+        process.ahead = AHEAD[pid % AHEAD.len()];
         let online = process.is_online();
         self.processes.push(process);
         self.switches.set_running(kernel_pid(pid), true);
@@ -153,14 +157,15 @@ impl<P: Play> World<P> {
             return;
         }
         process.probing = false;
+        let theirs = process.clock(now);
         let mut due = Vec::new();
         let page = &process.page;
         for (index, device) in process.devices.iter_mut().enumerate() {
-            if device.probe(&page.devices[index], now) {
+            if device.probe(&page.devices[index], theirs) {
                 due.push(index);
             }
         }
-        page.process.prober_ns.store(now, Ordering::Relaxed);
+        page.process.prober_ns.store(theirs, Ordering::Relaxed);
         let count = process.devices.len();
         let busy = page.devices.iter().take(count).any(busy);
         for device in due {
@@ -175,7 +180,8 @@ impl<P: Play> World<P> {
     pub fn publish(&mut self, pid: usize, device: usize) {
         let process = &mut self.processes[pid];
         let words = &process.page.devices[device];
-        if process.alive && process.devices[device].publish(words, self.now) {
+        let theirs = process.clock(self.now);
+        if process.alive && process.devices[device].publish(words, theirs) {
             self.ring(pid);
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use tidegate_abi::page::{ACTIVITY_BUSY, DeviceWords, GATE_HELD, GATE_OPEN, GATE_STATE, Page};
 use tidegate_core::activity::{Begin, Counts, Published, Quiet, begin, busy_edge, enter_if_busy};
 use tidegate_core::gate::{Admission, Capture, Role, admission};
-use tidegate_core::landing::Landing;
+use tidegate_core::landing::{Landing, Pulse};
 use tidegate_core::word::Fences;
 use tidegate_device::{ChannelId, TsgId};
 
@@ -150,6 +150,10 @@ pub(crate) struct Process<O> {
     /// Its job; None: it is online.
     pub job: Option<u32>,
     pub landing: Landing,
+    /// The agent's heartbeat, as the process sees it.
+    pub heartbeat: Pulse,
+    /// How far its clock is ahead of the agent's, ns. All that it writes is of its own.
+    pub ahead: u64,
     pub devices: Vec<Device>,
     pub gpus: u8,
     /// The page of the last agent it attached to.
@@ -177,6 +181,8 @@ impl<O> Process<O> {
             alive: true,
             job,
             landing: Landing::Obeying,
+            heartbeat: Pulse::default(),
+            ahead: 0,
             devices: of_mask(gpus).map(Device::new).collect(),
             gpus,
             page: Arc::default(),
@@ -194,11 +200,13 @@ impl<O> Process<O> {
     /// Attaches to another agent, by a page of its own.
     pub fn new_page(&mut self, session: u64, now: u64) {
         let page = Arc::new(Page::default());
+        let now = self.clock(now);
         for (device, words) in self.devices.iter_mut().zip(&page.devices) {
             device.new_page(words, now);
         }
         page.process.prober_ns.store(now, Relaxed);
         (self.page, self.session) = (page, session);
+        self.heartbeat = Pulse::default();
         self.listens = Arc::new(AtomicBool::new(true));
     }
 
@@ -207,9 +215,15 @@ impl<O> Process<O> {
         self.page.process.doorbell.fetch_add(1, AcqRel);
     }
 
-    /// The agent's last sign of life.
-    pub fn heartbeat(&self) -> u64 {
-        self.page.agent.heartbeat_ns.load(Acquire)
+    /// When the agent gave its last sign of life, by the process' own clock.
+    pub fn heard(&mut self, now: u64) -> u64 {
+        let (word, now) = (self.page.agent.heartbeat_ns.load(Acquire), self.clock(now));
+        self.heartbeat.look(word, now)
+    }
+
+    /// What its clock says.
+    pub fn clock(&self, now: u64) -> u64 {
+        now + self.ahead
     }
 
     /// Says that it enabled its own channels, without the agent it obeyed.

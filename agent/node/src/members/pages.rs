@@ -75,7 +75,7 @@ impl Members {
                     continue;
                 };
                 if let Some(page) = &session.link.page {
-                    slot.seen = Activity::read(&page.devices[at], &page.memory[at]);
+                    slot.seen = Activity::read(&page.devices[at], &page.memory[at], session.clock);
                 }
                 found(Event::Activity {
                     session: SessionId(session.id),
@@ -88,15 +88,16 @@ impl Members {
 
     /// Gives every process a sign of life.
     pub(crate) fn beat(&self, now: u64) {
-        for page in self.all().filter_map(|session| session.link.page.as_ref()) {
-            page.agent.heartbeat_ns.store(now, Ordering::Release);
-        }
+        self.all().for_each(|session| session.beat(now));
     }
 
     /// Says to every process that a successor was asked for.
     pub(crate) fn hand_over(&self, now: u64) {
-        for page in self.all().filter_map(|session| session.link.page.as_ref()) {
-            page.agent.handing_over_ns.store(now, Ordering::Release);
+        for session in self.all() {
+            if let Some(page) = &session.link.page {
+                let at = session.clock.there(now);
+                page.agent.handing_over_ns.store(at, Ordering::Release);
+            }
         }
     }
 
@@ -107,12 +108,12 @@ impl Members {
             let Some(page) = &session.link.page else {
                 continue;
             };
-            let progress = page.process.prober_ns.load(Ordering::Relaxed);
-            if session.is_online() && progress != session.link.progress_ns {
-                session.link.progress_ns = progress;
+            let prober = page.process.prober_ns.load(Ordering::Relaxed);
+            if session.is_online() && prober != session.link.prober {
+                session.link.prober = prober;
                 cx.step(Event::Progress {
                     session: SessionId(session.id),
-                    at: Instant::from_nanos(progress.min(cx.now)),
+                    at: Instant::from_nanos(cx.now),
                 });
             }
             for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
@@ -174,7 +175,7 @@ fn hear_activity(session: &mut Session, cx: &mut Context<'_>) {
     let words = page.devices.iter().zip(&page.memory);
     for (slot, (words, more)) in session.slots.iter_mut().zip(words) {
         let Some(gpu) = slot.gpu else { continue };
-        let activity = Activity::read(words, more);
+        let activity = Activity::read(words, more, session.clock);
         if activity.word != slot.seen.word {
             slot.seen = activity;
             cx.step(Event::Activity {

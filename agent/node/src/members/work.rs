@@ -19,7 +19,7 @@ const LOOKS_EVERY_NS: u64 = 5_000_000;
 
 /// Whether it has work, or cannot say.
 fn works(session: &Session) -> bool {
-    if !session.state.asked || session.state.waits {
+    if !session.state.asked || session.state.waits.is_some() {
         return true;
     }
     let mut devices = session.slots.iter().filter(|slot| slot.gpu.is_some());
@@ -112,7 +112,7 @@ fn read(session: &mut Session) {
     let words = page.devices.iter().zip(&page.memory);
     for (slot, (words, more)) in session.slots.iter_mut().zip(words) {
         if slot.gpu.is_some() {
-            slot.seen = Activity::read(words, more);
+            slot.seen = Activity::read(words, more, session.clock);
         }
     }
 }

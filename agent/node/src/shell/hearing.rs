@@ -54,7 +54,7 @@ impl Shell {
                 returned_ns,
                 method,
             } => {
-                let job = session.job;
+                let (job, clock) = (session.job, session.clock);
                 let status = if errno != 0 {
                     u32::MAX
                 } else if method.unwrap_or_default() != self.settings.method {
@@ -70,8 +70,8 @@ impl Shell {
                 let answer = RemoteAnswer {
                     seq,
                     status,
-                    entered_ns,
-                    returned_ns,
+                    entered_ns: clock.here(entered_ns),
+                    returned_ns: clock.here(returned_ns),
                 };
                 let journal = Arc::clone(&self.adoption.journal);
                 let members = &mut self.members;

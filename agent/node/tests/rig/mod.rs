@@ -12,6 +12,7 @@ use tidegate_abi::class::Engine;
 use tidegate_abi::page::{ACTIVITY_BUSY, Page};
 use tidegate_abi::rm::Status;
 use tidegate_node::batch::Batch;
+use tidegate_node::clock::ProcessClock;
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::journal::{Journal, Marked};
 use tidegate_node::kinds::{Gpu, Level, Method, Process, Role, Switch, Tenant};
@@ -213,6 +214,8 @@ pub struct Rig {
     pub names_devices: bool,
     /// Those that attach use these GPUs.
     pub uses: Vec<usize>,
+    /// The clock of all processes.
+    pub clock: ProcessClock,
 }
 
 const fn uuid(gpu: usize) -> [u8; 16] {
@@ -300,6 +303,7 @@ impl Rig {
             library: Library::default(),
             names_devices: true,
             uses: (0..gpus).collect(),
+            clock: ProcessClock::default(),
         }
     }
 
@@ -349,6 +353,7 @@ impl Rig {
             job: Text::name(job),
             library: self.library.clone(),
             last_agent_generation: 0,
+            clock: self.clock,
             page: Some(PageRef::new(TestPage(page))),
             control_file: Some(SentFile(Box::new(()))),
             outbox: Box::new(Listens),
@@ -397,6 +402,12 @@ impl Rig {
         }
     }
 
+    /// The agent's last sign of life, as a process reads it.
+    pub fn heartbeat(&self, session: u64) -> u64 {
+        let page = &self.pages[session as usize - 1];
+        page.agent.heartbeat_ns.load(Ordering::Acquire)
+    }
+
     /// How often the agent asks a process whether it has work.
     pub fn asked(&self, session: u64) -> Duration {
         let page = &self.pages[session as usize - 1];
@@ -427,7 +438,7 @@ impl Rig {
     /// An online process becomes busy or idle on a GPU, and rings.
     pub fn edge(&self, session: u64, gpu: usize, busy: bool, launches: u64) {
         let page = &self.pages[session as usize - 1];
-        let (words, now) = (&page.devices[gpu], self.now());
+        let (words, now) = (&page.devices[gpu], self.clock.there(self.now()));
         let word = words.activity.load(Ordering::Acquire);
         let next = ((word >> 1) + 1) << 1;
         if busy {
@@ -465,7 +476,8 @@ impl Rig {
     /// The processes' probers make a round.
     pub fn probe(&self) {
         for page in &self.pages {
-            page.process.prober_ns.store(self.now(), Ordering::Relaxed);
+            let theirs = self.clock.there(self.now());
+            page.process.prober_ns.store(theirs, Ordering::Relaxed);
         }
     }
 

@@ -171,6 +171,7 @@ impl Tidegate {
                 ..Library::default()
             },
             last_agent_generation: 0,
+            clock: tidegate_node::clock::ProcessClock::default(),
             page: Some(PageRef::new(page)),
             control_file: Some(SentFile(Box::new(()))),
             outbox: Box::new(Stream(session, self.wire.clone())),

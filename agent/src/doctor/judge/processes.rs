@@ -4,6 +4,7 @@ use super::view::{View, count, seconds};
 use crate::config::LongGate;
 use crate::doctor::check::Check;
 use crate::doctor::facts::GpuProcess;
+use crate::identity::clock;
 use std::time::Duration;
 use tidegate_proto::v1;
 
@@ -116,6 +117,11 @@ fn skew(view: &View<'_>) -> Check {
         let text = format!("the agent is {}, this program {own}", status.version);
         return Check::warn(ID, text)
             .remedy("restart the agent: tidegate-agent --replace keeps the gates");
+    }
+    let clockless = |refusal: &&v1::Refusal| refusal.what == clock::UNKNOWN;
+    if let Some(v1::Refusal { who, what, .. }) = status.refusals.iter().find(clockless) {
+        return Check::warn(ID, format!("a process of {who} is refused: {what}"))
+            .remedy("restart the process with the agent's version of the library");
     }
     let old: Vec<String> = status
         .processes
@@ -297,6 +303,19 @@ mod tests {
         });
         assert_eq!(result, Warn);
         assert!(text.contains("python (12) 0.0.8"), "{text}");
+        // P-LIFECYCLE-12: a process whose clock nobody knows is refused with a reason.
+        let (result, text) = outcome("version-skew", |node| {
+            healthy::status(node).refusals.push(v1::Refusal {
+                who: "user 1000".to_owned(),
+                what: crate::identity::clock::UNKNOWN.to_owned(),
+                ..v1::Refusal::default()
+            });
+        });
+        assert_eq!(result, Warn);
+        assert!(
+            text.contains("user 1000") && text.contains("clock"),
+            "{text}"
+        );
         assert_eq!(outcome("version-skew", healthy::without_agent).0, Skip);
     }
 

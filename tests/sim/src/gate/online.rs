@@ -123,8 +123,9 @@ impl World<Gate> {
         let mut rang = false;
         for device in 0..process.devices.len() {
             let process = &mut self.processes[pid];
+            let theirs = process.clock(now);
             let held = &mut process.devices[device];
-            rang |= held.launch(&process.page.devices[device], graph, now);
+            rang |= held.launch(&process.page.devices[device], graph, theirs);
             let (gpu, channel) = (held.gpu, held.channels[0].1);
             self.play.judge.submitted(pid, gpu, now);
             let tag = u64::try_from(pid).unwrap_or(u64::MAX);
@@ -182,8 +183,9 @@ impl World<Gate> {
             return;
         }
         if syncs {
+            let theirs = process.clock(now);
             for device in &mut process.devices {
-                device.synced(now);
+                device.synced(theirs);
             }
         }
         let Some(serving) = process.own.serving() else {

@@ -27,9 +27,10 @@ impl World<Reclaim> {
         self.play.figures.edges += u64::from(busy);
         let Some(pid) = self.online() else { return };
         let process = &mut self.processes[pid];
+        let theirs = process.clock(now);
         let (device, words) = (&mut process.devices[0], &process.page.devices[0]);
         if busy {
-            let rang = device.launch(words, 0, now);
+            let rang = device.launch(words, 0, theirs);
             device.returned();
             if rang {
                 self.ring(pid);
