@@ -200,6 +200,13 @@ impl Adoption {
         }
     }
 
+    /// Nobody could claim anything for so long.
+    pub fn put_off(&mut self, by_ns: u64) {
+        for adopted in &mut self.adopted {
+            adopted.due_ns += by_ns;
+        }
+    }
+
     /// When the next of them is due.
     pub fn deadline(&self) -> Option<u64> {
         self.adopted.iter().map(|adopted| adopted.due_ns).min()

@@ -251,6 +251,13 @@ impl Gpus {
         }
     }
 
+    /// Nobody looked for so long: no issue thread has sat in its call that long.
+    pub(crate) fn put_off(&mut self, by_ns: u64, now: u64) {
+        for line in &mut self.lines {
+            line.pending_since = (line.pending_since + by_ns).min(now);
+        }
+    }
+
     /// When the next issue thread counts as stalled.
     pub(crate) fn stall_deadline(&self, stall_ns: u64) -> Option<u64> {
         let waiting = self.lines.iter();

@@ -97,8 +97,6 @@ pub(crate) struct Settings {
     /// Clients of processes without a control file belong to the first that reports them.
     pub believe_unproven: bool,
     pub ignore_suspects: bool,
-    /// How long gates stay shut after the start.
-    pub start_hold_ns: u64,
     /// This agent's.
     pub generation: u64,
     pub rings_per_second: u32,

@@ -47,7 +47,7 @@ use tidegate_policy::event::Event;
 use tidegate_policy::ids::{Channels, GpuId, GpuSet, JobId, SessionId};
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::node::Node;
-use tidegate_policy::time::{Instant, nanos};
+use tidegate_policy::time::Instant;
 pub use turn::{HEARTBEAT_NS, LATE_NS};
 
 /// What a shell is made of.
@@ -163,7 +163,6 @@ impl Shell {
                 pool: parts.pool,
                 believe_unproven: parts.believe_unproven,
                 ignore_suspects: policy.suspects == Suspects::Ignore,
-                start_hold_ns: nanos(policy.start_hold),
                 generation: parts.generation,
                 rings_per_second: parts.tunables.rings_per_second,
                 prove_every_ns: parts.tunables.prove_every_ns,

@@ -11,6 +11,7 @@ use crate::ids::{
 use crate::lease::event::LeaseEvent;
 use crate::memory::MemoryEvent;
 use crate::time::Instant;
+use core::time::Duration;
 
 /// One thing that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,6 +195,12 @@ pub enum Event<'a> {
     Reissue {
         /// Which job, or all.
         job: Option<JobId>,
+    },
+    /// The agent did not run for so long: it was stopped or frozen, or the machine was. What a process did meanwhile is
+    /// not known, and that nothing was heard of it counts against nobody. Said before anything that was heard since.
+    Absent {
+        /// How long.
+        lasted: Duration,
     },
     /// Something about memory. Those that carry lists borrow them for the step.
     Memory(MemoryEvent<'a>),

@@ -32,11 +32,15 @@ use core::time::Duration;
 use gpu::{Gpu, Ring, book, shut};
 use ungated::Ungated;
 
+/// A process gives up an agent that does not answer for so long. What it does from then on, its page no longer says.
+const LEAVES_AFTER: Duration = Duration::from_millis(500);
+
 /// All that is known of one node, and what to do about it.
 #[derive(Clone, Debug)]
 pub struct Node {
     config: Config,
-    started: Instant,
+    /// Until when gates stay shut: the agent has just come or come back, and online processes have yet to be heard.
+    hold_until: Instant,
     gpus: Vec<Gpu>,
     /// Online processes, by id.
     sessions: Vec<Session>,
@@ -89,7 +93,7 @@ impl Node {
         let all = (0u8..).take(gpus).map(GpuId).collect();
         Self {
             config,
-            started: now,
+            hold_until: now.after(config.start_hold),
             gpus: vec![gpu; gpus],
             sessions: Vec::new(),
             jobs: Vec::new(),
@@ -264,6 +268,7 @@ impl Node {
                     known.reissue();
                 }
             }
+            Event::Absent { lasted } => self.absent(lasted, now),
             Event::Lease(event) => self.step_lease(event, now, out),
             Event::Tick => {}
         }
@@ -325,6 +330,21 @@ impl Node {
         self.memory.gone(session);
         for gpu in &mut self.gpus {
             gpu.charges.session_gone(session);
+        }
+    }
+
+    /// The agent was away. After [`LEAVES_AFTER`] it knows as little of online processes as a new one, and does as that:
+    /// gates stay shut until those that left have had the time to come back.
+    fn absent(&mut self, lasted: Duration, now: Instant) {
+        for session in &mut self.sessions {
+            session.unwatched(lasted, now);
+        }
+        if lasted < LEAVES_AFTER {
+            return;
+        }
+        self.hold_until = self.hold_until.max(now.after(self.config.start_hold));
+        for gpu in self.gpus.iter_mut().filter(|gpu| gpu.gate.is_open()) {
+            (gpu.gate, gpu.since) = (Gate::Cooling { since: now }, now);
         }
     }
 
@@ -469,9 +489,14 @@ impl Node {
         self.settle_gates(now);
         let means = self.config.means;
         self.settle_budgets(now);
-        let started = now < self.started.after(self.config.start_hold);
-        self.memory
-            .plan(started, &self.jobs, means, self.world.busy, now, out);
+        self.memory.plan(
+            now < self.hold_until,
+            &self.jobs,
+            means,
+            self.world.busy,
+            now,
+            out,
+        );
         let mut fair = self.config.fair;
         if self.world.drained && fair.mode == FairMode::Slices {
             // Nobody runs: what was given is put back.
@@ -576,7 +601,7 @@ impl Node {
     }
 
     fn cooling(&self, gpu: GpuId, now: Instant) -> Cooling {
-        if now < self.started.after(self.config.start_hold) {
+        if now < self.hold_until {
             return Cooling::Held;
         }
         if self.held(gpu).is_some() {
@@ -644,14 +669,13 @@ impl Node {
         let jobs = self.jobs.iter().filter_map(|job| {
             job.deadline(&self.config, |gpu| self.gpus[gpu.index()].breathable_at())
         });
-        let start = self.started.after(self.config.start_hold);
         gates
             .chain(lapses)
             .chain(jobs)
             .chain(self.fair.deadline())
             .chain(self.memory.deadline(now))
             .chain(self.ungated.until())
-            .chain([start])
+            .chain([self.hold_until])
             .filter(|at| *at > now)
             .min()
     }

@@ -46,6 +46,8 @@ pub(crate) struct Session {
     worked: bool,
     /// When work of its was last seen.
     seen_at: Instant,
+    /// Its requests are doubted for no time before this: the agent was away.
+    watched_from: Instant,
     /// What it says of requests is not believed.
     doubted: bool,
 }
@@ -112,6 +114,7 @@ impl Session {
             arrived: now,
             worked: false,
             seen_at: Instant::default(),
+            watched_from: Instant::default(),
             doubted: false,
         }
     }
@@ -251,6 +254,18 @@ impl Session {
         seen
     }
 
+    /// The agent was away for so long: that nothing was heard of the process in this time says nothing of it.
+    pub fn unwatched(&mut self, lasted: Duration, now: Instant) {
+        self.progress = self.progress.after(lasted).min(now);
+        self.watched_from = self.without_work_since().after(lasted).min(now);
+    }
+
+    /// Since when no work came of the requests that it says are in flight, as far as the agent watched.
+    fn without_work_since(&self) -> Instant {
+        let worked = self.devices.iter().map(|device| device.idle_since);
+        worked.fold(self.arrived.max(self.watched_from), Ord::max)
+    }
+
     /// The prober made a round. Says whether a lapsed process counts again.
     pub fn progressed(&mut self, at: Instant) -> bool {
         if at <= self.progress {
@@ -293,9 +308,7 @@ impl Session {
     /// When it is doubted, if no work comes.
     pub fn doubted_at(&self, patience: Duration) -> Option<Instant> {
         let idle = !self.devices.iter().any(Device::busy);
-        let worked = self.devices.iter().map(|device| device.idle_since);
-        let since = worked.fold(self.arrived, Ord::max);
-        (self.holds() && idle).then(|| since.after(patience))
+        (self.holds() && idle).then(|| self.without_work_since().after(patience))
     }
 
     pub fn suspected(&mut self, gpu: GpuId, suspect: bool) {

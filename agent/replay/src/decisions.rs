@@ -477,6 +477,7 @@ fn event_fields(event: &Event<'_>) -> (&'static str, [u64; lease::FIELDS], usize
         Event::Resume { job: of } => ("resume", &[job(of)]),
         Event::Reissue { job: of } => ("reissue", &[job(of)]),
         Event::Drain { drained } => ("drain", &[u64::from(*drained)]),
+        Event::Absent { lasted } => ("absent", &[tidegate_policy::time::nanos(*lasted)]),
         Event::Ungate { until } => ("ungate", &[until.as_nanos()]),
         Event::Tick => ("tick", &[]),
         // They have lines of their own: see above, `memory` and `lease`.
@@ -638,6 +639,9 @@ fn event_of(name: &str, fields: &[u64]) -> Option<Event<'static>> {
         "drain" => Event::Drain { drained: flag(0)? },
         "ungate" => Event::Ungate { until: time(0)? },
         "reissue" => Event::Reissue { job: job()? },
+        "absent" => Event::Absent {
+            lasted: time(0)?.since(Instant::default()),
+        },
         "tick" => Event::Tick,
         _ => return None,
     })

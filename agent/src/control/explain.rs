@@ -180,7 +180,7 @@ impl View<'_> {
             GateState::Open => {}
             GateState::Cooling if self.shell.now_ns() < self.shell.hold_until_ns() => {
                 reasons.push(format!(
-                    "GPU {}: the agent has just started and waits for online processes to attach",
+                    "GPU {}: the agent has just started, or was stopped, and waits for online processes to attach",
                     gpu.0
                 ));
             }

@@ -197,6 +197,14 @@ impl Lanes {
             .min()
     }
 
+    /// Nobody listened for so long.
+    pub(crate) fn put_off(&mut self, by_ns: u64) {
+        let lanes = self.jobs.iter_mut().flat_map(|job| &mut job.lanes);
+        for remote in lanes.filter_map(|lane| lane.remote.as_mut()) {
+            remote.deadline_ns += by_ns;
+        }
+    }
+
     /// Fails the orders that a process has not answered in time.
     pub(crate) fn give_up_on_remotes(&mut self, members: &mut Members, cx: &mut Context<'_>) {
         if cx.settings.level != Level::L3 {

@@ -4,12 +4,15 @@
 //! that may wait. In the steady state (edges, timers, answers) it allocates nothing.
 //!
 //! Signs of life: every page's heartbeat is written at least every [`HEARTBEAT_NS`], and a turn that comes
-//! late by [`LATE_NS`] means that this thread was stopped: processes may have landed softly meanwhile, so
-//! the wanted state of every channel is ordered again.
+//! late by [`LATE_NS`] means that this thread was stopped, or the machine was. Time in which the judge did not run
+//! counts against nobody: before anything else the policy is told of it, and the shell's own deadlines move on by as
+//! much. Then the pages are read. Processes may have landed softly meanwhile, so at the end the wanted state of every
+//! channel is ordered again. Every reading of the clock is checked so: a thread may be stopped anywhere.
 
 use super::Shell;
 use crate::message::Input;
 use crate::request::{Context, Notice, Request};
+use std::time::Duration;
 use tidegate_policy::event::Event;
 
 /// Longest time between two heartbeats in a page.
@@ -67,32 +70,55 @@ impl Shell {
     }
 
     /// Stamps `now`, and gives the signs of life when they are due.
-    fn stamp(&mut self) {
+    pub(super) fn stamp(&mut self) {
         self.time.now = self.ports.clock.now_ns();
         let now = self.time.now;
         if now < self.time.beat + HEARTBEAT_NS {
             return;
         }
-        let late = self.time.beat != 0 && now - self.time.beat > LATE_NS;
+        let lasted = now - self.time.beat;
+        let late = self.time.beat != 0 && lasted > LATE_NS;
         self.time.beat = now;
         self.members.beat(now);
         if late {
-            self.counters.late_turns += 1;
-            self.lanes.doubt();
-            for job in self.lanes.job_ids() {
-                self.ask(Request::Doubt(job));
-            }
-            self.ask(Request::Emit(Notice {
-                kind: "agent_was_stopped",
-                text: "the control thread came late; ordering every channel anew".to_owned(),
-                ..Notice::default()
-            }));
-            self.ask(Request::Step(Event::Reissue { job: None }));
-            self.settle();
+            self.was_away(lasted);
         }
         self.with(|members, _, cx| members.look_at_pages(cx));
         self.settle();
+        if late {
+            self.order_anew();
+        }
         self.ask_for_work();
+    }
+
+    /// This thread did not run for so long.
+    fn was_away(&mut self, lasted_ns: u64) {
+        self.counters.late_turns += 1;
+        // Ahead of what was heard and not stepped yet.
+        let lasted = Duration::from_nanos(lasted_ns);
+        self.step(Event::Absent { lasted });
+        self.lanes.gpus.put_off(lasted_ns, self.time.now);
+        self.lanes.put_off(lasted_ns);
+        self.adoption.put_off(lasted_ns);
+        // What an edge or an idle edge says must be known before anything is enabled.
+        self.ask(Request::ReadActivity(self.lanes.gpus.ids().collect()));
+        self.settle();
+        self.drain();
+    }
+
+    /// Processes may have enabled their channels while this thread was away.
+    fn order_anew(&mut self) {
+        self.lanes.doubt();
+        for job in self.lanes.job_ids() {
+            self.ask(Request::Doubt(job));
+        }
+        self.ask(Request::Emit(Notice {
+            kind: "agent_was_stopped",
+            text: "the control thread came late; ordering every channel anew".to_owned(),
+            ..Notice::default()
+        }));
+        self.ask(Request::Step(Event::Reissue { job: None }));
+        self.settle();
     }
 
     /// Asks offline processes whether they have work while that makes a difference to others.
@@ -116,7 +142,7 @@ impl Shell {
             self.with(|members, _, cx| members.hear_ring(session, cx));
             // A cooldown counts from here: stamped before the words were read, it would end too early
             // by as long as this thread was kept from reading them.
-            self.time.now = self.ports.clock.now_ns();
+            self.stamp();
             self.settle();
         }
     }

@@ -18,7 +18,7 @@ use tidegate_policy::node::Node;
 impl Shell {
     /// Stamps `now` for a question, and steps what an operator asks for.
     pub fn steer(&mut self, event: Option<Event<'static>>) {
-        self.time.now = self.ports.clock.now_ns();
+        self.stamp();
         if let Some(event) = event {
             self.step(event);
         }
@@ -87,10 +87,10 @@ impl Shell {
         self.time.started
     }
 
-    /// Until when gates stay shut after the start, ns.
+    /// Until when gates stay shut after the start, or after the agent was away, ns.
     #[must_use]
     pub const fn hold_until_ns(&self) -> u64 {
-        self.time.started + self.settings.start_hold_ns
+        self.policy.hold_until().as_nanos()
     }
 
     /// How channels are controlled.

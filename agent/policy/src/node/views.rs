@@ -192,6 +192,12 @@ impl Node {
         self.ungated.until()
     }
 
+    /// Until when gates stay shut, since the agent has just come or come back.
+    #[must_use]
+    pub const fn hold_until(&self) -> Instant {
+        self.hold_until
+    }
+
     /// Whether that online process froze while busy and does not count for now.
     #[must_use]
     pub fn lapsed(&self, session: SessionId) -> bool {

@@ -1,5 +1,6 @@
 //! The promises of the policy, each a property over any list of events, or a story.
 
+mod absence;
 mod bench;
 mod beside;
 mod budget;
