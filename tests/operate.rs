@@ -383,3 +383,24 @@ fn a_socket_that_somebody_removed_is_bound_anew_and_whoever_comes_finds_the_agen
     );
     drop((before, after));
 }
+
+/// P-LIFECYCLE-12: a job whose launches wait at an open gate, since its library takes the agent for lost, is not running.
+#[test]
+fn a_job_whose_launches_wait_at_an_open_gate_is_not_said_to_run() {
+    let node = Node::new(&[], FIXED);
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    offline.channels(0, 1);
+    let job = |is: &str| {
+        let job = status(&node)["jobs"][0].clone();
+        (job["state"] == is).then_some(job["reason"].as_str().unwrap_or_default().to_owned())
+    };
+    wait_for("the job to run", || job("running"));
+    offline.ask("waits 1");
+    let reason = wait_for("the job not to run", || job("unknown"));
+    assert!(reason.contains("although its gate is open"), "{reason}");
+    let pid = status(&node)["processes"][0]["pid"].to_string();
+    let text = run(&node, &["explain", "pid", &pid]);
+    assert!(text.contains("waits: launches of process"), "{text}");
+    offline.ask("waits 0");
+    wait_for("the job to run again", || job("running"));
+}

@@ -91,11 +91,14 @@ impl View<'_> {
 
     fn why_offline(&self, session: &Session, view: &JobView, reasons: &mut Vec<String>) {
         let since = span(self.shell.now_ns().saturating_sub(view.since.as_nanos()));
-        let runs = matches!(
-            view.state,
-            JobState::Running | JobState::Breathing | JobState::Leased | JobState::Enabling
-        );
-        reasons.push(standing(runs, &self.job_reason(view), &since));
+        let held_up = self.held_up(view);
+        let runs = held_up.is_none()
+            && matches!(
+                view.state,
+                JobState::Running | JobState::Breathing | JobState::Leased | JobState::Enabling
+            );
+        let why = held_up.unwrap_or_else(|| self.job_reason(view));
+        reasons.push(standing(runs, &why, &since));
         if let Some(share) = self.share(view.job) {
             reasons.push(format!(
                 "it got {} of the time in which it could run; {} is its share beside the jobs on its GPUs",

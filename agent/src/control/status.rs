@@ -4,6 +4,7 @@ use crate::channels::level::Stop;
 use crate::channels::obstacle::Obstacle;
 use crate::config::Method;
 use crate::selftest::{self, Held, Outcome, Tried};
+use crate::span::time as span;
 use crate::watch::latency;
 use crate::wire::{level, method, role};
 use std::sync::atomic::Ordering;
@@ -21,6 +22,9 @@ use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 use tidegate_policy::time::Instant;
 use tidegate_policy::view::{BudgetView, GateState, JobState, JobView, OwnerView, Reason};
 use tidegate_proto::v1;
+
+/// Launches that wait for so long at an open gate are not just about to pass.
+const HELD_UP_NS: u64 = 1_000_000_000;
 
 /// What does not change while an agent lives.
 #[derive(Clone, Debug, Default)]
@@ -437,6 +441,28 @@ impl<'a> View<'a> {
         self.shell.members().all().find(|own| own.id == holder.0)
     }
 
+    /// Why a job that may run does not: launches of its wait although its gate has long been open. None: it runs.
+    pub(super) fn held_up(&self, view: &JobView) -> Option<String> {
+        if view.state != JobState::Running || view.launch_gate_closed {
+            return None;
+        }
+        let now = self.shell.now_ns();
+        let ranks = self.shell.members().of_job(view.job);
+        let (waited, pid) = ranks
+            .filter_map(|rank| {
+                let since = rank.state.waits?.max(view.since.as_nanos());
+                Some((now.saturating_sub(since), rank.process().pid))
+            })
+            .max()?;
+        (waited >= HELD_UP_NS).then(|| {
+            format!(
+                "launches of process {pid} have waited for {}, although its gate is open: its library takes the agent for \
+                 lost, or the process is stopped",
+                span(waited)
+            )
+        })
+    }
+
     /// Why nothing stops a job: online is idle, or there is none that could be busy.
     fn why_it_may_run(&self, view: &JobView) -> String {
         let mut online = self.shell.members().all().filter(|own| own.is_online());
@@ -454,8 +480,9 @@ impl<'a> View<'a> {
     pub(super) fn job_status(&self, view: JobView, usage: &Usage) -> v1::JobStatus {
         let ranks = self.shell.members().of_job(view.job);
         let sessions = ranks.map(|session| session.id).collect();
+        let held_up = self.held_up(&view);
         let mut status = v1::JobStatus {
-            reason: self.job_reason(&view),
+            reason: held_up.clone().unwrap_or_else(|| self.job_reason(&view)),
             gpus: view.gpus.iter().map(|gpu| u32::from(gpu.0)).collect(),
             sessions,
             state_ns: self.shell.now_ns().saturating_sub(view.since.as_nanos()),
@@ -471,6 +498,7 @@ impl<'a> View<'a> {
         status.set_state(match view.state {
             JobState::Running | JobState::Unmanaged if stuck > 0 => v1::JobState::Unknown,
             _ if view.paused || self.shell.policy().is_drained() => v1::JobState::Paused,
+            _ if held_up.is_some() => v1::JobState::Unknown,
             JobState::Running | JobState::Breathing | JobState::Leased | JobState::Enabling => {
                 v1::JobState::Running
             }

@@ -2064,7 +2064,8 @@ pub enum JobState {
     Gated = 2,
     /// Closed by Control.Pause.
     Paused = 3,
-    /// A disable failed; every channel was sent an enable and the next step decides.
+    /// A disable failed; every channel was sent an enable and the next step decides. Or launches wait although the gate
+    /// is open: see the reason.
     Unknown = 4,
     /// Given up: no channel of it can be controlled.
     Unmanaged = 5,

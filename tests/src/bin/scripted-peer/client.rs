@@ -129,6 +129,9 @@ impl Peer {
                     object: number(words, 2)?,
                 },
             )),
+            "waits" => self.send(v1::client_event::Event::GateWait(v1::GateWait {
+                waiting: number::<u32>(words, 0)? != 0,
+            })),
             "busy" => self.edge(number(words, 0)?, true),
             "idle" => self.edge(number(words, 0)?, false),
             "word" => {
