@@ -174,7 +174,7 @@ fn nothing_is_taken_before_a_scheduler_reads() {
     let mut engine = Running::start("early", app(&mut command, "engine_abi.py", "early"));
     agent.let_run(0);
     let kv = agent.cache(0).kv;
-    let mut moves = |agent: &mut StandIn, take: bool| {
+    let moves = |agent: &mut StandIn, take: bool| {
         assert_eq!(agent.check(0, PATIENCE).result(), MemoryResult::Ok);
         agent.channels(0, true);
         let (result, seq) = if take {

@@ -2,7 +2,7 @@
 //!
 //! The agent decides who of a GPU's processes gets memory. Where there is no agent, or where its rules do not make
 //! this process online, nobody decides, and the engine would wait for ever. An agent that is stopped is waited for no
-//! longer than [`PATIENCE_NS`]. What is mapped so is described to the agent (`KvRegistered.backed`).
+//! longer than [`super::heard::PATIENCE_NS`]. What is mapped so is described to the agent (`KvRegistered.backed`).
 
 use super::order::{Order, What};
 use super::service::serve;
@@ -10,30 +10,6 @@ use crate::process::Process;
 use crate::{clock, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 use tidegate_core::gate::Role;
-
-/// How long the heartbeat of an agent that is attached may stand still while the engine waits for memory.
-const PATIENCE_NS: u64 = 1_000_000_000;
-
-/// The agent's heartbeat as it was seen when the engine last waited for memory, and when it was first seen so.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Heard {
-    heartbeat: u64,
-    since_ns: u64,
-}
-
-impl Heard {
-    /// Whether the heartbeat has stood still for [`PATIENCE_NS`] by this process' own clock. Without a page there is
-    /// none: the keep-alive of the stream ends the session then.
-    fn is_silent(&mut self, heartbeat: u64, now: u64) -> bool {
-        if heartbeat != self.heartbeat || self.since_ns == 0 {
-            *self = Self {
-                heartbeat,
-                since_ns: now,
-            };
-        }
-        heartbeat != 0 && now.saturating_sub(self.since_ns) > PATIENCE_NS
-    }
-}
 
 /// Whether no agent gives this process memory.
 fn is_alone(process: &Process) -> bool {
@@ -65,20 +41,4 @@ pub fn map(process: &'static Process, kv: u32, target: u64) -> bool {
     memory.ordered.fetch_add(1, AcqRel);
     sys::futex_wake(&memory.ordered);
     true
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_agent_is_silent_when_its_heartbeat_stands_still() {
-        let mut heard = Heard::default();
-        let at = |tenths: u64| 1 + tenths * PATIENCE_NS / 10;
-        assert!(!heard.is_silent(7, at(0)));
-        assert!(!heard.is_silent(7, at(10)));
-        assert!(heard.is_silent(7, at(11)));
-        assert!(!heard.is_silent(6, at(12)), "any change is a sign of life");
-        assert!(!heard.is_silent(0, at(90)), "there is no page");
-    }
 }

@@ -13,6 +13,7 @@
 //! user's is not used. Names of jobs are many, and a process that dies takes nothing away: who comes removes what its
 //! user's other jobs left behind.
 
+use super::keeper::{Ask, Readers};
 use crate::{log, sys, threads};
 use core::ffi::CStr;
 use std::ffi::{CString, OsStr};
@@ -56,18 +57,6 @@ pub enum NoJob {
     #[error("no thread to keep the job's memory open")]
     Thread,
 }
-
-/// What the thread that keeps the job's memory open is asked.
-#[derive(Debug)]
-pub enum Ask {
-    /// Be the reader of this rank's losses, and say whether you are.
-    Read(u32, mpsc::Sender<bool>),
-    /// Whether a process reads what any rank loses.
-    IsRead(mpsc::Sender<bool>),
-}
-
-/// To that thread.
-pub type Readers = mpsc::Sender<Ask>;
 
 /// Where the files are.
 const DIRECTORY: &CStr = c"/dev/shm";

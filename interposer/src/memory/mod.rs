@@ -10,8 +10,8 @@
 //! * [`hold`], [`marks`]: calls that may hold the driver's locks.
 //! * [`order`], [`service`]: what the agent orders, and the thread that changes mappings.
 //! * [`talk`], [`outbox`]: what the reporter carries between it and the agent.
-//! * [`abi`], [`answered`], [`scope`], [`job`]: the C functions engines call, and the job's shared memory.
-//! * [`whole`]: memory behind what no cache claims; [`alone`]: an elastic cache that no agent gives memory.
+//! * [`abi`], [`answered`], [`scope`], [`job`], [`keeper`]: the C functions engines call, and the job's shared memory.
+//! * [`whole`]: memory behind what no cache claims; [`alone`], [`heard`]: an elastic cache that no agent gives memory.
 //! * [`work`]: what a job says of its work.
 
 pub mod abi;
@@ -24,8 +24,10 @@ mod backed;
 mod created;
 pub mod gone;
 pub mod grant;
+mod heard;
 pub mod hold;
 mod job;
+mod keeper;
 mod kv;
 mod marks;
 mod order;

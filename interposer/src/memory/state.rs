@@ -3,10 +3,10 @@
 //! Locks, in this order: [`Memory::state`], which is held over calls of the driver; then the small
 //! ones, which never are. No launch takes any of them.
 
-use super::alone::Heard;
 use super::backed::{Backed, Range};
 use super::created::Created;
-use super::job::{Ask, Readers};
+use super::heard::Heard;
+use super::keeper::{Ask, Readers};
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
 use super::order::{Open, Order};
