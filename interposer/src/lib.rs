@@ -14,7 +14,7 @@
 //!
 //! No two files use each other (`scripts/circles`). Below [`process`] are files with state and none that knows
 //! the process; above it are those that act on it; the exported functions are on top: [`hook::table`],
-//! [`hook::names`], [`memory::abi`].
+//! [`hook::names`], [`rm::ioctl`], [`memory::abi`].
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
 compile_error!("the hot path and the tail calls are written for x86-64 Linux with glibc");

@@ -12,7 +12,7 @@ use crate::activity::{capture, contexts, launch, slots};
 use crate::memory::arrays::{self, Array, Array3D};
 use crate::memory::{answers, grant};
 use crate::process::Process;
-use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use tidegate_abi::cuda::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
     CUgreenCtx, CUhostFn, CUlaunchConfig, CUmemoryPool, CUmodule, CUresult, CUstream,
@@ -23,19 +23,9 @@ use tidegate_abi::vmm::Properties;
 /// A stream of 0.
 const NULL: usize = 0;
 
-/// Starts the library's threads with the process' first context or channel.
+/// Starts the library's threads with the process' first context.
 pub fn start(process: &'static Process) {
     crate::start::once(process, &ROWS);
-}
-
-/// `ioctl`, by which the driver's library speaks with its kernel side.
-///
-/// # Safety
-/// As of `ioctl(2)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    // SAFETY: the caller's own arguments.
-    unsafe { crate::rm::ioctl::watched(start, fd, request, argument) }
 }
 
 crate::hooks! {

@@ -11,21 +11,21 @@ use super::objects::{GRANTS, Up};
 use super::outbox::say;
 use super::request::{File, Request, bytes, decode, file_of};
 use super::trace;
-use crate::process::{self, Process, Start, process};
+use crate::process::{self, Process, process};
 use crate::{clock, sys};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use tidegate_abi::rm::{self, Nvos00, Nvos54, RmApiVersion};
 use tidegate_abi::uvm;
 use tidegate_core::gate::{Agent, Switch, holds_schedule};
-use tidegate_core::rm::{Call, Lifted, Record, uvm_register};
+use tidegate_core::rm::{Call, Lifted, uvm_register};
 
-/// An `ioctl` of the application's. The process' first channel starts the library's threads: what no hook sees can be
-/// stopped all the same.
+/// `ioctl`.
 ///
 /// # Safety
 /// As of `ioctl(2)`.
-pub unsafe fn watched(start: Start, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let watched = rm::escape_of(request).is_some()
         || request == uvm::UVM_REGISTER_CHANNEL
         || (trace::on() && trace::is_uvm(request));
@@ -35,7 +35,7 @@ pub unsafe fn watched(start: Start, fd: c_int, request: c_ulong, argument: *mut 
     }
     // SAFETY: the request's type is the driver's; its argument is the structure its number names,
     // which is looked at only on the driver's files.
-    unsafe { observed(start, fd, request, argument) }
+    unsafe { observed(fd, request, argument) }
 }
 
 /// What is done around one ioctl.
@@ -46,7 +46,7 @@ enum Before {
 
 /// # Safety
 /// As of `ioctl(2)` on a driver file with a non-null argument.
-unsafe fn observed(start: Start, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+unsafe fn observed(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let before = process::guarded(|| {
         sys::keeping_errno(|| {
             let file = file_of(fd);
@@ -66,7 +66,7 @@ unsafe fn observed(start: Start, fd: c_int, request: c_ulong, argument: *mut c_v
         process::guarded(|| {
             // SAFETY: as above; the driver has filled the structure in.
             sys::keeping_errno(|| unsafe {
-                after(process, start, fd, file, request, argument, before, result);
+                after(process, fd, file, request, argument, before, result);
             });
         });
     }
@@ -170,10 +170,8 @@ fn hold(process: &'static Process, client: u32, object: u32, schedule: Switch) {
 
 /// # Safety
 /// `argument` is what `request` says, and the driver has seen it.
-#[allow(clippy::too_many_arguments)]
 unsafe fn after(
     process: &'static Process,
-    start: Start,
     fd: c_int,
     file: File,
     request: c_ulong,
@@ -238,14 +236,7 @@ unsafe fn after(
                 .insert(if client == 0 { handle } else { client }, fd);
         }
         rm.graph.apply(decoded, &mut records);
-        let works = records
-            .iter()
-            .any(|record| matches!(record, Record::ChannelUp(_)));
         say(process, &mut rm, records);
-        drop(rm);
-        if works {
-            start(process);
-        }
     }
 }
 
