@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use tidegate_tests::{Node, Running, built, compile};
+use tidegate_tests::watch::{status, wait_all, wait_finished, wait_open};
+use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, built, compile, monotonic_ns};
 
 /// The symbols a library defines, as `nm` lists them.
 fn exported(library: &Path) -> BTreeSet<String> {
@@ -204,6 +205,32 @@ fn another_owner_of_dlsym_behind_the_library_sees_every_launch_as_well() {
     let output = Running::start("resolve", command.arg("local")).succeed();
     counts_all(&output);
     assert!(output.contains("second saw "), "{output}");
+}
+
+/// An offline program of a node whose driver is found by `dlsym`, under what is preloaded.
+fn is_gated(node: &Node, libraries: &[&Path]) {
+    let drivers = compile("drivers", &[]);
+    let mut command = node.preloaded(drivers, "offline");
+    preloading(&mut command, libraries);
+    let driver = built("libcuda.so.1");
+    command.arg("loop").arg(driver).arg("300000");
+    let mut offline = Offline::from_command(&mut command);
+    offline.running();
+    let pid = [offline.process.pid()];
+    let online = node.preloaded(compile("online", &["-lcuda"]), "online");
+    let mut online = Online::from_command(&mut { online });
+    wait_open(node, 0, online.process.pid());
+    for _ in 0..2 {
+        wait_finished(node, &pid, 3, monotonic_ns());
+        online.say("hold");
+        wait_all(node, &pid, true);
+        online.say("release");
+        wait_all(node, &pid, false);
+    }
+    let status = status(node);
+    let processes = status["processes"].as_array().expect("a list");
+    let of_it = |process: &&serde_json::Value| process["pid"] == pid[0];
+    assert_eq!(processes.iter().filter(of_it).count(), 1, "{status}");
 }
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
