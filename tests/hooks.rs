@@ -193,20 +193,6 @@ fn preloading(command: &mut Command, libraries: &[&Path]) {
     command.env("LD_PRELOAD", paths.join(":"));
 }
 
-/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
-#[test]
-fn another_owner_of_dlsym_behind_the_library_sees_every_launch_as_well() {
-    let node = Node::device_only(&[]);
-    let resolve = compile("resolve", &[]);
-    let second = compile("second", &["-shared", "-fPIC", "-DOWN_DLSYM"]);
-    let mut command = node.preloaded(&resolve, "");
-    let order = [&built("libtidegate.so"), &second, &built("libvgpu_rm.so")];
-    preloading(&mut command, &order.map(|path| &**path));
-    let output = Running::start("resolve", command.arg("local")).succeed();
-    counts_all(&output);
-    assert!(output.contains("second saw "), "{output}");
-}
-
 /// An offline program of a node whose driver is found by `dlsym`, under what is preloaded.
 fn is_gated(node: &Node, libraries: &[&Path]) {
     let drivers = compile("drivers", &[]);
@@ -241,22 +227,6 @@ fn a_second_copy_of_the_library_stands_aside() {
     let copy = node.dir().join("copy.so");
     std::fs::copy(&ours, &copy).expect("the node's directory is writable");
     is_gated(&node, &[&ours, &copy, &built("libvgpu_rm.so")]);
-}
-
-/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
-#[test]
-fn a_second_copy_of_the_driver_has_its_own_functions() {
-    let node = Node::device_only(&[]);
-    let drivers = compile("drivers", &[]);
-    let first = built("libcuda.so.1");
-    let second = node.dir().join("libcuda.so.1");
-    std::fs::copy(built("libcuda.so"), &second).expect("the node's directory is writable");
-    for order in [[&first, &second], [&second, &first]] {
-        let mut command = node.preloaded(&drivers, "");
-        let output = Running::start("drivers", command.arg("two").args(order)).succeed();
-        // Of the first library that is opened, and of it alone.
-        assert_eq!(output.trim(), "counted 10 of 20");
-    }
 }
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.

@@ -230,7 +230,7 @@ const READY: u32 = 2;
 fn is_second_copy() -> bool {
     let first = elf::object_of(loader::real_dlsym(libc::RTLD_DEFAULT, c"tidegate_hooks"));
     let own = elf::object_of(is_second_copy as *const c_void);
-    first.is_some_and(|first| own.is_some_and(|own| own.base != first.base))
+    first.is_some_and(|first| own.is_some_and(|own| own != first))
 }
 
 /// Whether `TIDEGATE_DISABLE`, or another copy of it, keeps the library out.

@@ -85,7 +85,7 @@ macro_rules! stub {
     ([$symbol:expr] $name:ident ($($arg:ident: $ty:ty),* $(,)?)) => {
         #[allow(non_snake_case, clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
-            let real = ROWS[const { place($symbol) }].resolve();
+            let real = ROWS[const { place($symbol) }].resolve_linked();
             if real.is_null() {
                 return CUresult::NOT_FOUND;
             }

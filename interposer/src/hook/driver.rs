@@ -4,7 +4,7 @@
 //! `RTLD_NEXT`: a driver opened with `RTLD_LOCAL`, the default of `dlopen`, is invisible to that.
 //! The library never loads a driver by itself.
 
-use super::{elf, loader};
+use super::loader;
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUresult, CUstream, CUuuid};
@@ -37,18 +37,6 @@ pub fn symbol(name: &CStr) -> *mut c_void {
         return loader::real_dlsym(libc::RTLD_NEXT, name);
     }
     loader::real_dlsym(handle, name)
-}
-
-/// Whether a function is of another copy of the driver's library than the one whose functions this library calls. Handles
-/// of the one mean nothing to the other.
-pub fn is_another(found: *mut c_void) -> bool {
-    let handle = handle();
-    if handle.is_null() {
-        return false;
-    }
-    let known = elf::object_of(loader::real_dlsym(handle, c"cuInit"));
-    let other = elf::object_of(found).filter(|object| object.driver);
-    known.is_some_and(|known| other.is_some_and(|other| other.base != known.base))
 }
 
 /// A struct of driver functions, and how it is loaded: `None` where the driver lacks one of them.

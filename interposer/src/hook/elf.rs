@@ -11,7 +11,6 @@ const DT_NULL: i64 = 0;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
-const DT_SONAME: i64 = 14;
 /// Type of a symbol: a function.
 const STT_FUNC: u8 = 2;
 
@@ -53,17 +52,8 @@ pub fn function(name: &CStr) -> *mut c_void {
     search.found
 }
 
-/// A loaded object.
-#[derive(Clone, Copy, Debug)]
-pub struct Object {
-    /// Where it is loaded.
-    pub base: u64,
-    /// Whether it goes by the name of the driver's library.
-    pub driver: bool,
-}
-
-/// The object that an address is in; none: it is in none.
-pub fn object_of(address: *const c_void) -> Option<Object> {
+/// Where the object is loaded that an address is in; none: it is in none.
+pub fn object_of(address: *const c_void) -> Option<u64> {
     let mut search = (address as u64, None);
     // SAFETY: `holds` is given the search for as long as the call lasts.
     unsafe { libc::dl_iterate_phdr(Some(holds), (&raw mut search).cast()) };
@@ -76,17 +66,12 @@ unsafe extern "C" fn holds(
     search: *mut c_void,
 ) -> c_int {
     // SAFETY: what `object_of` passed, and what the loader passes for a loaded object.
-    let (object, search) = unsafe { (&*object, &mut *search.cast::<(u64, Option<Object>)>()) };
+    let (object, search) = unsafe { (&*object, &mut *search.cast::<(u64, Option<u64>)>()) };
     let headers = headers(object);
     if !headers.iter().any(|header| is_in(object, header, search.0)) {
         return 0;
     }
-    let base = object.dlpi_addr;
-    let dynamic = headers.iter().find(|header| header.p_type == PT_DYNAMIC);
-    // SAFETY: the dynamic section of a loaded object.
-    let name = dynamic.and_then(|it| unsafe { soname(base, (base + it.p_vaddr) as *const Dyn) });
-    let driver = name.is_some_and(|name| name.to_bytes().starts_with(b"libcuda.so"));
-    search.1 = Some(Object { base, driver });
+    search.1 = Some(object.dlpi_addr);
     1
 }
 
@@ -101,28 +86,6 @@ fn headers(object: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
 fn is_in(object: &libc::dl_phdr_info, header: &libc::Elf64_Phdr, address: u64) -> bool {
     let begin = object.dlpi_addr + header.p_vaddr;
     header.p_type == libc::PT_LOAD && (begin..begin + header.p_memsz).contains(&address)
-}
-
-/// # Safety
-/// `dynamic` is the dynamic section of an object that is loaded at `base`.
-unsafe fn soname<'a>(base: u64, mut dynamic: *const Dyn) -> Option<&'a CStr> {
-    let (mut strings, mut name) = (None, None);
-    loop {
-        // SAFETY: the section ends with DT_NULL.
-        let entry = unsafe { &*dynamic };
-        match entry.tag {
-            DT_NULL => break,
-            // glibc puts the address there, musl leaves what the file has.
-            DT_STRTAB if entry.value < base => strings = Some(base + entry.value),
-            DT_STRTAB => strings = Some(entry.value),
-            DT_SONAME => name = Some(entry.value),
-            _ => {}
-        }
-        // SAFETY: as above.
-        dynamic = unsafe { dynamic.add(1) };
-    }
-    // SAFETY: a C string in the object's string table.
-    Some(unsafe { CStr::from_ptr((strings? + name?) as *const c_char) })
 }
 
 /// The function of this name in the object that the kernel maps into every process (vDSO); null: there is none.

@@ -1,7 +1,4 @@
-//! The `dlsym` and `dlopen` behind those that this library exports.
-//!
-//! There are two. What the library looks up for itself it asks of the C library. What the application looks up goes on
-//! to the next function of the name in search order, which may be another preloaded library's.
+//! The C library's own `dlsym` and `dlopen`, behind those that this library exports.
 
 use super::elf;
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -11,12 +8,10 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 
-static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-static REAL_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-/// The next `dlsym`, once it was asked for.
-pub static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-/// The next `dlopen`, once it was asked for.
-pub static NEXT_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+/// The C library's `dlsym`, once it was asked for.
+pub static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+/// The C library's `dlopen`, once it was asked for.
+pub static REAL_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 /// Libraries opened with `RTLD_DEEPBIND`.
 pub static DEEPBIND_LOADS: AtomicU64 = AtomicU64::new(0);
 
@@ -56,8 +51,8 @@ fn from_libc(name: &CStr) -> *mut c_void {
         .unwrap_or(core::ptr::null_mut())
 }
 
-/// The C library's function in `slot`, found with the first call.
-fn bootstrap(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+/// The function in `slot`, found with the first call.
+pub fn bootstrap(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = slot.load(Relaxed);
     if !known.is_null() {
         return known;
@@ -75,30 +70,6 @@ pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     }
     // SAFETY: every dlsym has this signature; handle and name are the caller's.
     unsafe { core::mem::transmute::<*mut c_void, Dlsym>(real)(handle, name.as_ptr()) }
-}
-
-/// Finds what the application's calls of `name` go on to, with the first call, and leaves it in `slot`.
-pub fn next(slot: &AtomicPtr<c_void>, name: &CStr) {
-    if slot.load(Relaxed).is_null() {
-        let next = real_dlsym(libc::RTLD_NEXT, name);
-        let next = if next.is_null() {
-            from_libc(name)
-        } else {
-            next
-        };
-        slot.store(next, Relaxed);
-    }
-}
-
-/// The next `dlsym`: what the application would be answered without this library.
-pub fn next_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    next(&NEXT_DLSYM, c"dlsym");
-    let next = NEXT_DLSYM.load(Relaxed);
-    if next.is_null() {
-        return next;
-    }
-    // SAFETY: every dlsym has this signature; handle and name are the caller's.
-    unsafe { core::mem::transmute::<*mut c_void, Dlsym>(next)(handle, name.as_ptr()) }
 }
 
 /// The C library's `dlopen`.

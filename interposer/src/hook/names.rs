@@ -5,23 +5,22 @@
 //! wrapper of another library once found itself that way and never returned. Our filter therefore
 //! runs before, allocates nothing and locks nothing, and everything it does not claim jumps on with
 //! the caller's frame. We answer a name of ours only where the driver has it: no function is ever
-//! invented. A function of another copy of the driver's library is handed out as it is, and counted.
+//! invented.
 
-use super::loader::{DEEPBIND_LOADS, NEXT_DLOPEN, NEXT_DLSYM, next, next_dlsym, real_dlsym};
+use super::loader::{DEEPBIND_LOADS, REAL_DLOPEN, REAL_DLSYM, bootstrap, real_dlsym};
 use super::table::ROWS;
-use super::{driver, proc_address};
 use crate::{env, process};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 static DROP_DEEPBIND: AtomicU8 = AtomicU8::new(0);
 
-/// `dlsym` answers: 0 go on to the next, 1 answer NULL, else the answer.
+/// `dlsym` answers: 0 go on to glibc, 1 answer NULL, else the answer.
 unsafe extern "C" fn filter(handle: *mut c_void, name: *const c_char) -> usize {
     const PASS: usize = 0;
     const NULL: usize = 1;
-    next(&NEXT_DLSYM, c"dlsym");
-    if name.is_null() {
+    bootstrap(&REAL_DLSYM, c"dlsym");
+    if name.is_null() || handle == libc::RTLD_NEXT {
         return PASS;
     }
     // SAFETY: the caller passes a C string, so a byte follows each that is not zero.
@@ -36,34 +35,21 @@ unsafe extern "C" fn filter(handle: *mut c_void, name: *const c_char) -> usize {
     if process::disabled() {
         return PASS;
     }
-    if handle == libc::RTLD_NEXT {
-        // From before this library the next is ours, behind which there may be no driver.
-        if row.resolved() || !row.next().is_null() || !row.of_driver().is_null() {
-            return PASS;
-        }
-        // It has left the dlerror that the caller is to find.
-        return NULL;
-    }
-    let mut found = next_dlsym(handle, wanted);
+    let found = real_dlsym(handle, wanted);
     if found.is_null() {
         return PASS;
     }
     if found == row.detour() {
         // The global scope begins with this library. Behind it there may be no driver at all, and
         // glibc's answer to that, with its dlerror, is the right one.
-        let behind = row.next();
-        if driver::is_another(behind) {
-            found = behind;
-        } else if row.resolve().is_null() {
+        if row.resolve().is_null() {
             real_dlsym(libc::RTLD_NEXT, wanted);
             return NULL;
         }
+    } else {
+        row.offer(found);
     }
-    if row.takes(found) {
-        return row.hand_out() as usize;
-    }
-    proc_address::count(wanted.to_bytes(), 0, 0);
-    found as usize
+    row.hand_out() as usize
 }
 
 /// `dlsym`.
@@ -93,13 +79,13 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "2:",
         "ret",
         filter = sym filter,
-        real = sym NEXT_DLSYM,
+        real = sym REAL_DLSYM,
     )
 }
 
-/// Finds the next `dlopen` and counts `RTLD_DEEPBIND`; the mode to go on with.
+/// Finds glibc's `dlopen` and counts `RTLD_DEEPBIND`; the mode to go on with.
 unsafe extern "C" fn before_dlopen(_file: *const c_char, mode: c_int) -> c_int {
-    next(&NEXT_DLOPEN, c"dlopen");
+    bootstrap(&REAL_DLOPEN, c"dlopen");
     if mode & libc::RTLD_DEEPBIND == 0 {
         return mode;
     }
@@ -133,6 +119,6 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void
         "2:",
         "ret",
         before = sym before_dlopen,
-        real = sym NEXT_DLOPEN,
+        real = sym REAL_DLOPEN,
     )
 }

@@ -11,12 +11,12 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Mutex;
 use tidegate_abi::cuda::{CUresult, GPA_PER_THREAD_DEFAULT_STREAM};
 
-/// A function the application was given past the table.
+/// A function the application resolved in an ABI that no row knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unhooked {
     /// Base name.
     pub name: String,
-    /// CUDA version asked for; 0: it was found by `dlsym`.
+    /// CUDA version asked for.
     pub version: c_int,
     /// Flags asked with.
     pub flags: u64,
@@ -50,7 +50,7 @@ fn row_for(
         .iter()
         .filter(|row| row.base() == name && row.thread() == thread && row.since <= version)
         .max_by_key(|row| row.since);
-    let same = |row: &&Row| row.is(found);
+    let same = |row: &&Row| row.resolve() == found;
     if let Some(row) = keyed.filter(same) {
         return Some(row);
     }
@@ -95,9 +95,8 @@ unsafe fn replace(
     if !rows.iter().any(|row| row.base() == name) {
         return;
     }
-    if let Some(row) = row_for(rows, name, version, flags, real)
-        && row.takes(real)
-    {
+    if let Some(row) = row_for(rows, name, version, flags, real) {
+        row.offer(real);
         // SAFETY: as above.
         unsafe { *found = row.hand_out() };
         return;
@@ -105,9 +104,8 @@ unsafe fn replace(
     count(name, version, flags);
 }
 
-/// Notes a function of ours that the application was given as it is: in an ABI that no row knows, or of another copy of
-/// the driver's library.
-pub fn count(name: &[u8], version: c_int, flags: u64) {
+/// Notes a function of ours in an ABI that no row knows.
+fn count(name: &[u8], version: c_int, flags: u64) {
     // In use: one is not counted, and nobody waits.
     let Ok(mut unhooked) = UNHOOKED.try_lock() else {
         return;

@@ -104,61 +104,38 @@ impl Row {
         self.real.load(Ordering::Relaxed) != self.stub.load(Ordering::Relaxed)
     }
 
-    /// The function behind ours, found once: what the loader would have given a caller that is linked to the name,
-    /// which may be another preloaded library's, else the driver's. Null if there is none.
+    /// The driver's function by its exported name, found once; null if the driver lacks it.
     pub fn resolve(&self) -> *mut c_void {
         if !self.resolved() {
-            let next = self.next();
-            let found = if next.is_null() || driver::is_another(next) {
-                self.of_driver()
-            } else {
-                next
-            };
-            if found.is_null() || !self.takes(found) {
+            let found = self.name().map_or(core::ptr::null_mut(), driver::symbol);
+            if found.is_null() || found == self.detour() {
                 return core::ptr::null_mut();
             }
+            self.offer(found);
         }
-        if self.resolved() {
-            self.real.load(Ordering::Acquire)
-        } else {
-            core::ptr::null_mut()
-        }
+        self.real.load(Ordering::Acquire)
     }
 
-    /// What the global scope has behind this library; null: nothing.
-    pub fn next(&self) -> *mut c_void {
-        self.name().map_or(core::ptr::null_mut(), |name| {
-            loader::real_dlsym(libc::RTLD_NEXT, name)
-        })
-    }
-
-    /// The driver's function by its exported name; null if the driver lacks it.
-    pub fn of_driver(&self) -> *mut c_void {
-        self.name().map_or(core::ptr::null_mut(), driver::symbol)
-    }
-
-    /// Whether a function that the driver, or another preloaded library, handed out is the one of this row.
-    pub fn is(&self, found: *mut c_void) -> bool {
-        found == self.detour()
-            || found == self.real.load(Ordering::Relaxed)
-            || found == self.of_driver()
-    }
-
-    /// Takes a function that the application would have been given as the one behind ours, unless one is known.
-    /// `false`: it is of another copy of the driver's library, and ours does not lead to it.
-    pub fn takes(&self, found: *mut c_void) -> bool {
-        // Another preloaded library may have handed out ours.
-        if found == self.detour() || found == self.real.load(Ordering::Relaxed) {
-            return true;
+    /// The function behind ours for a caller that was linked to the name: what the loader would have
+    /// given it without this library, which may be another preloaded one. Else the driver's.
+    pub fn resolve_linked(&self) -> *mut c_void {
+        if !self.resolved() {
+            let next = self.name().map_or(core::ptr::null_mut(), |name| {
+                loader::real_dlsym(libc::RTLD_NEXT, name)
+            });
+            if !next.is_null() && next != self.detour() {
+                self.offer(next);
+            }
         }
-        if driver::is_another(found) {
-            return false;
-        }
+        self.resolve()
+    }
+
+    /// Takes a function that the driver handed out as this row's, unless one is known.
+    pub fn offer(&self, found: *mut c_void) {
         let stub = self.stub.load(Ordering::Relaxed);
         let _ = self
             .real
             .compare_exchange(stub, found, Ordering::AcqRel, Ordering::Relaxed);
-        true
     }
 
     /// The name under which `cuGetProcAddress` knows it.
