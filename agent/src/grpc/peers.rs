@@ -249,13 +249,13 @@ impl Caller {
         refused.map_or_else(|| Ok((caller?, wire)), Err)
     }
 
-    /// Before Linux 6.5 there is no `SO_PEERPIDFD`; then it is whoever has the process id by now.
+    /// Before Linux 6.5 there is no `SO_PEERPIDFD`, and a filter may refuse it; then it is whoever has the process id by now.
     fn of(stream: &UnixStream) -> io::Result<Self> {
         let (peer, elsewhere) = (stream.peer_cred()?, "the peer is in another pid namespace");
         let pid = peer.pid().filter(|&pid| pid > 0);
         let pid = pid.ok_or_else(|| io::Error::other(elsewhere))?;
         let pidfd = match sys::peer_pidfd(stream.as_fd()) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => sys::pidfd_open(pid),
+            Err(error) if lacks(&error) => sys::pidfd_open(pid),
             named => named,
         }?;
         Ok(Self {
@@ -328,6 +328,14 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
         },
         limit: Limit::Attach(Box::pin(tokio::time::sleep(ATTACH_LIMIT))),
     })
+}
+
+/// Whether the kernel, or a filter before it, does not know what was asked of it.
+fn lacks(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOPROTOOPT | libc::ENOSYS | libc::EPERM)
+    )
 }
 
 /// Looks at the first sixteen bytes without taking them.
