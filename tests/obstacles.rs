@@ -1,6 +1,8 @@
 //! What rules channel control out is seen, named, and leaves the launch gate.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{disabled, status, wait_all, wait_so};
 use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, watch};
@@ -284,14 +286,21 @@ fn where_launches_are_gated_nobody_touches_a_channel_when_the_agent_dies() {
         let mut offline = {
             let mut command =
                 node.preloaded(tidegate_tests::compile("offline", &["-lcuda"]), "offline");
-            Offline::from_command(command.args(["500000", "0"]))
+            Offline::from_command(command.args(["500000", "0"]).stderr(Stdio::piped()))
         };
+        let pipe = offline
+            .process
+            .child
+            .stderr
+            .take()
+            .expect("stderr is piped");
+        let mut errors = BufReader::new(pipe);
+        let mut line = String::new();
+        errors.read_line(&mut line).expect("a pipe can be read");
+        assert!(line.contains("waits for tidegate-agent"), "{line}");
         let mut online = Online::start(&node, 0);
         let device = Control::connect(&node.vgpu_dir()).expect("the device listens");
         let (name, value) = knob.split_once('=').expect("a knob and its value");
-        wait_so("its channels", || {
-            !watch::channels(&node, &[offline.process.pid()]).is_empty()
-        });
         device.set(name, value).expect("a knob");
         node.start_agent(&format!("{config}{level}"));
         assert_eq!(status(&node)["level"], "l5_launch_gate", "{knob}");

@@ -131,11 +131,11 @@ impl Members {
             method: cx.settings.method,
             agent_generation: cx.settings.generation,
         }));
-        if let Some(page) = &session.link.page {
-            if session.role != Role::Offline {
-                for gate in &page.gates {
-                    gate.gate.store(GATE_OPEN, Ordering::Release);
-                }
+        if let Some(page) = &session.link.page
+            && session.role != Role::Offline
+        {
+            for gate in &page.gates {
+                gate.gate.store(GATE_OPEN, Ordering::Release);
             }
         }
         let (pid, name) = (session.peer.process.pid, &session.peer.name);
