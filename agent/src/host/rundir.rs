@@ -113,15 +113,15 @@ impl RunDir {
             file.rewind()?;
             file.write_all(line.as_bytes())
         };
-        let (earlier_failed, holder_failed) = (prepare(EARLIER), prepare(HOLDER));
-        write(&mut self.earlier).map_err(earlier_failed)?;
-        let (beside, place) = (self.path.join("agent.new"), self.path.join(HOLDER));
-        std::fs::write(&beside, &line)
-            .and_then(|()| {
-                std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o644))
-            })
-            .and_then(|()| std::fs::rename(&beside, &place))
-            .map_err(holder_failed)
+        let failed = prepare(EARLIER);
+        write(&mut self.earlier).map_err(failed)?;
+        // Who cannot read it is told less. No agent ends for that: the directory may be full.
+        let place = self.path.join(HOLDER);
+        let readable = open_as(&place, 0o644).and_then(|mut file| write(&mut file));
+        if let Err(error) = readable {
+            tracing::warn!(%error, file = %place.display(), "cannot say who the agent is");
+        }
+        Ok(())
     }
 
     /// The journal, and where one lies that could not be read and is set aside.
@@ -191,12 +191,17 @@ fn lock_earlier_at(path: &Path) -> io::Result<Option<Flock<File>>> {
 }
 
 fn open_lock(path: &Path) -> io::Result<File> {
+    open_as(path, 0o600)
+}
+
+/// Opens a file to write it, or makes it with `mode`.
+fn open_as(path: &Path, mode: u32) -> io::Result<File> {
     File::options()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
-        .mode(0o600)
+        .mode(mode)
         .open(path)
 }
 
