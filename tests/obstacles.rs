@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{disabled, status, wait_all, wait_so};
-use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, watch};
+use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, compile, watch};
 use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::Kind;
 
@@ -282,18 +282,14 @@ fn where_launches_are_gated_nobody_touches_a_channel_when_the_agent_dies() {
     ];
     for (knob, level) in reasons {
         let mut node = Node::device_only(&["--set", "mig=0"]);
-        // A program starts before the GPU is lost.
-        let mut offline = {
-            let mut command =
-                node.preloaded(tidegate_tests::compile("offline", &["-lcuda"]), "offline");
-            Offline::from_command(command.args(["500000", "0"]).stderr(Stdio::piped()))
-        };
-        let pipe = offline
-            .process
-            .child
-            .stderr
-            .take()
-            .expect("stderr is piped");
+        // A program has its context before the GPU is lost, and waits for an agent at its first launch.
+        let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+        command.args(["500000", "0"]).stdin(Stdio::null());
+        let mut offline = Running::start(
+            "offline",
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()),
+        );
+        let pipe = offline.child.stderr.take().expect("stderr is piped");
         let mut errors = BufReader::new(pipe);
         let mut line = String::new();
         errors.read_line(&mut line).expect("a pipe can be read");
@@ -304,8 +300,12 @@ fn where_launches_are_gated_nobody_touches_a_channel_when_the_agent_dies() {
         device.set(name, value).expect("a knob");
         node.start_agent(&format!("{config}{level}"));
         assert_eq!(status(&node)["level"], "l5_launch_gate", "{knob}");
-        offline.running();
-        let pid = [offline.process.pid()];
+        let pipe = offline.child.stdout.take().expect("stdout is piped");
+        line.clear();
+        let mut answers = BufReader::new(pipe);
+        answers.read_line(&mut line).expect("a pipe can be read");
+        assert_eq!(line.trim(), "running", "the offline program ran");
+        let pid = [offline.pid()];
         online.say("hold");
         wait_so("the job to wait", || {
             status(&node)["jobs"][0]["state"] == "gated"

@@ -101,6 +101,10 @@ const UNGATED: [(&str, &str); 10] = [
         "a graph's memory is there from its launch on, which never waits",
     ),
     ("cuGraphMemAllocNode", "asks only"),
+    (
+        "cuMemRetainAllocationHandle",
+        "one reference more to memory that is there",
+    ),
     ("cuMemPoolCreate", "an empty pool"),
     (
         "cuMemPoolImport",
