@@ -222,7 +222,6 @@ impl Job {
         }
         self.failures += 1;
         self.mode = Mode::Recovering;
-        self.lanes.iter_mut().for_each(|lane| lane.failures = 0);
         self.reread = true;
         self.disturb(self.gpus);
         let report = Report::DisableFailed {
