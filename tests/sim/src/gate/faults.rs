@@ -1,6 +1,7 @@
 //! What goes wrong in a schedule.
 
-use super::play::{Gate, Own};
+use super::online::BELIEVED;
+use super::play::{Gate, Happening, Own};
 use super::script::{Fault, Script, Word};
 use crate::dice::{MS, US};
 use crate::world::{In, Play, World};
@@ -15,7 +16,20 @@ impl World<Gate> {
         let now = self.now;
         match fault {
             Fault::AgentKilled(ns) => self.agent_is_killed(ns),
-            Fault::AgentStopped(ns) => self.agent_is_stopped(ns),
+            Fault::AgentStopped(ns) => {
+                self.agent_is_stopped(ns);
+                // Time in which the agent did not run counts against no word that it still believes.
+                if self
+                    .play
+                    .script
+                    .online
+                    .iter()
+                    .any(|online| online.2 == Word::Lies)
+                {
+                    self.pending += 1;
+                    self.play_at(now + ns + BELIEVED, Happening::Seen);
+                }
+            }
             Fault::OnlineKilled | Fault::OnlineExecs => {
                 let Some(pid) = self.any(true) else { return };
                 let gpus = self.processes[pid].gpus;

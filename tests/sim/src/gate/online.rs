@@ -11,7 +11,7 @@ use tidegate_device::{ChannelId, Work};
 /// The graph of a decode step.
 const DECODE: u64 = 7;
 /// After so long no agent believes a process that does not work: `frozen_after`, and time to be heard, ns.
-const BELIEVED: u64 = 5_100 * MS;
+pub(super) const BELIEVED: u64 = 5_100 * MS;
 
 impl World<Gate> {
     pub fn next_request(&mut self, pid: usize, at_least: u64) {
