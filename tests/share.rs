@@ -92,7 +92,7 @@ fn each_way_to_allocate_ends_at_the_share_and_online_grows_beside_it() {
 }
 
 /// Functions of the driver that make memory, or seem to, and have no gate: what the name begins with, and why.
-const UNGATED: [(&str, &str); 10] = [
+const UNGATED: [(&str, &str); 11] = [
     ("cuMemAllocHost", "memory of the host"),
     ("cuMemHostAlloc", "memory of the host"),
     ("cuMemGetAllocation", "asks only"),
