@@ -253,7 +253,7 @@ fn a_journal_full_of_records_of_a_gpu_that_is_not_there_leaves_room() {
     let path = node.run_dir().join("journal");
     let mut words = std::fs::read(&path).expect("there is one");
     for (at, record) in words[32..].chunks_exact_mut(16).enumerate() {
-        record[..8].copy_from_slice(&(client << 32 | 0x5c00_0010 + at as u64).to_ne_bytes());
+        record[..8].copy_from_slice(&((client << 32) | (0x5c00_0010 + at as u64)).to_ne_bytes());
         record[8..].copy_from_slice(&((9_u64 << 32) | 1).to_ne_bytes());
     }
     std::fs::write(&path, &words).expect("writable");
