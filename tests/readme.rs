@@ -1,4 +1,4 @@
-//! `README.md` names each promise with an id and where it is kept; the tests and scripts there carry the id. Both
+//! `docs/promises.md` names each promise with an id and where it is kept; the tests and scripts there carry the id. Both
 //! are compared here, so that no promise is without a test and no test keeps a promise that nobody finds.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +84,7 @@ struct Row {
 
 /// The cells of the tables' rows.
 fn cells() -> Vec<Vec<String>> {
-    let readme = fs::read_to_string(root().join("tests/README.md")).expect("it is committed");
+    let readme = fs::read_to_string(root().join("docs/promises.md")).expect("it is committed");
     let rows = readme.lines().filter_map(|line| line.strip_prefix("| "));
     let cells = |row: &str| {
         row.trim_end_matches('|')
@@ -189,7 +189,10 @@ fn every_promise_is_in_the_tests_that_its_row_names() {
             }
         }
     }
-    assert!(missing.is_empty(), "not as README.md says: {missing:#?}");
+    assert!(
+        missing.is_empty(),
+        "not as docs/promises.md says: {missing:#?}"
+    );
 }
 
 /// P-EQUIPMENT-7: tables and tests name the same promises.
@@ -233,10 +236,72 @@ fn every_file_that_a_table_names_is_there() {
     assert!(seen > 100, "only {seen} files are named");
 }
 
+/// The headings of a page as links name them: small letters, dashes for blanks, no punctuation.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    let anchor = |line: &str| {
+        let text = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = text
+            .chars()
+            .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// Every page of the project, from the root.
+fn pages(path: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(root().join(path)).expect("readable") {
+        let entry = entry.expect("readable");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let below = path.join(&name);
+        if entry.file_type().expect("readable").is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                pages(&below, found);
+            }
+        } else if name.ends_with(".md") {
+            found.push(below);
+        }
+    }
+}
+
+/// P-EQUIPMENT-9: every link of a page leads to a file that is there, and to a heading that it has.
+#[test]
+fn every_link_of_a_page_leads_somewhere() {
+    let mut found = Vec::new();
+    pages(Path::new(""), &mut found);
+    let (mut seen, mut broken) = (0, Vec::new());
+    for page in found {
+        let text = fs::read_to_string(root().join(&page)).expect("readable");
+        let outside_code: String = text.split('`').step_by(2).collect();
+        let links = outside_code.split("](").skip(1);
+        for link in links.filter_map(|rest| rest.split([')', ' ']).next()) {
+            if link.contains("://") {
+                continue;
+            }
+            seen += 1;
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let to = match file {
+                "" => page.clone(),
+                file => page.parent().unwrap_or(Path::new("")).join(file),
+            };
+            let known = match fs::read_to_string(root().join(&to)) {
+                Ok(text) => heading.is_empty() || anchors(&text).contains(heading),
+                Err(_) => heading.is_empty() && root().join(&to).exists(),
+            };
+            if !known {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(seen > 50, "only {seen} links are there");
+    assert!(broken.is_empty(), "these lead nowhere: {broken:#?}");
+}
+
 /// P-EQUIPMENT-7: an id means one promise.
 #[test]
 fn no_table_has_an_id_twice() {
-    let readme = fs::read_to_string(root().join("tests/README.md")).expect("it is committed");
+    let readme = fs::read_to_string(root().join("docs/promises.md")).expect("it is committed");
     for section in readme.split("\n## ") {
         let mut seen = BTreeSet::new();
         for id in section.lines().filter_map(|line| line.strip_prefix("| P-")) {

@@ -55,7 +55,7 @@ pub const GRACE: Duration = Duration::from_millis(10);
 /// Time that enabling may take before the job pays for it: one whose enables fail must not keep the turn for nothing.
 const ENTRY: u64 = 5_000_000;
 /// By how much a turn may grow while another component hands over: seven other GPUs at two calls of 0.2 ms and their
-/// answers, which is what a call takes where eight GPUs' calls wait for one lock (`tests/README.md`).
+/// answers, which is what a call takes where eight GPUs' calls wait for one lock (docs/results/2026-11-27-edges.md).
 pub const STAYS: Duration = Duration::from_millis(5);
 
 /// The least v of each group of active jobs, and of each component by class.

@@ -311,7 +311,7 @@ fn ours_keeps_what_was_promised() {
             }
         }
     }
-    // What all ten with all seven promises miss, and why, stands in agent/replay/README.md.
+    // What all ten with all seven promises miss, and why, stands in docs/results/2026-11-24-trainers.md.
     let known = [
         ("harli", "P01"),
         ("harli", "P07"),

@@ -2,7 +2,7 @@
 //!
 //! HARLI's trace is the one that it used (Azure 2023, conversation). FlexLLM's and LLMStation's (BurstGPT) is not
 //! public in full: a ServeGen client at their rates stands in. Every figure is for one process on an H200 and on an
-//! A100, of llama-3.1-8b beside a LoRA of it. `--nocapture` prints them; agent/replay/README.md says which are missed,
+//! A100, of llama-3.1-8b beside a LoRA of it. `--nocapture` prints them; docs/results/2026-11-24-trainers.md says which are missed,
 //! and why.
 
 #[allow(dead_code, reason = "each test file uses a part")]
@@ -167,7 +167,7 @@ impl Missed {
     fn are(&self, known: &[&str]) {
         assert_eq!(
             self.0, known,
-            "agent/replay/README.md says which are missed"
+            "docs/results/2026-11-24-trainers.md says which are missed"
         );
     }
 }
