@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tidegate_replay::decisions;
 use tidegate_tests::{BUILT, Node, Running, TRUSTING, TempDir, built};
 use tidegate_vgpu::history::{self, Kind};
 
@@ -83,7 +82,7 @@ fn what_the_agent_recorded_of_the_demo_is_decided_again_by_replay() {
     let recording = dir.path().join("decisions");
     let (table, _) = demo_with(&["--seconds", "4"], &[("TIDEGATE_RECORD", &recording)]);
     let recording = std::fs::read(recording).expect("the agent wrote its decisions");
-    match decisions::replay(&recording[..]) {
+    match tidegate_record::replay(&recording[..]) {
         Ok(replayed) => assert!(
             replayed.events > 100 && replayed.effects > 50,
             "{replayed:?}\n{table}"

@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 use std::time::Duration;
-use tidegate_replay::decisions;
 use tidegate_tests::elastic::Elastic;
 use tidegate_tests::engine::{Engine, Wrong, judge};
 use tidegate_tests::{Node, Running, compile, monotonic_ns, view, wait_for, wait_until};
@@ -176,7 +175,7 @@ fn the_agent_takes_memory_for_online_from_a_running_engine_and_gives_it_back() {
     stage.end_agent(libc::SIGTERM);
     // What it decided is decided again from what it was told.
     let recording = std::fs::read(stage.node.dir().join("decisions")).expect("it was recorded");
-    let replayed = decisions::replay(&recording[..]).expect("the same decisions");
+    let replayed = tidegate_record::replay(&recording[..]).expect("the same decisions");
     assert!(
         replayed.events > 50 && replayed.effects > 20,
         "{replayed:?}"

@@ -491,7 +491,7 @@ fn what_is_not_there_is_answered_with_what_is() {
 #[test]
 fn a_recording_is_decided_again_and_the_first_line_that_differs_is_named() {
     let dir = Dir::new();
-    let recording = include_str!("../replay/tests/recordings/format-2.txt");
+    let recording = include_str!("../record/tests/recordings/format-2.txt");
     dir.write("node.rec", recording);
     let output = dir.replay(&["--decisions", "node.rec"]);
     let told = String::from_utf8_lossy(&output.stdout);

@@ -35,7 +35,6 @@ pub mod cases;
 pub mod clock;
 pub mod compute;
 pub mod costs;
-pub mod decisions;
 pub mod draw;
 pub mod engine;
 pub mod estimate;

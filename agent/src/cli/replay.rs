@@ -25,10 +25,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::json;
+use tidegate_record::Replayed;
 use tidegate_replay::calibration::Calibration;
 use tidegate_replay::cases::{Case, TIDEGATE};
 use tidegate_replay::costs::Costs;
-use tidegate_replay::decisions::{self, Replayed};
 use tidegate_replay::figures::{Figures, csv};
 use tidegate_replay::names::find;
 use tidegate_replay::report::html::{self, Drawn};
@@ -73,7 +73,7 @@ fn decide_again(file: &Path) -> anyhow::Result<()> {
         let file = file.display();
         format!("cannot read {file}: check the path")
     })?;
-    let replayed = decisions::replay(BufReader::new(recording))
+    let replayed = tidegate_record::replay(BufReader::new(recording))
         .with_context(|| format!("{} is not decided again", file.display()))?;
     let Replayed { events, effects } = replayed;
     print(&format!(

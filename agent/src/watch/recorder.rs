@@ -1,6 +1,6 @@
 //! What policy is told and what it answers, written to a file as it happens.
 //!
-//! For `--record FILE`; the format is [`tidegate_replay::decisions`]'. The control thread copies each
+//! For `--record FILE`; the format is [`tidegate_record`]'. The control thread copies each
 //! event and effect into a queue that was made beforehand, those about memory, which carry lists, as
 //! lines, and never waits: what does not fit is counted, and the recording says that it has a hole. A
 //! thread of its own writes, up to a limit: a recording that was forgotten fills no disk.
@@ -15,7 +15,7 @@ use tidegate_policy::config::Config;
 use tidegate_policy::effect::Effect;
 use tidegate_policy::event::Event;
 use tidegate_policy::time::Instant;
-use tidegate_replay::decisions::{self, EventLine};
+use tidegate_record::EventLine;
 
 /// Entries on their way to the thread: seconds of them.
 const QUEUE: usize = 65_536;
@@ -110,14 +110,14 @@ fn write(mut out: impl Write, limit: u64, entry_rx: &Receiver<Entry>) -> io::Res
         text.clear();
         match entry {
             Entry::Start(config, gpus, now) => {
-                decisions::write_start(&mut text, &config, gpus, now)?;
+                tidegate_record::write_start(&mut text, &config, gpus, now)?;
             }
             Entry::Configured(config, now) => {
-                decisions::write_configured(&mut text, &config, now)?;
+                tidegate_record::write_configured(&mut text, &config, now)?;
             }
-            Entry::Event(event) => decisions::write_event(&mut text, &event)?,
-            Entry::Effect(effect) => decisions::write_effect(&mut text, &effect)?,
-            Entry::Lost(count) => decisions::write_lost(&mut text, count)?,
+            Entry::Event(event) => tidegate_record::write_event(&mut text, &event)?,
+            Entry::Effect(effect) => tidegate_record::write_effect(&mut text, &effect)?,
+            Entry::Lost(count) => tidegate_record::write_lost(&mut text, count)?,
         }
         let whole = left.checked_sub(text.len() as u64);
         let Some(rest) = whole else {

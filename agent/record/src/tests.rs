@@ -282,7 +282,7 @@ fn what_is_no_recording_or_has_holes_is_one_error() {
 #[test]
 fn a_recording_of_the_format_before_is_decided_again() {
     // Online asks, memory is reclaimed and restored, and a process refuses.
-    let recording = include_str!("../../tests/recordings/format-2.txt");
+    let recording = include_str!("../tests/recordings/format-2.txt");
     let replayed = replay(recording.as_bytes()).expect("the same decisions");
     let count = |kind: &str| {
         recording
@@ -304,7 +304,7 @@ fn a_recording_of_the_format_before_is_decided_again() {
 fn one_job_is_decided_about_as_before_there_were_turns() {
     const CONFIG: &str = "config ";
     let turns = ["", " 1 100000000", " 0 100000000"];
-    let recording = include_str!("../../tests/recordings/one-job.txt");
+    let recording = include_str!("../tests/recordings/one-job.txt");
     let count = |kind: &str| {
         let lines = recording.lines().filter(|line| line.starts_with(kind));
         lines.count() as u64

@@ -18,6 +18,8 @@
 //! [`lease`]. Format 3 has settings
 //! without an SLO, and format 2 other words for four effects besides ([`former`]); both are read too.
 
+#![forbid(unsafe_code)]
+
 mod former;
 mod lease;
 mod memory;
