@@ -21,8 +21,8 @@
 //! ```
 //!
 //! Every room may use [`inbox`], where all that the control thread is told comes together; [`clock`], the
-//! only file that reads one; [`wire`], the protocol's words; [`plain`], [`span`] and
-//! [`screen`], text for people. What speaks to the driver is in `tidegate-driver`, here [`device`], [`rm`] and [`sys`].
+//! only file that reads one; [`wire`], the protocol's words; [`plain`] and [`span`],
+//! text for people. What speaks to the driver is in `tidegate-driver`, here [`device`], [`rm`] and [`sys`].
 //!
 //! # Threads
 //!
@@ -58,7 +58,6 @@ pub mod identity;
 pub mod inbox;
 pub mod place;
 pub mod plain;
-pub mod screen;
 pub mod selftest;
 pub mod span;
 pub mod watch;

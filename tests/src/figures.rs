@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tidegate_replay::spread::Spread;
+use tidegate_text::spread::Spread;
 use tidegate_vgpu::history::{Kind, Record};
 
 /// One request as the online program logged it, in `CLOCK_MONOTONIC` nanoseconds.

@@ -98,7 +98,7 @@ impl Block {
         block.uncounted = others.len();
         let all = block.requests.iter().chain(&others);
         block.late_p99_ms =
-            Some(tidegate_replay::spread::Spread::of(all.map(|one| one.late_ms).collect()).p99);
+            Some(tidegate_text::spread::Spread::of(all.map(|one| one.late_ms).collect()).p99);
         for failure in failures(others.iter()) {
             match block
                 .failures

@@ -1,8 +1,8 @@
 //! What is sent when, and in which order the modes take turns. Everything follows from a seed.
 
 use std::time::Duration;
-use tidegate_replay::rng::Rng;
 use tidegate_replay::trace::{Request, Trace};
+use tidegate_text::rng::Rng;
 
 /// What the offline jobs of the node may do meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,7 +2,7 @@
 
 use crate::stats::{Estimate, around, batch_interval};
 use crate::stream::Stream;
-use tidegate_replay::spread::Spread;
+use tidegate_text::spread::Spread;
 
 const NS_PER_MS: f64 = 1e6;
 

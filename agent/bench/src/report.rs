@@ -7,11 +7,11 @@ use crate::slo::Slo;
 use crate::stats::Estimate;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use tidegate_replay::report::page::{cards, facts, plot, section, side_by_side, whole};
-use tidegate_replay::report::served::{Lane, table, than_alone};
-use tidegate_replay::report::svg::{Curve, cumulative, escaped};
-use tidegate_replay::report::text::{thousands, three, wrapped};
-use tidegate_replay::spread::Spread;
+use tidegate_text::numbers::{thousands, three, wrapped};
+use tidegate_text::page::{cards, facts, plot, section, side_by_side, whole};
+use tidegate_text::served::{Lane, table, than_alone};
+use tidegate_text::spread::Spread;
+use tidegate_text::svg::{Curve, cumulative, escaped};
 
 /// Everything that was measured, and what of.
 #[derive(Clone, Debug, Default)]

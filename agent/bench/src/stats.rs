@@ -121,7 +121,7 @@ pub fn batches(values: &[f64], count: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_replay::rng::Rng;
+    use tidegate_text::rng::Rng;
 
     /// P-BENCH-1: quantiles are those of the published table (NIST/SEMATECH e-Handbook of Statistical Methods,
     /// 1.3.6.7.2, "Critical Values of the Student's-t Distribution", three decimals).

@@ -3,7 +3,7 @@
 //! * `shared`: memory that other processes write too, handed out as atomics.
 //! * `futex`: sleeping on words of such memory, on one or on 128.
 //! * `descriptors`: processes and other processes' files as descriptors; descriptors over sockets.
-//! * `scheduling`, `clock`, `terminal`: of threads, of time, of standard output.
+//! * `scheduling`, `clock`: of threads, of time.
 //!
 //! Where `nix` has a call, it is used. It calls the C library, in which the virtual GPU's shim stands: a
 //! library that enters the kernel by itself would see the machine's own files there.
@@ -13,7 +13,6 @@ mod descriptors;
 mod futex;
 mod scheduling;
 mod shared;
-mod terminal;
 
 pub use clock::{monotonic_ns, realtime_ns};
 pub use descriptors::{
@@ -24,4 +23,3 @@ pub use descriptors::{
 pub use futex::{WAITV_MAX, WaitSet, futex_wait, futex_wake, futex_wake_low, has_futex_waitv};
 pub use scheduling::{ThreadUse, query_membarrier, schedule_fifo, thread_use};
 pub use shared::{SharedPage, SharedWords};
-pub use terminal::terminal_columns;

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidegate_agent::config::Method;
-use tidegate_agent::screen::terminal_width;
 use tidegate_driver::device::Device;
 use tidegate_probe::bench::{Bench, Options};
 use tidegate_probe::kernel_log::KERNEL_LOG;
 use tidegate_probe::report::{Line, Reporter, Verdict, emit};
 use tidegate_probe::suite::{self, Plan};
 use tidegate_probe::{actor, clock, hold, machine, probes, render, worker};
+use tidegate_text::screen::terminal_width;
 
 /// Measures what this node's driver and GPU do, on contexts of its own. It touches no other process and
 /// leaves no channel disabled, also when it is interrupted.

@@ -4,7 +4,7 @@ use crate::probes;
 use crate::report::{Found, Judged, Line, Machine, Verdict};
 use anyhow::Context;
 use std::fmt::Write;
-use tidegate_agent::screen::{Grid, fold, long, word as plain};
+use tidegate_text::screen::{Grid, fold, long, word as plain};
 
 const CLASSES: &str = "\
 (A: it disturbs nothing but its own throw-away contexts. B: it may stall the whole node, and runs only with \

@@ -23,11 +23,11 @@ use std::sync::Arc;
 use crate::hardware::{GPUS, Gpu, MODELS, Model};
 use crate::input::InputError;
 use crate::kv::{BLOCK_TOKENS, blocks_of};
-use crate::rng::Rng;
 use crate::run;
 use crate::scenarios::{ENDINGS, Scenario};
 use crate::spec::Spec;
 use crate::trace::{Cut, Lengths, Trace, read, read_lengths};
+use tidegate_text::rng::Rng;
 
 /// Shares of the time in which online computes: `busy_frac` of the ten pairs, least and most.
 pub const BUSY: (f64, f64) = (0.08, 0.77);

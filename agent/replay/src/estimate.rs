@@ -10,8 +10,8 @@ use crate::clock::Time;
 use crate::engine::{CostModel, Limits, Progress, RequestId, Server};
 use crate::gap::GapModel;
 use crate::queue::EventQueue;
-use crate::rng::Rng;
 use crate::trace::Trace;
+use tidegate_text::rng::Rng;
 
 /// When one request was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::cases::Case;
 use crate::pair::{Interference, interference};
 use crate::record::Outcome;
 use crate::spec::Spec;
-use crate::spread::Spread;
+use tidegate_text::spread::Spread;
 
 /// One run's figures.
 #[derive(Clone, Debug, PartialEq)]

@@ -28,7 +28,7 @@ use tidegate_policy::ids::{GpuId, GpuSet};
 use tidegate_policy::tend::{Case, Correction, Hold, Tending, Verdict, judge, strikes};
 use tidegate_policy::time::Instant;
 
-use crate::rng::Rng;
+use tidegate_text::rng::Rng;
 
 /// Minutes over which an SLA holds.
 const OVER: usize = 60;

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use crate::rng::Rng;
+use tidegate_text::rng::Rng;
 
 /// A distribution of decode gaps.
 #[derive(Clone, Copy, Debug, PartialEq)]

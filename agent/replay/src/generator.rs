@@ -11,8 +11,8 @@
 use std::time::Duration;
 
 use crate::clock::Time;
-use crate::rng::Rng;
 use crate::trace::{Request, Trace};
+use tidegate_text::rng::Rng;
 
 /// What a synthetic trace is drawn from.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -587,7 +587,7 @@ mod tests {
             assert!((per_token / expected - 1.0).abs() < 1e-3);
         }
         // Drawn, not computed: two of eight for each of four tokens.
-        let mut rng = crate::rng::Rng::new(7);
+        let mut rng = tidegate_text::rng::Rng::new(7);
         let mut seen = 0_u32;
         for _ in 0..20_000 {
             let mut hit = [false; 8];

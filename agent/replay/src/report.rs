@@ -4,11 +4,7 @@
 //! over the seeds, except maxima, which are the largest of any.
 
 pub mod html;
-pub mod page;
-pub mod served;
-pub mod svg;
 pub mod table;
-pub mod text;
 
 use std::fmt::Write as _;
 
@@ -17,9 +13,9 @@ use crate::evaluation::Evaluation;
 use crate::figures::Figures;
 use crate::hardware::Gpu;
 use crate::spec::{Compute, Spec};
-use crate::spread::Spread;
+use tidegate_text::spread::Spread;
 
-use text::{micros, thousands, three};
+use tidegate_text::numbers::{micros, thousands, three};
 
 /// Bounds that online's users are promised: percent more time to first token, percent more time per
 /// further token, preemptions of one request.

@@ -7,7 +7,7 @@
 use tidegate_policy::lease::slo::Promise;
 
 use crate::run::beside::Tuned;
-use crate::spread::Spread;
+use tidegate_text::spread::Spread;
 
 const MS: u64 = 1_000_000;
 

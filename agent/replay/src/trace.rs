@@ -12,7 +12,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::clock::Time;
-use crate::rng::splitmix64;
+use tidegate_text::rng::splitmix64;
 
 pub use read::{Lengths, MAX_REQUESTS, parse, read, read_cut, read_lengths};
 

@@ -14,11 +14,11 @@ use crate::doctor::facts::{self, Facts};
 use crate::doctor::{self, CHECKS, Check, Group, Outcome};
 use crate::host::rundir;
 use crate::plain;
-use crate::screen::terminal_width;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
+use tidegate_text::screen::terminal_width;
 
 /// A stopped agent accepts and never answers.
 const AGENT_PATIENCE: Duration = Duration::from_secs(3);

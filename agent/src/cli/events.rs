@@ -4,11 +4,11 @@ use super::agent::Agent;
 use super::print::{Output, print, print_folded};
 use super::{json, table};
 use crate::clock::now_ns;
-use crate::screen::terminal_width;
 use crate::watch::kinds::{KINDS, Kind};
 use clap::Args as ClapArgs;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use tidegate_proto::v1;
+use tidegate_text::screen::terminal_width;
 use tokio_stream::StreamExt;
 
 /// See each field.

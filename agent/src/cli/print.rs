@@ -1,9 +1,9 @@
 //! What commands write, and for whom.
 
-use crate::screen::{fold, terminal_width};
 use anyhow::Context;
 use clap::ValueEnum;
 use std::io::{IsTerminal, Write};
+use tidegate_text::screen::{fold, terminal_width};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {

@@ -3,7 +3,6 @@
 use super::print::{print, print_folded};
 use super::table::{self, Grid, long, number, word};
 use crate::clock::unix_ms;
-use crate::screen::terminal_width;
 use crate::watch::history::summary::{Gaps, Job, Summary, User, summarise};
 use crate::watch::history::{self, Slice, Subject};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -13,6 +12,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use tidegate_policy::ids::GpuSet;
 use tidegate_proto::{HISTORY_FILE, STATE_DIR};
+use tidegate_text::screen::terminal_width;
 
 /// See each field.
 #[derive(Debug, ClapArgs)]

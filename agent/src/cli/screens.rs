@@ -3,11 +3,11 @@
 
 use super::report::{By, text as report_text};
 use super::{command, table};
-use crate::screen::fold;
 use crate::watch::history::summary::summarise;
 use crate::watch::history::{GpuSlice, JobSlice, Slice, Span, Subject};
 use std::collections::{BTreeMap, BTreeSet};
 use tidegate_proto::v1;
+use tidegate_text::screen::fold;
 use unicode_width::UnicodeWidthStr;
 
 const WIDTHS: [u16; 3] = [80, 100, 200];

@@ -3,7 +3,7 @@
 use super::agent::{Agent, report};
 use super::print::{Output, print, print_folded};
 use super::{json, table};
-use crate::screen::terminal_width;
+use tidegate_text::screen::terminal_width;
 
 pub(super) async fn status(agent: &Agent, output: Output) -> anyhow::Result<()> {
     let report = report(agent, false).await?;

@@ -6,13 +6,13 @@ mod memory;
 mod trainer;
 
 use super::json;
-use crate::screen::Shown;
-pub use crate::screen::{Grid, long, number, word};
 pub use crate::span::time;
 use figures::or_dash;
 pub use figures::{bytes, gpu_ranges, held, in_use};
 use std::fmt::Write;
 use tidegate_proto::v1;
+use tidegate_text::screen::Shown;
+pub use tidegate_text::screen::{Grid, long, number, word};
 pub use trainer::line as trains;
 
 fn level(report: &v1::GetStatusResponse) -> &'static str {
@@ -490,7 +490,7 @@ pub fn event(event: &v1::Event, width: Option<u16>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::screen::fold;
+    use tidegate_text::screen::fold;
 
     fn crowded() -> v1::GetStatusResponse {
         let long =

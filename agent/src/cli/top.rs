@@ -13,7 +13,6 @@ use super::agent::{Agent, Refusal, report};
 use super::print::{colours, print};
 use super::steer;
 use crate::clock::now_ns;
-use crate::screen::terminal_width;
 use clap::Args as ClapArgs;
 use keys::{Pressed, press};
 use model::{Action, Heard, Model, Sort};
@@ -23,6 +22,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::io::IsTerminal;
 use std::time::Duration;
 use tidegate_proto::v1;
+use tidegate_text::screen::terminal_width;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 

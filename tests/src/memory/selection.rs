@@ -133,8 +133,8 @@ fn lost(trace: &Trace, point: Point, rule: &mut dyn Select) -> u64 {
 mod tests {
     use super::*;
     use tidegate_replay::clock::Time;
-    use tidegate_replay::rng::Rng;
     use tidegate_replay::trace::Request;
+    use tidegate_text::rng::Rng;
 
     /// P-MEMORY-16: fewer tokens lost than first-in-first-out.
     #[test]

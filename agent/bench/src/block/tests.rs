@@ -2,7 +2,7 @@ use super::*;
 use crate::plan::{at, order, poisson};
 use crate::record::End;
 use crate::stream::Stream;
-use tidegate_replay::rng::Rng;
+use tidegate_text::rng::Rng;
 
 /// A server that is a formula: its mean latencies are known exactly, and its answers pass the reader of real ones.
 struct Formula {

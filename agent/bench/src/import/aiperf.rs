@@ -4,7 +4,7 @@ use super::field::Field;
 use super::outcome::{ImportError, Imported};
 use crate::block::{Block, Bounds};
 use crate::record::{End, Figure, Seen};
-use tidegate_replay::spread::Spread;
+use tidegate_text::spread::Spread;
 
 /// Milliseconds of one of the metric's unit.
 fn unit_ms(metric: &Field<'_>) -> Result<f64, ImportError> {

@@ -4,7 +4,7 @@ use super::field::Field;
 use super::outcome::{ImportError, Imported};
 use crate::block::{Block, Bounds};
 use crate::record::{End, Figure, Seen};
-use tidegate_replay::spread::Spread;
+use tidegate_text::spread::Spread;
 
 /// The block of a file.
 pub fn block(roots: &[Field<'_>], bounds: &Bounds) -> Result<Imported, ImportError> {

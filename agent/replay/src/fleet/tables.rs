@@ -12,7 +12,7 @@ use tidegate_policy::placement::{
 };
 
 use crate::placing::{Measured, Pair, SLICE};
-use crate::rng::Rng;
+use tidegate_text::rng::Rng;
 
 /// Valve's threshold for a pair of GPUs, which the paper does not give.
 const ALIGNED: f64 = 0.8;

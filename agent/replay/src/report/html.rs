@@ -7,10 +7,10 @@ use crate::cases::{Case, memories, times};
 use crate::clock::Time;
 use crate::figures::{preempt_us, reclaim_ms, tpot_ms, ttft_ms};
 use crate::record::{Outcome, SpanKind};
-use crate::report::page::{cards, facts, plot, section, side_by_side, whole};
-use crate::report::svg::{Bar, Curve, bars, cumulative, escaped, strip};
-use crate::report::text::{thousands, three};
 use crate::report::{BOUNDS, Report, Row, percent};
+use tidegate_text::numbers::{thousands, three};
+use tidegate_text::page::{cards, facts, plot, section, side_by_side, whole};
+use tidegate_text::svg::{Bar, Curve, bars, cumulative, escaped, strip};
 
 /// Longest stretch of the timeline that is drawn, seconds.
 const STRIP_S: f64 = 12.0;

@@ -2,8 +2,8 @@
 
 use super::{Alone, Report, Row, percent};
 use crate::cases::{Case, memories, times};
-use crate::report::text::{thousands, three, wrapped};
 use std::fmt::Write as _;
+use tidegate_text::numbers::{thousands, three, wrapped};
 
 const NAME: usize = 20;
 
@@ -190,7 +190,7 @@ pub fn scenarios(scenarios: &[(String, Vec<Row>)]) -> String {
 mod tests {
     use super::*;
     use crate::spec::{Compute, Memory};
-    use crate::spread::Spread;
+    use tidegate_text::spread::Spread;
 
     fn row(case: Case, scale: f64) -> Row {
         let spread = |mean: f64| Spread {

@@ -23,11 +23,11 @@ use crate::batch::{self, Batch, Progress, Spare, Store};
 use crate::clock::Time;
 use crate::kv::BLOCK_TOKENS;
 use crate::record::{Request, Span, SpanKind};
-use crate::rng::{Rng, splitmix64};
 use crate::run::check;
 use crate::spec::{Spec, SpecError};
 use crate::trainer::{Finetune, Trainer};
 use crate::tuning::{self, Beside, Policy, Profile, Seen, Truth};
+use tidegate_text::rng::{Rng, splitmix64};
 
 /// What the two are to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -23,8 +23,8 @@ use crate::kv::{BLOCK_TOKENS, Blocks};
 use crate::memory::{self, Pool};
 use crate::policies::Policies;
 use crate::record::{Outcome, Request, Span, SpanKind};
-use crate::rng::splitmix64;
 use crate::spec::{Memory, Spec};
+use tidegate_text::rng::splitmix64;
 
 /// Offline and the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

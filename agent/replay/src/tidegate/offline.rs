@@ -27,7 +27,7 @@ use crate::compute::NEVER;
 use crate::costs::{Costs, HANDLE_BYTES, ns};
 use crate::memory::{Pool, stripe_of, withhold};
 use crate::record::Reclaim;
-use crate::rng::Rng;
+use tidegate_text::rng::Rng;
 
 /// Handles that the library changes at once (`AT_ONCE` of `interposer/src/memory/kv.rs`).
 const AT_ONCE: u64 = 64;

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::table::{Cell, keeps};
-use crate::report::page::{cards, facts, plot, section, side_by_side, whole};
-use crate::report::svg::{Bar, bars, escaped};
-use crate::report::text::{thousands, three};
 use crate::run::beside::Way;
+use tidegate_text::numbers::{thousands, three};
+use tidegate_text::page::{cards, facts, plot, section, side_by_side, whole};
+use tidegate_text::svg::{Bar, bars, escaped};
 
 /// One row of the page: the cells of one policy under one promise, one a seed.
 struct Row<'a>(&'a str, Vec<&'a Cell>);

@@ -5,10 +5,10 @@ use crate::cli::print::{Output, print, print_folded};
 use crate::cli::table::{Grid, long, number};
 use crate::place::memo::Memo;
 use crate::place::offers::Offer;
-use crate::screen::terminal_width;
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use tidegate_text::screen::terminal_width;
 
 /// See each field.
 #[derive(Debug, ClapArgs)]

@@ -2,9 +2,9 @@
 
 use super::figures::or_dash;
 use crate::cli::json;
-use crate::screen::{Grid, long, number};
 use std::fmt::Write;
 use tidegate_proto::v1;
+use tidegate_text::screen::{Grid, long, number};
 
 const fn mib(bytes: u64) -> u64 {
     bytes >> 20

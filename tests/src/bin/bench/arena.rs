@@ -2,9 +2,9 @@
 
 use crate::row::{Row, median};
 use tidegate_core::arena::{Address, Arena, Shape};
-use tidegate_replay::rng::Rng;
 use tidegate_tests::monotonic_ns;
 use tidegate_tests::tensors::place;
+use tidegate_text::rng::Rng;
 
 const ROUNDS: usize = 101;
 /// HARLI, section 4.5: allocations below 2 MiB in one step.

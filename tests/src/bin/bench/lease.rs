@@ -17,12 +17,12 @@ use tidegate_policy::lease::slo::Promise;
 use tidegate_policy::lease::{Leaser, Leasing};
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
-use tidegate_replay::rng::Rng;
 use tidegate_replay::run::alone;
 use tidegate_replay::run::beside::{Disturbance, Platform, Setting, run};
 use tidegate_replay::trainer::Finetune;
 use tidegate_replay::tuning::rows::Row as RowOf;
 use tidegate_tests::monotonic_ns;
+use tidegate_text::rng::Rng;
 
 const ROUNDS: usize = 101;
 /// Calls of a round, so that reading the clock does not count.

@@ -5,8 +5,8 @@ use tidegate_policy::holders::Holders;
 use tidegate_policy::ids::{BlockId, Bytes, RequestId, Tokens};
 use tidegate_policy::layout::{Layout, Stripe};
 use tidegate_policy::select::{Greedy, Select};
-use tidegate_replay::rng::Rng;
 use tidegate_tests::monotonic_ns;
+use tidegate_text::rng::Rng;
 
 const ROUNDS: usize = 51;
 const REQUESTS: u64 = 1_024;

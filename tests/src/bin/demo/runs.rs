@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 use tidegate_replay::engine::CostModel;
-use tidegate_replay::report::text::thousands;
-use tidegate_replay::spread::Spread;
 use tidegate_tests::figures::{self, Preemptions, Served, Span};
 use tidegate_tests::plan::{COST, GAPS, Plan};
 use tidegate_tests::{Running, monotonic_ns};
+use tidegate_text::numbers::thousands;
+use tidegate_text::spread::Spread;
 
 use crate::interrupt;
 use crate::progress::Progress;

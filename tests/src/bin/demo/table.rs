@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_bench::stats::batch_interval;
-use tidegate_replay::report::served::{self, Lane, than_alone};
-use tidegate_replay::report::text::{micros, thousands, three, wrapped};
-use tidegate_replay::spread::Spread;
+use tidegate_text::numbers::{micros, thousands, three, wrapped};
+use tidegate_text::served::{self, Lane, than_alone};
+use tidegate_text::spread::Spread;
 
 use crate::runs::{Gated, Results, Run, ratio};
 

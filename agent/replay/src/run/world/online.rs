@@ -8,10 +8,10 @@ use crate::compute::Event;
 use crate::costs::ns;
 use crate::memory::{self, Wants};
 use crate::policies::Grant;
-use crate::rng::{Rng, splitmix64};
 use crate::run::plan::{Demand, Stretch};
 use crate::run::slots::NEVER;
 use crate::spec::Compute;
+use tidegate_text::rng::{Rng, splitmix64};
 
 impl World<'_> {
     pub(super) fn arrives(&mut self, now: u64) {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::report::text::{thousands, three};
+use crate::numbers::{thousands, three};
 use crate::spread::Spread;
 
 /// A change up to this is called none: two runs of the same thing differ as much.

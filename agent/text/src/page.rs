@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::report::svg::escaped;
+use crate::svg::escaped;
 
 const STYLE: &str = include_str!("style.css");
 

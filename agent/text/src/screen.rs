@@ -1,6 +1,7 @@
 //! What fits a terminal: tables and folded lines.
 
 mod grid;
+mod terminal;
 
 pub use grid::{Column, Grid, Shown, long, number, word};
 
@@ -59,7 +60,7 @@ pub fn terminal_width() -> Option<u16> {
     if std::io::stdout().is_terminal() {
         let said = std::env::var("COLUMNS").ok();
         said.and_then(|columns| columns.parse().ok())
-            .or_else(crate::sys::terminal_columns)
+            .or_else(terminal::columns)
     } else {
         None
     }

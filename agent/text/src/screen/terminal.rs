@@ -2,7 +2,7 @@
 
 /// How wide the terminal on standard output is; None: it is no terminal, or does not say.
 #[must_use]
-pub fn terminal_columns() -> Option<u16> {
+pub fn columns() -> Option<u16> {
     let mut size = libc::winsize {
         ws_row: 0,
         ws_col: 0,
