@@ -1,7 +1,6 @@
 //! What is sent when, and in which order the modes take turns. Everything follows from a seed.
 
 use std::time::Duration;
-use tidegate_replay::trace::{Request, Trace};
 use tidegate_text::rng::Rng;
 
 /// What the offline jobs of the node may do meanwhile.
@@ -56,10 +55,22 @@ pub fn order(modes: &[Mode], cycles: usize) -> Vec<Mode> {
     cycle.repeat(cycles)
 }
 
+/// One request of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// When it is due, from the beginning of its block.
+    pub due: Duration,
+    /// Tokens of its prompt.
+    pub input_tokens: u32,
+    /// Tokens it generates.
+    pub output_tokens: u32,
+}
+
 /// The requests of a block. Every block sends the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
-    trace: Trace,
+    /// In the order in which they are due.
+    requests: Vec<Request>,
     /// From the first request that could be sent to the last.
     pub length: Duration,
     /// What arrives before is sent and not counted: caches fill, clocks rise.
@@ -84,12 +95,12 @@ pub enum NoRequests {
 }
 
 impl Schedule {
-    /// A block of `trace`.
+    /// A block of `requests`, which are in the order in which they are due.
     ///
     /// # Errors
     /// When no request would count.
     pub fn new(
-        trace: Trace,
+        requests: Vec<Request>,
         length: Duration,
         [warm_up, cool_down]: [Duration; 2],
         seed: u64,
@@ -98,7 +109,7 @@ impl Schedule {
             return Err(NoRequests::Time(length.as_secs()));
         }
         let schedule = Self {
-            trace,
+            requests,
             length,
             warm_up,
             cool_down,
@@ -106,7 +117,7 @@ impl Schedule {
         };
         if schedule
             .requests()
-            .any(|(_, request)| schedule.counts(at(request)))
+            .any(|(_, request)| schedule.counts(request.due))
         {
             Ok(schedule)
         } else {
@@ -116,19 +127,19 @@ impl Schedule {
 
     /// The requests and their places.
     pub fn requests(&self) -> impl Iterator<Item = (usize, &Request)> {
-        self.trace.requests().iter().enumerate()
+        self.requests.iter().enumerate()
     }
 
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.trace.len()
+        self.requests.len()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.trace.is_empty()
+        self.requests.is_empty()
     }
 
     /// Whether a request that is due this long after the beginning is counted.
@@ -144,12 +155,6 @@ impl Schedule {
     }
 }
 
-/// When a request is due, from the beginning of its block.
-#[must_use]
-pub fn at(request: &Request) -> Duration {
-    Duration::from_nanos(request.arrival.0)
-}
-
 /// Requests that arrive independently of each other (a Poisson process), all of the same lengths.
 #[must_use]
 pub fn poisson(
@@ -157,22 +162,22 @@ pub fn poisson(
     length: Duration,
     [input_tokens, output_tokens]: [u32; 2],
     seed: u64,
-) -> Trace {
+) -> Vec<Request> {
     let mut rng = Rng::stream(seed, 0);
     let mut requests = Vec::new();
     let mut due = 0.0;
     if !(rate.is_finite() && rate > 0.0) {
-        return Trace::new(requests);
+        return requests;
     }
     loop {
         due -= rng.uniform().ln() / rate;
         if due >= length.as_secs_f64() {
-            return Trace::new(requests);
+            return requests;
         }
         requests.push(Request {
-            arrival: Duration::from_secs_f64(due).into(),
-            input_tokens,
-            output_tokens,
+            due: Duration::from_secs_f64(due),
+            input_tokens: input_tokens.max(1),
+            output_tokens: output_tokens.max(1),
         });
     }
 }
@@ -218,11 +223,10 @@ mod tests {
 
     #[test]
     fn arrivals_are_a_poisson_process_of_the_rate() {
-        let trace = poisson(20.0, 1_000 * S, [8, 4], 3);
-        let gaps: Vec<f64> = trace
-            .requests()
+        let requests = poisson(20.0, 1_000 * S, [8, 4], 3);
+        let gaps: Vec<f64> = requests
             .windows(2)
-            .map(|pair| pair[1].arrival.since(pair[0].arrival).as_secs_f64())
+            .map(|pair| (pair[1].due - pair[0].due).as_secs_f64())
             .collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
@@ -232,7 +236,7 @@ mod tests {
             (variance.sqrt() / mean - 1.0).abs() < 0.05,
             "seed 3: {variance}"
         );
-        assert_eq!(trace, poisson(20.0, 1_000 * S, [8, 4], 3));
+        assert_eq!(requests, poisson(20.0, 1_000 * S, [8, 4], 3));
         assert!(poisson(0.0, S, [1, 1], 1).is_empty());
     }
 
@@ -245,7 +249,7 @@ mod tests {
         assert!(schedule.counts(Duration::from_millis(8_999)) && !schedule.counts(9 * S));
         assert_eq!(schedule.counted(), 7 * S);
         assert_eq!(block(5 * S, 5 * S), Err(NoRequests::Time(10)));
-        let none = Schedule::new(Trace::default(), 10 * S, [S, S], 1);
+        let none = Schedule::new(Vec::new(), 10 * S, [S, S], 1);
         assert_eq!(none, Err(NoRequests::Requests));
     }
 

@@ -4,7 +4,7 @@
 //! queue up where the users' would. Connections are opened before a request is due and kept, as users' clients keep
 //! them, so that TTFT begins with the sending of the request on an open connection.
 
-use crate::plan::{Schedule, at, prompt};
+use crate::plan::{Schedule, prompt};
 use crate::record::{End, Seen};
 use crate::stream::{Stream, excerpt};
 use crate::target::{Call, Target, TargetError, body, model};
@@ -269,7 +269,7 @@ pub async fn drive(
     let start_ns = (client.clock)() + nanos(2 * AHEAD);
     let mut running = JoinSet::new();
     for (index, request) in schedule.requests() {
-        let due = at(request);
+        let due = request.due;
         let one = One {
             client: client.clone(),
             idle: idle.clone(),

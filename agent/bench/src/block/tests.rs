@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::{at, order, poisson};
+use crate::plan::{order, poisson};
 use crate::record::End;
 use crate::stream::Stream;
 use tidegate_text::rng::Rng;
@@ -36,7 +36,7 @@ impl Formula {
     fn block(&mut self, mode: Mode, schedule: &Schedule) -> Block {
         let seen = schedule
             .requests()
-            .map(|(index, request)| self.answer(index, at(request), request.output_tokens))
+            .map(|(index, request)| self.answer(index, request.due, request.output_tokens))
             .collect();
         Block::measured(mode, schedule, seen, &Bounds::default())
     }
@@ -136,7 +136,7 @@ fn what_failed_or_was_cut_away_is_not_counted() {
     let mut server = formula(4);
     let mut seen: Vec<Seen> = schedule
         .requests()
-        .map(|(index, request)| server.answer(index, at(request), request.output_tokens))
+        .map(|(index, request)| server.answer(index, request.due, request.output_tokens))
         .collect();
     let sent = seen.len();
     for one in seen.iter_mut().step_by(4) {

@@ -5,7 +5,7 @@ use clap::Args as ClapArgs;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_bench::import::Named;
-use tidegate_bench::plan::{Mode, Schedule, poisson};
+use tidegate_bench::plan::{Mode, Request, Schedule, poisson};
 use tidegate_bench::slo::Slo;
 use tidegate_bench::target::Call;
 use tidegate_replay::trace::{self, Cut};
@@ -196,17 +196,20 @@ impl Args {
     /// When a file cannot be read, or nothing would be counted.
     pub fn schedule(&self) -> anyhow::Result<(Schedule, String)> {
         let length = Duration::from_secs(self.seconds);
-        let (trace, said) = if let Some(file) = &self.requests {
+        let (requests, said) = if let Some(file) = &self.requests {
             let cut = Cut {
                 keep_1_in: self.thin,
                 from: Duration::from_secs(self.start),
                 length: Some(length),
                 ..Cut::default()
             };
-            (
-                trace::read_cut(file, &cut)?,
-                format!("{}, {cut}", file.display()),
-            )
+            let trace = trace::read_cut(file, &cut)?;
+            let sent = trace.requests().iter().map(|request| Request {
+                due: Duration::from_nanos(request.arrival.0),
+                input_tokens: request.input_tokens,
+                output_tokens: request.output_tokens,
+            });
+            (sent.collect(), format!("{}, {cut}", file.display()))
         } else {
             let rate = self.rate.unwrap_or_default();
             let tokens = [self.input_tokens, self.output_tokens];
@@ -217,7 +220,7 @@ impl Args {
             (poisson(rate, length, tokens, self.seed), said)
         };
         let cuts = [self.warm_up, self.cool_down].map(Duration::from_secs_f64);
-        let schedule = Schedule::new(trace, length, cuts, self.seed);
+        let schedule = Schedule::new(requests, length, cuts, self.seed);
         let schedule = schedule.map_err(|error| Usage(error.to_string()))?;
         Ok((schedule, said))
     }
