@@ -1,8 +1,8 @@
 /* What an LLM engine tells Tidegate, and learns from it: the C functions of libtidegate.so.
  *
- * The library is preloaded, never linked. tg_open() finds its functions in the running process; where there is no
- * library, or one without a function, that function does nothing and answers -ENOSYS. So one call at the start, and the
- * engine runs the same with and without Tidegate.
+ * The library is preloaded, never linked. tg_open() finds its functions in the running process. A function that is
+ * missing, because there is no library or an older one, does nothing and answers -ENOSYS. So an engine calls tg_open()
+ * once, and runs the same with and without Tidegate.
  *
  * Functions answer 0 or a negative errno and are safe from any thread. Those marked "hot" only read and write memory;
  * the others may call the driver or wait.
@@ -14,9 +14,10 @@
  * What an engine does at each step, after the step's outputs are on the host and before it accepts them:
  *
  *   tg_poll(step, ...)         every rank that schedules gets the same answer at the same step
- *   for each lost block:       (it may be withheld already: it came back and was lost again) requests that hold it go back to waiting, with prompt and accepted tokens only; all their
- *                              in-flight output is dropped; it and their later blocks leave the prefix cache; the
- *                              allocator does not hand it out
+ *   for each lost block:       requests that hold it go back to waiting, with their prompt and the output accepted so
+ *                              far; their output in flight is dropped; the block and their later blocks leave the
+ *                              prefix cache; the allocator does not hand the block out. The block may be withheld
+ *                              already, if it came back and was lost again
  *   for each block back:       the allocator may hand it out again
  *   tg_ack_withheld(seq)       only after this does Tidegate put memory behind the lost blocks again
  *

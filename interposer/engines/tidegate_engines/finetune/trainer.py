@@ -3,8 +3,8 @@ says what one is, else as it is; and one line says which.
 
 ``TIDEGATE_FINETUNE_MACHINE`` "plain": micro-batches also where windows could be
 ``TIDEGATE_FINETUNE_DEVICE``  where held state lies: "virtual", the virtual GPU; "cuda", the real one that the model is
-                              on, in windows only. That has not run on a card yet: unless it is asked for, a training
-                              on a real GPU is gated like any program, and no memory of it is taken
+                              on, in windows only (run on an H200). Unless it is asked for, a training on a real GPU is
+                              gated like any program, and no memory of it is taken
 ``TIDEGATE_FINETUNE_MEMORY``  MiB of held state; as much as the weights and short samples take unless given
 ``TIDEGATE_FINETUNE_WINDOW``  tokens of a window
 ``TIDEGATE_FINETUNE_REPORT``  a file for what was done, as JSON, at the end of the process
