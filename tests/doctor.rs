@@ -60,7 +60,7 @@ fn a_node_without_an_agent_is_looked_at_in_full() {
     assert!(device.starts_with("virtual="), "{device}");
     assert_eq!(
         report.json["checks"].as_array().map(Vec::len),
-        Some(tidegate_agent::doctor::CHECKS.len())
+        Some(tidegate_cli::doctor::CHECKS.len())
     );
     report.says("driver-version", "pass", "580.95.05, 2 GPUs");
     report.says("channel-level", "pass", "an agent would use L1");

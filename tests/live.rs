@@ -2,7 +2,7 @@
 //! found. Judged by the device's own history; the server is one whose latencies are known.
 
 #[expect(dead_code, reason = "the tests of the command itself use the rest")]
-#[path = "../agent/tests/bench/fake.rs"]
+#[path = "../agent/cli/tests/bench/fake.rs"]
 mod fake;
 
 use fake::{Behaviour, Fake};

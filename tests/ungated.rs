@@ -2,7 +2,7 @@
 //! history offline runs in them, and in nothing that comes after them, however they end.
 
 #[expect(dead_code, reason = "the tests of the command itself use the rest")]
-#[path = "../agent/tests/bench/fake.rs"]
+#[path = "../agent/cli/tests/bench/fake.rs"]
 mod fake;
 
 use fake::{Behaviour, Fake};

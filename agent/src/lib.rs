@@ -1,23 +1,22 @@
-//! The node agent and its command line.
+//! The node agent. The command `tidegate`, which asks it, is in `tidegate-cli`.
 //!
 //! # Rooms
 //!
-//! Each room uses only those below it, and of them those that its row names:
+//! Each room uses those that its row names, and no other. They stand below it, but for one: `host` asks `channels`
+//! where the journal is.
 //!
 //! ```text
-//!            what it is for                                       uses
-//!  app       builds the agent of its parts, knows every type      every room but cli, doctor and identity
-//!  cli       the program tidegate, a file for each command        doctor place watch host channels config
-//!  place     what this node gives offline jobs, for engines       watch config
-//!  doctor    whether this node can do what Tidegate asks of it    selftest host channels config
-//!  control   the control thread, and what it answers people       selftest watch host channels config
-//!  selftest  whether a channel level does what the driver says    grpc host channels config
-//!  grpc      sockets, their callers, the services behind them     watch host identity config
-//!  watch     what is kept for those who look on                   host config
-//!  host      the machine: directory, service manager, log         channels config
-//!  channels  what joins the shell of the node to the driver       config
-//!  identity  which process is online, which is offline            config
-//!  config    what an operator can set                             none
+//!             what it is for                                       uses
+//!  app        builds the agent of its parts, knows every type      every room
+//!  arguments  what the agent is started with                       config
+//!  control    the control thread, and what it answers people       selftest watch host channels config
+//!  selftest   whether a channel level does what the driver says    grpc host channels config
+//!  grpc       sockets, their callers, the services behind them     watch host identity config
+//!  channels   what joins the shell of the node to the driver       watch host identity config
+//!  watch      what is kept for those who look on                   host config
+//!  host       the machine: directory, service manager, log         channels config
+//!  identity   which process is online, which is offline            config
+//!  config     what an operator can set                             none
 //! ```
 //!
 //! Every room may use [`inbox`], where all that the control thread is told comes together; [`clock`], the
@@ -46,12 +45,11 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+pub mod arguments;
 pub mod channels;
-pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod control;
-pub mod doctor;
 pub mod grpc;
 pub mod host;
 pub mod identity;

@@ -2,67 +2,21 @@
 #![forbid(unsafe_code)]
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser};
-use std::io::Write as _;
+use clap::Parser as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use tidegate_agent::app::{self, AppError, Ended, Options};
+use tidegate_agent::arguments::Arguments;
 use tidegate_agent::config::Sources;
-use tidegate_agent::device::Device;
 use tidegate_agent::host::logs;
 use tidegate_agent::selftest::work;
-
-/// Gates offline GPU work while online work needs the GPU.
-#[derive(Debug, Parser)]
-#[command(name = "tidegate-agent", version, after_help = EXIT_CODES)]
-struct Arguments {
-    /// The configuration; may be absent unless named here.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// "real", or "virtual=DIR" with the directory of a virtual GPU.
-    #[arg(long, default_value = "real", value_name = "DEVICE")]
-    device: Device,
-    /// The virtual GPU's shim; beside this program unless given.
-    #[arg(long, value_name = "PATH")]
-    vgpu_shim: Option<PathBuf>,
-    /// The agent's directory, instead of the configured one.
-    #[arg(long, env = tidegate_proto::RUN_DIR_ENV, value_name = "DIR")]
-    run_dir: Option<PathBuf>,
-    /// A setting, over files and environment: `--set gate.cooldown=20ms`. May be given several times.
-    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment)]
-    set: Vec<(String, String)>,
-    /// Ask a running agent to hand over, and take its place.
-    #[arg(long)]
-    replace: bool,
-    /// Write every decision, and what it was made from, to a file that replay makes them from again.
-    #[arg(long, env = "TIDEGATE_RECORD", value_name = "FILE")]
-    record: Option<PathBuf>,
-    /// How large that file may become; the recording ends there, and the agent goes on.
-    #[arg(long, env = "TIDEGATE_RECORD_LIMIT", value_name = "SIZE", default_value = "4GiB", value_parser = size)]
-    record_limit: u64,
-    /// Be the GPU work that the self-test looks at.
-    #[arg(long, hide = true)]
-    self_test_work: bool,
-    /// Write this program's manual page.
-    #[arg(long, hide = true)]
-    manual: bool,
-}
-
-const EXIT_CODES: &str =
-    "Exit codes: 0 told to end; 1 failed; 2 wrong usage or configuration; 3 another agent runs.";
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.self_test_work {
         return work::run();
     }
-    let done = if arguments.manual {
-        manual()
-    } else {
-        run(arguments)
-    };
-    match done {
+    match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tidegate-agent: {error:#}");
@@ -73,20 +27,6 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
-}
-
-fn manual() -> anyhow::Result<()> {
-    let page = tidegate_agent::cli::manual::page(Arguments::command(), "8")?;
-    Ok(std::io::stdout().write_all(&page)?)
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    tidegate_agent::config::size(text).ok_or_else(|| "expected a size such as \"4GiB\"".to_owned())
-}
-
-fn assignment(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("give KEY=VALUE")?;
-    Ok((key.trim().to_owned(), value.trim().to_owned()))
 }
 
 /// What the configuration is made of.

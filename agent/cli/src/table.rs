@@ -1,0 +1,699 @@
+//! Status, hooks and events for people.
+
+mod budget;
+mod figures;
+mod memory;
+mod trainer;
+
+use super::json;
+use figures::or_dash;
+pub use figures::{bytes, gpu_ranges, held, in_use};
+use std::fmt::Write;
+pub use tidegate_agent::span::time;
+use tidegate_proto::v1;
+use tidegate_text::screen::Shown;
+pub use tidegate_text::screen::{Grid, long, number, word};
+pub use trainer::line as trains;
+
+fn level(report: &v1::GetStatusResponse) -> &'static str {
+    match report.level() {
+        v1::ChannelLevel::L1Agent => "L1 (the agent's own client)",
+        v1::ChannelLevel::L2OwnerFile => "L2 (the owner's file)",
+        v1::ChannelLevel::L3Interposer => "L3 (the process itself)",
+        v1::ChannelLevel::L4Timeslice => "L4 (timeslice)",
+        v1::ChannelLevel::L5LaunchGate => "L5 (launches wait)",
+        v1::ChannelLevel::Unspecified => "unknown",
+    }
+}
+
+/// ` by ` the method that stops what runs, where there is one.
+fn by_method(report: &v1::GetStatusResponse) -> String {
+    let when = if report.method_at_kernel_end {
+        " at kernel end"
+    } else {
+        ""
+    };
+    json::method_name(report.method()).map_or_else(String::new, |name| format!(" by {name}{when}"))
+}
+
+/// The whole status.
+pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "tidegate-agent {} (pid {}, generation {}), up {}, driver {}, channel level {}{}, {}",
+        report.version,
+        report.pid,
+        report.agent_generation,
+        time(report.uptime_ns),
+        or_dash(&report.driver_version),
+        level(report),
+        by_method(report),
+        report.scheduling,
+    );
+    // Where a level was not looked for, nothing was tried.
+    let tried = report.self_test.as_ref();
+    if let Some(test) = tried.filter(|test| !test.summary.is_empty() || !test.levels.is_empty()) {
+        let levels: Vec<_> = test
+            .levels
+            .iter()
+            .map(|row| format!("{} {}", json::level_name(row.level()), row.outcome))
+            .collect();
+        let _ = writeln!(
+            text,
+            "self-test: {}; {}",
+            or_dash(&test.summary),
+            or_dash(&levels.join(", "))
+        );
+    }
+    for obstacle in &report.obstacles {
+        let _ = writeln!(text, "no channel control: {}", obstacle.text);
+    }
+    for refusal in &report.refusals {
+        let v1::Refusal {
+            who, what, times, ..
+        } = refusal;
+        let _ = writeln!(
+            text,
+            "refused: {who}: {what}, {times} times, last {} ago",
+            time(refusal.ago_ns)
+        );
+    }
+    if report.drained {
+        text.push_str("drained: no offline job runs until `tidegate undrain`\n");
+    }
+    if report.ungated_ns > 0 {
+        let left = time(report.ungated_ns);
+        let _ = writeln!(
+            text,
+            "ungated: offline runs beside online for {left} at most, to be measured"
+        );
+    }
+    if !report.config_error.is_empty() {
+        let _ = writeln!(
+            text,
+            "configuration refused, the old one is in force: {}",
+            report.config_error
+        );
+    }
+    if !report.config_pending.is_empty() {
+        let keys = report.config_pending.join(", ");
+        let _ = writeln!(text, "configuration: a restart is needed for {keys}");
+    }
+    for note in [&report.driver_note, &report.level_note, &report.method_note] {
+        if !note.is_empty() {
+            let _ = writeln!(text, "note: {note}");
+        }
+    }
+    text.push('\n');
+    let shown = gpus(report, width, &mut text);
+    let unit = report.gpus.iter();
+    if let Some(unit) = unit
+        .filter_map(|gpu| gpu.preemptions_per_unit.as_ref())
+        .next()
+        .filter(|_| shown.has("PER UNIT"))
+    {
+        let _ = writeln!(
+            text,
+            "(PER UNIT: preemptions per {}, mean / max)",
+            unit.unit.replace('_', " ")
+        );
+    }
+    if report.gpus.iter().any(|gpu| gpu.memory_total_bytes != 0) {
+        text.push('\n');
+        models(report).show(width, &mut text);
+    }
+    budget::status(report, width, &mut text);
+    memory::status(report, width, &mut text);
+    text.push('\n');
+    if report.jobs.is_empty() {
+        text.push_str("no offline job is attached\n");
+    } else {
+        if jobs(report).show(width, &mut text).has("SHARE") {
+            text.push_str("(SHARE: of the time in which the job could run: got / deserved.)\n");
+            let of_timeslices =
+                |job: &v1::JobStatus| job.share.as_ref().is_some_and(|own| own.at_once);
+            if report.jobs.iter().any(of_timeslices) {
+                text.push_str(
+                    "(By timeslices: what they give the job, not what the GPU measured.)\n",
+                );
+            }
+        }
+        trainer::status(report, width, &mut text);
+    }
+    text.push('\n');
+    if report.processes.is_empty() {
+        text.push_str("no process is attached\n");
+    } else {
+        text.push_str(&processes(report, width));
+    }
+    let counted: Vec<_> = report
+        .counters
+        .iter()
+        .filter(|counter| counter.value != 0)
+        .collect();
+    if !counted.is_empty() {
+        text.push('\n');
+        let mut rows = Grid::new(&[word("COUNTER"), number("VALUE"), long("MEANING", 20)]);
+        for counter in counted {
+            rows.add([
+                counter.name.clone(),
+                counter.value.to_string(),
+                counter.help.clone(),
+            ]);
+        }
+        rows.show(width, &mut text);
+    }
+    text
+}
+
+/// The gate of a GPU, and what holds its jobs where the gate does not.
+fn gate(report: &v1::GetStatusResponse, gpu: &v1::GpuStatus) -> String {
+    let state = json::gate(gpu);
+    let mut here = report
+        .jobs
+        .iter()
+        .filter(|job| job.gpus.contains(&gpu.index))
+        .peekable();
+    if report.ungated_ns > 0 && !report.drained {
+        format!("{state}, ungated")
+    } else if gpu.gate() != v1::GateState::Open {
+        state
+    } else if report.drained {
+        format!("{state}, drained")
+    } else if here.peek().is_none() {
+        state
+    } else if here.clone().all(|job| job.state() == v1::JobState::Paused) {
+        format!("{state}, jobs paused")
+    } else if here.all(|job| matches!(job.state(), v1::JobState::Gated | v1::JobState::Paused)) {
+        format!("{state}, jobs wait")
+    } else {
+        state
+    }
+}
+
+/// What each GPU is, and how full.
+fn models(report: &v1::GetStatusResponse) -> Grid {
+    let mut rows = Grid::new(&[word("GPU"), long("MODEL", 16), word("MEMORY IN USE")]);
+    for gpu in &report.gpus {
+        rows.add([
+            gpu.index.to_string(),
+            or_dash(&gpu.model).to_owned(),
+            in_use(gpu),
+        ]);
+    }
+    rows
+}
+
+fn gpus(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) -> Shown {
+    let mut rows = Grid::new(&[
+        word("GPU"),
+        long("GATE", 13),
+        number("FOR"),
+        word("ONLINE"),
+        number("COOLDOWN").spare(1),
+        number("LONGEST GAP").spare(5),
+        number("PREEMPTIONS"),
+        word("PER UNIT").spare(4),
+        number("WAKES").spare(6),
+        number("PREEMPT p50").spare(3),
+        number("PREEMPT p99"),
+        number("PREEMPT max").spare(2),
+        number("CHANNELS OFF"),
+    ]);
+    for gpu in &report.gpus {
+        let latency = gpu
+            .preempt_latency
+            .as_ref()
+            .filter(|latency| latency.count != 0);
+        let latency = |of: fn(&v1::Latency) -> u64| {
+            latency.map_or_else(|| "-".to_owned(), |latency| time(of(latency)))
+        };
+        let per_unit = gpu
+            .preemptions_per_unit
+            .as_ref()
+            .filter(|per| per.units != 0)
+            .map_or_else(
+                || "-".to_owned(),
+                |per| format!("{:.2} / {}", per.mean, per.max),
+            );
+        rows.add([
+            gpu.index.to_string(),
+            gate(report, gpu),
+            time(gpu.state_ns),
+            if gpu.online_busy { "busy" } else { "idle" }.to_owned(),
+            time(gpu.cooldown_ns),
+            time(gpu.longest_gap_ns),
+            gpu.preemptions.to_string(),
+            per_unit,
+            gpu.wakes.to_string(),
+            latency(|latency| latency.p50_ns),
+            latency(|latency| latency.p99_ns),
+            latency(|latency| latency.max_ns),
+            format!("{} of {}", gpu.channels_disabled, gpu.channels),
+        ]);
+    }
+    rows.show(width, text)
+}
+
+/// What a job that takes turns got and deserved of its time.
+pub fn share(job: &v1::JobStatus) -> String {
+    let percent = |part: f64| (part * 100.0).round();
+    job.share.as_ref().map_or_else(
+        || "-".to_owned(),
+        |share| format!("{}/{} %", percent(share.got), percent(share.deserved)),
+    )
+}
+
+/// Whether a job takes turns with another.
+pub fn any_turns(report: &v1::GetStatusResponse) -> bool {
+    report.jobs.iter().any(|job| job.share.is_some())
+}
+
+/// The jobs, with their shares where they take turns.
+fn jobs(report: &v1::GetStatusResponse) -> Grid {
+    let mut rows = Grid::new(&[
+        long("JOB", 16),
+        long("STATE", 9),
+        number("FOR"),
+        long("GPUS", 8),
+        number("PROCESSES").spare(2),
+        number("CHANNELS").spare(3),
+        number("PREEMPTIONS").spare(1),
+        number("SHARE"),
+        long("WHY", 24),
+    ]);
+    for job in &report.jobs {
+        rows.add([
+            job.name.clone(),
+            json::job_state(job),
+            time(job.state_ns),
+            gpu_ranges(&job.gpus),
+            job.sessions.len().to_string(),
+            job.channels.to_string(),
+            job.preemptions.to_string(),
+            share(job),
+            job.reason.clone(),
+        ]);
+    }
+    let shares = any_turns(report);
+    rows.retain(|head, _| head != "SHARE" || shares);
+    rows
+}
+
+/// Cells of the column of an event's kind.
+const KIND: usize = 20;
+/// Width from which that is a column: a usual event fits in one line then.
+const EVENTS_ALIGNED: u16 = 100;
+/// Width from which rules, notes and places stand in the table; in a narrower one each has lines of its own below.
+const ROOMY: u16 = 130;
+
+/// The processes, without columns that would be empty.
+fn processes(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
+    let mut rows = Grid::new(&[
+        number("PID"),
+        long("NAME", 12),
+        long("ROLE", 8),
+        long("JOB", 14),
+        long("WHERE", 16),
+        long("GPU", 16),
+        number("MEMORY"),
+        number("LAUNCHES").spare(1),
+        number("CHANNELS").spare(2),
+        long("RULE", 20),
+        long("NOTE", 20),
+    ]);
+    for process in &report.processes {
+        rows.add(process_cells(process));
+    }
+    let roomy = width.is_none_or(|width| width >= ROOMY);
+    rows.retain(|head, cells| {
+        let wordy = matches!(head, "WHERE" | "RULE" | "NOTE");
+        (roomy || !wordy) && cells.iter().any(|cell| !matches!(*cell, "" | "-"))
+    });
+    let mut text = String::new();
+    rows.show(width, &mut text);
+    if !roomy {
+        remarks(&report.processes, &mut text);
+    }
+    text
+}
+
+/// What there is no column for, those of whom the same is to be said together.
+fn remarks(processes: &[v1::ProcessStatus], text: &mut String) {
+    let mut said = Vec::<(String, Vec<String>)>::new();
+    for process in processes {
+        let parts = [place(process), &process.rule, &process.note];
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        let (remark, pid) = (parts.join("; "), process.pid.to_string());
+        match said.iter_mut().find(|(known, _)| *known == remark) {
+            Some((_, pids)) => pids.push(pid),
+            None => said.push((remark, vec![pid])),
+        }
+    }
+    for (remark, pids) in said.iter().filter(|(remark, _)| !remark.is_empty()) {
+        let _ = writeln!(text, "  {}: {remark}", pids.join(", "));
+    }
+}
+
+/// The GPUs of a process, those of which the same is to be said together: `0-3 busy, 4 idle`.
+fn devices(process: &v1::ProcessStatus) -> String {
+    let mut said = Vec::<(String, Vec<u32>)>::new();
+    for device in &process.devices {
+        let mut state = if device.busy { "busy" } else { "idle" }.to_owned();
+        if device.suspect != 0 {
+            let _ = write!(state, " ({})", json::suspect(device).replace('_', " "));
+        }
+        match said.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, gpus)) => gpus.push(device.gpu),
+            None => said.push((state, vec![device.gpu])),
+        }
+    }
+    let said = said.iter();
+    let said = said.map(|(state, gpus)| format!("{} {state}", gpu_ranges(gpus)));
+    or_dash(&said.collect::<Vec<_>>().join(", ")).to_owned()
+}
+
+fn process_cells(process: &v1::ProcessStatus) -> [String; 11] {
+    let launches: u64 = process.devices.iter().map(|device| device.launches).sum();
+    let channels = if process.channels == 0 || process.proven {
+        process.channels.to_string()
+    } else {
+        format!("{} (not proven)", process.channels)
+    };
+    [
+        process.pid.to_string(),
+        process.name.clone(),
+        json::role(process),
+        or_dash(&process.job).to_owned(),
+        or_dash(place(process)).to_owned(),
+        devices(process),
+        bytes(held(process)),
+        launches.to_string(),
+        channels,
+        process.rule.clone(),
+        process.note.clone(),
+    ]
+}
+
+/// Where a process runs; an agent of an earlier version does not say.
+pub fn place(process: &v1::ProcessStatus) -> &str {
+    let place = process.whereabouts.as_ref();
+    place.map_or("", |place| &place.text)
+}
+
+/// The hooks of each process; rows that were never asked for are only counted.
+pub fn hooks(processes: &[v1::ProcessStatus], width: Option<u16>) -> String {
+    let mut text = String::new();
+    if processes.is_empty() {
+        text.push_str("no process is attached\n");
+    }
+    for process in processes {
+        let _ = writeln!(text, "{} (pid {})", process.name, process.pid);
+        if process.hooks.is_empty() {
+            text.push_str("  no report yet\n\n");
+            continue;
+        }
+        let mut rows = Grid::new(&[
+            word("SYMBOL"),
+            word("INSTALLED"),
+            word("RESOLVED"),
+            number("CALLS"),
+        ]);
+        let yes = |yes| if yes { "yes" } else { "no" }.to_owned();
+        let mut silent = 0;
+        for hook in &process.hooks {
+            if hook.installed || hook.resolved || hook.calls != 0 {
+                rows.add([
+                    hook.symbol.clone(),
+                    yes(hook.installed),
+                    yes(hook.resolved),
+                    hook.calls.to_string(),
+                ]);
+            } else {
+                silent += 1;
+            }
+        }
+        rows.show(width, &mut text);
+        if silent != 0 {
+            let _ = writeln!(text, "and {silent} that the program never asked for");
+        }
+        for abi in &process.unhooked {
+            let _ = writeln!(
+                text,
+                "UNHOOKED: {} version {} flags {:#x}, asked for {} times",
+                abi.name, abi.version, abi.flags, abi.count
+            );
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// One event on one line. On a narrow terminal its kind takes no more room than its name.
+pub fn event(event: &v1::Event, width: Option<u16>) -> String {
+    let kind = if width.is_none_or(|width| width >= EVENTS_ALIGNED) {
+        KIND
+    } else {
+        0
+    };
+    let mut line = format!(
+        "{:>6}  {}  {:<kind$}",
+        event.seq,
+        tidegate_agent::clock::stamp(event.unix_ns),
+        event.kind
+    );
+    if event.gpu >= 0 {
+        let _ = write!(line, "  gpu {}", event.gpu);
+    }
+    if !event.job.is_empty() {
+        let _ = write!(line, "  job {}", event.job);
+    }
+    if event.pid != 0 {
+        let _ = write!(line, "  pid {}", event.pid);
+    } else if event.session != 0 {
+        let _ = write!(line, "  session {}", event.session);
+    }
+    if event.value_ns != 0 {
+        let _ = write!(line, "  {}", time(event.value_ns));
+    }
+    // Its process stands before it already.
+    let process = format!("pid {} ", event.pid);
+    let text = event.text.strip_prefix(&process).unwrap_or(&event.text);
+    if !text.is_empty() {
+        let _ = write!(line, "  {text}");
+    }
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_text::screen::fold;
+
+    fn crowded() -> v1::GetStatusResponse {
+        let long =
+            "a name that is as long as a Slurm job's or a cgroup's path may well be".to_owned();
+        let gpu = |index| v1::GpuStatus {
+            index,
+            gate: v1::GateState::Open.into(),
+            channels: 40,
+            channels_disabled: 40,
+            preemptions: 123_456,
+            preempt_latency: Some(v1::Latency {
+                count: 9,
+                p50_ns: 512_345,
+                p99_ns: 812_345,
+                max_ns: 2_812_345,
+                ..v1::Latency::default()
+            }),
+            ..v1::GpuStatus::default()
+        };
+        v1::GetStatusResponse {
+            version: "0.1.0".to_owned(),
+            driver_version: "580.95.05".to_owned(),
+            scheduling: "SCHED_FIFO".to_owned(),
+            driver_note: long.repeat(3),
+            gpus: (0..8).map(gpu).collect(),
+            jobs: vec![v1::JobStatus {
+                name: long.clone(),
+                state: v1::JobState::Paused.into(),
+                gpus: (0..8).collect(),
+                reason: "paused by the operator".to_owned(),
+                ..v1::JobStatus::default()
+            }],
+            processes: vec![v1::ProcessStatus {
+                pid: 4_194_304,
+                name: "python3".to_owned(),
+                job: long.clone(),
+                rule: long.clone(),
+                note: long,
+                devices: (0..8)
+                    .map(|gpu| v1::DeviceStatus {
+                        gpu,
+                        ..v1::DeviceStatus::default()
+                    })
+                    .collect(),
+                ..v1::ProcessStatus::default()
+            }],
+            ..v1::GetStatusResponse::default()
+        }
+    }
+
+    /// P-OPERATE-16: no line of status is wider than the terminal.
+    #[test]
+    fn status_fits_the_terminal() {
+        for width in [80, 100, 120, 200] {
+            let text = fold(&status(&crowded(), Some(width)), usize::from(width));
+            for line in text.lines() {
+                assert!(
+                    line.chars().count() <= usize::from(width),
+                    "{width}: {line}\n{text}"
+                );
+            }
+        }
+    }
+
+    /// P-OPERATE-16: at 80 columns no name is cut to pieces for what nobody reads there.
+    #[test]
+    fn a_narrow_terminal_has_rules_and_notes_below_the_processes() {
+        let mut report = crowded();
+        let process = &mut report.processes[0];
+        process.job = "index".to_owned();
+        process.rule = "rule 1: cgroup /online.slice".to_owned();
+        process.note = String::new();
+        let mut second = process.clone();
+        second.pid = 7;
+        report.processes.push(second);
+        let narrow = processes(&report, Some(80));
+        let row = |text: &str| {
+            text.lines()
+                .find(|line| line.contains(" 4194304"))
+                .map(str::to_owned)
+        };
+        let found = row(&narrow).expect("a row");
+        assert!(
+            found.contains("python3") && found.contains("index"),
+            "{narrow}"
+        );
+        assert!(
+            narrow.contains("  4194304, 7: rule 1: cgroup /online.slice\n"),
+            "{narrow}"
+        );
+        assert!(
+            !narrow.contains("RULE") && !narrow.contains("WHERE"),
+            "{narrow}"
+        );
+        let wide = processes(&report, Some(200));
+        let found = row(&wide).expect("a row");
+        assert!(found.contains("rule 1: cgroup /online.slice"), "{wide}");
+        assert!(
+            !wide.contains("NOTE"),
+            "an empty column is left out: {wide}"
+        );
+    }
+
+    /// P-OPERATE-21: of jobs that take turns the table says what they got and deserved, and of others nothing.
+    #[test]
+    fn shares_are_shown_where_jobs_take_turns() {
+        let mut report = crowded();
+        report.jobs[0].name = "batch-a".to_owned();
+        assert!(!status(&report, Some(120)).contains("SHARE"));
+        report.jobs.push(v1::JobStatus {
+            name: "batch-b".to_owned(),
+            share: Some(v1::JobShare {
+                deserved: 0.2,
+                got: 0.1949,
+                ..v1::JobShare::default()
+            }),
+            reason: "waits for its turn: batch-a runs, 40 ms left".to_owned(),
+            ..v1::JobStatus::default()
+        });
+        for width in [80, 120] {
+            let text = fold(&status(&report, Some(width)), usize::from(width));
+            let lines = text.lines();
+            assert!(
+                lines
+                    .clone()
+                    .all(|line| line.chars().count() <= usize::from(width)),
+                "{text}"
+            );
+            let row = lines.clone().find(|line| line.contains("batch-b"));
+            assert!(row.is_some_and(|row| row.contains("19/20 %")), "{text}");
+            let alone = lines.clone().find(|line| line.contains("batch-a "));
+            assert!(alone.is_some_and(|row| !row.contains('%')), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_open_gate_beside_jobs_that_are_held_says_so() {
+        let mut report = crowded();
+        assert_eq!(gate(&report, &report.gpus[0]), "open, jobs paused");
+        report.jobs[0].set_state(v1::JobState::Running);
+        assert_eq!(gate(&report, &report.gpus[0]), "open");
+        // A job on several GPUs waits on all of them while the gate of one is closed.
+        report.jobs[0].set_state(v1::JobState::Gated);
+        assert_eq!(gate(&report, &report.gpus[0]), "open, jobs wait");
+        report.jobs[0].set_state(v1::JobState::Running);
+        report.drained = true;
+        assert_eq!(gate(&report, &report.gpus[0]), "open, drained");
+        report.drained = false;
+        report.ungated_ns = 90_000_000_000;
+        report.gpus[0].set_gate(v1::GateState::Closed);
+        assert_eq!(gate(&report, &report.gpus[0]), "closed, ungated");
+        assert!(
+            status(&report, None).contains("ungated: offline runs beside online for 90 s at most")
+        );
+    }
+
+    #[test]
+    fn a_time_has_two_or_three_figures_and_a_unit() {
+        let read = [
+            (0, "0"),
+            (999, "999 ns"),
+            (1_500, "1.5 us"),
+            (42_000, "42 us"),
+            (4_250_000, "4.2 ms"),
+            (200_000_000, "200 ms"),
+            (3_000_000_000, "3.0 s"),
+            (119_000_000_000, "119 s"),
+            (600_000_000_000, "10 min"),
+            (7_200_000_000_000, "2.0 h"),
+        ];
+        for (ns, text) in read {
+            assert_eq!(time(ns), text);
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line() {
+        let event = v1::Event {
+            seq: 7,
+            unix_ns: 1_795_219_199_012_345_678,
+            kind: "preempted".to_owned(),
+            gpu: 0,
+            job: "batch".to_owned(),
+            value_ns: 380_000,
+            ..v1::Event::default()
+        };
+        assert_eq!(
+            super::event(&event, None),
+            "     7  2026-11-20T23:59:59.012345Z  preempted             gpu 0  job batch  380 us\n"
+        );
+        assert_eq!(
+            super::event(&event, Some(80)),
+            "     7  2026-11-20T23:59:59.012345Z  preempted  gpu 0  job batch  380 us\n"
+        );
+        let attached = v1::Event {
+            pid: 41,
+            text: "pid 41 python is offline (rule 1)".to_owned(),
+            ..event
+        };
+        let line = super::event(&attached, None);
+        assert!(
+            line.ends_with("pid 41  380 us  python is offline (rule 1)\n"),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,673 @@
+//! Frames: GPUs on top, then jobs, then processes, and what the keys do.
+
+use super::model::Model;
+use super::room::{Rooms, held, small, split};
+use crate::{json, table};
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, TableState, Wrap};
+use tidegate_agent::plain;
+use tidegate_proto::v1;
+use unicode_width::UnicodeWidthChar;
+
+/// Cells of a bar.
+const BAR: usize = 5;
+/// Cells of the latencies of late.
+const SPARK: usize = 12;
+/// What a full cell of them stands for: the promised millisecond.
+const FULL_NS: u64 = 1_000_000;
+const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Cells of a job's name, and more where there is room.
+const NAME: u16 = 20;
+/// The same beside shares.
+const BRIEF_NAME: u16 = 12;
+/// Cells of what a job got and deserved.
+const SHARE: u16 = 9;
+/// Cells of the reason that a long name leaves it, where it is as long.
+const WHY: u16 = 44;
+/// Cells of the reason in any case.
+const LEAST_WHY: u16 = 12;
+
+/// `line` in `cells` cells; one that is cut ends with an ellipsis.
+fn fit(mut line: Line<'static>, cells: u16) -> Line<'static> {
+    let cells = usize::from(cells);
+    if line.width() <= cells {
+        return line;
+    }
+    let mut room = cells.saturating_sub(1);
+    let mut spans = Vec::new();
+    for span in std::mem::take(&mut line.spans) {
+        let mut text = String::new();
+        for c in span.content.chars() {
+            let Some(left) = room.checked_sub(c.width().unwrap_or(0)) else {
+                room = 0;
+                break;
+            };
+            room = left;
+            text.push(c);
+        }
+        spans.push(Span::styled(text, span.style));
+        if room == 0 {
+            break;
+        }
+    }
+    spans.push(Span::raw("…"));
+    line.spans = spans;
+    line
+}
+
+/// A row whose cells stand in columns of these widths, one cell apart; the last column has the rest of `whole`.
+fn row(cells: Vec<Line<'static>>, widths: &[u16], whole: u16) -> Row<'static> {
+    let others: u16 = widths.iter().map(|width| width + 1).sum();
+    let last = whole.saturating_sub(others);
+    let widths = widths.iter().copied().chain([last]);
+    Row::new(
+        cells
+            .into_iter()
+            .zip(widths)
+            .map(|(cell, width)| fit(cell, width)),
+    )
+}
+
+struct Paint {
+    colours: bool,
+    /// What is shown is old.
+    stale: bool,
+}
+
+impl Paint {
+    fn of(&self, colour: Color) -> Style {
+        match (self.colours, self.stale) {
+            (_, true) => Style::new().add_modifier(Modifier::DIM),
+            (true, false) => Style::new().fg(colour),
+            (false, false) => Style::new(),
+        }
+    }
+
+    fn strong(&self) -> Style {
+        if self.stale {
+            Style::new().add_modifier(Modifier::DIM)
+        } else {
+            Style::new().add_modifier(Modifier::BOLD)
+        }
+    }
+
+    fn gate(&self, gate: v1::GateState) -> Style {
+        self.of(match gate {
+            v1::GateState::Open => Color::Green,
+            v1::GateState::Closed => Color::Red,
+            v1::GateState::Cooling | v1::GateState::Unspecified => Color::Yellow,
+        })
+    }
+}
+
+/// Draws `model` as it stands at `now`.
+pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
+    let area = frame.area();
+    let paint = Paint {
+        colours: model.colours,
+        stale: model.lost.is_some(),
+    };
+    let Some(status) = &model.status else {
+        nobody(frame, model, area);
+        return;
+    };
+    let room = Rooms::of(status, area);
+    let title = fit(title_line(model, status, now), room.title.width);
+    frame.render_widget(title, room.title);
+    draw_gpus(frame, model, status, &paint, room.gpus);
+    let mut said = vec![
+        Span::styled("open", paint.gate(v1::GateState::Open)),
+        Span::raw(": offline runs   "),
+        Span::styled("closed", paint.gate(v1::GateState::Closed)),
+        Span::raw(": online has the GPU   "),
+        Span::styled("cooling", paint.gate(v1::GateState::Cooling)),
+        Span::raw(": online just stopped"),
+    ];
+    for span in &mut said {
+        if paint.stale || span.style == Style::new() {
+            span.style = span.style.add_modifier(Modifier::DIM);
+        }
+    }
+    frame.render_widget(Line::from(said), room.legend);
+    draw_jobs(frame, model, status, &paint, room.jobs);
+    draw_processes(frame, model, &paint, room.processes);
+    frame.render_widget(fit(last_line(model), room.keys.width), room.keys);
+    if model.help {
+        help(frame, area);
+    }
+}
+
+fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'static> {
+    if let Some((_, since)) = &model.lost {
+        let seconds = now.saturating_sub(*since) / 1_000_000_000;
+        let gone = format!(
+            " THE AGENT IS GONE for {seconds} s: online runs on, offline waits. Below is old: "
+        );
+        let style = Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED);
+        let style = if model.colours {
+            style.fg(Color::Red)
+        } else {
+            style
+        };
+        return Line::styled(gone, style);
+    }
+    let level = json::level_name(status.level());
+    // First what there must be room for.
+    let mut text = String::new();
+    if status.drained {
+        text.push_str("   DRAINED  ");
+    }
+    if status.ungated_ns > 0 {
+        text.push_str("   UNGATED  ");
+    }
+    if !status.config_error.is_empty() {
+        text.push_str("   CONFIGURATION REFUSED  ");
+    }
+    text += &format!(
+        " up {}   driver {}   {}",
+        table::time(status.uptime_ns),
+        plain::line(&status.driver_version),
+        if level == "L5" {
+            "no channel control: launches wait".to_owned()
+        } else {
+            format!("channel control {level}")
+        },
+    );
+    for obstacle in &status.obstacles {
+        text.push_str("   ");
+        text.push_str(&obstacle.kind);
+    }
+    Line::from(vec![
+        Span::styled(
+            format!("Tidegate {}", plain::line(&status.version)),
+            Style::new().add_modifier(Modifier::BOLD),
+        ),
+        Span::raw(text),
+    ])
+}
+
+/// What is to be confirmed, what came of it, or the keys.
+fn last_line(model: &Model) -> Line<'static> {
+    if let Some(action) = &model.asking {
+        let question = format!("{action}? y: yes, any other key: no");
+        let style = Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED);
+        return Line::styled(plain::line(&question), style);
+    }
+    if let Some(typed) = &model.typing {
+        return Line::raw(plain::line(&format!(
+            "show what contains: {typed}_   (enter keeps it, esc shows all)"
+        )));
+    }
+    if !model.said.is_empty() {
+        let style = Style::new().add_modifier(Modifier::BOLD);
+        return Line::styled(plain::line(&model.said), style);
+    }
+    let drained = model.status.as_ref().is_some_and(|status| status.drained);
+    let filter = if model.filter.is_empty() {
+        "/ filter".to_owned()
+    } else {
+        format!("/ \"{}\"", plain::line(&model.filter))
+    };
+    let keys = format!(
+        "q quit  h help  s sort (by {})  {filter}  p pause  r resume  d {}",
+        model.sort.name(),
+        if drained { "undrain" } else { "drain" }
+    );
+    Line::styled(keys, Style::new().add_modifier(Modifier::DIM))
+}
+
+/// `share` as a bar and a number.
+fn bar(share: f64, style: Style) -> Line<'static> {
+    let share = share.clamp(0.0, 1.0);
+    let full = (share * BAR as f64).round() as usize;
+    Line::from(vec![
+        Span::styled("█".repeat(full), style),
+        Span::styled(
+            "░".repeat(BAR - full),
+            Style::new().add_modifier(Modifier::DIM),
+        ),
+        Span::raw(format!("{:>4.0}%", share * 100.0)),
+    ])
+}
+
+/// Latencies as columns, a full one being [`FULL_NS`] or more.
+fn spark(latencies: &[u64], paint: &Paint) -> Line<'static> {
+    let cell = |&ns: &u64| {
+        let eighth = (ns * 8 / FULL_NS).min(7);
+        let colour = if ns > FULL_NS {
+            Color::Red
+        } else {
+            Color::Cyan
+        };
+        let column = EIGHTHS[usize::try_from(eighth).unwrap_or(7)];
+        Span::styled(column.to_string(), paint.of(colour))
+    };
+    Line::from(latencies.iter().map(cell).collect::<Vec<_>>())
+}
+
+fn headroom(gpu: &v1::GpuStatus, style: Style) -> Line<'static> {
+    let Some(memory) = gpu.memory.as_ref().filter(|memory| memory.pool_bytes != 0) else {
+        return Line::styled("not shared", Style::new().add_modifier(Modifier::DIM));
+    };
+    #[expect(clippy::cast_precision_loss, reason = "a share, for people")]
+    let share = memory.headroom_bytes as f64 / memory.pool_bytes as f64;
+    bar(share, style)
+}
+
+/// What a column says of a GPU, by its place in the list.
+type Cell<'a> = Box<dyn Fn(usize, &v1::GpuStatus) -> Line<'static> + 'a>;
+
+/// A column of the GPUs: its head, its width, and what stands in it. Those of numbers are on the right.
+struct Column<'a> {
+    head: &'static str,
+    /// Cells; 0: what the others leave.
+    width: u16,
+    number: bool,
+    cell: Cell<'a>,
+}
+
+/// Width from which a column is there beside those that every terminal has room for.
+const MEMORY_FROM: u16 = 100;
+/// See [`MEMORY_FROM`].
+const MODEL_FROM: u16 = 126;
+
+/// The columns that a terminal of this width has room for. Where no memory is shared, what is in use is in the place
+/// of the headroom.
+fn gpu_columns<'a>(
+    model: &'a Model,
+    status: &v1::GetStatusResponse,
+    paint: &'a Paint,
+    width: u16,
+) -> Vec<Column<'a>> {
+    let column = |head, cells, number, cell| Column {
+        head,
+        width: cells,
+        number,
+        cell,
+    };
+    let mut columns = vec![
+        column(
+            "GPU",
+            3,
+            false,
+            Box::new(|_, gpu| Line::raw(gpu.index.to_string())),
+        ),
+        column(
+            "GATE",
+            14,
+            false,
+            Box::new(|_, gpu| {
+                let gate = format!("{} {}", json::gate(gpu), table::time(gpu.state_ns));
+                Line::styled(gate, paint.gate(gpu.gate()))
+            }),
+        ),
+        column(
+            "ONLINE",
+            10,
+            false,
+            Box::new(|at, _| bar(model.lately(at).online, paint.of(Color::Magenta))),
+        ),
+        column(
+            "OFFLINE",
+            10,
+            false,
+            Box::new(|at, _| bar(model.lately(at).offline, paint.of(Color::Green))),
+        ),
+        column(
+            "PREEMPT.",
+            8,
+            true,
+            Box::new(|_, gpu| Line::raw(gpu.preemptions.to_string())),
+        ),
+        column(
+            "p99",
+            6,
+            true,
+            Box::new(|_, gpu| {
+                let latency = gpu
+                    .preempt_latency
+                    .as_ref()
+                    .filter(|latency| latency.count != 0);
+                Line::raw(latency.map_or_else(|| "-".to_owned(), |l| table::time(l.p99_ns)))
+            }),
+        ),
+        column(
+            "LATENCY ≤1ms",
+            small(SPARK),
+            false,
+            Box::new(|_, gpu| spark(&model.latencies(gpu.index, SPARK), paint)),
+        ),
+    ];
+    let shared = |gpu: &v1::GpuStatus| {
+        gpu.memory
+            .as_ref()
+            .is_some_and(|memory| memory.pool_bytes != 0)
+    };
+    let any_shared = status.gpus.iter().any(shared);
+    let any_known = status.gpus.iter().any(|gpu| gpu.memory_total_bytes != 0);
+    if any_shared || !any_known {
+        let cell = Box::new(|_, gpu: &v1::GpuStatus| headroom(gpu, paint.of(Color::Blue)));
+        columns.push(column("HEADROOM", 10, false, cell));
+    }
+    if any_known && (width >= MEMORY_FROM || !any_shared) {
+        let brief = width < MEMORY_FROM;
+        let cell = Box::new(move |_, gpu: &v1::GpuStatus| Line::raw(memory_cell(gpu, brief)));
+        columns.push(column("MEMORY", if brief { 10 } else { 20 }, false, cell));
+    }
+    if any_known && width >= MODEL_FROM {
+        let cell = Box::new(|_, gpu: &v1::GpuStatus| Line::raw(plain::line(&gpu.model)));
+        columns.push(column("MODEL", 0, false, cell));
+    }
+    columns
+}
+
+/// What is in use of a GPU's memory; briefly in GiB.
+fn memory_cell(gpu: &v1::GpuStatus, brief: bool) -> String {
+    if !brief || gpu.memory_total_bytes == 0 {
+        return table::in_use(gpu);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a size, for people")]
+    let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+    let (used, total) = (gib(gpu.memory_used_bytes), gib(gpu.memory_total_bytes));
+    if total >= 1_000.0 {
+        format!("{:.1}/{:.0} T", used / 1_024.0, total / 1_024.0)
+    } else if used < 99.5 {
+        format!("{used:.1}/{total:.0} G")
+    } else {
+        format!("{used:.0}/{total:.0} G")
+    }
+}
+
+fn draw_gpus(
+    frame: &mut Frame<'_>,
+    model: &Model,
+    status: &v1::GetStatusResponse,
+    paint: &Paint,
+    area: Rect,
+) {
+    let (area, more) = split(status.gpus.len(), area);
+    let columns = gpu_columns(model, status, paint, area.width);
+    let side = |column: &Column<'_>| {
+        if column.number {
+            Alignment::Right
+        } else {
+            Alignment::Left
+        }
+    };
+    let widths: Vec<u16> = columns.iter().map(|column| column.width).collect();
+    let widths = widths.strip_suffix(&[0]).unwrap_or(&widths);
+    let rows = status.gpus.iter().enumerate().map(|(at, gpu)| {
+        let cells = columns.iter();
+        let cells = cells.map(|column| (column.cell)(at, gpu).alignment(side(column)));
+        row(cells.collect(), widths, area.width)
+    });
+    let heads = columns.iter();
+    let heads = heads.map(|column| Line::raw(column.head).alignment(side(column)));
+    let widths = columns.iter().map(|column| match column.width {
+        0 => Constraint::Min(10),
+        cells => Constraint::Length(cells),
+    });
+    let head = Row::new(heads).style(paint.strong());
+    let table = Table::new(rows, widths).header(head).column_spacing(1);
+    frame.render_widget(table, area);
+    if let Some((place, more)) = more {
+        frame.render_widget(fit(more, place.width), place);
+    }
+}
+
+fn draw_jobs(
+    frame: &mut Frame<'_>,
+    model: &Model,
+    status: &v1::GetStatusResponse,
+    paint: &Paint,
+    area: Rect,
+) {
+    if status.jobs.is_empty() {
+        let none = "No offline job is attached. Start one with LD_PRELOAD=libtidegate.so TIDEGATE_ROLE=offline.";
+        frame.render_widget(Paragraph::new(none).wrap(Wrap { trim: true }), area);
+        return;
+    }
+    let (area, more) = split(status.jobs.len(), area);
+    let shares = table::any_turns(status);
+    let gpus = |job: &v1::JobStatus| table::gpu_ranges(&job.gpus);
+    let why = |job: &v1::JobStatus| {
+        table::trains(job).map_or_else(
+            || job.reason.clone(),
+            |trains| format!("{trains}; {}", job.reason),
+        )
+    };
+    let longest = |of: &dyn Fn(&v1::JobStatus) -> usize| {
+        let cells = status.jobs.iter().map(of);
+        small(cells.max().unwrap_or(0))
+    };
+    let mut columns = vec![
+        ("OFFLINE JOB", 0),
+        ("STATE", 14),
+        (
+            "GPUS",
+            if shares {
+                longest(&|job| gpus(job).len()).clamp(4, 8)
+            } else {
+                8
+            },
+        ),
+        ("PREEMPT.", 8),
+        ("SHARE", SHARE),
+    ];
+    // Whose turn it is takes some words.
+    let brief = area.width < MEMORY_FROM;
+    columns.retain(|(name, _)| match *name {
+        "PREEMPT." => !(shares && brief),
+        "SHARE" => shares,
+        _ => true,
+    });
+    let others: u16 = columns.iter().map(|(_, width)| width + 1).sum();
+    let reason = longest(&|job| why(job).chars().count()).clamp(LEAST_WHY, WHY);
+    let room = area.width.saturating_sub(others + reason);
+    let least = if shares && brief { BRIEF_NAME } else { NAME };
+    let name = longest(&|job| job.name.chars().count());
+    columns[0].1 = name.clamp(least, room.max(least));
+    let lengths: Vec<u16> = columns.iter().map(|(_, width)| *width).collect();
+    let rows = status.jobs.iter().map(|job| {
+        let colour = match job.state() {
+            v1::JobState::Running => Color::Green,
+            v1::JobState::Gated => Color::Red,
+            _ => Color::Yellow,
+        };
+        let cells = columns.iter().map(|(name, _)| match *name {
+            "OFFLINE JOB" => Line::raw(plain::line(&job.name)),
+            "STATE" => {
+                let state = format!("{} {}", json::job_state(job), table::time(job.state_ns));
+                Line::styled(state, paint.of(colour))
+            }
+            "GPUS" => Line::raw(gpus(job)),
+            "PREEMPT." => Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
+            _ => Line::raw(table::share(job)).alignment(Alignment::Right),
+        });
+        let cells = cells.chain([Line::raw(plain::line(&why(job)))]);
+        row(cells.collect(), &lengths, area.width)
+    });
+    let heads = columns.iter().map(|(name, _)| {
+        let number = matches!(*name, "PREEMPT." | "SHARE");
+        Line::raw(*name).alignment(if number {
+            Alignment::Right
+        } else {
+            Alignment::Left
+        })
+    });
+    let heads = heads.chain([Line::raw("WHY")]).collect::<Vec<_>>();
+    let widths = columns.iter().map(|(_, width)| Constraint::Length(*width));
+    let widths: Vec<_> = widths.chain([Constraint::Min(LEAST_WHY)]).collect();
+    let table = Table::new(rows, widths).header(Row::new(heads).style(paint.strong()));
+    // The one that keys are about is marked where there are several.
+    let selected = model.selected_at().filter(|_| status.jobs.len() > 1);
+    let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected(selected);
+    frame.render_stateful_widget(table, area, &mut state);
+    if let Some((place, more)) = more {
+        frame.render_widget(fit(more, place.width), place);
+    }
+}
+
+fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rect) {
+    let processes = model.processes();
+    if processes.is_empty() {
+        let none = if model.filter.is_empty() {
+            "No process is attached."
+        } else {
+            "No attached process matches the filter."
+        };
+        frame.render_widget(Paragraph::new(none), area);
+        return;
+    }
+    let shown = held(processes.len(), area);
+    let mut rows: Vec<_> = processes
+        .iter()
+        .take(shown)
+        .map(|process| process_row(model, process, paint))
+        .collect();
+    if shown < processes.len() {
+        let more = format!("and {} more", processes.len() - shown);
+        rows.push(vec![Line::raw(""), Line::raw(more)]);
+    }
+    let wide = area.width >= MEMORY_FROM;
+    let placed = wide
+        && processes
+            .iter()
+            .any(|process| !table::place(process).is_empty());
+    let mut head = vec!["PID", "PROCESS", "ROLE", "GPU", "LAUNCHES/s", "MEMORY"];
+    let longest = |of: &dyn Fn(&v1::ProcessStatus) -> usize| {
+        let cells = processes.iter().map(of);
+        small(cells.max().unwrap_or(0))
+    };
+    let least = if wide { (16, 12) } else { (14, 8) };
+    let mut widths = vec![
+        8,
+        // The kernel's names have 15 characters.
+        longest(&|process| process.name.chars().count()).clamp(least.0, 16),
+        8,
+        longest(&|process| devices(process).chars().count()).clamp(least.1, 16),
+        10,
+        8,
+    ];
+    if placed {
+        let others: u16 = widths.iter().map(|width| width + 1).sum();
+        let room = area.width.saturating_sub(others + WHY).max(NAME);
+        head.push("WHERE");
+        widths.push(longest(&|process| table::place(process).chars().count()).clamp(5, room));
+    }
+    head.push("NOTE");
+    let rows = rows.into_iter().map(|mut cells: Vec<Line<'static>>| {
+        if !placed && cells.len() > WHERE_AT {
+            cells.remove(WHERE_AT);
+        }
+        row(cells, &widths, area.width)
+    });
+    let constraints = widths.iter().map(|width| Constraint::Length(*width));
+    let constraints: Vec<_> = constraints.chain([Constraint::Min(10)]).collect();
+    let heads = head.into_iter().map(|name| {
+        let number = matches!(name, "LAUNCHES/s" | "MEMORY");
+        Line::raw(name).alignment(if number {
+            Alignment::Right
+        } else {
+            Alignment::Left
+        })
+    });
+    let table = Table::new(rows, constraints).header(Row::new(heads).style(paint.strong()));
+    frame.render_widget(table, area);
+}
+
+/// The GPUs of a process, of an online one those with work first: `0-3 busy,4-7 idle`.
+fn devices(process: &v1::ProcessStatus) -> String {
+    let of = |wanted: Option<bool>| -> Vec<u32> {
+        let devices = process.devices.iter();
+        let devices = devices.filter(|device| wanted.is_none_or(|busy| busy == device.busy));
+        devices.map(|device| device.gpu).collect()
+    };
+    if process.devices.is_empty() {
+        return String::new();
+    }
+    if process.role() != v1::Role::Online {
+        return table::gpu_ranges(&of(None));
+    }
+    let parts = [(of(Some(true)), "busy"), (of(Some(false)), "idle")];
+    let parts = parts.iter().filter(|(gpus, _)| !gpus.is_empty());
+    let parts = parts.map(|(gpus, state)| format!("{} {state}", table::gpu_ranges(gpus)));
+    parts.collect::<Vec<_>>().join(",")
+}
+
+/// Where a process runs, among the cells of its row.
+const WHERE_AT: usize = 6;
+
+fn process_row(model: &Model, process: &v1::ProcessStatus, paint: &Paint) -> Vec<Line<'static>> {
+    let colour = match process.role() {
+        v1::Role::Online => Color::Magenta,
+        v1::Role::Offline => Color::Green,
+        _ => Color::Gray,
+    };
+    vec![
+        Line::raw(process.pid.to_string()),
+        Line::raw(plain::line(&process.name)),
+        Line::styled(json::role(process), paint.of(colour)),
+        Line::raw(devices(process)),
+        Line::raw(model.rate(process).to_string()).alignment(Alignment::Right),
+        Line::raw(table::bytes(table::held(process))).alignment(Alignment::Right),
+        Line::raw(plain::line(table::place(process))),
+        Line::raw(plain::line(&process.note)),
+    ]
+}
+
+/// No agent has been heard yet.
+fn nobody(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let strong = Style::new().add_modifier(Modifier::BOLD);
+    let mut lines = vec![Line::styled("Tidegate", strong), Line::raw("")];
+    match &model.lost {
+        None => lines.push(Line::raw("asking the agent ...")),
+        Some((why, _)) => {
+            lines.push(Line::raw(plain::line(why)));
+            lines.push(Line::raw(""));
+            lines.push(Line::raw("Start it:   systemctl start tidegate-agent"));
+            lines.push(Line::raw("Look why:   tidegate doctor"));
+            lines.push(Line::raw("Elsewhere:  tidegate --run-dir DIR top"));
+            lines.push(Line::raw(""));
+            lines.push(Line::raw("Trying again every second. q quits."));
+        }
+    }
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), area);
+}
+
+fn help(frame: &mut Frame<'_>, area: Rect) {
+    let lines = [
+        "GATE      open: offline runs; closed: online has the GPU;",
+        "          cooling: online stopped, and may go on at once",
+        "ONLINE    share of the last 5 s in which online was busy",
+        "OFFLINE   share in which offline work could run",
+        "PREEMPT.  times offline was taken off the GPU",
+        "p99       from online's ring to offline off the GPU",
+        "LATENCY   the last 12 of these; a full column is 1 ms",
+        "HEADROOM  memory kept mapped for online ahead of need",
+        "MEMORY    of a GPU: in use by whomever; of a process: what",
+        "          it allocated, without contexts and code",
+        "",
+        "up and down (k, j) choose a job; p pauses it, r resumes it,",
+        "d drains the node: each is asked back for, y confirms",
+        "/ shows processes of a name, job, pod, role or pid only",
+        "s sorts processes, h closes this, q quits",
+    ];
+    let width = 62.min(area.width);
+    let height = (small(lines.len()) + 2).min(area.height);
+    let place = Rect {
+        x: (area.width - width) / 2,
+        y: (area.height - height) / 2,
+        width,
+        height,
+    };
+    frame.render_widget(Clear, place);
+    let text: Vec<_> = lines.into_iter().map(Line::raw).collect();
+    let block = Block::bordered().title(" what this shows ");
+    frame.render_widget(Paragraph::new(text).block(block), place);
+}
