@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use tidegate_agent::place::metrics::NAMES;
+use tidegate_place::metrics::NAMES;
 use tidegate_tests::exposition::{Exposition, named};
 use tidegate_tests::slurm::PROFILE;
 use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, wait_for, watch};

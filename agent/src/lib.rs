@@ -54,7 +54,6 @@ pub mod grpc;
 pub mod host;
 pub mod identity;
 pub mod inbox;
-pub mod place;
 pub mod plain;
 pub mod selftest;
 pub mod span;

@@ -11,8 +11,8 @@ use super::agent::Agent;
 use super::print::print;
 use clap::{Args as ClapArgs, Subcommand};
 use std::path::PathBuf;
-use tidegate_agent::place::profiles;
-use tidegate_agent::place::slurm;
+use tidegate_place::profiles;
+use tidegate_place::slurm;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {

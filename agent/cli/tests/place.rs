@@ -327,8 +327,7 @@ fn a_profile_is_fitted_to_what_a_job_did() {
     let output = fit("nightly");
     assert!(output.status.success(), "{output:?}");
     dir.write("nightly.toml", &text(&output.stdout));
-    let profile =
-        tidegate_agent::place::profiles::one(&dir.0.join("nightly.toml")).expect("a profile");
+    let profile = tidegate_place::profiles::one(&dir.0.join("nightly.toml")).expect("a profile");
     for gib in [4.0, 8.0, 16.0] {
         let (said, is) = (
             profile.rate() * profile.memory_share(gib),

@@ -137,7 +137,7 @@ fn a_replayed_profile_is_one_that_the_node_takes() {
         let text = String::from_utf8(output.stdout).expect("text");
         assert!(output.status.success(), "{text}");
         dir.write("docs.toml", &text);
-        tidegate_agent::place::profiles::one(&dir.0.join("docs.toml")).expect("a profile")
+        tidegate_place::profiles::one(&dir.0.join("docs.toml")).expect("a profile")
     };
     let whole = rate(&[]);
     assert!(whole.least_gib() > 0.0 && whole.lost_per_pool() <= 0.0);

@@ -3,8 +3,8 @@
 use super::look::Look;
 use crate::agent::Agent;
 use clap::Args as ClapArgs;
-use tidegate_agent::place::claims::{Claims, is_job, list};
-use tidegate_agent::place::offers::{Wish, node};
+use tidegate_place::claims::{Claims, is_job, list};
+use tidegate_place::offers::{Wish, node};
 use tidegate_policy::placement::best;
 
 /// See each field.

@@ -8,11 +8,11 @@ use clap::{Args as ClapArgs, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_agent::clock::unix_ns;
-use tidegate_agent::place::engine::Patience;
-use tidegate_agent::place::memo::Memo;
-use tidegate_agent::place::offers::Offer;
-use tidegate_agent::place::said::Said;
-use tidegate_agent::place::{metrics, nfd, slurm};
+use tidegate_place::engine::Patience;
+use tidegate_place::memo::Memo;
+use tidegate_place::offers::Offer;
+use tidegate_place::said::Said;
+use tidegate_place::{metrics, nfd, slurm};
 
 /// How long the agent may take to answer.
 const AGENT: Duration = Duration::from_secs(2);

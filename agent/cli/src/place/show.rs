@@ -6,8 +6,8 @@ use crate::table::{Grid, long, number};
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use tidegate_agent::place::memo::Memo;
-use tidegate_agent::place::offers::Offer;
+use tidegate_place::memo::Memo;
+use tidegate_place::offers::Offer;
 use tidegate_text::screen::terminal_width;
 
 /// See each field.

@@ -6,7 +6,7 @@
 //! throughout, and failing these while it could run.
 
 use super::facts::Facts;
-use crate::watch::history::JobSlice;
+use tidegate_agent::watch::history::JobSlice;
 use tidegate_policy::ids::GpuSet;
 use tidegate_policy::placement::{Profile, Slice};
 
@@ -115,7 +115,7 @@ mod tests {
 
     fn profile(unit: &str) -> Profile {
         let text = format!("unit = \"{unit}\"\nrate = 100\nfull = \"8GiB\"\nhalf = \"1GiB\"\n");
-        crate::place::profiles::parse(Path::new("p.toml"), &text).expect("right")
+        crate::profiles::parse(Path::new("p.toml"), &text).expect("right")
     }
 
     fn facts(slices: &[(u64, u64, bool)]) -> Facts {

@@ -21,7 +21,7 @@ impl Said {
 
     /// Says `line` on standard error unless it was said last. A disk that keeps nothing has it said each time.
     pub fn say(&self, line: &str) {
-        let line = crate::plain::line(line);
+        let line = tidegate_agent::plain::line(line);
         if fs::read_to_string(&self.0).is_ok_and(|last| last == line) {
             return;
         }

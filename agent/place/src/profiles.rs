@@ -11,10 +11,10 @@
 //! again = "420us"     # what computing one of them again takes
 //! ```
 
-use crate::config::{duration, size};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use tidegate_agent::config::{duration, size};
 use tidegate_policy::placement::{Draft, Profile};
 use toml::de::{DeTable, DeValue};
 

@@ -12,6 +12,8 @@
 //! [`engine`] runs the engine's commands, for no longer than it may; [`claims`] says which GPUs a Slurm job got;
 //! [`said`] remembers what was said last, so that only a change is logged. [`metrics`] is for Prometheus. All but these three are pure.
 
+#![forbid(unsafe_code)]
+
 pub mod claims;
 pub mod engine;
 pub mod facts;

@@ -21,14 +21,14 @@ impl Patience {
     #[must_use]
     pub fn begins() -> Self {
         Self {
-            until: crate::clock::now_ns() + crate::clock::nanos(PATIENCE),
+            until: tidegate_agent::clock::now_ns() + tidegate_agent::clock::nanos(PATIENCE),
         }
     }
 
     /// Whether there is time for more.
     #[must_use]
     pub fn is_left(self) -> bool {
-        crate::clock::now_ns() < self.until
+        tidegate_agent::clock::now_ns() < self.until
     }
 
     /// What `program` prints, in English whatever the site speaks.
@@ -36,7 +36,7 @@ impl Patience {
     /// # Errors
     /// In one line: it does not start, fails, or takes too long, and is then ended with all that it started.
     pub fn run(self, program: &str, args: &[&str]) -> Result<String, String> {
-        let left = self.until.saturating_sub(crate::clock::now_ns());
+        let left = self.until.saturating_sub(tidegate_agent::clock::now_ns());
         let name = format!("{program} {}", args.first().unwrap_or(&""));
         let child = Command::new(program)
             .args(args)
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn a_command_that_hangs_is_ended_with_what_it_started() {
         let patience = Patience {
-            until: crate::clock::now_ns() + 200_000_000,
+            until: tidegate_agent::clock::now_ns() + 200_000_000,
         };
         let why = patience
             .run("sh", &["-c", "sleep 600 & sleep 600"])

@@ -5,12 +5,12 @@
 //! expiry, so what a dead node said lapses. It is written beside and renamed, so no half of one is read.
 
 use super::offers::Offer;
-use crate::clock::stamp;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
+use tidegate_agent::clock::stamp;
 
 /// Where the worker looks for files.
 pub const FILE: &str = "/etc/kubernetes/node-feature-discovery/features.d/tidegate";
@@ -21,7 +21,7 @@ const PERIODS: u32 = 3;
 /// The file of a node with so many GPUs that gives this, at a time in ns since 1970.
 #[must_use]
 pub fn text(offers: &[Offer], slots: u32, period: Duration, unix_ns: u64) -> String {
-    let lapse = crate::clock::nanos(period.saturating_mul(PERIODS));
+    let lapse = tidegate_agent::clock::nanos(period.saturating_mul(PERIODS));
     let mut text = format!("# +expiry-time={}\n", stamp(unix_ns.saturating_add(lapse)));
     let given = offers
         .iter()
@@ -69,8 +69,8 @@ pub fn put(file: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::slurm;
     use super::*;
+    use crate::slurm;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
     use tidegate_policy::ids::GpuSet;

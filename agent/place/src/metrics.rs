@@ -114,8 +114,7 @@ mod tests {
     #[test]
     fn what_nobody_knows_is_no_sample() {
         let text = "unit = \"tokens\"\nrate = 100\nfull = \"8GiB\"\nhalf = \"1GiB\"\n";
-        let profile: Profile =
-            crate::place::profiles::parse(Path::new("a.toml"), text).expect("right");
+        let profile: Profile = crate::profiles::parse(Path::new("a.toml"), text).expect("right");
         let refused = predict(&profile, 1, &Node::new(GpuSet::EMPTY, &[]));
         assert!(!refused.refusals.is_empty());
         let mut good = refused.clone();

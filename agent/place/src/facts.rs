@@ -1,7 +1,7 @@
 //! From records of the history to what placement asks of them.
 
-use crate::watch::history;
-use crate::watch::history::{JobSlice, Subject};
+use tidegate_agent::watch::history;
+use tidegate_agent::watch::history::{JobSlice, Subject};
 use tidegate_policy::ids::{Bytes, GpuId, GpuSet};
 use tidegate_policy::placement::{Available, GpuSlice, Level, OpenSets, Slice};
 
@@ -170,7 +170,7 @@ fn slice(number: u64, group: &[history::Slice]) -> Option<Slice> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::history::{GpuSlice as GpuRecord, MemorySlice, OpenSlice, Span};
+    use tidegate_agent::watch::history::{GpuSlice as GpuRecord, MemorySlice, OpenSlice, Span};
 
     fn records(end: u64, sets: &[(u64, u64)]) -> Vec<history::Slice> {
         let span = Span {
