@@ -396,7 +396,8 @@ fn an_agent_may_die_at_each_step_of_a_move_while_a_thread_enters_the_driver() {
         Step::Moved,
     ];
     for (at, step) in (0..).zip(steps) {
-        stage.dies_at(step, at, "copy", at as usize + 1);
+        stage.dies_at(step, 2 * at, "copy", at as usize + 1);
+        stage.dies_at(step, 2 * at + 1, "launch", at as usize + 1);
     }
     stage.end();
 }

@@ -256,23 +256,6 @@ impl Backed {
         Ok(handle)
     }
 
-    /// Queues the zeroing of a device's quarantine pages. Nothing of this context runs while its
-    /// channels are disabled, so the fill runs first thing after they are enabled.
-    pub fn zero_quarantine(&self, vmm: &Vmm, device: usize) {
-        let pages = self.quarantine.iter().filter(|((at, _), _)| *at == device);
-        for ((_, bytes), page) in pages {
-            let driver = driver::driver();
-            // SAFETY: a stream of our own, in a context that lives as long as this entry.
-            let idle = driver.is_some_and(|driver| unsafe {
-                (driver.stream_query)(page.stream as tidegate_abi::cuda::CUstream).is_ok()
-            });
-            if idle {
-                // Without it the page holds what its readers' writes left: as defined as before.
-                let _ = vmm.zero(page.context, page.stream, page.at, *bytes);
-            }
-        }
-    }
-
     /// Makes an allocation: with handles, or `bare`, the quarantine page behind all of it.
     pub fn allocate(
         &mut self,

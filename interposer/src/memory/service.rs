@@ -240,7 +240,8 @@ fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], wh
     done
 }
 
-/// Moves stripes, while nobody is inside a call that may hold the driver's locks.
+/// Moves stripes, while nobody is inside a call that may hold the driver's locks. It gives the GPU nothing to do: streams
+/// share queues, and one that an application has filled is emptied only when its channels run again.
 fn move_stripes(
     process: &'static Process,
     vmm: &Vmm,
@@ -269,15 +270,9 @@ fn move_stripes(
         }
     };
     mend(process, vmm, std::mem::take(&mut outcome.torn));
-    let mut state = sys::lock(&memory.state);
-    let state = &mut *state;
-    let mut log_seq = 0;
-    if let Some(cache) = state.kvs.get(&kv) {
-        log_seq = cache.lost_at(&outcome.stripes);
-        if which == Move::Reclaim && !outcome.stripes.is_empty() {
-            state.backed.zero_quarantine(vmm, cache.device);
-        }
-    }
+    let state = sys::lock(&memory.state);
+    let cache = state.kvs.get(&kv);
+    let log_seq = cache.map_or(0, |cache| cache.lost_at(&outcome.stripes));
     Done {
         result: result_of(&outcome, stripes, log, which, go_on()),
         outcome,
