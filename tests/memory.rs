@@ -528,6 +528,35 @@ fn a_victim_that_dies_in_the_middle_leaves_nothing_behind() {
 
 /// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
 #[test]
+fn what_an_engine_lost_ends_with_it_for_the_others_of_its_job() {
+    let mut stage = Stage::new(&[], &[], &[]);
+    stage.take_all(&[0]);
+    let job = format!("memory-{}", stage.node.device.pid());
+    // It is in the wrong job: its losses are told to the first.
+    let mut other = Engine::start(&stage.node, &job, &["--requests", "1", "--unread"]);
+    stage.agent.let_run(1);
+    let kv = stage.agent.cache(1).kv;
+    let checked = stage.agent.check(1, PATIENCE);
+    assert_eq!(checked.result(), MemoryResult::Ok, "{checked:?}");
+    stage.agent.channels(1, true);
+    let answers = stage.agent.reclaim(1, kv, &[0, 1]);
+    assert_eq!(answers[0].result(), MemoryResult::Ok, "{answers:?}");
+    let told = |engine: &Engine, what: (u64, u64)| (engine.told() == what).then_some(());
+    wait_for("both to be lost", || told(&stage.engine, (2, 0)));
+    other.process.child.kill().expect("it lives");
+    other.process.child.wait().expect("a child");
+    wait_for("what only it missed to be back", || {
+        told(&stage.engine, (2, 1))
+    });
+    stage.engine.goes_on(16);
+    assert_eq!(stage.engine.told(), (2, 1), "its own is taken still");
+    stage.give_all(&[0]);
+    wait_for("its own to be back", || told(&stage.engine, (2, 2)));
+    stage.end();
+}
+
+/// P-MEMORY-6: no hang and no leak, whatever fails in the middle.
+#[test]
 fn a_stopped_victim_answers_when_it_runs_again_and_nothing_was_done() {
     let mut stage = Stage::new(&[], &[], &[]);
     stage.shut();

@@ -44,7 +44,7 @@ struct request {
 };
 
 static const char *usage = "kv_engine [--layout layers|blocks] [--handle MIB] [--blocks N] [--requests N] [--length N]\n"
-                           "          [--tokens N] [--ns N] [--say N] [--seed N] [--ignore-lost]";
+                           "          [--tokens N] [--ns N] [--say N] [--seed N] [--ignore-lost] [--unread]";
 
 static struct tg_api tg;
 static struct kv_kernels kernels;
@@ -52,7 +52,7 @@ static CUstream stream;
 static CUdeviceptr cache, table_at, out_at;
 static uint64_t *table, *out;
 static uint32_t blocks = 32, request_count = 4, length = 24, free_list[MAX_BLOCKS], free_count, kv_number;
-static int layers_outermost, ignore_lost;
+static int layers_outermost, ignore_lost, unread;
 static uint64_t total, recomputed, ns = 200000, next_seed = 1, say = 64;
 static char withheld[MAX_BLOCKS];
 static uint64_t handle;
@@ -318,6 +318,10 @@ int main(int argc, char **argv)
             ignore_lost = 1;
             continue;
         }
+        if (!strcmp(argv[i], "--unread")) {
+            unread = 1;
+            continue;
+        }
         if (!strcmp(argv[i], "--layout")) layers_outermost = !strcmp(value, "layers");
         else if (!strcmp(argv[i], "--handle")) handle = strtoull(value, 0, 10) * MIB;
         else if (!strcmp(argv[i], "--blocks")) blocks = (uint32_t)atoi(value);
@@ -363,7 +367,7 @@ int main(int argc, char **argv)
         }
         MUST(cuMemcpyDtoHAsync_v2(out, out_at, MAX_REQUESTS * 8, stream));
         MUST(cuStreamSynchronize(stream));
-        poll_lost(step++);
+        if (!unread) poll_lost(step++);
         for (uint32_t i = 0; i < request_count; i++)
             if (requests[i].ran) accept(&requests[i], out[i]);
         if (!any && !preempt_youngest()) usleep(1000);

@@ -23,6 +23,8 @@
 //! blocks at once cannot both be told that the last slot is theirs; of a process that dies in between
 //! the promise stays, and makes the log shorter by what one call can need.
 //!
+//! Who misses a part of a block is known too ([`Member`]), so that what a process missed ends with it.
+//!
 //! The memory is generic over its words and sizes, so that the same code runs under loom.
 
 use crate::word::{Tally, Word};
@@ -529,6 +531,9 @@ const _: () = {
     assert!(COUNT_BITS + FIRST_BITS + 1 + LAP_BITS == 64);
     assert!(BLOCKS == 1 << FIRST_BITS);
 };
+
+mod members;
+pub use members::Member;
 
 #[cfg(test)]
 mod tests;

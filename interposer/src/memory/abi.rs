@@ -17,10 +17,10 @@ use crate::hook::table;
 use crate::process::{Process, guarded, process, ring};
 use crate::{clock, env, log, sys};
 use core::ffi::{CStr, c_char, c_int};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 use std::sync::Arc;
 use tidegate_core::gate::Role;
-use tidegate_core::joblog::{Reader, Refused, Shared};
+use tidegate_core::joblog::{Member, Reader, Refused, Shared};
 use tidegate_core::stripes::Region;
 use tidegate_proto::v1::{self, client_event::Event};
 
@@ -78,10 +78,7 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             log::line(&format!("tg_attach: {error}"));
             libc::EIO
         })?;
-        process
-            .memory
-            .log
-            .store(core::ptr::from_ref(log).cast_mut(), Release);
+        process.memory.set_log(Member::new(log, &[]));
         *membership = Membership {
             name,
             rank,
@@ -287,7 +284,8 @@ pub extern "C" fn tg_kv_unregister(kv: u32) -> c_int {
 }
 
 fn log_of(process: &Process) -> Result<&'static Shared, c_int> {
-    process.memory.log().ok_or(libc::ENOTCONN)
+    let log = process.memory.log().ok_or(libc::ENOTCONN)?;
+    Ok(log.shared())
 }
 
 /// Copies ids out, or says how many there are.

@@ -9,11 +9,15 @@
 //! that are not theirs, and too late. Who reads holds a lock too, and nothing is taken while nobody does. One that ends may take a while to be gone, and whoever
 //! starts it again does not always wait for that: so who comes next does, for [`PATIENCE`].
 //!
+//! What a process missed ends with it: the others look for that ([`super::tables`]).
+//!
 //! Anybody may make files in `/dev/shm`, and who owns one can shorten it under its readers. So a file of another
 //! user's is not used. Names of jobs are many, and a process that dies takes nothing away: who comes removes what its
 //! user's other jobs left behind.
 
+use super::file::{fill, lock, stat};
 use super::keeper::{Ask, Readers};
+use super::tables::{FIRST_BYTE, Tables};
 use crate::{log, sys, threads};
 use core::ffi::CStr;
 use std::ffi::{CString, OsStr};
@@ -85,23 +89,6 @@ fn name_of(job: &str) -> String {
     format!("{prefix}{hash:016x}.")
 }
 
-/// Locks or unlocks one byte of an open file, for as long as it is open.
-fn lock(fd: i32, byte: i64, kind: i32, wait: bool) -> bool {
-    // SAFETY: an all-zero flock is valid; the fields used are set below.
-    let mut wanted: libc::flock = unsafe { core::mem::zeroed() };
-    wanted.l_type = kind as libc::c_short;
-    wanted.l_whence = libc::SEEK_SET as libc::c_short;
-    wanted.l_start = byte;
-    wanted.l_len = 1;
-    let how = if wait {
-        libc::F_OFD_SETLKW
-    } else {
-        libc::F_OFD_SETLK
-    };
-    // SAFETY: the struct is live for the call.
-    unsafe { libc::fcntl(fd, how, &raw mut wanted) == 0 }
-}
-
 const TURN: i64 = 0;
 const MEMBER: i64 = 1;
 /// Of rank 0; of the others the bytes behind it.
@@ -118,15 +105,15 @@ fn is_read(fd: i32) -> bool {
     let mut found: libc::flock = unsafe { core::mem::zeroed() };
     found.l_type = libc::F_WRLCK as libc::c_short;
     found.l_whence = libc::SEEK_SET as libc::c_short;
-    // To the end of all bytes.
     found.l_start = READER;
+    found.l_len = FIRST_BYTE - READER;
     // SAFETY: the struct is live for the call.
     let asked = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut found) == 0 };
     asked && found.l_type != libc::F_UNLCK as libc::c_short
 }
 
 /// Answers what is asked for as long as the process lives. Who is to read waits for a reader that ends.
-fn keep(fd: i32, asked_rx: &mpsc::Receiver<Ask>) {
+fn keep(fd: i32, tables: &mut Tables, asked_rx: &mpsc::Receiver<Ask>) {
     let most = PATIENCE.as_millis() / TRY.as_millis();
     let mut waiting: Vec<(u32, u128, mpsc::Sender<bool>)> = Vec::new();
     let mut reads = false;
@@ -142,6 +129,10 @@ fn keep(fd: i32, asked_rx: &mpsc::Receiver<Ask>) {
             Ok(Ask::IsRead(answer_tx)) => {
                 let _ = answer_tx.send(reads || is_read(fd));
             }
+            Ok(Ask::Table(blocks, answer_tx)) => {
+                let _ = answer_tx.send(tables.own(blocks));
+            }
+            Ok(Ask::Look) => tables.look(),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -156,14 +147,6 @@ fn keep(fd: i32, asked_rx: &mpsc::Receiver<Ask>) {
             true
         });
     }
-}
-
-/// What the kernel says of an open file.
-fn stat(fd: i32) -> Option<libc::stat> {
-    // SAFETY: an all-zero stat is a place for one.
-    let mut stat = unsafe { core::mem::zeroed() };
-    // SAFETY: live for the call.
-    (unsafe { libc::fstat(fd, &raw mut stat) } == 0).then_some(stat)
 }
 
 /// Whether only its owner can change a file, who is this user.
@@ -264,7 +247,7 @@ fn enter(file: &CStr, name: &str, world: u32) -> Result<(&'static Shared, i32), 
     if alone {
         // SAFETY: a plain call on a descriptor of ours. Nobody else has the file mapped.
         let emptied = unsafe { libc::ftruncate(fd, 0) } == 0;
-        if !emptied || !fill(fd, size_of::<Shared>()) {
+        if !emptied || !fill(fd, 0, size_of::<Shared>()) {
             let why = failed("reserve");
             // SAFETY: as above.
             unsafe { libc::ftruncate(fd, 0) };
@@ -302,22 +285,6 @@ fn enter(file: &CStr, name: &str, world: u32) -> Result<(&'static Shared, i32), 
     Ok((shared, fd))
 }
 
-/// Writes zeros. What is only sized has no memory yet, and the process that touches it where there is none left is ended.
-fn fill(fd: i32, bytes: usize) -> bool {
-    let zeros = [0_u8; 64 << 10];
-    let mut at = 0;
-    while at < bytes {
-        let some = zeros.len().min(bytes - at);
-        // SAFETY: the bytes are live; a plain call on a descriptor of ours.
-        let wrote = unsafe { libc::pwrite(fd, zeros.as_ptr().cast(), some, at as libc::off_t) };
-        match usize::try_from(wrote) {
-            Ok(0) | Err(_) => return false,
-            Ok(wrote) => at += wrote,
-        }
-    }
-    true
-}
-
 /// The memory of `job`, which has `world` ranks, and whom to ask to read it. Blocks until it is there.
 pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> {
     let name = name_of(job);
@@ -325,7 +292,8 @@ pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> 
     let (opened_tx, opened_rx) = mpsc::channel();
     let (asked_tx, asked_rx) = mpsc::channel();
     let started = threads::spawn_keeper(move || {
-        if !threads::own_descriptor_table() {
+        let lasts = threads::own_descriptor_table();
+        if !lasts {
             log::debug(|| {
                 "the job's memory is kept open among the application's descriptors".to_owned()
             });
@@ -338,7 +306,7 @@ pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> 
             }
         };
         let _ = opened_tx.send(Ok(shared));
-        keep(fd, &asked_rx);
+        keep(fd, &mut Tables::new(fd, shared, lasts), &asked_rx);
         loop {
             // SAFETY: sleeps until a signal, all of which are blocked.
             unsafe { libc::pause() };

@@ -1,5 +1,6 @@
 //! What the thread that keeps a job's memory open is asked.
 
+use core::sync::atomic::AtomicU8;
 use std::sync::mpsc;
 
 /// What the thread that keeps the job's memory open is asked.
@@ -7,6 +8,10 @@ use std::sync::mpsc;
 pub enum Ask {
     /// Be the reader of this rank's losses, and say whether you are.
     Read(u32, mpsc::Sender<bool>),
+    /// A table of this process' own, with places for so many blocks; none: there is no room for one.
+    Table(u32, mpsc::Sender<Option<&'static [AtomicU8]>>),
+    /// Take back what processes missed that are gone.
+    Look,
     /// Whether a process reads what any rank loses.
     IsRead(mpsc::Sender<bool>),
 }

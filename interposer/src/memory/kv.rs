@@ -8,7 +8,7 @@ use super::vmm::{Refused, Vmm};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tidegate_core::elastic::Elastic;
-use tidegate_core::joblog::Shared;
+use tidegate_core::joblog::Member;
 use tidegate_core::stripes::{self, Backing, BadRegions, Piece, Region, Stripes};
 use tidegate_proto::v1;
 
@@ -229,7 +229,7 @@ impl Kv {
         &mut self,
         vmm: &Vmm,
         backed: &mut Backed,
-        log: Option<&Shared>,
+        log: Option<&Member<'_>>,
         stripes: &[u32],
         go_on: impl Fn() -> bool,
     ) -> Outcome {
@@ -296,7 +296,7 @@ impl Kv {
         &mut self,
         vmm: &Vmm,
         backed: &mut Backed,
-        log: Option<&Shared>,
+        log: Option<&Member<'_>>,
         stripes: &[u32],
         go_on: impl Fn() -> bool,
     ) -> Outcome {
@@ -389,7 +389,7 @@ impl Kv {
     }
 
     /// Takes note of stripes that were backed without an order.
-    pub fn look(&mut self, backed: &Backed, log: Option<&Shared>) {
+    pub fn look(&mut self, backed: &Backed, log: Option<&Member<'_>>) {
         for at in (0..).take(self.backed.len()) {
             let own = |piece: Piece| {
                 let base = self.bases.get(piece.backing as usize);
@@ -406,7 +406,7 @@ impl Kv {
     }
 
     /// The cache is gone: what it missed is nobody's loss any more.
-    pub fn forget(&self, log: Option<&Shared>) {
+    pub fn forget(&self, log: Option<&Member<'_>>) {
         let missing = self.backed.iter().zip(&self.cut.stripes);
         for (_, stripe) in missing.filter(|(backed, _)| !**backed && self.elastic.is_none()) {
             let _ = log.map(|log| log.regain(stripe.first_block, stripe.blocks));
@@ -414,8 +414,8 @@ impl Kv {
     }
 
     /// Whether the engine withholds the blocks of every one of these stripes.
-    pub fn withheld(&self, log: Option<&Shared>, stripes: &[u32]) -> bool {
-        let withheld = log.map_or(0, Shared::withheld);
+    pub fn withheld(&self, log: Option<&Member<'_>>, stripes: &[u32]) -> bool {
+        let withheld = log.map_or(0, |log| log.shared().withheld());
         let lost_at = stripes
             .iter()
             .filter_map(|at| self.lost_at.get(*at as usize));

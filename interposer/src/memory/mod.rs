@@ -10,7 +10,8 @@
 //! * [`hold`], [`marks`]: calls that may hold the driver's locks.
 //! * [`order`], [`service`]: what the agent orders, and the thread that changes mappings.
 //! * [`talk`], [`outbox`]: what the reporter carries between it and the agent.
-//! * [`abi`], [`answered`], [`scope`], [`job`], [`keeper`]: the C functions engines call, and the job's shared memory.
+//! * [`abi`], [`answered`], [`scope`]: the C functions engines call.
+//! * [`job`], [`keeper`]: the memory that a job's processes share; [`tables`], [`file`]: what each of them misses there.
 //! * [`whole`]: memory behind what no cache claims; [`alone`], [`heard`]: an elastic cache that no agent gives memory.
 //! * [`work`]: what a job says of its work.
 
@@ -22,6 +23,7 @@ mod arena;
 pub mod arrays;
 mod backed;
 mod created;
+mod file;
 pub mod gone;
 pub mod grant;
 mod heard;
@@ -36,6 +38,7 @@ mod placed;
 mod scope;
 mod service;
 pub mod state;
+mod tables;
 pub mod talk;
 mod usage;
 mod vmm;

@@ -10,7 +10,7 @@ use super::hold;
 use super::kv::Outcome;
 use super::order::{Order, What};
 use super::outbox::say;
-use super::state::is_read;
+use super::state::{can_lose, is_read};
 use super::usage::write_usage;
 use super::vmm::Vmm;
 use crate::activity::gate;
@@ -20,7 +20,7 @@ use crate::{clock, log, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 use core::sync::atomic::fence;
 use std::sync::Arc;
-use tidegate_core::joblog::Shared;
+use tidegate_core::joblog::Member;
 use tidegate_proto::v1::{self, MemoryResult, client_event::Event};
 
 /// How an order ended, before it is an event.
@@ -228,15 +228,20 @@ fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], wh
     let Some(vmm) = vmm() else {
         return Done::nothing(MemoryResult::Refused);
     };
-    // What nobody hears of would be used without memory.
-    if which == Move::Reclaim && !is_read(&process.memory.membership) {
+    let memory = &process.memory;
+    let blocks = || {
+        let state = sys::lock(&memory.state);
+        state.kvs.get(&kv).map_or(0, |cache| cache.cut.block_count)
+    };
+    // What nobody hears of would be used without memory, and what nobody owns would be lost for ever.
+    if which == Move::Reclaim && !(is_read(&memory.membership) && can_lose(memory, blocks())) {
         return Done::nothing(MemoryResult::Refused);
     }
     if let Err(done) = begin_to_move(process, order) {
         return done;
     }
     let done = move_stripes(process, vmm, order, (kv, stripes), which);
-    process.memory.rests();
+    memory.rests();
     done
 }
 
@@ -301,7 +306,7 @@ fn mend(process: &Process, vmm: &Vmm, torn: Vec<(u64, usize, usize)>) {
 fn result_of(
     outcome: &Outcome,
     wanted: &[u32],
-    log: Option<&Shared>,
+    log: Option<&Member<'_>>,
     which: Move,
     goes_on: bool,
 ) -> MemoryResult {

@@ -21,7 +21,7 @@ use std::time::Duration;
 use tidegate_abi::page::{DEVICES, Page};
 use tidegate_core::elastic::Elastic;
 use tidegate_core::hold::Changing;
-use tidegate_core::joblog::{Reader, Refused, Shared};
+use tidegate_core::joblog::{Member, Reader, Refused, Shared};
 use tidegate_proto::v1::{self, client_event::Event};
 
 /// An elastic cache's device, and its blocks.
@@ -124,7 +124,7 @@ pub struct Memory {
     /// So many of them are on their way to the agent.
     pub(super) training_sent: AtomicU64,
     pub(super) membership: Mutex<Membership>,
-    pub(super) log: AtomicPtr<Shared>,
+    pub(super) log: AtomicPtr<Member<'static>>,
     pub(super) requests: Mutex<Requests>,
     pub(super) tickets: AtomicU64,
     /// Demands that a thread waits for, by ticket, with their answers.
@@ -168,10 +168,20 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// The job's log, if this process joined one.
-    pub(super) fn log(&self) -> Option<&'static Shared> {
-        // SAFETY: null or a mapping that is never unmapped.
+    /// The job's log, and what this process counts in it, if it joined one.
+    pub(super) fn log(&self) -> Option<&'static Member<'static>> {
+        // SAFETY: null or leaked.
         unsafe { self.log.load(Acquire).as_ref() }
+    }
+
+    /// Replaces it.
+    pub(super) fn set_log(&self, member: Member<'static>) {
+        self.log.store(Box::leak(Box::new(member)), Release);
+    }
+
+    /// Entries of the job's log that the engine withholds.
+    pub(super) fn withheld(&self) -> u64 {
+        self.log().map_or(0, |log| log.shared().withheld())
     }
 
     /// What the application may have of a device; `None`: what the driver says.
@@ -303,6 +313,30 @@ pub(super) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int>
         known.rank, known.name
     ));
     Err(libc::EBUSY)
+}
+
+/// Whether this process can count `blocks` of its own as lost, so that they end with it. Never waits for long.
+pub(super) fn can_lose(memory: &Memory, blocks: u32) -> bool {
+    const WAIT: Duration = Duration::from_millis(50);
+    let Some(log) = memory.log() else {
+        return false;
+    };
+    if log.room() >= blocks as usize {
+        return true;
+    }
+    let joined = sys::lock(&memory.membership).joined.clone();
+    let (answer_tx, answer_rx) = mpsc::channel();
+    let asked = joined.is_some_and(|joined| joined.send(Ask::Table(blocks, answer_tx)).is_ok());
+    let Some(own) = answer_rx
+        .recv_timeout(WAIT)
+        .ok()
+        .flatten()
+        .filter(|_| asked)
+    else {
+        return false;
+    };
+    memory.set_log(Member::new(log.shared(), own));
+    true
 }
 
 /// Whether a process of the job hears what is lost. Never waits for long.

@@ -3,6 +3,7 @@
 //! It never waits for the state of memory, which the service thread may hold while the driver makes
 //! it wait: what it cannot have now it sends later. So it can answer in time that an order is late.
 
+use super::keeper::Ask;
 use super::order::{Open, Order, What};
 use super::outbox::say;
 use super::service::{Done, answer, serve};
@@ -13,7 +14,6 @@ use crate::{clock, log, sys};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
-use tidegate_core::joblog::Shared;
 use tidegate_proto::parts;
 use tidegate_proto::v1::agent_command::Command;
 use tidegate_proto::v1::{self, MemoryResult, client_event::Event};
@@ -29,6 +29,8 @@ const DEADLINE_NS: u64 = 20_000_000;
 /// Usage and requests are sent no more often than this.
 const EVERY_NS: u64 = 25_000_000;
 const USAGE_EVERY_NS: u64 = 100_000_000;
+/// Between two looks for processes of the job that are gone: one that goes wakes nobody.
+const LOOK_EVERY_NS: u64 = 1_000_000_000;
 
 /// What an agent may refuse to hear, however often it is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +83,7 @@ pub struct Talk {
     requests_at_ns: u64,
     usage: Vec<v1::MemoryUsage>,
     withheld: u64,
+    looked_ns: u64,
     work: Work,
 }
 
@@ -187,7 +190,12 @@ impl Talk {
         }
         let said = std::mem::take(&mut *sys::lock(&memory.outbox));
         said.into_iter().for_each(&mut *send);
-        let withheld = memory.log().map_or(0, Shared::withheld);
+        if memory.log().is_some() && now.saturating_sub(self.looked_ns) >= LOOK_EVERY_NS {
+            self.looked_ns = now;
+            let joined = sys::lock(&memory.membership).joined.clone();
+            let _ = joined.map(|joined| joined.send(Ask::Look));
+        }
+        let withheld = memory.withheld();
         if withheld != self.withheld {
             self.withheld = withheld;
             send(Event::Withheld(v1::Withheld { log_seq: withheld }));
@@ -275,7 +283,7 @@ impl Talk {
         let unsaid = self.undescribed
             || memory.usage_changed.load(Acquire)
             || !sys::lock(&memory.requests).changed.is_empty()
-            || memory.log().map_or(0, Shared::withheld) != self.withheld
+            || memory.withheld() != self.withheld
             || self.work.is_unsaid(process);
         // A job's log is shared memory: no process can wake another's reporter.
         let poll = unsaid || memory.log().is_some();

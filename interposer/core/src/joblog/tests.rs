@@ -196,3 +196,72 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// What a process missed ends with it, and nothing of the others.
+    #[test]
+    fn the_end_of_a_process_takes_back_what_it_missed_and_nothing_else(
+        calls in prop::collection::vec((0_usize..3, 0_u32..40, 1_u32..9, 0_u8..4), 1..60),
+        rest in 0_usize..3,
+    ) {
+        let shared = shared();
+        let tables: Vec<Vec<AtomicU8>> = (0..3)
+            .map(|_| (0..64).map(|_| AtomicU8::new(0)).collect())
+            .collect();
+        let members: Vec<Member<'_>> = tables.iter().map(|own| Member::new(&shared, own)).collect();
+        let mut held: [Vec<(u32, u32)>; 3] = Default::default();
+        let mut reader = Reader::at_end(&shared);
+        let mut told = [false; 64];
+        for (step, (at, first, count, call)) in (0..).zip(calls) {
+            match call {
+                0 | 1 => {
+                    members[at].lose(first, count).expect("room");
+                    held[at].push((first, count));
+                }
+                2 => {
+                    if let Some((first, count)) = held[at].pop() {
+                        members[at].regain(first, count).expect("room");
+                    }
+                }
+                _ => {
+                    members[at].end().expect("room");
+                    held[at].clear();
+                }
+            }
+            let (lost, back) = read(&shared, &mut reader, step);
+            lost.iter().for_each(|id| told[*id as usize] = true);
+            back.iter().for_each(|id| told[*id as usize] = false);
+            for (id, told) in (0_u32..).zip(told) {
+                let mut all = held.iter().flatten();
+                let missing = all.any(|(first, count)| (*first..first + count).contains(&id));
+                prop_assert_eq!((told, shared.is_missing(id)), (missing, missing), "block {}", id);
+            }
+        }
+        held[rest].clear();
+        members[rest].end().expect("room");
+        for (id, at) in (0_u32..64).zip(0..) {
+            prop_assert_eq!(tables[rest][at].load(std::sync::atomic::Ordering::Relaxed), 0);
+            let mut all = held.iter().flatten();
+            let missing = all.any(|(first, count)| (*first..first + count).contains(&id));
+            prop_assert_eq!(shared.is_missing(id), missing);
+        }
+    }
+}
+
+#[test]
+fn what_a_process_counted_in_its_table_last_is_kept_lost_rather_than_taken_from_another() {
+    let shared = shared();
+    let tables: Vec<Vec<AtomicU8>> = (0..2)
+        .map(|_| (0..8).map(|_| AtomicU8::new(0)).collect())
+        .collect();
+    let [one, other] = [&tables[0], &tables[1]].map(|own| Member::new(&shared, own));
+    one.lose(1, 2).expect("room");
+    other.lose(1, 2).expect("room");
+    // It was killed after the counts of all, before its table was full.
+    tables[0][2].store(0, std::sync::atomic::Ordering::Relaxed);
+    one.end().expect("room");
+    other.regain(1, 2).expect("room");
+    assert!(!shared.is_missing(1) && shared.is_missing(2));
+    assert_eq!(one.lose(7, 2), Err(Refused::Block), "no place in its table");
+    assert!(!shared.is_missing(7));
+}

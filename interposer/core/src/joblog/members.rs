@@ -1,0 +1,107 @@
+//! The log as one process of the job counts in it.
+//!
+//! What a process misses it counts twice: in the counts of all, and in a table of its own that outlives it. When it is
+//! gone, whoever finds that takes back what its table says.
+//!
+//! The table never says more than the process has in the counts of all: it is raised after them and lowered before them. So
+//! a block is never told as back that another process still misses. Of a process that is killed between the two, what it
+//! counted last stays missing.
+
+use super::{BLOCKS, CUTS, ENTRIES, Refused, Shared};
+use crate::word::{Tally, Word};
+use core::sync::atomic::{AtomicU8, AtomicU64};
+
+/// Blocks that are taken back at once.
+const AT_ONCE: usize = 1024;
+
+/// A process of the job, alive or not.
+#[derive(Debug)]
+pub struct Member<
+    'a,
+    W = AtomicU64,
+    B = AtomicU8,
+    const E: usize = ENTRIES,
+    const C: usize = CUTS,
+    const N: usize = BLOCKS,
+> {
+    shared: &'a Shared<W, B, E, C, N>,
+    own: &'a [B],
+}
+
+impl<'a, W: Word, B: Tally, const E: usize, const C: usize, const N: usize>
+    Member<'a, W, B, E, C, N>
+{
+    /// The one whose table `own` is. It has a place for each block that the process may lose.
+    pub const fn new(shared: &'a Shared<W, B, E, C, N>, own: &'a [B]) -> Self {
+        Self { shared, own }
+    }
+
+    /// The job's log.
+    #[must_use]
+    pub const fn shared(&self) -> &'a Shared<W, B, E, C, N> {
+        self.shared
+    }
+
+    /// Blocks that its table has a place for.
+    #[must_use]
+    pub const fn room(&self) -> usize {
+        self.own.len()
+    }
+
+    fn range(&self, first: u32, count: u32) -> Result<&'a [B], Refused> {
+        let end = (first as usize).checked_add(count as usize);
+        end.and_then(|end| self.own.get(first as usize..end))
+            .ok_or(Refused::Block)
+    }
+
+    /// As [`Shared::lose`].
+    ///
+    /// # Errors
+    /// As there, and for a block that its table has no place for.
+    pub fn lose(&self, first: u32, count: u32) -> Result<u64, Refused> {
+        let own = self.range(first, count)?;
+        let number = self.shared.lose(first, count)?;
+        for block in own {
+            block.raise();
+        }
+        Ok(number)
+    }
+
+    /// As [`Shared::regain`]; what it did not lose is left alone.
+    ///
+    /// # Errors
+    /// As there, and for a block that its table has no place for.
+    pub fn regain(&self, first: u32, count: u32) -> Result<u64, Refused> {
+        let own = self.range(first, count)?;
+        let blocks = self.shared.range(first, count)?;
+        let _promise = self.shared.promise(count)?;
+        // One that ended in the middle of a loss has a part of it in its table.
+        let mut at = 0;
+        while at < own.len() {
+            let run = own[at..].iter().take_while(|block| block.lower() != 0);
+            let run = run.count();
+            let first = first + u32::try_from(at).unwrap_or(0);
+            self.shared.give_back(first, &blocks[at..at + run]);
+            at += run + 1;
+        }
+        Ok(self.shared.head())
+    }
+
+    /// Takes back all that a process missed that is gone. Only one may do so at a time.
+    ///
+    /// # Errors
+    /// When the log has no room: then the rest is to be taken back later.
+    pub fn end(&self) -> Result<(), Refused> {
+        let mut at = 0;
+        while let Some(next) = self.own[at..].iter().position(|block| block.load() != 0) {
+            let first = at + next;
+            let run = self.own[first..].iter().take(AT_ONCE);
+            let count = run.take_while(|block| block.load() != 0).count().max(1);
+            let number = |at: usize| u32::try_from(at).map_err(|_| Refused::Block);
+            self.regain(number(first)?, number(count)?)?;
+            // Some may have been lost more than once.
+            at = first;
+        }
+        Ok(())
+    }
+}
