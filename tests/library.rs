@@ -1,6 +1,6 @@
 //! The library in a process' life: capture, fork, an agent that comes late, dies, and returns.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
 use tidegate_tests::clock::Stalls;
@@ -48,6 +48,32 @@ fn probing_never_breaks_a_capture_whichever_thread_launches_and_in_whatever_mode
     let probed = compile("probed", &["-lcuda"]);
     let output = Running::start("probed", &mut node.preloaded(&probed, "online")).succeed();
     assert_eq!(output.trim(), "ok 120");
+}
+
+/// P-GATE-4: what a thread launched into its own stream is seen done, also where that thread never looks.
+#[test]
+fn a_thread_that_never_waits_for_its_own_stream_keeps_no_device_busy() {
+    let node = Node::new(&[], TRUSTING);
+    let program = compile("own_stream", &["-lcuda"]);
+    for (then, kernels) in [("ends", 1), ("sleeps", 1), ("goes_on", 101), ("context", 0)] {
+        let mut command = node.preloaded(&program, "online");
+        command.arg(then).stdin(Stdio::piped());
+        let mut process = Running::start("own_stream", &mut command);
+        let mut stdin = process.child.stdin.take().expect("stdin is piped");
+        let mut lines = BufReader::new(process.child.stdout.take().expect("stdout is piped"));
+        wait_for("the device to be idle", || {
+            let mut line = String::new();
+            lines.read_line(&mut line).expect("a pipe can be read");
+            writeln!(stdin, "?").expect("it lives");
+            (line == "idle\n").then_some(())
+        });
+        assert!(
+            finished(&node, process.pid()) >= kernels,
+            "{then}: idle too early"
+        );
+        drop(stdin);
+        process.succeed();
+    }
 }
 
 /// P-LIBRARY-3: captures and forks are not noticed.

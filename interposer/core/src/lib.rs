@@ -10,6 +10,7 @@
 //! * [`stripes`], [`joblog`], [`elastic`]: KV memory: what goes together, how an engine learns of it,
 //!   and what an online one may use.
 //! * [`arena`]: a trainer's memory: which blocks a tensor lies over, and at which addresses each is seen.
+//! * [`witness`]: what says that a thread's own stream is done where the thread does not.
 //! * [`suspect`]: why a device counts as busy although nothing is launched.
 //!
 //! The same code runs in the library, under loom, in the exhaustive store-buffer explorer of this
@@ -28,4 +29,5 @@ pub mod landing;
 pub mod rm;
 pub mod stripes;
 pub mod suspect;
+pub mod witness;
 pub mod word;

@@ -7,7 +7,7 @@
 //! where the hot path finds it.
 
 use super::slots::{self, ANNOUNCE, STREAMS, Slot, Slots};
-use super::{contexts, gate, sync};
+use super::{contexts, gate, sync, witness};
 use crate::clock;
 use crate::hook::driver::{self, Driver};
 use crate::hook::row::Row;
@@ -83,6 +83,12 @@ pub fn slow(
     }
     let result = call();
     if let Some(entered) = entered {
+        if let Entered::Counted { slot, .. } = entered
+            && touch.stream == 2
+            && slot.is_own()
+        {
+            process::guarded(|| sys::keeping_errno(|| witness::record(slot)));
+        }
         entered.leave();
     }
     result

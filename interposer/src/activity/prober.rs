@@ -22,6 +22,7 @@ use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, DeviceWords, Page};
 use tidegate_core::activity::{Begin, Counts, Published, Quiet, Sums, begin};
 use tidegate_core::gate::{Role, obeyed};
 use tidegate_core::suspect::{self, Facts, Reason, Run};
+use tidegate_core::witness::Event;
 
 /// Longest sleep with nothing to do, after which slots of dead threads are looked for.
 const REST_NS: u64 = 1_000_000_000;
@@ -317,12 +318,16 @@ enum Answer {
 fn ask(process: &'static Process, driver: &Driver, device: usize) -> Answer {
     let mut touched = BTreeSet::new();
     let mut every = false;
+    let mut recorded = Vec::new();
     for slot in slots_of(device) {
         every |= slot.all_streams.load(Acquire) != 0;
         let own = &slot.thread_stream;
-        if own.entered.load(Acquire) != own.returned.load(Acquire) && slot.owner.load(Acquire) != 0
-        {
-            return Answer::Doubt;
+        let launched = own.entered.load(Acquire);
+        if launched != own.returned.load(Acquire) && slot.owner.load(Acquire) != 0 {
+            let Some(event) = slot.witness.of(launched) else {
+                return Answer::Doubt;
+            };
+            recorded.push((own, launched, event));
         }
         touched.extend(
             slot.streams
@@ -336,7 +341,10 @@ fn ask(process: &'static Process, driver: &Driver, device: usize) -> Answer {
     }
     // In doubt it is busy: a call that ends a context or a stream waits for work.
     let answer = if sys::lock(&process.contexts).asks(device, sys::thread_exists) {
-        let answer = ask_all(process, driver, device, &touched, every);
+        let answer = match ask_threads(driver, &recorded) {
+            Answer::Done => ask_all(process, driver, device, &touched, every),
+            other => other,
+        };
         sys::lock(&process.contexts).asked();
         answer
     } else {
@@ -344,6 +352,24 @@ fn ask(process: &'static Process, driver: &Driver, device: usize) -> Answer {
     };
     ANNOUNCE.probe_ended();
     answer
+}
+
+/// Launches into a thread's own stream, how many of them are asked about, and their event.
+type Recorded = (&'static Counts<AtomicU64>, u64, Event);
+
+/// Asks the events of threads' own streams, as [`ask_all`] asks streams.
+fn ask_threads(driver: &Driver, recorded: &[Recorded]) -> Answer {
+    for (own, launched, event) in recorded {
+        let asked = within(driver, event.context as usize, || {
+            // SAFETY: an event of ours, which goes with its context only.
+            unsafe { (driver.event_query)(event.handle as CUevent) }
+        });
+        if asked != Answer::Done {
+            return asked;
+        }
+        own.returned.fetch_max(*launched, Release);
+    }
+    Answer::Done
 }
 
 /// Asks while [`super::registry::Contexts::asks`] keeps everything of the device alive.
@@ -476,6 +502,7 @@ fn retire(process: &'static Process, rows: &'static [Row]) {
             word.store(0, Relaxed);
         }
         slot.all_streams.store(0, Relaxed);
+        slot.witness.covers(0);
         slot.owner.store(0, Release);
     }
 }

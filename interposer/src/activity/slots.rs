@@ -17,6 +17,7 @@ use tidegate_abi::page::{
 };
 use tidegate_core::activity::{Counts, enter_if_busy};
 use tidegate_core::capture::Announce;
+use tidegate_core::witness::Witness;
 
 /// Threads that get a slot of their own, times devices they use.
 pub const SLOTS: usize = 1024;
@@ -56,8 +57,10 @@ pub struct Slot {
     pub tally_at: AtomicU64,
     /// What that word has beside them: the device, and the launches of those that had the slot before.
     pub tally_base: AtomicU64,
-    /// Launches into the thread's own default stream, and how many of them its owner has seen done.
+    /// Launches into the thread's own default stream, and how many of them were seen done.
     pub thread_stream: Counts<AtomicU64>,
+    /// What says it besides.
+    pub witness: Witness<AtomicU64>,
     /// When the last synchronising call returned, and `entered` at that time.
     pub sync_ns: AtomicU64,
     /// See `sync_ns`.

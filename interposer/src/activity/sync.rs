@@ -2,7 +2,8 @@
 //!
 //! The time is what the idle edge carries, so that the cooldown is counted from the moment the work
 //! was known to be done and not from the probe that found out. The thread's own default stream can
-//! be asked by nobody but its thread, which does so here.
+//! be asked by nobody but its thread, which does so here; of one that makes no such call an event says it
+//! ([`tidegate_core::witness`]).
 
 use super::slots::{self, ANNOUNCE};
 use super::{prober, turns};

@@ -8,3 +8,4 @@ mod cell;
 mod gate;
 mod hold;
 mod joblog;
+mod witness;
