@@ -184,6 +184,25 @@ fn a_second_preloaded_library_on_either_side_works_and_both_see_every_launch() {
     }
 }
 
+/// P-LIBRARY-3: a program notices nothing at its end.
+#[test]
+fn a_neighbour_that_gives_its_state_up_at_exit_is_called_no_more() {
+    let node = Node::device_only(&[]);
+    let linked = compile("linked", &["-lcuda"]);
+    let neighbour = compile("neighbour", &["-shared", "-fPIC"]);
+    let (ours, shim) = (built("libtidegate.so"), built("libvgpu_rm.so"));
+    let with: &[&Path] = &[&ours, &neighbour, &shim];
+    for libraries in [with, &with[1..]] {
+        for _ in 0..3 {
+            // Nobody listens, so that the reporter tries again and again.
+            let mut command = node.preloaded(&linked, "online");
+            preloading(&mut command, libraries);
+            let output = Running::start("linked", &mut command).finish();
+            assert_eq!(output.status.code(), Some(0), "{libraries:?}");
+        }
+    }
+}
+
 /// What is preloaded, in this order.
 fn preloading(command: &mut Command, libraries: &[&Path]) {
     let paths: Vec<_> = libraries

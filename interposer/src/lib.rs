@@ -9,7 +9,7 @@
 //! * [`memory`]: KV memory, backed by handles, reclaimed and restored.
 //! * [`agent`]: the reporter, which speaks with the agent.
 //! * [`process`]: the process' state, put together from what each room defines.
-//! * [`start`]: the library's threads, put together; [`threads`]: how one starts.
+//! * [`start`]: the library's threads, put together; [`threads`]: how one starts; [`ending`]: how they end.
 //! * [`env`], [`log`], [`clock`], [`sys`]: every variable it reads, what it says, the time, the system calls.
 //!
 //! No two files use each other (`scripts/circles`). Below [`process`] are files with state and none that knows
@@ -22,6 +22,7 @@ compile_error!("the hot path and the tail calls are written for x86-64 Linux wit
 mod activity;
 mod agent;
 mod clock;
+mod ending;
 mod env;
 mod hook;
 mod log;

@@ -1,5 +1,6 @@
 //! The few system calls of the library that have no wrapper worth using: futexes, membarrier, ids.
 
+use crate::ending::sleeping;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidegate_core::word::Fences;
@@ -11,7 +12,7 @@ pub fn futex_wait(word: &AtomicU32, value: u32, limit_ns: u64) {
         tv_nsec: (limit_ns % 1_000_000_000).cast_signed(),
     };
     // SAFETY: the word and the timespec are live for the call; nothing else is passed.
-    unsafe {
+    sleeping(|| unsafe {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
@@ -19,7 +20,7 @@ pub fn futex_wait(word: &AtomicU32, value: u32, limit_ns: u64) {
             value,
             &raw const limit,
         )
-    };
+    });
 }
 
 /// Wakes everyone who waits on a shared futex.
@@ -88,7 +89,7 @@ pub fn keeping_errno<T>(f: impl FnOnce() -> T) -> T {
 
 /// Sleeps, whatever signals come.
 pub fn sleep_ns(ns: u64) {
-    std::thread::sleep(std::time::Duration::from_nanos(ns));
+    sleeping(|| std::thread::sleep(std::time::Duration::from_nanos(ns)));
 }
 
 /// Locks a mutex of ours; a panic under it leaves state that is still worth using.
@@ -289,7 +290,7 @@ pub fn futex_wait_any(words: &[(&AtomicU32, u32)], limit_ns: u64) {
         .collect();
     let end = at_the_latest(limit_ns);
     // SAFETY: the list and the timespec are live for the call, and the words outlive it.
-    let result = unsafe {
+    let result = sleeping(|| unsafe {
         libc::syscall(
             SYS_FUTEX_WAITV,
             list.as_ptr(),
@@ -298,7 +299,7 @@ pub fn futex_wait_any(words: &[(&AtomicU32, u32)], limit_ns: u64) {
             &raw const end,
             libc::CLOCK_MONOTONIC,
         )
-    };
+    });
     // A filter refuses with an errno of its own choice.
     if result < 0 && !matches!(errno(), libc::EAGAIN | libc::EINTR | libc::ETIMEDOUT) {
         sleep_ns(limit_ns.min(20_000_000));

@@ -1,8 +1,8 @@
-//! How the library's threads start: with every signal blocked, and never joined. Signals stay with the
-//! application's own threads.
+//! How the library's threads start: with every signal blocked, and never joined ([`crate::ending`]). Signals stay
+//! with the application's own threads.
 
 use crate::process::guarded;
-use crate::{log, sys};
+use crate::{ending, log, sys};
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -13,7 +13,9 @@ pub fn spawn_keeper(body: impl FnOnce() + Send + 'static) -> bool {
         .name("tidegate-job".to_owned())
         .stack_size(128 << 10)
         .spawn(move || {
+            ending::thread_begins();
             guarded(body);
+            ending::falls_asleep();
         });
     drop(quiet);
     thread.is_ok()
@@ -25,10 +27,12 @@ pub fn spawn(name: &str, body: impl Fn() + Send + 'static) {
         .name(name.to_owned())
         .stack_size(512 << 10)
         .spawn(move || {
+            ending::thread_begins();
             // A panic is counted and the thread goes on: without it nothing would ever be idle.
             while guarded(&body).is_none() {
                 sys::sleep_ns(100_000_000);
             }
+            ending::falls_asleep();
         });
     if let Err(error) = thread {
         log::debug(|| format!("no thread {name}: {error}"));

@@ -29,7 +29,7 @@ use crate::rm::channels::{self, Outcome};
 use crate::rm::objects::{GRANTS, Up};
 use crate::rm::version;
 use crate::sys;
-use crate::{clock, log};
+use crate::{clock, ending, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -62,12 +62,15 @@ pub fn run(process: &'static Process, rows: &'static [Row], said: Said) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
+        // It reads the clock before it sleeps, and after.
+        .on_thread_unpark(|| ending::sleeping(|| ()))
         .build();
     let (Ok(runtime), Ok(signals)) = (runtime, signal_descriptor()) else {
         log::debug(|| "the reporter cannot start".to_owned());
         return;
     };
     process.bell.listen();
+    ending::woken_by(|| process.bell.ring());
     let mut reporter = Reporter {
         process,
         rows,

@@ -18,7 +18,7 @@
 use super::file::{fill, lock, stat};
 use super::keeper::{Ask, Readers};
 use super::tables::{FIRST_BYTE, Tables};
-use crate::{log, sys, threads};
+use crate::{ending, log, sys, threads};
 use core::ffi::CStr;
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -118,11 +118,13 @@ fn keep(fd: i32, tables: &mut Tables, asked_rx: &mpsc::Receiver<Ask>) {
     let mut waiting: Vec<(u32, u128, mpsc::Sender<bool>)> = Vec::new();
     let mut reads = false;
     loop {
-        let asked = if waiting.is_empty() {
-            asked_rx.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            asked_rx.recv_timeout(TRY)
-        };
+        let asked = ending::sleeping(|| {
+            if waiting.is_empty() {
+                asked_rx.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                asked_rx.recv_timeout(TRY)
+            }
+        });
         let timed_out = matches!(asked, Err(RecvTimeoutError::Timeout));
         match asked {
             Ok(Ask::Read(rank, answer_tx)) => waiting.push((rank, most, answer_tx)),
@@ -309,7 +311,7 @@ pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> 
         keep(fd, &mut Tables::new(fd, shared, lasts), &asked_rx);
         loop {
             // SAFETY: sleeps until a signal, all of which are blocked.
-            unsafe { libc::pause() };
+            ending::sleeping(|| unsafe { libc::pause() });
         }
     });
     if !started {
