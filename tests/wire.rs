@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use tidegate_proto::v1::Role;
+use tidegate_tests::peer::Peer;
 use tidegate_tests::stand_in::StandIn;
 use tidegate_tests::view::{process, status, wait_so};
 use tidegate_tests::{Node, Running, built, compile, monotonic_ns, wait_for};
@@ -107,18 +108,82 @@ fn descriptors(pid: u32) -> usize {
     tasks.filter_map(of).max().expect("it has a thread")
 }
 
+/// Memory that a process has, KiB.
+fn resident(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse().ok());
+    kib.expect("the kernel says it")
+}
+
+/// How many sessions: `TIDEGATE_STRESS_SESSIONS=100000`.
+fn sessions(default: usize) -> usize {
+    let said = std::env::var("TIDEGATE_STRESS_SESSIONS").ok();
+    said.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// What a process has, over time.
+#[derive(Debug, Default)]
+struct Holdings(Vec<[usize; 3]>);
+
+impl Holdings {
+    fn note(&mut self, pid: u32) {
+        self.0
+            .push([mappings(pid), descriptors(pid), resident(pid)]);
+    }
+
+    /// None is more in the second half than in the first, at its least: what is given back late is given back.
+    fn do_not_grow(&self) {
+        let (early, late) = self.0.split_at(self.0.len() / 2);
+        let least = |of: &[[usize; 3]], at: usize| of.iter().map(|one| one[at]).min();
+        for (at, slack) in [4, 4, 2 << 10].into_iter().enumerate() {
+            let grown = least(late, at) > least(early, at).map(|least| least + slack);
+            assert!(!grown, "{:?}", self.0);
+        }
+    }
+}
+
+/// P-LIFECYCLE-13: sessions that end soon leave nothing behind in the agent.
+#[test]
+fn sessions_that_end_soon_leave_nothing_behind_in_the_agent() {
+    let count = sessions(400);
+    let node = Node::new(&[], TRUSTED);
+    let agent = node.agent.as_ref().expect("there is an agent").pid();
+    let mut peer = Peer::start(&node);
+    let mut seen = Holdings::default();
+    for nth in 0..count {
+        for line in ["connect", "hello offline storm", "device 0 0", "drop"] {
+            peer.ask(line);
+        }
+        if nth >= count / 4 && nth % (count / 40) == 0 {
+            seen.note(agent);
+        }
+    }
+    seen.do_not_grow();
+}
+
 /// P-LIFECYCLE-13: sessions that end soon leave nothing behind.
 #[test]
 fn sessions_that_end_soon_leave_no_mapping_and_no_descriptor_behind() {
-    const SESSIONS: usize = 120;
+    /// Of one agent: this process keeps what it heard in each.
+    const AT_ONCE: usize = 1_000;
+    let count = sessions(120);
     for role in [Role::Offline, Role::Online] {
         let node = Node::device_only(&[]);
-        let agent = StandIn::start(&node, role);
+        let mut agent = StandIn::start(&node, role);
         let mut command = node.preloaded(compile("large", &["-lcuda"]), "");
         let (program, _) = started("large", command.args(["32", "4", "4"]));
         let pid = program.pid();
         let mut seen = BTreeSet::new();
-        for nth in 0..SESSIONS {
+        let mut holdings = Holdings::default();
+        for nth in 0..count {
+            let number = nth;
+            let nth = nth % AT_ONCE;
+            if nth == 0 && number > 0 {
+                agent.die();
+                agent = StandIn::start(&node, role);
+            }
             agent.cache(nth);
             // Once it obeys this one, whose page it shows to its launches.
             wait_for("its page to be in use", || {
@@ -127,8 +192,11 @@ fn sessions_that_end_soon_leave_no_mapping_and_no_descriptor_behind() {
                     (word.load(std::sync::atomic::Ordering::Acquire) > 0).then_some(())
                 })?
             });
-            if nth >= SESSIONS / 2 {
+            if number >= count / 2 {
                 seen.insert((mappings(pid), descriptors(pid)));
+            }
+            if number >= count / 4 && number % (count / 40) == 0 {
+                holdings.note(pid);
             }
             agent.cut(nth);
         }
@@ -142,6 +210,7 @@ fn sessions_that_end_soon_leave_no_mapping_and_no_descriptor_behind() {
             open.clone().max() <= open.min().map(|least| least + 4),
             "{seen:?}"
         );
+        holdings.do_not_grow();
     }
 }
 
