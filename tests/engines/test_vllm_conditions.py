@@ -24,12 +24,12 @@ class OnlyIdle(LostBlocks):
 
     looked = 0
 
-    def look(self, stop: threading.Event) -> None:
-        while not stop.wait(withheld.IDLE_S):
-            with self.lock:
-                self.looked += 1
-                if not self.scheduler.requests:
-                    self.when_idle()
+    def look(self, seen: int) -> int:
+        with self.lock:
+            self.looked += 1
+            if not self.scheduler.requests:
+                self.when_idle()
+        return seen
 
 
 class Looked(LostBlocks):

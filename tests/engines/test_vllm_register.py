@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from harness import Case, make_scheduler
 from tidegate_engines import abi
 from tidegate_engines import vllm as plugin
 from tidegate_engines.job import Cut
-from tidegate_engines.vllm import hooks, links, shape, worker
+from tidegate_engines.vllm import hooks, links, shape, withheld, worker
 from tidegate_engines.vllm.grown import GrownBlocks
 from tidegate_engines.vllm.lost import LostBlocks
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -222,6 +224,26 @@ def test_a_cache_grows_only_where_its_agent_and_its_scheduler_know(given, here, 
     assert len(said) == 1 and words in said[0]
 
 
+def test_what_became_of_an_engine_counts_for_none_after_it_in_the_process(library, allocator, monkeypatch):
+    real, kv = engine()
+    worker.initialize(initialize, real, kv, "online", vllm.__version__)
+    assert worker.registered == 7 and worker.grows
+    library.given = ""
+    worker.initialize(initialize, real, kv, "online", vllm.__version__)
+    assert worker.registered is None and not worker.grows, "the next scheduler would reserve of the first one's cache"
+    plugin.listens(object())
+
+
+def test_ranks_that_came_to_an_engine_count_for_none_after_it_in_the_process(monkeypatch):
+    monkeypatch.setattr(links, "door", links.Door())
+    monkeypatch.setenv(links.CORE, links.door.address)
+    links.door.greeted = True
+    with pytest.raises(RuntimeError, match="asks for nothing"):
+        plugin.listens(object())
+    links.open_door(lambda executor: None, None)
+    plugin.listens(object())
+
+
 def test_an_engine_whose_scheduler_asks_for_nothing_ends(library, monkeypatch):
     plugin.listens(object())
     monkeypatch.setattr(worker, "grows", True)
@@ -270,3 +292,17 @@ def test_the_thread_of_an_idle_engine_hears_of_losses_and_ends():
         deadline -= 1
     assert rig.agent.acked == 2 and rig.state.withheld == {3, 4}
     stop.set()
+
+
+def test_the_thread_of_an_idle_engine_ends_with_the_engine(monkeypatch):
+    from harness import Rig
+
+    monkeypatch.setattr(withheld, "IDLE_S", 0.01)
+    before = set(threading.enumerate())
+    rig = Rig(Case(4))
+    hooks.start_looking(rig.state)
+    (looks,) = set(threading.enumerate()) - before
+    del rig
+    gc.collect()
+    looks.join(20)
+    assert not looks.is_alive(), "it holds on to a scheduler that nobody has any more"

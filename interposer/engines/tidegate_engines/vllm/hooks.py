@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .. import around
+from .. import abi, around
+from . import withheld
 from .arrivals import Arrivals
 from .grown import GrownBlocks
 from .hints import Hints
@@ -176,8 +178,25 @@ def watch(scheduler: Any, state: State) -> None:
     setattr(scheduler.kv_cache_manager.block_pool, STATE, state)
 
 
-def start_looking(state: State) -> threading.Event:
-    """Starts the thread that serves an idle engine; it ends when the event is set."""
-    stop = threading.Event()
-    threading.Thread(target=state.look, args=(stop,), name="tidegate-idle", daemon=True).start()
+def start_looking(state: LostBlocks | GrownBlocks) -> threading.Event:
+    """Starts the thread that serves an idle engine; it ends when the event is set, or with the engine.
+
+    The program may go on after an engine, and make another one.
+    """
+    stop, living = threading.Event(), weakref.ref(state)
+    threading.Thread(target=_keep_looking, args=(living, stop), name="tidegate-idle", daemon=True).start()
     return stop
+
+
+def _keep_looking(living: weakref.ref[Any], stop: threading.Event) -> None:
+    seen = -1
+    while not stop.wait(withheld.IDLE_S):
+        state = living()
+        if state is None:
+            return
+        try:
+            seen = state.look(seen)
+        except abi.TidegateError as error:
+            log.warning("Tidegate looks after an idle engine no more: %s", error)
+            return  # its cache is gone, or another engine of this process hears what is lost
+        del state

@@ -120,6 +120,7 @@ def open_door(original: Any, executor: Any, *args: Any, **kwargs: Any) -> Any:
     global door
     with contextlib.suppress(OSError):  # without it the ranks keep a fixed reservation
         door = door or Door()
+        door.greeted = False  # by a rank of the engine that is about to be made
         os.environ[CORE] = door.address
     return original(executor, *args, **kwargs)
 

@@ -46,14 +46,15 @@ class Withheld:
         """What to do for an engine that takes no step: it has nothing to do, or is paused."""
         raise NotImplementedError
 
-    def look(self, stop: threading.Event) -> None:
-        """A thread of an engine's: without requests, and while it is paused, its scheduler is not called any more."""
-        seen = -1
-        while not stop.wait(IDLE_S):
-            with self.lock:
-                if not self.scheduler.requests or self.steps == seen:
-                    self.when_idle()
-                seen = self.steps
+    def look(self, seen: int) -> int:
+        """Looks at an engine whose scheduler is not called any more: it has no requests, or is paused.
+
+        ``seen`` and what is returned are how many steps were asked for by the last time, and by now.
+        """
+        with self.lock:
+            if not self.scheduler.requests or self.steps == seen:
+                self.when_idle()
+            return self.steps
 
     def has_scheduled(self) -> None:
         """A step is put together, or could not be."""

@@ -143,6 +143,8 @@ def _keep_all(library: abi.Library, error: Exception) -> None:
 def initialize(original: Any, worker: Any, kv: Any, role: str, version: str) -> Any:
     """Around ``Worker.initialize_from_config``."""
     global registered, grows, _stride, mended
+    # Of this engine: one before it in this process has ended, or has its scheduler.
+    registered, grows, _stride, mended = None, False, None, False
     library = abi.library()
     why = versions.why_not(version, worker.vllm_config, kv, role)
     world = worker.parallel_config.world_size
