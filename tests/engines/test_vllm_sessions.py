@@ -115,3 +115,19 @@ def test_what_was_computed_is_not_forgotten_between_two_turns(asynchronous, seco
     mode = f"{'async' if asynchronous else 'sync'}, runner {2 if second_runner else 1}"
     record(f"without: {ForgetAtOnce.__doc__} {mode}: {words}")
     assert broke, "nothing broke: the clause, or this test, has to go"
+
+
+@pytest.mark.parametrize("asynchronous,second_runner", MODES)
+@pytest.mark.parametrize("plugin", [False, True])
+def test_each_turn_is_as_long_as_vllm_itself_has_it(asynchronous, second_runner, plugin):
+    """Some versions, 0.24 among them, give every turn of a session the limit of its first one, without any plugin."""
+    own = "max_tokens" in Scheduler._update_request_as_session.__code__.co_names
+    limits = [2, 5, 3]
+    case = Case(0, asynchronous, second_runner, reclaim=0, plugin=plugin)
+    rig = Rig(case)
+    lengths = []
+    for limit in limits:
+        rig.scheduler.add_request(turn(case, "0", [7, 8, 9], limit, last=False))
+        for _ in range(20):
+            lengths.append(len(rig.engine.step().get("0", [])))
+    assert sum(lengths) == (sum(limits) if own else len(limits) * limits[0])
