@@ -35,11 +35,15 @@ class Traffic:
     blocks: int = 6
     #: Chance that they are of a request of a step under way, and rather what it has given up since.
     aimed: float = 0.0
+    #: Chance in each turn of an operator's pause, which retracts what runs.
+    pause: float = 0.0
 
 
 USUAL = Traffic()
 #: Who waits for ever stays.
 PATIENT = Traffic(abort=0.0)
+#: Paused again and again, with memory taken while the last step's results are waited for.
+PAUSES = Traffic(abort=0.0, pause=0.15, reclaim=0.06)
 #: Several prompts in a step, all with logprobs.
 SHORT_PROMPTS = Traffic(come=0.9, abort=0.0, logprobs=1.0, prefix=6, tokens=8, reclaim=0.06, blocks=2)
 #: The second of a wave reads the tokens of the first in slots of its own, before those are cached; then it is given the
@@ -101,6 +105,14 @@ class NoLeave(LostSlots):
 
     def _leave_batches(self):
         pass
+
+
+class NoLeaveInPause(LostSlots):
+    """Requests that lose memory in the last step before a pause stay in the batches that SGLang retracts then."""
+
+    @contextmanager
+    def taking_in(self):
+        yield
 
 
 class NoPurge(LostSlots):
@@ -256,6 +268,7 @@ ABLATIONS = {
         Ablation(NoPassingOver, modes=("normal",)),
         Ablation(NoHold, modes=("overlap",)),
         Ablation(NoLeave),
+        Ablation(NoLeaveInPause, modes=("overlap",), traffic=PAUSES),
         Ablation(NoPurge),
         Ablation(PurgeLostOnly, modes=("overlap",), traffic=ALIKE),
         Ablation(DirectHoldersOnly, modes=("overlap",), traffic=ALIKE),

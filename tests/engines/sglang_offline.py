@@ -27,7 +27,7 @@ import torch
 from sglang_rig import load, make, request, stand_in  # first: it says where the plugin is
 
 from offline_agent import Agent
-from sglang_ablations import ABLATIONS, ALIKE, RUNS, SHORT_PROMPTS, USUAL, Traffic
+from sglang_ablations import ABLATIONS, ALIKE, PAUSES, RUNS, SHORT_PROMPTS, USUAL, Traffic
 from sglang_memory import Late, Memory
 from sglang_truth import Model
 from tax import Handed
@@ -303,8 +303,22 @@ class Rig:
             rid = rng.choice(sorted(self.open))
             self.aborted.add(rid)
             come.append(AbortReq(rid=rid))
+        if self.traffic.pause:
+            come += self._pausing()
         self._moment()
         return come
+
+    def _pausing(self) -> list:
+        """An operator's pause, and its end a few turns later."""
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
+
+        if self.paused:
+            self.paused -= 1
+            return [] if self.paused else [ContinueGenerationReqInput()]
+        if not self.open or self.rng.random() >= self.traffic.pause:
+            return []
+        self.paused = self.rng.randint(1, 4)
+        return [PauseGenerationReqInput(mode="retract")]
 
     def _in_wave(self) -> bool:
         """Whether a wave has begun, and is not over."""
@@ -423,7 +437,7 @@ class Rig:
     def run(self, seed: int) -> None:
         """One run, of random traffic, until nothing is left."""
         self.seed, self.rng, self.left, self.turns, self.quiet = seed, random.Random(seed), 10, 0, 0
-        self.famine, self.still, self.stepped = 0, 0, 0
+        self.famine, self.still, self.stepped, self.paused = 0, 0, 0, 0
         if self.traffic.waves:
             self.left = len(self.traffic.waves) * self.traffic.prefixes
         length = self.traffic.prefix or self.kind.prefix
@@ -496,7 +510,7 @@ BROKEN = (
 FAULT = "an error"
 
 #: Nor are these: the plugin whole, under the traffic that shows a clause.
-UNDER = {"short prompts": SHORT_PROMPTS, "alike prompts": ALIKE}
+UNDER = {"short prompts": SHORT_PROMPTS, "alike prompts": ALIKE, "pauses": PAUSES}
 
 
 def fail_once(state) -> None:

@@ -182,9 +182,11 @@ def _arriving(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     """Around each look at what has come: it is said before SGLang does anything for it."""
     state: Word | LostSlots | None = getattr(self, STATE, None)
     if not isinstance(state, Word):
-        if state is not None:
-            state.turn()
-        return original(self, *args, **kwargs)
+        if state is None:
+            return original(self, *args, **kwargs)
+        state.turn()
+        with state.taking_in():
+            return original(self, *args, **kwargs)
     come = args[0] if args else kwargs.get("recv_reqs")
     if come:
         state.say(lambda: flight.count(self) + flight.arriving(come))

@@ -106,6 +106,7 @@ class LostSlots:
         self._named: set[str] = set()
         self._copy: _Rows | None = None
         self._published = 0.0
+        self._takes_in = False
 
     # What the scheduler does, in its order.
 
@@ -115,6 +116,15 @@ class LostSlots:
         self._leave_batches()
         self.slots.settle()
         self._forget()
+
+    @contextmanager
+    def taking_in(self) -> Iterator[None]:
+        """What has come is looked at. A pause among it uses the results of the step under way, and launches nothing."""
+        self._takes_in = True
+        try:
+            yield
+        finally:
+            self._takes_in = False
 
     @contextmanager
     def scheduling(self) -> Iterator[None]:
@@ -178,6 +188,8 @@ class LostSlots:
             self._unsay(passed)
         else:
             yield
+        if self._takes_in:
+            self._leave_batches()  # of which SGLang is about to retract whatever they hold
         self._publish()
 
     def _wait_for(self, result: Any) -> None:
