@@ -40,13 +40,13 @@ ret;
 }
 """
 
-    def __init__(self, shape):
+    def __init__(self, shape, device=0):
         self.scale = 1.0 if shape == "8b" else 0.2
         self.cuda = ctypes.CDLL("libcuda.so.1")
         context, module = ctypes.c_void_p(), ctypes.c_void_p()
         self.kernel, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
         self.call("cuModuleLoadData", ctypes.byref(module), self.PTX)
         self.call("cuModuleGetFunction", ctypes.byref(self.kernel), module, b"tg_spin_ns")
@@ -175,5 +175,5 @@ def block():
             raise RuntimeError(f"{name}: CUDA error {code}")
 
 
-def make(backend, shape):
-    return Torch(shape) if backend == "torch" else Spin(shape)
+def make(backend, shape, device=0):
+    return Torch(shape) if backend == "torch" else Spin(shape, device)

@@ -43,6 +43,12 @@ class Node:
     def __enter__(self):
         if self.level is None:
             return self
+        self.configure()
+        self.start()
+        return self
+
+    def configure(self):
+        """Writes the agent's configuration."""
         config = os.path.join(self.dir.name, "agent.toml")
         with open(config, "w", encoding="utf-8") as file:
             file.write('[identity]\ntrust_env_uids = ["self"]\n')
@@ -51,8 +57,6 @@ class Node:
             if self.pool:
                 file.write(f'[memory]\npool = "{self.pool}"\n')
             file.write(self.settings)
-        self.start()
-        return self
 
     def start(self):
         """Starts the agent by its configuration and waits until it serves; seconds that took."""

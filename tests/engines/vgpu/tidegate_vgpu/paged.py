@@ -10,10 +10,12 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from vllm.v1.worker import gpu_model_runner
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
@@ -50,6 +52,19 @@ class FlashLayout:
         return 1
 
 
+class Place:
+    """Where the words of a token are in a layer's tensor, in bytes: K holds those of even positions, V those of odd ones."""
+
+    def __init__(self, tensor):
+        size = tensor.element_size()
+        if tensor.dim() == 5:  # FlashAttention's: K and V outside the blocks
+            self.tokens, (odd, block, slot) = tensor.shape[2], tensor.stride()[:3]
+        else:  # since 0.28 [block, head, token, content], K before V
+            self.tokens, odd = tensor.shape[2], tensor.shape[3] // 2
+            block, slot = tensor.stride(0), tensor.stride(2)
+        self.base, self.block, self.slot, self.odd = tensor.data_ptr(), block * size, slot * size, odd * size
+
+
 class Runner(GPUModelRunner):
     """The model runner's part that makes the cache; the rest is PagedWorker's."""
 
@@ -58,25 +73,50 @@ class Runner(GPUModelRunner):
         self.vllm_config, self.cache_config = worker.vllm_config, worker.cache_config
         self.runner_only_attn_layers = set()
         self.attn_groups = []
+        #: Where the memory of the cache begins.
+        self.owned = []
 
     def reset_mm_cache(self):
         pass
 
-    def initialize_kv_cache(self, kv):
+    def _allocated(self, kv):
+        """Each layer's tensor, as this vLLM views it."""
+        module = gpu_model_runner
+        if hasattr(module, "allocate_kv_cache"):
+            sizes = [group.kv_cache_spec.block_size for group in kv.kv_cache_groups]
+            return module.allocate_kv_cache(kv, "cpu", self.cache_config.get_resolved_kv_cache_layout(), sizes)
+        specs = {layer: group.kv_cache_spec for group in kv.kv_cache_groups for layer in group.layer_names}
+        return {
+            layer: raw.view(spec.dtype).view(2, kv.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+            for layer, raw in self._allocate_kv_cache_tensors(kv).items() for spec in [specs[layer]]
+        }
+
+    def initialize_kv_cache(self, kv, **how):
         with contextlib.ExitStack() as undo:
-            before = torch.zeros
+            before, made = torch.zeros, zeros(self.worker.gpu)
             undo.callback(setattr, torch, "zeros", before)
-            torch.zeros = zeros(self.worker.gpu)
-            raw = self._allocate_kv_cache_tensors(kv)
+
+            def allocate(*args, **kwargs):
+                tensor = made(*args, **kwargs)
+                self.owned.append(tensor.data_ptr())
+                return tensor
+
+            torch.zeros = allocate
+            layers = self._allocated(kv)
         context = self.vllm_config.compilation_config.static_forward_context
         for group in kv.kv_cache_groups:
             spec = group.kv_cache_spec
+            split = layers[group.layer_names[0]].dim() == 5
             self.attn_groups.append([SimpleNamespace(
-                layer_names=group.layer_names, backend=FlashLayout, kv_cache_spec=spec)])
+                layer_names=group.layer_names, backend=FlashLayout if split else object(), kv_cache_spec=spec)])
             for layer in group.layer_names:
-                shape = (2, kv.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
-                context[layer] = SimpleNamespace(kv_cache=raw[layer].view(spec.dtype).view(shape))
-                self.worker.layers.append(context[layer].kv_cache)
+                context[layer] = SimpleNamespace(kv_cache=layers[layer])
+                self.worker.layers.append(Place(layers[layer]))
+
+    def free(self):
+        """As PyTorch does with the tensors of an engine that ends."""
+        while self.owned:
+            self.worker.gpu.call("cuMemFree_v2", ctypes.c_uint64(self.owned.pop()))
 
 
 class Steps(fake.Worker):
@@ -104,6 +144,8 @@ class PagedWorker(SpinWorker, Worker):
         self.layers = []
         self.steps = Steps(self.scheduler_config.async_scheduling)
         self.under_way = None
+        #: Where workers have processes of their own, another thread asks for outputs.
+        self.finishing = threading.Lock()
 
     def init_device(self):
         super().init_device()
@@ -130,16 +172,14 @@ class PagedWorker(SpinWorker, Worker):
 
     def addresses(self, state, begin, end):
         """Of the words of positions, layer by layer within each."""
-        spec = self.layers[0]
-        size = spec.shape[2]
-        offsets = []
+        place = self.layers[0]
+        bases = [place.base + 8 * layer for layer, place in enumerate(self.layers)]
+        found = []
         for position in range(begin, end):
-            block, slot = state.table[position // size], position % size
-            at = (block * spec.stride(1) + slot * spec.stride(2)) * 2
-            # K for even positions, V for odd ones.
-            at += (position % 2) * spec.stride(0) * 2
-            offsets += [tensor.data_ptr() + at + 8 * layer for layer, tensor in enumerate(self.layers)]
-        return offsets
+            block, slot = state.table[position // place.tokens], position % place.tokens
+            at = block * place.block + slot * place.slot + position % 2 * place.odd
+            found += [base + at for base in bases]
+        return found
 
     def execute_model(self, step):
         if self.under_way is not None:
@@ -180,6 +220,10 @@ class PagedWorker(SpinWorker, Worker):
 
     def finish(self, step):
         """The step's output, once it has ended."""
+        with self.finishing:
+            return self._finish(step)
+
+    def _finish(self, step):
         if step.output is not None:
             return step.output
         self.gpu.wait()
@@ -193,6 +237,10 @@ class PagedWorker(SpinWorker, Worker):
             self.under_way = None
         return step.output
 
-
     def forgotten(self):
         return forgotten.tokens
+
+    def shutdown(self):
+        if self.under_way is not None:
+            self.finish(self.under_way)
+        self.model_runner.free()

@@ -23,6 +23,10 @@ class VirtualGpu(Platform):
         return cls.device_name
 
     @classmethod
+    def set_device(cls, device) -> None:
+        """Called by threads of a worker's; what they call says which stream it is about."""
+
+    @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
         return 80 << 30
 

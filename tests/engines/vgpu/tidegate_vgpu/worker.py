@@ -48,7 +48,7 @@ class SpinWorker(WorkerBase):
 
     def init_device(self):
         self.device = torch.device("cpu")
-        self.gpu = model.make("spin", "8b")
+        self.gpu = model.make("spin", "8b", self.local_rank)
 
     def load_model(self, **_):
         pass
