@@ -14,7 +14,7 @@ Judged is:
   unanswered       requests without answers after 60 s
   silent_refusals  an engine that shares nothing, or ends, without a line in its log that says why; or says that it shares.
                    Whether memory is shared is what the device's history says of an online engine's (it has less than its
-                   cache takes), and what the agent knows of an offline one's
+                   cache takes), and what the agent knows of an offline one's. Without a pool it cannot be told apart
 The agent kills nothing here: an engine that ends by itself has refused, and its log has to name the reason.
 """
 
@@ -259,6 +259,8 @@ class Start:
         refuses = REASON.search(log) is not None
         if engine.refused == "ended":
             return not refuses
+        if self.memory == "nopool":
+            return not (refuses or SHARES in log)  # an engine that shares has all of its memory, too
         return engine.shares != (SHARES in log) or (not engine.shares and not refuses)
 
     def ask_all(self, kinds):
