@@ -195,7 +195,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         obstacles,
     };
     let parts = Parts {
-        tunables: tunables(config, choice.level),
+        tunables: tunables(&options.loaded, choice.level),
         level: choice.level,
         method: choice.stop.method,
         pool: pool(config, &choice),
@@ -279,6 +279,9 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         env!("CARGO_PKG_VERSION")
     );
     crate::identity::rules::warn_of_none(&config.identity, &options.sources.file);
+    for note in options.loaded.overridden() {
+        tracing::warn!("configuration: {note}");
+    }
     let thread = ControlThread::new(parts, inbox, notifier, about);
     runtime.block_on(server.run(thread, fifo))?;
     Ok(if again.load(Ordering::Acquire) {
@@ -353,7 +356,7 @@ fn lost_journal(aside: &Path) -> String {
 fn driver(library: Option<&str>) -> Driver {
     let driver = rm::enumerate().unwrap_or_else(|error| Driver::unlisted(&error));
     if let Some(why) = &driver.lacks {
-        tracing::error!("channels are not touched, only launches are gated: {why}");
+        tracing::error!("no channel control, only launches are gated: {why}");
     }
     if let Some(wrong) = level::half_upgraded(&driver.version, library) {
         tracing::error!("no CUDA program starts here: {wrong}");
@@ -386,7 +389,7 @@ fn choose(options: &Options, driver: &Driver) -> Result<Found, AppError> {
     let mps = Mps::of(&options.device);
     let obstacles = obstacle::look(driver, &mps);
     for obstacle in &obstacles {
-        tracing::warn!("channels are not touched: {obstacle}");
+        tracing::warn!("no channel control: {obstacle}");
     }
     let choice = level::choose(config.level, driver, |level| {
         if let Some(obstacle) = obstacles.first() {
@@ -421,7 +424,7 @@ fn report_self_test(report: &selftest::Report) {
 /// is taken from it, so where it may none is.
 fn pool(config: &Config, choice: &Choice) -> u64 {
     if choice.stop.at_kernel_end && config.memory.pool != 0 {
-        tracing::warn!("work stops at the end of a kernel here: no memory is shared");
+        tracing::warn!("the firmware stops work only at the end of a kernel: no memory is shared");
         return 0;
     }
     config.memory.pool

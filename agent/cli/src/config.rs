@@ -10,18 +10,18 @@ use tidegate_proto::v1;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Whether an agent would take a file and its drop-ins; exit code 1 when not.
+    /// Check whether the agent would accept a file and its drop-ins; exit code 1 if not.
     Check {
-        /// The file; what lies in FILE.d is looked at too.
+        /// The file; files in FILE.d are read too.
         #[arg(default_value = FILE)]
         file: PathBuf,
     },
-    /// Every setting and its value: of the running agent, or what an agent would make of a file, its
+    /// Print every setting and its value: of the running agent, or as an agent would read a file, its
     /// drop-ins and this shell's environment.
     Dump {
-        /// The file; without one the running agent is asked.
+        /// The file (default: ask the running agent).
         file: Option<PathBuf>,
-        /// Where each value came from, and from when a change of it would count.
+        /// Also print where each value came from, and when a change of it takes effect.
         #[arg(long)]
         origin: bool,
     },
@@ -55,10 +55,14 @@ fn load(sources: &Sources) -> anyhow::Result<Loaded> {
 
 fn check(file: &Path) -> anyhow::Result<()> {
     let sources = Sources::of(file);
-    load(&sources)?;
+    let loaded = load(&sources)?;
     let files: Vec<_> = sources.files()?;
     let names = files.iter().map(|file| file.display().to_string());
-    print(&format!("{}: ok\n", names.collect::<Vec<_>>().join(", ")))
+    let mut text = format!("{}: ok\n", names.collect::<Vec<_>>().join(", "));
+    for note in loaded.overridden() {
+        text.push_str(&format!("warning: {note}\n"));
+    }
+    print(&text)
 }
 
 /// One setting as it is printed.

@@ -97,6 +97,7 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         "config_file": report.config_file,
         "config_error": report.config_error,
         "config_pending": report.config_pending,
+        "config_overridden": report.config_overridden,
         "gpus": report.gpus.iter().map(gpu).collect::<Vec<_>>(),
         "jobs": report.jobs.iter().map(job).collect::<Vec<_>>(),
         "processes": processes(&report.processes),

@@ -100,6 +100,9 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         let keys = report.config_pending.join(", ");
         let _ = writeln!(text, "configuration: a restart is needed for {keys}");
     }
+    for note in &report.config_overridden {
+        let _ = writeln!(text, "configuration: {note}");
+    }
     for note in [&report.driver_note, &report.level_note, &report.method_note] {
         if !note.is_empty() {
             let _ = writeln!(text, "note: {note}");

@@ -77,6 +77,36 @@ impl Loaded {
         self.origins.get(setting.path).cloned().unwrap_or_default()
     }
 
+    /// Settings that count for nothing because another one does, each with where both came from.
+    ///
+    /// `memory.pressure_every` overrides `[slo]` wherever somebody set it, also to its default.
+    #[must_use]
+    pub fn overridden(&self) -> Vec<String> {
+        let slo = &self.config.slo;
+        let of = |path: &'static str, is_set: bool| {
+            let origin = self.origins.get(path).filter(|_| is_set)?;
+            Some(format!("`{path}` ({origin})"))
+        };
+        let asked = [
+            of("slo.ttft", slo.ttft.is_some()),
+            of("slo.tpot", slo.tpot.is_some()),
+        ];
+        let asked: Vec<_> = asked.into_iter().flatten().collect();
+        match self.origins.get("memory.pressure_every") {
+            Some(origin) if !asked.is_empty() => vec![format!(
+                "{} has no effect: `memory.pressure_every` ({origin}) overrides it; remove one of them",
+                asked.join(" and ")
+            )],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether somebody set `memory.pressure_every`, be it to its default.
+    #[must_use]
+    pub(super) fn chose_pressure(&self) -> bool {
+        self.origins.contains_key("memory.pressure_every")
+    }
+
     /// With what takes a restart as it was in `old`.
     #[must_use]
     pub fn keeping(&self, old: &Self) -> Self {

@@ -1,6 +1,7 @@
 //! What the control thread and the policy take from the operator's settings.
 
-use super::sections::{Config, Cooldown, FairMode, LongGate, Slo, Suspects};
+use super::load::Loaded;
+use super::sections::{Cooldown, FairMode, LongGate, Slo, Suspects};
 use crate::clock;
 use crate::inbox::Tunables;
 use tidegate_node::kinds::Level;
@@ -9,9 +10,10 @@ use tidegate_policy::ids::Bytes;
 
 /// What the control thread can be told while it runs.
 #[must_use]
-pub fn tunables(config: &Config, level: Level) -> Tunables {
+pub fn tunables(loaded: &Loaded, level: Level) -> Tunables {
+    let config = &loaded.config;
     Tunables {
-        policy: policy_config(config, level),
+        policy: policy_config(loaded, level),
         rings_per_second: config.limits.rings_per_second,
         prove_every_ns: clock::nanos(config.prove_every),
         stall_ns: clock::nanos(config.tuning.stall_after),
@@ -20,21 +22,23 @@ pub fn tunables(config: &Config, level: Level) -> Tunables {
     }
 }
 
-/// What online may pay: either rise sets it, and a rate of shortages that was chosen overrides it.
-fn slo(config: &Config) -> Option<policy::Slo> {
-    let chosen = config.memory.pressure_every != policy::Reserving::default().pressure_every;
+/// What online may pay: either rise sets it, and a rate of shortages that somebody chose overrides it
+/// ([`Loaded::overridden`] says so).
+fn slo(loaded: &Loaded) -> Option<policy::Slo> {
+    let config = &loaded.config;
     let set = config.slo.ttft.is_some() || config.slo.tpot.is_some();
-    (set && !chosen).then(|| policy::Slo {
+    (set && !loaded.chose_pressure()).then(|| policy::Slo {
         ttft: config.slo.ttft.unwrap_or(Slo::USUAL.0),
         tpot: config.slo.tpot.unwrap_or(Slo::USUAL.1),
     })
 }
 
 /// The policy's settings from the operator's.
-fn policy_config(config: &Config, level: Level) -> policy::Config {
+fn policy_config(loaded: &Loaded, level: Level) -> policy::Config {
+    let config = &loaded.config;
     policy::Config {
         leases: None,
-        slo: slo(config),
+        slo: slo(loaded),
         frozen_after: config.tuning.frozen_after,
         start_hold: config.tuning.start_hold,
         disable_retries: config.tuning.disable_retries,

@@ -130,12 +130,12 @@ impl Row {
         }
         if duration(text.trim_start_matches('+')).is_some() {
             return Err(self.wrong(format!(
-                "`{text}` is a time: say by how much it may rise, such as \"+1%\""
+                "`{text}` is a time: write by how much it may increase, such as \"+1%\""
             )));
         }
         let basis = rise(text).ok_or_else(|| {
             self.wrong(format!(
-                "`{text}` is no rise: a plus sign, a number of at most two decimals and %, such as \"+0.5%\", or \"off\""
+                "`{text}`: write an increase such as \"+0.5%\" (a plus sign, at most two decimals, %), or \"off\""
             ))
         })?;
         if (LEAST_RISE..=MOST_RISE).contains(&basis) {

@@ -6,7 +6,7 @@
 //! is read by them; of what takes a restart the old value stays in force and is named as pending.
 
 use crate::causes::with_causes;
-use crate::config::{Applies, Change, Config, Level, Loaded, SETTINGS, Sources, setting, tunables};
+use crate::config::{Applies, Change, Level, Loaded, SETTINGS, Sources, setting, tunables};
 use crate::grpc::crowd::Crowd;
 use crate::host::logs::LogLevel;
 use crate::host::notify::Notifier;
@@ -161,7 +161,7 @@ impl InForce {
         let read = sources.load().map_err(|error| with_causes(&error))?;
         let running = read.keeping(&state.running);
         let changes = state.running.changes(&read);
-        self.apply(&state.running.config, &running.config);
+        self.apply(&state.running, &running);
         state.sources = sources;
         state.running = Arc::new(running);
         self.running_tx.send_replace(Arc::clone(&state.running));
@@ -169,13 +169,16 @@ impl InForce {
         Ok(changes)
     }
 
-    fn apply(&self, old: &Config, new: &Config) {
-        if old.log.level != new.log.level
-            && let Err(error) = self.log.configure(&new.log.level)
+    fn apply(&self, old: &Loaded, new: &Loaded) {
+        if old.config.log.level != new.config.log.level
+            && let Err(error) = self.log.configure(&new.config.log.level)
         {
-            tracing::error!("the log level stays: {error}");
+            tracing::error!("cannot change the log level: {error}");
         }
-        self.crowd.set_limit(new.limits.connections_per_uid);
+        for note in new.overridden() {
+            tracing::warn!("configuration: {note}");
+        }
+        self.crowd.set_limit(new.config.limits.connections_per_uid);
         let told = tunables(new, self.level);
         if told != tunables(old, self.level) {
             self.mailbox.put(NodeInput::Configure(Box::new(told)));

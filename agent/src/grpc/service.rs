@@ -130,7 +130,9 @@ impl v1::node_server::Node for Service {
         report.counters.push(self.events.lost());
         (report.config_error, report.config_pending) = self.in_force.standing();
         report.config_file = self.in_force.file();
-        report.ungated_longest_ns = nanos(self.in_force.loaded().config.ungated);
+        let loaded = self.in_force.loaded();
+        report.config_overridden = loaded.overridden();
+        report.ungated_longest_ns = nanos(loaded.config.ungated);
         report.refusals = self.refusals.rows();
         for (gpu, figures) in report.gpus.iter_mut().zip(self.gauge.read().await) {
             gpu.model = figures.model;

@@ -881,6 +881,9 @@ pub struct GetStatusResponse {
     /// The longest block that `bench.ungated` allows; 0: none.
     #[prost(uint64, tag = "33")]
     pub ungated_longest_ns: u64,
+    /// Settings that have no effect because another one overrides them, with where each came from.
+    #[prost(string, repeated, tag = "45")]
+    pub config_overridden: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSet {

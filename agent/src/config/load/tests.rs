@@ -286,15 +286,12 @@ fn every_setting_refuses_a_boolean_and_reads_what_it_shows() {
 fn a_rise_is_a_percentage_above_chance_and_nothing_else() {
     let config = load("[slo]\nttft = \"+1.25%\"\n", &[]).expect("a rise");
     assert_eq!((config.slo.ttft, config.slo.tpot), (Some(125), None));
-    let tunables = crate::config::tunables(&config, Level::L1);
+    let tunables = crate::config::tunables(&Loaded::from(config), Level::L1);
     let slo = tunables.policy.slo.map(|slo| (slo.ttft, slo.tpot));
     assert_eq!(slo, Some((125, 50)));
-    // A rate of shortages that was chosen overrides it.
-    let both = "[slo]\ntpot = \"+1%\"\n[memory]\npressure_every = \"30s\"\n";
-    let config = load(both, &[]).expect("both");
-    assert_eq!(crate::config::tunables(&config, Level::L1).policy.slo, None);
     let off = load("[slo]\nttft = \"off\"\n", &[]).expect("off");
-    assert_eq!(crate::config::tunables(&off, Level::L1).policy.slo, None);
+    let off = crate::config::tunables(&Loaded::from(off), Level::L1);
+    assert_eq!(off.policy.slo, None);
     for (value, part) in [
         ("+0%", "from +0.15%"),
         ("+0.1%", "from +0.15%"),
@@ -311,6 +308,42 @@ fn a_rise_is_a_percentage_above_chance_and_nothing_else() {
     }
     let error = load("[slo]\ntpot = 1\n", &[]).expect_err("a number");
     assert!(error.contains("a rise such as"), "{error}");
+}
+
+/// P-OPERATE-7: a setting that another overrides is named, with where both came from, also where that is a default.
+#[test]
+fn a_chosen_rate_of_shortages_overrides_an_slo_and_says_so() {
+    let dir = std::env::temp_dir().join(format!("tidegate-overridden-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("writable");
+    let load = |name: &str, text: &str| {
+        let file = dir.join(name);
+        std::fs::write(&file, text).expect("writable");
+        Sources::of(&file).load().expect("valid")
+    };
+    let slo = |loaded: &Loaded| crate::config::tunables(loaded, Level::L1).policy.slo;
+    let alone = load("alone.toml", "[slo]\ntpot = \"+1%\"\n");
+    assert!(slo(&alone).is_some() && alone.overridden().is_empty());
+    for every in ["30s", "15s"] {
+        let text = format!("[memory]\npressure_every = \"{every}\"\n[slo]\ntpot = \"+1%\"\n");
+        let both = load("both.toml", &text);
+        assert_eq!(slo(&both), None, "{every}");
+        let said = both.overridden().join("\n");
+        for part in [
+            "`slo.tpot` (",
+            "both.toml:4)",
+            "`memory.pressure_every` (",
+            "both.toml:2)",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!said.contains("slo.ttft"), "{said}");
+    }
+    let without = load(
+        "without.toml",
+        "[memory]\npressure_every = \"30s\"\n[slo]\nttft = \"off\"\n",
+    );
+    assert!(slo(&without).is_none() && without.overridden().is_empty());
+    std::fs::remove_dir_all(&dir).expect("it is there");
 }
 
 /// P-OPERATE-7: a mistake is named with its place, a value with its origin.
