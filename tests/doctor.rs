@@ -127,7 +127,11 @@ fn a_stuck_agent_and_what_a_dead_one_left_are_found_and_left_as_they_are() {
     online.ask("busy 0");
     let all_disabled = |node: &Node| disabled(node, client) == [true; 3];
     wait_so("the channels to be disabled", || all_disabled(&node));
-    doctor(&node).says("stuck-channels", "pass", "3 disabled, by a closed gate");
+    doctor(&node).says(
+        "stuck-channels",
+        "pass",
+        "none stuck; 3 disabled by a closed gate",
+    );
 
     let agent = node.agent.take().expect("it runs");
     agent.freeze();
@@ -213,7 +217,7 @@ fn the_configuration_that_is_judged_is_that_of_the_running_agent() {
         "only who says TIDEGATE_ROLE=offline is gated",
     );
     let log = std::fs::read_to_string(node.agent_log()).expect("a log");
-    let warned = |line: &str| line.contains("WARN") && line.contains("no rule says who is online");
+    let warned = |line: &str| line.contains("WARN") && line.contains("no identity rule");
     assert!(log.lines().any(warned), "{log}");
     drop(node.agent.take());
     node.start_agent(&format!(

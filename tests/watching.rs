@@ -280,7 +280,7 @@ fn a_history_that_cannot_be_kept_stops_nothing_and_is_kept_again_when_it_can() {
     let log = || std::fs::read_to_string(node.agent_log()).expect("a log");
     wait_for("a complaint", || {
         log()
-            .contains("the history takes nothing for now")
+            .contains("cannot write the history for now")
             .then_some(())
     });
     online.say("burst 5 2000000");
@@ -289,7 +289,9 @@ fn a_history_that_cannot_be_kept_stops_nothing_and_is_kept_again_when_it_can() {
     });
     std::fs::create_dir(&place).expect("the directory");
     wait_for("the history", || {
-        log().contains("the history is kept again").then_some(())
+        log()
+            .contains("the history is being written again")
+            .then_some(())
     });
     assert_eq!(
         log().matches("takes nothing for now").count(),
@@ -380,7 +382,8 @@ fn a_full_file_system_under_the_run_directory_and_the_history_stops_nothing_and_
     small.grow(16 << 10);
     wait_for("the history", || {
         let log = std::fs::read_to_string(node.agent_log()).expect("a log");
-        log.contains("the history is kept again").then_some(())
+        log.contains("the history is being written again")
+            .then_some(())
     });
     assert_eq!(complaints(&node), 2, "said once in each life");
     offline.stop();

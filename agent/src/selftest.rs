@@ -87,7 +87,8 @@ impl<'a> SelfTest<'a> {
                 return known;
             }
         } else if self.summary.is_empty() {
-            "calls only, as configured".clone_into(&mut self.summary);
+            "not run, as configured: the agent only checked that the driver accepts the calls"
+                .clone_into(&mut self.summary);
         }
         let outcome = calls(self.driver, level, self.setting.methods);
         self.levels.push(Tried {
@@ -116,7 +117,11 @@ impl<'a> SelfTest<'a> {
                 remember(&self.setting.run_dir, &key, &levels);
                 self.levels = levels;
             }
-            Err(why) => self.summary = format!("not possible ({why}), calls only"),
+            Err(why) => {
+                self.summary = format!(
+                    "not possible ({why}): the agent only checked that the driver accepts the calls"
+                )
+            }
         }
     }
 

@@ -12,7 +12,7 @@ pub(super) struct Agent {
     /// The agent's directory.
     #[arg(long, global = true, env = RUN_DIR_ENV, default_value = RUN_DIR, value_name = "DIR")]
     pub run_dir: PathBuf,
-    /// The socket to speak to, instead of one in the agent's directory.
+    /// The socket (default: one in the agent's directory).
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }

@@ -32,16 +32,16 @@ const DEVICES: [(&str, Option<&str>); 3] = [
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Write the specification that container engines read, such as into /etc/cdi/tidegate.json.
+    /// Write the specification for container engines, such as /etc/cdi/tidegate.json.
     Generate(Generate),
 }
 
 #[derive(Debug, Args)]
 pub(super) struct Generate {
-    /// Where to; standard output unless given.
+    /// Output file (default: standard output).
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// How to write it.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Json)]
     format: Format,
     /// How programs in a container get the library: "env" is LD_PRELOAD; "file" is /etc/ld.so.preload, which

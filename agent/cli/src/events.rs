@@ -14,10 +14,10 @@ use tokio_stream::StreamExt;
 /// See each field.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
-    /// Go on as things happen.
+    /// Keep printing events as they happen.
     #[arg(long, short)]
     follow: bool,
-    /// From this number on, or from this long ago: 42, "10m", "2h".
+    /// Start at this event number, or this long ago: 42, "10m", "2h".
     #[arg(long, default_value = "0", value_name = "SEQ|TIME", value_parser = since)]
     since: Since,
     /// Only of these kinds, e.g. preempted,woken.
@@ -27,7 +27,7 @@ pub(super) struct Args {
     /// Only of these processes.
     #[arg(long, value_name = "PID", value_delimiter = ',')]
     pid: Vec<i32>,
-    /// How to print it.
+    /// Output format.
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     output: Output,
 }

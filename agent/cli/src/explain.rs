@@ -10,25 +10,25 @@ use v1::node_client::NodeClient;
 
 #[derive(Debug, Subcommand)]
 pub enum What {
-    /// Which rule makes a process online or offline, and why it runs or waits at this moment.
+    /// Show which rule gives a process its role, and why it runs or waits now.
     Pid {
-        /// Its id, as the node counts.
+        /// Process id, in the namespace of the node.
         pid: i32,
-        /// As if it asked for this role by TIDEGATE_ROLE.
+        /// Show it as if TIDEGATE_ROLE were set to this role.
         #[arg(long, value_enum, value_name = "ROLE")]
         asking: Option<Wish>,
-        /// How to print it.
+        /// Output format.
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
-    /// What a memory handle of an offline job's KV cache is worth, and why it was taken last.
+    /// Show what a memory handle of an offline job's KV cache is worth, and why it was last taken.
     Handle {
         /// Its number in the job's cache, from 0.
         handle: u32,
-        /// Only of this job.
+        /// Only this job.
         #[arg(long)]
         job: Option<String>,
-        /// How to print it.
+        /// Output format.
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },

@@ -17,9 +17,9 @@ const TRAINS: &str = "tidegate_engines.finetune.cli";
 /// Whose arithmetic and memory.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Device {
-    /// A GPU, by PyTorch. Gated like any program; none of its memory is taken yet.
+    /// A GPU, by PyTorch. Its memory is taken only if TIDEGATE_FINETUNE_DEVICE=cuda is set.
     Cuda,
-    /// The virtual GPU: its memory and time, the processor's arithmetic.
+    /// The virtual GPU: the processor computes.
     Virtual,
 }
 
@@ -29,22 +29,22 @@ pub(super) struct Args {
     /// A model directory: config.json, *.safetensors, tokenizer.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// Samples, one JSON object a line, with "text" or "messages". All of their tokens are learnt.
+    /// Samples, one JSON object per line, with "text" or "messages". All of their tokens are learnt.
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// Where the adapter goes, as PEFT's directory; may not exist. What a killed training goes on from is beside it.
+    /// Output directory of the adapter, in PEFT's format; must not exist. Checkpoints are kept beside it.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// What the adapter is: r=16,alpha=32,dropout=0,modules=q_proj+v_proj; these and all modules unless given.
+    /// The adapter: r=16,alpha=32,dropout=0,modules=q_proj+v_proj (default: these, and all modules).
     #[arg(long, value_name = "WORDS", default_value = "")]
     lora: String,
     /// Optimizer steps.
     #[arg(long, value_name = "N", default_value_t = 100)]
     steps: u32,
-    /// Samples of a step.
+    /// Samples per step.
     #[arg(long, value_name = "N", default_value_t = 4)]
     batch: u32,
-    /// Most tokens of a sample.
+    /// Longest sample, in tokens.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     length: u32,
     /// Cut longer samples instead of refusing them.
@@ -53,31 +53,31 @@ pub(super) struct Args {
     /// Learning rate of AdamW.
     #[arg(long, value_name = "X", default_value_t = 2e-4)]
     rate: f64,
-    /// Of the adapter's first weights and the order of the samples.
+    /// Random seed of the initial weights and of the order of samples.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u32,
-    /// Steps that a killed training loses at most.
+    /// Steps between checkpoints.
     #[arg(long, value_name = "N", default_value_t = 50)]
     save_every: u32,
-    /// Where it is trained.
+    /// Where to train.
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     device: Device,
-    /// A running vLLM that loads the adapter when it is done: <http://127.0.0.1:8000>.
+    /// A running vLLM that loads the finished adapter: <http://127.0.0.1:8000>.
     #[arg(long, value_name = "URL", requires = "name")]
     serve: Option<String>,
-    /// The model's name there.
+    /// The name under which vLLM serves it.
     #[arg(long, requires = "serve")]
     name: Option<String>,
-    /// The Python that has the engines' package, torch, transformers and peft.
+    /// A Python with the engines' package, torch, transformers and peft.
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: PathBuf,
-    /// The offline job it belongs to.
+    /// The offline job that it belongs to.
     #[arg(long, value_name = "NAME", default_value = "finetune")]
     job: String,
-    /// Wait so long for an agent that is not there yet.
+    /// Wait this long for an agent.
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = wait)]
     wait: Duration,
-    /// The library; in the usual places unless given.
+    /// The library (default: in the usual places).
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
 }

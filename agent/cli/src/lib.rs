@@ -35,7 +35,7 @@ use print::{Output, write};
 use std::path::PathBuf;
 use tidegate_agent::config::SETTINGS;
 
-/// Look at and steer the GPU colocation of this node.
+/// Observe and control GPU sharing on this node.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, after_help = EXIT_CODES)]
 pub struct Cli {
@@ -52,43 +52,42 @@ const WORDS: &str = "Words:
   gate          open: offline may run; closed: online has the GPU; cooling:
                 online just stopped
   cooldown      how long online must be idle before offline runs: twice the
-                longest gap; longer where [slo] is set and preemptions cost more
-  longest gap   the longest pause between two iterations of an online request,
-                of late
-  per unit      preemptions of one online request, or of one busy period where
+                longest gap; longer if [slo] is set and preemptions cost more
+  longest gap   the longest recent pause between two iterations of an online
+                request
+  per unit      preemptions of one online request, or of one busy period if
                 requests are not known
   channel       a hardware queue of a GPU; those of an offline job are disabled
                 while its gate is closed
   level         who disables channels: L1 the agent, L2 the agent through the
                 owner's file, L3 the process' library; at L5 no channel is
                 touched and launches wait
-  calls only    the agent has not stopped work of its own to try a level: it goes
-                by what the driver answered
-  generation    the agent's number since the node booted: one more with each
-                start
-  lane          in JSON: how a process meets the agent: by a page of memory that
-                both share, or by messages (stream) where it can pass no files
-  counts        in JSON: how its launches are counted: in words of its threads
+  calls only    the level was not tested on GPU work; the agent only checked that
+                the driver accepts the calls
+  generation    how many agents have started since the node booted
+  lane          in JSON: the transport of a process: a shared page of memory, or
+                messages (stream) if it cannot pass files
+  counts        in JSON: how launches are counted: in words of each thread
                 (membarrier), or by atomic adds";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// GPUs, jobs and processes, and the state of their gates.
+    /// Show GPUs, jobs and processes, and the state of their gates.
     #[command(after_help = WORDS)]
     Status {
-        /// How to print it.
+        /// Output format.
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
-    /// The node, live: GPUs, gates, jobs, processes.
+    /// Show the node, live: GPUs, gates, jobs, processes.
     Top(top::Args),
-    /// What happened, oldest first.
+    /// Show what happened, oldest first.
     Events(events::Args),
-    /// What was harvested over days, from the history the agent keeps. Needs no agent.
+    /// Sum up what was harvested over days, from the history file. Needs no agent.
     Report(report::Args),
-    /// What the agent logs from now on.
+    /// Change what the agent logs, until the next change or restart.
     LogLevel {
-        /// error, warn, info, debug, trace, or a filter; as configured unless given.
+        /// error, warn, info, debug, trace, or a filter (default: as configured).
         #[arg(hide_possible_values = true,
               value_parser = values::known(["error", "warn", "info", "debug", "trace"], values::any))]
         filter: Option<String>,
@@ -103,7 +102,7 @@ enum Command {
         /// The job.
         job: Option<String>,
     },
-    /// Let no offline job run, those to come included, until `undrain`.
+    /// Let no offline job run, including those that start later, until `undrain`.
     Drain,
     /// Undo `drain`.
     Undrain,
@@ -113,29 +112,29 @@ enum Command {
         #[arg(value_name = "KEY=VALUE", hide_possible_values = true,
               value_parser = values::known(SETTINGS.iter().map(|setting| setting.path), values::any))]
         assignment: String,
-        /// Take back what was set.
+        /// Return to the configured value.
         #[arg(long)]
         unset: bool,
     },
-    /// Make the agent read its configuration again; says what changed, and what needs a restart.
+    /// Make the agent read its configuration again; prints what changed, and what needs a restart.
     Reload,
-    /// Why a process is what it is and runs or waits, or why a memory handle was taken.
+    /// Explain the role of a process and why it runs or waits, or why a memory handle was taken.
     #[command(subcommand)]
     Explain(explain::What),
-    /// The hooks of attached processes: installed, resolved, calls.
+    /// List the hooks of attached processes: installed, resolved, calls.
     Hooks {
         /// One process.
         pid: Option<i32>,
-        /// How to print it.
+        /// Output format.
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
     /// Record what happens on the node, for a trace viewer such as <https://ui.perfetto.dev>.
     Trace {
-        /// For how long.
+        /// Length of the recording.
         #[arg(long, default_value = "10", value_name = "S", value_parser = values::recording)]
         seconds: f64,
-        /// Where to.
+        /// Output file.
         #[arg(
             long,
             short,
@@ -144,28 +143,28 @@ enum Command {
         )]
         output: PathBuf,
     },
-    /// Start a program online or offline: with the library, its role and the engines' time-outs.
+    /// Start a program online or offline: with the library, its role and longer engine timeouts.
     Run(run::Args),
     /// Train a LoRA of a local model offline, and have a running vLLM answer with it.
     Finetune(Box<finetune::Args>),
-    /// What would I harvest, and what would it cost? Needs no agent and no GPU.
+    /// Estimate harvest and cost for a trace. Needs no agent and no GPU.
     Replay(Box<replay::Args>),
-    /// What does sharing the GPU cost my users? Measures your own server: alone, and with Tidegate.
+    /// Measure what sharing the GPU costs your users, on your own server.
     Bench(Box<bench::Args>),
-    /// Whether this node can do what Tidegate asks of it, and what to do where it cannot.
+    /// Check whether this node can run Tidegate, and suggest remedies.
     Doctor(doctor::Arguments),
-    /// Look at and check the configuration.
+    /// Print and check the configuration.
     #[command(subcommand)]
     Config(config::Command),
-    /// What this node gives offline jobs, for the engine that places them: Slurm or Kubernetes.
+    /// Predict what this node gives offline jobs, for Slurm or Kubernetes.
     #[command(subcommand)]
     Place(Box<place::Command>),
-    /// Give containers the library and the agent's socket, by the Container Device Interface.
+    /// Give containers the library and the agent's socket, through the Container Device Interface.
     #[command(subcommand)]
     Cdi(cdi::Command),
-    /// What a shell reads to complete this command's arguments.
+    /// Print a completion script for a shell.
     Completions {
-        /// Which.
+        /// The shell.
         shell: clap_complete::Shell,
     },
     /// Write the manual pages of this command and of the agent into a directory.
@@ -174,12 +173,12 @@ enum Command {
         /// The directory.
         dir: PathBuf,
     },
-    /// Enable every channel a dead agent left disabled.
+    /// Enable every channel that a dead agent left disabled.
     Release {
-        /// The device to speak to: "real" or "virtual=DIR"; what the last agent used unless given.
+        /// The device: "real" or "virtual=DIR" (default: what the last agent used).
         #[arg(long, value_name = "DEVICE")]
         device: Option<String>,
-        /// The virtual device's shim; beside this program unless given.
+        /// The shim of the virtual device (default: beside this program).
         #[arg(long, value_name = "PATH")]
         vgpu_shim: Option<PathBuf>,
     },

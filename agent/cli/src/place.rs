@@ -16,35 +16,35 @@ use tidegate_place::slurm;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// What a job of each profile would get here, and of what that is made. Needs no agent.
+    /// Predict what a job of each profile would get here, and show why. Needs no agent.
     Show(show::Args),
-    /// Say it to the engine: Slurm's features, or a file of node-feature-discovery. Runs once; exits with 0 also when
-    /// the engine does not answer.
+    /// Publish it once: as features of Slurm, or as a file for node-feature-discovery. Exits with 0 even if the engine
+    /// does not answer.
     Publish(publish::Args),
-    /// Move a job that gets less than its SLA here for long, if another node gives enough. Runs once, under Slurm.
+    /// Move a job that has been below its SLA for long, if another node gives enough. Runs once, under Slurm.
     Tend(Box<tend::Args>),
-    /// What a kind of offline job needs: made by replay, fitted to what a job did here, or checked.
+    /// Make or check profiles: what a kind of offline job needs.
     #[command(subcommand)]
     Profile(profile::Command),
     /// Check profiles, as `place profile check`.
     #[command(hide = true)]
     Check(profile::Check),
-    /// Choose the GPUs of a Slurm job, in its prolog. Exits with 0 whatever happens.
+    /// Choose the GPUs of a Slurm job, in its prolog. Always exits with 0.
     Claim(claim::Args),
-    /// Print what slurm.conf and gres.conf need.
+    /// Print the lines for slurm.conf and gres.conf.
     SlurmConf(Conf),
 }
 
 /// See each field.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Conf {
-    /// Where profiles are.
+    /// Directory of the profiles.
     #[arg(long, value_name = "DIR", default_value = profiles::DIR)]
     profiles: PathBuf,
     /// Nodes of the partition, as Slurm lists them.
     #[arg(long, value_name = "NODES", default_value = "gpu[01-20]")]
     nodes: String,
-    /// Offline jobs on each of them at once: its GPUs.
+    /// Offline jobs that each of them runs at once: its number of GPUs.
     #[arg(long, value_name = "N", default_value_t = 8)]
     gpus: u32,
 }

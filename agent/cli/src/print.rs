@@ -7,7 +7,7 @@ use tidegate_text::screen::{fold, terminal_width};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {
-    /// For people.
+    /// A human-readable table.
     Table,
     /// One object, or one a line.
     Json,

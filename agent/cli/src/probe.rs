@@ -14,17 +14,17 @@ const PROGRAM: &str = "tidegate-probe";
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub(super) struct Arguments {
-    /// Measure what the driver and the GPU do, on throw-away contexts of their own; no other process is
-    /// touched, and no channel is left disabled.
+    /// Measure the driver and the GPU, on contexts of their own. No other process is touched, and no channel stays
+    /// disabled.
     #[arg(long)]
     pub probe: bool,
     /// Fewer repetitions and shorter waits.
     #[arg(long, requires = "probe")]
     quick: bool,
-    /// Also write every line to this file, as it comes.
+    /// Also write every line to this file at once.
     #[arg(long, requires = "probe", value_name = "FILE")]
     results: Option<PathBuf>,
-    /// Nobody else uses this kernel: probes that may stall the whole node may run too.
+    /// Also run probes that may stall the whole node, because nobody else uses it.
     #[arg(long, requires = "probe")]
     kernel_is_ours: bool,
 }

@@ -23,27 +23,27 @@ pub(super) struct Args {
     /// The agent's `history.file`, or a copy of one.
     #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join(HISTORY_FILE))]
     file: PathBuf,
-    /// Launches per second of a job with its GPUs to itself, where you know it: JOB=RATE.
+    /// Launches per second of a job alone on its GPUs, if you know it: JOB=RATE.
     #[arg(long, value_name = "JOB=RATE", value_parser = rate)]
     standalone: Vec<(String, f64)>,
-    /// What the table of offline jobs has a row for.
+    /// Whether the table of jobs has a row per job or per user.
     #[arg(long, value_enum, default_value_t = By::Job)]
     by: By,
-    /// How to print it. csv: every slice, the inputs of a scheduler.
+    /// Output format. csv prints every sample, as input for a scheduler.
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Of csv: slices of what.
+    /// What the samples of csv are about.
     #[arg(long, value_enum, default_value_t = Of::Gpus)]
     of: Of,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// For people.
+    /// A human-readable table.
     Table,
     /// The summary as one object.
     Json,
-    /// The history, a slice a line.
+    /// The history, one sample per line.
     Csv,
 }
 

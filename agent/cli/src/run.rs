@@ -33,19 +33,19 @@ const NOT_EXECUTABLE: u8 = 126;
 /// See each field.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Ask to be online: its work has the GPU whenever it wants it.
+    /// Ask to be online: the program has the GPU whenever it wants it.
     #[arg(long, conflicts_with = "offline")]
     online: bool,
-    /// Ask to be offline: it has the GPU while online is idle.
+    /// Ask to be offline: the program has the GPU while online is idle.
     #[arg(long)]
     offline: bool,
-    /// The offline job it belongs to; all of a job is gated as one.
+    /// The offline job that it belongs to; all processes of a job are gated together.
     #[arg(long, value_name = "NAME", conflicts_with = "online")]
     job: Option<String>,
-    /// Wait so long for an agent that is not there yet.
+    /// Wait this long for an agent.
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = wait)]
     wait: Duration,
-    /// The library; in the usual places unless given.
+    /// The library (default: in the usual places).
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
     /// The program and its arguments.

@@ -38,10 +38,10 @@ const WIDE: u16 = 120;
 /// See each field.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
-    /// Print one frame as plain text and end.
+    /// Print one frame as plain text and exit.
     #[arg(long)]
     once: bool,
-    /// What the shares and rates of that frame are of.
+    /// The period that shares and rates of that frame cover.
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = sample, requires = "once")]
     sample: Duration,
     /// Order of the processes.

@@ -127,7 +127,7 @@ pub fn version_note(version: &str) -> String {
             let why = known.map_or_else(String::new, |(_, what)| {
                 format!(" (of {branch} no layout was verified: {what})")
             });
-            format!("driver {version} is of no known branch: its channels are not touched{why}")
+            format!("driver {version} is of no known branch: no channel control{why}")
         }
         Some(branch) if !TESTED.contains(&version) => format!(
             "driver {version} is of the known branch {}, but not a version that was tested",

@@ -210,7 +210,7 @@ fn report(client: u32, error: &RmError) {
     tracing::warn!(
         client = format_args!("{client:#x}"),
         error = with_causes(error),
-        "the driver does not say whose client this is"
+        "the ownership check failed"
     );
 }
 

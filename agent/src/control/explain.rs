@@ -167,7 +167,7 @@ impl View<'_> {
             reasons.push("a disable failed: what its channels do is not known for now".to_owned());
         }
         for obstacle in &self.about.obstacles {
-            reasons.push(format!("channels are not touched: {obstacle}"));
+            reasons.push(format!("no channel control: {obstacle}"));
         }
         if session.link.outbox.is_none() {
             reasons.push("its connection is lost, the process lives on".to_owned());

@@ -96,7 +96,7 @@ impl Notifier {
                 tracing::error!(
                     thread,
                     late_ns,
-                    "a thread does not turn: the service manager is to restart the agent"
+                    "a thread is stuck: asking the service manager to restart the agent"
                 );
             }
             pulse.said = late;

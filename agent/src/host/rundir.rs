@@ -119,7 +119,7 @@ impl RunDir {
         let place = self.path.join(HOLDER);
         let readable = open_as(&place, 0o644).and_then(|mut file| write(&mut file));
         if let Err(error) = readable {
-            tracing::warn!(%error, file = %place.display(), "cannot say who the agent is");
+            tracing::warn!(%error, file = %place.display(), "cannot write the file that names the agent");
         }
         Ok(())
     }

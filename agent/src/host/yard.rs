@@ -95,7 +95,7 @@ impl Inner {
         let inner = Arc::clone(self);
         let thread = std::thread::Builder::new().name("tg-yard".to_owned());
         if let Err(error) = thread.spawn(move || inner.work()) {
-            tracing::warn!(%error, "no further thread for what strangers may make wait");
+            tracing::warn!(%error, "cannot start another thread for untrusted descriptors");
             let mut state = self.lock();
             state.threads -= 1;
             state.idle -= 1;

@@ -46,7 +46,7 @@ fn read(path: &Path) -> Option<Labels> {
         && about.mode() & 0o022 == 0
         && about.len() <= LONGEST;
     if !trusted {
-        tracing::warn!(file = %path.display(), "labels are not read: only root may be able to write them");
+        tracing::warn!(file = %path.display(), "ignoring a label file: it must be a regular file of at most 64 KiB that only root can write");
         return None;
     }
     let text = std::fs::read_to_string(path).ok()?;

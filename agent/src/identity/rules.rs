@@ -9,7 +9,7 @@ pub fn warn_of_none(identity: &Identity, file: &std::path::Path) {
     if identity.rules.is_empty() && identity.trust_env_uids.is_empty() {
         tracing::warn!(
             file = %file.display(),
-            "no rule says who is online: nobody is, and only who says TIDEGATE_ROLE=offline is gated; add \
+            "no identity rule: no process is online, and only processes with TIDEGATE_ROLE=offline are gated; add \
              [[identity.rules]]"
         );
     }

@@ -48,10 +48,13 @@ pub const KINDS: [Kind; 53] = [
         "attached",
         "a process attached: its role and the rule that gave it",
     ),
-    usual("breathed", "a job had its turn after a long gate"),
+    usual(
+        "breathed",
+        "a job ran for a moment although its gate had been closed for long",
+    ),
     warning(
         "channels_stuck",
-        "channels that a dead process or agent left disabled stay so for now",
+        "channels that a dead process or agent left disabled cannot be enabled yet",
     ),
     warning(
         "config_refused",
@@ -63,7 +66,7 @@ pub const KINDS: [Kind; 53] = [
     ),
     warning(
         "denied",
-        "memory that online asked for is not to be had in time",
+        "memory that online asked for was not available in time",
     ),
     warning("disable_failed", "the driver refused to disable channels"),
     usual(
@@ -72,7 +75,7 @@ pub const KINDS: [Kind; 53] = [
     ),
     warning(
         "doubted",
-        "an online process says that requests are in flight and works on none of them; they no longer count",
+        "an online process reports requests in flight and works on none of them; they no longer count",
     ),
     usual("drained", "an operator drained the node"),
     warning("enable_failed", "the driver refused to enable channels"),
@@ -83,17 +86,17 @@ pub const KINDS: [Kind; 53] = [
     ),
     usual(
         "gated_again",
-        "an ungated block is over: offline waits for its gates again; its time is how long it was",
+        "an ungated block ended: gates hold offline again; its time is the length of the block",
     ),
     usual("gpu_met", "a process uses a GPU that the agent did not see"),
     warning("issue_stalled", "the driver does not return from a call"),
     warning(
         "kv_not_reclaimable",
-        "a KV cache was registered that is never taken from",
+        "a KV cache was registered whose memory is never taken",
     ),
     warning(
         "kv_refused",
-        "a KV cache was registered whose stripes make no sense",
+        "a KV cache was registered whose regions are invalid",
     ),
     usual(
         "landed",
@@ -103,7 +106,7 @@ pub const KINDS: [Kind; 53] = [
         "lapsed",
         "an online process is busy without progress; its activity no longer counts",
     ),
-    usual("launches_pass", "launches of an offline process go on"),
+    usual("launches_pass", "launches of an offline process pass again"),
     usual(
         "launches_wait",
         "launches of an offline process wait in the library",
@@ -112,21 +115,18 @@ pub const KINDS: [Kind; 53] = [
         "lease_overrun",
         "a trainer still ran when its lease beside online was over, and was disabled",
     ),
-    warning("max_gated", "a job waits for longer than gate.max_gated"),
-    usual("note", "a library says something"),
     warning(
-        "obstacle",
-        "something rules out that channels are controlled",
+        "max_gated",
+        "a job has waited for longer than gate.max_gated",
     ),
-    usual("obstacle_gone", "and no longer does"),
+    usual("note", "a message of a library"),
+    warning("obstacle", "something prevents channel control"),
+    usual("obstacle_gone", "channel control is possible again"),
     usual(
         "operator",
         "an operator paused, resumed, or changed the log level",
     ),
-    warning(
-        "page_dropped",
-        "a process rang its doorbell more often than it may",
-    ),
+    warning("page_dropped", "a process rang its doorbell too often"),
     usual("paused", "a job was paused"),
     usual(
         "preempted",
@@ -136,13 +136,13 @@ pub const KINDS: [Kind; 53] = [
         "pressure",
         "an online engine uses nine tenths of the memory mapped for it",
     ),
-    warning("proof_lapsed", "an RM client is no longer the process' own"),
+    warning(
+        "proof_lapsed",
+        "an RM client no longer belongs to the process",
+    ),
     usual("reclaimed", "memory was taken from an offline job"),
     usual("recovered", "an online process makes progress again"),
-    warning(
-        "refused",
-        "a tenant asked for more of the agent than it may have",
-    ),
+    warning("refused", "a tenant exceeded its share of the agent"),
     usual("reloaded", "a configuration was read and is in force"),
     usual("restored", "memory was given back to an offline job"),
     usual("resumed", "a paused job may run again"),
@@ -154,7 +154,7 @@ pub const KINDS: [Kind; 53] = [
     warning("socket_removed", "one of the agent's sockets was removed"),
     warning(
         "turns_instead",
-        "jobs take turns where timeslices were asked for: for whose sake, and why",
+        "jobs take turns although timeslices are configured: which job, and why",
     ),
     usual("undrained", "an operator ended a drain"),
     warning(
@@ -163,7 +163,7 @@ pub const KINDS: [Kind; 53] = [
     ),
     usual(
         "unit_redone",
-        "a trainer did units again because memory was taken from it; told of once a second at most",
+        "a trainer repeated units because memory was taken from it; at most once a second",
     ),
     warning(
         "unmanaged",
@@ -171,11 +171,11 @@ pub const KINDS: [Kind; 53] = [
     ),
     warning(
         "unreclaimable",
-        "no memory could be taken from an offline job: who stood in the way",
+        "no memory could be taken from an offline job: what blocked it",
     ),
     usual(
         "wake_overtaken",
-        "an enable was withheld, because online became busy first",
+        "an enable was withheld because online became busy first",
     ),
     usual("woken", "an offline job got the GPU back"),
 ];

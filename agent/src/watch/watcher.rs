@@ -182,13 +182,13 @@ impl Books {
             if !std::mem::replace(&mut self.complained, true) {
                 tracing::error!(
                     file = %self.keep.file.display(),
-                    "the history takes nothing for now: {error}"
+                    "cannot write the history for now: {error}"
                 );
             }
             // Opened anew for the next slice: whatever was wrong may have been put right.
             self.ring = None;
         } else if std::mem::replace(&mut self.complained, false) {
-            tracing::info!(file = %self.keep.file.display(), "the history is kept again");
+            tracing::info!(file = %self.keep.file.display(), "the history is being written again");
         }
     }
 

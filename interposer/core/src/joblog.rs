@@ -103,7 +103,7 @@ pub enum Refused {
     #[error("the engine has left {ENTRIES} entries of lost blocks unread")]
     Unread,
     /// A block id beyond [`BLOCKS`].
-    #[error("a block id beyond {BLOCKS}")]
+    #[error("block id out of range: {BLOCKS} or more")]
     Block,
     /// A step much older than the newest.
     #[error("step {0} was asked for long after later ones")]

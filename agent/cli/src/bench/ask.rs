@@ -30,42 +30,42 @@ pub struct Args {
     /// An OpenAI-compatible server: http://127.0.0.1:8000, or https://.
     #[arg(long, value_name = "URL", required_unless_present = "import")]
     pub target: Option<String>,
-    /// The CA of an https target, in PEM; the system's unless given.
+    /// CA certificate of an https target, in PEM (default: those of the system).
     #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
-    /// The variable that has the key which the target wants; OPENAI_API_KEY, if there is one, unless given.
+    /// Environment variable with the API key (default: OPENAI_API_KEY, if set).
     #[arg(long, value_name = "NAME", conflicts_with = "import")]
     api_key_env: Option<String>,
     /// Requests to send: Azure's, BurstGPT's or Mooncake's public format, or CSV with arrival_s,input_tokens,output_tokens.
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
-    /// Requests per second, which arrive independently of each other (Poisson).
+    /// Requests per second; arrivals are independent (Poisson).
     #[arg(long, value_name = "R", value_parser = rate)]
     rate: Option<f64>,
-    /// Results of guidellm, aiperf or `vllm bench serve --save-result` instead of requests, in the order in which they were
-    /// measured: [MODE=]FILE, where MODE is alone, drained, ungated or gated. Asks no agent.
+    /// Compare results of guidellm, aiperf or `vllm bench serve --save-result`, in the order in which they were measured:
+    /// [MODE=]FILE, where MODE is alone, drained, ungated or gated. Sends no requests and needs no agent.
     #[arg(long, value_name = "[MODE=]FILE", value_delimiter = ',', value_parser = Named::parse)]
     pub import: Vec<Named>,
-    /// Of --rate: tokens of a prompt, about.
+    /// Approximate prompt length in tokens (with --rate).
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     input_tokens: u32,
-    /// Of --rate: tokens of an answer.
+    /// Answer length in tokens (with --rate).
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     output_tokens: u32,
-    /// Of --requests: keep one request in N.
+    /// Keep one request in N (with --requests).
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     thin: u64,
-    /// Of --requests: begin at this second of the file.
+    /// Begin at this second of the file (with --requests).
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     start: u64,
-    /// Length of a block.
+    /// Length of a block in seconds.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// How often the modes take turns, there and back: of two modes that many times four blocks.
+    /// Number of ABBA cycles; with two modes a cycle is four blocks.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     pub cycles: u64,
-    /// What offline does in turns: drained (nothing), ungated (runs beside online, as without Tidegate: users pay for
-    /// it meanwhile), gated. All three unless given; ungated only where the agent's file allows it by bench.ungated.
+    /// What offline does in the blocks: drained (nothing), ungated (runs beside online, which slows users down), gated
+    /// (default: all; ungated only if bench.ungated allows it).
     #[arg(long, value_name = "MODE", value_delimiter = ',', value_parser = mode)]
     #[arg(conflicts_with_all = ["alone", "import"])]
     modes: Vec<Mode>,
@@ -75,34 +75,34 @@ pub struct Args {
     /// Seconds at the end of a block that are not counted.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     cool_down: f64,
-    /// Of arrivals and prompts.
+    /// Random seed.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// The model to ask for; the server's first unless given.
+    /// The model to ask for (default: the server's first).
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
-    /// The call that generates text.
+    /// The endpoint that generates text.
     #[arg(long, value_enum, default_value_t = Endpoint::Completions)]
     endpoint: Endpoint,
-    /// Leave `ignore_eos` out, for servers that refuse it: answers may then be shorter than asked.
+    /// Omit `ignore_eos`, for servers that refuse it; answers may then be shorter than requested.
     #[arg(long)]
     pub may_stop: bool,
-    /// Longest wait for the next piece of an answer.
+    /// Timeout for the next piece of an answer.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
     silence: f64,
-    /// What is promised: "ttft=500ms,tpot=50ms" (goodput), or over online alone "ttft=+1%,tpot=+0.5%".
+    /// The objective: "ttft=500ms,tpot=50ms" (goodput), or relative to online alone "ttft=+1%,tpot=+0.5%".
     #[arg(long, value_name = "SLO", value_parser = Slo::parse)]
     pub slo: Option<Slo>,
-    /// Ask no agent: measure the server as it is.
+    /// Measure the server as it is, without an agent.
     #[arg(long)]
     pub alone: bool,
     /// The offline engine's metrics, to count its tokens: http://127.0.0.1:8001.
     #[arg(long, value_name = "URL")]
     pub offline_metrics: Option<String>,
-    /// Write the figures there, as JSON.
+    /// Write the figures to FILE, as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write them there as one HTML file.
+    /// Write a report to FILE, as one HTML page.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }
@@ -225,7 +225,7 @@ impl Args {
         Ok((schedule, said))
     }
 
-    /// The call that generates text.
+    /// The endpoint that generates text.
     #[must_use]
     pub const fn call(&self) -> Call {
         match self.endpoint {
@@ -234,7 +234,7 @@ impl Args {
         }
     }
 
-    /// Longest wait for the next piece of an answer.
+    /// Timeout for the next piece of an answer.
     #[must_use]
     pub fn silence(&self) -> Duration {
         Duration::from_secs_f64(self.silence.max(0.001))

@@ -30,25 +30,25 @@ const NARROWEST: usize = 60;
 /// What to look at, and how to print it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The device to look at: "real" or "virtual=DIR"; what the last agent used unless given.
+    /// The device: "real" or "virtual=DIR" (default: what the last agent used).
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
-    /// The virtual device's shim; beside this program unless given.
+    /// The shim of the virtual device (default: beside this program).
     #[arg(long, value_name = "PATH")]
     vgpu_shim: Option<PathBuf>,
-    /// The agent's configuration; may be absent unless named here.
+    /// The agent's configuration. A file that is named here must exist.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The library to look at; in the usual places unless given.
+    /// The library to check (default: in the usual places).
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// Only these checks, joined by commas; with --probe, only these probes.
+    /// Only these checks, comma-separated; with --probe, only these probes.
     #[arg(long, value_name = "ID", value_delimiter = ',', hide_possible_values = true,
         value_parser = known(CHECKS.map(|(id, _)| id), id))]
     only: Vec<String>,
     #[command(flatten)]
     probe: probe::Arguments,
-    /// How to print it.
+    /// Output format.
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     output: Output,
 }
@@ -64,7 +64,7 @@ fn id(text: &str) -> Result<String, String> {
 
 /// Doctor could not begin.
 #[derive(Debug, thiserror::Error)]
-#[error("doctor cannot look at the node")]
+#[error("cannot inspect this node")]
 pub struct NotStarted(#[source] anyhow::Error);
 
 /// Looks at the node and prints what it finds; the exit code.

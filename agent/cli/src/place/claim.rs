@@ -12,7 +12,7 @@ use tidegate_policy::placement::best;
 pub(crate) struct Args {
     #[command(flatten)]
     look: Look,
-    /// The job is over: give its GPUs back, in the epilog.
+    /// Give the GPUs of a finished job back, in the epilog.
     #[arg(long)]
     release: bool,
 }

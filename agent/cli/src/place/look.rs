@@ -21,25 +21,25 @@ use tidegate_proto::{HISTORY_FILE, STATE_DIR};
 // What is documented here would become the program's own help.
 #[derive(Debug, Args)]
 pub(super) struct Look {
-    /// Where profiles are.
+    /// Directory of the profiles.
     #[arg(long, value_name = "DIR", default_value = profiles::DIR)]
     pub profiles: PathBuf,
     /// The agent's `history.file`.
     #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join(HISTORY_FILE))]
     pub history: PathBuf,
-    /// What was learnt of each profile here, where anything was.
+    /// File with what was learnt of each profile here.
     #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join("place.json"))]
     pub memo: PathBuf,
-    /// How far back the history counts: "7d", "12h".
+    /// How much of the history to use: "7d", "12h".
     #[arg(long, default_value = "7d", value_name = "TIME", value_parser = ago)]
     since: u64,
-    /// The history is cut into windows of this length; what nine of ten give is said.
+    /// Length of the windows of the history; the prediction holds in nine of ten.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = span)]
     window: Duration,
-    /// With less history nothing is said.
+    /// Predict nothing with less history than this.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = span)]
     least: Duration,
-    /// Leave figures for Prometheus there: publish and tend write a file each for node_exporter's textfile collector.
+    /// Directory for Prometheus: publish and tend each write a file for node_exporter's textfile collector.
     #[arg(long, value_name = "DIR")]
     metrics: Option<PathBuf>,
 }

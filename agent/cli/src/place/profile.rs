@@ -39,19 +39,19 @@ pub(crate) enum Command {
 pub(crate) struct Fit {
     /// The job, by the name that `tidegate report` has.
     job: String,
-    /// The profile's name, 1 to 32 of a-z, 0-9 and _; the job's unless given.
+    /// Name of the profile, 1 to 32 of a-z, 0-9 and _ (default: the job's).
     #[arg(long)]
     name: Option<String>,
-    /// What its progress is counted in. A job that counts nothing itself is fitted in launches.
+    /// The unit of its progress; launches, if the job counts nothing itself.
     #[arg(long, default_value = "tokens")]
     unit: String,
-    /// Memory at which it would have half of the rate that it tends to, where its history does not tell.
+    /// Memory at which it reaches half of its limiting rate, if its history does not show it.
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     half: Option<u64>,
     /// The agent's `history.file`.
     #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join(HISTORY_FILE))]
     history: PathBuf,
-    /// How far back the history counts: "7d", "12h".
+    /// How much of the history to use: "7d", "12h".
     #[arg(long, default_value = "7d", value_name = "TIME", value_parser = ago)]
     since: u64,
 }
@@ -59,9 +59,9 @@ pub(crate) struct Fit {
 /// See each field.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Check {
-    /// Files; every profile of --profiles unless given.
+    /// Files (default: every profile of --profiles).
     files: Vec<PathBuf>,
-    /// Where profiles are.
+    /// Directory of the profiles.
     #[arg(long, value_name = "DIR", default_value = profiles::DIR)]
     profiles: PathBuf,
 }
@@ -71,22 +71,22 @@ pub(crate) struct Check {
 pub(crate) struct FromReplay {
     /// Its name: 1 to 32 of a-z, 0-9 and _.
     name: String,
-    /// Its model: a name that `tidegate replay --offline` takes.
+    /// Its model, a name of `tidegate replay --offline`.
     #[arg(long, default_value = "qwen2.5-7b")]
     model: String,
-    /// The GPU, as `tidegate replay --gpu` takes it.
+    /// The GPU, a name of `tidegate replay --gpu`.
     #[arg(long, default_value = "h200", value_parser = scenarios::gpu)]
     gpu: Gpu,
-    /// Lengths of its requests, a CSV with input_tokens,output_tokens; those of a chat service unless given.
+    /// Lengths of its requests, a CSV with input_tokens,output_tokens (default: those of a chat service).
     #[arg(long, value_name = "FILE")]
     lengths: Option<PathBuf>,
-    /// Memory of its KV cache, alone on the GPU, as "24GiB"; what its weights leave of 90 % of the GPU's unless given.
+    /// Memory of its KV cache, alone on the GPU, as "24GiB" (default: 90 % of the GPU's memory less its weights).
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     full: Option<u64>,
     /// Prompt tokens of one iteration.
     #[arg(long, value_name = "TOKENS", default_value_t = 2_048, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
-    /// Tokens that it computes again when online has taken as much as the whole pool; none unless given.
+    /// Tokens that it computes again when online has taken as much as the whole pool (default: none).
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     lost: u64,
 }

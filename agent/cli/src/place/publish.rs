@@ -22,13 +22,13 @@ const AGENT: Duration = Duration::from_secs(2);
 pub(crate) struct Args {
     #[command(flatten)]
     look: Look,
-    /// Whom to tell.
+    /// The engine to publish to.
     #[arg(long, value_enum)]
     engine: Engine,
-    /// Say on standard output what would be told, and tell nobody.
+    /// Print what would be published, and publish nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Slurm's name of this node; as slurmd says, else the host's.
+    /// Slurm's name of this node (default: as slurmd reports it, or the host name).
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
     /// Slurm's program.
@@ -37,10 +37,10 @@ pub(crate) struct Args {
     /// Slurm's program that lists jobs.
     #[arg(long, value_name = "PROGRAM", default_value = "squeue")]
     squeue: String,
-    /// Of nfd: the feature file.
+    /// The feature file (with nfd).
     #[arg(long, value_name = "FILE", default_value = nfd::FILE, next_line_help = true)]
     file: PathBuf,
-    /// Of nfd: how often this runs. The file lapses after three of these.
+    /// How often this runs (with nfd). The file expires after three periods.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]
     period: Duration,
 }

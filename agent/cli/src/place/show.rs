@@ -15,7 +15,7 @@ use tidegate_text::screen::terminal_width;
 pub(crate) struct Args {
     #[command(flatten)]
     look: Look,
-    /// How to print it.
+    /// Output format.
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     output: Output,
 }

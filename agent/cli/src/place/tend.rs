@@ -26,25 +26,25 @@ use tidegate_proto::v1;
 pub(crate) struct Args {
     #[command(flatten)]
     look: Look,
-    /// Say on standard output what would be done, and do nothing.
+    /// Print what would be done, and do nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Slurm's name of this node; as slurmd says, else the host's.
+    /// Slurm's name of this node (default: as slurmd reports it, or the host name).
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
-    /// What a job got is judged over windows of this length.
+    /// Length of the windows in which a job is judged.
     #[arg(long, default_value = "10min", value_name = "TIME", value_parser = span)]
     judge: Duration,
-    /// So many windows in a row below the SLA are too many.
+    /// Move a job after this many windows in a row below its SLA.
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     strikes: u8,
-    /// A job is moved so often, and no more.
+    /// How often a job may be moved.
     #[arg(long, default_value_t = 3, value_name = "N")]
     evictions_per_job: u32,
-    /// One job is moved off this node in this time.
+    /// Move at most one job off this node in this time.
     #[arg(long, default_value = "10min", value_name = "TIME", value_parser = span)]
     node_every: Duration,
-    /// A job that was moved stays away so long.
+    /// How long a job that was moved stays away.
     #[arg(long, default_value = "24h", value_name = "TIME", value_parser = span)]
     hold_off: Duration,
 }

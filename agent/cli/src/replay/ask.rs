@@ -53,12 +53,12 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value = "0", help_heading = REQUESTS,
           conflicts_with = "many", allow_negative_numbers = true, value_parser = seconds)]
     pub(super) from: Duration,
-    /// Replay so many seconds; else to the end, or 1200 of a synthetic trace
+    /// Seconds to replay (default: to the end, or 1200 of a synthetic trace)
     #[arg(long, value_name = "S", help_heading = REQUESTS, conflicts_with = "many",
           allow_negative_numbers = true, value_parser = seconds)]
     pub(super) length: Option<Duration>,
-    /// Lengths of the offline requests: CSV with input_tokens,output_tokens;
-    /// else those of a chat service
+    /// Lengths of the offline requests: CSV with input_tokens,output_tokens
+    /// (default: those of a chat service)
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = REQUESTS,
           conflicts_with = "many")]
     pub(super) offline_lengths: Option<PathBuf>,
@@ -83,8 +83,8 @@ pub struct Args {
           verbatim_doc_comment, hide_possible_values = true,
           value_parser = known(hardware::all().map(|gpu| gpu.name), scenarios::gpu))]
     pub(super) gpu: Gpu,
-    /// Memory for the KV caches of both, GiB; else what the weights of both
-    /// models leave of 90 % of the GPU
+    /// Memory for the KV caches of both, GiB (default: 90 % of the GPU less
+    /// the weights of both models)
     #[arg(long, value_name = "GIB", verbatim_doc_comment, help_heading = NODE,
           conflicts_with = "many", allow_negative_numbers = true, value_parser = gib)]
     pub(super) kv_gib: Option<f64>,
@@ -110,17 +110,17 @@ pub struct Args {
     #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = COMPARED,
           hide_possible_values = true, value_parser = known(Memory::NAMES.map(|(name, _)| name), any))]
     pub(super) memory: Vec<String>,
-    /// Repeat with seeds 1 to N; 1 unless given, 3 for a table of scenarios
+    /// Repeat with seeds 1 to N (default: 1, or 3 for a table of scenarios)
     #[arg(long, value_name = "N", help_heading = COMPARED,
           value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(super) seeds: Option<u64>,
-    /// Disable and save takes this long, and so does enable and restore; of
-    /// several values, a table of scenarios is run with each
+    /// How long disable and save take, and enable and restore; a table of
+    /// scenarios is run with each of several values
     #[arg(long, value_name = "MS", value_delimiter = ',', verbatim_doc_comment,
           help_heading = COMPARED, allow_negative_numbers = true, value_parser = switch)]
     pub(super) switch_ms: Vec<Duration>,
-    /// An idle online engine launches so long after it heard of a request:
-    /// what a policy gains that hears of requests (TidegateHints)
+    /// How long an idle online engine takes from a request to its first
+    /// launch: the lead of a policy that hears of requests (TidegateHints)
     #[arg(long, value_name = "MS", verbatim_doc_comment, help_heading = COMPARED,
           allow_negative_numbers = true, value_parser = switch)]
     pub(super) lead_ms: Option<Duration>,
@@ -132,14 +132,13 @@ pub struct Args {
     #[arg(long, value_name = "US", value_delimiter = ',', help_heading = COMPARED,
           allow_negative_numbers = true, value_parser = micros)]
     pub(super) fault_us: Vec<Duration>,
-    /// What Tidegate is told that online's users may pay, as agent.toml's
-    /// [slo]: by how much the means of the time to first token and per
-    /// further token may rise, such as +1%,+0.5%
+    /// By how much the mean times to first token and per further token may
+    /// rise, as in [slo] of agent.toml: such as +1%,+0.5%
     #[arg(long, value_name = "TTFT,TPOT", verbatim_doc_comment, help_heading = COMPARED,
           conflicts_with = "finetune", value_parser = slo)]
     pub(super) slo: Option<Slo>,
-    /// A finetuning job instead of an offline one, MODEL[:r=RANK][,length=N];
-    /// policies are then a trainer's
+    /// A finetuning job instead of a batch job, MODEL[:r=RANK][,length=N];
+    /// --policy then names schedulers of trainers
     #[arg(long, value_name = "JOB", verbatim_doc_comment, help_heading = TUNED,
           conflicts_with = "memory")]
     pub(super) finetune: Option<String>,
@@ -153,11 +152,11 @@ pub struct Args {
           help_heading = TUNED, requires = "finetune", hide_possible_values = true,
           value_parser = known(PLATFORMS.map(class), platform))]
     pub(super) platform: Platform,
-    /// All trainer's policies on all scenarios, as table.csv
+    /// Run all trainer schedulers on all scenarios; writes table.csv
     #[arg(long, help_heading = TUNED, requires_all = ["finetune", "scenarios"])]
     pub(super) table: bool,
 
-    /// Threads; one per core unless given
+    /// Threads (default: one per core)
     #[arg(long, value_name = "N", help_heading = COMPARED)]
     pub(super) threads: Option<NonZeroUsize>,
 
@@ -167,11 +166,11 @@ pub struct Args {
     /// All figures as CSV
     #[arg(long, value_name = "FILE", help_heading = WRITTEN)]
     pub(super) csv: Option<PathBuf>,
-    /// A report with plots: one HTML file without anything beside it
+    /// Write a report with plots, as one self-contained HTML file
     #[arg(long, value_name = "FILE", help_heading = WRITTEN, conflicts_with = "many")]
     pub(super) html: Option<PathBuf>,
-    /// What happened, for https://ui.perfetto.dev: under Tidegate, or else
-    /// under the first policy asked for
+    /// Write a timeline for https://ui.perfetto.dev: of Tidegate, or else of
+    /// the first policy
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = WRITTEN,
           conflicts_with = "many")]
     pub(super) timeline: Option<PathBuf>,
@@ -183,38 +182,37 @@ pub struct Args {
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = TABLE,
           requires_all = ["traces", "out"], group = "many")]
     pub(super) scenarios: Option<PathBuf>,
-    /// What placement predicts of every offline job of the table beside every
-    /// online load, and what the job gets, as predict.csv
+    /// Compare what placement predicts for every offline job beside every
+    /// online load with what the job gets; writes predict.csv
     #[arg(long, verbatim_doc_comment, help_heading = TABLE, requires = "scenarios",
           conflicts_with_all = ["finetune", "policy", "memory", "json", "csv", "switch_ms",
                                 "timeslice_us", "fault_us"])]
     pub(super) predict: bool,
-    /// A fleet of nodes and kinds of offline jobs, as a CSV: what rules of
-    /// placement give it, half full and overfull, for 8 hours, as fleet.csv
+    /// A CSV with kinds of nodes and jobs: play 8 hours of that fleet, half
+    /// full and overfull, under several rules of placement; writes fleet.csv
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = TABLE, group = "many",
           requires_all = ["traces", "out"],
           conflicts_with_all = ["finetune", "policy", "memory", "json", "csv", "switch_ms",
                                 "timeslice_us", "fault_us"])]
     pub(super) fleet: Option<PathBuf>,
-    /// N scenarios drawn from the traces: which trace, how much of it, GPU,
-    /// models, lengths, chunk and memory
+    /// Draw N scenarios from the traces: trace, cut, GPU, models, lengths,
+    /// chunk and memory
     #[arg(long, value_name = "N", verbatim_doc_comment, help_heading = TABLE, group = "many",
           requires_all = ["traces", "out"], conflicts_with = "finetune",
           value_parser = clap::value_parser!(u32).range(1..=draw::MOST as i64))]
     pub(super) draw: Option<u32>,
-    /// What they are drawn with: equal seeds draw the same
+    /// Random seed of --draw
     #[arg(long, value_name = "S", help_heading = TABLE, requires = "draw", default_value_t = 1)]
     pub(super) seed: u64,
-    /// Draw from every other trace by name only: first, second. What is tuned
-    /// on one half is judged on the other
+    /// Draw from one half of the traces only: first, second. What is tuned
+    /// on one half can be judged on the other
     #[arg(long, value_name = "HALF", verbatim_doc_comment, help_heading = TABLE, requires = "draw",
           hide_possible_values = true, value_parser = known(Half::ALL.map(|half| half.name()), half))]
     pub(super) half: Option<Half>,
-    /// Where the table's traces are, or those to draw from
+    /// Directory of the traces of the table, or of those to draw from
     #[arg(long, value_name = "DIR", help_heading = TABLE, requires = "many")]
     pub(super) traces: Option<PathBuf>,
-    /// Where to write results.csv, and scenarios.csv with what was drawn;
-    /// predict.csv, fleet.csv
+    /// Output directory
     #[arg(long, value_name = "DIR", verbatim_doc_comment, help_heading = TABLE, requires = "many")]
     pub(super) out: Option<PathBuf>,
     /// Only these scenarios of the table
@@ -222,8 +220,8 @@ pub struct Args {
           requires = "scenarios")]
     pub(super) only: Vec<String>,
 
-    /// Decide again what an agent decided, from what tidegate-agent --record
-    /// wrote, and compare: ends with 1 at the first line that differs
+    /// Make the decisions of a recording (tidegate-agent --record) again and
+    /// compare; exits with 1 at the first line that differs
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = RECORDED,
           exclusive = true)]
     pub(super) decisions: Option<PathBuf>,

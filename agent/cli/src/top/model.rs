@@ -32,7 +32,7 @@ impl Sort {
         }
     }
 
-    /// For people.
+    /// A human-readable table.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Role => "role",

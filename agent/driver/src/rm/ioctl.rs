@@ -18,7 +18,7 @@ pub enum RmError {
         source: io::Error,
     },
     /// The ioctl itself failed: wrong size, wrong file.
-    #[error("the driver does not take {what}")]
+    #[error("the ioctl for {what} failed")]
     Ioctl {
         /// The call.
         what: &'static str,
@@ -37,7 +37,7 @@ pub enum RmError {
     #[error("not the driver's control file")]
     NotControlFile,
     /// The driver says something this file cannot read.
-    #[error("the driver's {what} makes no sense")]
+    #[error("the driver gave an unexpected reply: {what}")]
     Nonsense {
         /// The answer.
         what: &'static str,

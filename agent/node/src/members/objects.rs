@@ -93,7 +93,12 @@ impl Members {
     fn believe(&mut self, id: u64, client: u32, cx: &mut Context<'_>) {
         match self.claims.report(client, id) {
             Verdict::Granted if !cx.settings.believe_unproven => {
-                self.refuse(id, client, "no control file to prove it with", cx);
+                self.refuse(
+                    id,
+                    client,
+                    "it sent no control file, so its ownership cannot be checked",
+                    cx,
+                );
             }
             Verdict::Granted => self.grant(id, client, None, cx),
             Verdict::Contested(other) => {

@@ -284,7 +284,10 @@ fn stuck_beside(status: &v1::GetStatusResponse) -> Check {
     if lost.is_empty() {
         match status.gpus.iter().map(|gpu| gpu.channels_disabled).sum() {
             0_u32 => Check::pass(ID, "no channel is disabled"),
-            disabled => Check::pass(ID, format!("{disabled} disabled, by a closed gate")),
+            disabled => Check::pass(
+                ID,
+                format!("none stuck; {disabled} disabled by a closed gate"),
+            ),
         }
     } else {
         Check::warn(ID, lost.join("; ")).remedy("see `tidegate events`; restart the job")

@@ -104,7 +104,7 @@ fn pidfd(system: &System) -> Check {
         Ok(()) => Check::pass("pidfd", "pidfd_open, pidfd_getfd"),
         Err(why) => Check::warn(
             "pidfd",
-            format!("{why}: a process that sends no control file proves no channel"),
+            format!("{why}: unless a process sends its control file, the agent cannot take it over, and so cannot stop its channels"),
         )
         .remedy("give the agent CAP_SYS_PTRACE and allow pidfd_getfd in the seccomp profile"),
     }
@@ -211,7 +211,7 @@ mod tests {
         assert!(text.contains("a thread per doorbell"), "{text}");
         let (outcome, text) = on("pidfd", |system| system.pidfd = refused());
         assert_eq!(outcome, Warn);
-        assert!(text.contains("proves no channel"), "{text}");
+        assert!(text.contains("cannot stop its channels"), "{text}");
         let hpet = |system: &mut System| system.clock = Some("hpet".to_owned());
         assert_eq!(on("clock", hpet).0, Warn);
         assert_eq!(on("clock", |system| system.clock = None).0, Skip);
