@@ -33,7 +33,6 @@
 mod account;
 mod at_once;
 mod slices;
-mod terms;
 mod users;
 mod waits;
 
@@ -41,12 +40,12 @@ use crate::config::{Fair as Rules, FairMode};
 use crate::effect::Effect;
 use crate::ids::{GpuId, GpuSet, JobId, MAX_GPUS, UserId};
 use crate::time::{Instant, nanos};
+pub use crate::words::terms::{Class, Gives, Lacks, Terms, UserShare};
 pub(crate) use account::Claim;
 use account::{Account, UNITS};
 use core::time::Duration;
 pub(crate) use slices::Groups;
-pub use slices::{LONGEST, Lacks, RESTS, SETTLES, SHORTEST, USUAL};
-pub use terms::{Class, Gives, Terms, UserShare};
+pub use slices::{LONGEST, RESTS, SETTLES, SHORTEST, USUAL};
 use users::Users;
 pub use waits::{WAITS_NS, Waits};
 

@@ -37,6 +37,7 @@
 use crate::config::Learning;
 use crate::ids::{GraphId, Launches};
 use crate::time::{Instant, nanos};
+pub use crate::words::event::Turns;
 use core::time::Duration;
 use std::collections::VecDeque;
 
@@ -63,36 +64,6 @@ impl Pattern {
             return self.graph == other.graph && a.max(b) <= a.min(b).saturating_mul(MERGED);
         }
         a != 0 && b != 0 && a.abs_diff(b).saturating_mul(10) <= a.max(b)
-    }
-}
-
-/// Iterations of one busy period between which nobody saw the device idle.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turns {
-    /// How many. The process says so, and may lie.
-    pub count: u64,
-    /// Launches up to the end of the first; zero: there was none. [`Self::NO_GRAPH`]: it launched no graph.
-    pub first: Launches,
-    /// Idle time between two of them was shorter.
-    pub apart: Duration,
-}
-
-/// No step of a model is shorter: of a busy period no more turns are believed. A model of 1 billion parameters takes
-/// 1.4 ms a step on an H100 (tests/hardware, P13).
-const SHORTEST_TURN: Duration = Duration::from_micros(250);
-
-impl Turns {
-    /// What a first iteration that launched no graph has as its launches.
-    pub const NO_GRAPH: Launches = Launches(u64::MAX);
-
-    /// Decode gaps among them that are to be believed of a busy period of `span`.
-    #[must_use]
-    pub fn gaps(self, span: Duration) -> u64 {
-        let most = nanos(span) / nanos(SHORTEST_TURN);
-        match self.apart {
-            Duration::ZERO => 0,
-            _ => self.count.saturating_sub(1).min(most),
-        }
     }
 }
 

@@ -9,18 +9,8 @@
 
 use crate::ids::{BlockId, RequestId, StripeId, Tokens};
 use crate::layout::Layout;
+pub use crate::words::choice::Backing;
 use std::collections::BTreeMap;
-
-/// Whether a stripe can be taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
-    /// It is backed and may be taken.
-    Backed,
-    /// It is taken already, or being taken or given back.
-    Taken,
-    /// It is backed and stays so: it holds a block the engine cannot do without.
-    Pinned,
-}
 
 /// One stripe in the list of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

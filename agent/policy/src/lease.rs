@@ -32,7 +32,6 @@
 //! A *unit* is the least piece of training that is run or not run: one layer of one window of
 //! tokens, forward or backward. Spans in here are whole nanoseconds: they are divided all day.
 
-pub mod event;
 pub mod plan;
 pub mod predict;
 pub mod priority;
@@ -42,25 +41,11 @@ pub mod slo;
 pub mod together;
 
 use crate::forecast::Forecast;
-use event::{Event, Grant, Iteration, Unit};
+pub use crate::words::lease::{self as event, Leasing};
+use crate::words::lease::{Event, Grant, Iteration, Unit};
 use predict::{Solo, SoloFit};
 use record::{Key, Kind, Records};
 use slo::{Guards, Promise, Running};
-
-/// What the operator and the node say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leasing {
-    /// What online promised.
-    pub promise: Promise,
-    /// Of the promise, what is left unused, in thousandths.
-    pub margin_permille: u32,
-    /// One switch between the two, ns; twice a lease. Zero within one process.
-    pub switch_ns: u64,
-    /// What a return costs online at most when the gate stops a trainer in mid-unit, ns.
-    pub gate_ns: u64,
-    /// A lease may take this much longer before the gate shuts, ns.
-    pub grace_ns: u64,
-}
 
 /// Seen so often, a record is taken for what it says.
 const KNOWN: u64 = 8;

@@ -30,17 +30,12 @@
 
 pub mod budget;
 mod charge;
-pub mod config;
-pub mod effect;
-pub mod event;
 pub mod fair;
 pub mod forecast;
 pub mod gap;
 pub mod gate;
 pub mod holders;
-pub mod ids;
 mod job;
-pub mod layout;
 pub mod lease;
 pub mod ledger;
 pub mod memory;
@@ -53,5 +48,6 @@ pub mod reserve;
 pub mod resident;
 pub mod select;
 pub mod tend;
-pub mod time;
-pub mod view;
+pub mod words;
+
+pub use words::{config, effect, event, ids, layout, time, view};

@@ -20,8 +20,6 @@
 //! is settled from what is known and `now`, after every event.
 
 mod books;
-mod choice;
-mod event;
 mod hear;
 mod online;
 mod room;
@@ -38,10 +36,10 @@ use crate::ledger::{Ledger, Place};
 use crate::reclaim::{Direction, Phase, Turn};
 use crate::select::{Greedy, Pick, Select};
 use crate::time::Instant;
+pub use crate::words::choice::Choice;
+pub use crate::words::memory::MemoryEvent;
 use books::Books;
-pub use choice::Choice;
 use core::time::Duration;
-pub use event::MemoryEvent;
 use online::{Ask, Elastic};
 use room::Room;
 

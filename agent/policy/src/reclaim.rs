@@ -32,16 +32,8 @@
 
 use crate::ids::{ReclaimId, SessionId, StripeId};
 use crate::time::Instant;
+pub use crate::words::reclaim::{Answer, Direction, Phase};
 use core::time::Duration;
-
-/// Which way memory moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the job.
-    Reclaim,
-    /// Back to it.
-    Restore,
-}
 
 /// What a job must not do for the sake of a reclaim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,33 +47,6 @@ pub(crate) enum Hold {
     Stopped,
     /// And none may be enabled, whatever happens.
     Frozen,
-}
-
-/// Where a reclaim stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// There is none.
-    #[default]
-    Idle,
-    /// Processes look whether a thread is inside the driver.
-    Checking,
-    /// Channels are being disabled.
-    Disabling,
-    /// Processes change their mappings.
-    Moving,
-}
-
-/// How a process answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// As ordered.
-    Done,
-    /// Not, or not in full: a thread is inside, the driver refused.
-    Refused,
-    /// It is still at it: another answer follows.
-    Late,
-    /// Not, or not in full: the order was called off, or came to it too late to begin.
-    Missed,
 }
 
 /// Why nothing is taken from a job.

@@ -18,20 +18,8 @@ mod least;
 
 use crate::holders::{Holder, Holders};
 use crate::ids::{Bytes, StripeId, Tokens};
+pub use crate::words::choice::Pick;
 use least::Least;
-
-/// One stripe chosen, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pick {
-    /// Which.
-    pub stripe: StripeId,
-    /// What its chooser saw as its cost when it was chosen; its marginal token cost for [`Greedy`].
-    pub key: u64,
-    /// Tokens of the requests that it hit and no earlier pick had.
-    pub extra: Tokens,
-    /// How many requests those are.
-    pub requests: u32,
-}
 
 /// What a selection comes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! What is known and kept of one job among others.
 
 use super::slices::{Groups, Slices};
-use super::terms::{Class, Terms};
 use crate::ids::{GpuSet, JobId};
 use crate::time::Instant;
+use crate::words::terms::{Class, Terms};
 
 /// Virtual time has so many units a nanosecond at weight 1: dividing by a weight of 1,000 x 1,000 keeps twelve bits.
 pub(super) const UNITS: u32 = 32;

@@ -1,10 +1,10 @@
 //! Which components run at once by timeslices, what each job of them is given, and why others take turns.
 
 use super::account::{Account, Claim};
-use super::slices::{Lacks, RESTS, Stands, slice};
-use super::terms::Class;
+use super::slices::{RESTS, Stands, slice};
 use crate::effect::{Effect, Report};
 use crate::time::Instant;
+use crate::words::terms::{Class, Lacks};
 
 /// Finds the components that can run at once, if they are to, and orders the timeslices that are lacking. Claims are in
 /// the order of the accounts.

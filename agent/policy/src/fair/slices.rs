@@ -11,6 +11,7 @@
 //! a process has rested for [`RESTS`], and the driver is asked only once what is wanted has stood for [`SETTLES`].
 
 use crate::time::{Instant, nanos};
+use crate::words::terms::Lacks;
 use core::time::Duration;
 
 /// What a group has beside others if weights allow: two groups switch in about 60 us (context save and load, as measured
@@ -25,21 +26,6 @@ pub const LONGEST: Duration = Duration::from_secs(1);
 pub const SETTLES: Duration = Duration::from_millis(200);
 /// A job or process without work for so long takes no part until it has some again.
 pub const RESTS: Duration = Duration::from_secs(1);
-
-/// Why jobs take turns where timeslices were asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lacks {
-    /// A job uses several GPUs, which it must have at the same time.
-    Gang,
-    /// At this level the agent makes no calls of its own.
-    Level,
-    /// A process has channels whose owner's control file the agent does not have.
-    File,
-    /// Weights, divided among groups, lie further apart than timeslices can.
-    Weights,
-    /// The driver refused to set a timeslice, with this status.
-    Refused(u32),
-}
 
 /// What a job has that could be given timeslices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

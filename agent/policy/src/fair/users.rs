@@ -1,8 +1,8 @@
 //! What a user may have at most: of the GPU time that others wanted too, over the last hour.
 
-use super::terms::Terms;
 use crate::ids::UserId;
 use crate::time::Instant;
+use crate::words::terms::Terms;
 use core::time::Duration;
 
 /// An hour in pieces: one falls out of the window at a time.

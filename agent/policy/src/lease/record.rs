@@ -8,6 +8,8 @@
 //! Invariants: never more than [`RECORDS`]; nothing is allocated after the start; a hit reads one
 //! set of [`WAYS`].
 
+pub use crate::words::lease::{Key, Kind};
+
 /// Records in all.
 pub const RECORDS: usize = SETS * WAYS;
 const SETS: usize = 64;
@@ -18,29 +20,6 @@ pub const WAYS: usize = 8;
 const WEIGHT: f64 = 0.05;
 /// The quantile kept beside the mean.
 const QUANTILE: f64 = 0.95;
-
-/// What was done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    /// An iteration of online.
-    #[default]
-    Iteration,
-    /// A forward unit.
-    Forward,
-    /// A backward unit.
-    Backward,
-    /// A step of the optimizer.
-    Optimizer,
-}
-
-/// What was done, exactly enough that it takes about the same time again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Key {
-    /// Of its graph, its launches or its shape.
-    pub fingerprint: u64,
-    /// What it was.
-    pub kind: Kind,
-}
 
 /// What it took, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

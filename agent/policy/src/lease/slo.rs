@@ -9,55 +9,7 @@
 //! What a model of times gets wrong, and what nobody models, is caught by the [`Guard`]: it follows
 //! the share of requests that were late and gives the trainer less where that nears what is allowed.
 
-/// What was promised. Times are those that users see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
-    /// All but a share of the requests are within both.
-    Tail {
-        /// Arrival to first token, ns.
-        ttft_ns: u64,
-        /// Mean time per further token of one request, ns.
-        tpot_ns: u64,
-        /// Of a thousand requests so many may be late.
-        late_permille: u32,
-    },
-    /// Every token of a request that decodes comes this soon after the one before, unless prompts
-    /// were read between them.
-    Each {
-        /// ns.
-        decode_ns: u64,
-    },
-    /// The means rise by no more than this against online alone.
-    Mean {
-        /// Of the time to first token, in ten-thousandths.
-        ttft: u32,
-        /// Of the time per further token, in ten-thousandths.
-        tpot: u32,
-    },
-}
-
-impl Promise {
-    /// Time per token that one iteration may take, ns; nothing where only means are promised.
-    #[must_use]
-    pub const fn tpot_ns(&self) -> Option<u64> {
-        match *self {
-            Self::Tail { tpot_ns, .. } => Some(tpot_ns),
-            Self::Each { decode_ns } => Some(decode_ns),
-            Self::Mean { .. } => None,
-        }
-    }
-
-    /// Of a thousand so many may be late.
-    #[must_use]
-    pub const fn late_permille(&self) -> u32 {
-        match *self {
-            Self::Tail { late_permille, .. } => late_permille,
-            // HARLI, figure 14: all; the table asks for 99.9 %.
-            Self::Each { .. } => 1,
-            Self::Mean { .. } => 0,
-        }
-    }
-}
+pub use crate::words::lease::Promise;
 
 /// Requests followed at most; those beyond are not, which errs to the trainer's side only above
 /// what an engine runs at once (vLLM: 256, or 1,024 where told).

@@ -14,7 +14,7 @@
 //! multiprocessors exceeds, and better than all that were tried: so each that is allowed is tried.
 //! Every [`ALONE`] iterations one runs by itself: it is what the others are compared with.
 
-use super::event::Iteration;
+use crate::words::lease::Iteration;
 
 /// Steps of a partition (HARLI, section 6.1: 10 % each).
 pub const STEPS: usize = 10;

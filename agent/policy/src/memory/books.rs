@@ -1,6 +1,5 @@
 //! One offline job's memory: its ranks, who holds what, and what was taken.
 
-use super::choice::Choice;
 use crate::effect::{Effect, Report};
 use crate::holders::{Backing, Holders};
 use crate::ids::{Bytes, GpuId, GpuSet, Handles, JobId, KvId, LogSeq, SessionId, StripeId, Tokens};
@@ -10,6 +9,7 @@ use crate::reclaim::{Direction, Phase, Reclaim};
 use crate::select::Pick;
 use crate::time::Instant;
 use crate::view::HandlesView;
+use crate::words::choice::Choice;
 use std::collections::VecDeque;
 
 /// Choices kept for `explain`.

@@ -3,12 +3,12 @@
 //! As with every [`crate::event::Event`], anything may come in any state, late, twice or for a name
 //! nobody knows.
 
-use crate::ids::{
+use crate::words::ids::{
     AskId, BlockId, Bytes, GpuId, JobId, KvId, LogSeq, ReclaimId, RequestId, SessionId, StripeId,
     Tokens,
 };
-use crate::layout::Layout;
-use crate::reclaim::Answer;
+use crate::words::layout::Layout;
+use crate::words::reclaim::Answer;
 
 /// One thing that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

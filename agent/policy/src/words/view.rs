@@ -1,15 +1,14 @@
 //! What a node looks like to people: read by `status`, never by a decision.
 
-use crate::config::Slo;
-use crate::holders::Backing;
-use crate::ids::{
+use crate::words::account::Account;
+use crate::words::choice::{Backing, Choice};
+use crate::words::config::Slo;
+use crate::words::ids::{
     BlockId, Bytes, Channels, GpuId, GpuSet, Handles, JobId, KvId, LeaseId, SessionId, StripeId,
     Tokens,
 };
-use crate::ledger::Account;
-use crate::memory::Choice;
-use crate::reclaim::Phase;
-use crate::time::Instant;
+use crate::words::reclaim::Phase;
+use crate::words::time::Instant;
 use core::time::Duration;
 
 /// Where a gate stands.

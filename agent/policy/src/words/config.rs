@@ -1,7 +1,7 @@
 //! What the operator chose, with unit and default. The shell checks ranges before it builds one.
 
-use crate::ids::Bytes;
-use crate::lease::Leasing;
+use crate::words::ids::Bytes;
+use crate::words::lease::Leasing;
 use core::time::Duration;
 
 /// Settings of a [`crate::node::Node`].

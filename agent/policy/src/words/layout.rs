@@ -16,7 +16,7 @@
 //! belongs to both their stripes. Invariant: every handle is in exactly one stripe, and a block is
 //! in every stripe that holds any byte of it.
 
-use crate::ids::{BlockId, Bytes, StripeId};
+use crate::words::ids::{BlockId, Bytes, StripeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

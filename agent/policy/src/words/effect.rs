@@ -1,12 +1,12 @@
 //! What the shell must do, as data and in the order it must be done.
 
-use crate::event::Order;
-use crate::fair::Lacks;
-use crate::ids::{
+use crate::words::event::Order;
+use crate::words::ids::{
     AskId, Bytes, GpuId, GpuSet, Handles, JobId, KvId, LeaseId, ReclaimId, SessionId, Tokens,
 };
-use crate::reclaim::{Direction, Phase};
-use crate::time::Instant;
+use crate::words::reclaim::{Direction, Phase};
+use crate::words::terms::Lacks;
+use crate::words::time::Instant;
 use core::time::Duration;
 
 /// One thing to do.

@@ -1,6 +1,6 @@
 //! What a lease is decided from, and what is decided. All of it is plain data.
 
-use crate::ids::{GpuId, JobId, LeaseId};
+use crate::words::ids::{GpuId, JobId, LeaseId};
 
 /// One iteration of online, over or to come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Iteration {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
     /// Of its kind and shape.
-    pub key: super::record::Key,
+    pub key: Key,
     /// Of them there are so many in a row.
     pub most: u32,
     /// What one takes by the trainer's own account, ns: used where none was seen. Zero if it says
@@ -124,7 +124,7 @@ pub enum Event {
     /// A unit is over.
     Unit {
         /// What it was.
-        key: super::record::Key,
+        key: Key,
         /// What it took alone, ns.
         ns: u64,
     },
@@ -150,4 +150,92 @@ pub struct Grant {
     pub granted_ns: u64,
     /// From now, ns: at its end the gate shuts, whatever runs.
     pub until_ns: u64,
+}
+
+/// What was done, exactly enough that it takes about the same time again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Of its graph, its launches or its shape.
+    pub fingerprint: u64,
+    /// What it was.
+    pub kind: Kind,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// An iteration of online.
+    #[default]
+    Iteration,
+    /// A forward unit.
+    Forward,
+    /// A backward unit.
+    Backward,
+    /// A step of the optimizer.
+    Optimizer,
+}
+
+/// What the operator and the node say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leasing {
+    /// What online promised.
+    pub promise: Promise,
+    /// Of the promise, what is left unused, in thousandths.
+    pub margin_permille: u32,
+    /// One switch between the two, ns; twice a lease. Zero within one process.
+    pub switch_ns: u64,
+    /// What a return costs online at most when the gate stops a trainer in mid-unit, ns.
+    pub gate_ns: u64,
+    /// A lease may take this much longer before the gate shuts, ns.
+    pub grace_ns: u64,
+}
+
+/// What was promised. Times are those that users see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// All but a share of the requests are within both.
+    Tail {
+        /// Arrival to first token, ns.
+        ttft_ns: u64,
+        /// Mean time per further token of one request, ns.
+        tpot_ns: u64,
+        /// Of a thousand requests so many may be late.
+        late_permille: u32,
+    },
+    /// Every token of a request that decodes comes this soon after the one before, unless prompts
+    /// were read between them.
+    Each {
+        /// ns.
+        decode_ns: u64,
+    },
+    /// The means rise by no more than this against online alone.
+    Mean {
+        /// Of the time to first token, in ten-thousandths.
+        ttft: u32,
+        /// Of the time per further token, in ten-thousandths.
+        tpot: u32,
+    },
+}
+
+impl Promise {
+    /// Time per token that one iteration may take, ns; nothing where only means are promised.
+    #[must_use]
+    pub const fn tpot_ns(&self) -> Option<u64> {
+        match *self {
+            Self::Tail { tpot_ns, .. } => Some(tpot_ns),
+            Self::Each { decode_ns } => Some(decode_ns),
+            Self::Mean { .. } => None,
+        }
+    }
+
+    /// Of a thousand so many may be late.
+    #[must_use]
+    pub const fn late_permille(&self) -> u32 {
+        match *self {
+            Self::Tail { late_permille, .. } => late_permille,
+            // HARLI, figure 14: all; the table asks for 99.9 %.
+            Self::Each { .. } => 1,
+            Self::Mean { .. } => 0,
+        }
+    }
 }

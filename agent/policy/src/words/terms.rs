@@ -1,6 +1,6 @@
 //! What the operator's rules give a job among others on its GPUs.
 
-use crate::ids::UserId;
+use crate::words::ids::UserId;
 
 /// When a job runs beside others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,4 +92,19 @@ impl Terms {
             most: share.most,
         }
     }
+}
+
+/// Why jobs take turns where timeslices were asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lacks {
+    /// A job uses several GPUs, which it must have at the same time.
+    Gang,
+    /// At this level the agent makes no calls of its own.
+    Level,
+    /// A process has channels whose owner's control file the agent does not have.
+    File,
+    /// Weights, divided among groups, lie further apart than timeslices can.
+    Weights,
+    /// The driver refused to set a timeslice, with this status.
+    Refused(u32),
 }
