@@ -5,16 +5,16 @@
 //! answer that says so. What an online engine uses is read from its page, at every round and when it
 //! says that it is under pressure.
 
-mod message;
-
 use crate::adoption::Adoption;
 use crate::kinds::Role;
 use crate::latency::Latencies;
 use crate::members::Members;
 use crate::message::Tell;
+pub use crate::message::memory::{
+    Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid, Usage,
+};
 use crate::request::{Context, Notice};
 use crate::session::{Held, Session, Slot};
-pub use message::{Blocker, HeldBlocks, KvRegistered, MemoryOrder, MemorySaid, Usage};
 use std::sync::atomic::Ordering::Acquire;
 use tidegate_policy::effect::{Effect, Granted};
 use tidegate_policy::event::Event;

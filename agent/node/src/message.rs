@@ -1,14 +1,16 @@
 //! What reaches the shell, and what it says to processes. Nothing here is of the wire's types: they are
 //! read and bounded at the border.
 
+pub mod memory;
+
 use crate::clock::ProcessClock;
 use crate::file::{File, SentFile};
 use crate::kinds::{Level, Method, Process, Role, Switch, Tenant};
-use crate::memory::{MemoryOrder, MemorySaid};
 use crate::page::{Activity, PageRef};
 use crate::task::{Issued, Released, Sliced};
 use crate::text::Text;
 use crate::work::Training;
+use memory::{MemoryOrder, MemorySaid};
 use std::collections::BTreeMap;
 use std::fmt;
 use tidegate_abi::class::Engine;

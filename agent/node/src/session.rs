@@ -4,7 +4,7 @@ use crate::clock::ProcessClock;
 use crate::file::{File, Files};
 use crate::journal::Place;
 use crate::kinds::{Process, Role};
-use crate::memory::Blocker;
+use crate::message::memory::Blocker;
 use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
 use crate::page::{Activity, PageRef};
 use crate::ports::Outbox;
