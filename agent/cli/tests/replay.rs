@@ -577,6 +577,8 @@ fn help_names_every_policy_and_fits_a_terminal() {
     for (name, _) in Compute::NAMES {
         let name = if name.starts_with("TemporalShare") {
             "TemporalShare(N)"
+        } else if name.starts_with("OneEngine") {
+            "OneEngine(N)"
         } else {
             name
         };

@@ -59,6 +59,8 @@ struct Sequence {
     blocks: Vec<u32>,
     /// Changes whenever it stops running, so that what is planned for it is void.
     stamp: u32,
+    /// Its priority is below that of the others.
+    low: bool,
 }
 
 /// Blocks of one engine: pages with numbers, or only their count.
@@ -171,6 +173,8 @@ pub struct Batch {
     pub finished: u64,
     /// Requests pushed back for want of a block.
     pub pushed_back: u64,
+    /// Requests of low priority that are here.
+    pub low: u32,
     /// Requests refused, as they need more than the whole cache.
     pub refused: u64,
     /// Whether others go past a request that could not run even alone, as with the plugin (`vllm/aside.py`).
@@ -211,6 +215,7 @@ impl Batch {
             tokens: Tokens::default(),
             finished: 0,
             pushed_back: 0,
+            low: 0,
             refused: 0,
             passes: false,
             reach: 0,
@@ -220,6 +225,32 @@ impl Batch {
 
     /// A request arrives.
     pub fn admit(&mut self, id: u64, input: u32, output: u32) {
+        let slot = self.place(id, input, output);
+        self.queue(slot);
+    }
+
+    /// A request of low priority arrives, as with vLLM's `--scheduling-policy priority`: those of the others that wait go
+    /// first, and it is the first to be put back for want of a block. What it has begun it goes on with.
+    pub fn admit_low(&mut self, id: u64, input: u32, output: u32) {
+        let slot = self.place(id, input, output);
+        self.sequences[slot as usize].low = true;
+        self.low += 1;
+        self.waiting.push_back(slot);
+    }
+
+    /// Behind all that wait, but for those of low priority that have not begun.
+    fn queue(&mut self, slot: Slot) {
+        let passed = |other: &Slot| {
+            let other = &self.sequences[*other as usize];
+            other.low && other.held == 0
+        };
+        let low = self.low > 0;
+        let place = low.then(|| self.waiting.iter().position(passed)).flatten();
+        let place = place.unwrap_or(self.waiting.len());
+        self.waiting.insert(place, slot);
+    }
+
+    fn place(&mut self, id: u64, input: u32, output: u32) -> Slot {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.sequences.push(Sequence::default());
             u32::try_from(self.sequences.len() - 1).unwrap_or(u32::MAX)
@@ -235,7 +266,7 @@ impl Batch {
             blocks,
             ..Sequence::default()
         };
-        self.waiting.push_back(slot);
+        slot
     }
 
     /// A client sends a request. Says whether it is taken: vLLM's longest request (`max_model_len`) is never more than
@@ -423,6 +454,10 @@ impl Batch {
     /// Pushes sequences back until those that run have the blocks they need.
     fn make_room(&mut self) {
         while self.store.available() < self.growth() {
+            if self.low > 0 && self.put_back_low() {
+                self.pushed_back += 1;
+                continue;
+            }
             // Who has only begun to be read is the last to have come.
             if let Some(slot) = self.waiting.front().copied()
                 && self.sequences[slot as usize].held > 0
@@ -436,6 +471,24 @@ impl Batch {
             }
             self.pushed_back += 1;
         }
+    }
+
+    /// Has the last request of low priority that holds blocks give them up; false where none holds any.
+    fn put_back_low(&mut self) -> bool {
+        let holds = |slot: &&Slot| {
+            let sequence = &self.sequences[**slot as usize];
+            sequence.low && sequence.held > 0
+        };
+        if let Some(slot) = self.waiting.iter().rev().find(holds).copied() {
+            self.release(slot);
+            self.sequences[slot as usize].cached = 0;
+            return true;
+        }
+        let Some(slot) = self.running.iter().rev().find(holds).copied() else {
+            return false;
+        };
+        self.put_back(slot);
+        true
     }
 
     /// Those at the head that could not run even alone go aside; those that could again come back to it.
@@ -648,7 +701,9 @@ impl Batch {
         let sequence = &mut self.sequences[slot as usize];
         sequence.cached = 0;
         sequence.prompt = sequence.input + sequence.generated;
-        if was_running {
+        if was_running && sequence.low {
+            self.queue(slot);
+        } else if was_running {
             self.waiting.push_front(slot);
         }
         lost
@@ -707,6 +762,7 @@ impl Batch {
 
     fn retire(&mut self, slot: Slot, progress: &mut impl FnMut(Progress)) {
         self.finished += 1;
+        self.low -= u32::from(self.sequences[slot as usize].low);
         progress(Progress::Finished(self.sequences[slot as usize].id));
         self.release(slot);
         self.vacant.push(slot);

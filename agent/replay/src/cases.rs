@@ -115,6 +115,7 @@ impl Case {
 const fn usual_memory(compute: Compute) -> Memory {
     match compute {
         Compute::Oracle | Compute::OracleUnlimited => Memory::Oracle,
+        Compute::OneEngine(_) => Memory::Prism,
         _ => Memory::Tidegate,
     }
 }
@@ -130,21 +131,23 @@ impl fmt::Display for Case {
     }
 }
 
-/// The compute policy of this name; `TemporalShare(N)` takes any N from 1.
+/// The compute policy of this name; `TemporalShare(N)` and `OneEngine(N)` take any N from 1.
 ///
 /// # Errors
 /// When there is none.
 pub fn compute(name: &str) -> Result<Compute, UnknownName> {
     let lower = name.to_ascii_lowercase();
-    let share = lower
-        .strip_prefix("temporalshare(")
-        .and_then(|rest| rest.strip_suffix(')'))
-        .and_then(|n| n.parse().ok())
-        .filter(|n| *n > 0);
-    share.map_or_else(
-        || find("compute policy", name, Compute::NAMES),
-        |n| Ok(Compute::TemporalShare(n)),
-    )
+    let number = |prefix: &str| {
+        let n = lower.strip_prefix(prefix)?.strip_suffix(')')?.parse();
+        n.ok().filter(|n| *n > 0)
+    };
+    if let Some(every) = number("temporalshare(") {
+        return Ok(Compute::TemporalShare(every));
+    }
+    if let Some(cap) = number("oneengine(") {
+        return Ok(Compute::OneEngine(cap));
+    }
+    find("compute policy", name, Compute::NAMES)
 }
 
 /// The memory policy of this name.
@@ -210,7 +213,18 @@ mod tests {
             told.contains("no memory policy \"Prison\"; did you mean Prism?"),
             "{told}"
         );
-        for odd in ["TemporalShare(0)", "TemporalShare(x)", "+", ""] {
+        assert_eq!(
+            named(&["oneengine(8)"], &[]),
+            Ok(vec!["OneEngine(8)+Prism".to_owned()])
+        );
+        for odd in [
+            "OneEngine(0)",
+            "OneEngine()",
+            "TemporalShare(0)",
+            "TemporalShare(x)",
+            "+",
+            "",
+        ] {
             assert!(named(&[odd], &[]).is_err(), "{odd}");
         }
     }

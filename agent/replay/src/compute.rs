@@ -34,7 +34,8 @@ pub fn make(spec: &Spec, alone: Option<&Alone>) -> Box<dyn Policy> {
     let costs = &spec.costs;
     let longest_gap = alone.map_or(Duration::ZERO, |alone| alone.longest_gap);
     match spec.compute {
-        Compute::Standalone => Box::new(standalone::Standalone),
+        // One engine has nobody to share the GPU with: `run` has its iterations.
+        Compute::Standalone | Compute::OneEngine(_) => Box::new(standalone::Standalone),
         Compute::NoControl => Box::new(no_control::NoControl::new(costs)),
         Compute::KernelPreempt => Box::new(kernel_preempt::KernelPreempt),
         Compute::LayerPreempt => Box::new(layer_preempt::LayerPreempt),

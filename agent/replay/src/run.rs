@@ -5,6 +5,7 @@
 //! comes first: [`alone`]. It is the same for every policy of a scenario and seed.
 
 pub mod beside;
+mod one_engine;
 mod plan;
 mod slots;
 mod world;
@@ -111,6 +112,9 @@ pub fn attempt(spec: &Spec, alone: &Alone, attempt: Attempt) -> Result<Outcome, 
     check(spec)?;
     if spec.compute == Compute::Standalone {
         return Ok(alone.outcome.clone());
+    }
+    if let Compute::OneEngine(cap) = spec.compute {
+        return Ok(one_engine::run(spec, cap, alone));
     }
     Ok(world::World::new(spec, Some(alone), attempt.0).run())
 }

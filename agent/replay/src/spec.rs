@@ -134,6 +134,9 @@ pub enum Compute {
     Tidegate,
     /// The same with lifecycle hints from an engine plugin.
     TidegateHints,
+    /// One engine for both: batch requests have low priority (vLLM's `--scheduling-policy priority`), so many of them
+    /// at once. It has one model, online's.
+    OneEngine(u32),
     /// Knows the future; preempts each request at most once and delays none.
     Oracle,
     /// The same without the at-most-once rule.
@@ -181,7 +184,7 @@ pub const FIGURE_10: [(Compute, Memory); 6] = [
 
 impl Compute {
     /// Every compute policy with its name. `TemporalShare` takes its number in parentheses.
-    pub const NAMES: [(&'static str, Self); 13] = [
+    pub const NAMES: [(&'static str, Self); 16] = [
         ("Standalone", Self::Standalone),
         ("NoControl", Self::NoControl),
         ("KernelPreempt", Self::KernelPreempt),
@@ -189,6 +192,9 @@ impl Compute {
         ("GPreempt", Self::GPreempt),
         ("TemporalShare(64)", Self::TemporalShare(64)),
         ("TemporalShare(128)", Self::TemporalShare(128)),
+        ("OneEngine(1)", Self::OneEngine(1)),
+        ("OneEngine(4)", Self::OneEngine(4)),
+        ("OneEngine(16)", Self::OneEngine(16)),
         ("Channel", Self::Channel),
         ("ChannelNoCooldown", Self::ChannelNoCooldown),
         ("Tidegate", Self::Tidegate),
@@ -204,6 +210,7 @@ impl Compute {
         match (known, self) {
             (Some((name, _)), _) => name.to_owned(),
             (None, Self::TemporalShare(n)) => format!("TemporalShare({n})"),
+            (None, Self::OneEngine(n)) => format!("OneEngine({n})"),
             (None, other) => format!("{other:?}"),
         }
     }
@@ -218,6 +225,7 @@ impl Compute {
             Self::LayerPreempt => "offline stops at its next layer, and does it again",
             Self::GPreempt => "a long time slice for online, a short one for offline",
             Self::TemporalShare(_) => "one offline iteration for N of online's",
+            Self::OneEngine(_) => "one vLLM: N batch requests at low priority",
             Self::Channel => "channels disabled; the cooldown is known beforehand",
             Self::ChannelNoCooldown => "the same without a cooldown",
             Self::Tidegate => "what the agent does; it learns the cooldown",

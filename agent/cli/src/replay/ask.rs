@@ -246,6 +246,7 @@ fn after_help() -> String {
     for (_, compute) in Compute::NAMES {
         let name = match compute {
             Compute::TemporalShare(_) => "TemporalShare(N)".to_owned(),
+            Compute::OneEngine(_) => "OneEngine(N)".to_owned(),
             other => other.name(),
         };
         if name != last {

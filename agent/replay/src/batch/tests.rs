@@ -287,3 +287,37 @@ fn whoever_could_not_run_even_alone_keeps_nobody_waiting() {
         );
     }
 }
+
+/// P-REPLAY-8: a request of low priority waits for the others, and is the first to give its blocks up.
+#[test]
+fn a_request_of_low_priority_comes_last_and_leaves_first() {
+    let limits = Limits {
+        prefill_tokens: 64,
+        running: 8,
+    };
+    let store = Store {
+        spare: Spare::None,
+        ..store(9, false)
+    };
+    let mut batch = Batch::new(Cost::Fit(LLAMA_3_1_8B), limits, Batching::Mixed, store);
+    let mut order = Vec::new();
+    let mut step = |batch: &mut Batch, order: &mut Vec<Progress>| {
+        let begun = batch.start().is_some();
+        batch.finish(|progress| order.push(progress));
+        begun
+    };
+    // It decodes when the first user comes; the second of its kind has not begun.
+    batch.admit_low(100, 32, 40);
+    assert!(step(&mut batch, &mut order));
+    batch.admit_low(101, 32, 4);
+    batch.admit(1, 48, 30);
+    batch.admit(2, 16, 20);
+    while step(&mut batch, &mut order) {}
+    assert!(batch.is_idle() && batch.low == 0 && batch.store.used == 0);
+    let place = |wanted: Progress| order.iter().position(|seen| *seen == wanted);
+    assert_eq!(place(Progress::First(100)), Some(0));
+    assert!(place(Progress::First(1)) < place(Progress::First(101)));
+    assert!(place(Progress::Finished(1)) < place(Progress::Finished(100)));
+    assert!(batch.pushed_back > 0);
+    assert_eq!(batch.tokens.generated, 40 + 4 + 30 + 20);
+}

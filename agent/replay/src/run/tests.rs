@@ -457,3 +457,26 @@ proptest! {
         prop_assert!(offline.again_tokens <= offline.computed_tokens);
     }
 }
+
+/// P-REPLAY-8: one engine with priorities gives batch requests what users pay for: more of them, a later first token.
+#[test]
+fn in_one_engine_users_pay_for_each_batch_request_in_flight() {
+    let run = |compute| run(&spec(compute, Memory::Prism)).expect("a run");
+    let mean = |outcome: &Outcome| {
+        let waits = outcome.requests.iter();
+        let waits = waits.map(|request| request.first_token.since(request.arrival).as_secs_f64());
+        waits.sum::<f64>() / outcome.requests.len() as f64
+    };
+    let alone = run(Compute::Standalone);
+    let capped = [1, 4, 16].map(|cap| run(Compute::OneEngine(cap)));
+    let mut last = (mean(&alone), 0);
+    for outcome in &capped {
+        let now = (mean(outcome), outcome.offline.tokens());
+        assert!(now.0 > last.0 && now.1 > last.1, "{last:?} {now:?}");
+        last = now;
+    }
+    // The requests are the same ones, and end as they did: with all of their tokens.
+    for (got, asked) in capped[2].requests.iter().zip(&alone.requests) {
+        assert_eq!((got.arrival, got.tokens), (asked.arrival, asked.tokens));
+    }
+}
