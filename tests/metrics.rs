@@ -195,7 +195,7 @@ fn a_drain_a_pause_a_refused_configuration_and_an_ignored_process_are_counted() 
     assert_eq!(of("tidegate_drained", &[]), 0.0, "a pause is no drain");
     told(&["resume", job]);
     until("the resume", &|| paused() == 0.0);
-    let of_job = |name: &str| of(name, &[("job", job)]);
+    let of_job = |name: &str| of(name, &[("offline_job", job)]);
     let (for_how_long, attached) = (
         of_job("tidegate_job_paused_seconds_total"),
         of_job("tidegate_job_attached_seconds_total"),

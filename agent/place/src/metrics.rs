@@ -86,7 +86,12 @@ pub fn published(offers: &[Offer]) -> String {
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "a count in a format of floats")]
 pub fn tended(jobs: &[Judged], evictions: u64) -> String {
-    let labels = |own: &Judged| format!("{{job=\"{}\",profile=\"{}\"}}", own.job, own.profile);
+    let labels = |own: &Judged| {
+        format!(
+            "{{offline_job=\"{}\",profile=\"{}\"}}",
+            own.job, own.profile
+        )
+    };
     let got = jobs.iter().filter_map(|own| Some((labels(own), own.got?)));
     let asked = jobs.iter().map(|own| (labels(own), own.sla));
     let mut text = String::new();
@@ -141,9 +146,9 @@ mod tests {
         assert_eq!(
             samples,
             [
-                "tidegate_job_throughput_ratio{job=\"8\",profile=\"b\"} 0.25",
-                "tidegate_job_sla_ratio{job=\"7\",profile=\"b\"} 0.4",
-                "tidegate_job_sla_ratio{job=\"8\",profile=\"b\"} 0.4",
+                "tidegate_job_throughput_ratio{offline_job=\"8\",profile=\"b\"} 0.25",
+                "tidegate_job_sla_ratio{offline_job=\"7\",profile=\"b\"} 0.4",
+                "tidegate_job_sla_ratio{offline_job=\"8\",profile=\"b\"} 0.4",
                 "tidegate_evictions_total 3",
             ]
         );

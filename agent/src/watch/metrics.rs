@@ -111,10 +111,10 @@ fn job_places(status: &v1::GetStatusResponse, jobs: &[v1::JobStatus]) -> Samples
     let series = named.filter_map(|job| {
         let place = first.get(&job.name)?.whereabouts.as_ref()?;
         let labels = vec![
-            ("job", job.name.clone()),
-            ("namespace", short(&place.namespace)),
-            ("pod", short(&place.pod)),
-            ("container", short(&place.container)),
+            ("offline_job", job.name.clone()),
+            ("offline_namespace", short(&place.namespace)),
+            ("offline_pod", short(&place.pod)),
+            ("offline_container", short(&place.container)),
             ("slurm_job", short(&place.slurm_job)),
             ("unit", short(&place.unit)),
         ];
@@ -146,14 +146,14 @@ impl Collector for Rows {
         for JobFamily(name, unit, kind, help, sample) in &JOB_FAMILIES {
             let samples = jobs
                 .iter()
-                .map(|job| (vec![("job", job.name.clone())], sample(job)));
+                .map(|job| (vec![("offline_job", job.name.clone())], sample(job)));
             let out = encoder.encode_descriptor(name, help, unit.as_ref(), *kind)?;
             write(out, &samples.collect::<Samples>())?;
         }
         for TrainerFamily(name, kind, help, sample) in &TRAINER_FAMILIES {
             let samples = jobs.iter().filter_map(|job| {
                 let trainer = job.trainer.as_ref()?;
-                Some((vec![("job", job.name.clone())], sample(trainer)))
+                Some((vec![("offline_job", job.name.clone())], sample(trainer)))
             });
             let out = encoder.encode_descriptor(name, help, None, *kind)?;
             write(out, &samples.collect::<Samples>())?;

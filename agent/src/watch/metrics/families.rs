@@ -611,7 +611,7 @@ pub(super) fn job_shares(jobs: &[v1::JobStatus]) -> Samples {
     for job in jobs {
         let Some(share) = &job.share else { continue };
         for (part, value) in [("deserved", share.deserved), ("got", share.got)] {
-            let labels = vec![("job", job.name.clone()), ("part", part.to_owned())];
+            let labels = vec![("offline_job", job.name.clone()), ("part", part.to_owned())];
             all.push((labels, Sample::Gauge(value)));
         }
     }

@@ -170,10 +170,10 @@ fn a_training_has_series_and_two_of_one_name_are_one() {
     ] {
         let name = format!("tidegate_trainer_{name}");
         assert_eq!(series(&text, &name), 1, "{text}");
-        let line = format!("{name}{{job=\"tune\"}} {value}\n");
+        let line = format!("{name}{{offline_job=\"tune\"}} {value}\n");
         assert!(text.contains(&line), "{line}: {text}");
     }
-    assert!(text.contains("tidegate_job_units_total{job=\"tune\"} 14\n"));
+    assert!(text.contains("tidegate_job_units_total{offline_job=\"tune\"} 14\n"));
 }
 
 /// P-OPERATE-12: a scrape is well-formed, bounded and true.
@@ -182,7 +182,7 @@ fn there_are_no_more_series_than_gpus_and_a_bounded_number_of_jobs() {
     let text = render(scrape(status(1_000)), Format::Text);
     assert_eq!(series(&text, "tidegate_job_launches_total"), JOBS);
     assert!(text.contains(&format!(
-        "tidegate_job_launches_total{{job=\"{OTHER}\"}} {}\n",
+        "tidegate_job_launches_total{{offline_job=\"{OTHER}\"}} {}\n",
         (1_000 - (JOBS - 1)) * 10
     )));
     assert_eq!(series(&text, "tidegate_quarantined_pages"), 2);
@@ -206,7 +206,7 @@ fn a_job_s_name_cannot_break_out_of_its_label() {
     let text = render(scrape(named), Format::Text);
     assert!(!text.lines().any(|line| line.starts_with("tidegate_evil")));
     assert!(
-        text.contains("{job=\"x\\\"} 1tidegate_evil 1 \\\\\"}"),
+        text.contains("{offline_job=\"x\\\"} 1tidegate_evil 1 \\\\\"}"),
         "{text}"
     );
 }
@@ -249,8 +249,7 @@ fn jobs_have_the_names_of_where_they_run_as_far_as_they_have_series() {
         JOBS - 1,
         "all that have a name"
     );
-    let first =
-        "tidegate_job_info{job=\"job 0\",namespace=\"team-a\",pod=\"batch-0\",container=\"\",";
+    let first = "tidegate_job_info{offline_job=\"job 0\",offline_namespace=\"team-a\",offline_pod=\"batch-0\",offline_container=\"\",";
     assert!(places.contains(first), "{places}");
 }
 
@@ -272,10 +271,10 @@ fn shares_are_those_of_jobs_that_take_turns_and_no_others() {
     });
     let text = render(scrape(shared), Format::Text);
     for line in [
-        "tidegate_job_share_ratio{job=\"job 1\",part=\"deserved\"} 0.8\n",
-        "tidegate_job_share_ratio{job=\"job 1\",part=\"got\"} 0.75\n",
-        "tidegate_job_turns_total{job=\"job 1\"} 12\n",
-        "tidegate_job_turns_total{job=\"job 0\"} 0\n",
+        "tidegate_job_share_ratio{offline_job=\"job 1\",part=\"deserved\"} 0.8\n",
+        "tidegate_job_share_ratio{offline_job=\"job 1\",part=\"got\"} 0.75\n",
+        "tidegate_job_turns_total{offline_job=\"job 1\"} 12\n",
+        "tidegate_job_turns_total{offline_job=\"job 0\"} 0\n",
         "tidegate_turn_wait_seconds_sum{} 1.5\n",
         "tidegate_turn_wait_seconds_count{} 6\n",
         "tidegate_turn_wait_seconds_bucket{le=\"0.1\"} 3\n",
