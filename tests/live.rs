@@ -133,7 +133,7 @@ fn what_was_found_is_given_back_however_it_ends() {
         let running = Running::start("tidegate", &mut bench(&node, &fake, "600", &[]));
         let before = fake.prompts().len();
         wait_so("a drained block", || {
-            status(&node)["drained"] == true && fake.prompts().len() > before
+            status(&node)["drained"].is_object() && fake.prompts().len() > before
         });
         running.signal(signal);
         let output = running.finish();
@@ -146,7 +146,7 @@ fn what_was_found_is_given_back_however_it_ends() {
     assert!(node.tidegate(&["drain"]).status.success());
     let output = Running::start("tidegate", &mut bench(&node, &fake, "1", &[])).finish();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(status(&node)["drained"], true);
+    assert!(status(&node)["drained"].is_object());
     assert!(node.tidegate(&["undrain"]).status.success());
     // The server is gone in the middle of a drained block.
     let dying = Fake::start(Behaviour {

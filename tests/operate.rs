@@ -4,7 +4,8 @@ use serde_json::Value;
 use std::os::unix::net::UnixDatagram;
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{disabled, status, table, wait_all, wait_so};
-use tidegate_tests::{Node, Running, clock, wait_for};
+use tidegate_tests::watch::{self, Testimony, channels, wait_finished};
+use tidegate_tests::{Node, Offline, Running, clock, compile, wait_for};
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
 
@@ -251,7 +252,11 @@ fn a_drained_node_holds_offline_of_today_and_tomorrow_and_online_goes_on() {
     });
     assert_eq!(disabled(&node, client), [true, true]);
     let now = status(&node);
-    assert_eq!(now["drained"], true);
+    assert!(
+        now["drained"]["by"]
+            .as_str()
+            .is_some_and(|by| by.contains("uid"))
+    );
     for job in now["jobs"].as_array().expect("a list") {
         assert_eq!(
             (&job["state"], &job["reason"]),
@@ -403,4 +408,106 @@ fn a_job_whose_launches_wait_at_an_open_gate_is_not_said_to_run() {
     assert!(text.contains("waits: launches of process"), "{text}");
     offline.ask("waits 0");
     wait_for("the job to run again", || job("running"));
+}
+
+/// An offline program of a job, on one GPU.
+fn offline(node: &Node, job: &str, gpu: usize) -> Offline {
+    let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+    command
+        .args(["500000", &gpu.to_string()])
+        .env("TIDEGATE_JOB", job);
+    Offline::from_command(&mut command)
+}
+
+/// Kills the agent without a word and starts another; both programs are attached to it afterwards.
+fn crash(node: &mut Node, pids: &[u32]) {
+    let agent = node.agent.take().expect("it runs");
+    agent.signal(libc::SIGKILL);
+    drop(agent);
+    node.start_agent(FIXED);
+    wait_so("both to be attached", || {
+        let now = status(node);
+        let attached = now["processes"].as_array().map_or(0, Vec::len);
+        let standing = channels(node, pids);
+        attached == pids.len() && !standing.is_empty()
+    });
+}
+
+/// The jobs' states, by name.
+fn states(node: &Node) -> Vec<(String, String)> {
+    let now = status(node);
+    let jobs = now["jobs"].as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut states: Vec<_> = jobs
+        .iter()
+        .map(|job| (text(&job["name"]), text(&job["state"])))
+        .collect();
+    states.sort();
+    states
+}
+
+/// P-OPERATE-22: what an operator held stays held over crashes of the agent, until he lets it go.
+#[test]
+fn a_drain_and_a_pause_outlast_the_agent() {
+    /// Launches that a program has under way at once, which no order takes back, and one that is just being made.
+    const QUEUED: usize = 5;
+    let mut node = Node::new(&["--gpus", "2"], FIXED);
+    let (mut night, mut day) = (offline(&node, "night", 0), offline(&node, "day", 1));
+    night.running();
+    day.running();
+    let pids = [night.process.pid(), day.process.pid()];
+    let finished =
+        |node: &Node, pid: u32, since: u64| Testimony::of(node).finished_after(&[pid], since);
+
+    assert!(run(&node, &["pause", "night"]).contains("night"));
+    watch::wait_all(&node, &pids[..1], true);
+    let held = clock::monotonic_ns();
+    for _ in 0..3 {
+        crash(&mut node, &pids);
+        let since = clock::monotonic_ns();
+        wait_finished(&node, &pids[1..], 20, since);
+        wait_so("the pause to be in force", || {
+            states(&node)[1] == ("night".to_owned(), "paused".to_owned())
+        });
+    }
+    assert!(finished(&node, pids[0], held) <= QUEUED);
+    // It holds for the job, not for the processes that it had.
+    drop(night);
+    let mut again = offline(&node, "night", 0);
+    wait_so("the job to be paused from its first moment on", || {
+        states(&node)[1] == ("night".to_owned(), "paused".to_owned())
+    });
+    let pids = [again.process.pid(), pids[1]];
+    assert_eq!(finished(&node, pids[0], 0), 0);
+    run(&node, &["resume", "night"]);
+    again.running();
+
+    assert!(run(&node, &["drain"]).contains("held"));
+    watch::wait_all(&node, &pids, true);
+    let held = clock::monotonic_ns();
+    let by = status(&node)["drained"].clone();
+    for _ in 0..3 {
+        crash(&mut node, &pids);
+        assert_eq!(status(&node)["drained"], by);
+        wait_so("both to be held", || {
+            states(&node).iter().all(|(_, state)| state == "paused")
+        });
+    }
+    assert!(table(&node).contains("until `tidegate undrain`; since 20"));
+    assert!(finished(&node, pids[0], held) + finished(&node, pids[1], held) <= 2 * QUEUED);
+
+    // A file that says nothing holds what it may have held.
+    let file = node.run_dir().join("operator.json");
+    std::fs::write(&file, "{\"version\":1,").expect("own directory");
+    crash(&mut node, &pids);
+    let why = status(&node)["drained"]["by"].to_string();
+    assert!(why.contains("operator.json cannot be read"), "{why}");
+    run(&node, &["undrain"]);
+    let since = clock::monotonic_ns();
+    wait_finished(&node, &pids[..1], 20, since);
+    wait_finished(&node, &pids[1..], 20, since);
+    crash(&mut node, &pids);
+    assert_eq!(status(&node)["drained"], false);
+    again.stop();
+    day.stop();
 }

@@ -11,7 +11,7 @@ use crate::channels::lookout::{Alarm, Lookout};
 use crate::channels::obstacle::{self, Mps, Obstacle};
 use crate::channels::prove;
 use crate::channels::reconcile::{self, Reconciled};
-use crate::config::{Config, Level, Loaded, Sources, Unproven, tunables};
+use crate::config::{Config, Level, Loaded, Sources, Unproven, state_directory, tunables};
 use crate::control::{About, ControlThread, Machine, MonotonicClock};
 use crate::device::{Device, DeviceError};
 use crate::grpc::activation::{ActivationError, Passed};
@@ -24,8 +24,10 @@ use crate::grpc::reload::InForce;
 use crate::grpc::service::Service;
 use crate::grpc::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
 use crate::grpc::sockets::{self, Maker};
+use crate::grpc::standing::Standing;
 use crate::host::logs::LogLevel;
 use crate::host::notify::Notifier;
+use crate::host::orders::{Order, OrdersFile};
 use crate::host::reaper::Reaper;
 use crate::host::rundir::{self, RunDir, RunDirError};
 use crate::host::yard::Yard;
@@ -163,6 +165,11 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     let adopted = take_over(&journal, &driver);
     let generation = journal.next_generation();
     run_dir.sign(generation)?;
+    let orders_file = OrdersFile::new(&orders_dir(config), generation);
+    let orders = orders_file.read(clock::unix_ms());
+    if let Some(Order { by, .. }) = &orders.drained {
+        tracing::warn!("no offline job runs until `tidegate undrain`: still drained by {by}");
+    }
     let Found {
         choice,
         self_test,
@@ -250,6 +257,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         Gauge::start(figures::reader(&driver)).map_err(starting("start the gauge thread"))?;
     let server = Serving {
         gauge,
+        orders: Standing::new(orders.clone(), orders_file),
         run_dir: &run_dir,
         passed: RefCell::new(passed),
         config,
@@ -282,7 +290,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     for note in options.loaded.overridden() {
         tracing::warn!("configuration: {note}");
     }
-    let thread = ControlThread::new(parts, inbox, notifier, about);
+    let thread = ControlThread::new(parts, inbox, notifier, about, orders);
     runtime.block_on(server.run(thread, fifo))?;
     Ok(if again.load(Ordering::Acquire) {
         Ended::ToStartAgain
@@ -298,6 +306,14 @@ pub enum Ended {
     ForGood,
     /// The driver is another, and nobody else starts it again.
     ToStartAgain,
+}
+
+/// Where orders of operators are kept: with the service's state, else beside the history, else in the run directory.
+fn orders_dir(config: &Config) -> PathBuf {
+    let history = config.watching.history_file();
+    let beside = history.as_deref().and_then(Path::parent);
+    let dir = state_directory().or_else(|| beside.map(Path::to_owned));
+    dir.unwrap_or_else(|| config.run_dir.clone())
 }
 
 fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
@@ -488,6 +504,7 @@ fn issuers(
 /// The gRPC side.
 struct Serving<'a> {
     gauge: Gauge,
+    orders: Arc<Standing>,
     run_dir: &'a RunDir,
     passed: RefCell<Passed>,
     config: &'a Config,
@@ -526,6 +543,7 @@ impl Serving<'_> {
             Arc::clone(&self.in_force),
             Arc::clone(&self.refusals),
             self.gauge.clone(),
+            Arc::clone(&self.orders),
         );
         let in_force = self.in_force.running();
         let budget = Arc::new(Budget::new(Arc::clone(&self.refusals)));

@@ -32,4 +32,4 @@ pub use tidegate_node::kinds::{Level, Method, Role};
 pub use tunables::tunables;
 pub use tuning::Tuning;
 pub use value::{bytes as size, duration, rise, show_duration};
-pub use watching::{Kept, Listen, Watching};
+pub use watching::{Kept, Listen, Watching, state_directory};

@@ -16,4 +16,5 @@ pub mod reload;
 pub mod service;
 pub mod sessions;
 pub mod sockets;
+pub mod standing;
 pub mod ungated;

@@ -1,9 +1,10 @@
-//! What the agent has of its machine: its directory, the service manager, the log, the deaths of processes, and
-//! what they pass.
+//! What the agent has of its machine: its directory, the service manager, the log, what operators told it, the deaths
+//! of processes, and what they pass.
 
 pub mod foreign;
 pub mod logs;
 pub mod notify;
+pub mod orders;
 pub mod reaper;
 pub mod rundir;
 pub mod yard;

@@ -13,6 +13,7 @@ pub use tidegate_node::message::{
 };
 use tidegate_node::ports::Outbox;
 use tidegate_node::spans::Span;
+use tidegate_node::text::Text;
 use tidegate_proto::v1;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -67,6 +68,8 @@ pub enum Ask {
     Pause(Option<String>, Answer<Vec<String>>),
     /// Undo a pause.
     Resume(Option<String>, Answer<Vec<String>>),
+    /// What was said of jobs by name, for those that begin from here on: paused, or not although all others are.
+    Steered(Vec<(Text, bool)>),
     /// Let no offline job run, or let them again; answers which jobs there are.
     Drain(bool, Answer<Vec<String>>),
     /// Let offline run beside online; answers which jobs there are, or why not.

@@ -2,6 +2,7 @@
 //! their names without the type's prefix, in lower case.
 
 use serde_json::{Value, json};
+use tidegate_agent::clock::stamp;
 use tidegate_proto::v1;
 
 fn short(name: &str, prefix: &str) -> String {
@@ -91,7 +92,7 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         })).collect::<Vec<_>>(),
         "longest_turn_ns": report.longest_turn_ns,
         "longest_turn_own_ns": report.longest_turn_own_ns,
-        "drained": report.drained,
+        "drained": drained(report),
         "ungated_ns": report.ungated_ns,
         "ungated_longest_ns": report.ungated_longest_ns,
         "config_file": report.config_file,
@@ -105,6 +106,15 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
             "name": counter.name, "help": counter.help, "value": counter.value,
         })).collect::<Vec<_>>(),
     })
+}
+
+/// Since when the node is drained and by whom, or false.
+fn drained(report: &v1::GetStatusResponse) -> Value {
+    if !report.drained {
+        return Value::Bool(false);
+    }
+    let since = stamp(report.drained_since_unix_ms.saturating_mul(1_000_000));
+    json!({"since": since, "by": report.drained_by})
 }
 
 fn gpu(status: &v1::GpuStatus) -> Value {

@@ -18,13 +18,16 @@ async fn control(agent: &Agent) -> anyhow::Result<ControlClient<Channel>> {
 pub async fn set_paused(agent: &Agent, job: &str, paused: bool) -> anyhow::Result<Vec<String>> {
     let mut control = control(agent).await?;
     let job = job.to_owned();
-    Ok(if paused {
-        let answer = control.pause(v1::PauseRequest { job }).await?;
-        answer.into_inner().jobs
+    let (jobs, not_kept) = if paused {
+        let answer = control.pause(v1::PauseRequest { job }).await?.into_inner();
+        (answer.jobs, answer.not_kept)
     } else {
         let answer = control.resume(v1::ResumeRequest { job }).await?;
-        answer.into_inner().jobs
-    })
+        let answer = answer.into_inner();
+        (answer.jobs, answer.not_kept)
+    };
+    warn_of_lost(&not_kept);
+    Ok(jobs)
 }
 
 pub async fn pause(agent: &Agent, job: Option<String>) -> anyhow::Result<()> {
@@ -48,15 +51,23 @@ fn jobs(what: &str, jobs: &[String]) -> anyhow::Result<()> {
 /// Lets no offline job run, or takes that back; the jobs that this is about.
 pub async fn set_drained(agent: &Agent, drained: bool) -> anyhow::Result<Vec<String>> {
     let mut control = control(agent).await?;
-    Ok(if drained {
-        control.drain(v1::DrainRequest {}).await?.into_inner().jobs
+    let (jobs, not_kept) = if drained {
+        let answer = control.drain(v1::DrainRequest {}).await?.into_inner();
+        (answer.jobs, answer.not_kept)
     } else {
-        control
-            .undrain(v1::UndrainRequest {})
-            .await?
-            .into_inner()
-            .jobs
-    })
+        let answer = control.undrain(v1::UndrainRequest {}).await?.into_inner();
+        (answer.jobs, answer.not_kept)
+    };
+    warn_of_lost(&not_kept);
+    Ok(jobs)
+}
+
+/// Says that the next agent will not know of an order, and why.
+fn warn_of_lost(not_kept: &str) {
+    if !not_kept.is_empty() {
+        let why = tidegate_agent::plain::lines(not_kept);
+        eprintln!("tidegate: this order ends with the agent, which cannot write it down: {why}");
+    }
 }
 
 /// Lets offline run beside online until what this returns is dropped, and for `length` at most.

@@ -9,6 +9,7 @@ use super::json;
 use figures::or_dash;
 pub use figures::{bytes, gpu_ranges, held, in_use};
 use std::fmt::Write;
+use tidegate_agent::clock::stamp;
 pub use tidegate_agent::span::time;
 use tidegate_proto::v1;
 use tidegate_text::screen::Shown;
@@ -80,7 +81,12 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
         );
     }
     if report.drained {
-        text.push_str("drained: no offline job runs until `tidegate undrain`\n");
+        text.push_str("drained: no offline job runs until `tidegate undrain`");
+        if report.drained_since_unix_ms > 0 {
+            let since = stamp(report.drained_since_unix_ms.saturating_mul(1_000_000));
+            let _ = write!(text, "; since {since}, by {}", report.drained_by);
+        }
+        text.push('\n');
     }
     if report.ungated_ns > 0 {
         let left = time(report.ungated_ns);

@@ -37,6 +37,7 @@ use crate::report::{self, Scene};
 use crate::request::{Context, Notice, Request, Settings};
 use crate::spans::Spans;
 use crate::task::{Issued, Outcome};
+use crate::text::Text;
 use crate::usage::Usage;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -95,6 +96,8 @@ pub struct Shell {
     pub(crate) ports: Ports,
     pub(crate) time: Time,
     flow: Flow,
+    /// Jobs that an operator paused, or let run while all others are paused, by name.
+    pub(crate) steered: Vec<(Text, bool)>,
     pub(crate) end: End,
 }
 
@@ -187,6 +190,7 @@ impl Shell {
                 asked: Vec::with_capacity(FLOW),
                 work: Vec::with_capacity(FLOW),
             },
+            steered: Vec::new(),
             end: End::No,
         }
     }

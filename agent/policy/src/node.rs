@@ -54,6 +54,8 @@ pub struct Node {
     leases: Vec<lease::Leases>,
     /// `Pause` of all jobs holds for those to come.
     pause_new: bool,
+    /// Jobs that are to come, and whether each is paused whatever holds for others.
+    steered_ahead: Vec<(JobId, bool)>,
     ungated: Ungated,
     world: World,
     /// Of the last order to any job.
@@ -102,6 +104,7 @@ impl Node {
             memory: Memory::new(config.sharing, gpus),
             leases: lease::leases(&config, gpus),
             pause_new: false,
+            steered_ahead: Vec::new(),
             ungated: Ungated::default(),
             world: World {
                 all,
@@ -299,7 +302,10 @@ impl Node {
     fn job_or_new(&mut self, job: JobId, now: Instant) -> &mut Job {
         let known = self.jobs.iter().position(|known| known.id == job);
         let place = known.unwrap_or_else(|| {
-            self.jobs.push(Job::new(job, self.pause_new, now));
+            let ahead = self.steered_ahead.iter().position(|(of, _)| *of == job);
+            let ahead = ahead.map(|place| self.steered_ahead.swap_remove(place).1);
+            let paused = ahead.unwrap_or(self.pause_new);
+            self.jobs.push(Job::new(job, paused, now));
             self.jobs.len() - 1
         });
         &mut self.jobs[place]
@@ -452,8 +458,16 @@ impl Node {
     }
 
     fn pause(&mut self, which: Option<JobId>, paused: bool, out: &mut Vec<Effect>) {
-        if which.is_none() {
-            self.pause_new = paused;
+        match which {
+            None => {
+                self.pause_new = paused;
+                self.steered_ahead.clear();
+            }
+            Some(job) if !self.jobs.iter().any(|known| known.id == job) => {
+                self.steered_ahead.retain(|(of, _)| *of != job);
+                self.steered_ahead.push((job, paused));
+            }
+            Some(_) => {}
         }
         for job in self
             .jobs

@@ -72,12 +72,18 @@ impl Watching {
             Kept::Off => None,
             Kept::At(path) => Some(path.clone()),
             Kept::WithTheService => {
-                let directories = std::env::var("STATE_DIRECTORY").ok()?;
-                let first = directories.split(':').find(|path| !path.is_empty())?;
-                Some(PathBuf::from(first).join(tidegate_proto::HISTORY_FILE))
+                state_directory().map(|dir| dir.join(tidegate_proto::HISTORY_FILE))
             }
         }
     }
+}
+
+/// The directory for what outlasts the service, where the service manager gives it one.
+#[must_use]
+pub fn state_directory() -> Option<PathBuf> {
+    let directories = std::env::var("STATE_DIRECTORY").ok()?;
+    let first = directories.split(':').find(|path| !path.is_empty())?;
+    Some(PathBuf::from(first))
 }
 
 pub(super) fn listen(row: &Row) -> Result<Option<Listen>, ConfigError> {

@@ -8,8 +8,9 @@ use super::status::{About, View};
 use super::waiting::Waiting;
 use crate::channels::journal::{Journal, Marked, is_running};
 use crate::channels::obstacle::Obstacle;
-use crate::clock::now_ns;
+use crate::clock::{now_ns, stamp};
 use crate::host::notify::Notifier;
+use crate::host::orders::{Order, Orders};
 use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput, Ungate};
 use crate::sys::thread_use;
 use std::sync::Arc;
@@ -73,12 +74,20 @@ pub struct ControlThread {
     longest_turn_own_ns: u64,
     /// The last block in which offline ran beside online.
     ungated: u64,
+    /// What operators told the agents before this one.
+    orders: Orders,
 }
 
 impl ControlThread {
     /// A node with nobody attached.
     #[must_use]
-    pub fn new(parts: Parts, inbox: Inbox, notifier: Arc<Notifier>, about: About) -> Self {
+    pub fn new(
+        parts: Parts,
+        inbox: Inbox,
+        notifier: Arc<Notifier>,
+        about: About,
+        orders: Orders,
+    ) -> Self {
         Self {
             shell: Shell::new(parts),
             waiting: Waiting::new(Arc::clone(&inbox.wake)),
@@ -89,6 +98,7 @@ impl ControlThread {
             longest_turn_ns: 0,
             longest_turn_own_ns: 0,
             ungated: 0,
+            orders,
         }
     }
 
@@ -114,6 +124,31 @@ impl ControlThread {
     #[doc(hidden)]
     pub fn begin(&mut self) {
         self.shell.begin();
+        self.obey_earlier_orders();
+    }
+
+    /// What an operator told an earlier agent, before anybody attaches to this one.
+    fn obey_earlier_orders(&mut self) {
+        let orders = std::mem::take(&mut self.orders);
+        let said = |order: &Order| {
+            let since = stamp(order.since_unix_ms.saturating_mul(1_000_000));
+            format!("since {since}, by {}", order.by)
+        };
+        if let Some(order) = &orders.drained {
+            self.shell.steer(Some(Event::Drain { drained: true }));
+            self.shell
+                .remark("drained", format!("still: {}", said(order)));
+        }
+        if let Some(order) = &orders.all_paused {
+            self.shell.steer(Some(Event::Pause { job: None }));
+            let text = format!("every job is still paused: {}", said(order));
+            self.shell.remark("operator", text);
+        }
+        for (job, known) in orders.jobs.iter().filter(|(_, known)| known.paused) {
+            let text = format!("job `{job}` is still paused: {}", said(&known.order));
+            self.shell.remark("operator", text);
+        }
+        self.shell.steer_by_name(orders.by_name());
     }
 
     /// Reads everything that changed since the last turn, and never waits.
@@ -203,6 +238,7 @@ impl ControlThread {
             Ask::Resume(job, answer) => {
                 drop(answer.send(self.steer(job.as_deref(), |job| Event::Resume { job })));
             }
+            Ask::Steered(jobs) => self.shell.steer_by_name(jobs),
             Ask::Drain(drained, answer) => {
                 self.shell.steer(Some(Event::Drain { drained }));
                 drop(answer.send(self.live_names()));

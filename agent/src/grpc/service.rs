@@ -4,13 +4,15 @@
 //! its answer a message. Whatever changes the node is an event that names who asked for it. Who may ask
 //! is decided before ([`crate::grpc::authority`]).
 
-use crate::clock::nanos;
+use crate::clock::{nanos, unix_ms};
 use crate::config::{Change, show_rule};
 use crate::grpc::peers::Peer;
 use crate::grpc::reload::{InForce, SetError, change};
 use crate::grpc::sessions::HookReports;
+use crate::grpc::standing::Standing;
 use crate::grpc::ungated::{self, Block, Stream};
 use crate::host::logs::LogLevel;
+use crate::host::orders::Order;
 use crate::identity::rules::{Trial, decide, refused, trials};
 use crate::identity::{self, Qos, Subject};
 use crate::inbox::{Answer, Ask, Input, Mailbox};
@@ -42,6 +44,7 @@ pub struct Service {
     in_force: Arc<InForce>,
     refusals: Arc<Refusals>,
     gauge: Gauge,
+    orders: Arc<Standing>,
 }
 
 /// Who asks, for the record.
@@ -64,6 +67,7 @@ impl Service {
         in_force: Arc<InForce>,
         refusals: Arc<Refusals>,
         gauge: Gauge,
+        orders: Arc<Standing>,
     ) -> Self {
         Self {
             mailbox,
@@ -73,6 +77,7 @@ impl Service {
             in_force,
             refusals,
             gauge,
+            orders,
         }
     }
 
@@ -126,6 +131,9 @@ impl v1::node_server::Node for Service {
                 gpu.busy_spans = spans.iter().map(busy_span).collect();
                 gpu.busy_from_ns = from;
             }
+        }
+        if let Some(order) = self.orders.drained().filter(|_| report.drained) {
+            (report.drained_since_unix_ms, report.drained_by) = (order.since_unix_ms, order.by);
         }
         report.counters.push(self.events.lost());
         (report.config_error, report.config_pending) = self.in_force.standing();
@@ -338,6 +346,19 @@ fn changes(changes: &[Change]) -> Vec<v1::SettingChange> {
     changes.iter().map(change).collect()
 }
 
+/// An order that is given now.
+fn by(who: String) -> Order {
+    Order {
+        since_unix_ms: unix_ms(),
+        by: who,
+    }
+}
+
+/// One job, or None for all.
+fn one(job: &str) -> Option<&str> {
+    Some(job).filter(|job| !job.is_empty())
+}
+
 /// "every job", or which.
 fn which(job: &str) -> String {
     if job.is_empty() {
@@ -356,9 +377,16 @@ impl v1::control_server::Control for Service {
         let who = who(&request);
         let job = request.into_inner().job;
         let said = format!("pause {}: by {who}", which(&job));
-        let jobs = self.jobs(job, Ask::Pause).await?;
+        let _turn = self.orders.turn().await;
+        let jobs = self.jobs(job.clone(), Ask::Pause).await?;
+        let not_kept = self
+            .orders
+            .change(|orders| orders.pause(one(&job), by(who)));
+        let not_kept = not_kept.await;
+        self.mailbox
+            .put(Input::Ask(Ask::Steered(self.orders.by_name())));
         self.in_force.audit("operator", said);
-        Ok(Response::new(v1::PauseResponse { jobs }))
+        Ok(Response::new(v1::PauseResponse { jobs, not_kept }))
     }
 
     async fn resume(
@@ -368,9 +396,20 @@ impl v1::control_server::Control for Service {
         let who = who(&request);
         let job = request.into_inner().job;
         let said = format!("resume {}: by {who}", which(&job));
-        let jobs = self.jobs(job, Ask::Resume).await?;
+        let _turn = self.orders.turn().await;
+        let jobs = match self.jobs(job.clone(), Ask::Resume).await {
+            // It has no process at this moment, and was paused when it had one.
+            Err(_) if self.orders.is_paused(&job) => vec![job.clone()],
+            other => other?,
+        };
+        let not_kept = self
+            .orders
+            .change(|orders| orders.resume(one(&job), by(who)));
+        let not_kept = not_kept.await;
+        self.mailbox
+            .put(Input::Ask(Ask::Steered(self.orders.by_name())));
         self.in_force.audit("operator", said);
-        Ok(Response::new(v1::ResumeResponse { jobs }))
+        Ok(Response::new(v1::ResumeResponse { jobs, not_kept }))
     }
 
     async fn set_log_level(
@@ -395,20 +434,26 @@ impl v1::control_server::Control for Service {
         &self,
         request: Request<v1::DrainRequest>,
     ) -> Result<Response<v1::DrainResponse>, Status> {
+        let order = by(who(&request));
+        let text = format!("by {}", order.by);
+        let _turn = self.orders.turn().await;
+        let not_kept = self.orders.change(|orders| orders.drained = Some(order));
+        let not_kept = not_kept.await;
         let jobs = self.ask(|answer| Ask::Drain(true, answer)).await?;
-        let text = format!("by {}", who(&request));
         self.in_force.audit("drained", text);
-        Ok(Response::new(v1::DrainResponse { jobs }))
+        Ok(Response::new(v1::DrainResponse { jobs, not_kept }))
     }
 
     async fn undrain(
         &self,
         request: Request<v1::UndrainRequest>,
     ) -> Result<Response<v1::UndrainResponse>, Status> {
+        let _turn = self.orders.turn().await;
         let jobs = self.ask(|answer| Ask::Drain(false, answer)).await?;
+        let not_kept = self.orders.change(|orders| orders.drained = None).await;
         let text = format!("by {}", who(&request));
         self.in_force.audit("undrained", text);
-        Ok(Response::new(v1::UndrainResponse { jobs }))
+        Ok(Response::new(v1::UndrainResponse { jobs, not_kept }))
     }
 
     type UngateStream = Stream;

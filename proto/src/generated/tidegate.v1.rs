@@ -838,6 +838,11 @@ pub struct GetStatusResponse {
     /// No offline job runs, by Control.Drain.
     #[prost(bool, tag = "20")]
     pub drained: bool,
+    /// Since when, ms since 1970, and by whom. A drain outlasts the agent.
+    #[prost(uint64, tag = "46")]
+    pub drained_since_unix_ms: u64,
+    #[prost(string, tag = "47")]
+    pub drained_by: ::prost::alloc::string::String,
     /// Why the configuration was refused when it was read last; empty: it is in force.
     #[prost(string, tag = "21")]
     pub config_error: ::prost::alloc::string::String,
@@ -1702,6 +1707,9 @@ pub struct DrainRequest {}
 pub struct DrainResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Why the next agent will not know of this order; empty: it will.
+    #[prost(string, tag = "2")]
+    pub not_kept: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UndrainRequest {}
@@ -1709,6 +1717,9 @@ pub struct UndrainRequest {}
 pub struct UndrainResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Why the next agent will not know of this order; empty: it will.
+    #[prost(string, tag = "2")]
+    pub not_kept: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UngateRequest {
@@ -1732,6 +1743,9 @@ pub struct PauseRequest {
 pub struct PauseResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Why the next agent will not know of this order; empty: it will.
+    #[prost(string, tag = "2")]
+    pub not_kept: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ResumeRequest {
@@ -1743,6 +1757,9 @@ pub struct ResumeRequest {
 pub struct ResumeResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Why the next agent will not know of this order; empty: it will.
+    #[prost(string, tag = "2")]
+    pub not_kept: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetLogLevelRequest {

@@ -32,6 +32,7 @@ use tidegate_agent::config::{Config, Level, Method, Role, tunables};
 use tidegate_agent::control::{About, ControlThread, Machine, MonotonicClock};
 use tidegate_agent::grpc::page::shared;
 use tidegate_agent::host::notify::Notifier;
+use tidegate_agent::host::orders::Orders;
 use tidegate_agent::inbox::{
     Ask, Channel, Input, Library, Mailbox, Newcomer, NodeInput, Peer, RmChange, Said, Stream, Tell,
     inbox,
@@ -159,7 +160,8 @@ impl Node {
             },
         };
         let notifier = Arc::new(Notifier::default());
-        let control = ControlThread::new(parts, inbox, notifier, About::default());
+        let control =
+            ControlThread::new(parts, inbox, notifier, About::default(), Orders::default());
         let roles = [Role::Online, Role::Offline, hostile];
         let mut pages = Vec::new();
         let mut tells_rx = Vec::new();

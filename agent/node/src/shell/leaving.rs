@@ -13,6 +13,7 @@ use crate::request::{Notice, Request, Retire};
 use crate::session::{Client, Held, Session};
 use crate::shares::Owner;
 use crate::task::{Release, Released};
+use crate::text::Text;
 use std::sync::Arc;
 use tidegate_abi::rm::{MAX_PAIRS, Status};
 use tidegate_policy::effect::Look;
@@ -47,8 +48,25 @@ impl Shell {
             }
             job
         });
+        self.steer_ahead(job, &newcomer.job);
         let before = !before.is_empty();
         self.with(|members, _, cx| members.attach(newcomer, before, job, cx));
+    }
+
+    /// What an operator said of a job by its name holds from its first moment on.
+    fn steer_ahead(&mut self, job: Option<JobId>, name: &Text) {
+        let said = self.steered.iter().find(|(named, _)| named == name);
+        let (Some(job), Some(&(_, paused))) = (job, said) else {
+            return;
+        };
+        if self.policy.job(job).is_none() {
+            let job = Some(job);
+            self.step(if paused {
+                Event::Pause { job }
+            } else {
+                Event::Resume { job }
+            });
+        }
     }
 
     /// A process ended.

@@ -9,6 +9,7 @@ use crate::memory::Memory;
 use crate::request::Notice;
 use crate::session::Session;
 use crate::spans::Spans;
+use crate::text::Text;
 use crate::usage::Usage;
 use crate::work::Totals;
 use tidegate_policy::event::Event;
@@ -22,6 +23,11 @@ impl Shell {
         if let Some(event) = event {
             self.step(event);
         }
+    }
+
+    /// Which jobs are paused, and which run although all others are, by name: for those that begin from here on.
+    pub fn steer_by_name(&mut self, jobs: Vec<(Text, bool)>) {
+        self.steered = jobs;
     }
 
     /// An event of the shell's surroundings, stamped and named as its own.

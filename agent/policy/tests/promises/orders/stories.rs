@@ -481,3 +481,37 @@ fn a_job_that_may_breathe_gets_one_turn_in_an_idle_gap_and_is_stopped_after_it()
     }
     assert_eq!(turns, 1);
 }
+
+/// P-OPERATE-22: what is said of a job before it is there holds from its first step on, and for it alone.
+#[test]
+fn a_job_that_was_steered_before_it_came_obeys_from_its_first_step() {
+    let (paused, free) = (JobId(3), JobId(4));
+    let state = |bench: &Bench, job| bench.node.job(job).map(|view| view.state);
+    for all in [false, true] {
+        let mut bench = Bench::new(config(), GPUS);
+        if all {
+            bench.send(Event::Pause { job: None });
+            bench.send(Event::Resume { job: Some(free) });
+        } else {
+            bench.send(Event::Pause { job: Some(paused) });
+        }
+        bench.pass(10 * COOLDOWN);
+        bench.attach_offline(BATCH, paused, GpuSet::first(1));
+        bench.attach_offline(SessionId(11), free, GpuSet::first(1));
+        bench.pass(10 * COOLDOWN);
+        bench.answer_all();
+        let opened = |job| Effect::OpenLaunchGate { job };
+        let seen = |job| {
+            bench
+                .effects
+                .iter()
+                .any(|(_, effect)| *effect == opened(job))
+        };
+        assert_eq!(state(&bench, paused), Some(JobState::Paused));
+        assert!(seen(free) && !seen(paused), "{all}: {:?}", bench.effects);
+        bench.send(Event::Resume { job: Some(paused) });
+        bench.pass(10 * COOLDOWN);
+        bench.answer_all();
+        assert_ne!(state(&bench, paused), Some(JobState::Paused));
+    }
+}
