@@ -204,3 +204,9 @@ fn wakes(way: &str) {
 fn an_online_engine_wakes_beside_a_full_offline_cache_by_alloc() {
     wakes("alloc");
 }
+
+/// P-MEMORY-32: an online engine that wakes has its memory from the offline cache that had it.
+#[test]
+fn an_online_engine_wakes_beside_a_full_offline_cache_by_create() {
+    wakes("create");
+}
