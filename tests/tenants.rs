@@ -116,6 +116,39 @@ fn sockets_whose_close_waits_hold_up_neither_calls_nor_proofs() {
     honest.turns(2);
 }
 
+/// P-SECURITY-12: files that strangers pass where none belongs take no descriptor and no thread of the agent's.
+#[test]
+fn files_that_nobody_asked_for_take_no_descriptors() {
+    let Some(mut honest) = Honest::beside_strangers("[limits]\nconnections_per_uid = 64\n") else {
+        return;
+    };
+    let agent = honest.node.agent.as_ref().expect("it runs").pid();
+    let before = descriptors(agent);
+    let mut strangers: Vec<Peer> = (0..3).map(|_| Peer::of_nobody(&honest.node)).collect();
+    for stranger in &mut strangers {
+        stranger.tell("files 100");
+    }
+    // Its seats on both sockets: two descriptors each, and one of a greeting. What it passes, 150,000 files, has none.
+    let most = before + 64 * 3 + 64 * 2 + 64;
+    let mut highest = 0;
+    for _ in 0..8 {
+        honest.turns(1);
+        highest = highest.max(descriptors(agent));
+        let output = honest.node.tidegate(&["status"]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    assert!(highest <= most, "{highest} descriptors, {before} before");
+    let newcomer = Peer::attached(&honest.node, "offline", "newcomer");
+    let pid = newcomer.running.pid();
+    wait_so("a newcomer to be attached", || {
+        process(&honest.node, pid).is_some()
+    });
+    drop(strangers);
+    wait_for("what they held to be closed", || {
+        (descriptors(agent) <= before + 16).then_some(())
+    });
+}
+
 /// P-SECURITY-10: no file that a stranger can open keeps an agent from starting.
 #[test]
 fn files_that_a_stranger_locks_keep_no_agent_from_starting() {

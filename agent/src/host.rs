@@ -2,6 +2,7 @@
 //! of processes, and what they pass.
 
 pub mod foreign;
+pub mod grave;
 pub mod logs;
 pub mod notify;
 pub mod orders;

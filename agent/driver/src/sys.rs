@@ -16,9 +16,9 @@ mod shared;
 
 pub use clock::{monotonic_ns, realtime_ns};
 pub use descriptors::{
-    character_device, deliver_in_line, descriptor_limit, passed_descriptor, peek, peer_pidfd,
-    pidfd_ended, pidfd_getfd, pidfd_open, pidfd_signal, raise_descriptor_limit,
-    receive_with_descriptors, send_with_descriptors,
+    character_device, deliver_in_line, descriptor_limit, files_waiting, own_descriptors,
+    passed_descriptor, peek, peer_pidfd, pidfd_ended, pidfd_getfd, pidfd_open, pidfd_signal,
+    raise_descriptor_limit, receive_plain, receive_with_descriptors, send_with_descriptors,
 };
 pub use futex::{WAITV_MAX, WaitSet, futex_wait, futex_wake, futex_wake_low, has_futex_waitv};
 pub use scheduling::{ThreadUse, query_membarrier, schedule_fifo, thread_use};

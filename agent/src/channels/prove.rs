@@ -154,7 +154,7 @@ fn look(claim: Claim) -> Proof {
 
 /// What came with a greeting, if it is the driver's control file.
 pub(crate) fn sent_file(file: SentFile) -> Option<ControlFile> {
-    adopt(file.take::<Foreign>()?.take()?)
+    file.take::<Foreign>()?.give(adopt)
 }
 
 /// Names a process for good, if it still is the one that attached: its number may have gone to another.

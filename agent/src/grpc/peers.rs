@@ -5,11 +5,11 @@
 //! place. On `hook.sock` the agent greets first: sixteen bytes with the shared page (`tidegate_proto::greeting`), and
 //! reads the client's first sixteen, which are either its own greeting, perhaps with its control file, or the beginning
 //! of HTTP/2. A connection that stays silent, or speaks and never attaches, is closed: it must never block the others,
-//! so each one is admitted by a task of its own. Files that come with any byte are never dropped here
+//! so each one is admitted by a task of its own. Files that come with any other byte are never received
 //! ([`crate::host::foreign`]).
 
-use crate::grpc::crowd::{Crowd, Seat};
-use crate::host::foreign::{Foreign, Wire};
+use crate::grpc::crowd::Crowd;
+use crate::host::foreign::{Foreign, Held, Wire};
 use crate::identity::{Credentials, credentials, tenant};
 use crate::sys::{self, SharedPage};
 use std::io;
@@ -66,7 +66,7 @@ pub struct Greeted {
 /// An admitted connection.
 #[derive(Debug)]
 pub struct Connection {
-    wire: Wire<Option<Seat>>,
+    wire: Wire,
     peer: Peer,
     limit: Limit,
 }
@@ -231,11 +231,11 @@ struct Caller {
 
 impl Caller {
     /// Who is at the other end, and the connection, if one more of its tenant may be.
-    fn enter(stream: UnixStream, crowd: &Arc<Crowd>) -> io::Result<(Self, Wire<Option<Seat>>)> {
+    fn enter(stream: UnixStream, crowd: &Arc<Crowd>) -> io::Result<(Self, Wire)> {
         let (caller, seat) = match Self::of(&stream) {
             Ok(caller) => {
                 let seat = crowd.enter(&caller.tenant);
-                (Ok(caller), seat.map(Some))
+                (Ok(caller), seat.map(|seat| Some(Arc::new(seat) as Held)))
             }
             Err(error) => (Err(error), Ok(None)),
         };
@@ -294,14 +294,11 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
     let (page, control_file) = match first {
         First::Greeting(_) => {
             let mut bytes = [0; greeting::LEN];
-            let (taken, files, truncated) = wire.read(&mut bytes)?;
+            let (taken, file) = wire.read_file(&mut bytes)?;
             if taken != greeting::LEN {
                 return Err(io::Error::other("half a greeting"));
             }
-            if truncated {
-                return Err(io::Error::other("no descriptor left for a client's file"));
-            }
-            (Some(page), files.into_iter().next())
+            (Some(page), file)
         }
         // It never took the page: edges travel on the stream.
         First::Preface => (None, None),
@@ -412,8 +409,7 @@ impl AsyncRead for Connection {
         let taken = loop {
             ready!(self.wire.stream()?.poll_read_ready(cx))?;
             match self.wire.read(buffer.initialize_unfilled()) {
-                Ok((taken, files, _)) if files.is_empty() => break taken,
-                Ok(_) => return Poll::Ready(Err(io::Error::other("a file where none belongs"))),
+                Ok(taken) => break taken,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }

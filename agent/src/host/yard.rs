@@ -4,8 +4,10 @@
 //! likes. Whoever does that is lost until then. So each tenant has one thread at a time, and another stands by whenever one
 //! begins: who makes a thread wait waits for it alone.
 
+use super::grave::Grave;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tidegate_node::kinds::Tenant;
 
@@ -23,6 +25,7 @@ pub struct Yard(Arc<Inner>);
 struct Inner {
     state: Mutex<State>,
     more: Condvar,
+    grave: Option<Grave>,
 }
 
 #[derive(Default)]
@@ -51,10 +54,27 @@ impl Yard {
     /// With one thread. It lives as long as the process.
     #[must_use]
     pub fn start() -> Self {
-        let yard = Self(Arc::default());
+        let grave = Grave::start().inspect_err(|error| {
+            tracing::warn!(%error, "connections with files on them are closed by the threads of their tenants");
+        });
+        let yard = Self(Arc::new(Inner {
+            grave: grave.ok(),
+            ..Inner::default()
+        }));
         yard.0.lock().count_one();
         yard.0.grow();
         yard
+    }
+
+    /// Closes a connection that has files on it. Never waits for it.
+    ///
+    /// # Errors
+    /// The connection, where it has to be closed as a job.
+    pub fn bury(&self, stream: UnixStream) -> Result<(), UnixStream> {
+        match &self.0.grave {
+            Some(grave) => grave.put(stream),
+            None => Err(stream),
+        }
     }
 
     /// Does `job` for `tenant`, after all that was put for it before. Never waits for it.

@@ -120,6 +120,67 @@ pub fn peek(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(recv(socket.as_raw_fd(), bytes, MsgFlags::MSG_PEEK)?)
 }
 
+/// Takes bytes with which no files come, as many as are there.
+///
+/// # Errors
+/// As `recv`; `InvalidData` when files come with the bytes, or right behind them: all are left where they are.
+pub fn receive_plain(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+    use nix::sys::socket::{MsgFlags, recv, recvmsg};
+    // A look without room for files takes none, and says whether there were any. What it looked at stays what it is.
+    let mut slices = [io::IoSliceMut::new(bytes)];
+    let seen = recvmsg::<()>(socket.as_raw_fd(), &mut slices, None, MsgFlags::MSG_PEEK)?;
+    let (there, files) = (seen.bytes, seen.flags.contains(MsgFlags::MSG_CTRUNC));
+    if files {
+        let text = "a file where none belongs";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    if there == 0 {
+        return Ok(0);
+    }
+    Ok(recv(
+        socket.as_raw_fd(),
+        &mut bytes[..there],
+        MsgFlags::empty(),
+    )?)
+}
+
+/// How many files wait on a Unix socket to be received. None: this kernel does not say (Linux 5.6 does).
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn files_waiting(socket: BorrowedFd<'_>) -> io::Result<Option<usize>> {
+    let about = format!("/proc/self/fdinfo/{}", socket.as_raw_fd());
+    let about = std::fs::read_to_string(about)?;
+    let files = about
+        .lines()
+        .find_map(|line| line.strip_prefix("scm_fds:"))
+        .and_then(|count| count.trim().parse().ok());
+    Ok(files)
+}
+
+/// Gives this thread a descriptor table of its own, with standard input and outputs and `kept` in it. Threads that it makes
+/// share that table.
+///
+/// # Errors
+/// As `unshare`, which a filter may refuse; when `/proc` cannot be read.
+pub fn own_descriptors(kept: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: the other threads go on with the table that they have, and nothing in it is closed.
+    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let entries = std::fs::read_dir("/proc/thread-self/fd")?;
+    let open: Vec<RawFd> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|&fd| fd > 2 && fd != kept.as_raw_fd())
+        .collect();
+    for fd in open {
+        // SAFETY: a copy in this thread's own table, of which no value here knows.
+        unsafe { libc::close(fd) };
+    }
+    Ok(())
+}
+
 /// Takes `bytes.len()` bytes and all descriptors that come with them, as many as one message may bring
 /// (`SCM_MAX_FD`), which are closed on exec. Says whether descriptors were lost on the way: there was no room for them
 /// in this process.
@@ -206,6 +267,27 @@ mod tests {
         let (taken, descriptors, truncated) =
             receive_with_descriptors(right.as_fd(), &mut bytes).expect("bytes wait");
         assert_eq!((taken, descriptors.len(), truncated), (16, 1, false));
+    }
+
+    /// P-SECURITY-12: files that strangers pass where none belongs take no descriptor and no thread of the agent's.
+    #[test]
+    fn bytes_with_files_are_left_where_they_are_and_counted() {
+        let (left, right) = std::os::unix::net::UnixStream::pair().expect("sockets exist");
+        let (_page, file) = SharedPage::create().expect("memfds exist");
+        send_with_descriptors(left.as_fd(), b"plain", &[]).expect("room");
+        let mut bytes = [0; 5];
+        let taken = receive_plain(right.as_fd(), &mut bytes).expect("no files come with these");
+        assert_eq!((taken, &bytes), (5, b"plain"));
+        send_with_descriptors(left.as_fd(), b"files", &[file.as_fd(); 7]).expect("room");
+        for _ in 0..2 {
+            let refused = receive_plain(right.as_fd(), &mut bytes).expect_err("files come");
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+            assert_eq!(files_waiting(right.as_fd()).expect("/proc"), Some(7));
+        }
+        drop(left);
+        let (taken, files, _) = receive_with_descriptors(right.as_fd(), &mut bytes).expect("there");
+        assert_eq!((taken, files.len()), (5, 7));
+        assert_eq!(receive_plain(right.as_fd(), &mut bytes).expect("end"), 0);
     }
 
     #[test]

@@ -67,6 +67,11 @@ pub fn lingering() -> Result<OwnedFd> {
     Ok(stream.into())
 }
 
+/// Drops such a socket, which another process may have closed by now: then this is its last name, and its close waits.
+fn let_go(file: OwnedFd) {
+    std::thread::spawn(move || drop(file));
+}
+
 /// Opens and locks every file of the agent's directory that this process may open.
 pub fn lock(run_dir: &Path) -> Result<Vec<Flock<File>>> {
     let files = std::fs::read_dir(run_dir)?.flatten();
@@ -79,15 +84,16 @@ pub fn lock(run_dir: &Path) -> Result<Vec<Flock<File>>> {
 /// Passes such a socket with one byte out of band.
 fn pass_urgent(stream: &UnixStream) -> Result<()> {
     use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-    let file = [lingering()?];
-    let raw = file.each_ref().map(AsRawFd::as_raw_fd);
-    sendmsg::<()>(
+    let file = lingering()?;
+    let sent = sendmsg::<()>(
         stream.as_raw_fd(),
         &[std::io::IoSlice::new(b"!")],
-        &[ControlMessage::ScmRights(&raw)],
+        &[ControlMessage::ScmRights(&[file.as_raw_fd()])],
         MsgFlags::MSG_OOB | MsgFlags::MSG_NOSIGNAL,
         None,
-    )?;
+    );
+    let_go(file);
+    sent?;
     Ok(())
 }
 
@@ -98,7 +104,9 @@ pub fn linger(run_dir: &Path) -> Result<Vec<UnixStream>> {
     let status = run_dir.join(tidegate_proto::STATUS_SOCKET);
     let pass = |stream: &UnixStream, bytes: &[u8]| {
         let file = lingering()?;
-        sys::send_with_descriptors(stream.as_fd(), bytes, &[file.as_fd()])
+        let sent = sys::send_with_descriptors(stream.as_fd(), bytes, &[file.as_fd()]);
+        let_go(file);
+        sent
     };
     let greeted = || -> Result<UnixStream> {
         let stream = UnixStream::connect(&hook)?;
@@ -127,4 +135,27 @@ pub fn linger(run_dir: &Path) -> Result<Vec<UnixStream>> {
     let mut kept = vec![behind, before];
     kept.extend(urgent);
     Ok(kept)
+}
+
+/// Opens so many connections to both sockets that are everybody's, and passes as many files on each as one message takes,
+/// none of which belongs there. The connections that could be opened and were not refused at once.
+pub fn files(run_dir: &Path, count: usize) -> Result<Vec<UnixStream>> {
+    let hook = run_dir.join(tidegate_proto::HOOK_SOCKET);
+    let status = run_dir.join(tidegate_proto::STATUS_SOCKET);
+    let file = lingering()?;
+    let mut held = Vec::new();
+    for _ in 0..count {
+        for (socket, bytes) in [
+            (&hook, &Greeting::new(1).encode()[..]),
+            (&status, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        ] {
+            let stream = UnixStream::connect(socket)?;
+            let many = [file.as_fd(); 253];
+            if sys::send_with_descriptors(stream.as_fd(), bytes, &many).is_ok() {
+                held.push(stream);
+            }
+        }
+    }
+    let_go(file);
+    Ok(held)
 }

@@ -178,6 +178,11 @@ impl Peer {
                 self.held.extend(attack::linger(&run_dir()).map_err(text)?);
                 Ok(String::new())
             }
+            "files" => {
+                let held = attack::files(&run_dir(), number(words, 0)?).map_err(text)?;
+                self.held.extend(held);
+                Ok(String::new())
+            }
             "lock" => {
                 self.locks = attack::lock(&run_dir()).map_err(text)?;
                 Ok(format!("locked {}", self.locks.len()))

@@ -34,6 +34,7 @@
 //!                                 prints `held COUNT`, as many as could be opened
 //! lock                            lock each file of the agent's directory that it may open; prints `locked COUNT`
 //! linger                          pass sockets whose last close waits for a minute, in every way in which none belongs
+//! files COUNT                     open so many connections to each socket that is everybody's, and pass 253 files on each
 //! storm TIMES COUNT               so many messages of so many changes to RM objects that nobody has
 //! invent CLIENT COUNT             say that channels of that client are its own which do not exist, in one message
 //! ```
