@@ -149,6 +149,45 @@ fn files_that_nobody_asked_for_take_no_descriptors() {
     });
 }
 
+/// P-SECURITY-13: what stays of what a tenant sends and asks is at most its share.
+#[test]
+fn who_attaches_again_and_again_has_one_connection() {
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    let agent = honest.node.agent.as_ref().expect("it runs").pid();
+    let before = descriptors(agent);
+    let mut stranger = Peer::of_nobody(&honest.node);
+    stranger.ask("again 40");
+    let pid = stranger.running.pid();
+    wait_so("the older ones to be closed", || {
+        let said = status(&honest.node);
+        let known = said["processes"].as_array().map_or(0, |all| {
+            all.iter().filter(|known| known["pid"] == pid).count()
+        });
+        known == 1 && stranger.times("end") == 39 && descriptors(agent) <= before + 8
+    });
+    honest.turns(2);
+}
+
+/// P-SECURITY-13: what stays of what a tenant sends and asks is at most its share.
+#[test]
+fn what_is_begun_and_never_ends_and_what_is_asked_and_never_taken_is_cut() {
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    let mut strangers: Vec<Peer> = (0..2).map(|_| Peer::of_nobody(&honest.node)).collect();
+    strangers[0].ask("begin");
+    strangers[1].ask("untaken 16");
+    honest.turns(2);
+    wait_so("both to be cut off", || {
+        strangers.iter().all(|stranger| stranger.heard("cut"))
+    });
+    wait_for_refusal(&honest, "does not end");
+    wait_for_refusal(&honest, "not taken");
+    honest.turns(2);
+}
+
 /// P-SECURITY-10: no file that a stranger can open keeps an agent from starting.
 #[test]
 fn files_that_a_stranger_locks_keep_no_agent_from_starting() {

@@ -17,15 +17,18 @@ use crate::device::{Device, DeviceError};
 use crate::grpc::activation::{ActivationError, Passed};
 use crate::grpc::apart::Apart;
 use crate::grpc::authority::{self, Authorisation, Operators, Socket};
-use crate::grpc::budget::Budget;
+use crate::grpc::bounds::{Bounds, REQUEST};
+use crate::grpc::budget::{Budget, MESSAGE_LIMIT};
 use crate::grpc::crowd::Crowd;
 use crate::grpc::peers::{self, Connection, Pages};
 use crate::grpc::reload::InForce;
+use crate::grpc::rooms::Rooms;
 use crate::grpc::service::Service;
-use crate::grpc::sessions::{HookReports, MESSAGE_LIMIT, Sessions};
+use crate::grpc::sessions::{HookReports, Sessions};
 use crate::grpc::sockets::{self, Maker};
 use crate::grpc::standing::Standing;
 use crate::host::logs::LogLevel;
+use crate::host::means::Means;
 use crate::host::notify::Notifier;
 use crate::host::orders::{Order, OrdersFile};
 use crate::host::reaper::Reaper;
@@ -66,8 +69,14 @@ const ISSUE_PRIORITY: i32 = 10;
 const REPLACE_LIMIT: Duration = Duration::from_secs(2);
 /// Connections between `accept` and their server.
 const BACKLOG: usize = 64;
-/// Calls of one connection at a time.
-const CALLS: usize = 16;
+/// Calls of one connection at a time: a library makes one.
+const CALLS: u32 = 16;
+const LIBRARY_CALLS: u32 = 2;
+/// Bytes of headers of a call.
+const HEADERS: u32 = 16 * 1_024;
+const LIBRARY_HEADERS: u32 = 4 * 1_024;
+/// Bytes that may come on a call, and on a connection, before they are taken.
+const WINDOW: u32 = 65_535;
 
 /// How the agent was started.
 #[derive(Clone, Debug)]
@@ -178,7 +187,9 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     } = choose(options, &driver)?;
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
-    let yard = Yard::start();
+    let means = Means::found();
+    tracing::info!("the agent may have {means}");
+    let yard = Yard::start(means.threads());
     let (sender, events) = EventLog::start().map_err(starting("start the event thread"))?;
     let lookout = Lookout::default();
     let tells = (&mailbox, &lookout.alarm());
@@ -242,8 +253,14 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         .map_err(starting("start the watcher thread"))?;
     let refusals = Arc::new(Refusals::telling(mailbox.clone()));
     let limit = config.limits.connections_per_uid;
-    let crowd = Crowd::at_hook(limit, Arc::clone(&refusals), yard.clone());
-    let crowd = Arc::new(crowd);
+    let most = means.attachable();
+    let crowd = Arc::new(Crowd::at_hook(
+        limit,
+        most,
+        Arc::clone(&refusals),
+        yard.clone(),
+    ));
+    let rooms = Arc::new(Rooms::new(means.share(), Arc::clone(&refusals)));
     let in_force = InForce::new(
         options.sources.clone(),
         options.loaded.clone(),
@@ -270,6 +287,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         log_level: options.log_level.clone(),
         denials: Arc::new(authority::denials()),
         refusals,
+        rooms,
         yard,
         watched,
     };
@@ -517,6 +535,7 @@ struct Serving<'a> {
     log_level: LogLevel,
     denials: Arc<Denials>,
     refusals: Arc<Refusals>,
+    rooms: Arc<Rooms>,
     yard: Yard,
     watched: Arc<Watched>,
 }
@@ -534,7 +553,7 @@ impl Serving<'_> {
         let mut hangup = signal(SignalKind::hangup()).map_err(starting("listen for signals"))?;
         let reaper =
             Reaper::start(self.mailbox.clone()).map_err(starting("start the reaper thread"))?;
-        let hooks = Arc::new(HookReports::default());
+        let hooks = Arc::new(HookReports::new(Arc::clone(&self.rooms)));
         let service = Service::new(
             self.mailbox.clone(),
             Arc::clone(&self.events),
@@ -566,6 +585,7 @@ impl Serving<'_> {
         let mut control = apart.spawn(control);
         apart.spawn(self.notifier.turning("tg-operators"));
         tokio::spawn(self.notifier.turning("main"));
+        tokio::spawn(name_late(self.yard.clone(), Arc::clone(&self.refusals)));
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
         if let Some(listen) = &self.config.watching.metrics {
             let endpoint = Endpoint::listen(listen).map_err(|source| AppError::Metrics {
@@ -628,10 +648,11 @@ impl Serving<'_> {
         // A library that does not listen must not be taken for one that does: its orders would wait in
         // the connection.
         let keep_alive = self.config.tuning.keep_alive;
-        Ok(builder()
+        Ok(builder(LIBRARY_CALLS, LIBRARY_HEADERS)
             .http2_keepalive_interval(Some(keep_alive))
             .http2_keepalive_timeout(Some(keep_alive))
             .layer(self.authorisation(Socket::Hook))
+            .layer(Bounds::of_libraries(Arc::clone(&self.rooms)))
             .add_service(runtime)
             .serve_with_incoming(connections))
     }
@@ -653,10 +674,10 @@ impl Serving<'_> {
             let crowd = Arc::clone(&crowd);
             tokio::spawn(peers::accept_plain(listener, crowd, connection_tx))
         })?;
-        let node = v1::node_server::NodeServer::new(service.clone())
-            .max_decoding_message_size(MESSAGE_LIMIT);
+        let node =
+            v1::node_server::NodeServer::new(service.clone()).max_decoding_message_size(REQUEST);
         let control = v1::control_server::ControlServer::new(service.clone())
-            .max_decoding_message_size(MESSAGE_LIMIT);
+            .max_decoding_message_size(REQUEST);
         let (health, health_server) = tonic_health::server::health_reporter();
         tokio::spawn(async move {
             health
@@ -677,9 +698,10 @@ impl Serving<'_> {
             what: "describe the services",
             source: io::Error::other(error),
         };
-        Ok(builder()
+        Ok(builder(CALLS, HEADERS)
             .http2_keepalive_interval(Some(peers::PING_EVERY))
             .layer(self.authorisation(socket))
+            .layer(Bounds::of_readers(Arc::clone(&self.rooms)))
             .add_service(node)
             .add_service(control)
             .add_service(health_server)
@@ -729,13 +751,28 @@ impl Serving<'_> {
     }
 }
 
+/// How often it is looked who waits for threads that strangers keep.
+const LATE_EVERY: Duration = Duration::from_secs(1);
+
+/// Names in status whose files wait, and whose keep a thread waiting.
+async fn name_late(yard: Yard, refusals: Arc<Refusals>) {
+    loop {
+        tokio::time::sleep(LATE_EVERY).await;
+        for (tenant, what) in yard.late(clock::now_ns()) {
+            refusals.note(&tenant, what);
+        }
+    }
+}
+
 type ConnectionSender = mpsc::Sender<io::Result<Connection>>;
 
-fn builder() -> Server {
+fn builder(calls: u32, headers: u32) -> Server {
     Server::builder()
-        .concurrency_limit_per_connection(CALLS)
-        .max_concurrent_streams(u32::try_from(CALLS).unwrap_or(16))
-        .http2_max_header_list_size(16 * 1024)
+        .concurrency_limit_per_connection(calls as usize)
+        .max_concurrent_streams(calls)
+        .http2_max_header_list_size(headers)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
 }
 
 /// Starts the control thread; what is returned completes when it has ended, and fails if it panicked.

@@ -2,17 +2,21 @@
 //!
 //! A connection comes by a socket that the service manager holds ([`activation`]) or the agent binds
 //! ([`sockets`]). Its caller is known before anything it sent is read ([`peers`]), and each call is
-//! allowed or refused ([`authority`]). Libraries come to [`sessions`], people to [`service`].
+//! allowed or refused ([`authority`]), and is given room for what it sends and is answered ([`bounds`]). Libraries come to [`sessions`], people to [`service`].
 
 pub mod activation;
 pub mod apart;
 pub mod authority;
+pub mod bounds;
 pub mod budget;
 pub mod crowd;
 pub mod heard;
+pub mod incoming;
+pub mod outgoing;
 pub mod page;
 pub mod peers;
 pub mod reload;
+pub mod rooms;
 pub mod service;
 pub mod sessions;
 pub mod sockets;

@@ -4,6 +4,7 @@
 pub mod foreign;
 pub mod grave;
 pub mod logs;
+pub mod means;
 pub mod notify;
 pub mod orders;
 pub mod reaper;

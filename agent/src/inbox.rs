@@ -4,6 +4,7 @@
 //! none of the others. A message is put into a queue and a word is raised, which the control thread
 //! waits on together with the doorbells of the pages.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 pub use tidegate_node::Input as NodeInput;
@@ -43,6 +44,8 @@ pub struct Ahead {
     pub session: OwnedSemaphorePermit,
     /// Its tenant's; None: that has no limit.
     pub tenant: Option<OwnedSemaphorePermit>,
+    /// What else is held for it: room for its bytes.
+    pub room: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// The way to one process' stream. Full or closed: the process is not listening, and is cut off.

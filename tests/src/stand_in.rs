@@ -105,8 +105,10 @@ impl v1::runtime_server::Runtime for Runtime {
             sessions.len() - 1
         };
         let sessions = Arc::clone(&self.sessions);
-        let mut events = request.into_inner();
+        let (mut events, cut_tx) = (request.into_inner(), greeted.cut_tx);
         tokio::spawn(async move {
+            // The connection stays for as long as the stream is read.
+            let _cut_tx = cut_tx;
             while let Some(Ok(message)) = events.next().await {
                 let Some(event) = message.event else { continue };
                 if let Event::ScheduleRequest(wanted) = &event {
@@ -165,7 +167,7 @@ impl StandIn {
             let (connection_tx, connection_rx) = mpsc::channel(16);
             let (pages, crowd) = (
                 Arc::new(Pages::new(1)),
-                Arc::new(Crowd::new(64, Yard::start())),
+                Arc::new(Crowd::new(64, Yard::start(64))),
             );
             tokio::spawn(peers::accept_greeted(listener, pages, crowd, connection_tx));
             let service = v1::runtime_server::RuntimeServer::new(service);

@@ -9,8 +9,10 @@
 //!
 //! Decisions are [`Account`]'s; [`Budget`] and [`Purse`] keep one for each tenant and session.
 
+use crate::grpc::rooms::Room;
 use crate::inbox::Ahead;
 use crate::watch::refusals::Refusals;
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -70,6 +72,28 @@ pub fn cost(event: &Event) -> u64 {
         _ => 0,
     };
     MESSAGE + items + event.encoded_len() as u64 / BYTES
+}
+
+/// Longest message, and longest of those that list nothing.
+pub const MESSAGE_LIMIT: usize = 1 << 20;
+const PLAIN: usize = 16 << 10;
+/// Longest report on hooks; a library has some hundreds.
+const HOOKS: usize = 256 << 10;
+
+/// How long a message may be that begins so. What it is said to be is the first field of `ClientEvent`.
+#[must_use]
+pub fn longest(kind: &[u8]) -> usize {
+    let tag = match *kind {
+        [low, ..] if low < 0x80 => u32::from(low),
+        [low, high, ..] => u32::from(low & 0x7f) | u32::from(high) << 7,
+        _ => 0,
+    };
+    match tag >> 3 {
+        // Changes of RM objects, a cache, what was moved of it, requests; what a newer library says.
+        3 | 11 | 14..=16 | 26.. => MESSAGE_LIMIT,
+        6 => HOOKS,
+        _ => PLAIN,
+    }
 }
 
 const fn count<T>(list: &[T]) -> u64 {
@@ -264,13 +288,17 @@ impl Purse {
     }
 
     /// Waits until one more message may wait for the control thread.
-    pub async fn go_ahead(&self) -> Option<Ahead> {
+    pub async fn go_ahead(&self, room: Option<Arc<Room>>) -> Option<Ahead> {
         let session = Arc::clone(&self.ahead).acquire_owned().await.ok()?;
         let tenant = match &self.shared {
             Some(shared) => Some(Arc::clone(shared).acquire_owned().await.ok()?),
             None => None,
         };
-        Some(Ahead { session, tenant })
+        Some(Ahead {
+            session,
+            tenant,
+            room: room.map(|room| room as Arc<dyn Any + Send + Sync>),
+        })
     }
 }
 
@@ -287,7 +315,6 @@ impl Drop for Purse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grpc::sessions::MESSAGE_LIMIT;
     use tidegate_proto::{parts, v1};
 
     const PER_SECOND: u64 = 4_096;
@@ -310,6 +337,33 @@ mod tests {
             snapshot: true,
             events: vec![v1::RmEvent::default(); count],
         })
+    }
+
+    #[test]
+    fn only_what_lists_something_may_be_long() {
+        let begins = |event: Event| {
+            let mut bytes = Vec::new();
+            event.encode(&mut bytes);
+            longest(&bytes[..2])
+        };
+        let note = Event::Note(v1::Note::default());
+        let mapped = Event::Mapped(v1::Mapped::default());
+        let hooks = Event::Hooks(v1::HookReport::default());
+        let lists = [
+            changes(1),
+            cache(1, |nth| nth),
+            Event::Requests(v1::Requests::default()),
+            Event::Restored(v1::Restored::default()),
+        ];
+        assert_eq!([note, mapped].map(begins), [PLAIN; 2]);
+        assert_eq!(begins(hooks), HOOKS);
+        assert_eq!(lists.map(begins), [MESSAGE_LIMIT; 4]);
+        assert_eq!(
+            longest(&[0xd2, 1]),
+            MESSAGE_LIMIT,
+            "field 26 is of a newer library"
+        );
+        assert_eq!([&[][..], &[0xff], &[8, 1]].map(longest), [PLAIN; 3]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How many connections there may be: of each tenant, and of all strangers together.
 //!
 //! Every socket counts for itself. What one tenant keeps open is no reason to turn another away until all strangers
-//! together hold what the socket may have of the agent's descriptors; the rest stays for the agent itself, whose
+//! together hold what the socket may have of the agent's descriptors and memory; the rest stays for the agent itself, whose
 //! user outside of containers is no stranger. Root in a container is one.
 
 use crate::host::yard::Yard;
@@ -16,17 +16,6 @@ use tidegate_node::kinds::Tenant;
 const WATCHERS: usize = 64;
 /// Connections of all strangers on each of them.
 const ALL_WATCHERS: usize = 4 * WATCHERS;
-/// Descriptors that `hook.sock` leaves to everything else, where so many are a small part of all: the other sockets, the
-/// driver's files, the agent's own.
-const RESERVE: usize = 4 * ALL_WATCHERS;
-/// Descriptors that one attached process takes: its connection, two names of it, its control file, its UVM file.
-const PER_PROCESS: usize = 5;
-
-/// Processes of strangers that may be attached, by the limit of open files.
-fn attachable(descriptors: usize) -> usize {
-    let reserve = RESERVE.min(descriptors / 2);
-    (descriptors - reserve) / PER_PROCESS
-}
 
 /// Counts the connections to one socket.
 #[derive(Debug)]
@@ -67,11 +56,11 @@ impl Crowd {
         }
     }
 
-    /// Of `hook.sock`: as many as the descriptors reach for, and `limit` of a tenant.
+    /// Of `hook.sock`: `most` of all strangers ([`crate::host::means`]), and `limit` of a tenant.
     #[must_use]
-    pub fn at_hook(limit: usize, refusals: Arc<Refusals>, yard: Yard) -> Self {
+    pub fn at_hook(limit: usize, most: usize, refusals: Arc<Refusals>, yard: Yard) -> Self {
         Self {
-            most: attachable(crate::sys::descriptor_limit()),
+            most,
             refusals,
             what: "too many connections to hook.sock",
             ..Self::new(limit, yard)
@@ -102,6 +91,11 @@ impl Crowd {
     /// At most `limit` of a tenant from here on; who is in stays in.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// One of `tenant` asked for `what`, which is more than it may have.
+    pub fn refuse(&self, tenant: &Tenant, what: &'static str) {
+        self.refusals.note(tenant, what);
     }
 
     /// Counts a connection of `tenant` until the seat is dropped.
@@ -172,7 +166,7 @@ mod tests {
     /// P-SECURITY-7: what one tenant takes is bounded and named, and nobody else notices.
     #[test]
     fn a_container_at_its_limit_leaves_room_for_others_of_its_users() {
-        let crowd = Arc::new(Crowd::at_control(Arc::default(), Yard::start()));
+        let crowd = Arc::new(Crowd::at_control(Arc::default(), Yard::start(64)));
         let greedy = fill(&crowd, &container("a"));
         assert_eq!(greedy.len(), 64);
         assert_eq!(fill(&crowd, &container("b")).len(), 64);
@@ -183,8 +177,8 @@ mod tests {
     #[test]
     fn all_strangers_together_leave_room_for_the_agents_own_user() {
         let (control, status) = (
-            Crowd::at_control(Arc::default(), Yard::start()),
-            Crowd::at_status(Arc::default(), Yard::start()),
+            Crowd::at_control(Arc::default(), Yard::start(64)),
+            Crowd::at_status(Arc::default(), Yard::start(64)),
         );
         for (crowd, own) in [(control, 1_000), (status, 64)] {
             let crowd = Arc::new(crowd);
@@ -198,8 +192,8 @@ mod tests {
     #[test]
     fn where_few_descriptors_are_to_be_had_nobody_gets_more_than_half() {
         let crowd = Arc::new(Crowd {
-            most: attachable(1_024),
-            ..Crowd::new(1_024, Yard::start())
+            most: 102,
+            ..Crowd::new(1_024, Yard::start(64))
         });
         let greedy = fill(&crowd, &Tenant::User(70_000));
         assert_eq!(greedy.len(), 51);

@@ -8,8 +8,12 @@ pub(super) mod memory;
 
 use crate::config::Role;
 use crate::grpc::budget::Purse;
+use crate::grpc::incoming::Carried;
+use crate::grpc::rooms::Room;
 use crate::inbox::{Channel, Library, RmChange, Said, Ticket};
 use crate::wire::{method_said, role_said};
+use prost::Message as _;
+use std::sync::Arc;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_node::page::Activity;
@@ -28,11 +32,16 @@ const HELLO_LIMIT: Duration = Duration::from_secs(5);
 pub struct Stream {
     stream: Streaming<v1::ClientEvent>,
     messages: u64,
+    /// Where room for the bytes of a message is.
+    carried: Carried,
 }
 
 /// A message that is not read yet.
 #[derive(Debug)]
-pub struct Heard(Event);
+pub struct Heard {
+    event: Event,
+    room: Option<Room>,
+}
 
 /// What a message says.
 #[derive(Debug)]
@@ -69,36 +78,18 @@ pub struct Hello {
 /// The minor version of the page from which on an offline process can be asked whether it has work.
 const SAYS_WORK: u32 = 3;
 
-/// What a process says of its hooks, as it is kept.
+/// What a process says of its hooks, as it is kept: cleaned, cut and encoded, which is a fifth of what it is to work with.
 #[derive(Clone, Debug, Default)]
-pub struct HookReport {
-    rows: Vec<HookRow>,
-    unhooked: Vec<Unhooked>,
-}
-
-#[derive(Clone, Debug)]
-struct HookRow {
-    symbol: Text,
-    installed: bool,
-    resolved: bool,
-    calls: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Unhooked {
-    name: Text,
-    version: i32,
-    flags: u64,
-    count: u64,
-}
+pub struct HookReport(Vec<u8>);
 
 impl Stream {
     /// Of messages that came by a connection.
     #[must_use]
-    pub const fn new(stream: Streaming<v1::ClientEvent>) -> Self {
+    pub const fn new(stream: Streaming<v1::ClientEvent>, carried: Carried) -> Self {
         Self {
             stream,
             messages: 0,
+            carried,
         }
     }
 
@@ -116,6 +107,7 @@ impl Stream {
         let first = tokio::time::timeout(HELLO_LIMIT, self.stream.next())
             .await
             .map_err(|_| Status::deadline_exceeded("say Hello first"))?;
+        drop(self.carried.take());
         match first {
             Some(Ok(v1::ClientEvent {
                 event: Some(Event::Hello(hello)),
@@ -130,8 +122,10 @@ impl Stream {
             match self.stream.next().await? {
                 Ok(message) => {
                     self.messages += 1;
+                    // Also of one that says nothing.
+                    let room = self.carried.take();
                     if let Some(event) = message.event {
-                        return Some(Heard(event));
+                        return Some(Heard { event, room });
                     }
                     // None: of a newer library.
                 }
@@ -151,16 +145,17 @@ impl Heard {
     /// # Errors
     /// When it costs more than may ever be said at once: why, for the process.
     pub fn pay(&self, purse: &mut Purse, now: u64) -> Result<Option<Duration>, &'static str> {
-        purse.pay(&self.0, now)
+        purse.pay(&self.event, now)
     }
 
-    /// What it says.
+    /// What it says, and the room for it.
     #[must_use]
-    pub fn read(self) -> Read {
-        match self.0 {
+    pub fn read(self) -> (Read, Option<Arc<Room>>) {
+        let read = match self.event {
             Event::Hooks(report) => Read::Hooks(HookReport::from(report)),
             event => Read::Said(parts(event)),
-        }
+        };
+        (read, self.room.map(Arc::new))
     }
 }
 
@@ -196,57 +191,48 @@ impl From<&v1::Hello> for Hello {
 
 /// Rows of a hook report that are kept; a library has some hundreds.
 const ROWS: usize = 1_024;
+/// Bytes of a symbol that are kept.
+const SYMBOL: usize = 64;
+
+fn symbol(raw: &str) -> String {
+    let mut kept = String::from(Text::name(raw));
+    while kept.len() > SYMBOL {
+        kept.pop();
+    }
+    kept
+}
 
 impl From<v1::HookReport> for HookReport {
-    fn from(report: v1::HookReport) -> Self {
-        let row = |row: v1::HookRow| HookRow {
-            symbol: Text::name(&row.symbol),
-            installed: row.installed,
-            resolved: row.resolved,
-            calls: row.calls,
-        };
-        let unhooked = |abi: v1::UnhookedAbi| Unhooked {
-            name: Text::name(&abi.name),
-            version: abi.version,
-            flags: abi.flags,
-            count: abi.count,
-        };
-        Self {
-            rows: report.rows.into_iter().take(ROWS).map(row).collect(),
-            unhooked: report
-                .unhooked
-                .into_iter()
-                .take(ROWS)
-                .map(unhooked)
-                .collect(),
+    fn from(mut report: v1::HookReport) -> Self {
+        report.rows.truncate(ROWS);
+        report.unhooked.truncate(ROWS);
+        for row in &mut report.rows {
+            row.symbol = symbol(&row.symbol);
         }
+        for abi in &mut report.unhooked {
+            abi.name = symbol(&abi.name);
+        }
+        Self(report.encode_to_vec())
     }
 }
 
 impl HookReport {
     /// As status shows it: the rows, and what was resolved in an ABI without a wrapper.
     #[must_use]
-    pub fn shown(self) -> (Vec<v1::HookRow>, Vec<v1::UnhookedAbi>) {
-        let row = |row: HookRow| v1::HookRow {
-            symbol: row.symbol.into(),
-            installed: row.installed,
-            resolved: row.resolved,
-            calls: row.calls,
-        };
-        let unhooked = |abi: Unhooked| v1::UnhookedAbi {
-            name: abi.name.into(),
-            version: abi.version,
-            flags: abi.flags,
-            count: abi.count,
-        };
-        (
-            self.rows.into_iter().map(row).collect(),
-            self.unhooked.into_iter().map(unhooked).collect(),
-        )
+    pub fn shown(&self) -> (Vec<v1::HookRow>, Vec<v1::UnhookedAbi>) {
+        let report = v1::HookReport::decode(&*self.0).unwrap_or_default();
+        (report.rows, report.unhooked)
+    }
+
+    /// What it takes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.0.len()
     }
 }
 
-/// Changes to RM objects that the control thread is told of at once. A snapshot is one: what is not in it is gone.
+/// Changes to RM objects, or requests, that the control thread is told of at once. A snapshot of objects is one: what is
+/// not in it is gone.
 const SLICE: usize = 64;
 
 /// A long message in parts, between which others are heard.
@@ -261,6 +247,10 @@ fn slices(said: Said) -> Vec<Said> {
                 snapshot: false,
                 changes: part.to_vec(),
             })
+            .collect(),
+        Said::Memory(said) => memory::slices(*said, SLICE)
+            .into_iter()
+            .map(|part| Said::Memory(Box::new(part)))
             .collect(),
         said => vec![said],
     }
@@ -376,6 +366,68 @@ fn change(event: v1::RmEvent) -> Option<RmChange> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_node::memory::MemorySaid;
+
+    /// P-SECURITY-13: what stays of what a tenant sends and asks is at most its share.
+    #[test]
+    fn a_report_of_hooks_is_kept_in_as_many_bytes_as_its_rows_may_have() {
+        let row = v1::HookRow {
+            symbol: "\u{10348}".repeat(64),
+            installed: true,
+            resolved: true,
+            calls: u64::MAX,
+        };
+        let kept = HookReport::from(v1::HookReport {
+            rows: vec![row; 2_048],
+            ..v1::HookReport::default()
+        });
+        assert!(kept.bytes() <= ROWS * (SYMBOL + 32), "{}", kept.bytes());
+        let (rows, _) = kept.shown();
+        assert_eq!((rows.len(), rows[0].symbol.len()), (ROWS, SYMBOL));
+        assert_eq!((rows[0].installed, rows[0].calls), (true, u64::MAX));
+    }
+
+    /// P-SECURITY-9: preemption does not wait for what a stranger says.
+    #[test]
+    fn many_requests_are_told_in_parts_that_say_the_same() {
+        let held = |request| v1::RequestBlocks {
+            request,
+            blocks: vec![1],
+            ..v1::RequestBlocks::default()
+        };
+        let said = parts(Event::Requests(v1::Requests {
+            snapshot: true,
+            set: (0..1_000).map(held).collect(),
+            forgotten: (0..500).collect(),
+        }));
+        assert!(said.len() > 1_500 / SLICE);
+        let mut requests = Vec::new();
+        for (nth, part) in said.into_iter().enumerate() {
+            let Said::Memory(part) = part else {
+                panic!("{part:?}");
+            };
+            let MemorySaid::Requests {
+                snapshot,
+                set,
+                forgotten,
+            } = *part
+            else {
+                panic!("{part:?}");
+            };
+            assert_eq!(snapshot, nth == 0, "what is said anew is said first");
+            assert!(set.len() + forgotten.len() <= SLICE);
+            requests.extend(set.iter().map(|held| (held.request.0, true)));
+            requests.extend(forgotten.iter().map(|request| (request.0, false)));
+        }
+        let all = (0..1_000).map(|request| (request, true));
+        let all = all.chain((0..500).map(|request| (request, false)));
+        assert_eq!(requests, all.collect::<Vec<_>>());
+        let none = parts(Event::Requests(v1::Requests {
+            snapshot: true,
+            ..v1::Requests::default()
+        }));
+        assert_eq!(none.len(), 1, "that there are none is said, too");
+    }
 
     #[test]
     fn what_does_not_parse_is_skipped() {

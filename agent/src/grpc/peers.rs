@@ -9,6 +9,7 @@
 //! ([`crate::host::foreign`]).
 
 use crate::grpc::crowd::Crowd;
+use crate::grpc::outgoing::{TAKEN_WITHIN, Taking, UNTAKEN};
 use crate::host::foreign::{Foreign, Held, Wire};
 use crate::identity::{Credentials, credentials, tenant};
 use crate::sys::{self, SharedPage};
@@ -24,7 +25,7 @@ use tidegate_node::kinds::Tenant;
 use tidegate_proto::greeting::{self, First, Greeting};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tonic::transport::server::Connected;
 
 /// How long a client may take for its first sixteen bytes.
@@ -38,6 +39,8 @@ const FIRST_BYTE_LIMIT: Duration = Duration::from_secs(10);
 const SILENCE_LIMIT: Duration = Duration::from_secs(25);
 /// How often the server of those sockets pings.
 pub const PING_EVERY: Duration = Duration::from_secs(10);
+/// How long a connection may stay after the stream has ended for which it was there.
+const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// Who is at the other end, known to every handler of the connection.
 #[derive(Clone, Debug)]
@@ -46,6 +49,8 @@ pub struct Peer {
     pub credentials: Arc<Credentials>,
     /// What came with the greeting; the one Attach stream of the connection takes it.
     pub greeted: Option<Arc<Mutex<Option<Greeted>>>>,
+    /// How far it takes what it is answered.
+    pub taking: Arc<Taking>,
 }
 
 /// What a connection of `hook.sock` starts with.
@@ -61,6 +66,8 @@ pub struct Greeted {
     pub page: Option<SharedPage>,
     /// Not looked at yet.
     pub control_file: Option<Foreign>,
+    /// Closes the connection: at once when it is sent, soon when it is dropped.
+    pub cut_tx: Option<oneshot::Sender<()>>,
 }
 
 /// An admitted connection.
@@ -69,6 +76,25 @@ pub struct Connection {
     wire: Wire,
     peer: Peer,
     limit: Limit,
+    watch: Watch,
+}
+
+/// What else may end it.
+#[derive(Debug)]
+enum Watch {
+    /// The session that came by it has ended, or another connection of its process took its place.
+    Session(oneshot::Receiver<()>),
+    /// Its peer takes no answer. When that is looked at next, and where it is told.
+    Reader(Pin<Box<tokio::time::Sleep>>, Arc<Crowd>),
+    /// Nothing.
+    None,
+}
+
+impl Watch {
+    fn reader(crowd: &Arc<Crowd>) -> Self {
+        let look = tokio::time::sleep(TAKEN_WITHIN / 3);
+        Self::Reader(Box::pin(look), Arc::clone(crowd))
+    }
 }
 
 /// What a connection is closed for.
@@ -78,6 +104,8 @@ enum Limit {
     Attach(Pin<Box<tokio::time::Sleep>>),
     /// The peer has sent nothing until then, which moves on with every byte.
     Silence(Pin<Box<tokio::time::Sleep>>),
+    /// Its session has ended: what is said last may be read until then.
+    End(Pin<Box<tokio::time::Sleep>>),
     /// Nothing any more.
     None,
 }
@@ -191,8 +219,10 @@ async fn hear(stream: UnixStream, crowd: &Arc<Crowd>) -> io::Result<Connection> 
         peer: Peer {
             credentials: Arc::new(caller.identify()?),
             greeted: None,
+            taking: Arc::default(),
         },
         limit: Limit::Silence(Box::pin(tokio::time::sleep(SILENCE_LIMIT))),
+        watch: Watch::reader(crowd),
     })
 }
 
@@ -310,20 +340,24 @@ async fn greet(stream: UnixStream, pages: &Pages, crowd: &Arc<Crowd>) -> io::Res
         }
     };
     let credentials = caller.identify()?;
+    let (cut_tx, cut_rx) = oneshot::channel();
     let greeted = Greeted {
         session,
         greeted_ns,
         pidfd: caller.pidfd,
         page,
         control_file,
+        cut_tx: Some(cut_tx),
     };
     Ok(Connection {
         wire,
         peer: Peer {
             credentials: Arc::new(credentials),
             greeted: Some(Arc::new(Mutex::new(Some(greeted)))),
+            taking: Arc::default(),
         },
         limit: Limit::Attach(Box::pin(tokio::time::sleep(ATTACH_LIMIT))),
+        watch: Watch::Session(cut_rx),
     })
 }
 
@@ -380,30 +414,50 @@ impl Peer {
     }
 }
 
+impl Connection {
+    /// Why it is closed, if it is.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        match &mut self.watch {
+            Watch::Session(cut_rx) => match Pin::new(cut_rx).poll(cx) {
+                Poll::Ready(Ok(())) => return Poll::Ready("its process attached again"),
+                Poll::Ready(Err(_)) => {
+                    self.watch = Watch::None;
+                    self.limit = Limit::End(Box::pin(tokio::time::sleep(END_LIMIT)));
+                }
+                Poll::Pending => {}
+            },
+            Watch::Reader(look, crowd) => {
+                while look.as_mut().poll(cx).is_ready() {
+                    if self.peer.taking.is_stuck(crate::clock::now_ns()) {
+                        crowd.refuse(&self.peer.credentials.tenant, UNTAKEN);
+                        return Poll::Ready("the client takes no answer");
+                    }
+                    look.as_mut().set(tokio::time::sleep(TAKEN_WITHIN / 3));
+                }
+            }
+            Watch::None => {}
+        }
+        // One that stops halfway through HTTP/2, or never calls, would hold its descriptors for ever.
+        if matches!(self.limit, Limit::Attach(_)) && self.peer.has_attached() {
+            self.limit = Limit::None;
+        }
+        let (limit, why) = match &mut self.limit {
+            Limit::Attach(limit) => (limit, "the client never attached"),
+            Limit::Silence(limit) => (limit, "the client says nothing"),
+            Limit::End(limit) => (limit, "its session has ended"),
+            Limit::None => return Poll::Pending,
+        };
+        limit.as_mut().poll(cx).map(|()| why)
+    }
+}
+
 impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        // One that stops halfway through HTTP/2, or never calls, would hold its descriptors for ever.
-        if matches!(self.limit, Limit::Attach(_)) && self.peer.has_attached() {
-            self.limit = Limit::None;
-        }
-        let late = match &mut self.limit {
-            Limit::Attach(limit) => limit
-                .as_mut()
-                .poll(cx)
-                .is_ready()
-                .then_some("the client never attached"),
-            Limit::Silence(limit) => limit
-                .as_mut()
-                .poll(cx)
-                .is_ready()
-                .then_some("the client says nothing"),
-            Limit::None => None,
-        };
-        if let Some(why) = late {
+        if let Poll::Ready(why) = self.poll_end(cx) {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
         }
         let taken = loop {

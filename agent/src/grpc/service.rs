@@ -21,6 +21,7 @@ use crate::watch::gauge::Gauge;
 use crate::watch::metrics::serve::Configured;
 use crate::watch::refusals::Refusals;
 use crate::wire::{role, role_said};
+use prost::Message as _;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_node::spans::Span;
@@ -31,8 +32,9 @@ use tonic::{Request, Response, Status};
 
 /// How long the control thread may take for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// Events given to a reader at once, and messages on their way to it.
+/// Events that a reader is given at once: so many, and of so many bytes.
 const PAGE: usize = 256;
+const PAGE_BYTES: usize = 64 << 10;
 
 /// The Node and Control services.
 #[derive(Clone, Debug)]
@@ -248,8 +250,8 @@ impl v1::node_server::Node for Service {
             since_seq,
             no_follow,
         } = request.into_inner();
-        let first = self.events.since(since_seq, PAGE).map_err(too_late)?;
-        let (event_tx, event_rx) = mpsc::channel(PAGE);
+        let first = page(&self.events, since_seq).map_err(too_late)?;
+        let (event_tx, event_rx) = mpsc::channel(1);
         tokio::spawn(follow(
             Arc::clone(&self.events),
             first,
@@ -259,6 +261,20 @@ impl v1::node_server::Node for Service {
         ));
         Ok(Response::new(event_rx.into()))
     }
+}
+
+/// The next events from `since` on.
+fn page(events: &EventLog, since: u64) -> Result<Vec<v1::Event>, Compacted> {
+    let mut page = events.since(since, PAGE)?;
+    let mut bytes = 0;
+    let within = page.iter().take_while(|event| {
+        bytes += event.encoded_len();
+        bytes <= PAGE_BYTES
+    });
+    let within = within.count().max(1);
+    page.truncate(within);
+    page.shrink_to_fit();
+    Ok(page)
 }
 
 fn too_late(compacted: Compacted) -> Status {
@@ -286,7 +302,7 @@ async fn follow(
             }
         }
         newest.mark_unchanged();
-        batch = match events.since(next, PAGE) {
+        batch = match page(&events, next) {
             Ok(batch) => batch,
             Err(_) => {
                 let slow = Status::resource_exhausted("the reader is too slow");

@@ -7,7 +7,9 @@ use crate::clock::now_ns;
 use crate::config::{AgentLoss, Config, Loaded, OnAgentLoss};
 use crate::grpc::budget::{Budget, Purse};
 use crate::grpc::heard::{self, Hello, HookReport, Read, memory};
+use crate::grpc::incoming::Carried;
 use crate::grpc::peers::{Greeted, Peer};
+use crate::grpc::rooms::{Room, Rooms};
 use crate::host::reaper::Reaper;
 use crate::host::yard::Yard;
 use crate::identity::rules::{decide, refused};
@@ -22,28 +24,52 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_node::clock::{ProcessClock, Stamp};
 use tidegate_node::file::SentFile;
+use tidegate_node::kinds::{Process, Tenant};
 use tidegate_node::text::Text;
 use tidegate_policy::fair::Gives;
 use tidegate_proto::v1;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Messages on their way to one process.
 const OUTBOX: usize = 1_024;
-/// Largest message of a client: a snapshot of 1 024 channels is under 64 KiB.
-pub const MESSAGE_LIMIT: usize = 1 << 20;
 
 /// What it understands of memory, as `Welcome.memory` counts it: stripes by their kinds.
 const MEMORY: u32 = 1;
 
 /// Hook reports of the attached processes, for status.
-#[derive(Debug, Default)]
-pub struct HookReports(Mutex<HashMap<u64, HookReport>>);
+#[derive(Debug)]
+pub struct HookReports {
+    rooms: Arc<Rooms>,
+    kept: Mutex<HashMap<u64, (HookReport, Room)>>,
+}
+
+/// Bytes of all reports that are kept: they have to fit into one answer.
+const REPORTS: usize = 16 << 20;
+/// What is told of whose report is not kept.
+const UNKEPT: &str = "too many bytes in reports on hooks: they are not kept";
 
 impl HookReports {
-    fn put(&self, session: u64, report: HookReport) {
-        self.lock().insert(session, report);
+    /// None yet. Each takes its room of `rooms`.
+    #[must_use]
+    pub fn new(rooms: Arc<Rooms>) -> Self {
+        Self {
+            rooms,
+            kept: Mutex::default(),
+        }
+    }
+
+    fn put(&self, session: u64, tenant: &Tenant, report: HookReport) {
+        let mut kept = self.lock();
+        kept.remove(&session);
+        let all: usize = kept.values().map(|(report, _)| report.bytes()).sum();
+        if all + report.bytes() > REPORTS {
+            return self.rooms.refuse(tenant, UNKEPT);
+        }
+        if let Some(room) = self.rooms.take_or_refuse(tenant, report.bytes(), UNKEPT) {
+            kept.insert(session, (report, room));
+        }
     }
 
     fn remove(&self, session: u64) {
@@ -53,10 +79,45 @@ impl HookReports {
     /// The last report of a session.
     #[must_use]
     pub fn get(&self, session: u64) -> Option<HookReport> {
-        self.lock().get(&session).cloned()
+        self.lock().get(&session).map(|(report, _)| report.clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, HookReport>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, (HookReport, Room)>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What closes the connection of each attached process. A process has one: the older one goes when it attaches again.
+#[derive(Debug, Default)]
+struct Attached(Mutex<HashMap<Process, (u64, oneshot::Sender<()>)>>);
+
+impl Attached {
+    /// `process` attached as `session`.
+    fn enter(&self, process: Process, session: u64, cut_tx: oneshot::Sender<()>) {
+        let older = self.lock().insert(process, (session, cut_tx));
+        if let Some((older, cut_tx)) = older {
+            tracing::debug!(
+                older,
+                session,
+                pid = process.pid,
+                "a process attached again"
+            );
+            let _ = cut_tx.send(());
+        }
+    }
+
+    /// `session` has ended: its connection is closed when its last word was read.
+    fn leave(&self, process: Process, session: u64) {
+        let mut all = self.lock();
+        if all
+            .get(&process)
+            .is_some_and(|(known, _)| *known == session)
+        {
+            all.remove(&process);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Process, (u64, oneshot::Sender<()>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -70,12 +131,13 @@ pub struct Sessions {
     hooks: Arc<HookReports>,
     budget: Arc<Budget>,
     yard: Yard,
+    attached: Arc<Attached>,
 }
 
 impl Sessions {
     /// A service that decides by what is in force when a process attaches.
     #[must_use]
-    pub const fn new(
+    pub fn new(
         in_force: watch::Receiver<Arc<Loaded>>,
         mailbox: Mailbox,
         reaper: Arc<Reaper>,
@@ -90,6 +152,7 @@ impl Sessions {
             hooks,
             budget,
             yard,
+            attached: Arc::default(),
         }
     }
 
@@ -183,7 +246,7 @@ impl v1::runtime_server::Runtime for Sessions {
             .get::<Peer>()
             .cloned()
             .ok_or_else(|| Status::internal("the connection has no peer"))?;
-        let greeted = peer
+        let mut greeted = peer
             .greeted
             .as_ref()
             .and_then(|greeted| {
@@ -193,7 +256,8 @@ impl v1::runtime_server::Runtime for Sessions {
             .ok_or_else(|| {
                 Status::failed_precondition("a connection attaches once: connect again")
             })?;
-        let mut events = heard::Stream::new(request.into_inner());
+        let carried = request.extensions().get::<Carried>().cloned();
+        let mut events = heard::Stream::new(request.into_inner(), carried.unwrap_or_default());
         let hello = events.hello().await?;
         let heard_ns = now_ns();
         let Some(clock) = clock(&peer, &greeted, &hello, heard_ns) else {
@@ -211,6 +275,9 @@ impl v1::runtime_server::Runtime for Sessions {
             .try_clone()
             .map_err(|error| Status::resource_exhausted(error.to_string()))?;
         let (tell_tx, tell_rx) = mpsc::channel(OUTBOX);
+        if let Some(cut_tx) = greeted.cut_tx.take() {
+            self.attached.enter(process, session, cut_tx);
+        }
         let loaded = Arc::clone(&self.in_force.borrow());
         self.yard.house(session, peer.credentials.tenant.clone());
         let newcomer = Self::newcomer(&loaded.config, &peer, greeted, hello, clock, tell_tx);
@@ -218,21 +285,24 @@ impl v1::runtime_server::Runtime for Sessions {
         if let Err(error) = self.reaper.watch(process, pidfd) {
             self.mailbox.put(NodeInput::Disconnected(session));
             self.yard.leave(session);
+            self.attached.leave(process, session);
             return Err(Status::resource_exhausted(error.to_string()));
         }
         let (refused_tx, refused_rx) = mpsc::channel(1);
-        tokio::spawn(listen(
+        let listener = Listener {
             session,
-            events,
-            self.mailbox.clone(),
-            Arc::clone(&self.hooks),
-            self.budget.purse(
-                &peer.credentials.tenant,
-                loaded.config.tuning.messages_per_second,
-            ),
-            (refused_tx, heard_tx),
-            self.yard.clone(),
-        ));
+            process,
+            tenant: peer.credentials.tenant.clone(),
+            mailbox: self.mailbox.clone(),
+            hooks: Arc::clone(&self.hooks),
+            attached: Arc::clone(&self.attached),
+            yard: self.yard.clone(),
+        };
+        let purse = self.budget.purse(
+            &peer.credentials.tenant,
+            loaded.config.tuning.messages_per_second,
+        );
+        tokio::spawn(listener.listen(events, purse, (refused_tx, heard_tx)));
         let limits = limits(&loaded.config);
         let commands = tokio_stream::wrappers::ReceiverStream::new(tell_rx)
             .map(move |tell| Ok(command(tell, limits)));
@@ -250,41 +320,55 @@ impl v1::runtime_server::Runtime for Sessions {
     }
 }
 
-/// Reads a client's stream to its end.
-async fn listen(
+/// Who reads a client's stream.
+struct Listener {
     session: u64,
-    mut events: heard::Stream,
+    process: Process,
+    tenant: Tenant,
     mailbox: Mailbox,
     hooks: Arc<HookReports>,
-    mut purse: Purse,
-    (refused_tx, heard_tx): (mpsc::Sender<&'static str>, watch::Sender<u64>),
+    attached: Arc<Attached>,
     yard: Yard,
-) {
-    while let Some(heard) = events.next().await {
-        match heard.pay(&mut purse, now_ns()) {
-            Ok(None) => {}
-            Ok(Some(pause)) => tokio::time::sleep(pause).await,
-            Err(why) => {
-                let _ = refused_tx.send(why).await;
-                break;
-            }
-        }
-        match heard.read() {
-            Read::Hooks(report) => hooks.put(session, report),
-            Read::Said(parts) => {
-                for said in parts {
-                    let Some(ahead) = purse.go_ahead().await else {
-                        break;
-                    };
-                    mailbox.put(Input::Node(NodeInput::Said(session, said), Some(ahead)));
+}
+
+impl Listener {
+    /// Reads it to its end.
+    async fn listen(
+        self,
+        mut events: heard::Stream,
+        mut purse: Purse,
+        (refused_tx, heard_tx): (mpsc::Sender<&'static str>, watch::Sender<u64>),
+    ) {
+        let session = self.session;
+        while let Some(heard) = events.next().await {
+            match heard.pay(&mut purse, now_ns()) {
+                Ok(None) => {}
+                Ok(Some(pause)) => tokio::time::sleep(pause).await,
+                Err(why) => {
+                    let _ = refused_tx.send(why).await;
+                    break;
                 }
             }
+            let (read, room) = heard.read();
+            match read {
+                Read::Hooks(report) => self.hooks.put(session, &self.tenant, report),
+                Read::Said(parts) => {
+                    for said in parts {
+                        let Some(ahead) = purse.go_ahead(room.clone()).await else {
+                            break;
+                        };
+                        let said = NodeInput::Said(session, said);
+                        self.mailbox.put(Input::Node(said, Some(ahead)));
+                    }
+                }
+            }
+            heard_tx.send_replace(events.messages());
         }
-        heard_tx.send_replace(events.messages());
+        self.hooks.remove(session);
+        self.yard.leave(session);
+        self.mailbox.put(NodeInput::Disconnected(session));
+        self.attached.leave(self.process, session);
     }
-    hooks.remove(session);
-    yard.leave(session);
-    mailbox.put(NodeInput::Disconnected(session));
 }
 
 /// Says how many messages were read, as often as that is taken: only the newest count matters.

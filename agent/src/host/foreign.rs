@@ -191,7 +191,7 @@ mod tests {
     /// P-SECURITY-12: files that strangers pass where none belongs take no descriptor and no thread of the agent's.
     #[tokio::test]
     async fn of_the_files_that_come_at_most_one_is_received_and_its_seat_is_held() {
-        let yard = Yard::start();
+        let yard = Yard::start(64);
         let seat: Held = Arc::new(());
         let wire = |near| {
             let stream = UnixStream::from_std(near).expect("a runtime");

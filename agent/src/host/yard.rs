@@ -2,17 +2,23 @@
 //!
 //! To close a socket with unsent data, or to look at a file of somebody's own file system, takes as long as its maker
 //! likes. Whoever does that is lost until then. So each tenant has one thread at a time, and another stands by whenever one
-//! begins: who makes a thread wait waits for it alone.
+//! begins: who makes a thread wait waits for it alone. Some threads are kept for the agent's own user. Whose work waits for
+//! longer than [`LATE_NS`], and who makes a thread wait for so long, [`Yard::late`] names.
 
 use super::grave::Grave;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tidegate_node::kinds::Tenant;
 
-/// Threads there may be. So many tenants have to work together before others wait for them.
-const THREADS: usize = 64;
+/// Threads that strangers leave to the agent's own user.
+const RESERVED: usize = 2;
+/// What lasts longer is told of.
+const LATE_NS: u64 = 1_000_000_000;
+/// What is told of whose file makes a thread wait, and of who waits for one.
+const STUCK: &str = "a file that it passed keeps a thread waiting";
+const WAITS: &str = "its files wait, because files of others keep all threads waiting";
 
 /// Something to do.
 pub type Job = Box<dyn FnOnce() + Send>;
@@ -26,15 +32,17 @@ struct Inner {
     state: Mutex<State>,
     more: Condvar,
     grave: Option<Grave>,
+    /// Threads there may be.
+    most: usize,
 }
 
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<Tenant, VecDeque<Job>>,
-    /// Tenants with something to do and no thread, in turn.
-    turn: VecDeque<Tenant>,
-    /// Tenants with a thread.
-    working: BTreeSet<Tenant>,
+    /// Tenants with something to do and no thread, in turn, each since when, ns.
+    turn: VecDeque<(Tenant, u64)>,
+    /// Tenants with a thread, each since when it does what it does.
+    working: BTreeMap<Tenant, u64>,
     /// Threads that look for something to do, or are about to.
     idle: usize,
     threads: usize,
@@ -51,14 +59,15 @@ impl fmt::Debug for State {
 }
 
 impl Yard {
-    /// With one thread. It lives as long as the process.
+    /// With one thread, and at most `most` ([`super::means`]). It lives as long as the process.
     #[must_use]
-    pub fn start() -> Self {
+    pub fn start(most: usize) -> Self {
         let grave = Grave::start().inspect_err(|error| {
             tracing::warn!(%error, "connections with files on them are closed by the threads of their tenants");
         });
         let yard = Self(Arc::new(Inner {
             grave: grave.ok(),
+            most,
             ..Inner::default()
         }));
         yard.0.lock().count_one();
@@ -82,8 +91,8 @@ impl Yard {
         let mut state = self.0.lock();
         let jobs = state.waiting.entry(tenant.clone()).or_default();
         jobs.push_back(Box::new(job));
-        if jobs.len() == 1 && !state.working.contains(&tenant) {
-            state.turn.push_back(tenant);
+        if jobs.len() == 1 && !state.working.contains_key(&tenant) {
+            state.turn.push_back((tenant, crate::clock::now_ns()));
             self.0.more.notify_one();
         }
     }
@@ -92,6 +101,19 @@ impl Yard {
     pub fn put_for(&self, session: u64, job: impl FnOnce() + Send + 'static) {
         let tenant = self.0.lock().sessions.get(&session).cloned();
         self.put(tenant.unwrap_or_default(), job);
+    }
+
+    /// Tenants whose work waits at `now_ns`, and those who make a thread wait, for too long: what is told of them.
+    #[must_use]
+    pub fn late(&self, now_ns: u64) -> Vec<(Tenant, &'static str)> {
+        let state = self.0.lock();
+        let late = |since: u64| now_ns.saturating_sub(since) >= LATE_NS;
+        let working = state.working.iter().filter(|(_, since)| late(**since));
+        let waiting = state.turn.iter().filter(|(_, since)| late(*since));
+        let stuck = working.map(|(tenant, _)| (tenant.clone(), STUCK));
+        stuck
+            .chain(waiting.map(|(tenant, _)| (tenant.clone(), WAITS)))
+            .collect()
     }
 
     /// What is done for `session` is done for `tenant` from here on.
@@ -126,7 +148,7 @@ impl Inner {
         loop {
             let mut state = self.lock();
             let (tenant, job) = loop {
-                if let Some(next) = state.next() {
+                if let Some(next) = state.next(self.most) {
                     break next;
                 }
                 state = self
@@ -136,7 +158,7 @@ impl Inner {
             };
             state.idle -= 1;
             // Before the work: this thread may never come back from it.
-            let grows = state.idle == 0 && state.threads < THREADS;
+            let grows = state.idle == 0 && state.threads < self.most;
             if grows {
                 state.count_one();
             }
@@ -158,10 +180,18 @@ impl State {
         self.idle += 1;
     }
 
-    fn next(&mut self) -> Option<(Tenant, Job)> {
-        let tenant = self.turn.pop_front()?;
+    /// What is to be done next, where there are at most so many threads.
+    fn next(&mut self, most: usize) -> Option<(Tenant, Job)> {
+        let is_own = |tenant: &Tenant| *tenant == Tenant::Agent;
+        let strangers = self.working.keys().filter(|tenant| !is_own(tenant)).count();
+        let room = strangers + RESERVED.min(most / 2) < most;
+        let at = self
+            .turn
+            .iter()
+            .position(|(tenant, _)| room || is_own(tenant))?;
+        let (tenant, _) = self.turn.remove(at)?;
         let job = self.waiting.get_mut(&tenant)?.pop_front()?;
-        self.working.insert(tenant.clone());
+        self.working.insert(tenant.clone(), crate::clock::now_ns());
         Some((tenant, job))
     }
 
@@ -172,7 +202,7 @@ impl State {
             .get(&tenant)
             .is_some_and(|jobs| !jobs.is_empty())
         {
-            self.turn.push_back(tenant);
+            self.turn.push_back((tenant, crate::clock::now_ns()));
         } else {
             self.waiting.remove(&tenant);
         }
@@ -190,7 +220,7 @@ mod tests {
     /// P-SECURITY-8: what a stranger passes makes nobody wait but itself.
     #[test]
     fn who_makes_a_thread_wait_waits_for_it_alone() {
-        let yard = Yard::start();
+        let yard = Yard::start(64);
         let (held_tx, held_rx) = channel::<()>();
         let (done_tx, done_rx) = channel();
         let stuck = Tenant::User(7);
@@ -222,5 +252,39 @@ mod tests {
             .collect();
         assert_eq!(done, [(7, 0), (7, 1), (7, 2)]);
         assert!(yard.0.lock().threads <= 5);
+    }
+
+    /// P-SECURITY-11: few threads serve all strangers, and none of them is the last one for the agent's own user.
+    #[test]
+    fn who_keeps_all_threads_waiting_is_named_and_leaves_some_to_the_agents_own_user() {
+        let yard = Yard::start(6);
+        let (held_tx, held_rx) = channel::<()>();
+        let held_rx = Arc::new(Mutex::new(held_rx));
+        let (begun_tx, begun_rx) = channel();
+        for uid in 1..=6 {
+            let (held_rx, begun_tx) = (Arc::clone(&held_rx), begun_tx.clone());
+            yard.put(Tenant::User(uid), move || {
+                let _ = begun_tx.send(uid);
+                let _ = held_rx.lock().expect("not poisoned").recv();
+            });
+        }
+        let begun: Vec<u32> = (0..4)
+            .map(|_| begun_rx.recv_timeout(SOON).expect("in time"))
+            .collect();
+        assert_eq!(begun, [1, 2, 3, 4]);
+        let (own_tx, own_rx) = channel();
+        yard.put(Tenant::Agent, move || own_tx.send(()).expect("heard"));
+        own_rx.recv_timeout(SOON).expect("root's work is done");
+        let now = crate::clock::now_ns();
+        assert_eq!(yard.late(now - LATE_NS), []);
+        let late = yard.late(now + LATE_NS);
+        let strangers = || late.iter().filter(|(tenant, _)| *tenant != Tenant::Agent);
+        let of = |what| strangers().filter(|(_, said)| *said == what).count();
+        assert_eq!((of(STUCK), of(WAITS)), (4, 2), "{late:?}");
+        assert_eq!(yard.0.lock().threads, 6);
+        drop(held_tx);
+        for uid in [5, 6] {
+            assert_eq!(begun_rx.recv_timeout(SOON).expect("in time"), uid);
+        }
     }
 }

@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::grpc::budget::Budget;
 use crate::grpc::crowd::Crowd;
 use crate::grpc::peers::{self, Pages};
+use crate::grpc::rooms::Rooms;
 use crate::grpc::sessions::{HookReports, Sessions};
 use crate::host::reaper::Reaper;
 use crate::host::yard::Yard;
@@ -53,7 +54,7 @@ impl Server {
         listener
             .set_nonblocking(true)
             .map_err(prepare("listen for its library"))?;
-        let yard = Yard::start();
+        let yard = Yard::start(1);
         let reaper = Reaper::new().map_err(prepare("watch it"))?;
         let mut config = Config::default();
         config.identity.trust_env_uids = vec![nix::unistd::Uid::effective().as_raw()];
@@ -62,7 +63,7 @@ impl Server {
             in_force,
             mailbox,
             Arc::new(reaper),
-            Arc::new(HookReports::default()),
+            Arc::new(HookReports::new(Arc::new(Rooms::new(0, Arc::default())))),
             Arc::new(Budget::new(Arc::default())),
             yard.clone(),
         );

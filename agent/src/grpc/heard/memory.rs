@@ -104,11 +104,55 @@ fn moved(seq: u64, answer: Answer, stripes: Vec<u32>, log: u64) -> MemorySaid {
 }
 
 fn held(set: v1::RequestBlocks) -> HeldBlocks {
+    let mut blocks = set.blocks;
+    blocks.truncate(parts::BLOCKS);
+    // Here, where nobody's preemption waits: what is in order already takes policy a look each.
+    blocks.sort_unstable();
+    blocks.dedup();
     HeldBlocks {
         request: RequestId(set.request),
         tokens: Tokens(set.tokens.into()),
-        blocks: set.blocks.into_iter().map(BlockId).collect(),
+        blocks: blocks.into_iter().map(BlockId).collect(),
     }
+}
+
+/// Requests in parts of `most`, since policy settles after each of them; anything else as it is.
+pub(super) fn slices(said: MemorySaid, most: usize) -> Vec<MemorySaid> {
+    let MemorySaid::Requests {
+        snapshot,
+        set,
+        forgotten,
+    } = said
+    else {
+        return vec![said];
+    };
+    let mut parts = Vec::new();
+    let mut part = |set, forgotten| {
+        parts.push(MemorySaid::Requests {
+            snapshot: snapshot && parts.is_empty(),
+            set,
+            forgotten,
+        });
+    };
+    let mut set = set.into_iter();
+    loop {
+        let some: Vec<HeldBlocks> = set.by_ref().take(most).collect();
+        if some.is_empty() {
+            break;
+        }
+        part(some, Vec::new());
+    }
+    for some in forgotten.chunks(most) {
+        part(Vec::new(), some.to_vec());
+    }
+    if parts.is_empty() {
+        parts.push(MemorySaid::Requests {
+            snapshot,
+            set: Vec::new(),
+            forgotten: Vec::new(),
+        });
+    }
+    parts
 }
 
 const fn answer(result: MemoryResult) -> Answer {

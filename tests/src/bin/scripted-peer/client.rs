@@ -3,6 +3,7 @@
 use crate::attack;
 use crate::rm::{self, Objects};
 use crate::say::say;
+use crate::wire;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -176,6 +177,32 @@ impl Peer {
             }
             "linger" => {
                 self.held.extend(attack::linger(&run_dir()).map_err(text)?);
+                Ok(String::new())
+            }
+            "again" => {
+                for _ in 0..number::<u32>(words, 0)? {
+                    self.connect(Some("nofile"))?;
+                    self.hello(&["offline", "again"]).await?;
+                }
+                Ok(String::new())
+            }
+            "begin" => {
+                self.connect(Some("nofile"))?;
+                let stream = self.stream.take().ok_or("it was connected")?;
+                // A hello that says nothing, and the first bytes of a list of requests.
+                let mut bytes = vec![0, 0, 0, 0, 2, 0x0a, 0];
+                bytes.extend([0, 0, 0x10, 0, 0, 0x82, 1]);
+                bytes.extend([0; 10_000]);
+                let attach = "/tidegate.v1.Runtime/Attach";
+                wire::call(stream, attach, (1, true), 65_535, &bytes).map_err(text)?;
+                Ok(String::new())
+            }
+            "untaken" => {
+                let path = run_dir().join(tidegate_proto::STATUS_SOCKET);
+                let stream = UnixStream::connect(path).map_err(text)?;
+                let status = "/tidegate.v1.Node/GetStatus";
+                let calls = number(words, 0)?;
+                wire::call(stream, status, (calls, false), 0, &[0; 5]).map_err(text)?;
                 Ok(String::new())
             }
             "files" => {

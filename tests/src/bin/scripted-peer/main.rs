@@ -35,6 +35,9 @@
 //! lock                            lock each file of the agent's directory that it may open; prints `locked COUNT`
 //! linger                          pass sockets whose last close waits for a minute, in every way in which none belongs
 //! files COUNT                     open so many connections to each socket that is everybody's, and pass 253 files on each
+//! again COUNT                     attach so many times over, and keep every connection
+//! begin                           attach, and begin a message of 1 MiB that never ends; says `< cut` when it is cut off
+//! untaken COUNT                   ask so often how the node stands, and take no answer; says `< cut` when it is cut off
 //! storm TIMES COUNT               so many messages of so many changes to RM objects that nobody has
 //! invent CLIENT COUNT             say that channels of that client are its own which do not exist, in one message
 //! ```
@@ -52,6 +55,7 @@ mod attack;
 mod client;
 mod rm;
 mod say;
+mod wire;
 
 use client::Peer;
 use say::say;
