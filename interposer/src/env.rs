@@ -1,14 +1,24 @@
 //! Every variable the library reads, one function each.
 //!
 //! Read with `getenv` and without allocation, because the first reader may be the dynamic loader's
-//! caller long before `main`. Only threads of the application's read: a program may change its environment while a
+//! caller long before `main`. A program that has rights of its file's owner or group (`AT_SECURE`) is told nothing by an
+//! environment that another user made: for it no variable is set, and the library stays out of it. Only threads of the application's read: a program may change its environment while a
 //! thread of ours runs, and then knows what others of its own do.
 
 use core::ffi::CStr;
 use std::time::Duration;
 use tidegate_core::gate::{OnTimeout, Role};
 
+/// Whether the kernel gave this program rights that its caller has not.
+fn is_secure() -> bool {
+    // SAFETY: reads a word that the kernel put beside the program's stack.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 fn get(name: &CStr) -> Option<&'static [u8]> {
+    if is_secure() {
+        return None;
+    }
     // SAFETY: `name` is a C string. The value lives in the environment; a program that changes its
     // environment while threads run breaks every library that reads it.
     let value = unsafe { libc::getenv(name.as_ptr()) };
@@ -23,9 +33,9 @@ fn is_set(name: &CStr) -> bool {
     get(name).is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// `TIDEGATE_DISABLE`: the library stays out of everything.
+/// `TIDEGATE_DISABLE`: the library stays out of everything, as it does of a program with rights of another user.
 pub fn disabled() -> bool {
-    is_set(c"TIDEGATE_DISABLE")
+    is_secure() || is_set(c"TIDEGATE_DISABLE")
 }
 
 /// `TIDEGATE_NODEEPBIND`: `dlopen` drops `RTLD_DEEPBIND`, which would hide our hooks.
