@@ -18,12 +18,10 @@ const STEERING: [&[&str]; 6] = [
     &["reload"],
 ];
 
-const READING: [&[&str]; 4] = [
-    &["status"],
-    &["events"],
-    &["config", "dump"],
-    &["explain", "pid", "1"],
-];
+const READING: [&[&str]; 3] = [&["status"], &["events"], &["config", "dump"]];
+
+/// Of a process that is another user's.
+const FOREIGN: &[&str] = &["explain", "pid", "1"];
 
 fn is_root() -> bool {
     // SAFETY: plain system call.
@@ -61,7 +59,7 @@ fn the_agents_own_user_steers_on_the_control_socket_and_nowhere_else() {
         let (code, _) = outcome(&mut tidegate(&node, &program, "hook.sock", args));
         assert_ne!(code, Some(0), "{args:?}");
     }
-    for args in READING {
+    for args in READING.into_iter().chain([FOREIGN]) {
         for socket in ["control.sock", "status.sock"] {
             let (code, said) = outcome(&mut tidegate(&node, &program, socket, args));
             assert_eq!(code, Some(0), "{args:?} on {socket}: {said}");
@@ -70,6 +68,7 @@ fn the_agents_own_user_steers_on_the_control_socket_and_nowhere_else() {
 }
 
 /// P-SECURITY-3: every method, caller and socket is answered as the table says.
+/// P-SECURITY-24: only an operator is told of a process of another user.
 #[test]
 fn another_user_reads_and_does_not_steer_even_through_an_open_control_socket() {
     if !is_root() {
@@ -112,6 +111,9 @@ fn another_user_reads_and_does_not_steer_even_through_an_open_control_socket() {
     for args in READING {
         assert_eq!(as_nobody("status.sock", args).0, Some(0), "{args:?}");
     }
+    let (code, said) = as_nobody("status.sock", FOREIGN);
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("process 1 is another user's"), "{said}");
     let now = status(&node);
     assert_eq!(now["drained"], false);
 }

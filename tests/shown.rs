@@ -1,42 +1,8 @@
 //! What GPUs and processes are called, and what memory they hold: the names and figures that people join on.
 
-use std::path::{Path, PathBuf};
+use tidegate_tests::cgroup::Cgroup;
 use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, wait_for, watch};
 use tidegate_vgpu::history::{self, Kind};
-
-/// A cgroup that ends with the test.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    /// Makes `path` in the first hierarchy that lets this user; None: none does.
-    fn make(path: &str) -> Option<Self> {
-        let roots = [
-            "/sys/fs/cgroup",
-            "/sys/fs/cgroup/freezer",
-            "/sys/fs/cgroup/pids",
-        ];
-        roots.into_iter().map(Path::new).find_map(|root| {
-            // Without this file it is no hierarchy, only a directory with some.
-            let place = root
-                .join("cgroup.procs")
-                .is_file()
-                .then(|| root.join(path))?;
-            std::fs::create_dir_all(&place).ok()?;
-            let made = Self(place);
-            made.0.join("cgroup.procs").is_file().then_some(made)
-        })
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // Its parents too, as far as nobody else has anything there.
-        let own = self.0.ancestors().take(4);
-        for place in own {
-            let _ = std::fs::remove_dir(place);
-        }
-    }
-}
 
 /// P-OPERATE-18: a process of a pod has the pod's names in status, events and top.
 #[test]
@@ -59,7 +25,7 @@ fn a_process_of_a_pod_has_its_names_in_status_events_and_top() {
     let mut shell = node.preloaded("/bin/sh", "offline");
     let line = format!(
         "echo $$ > {}/cgroup.procs && exec {} 1000000 0",
-        cgroup.0.display(),
+        cgroup.path().display(),
         program.display()
     );
     let mut offline = Offline::from_command(shell.args(["-c", &line]));

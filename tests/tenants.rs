@@ -1,11 +1,12 @@
 //! What one tenant may have of the agent. Each attack runs in processes of a user without rights, beside an honest
 //! pair of another.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use tidegate_tests::cgroup::Cgroup;
 use tidegate_tests::peer::{NOBODY, Peer};
 use tidegate_tests::strangers::{Honest, refusal};
 use tidegate_tests::view::{counter, descriptors, process, status, wait_all, wait_so};
-use tidegate_tests::wait_for;
+use tidegate_tests::{Node, TRUSTING, wait_for};
 
 /// Waits until status names the strangers as having asked too much of `what`.
 #[track_caller]
@@ -14,6 +15,22 @@ fn wait_for_refusal(honest: &Honest, what: &str) {
         refusal(&status(&honest.node), &format!("uid {NOBODY}"), what)
             .is_some_and(|row| row["times"].as_u64().is_some_and(|times| times > 0))
     });
+}
+
+/// Processor time of the control thread, and of all threads, ns, as the kernel counts it.
+fn thread_cpu_ns(agent: u32) -> [u64; 2] {
+    let tasks = std::fs::read_dir(format!("/proc/{agent}/task")).expect("it runs");
+    let spent = |task: &std::path::Path| -> u64 {
+        let said = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+        let first = said.split_whitespace().next();
+        first.and_then(|ns| ns.parse().ok()).unwrap_or(0)
+    };
+    tasks.flatten().fold([0, 0], |[control, all], task| {
+        let ns = spent(&task.path());
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let own = if name.trim() == "tg-control" { ns } else { 0 };
+        [control + own, all + ns]
+    })
 }
 
 /// P-SECURITY-7: what one tenant takes is bounded and named, and nobody else notices.
@@ -47,6 +64,132 @@ fn connections_of_a_stranger_shut_neither_programs_nor_operators_out() {
     wait_for("what is refused to be closed", || {
         (descriptors(agent) <= most).then_some(())
     });
+}
+
+/// P-SECURITY-21: readers of status keep nobody from steering.
+#[test]
+fn readers_without_end_share_a_report_and_keep_no_operator_waiting() {
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    let attached: Vec<Peer> = (0..24)
+        .map(|at| honest.stranger(&format!("row{at}")))
+        .collect();
+    let agent = honest.node.agent.as_ref().expect("it runs").pid();
+    let mut stranger = Peer::of_nobody(&honest.node);
+    stranger.ask("readers 60 16");
+    wait_for_refusal(&honest, "too many questions");
+    let spent = |from: [u64; 2]| [0, 1].map(|at| thread_cpu_ns(agent)[at] - from[at]);
+    let before = thread_cpu_ns(agent);
+    while spent(before)[1] < 500_000_000 {
+        honest.turns(1);
+        for args in [["pause"], ["resume"]] {
+            let output = honest.node.tidegate(&args);
+            assert!(output.status.success(), "{args:?}: {output:?}");
+        }
+    }
+    let [control, all] = spent(before);
+    assert!(
+        control < all / 4,
+        "the control thread used {control} of the agent's {all} ns"
+    );
+    drop((stranger, attached));
+    honest.turns(1);
+}
+
+/// Events of a kind, oldest first.
+fn events(node: &Node, kind: &str) -> Vec<serde_json::Value> {
+    let output = node.tidegate(&["events", "--kind", kind, "--output", "json"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let event = |line| serde_json::from_str(line).expect("events are JSON lines");
+    text.lines().map(event).collect()
+}
+
+/// P-SECURITY-22: what a tenant says or makes does not multiply in the log, and what operators did is kept.
+#[test]
+fn notes_without_end_are_counted_and_hide_nothing_that_an_operator_did() {
+    const NOTES: u64 = 8_000;
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    let mut stranger = honest.stranger("flood");
+    for args in [["drain"], ["undrain"]] {
+        let output = honest.node.tidegate(&args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+    stranger.ask(&format!("flood {NOTES}"));
+    let counted = |honest: &Honest| -> u64 {
+        let more = events(&honest.node, "more");
+        let counts = more.iter().filter_map(|event| {
+            let text = event["text"].as_str()?;
+            let (count, whose) = text.split_once(" more events of ")?;
+            count
+                .parse::<u64>()
+                .ok()
+                .filter(|_| whose == format!("uid {NOBODY}"))
+        });
+        counts.sum()
+    };
+    // What it did besides is told of in the same way.
+    wait_so("each note to be told of or counted", || {
+        events(&honest.node, "note").len() as u64 + counted(&honest) >= NOTES
+    });
+    let told = events(&honest.node, "note").len();
+    assert!(
+        told < 2_000,
+        "{told} of {NOTES} notes are events of their own"
+    );
+    for kind in ["drained", "undrained"] {
+        assert_eq!(events(&honest.node, kind).len(), 1);
+    }
+    honest.turns(2);
+}
+
+/// The GPUs of each job of that name.
+fn gpus_of_jobs(node: &Node, name: &str) -> Vec<serde_json::Value> {
+    let status = status(node);
+    let jobs = status["jobs"].as_array().cloned().unwrap_or_default();
+    let own = jobs.into_iter().filter(|job| job["name"] == name);
+    own.map(|job| job["gpus"].clone()).collect()
+}
+
+/// P-SECURITY-23: nobody joins another tenant's job by its name, unless an operator says so.
+#[test]
+fn a_container_ties_no_other_containers_job_to_its_gpus() {
+    let own = std::process::id();
+    let id = |part: &str| format!("tg-jobs-{own}/{:0>64}", format!("{own:x}{part}"));
+    let cgroups = ["a", "b"].map(|part| Cgroup::make(&id(part)));
+    let [Some(victim), Some(stranger)] = &cgroups else {
+        eprintln!("!!! SKIPPED: no cgroup may be made here");
+        return;
+    };
+    for (rule, jobs) in [(String::new(), 2), (joining(), 1)] {
+        let node = Node::new(&["--gpus", "2"], &format!("{TRUSTING}{rule}"));
+        let peers = [(victim, 0), (stranger, 1)].map(|(cgroup, gpu)| {
+            let mut peer = Peer::in_cgroup(&node, cgroup);
+            peer.ask("connect");
+            peer.ask("hello offline batch");
+            peer.ask(&format!("device 0 {gpu}"));
+            peer
+        });
+        let expected = if jobs == 1 {
+            serde_json::json!([[0, 1]])
+        } else {
+            serde_json::json!([[0], [1]])
+        };
+        wait_so("both GPUs to be known, of one job or of two", || {
+            serde_json::json!(gpus_of_jobs(&node, "batch")) == expected
+        });
+        drop(peers);
+    }
+}
+
+/// A rule by which an operator makes one job of the processes of all containers that name the same.
+fn joining() -> String {
+    let uid = std::fs::metadata("/proc/self")
+        .expect("it is mounted")
+        .uid();
+    format!("[[identity.rules]]\nuid = {uid}\nrole = \"offline\"\njoin = true\n")
 }
 
 /// P-SECURITY-7: what one tenant takes is bounded and named, and nobody else notices.

@@ -23,7 +23,7 @@ use crate::grpc::crowd::Crowd;
 use crate::grpc::peers::{self, Connection, Pages};
 use crate::grpc::reload::InForce;
 use crate::grpc::rooms::Rooms;
-use crate::grpc::service::Service;
+use crate::grpc::service::{Made, Service};
 use crate::grpc::sessions::{HookReports, Sessions};
 use crate::grpc::sockets::{self, Maker};
 use crate::grpc::standing::Standing;
@@ -43,6 +43,7 @@ use crate::watch::gauge::Gauge;
 use crate::watch::metrics::serve::{Configured, Endpoint, Exporter};
 use crate::watch::recorder::Recorder;
 use crate::watch::refusals::Refusals;
+use crate::watch::reports::Reports;
 use crate::watch::watcher::{Keep, Watched, Watcher};
 use crate::{clock, sys};
 use std::cell::RefCell;
@@ -554,16 +555,18 @@ impl Serving<'_> {
         let reaper =
             Reaper::start(self.mailbox.clone()).map_err(starting("start the reaper thread"))?;
         let hooks = Arc::new(HookReports::new(Arc::clone(&self.rooms)));
-        let service = Service::new(
-            self.mailbox.clone(),
-            Arc::clone(&self.events),
-            Arc::clone(&hooks),
-            self.log_level.clone(),
-            Arc::clone(&self.in_force),
-            Arc::clone(&self.refusals),
-            self.gauge.clone(),
-            Arc::clone(&self.orders),
-        );
+        let reports = Arc::new(Reports::new(self.mailbox.clone()));
+        let service = Service::new(Made {
+            mailbox: self.mailbox.clone(),
+            events: Arc::clone(&self.events),
+            hooks: Arc::clone(&hooks),
+            log_level: self.log_level.clone(),
+            in_force: Arc::clone(&self.in_force),
+            refusals: Arc::clone(&self.refusals),
+            gauge: self.gauge.clone(),
+            orders: Arc::clone(&self.orders),
+            reports: Arc::clone(&reports),
+        });
         let in_force = self.in_force.running();
         let budget = Arc::new(Budget::new(Arc::clone(&self.refusals)));
         let sessions = Sessions::new(
@@ -586,7 +589,8 @@ impl Serving<'_> {
         apart.spawn(self.notifier.turning("tg-operators"));
         tokio::spawn(self.notifier.turning("main"));
         tokio::spawn(name_late(self.yard.clone(), Arc::clone(&self.refusals)));
-        let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &service)?;
+        let for_readers = service.for_readers();
+        let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &for_readers)?;
         if let Some(listen) = &self.config.watching.metrics {
             let endpoint = Endpoint::listen(listen).map_err(|source| AppError::Metrics {
                 listen: listen.clone(),
@@ -594,7 +598,7 @@ impl Serving<'_> {
             })?;
             tracing::info!("metrics are served at {}", endpoint.place());
             tokio::spawn(endpoint.serve(Exporter::new(
-                self.mailbox.clone(),
+                reports,
                 Arc::clone(&self.watched),
                 Arc::clone(&self.denials),
                 Arc::clone(&self.in_force) as Arc<dyn Configured>,

@@ -15,6 +15,7 @@ pub mod incoming;
 pub mod outgoing;
 pub mod page;
 pub mod peers;
+pub mod readers;
 pub mod reload;
 pub mod rooms;
 pub mod service;

@@ -100,6 +100,8 @@ pub struct Decision {
     pub rule: String,
     /// What an offline one gives its job among others.
     pub gives: Gives,
+    /// The conditions of the rule, if it makes one job of all that match it and name the same.
+    pub joined_by: Option<Text>,
 }
 
 /// Reads what /proc says of the peer of a socket, and whether it still is the same process afterwards.
@@ -142,7 +144,7 @@ pub fn of_process(pid: i32) -> io::Result<Credentials> {
     Ok(Credentials {
         pid,
         uid,
-        tenant: tenant::of(uid, &cgroups),
+        tenant: tenant::of(pid, uid, &cgroups),
         groups,
         place: Place::of(&cgroups),
         contained: contained(pid, &cgroup),

@@ -3,7 +3,11 @@
 //! The gRPC side, the RM side and the command line meet only here: each knows the control thread and
 //! none of the others. A message is put into a queue and a word is raised, which the control thread
 //! waits on together with the doorbells of the pages.
+//!
+//! There are four queues, so that nobody waits behind somebody who matters less: what issue threads did, what operators
+//! ask, what processes say, and what readers ask.
 
+use crossbeam_channel::{Receiver, Sender, bounded};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,7 +29,7 @@ pub enum Input {
     Node(NodeInput, Option<Ahead>),
     /// MPS runs, as this process, or no longer.
     Mps(Option<i32>),
-    /// Somebody wants an answer.
+    /// The agent itself wants an answer.
     Ask(Ask),
     /// An operator did something: a kind of event, and who did what.
     Audit(&'static str, String),
@@ -85,6 +89,33 @@ pub enum Ask {
     Handle(u32, Option<String>, Answer<Vec<v1::HandleStatus>>),
 }
 
+impl Ask {
+    /// Whether whoever asked has left, so that nobody would hear the answer.
+    #[must_use]
+    pub fn is_moot(&self) -> bool {
+        match self {
+            Self::Report(answer) | Self::Usage(answer) => answer.is_closed(),
+            Self::Busy(_, answer) => answer.is_closed(),
+            Self::Pause(_, answer) | Self::Resume(_, answer) | Self::Drain(_, answer) => {
+                answer.is_closed()
+            }
+            Self::Ungate(_, answer) => answer.is_closed(),
+            Self::Explain(_, answer) => answer.is_closed(),
+            Self::Handle(_, _, answer) => answer.is_closed(),
+            Self::Regate(_) | Self::Steered(_) => false,
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// Whoever may open `control.sock`.
+    Operator,
+    /// Anybody.
+    Reader,
+}
+
 /// An order to let offline run beside online.
 #[derive(Clone, Debug)]
 pub struct Ungate {
@@ -116,15 +147,22 @@ pub type Answer<T> = tokio::sync::oneshot::Sender<T>;
 /// Where messages for the control thread are put. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Mailbox {
-    input_tx: crossbeam_channel::Sender<Input>,
+    done_tx: Sender<NodeInput>,
+    operator_tx: Sender<Ask>,
+    input_tx: Sender<Input>,
+    reader_tx: Sender<Ask>,
     wake: Arc<AtomicU32>,
 }
 
 /// The control thread's end of a [`Mailbox`].
 #[derive(Debug)]
 pub struct Inbox {
+    /// What issue threads did.
+    pub done_rx: Receiver<NodeInput>,
+    operator_rx: Receiver<Ask>,
     /// The messages.
-    pub input_rx: crossbeam_channel::Receiver<Input>,
+    pub input_rx: Receiver<Input>,
+    reader_rx: Receiver<Ask>,
     /// Raised after a message was put.
     pub wake: Arc<AtomicU32>,
 }
@@ -132,33 +170,130 @@ pub struct Inbox {
 /// Messages that may wait for the control thread, which takes them faster than they can come. The
 /// queue is made whole at the start, so that neither end allocates; a sender that finds it full waits.
 const QUEUE: usize = 8_192;
+/// Answers of issue threads that may wait. They are taken before all else.
+const DONE: usize = 1_024;
+/// Questions of operators that may wait, and of readers. One that finds no place is refused.
+const OPERATORS: usize = 1_024;
+/// See [`OPERATORS`].
+const READERS: usize = 64;
 
 /// Makes both ends.
 #[must_use]
 pub fn inbox() -> (Mailbox, Inbox) {
-    let (input_tx, input_rx) = crossbeam_channel::bounded(QUEUE);
+    let (done_tx, done_rx) = bounded(DONE);
+    let (operator_tx, operator_rx) = bounded(OPERATORS);
+    let (input_tx, input_rx) = bounded(QUEUE);
+    let (reader_tx, reader_rx) = bounded(READERS);
     let wake = Arc::new(AtomicU32::new(0));
     let mailbox = Mailbox {
+        done_tx,
+        operator_tx,
         input_tx,
+        reader_tx,
         wake: Arc::clone(&wake),
     };
-    (mailbox, Inbox { input_rx, wake })
+    let inbox = Inbox {
+        done_rx,
+        operator_rx,
+        input_rx,
+        reader_rx,
+        wake,
+    };
+    (mailbox, inbox)
 }
 
 impl Mailbox {
     /// Puts a message and wakes the control thread. After its end messages vanish.
     pub fn put(&self, input: impl Into<Input>) {
         if self.input_tx.send(input.into()).is_ok() {
-            self.wake.fetch_add(1, Ordering::Release);
-            crate::sys::futex_wake(&self.wake);
+            self.raise();
         }
     }
 
     /// As [`Self::put`], but a message that finds the queue full vanishes.
     pub fn offer(&self, input: Input) {
         if self.input_tx.try_send(input).is_ok() {
-            self.wake.fetch_add(1, Ordering::Release);
-            crate::sys::futex_wake(&self.wake);
+            self.raise();
         }
+    }
+
+    /// What an issue thread did, which waits behind nobody.
+    pub fn done(&self, input: NodeInput) {
+        if self.done_tx.send(input).is_ok() {
+            self.raise();
+        }
+    }
+
+    /// Somebody asks. `false`: too many questions wait, or nobody answers any more.
+    #[must_use]
+    pub fn ask(&self, asker: Asker, ask: Ask) -> bool {
+        let queue = match asker {
+            Asker::Operator => &self.operator_tx,
+            Asker::Reader => &self.reader_tx,
+        };
+        let asked = queue.try_send(ask).is_ok();
+        if asked {
+            self.raise();
+        }
+        asked
+    }
+
+    fn raise(&self) {
+        self.wake.fetch_add(1, Ordering::Release);
+        crate::sys::futex_wake(&self.wake);
+    }
+}
+
+impl Inbox {
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.done_rx.is_empty()
+            && self.input_rx.is_empty()
+            && self.operator_rx.is_empty()
+            && self.reader_rx.is_empty()
+    }
+
+    /// The next question that somebody waits for: operators go first.
+    #[must_use]
+    pub fn next_ask(&self) -> Option<Ask> {
+        let waits = |ask: &Ask| !ask.is_moot();
+        let mut all = self.operator_rx.try_iter().chain(self.reader_rx.try_iter());
+        all.find(waits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot::channel;
+
+    /// P-SECURITY-21: readers of status keep nobody from steering.
+    #[test]
+    fn an_operator_is_answered_before_readers_and_nobody_who_has_left() {
+        let (mailbox, inbox) = inbox();
+        let (explain, _here) = channel();
+        assert!(mailbox.ask(Asker::Reader, Ask::Explain(1, explain)));
+        let (report, gone) = channel();
+        assert!(mailbox.ask(Asker::Reader, Ask::Report(report)));
+        drop(gone);
+        let (drain, _here_too) = channel();
+        assert!(mailbox.ask(Asker::Operator, Ask::Drain(true, drain)));
+        assert!(matches!(inbox.next_ask(), Some(Ask::Drain(true, _))));
+        assert!(matches!(inbox.next_ask(), Some(Ask::Explain(1, _))));
+        assert!(inbox.next_ask().is_none() && inbox.is_empty());
+    }
+
+    /// P-SECURITY-21: readers of status keep nobody from steering.
+    #[test]
+    fn readers_without_end_leave_room_for_operators_and_for_what_issue_threads_did() {
+        let (mailbox, inbox) = inbox();
+        let reads = || Ask::Report(channel().0);
+        let asked = (0..100_000).filter(|_| mailbox.ask(Asker::Reader, reads()));
+        assert_eq!(asked.count(), READERS);
+        assert!(mailbox.ask(Asker::Operator, Ask::Regate(1)));
+        mailbox.done(NodeInput::Stop);
+        assert!(matches!(inbox.next_ask(), Some(Ask::Regate(1))));
+        assert_eq!(inbox.done_rx.len(), 1);
     }
 }

@@ -4,7 +4,7 @@
 //! command line prints is cleaned once more ([`lines`]), whoever sent it.
 
 use std::fmt;
-use tidegate_node::text::{Text, shown};
+use tidegate_node::text::{Text, show};
 
 /// Text that a tenant may have written, as it was read. It cannot be printed, logged or sent.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -23,6 +23,12 @@ impl Foreign {
         &self.0
     }
 
+    /// As a name, by its end.
+    #[must_use]
+    pub fn name(&self) -> Text {
+        Text::end_of(&self.0)
+    }
+
     /// On one line.
     #[must_use]
     pub fn line(&self) -> Text {
@@ -39,14 +45,22 @@ impl fmt::Debug for Foreign {
 /// `text` on one line.
 #[must_use]
 pub fn line(text: &str) -> String {
-    text.chars().map(shown).collect()
+    let mut line = String::with_capacity(text.len());
+    text.chars().for_each(|c| show(c, &mut line));
+    line
 }
 
 /// `text` with the line breaks that it has.
 #[must_use]
 pub fn lines(text: &str) -> String {
-    let kept = |c| if c == '\n' { c } else { shown(c) };
-    text.chars().map(kept).collect()
+    let mut lines = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => lines.push(c),
+            c => show(c, &mut lines),
+        }
+    }
+    lines
 }
 
 #[cfg(test)]

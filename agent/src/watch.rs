@@ -7,6 +7,8 @@ pub mod history;
 pub mod kinds;
 pub mod latency;
 pub mod metrics;
+pub mod rates;
 pub mod recorder;
 pub mod refusals;
+pub mod reports;
 pub mod watcher;

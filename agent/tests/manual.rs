@@ -125,6 +125,7 @@ fn the_page_has_every_key_of_a_rule_and_no_other() {
         role: Role::Offline,
         weight: Some(2),
         class: Some(tidegate_policy::fair::Class::Idle),
+        join: true,
         origin: Origin::Default,
     };
     let table: toml::Table = format!("rule = {}", show_rule(&full))

@@ -7,6 +7,7 @@
 //! Nothing here knows time or luck: [`wait_for`] asks until something is so and fails with what it
 //! waited for.
 
+pub mod cgroup;
 pub mod clock;
 pub mod elastic;
 pub mod engine;

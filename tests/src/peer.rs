@@ -1,5 +1,6 @@
 //! A scripted peer of the agent (`src/bin/scripted-peer`), driven line by line.
 
+use crate::cgroup::Cgroup;
 use crate::{Node, Running, built, clock, wait_until};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -51,6 +52,24 @@ impl Peer {
     pub fn of_nobody(node: &Node) -> Self {
         let mut command = node.plain(built("scripted-peer"));
         command.uid(NOBODY).gid(NOBODY);
+        Self::from_command(command)
+    }
+
+    /// Starts one in a cgroup.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[track_caller]
+    #[must_use]
+    pub fn in_cgroup(node: &Node, cgroup: &Cgroup) -> Self {
+        let mut command = node.plain("/bin/sh");
+        let (procs, program) = (cgroup.path().join("cgroup.procs"), built("scripted-peer"));
+        let line = format!(
+            "echo $$ > {} && exec {}",
+            procs.display(),
+            program.display()
+        );
+        command.args(["-c", &line]);
         Self::from_command(command)
     }
 

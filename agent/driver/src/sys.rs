@@ -3,6 +3,7 @@
 //! * `shared`: memory that other processes write too, handed out as atomics.
 //! * `futex`: sleeping on words of such memory, on one or on 128.
 //! * `descriptors`: processes and other processes' files as descriptors; descriptors over sockets.
+//! * `namespaces`: whose namespaces a process is in, and the groups of who connected.
 //! * `scheduling`, `clock`: of threads, of time.
 //!
 //! Where `nix` has a call, it is used. It calls the C library, in which the virtual GPU's shim stands: a
@@ -11,6 +12,7 @@
 mod clock;
 mod descriptors;
 mod futex;
+mod namespaces;
 mod scheduling;
 mod shared;
 
@@ -21,5 +23,6 @@ pub use descriptors::{
     raise_descriptor_limit, receive_plain, receive_with_descriptors, send_with_descriptors,
 };
 pub use futex::{WAITV_MAX, WaitSet, futex_wait, futex_wake, futex_wake_low, has_futex_waitv};
+pub use namespaces::{Below, namespace_below, peer_groups};
 pub use scheduling::{ThreadUse, query_membarrier, schedule_fifo, thread_use};
 pub use shared::{SharedPage, SharedWords};

@@ -1,5 +1,6 @@
 //! What processes, levels and methods there are, and how GPUs and processes are named.
 
+use crate::text::Text;
 use std::fmt;
 use std::sync::Arc;
 use tidegate_policy::ids::GpuId;
@@ -7,8 +8,9 @@ use tidegate_policy::ids::GpuId;
 /// Who shares one allowance of what the agent has: connections, places in the journal, time of its threads.
 ///
 /// All processes of a container are one, whatever users are in it, and so are all processes of a user that are in
-/// none. A user may be root in any number of containers, and a container may have any number of users. Who runs the
-/// agent is no tenant of it: what its user runs outside of containers is bounded by nothing but what there is.
+/// none, also under the user ids that this user has to give. A user may be root in any number of containers, and a
+/// container may have any number of users. Who runs the agent is no tenant of it: what its user runs outside of
+/// containers is bounded by nothing but what there is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tenant {
     /// The agent's own user's processes outside of containers.
@@ -17,6 +19,8 @@ pub enum Tenant {
     User(u32),
     /// The processes of a container, by its id.
     Container(Arc<str>),
+    /// The processes of a job of a scheduler, a machine in a machine or a namespace, by what people call it.
+    Group(Arc<str>),
 }
 
 impl Default for Tenant {
@@ -30,7 +34,33 @@ impl fmt::Display for Tenant {
         match self {
             Self::Agent => f.write_str("the agent's user"),
             Self::User(uid) => write!(f, "uid {uid}"),
+            Self::Group(name) => f.write_str(name),
             Self::Container(id) => write!(f, "container {}", id.get(..12).unwrap_or(id)),
+        }
+    }
+}
+
+/// Whose processes of one name are one job. Names are free to invent: nobody joins a job of somebody else's by one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobOwner {
+    /// A user's, outside of containers.
+    User(Tenant, u32),
+    /// Those of a container or a scheduler's job, whatever users are in it.
+    Tenant(Tenant),
+    /// Those of a pod, in whichever of its containers, by its id.
+    Pod(Text),
+    /// All that a rule of the operator's joins, by its conditions.
+    Rule(Text),
+}
+
+impl JobOwner {
+    /// Of a process of that tenant and user, in that pod if it is in one.
+    #[must_use]
+    pub fn of(tenant: &Tenant, uid: u32, pod: &Text) -> Self {
+        match tenant {
+            Tenant::User(_) | Tenant::Agent => Self::User(tenant.clone(), uid),
+            _ if !pod.is_empty() => Self::Pod(pod.clone()),
+            Tenant::Container(_) | Tenant::Group(_) => Self::Tenant(tenant.clone()),
         }
     }
 }

@@ -16,7 +16,7 @@ mod waiting;
 
 use crate::batch::Batch;
 use crate::gpus::{Gpus, Met};
-use crate::kinds::Tenant;
+use crate::kinds::{JobOwner, Tenant};
 use crate::text::Text;
 use crate::work::Totals;
 use tidegate_abi::gate::Gate;
@@ -27,10 +27,12 @@ pub(crate) use orders::{releasing, since};
 pub(crate) use remote::RemoteAnswer;
 pub(crate) use slices::{all_said, said};
 
-/// An offline job: the processes of one user that are gated as one.
+/// An offline job: the processes of one owner that are gated as one.
 #[derive(Debug)]
 pub struct Job {
     /// Whose it is.
+    pub owner: JobOwner,
+    /// The user of its first process.
     pub uid: u32,
     /// As people call it.
     pub name: Text,
@@ -86,21 +88,22 @@ impl Lanes {
         }
     }
 
-    /// The job of that user and name, and whether it begins to be with this. The number of one that is over is given to
+    /// The job of that owner and name, and whether it begins to be with this. The number of one that is over is given to
     /// another when there are many: names are free to invent, and Slurm makes one for every job. Numbers are given
     /// again in turn, so that what a job used can be read for long after its end.
     pub(crate) fn job_named(
         &mut self,
-        uid: u32,
+        (owner, uid): (JobOwner, u32),
         name: &Text,
         live: impl FnOnce() -> Vec<JobId>,
     ) -> (JobId, bool) {
         let id = |index| JobId(u32::try_from(index).unwrap_or(u32::MAX));
-        let same = |job: &Job| job.uid == uid && job.name == *name;
+        let same = |job: &Job| job.owner == owner && job.name == *name;
         if let Some(index) = self.jobs.iter().position(same) {
             return (id(index), false);
         }
         let job = Job {
+            owner,
             uid,
             name: name.clone(),
             launches: Gate::Closed,

@@ -7,14 +7,14 @@ mod terms;
 mod work;
 
 use crate::bells::Bells;
-use crate::kinds::{Process, Role};
+use crate::kinds::{Process, Role, Tenant};
 use crate::message::{Claim, Newcomer, Said, Tell, Ticket, Welcome};
 use crate::page::{Activity, Guards};
 use crate::request::{Context, Notice, Request};
 use crate::session::{Client, Control, Session, Slot, TICKETS};
 use claims::Claims;
 pub(crate) use objects::Field;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::GATE_OPEN;
 use tidegate_policy::event::{Event, Standing};
@@ -25,6 +25,10 @@ use tidegate_policy::ids::{GpuId, GpuSet, JobId, SessionId};
 #[derive(Debug, Default)]
 pub struct Members {
     sessions: BTreeMap<u64, Session>,
+    /// The sessions of each job.
+    jobs: BTreeSet<(JobId, u64)>,
+    /// The user of each tenant's first process, and how many processes it has.
+    users: BTreeMap<Tenant, (u32, usize)>,
     claims: Claims,
     bells: Bells,
     /// Some offline process is asked whether it has work.
@@ -61,12 +65,16 @@ impl Members {
 
     /// Processes of a job.
     pub fn of_job(&self, job: JobId) -> impl Iterator<Item = &Session> {
-        self.all().filter(move |session| session.job == Some(job))
+        let ids = self.jobs.range((job, 0)..=(job, u64::MAX));
+        ids.filter_map(|(_, id)| self.sessions.get(id))
     }
 
-    pub(crate) fn of_job_mut(&mut self, job: JobId) -> impl Iterator<Item = &mut Session> {
-        self.all_mut()
-            .filter(move |session| session.job == Some(job))
+    pub(crate) fn each_of_job(&mut self, job: JobId, mut each: impl FnMut(&mut Session)) {
+        for (_, id) in self.jobs.range((job, 0)..=(job, u64::MAX)) {
+            if let Some(session) = self.sessions.get_mut(id) {
+                each(session);
+            }
+        }
     }
 
     /// Sessions of a process.
@@ -78,8 +86,7 @@ impl Members {
     /// Jobs with a process.
     #[must_use]
     pub fn live_jobs(&self) -> Vec<JobId> {
-        let mut live: Vec<_> = self.all().filter_map(|session| session.job).collect();
-        live.sort_unstable();
+        let mut live: Vec<_> = self.jobs.iter().map(|(job, _)| *job).collect();
         live.dedup();
         live
     }
@@ -164,7 +171,10 @@ impl Members {
         if let (Role::Online, Some(page)) = (role, &session.link.page) {
             self.bells.add(id, page);
         }
+        let user = self.users.entry(session.peer.tenant.clone());
+        user.or_insert((session.peer.uid, 0)).1 += 1;
         self.sessions.insert(id, session);
+        self.jobs.extend(job.map(|job| (job, id)));
         match role {
             Role::Online => cx.step(Event::OnlineAttached {
                 session: SessionId(id),
@@ -391,7 +401,17 @@ impl Members {
     pub(crate) fn remove(&mut self, id: u64) -> Option<Session> {
         self.bells.remove(id);
         self.claims.release_all(id);
-        self.sessions.remove(&id)
+        let session = self.sessions.remove(&id)?;
+        if let Some(job) = session.job {
+            self.jobs.remove(&(job, id));
+        }
+        if let Some((_, processes)) = self.users.get_mut(&session.peer.tenant) {
+            *processes -= 1;
+            if *processes == 0 {
+                self.users.remove(&session.peer.tenant);
+            }
+        }
+        Some(session)
     }
 
     /// The activity words that forbid an enable on a GPU.

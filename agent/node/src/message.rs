@@ -140,8 +140,11 @@ pub struct Newcomer {
     pub asked: Asked,
     /// What it gives its job among others.
     pub gives: Gives,
-    /// The job it belongs to if it is offline. Jobs of different users never mix.
+    /// The job it belongs to if it is offline. Jobs of different owners never mix.
     pub job: Text,
+    /// The rule that makes one job of all processes that it matches and that name the same; None: the job is its
+    /// container's, or its user's.
+    pub joined_by: Option<Text>,
     /// What is in it.
     pub library: Library,
     /// Generation of the agent it obeyed before; 0: none.

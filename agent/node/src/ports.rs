@@ -1,6 +1,7 @@
 //! What the shell asks of the world. No call here may wait.
 
 use crate::journal::Marked;
+use crate::kinds::Tenant;
 pub use crate::message::Outbox;
 use crate::message::{Again, Claim};
 use crate::task::Task;
@@ -77,6 +78,8 @@ pub struct NodeEvent {
     pub session: u64,
     /// The session's process; 0: unknown, or not about one.
     pub pid: i32,
+    /// Whose process it is; None: not about one.
+    pub tenant: Option<Tenant>,
     /// None: not about one job.
     pub job: Option<Text>,
     /// For people; empty: the kind says it all.

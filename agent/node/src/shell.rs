@@ -452,6 +452,7 @@ impl Shell {
             gpu: notice.gpu.map(|gpu| u32::from(gpu.0)),
             session: notice.session,
             pid: notice.pid.max(pid),
+            tenant: session.map(|session| session.peer.tenant.clone()),
             job: job.map(|job| job.name.clone()),
             text: notice.text,
             value_ns: notice.value_ns,

@@ -131,7 +131,7 @@ pub fn start(
                     Next::Task(Task::Release(left)) => {
                         thread.arms.borrow_mut().released();
                         let released = release(left, thread.journal, &thread);
-                        mailbox.put(NodeInput::Released(released));
+                        mailbox.done(NodeInput::Released(released));
                     }
                     Next::Edge(carrying) => thread.carry(carrying),
                 }
@@ -242,7 +242,7 @@ impl Thread<'_> {
                 Some(first) => {
                     if let Some(sliced) = first.step(self, &mut slices.usual) {
                         slices.waiting.pop_front();
-                        self.mailbox.put(NodeInput::Sliced(sliced));
+                        self.mailbox.done(NodeInput::Sliced(sliced));
                     }
                 }
                 None => self.sleep(raised),
@@ -292,7 +292,7 @@ impl Thread<'_> {
         let taken = self.arms.borrow_mut().take(issue);
         match taken {
             Taken::Carry(carrying) => self.carry(carrying),
-            Taken::Done(issued) => self.mailbox.put(NodeInput::Issued(issued)),
+            Taken::Done(issued) => self.mailbox.done(NodeInput::Issued(issued)),
         }
     }
 
@@ -305,7 +305,7 @@ impl Thread<'_> {
         };
         let done = carry_out(self, carrying, &before);
         let issued = self.arms.borrow_mut().done(done);
-        self.mailbox.put(NodeInput::Issued(issued));
+        self.mailbox.done(NodeInput::Issued(issued));
     }
 
     fn shorter(&self, working: &Carrying) -> Option<Issue> {

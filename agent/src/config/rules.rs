@@ -93,6 +93,7 @@ impl Row {
         for (name, given) in [
             ("weight", rule.weight.is_some()),
             ("class", rule.class.is_some()),
+            ("join", rule.join),
         ] {
             if given && rule.role != Role::Offline {
                 return Err(
@@ -104,6 +105,7 @@ impl Row {
             origin: rule.origin.clone(),
             weight: rule.weight,
             class: rule.class,
+            join: rule.join,
             ..Rule::giving(rule.role)
         };
         if rule == bare {
@@ -153,6 +155,11 @@ impl Row {
             "role" => *role = Some(self.named()?),
             "weight" => rule.weight = Some(self.weight()?),
             "class" => rule.class = Some(self.named()?),
+            "join" => {
+                let expected = "expected true or false";
+                let join = self.value.as_bool();
+                rule.join = join.ok_or_else(|| self.wrong(expected))?;
+            }
             _ => return Err(self.unknown()),
         }
         Ok(())
@@ -185,5 +192,6 @@ pub fn show_rule(rule: &Rule) -> String {
         rule.class
             .map(|class| format!("class = {}", quoted_name(class))),
     );
+    fields.extend(rule.join.then(|| "join = true".to_owned()));
     format!("{{ {} }}", fields.join(", "))
 }

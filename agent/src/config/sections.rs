@@ -128,6 +128,8 @@ pub struct Rule {
     pub weight: Option<u32>,
     /// `class`: when its job runs beside others.
     pub class: Option<Class>,
+    /// `join`: processes that it matches and that name the same job are one, in however many containers.
+    pub join: bool,
     /// Where it stands.
     pub origin: Origin,
 }
@@ -148,6 +150,7 @@ impl Rule {
             role,
             weight: None,
             class: None,
+            join: false,
             origin: Origin::Default,
         }
     }

@@ -73,6 +73,7 @@ pub(super) fn paths() -> impl Iterator<Item = &'static str> {
         "identity.rules.role",
         "identity.rules.weight",
         "identity.rules.class",
+        "identity.rules.join",
     ];
     SETTINGS.iter().map(|setting| setting.path).chain(rules)
 }

@@ -7,6 +7,7 @@ use crate::selftest::{self, Held, Outcome, Tried};
 use crate::span::time as span;
 use crate::watch::latency;
 use crate::wire::{level, method, role};
+use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
 use tidegate_abi::uuid::Uuid;
@@ -71,9 +72,19 @@ impl About {
 pub(super) struct View<'a> {
     pub shell: &'a Shell,
     pub about: &'a About,
+    /// The GPUs of online processes, found once however many jobs are asked about; None: there is no such process.
+    online: OnceCell<Option<GpuSet>>,
 }
 
 impl<'a> View<'a> {
+    pub(super) const fn new(shell: &'a Shell, about: &'a About) -> Self {
+        Self {
+            shell,
+            about,
+            online: OnceCell::new(),
+        }
+    }
+
     pub(super) fn job_name(&self, job: JobId) -> &'a str {
         self.shell.lanes().job(job).map_or("", |job| &job.name)
     }
@@ -438,7 +449,7 @@ impl<'a> View<'a> {
         let now = Instant::from_nanos(self.shell.now_ns());
         let view = self.shell.policy().gpu(gpu, now)?;
         let holder = view.held.filter(|_| !view.online_busy)?;
-        self.shell.members().all().find(|own| own.id == holder.0)
+        self.shell.members().get(holder.0)
     }
 
     /// Why a job that may run does not: launches of its wait although its gate has long been open. None: it runs.
@@ -465,16 +476,17 @@ impl<'a> View<'a> {
 
     /// Why nothing stops a job: online is idle, or there is none that could be busy.
     fn why_it_may_run(&self, view: &JobView) -> String {
-        let mut online = self.shell.members().all().filter(|own| own.is_online());
-        let here = |own: &Session| own.gpus().any(|gpu| view.gpus.contains(gpu));
-        let Some(first) = online.next() else {
-            return "no online process is attached".to_owned();
-        };
-        if here(first) || online.any(here) {
-            "online is idle".to_owned()
-        } else {
-            "no online process uses its GPUs".to_owned()
+        let online = *self.online.get_or_init(|| {
+            let online = self.shell.members().all().filter(|own| own.is_online());
+            let gpus = online.map(|own| own.gpus().collect::<GpuSet>());
+            gpus.reduce(GpuSet::union)
+        });
+        match online {
+            None => "no online process is attached",
+            Some(gpus) if !gpus.intersection(view.gpus).is_empty() => "online is idle",
+            Some(_) => "no online process uses its GPUs",
         }
+        .to_owned()
     }
 
     pub(super) fn job_status(&self, view: JobView, usage: &Usage) -> v1::JobStatus {

@@ -22,7 +22,7 @@ use tidegate_policy::ids::JobId;
 use tidegate_policy::time::Instant;
 use tidegate_proto::v1;
 
-/// Messages taken in one turn, before timers and signs of life are looked at again. Doorbells are after each of them.
+/// Messages and answers of issue threads taken in one turn, before timers and signs of life are looked at again. Doorbells are after each of them.
 const TURN: usize = 64;
 /// A turn takes no further message after so long, ns.
 const TURN_NS: u64 = 1_000_000;
@@ -111,7 +111,7 @@ impl ControlThread {
                 break;
             }
             let raised = self.inbox.wake.load(Ordering::Acquire);
-            if self.inbox.input_rx.is_empty() {
+            if self.inbox.is_empty() {
                 let (bells, deadline) = (self.shell.members().bells(), self.shell.deadline());
                 self.waiting.wait(bells, raised, deadline);
             }
@@ -157,6 +157,14 @@ impl ControlThread {
         self.shell.wake();
         self.say_alive();
         let (begun, used) = (self.shell.now_ns(), thread_use());
+        for done in self.inbox.done_rx.try_iter().take(TURN) {
+            self.shell.take(done);
+        }
+        // No more than one: whatever people ask, no doorbell waits for more than one answer.
+        if let Some(ask) = self.inbox.next_ask() {
+            self.answer(ask);
+            self.shell.wake();
+        }
         for _ in 0..TURN {
             let Ok(input) = self.inbox.input_rx.try_recv() else {
                 break;
@@ -179,7 +187,7 @@ impl ControlThread {
     #[doc(hidden)]
     #[must_use]
     pub fn has_input(&self) -> bool {
-        !self.inbox.input_rx.is_empty()
+        !self.inbox.is_empty()
     }
 
     fn say_alive(&mut self) {
@@ -197,7 +205,6 @@ impl ControlThread {
             Input::Ask(ask) => self.answer(ask),
             Input::Audit(kind, text) => self.shell.remark(kind, text),
         }
-        // Whatever people ask, no doorbell waits for more than one answer.
         self.shell.wake();
     }
 
@@ -304,9 +311,6 @@ impl ControlThread {
     }
 
     const fn view(&self) -> View<'_> {
-        View {
-            shell: &self.shell,
-            about: &self.about,
-        }
+        View::new(&self.shell, &self.about)
     }
 }

@@ -1,7 +1,8 @@
 //! Who may call what on which socket: one table, asked before any service sees a call.
 //!
 //! A method that is in no row of [`METHODS`] is refused, so a new one needs a row before it can be
-//! called. What changes the node asks for an operator: root, the agent's own user or a member of group
+//! called. What a reader is told may still depend on who asks: of a process that is another user's `Explain` tells
+//! operators alone. What changes the node asks for an operator: root, the agent's own user or a member of group
 //! `tidegate`, and not from within a container. The mode of `control.sock` says the same of users; but a
 //! container that has the agent's directory mounted, for `hook.sock`, has that socket too, and its root
 //! may be the node's root by number.
@@ -90,6 +91,12 @@ impl Operators {
             own_uid: nix::unistd::Uid::effective().as_raw(),
             group: group.ok().flatten().map(|group| group.gid.as_raw()),
         }
+    }
+
+    /// Whether that peer may steer the node.
+    #[must_use]
+    pub fn include(self, peer: &Credentials) -> bool {
+        self.objection(peer).is_none()
     }
 
     /// Why that peer does not steer the node; None: it may.

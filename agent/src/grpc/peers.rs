@@ -254,6 +254,8 @@ struct Caller {
     pid: i32,
     /// Its effective user when it connected.
     uid: u32,
+    /// Its groups then, the effective one first; None: the kernel does not tell all of them.
+    groups: Option<Vec<u32>>,
     /// Names it for good.
     pidfd: OwnedFd,
     tenant: Tenant,
@@ -288,9 +290,12 @@ impl Caller {
             Err(error) if lacks(&error) => sys::pidfd_open(pid),
             named => named,
         }?;
+        let groups = sys::peer_groups(stream.as_fd()).ok();
+        let groups = groups.map(|others| [&[peer.gid()], &*others].concat());
         Ok(Self {
             pid,
             uid: peer.uid(),
+            groups,
             pidfd,
             tenant: tenant::of_process(pid, peer.uid()),
         })
@@ -298,10 +303,13 @@ impl Caller {
 
     /// All that `/proc` says of it.
     fn identify(&self) -> io::Result<Credentials> {
-        Ok(Credentials {
-            tenant: self.tenant.clone(),
-            ..credentials(self.pid, self.uid, self.pidfd.as_fd())?
-        })
+        let mut credentials = credentials(self.pid, self.uid, self.pidfd.as_fd())?;
+        credentials.tenant = self.tenant.clone();
+        // A program that it has executed since may have the rights of a group.
+        if let Some(groups) = &self.groups {
+            credentials.groups.clone_from(groups);
+        }
+        Ok(credentials)
     }
 }
 

@@ -6,20 +6,24 @@
 
 use crate::clock::{nanos, unix_ms};
 use crate::config::{Change, show_rule};
+use crate::grpc::authority::Operators;
 use crate::grpc::peers::Peer;
+use crate::grpc::readers::Readers;
 use crate::grpc::reload::{InForce, SetError, change};
 use crate::grpc::sessions::HookReports;
 use crate::grpc::standing::Standing;
 use crate::grpc::ungated::{self, Block, Stream};
 use crate::host::logs::LogLevel;
 use crate::host::orders::Order;
+use crate::identity::Credentials;
 use crate::identity::rules::{Trial, decide, refused, trials};
 use crate::identity::{self, Qos, Subject};
-use crate::inbox::{Answer, Ask, Input, Mailbox};
+use crate::inbox::{Answer, Ask, Asker, Mailbox};
 use crate::watch::events::{Compacted, EventLog};
 use crate::watch::gauge::Gauge;
 use crate::watch::metrics::serve::Configured;
 use crate::watch::refusals::Refusals;
+use crate::watch::reports::Reports;
 use crate::wire::{role, role_said};
 use prost::Message as _;
 use std::sync::Arc;
@@ -32,6 +36,10 @@ use tonic::{Request, Response, Status};
 
 /// How long the control thread may take for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// It did not answer in that time.
+const NO_ANSWER: &str = "the control thread does not answer";
+/// It ends, or has more questions before it than are kept.
+const CROWDED: &str = "the control thread takes no more questions at this moment";
 /// Events that a reader is given at once: so many, and of so many bytes.
 const PAGE: usize = 256;
 const PAGE_BYTES: usize = 64 << 10;
@@ -47,6 +55,33 @@ pub struct Service {
     refusals: Arc<Refusals>,
     gauge: Gauge,
     orders: Arc<Standing>,
+    reports: Arc<Reports>,
+    readers: Arc<Readers>,
+    operators: Operators,
+    asker: Asker,
+}
+
+/// What the services are made of.
+#[derive(Debug)]
+pub struct Made {
+    /// Where the control thread is asked.
+    pub mailbox: Mailbox,
+    /// What happened.
+    pub events: Arc<EventLog>,
+    /// What processes say of their hooks.
+    pub hooks: Arc<HookReports>,
+    /// The level of the log.
+    pub log_level: LogLevel,
+    /// The configuration.
+    pub in_force: Arc<InForce>,
+    /// Who was refused something.
+    pub refusals: Arc<Refusals>,
+    /// What the driver says of its GPUs.
+    pub gauge: Gauge,
+    /// The orders of operators that stand.
+    pub orders: Arc<Standing>,
+    /// The report that readers share.
+    pub reports: Arc<Reports>,
 }
 
 /// Who asks, for the record.
@@ -59,19 +94,10 @@ fn who<T>(request: &Request<T>) -> String {
 }
 
 impl Service {
-    /// A service that asks the control thread behind `mailbox`.
+    /// The services for operators: each question goes before those of readers.
     #[must_use]
-    pub const fn new(
-        mailbox: Mailbox,
-        events: Arc<EventLog>,
-        hooks: Arc<HookReports>,
-        log_level: LogLevel,
-        in_force: Arc<InForce>,
-        refusals: Arc<Refusals>,
-        gauge: Gauge,
-        orders: Arc<Standing>,
-    ) -> Self {
-        Self {
+    pub fn new(made: Made) -> Self {
+        let Made {
             mailbox,
             events,
             hooks,
@@ -80,18 +106,78 @@ impl Service {
             refusals,
             gauge,
             orders,
+            reports,
+        } = made;
+        Self {
+            readers: Arc::new(Readers::new(Arc::clone(&refusals))),
+            mailbox,
+            events,
+            hooks,
+            log_level,
+            in_force,
+            refusals,
+            gauge,
+            orders,
+            reports,
+            operators: Operators::of_this_machine(),
+            asker: Asker::Operator,
+        }
+    }
+
+    /// The same for anybody: readers share a report, and those of each tenant are answered at a rate.
+    #[must_use]
+    pub fn for_readers(&self) -> Self {
+        Self {
+            asker: Asker::Reader,
+            ..self.clone()
+        }
+    }
+
+    /// Waits until the caller may be answered.
+    async fn admit<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        let caller = request.extensions().get::<Peer>();
+        let (Some(caller), Asker::Reader) = (caller, self.asker) else {
+            return Ok(());
+        };
+        let admitted = self.readers.admit(&caller.credentials.tenant).await;
+        admitted.map_err(Status::resource_exhausted)
+    }
+
+    /// Whether `caller` is told of a process: an operator of each, others of their own.
+    fn may_ask_of(&self, caller: &Credentials, process: &Credentials) -> bool {
+        let own = (caller.uid, &caller.tenant) == (process.uid, &process.tenant);
+        own || self.operators.include(caller)
+    }
+
+    /// The report: as it is at this moment, or as it just was.
+    async fn report(&self) -> Result<v1::GetStatusResponse, Status> {
+        if self.asker == Asker::Operator {
+            return Ok(*self.ask(Ask::Report).await?);
+        }
+        let report = self.reports.latest().await;
+        let report = report.ok_or_else(|| Status::deadline_exceeded(NO_ANSWER))?;
+        Ok(v1::GetStatusResponse::clone(&report))
+    }
+
+    /// Jobs that begin from here on obey what was said of their names.
+    fn steer_by_name(&self) {
+        let ask = Ask::Steered(self.orders.by_name());
+        if !self.mailbox.ask(self.asker, ask) {
+            tracing::warn!(
+                "jobs that begin do not know of this order before the agent's next start"
+            );
         }
     }
 
     async fn ask<T>(&self, question: impl FnOnce(Answer<T>) -> Ask) -> Result<T, Status> {
         let (answer_tx, answer_rx) = oneshot::channel();
-        self.mailbox.put(Input::Ask(question(answer_tx)));
+        if !self.mailbox.ask(self.asker, question(answer_tx)) {
+            return Err(Status::unavailable(CROWDED));
+        }
         match tokio::time::timeout(ANSWER_LIMIT, answer_rx).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) => Err(Status::unavailable("the agent is ending")),
-            Err(_) => Err(Status::deadline_exceeded(
-                "the control thread does not answer",
-            )),
+            Err(_) => Err(Status::deadline_exceeded(NO_ANSWER)),
         }
     }
 
@@ -125,7 +211,8 @@ impl v1::node_server::Node for Service {
         &self,
         request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
-        let mut report = *self.ask(Ask::Report).await?;
+        self.admit(&request).await?;
+        let mut report = self.report().await?;
         let since = request.get_ref().busy_since_ns;
         if since != 0 {
             let busy = self.ask(|answer| Ask::Busy(since, answer)).await?;
@@ -161,8 +248,9 @@ impl v1::node_server::Node for Service {
 
     async fn get_config(
         &self,
-        _request: Request<v1::GetConfigRequest>,
+        request: Request<v1::GetConfigRequest>,
     ) -> Result<Response<v1::GetConfigResponse>, Status> {
+        self.admit(&request).await?;
         Ok(Response::new(self.in_force.settings()))
     }
 
@@ -170,6 +258,7 @@ impl v1::node_server::Node for Service {
         &self,
         request: Request<v1::ExplainRequest>,
     ) -> Result<Response<v1::ExplainResponse>, Status> {
+        self.admit(&request).await?;
         let caller = request.extensions().get::<Peer>();
         let pid = match request.get_ref().pid {
             0 => caller.map_or(0, |peer| peer.credentials.pid),
@@ -181,6 +270,12 @@ impl v1::node_server::Node for Service {
             return Err(gone());
         }
         let peer = identity::of_process(pid).map_err(|_| gone())?;
+        if !caller.is_some_and(|caller| self.may_ask_of(&caller.credentials, &peer)) {
+            return Err(Status::permission_denied(format!(
+                "process {pid} is another user's: only root and group {} may ask of it",
+                crate::host::rundir::GROUP
+            )));
+        }
         let standing = *self.ask(|answer| Ask::Explain(pid, answer)).await?;
         let loaded = self.in_force.loaded();
         let rules = &loaded.config.identity;
@@ -227,6 +322,7 @@ impl v1::node_server::Node for Service {
         &self,
         request: Request<v1::ExplainHandleRequest>,
     ) -> Result<Response<v1::ExplainHandleResponse>, Status> {
+        self.admit(&request).await?;
         let v1::ExplainHandleRequest { handle, job } = request.into_inner();
         let named = Some(job).filter(|job| !job.is_empty());
         let handles = self
@@ -246,6 +342,7 @@ impl v1::node_server::Node for Service {
         &self,
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        self.admit(&request).await?;
         let v1::WatchEventsRequest {
             since_seq,
             no_follow,
@@ -399,8 +496,7 @@ impl v1::control_server::Control for Service {
             .orders
             .change(|orders| orders.pause(one(&job), by(who)));
         let not_kept = not_kept.await;
-        self.mailbox
-            .put(Input::Ask(Ask::Steered(self.orders.by_name())));
+        self.steer_by_name();
         self.in_force.audit("operator", said);
         Ok(Response::new(v1::PauseResponse { jobs, not_kept }))
     }
@@ -422,8 +518,7 @@ impl v1::control_server::Control for Service {
             .orders
             .change(|orders| orders.resume(one(&job), by(who)));
         let not_kept = not_kept.await;
-        self.mailbox
-            .put(Input::Ask(Ask::Steered(self.orders.by_name())));
+        self.steer_by_name();
         self.in_force.audit("operator", said);
         Ok(Response::new(v1::ResumeResponse { jobs, not_kept }))
     }
@@ -453,9 +548,9 @@ impl v1::control_server::Control for Service {
         let order = by(who(&request));
         let text = format!("by {}", order.by);
         let _turn = self.orders.turn().await;
+        let jobs = self.ask(|answer| Ask::Drain(true, answer)).await?;
         let not_kept = self.orders.change(|orders| orders.drained = Some(order));
         let not_kept = not_kept.await;
-        let jobs = self.ask(|answer| Ask::Drain(true, answer)).await?;
         self.in_force.audit("drained", text);
         Ok(Response::new(v1::DrainResponse { jobs, not_kept }))
     }

@@ -200,6 +200,7 @@ impl Sessions {
                 ..decision.gives
             },
             job: job_name(&peer.credentials, hello.job),
+            joined_by: decision.joined_by,
             library: hello.library,
             last_agent_generation: hello.last_agent_generation,
             clock,
@@ -225,7 +226,7 @@ fn job_name(peer: &Credentials, named: Text) -> Text {
     if !named.is_empty() {
         named
     } else if peer.cgroup.to_compare().len() > 1 {
-        peer.cgroup.line()
+        peer.cgroup.name()
     } else {
         Text::name(&format!("pid {}", peer.pid))
     }
@@ -443,5 +444,27 @@ fn limits(config: &Config) -> v1::Limits {
         }
         .into(),
         max_hold_ns: nanos(max_hold),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plain::Foreign;
+    use tidegate_node::text::NAME;
+
+    /// P-SECURITY-22: what a tenant says or makes does not multiply in the log.
+    #[test]
+    fn a_job_that_is_named_by_a_cgroup_has_a_short_name() {
+        let peer = Credentials {
+            cgroup: Foreign::new(format!("/{}/last", "d/".repeat(1_800))),
+            ..Credentials::default()
+        };
+        let name = job_name(&peer, Text::default());
+        assert!(
+            name.chars().count() <= NAME && name.ends_with("/last"),
+            "{name}"
+        );
+        assert_eq!(job_name(&peer, Text::name("batch")).as_str(), "batch");
     }
 }

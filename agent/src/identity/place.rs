@@ -4,7 +4,7 @@
 //! Part of such a path may be a tenant's word. Whoever owns a cgroup makes cgroups below it by any name:
 //! a container can call one `kubepods-podX`, a user one `job_7` below `user@1000.service`. So a path is
 //! read from the root on, and only up to the first component that is delegated: a container, a user's
-//! own service manager, or a Slurm job.
+//! own service manager, a Slurm job, or a machine of LXC or systemd-nspawn.
 //!
 //! ```text
 //!   /kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podUID.slice/cri-containerd-ID.scope/...
@@ -130,15 +130,17 @@ fn components(path: &str) -> impl Iterator<Item = &str> {
 /// The part of a path in which no tenant has a say: up to the first component that is delegated.
 #[must_use]
 pub fn trusted(path: &str) -> &str {
-    let mut slurm = false;
+    let (mut slurm, mut lxc) = (false, false);
     let mut end = 0;
     for component in path.split('/') {
         end += component.len() + 1;
         let user = component.starts_with("user@") && component.ends_with(".service");
-        if container(component).is_some() || user || (slurm && slurm_job(component).is_some()) {
+        let job = slurm && slurm_job(component).is_some();
+        if container(component).is_some() || user || job || machine(component, lxc).is_some() {
             break;
         }
         slurm |= is_slurm(component);
+        lxc = component == "lxc";
     }
     path.get(..end - 1).unwrap_or(path)
 }
@@ -156,6 +158,37 @@ fn container(component: &str) -> Option<&str> {
     };
     let hexadecimal = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
     (id.len() == 64 && id.bytes().all(hexadecimal)).then_some(id)
+}
+
+/// The name of a machine in a component that LXC or systemd-nspawn made: `lxc.payload.NAME`, `NAME` below `lxc` in earlier
+/// versions, `systemd-nspawn@NAME.service`, `machine-NAME.scope`.
+fn machine(component: &str, below_lxc: bool) -> Option<&str> {
+    let nspawn = || {
+        component
+            .strip_prefix("systemd-nspawn@")?
+            .strip_suffix(".service")
+    };
+    let machined = || component.strip_prefix("machine-")?.strip_suffix(".scope");
+    let earlier = || Some(component).filter(|name| below_lxc && !name.is_empty());
+    let lxc = component.strip_prefix("lxc.payload.");
+    lxc.or_else(nspawn).or_else(machined).or_else(earlier)
+}
+
+/// What runs in a path, if that is a job of Slurm's or a machine: "Slurm job 17", "machine web".
+#[must_use]
+pub fn group(path: &str) -> Option<String> {
+    let (mut slurm, mut lxc) = (false, false);
+    for component in components(trusted(path)) {
+        if let Some(job) = slurm_job(component).filter(|_| slurm) {
+            return Some(format!("Slurm job {job}"));
+        }
+        if let Some(name) = machine(component, lxc) {
+            return Some(format!("machine {name}"));
+        }
+        slurm |= is_slurm(component);
+        lxc = component == "lxc";
+    }
+    None
 }
 
 /// Every container's id in a path, trusted or not.

@@ -2,6 +2,7 @@
 
 use super::{Decision, Subject};
 use crate::config::{Identity, Role, Rule};
+use tidegate_node::text::Text;
 use tidegate_policy::fair::Gives;
 
 /// Says in the log that nobody can be online, if nobody can.
@@ -56,11 +57,14 @@ pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) 
         weight: trial.rule.weight.unwrap_or(1),
         class: trial.rule.class.unwrap_or_default(),
     });
+    let joined = matched.as_ref().filter(|trial| trial.rule.join);
+    let joined_by = joined.map(|trial| Text::line(conditions(trial.rule).trim()));
     if let Some(role) = wishes.filter(|_| identity.trust_env_uids.contains(&uid)) {
         return Decision {
             role,
             rule: format!("trusted user {uid}: its own word"),
             gives,
+            joined_by,
         };
     }
     let Some(Trial { number, rule, .. }) = matched else {
@@ -73,6 +77,7 @@ pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) 
             role,
             rule: rule.to_owned(),
             gives,
+            joined_by,
         };
     };
     let text = format!("rule {number}:{}", conditions(rule));
@@ -81,12 +86,14 @@ pub fn decide(identity: &Identity, subject: &Subject<'_>, wishes: Option<Role>) 
             role: Role::Offline,
             rule: format!("{text}, lowered at its own wish"),
             gives,
+            joined_by,
         };
     }
     Decision {
         role: rule.role,
         rule: text,
         gives,
+        joined_by,
     }
 }
 

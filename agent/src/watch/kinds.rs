@@ -10,14 +10,26 @@ pub struct Kind {
     pub name: &'static str,
     /// Somebody should look at it: the log has it as a warning.
     pub warns: bool,
+    /// An operator did it, or it was done to the agent by hand: kept whatever tenants do.
+    pub by_operators: bool,
     /// What happened.
     pub meaning: &'static str,
+}
+
+impl Kind {
+    const fn of_operators(self) -> Self {
+        Self {
+            by_operators: true,
+            ..self
+        }
+    }
 }
 
 const fn usual(name: &'static str, meaning: &'static str) -> Kind {
     Kind {
         name,
         warns: false,
+        by_operators: false,
         meaning,
     }
 }
@@ -26,12 +38,13 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
     Kind {
         name,
         warns: true,
+        by_operators: false,
         meaning,
     }
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 53] = [
+pub const KINDS: [Kind; 54] = [
     usual(
         "adapter_saved",
         "a trainer finished its adapter: where it is",
@@ -59,7 +72,8 @@ pub const KINDS: [Kind; 53] = [
     warning(
         "config_refused",
         "a configuration was read and refused; the old one stays in force",
-    ),
+    )
+    .of_operators(),
     warning(
         "cooldown_violated",
         "online paused for longer than the cooldown, within a request",
@@ -77,7 +91,7 @@ pub const KINDS: [Kind; 53] = [
         "doubted",
         "an online process reports requests in flight and works on none of them; they no longer count",
     ),
-    usual("drained", "an operator drained the node"),
+    usual("drained", "an operator drained the node").of_operators(),
     warning("enable_failed", "the driver refused to enable channels"),
     usual("exited", "an attached process ended"),
     warning(
@@ -87,7 +101,8 @@ pub const KINDS: [Kind; 53] = [
     usual(
         "gated_again",
         "an ungated block ended: gates hold offline again; its time is the length of the block",
-    ),
+    )
+    .of_operators(),
     usual("gpu_met", "a process uses a GPU that the agent did not see"),
     warning("issue_stalled", "the driver does not return from a call"),
     warning(
@@ -119,13 +134,15 @@ pub const KINDS: [Kind; 53] = [
         "max_gated",
         "a job has waited for longer than gate.max_gated",
     ),
+    usual("more", "further events of a tenant: how many, and whose"),
     usual("note", "a message of a library"),
     warning("obstacle", "something prevents channel control"),
     usual("obstacle_gone", "channel control is possible again"),
     usual(
         "operator",
         "an operator paused, resumed, or changed the log level",
-    ),
+    )
+    .of_operators(),
     warning("page_dropped", "a process rang its doorbell too often"),
     usual("paused", "a job was paused"),
     usual(
@@ -143,24 +160,25 @@ pub const KINDS: [Kind; 53] = [
     usual("reclaimed", "memory was taken from an offline job"),
     usual("recovered", "an online process makes progress again"),
     warning("refused", "a tenant exceeded its share of the agent"),
-    usual("reloaded", "a configuration was read and is in force"),
+    usual("reloaded", "a configuration was read and is in force").of_operators(),
     usual("restored", "memory was given back to an offline job"),
     usual("resumed", "a paused job may run again"),
     warning(
         "role_refused",
         "a process asked for a role by TIDEGATE_ROLE and did not get it",
     ),
-    usual("set", "an operator changed a setting"),
-    warning("socket_removed", "one of the agent's sockets was removed"),
+    usual("set", "an operator changed a setting").of_operators(),
+    warning("socket_removed", "one of the agent's sockets was removed").of_operators(),
     warning(
         "turns_instead",
         "jobs take turns although timeslices are configured: which job, and why",
     ),
-    usual("undrained", "an operator ended a drain"),
+    usual("undrained", "an operator ended a drain").of_operators(),
     warning(
         "ungated",
         "an operator lets offline run beside online for a while, to measure what that costs",
-    ),
+    )
+    .of_operators(),
     usual(
         "unit_redone",
         "a trainer repeated units because memory was taken from it; at most once a second",

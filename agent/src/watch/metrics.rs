@@ -1,8 +1,8 @@
 //! What Prometheus scrapes: one row per metric, filled from the same report that `tidegate status` shows.
 //!
 //! Nothing is counted here. The control thread counts beside its decisions, and is asked once per scrape;
-//! a scrape costs the gate what a `status` does, and no more than one of them is answered anew in
-//! [`serve::FRESH`]. Names, units and labels follow the field's exporters: base units, `_total`, and `gpu`
+//! a scrape costs the gate what a `status` does, and all readers share the report of the last
+//! [`super::reports::FRESH`]. Names, units and labels follow the field's exporters: base units, `_total`, and `gpu`
 //! and `UUID` as dcgm-exporter has them, so that series join on `UUID`.
 //!
 //! Invariant: there are as many series as GPUs, pairs of GPUs, jobs and kinds of things; none is named

@@ -28,7 +28,7 @@ use tidegate_abi::page::{
 use tidegate_agent::channels::issue::Issuer;
 use tidegate_agent::channels::journal::{self, Journal};
 use tidegate_agent::clock::now_ns;
-use tidegate_agent::config::{Config, Level, Method, Role, tunables};
+use tidegate_agent::config::{Config, Level, Loaded, Method, Role, tunables};
 use tidegate_agent::control::{About, ControlThread, Machine, MonotonicClock};
 use tidegate_agent::grpc::page::shared;
 use tidegate_agent::host::notify::Notifier;
@@ -134,7 +134,7 @@ impl Node {
             uuid: UUID,
         };
         let parts = Parts {
-            tunables: tunables(&Config::default(), Level::L1),
+            tunables: tunables(&Loaded::from(Config::default()), Level::L1),
             method: Method::default(),
             level: Level::L1,
             pool: 8 << 30,
@@ -187,6 +187,7 @@ impl Node {
                 asked: tidegate_agent::inbox::Asked::default(),
                 gives: tidegate_policy::fair::Gives::default(),
                 job: Text::name("job"),
+                joined_by: None,
                 library: Library {
                     version: Text::name("1"),
                     driver: Text::name("580"),

@@ -59,6 +59,7 @@ impl<P: Play> World<P> {
             rule: String::new(),
             asked: Asked::default(),
             gives,
+            joined_by: None,
             job: process
                 .job
                 .map_or_else(Text::default, |job| Text::name(&job.to_string())),

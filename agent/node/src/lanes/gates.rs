@@ -77,7 +77,7 @@ impl Lanes {
             true => Gate::Closed,
             false => Gate::Open,
         };
-        for session in members.of_job_mut(job) {
+        members.each_of_job(job, |session| {
             let gated = session.state.launch_gated;
             if let Some(page) = &session.link.page {
                 for (at, slot) in session.slots.iter().enumerate() {
@@ -86,7 +86,7 @@ impl Lanes {
             } else {
                 session.tell_gates(|gpu| closed(gated, Some(gpu)));
             }
-        }
+        });
     }
 
     /// After an order or its answer: gates of launches that stand for channels.

@@ -67,7 +67,7 @@ impl Lanes {
         cx: &mut Context<'_>,
     ) {
         let mut all = Vec::new();
-        for session in members.of_job_mut(job) {
+        members.each_of_job(job, |session| {
             session.forget_slices();
             for own @ (client, handle) in groups(session, gpu) {
                 let Some(Client::Own(Some(file))) = session.clients.get(&client) else {
@@ -84,7 +84,7 @@ impl Lanes {
                     inherited: session.state.was_gated,
                 });
             }
-        }
+        });
         if all.is_empty() {
             return;
         }

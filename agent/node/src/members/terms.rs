@@ -8,16 +8,19 @@ use tidegate_policy::event::Event;
 use tidegate_policy::fair::{Terms, UserShare};
 use tidegate_policy::ids::{JobId, UserId};
 
-/// Whose a process is. Whoever makes a namespace has thousands of user ids to give: all of them count as the user whose
-/// session they are in.
-const fn user_of(session: &Session) -> u32 {
-    match session.peer.tenant {
-        Tenant::User(uid) => uid,
-        Tenant::Agent | Tenant::Container(_) => session.peer.uid,
-    }
-}
-
 impl Members {
+    /// Whose part of the time a process uses. A tenant has one, however many user ids its processes have.
+    fn user_of(&self, session: &Session) -> u32 {
+        match session.peer.tenant {
+            Tenant::User(uid) => uid,
+            Tenant::Agent => session.peer.uid,
+            Tenant::Container(_) | Tenant::Group(_) => self
+                .users
+                .get(&session.peer.tenant)
+                .map_or(session.peer.uid, |(uid, _)| *uid),
+        }
+    }
+
     /// What policy is to be told of a job, if it was told something else.
     pub(crate) fn terms(
         &mut self,
@@ -28,7 +31,7 @@ impl Members {
             self.terms.remove(&job);
             return None;
         };
-        let user = user_of(first);
+        let user = self.user_of(first);
         let share = users.get(&user).copied().unwrap_or_default();
         let given = self.of_job(job).map(|session| session.gives);
         let terms = Terms::of(UserId(user), share, given);

@@ -6,7 +6,7 @@ use super::{End, Shell};
 use crate::adoption::STUCK_NS;
 use crate::file::Files;
 use crate::journal::{Marked, Place};
-use crate::kinds::{Level, Process, Role, Switch, gpu_id};
+use crate::kinds::{JobOwner, Level, Process, Role, Switch, gpu_id};
 use crate::lanes::{Applied, releasing};
 use crate::message::{Newcomer, SetChannels, Tell};
 use crate::request::{Notice, Request, Retire};
@@ -41,8 +41,12 @@ impl Shell {
             self.settle();
         }
         let job = (newcomer.role == Role::Offline).then(|| {
-            let (uid, live) = (newcomer.peer.uid, || self.members.live_jobs());
-            let (job, new) = self.lanes.job_named(uid, &newcomer.job, live);
+            let (peer, live) = (&newcomer.peer, || self.members.live_jobs());
+            let owner = match &newcomer.joined_by {
+                Some(rule) => JobOwner::Rule(rule.clone()),
+                None => JobOwner::of(&peer.tenant, peer.uid, &peer.whereabouts.pod_uid),
+            };
+            let (job, new) = self.lanes.job_named((owner, peer.uid), &newcomer.job, live);
             if new {
                 self.usage.begin(job);
             }

@@ -351,6 +351,7 @@ impl Rig {
             asked: tidegate_node::message::Asked::default(),
             gives,
             job: Text::name(job),
+            joined_by: None,
             library: self.library.clone(),
             last_agent_generation: 0,
             clock: self.clock,

@@ -13,9 +13,9 @@ use crate::clock::Time;
 use crate::costs::ns;
 use crate::kv::BLOCK_TOKENS;
 use crate::record::{Outcome, Request, Span, SpanKind};
-use crate::rng::{Rng, splitmix64};
 use crate::spec::Spec;
 use std::time::Duration;
+use tidegate_text::rng::{Rng, splitmix64};
 
 /// Ids from here on are batch requests.
 const LOW: u64 = 1 << 62;

@@ -166,6 +166,7 @@ impl Tidegate {
             asked: Asked::default(),
             gives: tidegate_policy::fair::Gives::default(),
             job: Text::name("offline"),
+            joined_by: None,
             library: Library {
                 takes_memory,
                 ..Library::default()

@@ -3,13 +3,12 @@
 //! It lives beside the gRPC services and never speaks to the gate but through the questions that they
 //! ask. Nobody who says nothing keeps others out: of [`SILENT`] connections that have asked for nothing yet, the oldest
 //! gives way to the next. A slow scraper holds one of [`ANSWERING`] places from its question on, for at most [`LIMIT`]; a
-//! flood of them gets the answer that was made within the last [`FRESH`].
+//! flood of them gets the report that all readers share ([`Reports`]).
 
 use super::{Format, Scrape, render};
-use crate::clock::now_ns;
 use crate::config::Listen;
-use crate::inbox::{Ask, Input, Mailbox};
 use crate::watch::denials::Denials;
+use crate::watch::reports::Reports;
 use crate::watch::watcher::Watched;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -22,8 +21,9 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+use tidegate_proto::v1;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 /// Connections that have not asked yet.
@@ -32,10 +32,6 @@ pub const SILENT: usize = 64;
 pub const ANSWERING: usize = 16;
 /// Longest life of a connection, and of its question.
 pub const LIMIT: Duration = Duration::from_secs(10);
-/// An answer this young is given again.
-pub const FRESH: Duration = Duration::from_millis(200);
-/// How long the control thread may take.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// How the configuration stands: why it was refused, or nothing, and what waits for a restart.
 pub trait Configured: std::fmt::Debug + Send + Sync {
@@ -46,54 +42,41 @@ pub trait Configured: std::fmt::Debug + Send + Sync {
 /// What answers are made of.
 #[derive(Clone, Debug)]
 pub struct Exporter {
-    mailbox: Mailbox,
+    reports: Arc<Reports>,
     watched: Arc<Watched>,
     denials: Arc<Denials>,
     configured: Arc<dyn Configured>,
-    last: Arc<Mutex<Option<(u64, Scrape)>>>,
 }
 
 impl Exporter {
-    /// An exporter that asks the control thread behind `mailbox`.
+    /// An exporter of these reports.
     #[must_use]
-    pub fn new(
-        mailbox: Mailbox,
+    pub const fn new(
+        reports: Arc<Reports>,
         watched: Arc<Watched>,
         denials: Arc<Denials>,
         configured: Arc<dyn Configured>,
     ) -> Self {
         Self {
-            mailbox,
+            reports,
             watched,
             denials,
             configured,
-            last: Arc::default(),
         }
     }
 
     /// None: the control thread does not answer.
     async fn scrape(&self) -> Option<Scrape> {
-        // Those who come meanwhile wait here, and get what this one brings.
-        let mut last = self.last.lock().await;
-        if let Some((at, scrape)) = &*last
-            && now_ns() < at + crate::clock::nanos(FRESH)
-        {
-            return Some(scrape.clone());
-        }
-        let (answer_tx, answer_rx) = oneshot::channel();
-        self.mailbox.put(Input::Ask(Ask::Report(answer_tx)));
-        let answer = tokio::time::timeout(ANSWER_LIMIT, answer_rx).await;
-        let mut status = *answer.ok()?.ok()?;
+        let report = self.reports.latest().await?;
+        let mut status = v1::GetStatusResponse::clone(&report);
         status.counters.push(self.watched.events_lost());
         (status.config_error, status.config_pending) = self.configured.standing();
-        let scrape = Scrape {
+        Some(Scrape {
             status,
             shares: self.watched.shares(),
             denied: self.denials.counts(),
             history_lost: self.watched.history_lost(),
-        };
-        *last = Some((now_ns(), scrape.clone()));
-        Some(scrape)
+        })
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {

@@ -18,6 +18,38 @@ pub fn hold(socket: &Path, count: usize) -> Vec<UnixStream> {
     (0..count).map_while(open).collect()
 }
 
+/// Asks for status without end, on so many connections and so many times at once on each.
+pub async fn readers(socket: &Path, connections: usize, calls: usize) -> Result<()> {
+    for _ in 0..connections {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_nonblocking(true)?;
+        let mut once = Some(tokio::net::UnixStream::from_std(stream)?);
+        let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+            let stream = once.take();
+            async move {
+                stream
+                    .map(hyper_util::rt::TokioIo::new)
+                    .ok_or_else(|| std::io::Error::other("used up"))
+            }
+        });
+        let channel = tonic::transport::Endpoint::from_static("http://tidegate.invalid")
+            .connect_with_connector(connector)
+            .await
+            .map_err(std::io::Error::other)?;
+        for _ in 0..calls {
+            let mut client = v1::node_client::NodeClient::new(channel.clone());
+            tokio::spawn(async move {
+                loop {
+                    let _ = client.get_status(v1::GetStatusRequest::default()).await;
+                    // One that is refused at once would else keep its siblings from running.
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Channels on GPU 0 that no driver ever made.
 pub fn channels(client: u32, count: u32) -> Vec<Event> {
     let channel = |channel| {

@@ -175,6 +175,13 @@ impl Peer {
                 self.held.extend(held);
                 Ok(format!("held {}", self.held.len()))
             }
+            "readers" => {
+                let socket = run_dir().join(tidegate_proto::STATUS_SOCKET);
+                attack::readers(&socket, number(words, 0)?, number(words, 1)?)
+                    .await
+                    .map_err(text)?;
+                Ok(String::new())
+            }
             "linger" => {
                 self.held.extend(attack::linger(&run_dir()).map_err(text)?);
                 Ok(String::new())

@@ -25,6 +25,7 @@
 //! refuse                          answer every further order of level L3 with a failure
 //! scribble MS                     random bytes over the own words of the page while ringing
 //! ring MS                         ring as fast as possible
+//! waits 0|1                       launches wait on the gate, or no longer
 //! flood COUNT                     that many notes
 //! huge                            one message of 2 MiB
 //! raw HEX                         bytes on a connection of their own, after the greeting
@@ -32,6 +33,7 @@
 //! drop                            close the connection
 //! hold SOCKET COUNT               open so many connections to a socket of the agent's, and say nothing on them;
 //!                                 prints `held COUNT`, as many as could be opened
+//! readers CONNECTIONS CALLS       ask for status without end, on so many connections, so many times at once on each
 //! lock                            lock each file of the agent's directory that it may open; prints `locked COUNT`
 //! linger                          pass sockets whose last close waits for a minute, in every way in which none belongs
 //! files COUNT                     open so many connections to each socket that is everybody's, and pass 253 files on each
